@@ -14,9 +14,9 @@ from test_diagnosis_checks import SEEDS, fit
 
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.density.functionals import PREDICTORS, Functionals, Group, functionals_of
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.results.costs import direct_costs
-from pymc_ngvi.density.functionals import PREDICTORS, Functionals, Group, functionals_of
 from pymc_ngvi.results.diagnosis.functionals import first_order_of
 from pymc_ngvi.results.diagnosis.joint_drift import JointDrift, trimmed_mean
 from pymc_ngvi.results.diagnosis.ranks import limit_drift, rank_drift

@@ -7,10 +7,10 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi import fit_ngvi
+from pymc_ngvi.density.functionals import functionals_of
 from pymc_ngvi.results.diagnosis import diagnose as making
 from pymc_ngvi.results.diagnosis import drifts
 from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, SUMMARY, Budget
-from pymc_ngvi.density.functionals import functionals_of
 from pymc_ngvi.results.diagnosis.scores import score_drift_of
 
 N_GROUPS, SIZE, N_DRAWS = 40, 8, 512

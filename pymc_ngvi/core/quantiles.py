@@ -1,9 +1,8 @@
-"""Quantiles of densities that are known at points of a grid, many at a time, and normal scores of draws."""
+"""Quantiles of densities that are known at points of a grid, many at a time."""
 
 import numpy as np
 
 from scipy.special import ndtri
-from scipy.stats import rankdata
 
 from pymc_ngvi.core.values import Array
 
@@ -54,12 +53,4 @@ def _at(wanted: float, x: Array, y: Array, slope: Array, goes_on: bool) -> Array
     result: Array = ends + part * rest * width * (rest * first - part * last)
     if goes_on:
         result += first * np.minimum(wanted - x_left, 0.0) + last * np.maximum(wanted - x_right, 0.0)
-    return result
-
-
-def normal_scores(values: Array) -> Array:
-    """Return normal scores of the columns of draws, (n_draws, n_columns); those with NaN are NaN."""
-    with np.errstate(invalid="ignore"):
-        ranks = rankdata(values, axis=0)
-        result: Array = ndtri((ranks - 0.5) / len(values))
     return result

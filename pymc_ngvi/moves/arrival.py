@@ -20,8 +20,8 @@ import numpy as np
 
 from arviz_stats.base import array_stats
 from scipy.special import ndtri
+from scipy.stats import rankdata
 
-from pymc_ngvi.core.quantiles import normal_scores
 from pymc_ngvi.core.types import Array
 
 #: Numbers that are ranked at once.
@@ -29,7 +29,7 @@ _AT_ONCE = 2**22
 #: Change of a mean between halves, in standard deviations, that does not count; error of the first kind of all tests.
 _SLIGHT, _LEVEL = 0.05, 0.01
 #: Quantities whose effective sizes are computed: those that mix most slowly.
-_MOST_SIZES = 48
+_MOST_SIZES = 32
 #: The tails whose effective sizes count.
 _TAILS = (0.05, 0.95)
 
@@ -106,16 +106,20 @@ def mixing_of(values: Array, n_starts: int) -> Mixing:
 
 def _of_columns(values: Array, n_starts: int) -> Mixing:
     shape = values.shape
-    flat = values.reshape(-1, shape[2])
-    places = normal_scores(flat)
-    spreads = normal_scores(np.abs(places))  # of ranks: infinite values have one, too
-    measured = []
-    for scores in (places, spreads):
-        by_chain = scores.reshape(shape)
-        measured.append((nested_rhat(by_chain, n_starts), _trend(by_chain), _memory(by_chain)))
+    with np.errstate(invalid="ignore"):
+        ranks = rankdata(values.reshape(-1, shape[2]).T, axis=1).T.reshape(shape)
+        measured = [
+            (nested_rhat(scores, n_starts), _trend(scores), _memory(scores)) for scores in _places_and_spreads(ranks)
+        ]
     rhat, trend, memory = (np.maximum(a, b) for a, b in zip(*measured, strict=True))
-    varies = np.ptp(places, axis=0) > 0.0  # False for NaN
+    varies = np.ptp(ranks, axis=(0, 1)) > 0.0  # False for NaN
     return Mixing(*(np.where(varies, of, np.nan) for of in (rhat, trend, memory)))
+
+
+def _places_and_spreads(ranks: Array) -> tuple[Array, Array]:
+    """Return normal scores of quantities, and of their distances from the median, by the ranks of the first."""
+    n = ranks.shape[0] * ranks.shape[1]
+    return ndtri((ranks - 0.5) / n), ndtri(np.maximum(np.abs(2.0 * ranks - n - 1.0), 0.5) / n)
 
 
 def _trend(scores: Array) -> Array:

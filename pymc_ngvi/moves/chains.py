@@ -1,8 +1,9 @@
 """Many chains at once: trajectories of a length and a step size that all of them tell.
 
-Step sizes go by the acceptance of all chains, the length of trajectories by the change in the distance from the centre
-[1]_, seen along one long trajectory. In each iteration, a part of the chains takes smaller steps: those get out of
-places where the usual ones are refused.
+Step sizes go by the acceptance of all chains. Trajectories have the length after which the slowest coordinates have got
+farthest for each gradient, as all chains together tell along one long trajectory; [1]_ does so by the distance from the
+centre, which tails and many quick coordinates drown here. In each iteration, a part of the chains takes smaller steps:
+those get out of places where the usual ones are refused.
 
 References
 ----------
@@ -28,6 +29,8 @@ _AIM = 0.8
 _JITTER, _GOLDEN = 0.4, 0.618_033_988_749_895
 #: Part of the chains that take smaller steps in an iteration, and these as parts of the usual one.
 _PART, _SMALLER = 0.25, (0.5, 0.25, 0.1)
+#: Part of the coordinates by which the length is chosen, the slowest; standard deviations beyond which none is farther.
+_SLOWEST, _FAR = 0.1, 3.0
 #: Steps of a trajectory at most; of the one by which the length is chosen, at least and at most.
 _MOST_STEPS, _FEWEST_SEEN, _MOST_SEEN = 200, 4, 100
 #: Gain of the logarithm of the step size for an error of the acceptance of 1: in the first iterations, and then.
@@ -39,10 +42,6 @@ class Stretch(NamedTuple):
 
     x: Array
     logp: Array
-
-    def joined(self, other: "Stretch") -> "Stretch":
-        """Return the draws of both, one after the other."""
-        return Stretch(np.concatenate([self.x, other.x]), np.concatenate([self.logp, other.logp]))
 
 
 class Chains:
@@ -83,20 +82,25 @@ class Chains:
         """Steps of a trajectory, in the mean."""
         return int(np.clip(math.ceil(self.length / self.step), 1, _MOST_STEPS))
 
-    def run(self, n: int, *, n_adapting: int = 0) -> Stretch:
-        """Return the draws of ``n`` iterations but for the first ``n_adapting``, in which the step size is adapted."""
-        kept = Stretch(
-            np.empty((n - n_adapting, *self._points.x.shape)), np.empty((n - n_adapting, len(self._points.x)))
-        )
-        accepted = np.zeros(n)
+    def run(self, n: int, *, n_adapting: int = 0, every: int = 1) -> Stretch:
+        """Return draws of ``n`` iterations: every so many of those after the first, in which the step size is adapted.
+
+        Parameters
+        ----------
+        n, n_adapting : int
+        every : int, default 1
+        """
+        shape = ((n - n_adapting) // every, *self._points.x.shape)
+        kept, accepted = Stretch(np.empty(shape), np.empty(shape[:2])), np.zeros(n)
         for i in range(n):
             accepted[i] = self._iterate()
             if i < n_adapting:
                 gain = _GAIN_FIRST if i < _N_FIRST else _GAIN
                 self.step *= math.exp(gain * (accepted[i] - _AIM))
-            else:
-                kept.x[i - n_adapting], kept.logp[i - n_adapting] = self._points.x, self._points.logp
-        self.acceptance = float(accepted[n_adapting:].mean()) if n > n_adapting else float(accepted.mean())
+            elif (i - n_adapting) % every == every - 1:
+                at = (i - n_adapting) // every
+                kept.x[at], kept.logp[at] = self._points.x, self._points.logp
+        self.acceptance = float(accepted[n_adapting:].mean())
         return kept
 
     def _iterate(self) -> float:
@@ -110,7 +114,7 @@ class Chains:
         probability = self._move(n_steps, size[:, None])
         return float(probability[usual].mean()) if usual.any() else float(probability.mean())
 
-    def _move(self, n_steps: int, size: float | Array, watch: "_Growth | None" = None) -> Array:
+    def _move(self, n_steps: int, size: float | Array, watch: "_Distances | None" = None) -> Array:
         momenta = self._rng.standard_normal(self._points.x.shape)
         self._points, probability = trajectory(
             self._target, self.coordinates, self._points, momenta, n_steps, size, self._rng, watch
@@ -123,31 +127,36 @@ class Chains:
         self.coordinates = self.coordinates.refitted(draws, size)
         self._points = self._evaluated(self._points.x)
         n_steps = int(np.clip(math.ceil(2.0 * self.length / self.step), _FEWEST_SEEN, _MOST_SEEN))
-        growth = _Growth(self.coordinates, self._points, n_steps)
-        self._move(n_steps, self.step, growth)
-        self.length = growth.best * self.step
+        seen = _Distances(self.coordinates, self._points, n_steps)
+        self._move(n_steps, self.step, seen)
+        self.length = seen.best * self.step
 
 
-class _Growth:
-    """Sees how far the distance from the centre changes along a trajectory, for each of its steps."""
+class _Distances:
+    """Sees how far the slowest coordinates get along a trajectory, in place and in distance from the centre.
+
+    The square of the distance from the start is 0 there, and 1, in twice the variance, where that is forgotten.
+    """
 
     def __init__(self, coordinates: Coordinates, points: Points, n_steps: int) -> None:
-        self._coordinates, self._first = coordinates, _squares(coordinates, points)
-        self._of_step = np.zeros(n_steps)
+        self._coordinates, self._first = coordinates, _places(coordinates, points)
+        self._twice = 2.0 * self._first.var(axis=0) + np.finfo(np.float64).tiny
+        self._of_step = np.zeros((n_steps, self._first.shape[1]))
 
     def __call__(self, i: int, points: Points, probability: Array) -> None:
-        change = _squares(self._coordinates, points) - self._first
-        with np.errstate(invalid="ignore"):
-            of_chains = np.where(probability > 0.0, probability * change**2, 0.0)
-        self._of_step[i] = of_chains.mean() / (i + 1)
+        squares = (_places(self._coordinates, points) - self._first) ** 2
+        self._of_step[i] = probability @ squares / (len(squares) * self._twice)
 
     @property
     def best(self) -> int:
-        """Steps for which it changes most, for each gradient."""
-        return int(self._of_step.argmax()) + 1
+        """Steps in which the slowest coordinates get farthest, for each gradient."""
+        n_steps, n = self._of_step.shape
+        slowest = np.sort(np.minimum(self._of_step, 1.0), axis=1)[:, : max(1, round(_SLOWEST * n))]
+        return int(np.argmax(slowest.mean(axis=1) / np.arange(1, n_steps + 1))) + 1
 
 
-def _squares(coordinates: Coordinates, points: Points) -> Array:
+def _places(coordinates: Coordinates, points: Points) -> Array:
+    """Return coordinates, and their distances from the centre, of which far ones count as less far."""
     with np.errstate(over="ignore", invalid="ignore"):
-        result: Array = np.sum(coordinates.w(points.x) ** 2, axis=1)
-    return result
+        w = np.clip(np.nan_to_num(coordinates.w(points.x)), -_FAR, _FAR)
+    return np.concatenate([w, np.abs(w)], axis=1)

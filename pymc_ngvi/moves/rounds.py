@@ -1,7 +1,7 @@
 """Chains are moved in rounds, each longer than the one before, until they have arrived or there are no more gradients.
 
 Between rounds, coordinates and the length of trajectories are chosen anew by the draws of the last one. Within a round,
-once its step size is found, nothing changes. The last two rounds are kept.
+once its step size is found, nothing changes. The later half of the rounds, which has most of the draws, is kept.
 """
 
 import math
@@ -20,11 +20,11 @@ from pymc_ngvi.moves.verdict import LEAST_SIZE, MovedChecks
 
 #: Points at which superchains begin.
 N_STARTS = 8
-#: Iterations of the first round, of which all adapt; growth of rounds; rounds before draws are judged.
+#: Iterations of the first round; growth of rounds; rounds before draws are judged.
 _FIRST, _GROWTH, _UNJUDGED = 16, 1.5, 2
-#: Part of a round in which the step size is adapted, and iterations at most.
-_ADAPTING, _MOST_ADAPTING = 0.25, 16
-#: Numbers that are kept at most; of more iterations, every second one is kept.
+#: Part of a round in which the step size is adapted, of the first one and of others, and iterations at most.
+_FIRST_ADAPTING, _ADAPTING, _MOST_ADAPTING = 0.5, 0.25, 16
+#: Numbers that are kept of a round, and of all, at most: of more, every few iterations, and fewer rounds.
 _MOST_NUMBERS = 2**25
 #: Draws of which further quantities are computed.
 _MOST_COMPUTED = 2**13
@@ -80,22 +80,30 @@ def moved_until_arrived(
     rounds: list[Stretch] = []
     n, done = _FIRST, 0
     while True:
-        n_adapting = min(int(_ADAPTING * n), _MOST_ADAPTING) if done else n // 2
-        rounds = [*rounds[-1:], chains.run(n, n_adapting=n_adapting)]
-        done += 1
-        n = int(_GROWTH * n)
+        n_adapting = min(int((_ADAPTING if done else _FIRST_ADAPTING) * n), _MOST_ADAPTING)
+        rounds.append(chains.run(n, n_adapting=n_adapting, every=-(-2 * n * x.size // _MOST_NUMBERS)))
+        n, done = int(_GROWTH * n), done + 1
+        rounds = _later(rounds, done)
         goes_on = may_go_on(chains.n_gradients + n * n_chains * chains.n_steps)
         if done > _UNJUDGED or not goes_on:
-            ended = _ended(rounds, chains, quantities, label)
+            draws = Stretch(*(np.concatenate(arrays) for arrays in zip(*rounds, strict=True)))
+            ended = _ended(draws, chains, quantities, label)
             if ended.checks.is_exact or not goes_on:
                 return ended
         last = rounds[-1].x
         chains.refit(last.reshape(-1, last.shape[2]), effective_size_of(last, N_STARTS))
 
 
-def _ended(rounds: list[Stretch], chains: Chains, quantities: Quantities | None, label: Callable[[int], str]) -> Ended:
-    """Judge the draws of the last rounds; further quantities, and effective sizes, where nothing else is missing."""
-    draws = rounds[0] if len(rounds) == 1 else rounds[0].joined(rounds[1])
+def _later(rounds: list[Stretch], done: int) -> list[Stretch]:
+    """Return the later half of the rounds, as many as can be held."""
+    later = rounds[-done // 2 :]
+    while len(later) > 1 and sum(of.x.size for of in later) > _MOST_NUMBERS:
+        later = later[1:]
+    return later
+
+
+def _ended(draws: Stretch, chains: Chains, quantities: Quantities | None, label: Callable[[int], str]) -> Ended:
+    """Judge draws; further quantities, and effective sizes, where nothing else is missing."""
     values = np.concatenate([draws.x, draws.logp[:, :, None]], axis=2)
     mixing = mixing_of(values, N_STARTS)
     checks = _checks(draws, mixing, chains, label)

@@ -6,8 +6,9 @@ import numpy as np
 
 from pymc_ngvi.core.types import Array, Density, GaussianState
 
-#: Standard deviations of starts in those of a fit; part that is left of these for each further try, and tries.
-_SPREAD, _NEARER, _TRIES = 2.5, 0.85, 24
+#: Standard deviations of starts, from and to, in those of a fit; part that is left of these for each further try, and
+#: tries.
+_SPREAD, _NEARER, _TRIES = (2.0, 3.0), 0.85, 24
 
 
 def starts_of(target: Density, fits: Sequence[GaussianState], n: int, rng: np.random.Generator) -> Array | None:
@@ -22,9 +23,9 @@ def starts_of(target: Density, fits: Sequence[GaussianState], n: int, rng: np.ra
     rng : numpy.random.Generator
     """
     x = np.full((n, fits[0].n_dim), np.nan)
-    missing, spread = np.arange(n), _SPREAD
+    missing, spread = np.arange(n), np.linspace(*_SPREAD, n)
     for _ in range(_TRIES):
-        z = spread * rng.standard_normal((len(missing), x.shape[1]))
+        z = spread[missing, None] * rng.standard_normal((len(missing), x.shape[1]))
         drawn = np.array([fits[i % len(fits)].draws(z[None, at])[0] for at, i in enumerate(missing.tolist())])
         usable = np.isfinite(drawn).all(axis=1)
         drawn[~usable] = fits[0].mean()

@@ -7,5 +7,5 @@ from pymc_ngvi.posteriors.kinds.latent_gaussian import LatentGaussianKind
 from pymc_ngvi.posteriors.kinds.moved import MovedKind
 from pymc_ngvi.posteriors.kinds.trees import TreeKind
 
-#: In the order in which they are looked for: those that can be had without much looking first, and the last resort last.
+#: In the order in which they are looked for: those that can be had without much looking first, the last resort last.
 KINDS: dict[str, PosteriorKind[Any]] = {kind.name: kind for kind in (TreeKind(), LatentGaussianKind(), MovedKind())}

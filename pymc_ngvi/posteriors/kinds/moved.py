@@ -1,11 +1,15 @@
 """Moved posteriors: draws of the Gaussian fit are moved, as many chains at once, until they have arrived."""
 
+import functools
+
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.functionals import Functionals, functionals_of
@@ -20,7 +24,7 @@ _MANY, _FEW, _AT_ONCE = 128, 64, 16
 #: Iterations that are expected, and steps of a trajectory, over the fourth root of the dimension.
 _ITERATIONS, _STEPS = 150.0, 2.5
 #: How many times the gradients that are expected may be taken where no other limit is given.
-_MOST = 40.0
+_MOST = 60.0
 #: Chance that the chains arrive.
 _CHANCE = 0.5
 #: Seconds that a step of a chain takes beside its gradient, and for each coordinate of it.
@@ -66,7 +70,7 @@ class MovedKind(PosteriorKind[ManyChains]):
             [start.q, *start.others],
             found.n_chains,
             np.random.default_rng(start.seed),
-            quantities=None if functionals is None else functionals.at,
+            quantities=None if functionals is None else functools.partial(_values_of, functionals),
             label=_Labels(density, functionals),
             may_go_on=lambda n: n <= most and may_take(n * each),
         )
@@ -80,7 +84,8 @@ class MovedKind(PosteriorKind[ManyChains]):
         return MovedDraws(ended.draws.x, ended.draws.logp, checks).with_pool(start.q, tuple(start.others))
 
 
-class _Labels(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Labels:
     """Names coordinates, log p, and what else is looked at, by number."""
 
     density: ModelDensity
@@ -94,6 +99,14 @@ class _Labels(NamedTuple):
             return "log p"
         group, column = self.functionals.where(i - n - 1)
         return group.label(column)
+
+
+def _values_of(functionals: Functionals, theta: Array) -> Array:
+    """Return functionals at draws; NaN where they can't be computed, and are not judged."""
+    try:
+        return functionals.at(theta)
+    except Exception:  # whatever a Deterministic raises at single draws
+        return np.full((len(theta), 1), np.nan)
 
 
 def _n_gradients(found: ManyChains, density: ModelDensity) -> float:

@@ -8,13 +8,21 @@ import numpy as np
 
 from numpy.typing import NDArray
 from scipy.special import ndtri
+from scipy.stats import rankdata
 
-from pymc_ngvi.core.quantiles import normal_scores
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.results.diagnosis.moment_drift import Estimates
 
 #: Standard deviation of normal scores below which a quantity counts as constant.
 _CONSTANT = 1e-3
+
+
+def normal_scores(values: Array) -> Array:
+    """Return normal scores of the columns of draws, (n_draws, n_columns); those with NaN are NaN."""
+    with np.errstate(invalid="ignore"):
+        ranks = rankdata(values, axis=0)
+        result: Array = ndtri((ranks - 0.5) / len(values))
+    return result
 
 
 def rank_drift(before: Array, after: Array) -> tuple[Estimates, Estimates]:
