@@ -72,9 +72,9 @@ class MovedDraws(GivenGlobals):
         n = len(pool.g)
         return np.full(n, 1.0 / n), self.checks.khat
 
-    def effective_size(self, of_globals: float) -> float:
+    def size_of(self, weights: Array) -> float:
         """Return that of the chains, which are autocorrelated."""
-        return min(of_globals, self.checks.effective_size)
+        return self.checks.effective_size
 
     def correction(self, state: PoolState) -> tuple[float, float]:
         """Return NaN: chains do not tell the normalising constant."""

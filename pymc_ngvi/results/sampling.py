@@ -15,6 +15,7 @@ from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.sizes import check_chains, check_draws
 from pymc_ngvi.density.checks import of_batches, quoted
 from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.moves.draws import MovedDraws
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
 from pymc_ngvi.results.corrections.weighted import weighted_draws
 from pymc_ngvi.results.diagnosis.kept import Kept
@@ -111,6 +112,21 @@ def sample_tree(
     for node in (tree, tree["posterior"]):
         node.attrs.update(outcome)
     return tree
+
+
+def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:
+    """Return chains as they were moved; see `NGVIApproximation.chains`."""
+    moved = getattr(getattr(posterior.distribution, "q", None), "rest", None)
+    if not isinstance(moved, MovedDraws):
+        raise ValueError("There are no chains: a moved posterior has some, pm.fit(..., posterior='moved').")
+    posterior.warn_of_changed_data()
+    n, n_chains, d = moved.x.shape
+    one_by_one = moved.x.swapaxes(0, 1).reshape(-1, d)
+    values = posterior.constrain(one_by_one, random_seed=int(rng.integers(2**31)))
+    superchain = np.repeat(np.arange(n_chains) // (n_chains // moved.checks.n_starts), n)
+    stats = {"log_p": moved.logp.T.ravel(), "superchain": superchain}
+    trace = to_multitrace(posterior.model, values, stats, n_chains)
+    return to_datatree(trace, posterior.model, include_transformed=posterior.include_transformed)
 
 
 def _constrainer(posterior: Posterior, kept: Kept, how: Sampling) -> Constrainer:
