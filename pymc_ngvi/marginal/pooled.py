@@ -211,8 +211,9 @@ class PoolState:
     @functools.cached_property
     def sd_errors(self) -> Array:
         """Relative standard errors of the standard deviations of the globals, (n_globals,), from their weights."""
-        of_weights, apart = effective_size_of(self.weights), self.effective_size
-        return relative_sd_errors(self.pool.g, self.weights) * np.sqrt(of_weights / apart)
+        of_weights, size = effective_size_of(self.weights), self.effective_size
+        errors: Array = relative_sd_errors(self.pool.g, self.weights) * np.sqrt(of_weights / size)
+        return errors
 
     def for_draws(self, n: int) -> Pool:
         """Return a pool whose effective size is ``n``, as far as the budget goes; the last one is kept."""

@@ -1,6 +1,7 @@
 """Draws of an approximate posterior as traces of PyMC and trees of xarray."""
 
 import logging
+import warnings
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,9 +74,15 @@ def sample_trace(
     stats |= q.stats(theta, rng, how.log_p)
     attrs = {**made.attrs, **q.attrs(theta)}
     if (effective := q.effective(len(theta))) < len(theta):
+        repeat = attrs.get("distinct_global_draws", 0) < len(theta)
         logger.info(
-            f"The effective sample size is {effective:,.0f}: among {len(theta):,} draws, those of the global "
-            "parameters repeat (distinct_global_draws in the attributes says how many different ones there are)."
+            f"The effective sample size is {effective:,.0f}: "
+            + (
+                f"among {len(theta):,} draws, those of the global parameters repeat (distinct_global_draws in the "
+                "attributes says how many different ones there are)."
+                if repeat
+                else f"{len(theta):,} draws are taken from chains, in which successive ones are correlated."
+            )
         )
     return to_multitrace(posterior.model, values, stats, how.chains), attrs
 
@@ -126,7 +133,9 @@ def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:
     superchain = np.repeat(np.arange(n_chains) // (n_chains // moved.checks.n_starts), n)
     stats = {"log_p": moved.logp.T.ravel(), "superchain": superchain}
     trace = to_multitrace(posterior.model, values, stats, n_chains)
-    return to_datatree(trace, posterior.model, include_transformed=posterior.include_transformed)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Found chain dimension to be longer")  # so they are
+        return to_datatree(trace, posterior.model, include_transformed=posterior.include_transformed)
 
 
 def _constrainer(posterior: Posterior, kept: Kept, how: Sampling) -> Constrainer:

@@ -7,7 +7,6 @@ from pymc_ngvi.core.verdict import Verdict
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.results.fitted import Fitted
 from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood, leave_one_group_out, log_marginal_likelihood
-
 from pymc_ngvi.results.sampling import chains_tree
 
 
