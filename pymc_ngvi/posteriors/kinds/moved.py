@@ -47,6 +47,8 @@ class MovedKind(PosteriorKind[ManyChains]):
         """Return how many chains: fewer where few points are evaluated at once."""
         if density.why_in_part:
             raise Unavailable(Reason.IN_PART, density.why_in_part)
+        if density.is_sharded:
+            raise Unavailable(Reason.IN_PART, "its data are in shards, and each step of the chains would ask all of them")
         return ManyChains(_MANY if getattr(density, "batch_size", _MANY) >= _AT_ONCE else _FEW)
 
     def chance(self, found: ManyChains) -> float:
