@@ -48,7 +48,7 @@ class MovedKind(PosteriorKind[ManyChains]):
         if density.why_in_part:
             raise Unavailable(Reason.IN_PART, density.why_in_part)
         if density.is_sharded:
-            raise Unavailable(Reason.IN_PART, "its data are in shards, and each step of the chains would ask all of them")
+            raise Unavailable(Reason.IN_PART, "its data are in shards, and each step would ask all of them")
         return ManyChains(_MANY if getattr(density, "batch_size", _MANY) >= _AT_ONCE else _FEW)
 
     def chance(self, found: ManyChains) -> float:
