@@ -115,25 +115,28 @@ class NGVI(Inference):
         parameters [2]_. "rvb2": those of the model. "rvb1": those of a quadratic expansion about the data, for Poisson,
         Bernoulli and Normal likelihoods with canonical links. "noncentred": those of the prior. q
         is then no Gaussian on the unconstrained scale, but its density is exact.
-    posterior : {"auto", "gaussian", "exact", "nested"}, default "auto"
+    posterior : {"auto", "gaussian", "exact", "nested", "moved"}, default "auto"
         What is returned. "gaussian": the fit. "exact": the posterior up to simulation error. For this, parameters in
         small blocks that are independent given the others, such as the effects of a group, are integrated by quadrature
         after the Gaussian fit. The others, up to 100, are sampled by importance. In a model without such blocks, all
         parameters are sampled so, up to 15. "nested": of a latent Gaussian model, such as a Gaussian process, a random
         walk, a map or crossed effects. Its hyperparameters, up to 10, are sampled, the others are drawn from Gaussians
-        given these, and both are weighted together: exact where weights are even, and otherwise approximate. "auto":
-        the cheaper one of the two first, by estimate, where they do not take too long, until one is exact; and the
-        Gaussian where there is neither, with the reason in ``approx.record.posterior``. Where
+        given these, and both are weighted together: exact where weights are even, and otherwise approximate. "moved":
+        of any model, draws of the Gaussian fit are moved by Hamiltonian trajectories, as many chains at once, until
+        these have arrived. "auto":
+        the cheaper one of "exact" and "nested" first, by estimate, where they do not take too long, until one is exact;
+        "moved" where neither these nor the Gaussian can be relied on; and the
+        Gaussian where there is none, with the reason in ``approx.record.posterior``. Where
         ``family``, ``update``, ``estimator``, ``step`` or ``reparam`` is named, "auto" returns the fit as it is.
-        "exact" and "nested" raise a ValueError where the model does not allow it, and `NotExactError` where it turns
-        out that there is none. Exact and nested posteriors have draws and moments, but no density; ``approx.gaussian``
-        is the Gaussian fit.
+        "exact", "nested" and "moved" raise a ValueError where the model does not allow it, and `NotExactError` where it
+        turns out that there is none. They have draws and moments, but no density; ``approx.gaussian`` is the Gaussian
+        fit.
     max_seconds : float, optional
         Estimated seconds that the whole call may take, without compiling: the Gaussian fit ends there ("out of
         seconds"), and an exact or a nested posterior is taken only if it fits into what is left. They are counted in
         evaluations and the sizes of the data, not by a clock: the same call gives the same result on any machine.
         Default: no limit for the fit; what follows it takes three times as long as the fit at most, and 20 seconds.
-        Any number of seconds if ``posterior="exact"`` or ``"nested"`` asks for it.
+        Any number of seconds if ``posterior="exact"``, ``"nested"`` or ``"moved"`` asks for it.
     n_components : int or "auto", optional
         Of family="mixture": the largest number of components. "auto" (default) adds components while each gains more
         than ``tol``.

@@ -14,9 +14,10 @@ from test_diagnosis_checks import SEEDS, fit
 
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.density.functionals import PREDICTORS, Functionals, Group, functionals_of
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.results.costs import direct_costs
-from pymc_ngvi.results.diagnosis.functionals import PREDICTORS, Functionals, Group, first_order_of, functionals_of
+from pymc_ngvi.results.diagnosis.functionals import first_order_of
 from pymc_ngvi.results.diagnosis.joint_drift import JointDrift, trimmed_mean
 from pymc_ngvi.results.diagnosis.ranks import limit_drift, rank_drift
 from pymc_ngvi.results.diagnosis.weighted_shift import weighted_shift_of
@@ -231,7 +232,7 @@ def test_predictors_are_compared_where_there_is_no_deterministic(seed):
         pm.Normal("y", x @ beta, 5.0, observed=np.zeros(40))
     approx = fit(model)
     assert approx.density.by_rows.are_known
-    functionals = functionals_of(approx._posterior)
+    functionals = functionals_of(approx.density, approx._posterior.constrain)
     assert [g.name for g in functionals.groups] == [PREDICTORS]
     theta = np.array([[1.0, 0.0], [0.5, -2.0]])
     np.testing.assert_allclose(functionals.at(theta), np.column_stack([theta @ x.T, (theta @ x.T).sum(axis=1)]))
@@ -256,11 +257,11 @@ def test_predictors_of_priors_are_no_predictors_that_people_look_at(likelihood):
     approx = fit(model)
     n_of_prior = approx.density.by_rows.found.linear_map.plain.dense.shape[0] - len(x)
     assert n_of_prior > 0  # else nothing is tested
-    [group] = functionals_of(approx._posterior).groups
+    [group] = functionals_of(approx.density, approx._posterior.constrain).groups
     assert group.name == PREDICTORS
     assert group.size == len(x)
     theta = np.array([[1.0, 0.0, -1.0], [0.5, -2.0, 0.1]])
-    values = functionals_of(approx._posterior).at(theta)
+    values = functionals_of(approx.density, approx._posterior.constrain).at(theta)
     np.testing.assert_allclose(values, np.column_stack([theta @ x.T, (theta @ x.T).sum(axis=1)]))
 
 
@@ -268,7 +269,7 @@ def test_a_prior_alone_has_no_predictors_to_look_at():
     with pm.Model() as model:
         effects = pm.MvNormal("effects", np.zeros(2), chol=np.array([[1.0, 0.0], [0.9, 0.5]]))
         pm.Normal("y", effects, 1.0, observed=np.zeros(2))
-    assert functionals_of(fit(model)._posterior) is None
+    assert functionals_of((approx := fit(model)).density, approx._posterior.constrain) is None
 
 
 def test_large_deterministics_are_looked_at_in_part_and_by_their_sum():
@@ -279,7 +280,7 @@ def test_large_deterministics_are_looked_at_in_part_and_by_their_sum():
         pm.Deterministic("one", x[1] ** 3)
         pm.Deterministic("none", pt.zeros((0,)))
     approx = NGVIApproximation(LogDensity(model), DiagonalState(np.zeros(3), np.ones(3)))
-    functionals = functionals_of(approx._posterior)
+    functionals = functionals_of(approx.density, approx._posterior.constrain)
     large, table, one = functionals.groups
     assert (len(large.index), len(table.index), len(one.index)) == (287, 12, 1)
     assert (large.index[0], large.index[-1]) == (0, 999)

@@ -7,10 +7,10 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi import fit_ngvi
+from pymc_ngvi.density.functionals import functionals_of
 from pymc_ngvi.results.diagnosis import diagnose as making
 from pymc_ngvi.results.diagnosis import drifts
 from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, SUMMARY, Budget
-from pymc_ngvi.results.diagnosis.functionals import functionals_of
 from pymc_ngvi.results.diagnosis.scores import score_drift_of
 
 N_GROUPS, SIZE, N_DRAWS = 40, 8, 512
@@ -70,7 +70,8 @@ def judged(posterior, seed, share=DIAGNOSIS):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_drifts_where_draws_are_of_the_posterior(exact, seed):
     """By five standard errors at most of 42 coordinates, and of 41 predictors: their figures are normal, about."""
-    found = score_drift_of(exact._posterior, np.random.default_rng(seed), N_DRAWS, functionals_of(exact._posterior))
+    functionals = functionals_of(exact.density, exact._posterior.constrain)
+    found = score_drift_of(exact._posterior, np.random.default_rng(seed), N_DRAWS, functionals)
     for of in (found, found.predictors):
         for estimates in (of.mean, of.sd):
             assert (np.abs(estimates.value) < 5.0 * estimates.se + 0.02).all()  # the pool is worth some 2,000 draws
@@ -83,7 +84,9 @@ def test_nothing_drifts_where_draws_are_of_the_posterior(exact, seed):
 @pytest.mark.parametrize("factor", [0.7, 1.4])
 def test_draws_that_are_too_wide_or_too_narrow_are_seen(exact, factor):
     posterior = changed(exact, functools.partial(wider, factor=factor))
-    found = score_drift_of(posterior, np.random.default_rng(1), N_DRAWS, functionals_of(posterior))
+    found = score_drift_of(
+        posterior, np.random.default_rng(1), N_DRAWS, functionals_of(posterior.density, posterior.constrain)
+    )
     # Products with gradients grow with the square of the factor; q's own sd is what it was.
     assert np.median(found.sd.value[2:]) == pytest.approx(1.0 / factor - 1.0, abs=0.1)
     diagnosis = judged(posterior, 1)

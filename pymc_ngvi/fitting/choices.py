@@ -21,5 +21,5 @@ EstimatorName = Literal["price", "stein", "pathwise", "gauss_newton", "quadratur
 StepName = Literal["adaptive", "linesearch", "constant", "decay", "proximal", "snngm", "adam", "sgd", "ivon"]
 BaseDrawsName = Literal["sobol", "antithetic", "plain"]
 FactorName = Literal["covariance", "precision"]
-PosteriorName = Literal["auto", "gaussian", "exact", "nested"]
+PosteriorName = Literal["auto", "gaussian", "exact", "nested", "moved"]
 ReparamName = Literal["rvb1", "rvb2", "noncentred"]

@@ -351,7 +351,7 @@ class Sampler:
         wide = proposal.defended(OF_DEFENCE if self._quadrature is None else OF_DEFENCE / 2.0)
         if not self._others:
             return wide
-        modes = replace(self._at_modes(), df=wide.mixture.df)
+        modes = replace(self._at_modes(), df=float(np.min(wide.mixture.df)))  # it may differ between components
         return Proposal(modes.joined(wide.mixture, 1.0 - OF_DEFENCE), self._bend, wide.n_far)
 
     def _pool(self, proposal: Proposal, pool: Pool | None = None) -> tuple[Proposal, Pool]:

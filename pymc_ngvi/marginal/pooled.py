@@ -42,6 +42,10 @@ class GivenGlobals:
         """Return a pool of the effective size ``wanted``, as far as there is one."""
         return pool
 
+    def size_of(self, weights: Array) -> float:
+        """Return the effective number of draws of the globals."""
+        return effective_size_of(weights)
+
     def effective_size(self, of_globals: float) -> float:
         """Return that of draws of all coordinates, from a pool with this one."""
         return of_globals
@@ -142,7 +146,7 @@ class PoolState:
         known = _KNOWN.get(int(params["number"][0]))
         if known is None:
             raise ValueError(
-                "No exact or nested posterior has this number: arrays alone don't tell it. Keep, or pickle, the "
+                "No exact, nested or moved posterior has this number: arrays alone don't tell it. Keep, or pickle, the "
                 "approximation that they come from."
             )
         return known
@@ -202,12 +206,14 @@ class PoolState:
     @property
     def effective_size(self) -> float:
         """Effective number of draws of the globals."""
-        return effective_size_of(self.weights)
+        return self.rest.size_of(self.weights)
 
     @functools.cached_property
     def sd_errors(self) -> Array:
         """Relative standard errors of the standard deviations of the globals, (n_globals,), from their weights."""
-        return relative_sd_errors(self.pool.g, self.weights)
+        of_weights, size = effective_size_of(self.weights), self.effective_size
+        errors: Array = relative_sd_errors(self.pool.g, self.weights) * np.sqrt(of_weights / size)
+        return errors
 
     def for_draws(self, n: int) -> Pool:
         """Return a pool whose effective size is ``n``, as far as the budget goes; the last one is kept."""

@@ -3,7 +3,7 @@
 import functools
 import math
 
-from collections.abc import ValuesView
+from collections.abc import Callable, ValuesView
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -29,7 +29,10 @@ class _TooDear(Unavailable):
 
 
 class Beginning(NamedTuple):
-    """What other posteriors begin from: a Gaussian fit, its record, a seed, and what is wanted: a kind, or "auto"."""
+    """What other posteriors begin from: a Gaussian fit, its record, a seed, and what is wanted: a kind, or "auto".
+
+    ``is_off`` tells whether the Gaussian can't be relied on, where nothing better has been found.
+    """
 
     density: ModelDensity
     q: GaussianState
@@ -38,6 +41,7 @@ class Beginning(NamedTuple):
     max_seconds: float | None
     wanted: str
     progressbar: bool
+    is_off: Callable[[], bool] = bool
 
     def start(self) -> PosteriorStart:
         """Return what a kind of posterior begins from."""
@@ -101,6 +105,8 @@ class _PosteriorSearch:
         try:
             self._look()
             states = self._tried()
+            if self._given.wanted == "auto" and not any(state.checks.is_reliable for state in states):
+                states = self._last_resort() or states
             if not states:
                 # What can be had by asking for it counts most, then what was tried; of equals, the first.
                 raise max(
@@ -134,7 +140,7 @@ class _PosteriorSearch:
             Where the Gaussian is the posterior.
         """
         given = self._given
-        for kind in KINDS.values():
+        for kind in self._looked_for():
             if all(offer.candidate.expected_seconds >= kind.least for offer in self._offers.values()):
                 self._offer(kind)
         for dear in list(self._dear.values()):
@@ -149,9 +155,13 @@ class _PosteriorSearch:
 
     def _others(self) -> ValuesView[_Offer]:
         """Return what is on offer, of all kinds, those that have not been looked for yet included."""
-        for kind in KINDS.values():
+        for kind in self._looked_for():
             self._offer(kind)
         return self._offers.values()
+
+    def _looked_for(self) -> list[PosteriorKind[Any]]:
+        """Return the kinds that are tried in turn."""
+        return [kind for kind in KINDS.values() if not kind.is_last or self._given.wanted == kind.name]
 
     def _offer(self, kind: PosteriorKind[Any]) -> None:
         """Look once for what there is of a kind: the table says what it takes, or why there is none."""
@@ -206,6 +216,18 @@ class _PosteriorSearch:
             states.append(state)
         return states
 
+    def _last_resort(self) -> list[PoolState]:
+        """Return what is tried where the Gaussian can't be relied on either, and the seconds suffice."""
+        before = list(self._reasons)
+        for kind in KINDS.values():
+            if kind.is_last:
+                self._offer(kind)
+        if self._offers and self._given.is_off():
+            return self._tried()
+        self._offers.clear()
+        self._reasons = before  # a Gaussian that will do needs no other reason
+        return []
+
     def _run(self, offer: _Offer) -> PoolState:
         may_take = functools.partial(self._may_take, offer)
         with announced(offer.kind.title, self._table[offer.kind.name].seconds, self._given.progressbar):
@@ -253,7 +275,7 @@ def _also(reasons: list[Unavailable]) -> str:
 def plan_without_gaussian(options: FitOptions, density: ModelDensity) -> Plan | None:
     """Return the plan where a posterior comes before any Gaussian fit; None where none does."""
     is_auto = options.posterior == "auto"
-    wanted = [kind for kind in KINDS.values() if is_auto or kind.name == options.posterior]
+    wanted = [kind for kind in KINDS.values() if kind.name == options.posterior or (is_auto and not kind.is_last)]
     first = [kind for kind in wanted if kind.may_come_first]
     if not first or density.has_minibatch or density.is_sharded:
         return None

@@ -43,7 +43,10 @@ def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
     state = _pool_of(posterior, PoolState, "log_marginal_likelihood is that")
     if reasons := unnormalised(posterior.model):
         raise ValueError(f"The model has no marginal likelihood: {'; '.join(reasons)}.")
-    return LogMarginalLikelihood(*state.log_normaliser())
+    value, se = state.log_normaliser()
+    if np.isnan(value):
+        raise ValueError(f"The {state.kind} posterior has no log_marginal_likelihood: chains do not tell it.")
+    return LogMarginalLikelihood(value, se)
 
 
 def leave_one_group_out(posterior: Posterior) -> xr.Dataset:

@@ -5,6 +5,7 @@ hyperparameters and latent variables, and each of its iterations is a Gaussian f
 """
 
 import dataclasses
+import functools
 import logging
 import math
 import time
@@ -36,6 +37,9 @@ from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
 from pymc_ngvi.posteriors.plan import Decision, Plan
 from pymc_ngvi.posteriors.search import Beginning, Found, only_gaussian, plan_without_gaussian, posterior_after
+from pymc_ngvi.results.diagnosis.budget import SUMMARY
+from pymc_ngvi.results.diagnosis.diagnose import standing_diagnosis
+from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.fitted import Fitted
 
 logger = logging.getLogger("pymc.ngvi")
@@ -193,7 +197,10 @@ class PosteriorStep:
         try:
             with few_threads(density), np.errstate(over="ignore"):  # what overflows has no weight
                 q, most = cast(GaussianState, gaussian.q), self.max_seconds
-                return posterior_after(Beginning(density, q, record, self.stream, most, self.wanted, progressbar))
+                is_off = functools.partial(_is_off, gaussian)
+                return posterior_after(
+                    Beginning(density, q, record, self.stream, most, self.wanted, progressbar, is_off)
+                )
         except KeyboardInterrupt:
             kind = "an exact or nested" if self.wanted == "auto" else f"the {self.wanted}"
             said = f"before {kind} posterior was there; posterior='gaussian' stops at this fit"
@@ -201,6 +208,13 @@ class PosteriorStep:
             return Found(None, only_gaussian(why), why_not=why)
         finally:
             density.n_gradients, density.n_hessians = before  # those of the fit
+
+
+def _is_off(gaussian: Fitted) -> bool:
+    """Tell whether a Gaussian fit is found to be unreliable, within the budget of a summary."""
+    if gaussian.density.why_in_part:
+        return False
+    return standing_diagnosis(gaussian._posterior, Kept(), SUMMARY).verdict == "not reliable"
 
 
 def posterior_first[A: Fitted](

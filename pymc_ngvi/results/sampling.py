@@ -1,6 +1,7 @@
 """Draws of an approximate posterior as traces of PyMC and trees of xarray."""
 
 import logging
+import warnings
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.sizes import check_chains, check_draws
 from pymc_ngvi.density.checks import of_batches, quoted
 from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.moves.draws import MovedDraws
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
 from pymc_ngvi.results.corrections.weighted import weighted_draws
 from pymc_ngvi.results.diagnosis.kept import Kept
@@ -72,9 +74,15 @@ def sample_trace(
     stats |= q.stats(theta, rng, how.log_p)
     attrs = {**made.attrs, **q.attrs(theta)}
     if (effective := q.effective(len(theta))) < len(theta):
+        repeat = attrs.get("distinct_global_draws", 0) < len(theta)
         logger.info(
-            f"The effective sample size is {effective:,.0f}: among {len(theta):,} draws, those of the global "
-            "parameters repeat (distinct_global_draws in the attributes says how many different ones there are)."
+            f"The effective sample size is {effective:,.0f}: "
+            + (
+                f"among {len(theta):,} draws, those of the global parameters repeat (distinct_global_draws in the "
+                "attributes says how many different ones there are)."
+                if repeat
+                else f"{len(theta):,} draws are taken from chains, in which successive ones are correlated."
+            )
         )
     return to_multitrace(posterior.model, values, stats, how.chains), attrs
 
@@ -111,6 +119,23 @@ def sample_tree(
     for node in (tree, tree["posterior"]):
         node.attrs.update(outcome)
     return tree
+
+
+def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:
+    """Return chains as they were moved; see `NGVIApproximation.chains`."""
+    moved = getattr(getattr(posterior.distribution, "q", None), "rest", None)
+    if not isinstance(moved, MovedDraws):
+        raise ValueError("There are no chains: a moved posterior has some, pm.fit(..., posterior='moved').")
+    posterior.warn_of_changed_data()
+    n, n_chains, d = moved.x.shape
+    one_by_one = moved.x.swapaxes(0, 1).reshape(-1, d)
+    values = posterior.constrain(one_by_one, random_seed=int(rng.integers(2**31)))
+    superchain = np.repeat(np.arange(n_chains) // (n_chains // moved.checks.n_starts), n)
+    stats = {"log_p": moved.logp.T.ravel(), "superchain": superchain}
+    trace = to_multitrace(posterior.model, values, stats, n_chains)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Found chain dimension to be longer")  # so they are
+        return to_datatree(trace, posterior.model, include_transformed=posterior.include_transformed)
 
 
 def _constrainer(posterior: Posterior, kept: Kept, how: Sampling) -> Constrainer:

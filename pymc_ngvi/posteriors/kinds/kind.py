@@ -36,6 +36,8 @@ class PosteriorKind[Found]:
     least: ClassVar[float] = 0.0
     #: Whether it may be made without a Gaussian fit before it.
     may_come_first: ClassVar[bool] = False
+    #: Whether it is tried, without being asked for, only where nothing else can be relied on.
+    is_last: ClassVar[bool] = False
 
     @property
     def title(self) -> str:

@@ -5,12 +5,14 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.density import Layout
 from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, Traits, traits_of
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import if_available
 from pymc_ngvi.posteriors.kinds.trees import MANY_GLOBALS
+from pymc_ngvi.posteriors.plan import Decision
 from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.results.structure import ModelStructure
 
@@ -37,6 +39,9 @@ class Context:
     other_posterior : callable
         Returns the option ``posterior`` that was left out for its cost, or because a Gaussian was asked for, and is
         worth a try; empty where none is.
+    last_resort : callable
+        Returns what goes with any model and is worth a try where no other posterior is, with its price; empty where it
+        was tried.
     can_be_relative : bool
         Whether effects of groups can be fitted relative to their conditional modes in reasonable time.
     """
@@ -48,6 +53,7 @@ class Context:
     has_hessian: bool
     of_bambi: bool = False
     other_posterior: Callable[[], str] = str
+    last_resort: Callable[[], str] = str
     can_be_relative: bool = True
 
     @property
@@ -68,7 +74,7 @@ class Context:
     def shape_cure(self) -> str:
         """Return what may help where q has not the shape of the posterior."""
         other = self.other_posterior()
-        options = [f"posterior={other!r}"] if other else []
+        options = [f"posterior={other!r}"] if other else [*filter(None, [self.last_resort()])]
         if not self.traits.has_all_correlations:
             options.append(f"family={STRUCTURED if self.has_groups else DENSE!r}")
         if self.of_bambi:
@@ -114,19 +120,38 @@ def context_of(posterior: Posterior) -> Context:
         has_hessian=posterior.density.has_hessian,
         of_bambi=any("|" in v.name and v.name.endswith("_offset") for v in layout.variables),
         other_posterior=functools.cache(lambda: _other_posterior(posterior)),
+        last_resort=functools.cache(lambda: _last_resort(posterior)),
         can_be_relative=not posterior.density.is_streamed and _can_be_relative(structure),
     )
+
+
+def _last_resort(posterior: Posterior) -> str:
+    """Return the option that asks for what goes with any model, with its price."""
+    density, plan = posterior.density, None if posterior.record is None else posterior.record.plan
+    for kind in KINDS.values():
+        planned = None if plan is None else plan.of(kind.name)
+        is_open = planned is not None and planned.outcome in (Decision.TOO_DEAR, Decision.NOT_NEEDED)
+        if not kind.is_last or not (_may_follow(posterior) if is_open else _is_left(posterior, kind.name)):
+            continue
+        if (found := if_available(kind.possible, density)) is not None:
+            seconds = kind.price(found, density, by_rows=density.n_directions is not None).seconds
+            return f"posterior={kind.name!r} ({in_words(seconds)})"
+    return ""
+
+
+def _may_follow(posterior: Posterior) -> bool:
+    """Tell whether another posterior can follow the fit."""
+    record = posterior.record
+    if record is None or record.is_pool or record.reparam is not None or posterior.density.is_streamed:
+        return False
+    return traits_of(record.family).is_gaussian and record.status.can_be_followed
 
 
 def _is_left(posterior: Posterior, kind: str) -> bool:
     """Tell whether another posterior can follow the fit and was not tried."""
     record = posterior.record
-    if record is None or record.is_pool or record.reparam is not None or posterior.density.is_streamed:
-        return False
-    if not (traits_of(record.family).is_gaussian and record.status.can_be_followed):
-        return False
     # Not tried, or left out for its seconds.
-    return not record.posterior or record.on_request == kind
+    return _may_follow(posterior) and record is not None and (not record.posterior or record.on_request == kind)
 
 
 def _other_posterior(posterior: Posterior) -> str:
@@ -134,7 +159,7 @@ def _other_posterior(posterior: Posterior) -> str:
     best, name = 0.0, ""
     for kind in KINDS.values():
         found = None
-        if best < 1.0 and _is_left(posterior, kind.name):
+        if best < 1.0 and not kind.is_last and _is_left(posterior, kind.name):
             found = if_available(kind.possible, posterior.density)
         if found is not None and kind.chance(found) > best:
             best, name = kind.chance(found), kind.name

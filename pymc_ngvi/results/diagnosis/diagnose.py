@@ -14,6 +14,7 @@ from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.density.functionals import Functionals, functionals_of
 from pymc_ngvi.density.one_mode import has_one_mode
 from pymc_ngvi.fitting.progress import WorkProgress
 from pymc_ngvi.fitting.threads import few_threads
@@ -26,7 +27,7 @@ from pymc_ngvi.results.diagnosis.finding import MOVED, SCORED, Finding
 from pymc_ngvi.results.diagnosis.findings import findings_of, not_moved, of_fit, of_joint, unsettled
 from pymc_ngvi.results.diagnosis.followed import followed
 from pymc_ngvi.results.diagnosis.functional_findings import of_first_order, of_functionals, of_weighted
-from pymc_ngvi.results.diagnosis.functionals import Functionals, first_order_of, functionals_of
+from pymc_ngvi.results.diagnosis.functionals import first_order_of
 from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass, other_fit, other_modes
 from pymc_ngvi.results.diagnosis.moment_drift import MomentDrift
@@ -113,7 +114,7 @@ def diagnose(
         again = copy.deepcopy(of_weights) if isinstance(of_weights, np.random.Generator) else None
         weights, elbo, khats, ratio = _weights_of(posterior, budget, of_weights, progress)
         how = (*(_THOROUGH if thorough else _QUICK)[:2], budget)
-        functionals = functionals_of(posterior)
+        functionals = functionals_of(density, posterior.constrain)
         found = drifts_of(posterior, rng, *how, functionals, progress.advance)
     moved, drift = found.moved, found.moments
     most, often = (FEW_MOVED, FEW_TRAJECTORIES) if budget.scored else _QUICK[:2]

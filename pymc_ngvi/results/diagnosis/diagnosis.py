@@ -254,7 +254,7 @@ class Diagnosis:
         rows = [("Gaussian fit" if self.posterior else "Fit", f"{self.outcome}{gap}, ELBO {self.elbo}")]
         if self.posterior:
             rows.insert(0, ("Posterior", self.posterior))
-        if w.n_draws:
+        if w.n_draws and not (self.posterior and w.khat == -np.inf):  # draws of chains have no weights
             meaning = "of the weights of the global parameters" if self.posterior else self._of_khat()
             rows.append(("Pareto k-hat", f"{w.khat_text()}{' ' if self.posterior else ': '}{meaning}"))
             rows.append(("Weighted draws", f"{w.n_draws:,} are worth {w.effective:,.0f}{lost}"))

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.density.functionals import Functionals
 from pymc_ngvi.results.diagnosis import findings, functional_findings
 from pymc_ngvi.results.diagnosis.budget import Budget
-from pymc_ngvi.results.diagnosis.functionals import FunctionalDrift, Functionals, functional_drift_of
+from pymc_ngvi.results.diagnosis.functionals import FunctionalDrift, functional_drift_of
 from pymc_ngvi.results.diagnosis.joint_drift import JointDrift, joint_drift_of
 from pymc_ngvi.results.diagnosis.moment_drift import MomentDrift, drift_of
 from pymc_ngvi.results.diagnosis.moves import Moved, move

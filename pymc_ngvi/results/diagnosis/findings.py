@@ -95,7 +95,7 @@ def findings_of(
         By what moments are seen to be off, as a clause.
     """
     if any(p.kind == "mode" and p.share > _ELSEWHERE for p in places):
-        context = replace(context, other_posterior=str)  # they would miss the same modes
+        context = replace(context, other_posterior=str, last_resort=str)  # they would miss the same modes
     found = [
         *of_fit(context, gap),
         *_of_equal_modes(context, equal),

@@ -6,9 +6,10 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.density.functionals import PREDICTORS, Functionals
 from pymc_ngvi.results.diagnosis.cures import Context
 from pymc_ngvi.results.diagnosis.finding import MOVED, Finding, in_percent, in_sds
-from pymc_ngvi.results.diagnosis.functionals import PREDICTORS, FunctionalDrift, Functionals, beyond_by_kind
+from pymc_ngvi.results.diagnosis.functionals import FunctionalDrift, beyond_by_kind
 from pymc_ngvi.results.diagnosis.moment_drift import Estimates
 from pymc_ngvi.results.diagnosis.weighted_shift import WeightedShift
 

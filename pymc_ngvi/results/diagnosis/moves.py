@@ -9,9 +9,7 @@ the posterior it stays near the draw, so that most of the noise of a drift cance
 
 References
 ----------
-.. [1] R. M. Neal (2011). MCMC using Hamiltonian dynamics. Handbook of Markov Chain Monte Carlo, chapter 5.
-   https://doi.org/10.1201/b10905-6
-.. [2] J. Heng and P. E. Jacob (2019). Unbiased Hamiltonian Monte Carlo with couplings. Biometrika 106.
+.. [1] J. Heng and P. E. Jacob (2019). Unbiased Hamiltonian Monte Carlo with couplings. Biometrika 106.
    https://doi.org/10.1093/biomet/asy074
 """
 
@@ -20,10 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.moves.leapfrog import Points, Whitened, evaluated, trajectory
 from pymc_ngvi.results.posterior import MovePlan
 
 #: A quarter of a period in whitened coordinates, and by how much, as a part, trajectories differ from it.
@@ -73,23 +70,6 @@ class Moved:
     n_gradients: int
 
 
-@dataclass
-class _Points:
-    """Where draws are, with log p and its whitened gradient; rows are independent."""
-
-    x: Array
-    logp: Array
-    slope: Array
-
-    def at(self, rows: NDArray[np.integer] | NDArray[np.bool_]) -> "_Points":
-        return _Points(self.x[rows], self.logp[rows], self.slope[rows])
-
-    @property
-    def finite(self) -> NDArray[np.bool_]:
-        result: NDArray[np.bool_] = np.isfinite(self.logp) & np.isfinite(self.slope).all(axis=1)
-        return result
-
-
 def move(
     density: ModelDensity,
     plan: MovePlan,
@@ -131,7 +111,7 @@ def move(
         base = base[:n_draws]
     x = plan.draw(base)
     x = x[np.isfinite(x).all(axis=1)]
-    points = _evaluate(plan, x)
+    points = evaluated(plan.target, Whitened.by(plan.gaussian), x)
     n_lost = len(base) - int(points.finite.sum())
     start = points = points.at(np.flatnonzero(points.finite))
     acceptance = np.zeros(n_trajectories)
@@ -195,12 +175,6 @@ def _within(
     return n_trajectories, 0
 
 
-def _evaluate(plan: MovePlan, x: Array) -> _Points:
-    logp, grad = plan.target.logp_grad(x)
-    with np.errstate(invalid="ignore", over="ignore"):
-        return _Points(x, logp, plan.gaussian.whiten(grad))
-
-
 def _steps(step: float, rng: np.random.Generator) -> tuple[int, float]:
     """Return the number of steps of a quarter of a period, as near as that may be, and their size, both jittered."""
     length = _QUARTER * (1.0 + _JITTER * (2.0 * rng.random() - 1.0))
@@ -208,7 +182,7 @@ def _steps(step: float, rng: np.random.Generator) -> tuple[int, float]:
     return n_steps, min(step, length / n_steps)
 
 
-def _tried_step(plan: MovePlan, points: _Points, step: float, rng: np.random.Generator) -> float:
+def _tried_step(plan: MovePlan, points: Points, step: float, rng: np.random.Generator) -> float:
     """Return the first step size in a falling sequence that has the acceptance aimed at, on some of the draws."""
     pilot = points.at(np.arange(min(_N_PILOT, len(points.x))))
     for _ in range(_TRIALS):
@@ -222,30 +196,11 @@ def _tried_step(plan: MovePlan, points: _Points, step: float, rng: np.random.Gen
 
 
 def _trajectory(
-    plan: MovePlan, points: _Points, momenta: Array, n_steps: int, size: float, rng: np.random.Generator
-) -> tuple[_Points, float]:
+    plan: MovePlan, points: Points, momenta: Array, n_steps: int, size: float, rng: np.random.Generator
+) -> tuple[Points, float]:
     """Return where the draws are after one leapfrog trajectory each, and the mean probability of acceptance."""
-    gaussian, now, p = plan.gaussian, points, momenta
-    centre = gaussian.mean()
-    with np.errstate(all="ignore"):
-        p = p + 0.5 * size * now.slope
-        for i in range(n_steps):
-            x = now.x + size * (gaussian.draws(p) - centre)
-            lost = ~np.isfinite(x).all(axis=1)
-            x[lost] = points.x[lost]
-            now = _evaluate(plan, x)
-            now.logp[lost] = -np.inf
-            now.slope[~now.finite] = 0.0  # it goes on straight, and is refused at the end
-            p = p + (0.5 if i == n_steps - 1 else 1.0) * size * now.slope
-        change = now.logp - points.logp - 0.5 * np.sum(p**2 - momenta**2, axis=1)
-        probability = np.exp(np.minimum(np.where(np.isfinite(change), change, -np.inf), 0.0))
-    taken = rng.random(len(probability)) < probability
-    arrived = _Points(
-        np.where(taken[:, None], now.x, points.x),
-        np.where(taken, now.logp, points.logp),
-        np.where(taken[:, None], now.slope, points.slope),
-    )
-    return arrived, float(probability.mean())
+    points, probability = trajectory(plan.target, Whitened.by(plan.gaussian), points, momenta, n_steps, size, rng)
+    return points, float(probability.mean())
 
 
 def _turned(gaussian: GaussianState, control: Array, momenta: Array, n_steps: int, size: float) -> Array:

@@ -18,7 +18,8 @@ import numpy as np
 
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.results.diagnosis.functionals import FunctionalDrift, Functionals
+from pymc_ngvi.density.functionals import Functionals
+from pymc_ngvi.results.diagnosis.functionals import FunctionalDrift
 from pymc_ngvi.results.diagnosis.moment_drift import Estimates, MomentDrift
 from pymc_ngvi.results.posterior import Posterior
 

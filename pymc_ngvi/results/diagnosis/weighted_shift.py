@@ -13,7 +13,8 @@ from scipy.special import ndtri
 
 from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.results.diagnosis.functionals import TAIL, Functionals, beyond_by_kind
+from pymc_ngvi.density.functionals import Functionals
+from pymc_ngvi.results.diagnosis.functionals import TAIL, beyond_by_kind
 from pymc_ngvi.results.diagnosis.moment_drift import Estimates
 from pymc_ngvi.results.diagnosis.ranks import relative
 

@@ -2,10 +2,12 @@
 
 import xarray as xr
 
+from pymc_ngvi.core.seeds import Seed
 from pymc_ngvi.core.verdict import Verdict
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.results.fitted import Fitted
 from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood, leave_one_group_out, log_marginal_likelihood
+from pymc_ngvi.results.sampling import chains_tree
 
 
 class ExactMethods(Fitted):
@@ -28,6 +30,40 @@ class ExactMethods(Fitted):
         """The measurements that an exact or nested posterior was judged by; None for any other."""
         state = self._state
         return state.checks if isinstance(state, PoolState) else None
+
+    def chains(self, random_seed: Seed = None) -> xr.DataTree:
+        """Return the chains of a moved posterior, as they were moved: many short ones.
+
+        Plain R-hat is too strict for so many short chains; ``approx.checks`` has nested R-hat, by which they were
+        judged. `sample` gives draws of all of them.
+
+        Parameters
+        ----------
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+            For Deterministics that draw random numbers.
+
+        Returns
+        -------
+        xarray.DataTree
+            As from ``pm.sample``; ``sample_stats`` has ``superchain``, the number of the point at which a chain began.
+
+        Raises
+        ------
+        ValueError
+            Where the posterior is not moved.
+
+        Examples
+        --------
+        >>> import pymc as pm
+        >>> import pymc_ngvi
+        >>> with pm.Model():
+        ...     x = pm.Normal("x", shape=2)
+        ...     pm.Potential("bent", -((x[0] ** 2 - x[1]) ** 2))
+        ...     approx = pymc_ngvi.fit_ngvi(posterior="moved", random_seed=1, progressbar=False)
+        >>> approx.chains().posterior.sizes["chain"]
+        128
+        """
+        return chains_tree(self._posterior, self.generator(random_seed))
 
     @property
     def log_marginal_likelihood(self) -> LogMarginalLikelihood:

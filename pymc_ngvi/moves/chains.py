@@ -1,0 +1,162 @@
+"""Many chains at once: trajectories of a length and a step size that all of them tell.
+
+Step sizes go by the acceptance of all chains. Trajectories have the length after which the slowest coordinates have got
+farthest for each gradient, as all chains together tell along one long trajectory; [1]_ does so by the distance from the
+centre, which tails and many quick coordinates drown here. In each iteration, a part of the chains takes smaller steps:
+those get out of places where the usual ones are refused.
+
+References
+----------
+.. [1] M. D. Hoffman, A. Radul and P. Sountsov (2021). An adaptive-MCMC scheme for setting trajectory lengths in
+   Hamiltonian Monte Carlo. AISTATS. https://proceedings.mlr.press/v130/hoffman21a.html
+"""
+
+import math
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pymc_ngvi.core.types import Array, Density
+from pymc_ngvi.moves.coordinates import Coordinates
+from pymc_ngvi.moves.leapfrog import Points, evaluated, trajectory
+
+#: First length of trajectories: a quarter of a period. First step size, times the fourth root of the dimension.
+_QUARTER, _FIRST = 0.5 * math.pi, 0.5
+#: Acceptance that is aimed at.
+_AIM = 0.8
+#: By how much lengths differ from the usual one, as a part; the golden section spreads them evenly.
+_JITTER, _GOLDEN = 0.4, 0.618_033_988_749_895
+#: Part of the chains that take smaller steps in an iteration, and these as parts of the usual one.
+_PART, _SMALLER = 0.25, (0.5, 0.25, 0.1)
+#: Part of the coordinates by which the length is chosen, the slowest; standard deviations beyond which none is farther.
+_SLOWEST, _FAR = 0.1, 3.0
+#: Steps of a trajectory at most; of the one by which the length is chosen, at least and at most.
+_MOST_STEPS, _FEWEST_SEEN, _MOST_SEEN = 200, 4, 100
+#: Gain of the logarithm of the step size for an error of the acceptance of 1: in the first iterations, and then.
+_N_FIRST, _GAIN_FIRST, _GAIN = 3, 0.6, 0.3
+
+
+class Stretch(NamedTuple):
+    """Draws of all chains in successive iterations, (n_draws, n_chains, n_dim), and log p, (n_draws, n_chains)."""
+
+    x: Array
+    logp: Array
+
+
+class Chains:
+    """Chains in motion.
+
+    Parameters
+    ----------
+    target : Density
+    coordinates : Coordinates
+    x : ndarray, shape (n_chains, n_dim)
+        Where they begin; log p and its gradient are finite there.
+    rng : numpy.random.Generator
+
+    Attributes
+    ----------
+    n_gradients : int
+        Evaluated so far.
+    step, length : float
+        Of trajectories, in the coordinates.
+    acceptance : float
+        Mean probability of acceptance in the last run of iterations.
+    """
+
+    def __init__(self, target: Density, coordinates: Coordinates, x: Array, rng: np.random.Generator) -> None:
+        self._target, self._rng = target, rng
+        self._jitter = rng.random()
+        self.coordinates, self.n_gradients = coordinates, 0
+        self.step, self.length = _FIRST * x.shape[1] ** -0.25, _QUARTER
+        self.acceptance = math.nan
+        self._points = self._evaluated(x)
+
+    def _evaluated(self, x: Array) -> Points:
+        self.n_gradients += len(x)
+        return evaluated(self._target, self.coordinates, x)
+
+    @property
+    def n_steps(self) -> int:
+        """Steps of a trajectory, in the mean."""
+        return int(np.clip(math.ceil(self.length / self.step), 1, _MOST_STEPS))
+
+    def run(self, n: int, *, n_adapting: int = 0, every: int = 1) -> Stretch:
+        """Return draws of ``n`` iterations: every so many of those after the first, in which the step size is adapted.
+
+        Parameters
+        ----------
+        n, n_adapting : int
+        every : int, default 1
+        """
+        shape = ((n - n_adapting) // every, *self._points.x.shape)
+        kept, accepted = Stretch(np.empty(shape), np.empty(shape[:2])), np.zeros(n)
+        for i in range(n):
+            accepted[i] = self._iterate()
+            if i < n_adapting:
+                gain = _GAIN_FIRST if i < _N_FIRST else _GAIN
+                self.step *= math.exp(gain * (accepted[i] - _AIM))
+            elif (i - n_adapting) % every == every - 1:
+                at = (i - n_adapting) // every
+                kept.x[at], kept.logp[at] = self._points.x, self._points.logp
+        self.acceptance = float(accepted[n_adapting:].mean())
+        return kept
+
+    def _iterate(self) -> float:
+        """Move all chains; return the acceptance of those with the usual step size."""
+        n, rng = len(self._points.x), self._rng
+        self._jitter = (self._jitter + _GOLDEN) % 1.0
+        length = self.length * (1.0 + _JITTER * (2.0 * self._jitter - 1.0))
+        n_steps = int(np.clip(math.ceil(length / self.step), 1, _MOST_STEPS))
+        usual = rng.random(n) >= _PART
+        size = self.step * np.where(usual, 1.0, rng.choice(_SMALLER, n))
+        probability = self._move(n_steps, size[:, None])
+        return float(probability[usual].mean()) if usual.any() else float(probability.mean())
+
+    def _move(self, n_steps: int, size: float | Array, watch: "_Distances | None" = None) -> Array:
+        momenta = self._rng.standard_normal(self._points.x.shape)
+        self._points, probability = trajectory(
+            self._target, self.coordinates, self._points, momenta, n_steps, size, self._rng, watch
+        )
+        self.n_gradients += n_steps * len(momenta)
+        return probability
+
+    def refit(self, draws: Array, size: float) -> None:
+        """Take coordinates found of draws, (n_draws, n_dim), worth so many, and choose the length of trajectories."""
+        self.coordinates = self.coordinates.refitted(draws, size)
+        self._points = self._evaluated(self._points.x)
+        n_steps = int(np.clip(math.ceil(2.0 * self.length / self.step), _FEWEST_SEEN, _MOST_SEEN))
+        seen = _Distances(self.coordinates, self._points, n_steps)
+        self._move(n_steps, self.step, seen)
+        self.length = seen.best * self.step
+
+
+class _Distances:
+    """Sees how far the slowest coordinates get along a trajectory, in place and in distance from the centre.
+
+    The square of the distance from the start is 0 there, and 1, in twice the variance, where that is forgotten.
+    """
+
+    def __init__(self, coordinates: Coordinates, points: Points, n_steps: int) -> None:
+        self._coordinates, self._first = coordinates, _places(coordinates, points)
+        self._twice = 2.0 * self._first.var(axis=0) + np.finfo(np.float64).tiny
+        self._of_step = np.zeros((n_steps, self._first.shape[1]))
+
+    def __call__(self, i: int, points: Points, probability: Array) -> None:
+        squares = (_places(self._coordinates, points) - self._first) ** 2
+        self._of_step[i] = probability @ squares / (len(squares) * self._twice)
+
+    @property
+    def best(self) -> int:
+        """Steps in which the slowest coordinates get farthest, for each gradient."""
+        n_steps, n = self._of_step.shape
+        slowest = np.sort(np.minimum(self._of_step, 1.0), axis=1)[:, : max(1, round(_SLOWEST * n))]
+        return int(np.argmax(slowest.mean(axis=1) / np.arange(1, n_steps + 1))) + 1
+
+
+def _places(coordinates: Coordinates, points: Points) -> Array:
+    """Return coordinates, and their distances from the centre, of which far ones count as less far."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        w = np.clip(np.nan_to_num(coordinates.w(points.x)), -_FAR, _FAR)
+    return np.concatenate([w, np.abs(w)], axis=1)

@@ -1,0 +1,96 @@
+"""Coordinates in which chains move: whitened by a Gaussian, then by what the chains have seen."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from pymc_ngvi.core.types import Array, GaussianState
+
+#: Draws at most from which directions are found.
+_MOST_DRAWS = 1_000
+#: By how much an eigenvalue is beyond the edge of noise.
+_BEYOND = 1.05
+#: Draws that the prior of a variance, 1, counts for.
+_OF_PRIOR = 5.0
+
+
+@dataclass(frozen=True, eq=False)
+class Coordinates:
+    """Coordinates w with x = mean + C (centre + scale * S w), S = I + U (root - 1) U^T.
+
+    C whitens the Gaussian. All else is found of draws: the centre, scales, and the few directions U in which their
+    variance, ``root`` squared, is not that of noise. At first, w is whitened by the Gaussian alone.
+
+    Parameters
+    ----------
+    gaussian : GaussianState
+    centre, scale : ndarray, shape (n_dim,)
+    directions : ndarray, shape (n_dim, n_directions)
+        Orthonormal columns.
+    root : ndarray, shape (n_directions,)
+    """
+
+    gaussian: GaussianState
+    centre: Array
+    scale: Array
+    directions: Array
+    root: Array
+
+    @classmethod
+    def of(cls, gaussian: GaussianState) -> Self:
+        """Return those that a Gaussian whitens."""
+        d = gaussian.n_dim
+        return cls(gaussian, np.zeros(d), np.ones(d), np.zeros((d, 0)), np.zeros(0))
+
+    def _stretched(self, w: Array, root: Array) -> Array:
+        return w + ((w @ self.directions) * (root - 1.0)) @ self.directions.T
+
+    def velocity(self, momenta: Array) -> Array:
+        """Return C (scale * S p), (n_points, n_dim)."""
+        stretched = self.scale * self._stretched(momenta, self.root)
+        return self.gaussian.draws(stretched) - self.gaussian.mean()
+
+    def slope(self, grad: Array) -> Array:
+        """Return the gradients in these coordinates, (n_points, n_dim)."""
+        return self._stretched(self.scale * self.gaussian.whiten(grad), self.root)
+
+    def w(self, x: Array) -> Array:
+        """Return points in these coordinates, (n_points, n_dim)."""
+        return self._stretched((self._whitened(x) - self.centre) / self.scale, 1.0 / self.root)
+
+    def _whitened(self, x: Array) -> Array:
+        # C^T (C C^T)^-1 = C^-1
+        return self.gaussian.whiten(self.gaussian.precision_product(x - self.gaussian.mean()))
+
+    def refitted(self, x: Array, size: float) -> Self:
+        """Return coordinates found of draws, (n_draws, n_dim), that are worth ``size`` independent ones.
+
+        An eigenvalue of their correlations counts where it is beyond what noise gives [1]_.
+
+        References
+        ----------
+        .. [1] I. M. Johnstone (2001). On the distribution of the largest eigenvalue in principal components analysis.
+           Annals of Statistics 29(2). https://doi.org/10.1214/aos/1009210544
+        """
+        z = self._whitened(x)
+        weight = size / (size + _OF_PRIOR)
+        centre, scale = z.mean(axis=0), np.sqrt(weight * z.var(axis=0) + 1.0 - weight)
+        directions, root = _directions((z - centre) / scale, size)
+        return type(self)(self.gaussian, centre, scale, directions, root)
+
+
+def _directions(v: Array, size: float) -> tuple[Array, Array]:
+    """Return directions in which the variance of standardised draws is not 1, and its roots."""
+    v = v[:: -(-len(v) // _MOST_DRAWS)]
+    n, d = v.shape
+    if d <= n:
+        values, vectors = np.linalg.eigh(v.T @ v / n)
+    else:
+        values, left = np.linalg.eigh(v @ v.T / n)
+        vectors = v.T @ left / np.sqrt(n * np.maximum(values, np.finfo(np.float64).tiny))
+    edge = np.sqrt(d / min(size, n))
+    far = values > _BEYOND * (1.0 + edge) ** 2
+    if edge < 1.0:
+        far |= (values < (1.0 - edge) ** 2 / _BEYOND) & (values > 0.0)
+    return vectors[:, far], np.sqrt(values[far])

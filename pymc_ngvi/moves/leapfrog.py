@@ -1,0 +1,147 @@
+"""Hamiltonian trajectories of many points at once, accepted or refused by Metropolis.
+
+References
+----------
+.. [1] R. M. Neal (2011). MCMC using Hamiltonian dynamics. Handbook of Markov Chain Monte Carlo, chapter 5.
+   https://doi.org/10.1201/b10905-6
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.types import Array, Density, GaussianState
+
+
+class Metric(Protocol):
+    """The linear map from whitened momenta to velocities, and its transpose."""
+
+    def velocity(self, momenta: Array) -> Array:
+        """Return velocities of the coordinates, (n_points, n_dim)."""
+
+    def slope(self, grad: Array) -> Array:
+        """Return whitened gradients, (n_points, n_dim)."""
+
+
+class Whitened(NamedTuple):
+    """Velocities drawn from a Gaussian.
+
+    Parameters
+    ----------
+    gaussian : GaussianState
+    centre : ndarray, shape (n_dim,)
+    """
+
+    gaussian: GaussianState
+    centre: Array
+
+    @classmethod
+    def by(cls, gaussian: GaussianState) -> "Whitened":
+        """Return those of a Gaussian."""
+        return cls(gaussian, gaussian.mean())
+
+    def velocity(self, momenta: Array) -> Array:
+        """Return C p, (n_points, n_dim)."""
+        return self.gaussian.draws(momenta) - self.centre
+
+    def slope(self, grad: Array) -> Array:
+        """Return C^T times gradients, (n_points, n_dim)."""
+        return self.gaussian.whiten(grad)
+
+
+@dataclass
+class Points:
+    """Where points are, with log p and its whitened gradient; rows are independent."""
+
+    x: Array
+    logp: Array
+    slope: Array
+
+    def at(self, rows: NDArray[np.integer] | NDArray[np.bool_]) -> "Points":
+        """Return some of them."""
+        return Points(self.x[rows], self.logp[rows], self.slope[rows])
+
+    @property
+    def finite(self) -> NDArray[np.bool_]:
+        """Where log p and its gradient are finite."""
+        result: NDArray[np.bool_] = np.isfinite(self.logp) & np.isfinite(self.slope).all(axis=1)
+        return result
+
+
+class Arrived(NamedTuple):
+    """Where trajectories ended, where the points are after acceptance, and the probabilities of that, (n_points,)."""
+
+    points: Points
+    probability: Array
+
+
+#: Told the number of the step, where points are on their trajectories, and the probabilities of stopping there.
+type Watch = Callable[[int, Points, Array], None]
+
+
+def evaluated(target: Density, metric: Metric, x: Array) -> Points:
+    """Return points with log p and its whitened gradient."""
+    logp, grad = target.logp_grad(x)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return Points(x, logp, metric.slope(grad))
+
+
+def trajectory(
+    target: Density,
+    metric: Metric,
+    points: Points,
+    momenta: Array,
+    n_steps: int,
+    size: float | Array,
+    rng: np.random.Generator,
+    watch: Watch | None = None,
+) -> Arrived:
+    """Return where points are after one leapfrog trajectory each.
+
+    Parameters
+    ----------
+    target : Density
+    metric : Metric
+    points : Points
+        Finite.
+    momenta : ndarray, shape (n_points, n_dim)
+        Whitened: standard normal.
+    n_steps : int
+    size : float or ndarray, shape (n_points, 1)
+        Of a step; each point may have its own.
+    rng : numpy.random.Generator
+        For acceptance.
+    watch : callable, optional
+        Sees points on the way.
+    """
+    now, p = points, momenta
+    with np.errstate(all="ignore"):
+        p = p + 0.5 * size * now.slope
+        for i in range(n_steps):
+            x = now.x + size * metric.velocity(p)
+            lost = ~np.isfinite(x).all(axis=1)
+            x[lost] = points.x[lost]
+            now = evaluated(target, metric, x)
+            now.logp[lost] = -np.inf
+            now.slope[~now.finite] = 0.0  # it goes on straight, and is refused at the end
+            if watch is not None:
+                watch(i, now, _probability(points, momenta, now, p + 0.5 * size * now.slope))
+            p = p + (0.5 if i == n_steps - 1 else 1.0) * size * now.slope
+        probability = _probability(points, momenta, now, p)
+    taken = rng.random(len(probability)) < probability
+    arrived = Points(
+        np.where(taken[:, None], now.x, points.x),
+        np.where(taken, now.logp, points.logp),
+        np.where(taken[:, None], now.slope, points.slope),
+    )
+    return Arrived(arrived, probability)
+
+
+def _probability(start: Points, momenta: Array, end: Points, p: Array) -> Array:
+    change = end.logp - start.logp - 0.5 * np.sum(p**2 - momenta**2, axis=1)
+    result: Array = np.exp(np.minimum(np.where(np.isfinite(change), change, -np.inf), 0.0))
+    return result

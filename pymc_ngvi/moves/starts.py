@@ -1,0 +1,38 @@
+"""Where superchains begin: far out from the fits, where log p is finite."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pymc_ngvi.core.types import Array, Density, GaussianState
+
+#: Standard deviations of starts, from and to, in those of a fit; part that is left of these for each further try, and
+#: tries.
+_SPREAD, _NEARER, _TRIES = (2.0, 3.0), 0.85, 24
+
+
+def starts_of(target: Density, fits: Sequence[GaussianState], n: int, rng: np.random.Generator) -> Array | None:
+    """Return points far out from fits, which take turns, (n, n_dim); None where log p is finite at too few.
+
+    Parameters
+    ----------
+    target : Density
+    fits : sequence of GaussianState
+        That of the largest mass first.
+    n : int
+    rng : numpy.random.Generator
+    """
+    x = np.full((n, fits[0].n_dim), np.nan)
+    missing, spread = np.arange(n), np.linspace(*_SPREAD, n)
+    for _ in range(_TRIES):
+        z = spread[missing, None] * rng.standard_normal((len(missing), x.shape[1]))
+        drawn = np.array([fits[i % len(fits)].draws(z[None, at])[0] for at, i in enumerate(missing.tolist())])
+        usable = np.isfinite(drawn).all(axis=1)
+        drawn[~usable] = fits[0].mean()
+        logp, grad = target.logp_grad(drawn)
+        usable &= np.isfinite(logp) & np.isfinite(grad).all(axis=1)
+        x[missing[usable]] = drawn[usable]
+        missing, spread = missing[~usable], spread * _NEARER
+        if not len(missing):
+            return x
+    return None

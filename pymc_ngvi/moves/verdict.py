@@ -1,0 +1,114 @@
+"""Whether moved draws have arrived: every condition, with its figure."""
+
+import math
+
+from dataclasses import dataclass
+
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.verdict import Condition, Verdict
+
+#: Nested R-hat at most; effective sizes at least.
+MOST_RHAT, LEAST_SIZE = 1.01, 400.0
+
+
+@stored("moved.checks")
+@dataclass(frozen=True)
+class MovedChecks(Verdict):
+    """What was measured of moved draws.
+
+    Parameters
+    ----------
+    rhat : float
+        The largest nested R-hat of any quantity.
+    trend, most_trend : float
+        The largest change of a mean between the halves of the chains, in its standard errors; what it may be by chance.
+    bulk, tail : float
+        The least effective sizes; NaN where the other conditions do not hold, and they were not computed.
+    n_quantities : int
+        Coordinates, log p, and what else was looked at.
+    n_draws, n_chains, n_starts : int
+        Draws of each chain; chains; points at which these began.
+    n_gradients : int
+        Evaluated in all.
+    acceptance : float
+    slowest : str
+        The quantity with the largest R-hat.
+    n_fits, lacking
+        0: there are no fits given globals, whose ELBOs lack something.
+    """
+
+    rhat: float
+    trend: float
+    most_trend: float
+    bulk: float
+    tail: float
+    n_quantities: int
+    n_draws: int
+    n_chains: int
+    n_starts: int
+    n_gradients: int
+    acceptance: float
+    slowest: str = ""
+    n_fits: int = 0
+    lacking: float = 0.0
+
+    @property
+    def conditions(self) -> list[Condition]:
+        """All that is asked of it."""
+        return [
+            Condition("nested R-hat", self.rhat, MOST_RHAT,
+                f"chains that began at different points differ: nested R-hat of {self.slowest} is {self.rhat:.3f}, "
+                f"above {MOST_RHAT}"),
+            Condition("trend", self.trend, self.most_trend,
+                f"the chains still drift: a mean changes by {self.trend:.1f} standard errors between their halves"),
+            self._of_size("bulk", self.bulk),
+            self._of_size("tail", self.tail),
+        ]  # fmt: skip
+
+    def _of_size(self, name: str, size: float) -> Condition:
+        of = "unknown" if math.isnan(size) else f"{size:,.0f}"
+        said = f"the {name} effective sample size is {of}, below {LEAST_SIZE:.0f}"
+        return Condition(f"{name} size", size, LEAST_SIZE, said, at_least=True)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether chains neither differ nor drift, so that effective sizes mean something."""
+        return all(c.holds for c in self.conditions[:2])
+
+    @property
+    def khat(self) -> float:  # type: ignore[override]  # there are no weights
+        """-inf: all draws weigh the same."""
+        return -math.inf
+
+    @property
+    def effective_size(self) -> float:  # type: ignore[override]
+        """The least effective size, in draws."""
+        return min(self.bulk, self.tail)
+
+    @property
+    def efficiency(self) -> float:
+        """Part of the draws that is effective."""
+        return self.effective_size / (self.n_draws * self.n_chains)
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What stands against relying on it: effective sizes are named where they are known."""
+        return tuple(c.sentence for c in self.conditions if not (c.holds or math.isnan(c.figure)))
+
+    @property
+    def figures(self) -> str:
+        """How far they were moved, in a clause."""
+        return (
+            f"{self.n_chains} chains from {self.n_starts} points, {self.n_draws:,} draws each, "
+            f"{self.n_gradients:,} gradients"
+        )
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in a sentence."""
+        if self.is_exact:
+            return (
+                f"Sampled from the fit ({self.figures}): the chains have arrived (nested R-hat {self.rhat:.3f}, "
+                f"effective sample size {self.effective_size:,.0f})."
+            )
+        return f"Sampled from the fit ({self.figures}), but not arrived: {'; '.join(self.failures)}."

@@ -1,0 +1,121 @@
+"""Moved posteriors: draws of the Gaussian fit are moved, as many chains at once, until they have arrived."""
+
+import functools
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.density.functionals import Functionals, functionals_of
+from pymc_ngvi.marginal.pooled import PoolState
+from pymc_ngvi.moves.draws import MovedDraws
+from pymc_ngvi.moves.rounds import moved_until_arrived
+from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
+from pymc_ngvi.posteriors.plan import Candidate
+
+#: Chains: where many points are evaluated at once, and where few are; points from which on they are many.
+_MANY, _FEW, _AT_ONCE = 128, 64, 16
+#: Iterations that are expected, and steps of a trajectory, over the fourth root of the dimension.
+_ITERATIONS, _STEPS = 150.0, 2.5
+#: How many times the gradients that are expected may be taken where no other limit is given.
+_MOST = 60.0
+#: Chance that the chains arrive.
+_CHANCE = 0.5
+#: Seconds that a step of a chain takes beside its gradient, and for each coordinate of it.
+_PER_STEP, _PER_COORDINATE = 2e-6, 5e-8
+
+
+class ManyChains(NamedTuple):
+    """How many chains there are to be."""
+
+    n_chains: int
+
+
+class MovedKind(PosteriorKind[ManyChains]):
+    """Draws of the fit, moved until they have arrived: for models that nothing else helps with."""
+
+    name = "moved"
+    is_last = True
+
+    def possible(self, density: ModelDensity) -> ManyChains:
+        """Return how many chains: fewer where few points are evaluated at once."""
+        if density.why_in_part:
+            raise Unavailable(Reason.IN_PART, density.why_in_part)
+        if density.is_sharded:
+            raise Unavailable(Reason.IN_PART, "its data are in shards, and each step would ask all of them")
+        return ManyChains(_MANY if getattr(density, "batch_size", _MANY) >= _AT_ONCE else _FEW)
+
+    def chance(self, found: ManyChains) -> float:
+        """Return that of chains that arrive."""
+        return _CHANCE
+
+    def price(self, found: ManyChains, density: ModelDensity, *, by_rows: bool) -> Candidate:
+        """Return what is expected of a fit that is not far off."""
+        seconds = _n_gradients(found, density) * _each(density)
+        return Candidate(self.name, seconds=seconds, chance=self.chance(found))
+
+    def run(
+        self, start: PosteriorStart, found: ManyChains, may_take: Callable[[float], bool], *, is_only: bool
+    ) -> PoolState:
+        """Return the posterior, if the chains have arrived."""
+        assert start.q is not None
+        density, most = start.density, _MOST * _n_gradients(found, start.density)
+        functionals, each = functionals_of(density, Constrainer.of(density)), _each(density)
+        ended = moved_until_arrived(
+            density,
+            [start.q, *start.others],
+            found.n_chains,
+            np.random.default_rng(start.seed),
+            quantities=None if functionals is None else functools.partial(_values_of, functionals),
+            label=_Labels(density, functionals),
+            may_go_on=lambda n: n <= most and may_take(n * each),
+        )
+        if ended is None:
+            raise Failed(Reason.NOT_PASSED, "log p is not finite around the Gaussian fit")
+        checks = ended.checks
+        if not checks.is_exact:
+            raise Failed(
+                Reason.NOT_PASSED, f"moved draws have not arrived ({checks.figures}): {'; '.join(checks.failures)}"
+            )
+        return MovedDraws(ended.draws.x, ended.draws.logp, checks).with_pool(start.q, tuple(start.others))
+
+
+@dataclass(frozen=True, eq=False)
+class _Labels:
+    """Names coordinates, log p, and what else is looked at, by number."""
+
+    density: ModelDensity
+    functionals: Functionals | None
+
+    def __call__(self, i: int) -> str:
+        n = self.density.n_dim
+        if i < n:
+            return f"`{self.density.layout.label(i)}`"
+        if i == n or self.functionals is None:
+            return "log p"
+        group, column = self.functionals.where(i - n - 1)
+        return group.label(column)
+
+
+def _values_of(functionals: Functionals, theta: Array) -> Array:
+    """Return functionals at draws; NaN where they can't be computed, and are not judged."""
+    try:
+        return functionals.at(theta)
+    except Exception:  # whatever a Deterministic raises at single draws
+        return np.full((len(theta), 1), np.nan)
+
+
+def _n_gradients(found: ManyChains, density: ModelDensity) -> float:
+    """Return the gradients that are expected."""
+    return float(found.n_chains * _ITERATIONS * _STEPS * density.n_dim**0.25)
+
+
+def _each(density: ModelDensity) -> float:
+    """Return the seconds of a step of a chain."""
+    return density.gradient_seconds + _PER_STEP + _PER_COORDINATE * density.n_dim
