@@ -10,6 +10,7 @@ import glmmtmb
 import inla_models
 import nested_models
 import posteriors_models as models
+import posteriors_unstructured as unstructured
 import pymc as pm
 import rows_models
 import sparse_models
@@ -84,6 +85,10 @@ def _by_r(method: str, data: Path | None, folder: Path, limit: float) -> dict[st
     return {**found, "cpu": found.get("processor_seconds")}
 
 
+def _by_nutpie(build: Callable[[], pm.Model], data: Path | None, folder: Path, limit: float) -> dict[str, object]:
+    return unstructured.by_nutpie(build())
+
+
 def _salamanders(experiment: int, data: Path | None, *, centred: bool = True) -> pm.Model:
     return inla_models.salamander(_known(data), centred, experiment=experiment)
 
@@ -150,4 +155,12 @@ CASES: dict[str, Case] = {
     "horseshoe_100": Case(without_data(partial(models.horseshoe, 100)), adaptation="diag"),
     "lkj_3": Case(without_data(partial(models.correlated, 3))),
     "lkj_4": Case(without_data(partial(models.correlated, 4))),
+    **{
+        name: Case(without_data(build), rival=partial(_by_nutpie, build), rival_name="nutpie")
+        for name, build in {
+            **unstructured.UNSTRUCTURED,
+            "gp_additive": functionals_fields.gp_additive,
+            "gp_hierarchical": functionals_fields.gp_hierarchical,
+        }.items()
+    },
 }  # fmt: skip
