@@ -14,13 +14,15 @@ from pymc_ngvi.density.hyperparameters import latent_rows
 from pymc_ngvi.families.fill import step_seconds
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
+from pymc_ngvi.marginal.fitting import Hopeless
 from pymc_ngvi.marginal.regression import Whitening
-from pymc_ngvi.marginal.tails import Bend, Tail
+from pymc_ngvi.marginal.tails import Bend, Ratio, Tail
 from pymc_ngvi.nested.emulator import Emulated, Kriging
 from pymc_ngvi.nested.exploring import _tell
 from pymc_ngvi.nested.found import n_wanted
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.mode import _Climb, find_mode
+from pymc_ngvi.nested.rounds import Rounds
 from pymc_ngvi.nested.seconds import n_values_of, nested_seconds
 from pymc_ngvi.rows.seen import ManyRules, ManySeen
 
@@ -128,7 +130,7 @@ def test_kriging_knows_polynomials_and_its_own_error():
 def emulated(function, bend=None, most=100):
     bend = bend or Bend()
     result = Emulated(function, most)
-    result.standardise(Whitening(bend.forward, np.zeros(2), np.eye(2), tuple(t.at for t in bend.tails)), bend)
+    result.standardise(Whitening.by(bend, np.zeros(2), np.eye(2)), bend)
     return result
 
 
@@ -347,3 +349,38 @@ def test_predictions_are_told_of_the_values_at_which_they_are_farthest_off():
     assert [g for g, _ in told][:2] == [3.0, 17.0]
     assert 30.0 not in [g for g, _ in told[:10]]
     assert all(value == log_m[int(g)] for g, value in told)
+
+
+def test_a_tail_is_straight_in_a_coordinate_that_is_divided_by_a_scale(rng):
+    """Not in the hyperparameter itself: a line in that, times a scale far off, would be the highest place of all."""
+    bend = Bend((Tail(0, 1, 1.0, 1.0),), (Ratio(0, 1, 0.0),))
+
+    def log_density(g):
+        y = bend.divided(g)
+        return -np.logaddexp(0.0, y[:, 0] - 1.0) - 0.5 * y[:, 0] ** 2 * (y[:, 0] < 0.0) - 0.5 * g[:, 1] ** 2
+
+    emulated = Emulated(log_density, 200)
+    emulated.evaluate(bend.inverse(1.5 * rng.standard_normal((60, 2))))
+    emulated.standardise(Whitening.by(bend, np.zeros(2), np.eye(2)), bend)
+    assert emulated.predicted().whitening.in_tails(np.array([[3.0, 2.0]])).item() == pytest.approx(3.0 * np.exp(-2.0))
+    far = np.column_stack([[-1e3, 1e3], [4.0, 4.0]])
+    assert (emulated.predict(far)[0] < emulated.top).all()
+
+
+def test_where_nothing_can_be_fitted_there_is_no_posterior():
+    marginal = SimpleNamespace(
+        n_dim=1, known=[], begin_round=lambda whitening: None, drawn=lambda g, *others: [None] * len(g)
+    )
+
+    def flat(g):
+        return np.zeros(len(g))
+
+    guess = SimpleNamespace(
+        whitening=Whitening(lambda g: g, np.zeros(1), np.eye(1)), values=np.zeros(1), mean=lambda of: np.zeros(1),
+        log_density=flat, draws=lambda n, uniform: np.zeros((n, 1)), _of=flat,
+        wide=lambda bend: SimpleNamespace(draws=lambda n, rng: np.ones((n, 1)), log_density=flat),
+    )  # fmt: skip
+    rounds = Rounds(marginal, 64, 1)
+    rounds.add(guess, Bend(), 0.5)
+    with pytest.raises(Hopeless, match="at none of the hyperparameters"):
+        rounds.pooled()

@@ -123,7 +123,7 @@ class Sampler:
         """Adapt the proposal, then draw the pool."""
         self._bend = find_bend(lambda g: self._function(g)[0], self._mean, self._cov, self._ratios)
         self._base = base_proposal(self._bend, self._mean, self._cov)
-        whitening = Whitening(self._bend.forward, *self._base, tuple(t.at for t in self._bend.tails))
+        whitening = Whitening.by(self._bend, *self._base)
         self._function.standardise(whitening, self._bend)
         is_plain = self._quadrature is None and not self._is_predicted
         modes = self._at_modes() if self._others else None

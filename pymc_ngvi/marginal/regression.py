@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.nodes import PathRule
+from pymc_ngvi.marginal.tails import Bend
 
 #: Globals up to which regressions have all products of two of them, and cubes; beyond, squares alone.
 _MOST_PRODUCTS = 14
@@ -35,12 +36,24 @@ class Whitening:
         Lower Cholesky factor of the covariance of y.
     tailed : tuple of int
         Globals with a straight tail: in it, logarithms of scales are linear in these, not in y.
+    straight : callable, optional
+        From globals to coordinates that are linear there; by default, globals are.
     """
 
     forward: Callable[[Array], Array]
     mean: Array
     factor: Array
     tailed: tuple[int, ...] = ()
+    straight: Callable[[Array], Array] | None = None
+
+    @classmethod
+    def by(cls, bend: Bend, mean: Array, factor: Array) -> "Whitening":
+        """Return that of coordinates without straight tails: those have them once ratios are taken."""
+        return cls(bend.forward, mean, factor, tuple(tail.at for tail in bend.tails), bend.divided)
+
+    def in_tails(self, g: Array) -> Array:
+        """Return what is linear in straight tails, (n, n_tailed)."""
+        return (g if self.straight is None else self.straight(g))[:, list(self.tailed)]
 
     def whitened(self, g: Array) -> Array:
         """Return the whitened globals, (n, p)."""
@@ -51,7 +64,7 @@ class Whitening:
     def features(self, g: Array, *, cubes: bool = True) -> Array:
         """Return 1, the whitened globals, their products and cubes, and what is straight in tails, (n, n_features)."""
         u = self.whitened(g)
-        parts = [np.ones((len(u), 1)), u, g[:, list(self.tailed)]]
+        parts = [np.ones((len(u), 1)), u, self.in_tails(g)]
         if not self._has_products:
             parts.append(u**2)
         else:
@@ -63,7 +76,7 @@ class Whitening:
 
     def linear_features(self, g: Array) -> Array:
         """Return those of `features` that are linear in the whitened globals or in tails, (n, n_linear)."""
-        return np.concatenate([np.ones((len(g), 1)), self.whitened(g), g[:, list(self.tailed)]], axis=1)
+        return np.concatenate([np.ones((len(g), 1)), self.whitened(g), self.in_tails(g)], axis=1)
 
     @property
     def n_linear(self) -> int:

@@ -84,8 +84,8 @@ class Bend:
     def forward(self, g: Array) -> Array:
         """Return y, (n, p)."""
         if not self.tails:
-            return self._divided(g)
-        y = np.array(self._divided(g))
+            return self.divided(g)
+        y = np.array(self.divided(g))
         for at, side, rate, corner in self.tails:
             y[:, at] = np.logaddexp(0.0, -side * rate * (y[:, at] - corner)) / rate
         return y
@@ -102,7 +102,8 @@ class Bend:
             g[:, ratio.at] *= np.exp(_exponent(g, ratio))
         return g
 
-    def _divided(self, g: Array) -> Array:
+    def divided(self, g: Array) -> Array:
+        """Return globals after ratios are taken, (n, p)."""
         if not self.ratios:
             return g
         divided = np.array(g)
@@ -116,7 +117,7 @@ class Bend:
         for ratio in self.ratios:
             scale = np.exp(-float(_exponent(mean[None], ratio)[0]))
             slope[ratio.at, ratio.at], slope[ratio.at, ratio.by] = scale, -mean[ratio.at] * scale
-        return self._divided(mean[None])[0], slope @ cov @ slope.T
+        return self.divided(mean[None])[0], slope @ cov @ slope.T
 
     def log_density(self, of_y: Callable[[Array], Array], g: Array) -> Array:
         """Return the log density of g whose y has the log density ``of_y``, folded."""
@@ -137,7 +138,7 @@ class Bend:
         result = np.zeros(len(g))
         for ratio in self.ratios:
             result -= _exponent(g, ratio)
-        divided = self._divided(g) if self.tails else g
+        divided = self.divided(g) if self.tails else g
         for at, side, rate, corner in self.tails:  # dy/dg is a logistic function
             result -= np.logaddexp(0.0, side * rate * (divided[:, at] - corner))
         return result

@@ -122,7 +122,7 @@ def _kernel(a: Array, b: Array, length: float) -> Array:
 def _standardised(points: Array, whitening: Whitening) -> tuple[Array, Array]:
     """Return standardised points, however far they are, and the terms of the polynomial."""
     u: Array = np.linalg.solve(whitening.factor, (whitening.forward(points) - whitening.mean).T).T
-    return u, np.concatenate([quadratic_terms(u), points[:, list(whitening.tailed)]], axis=1)
+    return u, np.concatenate([quadratic_terms(u), whitening.in_tails(points)], axis=1)
 
 
 @stored("nested.predicted", content=("kriging", "bend", "mean", "factor"), make="of_content")
@@ -145,7 +145,7 @@ class Predicted:
     @classmethod
     def of_content(cls, kriging: Kriging, bend: Bend, mean: Array, factor: Array) -> "Predicted":
         """Return what a file holds."""
-        whitening = Whitening(bend.forward, mean, factor, tuple(t.at for t in bend.tails))
+        whitening = Whitening.by(bend, mean, factor)
         return cls(kriging, whitening, bend)
 
     def predict(self, points: Array) -> tuple[Array, Array]:

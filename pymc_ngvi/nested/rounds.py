@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import logsumexp
+from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.marginal.fitting import Hopeless
 from pymc_ngvi.marginal.proposals import Base, Proposal, effective_size, first_proposal
 from pymc_ngvi.marginal.regression import Whitening, predictor, quadratic_terms
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
@@ -140,6 +142,11 @@ class Rounds:
 
         Weights are those of draws of the mixture of all proposals. What was lost is the part of the predicted weight
         that is where there is no fit.
+
+        Raises
+        ------
+        Hopeless
+            If that is all of it.
         """
         g = np.concatenate([r.g for r in self._rounds])
         log_parts = np.array([np.log(len(r.g)) + r.log_density(g) for r in self._rounds])
@@ -153,6 +160,8 @@ class Rounds:
         is_lost = np.array([f is None for f in found])
         lost = float(share[is_lost].sum() / share.sum())
         keep = np.flatnonzero(~is_lost)
+        if not len(keep):
+            raise Hopeless(Reason.HOPELESS, "the latent variables can be fitted at none of the hyperparameters")
         u = self._guess.whitening.whitened(g[keep])
         keep = keep[by_neighbours(u, np.full(len(keep), 1.0 / len(keep)), 0.0)]
         is_wide = np.concatenate([np.full(len(r.g), r.is_wide) for r in self._rounds])
