@@ -11,7 +11,10 @@ from pymc_ngvi.density.functionals import functionals_of
 from pymc_ngvi.results.diagnosis import diagnose as making
 from pymc_ngvi.results.diagnosis import drifts
 from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, SUMMARY, Budget
-from pymc_ngvi.results.diagnosis.scores import score_drift_of
+from pymc_ngvi.results.diagnosis.drifts import Drifts
+from pymc_ngvi.results.diagnosis.functionals import FunctionalDrift
+from pymc_ngvi.results.diagnosis.moment_drift import Estimates, MomentDrift
+from pymc_ngvi.results.diagnosis.scores import ScoreDrift, score_drift_of
 
 N_GROUPS, SIZE, N_DRAWS = 40, 8, 512
 SEEDS = [1, 2]
@@ -167,3 +170,24 @@ def test_deterministics_are_judged_by_moved_draws(exact, monkeypatch):
     diagnosis = judged(making.replace(posterior, constrain=Wrong()), 1)
     assert diagnosis.verdict == "not reliable"
     assert "`spread`" in diagnosis.reasons[0]
+
+
+def test_where_gradients_were_looked_at_all_has_to_be_seen_twice():
+    """Errors of few draws, and of products with gradients, are known roughly: 3 standard errors come by chance."""
+    nothing = Estimates(np.zeros(2), np.ones(2))
+
+    def found(first, second, *, by_gradients):
+        sets = []
+        for value in (first, second):
+            large = Estimates(np.array([value, 0.0]), np.full(2, 0.1))
+            drift = FunctionalDrift(None, large, nothing, nothing, nothing, 64)
+            scores = ScoreDrift(large, nothing, 512, drift) if by_gradients else None
+            sets.append(Drifts(None, MomentDrift(nothing, nothing, nothing, None), None, drift, scores))
+        both = sets[0].seen_again(sets[1])
+        seen = [both.functionals.mean.value[0]]
+        return seen + ([both.predictors.mean.value[0], both.scores.mean.value[0]] if by_gradients else [])
+
+    assert found(0.8, 0.1, by_gradients=True) == [0.1] * 3
+    assert found(0.8, -0.6, by_gradients=True) == [0.0] * 3
+    assert found(0.8, 0.6, by_gradients=True) == [0.6] * 3
+    assert found(0.8, 0.1, by_gradients=False) == [pytest.approx(0.45)]

@@ -24,8 +24,6 @@ _LEAST_MOVED = 32
 _AGAIN = 3
 #: Draws that are moved where a posterior's own checks speak for it, and trajectories of each.
 FEW_MOVED, FEW_TRAJECTORIES = 64, 2
-#: Standard errors by which something that is computed of so few draws has to exceed what counts.
-_FEW_CERTAIN = 2.0
 #: Gradients at other draws, then, and fewest of these.
 _SCORED, _FEWEST_SCORED = 512, 64
 #: Part of a budget that is too small for all of these that such gradients take.
@@ -65,9 +63,8 @@ class Drifts:
         moments, joint, functionals, scores = self.moments, self.joint, self.functionals, self.scores
         if moments is not None and findings.stands_out(moments):
             return True
-        # Of few draws, errors are known roughly.
-        certain = 1.0 if scores is None else _FEW_CERTAIN
-        if functionals is not None and functional_findings.functional_stands_out(functionals, certain):
+        # Of few draws, errors are known roughly: nothing is said before it was seen of more.
+        if functionals is not None and functional_findings.functional_stands_out(functionals):
             return True
         if self.predictors is not None and functional_findings.functional_stands_out(self.predictors):
             return True
@@ -84,16 +81,21 @@ class Drifts:
         return None if self.scores is None else self.scores.predictors
 
     def seen_again(self, other: "Drifts") -> "Drifts":
-        """Return, of moments, what this and an independent one have in common; of all else, what both show together."""
+        """Return, of moments, what this and an independent one have in common; of all else, what both show together.
+
+        Where gradients were looked at, a posterior's own checks speak for it, and all has to be seen twice: errors of
+        few draws are known roughly, and of products with gradients as well.
+        """
         if self.moments is None or other.moments is None:
             return other
         joint, functionals, scores = other.joint, other.functionals, other.scores
         if self.joint is not None and joint is not None:
             joint = self.joint.with_others(joint)
         if self.scores is not None and scores is not None:
-            scores = self.scores.with_others(scores)  # few draws were moved, and more than those the second time
-        elif self.functionals is not None and functionals is not None:
-            functionals = self.functionals.with_others(functionals)
+            scores = self.scores.seen_again(scores)
+        if self.functionals is not None and functionals is not None:
+            both = self.functionals.with_others if scores is None else self.functionals.seen_again
+            functionals = both(functionals)
         return Drifts(other.moved, self.moments.seen_again(other.moments), joint, functionals, scores)
 
 

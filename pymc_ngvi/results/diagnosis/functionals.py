@@ -60,6 +60,11 @@ class FunctionalDrift:
         mean, sd, lower, upper = (_joined(getattr(self, name), getattr(other, name), part) for name in _MEASURES)
         return FunctionalDrift(self.functionals, mean, sd, lower, upper, self.n_draws + other.n_draws)
 
+    def seen_again(self, other: "FunctionalDrift") -> "FunctionalDrift":
+        """Return what two sets of moved draws have in common."""
+        mean, sd, lower, upper = (getattr(self, name).seen_again(getattr(other, name)) for name in _MEASURES)
+        return FunctionalDrift(self.functionals, mean, sd, lower, upper, other.n_draws)
+
 
 def _joined(one: Estimates, other: Estimates, part: float) -> Estimates:
     """Return the mean of two estimates, of which the first has a part of the weight."""

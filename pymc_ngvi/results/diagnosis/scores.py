@@ -58,10 +58,10 @@ class ScoreDrift:
         predictors = "" if self.predictors is None else f", and with {self.predictors.functionals.of_elements()}"
         return f"at {self.n_draws:,} draws: their means, and products with all coordinates{predictors}"
 
-    def with_others(self, other: "ScoreDrift") -> "ScoreDrift":
-        """Return, of coordinates, what this and an independent one have in common; of predictors, both together."""
+    def seen_again(self, other: "ScoreDrift") -> "ScoreDrift":
+        """Return what this and an independent one have in common."""
         one, two = self.predictors, other.predictors
-        predictors = None if one is None or two is None else one.with_others(two)
+        predictors = None if one is None or two is None else one.seen_again(two)
         return ScoreDrift(self.mean.seen_again(other.mean), self.sd.seen_again(other.sd), other.n_draws, predictors)
 
 
