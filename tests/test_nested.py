@@ -23,6 +23,8 @@ from pymc_ngvi.density import LogDensity
 from pymc_ngvi.nested import rounds
 from pymc_ngvi.nested.posterior import nested_posterior
 from pymc_ngvi.nested.verdict import NestedChecks
+from pymc_ngvi.posteriors import search
+from pymc_ngvi.posteriors.kinds import KINDS
 
 #: Values of hyperparameters where a test is not about how good a posterior is.
 FEW = 96
@@ -264,6 +266,13 @@ def _no_forest(density):
     raise Unavailable(Reason.NO_FOREST, "there are no blocks")
 
 
+@pytest.fixture
+def _no_last_resort(monkeypatch):
+    """Leave draws as they are where no other posterior can be relied on."""
+    monkeypatch.setattr(search, "KINDS", {name: KINDS[name] for name in ("exact", "nested")})
+
+
+@pytest.mark.usefixtures("_no_last_resort")
 def test_what_can_t_be_fitted_falls_back(monkeypatch):
     """The Gaussian is kept, with the reason."""
     monkeypatch.setattr("pymc_ngvi.nested.exploring.find_mode", lambda *args: None)
@@ -275,7 +284,7 @@ def test_what_can_t_be_fitted_falls_back(monkeypatch):
         fit_ngvi(model=counts(), posterior="nested", random_seed=1, progressbar=False)
 
 
-@pytest.mark.usefixtures("_of_few_values")
+@pytest.mark.usefixtures("_of_few_values", "_no_last_resort")
 @pytest.mark.parametrize(("gaussian", "kept"), [(0.3, False), (0.01, True)])
 def test_of_what_is_not_reliable_that_with_the_better_weights_comes_back(monkeypatch, gaussian, kept):
     """The weights of the nested posterior are made out to be poor; those of the Gaussian, better or worse still."""
