@@ -67,9 +67,9 @@ class SparseTriangle(NamedTuple):
     ) -> "SparseTriangle":
         """Return the map of entries in any sequence; rows and columns are places in the order."""
         sequence = np.lexsort((rows, cols))
-        order, rows = order.astype(np.int64), rows[sequence]
+        coordinates = np.asarray(order, dtype=np.int64)
         starts = np.append(0, np.cumsum(np.bincount(cols, minlength=len(order)))).astype(np.int64)
-        return cls(order, starts, order[rows], np.ascontiguousarray(entries[sequence]), inverted)
+        return cls(coordinates, starts, coordinates[rows[sequence]], np.ascontiguousarray(entries[sequence]), inverted)
 
 
 class Stretched(NamedTuple):

@@ -94,6 +94,11 @@ class SparseTriangular(Op):
     def __init__(self, *, inverted: bool, transposed: bool) -> None:
         self.inverted, self.transposed = inverted, transposed
 
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Restore from a pickle: in another process, Numba is to know of it, too."""
+        self.__dict__.update(state)
+        _dispatch()
+
     def make_node(self, *inputs: Variable) -> Apply:
         """Return the node."""
         _dispatch()

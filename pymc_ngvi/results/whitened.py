@@ -22,6 +22,8 @@ from pymc_ngvi.results.samplers import refuse_part_of_data, starts
 
 #: Groups of draws that `Whitened.unwhiten` makes anew, or leaves out.
 _OF_DRAWS = ("posterior", "warmup_posterior", "observed_data", "constant_data")
+#: Points at which log p has to be finite for chains to start at points like these.
+_N_SIGNS = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,18 +126,23 @@ class Whitened:
         step = pm.NUTS(potential=potential, model=self.model, initial_point=initvals[0], **nuts)
         return {"model": self.model, "chains": chains, "initvals": initvals, "step": step}
 
-    def nutpie_kwargs(self, random_seed: Seed = None) -> dict[str, Any]:
+    def nutpie_kwargs(self) -> dict[str, Any]:
         """Return arguments for ``nutpie.compile_pymc_model(white.model, **white.nutpie_kwargs())``.
 
-        Nutpie takes one start for all chains: a draw of the approximation. It makes its first mass matrix of the
-        gradient there, and adapts it: 200 tuning draws do.
+        Nutpie makes its first mass matrix of the gradient at the start, and that of a standard normal is -z. So a chain
+        starts at random signs, entries of 1 and -1 that differ between chains: the mass matrix is about the identity at
+        once, and 100 tuning draws do. Where log p is not finite at such points, all chains start at one draw of the
+        approximation.
 
         Returns
         -------
         dict
             ``initial_points`` and ``jitter_rvs``.
         """
-        return {"initial_points": self._initvals(1, random_seed)[0], "jitter_rvs": set()}
+        trial = np.random.default_rng(0).choice([-1.0, 1.0], (_N_SIGNS, self.n_dim))
+        at_signs = bool(np.isfinite(self.posterior.density.logp(self.to_model(trial))).all())
+        start = 2.0 * pm.Bernoulli.dist(0.5, shape=self.n_dim) - 1.0 if at_signs else self.initial_points(1, 0)[0]
+        return {"initial_points": {WHITENED: start}, "jitter_rvs": set()}
 
     def jax_kwargs(self, chains: int = 4, random_seed: Seed = None) -> dict[str, Any]:
         """Return arguments for ``pm.sample(nuts_sampler="blackjax", **white.jax_kwargs())``, or ``"numpyro"``.
@@ -205,7 +212,7 @@ class Whitened:
         """Return whitened draws, (n_chains, n_draws, n_dim)."""
         try:
             found = draws["posterior"][WHITENED].transpose("chain", "draw", ...).values
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
                 f"draws should be those of the whitened model, with {WHITENED!r} in the group 'posterior'; got "
                 f"{_described(draws)}. Sample white.model, and pass on what the sampler returns."
