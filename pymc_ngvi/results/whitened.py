@@ -139,7 +139,7 @@ class Whitened:
         dict
             ``initial_points`` and ``jitter_rvs``.
         """
-        trial = np.random.default_rng(0).choice([-1.0, 1.0], (_N_SIGNS, self.n_dim))
+        trial = np.sign(np.random.default_rng(0).standard_normal((_N_SIGNS, self.n_dim)))
         at_signs = bool(np.isfinite(self.posterior.density.logp(self.to_model(trial))).all())
         start = 2.0 * pm.Bernoulli.dist(0.5, shape=self.n_dim) - 1.0 if at_signs else self.initial_points(1, 0)[0]
         return {"initial_points": {WHITENED: start}, "jitter_rvs": set()}
