@@ -41,7 +41,7 @@ FIELDS = (
     "compile_seconds", "sample_seconds", "unwhiten_seconds", "status", "note", "process_seconds", "date", "environment",
 )  # fmt: skip
 #: Seconds after which a run is ended.
-LIMIT = 900
+LIMIT = 600
 
 CAPTION = f"""\
 {CHAINS} chains of {DRAWS} draws, one after the other. `nutpie`: as `pm.sample` runs it; `low rank`: with
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     done = {tuple(row[key] for key in KEY) for row in records.read() if row["ess"]}
     records.drop(lambda row: not row["ess"])
     for model in options.models:
-        for method in TUNE:
+        for method in options.methods:
             keys = [(model, method, "1", "cold"), *((model, method, str(s + 1), "warm") for s in range(options.seeds))]
             missing = [key for key in keys if key not in done]
             if not options.seeds or not missing:
@@ -241,6 +241,7 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     docs = Path(__file__).parents[2] / "docs" / "benchmarks"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--methods", nargs="+", choices=TUNE, default=list(TUNE))
     parser.add_argument("--seeds", type=int, default=2, help="warm runs; 0 writes the table alone")
     parser.add_argument("--out", type=Path, default=docs / "whitened.csv")
     parser.add_argument("--table", type=Path, default=docs / "whitened.md", help="page with marks, or a new file")
