@@ -179,12 +179,8 @@ def sampler_init(posterior: Posterior, chains: int, rng: np.random.Generator, co
     chains = check_chains(chains)
     if covariance not in ("auto", "dense", "diagonal"):
         raise ValueError(f"covariance should be 'auto', 'dense' or 'diagonal'; got {covariance!r}.")
-    if posterior.density.has_minibatch:
-        raise ValueError(
-            "The model reads pm.Minibatch data: NUTS needs the log density given all of them. Build the model on "
-            "all of the data, and pass it q by start= and start_sigma= of pm.fit."
-        )
-    points = _starts(posterior, chains, rng)
+    refuse_part_of_data(posterior)
+    points = starts(posterior, chains, rng)
     values = Constrainer.of(posterior.density, deterministics=False)(points)
     names = [rv.name for rv in posterior.model.free_RVs]
     initvals = [{name: np.array(values[name][chain]) for name in names} for chain in range(chains)]
@@ -205,7 +201,21 @@ def _covariance(posterior: Posterior, covariance: Covariance) -> Array:
     return np.array(found, dtype=np.float64)
 
 
-def _starts(posterior: Posterior, chains: int, rng: np.random.Generator) -> Array:
+def refuse_part_of_data(posterior: Posterior) -> None:
+    """Raise ValueError where the log density of the model is that of a part of the data."""
+    if posterior.density.is_sharded or posterior.density.is_streamed:
+        raise ValueError(
+            "The model has the data of one shard or batch alone, and a sampler needs the log density given all of "
+            "them. Build the model on all of the data, and pass it q by start= and start_sigma= of pm.fit."
+        )
+    if posterior.density.has_minibatch:
+        raise ValueError(
+            "The model reads pm.Minibatch data: NUTS needs the log density given all of them. Build the model on "
+            "all of the data, and pass it q by start= and start_sigma= of pm.fit."
+        )
+
+
+def starts(posterior: Posterior, chains: int, rng: np.random.Generator) -> Array:
     """Return draws of q where log p is finite, (chains, n_dim)."""
     starts = np.empty((0, posterior.layout.n_dim))
     for _ in range(_MAX_TRIES):

@@ -24,10 +24,12 @@ from scipy.linalg import lapack
 from threadpoolctl import ThreadpoolController
 
 from pymc_ngvi.core import linalg
+from pymc_ngvi.core.linear_maps import SparseTriangle
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.matrices import stacks as dense
 from pymc_ngvi.families.matrices.sparse.any_fronts import AnyFronts
 from pymc_ngvi.families.matrices.sparse.fronts import FrontStack
+from pymc_ngvi.families.matrices.sparse.order import Ints
 from pymc_ngvi.families.matrices.sparse.triangles import Triangles
 
 _ROOT_2 = float(np.sqrt(2.0))
@@ -112,6 +114,12 @@ class SparseCholesky:
         factor = cls(fronts, panels)
         factor.__dict__.update(_own=owns, matrix=matrix)  # which are known by now
         return factor
+
+    def triangle(self, *, inverted: bool) -> SparseTriangle:
+        """Return L, or L^-T, as a map."""
+        rows, cols = (np.concatenate(parts) for parts in zip(*map(_places, self.fronts.stacks), strict=True))
+        used = self.fronts.used
+        return SparseTriangle.of(self.fronts.order, rows[used], cols[used], self.panels[used], inverted=inverted)
 
     def log_det(self) -> float:
         """Return the log determinant of L."""
@@ -314,6 +322,14 @@ def _shaped(stack: FrontStack, numbers: Array) -> Array:
     """Return fronts or panels of a stack, as a view."""
     n, k, m = stack.shape
     return numbers.reshape(n, k + m, -1)
+
+
+def _places(stack: FrontStack) -> tuple[Ints, Ints]:
+    """Return the places, in the order of elimination, of the row and the column of each entry of panels."""
+    both = np.concatenate([stack.own, stack.beside], axis=1)
+    shape = (*both.shape, stack.shape[1])
+    rows, cols = np.broadcast_to(both[:, :, None], shape), np.broadcast_to(stack.own[:, None], shape)
+    return rows.ravel(), cols.ravel()
 
 
 def _lower(fronts: AnyFronts, panels: Array) -> Array:
