@@ -55,7 +55,8 @@ def signature(inputs, outputs):
             rows.append((node.op, *map(number, node.inputs), *((out.type, out.name) for out in node.outputs)))
             for out in node.outputs:
                 numbers[out] = len(numbers)
-        return Signature((*rows, *map(number, outputs)))
+        ends = list(map(number, outputs))  # constants among them are rows, too
+        return Signature((*rows, *ends))
     except TypeError:
         return None
 
