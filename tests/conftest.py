@@ -74,6 +74,14 @@ def rng(request):
 
 
 @pytest.fixture
+def _no_last_resort(monkeypatch):
+    """Leave draws as they are where no other posterior can be relied on."""
+    from pymc_ngvi.posteriors import search  # after what has to be set before PyTensor is imported
+
+    monkeypatch.setattr(search, "KINDS", {name: kind for name, kind in search.KINDS.items() if not kind.is_last})
+
+
+@pytest.fixture
 def _one_blas_thread():
     """Keep BLAS to one thread, as a fit of a small model does; tests that run the loop themselves need it."""
     with threadpool_limits(1, user_api="blas"):

@@ -231,6 +231,7 @@ def _no_latent_rows(density):
     raise Unavailable(Reason.NOT_LATENT, "no latent Gaussian model")
 
 
+@pytest.mark.usefixtures("_no_last_resort")
 def test_a_check_that_fails(models, monkeypatch):
     """By default the Gaussian comes back with the reason; where an exact posterior was asked for, it is an error."""
     monkeypatch.setattr("pymc_ngvi.marginal.verdict.LEAST_SIZE", 1e6)
@@ -244,6 +245,7 @@ def test_a_check_that_fails(models, monkeypatch):
     np.testing.assert_array_equal(caught.value.approx.mean_flat, approx.mean_flat)
 
 
+@pytest.mark.usefixtures("_no_last_resort")
 def test_terms_that_do_not_split(monkeypatch):
     """Another way to fail: the Gaussian is there all the same."""
 

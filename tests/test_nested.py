@@ -23,8 +23,6 @@ from pymc_ngvi.density import LogDensity
 from pymc_ngvi.nested import rounds
 from pymc_ngvi.nested.posterior import nested_posterior
 from pymc_ngvi.nested.verdict import NestedChecks
-from pymc_ngvi.posteriors import search
-from pymc_ngvi.posteriors.kinds import KINDS
 
 #: Values of hyperparameters where a test is not about how good a posterior is.
 FEW = 96
@@ -264,12 +262,6 @@ def test_checks_say_what_is_wrong():
 
 def _no_forest(density):
     raise Unavailable(Reason.NO_FOREST, "there are no blocks")
-
-
-@pytest.fixture
-def _no_last_resort(monkeypatch):
-    """Leave draws as they are where no other posterior can be relied on."""
-    monkeypatch.setattr(search, "KINDS", {name: KINDS[name] for name in ("exact", "nested")})
 
 
 @pytest.mark.usefixtures("_no_last_resort")

@@ -163,6 +163,7 @@ def _tried(monkeypatch):
     return tried
 
 
+@pytest.mark.usefixtures("_no_last_resort")
 def test_two_posteriors_share_what_there_is(tried):
     approx = fit(grouped())
     assert tried == ["exact"]
