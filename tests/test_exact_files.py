@@ -128,7 +128,7 @@ def test_graphs_of_one_that_is_gone():
     alone = elsewhere(fitted("one"))
     arrays = alone._state.params()
     assert type(alone._state).from_params(arrays) is fitted("one")._state  # known by its number
-    with pytest.raises(ValueError, match="No exact or nested posterior has this number"):
+    with pytest.raises(ValueError, match="No exact, nested or moved posterior has this number"):
         type(alone._state).from_params({**arrays, "number": np.array([5])})
 
 

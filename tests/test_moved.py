@@ -7,10 +7,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import ndtri
 
 from pymc_ngvi.families import DiagonalState, FullState
-from pymc_ngvi.moves.arrival import effective_size_of, effective_sizes, mixing_of, most_trend, nested_rhat
+from pymc_ngvi.moves.arrival import effective_sizes, mixing_of, most_trend, nested_rhat, worth_of
 from pymc_ngvi.moves.chains import Chains
-from pymc_ngvi.moves.coordinates import Coordinates
-from pymc_ngvi.moves.leapfrog import Whitened, evaluated, trajectory
+from pymc_ngvi.moves.coordinates import ChainCoordinates
+from pymc_ngvi.moves.leapfrog import Whitened, phase_points_at, trajectory
 from pymc_ngvi.moves.rounds import N_STARTS, moved_until_arrived
 from pymc_ngvi.moves.starts import starts_of
 from pymc_ngvi.moves.verdict import LEAST_SIZE, MOST_RHAT
@@ -89,7 +89,7 @@ def test_coordinates_whiten_what_the_gaussian_does_not(rng):
     cov, q = correlated(d, 1)
     fit = FullState(np.ones(d), np.linalg.cholesky(4.0 * q @ cov @ q.T))
     x = 3.0 + rng.standard_normal((20_000, d)) @ np.linalg.cholesky(cov).T
-    found = Coordinates.of(fit).refitted(x, len(x))
+    found = ChainCoordinates.of(fit).refitted(x, len(x))
     w = found.w(x)
     assert_allclose(w.mean(axis=0), 0.0, atol=1e-10)
     # What is within the edge of noise of a thousand draws stays as it is.
@@ -104,11 +104,11 @@ def test_coordinates_whiten_what_the_gaussian_does_not(rng):
 def test_noise_is_no_direction(d, n, rng):
     """Of few draws of many coordinates, no eigenvalue stands out; a direction that is ten times as wide does."""
     x = rng.standard_normal((n, d))
-    assert Coordinates.of(standard(d)).refitted(x, n).directions.shape[1] == 0
+    assert ChainCoordinates.of(standard(d)).refitted(x, n).directions.shape[1] == 0
     along = rng.standard_normal(d)
     along /= np.linalg.norm(along)
     x += 9.0 * (x @ along)[:, None] * along
-    found = Coordinates.of(standard(d)).refitted(x, n)
+    found = ChainCoordinates.of(standard(d)).refitted(x, n)
     assert np.linalg.norm(found.w(x), 2) ** 2 / n < 1.3 * (1.0 + np.sqrt(d / n)) ** 2
     assert found.directions.shape[1] >= 1
 
@@ -119,7 +119,7 @@ def test_noise_is_no_direction(d, n, rng):
 def test_trajectories_leave_a_posterior_as_it_is(rng):
     """Steps of a size that is often refused: without acceptance, variances would grow."""
     target, metric = Target(gaussian(np.eye(3))), Whitened.by(standard(3))
-    points = evaluated(target, metric, rng.standard_normal((20_000, 3)))
+    points = phase_points_at(target, metric, rng.standard_normal((20_000, 3)))
     for _ in range(4):
         points, probability = trajectory(target, metric, points, rng.standard_normal((20_000, 3)), 3, 1.4, rng)
     assert 0.3 < probability.mean() < 0.95
@@ -179,7 +179,7 @@ def test_independent_draws_have_arrived(seed):
     assert_allclose(mixing.memory, 0.0, atol=MOST_ERRORS / np.sqrt(60 * N_CHAINS))
     assert min(effective_sizes(draws, mixing.memory)) > 0.8 * 60 * N_CHAINS
     # Means of superchains scatter as those of so many draws; eight of them tell it within a factor.
-    assert 0.3 < effective_size_of(draws[..., :1].clip(-3, 3), N_STARTS) / (60 * N_CHAINS) <= 1.0
+    assert 0.3 < worth_of(draws[..., :1].clip(-3, 3), N_STARTS) / (60 * N_CHAINS) <= 1.0
 
 
 @pytest.mark.parametrize("of", ["place", "spread"])
@@ -318,7 +318,7 @@ def test_the_same_seed_gives_the_same_draws():
 
 def test_the_length_of_trajectories_is_about_a_quarter_of_a_period():
     """Of a standard normal, means are forgotten fastest after half a period, squares after a quarter."""
-    chains = Chains(Target(gaussian(np.eye(10))), Coordinates.of(standard(10)),
+    chains = Chains(Target(gaussian(np.eye(10))), ChainCoordinates.of(standard(10)),
                     np.random.default_rng(1).standard_normal((N_CHAINS, 10)), np.random.default_rng(2))  # fmt: skip
     chains.run(40, n_adapting=20)
     draws = chains.run(20)

@@ -32,16 +32,18 @@ def smoothed(log_ratio: Array) -> tuple[Array, float]:
     Parameters
     ----------
     log_ratio : ndarray, shape (n_draws,)
-        log p - log q; what is not finite has no weight. At least one is.
+        log p - log q; what is not finite has no weight.
 
     Returns
     -------
     log_weights : ndarray, shape (n_draws,)
         Up to a constant.
     khat : float
-        -inf where all weights, or all in the tail, are equal.
+        -inf where all weights, or all in the tail, are equal; inf where there is no weight.
     """
     finite = np.isfinite(log_ratio)
+    if not finite.any():
+        return np.full(len(log_ratio), -np.inf), float("inf")
     filled = np.where(finite, log_ratio, log_ratio[finite].min() - _NO_WEIGHT)
     if np.ptp(filled) < _ALL_EQUAL:
         return filled, float("-inf")

@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from arviz_stats.base import array_stats
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
@@ -85,7 +84,7 @@ def nested_rhat(values: Array, n_starts: int) -> Array:
     return rhat
 
 
-def effective_size_of(values: Array, n_starts: int) -> float:
+def worth_of(values: Array, n_starts: int) -> float:
     """Return how many independent draws chains are worth, roughly: two of each superchain at least.
 
     Means of superchains differ by as much as means of so many draws do, in the median of quantities.
@@ -160,6 +159,8 @@ def effective_sizes(values: Array, memory: Array) -> tuple[float, float]:
     memory : ndarray, shape (n_quantities,)
         By which these are known; NaN of what is left out.
     """
+    from arviz_stats.base import array_stats  # which takes a while to import
+
     known = np.flatnonzero(np.isfinite(memory))
     slowest = known[np.argsort(-memory[known], kind="stable")[:_MOST_SIZES]]
     if not len(slowest):

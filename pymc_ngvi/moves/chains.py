@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_ngvi.core.types import Array, Density
-from pymc_ngvi.moves.coordinates import Coordinates
-from pymc_ngvi.moves.leapfrog import Points, evaluated, trajectory
+from pymc_ngvi.moves.coordinates import ChainCoordinates
+from pymc_ngvi.moves.leapfrog import PhasePoints, phase_points_at, trajectory
 
 #: First length of trajectories: a quarter of a period. First step size, times the fourth root of the dimension.
 _QUARTER, _FIRST = 0.5 * math.pi, 0.5
@@ -50,7 +50,7 @@ class Chains:
     Parameters
     ----------
     target : Density
-    coordinates : Coordinates
+    coordinates : ChainCoordinates
     x : ndarray, shape (n_chains, n_dim)
         Where they begin; log p and its gradient are finite there.
     rng : numpy.random.Generator
@@ -65,7 +65,7 @@ class Chains:
         Mean probability of acceptance in the last run of iterations.
     """
 
-    def __init__(self, target: Density, coordinates: Coordinates, x: Array, rng: np.random.Generator) -> None:
+    def __init__(self, target: Density, coordinates: ChainCoordinates, x: Array, rng: np.random.Generator) -> None:
         self._target, self._rng = target, rng
         self._jitter = rng.random()
         self.coordinates, self.n_gradients = coordinates, 0
@@ -73,9 +73,9 @@ class Chains:
         self.acceptance = math.nan
         self._points = self._evaluated(x)
 
-    def _evaluated(self, x: Array) -> Points:
+    def _evaluated(self, x: Array) -> PhasePoints:
         self.n_gradients += len(x)
-        return evaluated(self._target, self.coordinates, x)
+        return phase_points_at(self._target, self.coordinates, x)
 
     @property
     def n_steps(self) -> int:
@@ -138,12 +138,12 @@ class _Distances:
     The square of the distance from the start is 0 there, and 1, in twice the variance, where that is forgotten.
     """
 
-    def __init__(self, coordinates: Coordinates, points: Points, n_steps: int) -> None:
+    def __init__(self, coordinates: ChainCoordinates, points: PhasePoints, n_steps: int) -> None:
         self._coordinates, self._first = coordinates, _places(coordinates, points)
         self._twice = 2.0 * self._first.var(axis=0) + np.finfo(np.float64).tiny
         self._of_step = np.zeros((n_steps, self._first.shape[1]))
 
-    def __call__(self, i: int, points: Points, probability: Array) -> None:
+    def __call__(self, i: int, points: PhasePoints, probability: Array) -> None:
         squares = (_places(self._coordinates, points) - self._first) ** 2
         self._of_step[i] = probability @ squares / (len(squares) * self._twice)
 
@@ -155,7 +155,7 @@ class _Distances:
         return int(np.argmax(slowest.mean(axis=1) / np.arange(1, n_steps + 1))) + 1
 
 
-def _places(coordinates: Coordinates, points: Points) -> Array:
+def _places(coordinates: ChainCoordinates, points: PhasePoints) -> Array:
     """Return coordinates, and their distances from the centre, of which far ones count as less far."""
     with np.errstate(over="ignore", invalid="ignore"):
         w = np.clip(np.nan_to_num(coordinates.w(points.x)), -_FAR, _FAR)

@@ -16,7 +16,7 @@ _OF_PRIOR = 5.0
 
 
 @dataclass(frozen=True, eq=False)
-class Coordinates:
+class ChainCoordinates:
     """Coordinates w with x = mean + C (centre + scale * S w), S = I + U (root - 1) U^T.
 
     C whitens the Gaussian. All else is found of draws: the centre, scales, and the few directions U in which their

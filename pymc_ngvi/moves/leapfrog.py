@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.types import Array, Density, GaussianState
 
 
-class Metric(Protocol):
+class MomentumMetric(Protocol):
     """The linear map from whitened momenta to velocities, and its transpose."""
 
     def velocity(self, momenta: Array) -> Array:
@@ -54,16 +54,16 @@ class Whitened(NamedTuple):
 
 
 @dataclass
-class Points:
+class PhasePoints:
     """Where points are, with log p and its whitened gradient; rows are independent."""
 
     x: Array
     logp: Array
     slope: Array
 
-    def at(self, rows: NDArray[np.integer] | NDArray[np.bool_]) -> "Points":
+    def at(self, rows: NDArray[np.integer] | NDArray[np.bool_]) -> "PhasePoints":
         """Return some of them."""
-        return Points(self.x[rows], self.logp[rows], self.slope[rows])
+        return PhasePoints(self.x[rows], self.logp[rows], self.slope[rows])
 
     @property
     def finite(self) -> NDArray[np.bool_]:
@@ -75,25 +75,25 @@ class Points:
 class Arrived(NamedTuple):
     """Where trajectories ended, where the points are after acceptance, and the probabilities of that, (n_points,)."""
 
-    points: Points
+    points: PhasePoints
     probability: Array
 
 
 #: Told the number of the step, where points are on their trajectories, and the probabilities of stopping there.
-type Watch = Callable[[int, Points, Array], None]
+type Watch = Callable[[int, PhasePoints, Array], None]
 
 
-def evaluated(target: Density, metric: Metric, x: Array) -> Points:
+def phase_points_at(target: Density, metric: MomentumMetric, x: Array) -> PhasePoints:
     """Return points with log p and its whitened gradient."""
     logp, grad = target.logp_grad(x)
     with np.errstate(invalid="ignore", over="ignore"):
-        return Points(x, logp, metric.slope(grad))
+        return PhasePoints(x, logp, metric.slope(grad))
 
 
 def trajectory(
     target: Density,
-    metric: Metric,
-    points: Points,
+    metric: MomentumMetric,
+    points: PhasePoints,
     momenta: Array,
     n_steps: int,
     size: float | Array,
@@ -105,8 +105,8 @@ def trajectory(
     Parameters
     ----------
     target : Density
-    metric : Metric
-    points : Points
+    metric : MomentumMetric
+    points : PhasePoints
         Finite.
     momenta : ndarray, shape (n_points, n_dim)
         Whitened: standard normal.
@@ -125,7 +125,7 @@ def trajectory(
             x = now.x + size * metric.velocity(p)
             lost = ~np.isfinite(x).all(axis=1)
             x[lost] = points.x[lost]
-            now = evaluated(target, metric, x)
+            now = phase_points_at(target, metric, x)
             now.logp[lost] = -np.inf
             now.slope[~now.finite] = 0.0  # it goes on straight, and is refused at the end
             if watch is not None:
@@ -133,7 +133,7 @@ def trajectory(
             p = p + (0.5 if i == n_steps - 1 else 1.0) * size * now.slope
         probability = _probability(points, momenta, now, p)
     taken = rng.random(len(probability)) < probability
-    arrived = Points(
+    arrived = PhasePoints(
         np.where(taken[:, None], now.x, points.x),
         np.where(taken, now.logp, points.logp),
         np.where(taken[:, None], now.slope, points.slope),
@@ -141,7 +141,7 @@ def trajectory(
     return Arrived(arrived, probability)
 
 
-def _probability(start: Points, momenta: Array, end: Points, p: Array) -> Array:
+def _probability(start: PhasePoints, momenta: Array, end: PhasePoints, p: Array) -> Array:
     change = end.logp - start.logp - 0.5 * np.sum(p**2 - momenta**2, axis=1)
     result: Array = np.exp(np.minimum(np.where(np.isfinite(change), change, -np.inf), 0.0))
     return result

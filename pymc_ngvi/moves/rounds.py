@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_ngvi.core.types import Array, Density, GaussianState
-from pymc_ngvi.moves.arrival import Mixing, effective_size_of, effective_sizes, mixing_of, most_trend
+from pymc_ngvi.moves.arrival import Mixing, effective_sizes, mixing_of, most_trend, worth_of
 from pymc_ngvi.moves.chains import Chains, Stretch
-from pymc_ngvi.moves.coordinates import Coordinates
+from pymc_ngvi.moves.coordinates import ChainCoordinates
 from pymc_ngvi.moves.starts import starts_of
 from pymc_ngvi.moves.verdict import LEAST_SIZE, MovedChecks
 
@@ -33,7 +33,7 @@ _MOST_COMPUTED = 2**13
 type Quantities = Callable[[Array], Array]
 
 
-class Ended(NamedTuple):
+class MovedChains(NamedTuple):
     """Where chains have come to: the draws that are kept, and what was measured of them."""
 
     draws: Stretch
@@ -49,7 +49,7 @@ def moved_until_arrived(
     quantities: Quantities | None = None,
     label: Callable[[int], str] = str,
     may_go_on: Callable[[int], bool] = lambda n_gradients: True,
-) -> Ended | None:
+) -> MovedChains | None:
     """Move chains until they have arrived.
 
     Parameters
@@ -69,14 +69,14 @@ def moved_until_arrived(
 
     Returns
     -------
-    Ended or None
+    MovedChains or None
         None where log p is not finite around the fits.
     """
     starts = starts_of(target, fits, N_STARTS, rng)
     if starts is None:
         return None
     x = np.repeat(starts, n_chains // N_STARTS, axis=0)
-    chains = Chains(target, Coordinates.of(fits[0]), x, rng)
+    chains = Chains(target, ChainCoordinates.of(fits[0]), x, rng)
     rounds: list[Stretch] = []
     n, done = _FIRST, 0
     while True:
@@ -91,7 +91,7 @@ def moved_until_arrived(
             if ended.checks.is_exact or not goes_on:
                 return ended
         last = rounds[-1].x
-        chains.refit(last.reshape(-1, last.shape[2]), effective_size_of(last, N_STARTS))
+        chains.refit(last.reshape(-1, last.shape[2]), worth_of(last, N_STARTS))
 
 
 def _later(rounds: list[Stretch], done: int) -> list[Stretch]:
@@ -102,13 +102,13 @@ def _later(rounds: list[Stretch], done: int) -> list[Stretch]:
     return later
 
 
-def _ended(draws: Stretch, chains: Chains, quantities: Quantities | None, label: Callable[[int], str]) -> Ended:
+def _ended(draws: Stretch, chains: Chains, quantities: Quantities | None, label: Callable[[int], str]) -> MovedChains:
     """Judge draws; further quantities, and effective sizes, where nothing else is missing."""
     values = np.concatenate([draws.x, draws.logp[:, :, None]], axis=2)
     mixing = mixing_of(values, N_STARTS)
     checks = _checks(draws, mixing, chains, label)
     if not checks.is_settled:
-        return Ended(draws, checks)
+        return MovedChains(draws, checks)
     sizes = effective_sizes(values, mixing.memory)
     if quantities is not None and min(sizes) >= LEAST_SIZE:
         further = _further(draws, quantities)
@@ -116,7 +116,7 @@ def _ended(draws: Stretch, chains: Chains, quantities: Quantities | None, label:
         mixing = mixing.joined(of_further)
         bulk, tail = effective_sizes(further, of_further.memory)
         sizes = min(sizes[0], bulk), min(sizes[1], tail)
-    return Ended(draws, _checks(draws, mixing, chains, label, sizes))
+    return MovedChains(draws, _checks(draws, mixing, chains, label, sizes))
 
 
 def _further(draws: Stretch, quantities: Quantities) -> Array:

@@ -58,7 +58,7 @@ class ExactMethods(Fitted):
         >>> import pymc_ngvi
         >>> with pm.Model():
         ...     x = pm.Normal("x", shape=2)
-        ...     pm.Potential("bent", -((x[0] ** 2 - x[1]) ** 2))
+        ...     bent = pm.Potential("bent", -((x[0] ** 2 - x[1]) ** 2))
         ...     approx = pymc_ngvi.fit_ngvi(posterior="moved", random_seed=1, progressbar=False)
         >>> approx.chains().posterior.sizes["chain"]
         128
