@@ -10,7 +10,7 @@ from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.moves.arrival import effective_sizes, mixing_of, most_trend, nested_rhat, worth_of
 from pymc_ngvi.moves.chains import Chains
 from pymc_ngvi.moves.coordinates import ChainCoordinates
-from pymc_ngvi.moves.leapfrog import Whitened, phase_points_at, trajectory
+from pymc_ngvi.moves.leapfrog import WhitenedMomenta, phase_points_at, trajectory
 from pymc_ngvi.moves.rounds import N_STARTS, moved_until_arrived
 from pymc_ngvi.moves.starts import starts_of
 from pymc_ngvi.moves.verdict import LEAST_SIZE, MOST_RHAT
@@ -118,7 +118,7 @@ def test_noise_is_no_direction(d, n, rng):
 
 def test_trajectories_leave_a_posterior_as_it_is(rng):
     """Steps of a size that is often refused: without acceptance, variances would grow."""
-    target, metric = Target(gaussian(np.eye(3))), Whitened.by(standard(3))
+    target, metric = Target(gaussian(np.eye(3))), WhitenedMomenta.by(standard(3))
     points = phase_points_at(target, metric, rng.standard_normal((20_000, 3)))
     for _ in range(4):
         points, probability = trajectory(target, metric, points, rng.standard_normal((20_000, 3)), 3, 1.4, rng)

@@ -27,7 +27,7 @@ class MomentumMetric(Protocol):
         """Return whitened gradients, (n_points, n_dim)."""
 
 
-class Whitened(NamedTuple):
+class WhitenedMomenta(NamedTuple):
     """Velocities drawn from a Gaussian.
 
     Parameters
@@ -40,7 +40,7 @@ class Whitened(NamedTuple):
     centre: Array
 
     @classmethod
-    def by(cls, gaussian: GaussianState) -> "Whitened":
+    def by(cls, gaussian: GaussianState) -> "WhitenedMomenta":
         """Return those of a Gaussian."""
         return cls(gaussian, gaussian.mean())
 

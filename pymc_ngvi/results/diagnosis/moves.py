@@ -20,7 +20,7 @@ import numpy as np
 
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.moves.leapfrog import PhasePoints, Whitened, phase_points_at, trajectory
+from pymc_ngvi.moves.leapfrog import PhasePoints, WhitenedMomenta, phase_points_at, trajectory
 from pymc_ngvi.results.posterior import MovePlan
 
 #: A quarter of a period in whitened coordinates, and by how much, as a part, trajectories differ from it.
@@ -111,7 +111,7 @@ def move(
         base = base[:n_draws]
     x = plan.draw(base)
     x = x[np.isfinite(x).all(axis=1)]
-    points = phase_points_at(plan.target, Whitened.by(plan.gaussian), x)
+    points = phase_points_at(plan.target, WhitenedMomenta.by(plan.gaussian), x)
     n_lost = len(base) - int(points.finite.sum())
     start = points = points.at(np.flatnonzero(points.finite))
     acceptance = np.zeros(n_trajectories)
@@ -199,7 +199,9 @@ def _trajectory(
     plan: MovePlan, points: PhasePoints, momenta: Array, n_steps: int, size: float, rng: np.random.Generator
 ) -> tuple[PhasePoints, float]:
     """Return where the draws are after one leapfrog trajectory each, and the mean probability of acceptance."""
-    points, probability = trajectory(plan.target, Whitened.by(plan.gaussian), points, momenta, n_steps, size, rng)
+    points, probability = trajectory(
+        plan.target, WhitenedMomenta.by(plan.gaussian), points, momenta, n_steps, size, rng
+    )
     return points, float(probability.mean())
 
 
