@@ -118,8 +118,8 @@ def run_cell(name: str, seed: int, folder: Path) -> None:
 
 def kind_of(approx: Any) -> str:
     """Return what a result is, in a word."""
-    record = approx.record
-    return "nested" if record.is_nested else "exact" if record.is_exact else "Gaussian"
+    taken = None if approx.plan is None else approx.plan.taken
+    return "Gaussian" if taken is None or taken.kind == "gaussian" else taken.kind
 
 
 def errors(ours: Summary, reference: Summary, draws: Array) -> dict[str, object]:
