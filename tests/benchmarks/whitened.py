@@ -45,7 +45,7 @@ LIMIT = 600
 
 CAPTION = f"""\
 {CHAINS} chains of {DRAWS} draws, one after the other. `nutpie`: as `pm.sample` runs it; `low rank`: with
-`adaptation="low_rank"`, each with its own number of tuning draws; `whitened`: the model of `approx.whitened()`, with
+its low-rank mass matrix, each with its own number of tuning draws; `whitened`: the model of `approx.whitened()`, with
 {TUNE["whitened"]} tuning draws. q is the Gaussian fit (`posterior="gaussian"`). ESS: the smallest bulk effective sample
 size of free variables and Deterministics. For 1,000 gradients: those of the draws alone, and those of tuning, too.
 Seconds are of the processor: those of fit, compilation, sampling and mapping back together (warm: in a new process with
