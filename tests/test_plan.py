@@ -120,7 +120,7 @@ def test_each_reason_is_in_the_table():
 
 
 @pytest.fixture
-def tried(monkeypatch):
+def tried(monkeypatch, _no_last_resort):
     """Both kinds fail, and there is no last resort; what is tried at how many seconds is noted."""
     noted = []
 
@@ -143,7 +143,6 @@ def tried(monkeypatch):
         return noted
 
     monkeypatch.setattr(search, "announced", announced)
-    monkeypatch.setattr(search, "KINDS", {name: KINDS[name] for name in ("exact", "nested")})
     monkeypatch.setattr(KINDS["exact"], "run", run)
     monkeypatch.setattr(
         KINDS["nested"], "run", lambda start, found, may_take, is_only: run(start, found, bool, is_only=is_only)
