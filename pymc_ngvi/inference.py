@@ -1,5 +1,6 @@
 """`NGVI`, the inference object: options in, approximation out."""
 
+import math
 import time
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,9 +33,10 @@ from pymc_ngvi.fitting.session import FitSession
 from pymc_ngvi.fitting.signatures import refuse_for, refuse_unknown, takes
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.graphs.backends import Backend
+from pymc_ngvi.posteriors.search import seconds_until_others
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.callbacks import Callback, observer_of
-from pymc_ngvi.results.posterior_step import PosteriorStep, check_wanted, posterior_first
+from pymc_ngvi.results.posterior_step import NoneFirst, PosteriorStep, check_wanted, posterior_first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,6 +283,7 @@ class NGVI(Inference):
         n, callbacks = check_n(n), check_callbacks(callbacks)
         clock = time.perf_counter()
         problem = self._problem(backend, compile_kwargs)
+        before = NoneFirst(self._options)
         if not callbacks and n and self._given["start"] is None and not names_a_method(self._given):
             seed = self._seed()
             first = posterior_first(
@@ -289,7 +292,7 @@ class NGVI(Inference):
             )  # fmt: skip
             if isinstance(first, NGVIApproximation):
                 return self._taken(first)
-            self._next_seed, self._options = seed, first
+            self._next_seed, self._options, before = seed, first.options, first
         density = problem.density
         with FitProgress(progressbar, progressbar_theme) as progress, few_threads(density), watching(density, progress):
             approx, problem, rule, q, seed = self._start(problem, include_transformed)
@@ -303,17 +306,40 @@ class NGVI(Inference):
             approx._session = self._session
             session = self._session
             with keeping(approx, lambda: approx._follow(session.outcome())):
-                session.run(n, progress)
-        approx._follow(session.outcome())
-        wanted = self._options.posterior
-        with keeping(approx):
-            step = PosteriorStep(wanted, seed, self._options.max_seconds)
-            self._result = (
-                approx if wanted == "gaussian" else step.after(approx, NGVIApproximation, progressbar=progressbar)
-            )
+                session.run(n, progress, math.inf if callbacks else seconds_until_others(self._options, density))
+        step = PosteriorStep(self._options.posterior, seed, self._options.max_seconds, tried=before.tried)
+        self._result = self._followed(approx, session, step, n, progressbar, progressbar_theme)
         assert self._result.record is not None
         report_outcome(approx.q, self._result.record)
         return self._result
+
+    def _followed(
+        self,
+        approx: NGVIApproximation,
+        session: FitSession,
+        step: PosteriorStep,
+        n: int,
+        progressbar: bool,
+        theme: Theme | None,
+    ) -> NGVIApproximation:
+        """Return the posterior that comes of a fit, which goes on first where it has paused and nothing exact came."""
+        approx._follow(session.outcome())
+        if session.is_paused:
+            with keeping(approx):
+                exact, step = step.meanwhile(approx, NGVIApproximation, progressbar=progressbar)
+            if exact is not None:
+                return exact
+            density = approx.density
+            with (
+                FitProgress(progressbar, theme) as progress, few_threads(density), watching(density, progress),
+                keeping(approx, lambda: approx._follow(session.outcome())),
+            ):  # fmt: skip
+                session.run(n - session.n_iterations, progress)
+            approx._follow(session.outcome())
+        if step.wanted == "gaussian":
+            return approx
+        with keeping(approx):
+            return step.after(approx, NGVIApproximation, progressbar=progressbar)
 
     def _taken(self, nested: NGVIApproximation) -> NGVIApproximation:
         """Return a nested posterior that no fit came before."""

@@ -95,6 +95,11 @@ class Status(Enum):
         "The estimated seconds of max_seconds were used up before convergence.",
         "Give a larger max_seconds, or call refine() to go on from here for as many again.",
     )
+    PAUSED = (
+        "paused",
+        "The fit was left where another posterior could begin from it.",
+        "Call refine(n) to go on from here.",
+    )
     ONE_PASS = (
         "one pass",
         "The data could be read once, and more than the tolerance is still to be gained.",
@@ -132,8 +137,9 @@ class Status(Enum):
 
     @property
     def can_be_followed(self) -> bool:
-        """Whether an exact posterior can begin where a fit ended so: by itself, and not far away."""
-        return self.ended_by_itself and self not in (Status.DIVERGED, Status.UNBOUNDED, Status.COLLAPSED)
+        """Whether an exact posterior can begin where a fit ended so: by itself, and not far away, or for it."""
+        is_near = self not in (Status.DIVERGED, Status.UNBOUNDED, Status.COLLAPSED)
+        return self is Status.PAUSED or (self.ended_by_itself and is_near)
 
     @property
     def resumable(self) -> bool:
@@ -142,6 +148,7 @@ class Status(Enum):
             Status.NOT_STARTED,
             Status.MAX_ITERATIONS,
             Status.OUT_OF_SECONDS,
+            Status.PAUSED,
             Status.INTERRUPTED,
             Status.STOPPED,
         )

@@ -45,6 +45,14 @@ class LoopState:
 class OutOfSeconds(StopIteration):
     """The estimated seconds that a fit may take are used up."""
 
+    status = Status.OUT_OF_SECONDS
+
+
+class Paused(OutOfSeconds):
+    """The fit has taken so long that another posterior is to be tried from where it is."""
+
+    status = Status.PAUSED
+
 
 #: Called after each iteration with the state; may raise StopIteration.
 Observer = Callable[[LoopState], None]
@@ -65,8 +73,8 @@ def run(rule: Rule, state: LoopState, n: int, observe: Observer) -> LoopState:
         Not modified.
     n : int
     observe : callable
-        Called after each iteration. StopIteration from it ends the fit (status STOPPED, or OUT_OF_SECONDS); so does
-        KeyboardInterrupt, from it or during a step (INTERRUPTED), with the last completed iteration kept.
+        Called after each iteration. StopIteration from it ends the fit (status STOPPED, OUT_OF_SECONDS or PAUSED); so
+        does KeyboardInterrupt, from it or during a step (INTERRUPTED), with the last completed iteration kept.
     """
     if state.status is Status.CONVERGED or n == 0:
         return state
@@ -82,7 +90,7 @@ def run(rule: Rule, state: LoopState, n: int, observe: Observer) -> LoopState:
         status = Status.INTERRUPTED
     except StopIteration as stop:
         # A fit that had converged in this very iteration is no less converged for being stopped.
-        status = status or (Status.OUT_OF_SECONDS if isinstance(stop, OutOfSeconds) else Status.STOPPED)
+        status = status or (stop.status if isinstance(stop, OutOfSeconds) else Status.STOPPED)
     return replace(state, status=status or Status.MAX_ITERATIONS)
 
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import time
 
 from collections.abc import Callable
@@ -93,6 +94,7 @@ class FitSession:
         self._seconds, self._compile_seconds = seconds, compile_seconds
         self._observer, self._search = observer, search
         self._searched: Searched | None = None
+        self._pause_after = math.inf
 
     @classmethod
     def begin(
@@ -201,8 +203,8 @@ class FitSession:
         return self.outcome()
 
     @np.errstate(over="ignore")  # what overflows is seen in the ELBO
-    def run(self, n: int, progress: FitProgress) -> None:
-        """Run up to ``n`` more iterations and assess where they led."""
+    def run(self, n: int, progress: FitProgress, pause_after: float = math.inf) -> None:
+        """Run up to ``n`` more iterations and assess where they led, unless the fit pauses after so many seconds."""
         clock, compiled = time.perf_counter(), self._problem.density.compile_seconds
         # What the start took counts with the first iterations.
         before = self._estimated_seconds() if self._state.n_iterations else 0.0
@@ -216,12 +218,17 @@ class FitSession:
             most = self._options.max_seconds
             if most is not None and self._estimated_seconds() - before >= most:
                 raise loop.OutOfSeconds
+            if self._estimated_seconds() - before >= self._pause_after:
+                raise loop.Paused
 
-        last, stalled = self._state.n_iterations + n, None
+        last, stalled, self._pause_after = self._state.n_iterations + n, None, pause_after
         try:
             for _ in range(MAX_WIDENED):
                 with contextlib.suppress(OtherForm):
                     self._state = self._looped(last, observe)
+                    if self.is_paused:
+                        self._keep()
+                        return
                     self._assess()
                     if not self._rows_fail():
                         break
@@ -232,6 +239,7 @@ class FitSession:
                 self._state = dataclasses.replace(self._state, history=history, status=status)
             else:
                 raise ValueError(NO_STRUCTURE)
+            self._pause_after = math.inf
             self._choose_between(stalled)
             self._look_elsewhere(last, observe, progress)
             self._state = self._watched.ended(self._state)
@@ -333,6 +341,16 @@ class FitSession:
         if self._options.choice.estimator != "quadrature" or self._problem.density.is_streamed:
             return False
         return self._state.status in (Status.NO_FINITE_TRIAL, Status.STALLED)
+
+    @property
+    def n_iterations(self) -> int:
+        """Iterations done."""
+        return self._state.n_iterations
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it has been left for another posterior, and goes on where it was if there is none."""
+        return self._state.status is Status.PAUSED
 
     @property
     def seed(self) -> int:

@@ -32,8 +32,8 @@ _COARSE = 1
 _MOST_PLAIN = 15
 #: Draws behind the precision of the local coordinates, and behind the look at the weights of q; their seed.
 _N_PRECISION, _N_WEIGHED, _SEED = 8, 256, 20_260_302
-#: Relative variance of the weights of q below which there is nothing to gain.
-_EVEN = 0.002
+#: Relative variance of the weights of q below which there is nothing to gain, and next to nothing.
+_EVEN, _NEARLY_EVEN = 0.002, 0.05
 #: How much wider draws are that look for mass elsewhere, and the log of the factor by which they may find more.
 _WIDER, _MOST_FARTHER = 3.0, 0.05
 
@@ -63,7 +63,12 @@ def forest_of(density: ModelDensity) -> Forest:
     return forest
 
 
-def is_even(density: ModelDensity, q: GaussianState) -> bool:
+def is_nearly_even(density: ModelDensity, q: GaussianState) -> bool:
+    """Tell whether no expectation under a Gaussian fit is far off, by its importance weights."""
+    return is_even(density, q, _NEARLY_EVEN)
+
+
+def is_even(density: ModelDensity, q: GaussianState, most: float = _EVEN) -> bool:
     """Tell whether the importance weights of a Gaussian fit are nearly equal, so that it is the posterior.
 
     Draws of q alone know nothing of what it misses: others, from a wider one, are not to find more mass.
@@ -73,7 +78,7 @@ def is_even(density: ModelDensity, q: GaussianState) -> bool:
     log_ratio = density.logp(own) - q.log_density(own)
     if not np.isfinite(log_ratio).all():
         return False
-    if not len(own) / effective_size(log_ratio) - 1.0 < _EVEN:
+    if not len(own) / effective_size(log_ratio) - 1.0 < most:
         return False
     theta = np.concatenate([own, far])
     mean = q.mean()

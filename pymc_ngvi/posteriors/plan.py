@@ -21,7 +21,7 @@ from pymc_ngvi.core.stored import stored
 #: What may follow a Gaussian fit, in its seconds, and seconds on top: all together, four times the fit and 20 s.
 _MOST_WORK, _ALWAYS = 3.0, 20.0
 #: The same without groups to integrate over, where a Gaussian is seldom far off.
-_ALWAYS_PLAIN = 1.0
+_ALWAYS_PLAIN = 3.0
 _TITLES = ("posterior", "seconds", "expected", "outcome")
 #: The candidate that is always there.
 GAUSSIAN = "gaussian"
@@ -172,7 +172,9 @@ class Plan:
         return next((candidate for candidate in self.candidates if candidate.kind == kind), None)
 
     def having(self, candidate: Candidate) -> "Plan":
-        """Return the plan with a candidate in the place of that of its kind."""
+        """Return the plan with a candidate in the place of that of its kind, or in order, where there is none."""
+        if self.of(candidate.kind) is None:
+            return replace(self, candidates=tuple(in_order([*self.candidates, candidate])))
         return replace(self, candidates=tuple(candidate if c.kind == candidate.kind else c for c in self.candidates))
 
 

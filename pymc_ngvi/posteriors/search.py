@@ -14,7 +14,7 @@ from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.marginal.exact import efficiency_of, is_even
+from pymc_ngvi.marginal.exact import efficiency_of, is_even, is_nearly_even
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart, if_available
@@ -22,6 +22,12 @@ from pymc_ngvi.posteriors.plan import GAUSSIAN, Candidate, Decision, Plan, TimeB
 
 #: Seconds that a posterior may take without being asked for, where no Gaussian fit comes before it.
 _MOST_SECONDS = 120.0
+#: The same of the last resort, at least, where a model has no other posterior: what else there is would not do.
+_OF_LAST_RESORT = 60.0
+#: Chance that a Gaussian fit by draws is not the posterior, so that the last resort is needed after it.
+_NEEDED = 0.9
+#: How many times the seconds that are expected of a Gaussian fit are nothing unusual.
+_TWICE = 2.0
 
 
 class _TooDear(Unavailable):
@@ -31,7 +37,8 @@ class _TooDear(Unavailable):
 class Beginning(NamedTuple):
     """What other posteriors begin from: a Gaussian fit, its record, a seed, and what is wanted: a kind, or "auto".
 
-    ``is_off`` tells whether the Gaussian can't be relied on, where nothing better has been found.
+    ``is_off`` tells whether the Gaussian can't be relied on, where nothing better has been found; ``tried``, what was
+    tried before it, in vain.
     """
 
     density: ModelDensity
@@ -42,6 +49,7 @@ class Beginning(NamedTuple):
     wanted: str
     progressbar: bool
     is_off: Callable[[], bool] = bool
+    tried: tuple[Candidate, ...] = ()
 
     def start(self) -> PosteriorStart:
         """Return what a kind of posterior begins from."""
@@ -97,8 +105,8 @@ class _PosteriorSearch:
         self._dear: dict[str, _Offer] = {}
         self._table = {
             name: Candidate(name, Decision.NOT_ASKED) for name in KINDS if given.wanted not in ("auto", name)
-        }
-        self._reasons: list[Unavailable] = []
+        } | {candidate.kind: candidate for candidate in given.tried}
+        self._reasons: list[Unavailable] = [Failed(Reason.NOT_PASSED, candidate.reason) for candidate in given.tried]
 
     def run(self) -> Found:
         """Return what comes of it."""
@@ -217,12 +225,18 @@ class _PosteriorSearch:
         return states
 
     def _last_resort(self) -> list[PoolState]:
-        """Return what is tried where the Gaussian can't be relied on either, and the seconds suffice."""
-        before = list(self._reasons)
+        """Return what is tried where the Gaussian can't be relied on either, and the seconds suffice.
+
+        Where it takes no longer than anything may that follows a Gaussian, it is tried without a diagnosis: this is to
+        find out what no short one would.
+        """
+        before, given = list(self._reasons), self._given
         for kind in KINDS.values():
             if kind.is_last:
                 self._offer(kind)
-        if self._offers and self._given.is_off():
+        quick = self._budget.left(is_plain=True)
+        is_quick = any(offer.candidate.seconds <= quick for offer in self._offers.values())
+        if self._offers and ((is_quick and not is_nearly_even(given.density, given.q)) or given.is_off()):
             return self._tried()
         self._offers.clear()
         self._reasons = before  # a Gaussian that will do needs no other reason
@@ -272,34 +286,96 @@ def _also(reasons: list[Unavailable]) -> str:
 # --- before a Gaussian fit ---
 
 
-def plan_without_gaussian(options: FitOptions, density: ModelDensity) -> Plan | None:
-    """Return the plan where a posterior comes before any Gaussian fit; None where none does."""
-    is_auto = options.posterior == "auto"
-    wanted = [kind for kind in KINDS.values() if kind.name == options.posterior or (is_auto and not kind.is_last)]
-    first = [kind for kind in wanted if kind.may_come_first]
-    if not first or density.has_minibatch or density.is_sharded:
+class First(NamedTuple):
+    """What comes before any Gaussian fit: the plan, how many of its candidates are tried in turn, and their seconds."""
+
+    plan: Plan
+    n_tried: int
+    most_seconds: float
+
+
+def plan_without_gaussian(options: FitOptions, density: ModelDensity) -> First | None:
+    """Return what comes before any Gaussian fit; None where nothing does."""
+    if density.has_minibatch or density.is_sharded:
         return None
-    by_rows, after = density.n_directions is not None, []
+    is_auto = options.posterior == "auto"
+    of_fit = expected_fit_seconds(density, by_rows=density.n_directions is not None)
+    most = _affordable(options, of_fit)
+    kinds = [kind for kind in KINDS.values() if (is_auto and not kind.is_last) or kind.name == options.posterior]
+    found = _before_gaussian(kinds, options, density, of_fit, most)
+    tried, after = ([found[0]], found[1:]) if found else ([], [])
+    if is_auto and not tried and not any(if_available(kind.possible, density) for kind in kinds):
+        most = max(most, _OF_LAST_RESORT) if options.max_seconds is None else most
+        tried = _with_last_resort(tried, density, of_fit, most)
+    elif is_auto and tried:
+        tried = _with_last_resort(tried, density, of_fit, most)
+    if not tried:
+        return None
+    limit = f"Before any Gaussian fit, {in_words(most)} may be taken." if math.isfinite(most) else ""
+    return First(Plan((*tried, *after, Candidate(GAUSSIAN, Decision.ON_REQUEST, of_fit)), limit), len(tried), most)
+
+
+def _before_gaussian(
+    wanted: list[PosteriorKind[Any]], options: FitOptions, density: ModelDensity, of_fit: float, most: float
+) -> list[Candidate] | None:
+    """Return the candidate that comes first, and those that would come after it; None where none comes first."""
+    is_auto, by_rows = options.posterior == "auto", density.n_directions is not None
+    first, after = [kind for kind in wanted if kind.may_come_first], []
+    if not first:
+        return None
     for kind in wanted:
         found = None if kind in first else if_available(kind.possible, density)
         if found is not None and not kind.is_plain(found):
             after.append(kind.price(found, density, by_rows=by_rows))
         elif found is not None and by_rows:
             return None  # a Gaussian is seldom far off
-    of_fit = expected_fit_seconds(density, by_rows=by_rows)
     follows = min((of_fit + candidate.expected_seconds for candidate in after), default=math.inf)
-    most = _affordable(options, of_fit)
-    limit = f"Before any Gaussian fit, {in_words(most)} may be taken." if math.isfinite(most) else ""
     for kind in first:
         if by_rows and follows <= kind.least:
             continue  # it takes no less: it need not be looked for
         found = if_available(kind.possible, density)
-        if found is None or (is_auto and not kind.comes_first(found, by_rows=by_rows)):
+        is_asked = not (is_auto or kind.is_last)
+        if found is None or not (is_asked or kind.comes_first(found, by_rows=by_rows)):
             continue
         candidate = kind.price(found, density, by_rows=by_rows)
         if candidate.expected_seconds <= follows and candidate.seconds <= most:
-            return Plan((candidate, *after, Candidate(GAUSSIAN, Decision.ON_REQUEST, of_fit)), limit)
+            return [candidate, *after]
     return None
+
+
+def _with_last_resort(tried: list[Candidate], density: ModelDensity, of_fit: float, most: float) -> list[Candidate]:
+    """Return what is tried with the last resort.
+
+    It comes after another posterior, in case that is not exact, or alone, where it takes less in the mean before a
+    Gaussian fit than after it.
+    """
+    by_rows = density.n_directions is not None
+    for kind in KINDS.values():
+        found = if_available(kind.possible, density) if kind.is_last and kind.may_come_first else None
+        if found is None:
+            continue
+        candidate = kind.price(found, density, by_rows=by_rows)
+        before = candidate.seconds + (1.0 - candidate.chance) * of_fit
+        if candidate.seconds > most:
+            continue
+        if tried:
+            tried = [*tried, candidate]
+        elif kind.comes_first(found, by_rows=by_rows) and before <= of_fit + _NEEDED * candidate.seconds:
+            tried = [candidate]
+    return tried
+
+
+def seconds_until_others(options: FitOptions, density: ModelDensity) -> float:
+    """Return the seconds after which a Gaussian fit is left for a while, for posteriors that may begin from anywhere.
+
+    That is where it turns out to take longer than is expected, and than they do.
+    """
+    if options.posterior != "auto" or options.choice.estimator == "quadrature" or density.why_in_part:
+        return math.inf
+    found = [(kind, if_available(kind.possible, density)) for kind in KINDS.values()]
+    prices = [kind.price(of_kind, density, by_rows=False) for kind, of_kind in found if of_kind is not None]
+    least = min((candidate.expected_seconds for candidate in prices), default=math.inf)
+    return max(least, _TWICE * expected_fit_seconds(density))
 
 
 def _affordable(options: FitOptions, of_fit: float) -> float:

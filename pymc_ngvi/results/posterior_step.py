@@ -8,11 +8,12 @@ import dataclasses
 import functools
 import logging
 import math
+import operator
 import time
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -35,8 +36,8 @@ from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
-from pymc_ngvi.posteriors.plan import Decision, Plan
-from pymc_ngvi.posteriors.search import Beginning, Found, only_gaussian, plan_without_gaussian, posterior_after
+from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan
+from pymc_ngvi.posteriors.search import Beginning, First, Found, only_gaussian, plan_without_gaussian, posterior_after
 from pymc_ngvi.results.diagnosis.budget import SUMMARY
 from pymc_ngvi.results.diagnosis.diagnose import standing_diagnosis
 from pymc_ngvi.results.diagnosis.kept import Kept
@@ -81,12 +82,15 @@ class PosteriorStep:
         Estimated seconds that the fit and what comes after it may take.
     options : FitOptions, optional
         Of a Gaussian fit that was not made, as another posterior came in the place of it.
+    tried : tuple of Candidate
+        What was tried before the fit, in vain, and is not to be tried again.
     """
 
     wanted: str
     seed: int
     max_seconds: float | None = None
     options: FitOptions | None = None
+    tried: tuple[Candidate, ...] = ()
 
     @property
     def stream(self) -> int:
@@ -113,7 +117,7 @@ class PosteriorStep:
         assert record is not None
         clock, before = time.perf_counter(), gaussian.density.compile_seconds
         found = self._found(gaussian, record, progressbar)
-        if (state := found.state) is None:
+        if found.state is None:
             reason = found.why_not
             assert reason is not None
             gaussian.record = dataclasses.replace(record, plan=found.plan)
@@ -126,6 +130,26 @@ class PosteriorStep:
                 gaussian.record, posterior=f"Gaussian: {reason}.", reason=str(reason.code), on_request=reason.on_request
             )
             return gaussian
+        return self._with(found, gaussian, make, clock, before)
+
+    def meanwhile[A: Fitted](
+        self, gaussian: A, make: Callable[..., A], *, progressbar: bool = True
+    ) -> "tuple[A | None, PosteriorStep]":
+        """Return an exact posterior that begins from a fit that is paused, if there is one, and the step after it."""
+        record = gaussian.record
+        assert record is not None
+        clock, before = time.perf_counter(), gaussian.density.compile_seconds
+        found = self._found(gaussian, record, progressbar)
+        if found.state is not None and found.state.checks.is_exact:
+            return self._with(found, gaussian, make, clock, before), self
+        lasts = [c for c in found.plan.candidates if c.outcome is Decision.FAILED and KINDS[c.kind].is_last]
+        return None, dataclasses.replace(self, tried=(*self.tried, *lasts))
+
+    def _with[A: Fitted](self, found: Found, gaussian: A, make: Callable[..., A], clock: float, before: float) -> A:
+        """Return the approximation that a search has led to."""
+        record, state = gaussian.record, found.state
+        assert record is not None
+        assert state is not None
         compiling = gaussian.density.compile_seconds - before
         running = time.perf_counter() - clock - compiling
         approx = make(gaussian.density, state, random_seed=self.seed, include_transformed=gaussian.include_transformed)
@@ -199,7 +223,7 @@ class PosteriorStep:
                 q, most = cast(GaussianState, gaussian.q), self.max_seconds
                 is_off = functools.partial(_is_off, gaussian)
                 return posterior_after(
-                    Beginning(density, q, record, self.stream, most, self.wanted, progressbar, is_off)
+                    Beginning(density, q, record, self.stream, most, self.wanted, progressbar, is_off, self.tried)
                 )
         except KeyboardInterrupt:
             kind = "an exact or nested" if self.wanted == "auto" else f"the {self.wanted}"
@@ -211,10 +235,22 @@ class PosteriorStep:
 
 
 def _is_off(gaussian: Fitted) -> bool:
-    """Tell whether a Gaussian fit is found to be unreliable, within the budget of a summary."""
+    """Tell whether a Gaussian fit is found to be unreliable, within the budget of a summary, or is under way."""
     if gaussian.density.why_in_part:
         return False
+    if gaussian.record is not None and gaussian.record.status is Status.PAUSED:
+        return True
     return standing_diagnosis(gaussian._posterior, Kept(), SUMMARY).verdict == "not reliable"
+
+
+class NoneFirst(NamedTuple):
+    """No posterior came before a Gaussian fit: the options of that, and what was tried in vain for as long as it may.
+
+    What was tried leaves fewer seconds.
+    """
+
+    options: FitOptions
+    tried: tuple[Candidate, ...] = ()
 
 
 def posterior_first[A: Fitted](
@@ -225,10 +261,8 @@ def posterior_first[A: Fitted](
     *,
     include_transformed: bool,
     progressbar: bool = True,
-) -> A | FitOptions:
-    """Return the posterior that comes first in the plan, where one does; else the options of the Gaussian fit.
-
-    One that was tried in vain leaves fewer of its seconds.
+) -> A | NoneFirst:
+    """Return the posterior that comes first in the plan, where one does.
 
     Parameters
     ----------
@@ -239,38 +273,75 @@ def posterior_first[A: Fitted](
         The class of approximations.
     include_transformed, progressbar : bool
     """
-    plan = plan_without_gaussian(options, density)
-    if plan is None:
-        return options
-    candidate, *after = plan.candidates
+    first = plan_without_gaussian(options, density)
+    if first is None:
+        return NoneFirst(options)
     clock, before = time.perf_counter(), density.compile_seconds
-    kind, less = KINDS[candidate.kind], options
-    if options.max_seconds is not None:
-        less = dataclasses.replace(options, max_seconds=max(options.max_seconds - candidate.seconds, _LEAST_SECONDS))
-    step = PosteriorStep(kind.name, seed, options.max_seconds, options)
-    try:
-        with announced(kind.title, candidate.seconds, progressbar):
-            state = _made(kind, density, None, step.stream, is_only=len(after) == 1)
-    except Unavailable:
-        return less
-    if state.checks.effective_size < _FEWEST and options.posterior == "auto":
-        return less
-    _with_moments(state)
+    candidate = first.plan.candidates[0]
+    step = PosteriorStep(candidate.kind, seed, options.max_seconds, options)
+    state, plan = _tried_in_turn(first, density, step, is_auto=options.posterior == "auto", progressbar=progressbar)
+    if state is None:
+        in_vain = [c for c in plan.candidates if c.outcome is Decision.FAILED and KINDS[c.kind].is_last]
+        if options.max_seconds is not None:
+            left = max(options.max_seconds - candidate.seconds, _LEAST_SECONDS)
+            options = dataclasses.replace(options, max_seconds=left)
+        return NoneFirst(options, tuple(in_vain))
     approx = make(density, state, random_seed=seed, include_transformed=include_transformed)
     record = _record(density, state, seed, time.perf_counter() - clock - density.compile_seconds + before)
-    plan = plan.having(candidate.became(Decision.TAKEN, "" if state.checks.is_exact else "not exact"))
-    approx.take(None, step, _with_pool(record, state, plan, 0.0, 0.0))
+    approx.take(None, dataclasses.replace(step, wanted=state.kind), _with_pool(record, state, plan, 0.0, 0.0))
     approx.hist, approx.gap_hist = np.array([-record.elbo.value]), np.array([math.nan])
     return approx
 
 
+def _tried_in_turn(
+    first: First, density: ModelDensity, step: PosteriorStep, *, is_auto: bool, progressbar: bool
+) -> tuple[PoolState | None, Plan]:
+    """Return the first exact posterior of those that come before a Gaussian fit, or else the first one."""
+    state, plan, left = None, first.plan, first.most_seconds
+    for candidate in first.plan.candidates[: first.n_tried]:
+        if candidate.seconds > left:
+            plan = plan.having(candidate.became(Decision.TOO_DEAR))
+            continue
+        kind, most = KINDS[candidate.kind], left
+        left -= candidate.seconds
+        try:
+            with announced(kind.title, candidate.seconds, progressbar):
+                new = _made(
+                    kind, density, None if state is None else state.gaussian, step.stream,
+                    is_only=len(plan.candidates) == 2, may_take=functools.partial(operator.ge, most),
+                )  # fmt: skip
+        except Unavailable as reason:
+            is_open = reason.code is Reason.HOPELESS  # it may begin from a fit
+            plan = plan.having(candidate.became(Decision.NOT_NEEDED if is_open else Decision.FAILED, str(reason)))
+            continue
+        if is_auto and new.checks.effective_size < _FEWEST:
+            continue
+        outcome = Decision.TAKEN, "" if new.checks.is_exact else "not exact"
+        if state is None:
+            state, plan = _with_moments(new), plan.having(candidate.became(*outcome))
+        elif new.checks.is_exact:
+            before = plan.of(state.kind)
+            assert before is not None
+            plan = plan.having(before.became(Decision.CAME_FIRST, "not exact")).having(candidate.became(*outcome))
+            state = _with_moments(new)
+        if new.checks.is_exact:
+            break
+    return state, plan
+
+
 def _made(
-    kind: PosteriorKind[Any], density: ModelDensity, q: GaussianState | None, seed: int, *, is_only: bool = True
+    kind: PosteriorKind[Any],
+    density: ModelDensity,
+    q: GaussianState | None,
+    seed: int,
+    *,
+    is_only: bool = True,
+    may_take: Callable[[float], bool] = lambda seconds: True,
 ) -> PoolState:
     """Return a posterior that no fit comes before, from the Gaussian with the moments of another one if there is."""
     start = PosteriorStart(density, q, seed, [], density.n_directions is not None)
-    with few_threads(density):
-        return kind.run(start, kind.possible(density), lambda seconds: True, is_only=is_only)
+    with few_threads(density), np.errstate(over="ignore"):  # what overflows has no weight
+        return kind.run(start, kind.possible(density), may_take, is_only=is_only)
 
 
 def _rank(state: PoolState) -> tuple[bool, bool, float]:

@@ -1,7 +1,7 @@
 """Climbs of log p from many points at once, and the Gaussians about the modes that they end at."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.target import MeanHessian, Spread
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.fitting.modes.differences import CurvedByDifferences
 from pymc_ngvi.fitting.modes.newton import N_STEPS, abouts, climbed
 from pymc_ngvi.mixtures.finite.search import ascend, is_at, local_component
 
@@ -38,6 +39,10 @@ _VALLEY, _N_BETWEEN = 1.0, 17
 _WIDEST, _NARROWEST = 100.0, 1e-6
 #: Modes that are looked at, at most, the best ones.
 _MOST_MODES = 16
+
+
+#: What curvatures come from.
+type Curvature = Literal["hessians", "rows", "differences"]
 
 
 class Mode(NamedTuple):
@@ -73,7 +78,7 @@ def modes_from(
     scales: Array,
     *,
     home_mass: float | None = None,
-    by_rows: bool = False,
+    curvature: Curvature = "hessians",
 ) -> tuple[list[Mode], NDArray[np.intp]]:
     """Return the modes that climbs end at.
 
@@ -87,8 +92,9 @@ def modes_from(
     home_mass : float, optional
         Log mass of q, where the first point is its mean: in many dimensions, where its climb ends is told of only if
         there are other modes.
-    by_rows : bool
-        Whether q comes of expectations over rows, which then give curvatures as well.
+    curvature : {"hessians", "rows", "differences"}
+        What gives it in many dimensions: Hessians at points, rows, if q comes of expectations over these, or
+        differences of gradients, if no Hessian has been compiled, and q has a dense factor.
 
     Returns
     -------
@@ -105,7 +111,7 @@ def modes_from(
                 return about_ends[i]
         else:
             whitened: Any = _Whitened(density, q)
-            curved: Any = _CurvedByRows(density, q) if by_rows else density
+            curved = _curved(density, q, curvature)
 
             def about(point: Array) -> GaussianState | None:
                 return local_component(curved, q, point, (_WIDEST**-2, _NARROWEST**-2))
@@ -118,6 +124,13 @@ def modes_from(
                 return about(ends[i])
 
         return _distinct(density, ends, logp, make)
+
+
+def _curved(density: ModelDensity, q: GaussianState, curvature: Curvature) -> Any:
+    """Return the log density with what gives its curvature."""
+    if curvature == "differences":
+        return CurvedByDifferences(density)
+    return _CurvedByRows(density, q) if curvature == "rows" else density
 
 
 def _in_waves(density: "_Whitened", points: Array, mass: float, about: Callable[[Array], Any]) -> tuple[Array, Array]:
@@ -290,7 +303,7 @@ def _distinct(
             about = make(int(i))
             if about is None:
                 continue
-            is_mode = _is_mode(density, about)
+            is_mode = is_flat(density, about)
             known = len(found) if is_mode else -1
             looked.append((about, known))
             if is_mode:
@@ -300,7 +313,7 @@ def _distinct(
     return found, which
 
 
-def _is_mode(density: ModelDensity, about: GaussianState) -> bool:
+def is_flat(density: ModelDensity, about: GaussianState) -> bool:
     """Tell whether log p is flat where a climb ended."""
     return _steepness(about, density.logp_grad(about.mean()[None])[1][0]) < _FLAT**2 * about.n_dim
 

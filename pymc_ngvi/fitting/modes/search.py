@@ -17,7 +17,7 @@ from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.one_mode import has_one_mode
 from pymc_ngvi.families.gaussian import Gaussian
-from pymc_ngvi.fitting.modes.climbs import Mode, cost, far_from, modes_from
+from pymc_ngvi.fitting.modes.climbs import Curvature, Mode, cost, far_from, modes_from
 from pymc_ngvi.fitting.modes.found import is_outside
 from pymc_ngvi.fitting.modes.points import points_for
 from pymc_ngvi.fitting.options import FitOptions
@@ -86,6 +86,8 @@ class ModeSearch:
         Of the fit.
     estimator : str
         Of the fit.
+    curvature : {"hessians", "rows", "differences"}
+        What gives curvatures.
     max_seconds : float or None
         Estimated seconds that the whole call may take.
     """
@@ -93,6 +95,7 @@ class ModeSearch:
     density: ModelDensity
     seed: int
     estimator: str
+    curvature: Curvature
     max_seconds: float | None = None
 
     @classmethod
@@ -102,7 +105,9 @@ class ModeSearch:
         served = options.choice.step in ("adaptive", "linesearch") and problem.has_own_coordinates
         if not served or density.has_minibatch or density.is_streamed or density.is_sharded:
             return None
-        return cls(density, seed, options.choice.estimator, options.max_seconds)
+        estimator = options.choice.estimator
+        curvature: Curvature = "rows" if estimator == "quadrature" else "hessians"
+        return cls(density, seed, estimator, curvature, options.max_seconds)
 
     @property
     def stream(self) -> int:
@@ -171,7 +176,7 @@ class ModeSearch:
                 return None
             modes, which = modes_from(
                 density, q, points.theta, points.scales,
-                home_mass=elbo if points.n_own else None, by_rows=self.estimator == "quadrature",
+                home_mass=elbo if points.n_own else None, curvature=self.curvature,
             )  # fmt: skip
         home = modes[which[0]] if points.n_own and which[0] >= 0 else None
         others = [mode for mode in modes if self._is_other(mode, home, q, elbo)]

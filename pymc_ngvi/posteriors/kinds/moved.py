@@ -1,4 +1,8 @@
-"""Moved posteriors: draws of the Gaussian fit are moved, as many chains at once, until they have arrived."""
+"""Moved posteriors: draws of a Gaussian are moved, as many chains at once, until they have arrived.
+
+The Gaussian is a fit, or, where none comes before, that of Laplace's method at the highest mode that is found: chains
+need to know no more than about where they are, and how wide.
+"""
 
 import functools
 
@@ -9,10 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.functionals import Functionals, functionals_of
+from pymc_ngvi.fitting.modes.laplace import highest_mode
+from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.moves.draws import MovedDraws
 from pymc_ngvi.moves.rounds import moved_until_arrived
@@ -22,9 +28,11 @@ from pymc_ngvi.posteriors.plan import Candidate
 #: Chains: where many points are evaluated at once, and where few are; points from which on they are many.
 _MANY, _FEW, _AT_ONCE = 128, 64, 16
 #: Iterations that are expected, and steps of a trajectory, over the fourth root of the dimension.
-_ITERATIONS, _STEPS = 150.0, 2.5
+_ITERATIONS, _STEPS = 75.0, 2.5
 #: How many times the gradients that are expected may be taken where no other limit is given.
-_MOST = 60.0
+_MOST = 120.0
+#: Dimensions up to which it begins at a mode, whose curvature takes as many gradients.
+_MOST_AT_MODE = 1_000
 #: Chance that the chains arrive.
 _CHANCE = 0.5
 #: Seconds that a step of a chain takes beside its gradient, and for each coordinate of it.
@@ -32,15 +40,17 @@ _PER_STEP, _PER_COORDINATE = 2e-6, 5e-8
 
 
 class ManyChains(NamedTuple):
-    """How many chains there are to be."""
+    """How many chains there are to be, and in how many dimensions."""
 
     n_chains: int
+    n_dim: int
 
 
 class MovedKind(PosteriorKind[ManyChains]):
     """Draws of the fit, moved until they have arrived: for models that nothing else helps with."""
 
     name = "moved"
+    may_come_first = True
     is_last = True
 
     def possible(self, density: ModelDensity) -> ManyChains:
@@ -49,7 +59,12 @@ class MovedKind(PosteriorKind[ManyChains]):
             raise Unavailable(Reason.IN_PART, density.why_in_part)
         if density.is_sharded:
             raise Unavailable(Reason.IN_PART, "its data are in shards, and each step would ask all of them")
-        return ManyChains(_MANY if getattr(density, "batch_size", _MANY) >= _AT_ONCE else _FEW)
+        n_chains = _MANY if getattr(density, "batch_size", _MANY) >= _AT_ONCE else _FEW
+        return ManyChains(n_chains, density.n_dim)
+
+    def comes_first(self, found: ManyChains, *, by_rows: bool) -> bool:
+        """Tell whether a Gaussian fit takes draws: with exact expectations, it is had at once, and seldom far off."""
+        return not by_rows and found.n_dim <= _MOST_AT_MODE
 
     def chance(self, found: ManyChains) -> float:
         """Return that of chains that arrive."""
@@ -64,12 +79,12 @@ class MovedKind(PosteriorKind[ManyChains]):
         self, start: PosteriorStart, found: ManyChains, may_take: Callable[[float], bool], *, is_only: bool
     ) -> PoolState:
         """Return the posterior, if the chains have arrived."""
-        assert start.q is not None
         density, most = start.density, _MOST * _n_gradients(found, start.density)
+        fits = _at_modes(density, start.seed) if start.q is None else [start.q, *start.others]
         functionals, each = functionals_of(density, Constrainer.of(density)), _each(density)
         ended = moved_until_arrived(
             density,
-            [start.q, *start.others],
+            fits,
             found.n_chains,
             np.random.default_rng(start.seed),
             quantities=None if functionals is None else functools.partial(_values_of, functionals),
@@ -77,13 +92,31 @@ class MovedKind(PosteriorKind[ManyChains]):
             may_go_on=lambda n: n <= most and may_take(n * each),
         )
         if ended is None:
-            raise Failed(Reason.NOT_PASSED, "log p is not finite around the Gaussian fit")
+            raise Failed(Reason.HOPELESS, "log p is not finite around where chains would begin")
         checks = ended.checks
         if not checks.is_exact:
             raise Failed(
                 Reason.NOT_PASSED, f"moved draws have not arrived ({checks.figures}): {'; '.join(checks.failures)}"
             )
-        return MovedDraws(ended.draws.x, ended.draws.logp, checks).with_pool(start.q, tuple(start.others))
+        return MovedDraws(ended.draws.x, ended.draws.logp, checks).with_pool(fits[0], tuple(fits[1:]))
+
+
+def _at_modes(density: ModelDensity, seed: int) -> list[GaussianState]:
+    """Return Gaussians about the modes of log p that are found, that with most mass first.
+
+    Raises
+    ------
+    Unavailable
+        Where there is no mode to begin at.
+    """
+    before = density.n_gradients
+    home = highest_mode(density, np.random.default_rng(seed))
+    if home is None:
+        raise Unavailable(Reason.HOPELESS, "log p has no mode from which chains could begin")
+    search, took = ModeSearch(density, seed, "differences", "differences"), density.n_gradients - before
+    found = search.after(home.gaussian, home.log_mass, took, 0, is_sound=True)
+    modes = sorted([home, *(() if found is None else found.modes)], key=lambda mode: -mode.log_mass)
+    return [mode.gaussian for mode in modes]
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.one_mode import has_one_mode
 from pymc_ngvi.families import traits_of
 from pymc_ngvi.families.gaussian import Gaussian
-from pymc_ngvi.fitting.modes.climbs import cost, modes_from
+from pymc_ngvi.fitting.modes.climbs import Curvature, cost, modes_from
 from pymc_ngvi.results.diagnosis.budget import Budget
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass, outside
 from pymc_ngvi.results.diagnosis.weights import first_weighed
@@ -51,6 +51,7 @@ def followed(
     heaviest = np.argsort(-np.where(np.isfinite(ratio), ratio, -np.inf))[:_N_FOLLOWED]
     theta = first_weighed(posterior, len(ratio), len(ratio), again)[heaviest]
     scales = np.broadcast_to(q.sd(), theta.shape)
-    modes, _ = modes_from(density, gaussian, theta, scales, by_rows=record.estimator == "quadrature")
+    curvature: Curvature = "rows" if record.estimator == "quadrature" else "hessians"
+    modes, _ = modes_from(density, gaussian, theta, scales, curvature=curvature)
     found = [outside(density, q, elbo, mode.gaussian, rng) for mode in modes]
     return sorted((place for place in found if place is not None), key=lambda place: -place.share)
