@@ -181,7 +181,7 @@ def test_a_nested_posterior_in_the_place_of_a_fit_has_a_price():
         pm.Poisson("y", pm.math.exp(f), observed=np.arange(12) % 4)
     density = LogDensity(model)
     found = plan_without_gaussian(options_for({}, density), density)
-    assert [candidate.kind for candidate in found.candidates] == ["nested", "gaussian"]
+    assert [candidate.kind for candidate in found.plan.candidates] == ["nested", "gaussian"]
     assert plan_without_gaussian(options_for({"max_seconds": 0.01}, density), density) is None
 
 

@@ -191,9 +191,14 @@ class FitRecord:
     def closing_line(self) -> str:
         """Return the outcome in one line."""
         if self.comes_first:
+            work = (
+                f"{self.n_iterations:,} Gaussian fits of the latent variables"
+                if self.is_nested
+                else f"{self.n_gradients:,} gradients"
+            )
             return (
-                f"{self.n_iterations:,} Gaussian fits of the latent variables, {self.compile_seconds:.1f} s compiling "
-                f"+ {self.run_seconds:.1f} s running ({self.backend} backend)."
+                f"{work}, {self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
+                f"({self.backend} backend)."
             )
         return (
             f"{self.outcome}: ELBO {self.elbo}, "

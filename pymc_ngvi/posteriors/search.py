@@ -287,10 +287,9 @@ def _also(reasons: list[Unavailable]) -> str:
 
 
 class First(NamedTuple):
-    """What comes before any Gaussian fit: the plan, how many of its candidates are tried in turn, and their seconds."""
+    """What comes before any Gaussian fit: the plan, whose first candidate it is, and the seconds that it may take."""
 
     plan: Plan
-    n_tried: int
     most_seconds: float
 
 
@@ -302,33 +301,30 @@ def plan_without_gaussian(options: FitOptions, density: ModelDensity) -> First |
     of_fit = expected_fit_seconds(density, by_rows=density.n_directions is not None)
     most = _affordable(options, of_fit)
     kinds = [kind for kind in KINDS.values() if (is_auto and not kind.is_last) or kind.name == options.posterior]
-    found = _before_gaussian(kinds, options, density, of_fit, most)
-    tried, after = ([found[0]], found[1:]) if found else ([], [])
-    if is_auto and not tried and not any(if_available(kind.possible, density) for kind in kinds):
+    candidates = _before_gaussian(kinds, options, density, of_fit, most)
+    if not candidates and is_auto and not any(if_available(kind.possible, density) for kind in kinds):
         most = max(most, _OF_LAST_RESORT) if options.max_seconds is None else most
-        tried = _with_last_resort(tried, density, of_fit, most)
-    elif is_auto and tried:
-        tried = _with_last_resort(tried, density, of_fit, most)
-    if not tried:
+        candidates = _last_resort_alone(options, density, most)
+    if not candidates:
         return None
     limit = f"Before any Gaussian fit, {in_words(most)} may be taken." if math.isfinite(most) else ""
-    return First(Plan((*tried, *after, Candidate(GAUSSIAN, Decision.ON_REQUEST, of_fit)), limit), len(tried), most)
+    return First(Plan((*candidates, Candidate(GAUSSIAN, Decision.ON_REQUEST, of_fit)), limit), most)
 
 
 def _before_gaussian(
     wanted: list[PosteriorKind[Any]], options: FitOptions, density: ModelDensity, of_fit: float, most: float
-) -> list[Candidate] | None:
-    """Return the candidate that comes first, and those that would come after it; None where none comes first."""
+) -> list[Candidate]:
+    """Return the candidate that comes first, and those that would come after it; none where none comes first."""
     is_auto, by_rows = options.posterior == "auto", density.n_directions is not None
     first, after = [kind for kind in wanted if kind.may_come_first], []
     if not first:
-        return None
+        return []
     for kind in wanted:
         found = None if kind in first else if_available(kind.possible, density)
         if found is not None and not kind.is_plain(found):
             after.append(kind.price(found, density, by_rows=by_rows))
         elif found is not None and by_rows:
-            return None  # a Gaussian is seldom far off
+            return []  # a Gaussian is seldom far off
     follows = min((of_fit + candidate.expected_seconds for candidate in after), default=math.inf)
     for kind in first:
         if by_rows and follows <= kind.least:
@@ -340,29 +336,26 @@ def _before_gaussian(
         candidate = kind.price(found, density, by_rows=by_rows)
         if candidate.expected_seconds <= follows and candidate.seconds <= most:
             return [candidate, *after]
-    return None
+    return []
 
 
-def _with_last_resort(tried: list[Candidate], density: ModelDensity, of_fit: float, most: float) -> list[Candidate]:
-    """Return what is tried with the last resort.
-
-    It comes after another posterior, in case that is not exact, or alone, where it takes less in the mean before a
-    Gaussian fit than after it.
-    """
-    by_rows = density.n_directions is not None
-    for kind in KINDS.values():
-        found = if_available(kind.possible, density) if kind.is_last and kind.may_come_first else None
-        if found is None:
-            continue
-        candidate = kind.price(found, density, by_rows=by_rows)
+def _last_resort_alone(options: FitOptions, density: ModelDensity, most: float) -> list[Candidate]:
+    """Return the last resort, where it takes less in the mean before a Gaussian fit than after it."""
+    by_rows = options.choice.estimator == "quadrature"
+    of_fit = expected_fit_seconds(density, by_rows=by_rows)
+    for kind, candidate in last_resorts(density):
         before = candidate.seconds + (1.0 - candidate.chance) * of_fit
-        if candidate.seconds > most:
-            continue
-        if tried:
-            tried = [*tried, candidate]
-        elif kind.comes_first(found, by_rows=by_rows) and before <= of_fit + _NEEDED * candidate.seconds:
-            tried = [candidate]
-    return tried
+        is_early = kind.may_come_first and kind.comes_first(kind.possible(density), by_rows=by_rows)
+        if is_early and candidate.seconds <= most and before <= of_fit + _NEEDED * candidate.seconds:
+            return [candidate]
+    return []
+
+
+def last_resorts(density: ModelDensity) -> list[tuple[PosteriorKind[Any], Candidate]]:
+    """Return the kinds that a model has for where nothing else can be relied on, with their prices."""
+    by_rows = density.n_directions is not None
+    found = [(kind, if_available(kind.possible, density)) for kind in KINDS.values() if kind.is_last]
+    return [(kind, kind.price(of, density, by_rows=by_rows)) for kind, of in found if of is not None]
 
 
 def seconds_until_others(options: FitOptions, density: ModelDensity) -> float:

@@ -37,7 +37,15 @@ from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
 from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan
-from pymc_ngvi.posteriors.search import Beginning, First, Found, only_gaussian, plan_without_gaussian, posterior_after
+from pymc_ngvi.posteriors.search import (
+    Beginning,
+    First,
+    Found,
+    last_resorts,
+    only_gaussian,
+    plan_without_gaussian,
+    posterior_after,
+)
 from pymc_ngvi.results.diagnosis.budget import SUMMARY
 from pymc_ngvi.results.diagnosis.diagnose import standing_diagnosis
 from pymc_ngvi.results.diagnosis.kept import Kept
@@ -277,15 +285,22 @@ def posterior_first[A: Fitted](
     if first is None:
         return NoneFirst(options)
     clock, before = time.perf_counter(), density.compile_seconds
-    candidate = first.plan.candidates[0]
-    step = PosteriorStep(candidate.kind, seed, options.max_seconds, options)
-    state, plan = _tried_in_turn(first, density, step, is_auto=options.posterior == "auto", progressbar=progressbar)
-    if state is None:
-        in_vain = [c for c in plan.candidates if c.outcome is Decision.FAILED and KINDS[c.kind].is_last]
-        if options.max_seconds is not None:
-            left = max(options.max_seconds - candidate.seconds, _LEAST_SECONDS)
-            options = dataclasses.replace(options, max_seconds=left)
-        return NoneFirst(options, tuple(in_vain))
+    candidate, kind = first.plan.candidates[0], KINDS[first.plan.candidates[0].kind]
+    step = PosteriorStep(kind.name, seed, options.max_seconds, options)
+    is_auto, less = options.posterior == "auto", options
+    if options.max_seconds is not None:
+        less = dataclasses.replace(options, max_seconds=max(options.max_seconds - candidate.seconds, _LEAST_SECONDS))
+    try:
+        state = _alone(kind, first, density, step.stream, progressbar)
+    except Unavailable as reason:
+        is_in_vain = kind.is_last and reason.code is not Reason.HOPELESS  # or else it may begin from a fit
+        return NoneFirst(less, (candidate.became(Decision.FAILED, str(reason)),) if is_in_vain else ())
+    if state.checks.effective_size < _FEWEST and is_auto:
+        return NoneFirst(less)
+    plan = first.plan.having(candidate.became(Decision.TAKEN, "" if state.checks.is_exact else "not exact"))
+    if is_auto and not state.checks.is_exact:
+        left = first.most_seconds - candidate.seconds
+        state, plan = _by_last_resort(state, plan, density, step.stream, left, progressbar)
     approx = make(density, state, random_seed=seed, include_transformed=include_transformed)
     record = _record(density, state, seed, time.perf_counter() - clock - density.compile_seconds + before)
     approx.take(None, dataclasses.replace(step, wanted=state.kind), _with_pool(record, state, plan, 0.0, 0.0))
@@ -293,39 +308,32 @@ def posterior_first[A: Fitted](
     return approx
 
 
-def _tried_in_turn(
-    first: First, density: ModelDensity, step: PosteriorStep, *, is_auto: bool, progressbar: bool
-) -> tuple[PoolState | None, Plan]:
-    """Return the first exact posterior of those that come before a Gaussian fit, or else the first one."""
-    state, plan, left = None, first.plan, first.most_seconds
-    for candidate in first.plan.candidates[: first.n_tried]:
-        if candidate.seconds > left:
-            plan = plan.having(candidate.became(Decision.TOO_DEAR))
+def _alone(kind: PosteriorKind[Any], first: First, density: ModelDensity, seed: int, progressbar: bool) -> PoolState:
+    """Return the posterior that comes before any Gaussian fit."""
+    (candidate, *after), most = first.plan.candidates, first.most_seconds
+    with announced(kind.title, candidate.seconds, progressbar):
+        state = _made(kind, density, None, seed, is_only=len(after) == 1, may_take=functools.partial(operator.ge, most))
+    return _with_moments(state)
+
+
+def _by_last_resort(
+    state: PoolState, plan: Plan, density: ModelDensity, seed: int, seconds: float, progressbar: bool
+) -> tuple[PoolState, Plan]:
+    """Return what the last resort makes of a posterior that is not exact, or else that one."""
+    for kind, offer in last_resorts(density):
+        if offer.seconds > seconds:
+            plan = plan.having(offer.became(Decision.TOO_DEAR))
             continue
-        kind, most = KINDS[candidate.kind], left
-        left -= candidate.seconds
         try:
-            with announced(kind.title, candidate.seconds, progressbar):
-                new = _made(
-                    kind, density, None if state is None else state.gaussian, step.stream,
-                    is_only=len(plan.candidates) == 2, may_take=functools.partial(operator.ge, most),
-                )  # fmt: skip
+            with announced(kind.title, offer.seconds, progressbar):
+                new = _made(kind, density, state.gaussian, seed, may_take=functools.partial(operator.ge, seconds))
         except Unavailable as reason:
-            is_open = reason.code is Reason.HOPELESS  # it may begin from a fit
-            plan = plan.having(candidate.became(Decision.NOT_NEEDED if is_open else Decision.FAILED, str(reason)))
+            plan = plan.having(offer.became(Decision.FAILED, str(reason)))
             continue
-        if is_auto and new.checks.effective_size < _FEWEST:
-            continue
-        outcome = Decision.TAKEN, "" if new.checks.is_exact else "not exact"
-        if state is None:
-            state, plan = _with_moments(new), plan.having(candidate.became(*outcome))
-        elif new.checks.is_exact:
-            before = plan.of(state.kind)
-            assert before is not None
-            plan = plan.having(before.became(Decision.CAME_FIRST, "not exact")).having(candidate.became(*outcome))
-            state = _with_moments(new)
-        if new.checks.is_exact:
-            break
+        before = plan.of(state.kind)
+        assert before is not None
+        plan = plan.having(before.became(Decision.CAME_FIRST, "not exact"))
+        return _with_moments(new), plan.having(offer.became(Decision.TAKEN))
     return state, plan
 
 
