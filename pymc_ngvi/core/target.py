@@ -77,6 +77,13 @@ class MeanHessian(Protocol):
         return state.curvature(self)
 
 
+class HasGradient(Protocol):
+    """What can be climbed, and what trajectories go by."""
+
+    def logp_grad(self, theta: Array, /) -> tuple[Array, Array]:
+        """Return log p, (n_draws,), and its gradient, (n_draws, n_dim)."""
+
+
 class Density(Protocol):
     """A log density on the flat unconstrained vector: what estimators evaluate, and steps on fixed draws need."""
 

@@ -81,6 +81,10 @@ class GivenGlobals:
         """Return the posterior on a model; raise ValueError where the parts do not go together."""
         raise NotImplementedError
 
+    def in_modes(self, state: "PoolState") -> "list[PoolState]":
+        """Return what there is of each mode alone; empty where that is not known."""
+        return []
+
     def draws_with_ratio(self, state: "PoolState", n: int) -> tuple[Array, Array] | None:
         """Return draws that are not weighted given their globals, and log weights they would have; None without."""
         return None
@@ -124,7 +128,10 @@ class PoolState:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what makes it again: the one of that number, where it is there still."""
-        return _restored, (self.number, {k: v for k, v in vars(self).items() if k not in ("_last", "sd_errors")})
+        return _restored, (
+            self.number,
+            {k: v for k, v in vars(self).items() if k not in ("_last", "sd_errors", "in_modes")},
+        )
 
     def __copy__(self) -> "PoolState":
         """Return itself: nothing of it changes."""
@@ -262,6 +269,11 @@ class PoolState:
     def checks(self) -> Verdict:
         """What was measured of it."""
         return self.rest.verdict(self)
+
+    @functools.cached_property
+    def in_modes(self) -> "list[PoolState]":
+        """What there is of each mode alone; empty where that is not known."""
+        return self.rest.in_modes(self)
 
     # --- draws ---
 

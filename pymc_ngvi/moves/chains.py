@@ -13,11 +13,14 @@ References
 
 import math
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from pymc_ngvi.core.types import Array, Density
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.types import Array, HasGradient
 from pymc_ngvi.moves.coordinates import ChainCoordinates
 from pymc_ngvi.moves.leapfrog import PhasePoints, phase_points_at, trajectory
 
@@ -49,33 +52,48 @@ class Chains:
 
     Parameters
     ----------
-    target : Density
+    target : HasGradient
     coordinates : ChainCoordinates
     x : ndarray, shape (n_chains, n_dim)
         Where they begin; log p and its gradient are finite there.
     rng : numpy.random.Generator
+    inside : callable, optional
+        Tells which points are of the region that chains are to stay in: a trajectory that ends elsewhere is refused.
 
     Attributes
     ----------
-    n_gradients : int
-        Evaluated so far.
     step, length : float
         Of trajectories, in the coordinates.
     acceptance : float
         Mean probability of acceptance in the last run of iterations.
+    outflow : float
+        Part of the trajectories of that run that would have left the region.
     """
 
-    def __init__(self, target: Density, coordinates: ChainCoordinates, x: Array, rng: np.random.Generator) -> None:
-        self._target, self._rng = target, rng
+    def __init__(
+        self,
+        target: HasGradient,
+        coordinates: ChainCoordinates,
+        x: Array,
+        rng: np.random.Generator,
+        inside: Callable[[Array], NDArray[np.bool_]] | None = None,
+    ) -> None:
+        self._target, self._rng, self._inside = target, rng, inside
         self._jitter = rng.random()
-        self.coordinates, self.n_gradients = coordinates, 0
+        self.coordinates = coordinates
         self.step, self.length = _FIRST * x.shape[1] ** -0.25, _QUARTER
-        self.acceptance = math.nan
-        self._points = self._evaluated(x)
+        self.acceptance, self.outflow, self._n_left = math.nan, 0.0, 0
+        self._points = phase_points_at(target, coordinates, x)
 
-    def _evaluated(self, x: Array) -> PhasePoints:
-        self.n_gradients += len(x)
-        return phase_points_at(self._target, self.coordinates, x)
+    @property
+    def n_chains(self) -> int:
+        """Number of chains."""
+        return len(self._points.x)
+
+    @property
+    def size(self) -> int:
+        """Numbers that say where they all are."""
+        return self._points.x.size
 
     @property
     def n_steps(self) -> int:
@@ -91,6 +109,7 @@ class Chains:
         every : int, default 1
         """
         shape = ((n - n_adapting) // every, *self._points.x.shape)
+        self._n_left = 0
         kept, accepted = Stretch(np.empty(shape), np.empty(shape[:2])), np.zeros(n)
         for i in range(n):
             accepted[i] = self._iterate()
@@ -101,6 +120,7 @@ class Chains:
                 at = (i - n_adapting) // every
                 kept.x[at], kept.logp[at] = self._points.x, self._points.logp
         self.acceptance = float(accepted[n_adapting:].mean())
+        self.outflow = self._n_left / (n * shape[1])
         return kept
 
     def _iterate(self) -> float:
@@ -116,16 +136,27 @@ class Chains:
 
     def _move(self, n_steps: int, size: float | Array, watch: "_Distances | None" = None) -> Array:
         momenta = self._rng.standard_normal(self._points.x.shape)
+        before = self._points
         self._points, probability = trajectory(
-            self._target, self.coordinates, self._points, momenta, n_steps, size, self._rng, watch
+            self._target, self.coordinates, before, momenta, n_steps, size, self._rng, watch
         )
-        self.n_gradients += n_steps * len(momenta)
+        if self._inside is not None:
+            self._refuse_leaving(before)
         return probability
+
+    def _refuse_leaving(self, before: PhasePoints) -> None:
+        """Put points that have left the region back to where they were."""
+        assert self._inside is not None
+        now = self._points
+        moved = np.flatnonzero((now.x != before.x).any(axis=1))
+        left = moved[~self._inside(now.x[moved])]
+        now.x[left], now.logp[left], now.slope[left] = before.x[left], before.logp[left], before.slope[left]
+        self._n_left += len(left)
 
     def refit(self, draws: Array, size: float) -> None:
         """Take coordinates found of draws, (n_draws, n_dim), worth so many, and choose the length of trajectories."""
         self.coordinates = self.coordinates.refitted(draws, size)
-        self._points = self._evaluated(self._points.x)
+        self._points = phase_points_at(self._target, self.coordinates, self._points.x)
         n_steps = int(np.clip(math.ceil(2.0 * self.length / self.step), _FEWEST_SEEN, _MOST_SEEN))
         seen = _Distances(self.coordinates, self._points, n_steps)
         self._move(n_steps, self.step, seen)

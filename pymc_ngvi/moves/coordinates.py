@@ -43,6 +43,27 @@ class ChainCoordinates:
         d = gaussian.n_dim
         return cls(gaussian, np.zeros(d), np.ones(d), np.zeros((d, 0)), np.zeros(0))
 
+    @property
+    def n_dim(self) -> int:
+        """Number of coordinates."""
+        return len(self.scale)
+
+    def draws(self, w: Array) -> Array:
+        """Return the points of coordinates, (n_points, n_dim): draws of a Gaussian, where these are standard normal."""
+        return self.gaussian.draws(self.centre + self.scale * self._stretched(w, self.root))
+
+    def mean(self) -> Array:
+        """Return the point of coordinates 0, (n_dim,)."""
+        result: Array = self.draws(np.zeros((1, self.n_dim)))[0]
+        return result
+
+    def log_density(self, x: Array) -> Array:
+        """Return the log density of the Gaussian that the coordinates whiten, (n_points,)."""
+        at_mean = float(self.gaussian.log_density(self.gaussian.mean()[None])[0])
+        log_det = float(np.log(self.scale).sum() + np.log(self.root).sum())
+        result: Array = at_mean - log_det - 0.5 * np.sum(self.w(x) ** 2, axis=1)
+        return result
+
     def _stretched(self, w: Array, root: Array) -> Array:
         return w + ((w @ self.directions) * (root - 1.0)) @ self.directions.T
 

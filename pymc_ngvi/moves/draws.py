@@ -1,6 +1,6 @@
-"""A posterior that is the draws of chains: all coordinates are in the pool, and weigh the same."""
+"""A posterior that is the draws of chains: all coordinates are in the pool, and draws in one mode weigh the same."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,13 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState
-from pymc_ngvi.marginal.sampling import Pool
+from pymc_ngvi.marginal.sampling import Pool, picked
+from pymc_ngvi.moves.bridge import MOST_ERROR, UNKNOWN, LogMass, log_mass
+from pymc_ngvi.moves.coordinates import ChainCoordinates
 from pymc_ngvi.moves.verdict import MovedChecks
+
+#: Number of the random stream behind the log marginal likelihood.
+_STREAM = 8_000_000
 
 
 @stored("moved.state")
@@ -23,13 +28,21 @@ class MovedDraws(GivenGlobals):
     Parameters
     ----------
     x : ndarray, shape (n_draws, n_chains, n_dim)
+        Those in the same mode are together, as many in each.
     logp : ndarray, shape (n_draws, n_chains)
     checks : MovedChecks
+        Which has the weights of the modes.
+    mass : LogMass
+        Log marginal likelihood; NaN where it is not known yet.
+    density : ModelDensity, optional
+        Which tells it, when it is asked for.
     """
 
     x: Array
     logp: Array
     checks: MovedChecks
+    mass: LogMass = UNKNOWN
+    density: ModelDensity | None = None
 
     kind = "moved"
 
@@ -41,11 +54,23 @@ class MovedDraws(GivenGlobals):
         pool = Pool(self.x.reshape(-1, d), logp, logp, np.tile(of_start, n), np.zeros(n * n_chains, dtype=bool))
         return PoolState(pool, self, np.arange(d), np.empty(0, dtype=np.intp), gaussian, others=others)
 
+    @property
+    def of_chains(self) -> Array:
+        """Weights of the chains, which add up to 1, (n_chains,)."""
+        n_chains, modes = self.x.shape[1], self.checks.mode_weights or (1.0,)
+        weights: Array = np.repeat(modes, n_chains // len(modes)) * len(modes) / n_chains
+        return weights
+
+    @property
+    def modes(self) -> NDArray[np.intp]:
+        """Which mode each chain is in, (n_chains,)."""
+        return np.repeat(np.arange(self.checks.n_modes), self.x.shape[1] // self.checks.n_modes)
+
     # --- files ---
 
     def content(self, state: PoolState) -> dict[str, Any]:
         """Return what a file keeps."""
-        return {"x": self.x, "log_p": self.logp, "checks": self.checks}
+        return {"x": self.x, "log_p": self.logp, "checks": self.checks, "log_mass": tuple(self.mass)}
 
     @classmethod
     def of_content(cls, content: dict[str, Any], density: ModelDensity) -> PoolState:
@@ -63,26 +88,46 @@ class MovedDraws(GivenGlobals):
             raise ValueError("the moved posterior is of another dimension")
         if logp.shape != x.shape[:2] or x.shape[1] % checks.n_starts or not np.isfinite(x).all():
             raise ValueError("the draws of the moved posterior do not go together")
-        return cls(x, logp, checks).with_pool(gaussian, tuple(content.get("others", ())))
+        if checks.n_modes > 1 and (len(checks.mode_weights) != checks.n_modes or checks.n_starts % checks.n_modes):
+            raise ValueError("the modes of the moved posterior do not go together")
+        mass = LogMass(*content.get("log_mass", UNKNOWN))
+        return cls(x, logp, checks, mass, density).with_pool(gaussian, tuple(content.get("others", ())))
 
     # --- weights ---
 
     def weights(self, pool: Pool) -> tuple[Array, float]:
-        """Return equal weights; there is no k-hat."""
-        n = len(pool.g)
-        return np.full(n, 1.0 / n), self.checks.khat
+        """Return the weights of the modes, shared by all draws in each; there is no k-hat."""
+        return np.tile(self.of_chains, len(self.x)) / len(self.x), self.checks.khat
 
     def size_of(self, weights: Array) -> float:
         """Return that of the chains, which are autocorrelated."""
         return self.checks.effective_size
 
     def correction(self, state: PoolState) -> tuple[float, float]:
-        """Return NaN: chains do not tell the normalising constant."""
-        return float("nan"), float("nan")
+        """Return the log mass, which the pool does not tell, and its error; NaN where no Gaussian is near enough."""
+        mass = self.mass
+        if np.isnan(mass.value) and self.density is not None:
+            coordinates, rng = ChainCoordinates.of(state.gaussian), np.random.default_rng(_STREAM)
+            mass = log_mass(
+                self.density.logp, coordinates, self.x, self.logp, self.checks.n_starts, self.checks.effective_size, rng
+            )
+        return mass if mass.se <= MOST_ERROR else UNKNOWN
 
     def verdict(self, state: PoolState) -> MovedChecks:
         """Return what was measured."""
         return self.checks
+
+    def in_modes(self, state: PoolState) -> list[PoolState]:
+        """Return the posterior of each mode, with the Gaussian of its draws; empty where there is one mode."""
+        n_modes, coordinates = self.checks.n_modes, ChainCoordinates.of(state.gaussian)
+        if n_modes == 1:
+            return []
+        alone = replace(self.checks, n_modes=1, mode_weights=(), weight_errors=(), n_chains=self.checks.n_chains // n_modes,
+                        n_starts=self.checks.n_starts // n_modes)  # fmt: skip
+        return [
+            type(self)(x, logp, alone).with_pool(coordinates.refitted(x.reshape(-1, x.shape[2]), alone.effective_size))
+            for x, logp in zip(*(np.split(array, n_modes, axis=1) for array in (self.x, self.logp)), strict=True)
+        ]
 
     # --- draws and moments ---
 
@@ -91,7 +136,11 @@ class MovedDraws(GivenGlobals):
     ) -> tuple[NDArray[np.intp], Array]:
         """Return rows of the pool; there are no other coordinates."""
         n = len(order)
-        return order[np.minimum((uniform[0] * n).astype(np.intp), n - 1)], np.empty((len(uniform[0]), 0))
+        if self.checks.n_modes > 1:
+            rows = picked(state.weights[order], uniform[0])
+        else:
+            rows = np.minimum((uniform[0] * n).astype(np.intp), n - 1)
+        return order[rows], np.empty((len(uniform[0]), 0))
 
     def moments(self, state: PoolState, mean: Array) -> tuple[Array, Array]:
         """Return those of no coordinates."""
@@ -100,5 +149,5 @@ class MovedDraws(GivenGlobals):
     def cov_block(self, state: PoolState, index: NDArray[np.intp]) -> Array:
         """Return the covariance of some coordinates."""
         apart = state.pool.g[:, index] - state.mean()[index]
-        result: Array = apart.T @ apart / len(apart)
+        result: Array = apart.T @ (state.weights[:, None] * apart)
         return result

@@ -14,7 +14,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.types import Array, Density, GaussianState
+from pymc_ngvi.core.types import Array, GaussianState, HasGradient
 
 
 class MomentumMetric(Protocol):
@@ -83,7 +83,7 @@ class Arrived(NamedTuple):
 type Watch = Callable[[int, PhasePoints, Array], None]
 
 
-def phase_points_at(target: Density, metric: MomentumMetric, x: Array) -> PhasePoints:
+def phase_points_at(target: HasGradient, metric: MomentumMetric, x: Array) -> PhasePoints:
     """Return points with log p and its whitened gradient."""
     logp, grad = target.logp_grad(x)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -91,7 +91,7 @@ def phase_points_at(target: Density, metric: MomentumMetric, x: Array) -> PhaseP
 
 
 def trajectory(
-    target: Density,
+    target: HasGradient,
     metric: MomentumMetric,
     points: PhasePoints,
     momenta: Array,
@@ -104,7 +104,7 @@ def trajectory(
 
     Parameters
     ----------
-    target : Density
+    target : HasGradient
     metric : MomentumMetric
     points : PhasePoints
         Finite.

@@ -4,19 +4,23 @@ Between rounds, coordinates and the length of trajectories are chosen anew by th
 once its step size is found, nothing changes. The later half of the rounds, which has most of the draws, is kept.
 """
 
+import functools
 import math
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from pymc_ngvi.core.types import Array, Density, GaussianState
+from pymc_ngvi.core.types import Array, GaussianState, HasGradient
 from pymc_ngvi.moves.arrival import Mixing, effective_sizes, mixing_of, most_trend, worth_of
+from pymc_ngvi.moves.basins import Basins, Climbs, Counted, basins_among
+from pymc_ngvi.moves.bridge import UNKNOWN, LogMass, ModeWeights, log_mass
 from pymc_ngvi.moves.chains import Chains, Stretch
 from pymc_ngvi.moves.coordinates import ChainCoordinates
 from pymc_ngvi.moves.starts import starts_of
-from pymc_ngvi.moves.verdict import LEAST_SIZE, MovedChecks
+from pymc_ngvi.moves.verdict import LEAST_SIZE, MOST_OUTFLOW, MovedChecks
 
 #: Points at which superchains begin.
 N_STARTS = 8
@@ -26,6 +30,8 @@ _FIRST, _GROWTH, _UNJUDGED = 16, 1.5, 2
 _FIRST_ADAPTING, _ADAPTING, _MOST_ADAPTING = 0.5, 0.25, 16
 #: Numbers that are kept of a round, and of all, at most: of more, every few iterations, and fewer rounds.
 _MOST_NUMBERS = 2**25
+#: Part of the trajectories that may end in other basins, in the first round.
+_FIRST_OUTFLOW = 0.05
 #: Draws of which further quantities are computed.
 _MOST_COMPUTED = 2**13
 
@@ -34,14 +40,18 @@ type Quantities = Callable[[Array], Array]
 
 
 class MovedChains(NamedTuple):
-    """Where chains have come to: the draws that are kept, and what was measured of them."""
+    """Where chains have come to: the draws that are kept, what was measured of them, and the log mass of all.
+
+    The mass is NaN of chains in one mode: it is not needed there.
+    """
 
     draws: Stretch
     checks: MovedChecks
+    mass: LogMass = UNKNOWN
 
 
 def moved_until_arrived(
-    target: Density,
+    target: HasGradient,
     fits: Sequence[GaussianState],
     n_chains: int,
     rng: np.random.Generator,
@@ -52,9 +62,12 @@ def moved_until_arrived(
 ) -> MovedChains | None:
     """Move chains until they have arrived.
 
+    Where they stay in several basins of log p, as many chains again begin in each, and do not leave it. The masses of
+    the basins tell how much these weigh.
+
     Parameters
     ----------
-    target : Density
+    target : HasGradient
     fits : sequence of GaussianState
         The first one gives the coordinates; superchains begin at all of them.
     n_chains : int
@@ -75,23 +88,101 @@ def moved_until_arrived(
     starts = starts_of(target, fits, N_STARTS, rng)
     if starts is None:
         return None
-    x = np.repeat(starts, n_chains // N_STARTS, axis=0)
-    chains = Chains(target, ChainCoordinates.of(fits[0]), x, rng)
-    rounds: list[Stretch] = []
-    n, done = _FIRST, 0
+    x, counted = np.repeat(starts, n_chains // N_STARTS, axis=0), Counted(target)
+    whole = moving = _Moving([Chains(counted, ChainCoordinates.of(fits[0]), x, rng)])
+    may_part = True
     while True:
-        n_adapting = min(int((_ADAPTING if done else _FIRST_ADAPTING) * n), _MOST_ADAPTING)
-        rounds.append(chains.run(n, n_adapting=n_adapting, every=-(-2 * n * x.size // _MOST_NUMBERS)))
-        n, done = int(_GROWTH * n), done + 1
-        rounds = _later(rounds, done)
-        goes_on = may_go_on(chains.n_gradients + n * n_chains * chains.n_steps)
-        if done > _UNJUDGED or not goes_on:
-            draws = Stretch(*(np.concatenate(arrays) for arrays in zip(*rounds, strict=True)))
-            ended = _ended(draws, chains, quantities, label)
-            if ended.checks.is_exact or not goes_on:
+        moving.advance()
+        if moving.leaks:  # these are no basins
+            moving, may_part = whole, False
+        goes_on = may_go_on(counted.n + moving.n_next)
+        if moving.is_judged or not goes_on:
+            ended = _ended(moving, counted, quantities, label, rng)
+            if ended.checks.is_exact:
                 return ended
-        last = rounds[-1].x
-        chains.refit(last.reshape(-1, last.shape[2]), worth_of(last, N_STARTS))
+            if may_part:
+                [joint] = whole.chains
+                basins = basins_among(Climbs(counted, joint.coordinates, joint.step), moving.rounds[-1].x)
+                if basins is not None and len(basins) > len(moving.chains):
+                    parts = _parted(counted, basins, n_chains, rng)
+                    if parts is not None and may_go_on(counted.n + parts.n_next):
+                        moving = parts
+                        continue
+                    ended = ended._replace(checks=replace(ended.checks, n_modes=len(basins), weights_size=0.0))
+            if not goes_on:
+                return ended
+        moving.refit()
+
+
+class _Moving:
+    """Chains that are moved in rounds: all of them together, or those of each basin on their own.
+
+    Parameters
+    ----------
+    chains : list of Chains
+        As many of each basin.
+    basins : Basins, optional
+    """
+
+    def __init__(self, chains: list[Chains], basins: Basins | None = None) -> None:
+        self.chains, self.basins = chains, basins
+        self.rounds: list[Stretch] = []
+        self._n, self._done = _FIRST, 0
+
+    @property
+    def n_next(self) -> int:
+        """Gradients of the next round."""
+        return self._n * sum(chains.n_chains * chains.n_steps for chains in self.chains)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether there have been rounds enough."""
+        return self._done > _UNJUDGED
+
+    @property
+    def outflow(self) -> float:
+        """Part of the trajectories of the last round that would have left their basin, of the worst one."""
+        return max(chains.outflow for chains in self.chains)
+
+    @property
+    def leaks(self) -> bool:
+        """Whether that is too much; in the first round, in which chains begin far out, more is allowed."""
+        return self.outflow > (MOST_OUTFLOW if self._done > 1 else _FIRST_OUTFLOW)
+
+    def advance(self) -> None:
+        """Move all chains by another round."""
+        n, size = self._n, sum(chains.size for chains in self.chains)
+        n_adapting = min(int((_ADAPTING if self._done else _FIRST_ADAPTING) * n), _MOST_ADAPTING)
+        every = -(-2 * n * size // _MOST_NUMBERS)
+        of_basins = [chains.run(n, n_adapting=n_adapting, every=every) for chains in self.chains]
+        self._n, self._done = int(_GROWTH * n), self._done + 1
+        self.rounds = _later([*self.rounds, Stretch(*map(_side_by_side, zip(*of_basins, strict=True)))], self._done)
+
+    def parts(self, draws: Stretch) -> list[Stretch]:
+        """Return the draws of each basin."""
+        both = (np.split(array, len(self.chains), axis=1) for array in draws)
+        return [Stretch(*arrays) for arrays in zip(*both, strict=True)]
+
+    def refit(self) -> None:
+        """Find coordinates and lengths by the last round."""
+        for chains, last in zip(self.chains, self.parts(self.rounds[-1]), strict=True):
+            chains.refit(last.x.reshape(-1, last.x.shape[2]), worth_of(last.x, N_STARTS))
+
+
+def _side_by_side(arrays: tuple[Array, ...]) -> Array:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
+
+
+def _parted(target: HasGradient, basins: Basins, n_chains: int, rng: np.random.Generator) -> _Moving | None:
+    """Return chains that begin in each basin; None where log p is not finite in one of them."""
+    chains = []
+    for number, about in enumerate(basins.about):
+        inside = functools.partial(basins.inside, number)
+        starts = starts_of(target, [about], N_STARTS, rng, inside)
+        if starts is None:
+            return None
+        chains.append(Chains(target, about, np.repeat(starts, n_chains // N_STARTS, axis=0), rng, inside))
+    return _Moving(chains, basins)
 
 
 def _later(rounds: list[Stretch], done: int) -> list[Stretch]:
@@ -102,13 +193,76 @@ def _later(rounds: list[Stretch], done: int) -> list[Stretch]:
     return later
 
 
-def _ended(draws: Stretch, chains: Chains, quantities: Quantities | None, label: Callable[[int], str]) -> MovedChains:
-    """Judge draws; further quantities, and effective sizes, where nothing else is missing."""
+def _ended(
+    moving: _Moving,
+    counted: Counted,
+    quantities: Quantities | None,
+    label: Callable[[int], str],
+    rng: np.random.Generator,
+) -> MovedChains:
+    """Judge draws; the weights of basins, where nothing else is missing."""
+    draws = Stretch(*(np.concatenate(arrays) for arrays in zip(*moving.rounds, strict=True)))
+    parts = moving.parts(draws)
+    judged = [_judged(part, chains, quantities, label) for part, chains in zip(parts, moving.chains, strict=True)]
+    if moving.basins is None:
+        return MovedChains(draws, replace(judged[0], n_gradients=counted.n))
+    joined = _joined(judged, counted.n, moving.outflow)
+    if not all(checks.is_exact for checks in judged):
+        return MovedChains(draws, joined)
+    masses = [
+        log_mass(functools.partial(_log_p_inside, counted, moving.basins, number), chains.coordinates, *part, N_STARTS,
+                 min(checks.bulk, checks.tail), rng)
+        for number, (part, chains, checks) in enumerate(zip(parts, moving.chains, judged, strict=True))
+    ]  # fmt: skip
+    found = ModeWeights.of(masses)
+    checks = replace(
+        joined,
+        mode_weights=tuple(found.weights.tolist()),
+        weight_errors=tuple(found.errors.tolist()),
+        weights_size=found.size,
+        n_gradients=counted.n,
+    )
+    return MovedChains(draws, checks, found.total)
+
+
+def _log_p_inside(target: HasGradient, basins: Basins, number: int, x: Array) -> Array:
+    """Return log p at points; -inf outside of a basin."""
+    logp = target.logp_grad(x)[0]
+    within = np.flatnonzero(np.isfinite(logp))
+    result = np.full(len(x), -np.inf)
+    within = within[basins.inside(number, x[within])]
+    result[within] = logp[within]
+    return result
+
+
+def _joined(judged: list[MovedChecks], n_gradients: int, outflow: float) -> MovedChecks:
+    """Return what was measured of all basins: the worst of each, and that nothing is known of weights."""
+    worst = max(judged, key=lambda checks: checks.rhat)
+    drifting = max(judged, key=lambda checks: checks.trend / checks.most_trend)
+    bulk, tail = np.min([(checks.bulk, checks.tail) for checks in judged], axis=0).tolist()
+    return replace(
+        worst,
+        trend=drifting.trend,
+        most_trend=drifting.most_trend,
+        bulk=bulk,
+        tail=tail,
+        n_chains=sum(checks.n_chains for checks in judged),
+        n_starts=sum(checks.n_starts for checks in judged),
+        n_gradients=n_gradients,
+        acceptance=float(np.mean([checks.acceptance for checks in judged])),
+        n_modes=len(judged),
+        weights_size=0.0,
+        outflow=outflow,
+    )
+
+
+def _judged(draws: Stretch, chains: Chains, quantities: Quantities | None, label: Callable[[int], str]) -> MovedChecks:
+    """Judge draws of one basin; further quantities, and effective sizes, where nothing else is missing."""
     values = np.concatenate([draws.x, draws.logp[:, :, None]], axis=2)
     mixing = mixing_of(values, N_STARTS)
     checks = _checks(draws, mixing, chains, label)
     if not checks.is_settled:
-        return MovedChains(draws, checks)
+        return checks
     sizes = effective_sizes(values, mixing.memory)
     if quantities is not None and min(sizes) >= LEAST_SIZE:
         further = _further(draws, quantities)
@@ -116,7 +270,7 @@ def _ended(draws: Stretch, chains: Chains, quantities: Quantities | None, label:
         mixing = mixing.joined(of_further)
         bulk, tail = effective_sizes(further, of_further.memory)
         sizes = min(sizes[0], bulk), min(sizes[1], tail)
-    return MovedChains(draws, _checks(draws, mixing, chains, label, sizes))
+    return _checks(draws, mixing, chains, label, sizes)
 
 
 def _further(draws: Stretch, quantities: Quantities) -> Array:
@@ -146,7 +300,7 @@ def _checks(
         n_draws=len(draws.x),
         n_chains=draws.x.shape[1],
         n_starts=N_STARTS,
-        n_gradients=chains.n_gradients,
+        n_gradients=0,  # known to those who count
         acceptance=chains.acceptance,
         slowest=label(int(rhat.argmax())),
     )

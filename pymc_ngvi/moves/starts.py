@@ -1,26 +1,51 @@
 """Where superchains begin: far out from the fits, where log p is finite."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from pymc_ngvi.core.types import Array, Density, GaussianState
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.types import Array, HasGradient
 
 #: Standard deviations of starts, from and to, in those of a fit; part that is left of these for each further try, and
 #: tries.
 _SPREAD, _NEARER, _TRIES = (2.0, 3.0), 0.85, 24
 
 
-def starts_of(target: Density, fits: Sequence[GaussianState], n: int, rng: np.random.Generator) -> Array | None:
+class Place(Protocol):
+    """A Gaussian, or coordinates that whiten one."""
+
+    @property
+    def n_dim(self) -> int:
+        """Number of coordinates."""
+
+    def mean(self) -> Array:
+        """Return the mean, (n_dim,)."""
+
+    def draws(self, base: Array) -> Array:
+        """Return the points of standard normals, (n_points, n_dim)."""
+
+
+def starts_of(
+    target: HasGradient,
+    fits: Sequence[Place],
+    n: int,
+    rng: np.random.Generator,
+    inside: Callable[[Array], NDArray[np.bool_]] | None = None,
+) -> Array | None:
     """Return points far out from fits, which take turns, (n, n_dim); None where log p is finite at too few.
 
     Parameters
     ----------
-    target : Density
-    fits : sequence of GaussianState
+    target : HasGradient
+    fits : sequence of Place
         That of the largest mass first.
     n : int
     rng : numpy.random.Generator
+    inside : callable, optional
+        Tells which points will do.
     """
     x = np.full((n, fits[0].n_dim), np.nan)
     missing, spread = np.arange(n), np.linspace(*_SPREAD, n)
@@ -31,6 +56,8 @@ def starts_of(target: Density, fits: Sequence[GaussianState], n: int, rng: np.ra
         drawn[~usable] = fits[0].mean()
         logp, grad = target.logp_grad(drawn)
         usable &= np.isfinite(logp) & np.isfinite(grad).all(axis=1)
+        if inside is not None:
+            usable[usable] = inside(drawn[usable])
         x[missing[usable]] = drawn[usable]
         missing, spread = missing[~usable], spread * _NEARER
         if not len(missing):

@@ -9,6 +9,8 @@ from pymc_ngvi.core.verdict import Condition, Verdict
 
 #: Nested R-hat at most; effective sizes at least.
 MOST_RHAT, LEAST_SIZE = 1.01, 400.0
+#: Part of the trajectories that may end in other modes than they begin in: of more, a part of a mode may be cut off.
+MOST_OUTFLOW = 0.01
 
 
 @stored("moved.checks")
@@ -33,6 +35,14 @@ class MovedChecks(Verdict):
     acceptance : float
     slowest : str
         The quantity with the largest R-hat.
+    n_modes : int
+        That chains do not cross: each has superchains of its own, which stay there.
+    mode_weights, weight_errors : tuple of float
+        Of these, with standard errors; empty of one mode, or where they are not known.
+    weights_size : float
+        Independent draws whose numbers at the modes would tell any mean as well as the weights do.
+    outflow : float
+        Part of the trajectories that would have left their mode.
     n_fits, lacking
         0: there are no fits given globals, whose ELBOs lack something.
     """
@@ -51,10 +61,19 @@ class MovedChecks(Verdict):
     slowest: str = ""
     n_fits: int = 0
     lacking: float = 0.0
+    n_modes: int = 1
+    mode_weights: tuple[float, ...] = ()
+    weight_errors: tuple[float, ...] = ()
+    weights_size: float = math.inf
+    outflow: float = 0.0
 
     @property
     def conditions(self) -> list[Condition]:
         """All that is asked of it."""
+        return [*self._of_chains, *(self._of_modes if self.n_modes > 1 else [])]
+
+    @property
+    def _of_chains(self) -> list[Condition]:
         return [
             Condition("nested R-hat", self.rhat, MOST_RHAT,
                 f"chains that began at different points differ: nested R-hat of {self.slowest} is {self.rhat:.3f}, "
@@ -65,6 +84,22 @@ class MovedChecks(Verdict):
             self._of_size("tail", self.tail),
         ]  # fmt: skip
 
+    @property
+    def _of_modes(self) -> list[Condition]:
+        said = f" ({self.in_modes})" if self.mode_weights else ""
+        return [
+            Condition("weights of modes", self.weights_size, LEAST_SIZE,
+                f"chains stay in {self.n_modes} modes, and the weights of the modes are unknown{said}", at_least=True),
+            Condition("outflow", self.outflow, MOST_OUTFLOW,
+                f"{100 * self.outflow:.1f} % of the trajectories would have left their mode"),
+        ]  # fmt: skip
+
+    @property
+    def in_modes(self) -> str:
+        """The weights of the modes, with their standard errors."""
+        both = zip(self.mode_weights, self.weight_errors, strict=True)
+        return ", ".join(f"{weight:.3f} +- {error:.3f}" for weight, error in both)
+
     def _of_size(self, name: str, size: float) -> Condition:
         of = "unknown" if math.isnan(size) else f"{size:,.0f}"
         said = f"the {name} effective sample size is {of}, below {LEAST_SIZE:.0f}"
@@ -73,7 +108,7 @@ class MovedChecks(Verdict):
     @property
     def is_settled(self) -> bool:
         """Whether chains neither differ nor drift, so that effective sizes mean something."""
-        return all(c.holds for c in self.conditions[:2])
+        return all(c.holds for c in self._of_chains[:2])
 
     @property
     def khat(self) -> float:  # type: ignore[override]  # there are no weights
@@ -83,7 +118,7 @@ class MovedChecks(Verdict):
     @property
     def effective_size(self) -> float:  # type: ignore[override]
         """The least effective size, in draws."""
-        return min(self.bulk, self.tail)
+        return min(self.bulk, self.tail, self.weights_size)
 
     @property
     def efficiency(self) -> float:
@@ -107,8 +142,9 @@ class MovedChecks(Verdict):
     def sentence(self) -> str:
         """The verdict in a sentence."""
         if self.is_exact:
+            modes = f" in {self.n_modes} modes, of weights {self.in_modes}" if self.n_modes > 1 else ""
             return (
                 f"Sampled from the fit ({self.figures}): the chains have arrived (nested R-hat {self.rhat:.3f}, "
-                f"effective sample size {self.effective_size:,.0f})."
+                f"effective sample size {self.effective_size:,.0f}){modes}."
             )
         return f"Sampled from the fit ({self.figures}), but not arrived: {'; '.join(self.failures)}."

@@ -45,7 +45,8 @@ def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
         raise ValueError(f"The model has no marginal likelihood: {'; '.join(reasons)}.")
     value, se = state.log_normaliser()
     if np.isnan(value):
-        raise ValueError(f"The {state.kind} posterior has no log_marginal_likelihood: chains do not tell it.")
+        why = "no Gaussian is near enough to its draws"
+        raise ValueError(f"The {state.kind} posterior has no log_marginal_likelihood: {why}.")
     return LogMarginalLikelihood(value, se)
 
 

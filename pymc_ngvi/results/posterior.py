@@ -3,7 +3,7 @@
 import contextlib
 import warnings
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -133,6 +133,10 @@ class Distribution(Protocol):
     def rough_log_density(self, theta: Array) -> Array | None:
         """Return log q, or that of a Gaussian near to it, to tell what is far from q; None where there is neither."""
         return self.log_density(theta)
+
+    def in_modes(self) -> "Sequence[Distribution]":
+        """Return what it is at each of its modes; empty where it does not tell them apart."""
+        return ()
 
     @property
     def is_checked(self) -> bool:

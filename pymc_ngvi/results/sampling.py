@@ -132,6 +132,9 @@ def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:
     values = posterior.constrain(one_by_one, random_seed=int(rng.integers(2**31)))
     superchain = np.repeat(np.arange(n_chains) // (n_chains // moved.checks.n_starts), n)
     stats = {"log_p": moved.logp.T.ravel(), "superchain": superchain}
+    if moved.checks.n_modes > 1:
+        stats |= {"mode": np.repeat(moved.modes, n), "weight": np.repeat(n_chains * moved.of_chains, n)}
+        logger.info("The chains stay in their modes: sample_stats has the weight of each.")
     trace = to_multitrace(posterior.model, values, stats, n_chains)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Found chain dimension to be longer")  # so they are

@@ -1,14 +1,15 @@
 """Where components may begin: at modes of log p found from dispersed points, and where q has too little mass."""
 
+import math
+
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.types import Array, Density, GaussianState
+from pymc_ngvi.core.types import Array, Density, GaussianState, HasGradient
 from pymc_ngvi.families.mixture import MixtureState
 
 #: Points that ascend log p together, their steps at most, and the nats below which a step counts as the last.
@@ -31,13 +32,9 @@ _RAISED = 0.1 * 10.0 ** np.arange(6)
 _FEW, _MANY = 0.02, 0.5
 
 
-class HasGradient(Protocol):
-    """What can be climbed."""
-
-    def logp_grad(self, theta: Array, /) -> tuple[Array, Array]: ...  # noqa: D102
-
-
-def ascend(density: HasGradient, points: Array, n_steps: int = _MAX_ASCENT) -> tuple[Array, Array]:
+def ascend(
+    density: HasGradient, points: Array, n_steps: int = _MAX_ASCENT, longest: float = math.inf
+) -> tuple[Array, Array]:
     """Climb log p from many points at once, each with Barzilai-Borwein steps of its own.
 
     Parameters
@@ -46,6 +43,8 @@ def ascend(density: HasGradient, points: Array, n_steps: int = _MAX_ASCENT) -> t
     points : ndarray, shape (n_points, n_dim)
     n_steps : int
         At most.
+    longest : float, optional
+        Length of a step at most: longer ones may end beyond a valley.
 
     Returns
     -------
@@ -63,6 +62,8 @@ def ascend(density: HasGradient, points: Array, n_steps: int = _MAX_ASCENT) -> t
         rows = np.flatnonzero(active)
         if not len(rows):
             break
+        if math.isfinite(longest):
+            step[rows] = np.minimum(step[rows], longest / np.maximum(np.linalg.norm(grad[rows], axis=1), 1e-300))
         new = x[rows] + step[rows, None] * grad[rows]
         new_logp, new_grad = density.logp_grad(new)
         with np.errstate(invalid="ignore"):

@@ -316,8 +316,17 @@ def _equal_modes(posterior: Posterior, budget: Budget) -> tuple[tuple[EqualModes
     most, rng = budget.compared(MOST_EVALUATIONS), own_generator(posterior.record, _SYMMETRY_STREAM)
     if not most:
         return (), 0
-    theta = posterior.distribution.draw(N_DRAWS, rng)
-    return equal_modes(posterior.density, posterior.distribution, theta, posterior.layout, most)
+    q = posterior.distribution
+    modes, n_compared = q.in_modes(), 0
+    for part in modes or [q]:
+        theta = part.draw(N_DRAWS, rng)
+        found, n = equal_modes(posterior.density, q, theta, posterior.layout, most // max(len(modes), 1))
+        n_compared += n
+        if found or not modes:
+            return tuple(replace(of, covered="some" if modes else "one") for of in found), n_compared
+    # The image of each mode is another one: which symmetry that is, one of them tells.
+    found, n = equal_modes(posterior.density, modes[0], modes[0].draw(N_DRAWS, rng), posterior.layout, most)
+    return tuple(replace(of, covered="all") for of in found), n_compared + n
 
 
 def _elsewhere(posterior: Posterior, elbo: float, rng: np.random.Generator) -> list[MissedMass]:

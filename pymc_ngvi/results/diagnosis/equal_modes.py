@@ -38,12 +38,15 @@ class EqualModes:
         Of equal modes that it makes.
     by_label : bool
         Whether signs change for each label along an axis on its own.
+    covered : {"one", "some", "all"}
+        How many of these modes q covers; "some": there may be more of them.
     """
 
     kind: str
     names: tuple[str, ...]
     number: int
     by_label: bool = False
+    covered: str = "one"
 
 
 def equal_modes(

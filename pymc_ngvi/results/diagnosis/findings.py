@@ -42,6 +42,10 @@ _UNAFFECTED = {
     "labels": "What does not depend on the labels, such as predictions, is not affected.",
     "sign": "What does not depend on the sign, such as predictions, is not affected.",
 }
+_AFFECTED = {
+    "labels": "Means over all of them say little of what depends on the labels.",
+    "sign": "Means over all of them say little of what depends on the sign.",
+}
 _FIXED = {
     "labels": "Order a vector of these (transform=pm.distributions.transforms.ordered, increasing initval).",
     "sign": "Fix the sign by a positive prior (pm.HalfNormal) of one of these variables, or of one entry of it.",
@@ -273,10 +277,14 @@ def _of_equal_modes(context: Context, equal: Sequence[EqualModes]) -> list[Findi
         of_kind = [e for e in equal if e.kind == kind]
         if not of_kind:
             continue
-        number = math.prod(e.number for e in of_kind)
-        part = "some" if context.traits.has_components else "one"
-        covered = f"{part} of {number:,} equal modes" if number <= _MOST_COUNTED else f"{part} of many equal modes"
         what = ", or ".join(_changed(e) for e in of_kind[:_N_NAMED])
+        if of_kind[0].covered == "all":
+            text = f"log p stays the same when {what}: q covers all equal modes. {_AFFECTED[kind]}"
+            result.append(Finding(text, _FIXED[kind], False))
+            continue
+        number = math.prod(e.number for e in of_kind)
+        part = "some" if context.traits.has_components else of_kind[0].covered
+        covered = f"{part} of {number:,} equal modes" if number <= _MOST_COUNTED else f"{part} of many equal modes"
         text = f"log p stays the same when {what}: q covers {covered}. {_UNAFFECTED[kind]}"
         result.append(Finding(text, f"{_FIXED[kind]} {context.several_modes_cure()}", True))
     return result

@@ -1,5 +1,6 @@
 """Exact and nested posteriors as reports read them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,11 +85,15 @@ class PoolDistribution(Distribution):
         return gaussian
 
     def rough_log_density(self, theta: Array) -> Array | None:
-        """Return that of the Gaussian fit, or of the fits at all modes that it began from."""
+        """Return that of the Gaussian fit, or of the Gaussians at all modes."""
         theta = np.asarray(theta, dtype=np.float64)
-        fits = [self.q.gaussian, *self.q.others]
+        fits = [mode.gaussian for mode in self.q.in_modes] or [self.q.gaussian, *self.q.others]
         result: Array = logsumexp([fit.log_density(theta) for fit in fits], axis=0) - np.log(len(fits))
         return result
+
+    def in_modes(self) -> "Sequence[Distribution]":
+        """Return what it is at each of its modes; empty where it does not tell them apart."""
+        return [PoolDistribution(mode) for mode in self.q.in_modes]
 
     @property
     def is_checked(self) -> bool:

@@ -1,0 +1,171 @@
+"""Basins of log p that chains do not cross: which there are, and which one a point is in.
+
+A point is in the basin of the mode that a climb from there ends at. Any division of the space would do for the weights
+of modes, as long as it is the same for all draws; this one leaves few draws near a border. Where one of the Gaussians
+about the modes explains a point far better than the others do, no climb is needed.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.types import Array, HasGradient
+from pymc_ngvi.mixtures.finite.search import ascend
+from pymc_ngvi.moves.coordinates import ChainCoordinates
+
+#: Basins at most.
+MOST_BASINS = 8
+#: Nats that another step may gain where a climb has ended at a mode.
+_FLAT = 1.0
+#: Nats that log p falls between two modes, and points of the line between them at which that is looked at.
+_VALLEY, _N_BETWEEN = 1.0, 9
+#: Variance of the means of chains in a round, over that within them, from which on they may be in several basins.
+_APART = 0.4
+#: Part of the chains that change basins within a round, from which on these are no separate ones.
+_MOST_CROSSED = 0.25
+#: Nats by which a Gaussian has to explain a point better than the others, and standard deviations that the square of
+#: the distance from its mean may be above that of most draws, where no climb is needed.
+_CLEAR, _TYPICAL = 10.0, 3.0
+#: Independent draws that a chain in a round is worth, about.
+_WORTH = 4.0
+
+
+class Climbs(NamedTuple):
+    """Climbs of log p in coordinates of chains.
+
+    Parameters
+    ----------
+    target : HasGradient
+    coordinates : ChainCoordinates
+    longest : float
+        Length of a step at most: that of chains on trajectories, which do not jump over valleys.
+    """
+
+    target: HasGradient
+    coordinates: ChainCoordinates
+    longest: float
+
+    def ends(self, x: Array) -> tuple[Array, Array]:
+        """Return where climbs from points end, in the coordinates, and log p there."""
+        with np.errstate(all="ignore"):
+            return ascend(self, self.coordinates.w(x), longest=self.longest)
+
+    def are_flat(self, w: Array) -> bool:
+        """Tell whether log p is flat at all points: climbs that have not got to an end are at no mode."""
+        slopes = np.linalg.norm(self.logp_grad(w)[1], axis=1)
+        return bool((slopes * self.longest < _FLAT).all())
+
+    def logp_grad(self, w: Array, /) -> tuple[Array, Array]:
+        """Evaluate log p and its gradient in the coordinates."""
+        logp, grad = self.target.logp_grad(self.coordinates.draws(w))
+        with np.errstate(invalid="ignore", over="ignore"):
+            return logp, self.coordinates.slope(grad)
+
+
+class Counted:
+    """A log density that counts its evaluations, in ``n``."""
+
+    def __init__(self, target: HasGradient) -> None:
+        self._target, self.n = target, 0
+
+    def logp_grad(self, theta: Array, /) -> tuple[Array, Array]:
+        """Evaluate log p and its gradient."""
+        self.n += len(theta)
+        return self._target.logp_grad(theta)
+
+
+@dataclass(frozen=True, eq=False)
+class Basins:
+    """A division of the space by where climbs of log p end.
+
+    Parameters
+    ----------
+    climbs : Climbs
+    modes : ndarray, shape (n_basins, n_dim)
+        In the coordinates of climbs.
+    about : list of ChainCoordinates
+        Those of the draws in each basin.
+    """
+
+    climbs: Climbs
+    modes: Array
+    about: list[ChainCoordinates]
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self.modes)
+
+    def labels(self, x: Array) -> NDArray[np.intp]:
+        """Return the basin of each point, (n_points,)."""
+        result, clear = self.explained(x)
+        unclear = np.flatnonzero(~clear)
+        if len(unclear):
+            result[unclear] = _nearest(self.modes, self.climbs.ends(x[unclear])[0])
+        return result
+
+    def inside(self, number: int, x: Array) -> NDArray[np.bool_]:
+        """Tell which points are in a basin."""
+        result: NDArray[np.bool_] = self.labels(x) == number
+        return result
+
+    def explained(self, x: Array) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """Return which Gaussian explains each point best, and whether that is clear."""
+        d = x.shape[1]
+        with np.errstate(invalid="ignore", over="ignore"):
+            logs = np.nan_to_num(np.array([about.log_density(x) for about in self.about]), nan=-np.inf)
+            best = np.argmax(logs, axis=0)
+            first, second = -np.sort(-logs, axis=0)[:2]
+            top = np.array([about.log_density(about.mean()[None])[0] for about in self.about])
+            square = 2.0 * (top[best] - first)
+            return best, (first - second > _CLEAR) & (square < d + _TYPICAL * np.sqrt(2.0 * d))
+
+
+def basins_among(climbs: Climbs, x: Array) -> Basins | None:
+    """Return the basins that chains are in, and do not cross; None where there is one, or too many, or chains cross.
+
+    Parameters
+    ----------
+    climbs : Climbs
+        In coordinates of all chains together.
+    x : ndarray, shape (n_draws, n_chains, n_dim)
+        Where chains were in a round.
+    """
+    between, within = x.mean(axis=0).var(axis=0, ddof=1), x.var(axis=0, ddof=1).mean(axis=0)
+    if not (between > _APART * within).any():
+        return None
+    ends, logp = climbs.ends(x[-1])
+    modes = _distinct(climbs, ends, logp)
+    if not 1 < len(modes) <= MOST_BASINS or not climbs.are_flat(modes):
+        return None
+    now, before = _nearest(modes, ends), _nearest(modes, climbs.ends(x[0])[0])
+    if np.mean(before != now) > _MOST_CROSSED:
+        return None
+    parts = [x[:, now == i] for i in range(len(modes))]
+    about = [climbs.coordinates.refitted(of.reshape(-1, of.shape[2]), _WORTH * of.shape[1]) for of in parts]
+    basins = Basins(climbs, modes, about)
+    best, clear = basins.explained(x[-1])
+    return basins if (best[clear] == now[clear]).all() else None
+
+
+def _distinct(climbs: Climbs, ends: Array, logp: Array) -> Array:
+    """Return the highest end of those between which log p has no valley, (n_modes, n_dim); one too many at most.
+
+    A climb need not have got to its end for that, nor is there a scale on which ends are near.
+    """
+    left, modes = np.flatnonzero(np.isfinite(logp)), list[Array]()
+    part = np.linspace(0.0, 1.0, _N_BETWEEN + 2)[1:-1, None, None]
+    while len(left) and len(modes) <= MOST_BASINS:
+        top = ends[left[np.argmax(logp[left])]]
+        modes.append(top)
+        between = (1.0 - part) * ends[left] + part * top
+        values, _ = climbs.logp_grad(between.reshape(-1, ends.shape[1]))
+        lowest = np.nan_to_num(values.reshape(_N_BETWEEN, -1), nan=-np.inf).min(axis=0)
+        left = left[lowest < logp[left] - _VALLEY]
+    return np.array(modes)
+
+
+def _nearest(modes: Array, ends: Array) -> NDArray[np.intp]:
+    return np.argmin([np.sum((ends - mode) ** 2, axis=1) for mode in modes], axis=0)
