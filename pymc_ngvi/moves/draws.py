@@ -122,8 +122,15 @@ class MovedDraws(GivenGlobals):
         n_modes, coordinates = self.checks.n_modes, ChainCoordinates.of(state.gaussian)
         if n_modes == 1:
             return []
-        alone = replace(self.checks, n_modes=1, mode_weights=(), weight_errors=(), n_chains=self.checks.n_chains // n_modes,
-                        n_starts=self.checks.n_starts // n_modes)  # fmt: skip
+        alone = replace(
+            self.checks,
+            n_chains=self.checks.n_chains // n_modes,
+            n_starts=self.checks.n_starts // n_modes,
+            n_modes=1,
+            mode_weights=(),
+            weight_errors=(),
+            weights_size=np.inf,
+        )
         return [
             type(self)(x, logp, alone).with_pool(coordinates.refitted(x.reshape(-1, x.shape[2]), alone.effective_size))
             for x, logp in zip(*(np.split(array, n_modes, axis=1) for array in (self.x, self.logp)), strict=True)
