@@ -22,8 +22,9 @@ MOST_BASINS = 8
 _FLAT = 1.0
 #: Nats that log p falls between two modes, and points of the line between them at which that is looked at.
 _VALLEY, _N_BETWEEN = 1.0, 9
-#: Variance of the means of chains in a round, over that within them, from which on they may be in several basins.
-_APART = 0.4
+#: Variance of the means of chains in a round, over that within them, from which on they may be in several basins; or
+#: the square of the distance of one of them from all.
+_APART, _FAR = 0.4, 9.0
 #: Part of the chains that change basins within a round, from which on these are no separate ones.
 _MOST_CROSSED = 0.25
 #: Nats by which a Gaussian has to explain a point better than the others, and standard deviations that the square of
@@ -123,6 +124,13 @@ class Basins:
             return best, (first - second > _CLEAR) & (square < d + _TYPICAL * np.sqrt(2.0 * d))
 
 
+def are_apart(x: Array) -> bool:
+    """Tell whether chains, (n_draws, n_chains, n_dim), are so far apart that they may be in several basins."""
+    means, within = x.mean(axis=0), x.var(axis=0, ddof=1).mean(axis=0)
+    squares = (means - means.mean(axis=0)) ** 2
+    return bool(((squares.mean(axis=0) > _APART * within) | (squares.max(axis=0) > _FAR * within)).any())
+
+
 def basins_among(climbs: Climbs, x: Array) -> Basins | None:
     """Return the basins that chains are in, and do not cross; None where there is one, or too many, or chains cross.
 
@@ -133,9 +141,6 @@ def basins_among(climbs: Climbs, x: Array) -> Basins | None:
     x : ndarray, shape (n_draws, n_chains, n_dim)
         Where chains were in a round.
     """
-    between, within = x.mean(axis=0).var(axis=0, ddof=1), x.var(axis=0, ddof=1).mean(axis=0)
-    if not (between > _APART * within).any():
-        return None
     ends, logp = climbs.ends(x[-1])
     modes = _distinct(climbs, ends, logp)
     if not 1 < len(modes) <= MOST_BASINS or not climbs.are_flat(modes):

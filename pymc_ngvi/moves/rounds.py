@@ -15,7 +15,7 @@ import numpy as np
 
 from pymc_ngvi.core.types import Array, GaussianState, HasGradient
 from pymc_ngvi.moves.arrival import Mixing, effective_sizes, mixing_of, most_trend, worth_of
-from pymc_ngvi.moves.basins import Basins, Climbs, Counted, basins_among
+from pymc_ngvi.moves.basins import Basins, Climbs, Counted, are_apart, basins_among
 from pymc_ngvi.moves.bridge import UNKNOWN, LogMass, ModeWeights, log_mass
 from pymc_ngvi.moves.chains import Chains, Stretch
 from pymc_ngvi.moves.coordinates import ChainCoordinates
@@ -98,9 +98,7 @@ def moved_until_arrived(
         goes_on = may_go_on(counted.n + moving.n_next)
         if moving.is_judged or not goes_on:
             ended = _ended(moving, counted, quantities, label, rng)
-            if ended.checks.is_exact:
-                return ended
-            if may_part:
+            if may_part and any(are_apart(part.x) for part in moving.parts(moving.rounds[-1])):
                 [joint] = whole.chains
                 basins = basins_among(Climbs(counted, joint.coordinates, joint.step), moving.rounds[-1].x)
                 if basins is not None and len(basins) > len(moving.chains):
@@ -109,7 +107,7 @@ def moved_until_arrived(
                         moving = parts
                         continue
                     ended = ended._replace(checks=replace(ended.checks, n_modes=len(basins), weights_size=0.0))
-            if not goes_on:
+            if ended.checks.is_exact or not goes_on:
                 return ended
         moving.refit()
 
