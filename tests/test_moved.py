@@ -254,13 +254,9 @@ def test_two_modes_are_never_reliable_and_wrong(known, seed):
     wide, centre = DiagonalState.from_scale(np.zeros(2), np.array([3.0, 1.0])), np.array([3.0, 0.0])
     fits = [wide] if known == "one wide fit" else [DiagonalState.from_scale(c, np.ones(2)) for c in (centre, -centre)]
     ended = moved(two_modes, *fits, seed=seed, most=200_000)
-    weight = (ended.draws.x[..., 0] > 0.0).mean()
+    weights = np.repeat(ended.checks.mode_weights or (1.0,), ended.draws.x.shape[1] // ended.checks.n_modes)
+    weight = np.average((ended.draws.x[..., 0] > 0.0).mean(axis=0), weights=weights)
     assert not ended.checks.is_exact or abs(weight - 0.7) < 0.1
-    # Farther apart, none of them crosses.
-    ended = moved(lambda x: two_modes(x, 12.0), DiagonalState.from_scale(np.zeros(2), np.array([6.0, 1.0])), seed=seed,
-                  most=100_000)  # fmt: skip
-    assert not ended.checks.is_exact
-    assert ended.checks.rhat > MOST_RHAT
 
 
 def test_chains_that_are_always_refused_have_not_arrived():

@@ -77,7 +77,7 @@ def log_mass(
 
     one, other = by(is_even), by(~is_even)
     se = 0.5 * max(math.hypot(one.se, other.se), abs(one.value - other.value))
-    return LogMass(0.5 * (one.value + other.value), se if math.isfinite(se) else math.inf)
+    return LogMass(0.5 * (one.value + other.value), math.inf if math.isnan(se) else se)
 
 
 def _bridge(
@@ -89,6 +89,8 @@ def _bridge(
         of_proposed = log_p(proposed) - gaussian.log_density(proposed)
         of_draws = logp - gaussian.log_density(x.reshape(-1, x.shape[2])).reshape(logp.shape)
     of_proposed = np.where(np.isfinite(of_proposed), of_proposed, -np.inf)
+    if not np.isfinite(of_proposed).any():
+        return LogMass(math.nan, math.inf)
     value, n = float(np.median(of_draws)), float(of_draws.size)
     for _ in range(2):  # the second time with the effective number of the draws
         value = _optimum(of_draws.ravel(), of_proposed, n, value)
@@ -150,13 +152,12 @@ class ModeWeights:
 
     @classmethod
     def of(cls, masses: Sequence[LogMass]) -> Self:
-        """Return those of log masses with independent errors."""
+        """Return those of log masses with independent errors; of size 0 where one of them is not known."""
         values, se = np.array(masses).T
+        if not (se <= MOST_ERROR).all():
+            return cls(np.full(len(se), math.nan), np.full(len(se), math.inf), 0.0, UNKNOWN)
         total = float(logsumexp(values))
         weights = np.exp(values - total)
-        se = np.where(weights > 0.0, se, 0.0)
-        if not np.isfinite(se).all():
-            return cls(weights, np.full(len(weights), math.inf), 0.0, LogMass(total, math.inf))
         # Of the log masses' errors e, weights change by w (e - sum w e).
         root = weights[:, None] * (np.eye(len(weights)) - weights) * se
         scaled = root / np.sqrt(np.maximum(weights, np.finfo(np.float64).tiny))[:, None]

@@ -213,6 +213,8 @@ def _ended(
         for number, (part, chains, checks) in enumerate(zip(parts, moving.chains, judged, strict=True))
     ]  # fmt: skip
     found = ModeWeights.of(masses)
+    if not found.size:
+        return MovedChains(draws, joined)
     checks = replace(
         joined,
         mode_weights=tuple(found.weights.tolist()),
