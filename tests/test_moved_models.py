@@ -253,9 +253,18 @@ def test_draws_are_those_of_the_chains():
     assert approx.sample(500, random_seed=1).posterior.attrs["effective_sample_size"] == approx.checks.effective_size
 
 
-def test_there_is_no_marginal_likelihood():
-    with pytest.raises(ValueError, match="moved posterior has no log_marginal_likelihood"):
-        moved(overdispersed).log_marginal_likelihood  # noqa: B018
+def test_the_marginal_likelihood_is_that_of_the_exact_posterior():
+    found, exact = moved(overdispersed).log_marginal_likelihood, fit(overdispersed(), posterior="exact")
+    expected = exact.log_marginal_likelihood
+    assert 0.0 < found.se < 0.05
+    assert_allclose(found.value, expected.value, atol=MOST_ERRORS * np.hypot(found.se, expected.se))
+
+
+def test_there_is_no_marginal_likelihood_where_no_gaussian_is_near(monkeypatch):
+    approx = fit(overdispersed(), posterior="moved", tol=1.0)
+    monkeypatch.setattr("pymc_ngvi.moves.draws.MOST_ERROR", 1e-6)
+    with pytest.raises(ValueError, match="moved posterior has no log_marginal_likelihood: no Gaussian is near enough"):
+        approx.log_marginal_likelihood  # noqa: B018
     with pytest.raises(ValueError, match=r"nothing for importance=.psis. to correct"):
         moved(overdispersed).sample(100, importance="psis")
 

@@ -146,9 +146,10 @@ def basins_among(climbs: Climbs, x: Array) -> Basins | None:
     if not 1 < len(modes) <= MOST_BASINS or not climbs.are_flat(modes):
         return None
     now, before = _nearest(modes, ends), _nearest(modes, climbs.ends(x[0])[0])
-    if np.mean(before != now) > _MOST_CROSSED:
+    stayed = before == now
+    parts = [x[:, stayed & (now == i)] for i in range(len(modes))]
+    if stayed.mean() < 1.0 - _MOST_CROSSED or not all(part.size for part in parts):
         return None
-    parts = [x[:, now == i] for i in range(len(modes))]
     about = [climbs.coordinates.refitted(of.reshape(-1, of.shape[2]), _WORTH * of.shape[1]) for of in parts]
     basins = Basins(climbs, modes, about)
     best, clear = basins.explained(x[-1])

@@ -1,4 +1,4 @@
-"""Marginal likelihoods of exact and nested posteriors: of all data, and of each group given the others."""
+"""Marginal likelihoods of exact, nested and moved posteriors: of all data, and of each group given the others."""
 
 import logging
 
@@ -27,7 +27,7 @@ class LogMarginalLikelihood(NamedTuple):
         In nats.
     se : float
         Monte Carlo standard error, from independent sequences of draws; of a nested posterior, with the error of the
-        log density of its hyperparameters.
+        log density of its hyperparameters; of a moved one, that of bridge sampling.
     """
 
     value: float

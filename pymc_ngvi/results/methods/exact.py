@@ -46,6 +46,7 @@ class ExactMethods(Fitted):
         -------
         xarray.DataTree
             As from ``pm.sample``; ``sample_stats`` has ``superchain``, the number of the point at which a chain began.
+            Chains that stay in several modes have ``mode``, and ``weight``, by which averages over chains are taken.
 
         Raises
         ------
@@ -67,17 +68,18 @@ class ExactMethods(Fitted):
 
     @property
     def log_marginal_likelihood(self) -> LogMarginalLikelihood:
-        """The log marginal likelihood, log p(y), with its standard error, of an exact or nested posterior.
+        """The log marginal likelihood, log p(y), with its standard error, of an exact, nested or moved posterior.
 
-        If the posterior has several modes, only the one that was found is counted. Where symmetry makes K equal modes,
+        Of a moved one, it is found by bridge sampling between a Gaussian and the chains. If the posterior has several
+        modes, only those that were found are counted. Where symmetry makes K equal modes,
         add log K. Constants of the likelihood are included, as PyMC has them.
 
         Raises
         ------
         ValueError
-            Where the posterior is neither, or the value would mean nothing: with improper priors (``pm.Flat``), or
-            with terms without a normalising constant (``pm.ICAR``, a Potential, unless `pymc_ngvi.normalised` says
-            otherwise).
+            Where the posterior is none of these, or the value would mean nothing: with improper priors (``pm.Flat``),
+            or with terms without a normalising constant (``pm.ICAR``, a Potential, unless `pymc_ngvi.normalised` says
+            otherwise). Where no Gaussian is near enough to the chains.
 
         Examples
         --------
