@@ -276,7 +276,8 @@ def test_a_limit_of_gradients_ends_it_with_figures():
     )
     checks = ended.checks
     assert not checks.is_exact
-    assert checks.n_gradients <= target.n_gradients <= 120_000
+    # A round may take smaller steps than was expected of it.
+    assert checks.n_gradients <= target.n_gradients <= 150_000
     assert "not arrived" in checks.sentence
     assert checks.failures
     if checks.rhat > MOST_RHAT:

@@ -14,6 +14,7 @@ import pymc_ngvi
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.core.status import NotExactError
 from pymc_ngvi.families import DiagonalState, FullState
+from pymc_ngvi.moves import rounds
 from pymc_ngvi.moves.basins import Climbs, Counted, basins_among
 from pymc_ngvi.moves.bridge import LogMass, ModeWeights, log_mass
 from pymc_ngvi.moves.coordinates import ChainCoordinates
@@ -139,8 +140,12 @@ def test_a_mode_of_another_width_that_only_one_fit_is_at():
     assert one.checks.n_modes == 1  # what nothing has hit is not known
 
 
-def test_too_few_gradients_for_separate_modes_are_said():
-    ended = moved(Normals([0.7, 0.3], apart_along_first(3, 12.0)), standard(3, sd=[6.0, 1.0, 1.0]), most=25_000)
+def test_too_few_gradients_for_separate_modes_are_said(monkeypatch):
+    """There are enough to find them, and for nothing else."""
+    found = []
+    monkeypatch.setattr(rounds, "basins_among", lambda *args: found.append(basins_among(*args)) or found[-1])
+    target, fits = Normals([0.7, 0.3], apart_along_first(3, 12.0)), [standard(3, sd=[6.0, 1.0, 1.0])]
+    ended = moved_until_arrived(target, fits, N_CHAINS, np.random.default_rng(1), may_go_on=lambda n: not found)
     assert not ended.checks.is_exact
     assert "chains stay in 2 modes, and the weights of the modes are unknown" in ended.checks.sentence
 
@@ -346,7 +351,8 @@ def test_files_keep_modes(both, tmp_path):
 
 
 def test_weights_that_can_not_be_had_are_named(monkeypatch):
-    monkeypatch.setattr(kind, "_MOST", 0.5)
+    monkeypatch.setattr(kind, "_MOST", 3.0)
+    monkeypatch.setattr(rounds, "_parted", lambda *args: None)
     with pytest.raises(NotExactError, match="the weights of the modes are unknown"):
         fit(two_answers(), posterior="moved")
 

@@ -18,6 +18,8 @@ from pymc_ngvi.moves.coordinates import ChainCoordinates
 
 #: Basins at most.
 MOST_BASINS = 8
+#: Steps of a climb at most.
+MOST_STEPS = 150
 #: Nats that another step may gain where a climb has ended at a mode.
 _FLAT = 1.0
 #: Nats that log p falls between two modes, and points of the line between them at which that is looked at.
@@ -52,7 +54,7 @@ class Climbs(NamedTuple):
     def ends(self, x: Array) -> tuple[Array, Array]:
         """Return where climbs from points end, in the coordinates, and log p there."""
         with np.errstate(all="ignore"):
-            return ascend(self, self.coordinates.w(x), longest=self.longest)
+            return ascend(self, self.coordinates.w(x), MOST_STEPS, self.longest)
 
     def are_flat(self, w: Array) -> bool:
         """Tell whether log p is flat at all points: climbs that have not got to an end are at no mode."""

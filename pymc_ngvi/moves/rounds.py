@@ -15,7 +15,7 @@ import numpy as np
 
 from pymc_ngvi.core.types import Array, GaussianState, HasGradient
 from pymc_ngvi.moves.arrival import Mixing, effective_sizes, mixing_of, most_trend, worth_of
-from pymc_ngvi.moves.basins import Basins, Climbs, Counted, are_apart, basins_among
+from pymc_ngvi.moves.basins import MOST_STEPS, Basins, Climbs, Counted, are_apart, basins_among
 from pymc_ngvi.moves.bridge import UNKNOWN, LogMass, ModeWeights, log_mass
 from pymc_ngvi.moves.chains import Chains, Stretch
 from pymc_ngvi.moves.coordinates import ChainCoordinates
@@ -90,23 +90,26 @@ def moved_until_arrived(
         return None
     x, counted = np.repeat(starts, n_chains // N_STARTS, axis=0), Counted(target)
     whole = moving = _Moving([Chains(counted, ChainCoordinates.of(fits[0]), x, rng)])
-    may_part = True
+    may_part, n_modes = True, 1
     while True:
         moving.advance()
         if moving.leaks:  # these are no basins
-            moving, may_part = whole, False
+            moving, may_part, n_modes = whole, False, 1
         goes_on = may_go_on(counted.n + moving.n_next)
         if moving.is_judged or not goes_on:
             ended = _ended(moving, counted, quantities, label, rng)
-            if may_part and any(are_apart(part.x) for part in moving.parts(moving.rounds[-1])):
+            is_apart = may_part and any(are_apart(part.x) for part in moving.parts(moving.rounds[-1]))
+            if is_apart and may_go_on(counted.n + moving.n_climbing):
                 [joint] = whole.chains
                 basins = basins_among(Climbs(counted, joint.coordinates, joint.step), moving.rounds[-1].x)
-                if basins is not None and len(basins) > len(moving.chains):
+                n_modes = 1 if basins is None else len(basins)
+                if basins is not None and n_modes > len(moving.chains):
                     parts = _parted(counted, basins, n_chains, rng)
                     if parts is not None and may_go_on(counted.n + parts.n_next):
                         moving = parts
                         continue
-                    ended = ended._replace(checks=replace(ended.checks, n_modes=len(basins), weights_size=0.0))
+            if n_modes > len(moving.chains):
+                ended = ended._replace(checks=replace(ended.checks, n_modes=n_modes, weights_size=0.0))
             if ended.checks.is_exact or not goes_on:
                 return ended
         moving.refit()
@@ -131,6 +134,11 @@ class _Moving:
     def n_next(self) -> int:
         """Gradients of the next round."""
         return self._n * sum(chains.n_chains * chains.n_steps for chains in self.chains)
+
+    @property
+    def n_climbing(self) -> int:
+        """Gradients that a look for basins takes at most."""
+        return 2 * MOST_STEPS * sum(chains.n_chains for chains in self.chains)
 
     @property
     def is_judged(self) -> bool:
