@@ -351,7 +351,7 @@ def test_files_keep_modes(both, tmp_path):
 
 
 def test_weights_that_can_not_be_had_are_named(monkeypatch):
-    monkeypatch.setattr(kind, "_MOST", 3.0)
+    monkeypatch.setattr(kind, "_MOST", 10.0)
     monkeypatch.setattr(rounds, "_parted", lambda *args: None)
     with pytest.raises(NotExactError, match="the weights of the modes are unknown"):
         fit(two_answers(), posterior="moved")
