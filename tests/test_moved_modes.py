@@ -16,7 +16,7 @@ from pymc_ngvi.core.status import NotExactError
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.moves import rounds
 from pymc_ngvi.moves.basins import Climbs, Counted, basins_among
-from pymc_ngvi.moves.bridge import LogMass, ModeWeights, log_mass
+from pymc_ngvi.moves.bridge import LogMass, ModeWeights, _bridge, log_mass
 from pymc_ngvi.moves.coordinates import ChainCoordinates
 from pymc_ngvi.moves.draws import MovedDraws
 from pymc_ngvi.moves.rounds import N_STARTS, moved_until_arrived
@@ -241,6 +241,18 @@ def test_the_mass_of_what_is_skewed(seed):
     logp = log_p(x.reshape(-1, 6)).reshape(40, N_CHAINS)
     found = log_mass(log_p, ChainCoordinates.of(standard(6)), x, logp, N_STARTS, logp.size, rng)
     assert 0.0 < found.se < 0.03
+    assert_allclose(found.value, 0.0, atol=MOST_ERRORS * found.se)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("sd", [0.8, 1.3])
+def test_a_gaussian_of_another_width_is_a_bridge_all_the_same(sd, seed):
+    """In twenty coordinates, few draws of one are where those of the other are."""
+    rng = np.random.default_rng(seed)
+    x, p = rng.standard_normal((40, N_CHAINS, 20)), standard(20)
+    logp = p.log_density(x.reshape(-1, 20)).reshape(40, N_CHAINS)
+    found = _bridge(p.log_density, ChainCoordinates.of(standard(20, sd=sd)), x, logp, rng)
+    assert 0.0 < found.se < 0.06
     assert_allclose(found.value, 0.0, atol=MOST_ERRORS * found.se)
 
 
