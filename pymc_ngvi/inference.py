@@ -36,7 +36,8 @@ from pymc_ngvi.graphs.backends import Backend
 from pymc_ngvi.posteriors.search import seconds_until_others
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.callbacks import Callback, observer_of
-from pymc_ngvi.results.posterior_step import NoneFirst, PosteriorStep, check_wanted, posterior_first
+from pymc_ngvi.results.posterior_first import NoneFirst, posterior_first
+from pymc_ngvi.results.posterior_step import PosteriorStep, check_wanted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,38 +309,12 @@ class NGVI(Inference):
             with keeping(approx, lambda: approx._follow(session.outcome())):
                 session.run(n, progress, math.inf if callbacks else seconds_until_others(self._options, density))
         step = PosteriorStep(self._options.posterior, seed, self._options.max_seconds, tried=before.tried)
-        self._result = self._followed(approx, session, step, n, progressbar, progressbar_theme)
+        self._result = step.following(
+            session, approx, NGVIApproximation, n, progressbar=progressbar, theme=progressbar_theme
+        )
         assert self._result.record is not None
         report_outcome(approx.q, self._result.record)
         return self._result
-
-    def _followed(
-        self,
-        approx: NGVIApproximation,
-        session: FitSession,
-        step: PosteriorStep,
-        n: int,
-        progressbar: bool,
-        theme: Theme | None,
-    ) -> NGVIApproximation:
-        """Return the posterior that comes of a fit, which goes on first where it has paused and nothing exact came."""
-        approx._follow(session.outcome())
-        if session.is_paused:
-            with keeping(approx):
-                exact, step = step.meanwhile(approx, NGVIApproximation, progressbar=progressbar)
-            if exact is not None:
-                return exact
-            density = approx.density
-            with (
-                FitProgress(progressbar, theme) as progress, few_threads(density), watching(density, progress),
-                keeping(approx, lambda: approx._follow(session.outcome())),
-            ):  # fmt: skip
-                session.run(n - session.n_iterations, progress)
-            approx._follow(session.outcome())
-        if step.wanted == "gaussian":
-            return approx
-        with keeping(approx):
-            return step.after(approx, NGVIApproximation, progressbar=progressbar)
 
     def _taken(self, nested: NGVIApproximation) -> NGVIApproximation:
         """Return a nested posterior that no fit came before."""

@@ -6,9 +6,12 @@ import warnings
 
 from typing import NamedTuple
 
+import numpy as np
+
+from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.status import ConvergenceWarning, Status
-from pymc_ngvi.core.types import Array, VariationalState
+from pymc_ngvi.core.types import Array, Assessment, VariationalState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.bad_data import constant_data
 from pymc_ngvi.fitting.record import FitRecord
@@ -73,3 +76,17 @@ def report_outcome(q: VariationalState, record: FitRecord) -> None:
             ConvergenceWarning,
             skip_file_prefixes=OURS,
         )
+
+
+def elbo_of(q: VariationalState, assessment: Assessment) -> Elbo:
+    """Return the ELBO on draws that had no part in reaching the state, or without draws where it is known so."""
+    if assessment.elbo is not None:
+        return assessment.elbo
+    h: Array = assessment.logp - q.log_density(assessment.theta)
+    keep, units = np.isfinite(h), assessment.units
+    if not keep.any():
+        return Elbo(-np.inf, np.inf)
+    # Draws of an antithetic pair, or on one minibatch, are dependent: the error is that of the mean over such units.
+    means = h[units[keep[units].all(axis=1)]].mean(axis=1)
+    se = float(means.std(ddof=1) / np.sqrt(len(means))) if len(means) > 1 else np.inf
+    return Elbo(float(h[keep].mean()), se)

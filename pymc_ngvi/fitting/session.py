@@ -18,7 +18,7 @@ from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.prices import fit_seconds
 from pymc_ngvi.core.refusal import OtherForm
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import Array, Assessment, Rule, VariationalState
+from pymc_ngvi.core.types import Array, Rule, VariationalState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.begun import MAX_WIDENED, NO_STRUCTURE, Begun, make_rule
@@ -28,7 +28,7 @@ from pymc_ngvi.fitting.modes.found import Searched
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.modes.visits import Ended, explored
 from pymc_ngvi.fitting.options import FitOptions, check_n
-from pymc_ngvi.fitting.outcome import Outcome, constant_after
+from pymc_ngvi.fitting.outcome import Outcome, constant_after, elbo_of
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress, watching
 from pymc_ngvi.fitting.propriety import Watched
@@ -318,7 +318,7 @@ class FitSession:
     def _assess(self) -> None:
         """Measure the state on draws that had no part in reaching it."""
         assessment = self._rule.assess(self._state.rule)
-        self._elbo, self._gap = _elbo(self._state.rule.q, assessment), assessment.gap
+        self._elbo, self._gap = elbo_of(self._state.rule.q, assessment), assessment.gap
         status = self._rule.conclude(self._state.status, assessment)
         self._state = dataclasses.replace(self._state, status=status)
 
@@ -341,11 +341,6 @@ class FitSession:
         if self._options.choice.estimator != "quadrature" or self._problem.density.is_streamed:
             return False
         return self._state.status in (Status.NO_FINITE_TRIAL, Status.STALLED)
-
-    @property
-    def n_iterations(self) -> int:
-        """Iterations done."""
-        return self._state.n_iterations
 
     @property
     def is_paused(self) -> bool:
@@ -402,17 +397,3 @@ class FitSession:
             seed=self._seed,
             **(vars(self._options.choice) | vars(self._searched or Searched()) | self._of_batches()),
         )
-
-
-def _elbo(q: VariationalState, assessment: Assessment) -> Elbo:
-    """Return the ELBO on draws that had no part in reaching the state, or without draws where it is known so."""
-    if assessment.elbo is not None:
-        return assessment.elbo
-    h: Array = assessment.logp - q.log_density(assessment.theta)
-    keep, units = np.isfinite(h), assessment.units
-    if not keep.any():
-        return Elbo(-np.inf, np.inf)
-    # Draws of an antithetic pair, or on one minibatch, are dependent: the error is that of the mean over such units.
-    means = h[units[keep[units].all(axis=1)]].mean(axis=1)
-    se = float(means.std(ddof=1) / np.sqrt(len(means))) if len(means) > 1 else np.inf
-    return Elbo(float(h[keep].mean()), se)

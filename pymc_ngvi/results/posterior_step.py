@@ -7,15 +7,15 @@ hyperparameters and latent variables, and each of its iterations is a Gaussian f
 import dataclasses
 import functools
 import logging
-import math
-import operator
 import time
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
+
+from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.refusal import Reason, Unavailable
@@ -23,13 +23,14 @@ from pymc_ngvi.core.status import NotExactError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import GaussianState, VariationalState
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.families import DENSE, INDEPENDENT, DiagonalState, FullState
+from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.fitting.begun import first_state
+from pymc_ngvi.fitting.lost import keeping
 from pymc_ngvi.fitting.modes.found import N_SEEN, not_covered
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, FitOptions
 from pymc_ngvi.fitting.problem import problem_of
-from pymc_ngvi.fitting.progress import FitProgress, announced
+from pymc_ngvi.fitting.progress import FitProgress, watching
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.session import FitSession
 from pymc_ngvi.fitting.threads import few_threads
@@ -39,11 +40,8 @@ from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
 from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan
 from pymc_ngvi.posteriors.search import (
     Beginning,
-    First,
     Found,
-    last_resorts,
     only_gaussian,
-    plan_without_gaussian,
     posterior_after,
 )
 from pymc_ngvi.results.diagnosis.budget import SUMMARY
@@ -57,10 +55,6 @@ logger = logging.getLogger("pymc.ngvi")
 _STREAM = 6_000_000
 #: Dimensions up to which a Gaussian with the moments of a posterior has all correlations.
 _MOST_DENSE = 2_000
-#: Effective size of the hyperparameters below which a Gaussian fit of all coordinates may know more.
-_FEWEST = 20.0
-#: Seconds that are left in any case.
-_LEAST_SECONDS = 1e-3
 
 
 def check_wanted(options: FitOptions, density: ModelDensity) -> None:
@@ -153,6 +147,37 @@ class PosteriorStep:
         lasts = [c for c in found.plan.candidates if c.outcome is Decision.FAILED and KINDS[c.kind].is_last]
         return None, dataclasses.replace(self, tried=(*self.tried, *lasts))
 
+    def following[A: Fitted](
+        self,
+        session: FitSession,
+        gaussian: A,
+        make: Callable[..., A],
+        n: int,
+        *,
+        progressbar: bool,
+        theme: Theme | None,
+    ) -> A:
+        """Return what comes of a fit, which goes on first, to ``n`` iterations, where it has paused in vain."""
+        step = self
+        gaussian._follow(session.outcome())
+        if session.is_paused:
+            with keeping(gaussian):
+                exact, step = self.meanwhile(gaussian, make, progressbar=progressbar)
+            if exact is not None:
+                return exact
+            density, record = gaussian.density, gaussian.record
+            assert record is not None
+            with (
+                FitProgress(progressbar, theme) as progress, few_threads(density), watching(density, progress),
+                keeping(gaussian, lambda: gaussian._follow(session.outcome())),
+            ):  # fmt: skip
+                session.run(n - record.n_iterations, progress)
+            gaussian._follow(session.outcome())
+        if self.wanted == "gaussian":
+            return gaussian
+        with keeping(gaussian):
+            return step.after(gaussian, make, progressbar=progressbar)
+
     def _with[A: Fitted](self, found: Found, gaussian: A, make: Callable[..., A], clock: float, before: float) -> A:
         """Return the approximation that a search has led to."""
         record, state = gaussian.record, found.state
@@ -161,7 +186,7 @@ class PosteriorStep:
         compiling = gaussian.density.compile_seconds - before
         running = time.perf_counter() - clock - compiling
         approx = make(gaussian.density, state, random_seed=self.seed, include_transformed=gaussian.include_transformed)
-        approx.take(gaussian, self, _with_pool(record, state, found.plan, compiling, running, found.also))
+        approx.take(gaussian, self, with_pool(record, state, found.plan, compiling, running, found.also))
         return approx
 
     def again[A: Fitted](self, approx: A) -> A:
@@ -174,7 +199,7 @@ class PosteriorStep:
             logger.info(f"The posterior stays as it was: {found.why_not}.")
             return approx
         approx.set_state(cast(VariationalState, found.state))  # but for a density
-        approx.take(gaussian, self, _with_pool(record, found.state, found.plan, 0.0, 0.0, found.also))
+        approx.take(gaussian, self, with_pool(record, found.state, found.plan, 0.0, 0.0, found.also))
         return approx
 
     def further[A: Fitted](self, approx: A) -> A:
@@ -184,14 +209,14 @@ class PosteriorStep:
         clock = time.perf_counter()
         seed = int(np.random.default_rng([self.stream, len(approx.hist)]).integers(2**62))
         try:
-            new = _made(KINDS[state.kind], approx.density, state.gaussian, seed)
+            new = made(KINDS[state.kind], approx.density, state.gaussian, seed)
         except (Unavailable, KeyboardInterrupt) as reason:
             logger.info(f"The posterior stays as it was: {str(reason) or 'interrupted from the keyboard'}.")
             return approx
         if _rank(new) > _rank(state):
-            approx.set_state(cast(VariationalState, _with_moments(new)))
+            approx.set_state(cast(VariationalState, with_moments(new)))
             record = dataclasses.replace(record, elbo=Elbo(*new.elbo()))
-            record = _with_pool(record, new, record.plan, 0.0, time.perf_counter() - clock)
+            record = with_pool(record, new, record.plan, 0.0, time.perf_counter() - clock)
         else:
             logger.info("The posterior stays as it was: more hyperparameters made it no better.")
         approx.record = dataclasses.replace(record, n_iterations=record.n_iterations + new.checks.n_fits)
@@ -251,93 +276,7 @@ def _is_off(gaussian: Fitted) -> bool:
     return standing_diagnosis(gaussian._posterior, Kept(), SUMMARY).verdict == "not reliable"
 
 
-class NoneFirst(NamedTuple):
-    """No posterior came before a Gaussian fit: the options of that, and what was tried in vain for as long as it may.
-
-    What was tried leaves fewer seconds.
-    """
-
-    options: FitOptions
-    tried: tuple[Candidate, ...] = ()
-
-
-def posterior_first[A: Fitted](
-    options: FitOptions,
-    density: ModelDensity,
-    seed: int,
-    make: Callable[..., A],
-    *,
-    include_transformed: bool,
-    progressbar: bool = True,
-) -> A | NoneFirst:
-    """Return the posterior that comes first in the plan, where one does.
-
-    Parameters
-    ----------
-    options : FitOptions
-    density : ModelDensity
-    seed : int
-    make : callable
-        The class of approximations.
-    include_transformed, progressbar : bool
-    """
-    first = plan_without_gaussian(options, density)
-    if first is None:
-        return NoneFirst(options)
-    clock, before = time.perf_counter(), density.compile_seconds
-    candidate, kind = first.plan.candidates[0], KINDS[first.plan.candidates[0].kind]
-    step = PosteriorStep(kind.name, seed, options.max_seconds, options)
-    is_auto, less = options.posterior == "auto", options
-    if options.max_seconds is not None:
-        less = dataclasses.replace(options, max_seconds=max(options.max_seconds - candidate.seconds, _LEAST_SECONDS))
-    try:
-        state = _alone(kind, first, density, step.stream, progressbar)
-    except Unavailable as reason:
-        is_in_vain = kind.is_last and reason.code is not Reason.HOPELESS  # or else it may begin from a fit
-        return NoneFirst(less, (candidate.became(Decision.FAILED, str(reason)),) if is_in_vain else ())
-    if state.checks.effective_size < _FEWEST and is_auto:
-        return NoneFirst(less)
-    plan = first.plan.having(candidate.became(Decision.TAKEN, "" if state.checks.is_exact else "not exact"))
-    if is_auto and not state.checks.is_exact:
-        left = first.most_seconds - candidate.seconds
-        state, plan = _by_last_resort(state, plan, density, step.stream, left, progressbar)
-    approx = make(density, state, random_seed=seed, include_transformed=include_transformed)
-    record = _record(density, state, seed, time.perf_counter() - clock - density.compile_seconds + before)
-    approx.take(None, dataclasses.replace(step, wanted=state.kind), _with_pool(record, state, plan, 0.0, 0.0))
-    approx.hist, approx.gap_hist = np.array([-record.elbo.value]), np.array([math.nan])
-    return approx
-
-
-def _alone(kind: PosteriorKind[Any], first: First, density: ModelDensity, seed: int, progressbar: bool) -> PoolState:
-    """Return the posterior that comes before any Gaussian fit."""
-    (candidate, *after), most = first.plan.candidates, first.most_seconds
-    with announced(kind.title, candidate.seconds, progressbar):
-        state = _made(kind, density, None, seed, is_only=len(after) == 1, may_take=functools.partial(operator.ge, most))
-    return _with_moments(state)
-
-
-def _by_last_resort(
-    state: PoolState, plan: Plan, density: ModelDensity, seed: int, seconds: float, progressbar: bool
-) -> tuple[PoolState, Plan]:
-    """Return what the last resort makes of a posterior that is not exact, or else that one."""
-    for kind, offer in last_resorts(density):
-        if offer.seconds > seconds:
-            plan = plan.having(offer.became(Decision.TOO_DEAR))
-            continue
-        try:
-            with announced(kind.title, offer.seconds, progressbar):
-                new = _made(kind, density, state.gaussian, seed, may_take=functools.partial(operator.ge, seconds))
-        except Unavailable as reason:
-            plan = plan.having(offer.became(Decision.FAILED, str(reason)))
-            continue
-        before = plan.of(state.kind)
-        assert before is not None
-        plan = plan.having(before.became(Decision.CAME_FIRST, "not exact"))
-        return _with_moments(new), plan.having(offer.became(Decision.TAKEN))
-    return state, plan
-
-
-def _made(
+def made(
     kind: PosteriorKind[Any],
     density: ModelDensity,
     q: GaussianState | None,
@@ -357,7 +296,7 @@ def _rank(state: PoolState) -> tuple[bool, bool, float]:
     return checks.is_exact, checks.is_reliable, checks.effective_size
 
 
-def _with_moments(state: PoolState) -> PoolState:
+def with_moments(state: PoolState) -> PoolState:
     """Return a posterior that no fit came before with the Gaussian of its moments, which reports begin from."""
     if state.n_dim > _MOST_DENSE:
         q: GaussianState = DiagonalState.from_scale(state.mean(), state.sd())
@@ -367,7 +306,7 @@ def _with_moments(state: PoolState) -> PoolState:
     return state
 
 
-def _with_pool(
+def with_pool(
     record: FitRecord, state: PoolState, plan: Plan | None, compiling: float, running: float, also: str = ""
 ) -> FitRecord:
     """Return the record of a fit after which there is another posterior."""
@@ -386,26 +325,4 @@ def _with_pool(
         plan=plan,
         compile_seconds=record.compile_seconds + compiling,
         run_seconds=record.run_seconds + running,
-    )
-
-
-def _record(density: ModelDensity, state: PoolState, seed: int, seconds: float) -> FitRecord:
-    """Return what there is to say of a posterior that no fit came before."""
-    return FitRecord(
-        status=Status.CONVERGED,
-        elbo=Elbo(*state.elbo()),
-        gap=math.nan,
-        n_iterations=state.checks.n_fits,
-        n_gradients=density.n_gradients,
-        n_hessians=density.n_hessians,
-        n_dropped=0,
-        compile_seconds=density.compile_seconds,
-        run_seconds=max(seconds, 0.0),
-        family=DENSE if isinstance(state.gaussian, FullState) else INDEPENDENT,
-        update="natural",
-        estimator="quadrature",
-        step=state.kind,
-        backend=density.backend_in_use,
-        family_reason=f"it has the moments of the {state.kind} posterior",
-        seed=seed,
     )

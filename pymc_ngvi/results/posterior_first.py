@@ -1,0 +1,141 @@
+"""The posterior that comes before any Gaussian fit, in the place of one."""
+
+import dataclasses
+import functools
+import math
+import operator
+import time
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.refusal import Reason, Unavailable
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.families import DENSE, INDEPENDENT, FullState
+from pymc_ngvi.fitting.options import FitOptions
+from pymc_ngvi.fitting.progress import announced
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.marginal.pooled import PoolState
+from pymc_ngvi.posteriors.kinds import KINDS
+from pymc_ngvi.posteriors.kinds.kind import PosteriorKind
+from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan
+from pymc_ngvi.posteriors.search import First, last_resorts, plan_without_gaussian
+from pymc_ngvi.results.fitted import Fitted
+from pymc_ngvi.results.posterior_step import PosteriorStep, made, with_moments, with_pool
+
+#: Effective size of the hyperparameters below which a Gaussian fit of all coordinates may know more.
+_FEWEST = 20.0
+#: Seconds that are left in any case.
+_LEAST_SECONDS = 1e-3
+
+
+class NoneFirst(NamedTuple):
+    """No posterior came before a Gaussian fit: the options of that, and what was tried in vain for as long as it may.
+
+    What was tried leaves fewer seconds.
+    """
+
+    options: FitOptions
+    tried: tuple[Candidate, ...] = ()
+
+
+def posterior_first[A: Fitted](
+    options: FitOptions,
+    density: ModelDensity,
+    seed: int,
+    make: Callable[..., A],
+    *,
+    include_transformed: bool,
+    progressbar: bool = True,
+) -> A | NoneFirst:
+    """Return the posterior that comes first in the plan, where one does.
+
+    Parameters
+    ----------
+    options : FitOptions
+    density : ModelDensity
+    seed : int
+    make : callable
+        The class of approximations.
+    include_transformed, progressbar : bool
+    """
+    first = plan_without_gaussian(options, density)
+    if first is None:
+        return NoneFirst(options)
+    clock, before = time.perf_counter(), density.compile_seconds
+    candidate, kind = first.plan.candidates[0], KINDS[first.plan.candidates[0].kind]
+    step = PosteriorStep(kind.name, seed, options.max_seconds, options)
+    is_auto, less = options.posterior == "auto", options
+    if options.max_seconds is not None:
+        less = dataclasses.replace(options, max_seconds=max(options.max_seconds - candidate.seconds, _LEAST_SECONDS))
+    try:
+        state = _alone(kind, first, density, step.stream, progressbar)
+    except Unavailable as reason:
+        is_in_vain = kind.is_last and reason.code is not Reason.HOPELESS  # or else it may begin from a fit
+        return NoneFirst(less, (candidate.became(Decision.FAILED, str(reason)),) if is_in_vain else ())
+    if state.checks.effective_size < _FEWEST and is_auto:
+        return NoneFirst(less)
+    plan = first.plan.having(candidate.became(Decision.TAKEN, "" if state.checks.is_exact else "not exact"))
+    if is_auto and not state.checks.is_exact:
+        left = first.most_seconds - candidate.seconds
+        state, plan = _by_last_resort(state, plan, density, step.stream, left, progressbar)
+    approx = make(density, state, random_seed=seed, include_transformed=include_transformed)
+    record = _record(density, state, seed, time.perf_counter() - clock - density.compile_seconds + before)
+    approx.take(None, dataclasses.replace(step, wanted=state.kind), with_pool(record, state, plan, 0.0, 0.0))
+    approx.hist, approx.gap_hist = np.array([-record.elbo.value]), np.array([math.nan])
+    return approx
+
+
+def _alone(kind: PosteriorKind[Any], first: First, density: ModelDensity, seed: int, progressbar: bool) -> PoolState:
+    """Return the posterior that comes before any Gaussian fit."""
+    (candidate, *after), most = first.plan.candidates, first.most_seconds
+    with announced(kind.title, candidate.seconds, progressbar):
+        state = made(kind, density, None, seed, is_only=len(after) == 1, may_take=functools.partial(operator.ge, most))
+    return with_moments(state)
+
+
+def _by_last_resort(
+    state: PoolState, plan: Plan, density: ModelDensity, seed: int, seconds: float, progressbar: bool
+) -> tuple[PoolState, Plan]:
+    """Return what the last resort makes of a posterior that is not exact, or else that one."""
+    for kind, offer in last_resorts(density):
+        if offer.seconds > seconds:
+            plan = plan.having(offer.became(Decision.TOO_DEAR))
+            continue
+        try:
+            with announced(kind.title, offer.seconds, progressbar):
+                new = made(kind, density, state.gaussian, seed, may_take=functools.partial(operator.ge, seconds))
+        except Unavailable as reason:
+            plan = plan.having(offer.became(Decision.FAILED, str(reason)))
+            continue
+        before = plan.of(state.kind)
+        assert before is not None
+        plan = plan.having(before.became(Decision.CAME_FIRST, "not exact"))
+        return with_moments(new), plan.having(offer.became(Decision.TAKEN))
+    return state, plan
+
+
+def _record(density: ModelDensity, state: PoolState, seed: int, seconds: float) -> FitRecord:
+    """Return what there is to say of a posterior that no fit came before."""
+    return FitRecord(
+        status=Status.CONVERGED,
+        elbo=Elbo(*state.elbo()),
+        gap=math.nan,
+        n_iterations=state.checks.n_fits,
+        n_gradients=density.n_gradients,
+        n_hessians=density.n_hessians,
+        n_dropped=0,
+        compile_seconds=density.compile_seconds,
+        run_seconds=max(seconds, 0.0),
+        family=DENSE if isinstance(state.gaussian, FullState) else INDEPENDENT,
+        update="natural",
+        estimator="quadrature",
+        step=state.kind,
+        backend=density.backend_in_use,
+        family_reason=f"it has the moments of the {state.kind} posterior",
+        seed=seed,
+    )
