@@ -26,7 +26,7 @@ from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.families import SparseFamily
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
-from pymc_ngvi.fitting import loop, session
+from pymc_ngvi.fitting import loop, outcome
 from pymc_ngvi.fitting.registry import Choice
 from pymc_ngvi.steps.adaptive.rule import LEAST_GAIN, MAX_SETTLING
 
@@ -59,7 +59,7 @@ def true_gap(target, q, family):
 def assessed(rule, state):
     """Return the ELBO with its standard error, and the gap, as a fit reports them."""
     assessment = rule.assess(state.rule)
-    return session._elbo(state.rule.q, assessment), assessment.gap
+    return outcome.elbo_of(state.rule.q, assessment), assessment.gap
 
 
 def assert_same_state(a, b):

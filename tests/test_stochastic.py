@@ -18,8 +18,8 @@ from pymc_ngvi.core.status import ConvergenceWarning, Status
 from pymc_ngvi.core.types import Evaluation
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.fitting import loop
+from pymc_ngvi.fitting.outcome import elbo_of as _elbo
 from pymc_ngvi.fitting.registry import choose
-from pymc_ngvi.fitting.session import _elbo
 from pymc_ngvi.steps.adaptive.certificate import has_diverged
 from pymc_ngvi.steps.adaptive.measure import Measured
 

@@ -5,7 +5,8 @@ differ between superchains: where that is not much more than chance, they have f
 pass any comparison of chains that began apart, as draws of the same distribution; they do not pass this one.
 
 All is judged by normal scores of ranks, of each quantity and of its distance from its median: means exist, and spreads
-are judged as well as places.
+are judged as well as places. Ranks take little notice of a few draws that are very far out, but means do: no draw may
+have a log p that is far below that of all others, as that of a chain is which has not left where it began.
 
 References
 ----------
@@ -20,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
@@ -29,6 +31,8 @@ from pymc_ngvi.core.types import Array
 _AT_ONCE = 2**22
 #: Change of a mean between halves, in standard deviations, that does not count; error of the first kind of all tests.
 _SLIGHT, _LEVEL = 0.05, 0.01
+#: How far below the median log p may be, in distances of a low quantile from it: tails of log p are exponential.
+_LOW, _FARTHEST = 0.05, 10.0
 #: Quantities whose effective sizes are computed: those that mix most slowly.
 _MOST_SIZES = 32
 #: Draws of a chain that an effective size takes.
@@ -142,6 +146,22 @@ def _memory(scores: Array) -> Array:
     variance = (apart**2).mean(axis=(0, 1))
     with np.errstate(divide="ignore", invalid="ignore"):
         result: Array = (apart[1:] * apart[:-1]).mean(axis=(0, 1)) / variance
+    return result
+
+
+def is_far(logp: Array) -> NDArray[np.bool_]:
+    """Tell which draws have a log p so low that they can be none of the posterior, by all draws, (n_draws, n_chains).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> logp = -0.5 * np.random.default_rng(1).chisquare(5, (50, 128))
+    >>> logp[:20, 3] = -1_000.0
+    >>> int(is_far(logp).sum())
+    20
+    """
+    low, middle = np.quantile(logp, [_LOW, 0.5])
+    result: NDArray[np.bool_] = logp < middle - _FARTHEST * (middle - low)
     return result
 
 

@@ -153,6 +153,24 @@ class Chains:
         now.x[left], now.logp[left], now.slope[left] = before.x[left], before.logp[left], before.slope[left]
         self._n_left += len(left)
 
+    def join(self, stuck: NDArray[np.intp], n_starts: int) -> None:
+        """Let chains that do not move go on from where others are that began at the same point, if these do.
+
+        Parameters
+        ----------
+        stuck : ndarray of int
+        n_starts : int
+            Chains that began at the same point are together.
+        """
+        each, rows = self.n_chains // n_starts, np.arange(self.n_chains)
+        for chain in stuck.tolist():
+            first = chain - chain % each
+            others = np.setdiff1d(np.arange(first, first + each), stuck)
+            if len(others):
+                rows[chain] = self._rng.choice(others)
+        if len(stuck):
+            self._points = self._points.at(rows)
+
     def refit(self, draws: Array, size: float) -> None:
         """Take coordinates found of draws, (n_draws, n_dim), worth so many, and choose the length of trajectories."""
         self.coordinates = self.coordinates.refitted(draws, size)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_ngvi.core.types import Array, GaussianState, HasGradient
-from pymc_ngvi.moves.arrival import Mixing, effective_sizes, mixing_of, most_trend, worth_of
+from pymc_ngvi.moves.arrival import Mixing, effective_sizes, is_far, mixing_of, most_trend, worth_of
 from pymc_ngvi.moves.basins import MOST_STEPS, Basins, Climbs, Counted, are_apart, basins_among
 from pymc_ngvi.moves.bridge import UNKNOWN, LogMass, ModeWeights, log_mass
 from pymc_ngvi.moves.chains import Chains, Stretch
@@ -170,8 +170,9 @@ class _Moving:
         return [Stretch(*arrays) for arrays in zip(*both, strict=True)]
 
     def refit(self) -> None:
-        """Find coordinates and lengths by the last round."""
+        """Find coordinates and lengths by the last round, in which no chain should have stayed far from all others."""
         for chains, last in zip(self.chains, self.parts(self.rounds[-1]), strict=True):
+            chains.join(np.flatnonzero(is_far(last.logp).all(axis=0) & (np.ptp(last.logp, axis=0) == 0.0)), N_STARTS)
             chains.refit(last.x.reshape(-1, last.x.shape[2]), worth_of(last.x, N_STARTS))
 
 
@@ -259,6 +260,7 @@ def _joined(judged: list[MovedChecks], n_gradients: int, outflow: float) -> Move
         n_gradients=n_gradients,
         acceptance=float(np.mean([checks.acceptance for checks in judged])),
         n_modes=len(judged),
+        n_far=sum(checks.n_far for checks in judged),
         weights_size=0.0,
         outflow=outflow,
     )
@@ -310,5 +312,6 @@ def _checks(
         n_starts=N_STARTS,
         n_gradients=0,  # known to those who count
         acceptance=chains.acceptance,
+        n_far=int(is_far(draws.logp).sum()),
         slowest=label(int(rhat.argmax())),
     )

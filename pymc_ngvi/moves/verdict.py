@@ -43,6 +43,8 @@ class MovedChecks(Verdict):
         Independent draws whose numbers at the modes would tell any mean as well as the weights do.
     outflow : float
         Part of the trajectories that would have left their mode.
+    n_far : int
+        Draws whose log p is far below that of all others.
     n_fits, lacking
         0: there are no fits given globals, whose ELBOs lack something.
     """
@@ -66,6 +68,7 @@ class MovedChecks(Verdict):
     weight_errors: tuple[float, ...] = ()
     weights_size: float = math.inf
     outflow: float = 0.0
+    n_far: int = 0
 
     @property
     def conditions(self) -> list[Condition]:
@@ -80,6 +83,8 @@ class MovedChecks(Verdict):
                 f"above {MOST_RHAT}"),
             Condition("trend", self.trend, self.most_trend,
                 f"the chains still drift: a mean changes by {self.trend:.1f} standard errors between their halves"),
+            Condition("far draws", self.n_far, 0,
+                f"{self.n_far:,} draws have a log p far below that of all others: chains that are still on their way"),
             self._of_size("bulk", self.bulk),
             self._of_size("tail", self.tail),
         ]  # fmt: skip
@@ -108,7 +113,7 @@ class MovedChecks(Verdict):
     @property
     def is_settled(self) -> bool:
         """Whether chains neither differ nor drift, so that effective sizes mean something."""
-        return all(c.holds for c in self._of_chains[:2])
+        return all(c.holds for c in self._of_chains[:3])
 
     @property
     def khat(self) -> float:  # type: ignore[override]  # there are no weights
