@@ -269,6 +269,38 @@ def test_chains_that_are_always_refused_have_not_arrived():
     assert not ended.checks.is_exact
 
 
+def one_stuck(d):
+    """Return a Gaussian in which the fourth of all chains is refused everywhere but where it, or another one, is."""
+    inside, places = gaussian(np.eye(d)), []
+
+    def function(x):
+        logp, grad = inside(x)
+        if len(x) == N_CHAINS:
+            if not places or (np.delete(x, 3, axis=0) == x[3]).all(axis=1).any():
+                places.append(x[3].copy())
+            if not (x[3] == places[-1]).all():
+                logp[3] = np.nan
+        return logp, grad
+
+    return function
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_chain_that_has_not_left_where_it_began_is_seen(seed, monkeypatch):
+    """Ranks of all draws hardly tell that one of 128 chains is at a log p far below that of the others."""
+    d = 40
+    with monkeypatch.context() as patched:
+        patched.setattr(Chains, "join", lambda self, stuck, n_starts: None)
+        kept = moved(one_stuck(d), standard(d, 3.0), seed=seed, most=400_000).checks
+    assert max(kept.rhat / MOST_RHAT, kept.trend / kept.most_trend) <= 1.0
+    assert kept.n_far == kept.n_draws
+    assert not kept.is_exact
+    assert "far below that of all others" in " ".join(kept.failures)
+    freed = moved(one_stuck(d), standard(d, 3.0), seed=seed, most=400_000)
+    assert freed.checks.is_exact
+    assert freed.draws.logp.min() > -0.5 * d - 10.0 * np.sqrt(d)
+
+
 def test_a_limit_of_gradients_ends_it_with_figures():
     target = Target(funnel)
     ended = moved_until_arrived(
