@@ -10,6 +10,7 @@ import pytensor.tensor as pt
 from measure import Array, coordinate_names, unconstrain
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.random.op import RandomVariable
 from xarray import DataTree
 
 #: Elements of each quantity at most, evenly spaced; numbers that are held at once.
@@ -62,7 +63,9 @@ def _quantities(model: pm.Model) -> Iterator[tuple[str, pt.Variable]]:
         yield variable.name, variable
     for variable in model.observed_RVs:
         for i, parameter in enumerate(variable.owner.op.dist_params(variable.owner)):
-            if parameter.type.ndim and free & set(ancestors([parameter])) and parameter not in free:
+            before = {*ancestors([parameter])}
+            is_drawn = any(v.owner and isinstance(v.owner.op, RandomVariable) for v in before - free)  # of a mixture
+            if parameter.type.ndim and free & before and parameter not in free and not is_drawn:
                 yield f"{variable.name}, parameter {i + 1}", parameter
     for variable in model.free_RVs:
         if variable.type.ndim and model.rvs_to_transforms[variable] is None:
