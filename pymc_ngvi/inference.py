@@ -33,7 +33,7 @@ from pymc_ngvi.fitting.session import FitSession
 from pymc_ngvi.fitting.signatures import refuse_for, refuse_unknown, takes
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.graphs.backends import Backend
-from pymc_ngvi.posteriors.search import seconds_until_others
+from pymc_ngvi.posteriors.search import seconds_after_others, seconds_until_others
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.callbacks import Callback, observer_of
 from pymc_ngvi.results.posterior_first import NoneFirst, posterior_first
@@ -125,10 +125,11 @@ class NGVI(Inference):
         parameters are sampled so, up to 15. "nested": of a latent Gaussian model, such as a Gaussian process, a random
         walk, a map or crossed effects. Its hyperparameters, up to 10, are sampled, the others are drawn from Gaussians
         given these, and both are weighted together: exact where weights are even, and otherwise approximate. "moved":
-        of any model, draws of the Gaussian fit are moved by Hamiltonian trajectories, as many chains at once, until
-        these have arrived. "auto": the cheaper one of "exact" and "nested" first, by estimate, where they do not take
-        too long, until one is exact; "moved" where neither these nor the Gaussian can be relied on; and the Gaussian
-        where there is none, with the reason in ``approx.record.posterior``. Where
+        of any model, draws of the Gaussian fit, or about modes of log p, are moved by Hamiltonian trajectories, as many
+        chains at once, until these have arrived. "auto": the cheaper one of "exact" and "nested" first, by estimate,
+        where they do not take too long, until one is exact; "moved" where none of these can be relied on, and it takes
+        less than a Gaussian fit, or follows one that is not enough; and the Gaussian where there is none, with the
+        reason in ``approx.record.posterior``. Where
         ``family``, ``update``, ``estimator``, ``step`` or ``reparam`` is named, "auto" returns the fit as it is.
         "exact", "nested" and "moved" raise a ValueError where the model does not allow it, and `NotExactError` where it
         turns out that there is none. They have draws and moments, but no density; ``approx.gaussian`` is the Gaussian
@@ -307,10 +308,12 @@ class NGVI(Inference):
             approx._session = self._session
             session = self._session
             with keeping(approx, lambda: approx._follow(session.outcome())):
-                session.run(n, progress, math.inf if callbacks else seconds_until_others(self._options, density))
+                pause_after = math.inf if callbacks else seconds_until_others(self._options, density)
+                session.run(n, progress, pause_after=pause_after)
         step = PosteriorStep(self._options.posterior, seed, self._options.max_seconds, tried=before.tried)
+        most = seconds_after_others(pause_after)
         self._result = step.following(
-            session, approx, NGVIApproximation, n, progressbar=progressbar, theme=progressbar_theme
+            session, approx, NGVIApproximation, n, most, progressbar=progressbar, theme=progressbar_theme
         )
         assert self._result.record is not None
         report_outcome(approx.q, self._result.record)

@@ -92,8 +92,8 @@ class Status(Enum):
     )
     OUT_OF_SECONDS = (
         "out of seconds",
-        "The estimated seconds of max_seconds were used up before convergence.",
-        "Give a larger max_seconds, or call refine() to go on from here for as many again.",
+        "The estimated seconds that the fit may take were used up before convergence.",
+        "Give a larger max_seconds, or call refine() to go on from here.",
     )
     PAUSED = (
         "paused",

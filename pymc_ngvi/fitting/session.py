@@ -203,11 +203,11 @@ class FitSession:
         return self.outcome()
 
     @np.errstate(over="ignore")  # what overflows is seen in the ELBO
-    def run(self, n: int, progress: FitProgress, pause_after: float = math.inf) -> None:
-        """Run up to ``n`` more iterations and assess where they led, unless the fit pauses after so many seconds."""
+    def run(self, n: int, progress: FitProgress, *, pause_after: float = math.inf, most: float = math.inf) -> None:
+        """Run up to ``n`` more iterations, for some seconds at most, and assess where they led if it does not pause."""
         clock, compiled = time.perf_counter(), self._problem.density.compile_seconds
         # What the start took counts with the first iterations.
-        before = self._estimated_seconds() if self._state.n_iterations else 0.0
+        before, asked = self._estimated_seconds() if self._state.n_iterations else 0.0, self._options.max_seconds
 
         def observe(state: loop.LoopState) -> None:
             self._state = state
@@ -215,10 +215,10 @@ class FitSession:
             if self._observer is not None:
                 losses = state.losses if self._score else None
                 self._observer(self._problem.on_model_scale(state.rule.q), losses, state.n_iterations)
-            most = self._options.max_seconds
-            if most is not None and self._estimated_seconds() - before >= most:
+            seconds = self._estimated_seconds() - before
+            if seconds >= min(most, math.inf if asked is None else asked):
                 raise loop.OutOfSeconds
-            if self._estimated_seconds() - before >= self._pause_after:
+            if seconds >= self._pause_after:
                 raise loop.Paused
 
         last, stalled, self._pause_after = self._state.n_iterations + n, None, pause_after

@@ -28,6 +28,8 @@ _OF_LAST_RESORT = 60.0
 _NEEDED = 0.9
 #: How many times the seconds that are expected of a Gaussian fit are nothing unusual.
 _TWICE = 2.0
+#: Seconds that such a fit may take after others were tried in vain, at least, and as many times what it had taken.
+_AT_LEAST_AFTER, _TIMES_AFTER = 20.0, 5.0
 
 
 class _TooDear(Unavailable):
@@ -369,6 +371,11 @@ def seconds_until_others(options: FitOptions, density: ModelDensity) -> float:
     prices = [kind.price(of_kind, density, by_rows=False) for kind, of_kind in found if of_kind is not None]
     least = min((candidate.expected_seconds for candidate in prices), default=math.inf)
     return max(least, _TWICE * expected_fit_seconds(density))
+
+
+def seconds_after_others(until_others: float) -> float:
+    """Return the seconds that a fit may go on for where these came to nothing: it is not likely to be of use."""
+    return max(_AT_LEAST_AFTER, _TIMES_AFTER * until_others)
 
 
 def _affordable(options: FitOptions, of_fit: float) -> float:

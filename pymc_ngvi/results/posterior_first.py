@@ -80,7 +80,7 @@ def posterior_first[A: Fitted](
     if state.checks.effective_size < _FEWEST and is_auto:
         return NoneFirst(less)
     plan = first.plan.having(candidate.became(Decision.TAKEN, "" if state.checks.is_exact else "not exact"))
-    if is_auto and not state.checks.is_exact:
+    if is_auto and not state.checks.is_reliable:
         left = first.most_seconds - candidate.seconds
         state, plan = _by_last_resort(state, plan, density, step.stream, left, progressbar)
     approx = make(density, state, random_seed=seed, include_transformed=include_transformed)
@@ -101,7 +101,7 @@ def _alone(kind: PosteriorKind[Any], first: First, density: ModelDensity, seed: 
 def _by_last_resort(
     state: PoolState, plan: Plan, density: ModelDensity, seed: int, seconds: float, progressbar: bool
 ) -> tuple[PoolState, Plan]:
-    """Return what the last resort makes of a posterior that is not exact, or else that one."""
+    """Return what the last resort makes of a posterior that can't be relied on, or else that one."""
     for kind, offer in last_resorts(density):
         if offer.seconds > seconds:
             plan = plan.having(offer.became(Decision.TOO_DEAR))

@@ -153,11 +153,12 @@ class PosteriorStep:
         gaussian: A,
         make: Callable[..., A],
         n: int,
+        most_seconds: float,
         *,
         progressbar: bool,
         theme: Theme | None,
     ) -> A:
-        """Return what comes of a fit, which goes on first, to ``n`` iterations, where it has paused in vain."""
+        """Return what comes of a fit, which goes on first where it has paused in vain, within limits."""
         step = self
         gaussian._follow(session.outcome())
         if session.is_paused:
@@ -171,7 +172,7 @@ class PosteriorStep:
                 FitProgress(progressbar, theme) as progress, few_threads(density), watching(density, progress),
                 keeping(gaussian, lambda: gaussian._follow(session.outcome())),
             ):  # fmt: skip
-                session.run(n - record.n_iterations, progress)
+                session.run(n - record.n_iterations, progress, most=most_seconds)
             gaussian._follow(session.outcome())
         if self.wanted == "gaussian":
             return gaussian
