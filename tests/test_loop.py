@@ -265,6 +265,7 @@ def test_every_status_says_what_happened_and_what_to_do(status):
         Status.NOT_STARTED,
         Status.MAX_ITERATIONS,
         Status.OUT_OF_SECONDS,
+        Status.PAUSED,
         Status.INTERRUPTED,
         Status.STOPPED,
     )
