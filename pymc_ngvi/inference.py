@@ -308,12 +308,12 @@ class NGVI(Inference):
             approx._session = self._session
             session = self._session
             with keeping(approx, lambda: approx._follow(session.outcome())):
-                pause_after = math.inf if callbacks else seconds_until_others(self._options, density)
-                session.run(n, progress, pause_after=pause_after)
+                later = math.inf if callbacks else seconds_until_others(self._options, density, before.tried)
+                most = seconds_after_others(density) if before.tried else math.inf
+                session.run(n, progress, pause_after=later, most=most)
         step = PosteriorStep(self._options.posterior, seed, self._options.max_seconds, tried=before.tried)
-        most = seconds_after_others(pause_after)
         self._result = step.following(
-            session, approx, NGVIApproximation, n, most, progressbar=progressbar, theme=progressbar_theme
+            session, approx, NGVIApproximation, n, progressbar=progressbar, theme=progressbar_theme
         )
         assert self._result.record is not None
         report_outcome(approx.q, self._result.record)

@@ -150,7 +150,7 @@ def test_a_gaussian_whose_weights_are_nearly_even_stays(monkeypatch):
 
 @pytest.fixture
 def _left_at_once(monkeypatch):
-    monkeypatch.setattr("pymc_ngvi.inference.seconds_until_others", lambda options, density: 1e-9)
+    monkeypatch.setattr("pymc_ngvi.inference.seconds_until_others", lambda *args: 1e-9)
 
 
 @pytest.mark.usefixtures("_left_at_once")
@@ -174,7 +174,7 @@ def test_without_one_the_fit_goes_on_where_it_was(monkeypatch):
 
     monkeypatch.setattr(type(KINDS["exact"]), "possible", refused)
     paused = fit(curved(8))
-    monkeypatch.setattr("pymc_ngvi.inference.seconds_until_others", lambda options, density: np.inf)
+    monkeypatch.setattr("pymc_ngvi.inference.seconds_until_others", lambda *args: np.inf)
     without = fit(curved(8))
     assert paused.record.status is without.record.status is Status.CONVERGED
     assert paused.record.n_iterations == without.record.n_iterations > 1

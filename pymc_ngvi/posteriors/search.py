@@ -28,8 +28,8 @@ _OF_LAST_RESORT = 60.0
 _NEEDED = 0.9
 #: How many times the seconds that are expected of a Gaussian fit are nothing unusual.
 _TWICE = 2.0
-#: Seconds that such a fit may take after others were tried in vain, at least, and as many times what it had taken.
-_AT_LEAST_AFTER, _TIMES_AFTER = 20.0, 5.0
+#: Seconds that a fit may take after others were tried in vain, at least, and times what is expected.
+_AT_LEAST_AFTER, _TIMES_AFTER = 10.0, 5.0
 
 
 class _TooDear(Unavailable):
@@ -360,22 +360,24 @@ def last_resorts(density: ModelDensity) -> list[tuple[PosteriorKind[Any], Candid
     return [(kind, kind.price(of, density, by_rows=by_rows)) for kind, of in found if of is not None]
 
 
-def seconds_until_others(options: FitOptions, density: ModelDensity) -> float:
+def seconds_until_others(options: FitOptions, density: ModelDensity, tried: tuple[Candidate, ...] = ()) -> float:
     """Return the seconds after which a Gaussian fit is left for a while, for posteriors that may begin from anywhere.
 
-    That is where it turns out to take longer than is expected, and than they do.
+    That is where it turns out to take longer than is expected, and than they do; those that were tried in vain are not
+    waited for.
     """
     if options.posterior != "auto" or options.choice.estimator == "quadrature" or density.why_in_part:
         return math.inf
-    found = [(kind, if_available(kind.possible, density)) for kind in KINDS.values()]
+    in_vain = {candidate.kind for candidate in tried}
+    found = [(kind, if_available(kind.possible, density)) for name, kind in KINDS.items() if name not in in_vain]
     prices = [kind.price(of_kind, density, by_rows=False) for kind, of_kind in found if of_kind is not None]
     least = min((candidate.expected_seconds for candidate in prices), default=math.inf)
     return max(least, _TWICE * expected_fit_seconds(density))
 
 
-def seconds_after_others(until_others: float) -> float:
-    """Return the seconds that a fit may go on for where these came to nothing: it is not likely to be of use."""
-    return max(_AT_LEAST_AFTER, _TIMES_AFTER * until_others)
+def seconds_after_others(density: ModelDensity) -> float:
+    """Return the seconds that a fit by draws may take after others came to nothing: it is not likely to be of use."""
+    return max(_AT_LEAST_AFTER, _TIMES_AFTER * expected_fit_seconds(density))
 
 
 def _affordable(options: FitOptions, of_fit: float) -> float:

@@ -43,6 +43,7 @@ from pymc_ngvi.posteriors.search import (
     Found,
     only_gaussian,
     posterior_after,
+    seconds_after_others,
 )
 from pymc_ngvi.results.diagnosis.budget import SUMMARY
 from pymc_ngvi.results.diagnosis.diagnose import standing_diagnosis
@@ -153,7 +154,6 @@ class PosteriorStep:
         gaussian: A,
         make: Callable[..., A],
         n: int,
-        most_seconds: float,
         *,
         progressbar: bool,
         theme: Theme | None,
@@ -172,7 +172,7 @@ class PosteriorStep:
                 FitProgress(progressbar, theme) as progress, few_threads(density), watching(density, progress),
                 keeping(gaussian, lambda: gaussian._follow(session.outcome())),
             ):  # fmt: skip
-                session.run(n - record.n_iterations, progress, most=most_seconds)
+                session.run(n - record.n_iterations, progress, most=seconds_after_others(density))
             gaussian._follow(session.outcome())
         if self.wanted == "gaussian":
             return gaussian
