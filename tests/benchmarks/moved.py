@@ -16,6 +16,8 @@ Examples
 """
 
 import argparse
+import resource
+import signal
 import tempfile
 import time
 import warnings
@@ -48,13 +50,16 @@ FIELDS = (
     "process_seconds", "note", "date", "environment",
 )  # fmt: skip
 N_DRAWS = 4_000
+#: Seconds by the clock for each of the processor, on a machine that does other things as well.
+_MOST_CLOCK = 8.0
 
 CAPTION = """\
 ESS: the smallest bulk effective sample size of free variables. For 1,000 gradients: of all, those of adaptation and
 tuning included; in brackets, of ours, those of the Gaussian fit and of its Hessians, by what these cost, included as
 well; of nutpie, those of its draws alone. Ratio: ours over nutpie's, by all gradients, and with those of the fit.
-Seconds are of the processor, from the model to the draws: warm, in a new process with a filled compile cache; cold,
-with an empty one; in brackets, without compilation. The medians of warm runs.
+R-hat: nutpie's, of its four chains; what is above 1.01 is no answer (ours is judged before it is returned). Seconds are
+of the processor, from the model to the draws: warm, in a new process with a filled compile cache; cold, with an empty
+one; in brackets, nutpie's sampling alone. Medians of warm runs.
 """
 
 ABOUT_ERRORS = """\
@@ -68,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run what is missing and write the tables; or, as a process of such a run, one measurement."""
     options = _parse_options(arguments)
     if options.cell:
+        _end_after(options.limit)
         run_cell(*options.cell, options.references)
         return
     records = Records(options.out, FIELDS)
@@ -91,7 +97,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(key: tuple[str, ...], folder: Path, options: argparse.Namespace) -> dict[str, object]:
     given = [] if options.references is None else ["--references", options.references]
-    return run_process(script(__file__, "--cell", *key[:3], *given), folder, options.limit)
+    command = script(__file__, "--cell", *key[:3], "--limit", options.limit, *given)
+    found = run_process(command, folder, _MOST_CLOCK * options.limit)
+    if str(found.get("status", "")).startswith(f"error: exit code {-signal.SIGXCPU}"):
+        found["status"] = f"more than {options.limit} s"
+    return found
+
+
+def _end_after(seconds: int) -> None:
+    """Let the system end this process after so many seconds of the processor."""
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
 
 
 def run_cell(name: str, method: str, seed: str, references: Path | None) -> None:
@@ -113,7 +128,7 @@ def _moved(name: str, model: pm.Model, seed: int, references: Path | None) -> No
         report(status=first_line(error), fit_seconds=time.process_time() - start)
         return
     seconds, record, checks = time.process_time() - start, approx.record, approx.checks
-    report(fit_seconds=seconds - record.compile_seconds, compile_seconds=float(record.compile_seconds))
+    report(fit_seconds=seconds)
     density = approx.density
     of_fit = fit_seconds(density, record.n_gradients, record.n_hessians, record.estimator) / density.gradient_seconds
     report(
@@ -204,6 +219,7 @@ def _cells(name: str, ours: Sequence[Row], theirs: Sequence[Row]) -> dict[str, s
         "d": next((row["n_dim"] for row in (*theirs, *ours) if row["n_dim"]), "-"),
         "ESS, moved": of.shown("ess") if of.warm else of.why,
         "nutpie": other.shown("ess") if other.warm else other.why,
+        "its R-hat": f"{_median(other('rhat')):.3f}" if other.warm else "-",
         "gradients, moved": of.shown("gradients"),
         "nutpie ": significant(other("gradients") + other("tuning_gradients")) if other.warm else "-",
         "for 1,000, moved": _two(of.each, of.each_with_fit),
@@ -245,9 +261,8 @@ class _Run:
         rows = [row for row in self._rows if row["cache"] == cache and row["ess"]]
         if not rows:
             return "-"
-        parts = {name: np.array([float(row[f"{name}_seconds"] or 0.0) for row in rows])
-                 for name in ("fit", "sample", "compile")}  # fmt: skip
-        return _two(sum(parts.values()), parts["fit"] + parts["sample"])
+        ours, compiling, sampling = (column_of(rows)(f"{name}_seconds") for name in ("fit", "compile", "sample"))
+        return significant(ours) if len(ours) else _two(compiling + sampling, sampling)
 
 
 def _median(values: np.ndarray) -> float:
@@ -270,7 +285,7 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=2, help="warm runs; 0 writes the tables alone")
-    parser.add_argument("--limit", type=float, default=240.0, help="seconds for one process, by the clock")
+    parser.add_argument("--limit", type=int, default=180, help="processor seconds for one process")
     parser.add_argument("--references", type=Path, help="folder of references, as of posteriors.py")
     parser.add_argument("--out", type=Path, default=docs / "moved.csv")
     parser.add_argument("--table", type=Path, default=docs / "moved.md", help="page with marks, or a new file")
