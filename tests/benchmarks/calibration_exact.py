@@ -186,15 +186,21 @@ class Experiment:
 # --- statistics of ranks ----------------------------------------------------------------------------------------------
 
 
-def covered(ranks: Array, level: float) -> float:
+def covered(ranks: Array, level: float, n_draws: int = N_DRAWS) -> float:
     """Return the share of central intervals of draws that hold the true value."""
-    n_out = round((1.0 - level) / 2.0 * (N_DRAWS + 1))  # ranks beyond either end
-    return float(np.mean((ranks >= n_out) & (ranks <= N_DRAWS - n_out)))
+    n_out = round((1.0 - level) / 2.0 * (n_draws + 1))  # ranks beyond either end
+    return float(np.mean((ranks >= n_out) & (ranks <= n_draws - n_out)))
 
 
-def bars(ranks: Array) -> Array:
+def bars(ranks: Array, n_draws: int = N_DRAWS) -> Array:
     """Return how many ranks are in each of `N_BINS` bars of equal probability."""
-    return np.bincount(ranks.astype(int) * N_BINS // (N_DRAWS + 1), minlength=N_BINS)
+    return np.bincount(ranks.astype(int) * N_BINS // (n_draws + 1), minlength=N_BINS)
+
+
+def uniformity(ranks: Array, n_draws: int = N_DRAWS) -> tuple[float, float]:
+    """Return the P values of two tests of uniformity: chi-squared, and that of Kolmogorov and Smirnov."""
+    part = (ranks + 0.5) / (n_draws + 1)
+    return float(chisquare(bars(ranks, n_draws)).pvalue), float(kstest(part, "uniform").pvalue)
 
 
 def ranks_of(rows: Sequence[Row], posterior: str) -> Array:
@@ -245,8 +251,7 @@ def _ranked(name: str, rows: Sequence[Row]) -> list[list[object]]:
             spread = [np.sqrt(level * (1.0 - level) / len(ranks)) for level in LEVELS]
             shares = [f"{100 * covered(ranks, b):.1f} ± {100 * se:.1f}" for b, se in zip(LEVELS, spread, strict=True)]
             part = (ranks + 0.5) / (N_DRAWS + 1)
-            tests = chisquare(bars(ranks)).pvalue, kstest(part, "uniform").pvalue
-            figures = [f"{part.mean():.3f}", f"{part.std():.3f}", *(f"{p:.2g}" for p in tests)]
+            figures = [f"{part.mean():.3f}", f"{part.std():.3f}", *(f"{p:.2g}" for p in uniformity(ranks))]
             lines.append([TITLES[name], f"`{parameter}`", posterior, *shares, *figures])
     return lines
 
