@@ -318,7 +318,7 @@ def test_max_seconds_limits_a_search(monkeypatch):
     monkeypatch.setattr(LogDensity, "gradient_seconds", 1e-3)
     of_two_fits = 2.0 * fit_seconds(density, 100, 50, "price")
     for most, is_searched in ((None, True), (of_two_fits, False)):
-        search = ModeSearch(density, 1, "price", most)
+        search = ModeSearch(density, 1, "price", "hessians", most)
         assert (search.after(q, 0.0, 100, 50, is_sound=True) is not None) == is_searched
         assert (density.n_gradients, density.n_hessians) == (0, 0)
 

@@ -14,7 +14,7 @@ from pymc_ngvi.core.types import Array, HasGradient
 _SPREAD, _NEARER, _TRIES = (2.0, 3.0), 0.85, 24
 
 
-class Place(Protocol):
+class StartRegion(Protocol):
     """A Gaussian, or coordinates that whiten one."""
 
     @property
@@ -30,7 +30,7 @@ class Place(Protocol):
 
 def starts_of(
     target: HasGradient,
-    fits: Sequence[Place],
+    fits: Sequence[StartRegion],
     n: int,
     rng: np.random.Generator,
     inside: Callable[[Array], NDArray[np.bool_]] | None = None,
@@ -40,7 +40,7 @@ def starts_of(
     Parameters
     ----------
     target : HasGradient
-    fits : sequence of Place
+    fits : sequence of StartRegion
         That of the largest mass first.
     n : int
     rng : numpy.random.Generator

@@ -25,7 +25,7 @@ from pymc_ngvi.posteriors.kinds.kind import PosteriorKind
 from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan
 from pymc_ngvi.posteriors.search import First, last_resorts, plan_without_gaussian
 from pymc_ngvi.results.fitted import Fitted
-from pymc_ngvi.results.posterior_step import PosteriorStep, made, with_moments, with_pool
+from pymc_ngvi.results.posterior_step import PosteriorStep, made_from, with_moments, with_pool
 
 #: Effective size of the hyperparameters below which a Gaussian fit of all coordinates may know more.
 _FEWEST = 20.0
@@ -94,7 +94,9 @@ def _alone(kind: PosteriorKind[Any], first: First, density: ModelDensity, seed: 
     """Return the posterior that comes before any Gaussian fit."""
     (candidate, *after), most = first.plan.candidates, first.most_seconds
     with announced(kind.title, candidate.seconds, progressbar):
-        state = made(kind, density, None, seed, is_only=len(after) == 1, may_take=functools.partial(operator.ge, most))
+        state = made_from(
+            kind, density, None, seed, is_only=len(after) == 1, may_take=functools.partial(operator.ge, most)
+        )
     return with_moments(state)
 
 
@@ -108,7 +110,7 @@ def _by_last_resort(
             continue
         try:
             with announced(kind.title, offer.seconds, progressbar):
-                new = made(kind, density, state.gaussian, seed, may_take=functools.partial(operator.ge, seconds))
+                new = made_from(kind, density, state.gaussian, seed, may_take=functools.partial(operator.ge, seconds))
         except Unavailable as reason:
             plan = plan.having(offer.became(Decision.FAILED, str(reason)))
             continue

@@ -210,7 +210,7 @@ class PosteriorStep:
         clock = time.perf_counter()
         seed = int(np.random.default_rng([self.stream, len(approx.hist)]).integers(2**62))
         try:
-            new = made(KINDS[state.kind], approx.density, state.gaussian, seed)
+            new = made_from(KINDS[state.kind], approx.density, state.gaussian, seed)
         except (Unavailable, KeyboardInterrupt) as reason:
             logger.info(f"The posterior stays as it was: {str(reason) or 'interrupted from the keyboard'}.")
             return approx
@@ -277,7 +277,7 @@ def _is_off(gaussian: Fitted) -> bool:
     return standing_diagnosis(gaussian._posterior, Kept(), SUMMARY).verdict == "not reliable"
 
 
-def made(
+def made_from(
     kind: PosteriorKind[Any],
     density: ModelDensity,
     q: GaussianState | None,
