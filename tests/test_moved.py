@@ -7,13 +7,21 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import ndtri
 
 from pymc_ngvi.families import DiagonalState, FullState
-from pymc_ngvi.moves.arrival import effective_sizes, mixing_of, most_trend, nested_rhat, worth_of
+from pymc_ngvi.moves.arrival import (
+    effective_sizes,
+    height_above,
+    mixing_of,
+    most_trend,
+    nested_rhat,
+    peak_size,
+    worth_of,
+)
 from pymc_ngvi.moves.chains import Chains
 from pymc_ngvi.moves.coordinates import ChainCoordinates
 from pymc_ngvi.moves.leapfrog import WhitenedMomenta, phase_points_at, trajectory
 from pymc_ngvi.moves.rounds import N_STARTS, moved_until_arrived
 from pymc_ngvi.moves.starts import starts_of
-from pymc_ngvi.moves.verdict import LEAST_SIZE, MOST_RHAT
+from pymc_ngvi.moves.verdict import LEAST_SIZE, MOST_HEIGHT, MOST_RHAT
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -121,7 +129,7 @@ def test_trajectories_leave_a_posterior_as_it_is(rng):
     target, metric = Target(gaussian(np.eye(3))), WhitenedMomenta.by(standard(3))
     points = phase_points_at(target, metric, rng.standard_normal((20_000, 3)))
     for _ in range(4):
-        points, probability = trajectory(target, metric, points, rng.standard_normal((20_000, 3)), 3, 1.4, rng)
+        points, probability, _ = trajectory(target, metric, points, rng.standard_normal((20_000, 3)), 3, 1.4, rng)
     assert 0.3 < probability.mean() < 0.95
     assert_allclose(points.x.var(axis=0), 1.0, atol=MOST_ERRORS * np.sqrt(2.0 / 20_000))
     assert_allclose(points.x.mean(axis=0), 0.0, atol=MOST_ERRORS / np.sqrt(20_000))
@@ -199,6 +207,43 @@ def test_chains_that_drift_together_have_not_arrived(of, rng):
     mixing = mixing_of(draws, N_STARTS)
     assert mixing.rhat[0] < MOST_RHAT
     assert mixing.trend[0] > most_trend(100)
+
+
+def test_a_chain_that_stays_in_a_peak_is_seen(rng):
+    """One in 128: R-hat and the effective sizes of places say nothing of it."""
+    logp = -rng.exponential(size=(60, N_CHAINS))
+    assert peak_size(logp) > 0.5 * logp.size
+    logp[:, 5] += 7.0
+    assert (mixing_of(logp[..., None], N_STARTS).rhat < MOST_RHAT).all()
+    assert peak_size(logp) < LEAST_SIZE
+    assert peak_size(np.zeros((60, N_CHAINS))) == np.inf
+
+
+def test_log_p_on_the_way_is_near_that_of_draws(rng):
+    """Points on the way are draws of the same distribution, six times as many; a peak that is passed by is not."""
+    for seed in range(20):
+        on_the_way = np.random.default_rng(seed).exponential(size=6 * 60 * N_CHAINS)
+        assert height_above(on_the_way[: 60 * N_CHAINS], on_the_way.max()) < MOST_HEIGHT
+    logp = -rng.exponential(size=(60, N_CHAINS))
+    assert height_above(logp, 7.0) > MOST_HEIGHT
+    assert height_above(np.zeros((60, N_CHAINS)), 0.0) == 0.0
+
+
+def test_fewer_are_refused_where_trajectories_diverge():
+    """In the neck of a funnel; and no fewer where none diverges."""
+    refused = {}
+    for function in (funnel, gaussian(np.eye(6))):
+        start = 0.5 * np.random.default_rng(1).standard_normal((N_CHAINS, 6))
+        chains = Chains(Target(function), ChainCoordinates.of(standard(6)), start, np.random.default_rng(2))
+        first = chains.refused
+        for _ in range(6):
+            chains.run(40, n_adapting=16)
+        refused[function] = chains.refused / first
+        # steps follow what is aimed at
+        assert 1.0 - chains.acceptance == pytest.approx(chains.refused, rel=0.9, abs=0.05)
+    of_funnel, of_gaussian = refused.values()
+    assert of_funnel < 0.5
+    assert of_gaussian == 1.0
 
 
 def test_what_is_constant_or_unknown_is_left_out(rng):

@@ -37,6 +37,18 @@ def moved(function, fit, seed, most=2_000_000):
     )
 
 
+def spiked(width):
+    """Return half a standard normal, and half one that is narrow."""
+
+    def function(x):
+        logs = np.array([-0.5 * (x[:, 0] / s) ** 2 - np.log(s) for s in (1.0, width)])
+        logp = np.logaddexp(*logs)
+        part = np.exp(logs - logp)
+        return logp, -(part[0] + part[1] / width**2)[:, None] * x
+
+    return function
+
+
 def check_distribution(ended, values, cdf):
     """Below each quantile is as much as there should be, within Monte Carlo error: (n_draws, n_chains, k)."""
     u = cdf(values).reshape(-1, values.shape[-1])
@@ -99,14 +111,7 @@ def test_a_boundary_with_mass_at_it_is_right_or_refused(seed):
 @pytest.mark.parametrize("width", [0.1, 0.03])
 def test_a_spike_in_a_slab_is_right_or_refused(width, seed):
     """Half of the mass is in a place where steps have to be a tenth, or less, of what they are elsewhere."""
-
-    def spiked(x):
-        logs = np.array([-0.5 * (x[:, 0] / s) ** 2 - np.log(s) for s in (1.0, width)])
-        logp = np.logaddexp(*logs)
-        part = np.exp(logs - logp)
-        return logp, -(part[0] + part[1] / width**2)[:, None] * x
-
-    ended = moved(spiked, standard(1), seed, most=1_000_000)
+    ended = moved(spiked(width), standard(1), seed, most=1_000_000)
     if ended.checks.is_exact:
         check_distribution(ended, ended.draws.x, lambda x: 0.5 * (stats.norm.cdf(x) + stats.norm.cdf(x, 0.0, width)))
 
@@ -123,6 +128,39 @@ def test_a_funnel_of_ten_is_right_or_refused(seed):
     ended = moved(funnel, standard(10), seed, most=6_000_000)
     if ended.checks.is_exact:
         check_distribution(ended, ended.draws.x[..., :1], lambda v: stats.norm.cdf(v, 0.0, 3.0))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_peak_that_is_passed_by_is_seen(seed):
+    """Half of the mass, where trajectories are refused: all chains agree on the other half."""
+    ended = moved(spiked(0.001), standard(1), seed, most=400_000)
+    assert not ended.checks.is_exact
+    assert ended.checks.failures
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_eight_schools_by_their_effects_are_right_or_refused(seed):
+    """The neck of the funnel, where the scale is near 0, holds a tenth; chains that miss it agree with each other."""
+    y, sd = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
+
+    def schools(x):
+        mu, log_tau, theta = x[:, 0], x[:, 1], x[:, 2:]
+        tau = np.exp(log_tau)
+        apart, error = (theta - mu[:, None]) / tau[:, None], (y - theta) / sd
+        logp = -0.02 * mu**2 - np.log1p(tau**2 / 25.0) - 7.0 * log_tau
+        logp = logp - 0.5 * np.sum(apart**2 + error**2, axis=1)
+        of_tau = -2.0 * tau**2 / (25.0 + tau**2) - 7.0 + np.sum(apart**2, axis=1)
+        pulled = apart / tau[:, None]
+        return logp, np.column_stack([-0.04 * mu + pulled.sum(axis=1), of_tau, error / sd - pulled])
+
+    fit = DiagonalState.from_scale(np.r_[4.4, 1.0, np.full(8, 5.0)], np.r_[3.3, 0.8, np.full(8, 5.0)])
+    ended = moved(schools, fit, seed, most=1_500_000)
+    if ended.checks.is_exact:
+        log_tau = ended.draws.x[..., 1]  # mean and standard deviation by quadrature; 400 draws have errors of .05 sd
+        assert log_tau.mean() == pytest.approx(0.802, abs=0.15 * 1.171)
+        assert log_tau.std() == pytest.approx(1.171, rel=0.15)
+    else:
+        assert ended.checks.failures
 
 
 # --- a differential equation ------------------------------------------------------------------------------------------

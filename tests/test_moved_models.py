@@ -218,7 +218,9 @@ def test_a_deterministic_that_fails_is_left_out(monkeypatch):
 
 def test_every_condition_has_its_figure():
     checks = moved(overdispersed).checks
-    assert [c.name for c in checks.conditions] == ["nested R-hat", "trend", "far draws", "bulk size", "tail size"]
+    assert [c.name for c in checks.conditions] == [
+        "nested R-hat", "trend", "far draws", "diverging", "height", "bulk size", "tail size", "peak size",
+    ]  # fmt: skip
     assert all(c.holds for c in checks.conditions)
     assert checks.rhat <= MOST_RHAT
     assert checks.effective_size == min(checks.bulk, checks.tail) >= LEAST_SIZE

@@ -33,6 +33,8 @@ _AT_ONCE = 2**22
 _SLIGHT, _LEVEL = 0.05, 0.01
 #: How far below the median log p may be, in distances of a low quantile from it: tails of log p are exponential.
 _LOW, _FARTHEST = 0.05, 10.0
+#: Part of the draws whose log p tells what is high; part of them that is looked at for chains that stay in a peak.
+_HIGHEST, _PEAK = 0.1, 0.01
 #: Quantities whose effective sizes are computed: those that mix most slowly.
 _MOST_SIZES = 32
 #: Draws of a chain that an effective size takes.
@@ -163,6 +165,40 @@ def is_far(logp: Array) -> NDArray[np.bool_]:
     low, middle = np.quantile(logp, [_LOW, 0.5])
     result: NDArray[np.bool_] = logp < middle - _FARTHEST * (middle - low)
     return result
+
+
+def peak_size(logp: Array) -> float:
+    """Return the effective size of being among the highest hundredth by log p: small where few chains stay in a peak.
+
+    Parameters
+    ----------
+    logp : ndarray, shape (n_draws, n_chains)
+    """
+    from arviz_stats.base import array_stats
+
+    if len(logp) < _FEWEST_DRAWS or not np.ptp(logp):
+        return math.inf
+    shown = np.ascontiguousarray(logp[:, :, None])
+    return float(np.min(array_stats.ess(shown, chain_axis=1, draw_axis=0, method="quantile", prob=1.0 - _PEAK)))
+
+
+def height_above(logp: Array, highest: float) -> float:
+    """Return how far log p at points on the way was above that at all draws, in ranges of the highest tenth of these.
+
+    Where chains have arrived, points on their way are distributed as draws are, but for errors of the steps. There are
+    a few for each draw: if log p has an upper tail as that of an exponential, the highest one of these is beyond a
+    whole range with a chance of about one in a hundred. It is far beyond where chains pass by a narrow peak, into
+    which no trajectory leads. A range is one nat at least.
+
+    Parameters
+    ----------
+    logp : ndarray
+        At draws.
+    highest : float
+        At points on the way.
+    """
+    top = float(logp.max())
+    return (highest - top) / max(top - float(np.quantile(logp, 1.0 - _HIGHEST)), 1.0)
 
 
 def most_trend(n_quantities: int) -> float:

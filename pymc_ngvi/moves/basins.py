@@ -69,15 +69,17 @@ class Climbs(NamedTuple):
 
 
 class Counted:
-    """A log density that counts its evaluations, in ``n``."""
+    """A log density that counts its evaluations, in ``n``, and knows the highest value so far, in ``highest``."""
 
     def __init__(self, target: HasGradient) -> None:
-        self._target, self.n = target, 0
+        self._target, self.n, self.highest = target, 0, -np.inf
 
     def logp_grad(self, theta: Array, /) -> tuple[Array, Array]:
         """Evaluate log p and its gradient."""
         self.n += len(theta)
-        return self._target.logp_grad(theta)
+        logp, grad = self._target.logp_grad(theta)
+        self.highest = float(logp[np.isfinite(logp)].max(initial=self.highest))
+        return logp, grad
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,14 +1,20 @@
 """Many chains at once: trajectories of a length and a step size that all of them tell.
 
-Step sizes go by the acceptance of all chains. Trajectories have the length after which the slowest coordinates have got
-farthest for each gradient, as all chains together tell along one long trajectory; [1]_ does so by the distance from the
-centre, which tails and many quick coordinates drown here. In each iteration, a part of the chains takes smaller steps:
+Step sizes go by the acceptance of all chains. Where some of the trajectories diverge, there may be a place, such as the
+neck of a funnel, into which steps that are right elsewhere do not lead; chains that have never been there show nothing
+of it. Then fewer trajectories are to be refused [2]_. In each iteration, a part of the chains takes smaller steps:
 those get out of places where the usual ones are refused.
+
+Trajectories have the length after which the slowest coordinates have got farthest for each gradient, as all chains
+together tell along one long trajectory; [1]_ does so by the distance from the centre, which tails and many quick
+coordinates drown here.
 
 References
 ----------
 .. [1] M. D. Hoffman, A. Radul and P. Sountsov (2021). An adaptive-MCMC scheme for setting trajectory lengths in
    Hamiltonian Monte Carlo. AISTATS. https://proceedings.mlr.press/v130/hoffman21a.html
+.. [2] M. Betancourt and M. Girolami (2015). Hamiltonian Monte Carlo for hierarchical models. In Current Trends in
+   Bayesian Methodology with Applications. https://doi.org/10.48550/arXiv.1312.0906
 """
 
 import math
@@ -23,11 +29,12 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.types import Array, HasGradient
 from pymc_ngvi.moves.coordinates import ChainCoordinates
 from pymc_ngvi.moves.leapfrog import PhasePoints, phase_points_at, trajectory
+from pymc_ngvi.moves.verdict import MOST_DIVERGING
 
 #: First length of trajectories: a quarter of a period. First step size, times the fourth root of the dimension.
 _QUARTER, _FIRST = 0.5 * math.pi, 0.5
-#: Acceptance that is aimed at.
-_AIM = 0.8
+#: Refusals that are aimed at; part that is left of these where too many trajectories diverge, and the fewest.
+_REFUSED, _FEWER, _FEWEST = 0.2, 0.25, 0.01
 #: By how much lengths differ from the usual one, as a part; the golden section spreads them evenly.
 _JITTER, _GOLDEN = 0.4, 0.618_033_988_749_895
 #: Part of the chains that take smaller steps in an iteration, and these as parts of the usual one.
@@ -38,6 +45,8 @@ _SLOWEST, _FAR = 0.1, 3.0
 _MOST_STEPS, _FEWEST_SEEN, _MOST_SEEN = 200, 4, 100
 #: Gain of the logarithm of the step size for an error of the acceptance of 1: in the first iterations, and then.
 _N_FIRST, _GAIN_FIRST, _GAIN = 3, 0.6, 0.3
+#: By how many times what is aimed at more are refused, at most, as counts for the step size.
+_WORST = 4.0
 
 
 class Stretch(NamedTuple):
@@ -64,8 +73,10 @@ class Chains:
     ----------
     step, length : float
         Of trajectories, in the coordinates.
-    acceptance : float
-        Mean probability of acceptance in the last run of iterations.
+    acceptance, diverging : float
+        Mean probability of acceptance in the last run of iterations; part of its trajectories that diverged.
+    refused : float
+        Part of the trajectories that is aimed at to be refused.
     outflow : float
         Part of the trajectories of that run that would have left the region.
     """
@@ -83,6 +94,7 @@ class Chains:
         self.coordinates = coordinates
         self.step, self.length = _FIRST * x.shape[1] ** -0.25, _QUARTER
         self.acceptance, self.outflow, self._n_left = math.nan, 0.0, 0
+        self.refused, self.diverging = _REFUSED, 0.0
         self._points = phase_points_at(target, coordinates, x)
 
     @property
@@ -109,40 +121,48 @@ class Chains:
         every : int, default 1
         """
         shape = ((n - n_adapting) // every, *self._points.x.shape)
-        self._n_left = 0
-        kept, accepted = Stretch(np.empty(shape), np.empty(shape[:2])), np.zeros(n)
+        self._n_left, is_first = 0, math.isnan(self.acceptance)
+        kept, accepted, diverging = Stretch(np.empty(shape), np.empty(shape[:2])), np.zeros(n), np.zeros(n)
         for i in range(n):
-            accepted[i] = self._iterate()
+            accepted[i], diverging[i] = self._iterate()
             if i < n_adapting:
                 gain = _GAIN_FIRST if i < _N_FIRST else _GAIN
-                self.step *= math.exp(gain * (accepted[i] - _AIM))
+                # relative to what is aimed at: as quick for one refusal in a hundred as for one in five
+                error = 1.0 - (1.0 - accepted[i]) / self.refused
+                self.step *= math.exp(gain * _REFUSED * max(error, -_WORST))
             elif (i - n_adapting) % every == every - 1:
                 at = (i - n_adapting) // every
                 kept.x[at], kept.logp[at] = self._points.x, self._points.logp
+        self.diverging = float(diverging[n_adapting:].mean())
+        if self.diverging > MOST_DIVERGING and not is_first:
+            self.refused = max(_FEWER * self.refused, _FEWEST)
         self.acceptance = float(accepted[n_adapting:].mean())
         self.outflow = self._n_left / (n * shape[1])
         return kept
 
-    def _iterate(self) -> float:
-        """Move all chains; return the acceptance of those with the usual step size."""
+    def _iterate(self) -> tuple[float, float]:
+        """Move all chains; return the acceptance of those with the usual step size, and the part that diverges."""
         n, rng = len(self._points.x), self._rng
         self._jitter = (self._jitter + _GOLDEN) % 1.0
         length = self.length * (1.0 + _JITTER * (2.0 * self._jitter - 1.0))
         n_steps = int(np.clip(math.ceil(length / self.step), 1, _MOST_STEPS))
         usual = rng.random(n) >= _PART
         size = self.step * np.where(usual, 1.0, rng.choice(_SMALLER, n))
-        probability = self._move(n_steps, size[:, None])
-        return float(probability[usual].mean()) if usual.any() else float(probability.mean())
+        probability, diverged = self._move(n_steps, size[:, None])
+        counted = usual if usual.any() else ~usual
+        return float(probability[counted].mean()), float(diverged[counted].mean())
 
-    def _move(self, n_steps: int, size: float | Array, watch: "_Distances | None" = None) -> Array:
+    def _move(
+        self, n_steps: int, size: float | Array, watch: "_Distances | None" = None
+    ) -> tuple[Array, NDArray[np.bool_]]:
         momenta = self._rng.standard_normal(self._points.x.shape)
         before = self._points
-        self._points, probability = trajectory(
+        self._points, probability, diverged = trajectory(
             self._target, self.coordinates, before, momenta, n_steps, size, self._rng, watch
         )
         if self._inside is not None:
             self._refuse_leaving(before)
-        return probability
+        return probability, diverged
 
     def _refuse_leaving(self, before: PhasePoints) -> None:
         """Put points that have left the region back to where they were."""

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array, GaussianState, HasGradient
 
+#: Nats that a trajectory may lose before it is said to diverge, as in Stan. What ends where there is no log p does not.
+_MOST_LOST = 1_000.0
+
 
 class MomentumMetric(Protocol):
     """The linear map from whitened momenta to velocities, and its transpose."""
@@ -73,10 +76,11 @@ class PhasePoints:
 
 
 class Arrived(NamedTuple):
-    """Where trajectories ended, where the points are after acceptance, and the probabilities of that, (n_points,)."""
+    """Where points are after acceptance, the probabilities of that, and which trajectories diverged, (n_points,)."""
 
     points: PhasePoints
     probability: Array
+    diverged: NDArray[np.bool_]
 
 
 #: Told the number of the step, where points are on their trajectories, and the probabilities of stopping there.
@@ -129,19 +133,25 @@ def trajectory(
             now.logp[lost] = -np.inf
             now.slope[~now.finite] = 0.0  # it goes on straight, and is refused at the end
             if watch is not None:
-                watch(i, now, _probability(points, momenta, now, p + 0.5 * size * now.slope))
+                watch(i, now, _probability(_change(points, momenta, now, p + 0.5 * size * now.slope)))
             p = p + (0.5 if i == n_steps - 1 else 1.0) * size * now.slope
-        probability = _probability(points, momenta, now, p)
+        change = _change(points, momenta, now, p)
+        probability = _probability(change)
     taken = rng.random(len(probability)) < probability
     arrived = PhasePoints(
         np.where(taken[:, None], now.x, points.x),
         np.where(taken, now.logp, points.logp),
         np.where(taken[:, None], now.slope, points.slope),
     )
-    return Arrived(arrived, probability)
+    return Arrived(arrived, probability, np.isfinite(change) & (change < -_MOST_LOST))
 
 
-def _probability(start: PhasePoints, momenta: Array, end: PhasePoints, p: Array) -> Array:
-    change = end.logp - start.logp - 0.5 * np.sum(p**2 - momenta**2, axis=1)
+def _change(start: PhasePoints, momenta: Array, end: PhasePoints, p: Array) -> Array:
+    """Return the change of the log density of points with momenta: minus that of the energy."""
+    change: Array = end.logp - start.logp - 0.5 * np.sum(p**2 - momenta**2, axis=1)
+    return change
+
+
+def _probability(change: Array) -> Array:
     result: Array = np.exp(np.minimum(np.where(np.isfinite(change), change, -np.inf), 0.0))
     return result

@@ -1,7 +1,7 @@
 """Chains are moved in rounds, each longer than the one before, until they have arrived or there are no more gradients.
 
 Between rounds, coordinates and the length of trajectories are chosen anew by the draws of the last one. Within a round,
-once its step size is found, nothing changes. The later half of the rounds, which has most of the draws, is kept.
+once its step size is found, nothing changes. The last two rounds, which have most of the draws, are kept.
 """
 
 import functools
@@ -14,7 +14,16 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_ngvi.core.types import Array, GaussianState, HasGradient
-from pymc_ngvi.moves.arrival import Mixing, effective_sizes, is_far, mixing_of, most_trend, worth_of
+from pymc_ngvi.moves.arrival import (
+    Mixing,
+    effective_sizes,
+    height_above,
+    is_far,
+    mixing_of,
+    most_trend,
+    peak_size,
+    worth_of,
+)
 from pymc_ngvi.moves.basins import MOST_STEPS, Basins, Climbs, Counted, are_apart, basins_among
 from pymc_ngvi.moves.bridge import UNKNOWN, LogMass, ModeWeights, log_mass
 from pymc_ngvi.moves.chains import Chains, Stretch
@@ -89,7 +98,7 @@ def moved_until_arrived(
     if starts is None:
         return None
     x, counted = np.repeat(starts, n_chains // N_STARTS, axis=0), Counted(target)
-    whole = moving = _Moving([Chains(counted, ChainCoordinates.of(fits[0]), x, rng)])
+    whole = moving = _Moving(counted, [Chains(counted, ChainCoordinates.of(fits[0]), x, rng)])
     may_part, n_modes = True, 1
     while True:
         moving.advance()
@@ -120,14 +129,16 @@ class _Moving:
 
     Parameters
     ----------
+    counted : Counted
     chains : list of Chains
         As many of each basin.
     basins : Basins, optional
     """
 
-    def __init__(self, chains: list[Chains], basins: Basins | None = None) -> None:
-        self.chains, self.basins = chains, basins
+    def __init__(self, counted: Counted, chains: list[Chains], basins: Basins | None = None) -> None:
+        self._counted, self.chains, self.basins = counted, chains, basins
         self.rounds: list[Stretch] = []
+        self._highest: list[float] = []
         self._n, self._done = _FIRST, 0
 
     @property
@@ -151,6 +162,11 @@ class _Moving:
         return max(chains.outflow for chains in self.chains)
 
     @property
+    def highest(self) -> float:
+        """The highest log p on the way, in the rounds that are kept."""
+        return max(self._highest[-len(self.rounds) :])
+
+    @property
     def leaks(self) -> bool:
         """Whether that is too much; in the first round, in which chains begin far out, more is allowed."""
         return self.outflow > (MOST_OUTFLOW if self._done > 1 else _FIRST_OUTFLOW)
@@ -160,9 +176,11 @@ class _Moving:
         n, size = self._n, sum(chains.size for chains in self.chains)
         n_adapting = min(int((_ADAPTING if self._done else _FIRST_ADAPTING) * n), _MOST_ADAPTING)
         every = -(-2 * n * size // _MOST_NUMBERS)
+        self._counted.highest = -math.inf
         of_basins = [chains.run(n, n_adapting=n_adapting, every=every) for chains in self.chains]
         self._n, self._done = int(_GROWTH * n), self._done + 1
-        self.rounds = _later([*self.rounds, Stretch(*map(_side_by_side, zip(*of_basins, strict=True)))], self._done)
+        self._highest.append(self._counted.highest)
+        self.rounds = _later([*self.rounds, Stretch(*map(_side_by_side, zip(*of_basins, strict=True)))])
 
     def parts(self, draws: Stretch) -> list[Stretch]:
         """Return the draws of each basin."""
@@ -180,7 +198,7 @@ def _side_by_side(arrays: tuple[Array, ...]) -> Array:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
 
 
-def _parted(target: HasGradient, basins: Basins, n_chains: int, rng: np.random.Generator) -> _Moving | None:
+def _parted(target: Counted, basins: Basins, n_chains: int, rng: np.random.Generator) -> _Moving | None:
     """Return chains that begin in each basin; None where log p is not finite in one of them."""
     chains = []
     for number, about in enumerate(basins.about):
@@ -189,12 +207,12 @@ def _parted(target: HasGradient, basins: Basins, n_chains: int, rng: np.random.G
         if starts is None:
             return None
         chains.append(Chains(target, about, np.repeat(starts, n_chains // N_STARTS, axis=0), rng, inside))
-    return _Moving(chains, basins)
+    return _Moving(target, chains, basins)
 
 
-def _later(rounds: list[Stretch], done: int) -> list[Stretch]:
-    """Return the later half of the rounds, as many as can be held."""
-    later = rounds[-done // 2 :]
+def _later(rounds: list[Stretch]) -> list[Stretch]:
+    """Return the last two rounds, which have most of the draws, or the last, where two can't be held."""
+    later = rounds[-2:]
     while len(later) > 1 and sum(of.x.size for of in later) > _MOST_NUMBERS:
         later = later[1:]
     return later
@@ -210,7 +228,11 @@ def _ended(
     """Judge draws; the weights of basins, where nothing else is missing."""
     draws = Stretch(*(np.concatenate(arrays) for arrays in zip(*moving.rounds, strict=True)))
     parts = moving.parts(draws)
-    judged = [_judged(part, chains, quantities, label) for part, chains in zip(parts, moving.chains, strict=True)]
+    height = height_above(draws.logp, moving.highest)
+    judged = [
+        replace(_judged(part, chains, quantities, label), height=height)
+        for part, chains in zip(parts, moving.chains, strict=True)
+    ]
     if moving.basins is None:
         return MovedChains(draws, replace(judged[0], n_gradients=counted.n))
     joined = _joined(judged, counted.n, moving.outflow)
@@ -263,6 +285,8 @@ def _joined(judged: list[MovedChecks], n_gradients: int, outflow: float) -> Move
         n_far=sum(checks.n_far for checks in judged),
         weights_size=0.0,
         outflow=outflow,
+        diverging=max(checks.diverging for checks in judged),
+        peak=min(checks.peak for checks in judged),
     )
 
 
@@ -280,7 +304,7 @@ def _judged(draws: Stretch, chains: Chains, quantities: Quantities | None, label
         mixing = mixing.joined(of_further)
         bulk, tail = effective_sizes(further, of_further.memory)
         sizes = min(sizes[0], bulk), min(sizes[1], tail)
-    return _checks(draws, mixing, chains, label, sizes)
+    return replace(_checks(draws, mixing, chains, label, sizes), peak=peak_size(draws.logp))
 
 
 def _further(draws: Stretch, quantities: Quantities) -> Array:
@@ -313,5 +337,6 @@ def _checks(
         n_gradients=0,  # known to those who count
         acceptance=chains.acceptance,
         n_far=int(is_far(draws.logp).sum()),
+        diverging=chains.diverging,
         slowest=label(int(rhat.argmax())),
     )

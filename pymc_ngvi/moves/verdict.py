@@ -9,6 +9,8 @@ from pymc_ngvi.core.verdict import Condition, Verdict
 
 #: Nested R-hat at most; effective sizes at least.
 MOST_RHAT, LEAST_SIZE = 1.01, 400.0
+#: Part of the trajectories that may diverge; ranges by which log p on the way may be above that at draws.
+MOST_DIVERGING, MOST_HEIGHT = 0.001, 1.0
 #: Part of the trajectories that may end in other modes than they begin in: of more, a part of a mode may be cut off.
 MOST_OUTFLOW = 0.01
 
@@ -45,6 +47,12 @@ class MovedChecks(Verdict):
         Part of the trajectories that would have left their mode.
     n_far : int
         Draws whose log p is far below that of all others.
+    diverging : float
+        Part of the trajectories that diverged.
+    height : float
+        How far log p on the way was above that at all draws, in ranges of the highest tenth of these.
+    peak : float
+        Effective size of being among the highest hundredth by log p.
     n_fits, lacking
         0: there are no fits given globals, whose ELBOs lack something.
     """
@@ -69,6 +77,9 @@ class MovedChecks(Verdict):
     weights_size: float = math.inf
     outflow: float = 0.0
     n_far: int = 0
+    diverging: float = 0.0
+    height: float = 0.0
+    peak: float = math.inf
 
     @property
     def conditions(self) -> list[Condition]:
@@ -85,8 +96,16 @@ class MovedChecks(Verdict):
                 f"the chains still drift: a mean changes by {self.trend:.1f} standard errors between their halves"),
             Condition("far draws", self.n_far, 0,
                 f"{self.n_far:,} draws have a log p far below that of all others: chains that are still on their way"),
+            Condition("diverging", self.diverging, MOST_DIVERGING,
+                f"{100 * self.diverging:.1f} % of the trajectories diverge: where they do, draws may be missing"),
+            Condition("height", self.height, MOST_HEIGHT,
+                "chains pass by points whose log p is far above that of all draws, and are refused there: the "
+                "posterior has a narrow peak"),
             self._of_size("bulk", self.bulk),
             self._of_size("tail", self.tail),
+            Condition("peak size", self.peak, LEAST_SIZE,
+                f"few chains are where log p is highest, and stay there: an effective sample size of {self.peak:,.0f}, "
+                f"below {LEAST_SIZE:.0f}", at_least=True),
         ]  # fmt: skip
 
     @property
@@ -113,7 +132,7 @@ class MovedChecks(Verdict):
     @property
     def is_settled(self) -> bool:
         """Whether chains neither differ nor drift, so that effective sizes mean something."""
-        return all(c.holds for c in self._of_chains[:3])
+        return all(c.holds for c in self._of_chains[:5])
 
     @property
     def khat(self) -> float:  # type: ignore[override]  # there are no weights

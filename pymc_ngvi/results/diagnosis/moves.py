@@ -199,7 +199,7 @@ def _trajectory(
     plan: MovePlan, points: PhasePoints, momenta: Array, n_steps: int, size: float, rng: np.random.Generator
 ) -> tuple[PhasePoints, float]:
     """Return where the draws are after one leapfrog trajectory each, and the mean probability of acceptance."""
-    points, probability = trajectory(
+    points, probability, _ = trajectory(
         plan.target, WhitenedMomenta.by(plan.gaussian), points, momenta, n_steps, size, rng
     )
     return points, float(probability.mean())
