@@ -392,7 +392,7 @@ def test_changed_data_are_refused():
 
 
 def test_thousands_of_dimensions_take_fewer_draws():
-    n = 8_000
+    n = 6_000
     with pm.Model() as model:
         pm.Normal("z", 0.0, 1.0, shape=n)
     diagnosis = NGVIApproximation(LogDensity(model), DiagonalState(np.zeros(n), np.ones(n))).diagnose(random_seed=1)

@@ -21,6 +21,8 @@ from pymc_ngvi.ops import cost
 #: Elements of a temporary in one call: past this, temporaries leave the cache and NumPy slows down.
 _BATCH_ELEMENTS = 2**17
 _MAX_BATCH = 512
+#: Draws that share the time of calls, in estimates.
+_AT_ONCE = 32
 
 Values = dict[str, AnyArray]
 
@@ -180,8 +182,8 @@ class Constrainer:
         outputs = self._outputs(theta)
         self._rngs = find_rng_nodes(outputs)
         draws_random_numbers = any(isinstance(node.op, RNGConsumerOp) for node in toposort(outputs))
-        estimated = cost.estimate(outputs, **({"batch": 1} if draws_random_numbers else {}))
-        self._widest, self._seconds = estimated.widest, cost.evaluation_seconds(outputs, estimated, compiled=False)
+        self._widest = cost.estimate(outputs).widest
+        self._seconds = cost.evaluation_seconds(outputs, batch=1 if draws_random_numbers else _AT_ONCE)
         if draws_random_numbers:
             # Vectorised, a random number that does not depend on theta would be the same in every draw.
             self._compile_one_by_one(theta, outputs)

@@ -19,8 +19,8 @@ _SECONDS_PER_PYTHON_ELEMENT = 4e-7  # an Elemwise without a NumPy function
 _SECONDS_PER_TAIL = 1e-6  # a derivative of an incomplete beta or gamma function
 _SECONDS_PER_READ = 4.5e-10  # an element of a matrix that is multiplied
 _SECONDS_PER_FUNCTION = 5e-9  # an exp, a log and the like, beside the pass
-_JETS_BATCH, _JETS_PASSES = 128, 4  # points in a call, and NumPy passes for a rule
-_CACHED_SPEEDUP, _CACHED_ELEMENTS = 2.0, 2**16  # arrays that stay in the cache from one pass to the next
+_MANY = 128  # points in a call, where there are many
+_JETS_PASSES = 4  # NumPy passes for a rule
 _NUMBA_SPEEDUP = 2.0
 _NUMBA_SECONDS_PER_CALL = 1e-5
 _NUMBA_SECONDS_TO_COMPILE = 30.0
@@ -61,8 +61,8 @@ def estimate(outputs: list[Variable], batch: int = 16, passes: int = 1, *, along
     ----------
     outputs : list of pytensor variables
     along : Variable, optional
-        What differs from one evaluation of a batch to the next: the others share what does not depend on it, such as
-        the rows of a minibatch. By default, everything counts for each.
+        What differs from one evaluation of a batch to the next: elements that do not depend on it, such as the rows of
+        a minibatch, are shared. By default, all count for each.
     batch : int, default 16
         Evaluations in one call, which share the time of the thunks.
     passes : int, default 1
@@ -73,7 +73,8 @@ def estimate(outputs: list[Variable], batch: int = 16, passes: int = 1, *, along
     sizes = [largest(node.outputs, unknown) for node in nodes]
     work = _work(nodes, unknown)
     anew = set(nodes) if along is None else _depending(nodes, along)
-    arithmetic = sum(sizes) * _SECONDS_PER_ELEMENT + work.in_tails * _SECONDS_PER_TAIL
+    n_anew = sum(size for node, size in zip(nodes, sizes, strict=True) if node in anew)
+    arithmetic = n_anew * _SECONDS_PER_ELEMENT + work.in_tails * _SECONDS_PER_TAIL
     return Cost(
         quick_seconds=arithmetic * passes
         + (len(nodes) + work.thunks) / batch * _SECONDS_PER_NODE
@@ -96,17 +97,31 @@ def _depending(nodes: list[Apply], variable: Variable) -> set[Apply]:
 
 def estimate_of_jets(outputs: list[Variable], n_dim: int) -> Cost:
     """Estimate the cost of one evaluation of ``outputs`` with first derivatives that are carried along."""
-    cost = estimate(outputs, batch=_JETS_BATCH, passes=_JETS_PASSES * (1 + n_dim))
+    cost = estimate(outputs, batch=_MANY, passes=_JETS_PASSES * (1 + n_dim))
     return replace(cost, widest=cost.widest * (1 + n_dim))
 
 
-def evaluation_seconds(outputs: list[Variable], cost: Cost, compiled: bool) -> float:
-    """Return the time of one evaluation of ``outputs``, with what `estimate` leaves out: matrices, exp and the like."""
+def evaluation_seconds(
+    outputs: list[Variable],
+    *,
+    batch: int = _MANY,
+    passes: int = 1,
+    along: Variable | None = None,
+    compiled: bool = False,
+) -> float:
+    """Return the time of one evaluation of ``outputs``, with what `estimate` leaves out: matrices, exp and so on.
+
+    Parameters
+    ----------
+    outputs, batch, passes, along
+        As of `estimate`.
+    compiled : bool, default False
+        Whether it is compiled to machine code.
+    """
     nodes = list(toposort(outputs))
-    work = _work(nodes, max(data_sizes(nodes), default=1))
+    cost, work = estimate(outputs, batch, passes, along=along), _work(nodes, max(data_sizes(nodes), default=1))
     more = work.read * _SECONDS_PER_READ + work.functions * _SECONDS_PER_FUNCTION
-    cached = _CACHED_SPEEDUP if cost.widest <= _CACHED_ELEMENTS else 1.0
-    return more + (cost.numba_seconds if compiled else cost.quick_seconds) / cached
+    return more + (cost.numba_seconds if compiled else cost.quick_seconds)
 
 
 def _work(nodes: list[Apply], unknown: int) -> Extra:

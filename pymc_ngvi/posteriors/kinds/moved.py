@@ -31,8 +31,6 @@ _MANY, _FEW, _AT_ONCE = 128, 64, 16
 _ITERATIONS, _STEPS = 75.0, 2.5
 #: How many times the gradients that are expected may be taken where no other limit is given.
 _MOST = 120.0
-#: How many times what is estimated a gradient may take, where log p is no sum over rows.
-_DEARER = 2.0
 #: Dimensions up to which it begins at a mode, whose curvature takes as many gradients.
 _MOST_AT_MODE = 1_000
 #: Chance that the chains arrive.
@@ -83,7 +81,6 @@ class MovedKind(PosteriorKind[ManyChains]):
         """Return the posterior, if the chains have arrived."""
         density, most = start.density, _MOST * _n_gradients(found, start.density)
         fits = _at_modes(density, start.seed) if start.q is None else [start.q, *start.others]
-        dearer = _DEARER if density.n_directions is None else 1.0
         functionals, each = functionals_of(density, Constrainer.of(density)), _each(density)
         ended = moved_until_arrived(
             density,
@@ -92,7 +89,7 @@ class MovedKind(PosteriorKind[ManyChains]):
             np.random.default_rng(start.seed),
             quantities=None if functionals is None else functools.partial(_values_of, functionals),
             label=_Labels(density, functionals),
-            may_go_on=lambda n: n <= most and may_take(n * each * dearer),
+            may_go_on=lambda n: n <= most and may_take(n * each),
         )
         if ended is None:
             raise Failed(Reason.HOPELESS, "log p is not finite around where chains would begin")
