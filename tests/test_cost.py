@@ -5,6 +5,7 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+import pytest
 
 from test_quick_mode import wobble
 
@@ -45,7 +46,18 @@ def test_what_evaluations_share_does_not_limit_their_number():
     outputs = [pt.dot(pt.exp(data).T, pt.dot(pt.exp(data), x))]
     assert cost.estimate(outputs).widest == 5_000
     assert cost.estimate(outputs, along=x).widest == 500
-    assert cost.estimate(outputs, along=x).quick_seconds == cost.estimate(outputs).quick_seconds
+    shared = 2 * 5_000 * 2e-9  # exp of the data, and its transpose
+    one = cost.estimate(outputs).quick_seconds
+    assert cost.estimate(outputs, along=x).quick_seconds <= one - shared
+
+
+def test_more_points_in_a_call_share_the_time_of_its_nodes_and_no_more():
+    x = pt.vector("x", shape=(1000,))
+    one, many, most = (cost.evaluation_seconds([pt.sin(pt.tanh(x))], batch=n) for n in (1, 128, 10**9))
+    assert one > many > most
+    assert cost.evaluation_seconds([pt.sin(pt.tanh(x))], batch=10**9, passes=2) == pytest.approx(
+        most + 2 * 1_000 * 2e-9, rel=0.01
+    )
 
 
 def test_steps_of_a_scan_count():
