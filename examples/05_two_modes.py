@@ -173,6 +173,7 @@ assert exact[:, np.abs(north) < 0.5].sum() * cell < 0.01
 # ## What to read next
 #
 # - `06_bad_fits`: more on diagnoses, and other repairs.
+# - `11_moved_draws`: chains in each of two modes, and what the modes weigh.
 # - `docs/families/mixture.md`: formulas and options.
 #
 # O. Arenz, P. Dahlinger, Z. Ye, M. Volpp and G. Neumann (2023). A unified perspective on natural gradient variational

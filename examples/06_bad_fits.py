@@ -279,6 +279,7 @@ assert tails["student_t"]["10,000 draws are worth"] > 9_500
 # ## What to read next
 #
 # - `05_two_modes`: a mode that is missed, and found.
+# - `11_moved_draws`: chains that begin at the fit, where the model has no structure that would help.
 # - `docs/diagnostics.md`: what `diagnose` measures, and what it can't see.
 # - `docs/exact.md`: what the exact step does, and what is out of its reach.
 # - `docs/reparam.md`, `docs/families/mixture.md`, `docs/families/student_t.md`: the repairs.
