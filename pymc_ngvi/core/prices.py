@@ -24,9 +24,9 @@ PER_ROW, PER_VALUE, PER_ROW_OF_VALUE = 2e-6, 2e-4, 3.3e-8
 PER_NODE, PER_ROW_OF_NODE = 5e-6, 2e-8
 #: A column of a Hessian at the draws of a step, in the smallest models.
 PER_COLUMN = 1.5e-4
-#: A value of log p, in gradients; an expectation over rows; a Hessian at least, and for each of its products: .2 of a
-#: gradient in regressions on many rows, which are products of matrices, to .4 elsewhere.
-OF_VALUE, OF_EXPECTATION, HESSIAN, PER_PRODUCT_OF_HESSIAN = 0.4, 15.0, 3.0, 0.3
+#: A value of log p, in gradients; an expectation over rows; a Hessian at least, and for each of its products: of rows,
+#: as in regressions on many of them, which are products of matrices, and without rows.
+OF_VALUE, OF_EXPECTATION, HESSIAN, OF_PRODUCT_BY_ROWS, OF_PRODUCT = 0.4, 15.0, 3.0, 0.3, 2.0
 #: Gradients and Hessians of a fit that is yet to come, by draws; its expectations, by rows.
 N_GRADIENTS, N_HESSIANS, N_EXPECTATIONS = 1_600, 1_200, 30
 #: Seconds of such a fit by rows beside its expectations: choosing a start, steps, a look for other modes.
@@ -47,6 +47,10 @@ class Priced(Protocol):
     @property
     def n_dim(self) -> int:
         """Number of coordinates."""
+
+    @property
+    def n_directions(self) -> int | None:
+        """Predictors of its rows; None where log p is no sum over rows."""
 
 
 # --- linear algebra ---------------------------------------------------------------------------------------------------
@@ -80,7 +84,12 @@ def of_dense(n_dim: int, n_rows: int = 0) -> float:
 
 def hessian_in_gradients(density: Priced, n_hessians: int) -> float:
     """Return what a Hessian costs; their number is 0 where a fit took none, and nothing is known of them."""
-    return max(HESSIAN, PER_PRODUCT_OF_HESSIAN * float(density.n_products)) if n_hessians else HESSIAN
+    return _of_products(density, density.n_products) if n_hessians else HESSIAN
+
+
+def _of_products(density: Priced, n_products: int) -> float:
+    """Return what a Hessian costs, in gradients, that takes so many products."""
+    return max(HESSIAN, (OF_PRODUCT if density.n_directions is None else OF_PRODUCT_BY_ROWS) * float(n_products))
 
 
 def fit_seconds(density: Priced, n_gradients: int, n_hessians: int, estimator: str) -> float:
@@ -94,7 +103,7 @@ def expected_fit_seconds(density: Priced, *, by_rows: bool = False) -> float:
     """Return the seconds of a fit that is yet to come: by rows, or by draws with a dense Hessian."""
     if by_rows:
         return OF_FIT + fit_seconds(density, N_EXPECTATIONS, N_EXPECTATIONS, "quadrature")
-    n_gradients = N_GRADIENTS + max(HESSIAN, PER_PRODUCT_OF_HESSIAN * density.n_dim) * N_HESSIANS
+    n_gradients = N_GRADIENTS + _of_products(density, density.n_dim) * N_HESSIANS
     return n_gradients * density.gradient_seconds
 
 

@@ -1,6 +1,7 @@
 """The exact step after a Gaussian fit: whether a model allows it, what it would cost, and the posterior it gives."""
 
 import logging
+import math
 
 from collections.abc import Callable, Sequence
 
@@ -103,6 +104,8 @@ def exact_posterior(
     seed: int,
     may_take: Callable[[float], bool] = lambda n_values: True,
     others: Sequence[GaussianState] = (),
+    *,
+    most_values: float = math.inf,
 ) -> PoolState:
     """Return the exact posterior.
 
@@ -117,6 +120,8 @@ def exact_posterior(
         Tells whether the pool may take so many evaluations of log p: asked where no cheap rule will do.
     others : sequence of GaussianState
         At other modes: globals are looked for there, too.
+    most_values : float
+        Of log p, where they are not those of rows, beyond which it is given up.
 
     Raises
     ------
@@ -129,7 +134,9 @@ def exact_posterior(
     fitted = FittedDensity(density, forest, mean)
     if not forest.n_local:
         sampler = Sampler(fitted.logp, mean, cov, seed, others=elsewhere)
-        return IntegratedTrees(_run(sampler), sampler.sequences, forest, None, fitted).with_pool(q, tuple(others))
+        with fitted.limited(most_values):
+            sampled = _run(sampler)
+        return IntegratedTrees(sampled, sampler.sequences, forest, None, fitted).with_pool(q, tuple(others))
     try:
         fitted.split()
     except CannotSplit as reason:
@@ -142,9 +149,9 @@ def exact_posterior(
     quadrature = LogMarginal(fitted, forest, centres)
     sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, may_take, others=elsewhere)
     with quadrature.remembering():
-        state = IntegratedTrees(_run(sampler), sampler.sequences, forest, quadrature, fitted).with_pool(
-            q, tuple(others)
-        )
+        with fitted.limited(most_values):
+            sampled = _run(sampler)
+        state = IntegratedTrees(sampled, sampler.sequences, forest, quadrature, fitted).with_pool(q, tuple(others))
         state.mean()  # from what is known at draws of the pool
     return state
 

@@ -1,14 +1,20 @@
 """log p of the model and of the data that were fitted, as a whole and in terms, whatever the model's data are now."""
 
+import math
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.blocks import CannotSplit, RowTerms
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.density.split import SplitDensity
+from pymc_ngvi.marginal.adaptation import Hopeless
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.in_shards import TermsInShards
 from pymc_ngvi.marginal.parts import BatchPlan, TermsByRows, whole
@@ -40,6 +46,27 @@ class FittedDensity:
         self._density, self._forest, self._point, self._by_rows = density, forest, point, by_rows
         self._log_p, self._is_checked = log_p, log_p is None
         self._terms: SplitDensity | TermsByRows | TermsInShards | None = None
+        self._left = math.inf
+
+    @contextmanager
+    def limited(self, n_values: float) -> Iterator[None]:
+        """Give up, in this context, beyond so many values of log p that are not those of rows.
+
+        Raises
+        ------
+        Hopeless
+        """
+        self._left = n_values
+        try:
+            yield
+        finally:
+            self._left = math.inf
+
+    def _take(self, n_values: int) -> None:
+        self._left -= n_values
+        if self._left < 0.0:
+            said = "importance sampling of the global parameters takes far more values of log p than were expected"
+            raise Hopeless(Reason.TOO_LONG, said)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle: all but what is compiled."""
@@ -54,6 +81,7 @@ class FittedDensity:
 
     def logp(self, theta: Array) -> Array:
         """Return log p, (n,), at the rows of ``theta``."""
+        self._take(len(theta))
         with self._density.info.data.restored():
             self._check()
             return self._density.logp(theta)
@@ -85,6 +113,7 @@ class FittedDensity:
     def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
         """Return the term of the globals, (n,), and those of local coordinates, (n, n_nodes, n_local)."""
         split = self.split()
+        self._take(local.shape[0] * local.shape[1])
         with self._density.info.data.restored():
             return split.terms(g, local)
 

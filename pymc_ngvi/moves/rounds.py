@@ -101,6 +101,7 @@ def moved_until_arrived(
     whole = moving = _Moving(counted, [Chains(counted, ChainCoordinates.of(fits[0]), x, rng)])
     may_part, n_modes = True, 1
     while True:
+        ended = None
         moving.advance()
         if moving.leaks:  # these are no basins
             moving, may_part, n_modes = whole, False, 1
@@ -121,7 +122,9 @@ def moved_until_arrived(
                 ended = ended._replace(checks=replace(ended.checks, n_modes=n_modes, weights_size=0.0))
             if ended.checks.is_exact or not goes_on:
                 return ended
-        moving.refit()
+        moving.refit()  # trajectories may be longer than those of the last round
+        if ended is not None and not may_go_on(counted.n + moving.n_next):
+            return ended
 
 
 class _Moving:

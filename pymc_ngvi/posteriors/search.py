@@ -26,10 +26,8 @@ _MOST_SECONDS = 120.0
 _OF_LAST_RESORT = 60.0
 #: Chance that a Gaussian fit by draws is not the posterior, so that the last resort is needed after it.
 _NEEDED = 0.9
-#: How many times the seconds that are expected of a Gaussian fit are nothing unusual.
-_TWICE = 2.0
-#: Seconds that a fit may take after others were tried in vain, at least, and times what is expected.
-_AT_LEAST_AFTER, _TIMES_AFTER = 10.0, 5.0
+#: Seconds that a fit may take after others were tried in vain, at least, and as a part of what is expected.
+_AFTER_OTHERS, _OF_EXPECTED = 5.0, 0.5
 
 
 class _TooDear(Unavailable):
@@ -57,7 +55,7 @@ class Beginning(NamedTuple):
         """Return what a kind of posterior begins from."""
         by_rows = self.density.n_directions is not None and self.record.estimator == "quadrature"
         others = [cast(GaussianState, mode.q) for mode in self.record.modes]
-        return PosteriorStart(self.density, self.q, self.seed, others, by_rows)
+        return PosteriorStart(self.density, self.q, self.seed, others, by_rows, self.wanted != "auto")
 
     def budget(self) -> TimeBudget:
         """Return what the Gaussian fit took, and what it leaves."""
@@ -372,12 +370,12 @@ def seconds_until_others(options: FitOptions, density: ModelDensity, tried: tupl
     found = [(kind, if_available(kind.possible, density)) for name, kind in KINDS.items() if name not in in_vain]
     prices = [kind.price(of_kind, density, by_rows=False) for kind, of_kind in found if of_kind is not None]
     least = min((candidate.expected_seconds for candidate in prices), default=math.inf)
-    return max(least, _TWICE * expected_fit_seconds(density))
+    return max(least, expected_fit_seconds(density))
 
 
 def seconds_after_others(density: ModelDensity) -> float:
     """Return the seconds that a fit by draws may take after others came to nothing: it is not likely to be of use."""
-    return max(_AT_LEAST_AFTER, _TIMES_AFTER * expected_fit_seconds(density))
+    return max(_AFTER_OTHERS, _OF_EXPECTED * expected_fit_seconds(density))
 
 
 def _affordable(options: FitOptions, of_fit: float) -> float:

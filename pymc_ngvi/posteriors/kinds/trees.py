@@ -1,5 +1,7 @@
 """Exact posteriors: trees of local coordinates are integrated by quadrature, the globals sampled."""
 
+import math
+
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,6 +23,9 @@ _ADAPTING, _REFERRED = 60.0, 300.0
 #: Times that draws are gone through, with those of adaptation. In blocks of single coordinates, a base rule of one node
 #: will do for most; in others it has so many in each coordinate, and draws are gone through more often.
 _ROUNDS, _NODES_OF_BASE, _MORE_LEVELS = 1.5, 3, 2.5
+#: How many times the values of log p that are expected may be taken where it was not asked for: in the users' battery,
+#: 1.0 to 1.6, and once 5.5.
+_FAR_MORE = 8.0
 #: Seconds that proposals, rules and moments take in trees, beside values.
 _BESIDE_TREES = 0.15
 
@@ -80,10 +85,16 @@ class TreeKind(PosteriorKind[Forest]):
     ) -> PoolState:
         """Return the posterior: only an exact one is worth anything."""
         assert start.q is not None
-        each = work_of(found, start.density, by_rows=start.by_rows).each
+        work = work_of(found, start.density, by_rows=start.by_rows)
         try:
             state = exact_posterior(
-                start.density, start.q, found, start.seed, lambda n_values: may_take(n_values * each), start.others
+                start.density,
+                start.q,
+                found,
+                start.seed,
+                lambda n_values: may_take(n_values * work.each),
+                start.others,
+                most_values=math.inf if start.is_asked else _FAR_MORE * work.n_values,
             )
         except Longer:
             raise
