@@ -435,7 +435,7 @@ def test_a_shard_that_fails_after_the_fit_keeps_it(when, monkeypatch):
     approx = fit(Shards(models.of_rows(models.normal), KEYS))
     n, shards = approx.n_iterations, approx.density.shards
 
-    def fail(*_):
+    def fail(*_, **__):
         raise ShardError("Shard 0 can't be used: OSError: the disk is full", 0)
 
     if when == "refine":
