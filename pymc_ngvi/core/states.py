@@ -196,3 +196,8 @@ class GaussianState(FittedState, Whitener, Protocol):
 
     def whitened_precision(self, other: Self) -> Array:
         """Return C^T S C for the precision S of another state."""
+
+
+def base_draws_of(q: GaussianState, theta: Array) -> Array:
+    """Return the base draws z, (n_points, n_dim), of points m + C z: the coordinates that q whitens."""
+    return q.whiten(q.precision_product(theta - q.mean()))  # C^T (C C^T)^-1 = C^-1

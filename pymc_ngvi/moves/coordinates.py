@@ -5,6 +5,7 @@ from typing import Self
 
 import numpy as np
 
+from pymc_ngvi.core.states import base_draws_of
 from pymc_ngvi.core.types import Array, GaussianState
 
 #: Draws at most from which directions are found.
@@ -78,11 +79,7 @@ class ChainCoordinates:
 
     def w(self, x: Array) -> Array:
         """Return points in these coordinates, (n_points, n_dim)."""
-        return self._stretched((self._whitened(x) - self.centre) / self.scale, 1.0 / self.root)
-
-    def _whitened(self, x: Array) -> Array:
-        # C^T (C C^T)^-1 = C^-1
-        return self.gaussian.whiten(self.gaussian.precision_product(x - self.gaussian.mean()))
+        return self._stretched((base_draws_of(self.gaussian, x) - self.centre) / self.scale, 1.0 / self.root)
 
     def refitted(self, x: Array, size: float) -> Self:
         """Return coordinates found of draws, (n_draws, n_dim), that are worth ``size`` independent ones.
@@ -94,7 +91,7 @@ class ChainCoordinates:
         .. [1] I. M. Johnstone (2001). On the distribution of the largest eigenvalue in principal components analysis.
            Annals of Statistics 29(2). https://doi.org/10.1214/aos/1009210544
         """
-        z = self._whitened(x)
+        z = base_draws_of(self.gaussian, x)
         weight = size / (size + _OF_PRIOR)
         centre, scale = z.mean(axis=0), np.sqrt(weight * z.var(axis=0) + 1.0 - weight)
         directions, root = _directions((z - centre) / scale, size)

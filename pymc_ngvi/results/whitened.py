@@ -14,6 +14,7 @@ from pymc.step_methods.hmc import quadpotential
 
 from pymc_ngvi.core.seeds import Seed, generator_of
 from pymc_ngvi.core.sizes import check_chains
+from pymc_ngvi.core.states import base_draws_of
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density.whitened import WHITENED, serve_jax, whitened_model
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
@@ -83,8 +84,7 @@ class Whitened:
 
     def to_whitened(self, theta: Array) -> Array:
         """Return points on the unconstrained scale of the model, (n, n_dim), in whitened coordinates."""
-        away = np.asarray(theta, dtype=np.float64) - self.gaussian.mean()
-        return self.gaussian.whiten(self.gaussian.precision_product(away))
+        return base_draws_of(self.gaussian, np.asarray(theta, dtype=np.float64))
 
     # --- for samplers ---
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.states import base_draws_of
 from pymc_ngvi.core.target import MeanHessian, Spread
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import ModelDensity
@@ -331,8 +332,7 @@ class _Whitened:
 
     def of(self, theta: Array) -> Array:
         """Return coordinates of points."""
-        state: Any = self._q
-        return np.asarray(state.whiten(state.precision_product(theta - state.mean())))
+        return base_draws_of(self._q, theta)
 
     def grads(self, z: Array) -> Array:
         """Return gradients in the coordinates of log p."""

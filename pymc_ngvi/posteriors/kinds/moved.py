@@ -14,7 +14,7 @@ import numpy as np
 
 from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
 from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.functionals import Functionals, functionals_of
 from pymc_ngvi.fitting.modes.laplace import highest_mode
@@ -59,8 +59,8 @@ class MovedKind(PosteriorKind[ManyChains]):
             raise Unavailable(Reason.IN_PART, density.why_in_part)
         if density.is_sharded:
             raise Unavailable(Reason.IN_PART, "its data are in shards, and each step would ask all of them")
-        n_chains = _MANY if getattr(density, "batch_size", _MANY) >= _AT_ONCE else _FEW
-        return ManyChains(n_chains, density.n_dim)
+        is_few = isinstance(density, LogDensity) and density.batch_size < _AT_ONCE
+        return ManyChains(_FEW if is_few else _MANY, density.n_dim)
 
     def comes_first(self, found: ManyChains, *, by_rows: bool) -> bool:
         """Tell whether a Gaussian fit takes draws: with exact expectations, it is had at once, and seldom far off."""
