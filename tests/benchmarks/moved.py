@@ -131,6 +131,8 @@ def _moved(name: str, model: pm.Model, seed: int, references: Path | None) -> No
     report(fit_seconds=seconds)
     density = approx.density
     of_fit = fit_seconds(density, record.n_gradients, record.n_hessians, record.estimator) / density.gradient_seconds
+    if record.step == "moved":  # no fit came first: what is left is the search for modes
+        of_fit = record.n_gradients - checks.n_gradients
     report(
         n_dim=density.n_dim,
         gradients=checks.n_gradients,
