@@ -6,18 +6,19 @@ import pytest
 
 from numpy.testing import assert_allclose, assert_array_equal
 
-from pymc_ngvi import fit_ngvi
+from pymc_ngvi import ConvergenceWarning, fit_ngvi
 from pymc_ngvi.core.refusal import Reason, Unavailable
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import FullState
 from pymc_ngvi.fitting.modes.differences import CurvedByDifferences
 from pymc_ngvi.fitting.modes.laplace import highest_mode
+from pymc_ngvi.marginal.exact import exact_posterior, forest_of
 from pymc_ngvi.posteriors import search
-from pymc_ngvi.posteriors.kinds import KINDS
+from pymc_ngvi.posteriors.kinds import KINDS, trees
 from pymc_ngvi.posteriors.kinds.kind import PosteriorStart
 from pymc_ngvi.posteriors.plan import Decision
-from pymc_ngvi.results import posterior_step
+from pymc_ngvi.results import posterior_first, posterior_step
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -179,6 +180,55 @@ def test_without_one_the_fit_goes_on_where_it_was(monkeypatch):
     assert paused.record.status is without.record.status is Status.CONVERGED
     assert paused.record.n_iterations == without.record.n_iterations > 1
     assert_array_equal(paused.mean_flat, without.mean_flat)
+
+
+def test_a_fit_that_ends_early_after_others_says_what_was_tried(monkeypatch):
+    """The plan still has the chains that have not arrived."""
+
+    def refused(kind, density):
+        raise Unavailable(Reason.NO_FOREST, "it is not to be")
+
+    run = type(KINDS["moved"]).run
+    monkeypatch.setattr(type(KINDS["exact"]), "possible", refused)
+    monkeypatch.setattr(search, "plan_without_gaussian", lambda *_: None)
+    monkeypatch.setattr(posterior_first, "plan_without_gaussian", lambda *_: None)
+    monkeypatch.setattr("pymc_ngvi.inference.seconds_until_others", lambda *_: 1e-9)
+    monkeypatch.setattr(posterior_step, "seconds_after_others", lambda *_: 1e-9)
+    monkeypatch.setattr(
+        type(KINDS["moved"]), "run",
+        lambda self, start, found, may_take, *, is_only: run(self, start, found, lambda _: False, is_only=is_only),
+    )  # fmt: skip
+    with pytest.warns(ConvergenceWarning, match="out of seconds"):
+        approx = fit(curved())
+    assert approx.record.status is Status.OUT_OF_SECONDS
+    assert approx.plan.taken.kind == "gaussian"
+    assert approx.plan.of("moved").outcome is Decision.FAILED
+    assert "have not arrived" in approx.plan.of("moved").reason
+
+
+def test_an_exact_posterior_that_takes_far_more_values_is_left():
+    """A banana and heavy tails in eight dimensions: unless it is asked for, it is given up."""
+    density = LogDensity(curved(8))
+    begin = density, FullState(np.zeros(8), np.eye(8)), forest_of(density), 1
+    with pytest.raises(Unavailable, match="far more values") as caught:
+        exact_posterior(*begin, most_values=100.0)
+    assert caught.value.code is Reason.TOO_LONG
+    state = exact_posterior(*begin, most_values=1e6)
+    assert state.checks.is_exact
+    assert len(state.draw(10, np.random.default_rng(1))) == 10  # the limit is one of making it
+
+
+def test_only_what_was_not_asked_for_is_limited(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(trees, "exact_posterior", lambda *_, most_values, **__: seen.setdefault("most", most_values))
+    density, kind = LogDensity(curved(8)), KINDS["exact"]
+    found = kind.possible(density)
+    for is_asked, n_times in ((False, trees._FAR_MORE), (True, np.inf)):
+        seen.clear()
+        start = PosteriorStart(density, FullState(np.zeros(8), np.eye(8)), 1, [], False, is_asked)
+        with pytest.raises(AttributeError):  # it returned no posterior
+            kind.run(start, found, lambda _: True, is_only=True)
+        assert seen["most"] == n_times * trees.work_of(found, density, by_rows=False).n_values
 
 
 def test_a_fit_is_left_after_what_others_take():

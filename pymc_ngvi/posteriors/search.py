@@ -90,9 +90,9 @@ def posterior_after(given: Beginning) -> Found:
     return _PosteriorSearch(given).run()
 
 
-def only_gaussian(why: Unavailable) -> Plan:
-    """Return the plan of a fit that nothing follows."""
-    return Plan((Candidate(GAUSSIAN, Decision.TAKEN),), f"Nothing follows it: {why}.")
+def only_gaussian(why: Unavailable, tried: tuple[Candidate, ...] = ()) -> Plan:
+    """Return the plan of a fit that nothing follows, with what was tried before it ended."""
+    return Plan((Candidate(GAUSSIAN, Decision.TAKEN), *tried), f"Nothing follows it: {why}.")
 
 
 class _PosteriorSearch:

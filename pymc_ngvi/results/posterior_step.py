@@ -249,7 +249,7 @@ class PosteriorStep:
         """Return what comes of the plan."""
         if not record.status.can_be_followed:
             why = Unavailable(Reason.NOT_FOLLOWED, f"the fit ended {str(record.status)!r}")
-            return Found(None, only_gaussian(why), why_not=why)
+            return Found(None, only_gaussian(why, self.tried), why_not=why)
         density = gaussian.density
         before = density.n_gradients, density.n_hessians
         try:
@@ -263,7 +263,7 @@ class PosteriorStep:
             kind = "an exact or nested" if self.wanted == "auto" else f"the {self.wanted}"
             said = f"before {kind} posterior was there; posterior='gaussian' stops at this fit"
             why = Unavailable(Reason.INTERRUPTED, f"interrupted from the keyboard {said}")
-            return Found(None, only_gaussian(why), why_not=why)
+            return Found(None, only_gaussian(why, self.tried), why_not=why)
         finally:
             density.n_gradients, density.n_hessians = before  # those of the fit
 
