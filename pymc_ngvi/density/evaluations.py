@@ -30,9 +30,9 @@ _APART = 1e-6
 _ROWS_ARE_READ = ("quick", "jax")
 #: Times that log p and its gradient take of log p alone: the median of the users' battery, by the graphs of both.
 _OF_LOGP = 1.9
-#: Points in a call, where there are many and these fit into a batch; NumPy passes over the elements of a node of the
-#: gradient's graph, most of which have several inputs of as many elements: the median of models without rows.
-_MANY, _PASSES = 128, 2
+#: NumPy passes over the elements of a node of the gradient's graph, most of which have several inputs of as many
+#: elements: the median of models without rows.
+_PASSES = 2
 
 
 class Evaluations:
@@ -81,7 +81,7 @@ class Evaluations:
         compiled = self._functions.backend not in ("quick", "c")
         if self._pointwise is not None:
             return _OF_LOGP * cost.evaluation_seconds([graphs.logp], along=graphs.theta, compiled=compiled)
-        at_once = min(self.batch_size, _MANY)
+        at_once = min(self.batch_size, cost.MANY)
         return cost.evaluation_seconds(
             graphs.logp_grad, batch=at_once, passes=_PASSES, along=graphs.theta, compiled=compiled
         )

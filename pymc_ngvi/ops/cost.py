@@ -12,6 +12,9 @@ from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.ops.record import Extra, largest
 from pymc_ngvi.ops.registry import operation
 
+#: Points in a call, where there are many.
+MANY = 128
+
 # Measured on one core of a 2020s server, rounded: enough to tell seconds from minutes.
 _SECONDS_PER_NODE = 5e-6  # one Python thunk
 _SECONDS_PER_ELEMENT = 2e-9  # one NumPy pass
@@ -19,7 +22,6 @@ _SECONDS_PER_PYTHON_ELEMENT = 4e-7  # an Elemwise without a NumPy function
 _SECONDS_PER_TAIL = 1e-6  # a derivative of an incomplete beta or gamma function
 _SECONDS_PER_READ = 4.5e-10  # an element of a matrix that is multiplied
 _SECONDS_PER_FUNCTION = 5e-9  # an exp, a log and the like, beside the pass
-_MANY = 128  # points in a call, where there are many
 _JETS_PASSES = 4  # NumPy passes for a rule
 _NUMBA_SPEEDUP = 2.0
 _NUMBA_SECONDS_PER_CALL = 1e-5
@@ -97,14 +99,14 @@ def _depending(nodes: list[Apply], variable: Variable) -> set[Apply]:
 
 def estimate_of_jets(outputs: list[Variable], n_dim: int) -> Cost:
     """Estimate the cost of one evaluation of ``outputs`` with first derivatives that are carried along."""
-    cost = estimate(outputs, batch=_MANY, passes=_JETS_PASSES * (1 + n_dim))
+    cost = estimate(outputs, batch=MANY, passes=_JETS_PASSES * (1 + n_dim))
     return replace(cost, widest=cost.widest * (1 + n_dim))
 
 
 def evaluation_seconds(
     outputs: list[Variable],
     *,
-    batch: int = _MANY,
+    batch: int = MANY,
     passes: int = 1,
     along: Variable | None = None,
     compiled: bool = False,
