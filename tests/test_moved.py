@@ -16,6 +16,7 @@ from pymc_ngvi.moves.arrival import (
     peak_size,
     worth_of,
 )
+from pymc_ngvi.moves.basins import Counted
 from pymc_ngvi.moves.chains import Chains
 from pymc_ngvi.moves.coordinates import ChainCoordinates
 from pymc_ngvi.moves.leapfrog import WhitenedMomenta, phase_points_at, trajectory
@@ -244,6 +245,41 @@ def test_fewer_are_refused_where_trajectories_diverge():
     of_funnel, of_gaussian = refused.values()
     assert of_funnel < 0.5
     assert of_gaussian == 1.0
+
+
+@pytest.mark.parametrize(("n_high", "arrives"), [(1, True), (10**9, False)])
+def test_log_p_on_the_way_counts_in_the_rounds_that_are_kept(n_high, arrives, monkeypatch):
+    """What was seen before them, where chains began, tells nothing of where they are."""
+    evaluate, calls = Counted.logp_grad, []
+
+    def seen(self, theta):
+        result = evaluate(self, theta)
+        calls.append(1)
+        if len(calls) <= n_high:
+            self.highest = 1e6
+        return result
+
+    monkeypatch.setattr(Counted, "logp_grad", seen)
+    checks = moved(gaussian(np.eye(6)), standard(6), most=200_000).checks
+    assert checks.is_exact == arrives
+    assert (checks.height > MOST_HEIGHT) != arrives
+
+
+def test_longer_trajectories_count_before_they_are_taken(monkeypatch):
+    """Rounds are judged, have not arrived, and trajectories become so long that the next one is too dear."""
+    most, refit, n_refits = 600_000, Chains.refit, []
+
+    def lengthened(self, x, worth):
+        refit(self, x, worth)
+        n_refits.append(1)
+        if len(n_refits) > 2:
+            self.length = 1e3
+
+    monkeypatch.setattr(Chains, "refit", lengthened)
+    checks = moved(funnel, standard(6), most=most).checks
+    assert not checks.is_exact
+    assert len(n_refits) == 3
+    assert checks.n_gradients <= most
 
 
 def test_what_is_constant_or_unknown_is_left_out(rng):
