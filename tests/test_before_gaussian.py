@@ -13,7 +13,9 @@ from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import FullState
 from pymc_ngvi.fitting.modes.differences import CurvedByDifferences
 from pymc_ngvi.fitting.modes.laplace import highest_mode
+from pymc_ngvi.marginal.adaptation import Hopeless
 from pymc_ngvi.marginal.exact import exact_posterior, forest_of
+from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.posteriors import search
 from pymc_ngvi.posteriors.kinds import KINDS, trees
 from pymc_ngvi.posteriors.kinds.kind import PosteriorStart
@@ -216,6 +218,23 @@ def test_an_exact_posterior_that_takes_far_more_values_is_left():
     state = exact_posterior(*begin, most_values=1e6)
     assert state.checks.is_exact
     assert len(state.draw(10, np.random.default_rng(1))) == 10  # the limit is one of making it
+
+
+def test_values_count_as_a_whole_and_at_nodes_while_there_is_a_limit(monkeypatch):
+    """Five draws, and four at three nodes each; beyond the context, as many as are asked for."""
+    with pm.Model() as model:
+        pm.Normal("x", pm.Normal("mean"), 1.0, shape=4)
+    monkeypatch.setattr(FittedDensity, "_of_rows", lambda self: None)
+    density = LogDensity(model)
+    forest = forest_of(density)
+    fitted = FittedDensity(density, forest, np.zeros(5))
+    g, local = np.zeros((4, 1)), np.zeros((4, 3, 4))
+    with fitted.limited(17):
+        fitted.logp(np.zeros((5, 5)))
+        fitted.terms(g, local)
+        with pytest.raises(Hopeless, match="far more values"):
+            fitted.logp(np.zeros((1, 5)))
+    assert fitted.logp(np.zeros((50, 5))).shape == (50,)
 
 
 def test_only_what_was_not_asked_for_is_limited(monkeypatch):
