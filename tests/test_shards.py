@@ -196,7 +196,7 @@ def leaving(client):
     def leave(approx, losses, n):
         if n == 1:
             client.cluster.scale(0)
-            while client.scheduler_info()["workers"]:
+            while client.nthreads():
                 time.sleep(0.05)
 
     return leave

@@ -172,7 +172,7 @@ class _Workers:
         yet may be starting: there is a warning.
         """
         try:
-            n_workers = len(self._client.scheduler_info()["workers"])
+            n_workers = len(self._client.nthreads())  # `scheduler_info` lists none while Dask renews it
         except OSError:  # the scheduler does not answer: if it never will, the client says so
             return
         if n_workers:
