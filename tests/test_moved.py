@@ -22,7 +22,7 @@ from pymc_ngvi.moves.coordinates import ChainCoordinates
 from pymc_ngvi.moves.leapfrog import WhitenedMomenta, phase_points_at, trajectory
 from pymc_ngvi.moves.rounds import N_STARTS, moved_until_arrived
 from pymc_ngvi.moves.starts import starts_of
-from pymc_ngvi.moves.verdict import LEAST_SIZE, MOST_HEIGHT, MOST_RHAT
+from pymc_ngvi.moves.verdict import LEAST_SIZE, MOST_HEIGHT, MOST_RHAT, MovedChecks
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -218,6 +218,17 @@ def test_a_chain_that_stays_in_a_peak_is_seen(rng):
     assert (mixing_of(logp[..., None], N_STARTS).rhat < MOST_RHAT).all()
     assert peak_size(logp) < LEAST_SIZE
     assert peak_size(np.zeros((60, N_CHAINS))) == np.inf
+
+
+def test_a_chain_that_stays_in_a_peak_for_half_of_its_draws_is_seen(rng):
+    """These are .4 % of all draws, and hide among the highest hundredth."""
+    logp = -rng.exponential(size=(60, N_CHAINS))
+    logp[30:, 5] += 7.0
+    settled = {"rhat": 1.0, "trend": 0.0, "most_trend": 4.0, "bulk": 4e3, "tail": 4e3, "n_quantities": 1, "n_draws": 60}
+    checks = MovedChecks(
+        **settled, n_chains=N_CHAINS, n_starts=8, n_gradients=1, acceptance=0.8, peak=peak_size(logp)
+    )  # fmt: skip
+    assert [c.name for c in checks.conditions if not c.holds] == ["peak size"]
 
 
 def test_log_p_on_the_way_is_near_that_of_draws(rng):

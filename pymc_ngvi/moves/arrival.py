@@ -34,7 +34,7 @@ _SLIGHT, _LEVEL = 0.05, 0.01
 #: How far below the median log p may be, in distances of a low quantile from it: tails of log p are exponential.
 _LOW, _FARTHEST = 0.05, 10.0
 #: Part of the draws whose log p tells what is high; part of them that is looked at for chains that stay in a peak.
-_HIGHEST, _PEAK = 0.1, 0.01
+_HIGHEST, _PEAKS = 0.1, (0.01, 0.005, 0.0025)
 #: Quantities whose effective sizes are computed: those that mix most slowly.
 _MOST_SIZES = 32
 #: Draws of a chain that an effective size takes.
@@ -168,7 +168,10 @@ def is_far(logp: Array) -> NDArray[np.bool_]:
 
 
 def peak_size(logp: Array) -> float:
-    """Return the effective size of being among the highest hundredth by log p: small where few chains stay in a peak.
+    """Return the effective size of being among the highest draws by log p: small where few chains stay in a peak.
+
+    That is the least one of a hundredth, and of a half and a quarter of it: a peak that is seldom entered hides among
+    others.
 
     Parameters
     ----------
@@ -179,7 +182,8 @@ def peak_size(logp: Array) -> float:
     if len(logp) < _FEWEST_DRAWS or not np.ptp(logp):
         return math.inf
     shown = np.ascontiguousarray(logp[:, :, None])
-    return float(np.min(array_stats.ess(shown, chain_axis=1, draw_axis=0, method="quantile", prob=1.0 - _PEAK)))
+    sizes = [array_stats.ess(shown, chain_axis=1, draw_axis=0, method="quantile", prob=1.0 - part) for part in _PEAKS]
+    return float(np.min(sizes))
 
 
 def height_above(logp: Array, highest: float) -> float:

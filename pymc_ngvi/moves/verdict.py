@@ -9,6 +9,8 @@ from pymc_ngvi.core.verdict import Condition, Verdict
 
 #: Nested R-hat at most; effective sizes at least.
 MOST_RHAT, LEAST_SIZE = 1.01, 400.0
+#: Effective size of being where log p is highest, for each chain: they come and go, and none stays there.
+LEAST_OF_PEAK = 5.0
 #: Part of the trajectories that may diverge; ranges by which log p on the way may be above that at draws.
 MOST_DIVERGING, MOST_HEIGHT = 0.001, 1.0
 #: Part of the trajectories that may end in other modes than they begin in: of more, a part of a mode may be cut off.
@@ -52,7 +54,7 @@ class MovedChecks(Verdict):
     height : float
         How far log p on the way was above that at all draws, in ranges of the highest tenth of these.
     peak : float
-        Effective size of being among the highest hundredth by log p.
+        Effective size of being among the highest draws by log p.
     n_fits, lacking
         0: there are no fits given globals, whose ELBOs lack something.
     """
@@ -103,10 +105,15 @@ class MovedChecks(Verdict):
                 "posterior has a narrow peak"),
             self._of_size("bulk", self.bulk),
             self._of_size("tail", self.tail),
-            Condition("peak size", self.peak, LEAST_SIZE,
+            Condition("peak size", self.peak, self.least_peak,
                 f"few chains are where log p is highest, and stay there: an effective sample size of {self.peak:,.0f}, "
-                f"below {LEAST_SIZE:.0f}", at_least=True),
+                f"below {self.least_peak:,.0f}", at_least=True),
         ]  # fmt: skip
+
+    @property
+    def least_peak(self) -> float:
+        """Effective size of being where log p is highest, at least."""
+        return max(LEAST_SIZE, LEAST_OF_PEAK * self.n_chains)
 
     @property
     def _of_modes(self) -> list[Condition]:
