@@ -60,7 +60,7 @@ class FitProgress:
         columns.append(TimeElapsedColumn(table_column=Column("Elapsed", no_wrap=True)))
         self._progress = CustomProgress(
             *columns,
-            console=_console(theme or default_progress_theme)[0],
+            console=console_for(theme or default_progress_theme)[0],
             disable=not enabled,
             include_headers=True,
         )
@@ -160,7 +160,7 @@ class WorkProgress:
             if time.monotonic() - self._began < _SECONDS_UNSEEN or self._done >= self._total:
                 return
             columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-            console, in_text = _console(default_progress_theme)
+            console, in_text = console_for(default_progress_theme)
             if in_text:
                 console.print(f"{self._description}: {self._done / self._total:.0%} after {_SECONDS_UNSEEN:.0f} s.")
                 self._said = True
@@ -181,7 +181,7 @@ def announced(what: str, seconds: float, shown: bool = True) -> Iterator[None]:
     text = f"{what}: {in_words(seconds)}"
     if seconds >= _SECONDS_SAID:
         logger.info(f"{text}.")
-    console, in_text = _console(default_progress_theme)
+    console, in_text = console_for(default_progress_theme)
     if not shown or in_text or seconds < _SECONDS_UNSEEN or not (console.is_terminal or console.is_jupyter):
         yield
         return
@@ -191,7 +191,7 @@ def announced(what: str, seconds: float, shown: bool = True) -> Iterator[None]:
         yield
 
 
-def _console(theme: Theme) -> tuple[Console, bool]:
+def console_for(theme: Theme) -> tuple[Console, bool]:
     """Return a console, and whether it is that of a notebook that can show no more than text.
 
     Rich takes widgets for lines that change in a notebook, and warns at each of them where ipywidgets is missing.

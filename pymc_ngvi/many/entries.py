@@ -1,0 +1,255 @@
+"""The data of one fit: checked, and put into the model."""
+
+import contextlib
+import hashlib
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pymc as pm
+
+from numpy.typing import ArrayLike
+
+from pymc_ngvi.core.messages import shortened, suggestion
+from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.density.data import DataSnapshot
+
+#: The data of one fit: arrays by the name of a ``pm.Data``, of an observed variable, or of a dim, which takes labels.
+type Entry = Mapping[str, ArrayLike]
+
+
+class BadEntryError(ValueError):
+    """The data of one fit are not what the model takes."""
+
+
+def opened(data: Iterable[Entry]) -> tuple[Iterator[Entry], int | None]:
+    """Return the entries one after the other, and how many there are, None where that is not known.
+
+    Raises
+    ------
+    TypeError
+        For anything but an iterable of dicts.
+    """
+    if isinstance(data, Mapping) or not isinstance(data, Iterable):
+        what = "a dict, which is the data of one fit: write [data]" if isinstance(data, Mapping) else shortened(data)
+        raise TypeError(f"data should be an iterable of dicts, one for each fit; got {what}.")
+    return iter(data), len(data) if hasattr(data, "__len__") else None
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where the data of a fit go in a model.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        The one that is fitted: that of the user, or a copy in which observed values can be changed.
+    names : dict
+        Names in ``model`` by the names that entries have.
+    dims : frozenset of str
+        Those among the names of entries that are dims of the model.
+    """
+
+    model: pm.Model
+    names: dict[str, str]
+    dims: frozenset[str]
+
+    @classmethod
+    def of(cls, model: pm.Model, entry: Entry) -> "Slots":
+        """Return the places for entries that have the names of the first one.
+
+        Raises
+        ------
+        BadEntryError
+            For names that the model does not have, or can't change.
+        """
+        _check_is_dict(entry)
+        data = {v.name for v in model.data_vars if hasattr(v, "get_value")}
+        observed = {rv.name: model.rvs_to_values[rv] for rv in model.observed_RVs}
+        dims = frozenset(name for name in entry if name in model.coords and name not in data | observed.keys())
+        names, constant = {}, []
+        for name in entry:
+            if name in dims:
+                continue
+            if name in data:
+                names[name] = name
+            elif name in observed and observed[name].name in data:
+                names[name] = observed[name].name
+            elif name in observed and hasattr(observed[name], "data"):
+                constant.append(name)
+            else:
+                raise BadEntryError(_not_settable(model, name, [*data, *observed]))
+        if not names and not constant:
+            raise BadEntryError("The first dict of data names no data: give arrays for pm.Data or observed variables.")
+        if constant:
+            model, made = _with_data_for(model, constant)
+            names |= made
+        twice = [name for name in names.values() if list(names.values()).count(name) > 1]
+        if twice:
+            both = ", ".join(repr(k) for k, v in names.items() if v == twice[0])
+            raise BadEntryError(f"{both} are the same data of the model: give one of them.")
+        return cls(model, names, dims)
+
+    def checked(self, entry: Entry) -> dict[str, AnyArray]:
+        """Return the arrays of an entry by their names in the model, and the labels of dims.
+
+        Raises
+        ------
+        BadEntryError
+            Where names, numbers of axes or types are not those of the model, or lengths do not agree.
+        """
+        _check_is_dict(entry)
+        expected = {*self.names, *self.dims}
+        if set(entry) != expected:
+            lacks, more = sorted(expected - set(entry)), sorted(map(str, set(entry) - expected))
+            parts = [f"lacks {', '.join(map(repr, lacks))}"] * bool(lacks)
+            parts += [f"has {', '.join(map(repr, more))}, which the first has not"] * bool(more)
+            raise BadEntryError(f"The dict {' and '.join(parts)}: all dicts need the same names, {_listed(expected)}.")
+        arrays = {inner: self._array(name, entry[name]) for name, inner in self.names.items()}
+        arrays |= {name: _array(name, entry[name]) for name in self.dims}
+        self._check_lengths(arrays)
+        return arrays
+
+    def _array(self, name: str, values: ArrayLike) -> AnyArray:
+        var, array = self.model[self.names[name]], _array(name, values)
+        if array.ndim != var.ndim:
+            raise BadEntryError(
+                f"{name!r} has {_axes(array.ndim)}, shape {array.shape}; in the model it has {_axes(var.ndim)}."
+            )
+        kind = np.dtype(var.dtype).kind
+        if array.dtype.kind not in "biuf":
+            raise BadEntryError(f"{name!r} should be numbers; got an array of {array.dtype}.")
+        if kind in "iu" and array.dtype.kind == "f" and not np.array_equal(array, np.round(array)):
+            raise BadEntryError(f"{name!r} should be whole numbers, as in the model; got {shortened(array)}.")
+        for given, known in zip(array.shape, var.type.shape, strict=True):
+            if known not in (None, given):
+                raise BadEntryError(f"{name!r} has shape {array.shape}; the model takes {var.type.shape} only.")
+        return array.astype(var.dtype)
+
+    def _check_lengths(self, arrays: Mapping[str, AnyArray]) -> None:
+        """Raise BadEntryError where arrays with a dim in common differ in its length, or this can't change."""
+        lengths: dict[str, tuple[str, int]] = {name: (name, len(arrays[name])) for name in self.dims}
+        outer = {inner: name for name, inner in self.names.items()}
+        for inner, name in outer.items():
+            for axis, dim in enumerate(self.model.named_vars_to_dims.get(inner) or ()):
+                if dim is None:
+                    continue
+                length = arrays[inner].shape[axis]
+                other, known = lengths.setdefault(dim, (name, length))
+                if known != length:
+                    raise BadEntryError(
+                        f"Lengths of dim {dim!r} do not agree: {known:,} in {other!r} and {length:,} in {name!r}."
+                    )
+        for dim, (name, length) in lengths.items():
+            now = int(self.model.dim_lengths[dim].eval())
+            if length == now:
+                continue
+            if not hasattr(self.model.dim_lengths[dim], "set_value"):
+                raise BadEntryError(
+                    f"{name!r} has length {length:,} along dim {dim!r}, whose length is fixed at {now:,} in the model: "
+                    f"make it of pm.Data, or by model.add_coord({dim!r}, mutable lengths), for sizes that differ."
+                )
+            if self.model.coords.get(dim) is not None and dim not in self.dims:
+                raise BadEntryError(
+                    f"{name!r} has length {length:,} along dim {dim!r}, which has {now:,} labels: give labels, too, "
+                    f"as {dim!r} in each dict."
+                )
+
+    def put(self, arrays: Mapping[str, AnyArray]) -> None:
+        """Give the model the data of an entry."""
+        coords = {dim: arrays[dim].tolist() for dim in self.dims}
+        for dim, labels in coords.items():
+            if hasattr(self.model.dim_lengths[dim], "set_value"):
+                self.model.set_dim(dim, len(labels), labels)
+            elif list(self.model.coords[dim] or ()) != labels:
+                raise BadEntryError(f"The length and labels of dim {dim!r} are fixed in the model: leave {dim!r} out.")
+        pm.set_data({name: arrays[name] for name in self.names.values()}, model=self.model, coords=coords)
+
+    @contextlib.contextmanager
+    def left_as_it_was(self) -> Iterator[None]:
+        """Give the model its own data back at the end."""
+        snapshot, coords = DataSnapshot(self.model), dict(self.model.coords)
+        # Others are put in the place of these arrays, which are never written to.
+        own = {v.name: v.get_value(borrow=True) for v in self.model.data_vars if hasattr(v, "get_value")}
+        lengths = {n: v.get_value() for n, v in self.model.dim_lengths.items() if hasattr(v, "get_value")}
+        del snapshot
+        try:
+            yield
+        finally:
+            for name, values in own.items():
+                self.model[name].set_value(values, borrow=True)
+            for name, length in lengths.items():
+                self.model.dim_lengths[name].set_value(length)
+            self.model.coords.clear()
+            self.model.coords.update(coords)
+
+
+def digest_of(arrays: Mapping[str, AnyArray]) -> bytes:
+    """Return what tells whether data are the same."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name}{array.dtype}{array.shape}".encode())
+        digest.update(repr(array.tolist()).encode() if array.dtype.kind == "O" else np.ascontiguousarray(array).data)
+    return digest.digest()
+
+
+def shapes_of(arrays: Mapping[str, AnyArray]) -> str:
+    """Return the shapes of data, in words."""
+    return ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+
+
+def _check_is_dict(entry: object) -> None:
+    if not isinstance(entry, Mapping):
+        raise BadEntryError(f"Each of the data should be a dict of arrays by name; got {shortened(entry)}.")
+
+
+def _array(name: str, values: ArrayLike) -> AnyArray:
+    try:
+        return np.asarray(values)
+    except ValueError:
+        lengths = sorted({np.size(row) for row in values})  # type: ignore[union-attr, arg-type]
+        raise BadEntryError(
+            f"{name!r} is ragged: its rows have lengths {', '.join(map(str, lengths))}. Give one long array, and "
+            "another that says which group each row belongs to."
+        ) from None
+
+
+def _axes(n: int) -> str:
+    return f"{n} {'axis' if n == 1 else 'axes'}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names)))
+
+
+def _not_settable(model: pm.Model, name: object, valid: list[str]) -> str:
+    """Return why something can't be given data."""
+    valid = list(dict.fromkeys(valid))
+    if not valid:
+        return "The model has neither pm.Data nor observed variables: there are no data to change."
+    if name in model.named_vars:
+        return (
+            f"data has {name!r}, which is neither a pm.Data nor an observed variable whose values are all there. "
+            f"Those of the model are {_listed(valid)}."
+        )
+    return f"data has {name!r}, which the model has not: {suggestion(name, valid)}"
+
+
+def _with_data_for(model: pm.Model, observed: list[str]) -> tuple[pm.Model, dict[str, str]]:
+    """Return a copy of a model whose observed variables have ``pm.Data`` for values, and the names of these."""
+    copy: Any = model.copy()
+    names = {}
+    with copy:
+        for name in observed:
+            rv = copy[name]
+            before = copy.rvs_to_values[rv]
+            names[name] = f"{name}_data"
+            while names[name] in copy.named_vars:
+                names[name] += "_"
+            values = pm.Data(names[name], np.asarray(before.data), dims=copy.named_vars_to_dims.get(name))
+            copy.values_to_rvs.pop(before)
+            copy.rvs_to_values[rv], copy.values_to_rvs[values] = values, rv
+    return copy, names

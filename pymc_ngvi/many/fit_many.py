@@ -1,0 +1,214 @@
+"""`fit_many`: one model, many data sets."""
+
+import inspect
+import itertools
+import warnings
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pymc as pm
+
+from pymc_ngvi.core.messages import OURS, shortened, suggestion
+from pymc_ngvi.core.seeds import Seed, seed_of
+from pymc_ngvi.core.sizes import check_draws
+from pymc_ngvi.fitting.signatures import joined_parameters, sign, split_options
+from pymc_ngvi.inference import NGVI
+from pymc_ngvi.many.entries import Entry, Slots, opened
+from pymc_ngvi.many.fitting import N_PILOTS, Asked, Fitter, Interrupted, Row, Search
+from pymc_ngvi.many.progress import shown
+from pymc_ngvi.many.result import ManyFits
+from pymc_ngvi.many.running import Numbered, count_of, in_processes, one_by_one
+
+#: Fits that a warning names, at most.
+_MOST_NAMED = 5
+#: Options of a single fit that make no sense for many, and why.
+_NOT_FOR_MANY = {
+    "shards": "fit_many takes a model",
+    "batches": "the data of a fit are one dict, in memory",
+    "callbacks": "each fit is summarised when it is done",
+    "progressbar_theme": "the progress is that of all fits",
+}
+
+
+def fit_many(
+    model: pm.Model,
+    data: Iterable[Entry],
+    *,
+    n_jobs: int = 1,
+    random_seed: Seed = None,
+    draws: int = 1_000,
+    prob: float = 0.94,
+    var_names: Sequence[str] | None = None,
+    judge: bool = False,
+    search: Search = "first",
+    draws_to: str | Path | None = None,
+    progressbar: bool = True,
+    **options: Any,
+) -> ManyFits:
+    """Fit a model to many data sets, one after the other or in processes.
+
+    The model is read and compiled once. The first three fits are those that ``pm.fit(method="ngvi")`` makes. The others
+    start from the first of these that converged, and look for other modes only if one of the three has found some. Data
+    sets of other sizes than that one start as a fit alone does.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        It has its own data back at the end.
+    data : iterable of dict
+        Of each fit: arrays by the name of a ``pm.Data`` or of an observed variable. All dicts have the same names.
+        Sizes may differ where the model allows it; for dims with labels, a dict then has these, too, by the name of the
+        dim. Read once, as it is needed: a generator will do.
+    n_jobs : int, default 1
+        Processes; -1: as many as there are cores. The result is the same, to the bit. A script needs
+        ``if __name__ == "__main__":`` around the call.
+    random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+        Each fit has a seed of its own, which follows from this one and from its place.
+    draws : int, default 1_000
+        Behind means, standard deviations and limits.
+    prob : float, default 0.94
+        Of the intervals, which have equal tails.
+    var_names : sequence of str, optional
+        Free variables and Deterministics to keep. Default: all.
+    judge : bool, default False
+        Whether to judge each fit by ``approx.diagnose()``. Exact, nested and moved posteriors have a verdict without
+        it; Gaussians are "not judged" then. It takes longer than a Gaussian fit.
+    search : {"first", "each"}, default "first"
+        Whether other modes are looked for in the first three fits, and in the others only if there were some, or in
+        each fit. The table says of each whether it was searched.
+    draws_to : str or Path, optional
+        Folder for draws: ``fit_000000.nc`` and so on, as `NGVIApproximation.sample` gives them. Nothing else of a fit
+        is kept but its summary.
+    progressbar : bool, default True
+    **options
+        Those of `NGVI` and `NGVI.fit`, for all fits.
+
+    Returns
+    -------
+    ManyFits
+        Its ``dataset`` has a row for each fit. A fit that fails has its reason there as ``error``. After an interrupt
+        from the keyboard, it has the fits that were done.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Before any fit: for data that are no iterable of dicts, or empty; for names that the model does not have; as
+        `NGVI` for its options. At the end, if every fit has failed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pymc as pm
+    >>> import pymc_ngvi
+    >>> with pm.Model() as model:
+    ...     mu = pm.Normal("mu", 0.0, 3.0)
+    ...     _ = pm.Normal("y", mu, 1.0, observed=np.ones(5))
+    >>> data = ({"y": np.full(5, mean)} for mean in (0.0, 1.0, 2.0, 3.0))
+    >>> many = pymc_ngvi.fit_many(model, data, random_seed=1, progressbar=False)
+    >>> many.dataset["mu"].sel(statistic="mean").round(1).values.tolist()
+    [0.0, 1.0, 2.0, 2.9]
+    """
+    entries, total = opened(data)
+    first = next(entries, None)
+    if first is None:
+        raise ValueError("data is empty: give a dict of arrays for each fit.")
+    asked = Asked(
+        Slots.of(_checked_model(model), first), *_options(options), seed_of(random_seed), check_draws(draws),
+        _checked_prob(prob), None if var_names is None else _checked_names(model, var_names), judge,
+        _checked_search(search), None if draws_to is None else _made_folder(draws_to),
+    )  # fmt: skip
+    n_jobs, fitter = count_of(n_jobs), Fitter(asked)
+    rows: list[Row] = []
+    with asked.slots.left_as_it_was():
+        try:
+            for row in shown(_fits(fitter, enumerate(itertools.chain([first], entries)), n_jobs), total, progressbar):
+                rows.append(row)
+        except (KeyboardInterrupt, Interrupted):
+            if not rows:
+                raise KeyboardInterrupt from None
+            of = "" if total is None else f" of {total:,}"
+            _warn(f"Interrupted from the keyboard: {len(rows):,}{of} fits were done, which are kept.")
+    _report_failures(rows)
+    return ManyFits(rows, fitter, data, {"prob": prob, "draws": draws})
+
+
+def _fits(fitter: Fitter, entries: Iterator[Numbered], n_jobs: int) -> Iterator[Row]:
+    """Yield what is kept of each fit, as they are done: of the first ones, and of the others that start from these."""
+    yield from one_by_one(fitter, itertools.islice(entries, N_PILOTS))
+    fitter.settle()
+    yield from one_by_one(fitter, entries) if n_jobs == 1 else in_processes(fitter, entries, n_jobs)
+
+
+def _report_failures(rows: Sequence[Row]) -> None:
+    """Warn of fits that failed; raise ValueError where all did."""
+    failed = [row for row in rows if row.error]
+    if not failed:
+        return
+    which = ", ".join(str(row.index) for row in sorted(failed, key=lambda row: row.index)[:_MOST_NAMED])
+    which += ", ..." if len(failed) > _MOST_NAMED else ""
+    reason = f"The reason of fit {failed[0].index}: {failed[0].error}"
+    if len(failed) == len(rows):
+        raise ValueError(f"All {len(rows):,} fits failed. {reason}")
+    _warn(f"{len(failed):,} of {len(rows):,} fits failed ({which}): the table has each reason as `error`. {reason}")
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, UserWarning, skip_file_prefixes=OURS)
+
+
+def _options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of `NGVI`, and those of its `fit`."""
+    for name, why in _NOT_FOR_MANY.items():
+        if options.get(name) is not None:
+            raise TypeError(f"fit_many does not take {name}: {why}.")
+    return split_options({k: v for k, v in options.items() if k not in _NOT_FOR_MANY}, NGVI.__init__, NGVI.fit)
+
+
+def _checked_model(model: object) -> pm.Model:
+    if not isinstance(model, pm.Model):
+        raise TypeError(f"fit_many takes a model first: fit_many(model, data). Got {shortened(model)}.")
+    return model
+
+
+def _checked_prob(prob: object) -> float:
+    if isinstance(prob, bool) or not isinstance(prob, int | float) or not 0.0 < prob < 1.0:
+        raise ValueError(f"prob should be between 0 and 1; got {prob!r}.")
+    return float(prob)
+
+
+def _checked_search(search: Search) -> Search:
+    if search not in ("first", "each"):
+        raise ValueError(f"search should be 'first' or 'each'; got {search!r}.")
+    return search
+
+
+def _checked_names(model: pm.Model, names: Sequence[str]) -> frozenset[str]:
+    valid = [v.name for v in [*model.free_RVs, *model.deterministics]]
+    names = [names] if isinstance(names, str) else list(names)
+    if not names:
+        raise ValueError("var_names is empty: name at least one variable, or leave it out for all of them.")
+    for name in names:
+        if name not in valid:
+            raise ValueError(f"var_names has {name!r}, which the model has not: {suggestion(name, valid)}")
+    return frozenset(names)
+
+
+def _made_folder(path: str | Path) -> Path:
+    folder = Path(path).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"draws_to should be a folder; {str(folder)!r} is a file.")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+_of_single = inspect.signature(fit_many).parameters
+sign(
+    fit_many,
+    [
+        p
+        for p in joined_parameters(list(_of_single.values())[:-1], NGVI.__init__, NGVI.fit)
+        if p.name not in (*_NOT_FOR_MANY, "unknown")
+    ],
+)

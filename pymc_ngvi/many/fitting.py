@@ -1,0 +1,296 @@
+"""Fits one entry after the other with what was built of the model once, and keeps a summary of each."""
+
+import contextlib
+import logging
+import time
+import warnings
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeGuard
+
+import numpy as np
+
+from numpy.typing import ArrayLike
+
+from pymc_ngvi.core.refusal import Reason
+from pymc_ngvi.core.seeds import seed_of
+from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactError, StartError, Status
+from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.fitting.earlier import Earlier
+from pymc_ngvi.fitting.modes.search import ModeSearch
+from pymc_ngvi.fitting.problem import Problem
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.inference import NGVI
+from pymc_ngvi.many.entries import BadEntryError, Entry, Slots, digest_of, shapes_of
+from pymc_ngvi.results.approximation import NGVIApproximation
+
+logger = logging.getLogger("pymc.ngvi")
+
+#: What is kept of each variable.
+STATISTICS = ("mean", "sd", "lower", "upper")
+#: The first fits, which start as a fit alone does, and look for other modes.
+N_PILOTS = 3
+#: Number of the random stream behind draws for summaries.
+_STREAM = 8_000_000
+
+type Search = Literal["first", "each"]
+
+
+@dataclass
+class Row:
+    """What is kept of one fit.
+
+    Parameters
+    ----------
+    index, seed : int
+    digest : bytes
+        Of the data.
+    values : dict
+        By variable: means, standard deviations and limits, (4, *shape).
+    dims, labels : dict
+        Names of the axes of each variable, where they have names; labels by dim.
+    about : dict
+        What is said of the fit, by name.
+    error : str
+        Why there is none; empty where there is.
+    """
+
+    index: int
+    seed: int
+    digest: bytes = b""
+    values: dict[str, AnyArray] = field(default_factory=dict)
+    dims: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    labels: dict[str, AnyArray] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+class Asked(NamedTuple):
+    """What is the same for all fits.
+
+    Parameters
+    ----------
+    slots : Slots
+    of_constructor, of_fit : dict
+        Options of `NGVI` and of `NGVI.fit`.
+    entropy : int
+        From which the seeds of all fits follow.
+    draws : int
+        From which means, standard deviations and limits are taken.
+    prob : float
+        Of the intervals.
+    names : frozenset of str or None
+        Variables that are kept; None for all.
+    judge : bool
+        Whether to judge each fit by `NGVIApproximation.diagnose`.
+    search : {"first", "each"}
+    folder : Path or None
+        Where draws are written.
+    """
+
+    slots: Slots
+    of_constructor: dict[str, Any]
+    of_fit: dict[str, Any]
+    entropy: int
+    draws: int
+    prob: float
+    names: frozenset[str] | None
+    judge: bool
+    search: Search
+    folder: Path | None
+
+    def seed(self, index: int) -> int:
+        """Return the seed of a fit, which depends on its place alone."""
+        return seed_of(np.random.SeedSequence(self.entropy, spawn_key=(index,)))
+
+
+class Interrupted(Exception):
+    """The fit was interrupted from the keyboard."""
+
+
+class _Warm(NGVI):
+    """Fits that start from another one, and look for no other modes, where variables have the same shapes.
+
+    Attributes
+    ----------
+    pilot : NGVIApproximation or None
+        None: fits start as a fit alone does.
+    """
+
+    pilot: NGVIApproximation | None = None
+
+    def _from(self, density: ModelDensity) -> Mapping[str, ArrayLike] | Earlier | None:
+        return Earlier.of(self.pilot, density) if self._is_like_pilot(density) else super()._from(density)
+
+    def _search(self, problem: Problem, seed: int) -> ModeSearch | None:
+        return None if self._is_like_pilot(problem.density) else super()._search(problem, seed)
+
+    def _is_like_pilot(self, density: ModelDensity) -> TypeGuard[Any]:
+        if self.pilot is None:
+            return False
+        then, now = (
+            [(v.value_name, v.shape) for v in layout.variables] for layout in (self.pilot.layout, density.layout)
+        )
+        return then == now
+
+
+class Fitter:
+    """Fits entries.
+
+    Parameters
+    ----------
+    asked : Asked
+    pilot : NGVIApproximation, optional
+        What fits start from that have variables of the same shapes; these look for no other modes.
+    """
+
+    def __init__(self, asked: Asked, pilot: NGVIApproximation | None = None) -> None:
+        self.asked, self.pilot = asked, pilot
+        self._inference = _Warm(asked.slots.model, **asked.of_constructor)
+        self._candidate: NGVIApproximation | None = None
+        self._may_leave_search = asked.search == "first" and asked.of_constructor.get("start") is None
+
+    def settle(self) -> None:
+        """Let the other fits start from the first ones, where these have found no other modes."""
+        self.pilot, self._candidate = self._candidate if self._may_leave_search else None, None
+
+    def row(self, index: int, entry: Entry) -> Row:
+        """Fit an entry, and return what is kept of it, also where it fails; Interrupted passes."""
+        row = Row(index, self.asked.seed(index))
+        began, arrays = time.perf_counter(), {}
+        try:
+            arrays = self.asked.slots.checked(entry)
+            row.digest = digest_of(arrays)
+            approx = self.approx(index, arrays)
+            if index < N_PILOTS:
+                self._look_at_pilot(approx)
+            self._summarise(row, approx)
+        except Interrupted:
+            raise
+        except Exception as error:  # whatever it is: the other fits go on
+            row.error = _in_short(error, arrays)
+        row.about["seconds"] = time.perf_counter() - began
+        return row
+
+    def approx(self, index: int, arrays: Mapping[str, AnyArray]) -> NGVIApproximation:
+        """Fit an entry; the model has its data from then on."""
+        self.asked.slots.put(arrays)
+        inference = self._inference
+        inference.pilot = None if index < N_PILOTS else self.pilot
+        with _quietly():
+            inference.configure(random_seed=self.asked.seed(index))
+            try:
+                approx = inference.fit(progressbar=False, **self.asked.of_fit)
+            except NotExactError as error:
+                if error.approx.record.reason == str(Reason.INTERRUPTED):
+                    raise Interrupted from error
+                raise
+        assert approx.record is not None
+        if approx.record.status is Status.INTERRUPTED or approx.record.reason == str(Reason.INTERRUPTED):
+            raise Interrupted
+        return approx
+
+    def _look_at_pilot(self, approx: NGVIApproximation) -> None:
+        """Keep the first one that others may start from."""
+        record = approx.record
+        assert record is not None
+        self._may_leave_search &= not (record.modes or record.restarted)
+        if self._candidate is None and record.converged and not record.comes_first:
+            self._candidate = approx
+
+    def _summarise(self, row: Row, approx: NGVIApproximation) -> None:
+        asked, record = self.asked, approx.record
+        assert record is not None
+        rng = np.random.default_rng([_STREAM, row.seed])
+        record.refuse_diverged()
+        theta = approx._posterior.distribution.draw_matched(asked.draws, rng)
+        values = Constrainer.of(approx.density, names=asked.names)(theta, random_seed=int(rng.integers(2**31)))
+        unconstrained = {v.value_name for v in approx.layout.variables} - {v.name for v in approx.layout.variables}
+        model = approx.model
+        for name, draws in values.items():
+            if name in unconstrained:
+                continue
+            row.values[name] = _statistics(draws, asked.prob)
+            dims = model.named_vars_to_dims.get(name) or (None,) * (draws.ndim - 1)
+            row.dims[name] = tuple(d or f"{name}_dim_{i}" for i, d in enumerate(dims))
+            row.labels |= {d: approx.layout.coords[d] for d in dims if model.coords.get(d) is not None}
+        row.about |= _about(approx, record, judge=asked.judge)
+        if asked.folder is not None:
+            approx.sample(asked.draws, random_seed=row.seed).to_netcdf(path_of(asked.folder, row.index))
+
+
+def path_of(folder: Path, index: int) -> Path:
+    """Return where the draws of a fit are."""
+    return folder / f"fit_{index:06d}.nc"
+
+
+def _statistics(draws: AnyArray, prob: float) -> AnyArray:
+    """Return means, standard deviations and limits over draws, (4, *shape)."""
+    lower, upper = np.quantile(draws, [0.5 - prob / 2.0, 0.5 + prob / 2.0], axis=0)
+    return np.stack([draws.mean(axis=0), draws.std(axis=0), lower, upper])
+
+
+def _about(approx: NGVIApproximation, record: FitRecord, *, judge: bool) -> dict[str, Any]:
+    """Return what is said of a fit."""
+    verdict, sentence = _verdict(approx, record, judge=judge)
+    about = {
+        "verdict": verdict,
+        "sentence": sentence,
+        "posterior": _kind(approx, record),
+        "status": str(record.status),
+        "elbo": record.elbo.value,
+        "elbo_se": record.elbo.se,
+        "log_marginal_likelihood": np.nan,
+        "log_marginal_likelihood_se": np.nan,
+        "searched": record.searched,
+        "other_modes": bool(record.modes or record.restarted),
+    }
+    if record.is_pool or approx.checks is not None:
+        with contextlib.suppress(ValueError):  # of priors without a constant
+            found = approx.log_marginal_likelihood
+            about |= {"log_marginal_likelihood": found.value, "log_marginal_likelihood_se": found.se}
+    return about
+
+
+def _verdict(approx: NGVIApproximation, record: FitRecord, *, judge: bool) -> tuple[str, str]:
+    """Return whether a fit can be relied on, and why."""
+    checks = approx.checks
+    if checks is None and not record.converged:
+        return "not reliable", f"{record.sentence} {record.status.cure}".strip()
+    if judge:
+        diagnosis = approx.diagnose(random_seed=record.seed)
+        return diagnosis.verdict, diagnosis.in_short()
+    if checks is None:
+        return "not judged", f"{record.posterior or 'Gaussian'} judge=True judges it.".strip()
+    return "reliable" if checks.is_reliable else "not reliable", record.posterior
+
+
+def _kind(approx: NGVIApproximation, record: FitRecord) -> str:
+    """Return what the posterior is, in a word."""
+    return str(getattr(approx._state, "kind", "gaussian")) if approx.checks is not None else "gaussian"
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep the log and warnings of a single fit away: what they say is in its row."""
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _in_short(error: Exception, arrays: Mapping[str, AnyArray]) -> str:
+    """Return an error in a line or two, with the shapes of the data where it may be these."""
+    text = str(error).strip() or "no message"
+    if isinstance(error, BadEntryError | StartError | DivergedError | NotExactError):
+        return text
+    first = text.splitlines()[0]
+    return f"{type(error).__name__}: {first} (the data have shapes {shapes_of(arrays)})"
