@@ -46,6 +46,11 @@ class Pattern:
         """Entries in the lower triangle, the diagonal included."""
         return len(self.rows)
 
+    def equals(self, other: "Pattern") -> bool:
+        """Tell whether another one has the same entries."""
+        same = self.n_dim == other.n_dim and np.array_equal(self.rows, other.rows)
+        return same and np.array_equal(self.cols, other.cols)
+
     @functools.cached_property
     def off_diagonal(self) -> NDArray[np.bool_]:
         """Which entries are below the diagonal."""

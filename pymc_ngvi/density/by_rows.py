@@ -337,7 +337,10 @@ class ByRows:
         return [rows.engine.second_derivatives(part) for part in rows.terms.rows]
 
     def _structure(self, rows: Expectations) -> Pattern | None:
-        return pattern_of_rows(rows.functions, rows.predictors.dependence)
+        new, kept = pattern_of_rows(rows.functions, rows.predictors.dependence), self._kept
+        if new is None or kept.last_structure is None or not new.equals(kept.last_structure):
+            kept.last_structure = new
+        return kept.last_structure  # the same object as with data before: what was made of it serves again
 
     def _with_sums(self, rows: Expectations) -> SummedPattern | None:
         assert rows.joint is not None

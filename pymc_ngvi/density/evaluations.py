@@ -75,6 +75,10 @@ class Evaluations:
     @functools.cached_property
     def gradient_seconds(self) -> float:
         """Estimated time of log p and its gradient at one point, from the graph and the sizes of the data alone."""
+        known = self._functions.made.gradient_seconds[self._pointwise is not None]
+        return known.of(self._estimated_seconds)
+
+    def _estimated_seconds(self) -> float:
         graphs = self._graphs
         if graphs.forward is not None:
             return graphs.cost.quick_seconds

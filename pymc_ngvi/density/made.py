@@ -113,6 +113,8 @@ class RowsFound:
         Why there are no rows with the data that are in ``seen``.
     no_hessian : bool
         Whether second derivatives of rows were found to be wrong.
+    last_structure : Pattern or None
+        Of the Hessian by rows, with whatever data.
     """
 
     reading: Reading | None = None
@@ -124,6 +126,7 @@ class RowsFound:
     derivatives: OfTerms[Any] = field(default_factory=OfTerms)
     hessian: OfTerms[Any] = field(default_factory=OfTerms)
     structure: OfTerms[Pattern | None] = field(default_factory=OfTerms)
+    last_structure: Pattern | None = None
     with_sums: OfTerms[SummedPattern | None] = field(default_factory=OfTerms)
     are_smooth: OfTerms[bool] = field(default_factory=OfTerms)
     from_rows: OfTerms[SeenFromRows | None] = field(default_factory=OfTerms)
@@ -144,6 +147,8 @@ class Made:
         At many points.
     logp_at_few : Once
         At points one by one, compiled quickly.
+    gradient_seconds : dict of Once
+        Estimated time of a gradient, from rows or not.
     jets : Once
     products, coloured : Once
         Products of Hessians with directions: at a point, and at draws.
@@ -163,6 +168,7 @@ class Made:
     logp: Once[Batched] = field(default_factory=Once)
     logp_grad: Once[Batched] = field(default_factory=Once)
     logp_at_few: Once[Function] = field(default_factory=Once)
+    gradient_seconds: collections.defaultdict[bool, Once[float]] = field(default_factory=_by_key)
     jets: Once[Jets] = field(default_factory=Once)
     products: Once[Function] = field(default_factory=Once)
     coloured: Once[Function] = field(default_factory=Once)

@@ -4,6 +4,7 @@ family = structure of q; update = parametrisation and step map; estimator = how 
 estimated; step = how far to go and when to stop. Names in error messages and documentation come from these dicts.
 """
 
+import functools
 import itertools
 
 from collections.abc import Mapping
@@ -202,9 +203,14 @@ def only_family(**chosen: str | None) -> str | None:
     return families.pop() if len(families) == 1 else None
 
 
-def _agreeing(chosen: Mapping[str, str | None]) -> list[Choice]:
+def _agreeing(chosen: Mapping[str, str | None]) -> tuple[Choice, ...]:
     """Return the rows of `ALLOWED` that have all that was chosen, in their order."""
-    return [row for row in _CHOICES if all(name in (None, getattr(row, axis)) for axis, name in chosen.items())]
+    return _agreeing_with(*[(axis, name if isinstance(name, str) else None) for axis, name in chosen.items()])
+
+
+@functools.cache
+def _agreeing_with(*chosen: tuple[str, str | None]) -> tuple[Choice, ...]:
+    return tuple(row for row in _CHOICES if all(name in (None, getattr(row, axis)) for axis, name in chosen))
 
 
 def _implied(step: str | None) -> str:

@@ -74,7 +74,8 @@ def start_point(density: ModelDensity, start: Mapping[str, ArrayLike] | None) ->
     for rv, value in constrained.items():
         if not _may_have_shape(rv, value.shape):  # PyMC would not get as far as a shape
             raise ValueError(_shape_message(rv.name, value.shape, by_name[rv.name], rv))
-    point = initial_point_function(model, constrained)()
+    needs_more = any(name not in start for name in by_value)
+    point = initial_point_function(model, constrained)() if needs_more else dict[str, Any]()
     for name, v in by_value.items():
         if name in start:
             point[name] = np.asarray(start[name], dtype=np.float64)

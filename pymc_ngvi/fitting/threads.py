@@ -1,8 +1,10 @@
 """How many threads linear algebra may take."""
 
+import functools
+
 from contextlib import AbstractContextManager, nullcontext
 
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from pymc_ngvi.density import ModelDensity
 
@@ -14,4 +16,10 @@ def few_threads(density: ModelDensity) -> AbstractContextManager[object]:
     rows that fits in the cache.
     """
     alone = density.is_small or density.by_rows.are_known
-    return threadpool_limits(1, user_api="blas") if alone else nullcontext()
+    return _controller().limit(limits=1, user_api="blas") if alone else nullcontext()
+
+
+@functools.cache
+def _controller() -> ThreadpoolController:
+    """Return what sets threads: looking for the libraries takes longer than some fits of one iteration."""
+    return ThreadpoolController()

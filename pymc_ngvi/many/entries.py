@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike
 
 from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.density.data import DataSnapshot
 
 #: The data of one fit: arrays by the name of a ``pm.Data``, of an observed variable, or of a dim, which takes labels.
 type Entry = Mapping[str, ArrayLike]
@@ -35,7 +34,7 @@ def opened(data: Iterable[Entry]) -> tuple[Iterator[Entry], int | None]:
     if isinstance(data, Mapping) or not isinstance(data, Iterable):
         what = "a dict, which is the data of one fit: write [data]" if isinstance(data, Mapping) else shortened(data)
         raise TypeError(f"data should be an iterable of dicts, one for each fit; got {what}.")
-    return iter(data), len(data) if hasattr(data, "__len__") else None
+    return iter(data), len(data) if isinstance(data, Sized) else None
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ class Slots:
             if not hasattr(self.model.dim_lengths[dim], "set_value"):
                 raise BadEntryError(
                     f"{name!r} has length {length:,} along dim {dim!r}, whose length is fixed at {now:,} in the model: "
-                    f"make it of pm.Data, or by model.add_coord({dim!r}, mutable lengths), for sizes that differ."
+                    "for sizes that differ, leave it out of coords, and let the dims of pm.Data make it."
                 )
             if self.model.coords.get(dim) is not None and dim not in self.dims:
                 raise BadEntryError(
@@ -170,11 +169,10 @@ class Slots:
     @contextlib.contextmanager
     def left_as_it_was(self) -> Iterator[None]:
         """Give the model its own data back at the end."""
-        snapshot, coords = DataSnapshot(self.model), dict(self.model.coords)
+        coords = dict(self.model.coords)
         # Others are put in the place of these arrays, which are never written to.
         own = {v.name: v.get_value(borrow=True) for v in self.model.data_vars if hasattr(v, "get_value")}
         lengths = {n: v.get_value() for n, v in self.model.dim_lengths.items() if hasattr(v, "get_value")}
-        del snapshot
         try:
             yield
         finally:
@@ -210,7 +208,7 @@ def _array(name: str, values: ArrayLike) -> AnyArray:
     try:
         return np.asarray(values)
     except ValueError:
-        lengths = sorted({np.size(row) for row in values})  # type: ignore[union-attr, arg-type]
+        lengths = sorted({np.size(row) for row in values})  # type: ignore[union-attr]
         raise BadEntryError(
             f"{name!r} is ragged: its rows have lengths {', '.join(map(str, lengths))}. Give one long array, and "
             "another that says which group each row belongs to."

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -124,12 +124,14 @@ class _Warm(NGVI):
     pilot: NGVIApproximation | None = None
 
     def _from(self, density: ModelDensity) -> Mapping[str, ArrayLike] | Earlier | None:
-        return Earlier.of(self.pilot, density) if self._is_like_pilot(density) else super()._from(density)
+        if self.pilot is None or not self._is_like_pilot(density):
+            return super()._from(density)
+        return Earlier.of(self.pilot, density)
 
     def _search(self, problem: Problem, seed: int) -> ModeSearch | None:
         return None if self._is_like_pilot(problem.density) else super()._search(problem, seed)
 
-    def _is_like_pilot(self, density: ModelDensity) -> TypeGuard[Any]:
+    def _is_like_pilot(self, density: ModelDensity) -> bool:
         if self.pilot is None:
             return False
         then, now = (
@@ -183,14 +185,8 @@ class Fitter:
         inference.pilot = None if index < N_PILOTS else self.pilot
         with _quietly():
             inference.configure(random_seed=self.asked.seed(index))
-            try:
-                approx = inference.fit(progressbar=False, **self.asked.of_fit)
-            except NotExactError as error:
-                if error.approx.record.reason == str(Reason.INTERRUPTED):
-                    raise Interrupted from error
-                raise
-        assert approx.record is not None
-        if approx.record.status is Status.INTERRUPTED or approx.record.reason == str(Reason.INTERRUPTED):
+            approx = inference.fit(progressbar=False, **self.asked.of_fit)
+        if _is_interrupted(approx):
             raise Interrupted
         return approx
 
@@ -217,10 +213,17 @@ class Fitter:
             row.values[name] = _statistics(draws, asked.prob)
             dims = model.named_vars_to_dims.get(name) or (None,) * (draws.ndim - 1)
             row.dims[name] = tuple(d or f"{name}_dim_{i}" for i, d in enumerate(dims))
-            row.labels |= {d: approx.layout.coords[d] for d in dims if model.coords.get(d) is not None}
+            row.labels |= {d: approx.layout.coords[d] for d in dims if d and model.coords.get(d) is not None}
         row.about |= _about(approx, record, judge=asked.judge)
         if asked.folder is not None:
             approx.sample(asked.draws, random_seed=row.seed).to_netcdf(path_of(asked.folder, row.index))
+
+
+def _is_interrupted(approx: NGVIApproximation) -> bool:
+    """Tell whether a fit was left at a request from the keyboard."""
+    record = approx.record
+    assert record is not None
+    return record.status is Status.INTERRUPTED or record.reason == str(Reason.INTERRUPTED)
 
 
 def path_of(folder: Path, index: int) -> Path:
@@ -265,7 +268,7 @@ def _verdict(approx: NGVIApproximation, record: FitRecord, *, judge: bool) -> tu
         diagnosis = approx.diagnose(random_seed=record.seed)
         return diagnosis.verdict, diagnosis.in_short()
     if checks is None:
-        return "not judged", f"{record.posterior or 'Gaussian'} judge=True judges it.".strip()
+        return "not judged", f"{record.posterior} judge=True judges it.".strip()
     return "reliable" if checks.is_reliable else "not reliable", record.posterior
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -57,7 +58,7 @@ class ManyFits:
     def __repr__(self) -> str:
         """Return how many fits there are, how many of them failed, and what is known of the others."""
         error = _about(self.dataset, "error")
-        counts = {str(v): int(n) for v, n in zip(*np.unique(_about(self.dataset, "verdict"), return_counts=True))}
+        counts = Counter(map(str, _about(self.dataset, "verdict")))
         counts.pop("", None)
         failed = int((error != "").sum())
         parts = [f"{n:,} {verdict}" for verdict, n in counts.items()] + [f"{failed:,} failed"] * bool(failed)
@@ -102,12 +103,9 @@ class ManyFits:
         return self._fitter.approx(i, arrays)
 
     def _entry(self, i: int) -> Entry:
-        data = self._data
-        if iter(data) is data:
-            raise ValueError(f"The data were read from an iterator, which is at its end: give those of fit {i} as data=.")
-        if isinstance(data, Sequence):
-            return data[i]
-        return next(itertools.islice(data, i, None))
+        if iter(self._data) is self._data:
+            raise ValueError(f"The data were read from an iterator, which is at its end: give fit {i} its data=.")
+        return next(itertools.islice(self._data, i, None))
 
 
 def _about(dataset: xr.Dataset, name: str) -> AnyArray:
@@ -119,9 +117,7 @@ def _dataset(rows: Sequence[Row]) -> xr.Dataset:
     fit = [row.index for row in rows]
     names = list(dict.fromkeys(name for row in rows for name in row.values))
     made = {name: _stacked(name, rows) for name in names}
-    about: dict[str, list[Any]] = {
-        name: [row.about.get(name, none) for row in rows] for name, none in _ABOUT.items()
-    }
+    about: dict[str, list[Any]] = {name: [row.about.get(name, none) for row in rows] for name, none in _ABOUT.items()}
     about |= {"seed": [np.uint64(row.seed) for row in rows], "error": [row.error for row in rows]}
     of_fits = {f"fit_{name}" if name in names else name: ("fit", values) for name, values in about.items()}
     return xr.Dataset({**made, **of_fits}, coords={"fit": fit})

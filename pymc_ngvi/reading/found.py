@@ -74,7 +74,8 @@ class Predictors:
         self._found = predictors(self._logp, theta, self._facts)
         if not self._found:
             raise NotApart("log p has no predictors")
-        self._shared = [v for v in ancestors([logp]) if isinstance(v, SharedVariable)]
+        # Where shared variables hold their values: they are looked at often.
+        self._cells = [v.container.storage for v in ancestors([logp]) if isinstance(v, SharedVariable)]
         self.vector = pt.vector("predictors", dtype="float64", shape=(sum(map(self.size, self._found)),))
         self._compile = compile_
         self.version = -1
@@ -179,4 +180,4 @@ class Predictors:
         return int(np.prod(self._facts.shape(var)))
 
     def _now(self) -> list[object]:
-        return [var.get_value(borrow=True) for var in self._shared]
+        return [cell[0] for cell in self._cells]

@@ -57,7 +57,9 @@ class Reading:
 
     def _take_apart(self) -> None:
         self._version = self.predictors.version
-        self.terms: Terms = terms_of(self._inner.owner.inputs, self.predictors.vector, self._facts, self._of_weights)
+        before = self.terms.weigh if hasattr(self, "terms") else None
+        parts = self._inner.owner.inputs
+        self.terms: Terms = terms_of(parts, self.predictors.vector, self._facts, self._of_weights, before)
 
     def refresh(self) -> bool:
         """Take the data as they are now; tell whether they have changed.

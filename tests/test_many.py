@@ -1,0 +1,353 @@
+"""Many fits of one model: each is the fit alone, whatever the processes; failures, interrupts and bad data."""
+
+import os
+import signal
+import threading
+import warnings
+
+import numpy as np
+import pymc as pm
+import pytest
+import xarray as xr
+
+import pymc_ngvi
+
+from pymc_ngvi.many.fitting import N_PILOTS, Fitter
+from pymc_ngvi.many.running import _row
+
+N_GROUPS = 8
+GROUP = np.repeat(np.arange(N_GROUPS), 6)
+QUIET = {"random_seed": 3, "progressbar": False}
+
+
+def intercepts():
+    with pm.Model(coords={"group": [f"g{k}" for k in range(N_GROUPS)]}) as model:
+        y = pm.Data("y_data", np.ones(len(GROUP)))
+        mu, sd = pm.Normal("mu", 0.0, 3.0), pm.HalfNormal("sd", 1.0)
+        u = pm.Normal("u", mu, sd, dims="group")
+        pm.Deterministic("twice", 2.0 * mu)
+        pm.Normal("y", u[GROUP], 1.0, observed=y)
+    return model
+
+
+def data_sets(n, seed=1):
+    rng = np.random.default_rng(seed)
+    return [
+        {"y_data": 0.3 * k + rng.normal(size=N_GROUPS)[GROUP] + rng.normal(size=len(GROUP))} for k in range(n)
+    ]
+
+
+def mean_of_normal(size=5):
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0.0, 3.0)
+        pm.Normal("y", mu, 1.0, observed=np.ones(size))
+    return model
+
+
+def without_seconds(many):
+    return many.dataset.drop_vars("seconds")
+
+
+@pytest.fixture(scope="module")
+def many():
+    return pymc_ngvi.fit_many(intercepts(), data_sets(6), posterior="gaussian", **QUIET)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_means_and_limits_are_those_of_known_posteriors():
+    """Of a normal mean: n ybar / (n + 1 / 9), with variance 1 / (n + 1 / 9)."""
+    y = np.random.default_rng(2).normal(1.0, 1.0, (6, 5))
+    found = pymc_ngvi.fit_many(mean_of_normal(), [{"y": row} for row in y], draws=4_000, prob=0.5, **QUIET).dataset.mu
+    precision = 5.0 + 1.0 / 9.0
+    mean, sd = y.sum(axis=1) / precision, precision**-0.5
+    error = 4.0 * sd / np.sqrt(4_000)
+    np.testing.assert_allclose(found.sel(statistic="mean"), mean, atol=error)
+    np.testing.assert_allclose(found.sel(statistic="sd"), sd, atol=error)
+    # The density at a quartile is .318 / sd: its standard error is sqrt(.25 * .75) / .318 sd / sqrt(n).
+    for name, z in (("lower", -0.6745), ("upper", 0.6745)):
+        np.testing.assert_allclose(found.sel(statistic=name), mean + z * sd, atol=1.4 * error)
+
+
+def test_the_table_has_variables_deterministics_and_what_is_said_of_each_fit(many):
+    table = many.dataset
+    assert dict(table.sizes) == {"fit": 6, "statistic": 4, "group": N_GROUPS}
+    assert list(table.group.values[:2]) == ["g0", "g1"]
+    assert {"mu", "sd", "u", "twice"} <= set(table.data_vars)
+    assert "sd_log__" not in table
+    np.testing.assert_allclose(table.twice, 2.0 * table.mu, rtol=1e-12)
+    assert set(table.posterior.values) == {"gaussian"}
+    assert set(table.verdict.values) == {"not judged"}
+    assert table.searched.values.tolist() == [True] * N_PILOTS + [False] * (6 - N_PILOTS)
+    assert (np.diff(table.mu.sel(statistic="mean")) > -1.0).all()
+    assert np.isnan(table.log_marginal_likelihood).all()
+    assert len(set(table.seed.values.tolist())) == 6
+    assert repr(many) == "ManyFits(6 fits: 6 not judged)"
+
+
+def test_exact_posteriors_have_a_verdict_and_a_marginal_likelihood():
+    found = pymc_ngvi.fit_many(mean_of_normal(), [{"y": np.full(5, k)} for k in (0.0, 1.0, 2.0, 3.0)], **QUIET).dataset
+    assert set(found.posterior.values) <= {"exact"}
+    assert set(found.verdict.values) == {"reliable"}
+    cov = np.eye(5) + 9.0
+    y = np.arange(4.0)
+    exact = -0.5 * (5 * np.log(2 * np.pi) + np.linalg.slogdet(cov)[1] + 25.0 * y**2 / cov.sum() * 5.0)
+    np.testing.assert_allclose(found.log_marginal_likelihood, exact, atol=0.02)
+
+
+def test_a_variable_with_the_name_of_a_figure_keeps_it():
+    with pm.Model() as model:
+        elbo = pm.Normal("elbo", 0.0, 3.0)
+        pm.Normal("y", elbo, 1.0, observed=np.ones(5))
+    many = pymc_ngvi.fit_many(model, [{"y": np.ones(5)}], **QUIET)
+    assert many.dataset.elbo.dims == ("fit", "statistic")
+    assert many.dataset.fit_elbo.dims == ("fit",)
+    assert "1 reliable" in repr(many)
+
+
+# --- each fit is one alone --------------------------------------------------------------------------------------------
+
+
+def test_the_first_fit_is_that_of_pm_fit(many):
+    model, [first] = intercepts(), data_sets(1)
+    pm.set_data(first, model=model)
+    seed = int(many.dataset.seed[0])
+    alone = pymc_ngvi.fit_ngvi(model, posterior="gaussian", random_seed=seed, progressbar=False)
+    assert alone.elbo.value == float(many.dataset.elbo[0])
+
+
+def test_fits_that_start_from_another_one_lead_where_those_alone_do(many):
+    model, data = intercepts(), data_sets(6)
+    for k in (3, 5):
+        pm.set_data(data[k], model=model)
+        alone = pymc_ngvi.fit_ngvi(model, posterior="gaussian", random_seed=7, progressbar=False)
+        state = alone.mean_data["mu"]
+        sd = float(alone.std_data["mu"])
+        assert abs(float(many.dataset.mu.sel(fit=k, statistic="mean")) - float(state)) < 0.1 * sd + 4.0 * sd / 1e3**0.5
+
+
+def test_processes_give_the_same_bits(many):
+    other = pymc_ngvi.fit_many(intercepts(), data_sets(6), posterior="gaussian", n_jobs=2, **QUIET)
+    xr.testing.assert_identical(without_seconds(other), without_seconds(many))
+
+
+def test_what_came_before_does_not_matter(many):
+    data = data_sets(6)
+    shorter = pymc_ngvi.fit_many(intercepts(), [*data[:4], data[0], data[5]], posterior="gaussian", **QUIET)
+    xr.testing.assert_identical(without_seconds(shorter).sel(fit=[3, 5]), without_seconds(many).sel(fit=[3, 5]))
+
+
+@pytest.mark.parametrize("i", [0, 4])
+def test_a_fit_is_made_again_with_the_same_bits(many, i):
+    approx = many.approx(i)
+    assert approx.elbo.value == float(many.dataset.elbo[i])
+    np.testing.assert_array_equal(approx.model["y_data"].get_value(), data_sets(6)[i]["y_data"])
+    with pytest.raises(IndexError, match="no fit 6: they are numbered from 0 to 5"):
+        many.approx(6)
+    with pytest.raises(ValueError, match=f"The data of fit {i} are not what they were"):
+        many.approx(i, {"y_data": np.zeros(len(GROUP))})
+
+
+def test_the_model_has_its_own_data_back():
+    model = intercepts()
+    before = model["y_data"].get_value()
+    pymc_ngvi.fit_many(model, data_sets(1), posterior="gaussian", **QUIET)
+    np.testing.assert_array_equal(model["y_data"].get_value(), before)
+
+
+# --- data of other sizes, and other places for them -------------------------------------------------------------------
+
+
+def regression():
+    with pm.Model() as model:
+        x, y = pm.Data("x", np.arange(4.0)), pm.Data("y_data", np.ones(4))
+        b = pm.Normal("b", 0.0, 2.0)
+        pm.Normal("y", b * x, 1.0, observed=y)
+    return model
+
+
+def test_sizes_may_differ():
+    rng = np.random.default_rng(4)
+    data = [{"x": x, "y_data": 0.5 * x} for x in (rng.normal(size=n) for n in (4, 9, 4, 6, 4))]
+    found = pymc_ngvi.fit_many(regression(), data, draws=4_000, **QUIET).dataset.b
+    precision = np.array([entry["x"] @ entry["x"] for entry in data]) + 0.25
+    np.testing.assert_allclose(found.sel(statistic="sd"), precision**-0.5, rtol=4.0 / np.sqrt(8_000))
+
+
+def test_labels_of_dims_join_groups_that_differ():
+    with pm.Model(coords={"shop": ["a", "b"]}) as model:
+        y = pm.Data("y_data", np.ones(2), dims="shop")
+        u = pm.Normal("u", 0.0, 1.0, dims="shop")
+        pm.Normal("y", u, 1.0, observed=y)
+    labels = [["a", "b"], ["b", "c", "d"], ["a", "b"]]
+    data = [{"y_data": np.arange(1.0, 1.0 + len(shops)), "shop": shops} for shops in labels]
+    found = pymc_ngvi.fit_many(model, data, draws=2_000, **QUIET).dataset.u.sel(statistic="mean")
+    nan, error = np.nan, 4.0 * 0.71 / np.sqrt(2_000)
+    np.testing.assert_allclose(
+        found.sel(shop=["a", "b", "c", "d"]),
+        [[0.5, 1.0, nan, nan], [nan, 0.5, 1.0, 1.5], [0.5, 1.0, nan, nan]],
+        atol=error,
+    )
+    assert list(model.coords["shop"]) == ["a", "b"]
+    with pytest.raises(ValueError, match="has length 3 along dim 'shop', which has 2 labels: give labels"):
+        pymc_ngvi.fit_many(model, [{"y_data": np.ones(3)}], **QUIET)
+
+
+def test_observed_variables_can_be_named_whether_or_not_they_are_data(many):
+    by_name = [{"y": entry["y_data"]} for entry in data_sets(2)]
+    found = pymc_ngvi.fit_many(intercepts(), by_name, posterior="gaussian", **QUIET)
+    assert found.dataset.elbo.values.tolist() == many.dataset.elbo.values[:2].tolist()
+
+
+def test_a_generator_is_read_as_it_is_needed():
+    read = []
+
+    def source():
+        for k in range(4):
+            read.append(k)
+            yield {"y": np.full(5, float(k))}
+
+    many = pymc_ngvi.fit_many(mean_of_normal(), source(), **QUIET)
+    assert len(many) == 4
+    with pytest.raises(ValueError, match="from an iterator, which is at its end"):
+        many.approx(1)
+    assert many.approx(1, {"y": np.ones(5)}).elbo.value == float(many.dataset.elbo[1])
+
+
+def test_draws_are_written_where_they_are_wanted(tmp_path):
+    data = [{"y": np.full(5, float(k))} for k in range(2)]
+    many = pymc_ngvi.fit_many(mean_of_normal(), data, draws=50, draws_to=tmp_path / "draws", **QUIET)
+    files = sorted((tmp_path / "draws").iterdir())
+    assert [file.name for file in files] == ["fit_000000.nc", "fit_000001.nc"]
+    with xr.open_datatree(files[1]) as tree:
+        assert tree.posterior.sizes["draw"] == 50
+        assert abs(float(tree.posterior["mu"].mean() - many.dataset.mu.sel(fit=1, statistic="mean"))) < 0.5
+
+
+# --- other modes ------------------------------------------------------------------------------------------------------
+
+
+def test_where_the_first_fits_find_other_modes_each_is_searched():
+    with pm.Model() as model:
+        y = pm.Data("y_data", np.array([4.0]))
+        x = pm.Normal("x", 0.0, 3.0, shape=2)
+        pm.Normal("y", (x**2).sum(), 0.2, observed=y[0] + 0.0 * x[0])
+    del model
+    with pm.Model() as model:
+        y = pm.Data("y_data", np.array(4.0))
+        x = pm.Normal("x", 0.5, 3.0)
+        pm.Normal("y", x**2, 0.5, observed=y)
+    data = [{"y_data": np.array(value)} for value in (4.0, 5.0, 6.0, 7.0)]
+    found = pymc_ngvi.fit_many(model, data, posterior="gaussian", **QUIET).dataset
+    assert found.other_modes.values[:N_PILOTS].any()
+    assert found.searched.values.all()
+
+
+def test_each_fit_is_searched_where_that_is_asked_for():
+    found = pymc_ngvi.fit_many(intercepts(), data_sets(4), posterior="gaussian", search="each", **QUIET).dataset
+    assert found.searched.values.all()
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+BAD = {
+    "a name more": ({"y_data": np.ones(48), "z": 1}, "has 'z', which the first has not"),
+    "another name": ({"z": np.ones(48)}, "lacks 'y_data' and has 'z'"),
+    "axes": ({"y_data": np.ones((48, 1))}, r"has 2 axes, shape \(48, 1\); in the model it has 1 axis"),
+    "ragged": ({"y_data": [[1.0, 2.0], [3.0]]}, "is ragged: its rows have lengths 1, 2"),
+    "text": ({"y_data": ["a"] * 48}, "should be numbers"),
+    "length": ({"y_data": np.ones(47)}, r"the data have shapes y_data \(47,\)"),
+    "no dict": (np.ones(48), "should be a dict of arrays by name"),
+    "not finite": ({"y_data": np.full(48, np.nan)}, "nan|finite"),
+}
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_failures_are_entries_with_their_reason_and_end_nothing_else(many, n_jobs):
+    good = data_sets(6)
+    data = [*good[:4], *(entry for entry, _ in BAD.values()), good[5]]
+    if n_jobs == 1:
+        data[1] = {"y_data": np.ones(3)}
+    with pytest.warns(UserWarning, match=rf"{len(BAD) + (n_jobs == 1)} of 13 fits failed"):
+        found = pymc_ngvi.fit_many(intercepts(), data, posterior="gaussian", n_jobs=n_jobs, **QUIET)
+    for error, (_, pattern) in zip(found.dataset.error.values[4:-1], BAD.values(), strict=True):
+        assert pytest.approx(1) == 1
+        with pytest.raises(AssertionError, match=pattern):
+            raise AssertionError(error)
+    assert np.isnan(found.dataset.mu[4:-1]).all()
+    assert np.isfinite(found.dataset.mu[[0, 3, -1]]).all()
+    if n_jobs == 2:  # the third fit starts as it does elsewhere
+        assert float(found.dataset.elbo[3]) == float(many.dataset.elbo[3])
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        ([], ValueError, "data is empty: give a dict of arrays for each fit"),
+        ({"y": np.ones(5)}, TypeError, r"a dict, which is the data of one fit: write \[data\]"),
+        (3, TypeError, "should be an iterable of dicts, one for each fit; got 3"),
+        ([{"z": np.ones(5)}], ValueError, "has 'z', which the model has not.*Valid: 'y'"),
+        ([{"mu": 1.0}], ValueError, "'mu', which is neither a pm.Data nor an observed variable"),
+        ([{}], ValueError, "names no data"),
+        ([{"y": np.ones(4)}], ValueError, r"All 1 fits failed.*has shape \(4,\); the model takes|have shapes"),
+    ],
+)
+def test_data_that_are_none_are_refused(data, error, message):
+    with pytest.raises(error, match=message):
+        pymc_ngvi.fit_many(mean_of_normal(), data, **QUIET)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"n_jobs": 0}, ValueError, "n_jobs should be the number of processes, at least 1, or -1"),
+        ({"prob": 94}, ValueError, "prob should be between 0 and 1; got 94"),
+        ({"search": "none"}, ValueError, "search should be 'first' or 'each'; got 'none'"),
+        ({"var_names": ["my"]}, ValueError, "var_names has 'my', which the model has not: did you mean 'mu'"),
+        ({"famly": "full"}, TypeError, "did you mean 'family'"),
+        ({"shards": 1}, TypeError, "fit_many does not take shards: fit_many takes a model"),
+        ({"family": "fall"}, ValueError, "family"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_any_fit(options, error, message, monkeypatch):
+    monkeypatch.setattr(Fitter, "row", None)
+    with pytest.raises(error, match=message):
+        pymc_ngvi.fit_many(mean_of_normal(), [{"y": np.ones(5)}], **{**QUIET, **options})
+
+
+def test_a_model_comes_first():
+    with pytest.raises(TypeError, match="fit_many takes a model first"):
+        pymc_ngvi.fit_many([{"y": 1}], mean_of_normal())
+
+
+def test_an_interrupt_keeps_what_is_done():
+    def source():
+        for k in range(5):
+            if k == 3:
+                raise KeyboardInterrupt
+            yield {"y": np.full(5, float(k))}
+
+    with pytest.warns(UserWarning, match="Interrupted from the keyboard: 3 fits were done, which are kept"):
+        many = pymc_ngvi.fit_many(mean_of_normal(), source(), **QUIET)
+    assert len(many) == 3
+    assert np.isfinite(many.dataset.mu).all()
+
+
+def test_an_interrupt_within_a_fit_leaves_that_one_out(monkeypatch):
+    """A fit keeps what it has at an interrupt: it is no fit of its data."""
+    approx = Fitter.approx
+
+    def interrupted(self, index, arrays):
+        if index == 2:
+            threading.Timer(0.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return approx(self, index, arrays)
+
+    monkeypatch.setattr(Fitter, "approx", interrupted)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        many = pymc_ngvi.fit_many(intercepts(), data_sets(5), posterior="gaussian", **QUIET)
+    assert any("Interrupted" in str(w.message) for w in caught)
+    assert many.dataset.fit.values.tolist() == [0, 1]
+    assert _row is not None
