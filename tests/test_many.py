@@ -1,6 +1,7 @@
 """Many fits of one model: each is the fit alone, whatever the processes; failures, interrupts and bad data."""
 
 import os
+import re
 import signal
 import threading
 import warnings
@@ -13,7 +14,6 @@ import xarray as xr
 import pymc_ngvi
 
 from pymc_ngvi.many.fitting import N_PILOTS, Fitter
-from pymc_ngvi.many.running import _row
 
 N_GROUPS = 8
 GROUP = np.repeat(np.arange(N_GROUPS), 6)
@@ -32,9 +32,7 @@ def intercepts():
 
 def data_sets(n, seed=1):
     rng = np.random.default_rng(seed)
-    return [
-        {"y_data": 0.3 * k + rng.normal(size=N_GROUPS)[GROUP] + rng.normal(size=len(GROUP))} for k in range(n)
-    ]
+    return [{"y_data": 0.3 * k + rng.normal(size=N_GROUPS)[GROUP] + rng.normal(size=len(GROUP))} for k in range(n)]
 
 
 def mean_of_normal(size=5):
@@ -86,14 +84,29 @@ def test_the_table_has_variables_deterministics_and_what_is_said_of_each_fit(man
     assert repr(many) == "ManyFits(6 fits: 6 not judged)"
 
 
-def test_exact_posteriors_have_a_verdict_and_a_marginal_likelihood():
+def test_gaussians_that_are_the_posterior_are_reliable():
     found = pymc_ngvi.fit_many(mean_of_normal(), [{"y": np.full(5, k)} for k in (0.0, 1.0, 2.0, 3.0)], **QUIET).dataset
-    assert set(found.posterior.values) <= {"exact"}
+    assert set(found.posterior.values) == {"gaussian"}  # which is exact here
     assert set(found.verdict.values) == {"reliable"}
-    cov = np.eye(5) + 9.0
-    y = np.arange(4.0)
-    exact = -0.5 * (5 * np.log(2 * np.pi) + np.linalg.slogdet(cov)[1] + 25.0 * y**2 / cov.sum() * 5.0)
-    np.testing.assert_allclose(found.log_marginal_likelihood, exact, atol=0.02)
+
+
+def test_exact_posteriors_have_a_verdict_and_a_marginal_likelihood():
+    """Of a binomial probability with a uniform prior: each of the n + 1 numbers of successes is as likely."""
+    with pm.Model() as model:
+        p = pm.Beta("p", 1.0, 1.0)
+        pm.Binomial("y", 4, p, observed=np.array(1))
+    found = pymc_ngvi.fit_many(model, [{"y": np.array(k)} for k in range(5)], **QUIET).dataset
+    assert set(found.posterior.values) == {"exact"}
+    assert set(found.verdict.values) == {"reliable"}
+    assert all("Exact up to simulation error" in sentence for sentence in found.sentence.values)
+    error = found.log_marginal_likelihood - np.log(0.2)
+    assert (abs(error) < 5.0 * found.log_marginal_likelihood_se).all()
+    np.testing.assert_allclose(found.p.sel(statistic="mean"), (np.arange(5) + 1) / 6, atol=4.0 * 0.2 / 1e3**0.5)
+
+
+def test_gaussians_are_judged_where_that_is_asked_for():
+    found = pymc_ngvi.fit_many(intercepts(), data_sets(2), posterior="gaussian", judge=True, **QUIET).dataset
+    assert set(found.verdict.values) <= {"reliable", "not reliable"}
 
 
 def test_a_variable_with_the_name_of_a_figure_keeps_it():
@@ -230,11 +243,6 @@ def test_draws_are_written_where_they_are_wanted(tmp_path):
 
 def test_where_the_first_fits_find_other_modes_each_is_searched():
     with pm.Model() as model:
-        y = pm.Data("y_data", np.array([4.0]))
-        x = pm.Normal("x", 0.0, 3.0, shape=2)
-        pm.Normal("y", (x**2).sum(), 0.2, observed=y[0] + 0.0 * x[0])
-    del model
-    with pm.Model() as model:
         y = pm.Data("y_data", np.array(4.0))
         x = pm.Normal("x", 0.5, 3.0)
         pm.Normal("y", x**2, 0.5, observed=y)
@@ -273,9 +281,7 @@ def test_failures_are_entries_with_their_reason_and_end_nothing_else(many, n_job
     with pytest.warns(UserWarning, match=rf"{len(BAD) + (n_jobs == 1)} of 13 fits failed"):
         found = pymc_ngvi.fit_many(intercepts(), data, posterior="gaussian", n_jobs=n_jobs, **QUIET)
     for error, (_, pattern) in zip(found.dataset.error.values[4:-1], BAD.values(), strict=True):
-        assert pytest.approx(1) == 1
-        with pytest.raises(AssertionError, match=pattern):
-            raise AssertionError(error)
+        assert re.search(pattern, error), error
     assert np.isnan(found.dataset.mu[4:-1]).all()
     assert np.isfinite(found.dataset.mu[[0, 3, -1]]).all()
     if n_jobs == 2:  # the third fit starts as it does elsewhere
@@ -305,7 +311,7 @@ def test_data_that_are_none_are_refused(data, error, message):
         ({"n_jobs": 0}, ValueError, "n_jobs should be the number of processes, at least 1, or -1"),
         ({"prob": 94}, ValueError, "prob should be between 0 and 1; got 94"),
         ({"search": "none"}, ValueError, "search should be 'first' or 'each'; got 'none'"),
-        ({"var_names": ["my"]}, ValueError, "var_names has 'my', which the model has not: did you mean 'mu'"),
+        ({"var_names": ["my"]}, ValueError, "var_names has 'my', which the model has not: Valid: 'mu'"),
         ({"famly": "full"}, TypeError, "did you mean 'family'"),
         ({"shards": 1}, TypeError, "fit_many does not take shards: fit_many takes a model"),
         ({"family": "fall"}, ValueError, "family"),
@@ -350,4 +356,3 @@ def test_an_interrupt_within_a_fit_leaves_that_one_out(monkeypatch):
         many = pymc_ngvi.fit_many(intercepts(), data_sets(5), posterior="gaussian", **QUIET)
     assert any("Interrupted" in str(w.message) for w in caught)
     assert many.dataset.fit.values.tolist() == [0, 1]
-    assert _row is not None

@@ -110,12 +110,13 @@ def fit_many(
     >>> many.dataset["mu"].sel(statistic="mean").round(1).values.tolist()
     [0.0, 1.0, 2.0, 2.9]
     """
+    model = _checked_model(model)
     entries, total = opened(data)
     first = next(entries, None)
     if first is None:
         raise ValueError("data is empty: give a dict of arrays for each fit.")
     asked = Asked(
-        Slots.of(_checked_model(model), first), *_options(options), seed_of(random_seed), check_draws(draws),
+        Slots.of(model, first), *_options(options), seed_of(random_seed), check_draws(draws),
         _checked_prob(prob), None if var_names is None else _checked_names(model, var_names), judge,
         _checked_search(search), None if draws_to is None else _made_folder(draws_to),
     )  # fmt: skip

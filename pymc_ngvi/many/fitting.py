@@ -267,6 +267,8 @@ def _verdict(approx: NGVIApproximation, record: FitRecord, *, judge: bool) -> tu
     if judge:
         diagnosis = approx.diagnose(random_seed=record.seed)
         return diagnosis.verdict, diagnosis.in_short()
+    if checks is None and record.reason == str(Reason.SUPERFLUOUS):  # its importance weights were looked at
+        return "reliable", record.posterior
     if checks is None:
         return "not judged", f"{record.posterior} judge=True judges it.".strip()
     return "reliable" if checks.is_reliable else "not reliable", record.posterior
