@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pymc_ngvi import NGVI, NGVIApproximation
+from pymc_ngvi import NGVI, NGVIApproximation, fit_many
 from pymc_ngvi.families import FAMILIES
 from pymc_ngvi.fitting.options import AUTO
 from pymc_ngvi.fitting.registry import ALLOWED, AXES, RULES, choose
@@ -24,7 +24,7 @@ PAGES = {(axis, name): DOCS / FOLDERS[axis] / f"{name}.md" for axis, name in ENT
 #: The family that implies a rule, by the rule.
 BY_RULE = {family.traits.own_rule: name for name, family in FAMILIES.items() if family.traits.own_rule}
 PAPERS = "By paper"
-OPTIONS = {*inspect.signature(NGVI.__init__).parameters, *inspect.signature(NGVI.fit).parameters} - {"unknown"}
+OPTIONS = {name for f in (NGVI.__init__, NGVI.fit, fit_many) for name in inspect.signature(f).parameters} - {"unknown"}
 OF_METHODS = {
     parameter
     for name, method in inspect.getmembers(NGVIApproximation, inspect.isfunction)

@@ -295,7 +295,7 @@ class First(NamedTuple):
 
 def plan_without_gaussian(options: FitOptions, density: ModelDensity) -> First | None:
     """Return what comes before any Gaussian fit; None where nothing does."""
-    if density.has_minibatch or density.is_sharded:
+    if density.has_minibatch or density.is_sharded or options.posterior == GAUSSIAN:
         return None
     is_auto = options.posterior == "auto"
     of_fit = expected_fit_seconds(density, by_rows=density.n_directions is not None)

@@ -59,7 +59,8 @@ class Reading:
         self._version = self.predictors.version
         before = self.terms.weigh if hasattr(self, "terms") else None
         parts = self._inner.owner.inputs
-        self.terms: Terms = terms_of(parts, self.predictors.vector, self._facts, self._of_weights, before)
+        with without_c():
+            self.terms: Terms = terms_of(parts, self.predictors.vector, self._facts, self._of_weights, before)
 
     def refresh(self) -> bool:
         """Take the data as they are now; tell whether they have changed.
