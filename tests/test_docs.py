@@ -24,7 +24,8 @@ PAGES = {(axis, name): DOCS / FOLDERS[axis] / f"{name}.md" for axis, name in ENT
 #: The family that implies a rule, by the rule.
 BY_RULE = {family.traits.own_rule: name for name, family in FAMILIES.items() if family.traits.own_rule}
 PAPERS = "By paper"
-OPTIONS = {name for f in (NGVI.__init__, NGVI.fit, fit_many) for name in inspect.signature(f).parameters} - {"unknown"}
+OPTIONS = {*inspect.signature(NGVI.__init__).parameters, *inspect.signature(NGVI.fit).parameters} - {"unknown"}
+OF_MANY = set(inspect.signature(fit_many).parameters)
 OF_METHODS = {
     parameter
     for name, method in inspect.getmembers(NGVIApproximation, inspect.isfunction)
@@ -205,7 +206,7 @@ def test_options_in_a_text_exist(path):
     calls = [call for block in blocks(text) for call in re.findall(r"pm\.fit\((.*?)\)\n", block, flags=re.S)]
     in_calls = [name for call in calls for name in re.findall(r"(\w+)=", call)]
     elsewhere = {"method", "total_size", "inference_method", "centered", "noncentered"}
-    assert set(inline + in_calls) <= OPTIONS | OF_METHODS | elsewhere
+    assert set(inline + in_calls) <= OPTIONS | OF_MANY | OF_METHODS | elsewhere
     without_bambi = re.sub(r"bmb\.Model\(.*\)", "", text)  # its family is that of the likelihood
     for axis, value in re.findall(r'\b(family|update|estimator|step)="(\w+)"', without_bambi):
         assert value in AXES[axis] or (axis, value) == ("family", AUTO), f"{axis}={value}"

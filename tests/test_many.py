@@ -272,7 +272,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("n_jobs", [1, 2])
+@pytest.mark.parametrize("n_jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_failures_are_entries_with_their_reason_and_end_nothing_else(many, n_jobs):
     good = data_sets(6)
     data = [*good[:4], *(entry for entry, _ in BAD.values()), good[5]]
@@ -286,6 +286,23 @@ def test_failures_are_entries_with_their_reason_and_end_nothing_else(many, n_job
     assert np.isfinite(found.dataset.mu[[0, 3, -1]]).all()
     if n_jobs == 2:  # the third fit starts as it does elsewhere
         assert float(found.dataset.elbo[3]) == float(many.dataset.elbo[3])
+
+
+class EndsItsProcess:
+    """Data that take the process with them that reads them."""
+
+    def __array__(self, dtype=None, copy=None):
+        os._exit(1)
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_takes_no_other_fit_with_it():
+    data = [{"y": np.full(5, float(k))} for k in range(6)]
+    whole = pymc_ngvi.fit_many(mean_of_normal(), data, **QUIET)
+    data[4] = {"y": EndsItsProcess()}
+    with pytest.warns(UserWarning, match="1 of 6 fits failed .4.: .* The process ended during this fit"):
+        found = pymc_ngvi.fit_many(mean_of_normal(), data, n_jobs=2, **QUIET)
+    xr.testing.assert_identical(without_seconds(found).drop_sel(fit=4).mu, without_seconds(whole).drop_sel(fit=4).mu)
 
 
 @pytest.mark.parametrize(
