@@ -78,6 +78,8 @@ def test_the_table_has_variables_deterministics_and_what_is_said_of_each_fit(man
     assert set(table.posterior.values) == {"gaussian"}
     assert set(table.verdict.values) == {"not judged"}
     assert table.searched.values.tolist() == [True] * N_PILOTS + [False] * (6 - N_PILOTS)
+    said = ["looked for in the first fits only" in sentence for sentence in table.sentence.values]
+    assert said == (~table.searched.values).tolist()
     assert (np.diff(table.mu.sel(statistic="mean")) > -1.0).all()
     assert np.isnan(table.log_marginal_likelihood).all()
     assert len(set(table.seed.values.tolist())) == 6

@@ -34,6 +34,8 @@ logger = logging.getLogger("pymc.ngvi")
 STATISTICS = ("mean", "sd", "lower", "upper")
 #: The first fits, which start as a fit alone does, and look for other modes.
 N_PILOTS = 3
+#: Said of the others.
+_NOT_SEARCHED = " Other modes were looked for in the first fits only."
 #: Number of the random stream behind draws for summaries.
 _STREAM = 8_000_000
 
@@ -215,6 +217,9 @@ class Fitter:
             row.dims[name] = tuple(d or f"{name}_dim_{i}" for i, d in enumerate(dims))
             row.labels |= {d: approx.layout.coords[d] for d in dims if d and model.coords.get(d) is not None}
         row.about |= _about(approx, record, judge=asked.judge)
+        of_pilot = self._inference.pilot and self._inference.pilot.record
+        if of_pilot and of_pilot.searched and not record.searched and not record.comes_first:
+            row.about["sentence"] += _NOT_SEARCHED
         if asked.folder is not None:
             approx.sample(asked.draws, random_seed=row.seed).to_netcdf(path_of(asked.folder, row.index))
 
