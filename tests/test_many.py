@@ -78,7 +78,7 @@ def test_the_table_has_variables_deterministics_and_what_is_said_of_each_fit(man
     assert set(table.posterior.values) == {"gaussian"}
     assert set(table.verdict.values) == {"not judged"}
     assert table.searched.values.tolist() == [True] * N_PILOTS + [False] * (6 - N_PILOTS)
-    said = ["looked for in the first fits only" in sentence for sentence in table.sentence.values]
+    said = ["Not searched for other modes: 3 fits were" in sentence for sentence in table.sentence.values]
     assert said == (~table.searched.values).tolist()
     assert (np.diff(table.mu.sel(statistic="mean")) > -1.0).all()
     assert np.isnan(table.log_marginal_likelihood).all()
@@ -243,15 +243,32 @@ def test_draws_are_written_where_they_are_wanted(tmp_path):
 # --- other modes ------------------------------------------------------------------------------------------------------
 
 
-def test_where_the_first_fits_find_other_modes_each_is_searched():
+def of_a_square():
+    """There are two modes where y is above 0."""
     with pm.Model() as model:
         y = pm.Data("y_data", np.array(4.0))
         x = pm.Normal("x", 0.5, 3.0)
         pm.Normal("y", x**2, 0.5, observed=y)
+    return model
+
+
+@pytest.mark.parametrize("posterior", ["gaussian", "auto"])
+def test_where_the_first_fits_find_other_modes_each_is_searched(posterior):
     data = [{"y_data": np.array(value)} for value in (4.0, 5.0, 6.0, 7.0)]
-    found = pymc_ngvi.fit_many(model, data, posterior="gaussian", **QUIET).dataset
+    found = pymc_ngvi.fit_many(of_a_square(), data, posterior=posterior, **QUIET).dataset
     assert found.other_modes.values[:N_PILOTS].any()
     assert found.searched.values.all()
+
+
+def test_fits_that_were_not_searched_are_not_judged_where_a_later_one_has_other_modes():
+    data = [{"y_data": np.array(4.0 if k == 20 else -4.0)} for k in range(22)]
+    with pytest.warns(UserWarning, match=r"1 of 4 fits that were searched .* have some \(fit 20 is"):
+        found = pymc_ngvi.fit_many(of_a_square(), data, **QUIET).dataset
+    assert found.other_modes.values.tolist() == [k == 20 for k in range(22)]
+    searched = [k in (0, 1, 2, 20) for k in range(22)]
+    assert found.searched.values.tolist() == searched
+    assert found.verdict.values.tolist() == ["reliable" if s else "not judged" for s in searched]
+    assert "which 1 of 4 fits have" in str(found.sentence.values[5])
 
 
 def test_each_fit_is_searched_where_that_is_asked_for():

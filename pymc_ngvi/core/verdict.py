@@ -41,6 +41,7 @@ class Verdict:
     effective_size: float
     n_fits: int
     lacking: float
+    n_modes: int = 1
 
     @property
     def conditions(self) -> list[Condition]:

@@ -20,6 +20,7 @@ from pymc_ngvi.many.fitting import N_PILOTS, Asked, Fitter, Interrupted, Row, Se
 from pymc_ngvi.many.progress import shown
 from pymc_ngvi.many.result import ManyFits
 from pymc_ngvi.many.running import Numbered, count_of, in_processes, one_by_one
+from pymc_ngvi.many.searches import judge_unsearched
 
 #: Fits that a warning names, at most.
 _MOST_NAMED = 5
@@ -50,8 +51,8 @@ def fit_many(
     """Fit a model to many data sets, one after the other or in processes.
 
     The model is read and compiled once. The first three fits are those that ``pm.fit(method="ngvi")`` makes. The others
-    start from the first of these that converged, and look for other modes only if one of the three has found some. Data
-    sets of other sizes than that one start as a fit alone does.
+    start from the first of these that converged. If the three have found no other modes, one in twenty of the others
+    looks for some. Data sets of other sizes than that one start as a fit alone does.
 
     Parameters
     ----------
@@ -76,8 +77,9 @@ def fit_many(
         Whether to judge each fit by ``approx.diagnose()``. Exact, nested and moved posteriors have a verdict without
         it; Gaussians are "not judged" then. It takes longer than a Gaussian fit.
     search : {"first", "each"}, default "first"
-        Whether other modes are looked for in the first three fits, and in the others only if there were some, or in
-        each fit. The table says of each whether it was searched.
+        Whether other modes are looked for in the first three fits, and, where these have none, in one in twenty of
+        the others; or in each fit. The table says of each whether it was searched. If one of the twentieth has other
+        modes, those that were not searched are "not judged", and there is a warning.
     draws_to : str or Path, optional
         Folder for draws: ``fit_000000.nc`` and so on, as `NGVIApproximation.sample` gives them. Nothing else of a fit
         is kept but its summary.
@@ -132,6 +134,8 @@ def fit_many(
             of = "" if total is None else f" of {total:,}"
             _warn(f"Interrupted from the keyboard: {len(rows):,}{of} fits were done, which are kept.")
     _report_failures(rows)
+    if of_modes := judge_unsearched(rows):
+        _warn(of_modes)
     return ManyFits(rows, fitter, data, {"prob": prob, "draws": draws})
 
 

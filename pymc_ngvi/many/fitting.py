@@ -34,8 +34,8 @@ logger = logging.getLogger("pymc.ngvi")
 STATISTICS = ("mean", "sd", "lower", "upper")
 #: The first fits, which start as a fit alone does, and look for other modes.
 N_PILOTS = 3
-#: Said of the others.
-_NOT_SEARCHED = " Other modes were looked for in the first fits only."
+#: Of the others, one in so many looks for them.
+_EACH_SEARCHED = 20
 #: Number of the random stream behind draws for summaries.
 _STREAM = 8_000_000
 
@@ -59,6 +59,8 @@ class Row:
         What is said of the fit, by name.
     error : str
         Why there is none; empty where there is.
+    left_out : bool
+        Whether a search for other modes was left out.
     """
 
     index: int
@@ -69,6 +71,7 @@ class Row:
     labels: dict[str, AnyArray] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
     error: str = ""
+    left_out: bool = False
 
 
 class Asked(NamedTuple):
@@ -115,15 +118,18 @@ class Interrupted(Exception):
 
 
 class _Warm(NGVI):
-    """Fits that start from another one, and look for no other modes, where variables have the same shapes.
+    """Fits that start from another one, where variables have the same shapes.
 
     Attributes
     ----------
     pilot : NGVIApproximation or None
         None: fits start as a fit alone does.
+    is_searched : bool
+        Whether those that start from another one look for other modes.
     """
 
     pilot: NGVIApproximation | None = None
+    is_searched: bool = False
 
     def _from(self, density: ModelDensity) -> Mapping[str, ArrayLike] | Earlier | None:
         if self.pilot is None or not self._is_like_pilot(density):
@@ -131,7 +137,8 @@ class _Warm(NGVI):
         return Earlier.of(self.pilot, density)
 
     def _search(self, problem: Problem, seed: int) -> ModeSearch | None:
-        return None if self._is_like_pilot(problem.density) else super()._search(problem, seed)
+        is_left_out = not self.is_searched and self._is_like_pilot(problem.density)
+        return None if is_left_out else super()._search(problem, seed)
 
     def _is_like_pilot(self, density: ModelDensity) -> bool:
         if self.pilot is None:
@@ -149,7 +156,7 @@ class Fitter:
     ----------
     asked : Asked
     pilot : NGVIApproximation, optional
-        What fits start from that have variables of the same shapes; these look for no other modes.
+        What fits start from that have variables of the same shapes; few of these look for other modes.
     """
 
     def __init__(self, asked: Asked, pilot: NGVIApproximation | None = None) -> None:
@@ -185,6 +192,7 @@ class Fitter:
         self.asked.slots.put(arrays)
         inference = self._inference
         inference.pilot = None if index < N_PILOTS else self.pilot
+        inference.is_searched = index % _EACH_SEARCHED == 0
         with _quietly():
             inference.configure(random_seed=self.asked.seed(index))
             approx = inference.fit(progressbar=False, **self.asked.of_fit)
@@ -196,7 +204,7 @@ class Fitter:
         """Keep the first one that others may start from."""
         record = approx.record
         assert record is not None
-        self._may_leave_search &= not (record.modes or record.restarted)
+        self._may_leave_search &= not _has_other_modes(approx)
         if self._candidate is None and record.converged and not record.comes_first:
             self._candidate = approx
 
@@ -218,8 +226,7 @@ class Fitter:
             row.labels |= {d: approx.layout.coords[d] for d in dims if d and model.coords.get(d) is not None}
         row.about |= _about(approx, record, judge=asked.judge)
         of_pilot = self._inference.pilot and self._inference.pilot.record
-        if of_pilot and of_pilot.searched and not record.searched and not record.comes_first:
-            row.about["sentence"] += _NOT_SEARCHED
+        row.left_out = bool(of_pilot and of_pilot.searched and not (record.searched or record.comes_first))
         if asked.folder is not None:
             approx.sample(asked.draws, random_seed=row.seed).to_netcdf(path_of(asked.folder, row.index))
 
@@ -229,6 +236,13 @@ def _is_interrupted(approx: NGVIApproximation) -> bool:
     record = approx.record
     assert record is not None
     return record.status is Status.INTERRUPTED or record.reason == str(Reason.INTERRUPTED)
+
+
+def _has_other_modes(approx: NGVIApproximation) -> bool:
+    """Tell whether a search has found other modes than the first fit: named, or in the posterior."""
+    record, checks = approx.record, approx.checks
+    assert record is not None
+    return bool(record.modes or record.restarted) or (checks is not None and checks.n_modes > 1)
 
 
 def path_of(folder: Path, index: int) -> Path:
@@ -255,7 +269,7 @@ def _about(approx: NGVIApproximation, record: FitRecord, *, judge: bool) -> dict
         "log_marginal_likelihood": np.nan,
         "log_marginal_likelihood_se": np.nan,
         "searched": record.searched,
-        "other_modes": bool(record.modes or record.restarted),
+        "other_modes": _has_other_modes(approx),
     }
     if record.is_pool or approx.checks is not None:
         with contextlib.suppress(ValueError):  # of priors without a constant
