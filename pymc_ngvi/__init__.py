@@ -19,7 +19,7 @@ from pymc_ngvi.density.streams.errors import BatchError
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.function import fit_ngvi
 from pymc_ngvi.inference import NGVI
-from pymc_ngvi.many import ManyFits, fit_many
+from pymc_ngvi.many import Calibration, ManyFits, calibrate, fit_many
 from pymc_ngvi.register import register, unregister
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.bambi import uncentre_bambi_intercept
@@ -29,6 +29,7 @@ __all__ = [
     "NGVI",
     "BatchError",
     "BrokenExecutorError",
+    "Calibration",
     "ConvergenceWarning",
     "DivergedError",
     "Elbo",
@@ -42,6 +43,7 @@ __all__ = [
     "Shards",
     "StartError",
     "Status",
+    "calibrate",
     "fit_many",
     "fit_ngvi",
     "load",

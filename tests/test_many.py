@@ -349,7 +349,7 @@ def test_data_that_are_none_are_refused(data, error, message):
         ({"search": "none"}, ValueError, "search should be 'first' or 'each'; got 'none'"),
         ({"var_names": ["my"]}, ValueError, "var_names has 'my', which the model has not: Valid: 'mu'"),
         ({"famly": "full"}, TypeError, "did you mean 'family'"),
-        ({"shards": 1}, TypeError, "fit_many does not take shards: fit_many takes a model"),
+        ({"shards": 1}, TypeError, "Many fits do not take shards: they are those"),
         ({"family": "fall"}, ValueError, "family"),
     ],
 )

@@ -5,7 +5,7 @@ import hashlib
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pymc as pm
@@ -14,9 +14,24 @@ from numpy.typing import ArrayLike
 
 from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.density.simulated import Simulated
 
 #: The data of one fit: arrays by the name of a ``pm.Data``, of an observed variable, or of a dim, which takes labels.
 type Entry = Mapping[str, ArrayLike]
+
+
+class Case(NamedTuple):
+    """What is fitted: data, and what they were simulated with, where they were.
+
+    Parameters
+    ----------
+    entry : dict
+    truth : Simulated or None
+        Whose values are ranked among draws.
+    """
+
+    entry: Entry
+    truth: Simulated | None = None
 
 
 class BadEntryError(ValueError):

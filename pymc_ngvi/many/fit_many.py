@@ -2,31 +2,26 @@
 
 import inspect
 import itertools
-import warnings
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pymc as pm
 
-from pymc_ngvi.core.messages import OURS, shortened, suggestion
+from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.seeds import Seed, seed_of
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.fitting.signatures import joined_parameters, sign, split_options
 from pymc_ngvi.inference import NGVI
-from pymc_ngvi.many.entries import Entry, Slots, opened
-from pymc_ngvi.many.fitting import N_PILOTS, Asked, Fitter, Interrupted, Row, Search
-from pymc_ngvi.many.progress import shown
+from pymc_ngvi.many.entries import Case, Entry, Slots, opened
+from pymc_ngvi.many.fitting import Asked, Fitter, Search
 from pymc_ngvi.many.result import ManyFits
-from pymc_ngvi.many.running import Numbered, count_of, in_processes, one_by_one
-from pymc_ngvi.many.searches import judge_unsearched
+from pymc_ngvi.many.running import count_of, fitted_rows
 
-#: Fits that a warning names, at most.
-_MOST_NAMED = 5
 #: Options of a single fit that make no sense for many, and why.
 _NOT_FOR_MANY = {
-    "shards": "fit_many takes a model",
+    "shards": "they are those of a model",
     "batches": "the data of a fit are one dict, in memory",
     "callbacks": "each fit is summarised when it is done",
     "progressbar_theme": "the progress is that of all fits",
@@ -112,68 +107,44 @@ def fit_many(
     >>> many.dataset["mu"].sel(statistic="mean").round(1).values.tolist()
     [0.0, 1.0, 2.0, 2.9]
     """
-    model = _checked_model(model)
+    model = checked_model(model, "fit_many(model, data)")
     entries, total = opened(data)
     first = next(entries, None)
     if first is None:
         raise ValueError("data is empty: give a dict of arrays for each fit.")
-    asked = Asked(
-        Slots.of(model, first), *_options(options), seed_of(random_seed), check_draws(draws),
-        _checked_prob(prob), None if var_names is None else _checked_names(model, var_names), judge,
-        _checked_search(search), None if draws_to is None else _made_folder(draws_to),
+    asked = asked_of(
+        Slots.of(model, first), options, random_seed, draws, checked_names(model, var_names),
+        prob=prob, judge=judge, search=search, folder=None if draws_to is None else _made_folder(draws_to),
     )  # fmt: skip
-    n_jobs, fitter = count_of(n_jobs), Fitter(asked)
-    rows: list[Row] = []
-    with asked.slots.left_as_it_was():
-        try:
-            for row in shown(_fits(fitter, enumerate(itertools.chain([first], entries)), n_jobs), total, progressbar):
-                rows.append(row)
-        except (KeyboardInterrupt, Interrupted):
-            if not rows:
-                raise KeyboardInterrupt from None
-            of = "" if total is None else f" of {total:,}"
-            _warn(f"Interrupted from the keyboard: {len(rows):,}{of} fits were done, which are kept.")
-    _report_failures(rows)
-    if of_modes := judge_unsearched(rows):
-        _warn(of_modes)
+    fitter, cases = Fitter(asked), map(Case, itertools.chain([first], entries))
+    rows = fitted_rows(fitter, cases, count_of(n_jobs), total, progressbar)
     return ManyFits(rows, fitter, data, {"prob": prob, "draws": draws})
 
 
-def _fits(fitter: Fitter, entries: Iterator[Numbered], n_jobs: int) -> Iterator[Row]:
-    """Yield what is kept of each fit, as they are done: of the first ones, and of the others that start from these."""
-    yield from one_by_one(fitter, itertools.islice(entries, N_PILOTS))
-    fitter.settle()
-    yield from one_by_one(fitter, entries) if n_jobs == 1 else in_processes(fitter, entries, n_jobs)
+def asked_of(
+    slots: Slots, options: Mapping[str, Any], random_seed: Seed, draws: int, names: frozenset[str] | None, *,
+    prob: float = 0.94, judge: bool = False, search: Search = "first", folder: Path | None = None,
+) -> Asked:  # fmt: skip
+    """Return what is the same for all fits, checked."""
+    of_constructor, of_fit = _options(options)
+    return Asked(
+        slots, of_constructor, of_fit, seed_of(random_seed), check_draws(draws), _checked_prob(prob), names, judge,
+        _checked_search(search), folder,
+    )  # fmt: skip
 
 
-def _report_failures(rows: Sequence[Row]) -> None:
-    """Warn of fits that failed; raise ValueError where all did."""
-    failed = [row for row in rows if row.error]
-    if not failed:
-        return
-    which = ", ".join(str(row.index) for row in sorted(failed, key=lambda row: row.index)[:_MOST_NAMED])
-    which += ", ..." if len(failed) > _MOST_NAMED else ""
-    reason = f"The reason of fit {failed[0].index}: {failed[0].error}"
-    if len(failed) == len(rows):
-        raise ValueError(f"All {len(rows):,} fits failed. {reason}")
-    _warn(f"{len(failed):,} of {len(rows):,} fits failed ({which}): the table has each reason as `error`. {reason}")
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, UserWarning, skip_file_prefixes=OURS)
-
-
-def _options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options of `NGVI`, and those of its `fit`."""
     for name, why in _NOT_FOR_MANY.items():
         if options.get(name) is not None:
-            raise TypeError(f"fit_many does not take {name}: {why}.")
+            raise TypeError(f"Many fits do not take {name}: {why}.")
     return split_options({k: v for k, v in options.items() if k not in _NOT_FOR_MANY}, NGVI.__init__, NGVI.fit)
 
 
-def _checked_model(model: object) -> pm.Model:
+def checked_model(model: object, call: str) -> pm.Model:
+    """Return what was given as a model; raise TypeError where it is none."""
     if not isinstance(model, pm.Model):
-        raise TypeError(f"fit_many takes a model first: fit_many(model, data). Got {shortened(model)}.")
+        raise TypeError(f"{call.partition('(')[0]} takes a model first: {call}. Got {shortened(model)}.")
     return model
 
 
@@ -189,7 +160,10 @@ def _checked_search(search: Search) -> Search:
     return search
 
 
-def _checked_names(model: pm.Model, names: Sequence[str]) -> frozenset[str]:
+def checked_names(model: pm.Model, names: Sequence[str] | None) -> frozenset[str] | None:
+    """Return the names of the variables that are kept, None for all; raise ValueError for what is no variable."""
+    if names is None:
+        return None
     valid = [v.name for v in [*model.free_RVs, *model.deterministics]]
     names = [names] if isinstance(names, str) else list(names)
     if not names:
@@ -208,12 +182,11 @@ def _made_folder(path: str | Path) -> Path:
     return folder
 
 
-_of_single = inspect.signature(fit_many).parameters
-sign(
-    fit_many,
-    [
-        p
-        for p in joined_parameters(list(_of_single.values())[:-1], NGVI.__init__, NGVI.fit)
-        if p.name not in (*_NOT_FOR_MANY, "unknown")
-    ],
-)
+def sign_with_options(function: Callable[..., Any], *without: str) -> None:
+    """Give a function that fits many times the options of `NGVI` and of its `fit` in its signature."""
+    own = list(inspect.signature(function).parameters.values())[:-1]
+    left_out = (*_NOT_FOR_MANY, *without, "unknown")
+    sign(function, [p for p in joined_parameters(own, NGVI.__init__, NGVI.fit) if p.name not in left_out])
+
+
+sign_with_options(fit_many)

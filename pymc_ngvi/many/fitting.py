@@ -20,12 +20,14 @@ from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactErr
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.density.simulated import Simulated
 from pymc_ngvi.fitting.earlier import Earlier
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.problem import Problem
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.inference import NGVI
-from pymc_ngvi.many.entries import BadEntryError, Entry, Slots, digest_of, shapes_of
+from pymc_ngvi.many.entries import BadEntryError, Case, Slots, digest_of, shapes_of
+from pymc_ngvi.many.ranks import Ranks
 from pymc_ngvi.results.approximation import NGVIApproximation
 
 logger = logging.getLogger("pymc.ngvi")
@@ -55,6 +57,8 @@ class Row:
         By variable: means, standard deviations and limits, (4, *shape).
     dims, labels : dict
         Names of the axes of each variable, where they have names; labels by dim.
+    ranks : dict
+        By variable: how many draws are below the value that the data were simulated with.
     about : dict
         What is said of the fit, by name.
     error : str
@@ -69,6 +73,7 @@ class Row:
     values: dict[str, AnyArray] = field(default_factory=dict)
     dims: dict[str, tuple[str, ...]] = field(default_factory=dict)
     labels: dict[str, AnyArray] = field(default_factory=dict)
+    ranks: dict[str, AnyArray] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     left_out: bool = False
@@ -169,17 +174,17 @@ class Fitter:
         """Let the other fits start from the first ones, where these have found no other modes."""
         self.pilot, self._candidate = self._candidate if self._may_leave_search else None, None
 
-    def row(self, index: int, entry: Entry) -> Row:
-        """Fit an entry, and return what is kept of it, also where it fails; Interrupted passes."""
+    def row(self, index: int, case: Case) -> Row:
+        """Fit a case, and return what is kept of it, also where it fails; Interrupted passes."""
         row = Row(index, self.asked.seed(index))
         began, arrays = time.perf_counter(), {}
         try:
-            arrays = self.asked.slots.checked(entry)
+            arrays = self.asked.slots.checked(case.entry)
             row.digest = digest_of(arrays)
             approx = self.approx(index, arrays)
             if index < N_PILOTS:
                 self._look_at_pilot(approx)
-            self._summarise(row, approx)
+            self._summarise(row, approx, case.truth)
         except Interrupted:
             raise
         except Exception as error:  # whatever it is: the other fits go on
@@ -208,7 +213,7 @@ class Fitter:
         if self._candidate is None and record.converged and not record.comes_first:
             self._candidate = approx
 
-    def _summarise(self, row: Row, approx: NGVIApproximation) -> None:
+    def _summarise(self, row: Row, approx: NGVIApproximation, truth: Simulated | None) -> None:
         asked, record = self.asked, approx.record
         assert record is not None
         rng = np.random.default_rng([_STREAM, row.seed])
@@ -224,6 +229,9 @@ class Fitter:
             dims = model.named_vars_to_dims.get(name) or (None,) * (draws.ndim - 1)
             row.dims[name] = tuple(d or f"{name}_dim_{i}" for i, d in enumerate(dims))
             row.labels |= {d: approx.layout.coords[d] for d in dims if d and model.coords.get(d) is not None}
+        if truth is not None:
+            known = {name: draws for name, draws in values.items() if name not in unconstrained}
+            row.ranks = Ranks(truth, rng).among(known, theta, approx.density)
         row.about |= _about(approx, record, judge=asked.judge)
         of_pilot = self._inference.pilot and self._inference.pilot.record
         row.left_out = bool(of_pilot and of_pilot.searched and not (record.searched or record.comes_first))

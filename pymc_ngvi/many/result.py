@@ -57,12 +57,33 @@ class ManyFits:
 
     def __repr__(self) -> str:
         """Return how many fits there are, how many of them failed, and what is known of the others."""
-        error = _about(self.dataset, "error")
-        counts = Counter(map(str, _about(self.dataset, "verdict")))
+        error, counts = self.about("error"), Counter(map(str, self.about("verdict")))
         counts.pop("", None)
         failed = int((error != "").sum())
         parts = [f"{n:,} {verdict}" for verdict, n in counts.items()] + [f"{failed:,} failed"] * bool(failed)
         return f"ManyFits({len(self):,} fits: {', '.join(parts)})"
+
+    def about(self, name: str) -> AnyArray:
+        """Return what is said of each fit, (fit,): a column of ``dataset``, whatever it is called there.
+
+        Parameters
+        ----------
+        name : str
+            Such as "verdict".
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import pymc as pm
+        >>> import pymc_ngvi
+        >>> with pm.Model() as model:
+        ...     mu = pm.Normal("mu", 0.0, 3.0)
+        ...     _ = pm.Normal("y", mu, 1.0, observed=np.ones(5))
+        >>> many = pymc_ngvi.fit_many(model, [{"y": np.zeros(5)}, {"y": np.ones(5)}], random_seed=1, progressbar=False)
+        >>> many.about("error").tolist()
+        ['', '']
+        """
+        return np.asarray(self.dataset[f"fit_{name}" if f"fit_{name}" in self.dataset else name])
 
     def approx(self, i: int, data: Entry | None = None) -> NGVIApproximation:
         """Return the approximation of one fit: it is fitted again, with the same seed, which gives the same bits.
@@ -106,10 +127,6 @@ class ManyFits:
         if iter(self._data) is self._data:
             raise ValueError(f"The data were read from an iterator, which is at its end: give fit {i} its data=.")
         return next(itertools.islice(self._data, i, None))
-
-
-def _about(dataset: xr.Dataset, name: str) -> AnyArray:
-    return np.asarray(dataset[f"fit_{name}" if f"fit_{name}" in dataset else name])
 
 
 def _dataset(rows: Sequence[Row]) -> xr.Dataset:

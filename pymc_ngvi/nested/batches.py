@@ -13,7 +13,7 @@ from pymc_ngvi.density.rows_over import RowsOver
 from pymc_ngvi.families.matrices.sparse.precisions import Precisions
 from pymc_ngvi.nested.defence import Defence
 from pymc_ngvi.nested.found import FEWEST, LEFT, SOLVED, Drawn, EvaluatedMarginal, missing, n_wanted
-from pymc_ngvi.nested.many import ManyFits, ManyFitter, Which
+from pymc_ngvi.nested.many import ManyFitter, ManyGaussians, Which
 from pymc_ngvi.nested.starts import Starts
 from pymc_ngvi.rows.expectation import row_slices
 from pymc_ngvi.rows.many import ManyRows
@@ -112,7 +112,7 @@ class ManyConditionals:
                 self.n_fits += int(agrees.sum())
                 yield part[agrees], rows[np.flatnonzero(agrees)]
 
-    def _missing(self, g: Array, fits: ManyFits, base: Array) -> list[tuple[float, float]]:
+    def _missing(self, g: Array, fits: ManyGaussians, base: Array) -> list[tuple[float, float]]:
         """Return what ELBOs lack, and how sure that is; with more draws where their weights vary."""
         if self._given.is_quadratic:
             return [(0.0, 0.0)] * len(fits.which)
@@ -131,7 +131,7 @@ class ManyConditionals:
                     found[k] = missing(np.concatenate([log_ratio[k], one]))
         return found
 
-    def _weighed(self, g: Array, fits: ManyFits, base: Array) -> tuple[Array, Array]:
+    def _weighed(self, g: Array, fits: ManyGaussians, base: Array) -> tuple[Array, Array]:
         """Return draws of fits, (n, n_dim, m), and log p - log q there, (n, m); -inf where that is no number."""
         x = fits.draws(base)
         with np.errstate(all="ignore"):
@@ -145,7 +145,7 @@ class ManyConditionals:
     def _draws(
         self,
         g: Array,
-        fits: ManyFits,
+        fits: ManyGaussians,
         base: Array,
         defence: Defence,
         picked: NDArray[np.intp],

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.nested.conditional import LatentGaussian
-from pymc_ngvi.nested.many import ManyFits
+from pymc_ngvi.nested.many import ManyGaussians
 
 #: One of so many draws is from farther out.
 _OF_DRAWS = 8
@@ -109,7 +109,7 @@ class Defence:
         moved, log_mixed = self._moved(directions[None], base.T[None], picked[None])
         return np.ascontiguousarray(moved[0].T), log_mixed[0]
 
-    def moved_many(self, fits: ManyFits, base: Array, picked: NDArray[np.intp]) -> tuple[Array, Array]:
+    def moved_many(self, fits: ManyGaussians, base: Array, picked: NDArray[np.intp]) -> tuple[Array, Array]:
         """Return the same at many hyperparameters: normals (n, n_dim, n_draws), and log q' - log q, (n, n_draws)."""
         if not picked.shape[1]:
             return base, np.zeros((len(base), base.shape[2]))

@@ -18,7 +18,7 @@ type Which = NDArray[np.intp]
 
 
 @dataclass(frozen=True, eq=False)
-class ManyFits:
+class ManyGaussians:
     """Gaussians that were fitted.
 
     Parameters
@@ -44,12 +44,14 @@ class ManyFits:
     seen: ManySeen
     rules: ManyRules
 
-    def some(self, which: Which) -> "ManyFits":
+    def some(self, which: Which) -> "ManyGaussians":
         """Return some of them."""
         factors = self.factors.of.factored(self.precision[which])[0]
         assert factors is not None
         parts = (getattr(self, name)[which] for name in ("elbo", "seen", "rules"))
-        return ManyFits(self.which[which], self.rows[which], self.mean[which], self.precision[which], factors, *parts)
+        return ManyGaussians(
+            self.which[which], self.rows[which], self.mean[which], self.precision[which], factors, *parts
+        )
 
     def draws(self, base: Array) -> Array:
         """Return draws, (n, n_dim, m), of standard normals of that shape."""
@@ -117,7 +119,7 @@ class ManyFitter:
         self._precisions = precisions
         self.n_expectations = 0
 
-    def fit(self, rows: ManyRows, start: ManySeen, rules: ManyRules | None, left: float) -> ManyFits | None:
+    def fit(self, rows: ManyRows, start: ManySeen, rules: ManyRules | None, left: float) -> ManyGaussians | None:
         """Return the fits, as far as there are any, begun from what rows may see of them.
 
         Parameters
@@ -144,7 +146,7 @@ class ManyFitter:
             which = which[go][rose]
         return self._joined(rows, parts)
 
-    def _joined(self, rows: ManyRows, parts: list[tuple[Which, _State]]) -> ManyFits | None:
+    def _joined(self, rows: ManyRows, parts: list[tuple[Which, _State]]) -> ManyGaussians | None:
         """Return the states in the order of their hyperparameters."""
         if not parts:
             return None
@@ -154,7 +156,7 @@ class ManyFitter:
         factors = state.factors or self._precisions.factored(state.precision)[0]
         assert factors is not None
         assert factors.n == len(which)  # of each there was one
-        return ManyFits(
+        return ManyGaussians(
             which, rows[which], state.mean, state.precision, factors, state.elbo, state.seen, state.expected.rules
         )
 
