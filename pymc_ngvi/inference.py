@@ -395,3 +395,6 @@ class NGVI(Inference):
         approx = self._prepared or NGVIApproximation(density, q)
         approx.restart(density, q, random_seed=seed, include_transformed=include_transformed)
         return approx, problem, rule, state, seed
+
+
+NGVIApproximation._inference = NGVI  # which fits again where a part of the data is left out

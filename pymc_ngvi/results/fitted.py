@@ -1,7 +1,7 @@
 """What all methods of an approximation work on: the model, q, and the fit that made it."""
 
-from collections.abc import Sequence
-from typing import Protocol, Self
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import pymc as pm
@@ -71,6 +71,8 @@ class Fitted:
     _next_step: NextStep | None
     _reports: Kept
     _made: tuple[VariationalState, Distribution] | None = None
+    #: The class of fits, from a model and its options: set where it is defined, which is above results.
+    _inference: ClassVar[Callable[..., Any]]
 
     @property
     def q(self) -> VariationalState:
@@ -172,6 +174,18 @@ class Fitted:
         self._gaussian, self._next_step, self.record = gaussian, step, record
         if gaussian is not None:
             self.hist, self.gap_hist, self._data = gaussian.hist, gaussian.gap_hist, gaussian._data
+
+    def _fits_of(self, model: pm.Model) -> Callable[[int], Posterior]:
+        """Return what fits another model, again and again as its data change, to the same kind of posterior."""
+        kind = "gaussian" if self._next_step is None else getattr(self._state, "kind", "auto")
+        inference = type(self)._inference(model, posterior=kind)
+
+        def fitted(random_seed: int) -> Posterior:
+            inference.configure(random_seed=random_seed)
+            found: Fitted = inference.fit(progressbar=False)
+            return found._posterior
+
+        return fitted
 
     def _follow(self, outcome: Outcome) -> None:
         """Take over what a fit has come to."""

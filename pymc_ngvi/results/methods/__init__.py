@@ -6,6 +6,7 @@ from pymc_ngvi.results.methods.diagnosis import DiagnosisMethods
 from pymc_ngvi.results.methods.draws import DrawMethods
 from pymc_ngvi.results.methods.exact import ExactMethods
 from pymc_ngvi.results.methods.fit import FitMethods
+from pymc_ngvi.results.methods.left_out import LeftOutMethods
 from pymc_ngvi.results.methods.moments import MomentMethods
 from pymc_ngvi.results.methods.plots import PlotMethods
 from pymc_ngvi.results.methods.saving import SavingMethods
@@ -24,6 +25,7 @@ class Methods(
     ComponentMethods,
     PlotMethods,
     SiteMethods,
+    LeftOutMethods,
     SavingMethods,
 ):
     """What `NGVIApproximation` inherits beside ``pymc.Approximation``."""

@@ -1,0 +1,109 @@
+"""DataParts of the data that are left out, and what is predicted then."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from numpy.typing import NDArray
+from scipy import sparse
+
+Ints = NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class DataParts:
+    """Which rows are left out together, and which are predicted without them.
+
+    Parameters
+    ----------
+    out : csr_array of float, shape (n_parts, n_rows)
+        1 where a row is left out.
+    scored : csr_array of float, shape (n_scores, n_rows)
+        1 where a row is predicted, with others of the same score together.
+    part : ndarray of int, shape (n_scores,)
+        That is left out for each score.
+    """
+
+    out: sparse.csr_array
+    scored: sparse.csr_array
+    part: Ints
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether all that is left out is predicted, in one score for each part."""
+        same = self.out.shape == self.scored.shape and (self.part == np.arange(len(self.part))).all()
+        return bool(same) and (self.out != self.scored).nnz == 0
+
+    @property
+    def n_rows(self) -> int:
+        """All rows."""
+        return int(self.out.shape[1])
+
+    def rows_out(self, part: int) -> Ints:
+        """Return the rows that a part leaves out."""
+        return rows_of_set(self.out, part)
+
+    def only(self, part: int) -> "DataParts":
+        """Return one of the parts, with its scores."""
+        which = np.flatnonzero(self.part == part)
+        return DataParts(self.out[[part]], self.scored[which], np.zeros(len(which), dtype=np.intp))
+
+    @classmethod
+    def of_labels(cls, label: Ints, n_labels: int) -> "DataParts":
+        """Return one part for each label, predicted as a whole; ``label`` is that of each row."""
+        n = len(label)
+        out = sparse.csr_array((np.ones(n), (label, np.arange(n))), shape=(n_labels, n))
+        return cls(out, out, np.arange(n_labels))
+
+    @classmethod
+    def of_folds(cls, fold: Ints, n_folds: int) -> "DataParts":
+        """Return one part for each fold, each of whose rows is predicted."""
+        n = len(fold)
+        out = sparse.csr_array((np.ones(n), (fold, np.arange(n))), shape=(n_folds, n))
+        return cls(out, sparse.eye_array(n, format="csr"), fold)
+
+    @classmethod
+    def of_future(cls, rank: Ints, least: int, horizon: int) -> "DataParts":
+        """Return one part for each origin: all rows of that rank or later are left out, the next ones predicted.
+
+        Parameters
+        ----------
+        rank : ndarray of int, shape (n_rows,)
+            Place of each row in time.
+        least : int
+            The first rank that is left out.
+        horizon : int
+            Ranks that are predicted, together.
+        """
+        origins = np.arange(least, rank.max() + 2 - horizon)[:, None]
+        out = sparse.csr_array((rank >= origins).astype(float))
+        scored = sparse.csr_array(((rank >= origins) & (rank < origins + horizon)).astype(float))
+        return cls(out, scored, np.arange(len(origins)))
+
+
+def rows_of_set(sets: sparse.csr_array, i: int) -> Ints:
+    """Return the rows of one of some sets of rows, (n_sets, n_rows)."""
+    result: Ints = sets.indices[sets.indptr[i] : sets.indptr[i + 1]].astype(np.intp)
+    return result
+
+
+def passes(blocks: list[Ints]) -> Ints:
+    """Return numbers of sets such that no two with the same number have a block in common.
+
+    Parameters
+    ----------
+    blocks : list of ndarray of int
+        Of each set.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> passes([np.array([0]), np.array([0, 1]), np.array([2])]).tolist()
+    [0, 1, 0]
+    """
+    free: dict[int, int] = {}
+    result = np.zeros(len(blocks), dtype=np.intp)
+    for i, of_set in enumerate(blocks):
+        result[i] = max((free.get(int(b), 0) for b in of_set), default=0)
+        free.update(dict.fromkeys(map(int, of_set), int(result[i]) + 1))
+    return result

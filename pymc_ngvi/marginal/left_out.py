@@ -1,0 +1,225 @@
+"""Predictive densities of rows that are left out of groups, which are integrated again without them.
+
+Given the globals, groups are independent: without some rows of a group, its integral is another one, and the ratio of
+the two is the predictive density of these rows given the others. So draws of the globals alone are weighted, of which
+each row says little.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.parts import DataParts, passes, rows_of_set
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.density.logdensity import LogDensity
+from pymc_ngvi.density.masked import MaskedModel
+from pymc_ngvi.density.observed_logp import ObservedLogp
+from pymc_ngvi.density.split import SplitDensity
+from pymc_ngvi.marginal.centres import Centres
+from pymc_ngvi.marginal.forest import Forest
+from pymc_ngvi.marginal.log_marginal import LogMarginal
+from pymc_ngvi.marginal.nodes import ladder
+from pymc_ngvi.marginal.parts import BatchPlan, whole
+from pymc_ngvi.marginal.pooled import PoolState
+from pymc_ngvi.marginal.quadrature import integrate
+from pymc_ngvi.marginal.trees import IntegratedTrees
+
+#: Draws of the globals, at most and at least; values of rows in all, beyond which there are fewer.
+_MOST_DRAWS, _FEWEST_DRAWS, _MOST_VALUES = 4_000, 500, 2**30
+#: Numbers held at once.
+_AT_ONCE = 2**22
+#: Of the ladder of rules: integrals themselves are wanted, not how they change with the globals.
+_RULE = 3
+_SEED = 20_261_127
+
+Ints = NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class Predictives:
+    """Log densities, at draws, of what is left out and of what is predicted.
+
+    Parameters
+    ----------
+    log_weights : ndarray, shape (n_draws,)
+        Of the draws, with all data.
+    log_out : ndarray, shape (n_draws, n_parts)
+        Of each part given the rest: by as much a draw is less likely without it.
+    log_scored : ndarray, shape (n_draws, n_scores)
+        Of each score, without its part.
+    """
+
+    log_weights: Array
+    log_out: Array
+    log_scored: Array
+
+
+class IntegratedAgain:
+    """Integrals of groups with and without some rows, at globals of a pool.
+
+    Parameters
+    ----------
+    state : PoolState
+        Of `IntegratedTrees` with local coordinates.
+    masked : MaskedModel
+        Which belongs to it alone.
+
+    Raises
+    ------
+    CannotSplit
+        If an element of log p depends on several groups.
+    """
+
+    def __init__(self, state: PoolState, masked: MaskedModel) -> None:
+        assert isinstance(state.rest, IntegratedTrees)
+        assert state.rest.quadrature is not None
+        self._state, self._masked, self._quadrature = state, masked, state.rest.quadrature
+        self._forest: Forest = state.rest.forest
+        density = LogDensity(masked.model)
+        terms = _Terms(SplitDensity(density, self._forest, state.gaussian.mean()))
+        rules = ladder(self._forest.n_levels)
+        self._rule = max(self._quadrature.rule, rules[min(_RULE, len(rules) // 2)], key=lambda rule: rule.n_nodes)
+        self._centres: Centres
+        self._integrals = LogMarginal(terms, self._forest, lambda g: self._centres)
+        self._integrals.rule = self._rule
+        self._elementwise = ObservedLogp(density, masked.name)
+        self._block = self._blocks_of_rows()
+
+    def _blocks_of_rows(self) -> Ints:
+        """Return the block of each row, -1 where it depends on globals alone."""
+        forest, depends = self._forest, self._elementwise.dependence()[:, self._forest.locals_].tocsr()
+        block = np.full(depends.shape[0], -1, dtype=np.intp)
+        block[np.repeat(np.arange(len(block)), np.diff(depends.indptr))] = forest.block[depends.indices]
+        return block
+
+    def predictives(self, parts: DataParts, *, is_without: bool = False) -> Predictives:
+        """Return the predictive densities.
+
+        Parameters
+        ----------
+        parts : DataParts
+        is_without : bool
+            Whether the posterior is one without the part, of which there is one: its draws stay as they are.
+        """
+        state, forest = self._state, self._forest
+        work = _Work.of(parts, self._block)
+        of_pool = self._picked(work.n_passes)
+        g_of_pool, n = state.pool.g[of_pool], len(of_pool)
+        log_out, log_scored = np.zeros((n, parts.out.shape[0])), np.zeros((n, parts.scored.shape[0]))
+        alone = np.flatnonzero(self._block < 0)
+        size = max(1, _AT_ONCE // max(forest.n_local, forest.n_blocks * (1 + work.n_kept)))
+        lost = np.zeros(n, dtype=bool)
+        for start in range(0, n, size):
+            rows = slice(start, min(start + size, n))
+            points = self._quadrature.reference(g_of_pool[rows])
+            lost[rows] = points.lost
+            self._chunk(parts, work, g_of_pool[rows], points.centres, log_out[rows], log_scored[rows])
+            if len(alone):
+                values = self._at_globals(g_of_pool[rows])[:, alone]
+                log_out[rows] += (parts.out[:, alone] @ values.T).T
+                log_scored[rows] += (parts.scored[:, alone] @ values.T).T
+        if is_without:
+            log_out[:] = 0.0
+        return Predictives(np.where(lost, -np.inf, state.log_weights[of_pool]), log_out, log_scored)
+
+    def _picked(self, n_passes: int) -> Ints:
+        """Return the rows of the pool that are used: all of them, as only together they are evenly spread, or a few."""
+        n_pool = len(self._state.pool.g)
+        values = n_passes * len(self._block) * len(self._rule.nodes)
+        n = int(np.clip(_MOST_VALUES // values, _FEWEST_DRAWS, _MOST_DRAWS))
+        if n >= n_pool:
+            return np.arange(n_pool)
+        return np.sort(np.random.default_rng(_SEED).permutation(n_pool)[:n])
+
+    def _chunk(
+        self, parts: DataParts, work: "_Work", g: Array, centres: Centres, log_out: Array, log_scored: Array
+    ) -> None:
+        """Fill in what some draws give."""
+        full = self._of_blocks(g, centres, np.empty(0, dtype=np.intp))
+        kept: dict[int, Array] = {}
+        for sets in work.by_pass:
+            less = self._of_blocks(g, centres, np.concatenate([parts.rows_out(i) for i in sets]))
+            for i in sets:
+                blocks = work.blocks[i]
+                kept[i] = less[:, blocks]
+                log_out[:, i] = (full[:, blocks] - kept[i]).sum(axis=1)
+        if parts.are_whole:
+            log_scored[:] = log_out
+            return
+        for sets in work.scores_by_pass:
+            some = self._of_blocks(g, centres, np.concatenate([work.still_out(parts, i, self._block) for i in sets]))
+            for i in sets:
+                blocks, part = work.blocks_of_score[i], int(parts.part[i])
+                without = kept[part][:, np.searchsorted(work.blocks[part], blocks)]
+                log_scored[:, i] = (some[:, blocks] - without).sum(axis=1)
+
+    def _of_blocks(self, g: Array, centres: Centres, out: Ints) -> Array:
+        """Return the integrals of blocks without some rows, (n, n_blocks), about centres that are right for these."""
+        self._masked.leave_out(out)
+        self._centres = centres
+        terms, points = self._integrals.terms, self._integrals.reference(g)
+        found = integrate(terms, self._forest, self._rule, g, points.centres, moments=False, by_block=True).of_blocks
+        assert found is not None
+        return found
+
+    def _at_globals(self, g: Array) -> Array:
+        """Return the log densities of rows at globals, wherever the others are."""
+        self._masked.leave_out(np.empty(0, dtype=np.intp))
+        theta = np.tile(self._state.gaussian.mean(), (len(g), 1))
+        theta[:, self._forest.globals_] = g
+        return self._elementwise(theta)
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """Blocks of parts and of scores, and which of these can be left out in one pass."""
+
+    blocks: list[Ints]
+    by_pass: list[Ints]
+    blocks_of_score: list[Ints]
+    scores_by_pass: list[Ints]
+
+    @classmethod
+    def of(cls, parts: DataParts, block: Ints) -> "_Work":
+        blocks = [_known(block[rows_of_set(parts.out, i)]) for i in range(parts.out.shape[0])]
+        scores = [] if parts.are_whole else range(parts.scored.shape[0])
+        of_scores = [_known(block[rows_of_set(parts.scored, i)]) for i in scores]
+        return cls(blocks, _by_number(passes(blocks)), of_scores, _by_number(passes(of_scores)))
+
+    @property
+    def n_passes(self) -> int:
+        """Integrals of all groups."""
+        return 1 + len(self.by_pass) + len(self.scores_by_pass)
+
+    @property
+    def n_kept(self) -> int:
+        """Passes whose integrals are held."""
+        return len(self.by_pass)
+
+    def still_out(self, parts: DataParts, score: int, block: Ints) -> Ints:
+        """Return the rows of the blocks of a score that are left out while it is predicted."""
+        out = parts.rows_out(int(parts.part[score]))
+        out = out[np.isin(block[out], self.blocks_of_score[score])]
+        return np.setdiff1d(out, rows_of_set(parts.scored, score))
+
+
+class _Terms:
+    """The terms of a masked model, as `integrate` takes them."""
+
+    def __init__(self, split: SplitDensity) -> None:
+        self._split = split
+        self.terms, self.chunk = split.terms, split.chunk
+
+    def plan(self, forest: Forest, n_draws: int, n_nodes: int) -> BatchPlan:
+        """Return how to evaluate them: all at once."""
+        return whole(self, forest, n_nodes)
+
+
+def _known(blocks: Ints) -> Ints:
+    return np.unique(blocks[blocks >= 0])
+
+
+def _by_number(numbers: Ints) -> list[Ints]:
+    return [np.flatnonzero(numbers == k) for k in range(int(numbers.max(initial=-1)) + 1)]

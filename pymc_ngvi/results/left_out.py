@@ -1,0 +1,388 @@
+"""Cross-validation: parts of the data are left out by weights, and by fits where weights can't be relied on."""
+
+import logging
+import time
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pymc as pm
+import xarray as xr
+
+from numpy.typing import ArrayLike, NDArray
+
+from pymc_ngvi.core.linalg import logsumexp
+from pymc_ngvi.core.messages import suggestion
+from pymc_ngvi.core.parts import DataParts
+from pymc_ngvi.core.prices import in_words
+from pymc_ngvi.core.psis import smoothed
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.blocks import CannotSplit
+from pymc_ngvi.density.masked import MaskedModel
+from pymc_ngvi.density.observed_logp import ObservedLogp
+from pymc_ngvi.marginal.left_out import IntegratedAgain, Predictives
+from pymc_ngvi.marginal.pooled import PoolState
+from pymc_ngvi.marginal.trees import IntegratedTrees
+from pymc_ngvi.results.convert import axes_of
+from pymc_ngvi.results.posterior import Posterior
+
+if TYPE_CHECKING:
+    from arviz_stats.utils import ELPDData
+
+logger = logging.getLogger("pymc.ngvi")
+
+#: Draws; numbers that are held of them at most; draws of a fit that was made again, which see tails.
+_N_DRAWS, _MOST_NUMBERS, _N_OF_REFIT = 2_000, 2**27, 20_000
+#: Draws at least: fewer do not tell whether weights are good.
+_FEWEST_DRAWS = 200
+_LOG = "log"
+
+#: From a model to what fits it, again and again as its data change: from a seed to the posterior.
+type Refit = Callable[[pm.Model], Callable[[int], Posterior]]
+
+
+class Wanted(NamedTuple):
+    """What is left out.
+
+    Parameters
+    ----------
+    kind : {"rows", "groups", "folds", "future"}
+    parts : DataParts
+    dims : tuple of str
+        Of the scores.
+    shape : tuple of int
+    coords : dict
+    horizon : int
+    least : int
+        Of the future: the first place in time that is predicted.
+    """
+
+    kind: str
+    parts: DataParts
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    coords: dict[str, Any]
+    horizon: int = 1
+    least: int = 0
+
+
+class Scores(NamedTuple):
+    """Log predictive densities, (n_scores,), and the k-hat of each part, (n_parts,)."""
+
+    elpd: Array
+    khat: Array
+
+
+def leave_out(
+    posterior: Posterior,
+    elementwise: ObservedLogp,
+    name: str,
+    asked: Wanted,
+    rng: np.random.Generator,
+    refit: Refit | None,
+) -> "ELPDData":
+    """Return predictive densities; see `NGVIApproximation.leave_out`."""
+    parts = asked.parts
+    predictives = _integrated(posterior, name, elementwise.shape, parts) or _by_draws(
+        posterior, elementwise, parts, rng
+    )
+    scores = _scored(predictives, parts)
+    good = _good_khat(len(predictives.log_weights))
+    again = [int(i) for i in np.flatnonzero(~(scores.khat <= good))]
+    left = again
+    if again and refit is not None:
+        left = _fitted_again(posterior, elementwise, name, parts, scores, again, rng, refit)
+    if left:
+        logger.warning(
+            f"{len(left):,} of {len(scores.khat):,} parts have a k-hat above {good:.2f}: what is said of these can't "
+            "be relied on. " + ("Their refits failed." if refit is not None else "refit=True fits again without them.")
+        )
+    return _elpd_data(asked, scores, _in_sample(posterior, elementwise, parts, rng), len(predictives.log_weights), good)
+
+
+# --- by weights ---
+
+
+def _integrated(posterior: Posterior, name: str, shape: tuple[int, ...], parts: DataParts) -> Predictives | None:
+    """Return densities with groups integrated again; None where the posterior has none, or they can't be told apart."""
+    made = _again(posterior, name, shape)
+    return None if made is None else made.predictives(parts)
+
+
+def _again(posterior: Posterior, name: str, shape: tuple[int, ...]) -> IntegratedAgain | None:
+    state = getattr(posterior.distribution, "q", None)
+    if not isinstance(state, PoolState) or not isinstance(state.rest, IntegratedTrees) or state.rest.quadrature is None:
+        return None
+    try:
+        return IntegratedAgain(state, MaskedModel.of(posterior.model, name, shape))
+    except CannotSplit:
+        return None
+    except Exception:  # an operation that is not to be vectorised: draws do as well
+        logger.debug("Groups can't be integrated again.", exc_info=True)
+        return None
+
+
+def _by_draws(
+    posterior: Posterior, elementwise: ObservedLogp, parts: DataParts, rng: np.random.Generator
+) -> Predictives:
+    n_numbers = parts.out.shape[0] + (0 if parts.are_whole else parts.scored.shape[0])
+    n = int(min(_N_DRAWS, _MOST_NUMBERS // n_numbers))
+    if n < _FEWEST_DRAWS:
+        raise ValueError(
+            f"{n_numbers:,} predictive densities of {_FEWEST_DRAWS} draws take too much memory: leave out groups, or "
+            "folds."
+        )
+    theta, log_weights = _draws(posterior, n, rng)
+    return Predictives(log_weights, *_sums(elementwise, theta, parts))
+
+
+def _draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return draws, and their log weights: log p - log q of those of q, where these weights are any good."""
+    distribution = posterior.distribution
+    if distribution.kept_log_weights() is None:
+        theta = distribution.proposed(n, rng)
+        log_weights = distribution.log_weights(theta, posterior.density)
+        if smoothed(log_weights)[1] <= _good_khat(n):
+            return theta, log_weights
+    return distribution.draw(n, rng), np.zeros(n)
+
+
+def _sums(elementwise: ObservedLogp, theta: Array, parts: DataParts) -> tuple[Array, Array]:
+    """Return log densities of parts and of scores at draws, a few draws at a time."""
+    out, scored = [], []
+    size = max(1, _MOST_NUMBERS // 8 // parts.n_rows)
+    for start in range(0, len(theta), size):
+        values = elementwise(theta[start : start + size]).T
+        out.append((parts.out @ values).T)
+        scored.append(out[-1] if parts.are_whole else (parts.scored @ values).T)
+    return np.concatenate(out), np.concatenate(scored)
+
+
+def _scored(predictives: Predictives, parts: DataParts) -> Scores:
+    """Return scores by Pareto-smoothed weights of each part."""
+    elpd, khat = np.empty(parts.scored.shape[0]), np.empty(parts.out.shape[0])
+    order, counts = np.argsort(parts.part, kind="stable"), np.bincount(parts.part, minlength=len(khat))
+    for i, of_part in enumerate(np.split(order, np.cumsum(counts)[:-1])):
+        log_ratio = predictives.log_weights - predictives.log_out[:, i]
+        known = np.isfinite(log_ratio)
+        smooth, khat[i] = smoothed(log_ratio[known])
+        scored = predictives.log_scored[np.ix_(known, of_part)]
+        elpd[of_part] = logsumexp(smooth[:, None] + scored, axis=0) - logsumexp(smooth)
+    return Scores(elpd, khat)
+
+
+def _good_khat(n: int) -> float:
+    """Return the k-hat up to which weights of so many draws are good, as ArviZ has it."""
+    return float(min(1.0 - 1.0 / np.log10(n), 0.7))
+
+
+def _in_sample(posterior: Posterior, elementwise: ObservedLogp, parts: DataParts, rng: np.random.Generator) -> Array:
+    """Return log densities of scores under the posterior of all data."""
+    n = int(np.clip(_MOST_NUMBERS // parts.scored.shape[0], 1, _N_DRAWS))
+    theta, log_weights = _draws(posterior, n, rng)
+    whole = DataParts(parts.scored, parts.scored, np.arange(parts.scored.shape[0]))
+    scored = _sums(elementwise, theta, whole)[1]
+    smooth = smoothed(log_weights)[0]
+    return np.asarray(logsumexp(smooth[:, None] + scored, axis=0) - logsumexp(smooth))
+
+
+# --- by fits ---
+
+
+def _fitted_again(
+    posterior: Posterior, elementwise: ObservedLogp, name: str, parts: DataParts, scores: Scores, again: Sequence[int],
+    rng: np.random.Generator, refit: Refit,
+) -> list[int]:  # fmt: skip
+    """Fill in the scores of some parts by fits without them; return those whose fits failed."""
+    began, failed = time.perf_counter(), list[int]()
+    each = posterior.record.run_seconds if posterior.record is not None else 0.0
+    logger.info(f"{len(again):,} of {len(scores.khat):,} parts are left out by fits, of {in_words(each)} each.")
+    masked = MaskedModel.of(posterior.model, name, elementwise.shape)
+    fitted = refit(masked.model)
+    for part in again:
+        masked.leave_out(parts.rows_out(part))
+        try:
+            found = fitted(int(rng.integers(2**31)))
+        except Exception:  # whatever it is: the others go on
+            logger.debug("A fit without a part failed.", exc_info=True)
+            failed.append(part)
+            continue
+        which = np.flatnonzero(parts.part == part)
+        scores.elpd[which] = _without(found, posterior, elementwise, name, parts.only(part), rng)
+        scores.khat[part] = 0.0  # as `arviz_stats.reloo` has it
+    logger.info(f"Fits without {len(again):,} parts took {in_words(time.perf_counter() - began)}.")
+    return failed
+
+
+def _without(
+    found: Posterior,
+    posterior: Posterior,
+    elementwise: ObservedLogp,
+    name: str,
+    part: DataParts,
+    rng: np.random.Generator,
+) -> Array:
+    """Return the scores of a part under a fit without it."""
+    state = getattr(found.distribution, "q", None)
+    again = None
+    if isinstance(state, PoolState) and isinstance(state.rest, IntegratedTrees) and state.rest.quadrature is not None:
+        again = IntegratedAgain(state, MaskedModel.of(posterior.model, name, elementwise.shape))
+    if again is not None:
+        predictives = again.predictives(part, is_without=True)
+        log_weights, scored = predictives.log_weights, predictives.log_scored
+    else:
+        theta, log_weights = _draws(found, _N_OF_REFIT, rng)
+        scored = _sums(elementwise, theta, part)[1]
+    known = np.isfinite(log_weights)
+    smooth = smoothed(log_weights[known])[0]
+    return np.asarray(logsumexp(smooth[:, None] + scored[known], axis=0) - logsumexp(smooth))
+
+
+# --- for ArviZ ---
+
+
+def _elpd_data(asked: Wanted, scores: Scores, in_sample: Array, n_draws: int, good: float) -> "ELPDData":
+    from arviz_stats.utils import ELPDDataLFO, ELPDDataLOO, ELPDDataLOOKFold
+
+    n, p = len(scores.elpd), in_sample - scores.elpd
+    khat = scores.khat[asked.parts.part]
+
+    def array(values: Array, name: str) -> xr.DataArray:
+        return xr.DataArray(values.reshape(asked.shape), dims=asked.dims, coords=asked.coords, name=name)
+
+    common: dict[str, Any] = {
+        "elpd": float(scores.elpd.sum()),
+        "se": float(np.sqrt(n * np.var(scores.elpd))),
+        "p": float(p.sum()),
+        "n_samples": n_draws,
+        "n_data_points": n,
+        "scale": _LOG,
+        "warning": bool((~(scores.khat <= good)).any()),
+        "good_k": good,
+        "elpd_i": array(scores.elpd, "elpd_i"),
+        "pareto_k": array(khat, "pareto_k"),
+    }
+    if asked.kind == "folds":
+        return ELPDDataLOOKFold(**common, n_folds=asked.parts.out.shape[0], p_kfold_i=array(p, "p_kfold_i"))
+    if asked.kind == "future":
+        refits = np.flatnonzero(scores.khat == 0.0) + asked.least
+        return ELPDDataLFO(
+            **common, forecast_horizon=asked.horizon, min_observations=asked.least, refits=refits, n_refits=len(refits),
+            p_lfo_i=array(p, "p_lfo_i"),
+        )  # fmt: skip
+    return ELPDDataLOO(**common, p_loo_i=array(p, "p_loo_i"))
+
+
+# --- what is asked for ---
+
+
+def observed_name(posterior: Posterior, var_name: str | None) -> str:
+    """Return the observed variable that is asked for; raise ValueError where that is none, or several."""
+    names = [str(rv.name) for rv in posterior.model.observed_RVs]
+    if not names:
+        raise ValueError("The model has no observed variable: there is nothing to leave out.")
+    if var_name is None:
+        if len(names) > 1:
+            raise ValueError(f"Several variables are observed, {', '.join(map(repr, names))}: say which, by var_name.")
+        return names[0]
+    if var_name not in names:
+        raise ValueError(f"No observed variable is called {var_name!r}: {suggestion(var_name, names)}")
+    return var_name
+
+
+def elementwise_of(posterior: Posterior, name: str) -> ObservedLogp:
+    """Return the log densities of an observed variable; raise ValueError where the rows are not at hand."""
+    density = posterior.density
+    if not isinstance(density, LogDensity):
+        raise ValueError("The rows are in shards or batches: they can't be left out. Fit a part of the data alone.")
+    return ObservedLogp(density, name)
+
+
+def asked_for(
+    posterior: Posterior,
+    elementwise: ObservedLogp,
+    name: str,
+    rng: np.random.Generator,
+    *,
+    horizon: int = 1,
+    **given: Any,
+) -> Wanted:
+    """Return what is to be left out; of ``groups``, ``folds`` and ``future`` one at most is not None.
+
+    Raises
+    ------
+    ValueError
+        Where more are given, or what is given does not go with the rows.
+    """
+    chosen = [key for key, value in given.items() if value is not None]
+    if len(chosen) > 1:
+        raise ValueError(f"Leave out {' or '.join(chosen)}: one of them at a time.")
+    shape, model = elementwise.shape, posterior.model
+    n = int(np.prod(shape))
+    dims, coords = axes_of(model, name, shape, leading=True)
+    if not chosen:
+        return Wanted("rows", DataParts.of_labels(np.arange(n), n), dims, shape, coords)
+    [kind] = chosen
+    if kind == "groups":
+        label, labels, dim = _groups(posterior, elementwise, name, given["groups"])
+        return Wanted(kind, DataParts.of_labels(label, len(labels)), (dim,), (len(labels),), {dim: labels})
+    if kind == "folds":
+        fold, n_folds = _folds(given["folds"], shape, rng)
+        return Wanted(kind, DataParts.of_folds(fold, n_folds), dims, shape, coords)
+    least, n_times = given["future"], shape[0] if shape else 1
+    if isinstance(least, bool) or not isinstance(least, int | np.integer) or not 0 < least <= n_times - horizon:
+        raise ValueError(
+            f"future should be how many times of the first axis are always known, from 1 to {n_times - horizon:,} "
+            f"(there are {n_times:,}, and {horizon:,} are predicted at once); got {least!r}."
+        )
+    parts = DataParts.of_future(np.repeat(np.arange(n_times), n // n_times), int(least), horizon)
+    first = np.asarray(coords.get(dims[0], np.arange(n_times)))[int(least) : n_times + 1 - horizon]
+    return Wanted(kind, parts, (dims[0],), (len(first),), {dims[0]: first}, horizon, int(least))
+
+
+def _groups(
+    posterior: Posterior, elementwise: ObservedLogp, name: str, groups: str | ArrayLike
+) -> tuple[NDArray[np.intp], NDArray[Any], str]:
+    """Return the number of the group of each row, the labels of groups, and the name of the dim."""
+    shape, model = elementwise.shape, posterior.model
+    if not isinstance(groups, str):
+        given = np.asarray(groups)
+        if given.shape != shape:
+            raise ValueError(f"groups should have a label for each row of {name!r}, shape {shape}; got {given.shape}.")
+        labels, label = np.unique(given.ravel(), return_inverse=True)
+        return label.astype(np.intp), labels, "group"
+    own, coords = axes_of(model, name, shape, leading=True)
+    if groups in own:
+        axis = own.index(groups)
+        label = np.indices(shape)[axis].ravel().astype(np.intp)
+        return label, np.asarray(coords.get(groups, np.arange(shape[axis]))), groups
+    with_dim = [v for v in posterior.layout.variables if tuple(model.named_vars_to_dims.get(v.name) or ()) == (groups,)]
+    depends = elementwise.dependence().tocsc()
+    for v in with_dim:
+        inside = depends[:, v.where].tocsr()
+        if (np.diff(inside.indptr) == 1).all() and inside.shape[1] == v.shape[0]:
+            known = np.unique(inside.indices)
+            labels = np.asarray(model.coords.get(groups) or np.arange(v.shape[0]))
+            return np.searchsorted(known, inside.indices).astype(np.intp), labels[known], groups
+    dims = sorted({d for dims in model.named_vars_to_dims.values() for d in dims or () if d})
+    raise ValueError(
+        f"Rows of {name!r} do not belong to one {groups!r} each, as far as the model tells: {suggestion(groups, dims)} "
+        f"Or give groups as an array with a label for each row, shape {shape}."
+    )
+
+
+def _folds(folds: int | ArrayLike, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[NDArray[np.intp], int]:
+    n = int(np.prod(shape))
+    if np.ndim(folds) == 0:
+        if isinstance(folds, bool) or not isinstance(folds, int | np.integer) or not 2 <= folds <= n:
+            raise ValueError(f"folds should be a number from 2 to {n:,}, or the fold of each row; got {folds!r}.")
+        return rng.permutation(n) % int(folds), int(folds)
+    given = np.asarray(folds)
+    if given.shape != shape:
+        raise ValueError(f"folds should have an entry for each row, shape {shape}; got {given.shape}.")
+    labels, fold = np.unique(given.ravel(), return_inverse=True)
+    if len(labels) < 2:
+        raise ValueError("There is one fold only: without it, there are no data.")
+    return fold.astype(np.intp), len(labels)
