@@ -1,0 +1,245 @@
+"""Many fits of one model: beside fits one by one, beside simuk, and beside fits without a part of the data.
+
+Processor seconds of one process, on one thread: start it with ``OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1``. Warm:
+without the first three fits of `fit_many`, and after a first fit of its own for the fits one by one. simuk is measured where it
+is installed, with ``pm.sample`` as it calls it by default, on few data sets. A run can be stopped and resumed.
+
+Examples
+--------
+::
+
+    python many.py --out many.csv --table many.md
+    python many.py --parts calibrate --fits 200
+"""
+
+import argparse
+import datetime
+import importlib.util
+import resource
+import time
+import warnings
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pymc as pm
+
+from environment import describe_environment
+from pages import measured_on, table, write_between_marks
+from records import Records, Row
+
+import pymc_ngvi
+
+FIELDS = ("part", "what", "n", "seconds_each", "seconds", "memory", "said", "date", "environment")
+PARTS = ("fits", "calibrate", "leave_out")
+N_GROUPS, N_OF_GROUP = 50, 10
+#: Data sets that the rivals get: they take longer, and a mean is enough.
+N_OF_RIVAL = 10
+#: Parts that are left out by fits, to compare with.
+N_LEFT_OUT = 10
+SCHOOLS = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
+
+CAPTION = """\
+Random-intercept logistic regression, 50 groups of 10; eight schools with effects that are not standardised. Seconds are
+processor seconds of one thread; `each` is that of a fit, warm. Memory: how much the process has grown, in MiB.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure what is missing and write the table."""
+    options = _parse_options(arguments)
+    records = Records(options.out, FIELDS)
+    done = {(row["part"], row["what"]) for row in records.read()}
+    for part in options.parts:
+        for what, measured in MEASURED[part].items():
+            if (part, what) not in done:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # what failed is in the row
+                    row = measured(options.fits)
+                date = datetime.datetime.now().isoformat(timespec="seconds")
+                records.append({"part": part, "what": what, **row, "date": date, "environment": describe_environment()})
+                print(part, what, row, flush=True)
+    if options.table:
+        write_between_marks(options.table, write_tables(records.read()), Path(__file__).name)
+
+
+# --- models ---
+
+
+def intercepts() -> tuple[pm.Model, Callable[[int], np.ndarray]]:
+    """Return the model, and what simulates its data by a seed."""
+    rng = np.random.default_rng(1)
+    group, x = np.repeat(np.arange(N_GROUPS), N_OF_GROUP), rng.normal(size=N_GROUPS * N_OF_GROUP)
+
+    def simulated(seed: int) -> np.ndarray:
+        rng = np.random.default_rng(seed)
+        eta = -0.3 + 0.7 * x + rng.normal(0.0, 0.8, N_GROUPS)[group]
+        return rng.binomial(1, 1.0 / (1.0 + np.exp(-eta)))
+
+    with pm.Model(coords={"group": np.arange(N_GROUPS)}) as model:
+        y = pm.Data("y_data", simulated(0))
+        a, b, sd = pm.Normal("a", 0, 2), pm.Normal("b", 0, 2), pm.HalfNormal("sd", 1)
+        u = pm.Normal("u", 0, sd, dims="group")
+        pm.Bernoulli("y", logit_p=a + b * x + u[group], observed=y)
+    return model, simulated
+
+
+def schools() -> pm.Model:
+    """Return eight schools."""
+    y, sd = SCHOOLS
+    with pm.Model() as model:
+        mu, tau = pm.Normal("mu", 0, 5), pm.HalfCauchy("tau", 5)
+        theta = pm.Normal("theta", mu, tau, shape=8)
+        pm.Normal("y", theta, sd, observed=y)
+    return model
+
+
+# --- what is measured ---
+
+
+def many(posterior: str) -> Callable[[int], Row]:
+    """Return what measures `fit_many`."""
+
+    def measured(n: int) -> Row:
+        model, simulated = intercepts()
+        each: list[float] = []
+
+        def data() -> "object":
+            for seed in range(n):
+                each.append(time.process_time())
+                yield {"y_data": simulated(seed)}
+
+        before = _memory()
+        found = pymc_ngvi.fit_many(model, data(), posterior=posterior, random_seed=1, progressbar=False)
+        each.append(time.process_time())
+        warm = np.diff(each)[3:]
+        return _row(n, float(np.mean(warm)), each[-1] - each[0], repr(found), _memory() - before)
+
+    return measured
+
+
+def one_by_one(posterior: str) -> Callable[[int], Row]:
+    """Return what measures fits one after the other, by one `NGVI`."""
+
+    def measured(n: int) -> Row:
+        model, simulated = intercepts()
+        inference = pymc_ngvi.NGVI(model, posterior=posterior, random_seed=1)
+        each = []
+        for seed in range(N_OF_RIVAL):
+            pm.set_data({"y_data": simulated(seed)}, model=model)
+            start = time.process_time()
+            inference.fit(progressbar=False)
+            each.append(time.process_time() - start)
+        return _row(N_OF_RIVAL, float(np.mean(each[1:])), sum(each), "")
+
+    return measured
+
+
+def calibrated(n: int) -> Row:
+    """Measure `calibrate`."""
+    start = time.process_time()
+    found = pymc_ngvi.calibrate(schools(), n, random_seed=1, progressbar=False)
+    seconds = time.process_time() - start
+    return _row(n, seconds / n, seconds, found.sentence)
+
+
+def by_simuk(n: int) -> Row:
+    """Measure simuk, with the sampler and the draws that it takes by default."""
+    if importlib.util.find_spec("simuk") is None:
+        return _row(0, float("nan"), float("nan"), "simuk is not installed")
+    from simuk import SBC
+
+    start = time.process_time()
+    sbc = SBC(schools(), num_simulations=N_OF_RIVAL, sample_kwargs={"progressbar": False, "cores": 1}, seed=1)
+    sbc.run_simulations()
+    seconds = time.process_time() - start
+    return _row(N_OF_RIVAL, seconds / N_OF_RIVAL, seconds, "")
+
+
+def left_out(**how: object) -> Callable[[int], Row]:
+    """Return what measures `leave_out`, beside fits without some of the parts."""
+
+    def measured(n: int) -> Row:
+        model, _ = intercepts()
+        approx = pymc_ngvi.fit_ngvi(model, random_seed=1, progressbar=False)
+        start = time.process_time()
+        found = approx.leave_out(random_seed=1, **how)
+        seconds = time.process_time() - start
+        return _row(found.n_data_points, seconds / found.n_data_points, seconds, _beside_fits(approx, found, how))
+
+    return measured
+
+
+def _beside_fits(approx: pymc_ngvi.NGVIApproximation, found: object, how: dict) -> str:
+    """Say how far some of the scores are from those of fits without the part."""
+    from pymc_ngvi.density.masked import MaskedModel
+    from pymc_ngvi.density.observed_logp import ObservedLogp
+
+    size = N_OF_GROUP if how else 1
+    logp, apart = ObservedLogp(approx.density, "y"), []
+    masked = MaskedModel.of(approx.model, "y", logp.shape)
+    inference = pymc_ngvi.NGVI(masked.model, posterior="exact", random_seed=2)
+    start = time.process_time()
+    for part in range(N_LEFT_OUT):
+        rows = np.arange(part * size, (part + 1) * size)
+        masked.leave_out(rows)
+        theta = inference.fit(progressbar=False)._posterior.distribution.draw(20_000, np.random.default_rng(3))
+        of_draws = logp(theta)[:, rows].sum(axis=1)
+        apart.append(np.log(np.mean(np.exp(of_draws))) - float(found.elpd_i[part]))
+    seconds = (time.process_time() - start) / N_LEFT_OUT
+    return f"{np.abs(apart).max():.3f} nats at most from fits without a part, of {seconds:.1f} s each"
+
+
+MEASURED: dict[str, dict[str, Callable[[int], Row]]] = {
+    "fits": {
+        "fit_many, gaussian": many("gaussian"),
+        "one by one, gaussian": one_by_one("gaussian"),
+        "fit_many, exact": many("exact"),
+        "one by one, exact": one_by_one("exact"),
+    },
+    "calibrate": {"calibrate": calibrated, "simuk": by_simuk},
+    "leave_out": {"rows": left_out(), "groups": left_out(groups="group")},
+}
+
+
+def _row(n: int, each: float, seconds: float, said: str, memory: float = float("nan")) -> Row:
+    return {"n": n, "seconds_each": each, "seconds": seconds, "memory": memory, "said": said}
+
+
+def _memory() -> float:
+    """Return the most memory that the process has had, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
+
+
+# --- the table ---
+
+
+def write_tables(rows: Sequence[Row]) -> str:
+    """Return the table as Markdown."""
+    lines = [CAPTION, *measured_on(rows)]
+    cells = [
+        [
+            f"{row['part']}: {row['what']}",
+            row["n"],
+            f"{float(row['seconds_each']):.3g}",
+            f"{float(row['seconds']):,.0f}",
+            "" if row["memory"] == "nan" else f"{float(row['memory']):.0f}",
+            row["said"],
+        ]
+        for row in rows
+    ]
+    return "\n".join([*lines, *table(("", "n", "seconds each", "seconds", "memory", "said"), cells)]) + "\n"
+
+
+def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
+    parser.add_argument("--fits", type=int, default=200, help="data sets")
+    parser.add_argument("--out", type=Path, default=Path("many.csv"))
+    parser.add_argument("--table", type=Path, help="Markdown file to write")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()
