@@ -392,3 +392,12 @@ def test_an_interrupt_within_a_fit_leaves_that_one_out(monkeypatch):
         many = pymc_ngvi.fit_many(intercepts(), data_sets(5), posterior="gaussian", **QUIET)
     assert any("Interrupted" in str(w.message) for w in caught)
     assert many.dataset.fit.values.tolist() == [0, 1]
+
+
+def test_the_model_of_a_fit_can_be_copied():
+    """Whole numbers: `pm.Data` may hold them in another type than the variable has."""
+    with pm.Model() as model:
+        pm.Bernoulli("y", logit_p=pm.Normal("a"), observed=np.array([0, 1, 1]))
+    approx = pymc_ngvi.fit_many(model, [{"y": np.array([1, 1, 0])}], **QUIET).approx(0)
+    copied = approx.model.copy()
+    assert copied.rvs_to_values[copied["y"]].eval().tolist() == [1, 1, 0]

@@ -264,5 +264,7 @@ def _with_data_for(model: pm.Model, observed: list[str]) -> tuple[pm.Model, dict
                 names[name] += "_"
             values = pm.Data(names[name], np.asarray(before.data), dims=copy.named_vars_to_dims.get(name))
             copy.values_to_rvs.pop(before)
-            copy.rvs_to_values[rv], copy.values_to_rvs[values] = values, rv
+            value = values if values.dtype == rv.dtype else values.astype(rv.dtype)  # as `observed=` does
+            value.name = value.name or name
+            copy.rvs_to_values[rv], copy.values_to_rvs[value] = value, rv
     return copy, names

@@ -235,7 +235,7 @@ def best_proposal(
         return max(scores, key=lambda kind: scores[kind])
 
     # One after the other: components as long as more are better, shrinkage, tails.
-    best = (df, None, 1)
+    best: tuple[float, float | None, int] = (df, None, 1)
     for k in enough:
         best = best_of([(df, None, k)])
         if best[2] != k:

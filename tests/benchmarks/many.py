@@ -1,8 +1,8 @@
 """Many fits of one model: beside fits one by one, beside simuk, and beside fits without a part of the data.
 
 Processor seconds of one process, on one thread: start it with ``OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1``. Warm:
-without the first three fits of `fit_many`, and after a first fit of its own for the fits one by one. simuk is measured where it
-is installed, with ``pm.sample`` as it calls it by default, on few data sets. A run can be stopped and resumed.
+without the first three fits of `fit_many`, and after a first fit of its own for the fits one by one. simuk is measured
+where it is installed, with ``pm.sample`` as it calls it by default, on few data sets. A run can be stopped and resumed.
 
 Examples
 --------
