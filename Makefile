@@ -9,7 +9,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 # Tests whose outcome could hang on rounding, and those of what the package takes from PyMC.
 OF_KERNELS := $(patsubst %,tests/test_%.py,linalg arrow block_family sparse_family families updates positive_definite)
 OF_PYMC := $(patsubst %,tests/test_%.py,approximation constrain export guide interaction layout logdensity minibatch \
-	persistence register samplers)
+	persistence predict register samplers)
 # The supported minor version that $(VENV) has not.
 OTHER_PYMC = $(shell $(BIN)/python -c 'import importlib.metadata as m; print("6.3" if m.version("pymc").startswith("6.4.") else "6.4")')
 

@@ -23,8 +23,9 @@ from pymc_ngvi.core import draws
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import WeightVerdict, khat_limit, pareto_khat
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.density import LogDensity, constrain
+from pymc_ngvi.density import LogDensity, on_draws
 from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.density.on_draws import OnDraws
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.fitting.outcome import Outcome
 from pymc_ngvi.fitting.record import FitRecord
@@ -704,7 +705,7 @@ def test_constrained_values_are_those_of_pymc(make):
     constrainer = Constrainer(density)
     theta = 0.5 * np.random.default_rng(0).normal(size=(3, density.n_dim))
     values = constrainer(theta)
-    assert not constrainer._one_by_one
+    assert not constrainer._function.one_by_one
     outputs = model.unobserved_value_vars
     with pytensor.config.change_flags(cxx=""):
         function = model.compile_fn(
@@ -776,11 +777,11 @@ def test_graphs_that_cannot_be_vectorised_are_looped_over(monkeypatch, model, wh
 
     looping = Constrainer(density)
     if where == "vectorising":
-        monkeypatch.setattr(constrain.graph, "over_draws", fail)
+        monkeypatch.setattr(on_draws.graph, "over_draws", fail)
     else:
-        monkeypatch.setattr(looping, "_evaluate_batches", fail)
+        monkeypatch.setattr(OnDraws, "_in_batches", fail)
     values = looping(theta)
-    assert looping._one_by_one
+    assert looping._function.one_by_one
     for name, value in expected.items():
         assert_allclose(values[name], value, rtol=1e-12)
 
@@ -798,14 +799,14 @@ def test_errors_of_the_model_itself_are_not_hidden():
             constrainer(theta)
         pm.set_data({"x": np.full(2, 4.0)})
     assert_array_equal(constrainer(theta)["product"], np.full((3, 2), 4.0))
-    assert not constrainer._one_by_one
+    assert not constrainer._function.one_by_one
 
 
 def test_batches_do_not_change_values(monkeypatch, model):
     density = LogDensity(model)
     theta = np.random.default_rng(0).normal(size=(29, density.n_dim))
     expected = Constrainer(density)(theta)
-    monkeypatch.setattr(constrain, "_BATCH_ELEMENTS", 50)
+    monkeypatch.setattr(on_draws, "_BATCH_ELEMENTS", 50)
     for name, value in Constrainer(density)(theta).items():
         assert_array_equal(value, expected[name])
 

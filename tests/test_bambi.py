@@ -181,3 +181,90 @@ def test_pymc_model_of_bambi_is_untouched(data):
     model, approx = fitted("y ~ x", data)
     assert approx.model is model.backend.model
     assert isinstance(approx.model, pm.Model)
+
+
+# --- predictions ---
+
+
+@pytest.fixture(scope="module")
+def by_group(data):
+    return fitted("y ~ x + (1 | group) + (x | group:kind)", data)
+
+
+def new_rows(**columns):
+    return pd.DataFrame({"x": [30.0] * len(columns["group"]), **columns})
+
+
+def test_known_groups_are_predicted_as_bambi_does(data, by_group):
+    model, approx = by_group
+    rows = data.iloc[[3, 20, 40]]
+    found = approx.predict(rows, bambi_model=model, draws=50, random_seed=2)["predictions"]
+    draws = uncentre_bambi_intercept(model, approx.sample(50, random_seed=2))
+    expected = model.predict(draws, data=rows.reset_index(drop=True), inplace=False)["posterior"]["mu"]
+    np.testing.assert_allclose(found["mu"], expected, rtol=1e-9)
+    assert found["y"].shape == (1, 50, 3)
+    assert len(np.unique(found["y"])) == 150
+
+
+def test_new_groups_are_drawn_from_their_prior(by_group):
+    """Rows of one new group have one effect, those of another have their own; Bambi gives both the same one."""
+    model, approx = by_group
+    rows = new_rows(group=["p", "new", "other", "new", "p"], kind=["a", "a", "a", "a", "none"])
+    with pytest.raises(ValueError, match=r"Factor 'group' has levels 'new', 'other' that were not in the fit"):
+        approx.predict(rows, bambi_model=model)
+    n = 4_000
+    found = approx.predict(rows, bambi_model=model, groups="new", draws=n, random_seed=2)["predictions"]
+    mu = found["mu"].values[0]
+    np.testing.assert_array_equal(mu[:, 1], mu[:, 3])
+    draws = uncentre_bambi_intercept(model, approx.sample(n, random_seed=2))["posterior"]
+    common = (draws["Intercept"] + 30.0 * draws["x"]).values[0]
+    sds = [draws[name].values[0] for name in ("1|group_sigma", "1|group:kind_sigma", "x|group:kind_sigma")]
+    apart = (mu[:, [1, 2]] - common[:, None]) / np.sqrt(sds[0] ** 2 + sds[1] ** 2 + 900.0 * sds[2] ** 2)[:, None]
+    # Standard normal given the parameters: errors of a mean, a variance and a correlation of n draws.
+    np.testing.assert_allclose(apart.mean(axis=0), 0.0, atol=4 * n**-0.5)
+    np.testing.assert_allclose(apart.var(axis=0), 1.0, rtol=5 * (2 / n) ** 0.5)
+    assert abs(np.corrcoef(apart.T)[0, 1]) < 4 * n**-0.5
+    effect = draws["1|group"].sel(group__factor_dim="p").values[0]
+    within = (mu[:, 4] - common - effect) / np.sqrt(sds[1] ** 2 + 900.0 * sds[2] ** 2)  # a known group, and a new pair
+    assert within.var() == pytest.approx(1.0, rel=5 * (2 / n) ** 0.5)
+
+
+def test_average_groups_are_those_of_common_effects_alone(by_group):
+    model, approx = by_group
+    rows = new_rows(group=["p", "new"], kind=["a", "b"])
+    found = approx.predict(rows, bambi_model=model, groups="average", var_names="mu", draws=50, random_seed=2)
+    draws = uncentre_bambi_intercept(model, approx.sample(50, random_seed=2))["posterior"]
+    expected = (draws["Intercept"] + 30.0 * draws["x"]).values[0]
+    np.testing.assert_allclose(found["predictions"]["mu"].values[0], np.stack([expected] * 2, axis=1), rtol=1e-9)
+    assert list(found["predictions"].data_vars) == ["mu"]
+
+
+def test_groups_of_every_parameter_are_predicted(data):
+    model, approx = fitted(bambi.Formula("y ~ x + (1 | group)", "sigma ~ (1 | group)"), data)
+    found = approx.predict(new_rows(group=["p", "new"]), bambi_model=model, groups="new", draws=50, random_seed=1)
+    assert set(found["predictions"].data_vars) == {"mu", "sigma", "y"}
+    assert (found["predictions"]["sigma"] > 0).all()
+
+
+def test_what_bambi_can_not_predict_is_refused(data, by_group):
+    model, approx = by_group
+    rows = new_rows(group=["p"], kind=["a"])
+    with pytest.raises(TypeError, match=r"give the model, too, as bambi_model="):
+        approx.predict(rows)
+    with pytest.raises(TypeError, match=r"new_data should be a DataFrame; got \{'x'"):
+        approx.predict({"x": [1.0]}, bambi_model=model)
+    with pytest.raises(ValueError, match="new_data has no column 'x'"):
+        approx.predict(rows.drop(columns="x"), bambi_model=model)
+    with pytest.raises(ValueError, match="var_names has 'nu', which is not predicted: Valid: 'mu', 'y'"):
+        approx.predict(rows, bambi_model=model, var_names="nu")
+    with pytest.raises(ValueError, match="new_data has no column 'group', which is a factor"):
+        approx.predict(rows.drop(columns="group"), bambi_model=model)
+    numbered = data.assign(group=data["group"].map(ord))
+    of_numbers, by_number = fitted("y ~ x + (1 | group)", numbered)
+    with pytest.raises(ValueError, match="Label '112' of column 'group' is not 112, which was in the fit"):
+        by_number.predict(new_rows(group=["112"]), bambi_model=of_numbers, groups="new")
+    other, with_predictor = fitted("y ~ kind + (1 | kind)", data)
+    with pytest.raises(ValueError, match="Column 'kind' has levels that were not in the fit, and is a predictor"):
+        with_predictor.predict(new_rows(group=["p"], kind=["none"]), bambi_model=other, groups="new")
+    with pytest.raises(ValueError, match=r"not built: call model\.build\(\)"):
+        approx.predict(rows, bambi_model=bambi.Model("y ~ x", data))

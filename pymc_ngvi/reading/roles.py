@@ -208,7 +208,7 @@ def _find_effects(
     model: pm.Model, layout: Layout, pattern: Pattern, extents: Mapping[str, Extent], lineage: Lineage
 ) -> list[_Effects]:
     """Return the free variables that are effects of groups."""
-    axes = {v.name: _uncoupled_axes(v, pattern) for v in layout.variables}
+    axes = {v.name: uncoupled_axes(v, pattern) for v in layout.variables}
     found = {}
     for v in layout.variables:
         rv, extent = model[v.name], extents.get(v.name)
@@ -254,7 +254,7 @@ def _without_hyperparameters(found: dict[str, _Effects], lineage: Lineage, model
         found = {name: effects for name, effects in found.items() if name not in needed}
 
 
-def _uncoupled_axes(v: Variable, pattern: Pattern) -> tuple[int, ...]:
+def uncoupled_axes(v: Variable, pattern: Pattern) -> tuple[int, ...]:
     """Return the axes along which no two coordinates of a variable share an entry of the Hessian."""
     if v.size < 2:
         return ()

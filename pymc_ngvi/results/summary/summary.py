@@ -177,7 +177,7 @@ def _table(
         table = table_of(sample_tree(posterior, kept, draws, rng), **options)
         sections = {"": table} if options.get("fmt", "wide") == "wide" else {}
         return Summary((), table, None, sections, (), by_sd)
-    few = _two_points(posterior)
+    few = two_points(posterior)
     sizes = {str(name): values.size // 2 for name, values in few.data_vars.items()}
     roles = roles_of(posterior, few)
     plan = plan_sections(roles, sizes, group_effects=group_effects)
@@ -227,7 +227,7 @@ def _thin_tails(posterior: Posterior) -> list[str]:
     return [f"Few draws are in thin tails: the standard deviation is known {known} only."]
 
 
-def _two_points(posterior: Posterior) -> xr.Dataset:
+def two_points(posterior: Posterior) -> xr.Dataset:
     """Return all variables at one point, twice, as if these were draws: enough to tell sizes, and so roles.
 
     A draw of q takes a search for modes where effects are relative to these.

@@ -1,0 +1,218 @@
+"""The graph of a model given new data, and posterior draws of the elements that were in the fit."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+
+from numpy.typing import NDArray
+from pymc.data import MinibatchOp
+from pymc.distributions.shape_utils import change_dist_size
+from pytensor.compile.ops import ViewOp
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors, walk
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.random.basic import BernoulliRV, uniform
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.xtensor.type import XTensorType
+
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.density.on_draws import OnDraws
+from pymc_ngvi.density.predictive.conditionals import continued, expected, with_known
+from pymc_ngvi.density.predictive.statistics import statistics
+from pymc_ngvi.graphs import graph
+from pymc_ngvi.graphs.backends import quick_mode, without_c
+from pymc_ngvi.graphs.inner import copy_of, inline_inner_graphs
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What becomes of a random variable in predictions. As it is, it is drawn given its parents.
+
+    Parameters
+    ----------
+    known : ndarray, shape (n_draws or 1, *shape), optional
+        Posterior draws, or observed values, in the shape that the variable has given the new data.
+    mask : ndarray of bool, optional
+        Which elements are known, in a shape that broadcasts; None for all.
+    n_known : int, optional
+        The number of elements from which the variable goes on along its support: a walk, or a process.
+    mean : bool, default False
+        Whether what is not known is the mean given its parents, and not a draw.
+    size : tuple of int, optional
+        Lengths of the axes of independent draws, where the graph does not give the right ones.
+    """
+
+    known: AnyArray | None = None
+    mask: NDArray[np.bool_] | None = None
+    n_known: int | None = None
+    mean: bool = False
+    size: tuple[int, ...] | None = None
+
+
+class PredictiveGraph:
+    """A model with other data, and what is asked of it; the model itself stays as it is.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    data : mapping of str to ndarray
+        Arrays by the name of a ``pm.Data``. Means and other statistics by which the model standardises its data stay
+        those of its own.
+    lengths : mapping of str to int
+        Of the dims whose length the model keeps by itself.
+    """
+
+    def __init__(self, model: pm.Model, data: Mapping[str, AnyArray], lengths: Mapping[str, int]) -> None:
+        self.model = model
+        self._new: dict[Variable, Variable] = {model[name]: _constant(model[name], data[name]) for name in data}
+        rows = {model[name].get_value(borrow=True).shape[0] for name in data if model[name].type.ndim}
+        for variable, value in statistics([*model.basic_RVs, *model.deterministics], list(self._new), rows).items():
+            self._new[variable] = _constant(variable, value)
+        for dim, length in lengths.items():
+            variable = model.dim_lengths[dim]
+            self._new[variable] = _constant(variable, np.asarray(length))
+
+    def needed(self, names: Sequence[str]) -> list[Variable]:
+        """Return the random variables that some variables are computed from, these included, parents first."""
+        above = set(ancestors([self.model[name] for name in names]))
+        if any(isinstance(var.type, XTensorType) for var in above):
+            raise ValueError("predict does not take models of pymc.dims: use pm.sample_posterior_predictive.")
+        if any(var.owner is not None and isinstance(var.owner.op, MinibatchOp) for var in above):
+            raise ValueError(
+                "The model reads pm.Minibatch data: predictions would be of the rows of one batch. Use "
+                "pm.sample_posterior_predictive in a model of all rows, or of new ones, with the same names."
+            )
+        return [rv for rv in self.model.basic_RVs if rv in above]
+
+    def depends_on_new(self, variable: Variable) -> bool:
+        """Tell whether a variable is computed from what is new."""
+        return not self._new.keys().isdisjoint(ancestors([variable]))
+
+    def prior_depends_on(self, rv: Variable, name: str) -> bool:
+        """Tell whether the shape or the parameters of a random variable are made of some data."""
+        return self.model[name] in ancestors(rv.owner.inputs)
+
+    def is_by_rows(self, rv: Variable) -> bool:
+        """Tell whether an observed variable whose data are new has an element of a variable for each of its own."""
+
+        def expand(var: Variable) -> list[Variable] | None:
+            passes = var.owner is not None and isinstance(var.owner.op, Elemwise | DimShuffle | ViewOp)
+            return list(var.owner.inputs) if passes else None
+
+        observed = [y for y in self.model.observed_RVs if self.depends_on_new(y)]
+        return any(rv in walk(list(y.owner.inputs), expand) for y in observed)
+
+    def is_in_potential(self, rv: Variable) -> bool:
+        """Tell whether a Potential of the model depends on a variable."""
+        return rv in ancestors(self.model.potentials)
+
+    def data_needed(self, names: Sequence[str]) -> list[str]:
+        """Return the names of the data that some variables are computed from, but for the lengths of dims."""
+        found = set()
+
+        def expand(var: Variable) -> list[Variable] | None:
+            found.add(var)
+            return None if var.owner is None or var in self._new else list(var.owner.inputs)
+
+        list(walk([self.model[name] for name in names], expand))
+        return [v.name for v in self.model.data_vars if v in found]
+
+    def shapes(self, variables: Sequence[Variable], *, new: bool = True) -> list[tuple[int, ...]]:
+        """Return the shapes of variables given the new data, or given those of the model."""
+        outputs: list[Variable] = [v.shape for v in variables]
+        with without_c():
+            if new:
+                outputs = list(graph_replace(outputs, self._new, strict=False))
+            function = pytensor.function([], inline_inner_graphs(outputs), mode=quick_mode(), on_unused_input="ignore")
+            return [tuple(int(n) for n in shape) for shape in function()]
+
+    def compiled(
+        self, names: Sequence[str], treatments: Mapping[str, Treatment], n_draws: int
+    ) -> tuple[OnDraws, Array]:
+        """Return the function of the named variables, and the draws of what is known at which to evaluate it.
+
+        Parameters
+        ----------
+        names : sequence of str
+        treatments : mapping of str to Treatment
+            Of the random variables that are not just drawn given their parents.
+        n_draws : int
+
+        Raises
+        ------
+        NotImplementedError
+            Where something is not known of a distribution: a clause that names the variable.
+        """
+        known = [(name, t.known) for name, t in treatments.items() if t.known is not None]
+        ends = np.cumsum([1, *(array[0].size for _, array in known)])
+        # One number more, 0, on which all random numbers are made to depend: else all draws would have the same.
+        theta = pt.vector("known", dtype="float64", shape=(int(ends[-1]),))
+        draws = np.zeros((n_draws, int(ends[-1])))
+        parts = {}
+        for (name, array), start, end in zip(known, ends[:-1], ends[1:], strict=True):
+            draws[:, start:end] = array.reshape(len(array), -1)
+            parts[name] = pt.cast(theta[start:end].reshape(array.shape[1:]), self.model[name].type.dtype)
+        with without_c():
+            outputs = self._outputs(names, treatments, parts)
+            outputs = graph.simplify(_drawn_anew(outputs, theta[0]), check_bounds=self.model.check_bounds)
+            return OnDraws(self.model, theta, outputs), draws
+
+    def _outputs(
+        self, names: Sequence[str], treatments: Mapping[str, Treatment], parts: Mapping[str, Variable]
+    ) -> list[Variable]:
+        done = dict(self._new)
+        for rv in self.needed(names):
+            treatment = treatments.get(rv.name, Treatment())
+            try:
+                done[rv] = self._treated(rv, treatment, parts.get(rv.name), done)
+            except NotImplementedError as error:
+                raise NotImplementedError(f"becomes of {rv.name!r} ({error})") from error
+        others = [self.model[name] for name in names]
+        replaced = iter(graph_replace([v for v in others if v not in done], done, strict=False))
+        return [done[v] if v in done else next(replaced) for v in others]
+
+    def _treated(
+        self, rv: Variable, treatment: Treatment, known: Variable | None, done: Mapping[Variable, Variable]
+    ) -> Variable:
+        if known is not None and treatment.mask is None and treatment.n_known is None:
+            return known
+        [new] = graph_replace([rv], done, strict=False)
+        if treatment.size is not None:
+            new = change_dist_size(new, treatment.size)
+        if treatment.mean:
+            new = expected(new)
+        elif treatment.n_known is not None and known is not None:
+            whole = continued(new, known, treatment.n_known)
+            new = whole if treatment.mask is None else with_known(new, whole, treatment.mask)
+            known = None
+        return new if known is None or treatment.mask is None else with_known(new, known, treatment.mask)
+
+
+def _constant(variable: Variable, value: AnyArray) -> Variable:
+    return pt.constant(np.asarray(value, dtype=variable.type.dtype), dtype=variable.type.dtype)
+
+
+def _drawn_anew(outputs: list[Variable], zero: Variable) -> list[Variable]:
+    """Return outputs all of whose random numbers depend on a variable that is 0.
+
+    It is added to the first parameter: PyTensor goes by that one when it vectorises.
+    """
+    fgraph = copy_of(inline_inner_graphs(outputs))
+    for node in fgraph.toposort():
+        if isinstance(node.op, BernoulliRV):  # which SciPy draws, in four times as long
+            rng, size, p = node.inputs
+            next_rng, draw = uniform.make_node(rng, size, pt.zeros_like(p), pt.ones_like(p)).outputs
+            new = (next_rng, pt.cast(draw < p, node.outputs[1].type.dtype))
+            fgraph.replace_all(list(zip(node.outputs, new, strict=True)), import_missing=True)
+    for node in fgraph.toposort():
+        if isinstance(node.op, RandomVariable):
+            first = len(node.inputs) - len(node.op.ndims_params)
+            parameter = node.inputs[first]
+            fgraph.change_node_input(node, first, parameter + pt.cast(zero, parameter.type.dtype), import_missing=True)
+    return list(fgraph.outputs)

@@ -1,0 +1,47 @@
+"""Which dims of a model whole numbers among its data index."""
+
+import pymc as pm
+
+from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import ancestors, walk
+from pytensor.tensor.subtensor import AdvancedSubtensor, indices_from_subtensor
+
+
+def indexed_axes(model: pm.Model, name: str) -> tuple[set[str], set[tuple[str, int]]]:
+    """Return the dims that a ``pm.Data`` indexes, and the variables, with the axis, where that has no dim.
+
+    Examples
+    --------
+    >>> import pymc as pm
+    >>> with pm.Model(coords={"group": ["a", "b"]}) as model:
+    ...     index = pm.Data("index", [0, 1, 1])
+    ...     effect = pm.Normal("effect", dims="group")
+    ...     mu = pm.Deterministic("mu", 1 + effect[index])
+    >>> indexed_axes(model, "index")
+    ({'group'}, set())
+    """
+    data, dims = model[name], set()
+    fixed: set[tuple[str, int]] = set()
+    for var in ancestors([*model.basic_RVs, *model.deterministics, *model.potentials]):
+        if var.owner is None or not isinstance(var.owner.op, AdvancedSubtensor):
+            continue
+        indices = indices_from_subtensor(var.owner.inputs[1:], var.owner.op.idx_list)
+        for axis, index in enumerate(indices):
+            if isinstance(index, Variable) and data in ancestors([index]):
+                for named in _named(model, var.owner.inputs[0]):
+                    own = (model.named_vars_to_dims.get(named.name) or (None,) * named.type.ndim)[axis]
+                    if own is None:
+                        fixed.add((named.name, axis))
+                    else:
+                        dims.add(own)
+    return dims, fixed
+
+
+def _named(model: pm.Model, indexed: Variable) -> list[Variable]:
+    """Return the variables of the model that what is indexed is, or is made of, with as many axes."""
+    variables = {*model.basic_RVs, *model.deterministics}
+
+    def expand(var: Variable) -> list[Variable] | None:
+        return None if var.owner is None or var in variables else list(var.owner.inputs)
+
+    return [v for v in walk([indexed], expand) if v in variables and v.type.ndim == indexed.type.ndim]
