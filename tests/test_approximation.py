@@ -23,7 +23,7 @@ from pymc_ngvi.core import draws
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import WeightVerdict, khat_limit, pareto_khat
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.density import LogDensity, constrain
+from pymc_ngvi.density import LogDensity, at_draws
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.fitting.outcome import Outcome
@@ -776,7 +776,7 @@ def test_graphs_that_cannot_be_vectorised_are_looped_over(monkeypatch, model, wh
 
     looping = Constrainer(density)
     if where == "vectorising":
-        monkeypatch.setattr(constrain.graph, "over_draws", fail)
+        monkeypatch.setattr(at_draws.graph, "over_draws", fail)
     else:
         monkeypatch.setattr(looping, "_evaluate_batches", fail)
     values = looping(theta)
@@ -805,7 +805,7 @@ def test_batches_do_not_change_values(monkeypatch, model):
     density = LogDensity(model)
     theta = np.random.default_rng(0).normal(size=(29, density.n_dim))
     expected = Constrainer(density)(theta)
-    monkeypatch.setattr(constrain, "_BATCH_ELEMENTS", 50)
+    monkeypatch.setattr(at_draws, "_BATCH_ELEMENTS", 50)
     for name, value in Constrainer(density)(theta).items():
         assert_array_equal(value, expected[name])
 

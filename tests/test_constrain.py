@@ -13,7 +13,7 @@ import pytest
 from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile.mode import Mode
 
-from pymc_ngvi.density import LogDensity, constrain, without_c
+from pymc_ngvi.density import LogDensity, at_draws, without_c
 from pymc_ngvi.density.constrain import Constrainer
 
 
@@ -52,7 +52,7 @@ def constrainer(density):
 
 @pytest.mark.parametrize("n_draws", [1, 2, 3, 7])
 def test_equals_pymc(density, constrainer, monkeypatch, n_draws):
-    monkeypatch.setattr(constrain, "_MAX_BATCH", 3)
+    monkeypatch.setattr(at_draws, "_MAX_BATCH", 3)
     theta = models.random_points(density, n_draws, 1)
     values, expected = constrainer(theta), pymc_values(density.model, density, theta)
     assert list(values) == list(expected)
@@ -95,7 +95,7 @@ def model_of_data():
 
 
 def test_follows_the_data_also_when_they_grow(monkeypatch):
-    monkeypatch.setattr(constrain, "_BATCH_ELEMENTS", 8)
+    monkeypatch.setattr(at_draws, "_BATCH_ELEMENTS", 8)
     model = model_of_data()
     constrainer, theta = Constrainer(LogDensity(model, "quick")), np.log(np.arange(1.0, 7.0))[:, None]
     for x in ([1.0, 2.0], [3.0, -1.0], np.arange(20.0), [5.0]):
