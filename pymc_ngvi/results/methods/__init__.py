@@ -9,6 +9,7 @@ from pymc_ngvi.results.methods.fit import FitMethods
 from pymc_ngvi.results.methods.left_out import LeftOutMethods
 from pymc_ngvi.results.methods.moments import MomentMethods
 from pymc_ngvi.results.methods.plots import PlotMethods
+from pymc_ngvi.results.methods.priors import PriorMethods
 from pymc_ngvi.results.methods.saving import SavingMethods
 from pymc_ngvi.results.methods.sites import SiteMethods
 from pymc_ngvi.results.methods.summary import SummaryMethods
@@ -24,6 +25,7 @@ class Methods(
     ExactMethods,
     ComponentMethods,
     PlotMethods,
+    PriorMethods,
     SiteMethods,
     LeftOutMethods,
     SavingMethods,

@@ -1,0 +1,240 @@
+"""Other priors for free variables of a model: what changes in log p, and the model that has them."""
+
+import functools
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+
+from pymc.distributions.distribution import SymbolicRandomVariable
+from pymc.distributions.shape_utils import change_dist_size
+from pymc.distributions.transforms import _default_transform
+from pymc.model.fgraph import fgraph_from_model, model_from_fgraph
+from pymc.pytensorf import replace_vars_in_graphs, rvs_in_graph, toposort_replace
+from pytensor.graph.basic import Variable
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.xtensor.type import XTensorType
+
+from pymc_ngvi.core.messages import shortened, suggestion
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.density.normalised import copy_marks, unnormalised_prior
+from pymc_ngvi.density.terms import Terms, log_densities
+from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.graphs.layout import Layout
+
+#: Stands for an infinite unconstrained value: where the exponential of a double has its limits.
+_FAR = 800.0
+_EXAMPLE = "with_prior(sd=pm.HalfNormal.dist(2.0))"
+
+
+@dataclass(frozen=True, eq=False)
+class NewPriors:
+    """Other priors, checked to have the support and the shape of those that a model has.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    layout : Layout
+        Of the fit.
+    new : dict of str to pytensor variable
+        Distributions by the name of the free variable. Their parameters may be variables of the model.
+    """
+
+    model: pm.Model
+    layout: Layout
+    new: Mapping[str, Variable]
+
+    @classmethod
+    def of(cls, model: pm.Model, layout: Layout, priors: Mapping[str, Any]) -> "NewPriors":
+        """Check what was given.
+
+        Raises
+        ------
+        ValueError
+            For a name that is no free variable; for a prior of another support or shape, or a discrete one.
+        TypeError
+            For what is no distribution.
+        """
+        if not priors:
+            raise ValueError(f"Name at least one free variable, and its new prior: {_EXAMPLE}.")
+        _check_names(model, layout, priors)
+        with without_c(model):
+            return cls(model, layout, {name: _fitting(model[name], prior) for name, prior in priors.items()})
+
+    @property
+    def names(self) -> list[str]:
+        """The variables that get another prior."""
+        return list(self.new)
+
+    def log_ratio(self, theta: Array) -> Array:
+        """Return log p under the new priors minus log p under the old ones, (n_draws,), at draws (n_draws, n_dim)."""
+        return self._log_ratio(theta)
+
+    @functools.cached_property
+    def _log_ratio(self) -> Terms:
+        return Terms(self.model, self.layout, self._differences)
+
+    def _differences(self) -> list[Variable]:
+        """Return the change of log p by variable, as functions of the value variables: Jacobians cancel."""
+        rvs = [self.model[name] for name in self.names]
+        new = [pm.logp(dist, rv, warn_rvs=False) for rv, dist in zip(rvs, self.new.values(), strict=True)]
+        new = self.model.replace_rvs_by_values(new)
+        old = log_densities(self.model, self.names)
+        return [_values(a).sum() - _values(b).sum() for a, b in zip(new, old, strict=True)]
+
+    @property
+    def improper(self) -> list[str]:
+        """Why the posterior has no marginal likelihood under the new priors, a clause for each that is improper."""
+        return [
+            reason
+            for name, dist in self.new.items()
+            if (reason := unnormalised_prior(name, dist.owner.op, self.model.rvs_to_transforms[self.model[name]]))
+        ]
+
+    @functools.cached_property
+    def changed_model(self) -> pm.Model:
+        """The model with the new priors: a copy, whose data are copies, too."""
+        with without_c(self.model):
+            fgraph, memo = fgraph_from_model(self.model)
+            priors = replace_vars_in_graphs(list(self.new.values()), replacements=memo)
+            pairs = []
+            for name, prior in zip(self.names, priors, strict=True):
+                old = memo[self.model[name]]
+                old_rv, value = old.owner.inputs
+                rv = old_rv.type.filter_variable(prior)
+                rv.name = old_rv.name
+                pairs.append((old, old.owner.op(rv, value)))
+            toposort_replace(fgraph, pairs)
+            changed: pm.Model = model_from_fgraph(fgraph, mutate_fgraph=True)
+        changed.check_bounds = self.model.check_bounds
+        place = {name: number for number, name in enumerate(self.model.named_vars)}
+        for variables in (changed.free_RVs, changed.observed_RVs, changed.deterministics, changed.potentials):
+            variables.sort(key=lambda var: place[var.name])  # the graph has them in another order
+        copy_marks(self.model, changed)
+        return changed
+
+
+def _check_names(model: pm.Model, layout: Layout, priors: Mapping[str, Any]) -> None:
+    free = [v.name for v in layout.variables]
+    for name in priors:
+        if name in free:
+            continue
+        if name in model.named_vars:
+            what = "a Deterministic" if model[name] in model.deterministics else "no free variable of the fit"
+            why = f"{name!r} is {what}, and has no prior to replace. Free variables: {', '.join(map(repr, free))}."
+        else:
+            why = f"The model has no free variable {name!r}: {suggestion(name, free)}"
+        raise ValueError(why)
+
+
+def _fitting(rv: Variable, prior: Any) -> Variable:
+    """Return a prior for a variable, of its shape; raise where it does not fit."""
+    op = getattr(getattr(prior, "owner", None), "op", None)
+    if not isinstance(op, RandomVariable | SymbolicRandomVariable):
+        packed = " Of an LKJCholeskyCov, give that of compute_corr=False." if isinstance(prior, tuple) else ""
+        raise TypeError(
+            f"The new prior of {rv.name!r} should be a distribution, such as pm.Normal.dist(0, 1); got "
+            f"{shortened(prior)}.{packed}"
+        )
+    if isinstance(rv.type, XTensorType) != isinstance(prior.type, XTensorType):
+        kind = "pymc.dims" if isinstance(rv.type, XTensorType) else "PyMC"
+        raise TypeError(f"The new prior of {rv.name!r} should be a distribution of {kind}, as the old one is.")
+    if np.dtype(prior.type.dtype).kind != "f":
+        raise ValueError(f"The new prior of {rv.name!r} is discrete, and {rv.name!r} is continuous.")
+    if isinstance(rv.type, XTensorType):
+        return prior
+    prior = _of_shape(rv, prior)
+    _check_support(rv, prior)
+    return prior
+
+
+def _of_shape(rv: Variable, prior: Variable) -> Variable:
+    """Return a prior of the shape of a variable: one for each of its elements where it is that of one."""
+    wanted, given = _shape(rv), _shape(prior)
+    if wanted == given:
+        return prior
+    n_own = prior.owner.op.ndim_supp
+    own, of_batch = given[len(given) - n_own :], given[: len(given) - n_own]
+    batch = wanted[: len(wanted) - n_own]
+    fits = len(given) <= len(wanted) and own == wanted[len(batch) :] and _broadcasts(of_batch, batch)
+    if not fits:
+        raise ValueError(f"The new prior of {rv.name!r} has shape {given}, and {rv.name!r} has shape {wanted}.")
+    return change_dist_size(prior, batch)
+
+
+def _broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(shape, wanted) == wanted
+    except ValueError:
+        return False
+
+
+def _shape(rv: Variable) -> tuple[int, ...]:
+    if None not in rv.type.shape:
+        return tuple(rv.type.shape)
+    return tuple(int(n) for n in rv.shape.eval(mode="FAST_COMPILE"))
+
+
+# --- supports ---
+
+
+def _check_support(rv: Variable, prior: Variable) -> None:
+    """Raise ValueError where two distributions are not on the same values."""
+    old, new = (_default_transform(of.owner.op, of) for of in (rv, prior))
+    n_own = prior.owner.op.ndim_supp
+    if max(n_own, rv.owner.op.ndim_supp) > 0:
+        if type(old) is not type(new):
+            raise ValueError(
+                f"The new prior of {rv.name!r} is on other values than the old one: simplices, ordered vectors, "
+                "Cholesky factors and vectors of real numbers do not go together. Fit a model with this prior."
+            )
+        return
+    limits = [_limits(of, transform) for of, transform in ((rv, old), (prior, new))]
+    if any(found is None for found in limits):
+        raise ValueError(
+            f"The prior of {rv.name!r} has limits that depend on other variables: weights can't tell what another one "
+            "would change. Fit a model with this prior."
+        )
+    if not _are_equal(limits[0], limits[1]):
+        was, is_ = (_in_words(found) for found in limits)
+        raise ValueError(
+            f"The new prior of {rv.name!r} is on {is_}, and the old one on {was}: draws of the one don't cover the "
+            "other. Give a prior of the same support (pm.Truncated cuts one off), or fit a model with this one."
+        )
+
+
+type Limits = tuple[AnyArray, AnyArray]
+
+
+def _limits(rv: Variable, transform: Any) -> Limits | None:
+    """Return the smallest and the largest value of a variable; None where these depend on other variables."""
+    if transform is None:
+        return np.array(-np.inf), np.array(np.inf)
+    ends = [transform.backward(pt.constant(end), *rv.owner.inputs) for end in (-_FAR, _FAR)]
+    if rvs_in_graph(ends):
+        return None
+    with np.errstate(all="ignore"):
+        low, high = (np.asarray(end.eval(mode="FAST_COMPILE")) for end in ends)
+    return np.minimum(low, high), np.where(np.maximum(low, high) >= _FAR, np.inf, np.maximum(low, high))
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    return all(bool(np.all(np.isclose(a, b, rtol=1e-9, atol=1e-12))) for a, b in zip(one, other, strict=True))
+
+
+def _in_words(limits: Any) -> str:
+    low, high = (np.unique(end) for end in limits)
+    if len(low) > 1 or len(high) > 1:
+        return "several intervals"
+    if np.isinf(low[0]) and np.isinf(high[0]):
+        return "all real numbers"
+    return f"({low[0]:.4g}, {high[0]:.4g})"
+
+
+def _values(term: Variable) -> Variable:
+    return pt.as_tensor(term, allow_xtensor_conversion=True)
