@@ -30,6 +30,12 @@ from pymc_ngvi.results.summary.summary import Summary, summary_of_draws
 
 #: Effective draws below which the error of a mean, 1 / sqrt(n) of its standard deviation, is above .05.
 _FEWEST = 400
+#: Draws that are proposed, at most; part of those asked for that come where they can be had.
+_MOST_DRAWS, _NEARLY = 14_000, 0.9
+_FIT = (
+    'Fit the model with these priors: pm.fit(method="ngvi", model=found.model), where `found` is what with_prior '
+    "returned."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +52,8 @@ class Reweighted:
         Weighted draws.
     doubts : tuple of str
         What stands against relying on it, in clauses.
+    cure : str
+        What to do where there are doubts.
     is_reliable : bool
         Whether there are no doubts.
     model : pymc.Model
@@ -61,6 +69,7 @@ class Reweighted:
     khat: float
     effective_sample_size: float
     doubts: tuple[str, ...]
+    cure: str
     weights_help: bool
     seed: int
 
@@ -88,10 +97,7 @@ class Reweighted:
                 f"{what}: reliable. {self.n_draws:,} weighted draws have a Pareto k-hat of {self.khat:.2f}, and are "
                 f"worth {self.effective_sample_size:,.0f}."
             )
-        return (
-            f"{what}: not reliable. {'; '.join(self.doubts)}. Fit the model with these priors: "
-            'pm.fit(method="ngvi", model=found.model), where `found` is what with_prior returned.'
-        )
+        return f"{what}: not reliable. {'; '.join(self.doubts)}. {self.cure}"
 
     def __str__(self) -> str:
         """Return the summary."""
@@ -215,17 +221,28 @@ def reweighted(posterior: Posterior, priors: Mapping[str, Any], draws: int, rng:
     judged = [of for of in found if of.n_draws >= MIN_KHAT_DRAWS]
     worst = max(judged, key=lambda of: (not of.verdict().helps, of.khat))
     helps = worst.verdict().helps
-    size = min(made.worth * found[0].effective, effective_size(made.by_globals(log_weights)))
+    size = _effective(made, log_weights)
+    cure = _FIT
     if not helps:
         doubts = (f"Pareto k-hat is {worst.khat:.2f}, above {khat_limit(worst.n_draws):.2g}: few draws decide", *doubts)
     elif size < _FEWEST:
         error = 1.0 / math.sqrt(max(size, 1.0))
         said = f"draws are worth {size:,.0f} independent ones: the error of a mean is {error:.2g} of its sd"
         doubts = (f"{len(log_weights):,} {said}", *doubts)
-    result = Reweighted(posterior, new, made, log_ratio, worst.khat, size, doubts, helps, int(rng.integers(2**62)))
+        needed = math.ceil(1.2 * _FEWEST / size * draws / 1_000) * 1_000
+        can_be_had = _effective(made, made.log_weights) > _NEARLY * draws
+        cure = f"Take more draws, draws={needed:_}; or f{_FIT[1:]}" if can_be_had and needed <= _MOST_DRAWS else _FIT
+    result = Reweighted(
+        posterior, new, made, log_ratio, worst.khat, size, doubts, cure, helps, int(rng.integers(2**62))
+    )
     if doubts:
         warnings.warn(result.sentence, UserWarning, skip_file_prefixes=OURS)
     return result
+
+
+def _effective(draws: JointDraws, log_weights: Array) -> float:
+    """Return how many independent draws weighted ones are worth; where globals repeat, how many of these."""
+    return min(draws.worth * effective_size(log_weights), effective_size(draws.by_globals(log_weights)))
 
 
 def _log_mean(draws: JointDraws, log_ratio: Array) -> tuple[float, float]:
