@@ -7,6 +7,7 @@ import arviz_stats
 import latent_models
 import numpy as np
 import pymc as pm
+import pymc.dims as pmd
 import pytest
 import xarray as xr
 
@@ -248,6 +249,89 @@ def test_the_ratio_is_that_of_the_densities(grouped):
     expected = stats.gamma(3.0, scale=0.5).logpdf(sd) - stats.halfnorm().logpdf(sd)
     expected += np.sum(stats.t(4.0, 1.0, 2.0).logpdf(effect) - stats.norm(0.0, sd[:, None]).logpdf(effect), axis=1)
     assert_allclose(new.log_ratio(theta), expected, rtol=1e-8)
+
+
+def test_two_variables_may_be_given_one_distribution_each_by_its_own_draw():
+    with pm.Model() as model:
+        a, b = pm.Normal("a"), pm.Normal("b")
+        pm.Normal("y", a + b, 1.0, observed=0.5)
+    prior = pm.Normal.dist(0.0, 2.0)
+    new = NewPriors.of(model, LogDensity(model).layout, {"a": prior, "b": prior})
+    theta = np.array([[0.3, -2.0]])
+    assert_allclose(new.log_ratio(theta), np.sum(stats.norm(0.0, 2.0).logpdf(theta) - stats.norm.logpdf(theta), axis=1))
+    assert len(pm.draw([new.changed_model["a"], new.changed_model["b"]], random_seed=1)) == 2
+    assert len(set(np.ravel(pm.draw([new.changed_model["a"], new.changed_model["b"]], random_seed=1)))) == 2
+
+
+def test_variables_with_named_dims():
+    """Distributions of `pymc.dims`: their graphs hold no draw of the old prior."""
+    with pm.Model(coords={"k": range(3)}) as model:
+        b, sd = pmd.Normal("b", 0.0, 1.0, dims="k"), pmd.HalfNormal("sd", 1.0)
+        pmd.Normal("y", b, sd, dims="k", observed=pmd.as_xtensor(np.arange(3.0), dims=("k",)))
+    layout = LogDensity(model).layout
+    new = {"sd": pmd.HalfCauchy.dist(1.0), "b": pmd.Normal.dist(0.0, 2.0, dim_lengths={"k": 3})}
+    theta = np.array([[0.5, -1.0, 2.0, 0.3]])
+    sd, b = np.exp(0.3), theta[:, :3]
+    expected = stats.halfcauchy.logpdf(sd) - stats.halfnorm.logpdf(sd)
+    expected += np.sum(stats.norm(0.0, 2.0).logpdf(b) - stats.norm.logpdf(b), axis=1)
+    assert_allclose(NewPriors.of(model, layout, new).log_ratio(theta), expected, rtol=1e-6)
+    for prior, message in ((pmd.Normal.dist(0.0, 1.0), "other values"), (pmd.Uniform.dist(0.0, 1.0), "other values")):
+        with pytest.raises(ValueError, match=message):
+            NewPriors.of(model, layout, {"sd": prior})
+    with pytest.raises(ValueError, match="has dims"):
+        NewPriors.of(model, layout, {"b": pmd.Normal.dist(0.0, 1.0)})
+    with pytest.raises(TypeError, match=r"a distribution of pymc\.dims"):
+        NewPriors.of(model, layout, {"sd": pm.HalfNormal.dist(1.0)})
+
+
+def test_a_cholesky_factor_is_given_as_it_is_packed():
+    with pm.Model() as model:
+        pm.LKJCholeskyCov("chol", n=2, eta=2.0, sd_dist=pm.Exponential.dist(1.0))
+    layout = LogDensity(model).layout
+    theta = np.array([[0.2, 0.5, -0.3], [0.2, -0.1, 0.4]])
+
+    def given(eta):
+        return pm.LKJCholeskyCov.dist(n=2, eta=eta, sd_dist=pm.Exponential.dist(1.0), compute_corr=False)
+
+    new = NewPriors.of(model, layout, {"chol": given(5.0)})
+    ratio = new.log_ratio(theta)
+    assert "does not integrate to 1" in new.improper[0]
+    low, high = theta[:, 1], np.exp(theta[:, 2])  # off the diagonal, and on it
+    det = high**2 / (low**2 + high**2)  # 1 - r^2, which has the power eta - 1
+    assert_allclose(np.diff(ratio), 3.0 * np.diff(np.log(det)), rtol=1e-8)
+    with pytest.raises(TypeError, match="compute_corr=False"):
+        NewPriors.of(model, layout, {"chol": pm.LKJCholeskyCov.dist(n=2, eta=5.0, sd_dist=pm.Exponential.dist(1.0))})
+
+
+def test_ratios_may_be_large_where_there_is_no_weight():
+    """A Cauchy prior of a scale over a normal one: far out, the ratio has no limit."""
+    with pm.Model() as model:
+        sd = pm.HalfNormal("sd", 1.0)
+        b = pm.Normal("b", 0.0, 1.0, shape=3)
+        pm.Normal("y", b, sd, observed=np.arange(1.0, 4.0))
+    found = fitted(model).with_prior(sd=pm.HalfCauchy.dist(1.0))
+    assert found.log_ratio.max() > 800.0
+    (value, se), (expected, of_fit) = found.log_marginal_likelihood, fitted(found.model).log_marginal_likelihood
+    assert abs(value - expected) < MOST_ERRORS * np.hypot(se, of_fit)
+    assert se < 0.05
+
+
+def test_a_fit_of_the_changed_model_has_the_transform_of_the_new_prior():
+    with pm.Model() as model:
+        pm.Uniform("x", 1.0, 3.0)
+        pm.Beta("p", 2.0, 2.0)
+        pm.Normal("o", shape=2, transform=pm.distributions.transforms.ordered, initval=[0.0, 1.0])
+    new = {
+        "x": pm.TruncatedNormal.dist(2.0, 0.5, lower=1.0, upper=3.0),
+        "p": pm.Uniform.dist(0.0, 1.0),
+        "o": pm.Cauchy.dist(0.0, 1.0),
+    }
+    priors = NewPriors.of(model, LogDensity(model).layout, new)
+    assert [value.name for value in priors.changed_model.value_vars] == ["x_interval__", "p_interval__", "o_ordered__"]
+    point = {"x_interval__": 0.3, "p_interval__": 0.1, "o_ordered__": [0.2, 0.4]}
+    x = 1.0 + 2.0 / (1.0 + np.exp(-0.3))
+    found = priors.changed_model.compile_logp(vars=[priors.changed_model["x"]], jacobian=False)(point)
+    assert_allclose(found, stats.truncnorm(-2.0, 2.0, 2.0, 0.5).logpdf(x))
 
 
 def test_a_vector_may_have_a_multivariate_prior():

@@ -1,8 +1,10 @@
 """Other priors for free variables of a model: what changes in log p, and the model that has them."""
 
+import contextlib
 import functools
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +12,21 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 
+from pymc.distributions.continuous import BoundedContinuous, CircularContinuous, PositiveContinuous, UnitContinuous
 from pymc.distributions.distribution import SymbolicRandomVariable
 from pymc.distributions.shape_utils import change_dist_size
-from pymc.distributions.transforms import _default_transform
+from pymc.distributions.transforms import ChainedTransform, _default_transform
+from pymc.logprob.basic import transformed_conditional_logp
+from pymc.logprob.transforms import Transform
 from pymc.model.fgraph import fgraph_from_model, model_from_fgraph
 from pymc.pytensorf import replace_vars_in_graphs, rvs_in_graph, toposort_replace
+from pytensor import shared
 from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
 from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.random.type import RandomType
 from pytensor.xtensor.type import XTensorType
+from pytensor.xtensor.vectorization import XRV
 
 from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.types import Array
@@ -29,6 +38,8 @@ from pymc_ngvi.graphs.layout import Layout
 
 #: Stands for an infinite unconstrained value: where the exponential of a double has its limits.
 _FAR = 800.0
+#: What tells the supports of distributions of `pymc.dims`.
+_KINDS = (PositiveContinuous, UnitContinuous, CircularContinuous, BoundedContinuous)
 _EXAMPLE = "with_prior(sd=pm.HalfNormal.dist(2.0))"
 
 
@@ -64,7 +75,8 @@ class NewPriors:
             raise ValueError(f"Name at least one free variable, and its new prior: {_EXAMPLE}.")
         _check_names(model, layout, priors)
         with without_c(model):
-            return cls(model, layout, {name: _fitting(model[name], prior) for name, prior in priors.items()})
+            fitting = {name: _fitting(model[name], prior) for name, prior in priors.items()}
+        return cls(model, layout, {name: _copied(prior) for name, prior in fitting.items()})
 
     @property
     def names(self) -> list[str]:
@@ -81,42 +93,86 @@ class NewPriors:
 
     def _differences(self) -> list[Variable]:
         """Return the change of log p by variable, as functions of the value variables: Jacobians cancel."""
-        rvs = [self.model[name] for name in self.names]
-        new = [pm.logp(dist, rv, warn_rvs=False) for rv, dist in zip(rvs, self.new.values(), strict=True)]
-        new = self.model.replace_rvs_by_values(new)
-        old = log_densities(self.model, self.names)
-        return [_values(a).sum() - _values(b).sum() for a, b in zip(new, old, strict=True)]
+        model, rvs, new = self.model, [self.model[name] for name in self.names], list(self.new.values())
+        values = [rv.type() for rv in rvs]  # on the constrained scale
+        of_new = transformed_conditional_logp(
+            new,
+            rvs_to_values={**model.rvs_to_values, **dict(zip(new, values, strict=True))},
+            rvs_to_transforms={**model.rvs_to_transforms, **dict.fromkeys(new)},
+            jacobian=False,
+        )
+        constrained = dict(zip(values, model.replace_rvs_by_values(rvs), strict=True))
+        of_new = graph_replace(of_new, constrained, strict=False)
+        of_old = log_densities(model, self.names)
+        return [_values(a).sum() - _values(b).sum() for a, b in zip(of_new, of_old, strict=True)]
 
     @property
     def improper(self) -> list[str]:
         """Why the posterior has no marginal likelihood under the new priors, a clause for each that is improper."""
-        return [
-            reason
-            for name, dist in self.new.items()
-            if (reason := unnormalised_prior(name, dist.owner.op, self.model.rvs_to_transforms[self.model[name]]))
-        ]
+        transforms = self.model.rvs_to_transforms
+        found = [unnormalised_prior(n, v.owner.op, transforms[self.model[n]]) for n, v in self.new.items()]
+        # As of PyMC 6.4, their logarithm of the normalising constant has the wrong sign.
+        of_lkj = [name for name, var in self.new.items() if "LKJ" in type(var.owner.op).__name__]
+        found += [f"PyMC's density of the LKJ prior of {name!r} does not integrate to 1" for name in of_lkj]
+        return [reason for reason in found if reason]
 
     @functools.cached_property
     def changed_model(self) -> pm.Model:
         """The model with the new priors: a copy, whose data are copies, too."""
-        with without_c(self.model):
+        with without_c(self.model), _without_initial_values(self.model) as initial_values:
             fgraph, memo = fgraph_from_model(self.model)
             priors = replace_vars_in_graphs(list(self.new.values()), replacements=memo)
             pairs = []
             for name, prior in zip(self.names, priors, strict=True):
                 old = memo[self.model[name]]
-                old_rv, value = old.owner.inputs
-                rv = old_rv.type.filter_variable(prior)
-                rv.name = old_rv.name
-                pairs.append((old, old.owner.op(rv, value)))
+                pairs.append((old, _with_prior(old, self.model[name], prior)))
             toposort_replace(fgraph, pairs)
             changed: pm.Model = model_from_fgraph(fgraph, mutate_fgraph=True)
         changed.check_bounds = self.model.check_bounds
+        for name, value in initial_values.items():
+            changed.set_initval(changed[name], value)
         place = {name: number for number, name in enumerate(self.model.named_vars)}
         for variables in (changed.free_RVs, changed.observed_RVs, changed.deterministics, changed.potentials):
             variables.sort(key=lambda var: place[var.name])  # the graph has them in another order
         copy_marks(self.model, changed)
         return changed
+
+
+@contextlib.contextmanager
+def _without_initial_values(model: pm.Model) -> Iterator[dict[str, Any]]:
+    """Take initial values off a model, which PyMC does not copy with them, and give them back; yield those that differ.
+
+    Graphs among them stay behind: they are of the variables of this model.
+    """
+    kept = dict(model.rvs_to_initial_values)
+    try:
+        model.rvs_to_initial_values.update(dict.fromkeys(kept))
+        yield {rv.name: value for rv, value in kept.items() if value is not None and not isinstance(value, Variable)}
+    finally:
+        model.rvs_to_initial_values.update(kept)
+
+
+def _with_prior(old: Variable, old_rv: Variable, prior: Variable) -> Variable:
+    """Return a free variable of the graph of a model with another prior, and the default transform of that."""
+    op, value = copy(old.owner.op), old.owner.inputs[1]
+    rv = old.owner.inputs[0].type.filter_variable(prior)
+    rv.name = old_rv.name
+    transform = _transform_of(old_rv, rv, op.transform)
+    if transform is not op.transform:
+        op.transform = transform
+        value = (rv if transform is None else transform.forward(rv, *rv.owner.inputs)).type()
+        value.name = rv.name if transform is None else f"{rv.name}_{transform.name}__"
+    return op(rv, value)
+
+
+def _transform_of(old: Variable, new: Variable, transform: Transform | None) -> Transform | None:
+    """Return the transform of a variable with another prior: the default one for it, unless the user chose another."""
+    if isinstance(old.type, XTensorType):
+        return transform
+    was, default = (_default_transform(rv.owner.op, rv) for rv in (old, new))
+    if isinstance(transform, ChainedTransform) and type(transform.transform_list[0]) is type(was):
+        return ChainedTransform([default, *transform.transform_list[1:]])
+    return default if type(transform) is type(was) and default is not None else transform
 
 
 def _check_names(model: pm.Model, layout: Layout, priors: Mapping[str, Any]) -> None:
@@ -132,10 +188,18 @@ def _check_names(model: pm.Model, layout: Layout, priors: Mapping[str, Any]) -> 
         raise ValueError(why)
 
 
+def _copied(prior: Variable) -> Variable:
+    """Return a distribution with random numbers of its own: one may be given for several variables."""
+    node = prior.owner
+    inputs = [shared(np.random.default_rng()) if isinstance(i.type, RandomType) else i for i in node.inputs]
+    copied: Variable = node.clone_with_new_inputs(inputs).outputs[prior.index]
+    return copied
+
+
 def _fitting(rv: Variable, prior: Any) -> Variable:
     """Return a prior for a variable, of its shape; raise where it does not fit."""
     op = getattr(getattr(prior, "owner", None), "op", None)
-    if not isinstance(op, RandomVariable | SymbolicRandomVariable):
+    if not isinstance(op, RandomVariable | SymbolicRandomVariable | XRV):
         packed = " Of an LKJCholeskyCov, give that of compute_corr=False." if isinstance(prior, tuple) else ""
         raise TypeError(
             f"The new prior of {rv.name!r} should be a distribution, such as pm.Normal.dist(0, 1); got "
@@ -147,6 +211,7 @@ def _fitting(rv: Variable, prior: Any) -> Variable:
     if np.dtype(prior.type.dtype).kind != "f":
         raise ValueError(f"The new prior of {rv.name!r} is discrete, and {rv.name!r} is continuous.")
     if isinstance(rv.type, XTensorType):
+        _check_named_dims(rv, prior)
         return prior
     prior = _of_shape(rv, prior)
     _check_support(rv, prior)
@@ -178,6 +243,20 @@ def _shape(rv: Variable) -> tuple[int, ...]:
     if None not in rv.type.shape:
         return tuple(rv.type.shape)
     return tuple(int(n) for n in rv.shape.eval(mode="FAST_COMPILE"))
+
+
+def _check_named_dims(rv: Variable, prior: Variable) -> None:
+    """Raise ValueError where a distribution of `pymc.dims` is not on the values of another, or has other dims."""
+    if set(rv.type.dims) != set(prior.type.dims):
+        raise ValueError(
+            f"The new prior of {rv.name!r} has dims {prior.type.dims}, and {rv.name!r} has {rv.type.dims}: "
+            "dist(..., dim_lengths={...}) gives it some."
+        )
+    of = [[kind for kind in _KINDS if isinstance(var.owner.op.core_op, kind)] for var in (rv, prior)]
+    if of[0] != of[1] or BoundedContinuous in of[0]:
+        raise ValueError(
+            f"The new prior of {rv.name!r} may be on other values than the old one. Fit a model with this prior."
+        )
 
 
 # --- supports ---

@@ -97,7 +97,7 @@ class Reweighted:
                 f"{what}: reliable. {self.n_draws:,} weighted draws have a Pareto k-hat of {self.khat:.2f}, and are "
                 f"worth {self.effective_sample_size:,.0f}."
             )
-        return f"{what}: not reliable. {'; '.join(self.doubts)}. {self.cure}"
+        return f"{what}: not reliable: {'; '.join(self.doubts)}. {self.cure}"
 
     def __str__(self) -> str:
         """Return the summary."""
@@ -247,12 +247,15 @@ def _effective(draws: JointDraws, log_weights: Array) -> float:
 
 def _log_mean(draws: JointDraws, log_ratio: Array) -> tuple[float, float]:
     """Return the logarithm of a weighted mean of exponentials, and its standard error, from independent parts."""
-    counts = np.isfinite(draws.log_weights) & (log_ratio > -np.inf)
-    top = float(log_ratio[counts].max())
-    before = np.exp(draws.log_weights - draws.log_weights.max())
-    after = np.where(counts, before * np.exp(np.where(counts, log_ratio - top, 0.0)), 0.0)
     _, number = np.unique(draws.part, return_inverse=True)
-    a, b = (np.bincount(number, weights) for weights in (before, after))
-    ratio, k = b.sum() / a.sum(), len(a)
-    error = np.sqrt(np.sum((b - ratio * a) ** 2) * k / (k - 1)) / b.sum() if k > 1 else np.inf
-    return float(np.log(ratio)) + top, float(error)
+    sums, logs = [], []
+    for log_weights in (draws.log_weights, draws.log_weights + log_ratio):
+        some = np.where(np.isnan(log_weights), -np.inf, log_weights)
+        top = float(some.max())
+        of_part = np.bincount(number, np.exp(some - top))
+        sums.append(of_part / of_part.sum())
+        logs.append(np.log(of_part.sum()) + top)
+    before, after = sums
+    k = len(before)
+    error = np.sqrt(np.sum((after - before) ** 2) * k / (k - 1)) if k > 1 else np.inf
+    return float(logs[1] - logs[0]), float(error)

@@ -141,8 +141,8 @@ class WeightedDistribution(Distribution):
         raise NotImplementedError(f"The {self.name} keeps the weights of its draws.")
 
     def attrs(self, theta: Array) -> dict[str, float]:
-        """Return what there is to say of draws."""
-        return dict(self.said)
+        """Return what there is to say of draws, and how many of them are different."""
+        return {**self.said, "distinct_global_draws": len(np.unique(theta[:, self.in_order_of]))}
 
     def plan(self, density: ModelDensity) -> MovePlan:
         """Return how draws are moved: as those of what they are of."""
