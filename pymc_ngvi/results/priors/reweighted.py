@@ -224,7 +224,10 @@ def reweighted(posterior: Posterior, priors: Mapping[str, Any], draws: int, rng:
     size = _effective(made, log_weights)
     cure = _FIT
     if not helps:
-        doubts = (f"Pareto k-hat is {worst.khat:.2f}, above {khat_limit(worst.n_draws):.2g}: few draws decide", *doubts)
+        doubts = (
+            f"Pareto k-hat is {worst.khat:.2f}, above {khat_limit(worst.n_draws):.2g}, so that few draws decide",
+            *doubts,
+        )
     elif size < _FEWEST:
         error = 1.0 / math.sqrt(max(size, 1.0))
         said = f"draws are worth {size:,.0f} independent ones: the error of a mean is {error:.2g} of its sd"
