@@ -20,7 +20,7 @@ import pymc_ngvi
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.new_priors import NewPriors
 from pymc_ngvi.density.normalised import unnormalised
-from pymc_ngvi.density.terms import Terms, log_densities
+from pymc_ngvi.density.terms import TermSums, log_densities
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.reading.lineage import top_level_priors
@@ -605,7 +605,7 @@ def test_the_picture_shows_those_that_depend_most_on_the_prior(grouped):
 
 def test_terms_are_sums_at_draws():
     model = normal_mean()
-    terms = Terms(model, LogDensity(model).layout, lambda: log_densities(model, ["mu", "y"]))
+    terms = TermSums(model, LogDensity(model).layout, lambda: log_densities(model, ["mu", "y"]))
     theta = np.array([[0.3], [-1.0]])
     expected = stats.norm.logpdf(theta[:, 0]) + stats.norm.logpdf(Y - theta).sum(axis=1)
     assert_allclose(terms(theta), expected, rtol=1e-10)

@@ -32,7 +32,7 @@ from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.normalised import copy_marks, unnormalised_prior
-from pymc_ngvi.density.terms import Terms, log_densities
+from pymc_ngvi.density.terms import TermSums, log_densities
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.layout import Layout
 
@@ -88,8 +88,8 @@ class NewPriors:
         return self._log_ratio(theta)
 
     @functools.cached_property
-    def _log_ratio(self) -> Terms:
-        return Terms(self.model, self.layout, self._differences)
+    def _log_ratio(self) -> TermSums:
+        return TermSums(self.model, self.layout, self._differences)
 
     def _differences(self) -> list[Variable]:
         """Return the change of log p by variable, as functions of the value variables: Jacobians cancel."""

@@ -12,7 +12,7 @@ from pymc_ngvi.density.at_draws import AtDraws
 from pymc_ngvi.graphs.layout import Layout
 
 
-class Terms(AtDraws):
+class TermSums(AtDraws):
     """Sums of terms of log p at unconstrained draws.
 
     Parameters
@@ -28,11 +28,11 @@ class Terms(AtDraws):
     >>> import numpy as np
     >>> import pymc as pm
     >>> from pymc_ngvi.density import LogDensity
-    >>> from pymc_ngvi.density.terms import Terms, log_densities
+    >>> from pymc_ngvi.density.terms import TermSums, log_densities
     >>> with pm.Model() as model:
     ...     s = pm.HalfNormal("s")
     ...     y = pm.Normal("y", 0.0, s, observed=[1.0, 2.0])
-    >>> of_prior = Terms(model, LogDensity(model).layout, lambda: log_densities(model, ["s"]))
+    >>> of_prior = TermSums(model, LogDensity(model).layout, lambda: log_densities(model, ["s"]))
     >>> of_prior(np.zeros((1, 1))).round(3)  # log(2) - log(2 pi) / 2 - 1 / 2
     array([-0.726])
     """

@@ -24,7 +24,7 @@ from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood, log_marginal_likelihood
 from pymc_ngvi.results.posterior import Posterior
-from pymc_ngvi.results.priors.weighted import WeightedDistribution, weighted_draws
+from pymc_ngvi.results.priors.weighted import WeightedDistribution, joint_draws
 from pymc_ngvi.results.sampling import Names, Sampling, sample_tree
 from pymc_ngvi.results.summary.summary import Summary, summary_of_draws
 
@@ -211,7 +211,7 @@ def reweighted(posterior: Posterior, priors: Mapping[str, Any], draws: int, rng:
     if check_draws(draws) < MIN_KHAT_DRAWS:
         raise ValueError(f"Weights take at least {MIN_KHAT_DRAWS} draws; got {draws}.")
     with posterior.with_data_of_fit():
-        made, doubts = weighted_draws(posterior, draws, rng)
+        made, doubts = joint_draws(posterior, draws, rng)
         log_ratio = new.log_ratio(made.theta)
     log_weights = made.log_weights + log_ratio
     if not np.isfinite(log_weights).any():

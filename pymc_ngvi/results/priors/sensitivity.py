@@ -11,12 +11,12 @@ from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, khat_limit, pareto_khat
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.terms import Terms, log_densities
+from pymc_ngvi.density.terms import TermSums, log_densities
 from pymc_ngvi.reading.lineage import top_level_priors
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
 from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.posterior import Posterior
-from pymc_ngvi.results.priors.weighted import WeightedDistribution, weighted_draws
+from pymc_ngvi.results.priors.weighted import WeightedDistribution, joint_draws
 from pymc_ngvi.results.sampling import Names, narrow
 from pymc_ngvi.results.summary.summary import Planned, imported, paragraphs
 
@@ -87,7 +87,7 @@ def prior_sensitivity(
     _check(posterior)
     priors, likelihoods = _scaled(posterior, prior_var_names, likelihood_var_names)
     theta, doubts = _drawn(posterior, draws, rng)
-    of_prior = Terms(posterior.model, posterior.layout, lambda: log_densities(posterior.model, priors))(theta)
+    of_prior = TermSums(posterior.model, posterior.layout, lambda: log_densities(posterior.model, priors))(theta)
     of_likelihood = _log_likelihood(posterior, theta, likelihoods, is_all=likelihood_var_names is None)
     shown = _shown(posterior, theta, var_names, int(rng.integers(2**31)))
     tree = xr.DataTree.from_dict(
@@ -145,7 +145,7 @@ def _drawn(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[
     """Return draws of equal weight, corrected by importance weights where these help."""
     if posterior.distribution.kept_log_weights() is not None:
         return posterior.draw(draws, rng), () if posterior.record is None else posterior.record.doubts
-    made, doubts = weighted_draws(posterior, draws, rng)
+    made, doubts = joint_draws(posterior, draws, rng)
     if not made.log_weights.any():
         return made.theta, doubts
     q = WeightedDistribution(posterior.distribution, made.theta, made.log_weights, 0, {})
@@ -159,9 +159,9 @@ def _log_likelihood(posterior: Posterior, theta: Array, names: Sequence[str], *,
     """
     model, layout = posterior.model, posterior.layout
     if not is_all:
-        return Terms(model, layout, lambda: log_densities(model, names))(theta)
+        return TermSums(model, layout, lambda: log_densities(model, names))(theta)
     others = [*(v.name for v in layout.variables), *(term.name for term in model.potentials)]
-    rest = Terms(model, layout, lambda: log_densities(model, others, jacobian=True))
+    rest = TermSums(model, layout, lambda: log_densities(model, others, jacobian=True))
     result: Array = posterior.density.logp(theta) - rest(theta)
     return result
 

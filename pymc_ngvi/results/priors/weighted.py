@@ -19,7 +19,7 @@ from pymc_ngvi.results.costs import Costs
 from pymc_ngvi.results.posterior import Distribution, MovePlan, Posterior
 
 
-def weighted_draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[JointDraws, tuple[str, ...]]:
+def joint_draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[JointDraws, tuple[str, ...]]:
     """Return draws with their weights, and what stands against relying on them, in clauses.
 
     An exact, nested or moved posterior has weights. Draws of another q get their importance weights where these help;
