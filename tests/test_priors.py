@@ -9,6 +9,7 @@ import numpy as np
 import pymc as pm
 import pymc.dims as pmd
 import pytest
+import sharded_models
 import xarray as xr
 
 from numpy.testing import assert_allclose, assert_array_equal
@@ -25,6 +26,7 @@ from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.reading.lineage import top_level_priors
 from pymc_ngvi.results.approximation import NGVIApproximation
+from pymc_ngvi.results.priors.sensitivity import _log_likelihood
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -429,6 +431,40 @@ def test_an_improper_prior_has_no_marginal_likelihood(exact):
         found.log_bayes_factor  # noqa: B018
 
 
+def test_a_proper_prior_in_the_place_of_an_improper_one_has_a_posterior_but_no_factor():
+    with pm.Model() as model:
+        mu = pm.Flat("mu")
+        pm.Normal("y", mu, 1.0, observed=Y)
+    found = fitted(model).with_prior(mu=pm.Normal.dist(0.5, 0.5))
+    mean, sd, _ = of_normal_prior(0.5, 0.5)
+    assert abs(found.sample(4_000).posterior["mu"].mean() - mean) < MOST_ERRORS * sd / np.sqrt(2_000)
+    with pytest.raises(ValueError, match="the prior of 'mu' is improper"):
+        found.log_bayes_factor  # noqa: B018
+
+
+def test_a_saved_posterior_has_the_same_under_another_prior(grouped):
+    again = pymc_ngvi.load(grouped.to_datatree(), grouped.model)
+    one, two = (approx.with_prior(sd=pm.Gamma.dist(4.0, 10.0)) for approx in (grouped, again))
+    assert_allclose(one.draws.theta, two.draws.theta)
+    assert_allclose(one.log_marginal_likelihood.value, two.log_marginal_likelihood.value)
+
+
+def test_draws_that_could_not_be_made_have_no_weight(monkeypatch):
+    q = DiagonalState.from_scale(np.array([0.9]), np.array([0.42]))
+    approx = NGVIApproximation(LogDensity(normal_mean()), q)
+    draw = q.draws
+
+    def with_gaps(base):
+        theta = draw(base)
+        theta[::10] = np.nan
+        return theta
+
+    monkeypatch.setattr(type(q), "draws", lambda self, base: with_gaps(base))
+    found = approx.with_prior(mu=pm.Normal.dist(0.5, 0.5))
+    assert 2_000 < found.effective_sample_size <= 3_600
+    assert np.isfinite(found.sample(1_000).posterior["mu"]).all()
+
+
 def test_the_default_seed_belongs_to_the_fit(exact):
     one, two = (exact.with_prior({"mu": pm.Normal.dist(0.0, 2.0)}) for _ in range(2))
     assert_array_equal(one.draws.theta, two.draws.theta)
@@ -463,6 +499,22 @@ def test_data_that_were_changed_since_do_not_count():
     assert_allclose(found.khat, expected.khat)
     assert_array_equal(found.sample(20).posterior["mu"], expected.sample(20).posterior["mu"])
     assert_allclose(found.log_marginal_likelihood.value, expected.log_marginal_likelihood.value)
+
+
+def test_data_in_shards_are_all_seen():
+    """Beside one model of all rows; the Potential is part of the prior. There is no one model to fit again."""
+    shards = pymc_ngvi.Shards(sharded_models.of_rows(sharded_models.normal), range(sharded_models.N_SHARDS))
+    whole, parts = fitted(sharded_models.normal()), fitted(None, shards=shards)
+    pairs = [approx.with_prior(sigma=pm.HalfNormal.dist(0.5)) for approx in (whole, parts)]
+    assert_allclose(*(found.sample(4_000).posterior["beta"].mean(("chain", "draw")) for found in pairs), atol=0.01)
+    assert_allclose(*(found.log_bayes_factor.value for found in pairs), atol=0.01)
+    with pytest.raises(ValueError, match="Fit shards that are built with these priors"):
+        pairs[1].model  # noqa: B018
+    tables = [approx.prior_sensitivity("beta", draws=2_000).table for approx in (whole, parts)]
+    assert_allclose(*(table[["prior", "likelihood"]].to_numpy(float) for table in tables), atol=0.06)
+    theta = parts.draw_flat(3, random_seed=1)
+    sums = [_log_likelihood(approx._posterior, theta, [], is_all=True) for approx in (whole, parts)]
+    assert_allclose(*sums, rtol=1e-8)
 
 
 # --- power scaling ----------------------------------------------------------------------------------------------------

@@ -108,13 +108,14 @@ class NewPriors:
 
     @property
     def improper(self) -> list[str]:
-        """Why the posterior has no marginal likelihood under the new priors, a clause for each that is improper."""
+        """Why marginal likelihoods can't be compared, a clause for each prior that is improper, new or old."""
         transforms = self.model.rvs_to_transforms
-        found = [unnormalised_prior(n, v.owner.op, transforms[self.model[n]]) for n, v in self.new.items()]
+        pairs = [(name, var) for name, new in self.new.items() for var in (new, self.model[name])]
+        found = [unnormalised_prior(name, var.owner.op, transforms[self.model[name]]) for name, var in pairs]
         # As of PyMC 6.4, their logarithm of the normalising constant has the wrong sign.
         of_lkj = [name for name, var in self.new.items() if "LKJ" in type(var.owner.op).__name__]
         found += [f"PyMC's density of the LKJ prior of {name!r} does not integrate to 1" for name in of_lkj]
-        return [reason for reason in found if reason]
+        return [reason for reason in dict.fromkeys(found) if reason]
 
     @functools.cached_property
     def changed_model(self) -> pm.Model:

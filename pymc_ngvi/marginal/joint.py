@@ -43,7 +43,6 @@ class JointDraws(NamedTuple):
     def by_globals(self, log_weights: Array) -> Array:
         """Return the logarithms of weights of different globals, up to a constant: each that of all of its draws."""
         _, number = np.unique(self.of_globals, return_inverse=True)
-        top = np.max(log_weights, where=np.isfinite(log_weights), initial=-np.inf)
         with np.errstate(divide="ignore"):
-            sums: Array = np.log(np.bincount(number, np.exp(np.nan_to_num(log_weights, nan=-np.inf) - top)))
+            sums: Array = np.log(np.bincount(number, np.exp(log_weights - log_weights.max())))
         return sums

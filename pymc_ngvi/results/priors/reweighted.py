@@ -85,7 +85,15 @@ class Reweighted:
 
     @property
     def model(self) -> pm.Model:
-        """A copy of the model with the new priors; its data are copies, too."""
+        """A copy of the model with the new priors; its data are copies, too.
+
+        Raises
+        ------
+        ValueError
+            Where the data are in shards or batches: the model has some of them only.
+        """
+        if self.posterior.density.is_sharded or self.posterior.density.is_streamed:
+            raise ValueError(f"The data are not all in one model. {_elsewhere(self.posterior)}")
         return self.priors.changed_model
 
     @property
@@ -213,6 +221,7 @@ def reweighted(posterior: Posterior, priors: Mapping[str, Any], draws: int, rng:
     with posterior.with_data_of_fit():
         made, doubts = joint_draws(posterior, draws, rng)
         log_ratio = new.log_ratio(made.theta)
+    log_ratio[np.isnan(log_ratio)] = -np.inf  # at draws that could not be made
     log_weights = made.log_weights + log_ratio
     if not np.isfinite(log_weights).any():
         raise ValueError(f"The new prior of {' or '.join(new.names)} is 0 at all draws of the posterior: fit again.")
@@ -222,7 +231,7 @@ def reweighted(posterior: Posterior, priors: Mapping[str, Any], draws: int, rng:
     worst = max(judged, key=lambda of: (not of.verdict().helps, of.khat))
     helps = worst.verdict().helps
     size = _effective(made, log_weights)
-    cure = _FIT
+    cure = fit = _elsewhere(posterior) or _FIT
     if not helps:
         doubts = (
             f"Pareto k-hat is {worst.khat:.2f}, above {khat_limit(worst.n_draws):.2g}, so that few draws decide",
@@ -234,13 +243,20 @@ def reweighted(posterior: Posterior, priors: Mapping[str, Any], draws: int, rng:
         doubts = (f"{len(log_weights):,} {said}", *doubts)
         needed = math.ceil(1.2 * _FEWEST / size * draws / 1_000) * 1_000
         can_be_had = _effective(made, made.log_weights) > _NEARLY * draws
-        cure = f"Take more draws, draws={needed:_}; or f{_FIT[1:]}" if can_be_had and needed <= _MOST_DRAWS else _FIT
+        cure = f"Take more draws, draws={needed:_}; or f{fit[1:]}" if can_be_had and needed <= _MOST_DRAWS else fit
     result = Reweighted(
         posterior, new, made, log_ratio, worst.khat, size, doubts, cure, helps, int(rng.integers(2**62))
     )
     if doubts:
         warnings.warn(result.sentence, UserWarning, skip_file_prefixes=OURS)
     return result
+
+
+def _elsewhere(posterior: Posterior) -> str:
+    """Return what to do where the data are not all in one model; empty where they are."""
+    if posterior.density.is_sharded:
+        return "Fit shards that are built with these priors."
+    return "Fit the stream with a model that has these priors." if posterior.density.is_streamed else ""
 
 
 def _effective(draws: JointDraws, log_weights: Array) -> float:
@@ -253,9 +269,8 @@ def _log_mean(draws: JointDraws, log_ratio: Array) -> tuple[float, float]:
     _, number = np.unique(draws.part, return_inverse=True)
     sums, logs = [], []
     for log_weights in (draws.log_weights, draws.log_weights + log_ratio):
-        some = np.where(np.isnan(log_weights), -np.inf, log_weights)
-        top = float(some.max())
-        of_part = np.bincount(number, np.exp(some - top))
+        top = float(log_weights.max())
+        of_part = np.bincount(number, np.exp(log_weights - top))
         sums.append(of_part / of_part.sum())
         logs.append(np.log(of_part.sum()) + top)
     before, after = sums
