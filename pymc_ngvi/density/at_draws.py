@@ -26,7 +26,7 @@ _MAX_BATCH = 512
 _AT_ONCE = 32
 
 
-class AtDraws(ABC):
+class FunctionsAtDraws(ABC):
     """Evaluates functions of the value variables of a model at unconstrained draws.
 
     One graph for all of them, over a batch of draws, run by NumPy calls: nothing is compiled to machine code. It is

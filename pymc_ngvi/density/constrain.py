@@ -9,14 +9,14 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.density.at_draws import AtDraws
+from pymc_ngvi.density.at_draws import FunctionsAtDraws
 from pymc_ngvi.density.model_density import ModelDensity
 from pymc_ngvi.graphs.backends import without_c
 
 Values = dict[str, AnyArray]
 
 
-class Constrainer(AtDraws):
+class Constrainer(FunctionsAtDraws):
     """Evaluates free variables on their constrained scale, and Deterministics, at unconstrained draws.
 
     Parameters

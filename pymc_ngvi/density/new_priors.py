@@ -155,7 +155,7 @@ def _without_initial_values(model: pm.Model) -> Iterator[dict[str, Any]]:
 
 def _with_prior(old: Variable, old_rv: Variable, prior: Variable) -> Variable:
     """Return a free variable of the graph of a model with another prior, and the default transform of that."""
-    op, value = copy(old.owner.op), old.owner.inputs[1]
+    op, [_, value, *dims] = copy(old.owner.op), old.owner.inputs  # which PyMC 6.3 has among them
     rv = old.owner.inputs[0].type.filter_variable(prior)
     rv.name = old_rv.name
     transform = _transform_of(old_rv, rv, op.transform)
@@ -163,7 +163,7 @@ def _with_prior(old: Variable, old_rv: Variable, prior: Variable) -> Variable:
         op.transform = transform
         value = (rv if transform is None else transform.forward(rv, *rv.owner.inputs)).type()
         value.name = rv.name if transform is None else f"{rv.name}_{transform.name}__"
-    return op(rv, value)
+    return op(rv, value, *dims)
 
 
 def _transform_of(old: Variable, new: Variable, transform: Transform | None) -> Transform | None:

@@ -8,11 +8,11 @@ import pymc as pm
 from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.at_draws import AtDraws
+from pymc_ngvi.density.at_draws import FunctionsAtDraws
 from pymc_ngvi.graphs.layout import Layout
 
 
-class TermSums(AtDraws):
+class TermSums(FunctionsAtDraws):
     """Sums of terms of log p at unconstrained draws.
 
     Parameters
