@@ -499,6 +499,8 @@ def test_data_that_were_changed_since_do_not_count():
     assert_allclose(found.khat, expected.khat)
     assert_array_equal(found.sample(20).posterior["mu"], expected.sample(20).posterior["mu"])
     assert_allclose(found.log_marginal_likelihood.value, expected.log_marginal_likelihood.value)
+    assert_array_equal(found.model["y"].get_value(), Y)
+    assert_array_equal(model["y"].get_value(), Y + 10.0)
 
 
 def test_data_in_shards_are_all_seen():

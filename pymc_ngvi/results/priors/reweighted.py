@@ -42,24 +42,27 @@ _FIT = (
 class Reweighted:
     """The posterior under other priors: what `NGVIApproximation.with_prior` returns. It prints as a summary.
 
-    Attributes
+    Parameters
     ----------
+    posterior : Posterior
+        That was fitted.
+    priors : NewPriors
+    draws : JointDraws
+        With the weights that they have under the old priors.
+    log_ratio : ndarray, shape (n_draws,)
+        Log p under the new priors minus that under the old ones.
     khat : float
         Pareto k-hat of the weights.
     effective_sample_size : float
         Independent draws that the weighted ones are worth; where hyperparameters repeat, those of these.
-    n_draws : int
-        Weighted draws.
     doubts : tuple of str
         What stands against relying on it, in clauses.
     cure : str
         What to do where there are doubts.
-    is_reliable : bool
-        Whether there are no doubts.
-    model : pymc.Model
-        A copy of the model with the new priors, to be fitted where there are.
-    log_marginal_likelihood, log_bayes_factor : LogMarginalLikelihood
-        Under the new priors, and minus that under the old ones.
+    weights_help : bool
+        Whether k-hat speaks for the weights.
+    seed : int
+        Of draws, where none is given.
     """
 
     posterior: Posterior
@@ -85,7 +88,7 @@ class Reweighted:
 
     @property
     def model(self) -> pm.Model:
-        """A copy of the model with the new priors; its data are copies, too.
+        """A copy of the model with the new priors and the data of the fit.
 
         Raises
         ------
@@ -94,7 +97,8 @@ class Reweighted:
         """
         if self.posterior.density.is_sharded or self.posterior.density.is_streamed:
             raise ValueError(f"The data are not all in one model. {_elsewhere(self.posterior)}")
-        return self.priors.changed_model
+        with self.posterior.with_data_of_fit():
+            return self.priors.changed_model
 
     @property
     def sentence(self) -> str:
