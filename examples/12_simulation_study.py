@@ -79,8 +79,8 @@ for design in designs:
     print(design, designs[design], f"{(time.perf_counter() - start) / N_TRIALS:.2f} s each")
 
 # %% [markdown]
-# The table is an xarray Dataset over `fit`. Power is how often the 95 % interval of the effect lies above 0; coverage is
-# how often it holds the truth. Both are shares of 60 trials, with a standard error of .03 to .06.
+# The table is an xarray Dataset over `fit`. Power is how often the 95 % interval of the effect lies above 0; coverage
+# is how often it holds the truth. Both are shares of 60 trials, with a standard error of .03 to .06.
 
 
 # %%
@@ -100,8 +100,8 @@ def shares(many):
 pd.DataFrame({f"{n} clinics of {k}": shares(many) for (n, k), many in designs.items()}).transpose().round(2)
 
 # %% [markdown]
-# With the same number of patients, more clinics give narrower intervals, and more power. The means are below .8: that is
-# the sceptical prior at work, more so where the data say less.
+# With the same number of patients, more clinics give narrower intervals, and more power. The means are below .8: that
+# is the sceptical prior at work, more so where the data say less.
 
 # %%
 figure, axes = plt.subplots(1, 3, figsize=(11, 4), sharex=True, sharey=True)

@@ -96,6 +96,16 @@ def rows():
     save(plot_rows(approx.structure).figure, "rows")
 
 
+def priors():
+    """Draw the power scaling of eight schools."""
+    effect, error = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
+    with pm.Model():
+        theta = pm.Normal("theta", pm.Normal("mu", 0, 5), pm.HalfCauchy("tau", 5), shape=8)
+        pm.Normal("effect", theta, error, observed=effect)
+        approx = pm.fit(method="ngvi", random_seed=1, progressbar=False)
+    save(approx.plot_prior_sensitivity().viz["figure"].item(), "priors")
+
+
 def components():
     """Draw the components of a mixture."""
     with two_modes():
@@ -103,7 +113,7 @@ def components():
     save(mixture.plot_components(["location"], random_seed=6)[0, 0].figure, "components")
 
 
-PICTURES = {f.__name__: f for f in (fit, khat, comparison, structure, rows, components)}
+PICTURES = {f.__name__: f for f in (fit, khat, comparison, structure, rows, priors, components)}
 PICTURES["epilepsy"] = epilepsy.main
 
 

@@ -5,24 +5,18 @@ from collections.abc import Collection
 import numpy as np
 
 from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors, toposort
-from pytensor.tensor.random.op import RNGConsumerOp
+from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.density.at_draws import FunctionsAtDraws
 from pymc_ngvi.density.model_density import ModelDensity
-from pymc_ngvi.density.on_draws import OnDraws
-from pymc_ngvi.graphs import graph
-from pymc_ngvi.graphs.backends import without_c
 
 Values = dict[str, AnyArray]
 
 
-class Constrainer:
+class Constrainer(FunctionsAtDraws):
     """Evaluates free variables on their constrained scale, and Deterministics, at unconstrained draws.
-
-    One graph for all of them, over a batch of draws, run by NumPy calls: nothing is compiled to machine code. It is
-    made at the first call and reads the model's shared data when it is called, so that it follows ``pm.set_data``.
 
     Parameters
     ----------
@@ -36,8 +30,6 @@ class Constrainer:
     Notes
     -----
     Deterministics that read ``pm.Minibatch`` data have, in all draws, the rows of the batch that ``density`` has then.
-
-    Where PyTensor can't vectorise the graph, or a Deterministic draws random numbers, draws are evaluated one by one.
 
     Examples
     --------
@@ -75,9 +67,6 @@ class Constrainer:
         )
         assert isinstance(made, cls)
         return made
-
-    def _forget(self) -> None:
-        self._function: OnDraws | None = None
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: the compiled function is made again when it is needed."""
@@ -118,14 +107,7 @@ class Constrainer:
         }
         computed = self._computed_names()
         if computed:
-            if self._function is None:
-                with without_c():
-                    self._compile()
-            assert self._function is not None
-            if random_seed is not None:
-                self._function.reseed(random_seed)
-            results = self._function(theta)
-            for name, value in zip(computed, results, strict=True):
+            for name, value in zip(computed, self.evaluate(theta, random_seed), strict=True):
                 # A float32 model gives float32 draws, like PyMC.
                 values[name] = value.astype(self.model[name].type.dtype, copy=False)
         return values
@@ -133,10 +115,7 @@ class Constrainer:
     @property
     def seconds(self) -> float:
         """Estimated time of one draw, from the graph and the sizes of the data alone."""
-        if self._function is None and self._computed_names():
-            with without_c():
-                self._compile()
-        return 0.0 if self._function is None else self._function.seconds
+        return self.compiled().seconds if self._computed_names() else 0.0
 
     def _fitted(self) -> list[Variable]:
         """Return the free variables, but for those that were added to the model after the fit, to be predicted."""
@@ -164,17 +143,8 @@ class Constrainer:
     def _is_wanted(self, name: str) -> bool:
         return self.names is None or name in self.names
 
-    def _compile(self) -> None:
-        theta = graph.flat_input(self.layout)
-        outputs = self._outputs(theta)
-        # Vectorised, a random number that does not depend on theta would be the same in every draw.
-        draws_random_numbers = any(isinstance(node.op, RNGConsumerOp) for node in toposort(outputs))
-        self._function = OnDraws(self.model, theta, outputs, one_by_one=draws_random_numbers)
-
-    def _outputs(self, theta: Variable) -> list[Variable]:
-        names = self._computed_names()
+    def _outputs(self) -> list[Variable]:
         model = self.model
-        outputs = model.replace_rvs_by_values([model[name] for name in names])
-        outputs = self._minibatches.hold(outputs)
-        outputs = graph.on_flat_vector(model, self.layout, outputs, theta)
-        return graph.simplify(outputs, check_bounds=model.check_bounds)
+        outputs = model.replace_rvs_by_values([model[name] for name in self._computed_names()])
+        held: list[Variable] = self._minibatches.hold(outputs)
+        return held

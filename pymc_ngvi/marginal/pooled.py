@@ -15,10 +15,15 @@ from pymc_ngvi.core.stored import entry_of, stored, with_tag
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.verdict import Verdict
 from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.sampling import Pool, relative_sd_errors
 
 _KNOWN: "weakref.WeakValueDictionary[int, PoolState]" = weakref.WeakValueDictionary()
+
+
+#: Numbers of weighted draws that are held, at most.
+_MOST_HELD = 2**26
 
 
 class GivenGlobals:
@@ -54,6 +59,10 @@ class GivenGlobals:
         self, state: "PoolState", pool: Pool, order: NDArray[np.intp], uniform: list[Array]
     ) -> tuple[NDArray[np.intp], Array]:
         """Return rows of the pool, picked in some order of it, and the other coordinates at each."""
+        raise NotImplementedError
+
+    def joint(self, state: "PoolState", pool: Pool, rng: np.random.Generator) -> tuple[NDArray[np.intp], Array, Array]:
+        """Return all draws that there are: rows of the pool, the other coordinates at each, and their log weights."""
         raise NotImplementedError
 
     def moments(self, state: "PoolState", mean: Array) -> tuple[Array, Array]:
@@ -298,10 +307,26 @@ class PoolState:
         others = [rng.random((n, len(self.locals_))) for _ in range(self.rest.n_parts)]
         return self._joined(pool, order, [first, *others])
 
+    def joint(self, n: int, rng: np.random.Generator) -> JointDraws:
+        """Return all weighted draws of a pool whose effective size is ``n``, as far as that can be had.
+
+        Where these are too many numbers, they are draws of equal weight, and as many as can be held.
+        """
+        pool = self.for_draws(n)
+        if len(pool.g) * self.n_dim > _MOST_HELD:
+            fewer = min(n, max(_MOST_HELD // self.n_dim, 1))
+            return JointDraws.of_equal_weight(self.draw(fewer, rng), self.effective_for(fewer) / fewer)
+        rows, others, log_weights = self.rest.joint(self, pool, rng)
+        worth = self.effective_size_for(n) / effective_size(log_weights)
+        return JointDraws(self._with(pool.g[rows], others), log_weights, rows, pool.scrambling[rows], worth)
+
     def _joined(self, pool: Pool, order: NDArray[np.intp], uniform: list[Array]) -> Array:
         rows, others = self.rest.draw(self, pool, order, uniform)
-        theta = np.empty((len(rows), self.n_dim))
-        theta[:, self.globals_], theta[:, self.locals_] = pool.g[rows], others
+        return self._with(pool.g[rows], others)
+
+    def _with(self, g: Array, others: Array) -> Array:
+        theta = np.empty((len(g), self.n_dim))
+        theta[:, self.globals_], theta[:, self.locals_] = g, others
         return theta
 
     # --- moments ---

@@ -165,6 +165,15 @@ class IntegratedTrees(GivenGlobals):
             return rows, np.empty((len(rows), 0))
         return rows, self._conditionals(state).draw(pool.g, rows, *uniform[1:])
 
+    def joint(self, state: PoolState, pool: Pool, rng: np.random.Generator) -> tuple[NDArray[np.intp], Array, Array]:
+        """Return the pool, with a draw of the local coordinates at each."""
+        rows = np.flatnonzero(np.isfinite(pool.log_ratio))
+        log_weights = pool.log_ratio[rows]
+        if self.quadrature is None:
+            return rows, np.empty((len(rows), 0)), log_weights
+        shifts, choices = rng.random((2, len(rows), self.forest.n_local))
+        return rows, self._conditionals(state).draw(pool.g, rows, shifts, choices), log_weights
+
     def _conditionals(self, state: PoolState) -> Conditionals:
         """Return what local coordinates are drawn from: made once, and kept with the last pool."""
         if "conditionals" not in state._last:

@@ -149,6 +149,11 @@ class MovedDraws(GivenGlobals):
             rows = np.minimum((uniform[0] * n).astype(np.intp), n - 1)
         return order[rows], np.empty((len(uniform[0]), 0))
 
+    def joint(self, state: PoolState, pool: Pool, rng: np.random.Generator) -> tuple[NDArray[np.intp], Array, Array]:
+        """Return the draws of all chains."""
+        rows = np.arange(len(pool.g))
+        return rows, np.empty((len(rows), 0)), np.log(state.weights)
+
     def moments(self, state: PoolState, mean: Array) -> tuple[Array, Array]:
         """Return those of no coordinates."""
         return np.empty(0), np.empty(0)

@@ -115,6 +115,12 @@ class Latents(GivenGlobals):
         first, second = self.pairs.pick(uniform[0])
         return first, self.pairs.latents[first, second]
 
+    def joint(self, state: PoolState, pool: Pool, rng: np.random.Generator) -> tuple[NDArray[np.intp], Array, Array]:
+        """Return the pairs."""
+        weights = self.pairs.of_pairs
+        first, second = np.nonzero(weights)
+        return first, self.pairs.latents[first, second], np.log(weights[first, second])
+
     def moments(self, state: PoolState, mean: Array) -> tuple[Array, Array]:
         """Return means and standard deviations of the latent variables."""
         return self.pairs.moments()

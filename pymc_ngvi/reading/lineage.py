@@ -3,6 +3,7 @@
 import functools
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import pymc as pm
 import pytensor.scalar as ps
@@ -150,6 +151,15 @@ class Lineage:
         self._products.update(products)
         return self._named(functools.reduce(lambda mask, out: mask | products[out], products, 0))
 
+    def is_standardised(self, rv: Variable) -> bool:
+        """Tell whether an array of standard normals is multiplied by parameters: effects relative to their scale."""
+        params, name = _parameters(rv)
+        constants = [_constant(p) for p in params]
+        standard = (name == "NormalRV" and constants == [0.0, 1.0]) or (
+            self.sums_to_zero(rv) and constants[:1] == [1.0]
+        )
+        return standard and rv.type.ndim > 0 and bool(self.multipliers(rv))
+
     def is_latent_trait(self, rv: Variable) -> bool:
         """Tell whether a standard normal vector is multiplied by other vectors, as abilities by discriminations."""
         params, name = _parameters(rv)
@@ -217,6 +227,23 @@ class Lineage:
                 if mask:
                     products[node.outputs[0]] = mask
         return products
+
+
+def top_level_priors(model: pm.Model, names: Sequence[str]) -> list[str]:
+    """Return those of some free variables that have a prior of their own, or all where none has.
+
+    Others are part of what the model says given these: their prior has parameters, they are effects relative to their
+    scale, or missing data.
+    """
+    lineage = Lineage(model)
+    own = [
+        name
+        for name in names
+        if not (
+            lineage.prior(model[name]) or lineage.is_standardised(model[name]) or lineage.is_missing_data(model[name])
+        )
+    ]
+    return own or list(names)
 
 
 def _parameters(rv: Variable) -> tuple[list[Variable], str]:

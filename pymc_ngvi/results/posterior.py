@@ -21,6 +21,7 @@ from pymc_ngvi.density.data import DataSnapshot
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.pushforward import Transform
 from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.results.costs import Costs
 from pymc_ngvi.results.structure import ModelStructure
 
@@ -105,6 +106,10 @@ class Distribution(Protocol):
     def effective_globals(self, n: int) -> float:
         """Return the same for means of global parameters alone, where these repeat more often than draws do."""
         return self.effective(n)
+
+    def joint(self, n: int, rng: np.random.Generator) -> JointDraws:
+        """Return draws with the weights that it keeps of them, worth ``n`` as far as that can be had."""
+        return JointDraws.of_equal_weight(self.draw(n, rng))
 
     # --- moments ---
 

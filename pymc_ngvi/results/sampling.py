@@ -150,7 +150,7 @@ def _constrainer(posterior: Posterior, kept: Kept, how: Sampling) -> Constrainer
     valid = dict.fromkeys([*values, *(d.name for d in posterior.density.deterministics), *values.values()])
     if how.var_names is None:
         logger.info(f"Without {quoted(sorted(left_out))}, of the rows of one minibatch: {_ON_ALL_ROWS}.")
-        return _narrow(posterior, kept, frozenset(valid) - left_out)
+        return narrow(posterior, kept, frozenset(valid) - left_out)
     names = frozenset([how.var_names] if isinstance(how.var_names, str) else how.var_names)
     if unknown := sorted(names - valid.keys()):
         raise ValueError(f"var_names has {unknown[0]!r}, which the model has not: {suggestion(unknown[0], valid)}")
@@ -158,10 +158,10 @@ def _constrainer(posterior: Posterior, kept: Kept, how: Sampling) -> Constrainer
         raise ValueError("var_names is empty: name at least one variable, or leave it out for all of them.")
     if how.transformed(posterior):
         names |= {values[name] for name in names & values.keys()}
-    return _narrow(posterior, kept, names)
+    return narrow(posterior, kept, names)
 
 
-def _narrow(posterior: Posterior, kept: Kept, names: frozenset[str]) -> Constrainer:
+def narrow(posterior: Posterior, kept: Kept, names: frozenset[str]) -> Constrainer:
     """Return what evaluates some variables, kept until others are asked for."""
     if kept.narrow is None or kept.narrow.names != names:
         kept.narrow = Constrainer.of(posterior.density, names=names)

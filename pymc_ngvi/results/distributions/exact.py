@@ -12,6 +12,7 @@ from pymc_ngvi.core.sizes import check_cov_size
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.results.costs import Costs, direct_costs
 from pymc_ngvi.results.distributions.variational import distribution_of
@@ -51,6 +52,10 @@ class PoolDistribution(Distribution):
     def draw(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws of equal weight."""
         return self.q.draw(n, rng)
+
+    def joint(self, n: int, rng: np.random.Generator) -> JointDraws:
+        """Return the pool, with the other coordinates at each, and its weights."""
+        return self.q.joint(n, rng)
 
     def effective(self, n: int) -> float:
         """Return the effective size of the pool that they are taken from, where that can't be made as large."""

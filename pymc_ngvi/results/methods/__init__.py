@@ -10,6 +10,7 @@ from pymc_ngvi.results.methods.left_out import LeftOutMethods
 from pymc_ngvi.results.methods.moments import MomentMethods
 from pymc_ngvi.results.methods.plots import PlotMethods
 from pymc_ngvi.results.methods.predictions import PredictionMethods
+from pymc_ngvi.results.methods.priors import PriorMethods
 from pymc_ngvi.results.methods.saving import SavingMethods
 from pymc_ngvi.results.methods.sites import SiteMethods
 from pymc_ngvi.results.methods.summary import SummaryMethods
@@ -26,6 +27,7 @@ class Methods(
     ComponentMethods,
     PlotMethods,
     PredictionMethods,
+    PriorMethods,
     SiteMethods,
     LeftOutMethods,
     SavingMethods,

@@ -78,11 +78,9 @@ def plot_comparison(
     columns = _columns(ours, theirs, var_names)
     shown = _most_different(columns, most)
     both = _paired({name: columns[name] for name in shown})
-    plots = _arviz_plots()
+    plots = arviz_plots("plot_comparison")
     figure = {"figsize": _size(kind, len(shown)), "figsize_units": "inches"}
-    from arviz_base import rcParams  # .8 s to import, with JAX
-
-    is_matplotlib = (options.get("backend") or rcParams["plot.backend"]) == "matplotlib"
+    is_matplotlib = by_matplotlib(options)
     of_matplotlib = {"layout": "constrained"} if is_matplotlib else {}
     chosen = {"figure_kwargs": {**figure, **of_matplotlib}, **options}
     plot: Any = {"forest": _forest, "dist": _dist, "pair": _pair}[kind](plots, both, chosen)
@@ -137,12 +135,13 @@ def _size(kind: Kind, n: int) -> tuple[float, float]:
     return side, side
 
 
-def _arviz_plots() -> ModuleType:
+def arviz_plots(function: str) -> ModuleType:
+    """Return ``arviz_plots``; raise ImportError where it is not installed."""
     try:
-        import arviz_plots
+        import arviz_plots as plots
     except ImportError as error:
-        raise ImportError("plot_comparison needs arviz-plots: pip install arviz-plots") from error
-    return arviz_plots
+        raise ImportError(f"{function} needs arviz-plots: pip install arviz-plots") from error
+    return plots
 
 
 # --- what to draw ---
@@ -195,6 +194,23 @@ def _coordinates(ours: xr.DataArray, theirs: xr.DataArray) -> dict[str, tuple[Ar
     labels = _labels(left)
     columns = (np.asarray(a, dtype=np.float64).reshape(a.shape[0] * a.shape[1], -1) for a in (left, right))
     return {label: pair for label, *pair in zip(labels, *(c.T for c in columns), strict=True)}  # type: ignore[misc]
+
+
+def by_matplotlib(options: dict[str, Any]) -> bool:
+    """Tell whether arviz-plots draws with Matplotlib, given its options."""
+    from arviz_base import rcParams  # .8 s to import, with JAX
+
+    return bool((options.get("backend") or rcParams["plot.backend"]) == "matplotlib")
+
+
+def columns_of(posterior: xr.Dataset) -> dict[str, Array]:
+    """Return the draws of each coordinate of all variables, one chain after the other, by its label."""
+    found: dict[str, Array] = {}
+    for variable in posterior.data_vars.values():
+        draws = variable.transpose("chain", "draw", ...)
+        columns = np.asarray(draws, dtype=np.float64).reshape(draws.shape[0] * draws.shape[1], -1)
+        found |= dict(zip(_labels(draws), columns.T, strict=True))
+    return found
 
 
 def _labels(variable: xr.DataArray) -> list[str]:

@@ -25,7 +25,7 @@ from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.results.sampling import Sampling, sample_tree
 from pymc_ngvi.results.summary.card import html_card
-from pymc_ngvi.results.summary.sections import arranged, names_of_terms, plan_sections
+from pymc_ngvi.results.summary.sections import ShownVariables, arranged, names_of_terms, plan_sections
 from pymc_ngvi.results.summary.table import Rows, as_html, as_text, rows_of
 from pymc_ngvi.results.summary.verdict import verdict_on
 
@@ -129,7 +129,7 @@ def summarise(
     """Return a summary; see `NGVIApproximation.summary`."""
     _check_names(posterior, options)
     with posterior.with_data_of_fit():
-        made = _table(posterior, kept, draws, rng, group_effects, options)
+        made = summary_of_draws(posterior, kept, draws, rng, group_effects, options)
     lines, khat = verdict_on(posterior, kept, khat_draws, rng)
     if said := posterior.of_changed_data():
         lines = (f"{said}: this is the posterior given those of the fit.", *lines)
@@ -154,13 +154,46 @@ def card_of(posterior: Posterior, kept: Kept) -> str:
     record, n_dim, body = posterior.record, posterior.layout.n_dim, "<p>summary() shows the parameters.</p>"
     if n_dim <= _CARD_DIM:
         with posterior.with_data_of_fit():
-            made = _table(posterior, kept, _CARD_DRAWS, np.random.default_rng(_CARD_SEED), False, {})
+            made = summary_of_draws(posterior, kept, _CARD_DRAWS, np.random.default_rng(_CARD_SEED), False, {})
         body = replace(made, max_rows=_CARD_ROWS)._repr_html_()
     kind = posterior.distribution.name if record is None or record.is_pool else f"{record.family} family"
     return html_card(f"{kind}, {n_dim:,} free parameters", record, kept.verdict, body)
 
 
-def _table(
+@dataclass(frozen=True)
+class Planned:
+    """Which variables of a model are shown of a posterior, and how.
+
+    Parameters
+    ----------
+    roles : Roles
+    plan : ShownVariables
+    sizes : mapping of str to int
+        Numbers of elements of all variables.
+    few : xarray.Dataset
+        Two draws of all of them.
+    """
+
+    roles: Roles
+    plan: ShownVariables
+    sizes: Mapping[str, int]
+    few: xr.Dataset
+
+    @classmethod
+    def of(cls, posterior: Posterior, *, group_effects: bool) -> "Planned":
+        """Plan what is shown."""
+        few = two_points(posterior)
+        sizes = {str(name): values.size // 2 for name, values in few.data_vars.items()}
+        roles = roles_of(posterior, few)
+        return cls(roles, plan_sections(roles, sizes, group_effects=group_effects), sizes, few)
+
+    def arranged(self, draws: xr.Dataset) -> tuple[xr.Dataset, dict[str, slice]]:
+        """Return the draws that are shown, and the rows of each section."""
+        scales = {name for g in self.roles.groups for name in g.scales}
+        return arranged(draws, self.plan, scales, names_of_terms(self.few, self.roles.groups))
+
+
+def summary_of_draws(
     posterior: Posterior,
     kept: Kept,
     draws: int,
@@ -169,7 +202,7 @@ def _table(
     options: dict[str, Any],
 ) -> Summary:
     """Return a summary without sentences above the table."""
-    table_of = _imported("arviz_stats").summary  # .7 s
+    table_of = imported("arviz_stats").summary  # .7 s
     by_sd = options.get("kind", "stats") == "stats" and options.get("round_to", "auto") == "auto"
     chosen = any(options.get(name) is not None for name in _CHOOSING)
     options = {"kind": "stats", **options}
@@ -177,23 +210,17 @@ def _table(
         table = table_of(sample_tree(posterior, kept, draws, rng), **options)
         sections = {"": table} if options.get("fmt", "wide") == "wide" else {}
         return Summary((), table, None, sections, (), by_sd)
-    few = two_points(posterior)
-    sizes = {str(name): values.size // 2 for name, values in few.data_vars.items()}
-    roles = roles_of(posterior, few)
-    plan = plan_sections(roles, sizes, group_effects=group_effects)
-    wide = draws * sum(sizes.values()) > _MOST_HELD
-    made = sample_tree(posterior, kept, draws, rng, Sampling(var_names=plan.names if wide else None))[
-        "posterior"
-    ].to_dataset()
-    scales = {name for g in roles.groups for name in g.scales}
-    shown, where = arranged(made, plan, scales, names_of_terms(few, roles.groups))
+    planned = Planned.of(posterior, group_effects=group_effects)
+    wide = draws * sum(planned.sizes.values()) > _MOST_HELD
+    made = sample_tree(posterior, kept, draws, rng, Sampling(var_names=planned.plan.names if wide else None))
+    shown, where = planned.arranged(made["posterior"].to_dataset())
     table = table_of(xr.DataTree.from_dict({"posterior": shown}), **options)
     sections = {heading: table.iloc[rows] for heading, rows in where.items()}
-    notes = (*plan.notes, _error_sentence(posterior, draws), *_thin_tails(posterior))
+    notes = (*planned.plan.notes, _error_sentence(posterior, draws), *_thin_tails(posterior))
     return Summary((), table, None, sections, notes, by_sd)
 
 
-def _imported(name: str) -> ModuleType:
+def imported(name: str) -> ModuleType:
     """Import a module in a thread of its own, and return it.
 
     Some packages look at every frame of the stack for each of their lazy modules: deep inside a fit, ArviZ would take

@@ -1,0 +1,48 @@
+"""Weighted draws of all coordinates of a posterior."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.types import Array
+
+#: Parts of draws of equal weight.
+_N_PARTS = 8
+
+
+class JointDraws(NamedTuple):
+    """Weighted draws of all coordinates.
+
+    Parameters
+    ----------
+    theta : ndarray, shape (n, n_dim)
+    log_weights : ndarray, shape (n,)
+        Up to a constant; -inf for a draw that does not count.
+    of_globals : ndarray of int, shape (n,)
+        Equal where the globals are.
+    part : ndarray of int, shape (n,)
+        Which of some independent parts a draw is of.
+    worth : float
+        Independent draws that one of them is worth, in the mean, where all weigh the same.
+    """
+
+    theta: Array
+    log_weights: Array
+    of_globals: NDArray[np.intp]
+    part: NDArray[np.intp]
+    worth: float = 1.0
+
+    @classmethod
+    def of_equal_weight(cls, theta: Array, worth: float = 1.0) -> "JointDraws":
+        """Return draws that all weigh the same."""
+        number = np.arange(len(theta))
+        return cls(theta, np.zeros(len(theta)), number, number % _N_PARTS, worth)
+
+    def by_globals(self, log_weights: Array) -> Array:
+        """Return the logarithms of weights of different globals, up to a constant: each that of all of its draws."""
+        _, number = np.unique(self.of_globals, return_inverse=True)
+        with np.errstate(divide="ignore"):
+            sums: Array = np.log(np.bincount(number, np.exp(log_weights - log_weights.max())))
+        return sums
