@@ -166,8 +166,8 @@ def test_a_new_prior_may_depend_on_variables_of_the_model(grouped):
 def test_a_nested_posterior_under_another_prior():
     """A random walk with noise: the data are normal given two hyperparameters, which a grid integrates."""
     model = latent_models.level(n=20)
-    approx = fitted(model, "nested")
-    found = approx.with_prior(noise=pm.Exponential.dist(2.0))
+    approx = pymc_ngvi.fit_ngvi(model=model, posterior="nested", random_seed=2, progressbar=False)
+    found = approx.with_prior(noise=pm.HalfNormal.dist(0.7))
     y = model.rvs_to_values[model["y"]].data
     step, noise = (a.ravel() for a in np.meshgrid(np.exp(np.linspace(-6, 1.5, 80)), np.exp(np.linspace(-5, 1.5, 80))))
     times = np.minimum.outer(np.arange(20), np.arange(20))
@@ -179,7 +179,7 @@ def test_a_nested_posterior_under_another_prior():
             for s, t in zip(step, noise, strict=True)
         ]
     )
-    log_m += stats.halfnorm(scale=1.0).logpdf(step) + stats.expon(scale=0.5).logpdf(noise) + np.log(step * noise)
+    log_m += stats.halfnorm(scale=1.0).logpdf(step) + stats.halfnorm(scale=0.7).logpdf(noise) + np.log(step * noise)
     cell = np.log(7.5 / 79 * 6.5 / 79)
     weights = np.exp(log_m - logsumexp(log_m))
     draws = found.sample(8_000, random_seed=1).posterior
