@@ -125,7 +125,7 @@ figure.tight_layout()
 
 # %%
 many = designs[12, 40]
-lowest = int(np.argmin(many.dataset["effect"].sel(statistic="mean")))
+lowest = int(many.dataset["effect"].sel(statistic="mean").values.argmin())
 approx = many.approx(lowest)
 print(approx.summary(var_names=["effect", "sd", "risk difference"]))
 
