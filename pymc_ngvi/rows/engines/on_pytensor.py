@@ -1,6 +1,5 @@
 """Rows by functions that PyTensor compiles of their graphs: by Numba, by C, or by its virtual machine."""
 
-import functools
 import math
 
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pytensor.graph.basic import Variable
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.ops import cost
 from pymc_ngvi.reading.compiled import CompileAll, CompiledOnce
 from pymc_ngvi.reading.row_graphs import interacts, of_sum, path_of, shared_first, with_one_column
 from pymc_ngvi.reading.terms import Rows
@@ -44,7 +44,8 @@ class PyTensorEngine:
         """Return the function of rows."""
         data = list(rows.data.values())
         if rows.is_whole:
-            whole = functools.partial(_few_at_a_time, self._compile([*rows.slots, *rows.data], [rows.value]))
+            function = self._compile([*rows.slots, *rows.data], [rows.value])
+            whole = FewAtATime(function, cost.estimate([rows.value], batch=_AT_A_TIME).widest)
             return RowFunction(whole, rows.index, data, interacts(rows))
         if rows.sum_ is not None:
             return self._summed(rows)
@@ -130,7 +131,21 @@ class OnTwoAxes:
         return [np.broadcast_to(v.T, (shape[0], math.prod(shape[1:]))).reshape(shape) for v in self.function(*flat)]
 
 
-def _few_at_a_time(function: Function, *predictors: Array) -> list[Array]:
-    """Evaluate what may take much memory at a point."""
-    parts = [function(*[p[at] for p in predictors])[0] for at in row_slices(len(predictors[0]), _AT_A_TIME)]
-    return [np.concatenate(parts)]
+@dataclass(frozen=True)
+class FewAtATime:
+    """Evaluates what may take much memory at a point.
+
+    Parameters
+    ----------
+    function : Function
+    n_evaluations : int
+        Numbers within it: finer rules of quadrature are for functions of few.
+    """
+
+    function: Function
+    n_evaluations: int
+
+    def __call__(self, *predictors: Array) -> list[Array]:
+        """Return values, (n_points, 1)."""
+        slices = row_slices(len(predictors[0]), _AT_A_TIME)
+        return [np.concatenate([self.function(*[p[at] for p in predictors])[0] for at in slices])]
