@@ -73,6 +73,6 @@ $(STAMP)%: pyproject.toml | check-python
 $(VENV)-pymc-%/.installed: pyproject.toml | check-python
 	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable . --group test "pymc==$*.*"
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable . --group tools "pymc==$*.*"
 	@touch $@
 .PRECIOUS: $(VENV)-pymc-%/.installed

@@ -24,7 +24,7 @@ def check_model(model: pm.Model) -> None:
     Raises
     ------
     ValueError
-        No free variable; discrete free variables; a Simulator; an observed variable that reads a Minibatch without
+        No free variable; a Simulator; an observed variable that reads a Minibatch without
         ``total_size``; a free variable that depends on a Minibatch.
 
     Warns
@@ -42,12 +42,6 @@ def check_model(model: pm.Model) -> None:
         raise ValueError(
             f"The model has no free variables (variables: {quoted(v.name for v in model.basic_RVs) or 'none'}): "
             "there is nothing to fit. Add at least one unobserved continuous variable."
-        )
-    discrete = [rv.name for rv in model.free_RVs if rv.dtype.startswith(("int", "uint", "bool"))]
-    if discrete:
-        raise ValueError(
-            f"Free variables {quoted(discrete)} are discrete; method 'ngvi' fits continuous variables only. Sum them "
-            "out of the model (pymc_extras.marginalize, or a pm.Mixture in place of a category), or use pm.sample."
         )
     _check_minibatches(model)
 

@@ -17,6 +17,7 @@ from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.backend_choice import check_backend, fastest_backend
 from pymc_ngvi.density.by_rows import NO_ROWS, ByRows
 from pymc_ngvi.density.checks import check_model
+from pymc_ngvi.density.discrete.summing import refuse_discrete, summed_out
 from pymc_ngvi.density.evaluations import Evaluations
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.flat import FlatGraphs, Functions
@@ -46,7 +47,7 @@ class LogDensity(ModelDensity):
     Parameters
     ----------
     model : pymc.Model
-        Continuous free variables only.
+        Discrete free variables are summed out of it, where that is possible: `model` is the one without them.
     backend : {"auto", "quick", "numba", "c", "jax"}, default "auto"
         "quick" evaluates by NumPy calls and compiles nothing. "auto" is "quick" unless the estimated work, from the
         graph, the sizes of the data and the sparsity of the Hessian, would take longer than compiling with Numba. The
@@ -90,9 +91,15 @@ class LogDensity(ModelDensity):
     ) -> None:
         check_backend(backend, compile_kwargs)
         check_model(model)
+        self._state = ModelState.of(model)
+        if factors is None:
+            self.summed_out = summed_out(model)
+        else:
+            refuse_discrete(model)
+        model = model if self.summed_out is None else self.summed_out.model
         keep_freed_memory()
         began = time.perf_counter()
-        self._requested, self._state, self._seconds_before = backend, ModelState.of(model), 0.0
+        self._requested, self._seconds_before = backend, 0.0
         self.n_gradients = self.n_hessians = 0
         self._find_point: Callable[[], dict[str, AnyArray]] | None = initial_point_function(model)
         point, made = self._find_point(), (factors or factors_of)(model)
@@ -147,7 +154,7 @@ class LogDensity(ModelDensity):
             raise CannotReuse("other options of the compilation were given")
         if self.has_minibatch:
             raise CannotReuse("it reads minibatches, whose rows are part of its functions")
-        self._state.check(ModelState.of(self.model))
+        self._state.check(ModelState.of(self.given))
         other = LogDensity.__new__(LogDensity)
         other.__dict__.update(self.__dict__)  # a copy would be without the functions, as a pickle is
         other._find_point = self._find_point or initial_point_function(self.model)

@@ -163,6 +163,8 @@ class Made:
         The terms of log p, by the globals beside these.
     constrained : dict of Once
         Functions of constrained values, by what is evaluated.
+    discrete : Once
+        Draws of discrete variables that were summed out.
     """
 
     logp: Once[Batched] = field(default_factory=Once)
@@ -181,6 +183,7 @@ class Made:
     terms_of_shard: Once[Any] = field(default_factory=Once)
     terms_beside: collections.defaultdict[tuple[int, ...], Once[Any]] = field(default_factory=_by_key)
     constrained: collections.defaultdict[tuple[object, ...], Once[Any]] = field(default_factory=_by_key)
+    discrete: Once[Any] = field(default_factory=Once)
 
     @property
     def names(self) -> set[str]:

@@ -13,7 +13,10 @@ from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.target import Expectation, MeanHessian, RowRules, Spread
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.by_rows import ByRows
+from pymc_ngvi.density.discrete.drawing import DiscreteDraws
+from pymc_ngvi.density.discrete.summing import SummedOut
 from pymc_ngvi.density.flat import Functions
 from pymc_ngvi.density.hessians import Hessians
 from pymc_ngvi.density.info import ModelInfo, terms_by_variable
@@ -39,6 +42,8 @@ class ModelDensity(ABC):
         Rows that are here: of log p, or of the prior.
     minibatches : Minibatches
         Their rows in use.
+    summed_out : SummedOut or None
+        Discrete variables that were summed out of the user's model; None where it has none.
     n_gradients, n_hessians : int
         Draws at which the gradient, and the Hessian (along any number of directions), were evaluated so far.
     """
@@ -50,6 +55,7 @@ class ModelDensity(ABC):
     _hessians: Hessians
     n_gradients: int
     n_hessians: int
+    summed_out: SummedOut | None = None
     #: Whether the data are in shards, of which there is no part here.
     is_sharded = False
     #: Whether the data come in batches, one of which is here.
@@ -65,8 +71,13 @@ class ModelDensity(ABC):
 
     @property
     def model(self) -> pm.Model:
-        """The PyMC model."""
+        """The PyMC model that is fitted, without discrete variables."""
         return self.info.model
+
+    @property
+    def given(self) -> pm.Model:
+        """The user's model."""
+        return self.model if self.summed_out is None else self.summed_out.given
 
     @property
     def layout(self) -> Layout:
@@ -121,6 +132,37 @@ class ModelDensity(ABC):
     def terms(self, theta: Array) -> dict[str, float]:
         """Return the terms of log p by the names of their variables, at a point (n_dim,)."""
         return terms_by_variable(self.model, self.layout.unflatten(theta))
+
+    @property
+    def summed_out_names(self) -> tuple[str, ...]:
+        """Names of the discrete variables that were summed out."""
+        return () if self.summed_out is None else self.summed_out.names
+
+    @property
+    def summed_out_shown(self) -> tuple[str, ...]:
+        """The same, then names of Deterministics that depend on them."""
+        return () if self.summed_out is None else self.summed_out.shown
+
+    def discrete_given(self, values: dict[str, AnyArray], random_seed: int | None) -> dict[str, AnyArray]:
+        """Draw the discrete variables that were summed out, given draws of the others.
+
+        Parameters
+        ----------
+        values : dict of str to ndarray, (n_draws, ...)
+            Free variables on their constrained scale.
+        random_seed : int or None
+
+        Returns
+        -------
+        dict
+            Draws of each, then the Deterministics that depend on them; empty where nothing was summed out.
+        """
+        summed = self.summed_out
+        if summed is None:
+            return {}
+        draws = self.functions.once(self.functions.made.discrete, lambda: DiscreteDraws(summed))
+        assert isinstance(draws, DiscreteDraws)
+        return draws(values, random_seed)
 
     # --- minibatches ---
 

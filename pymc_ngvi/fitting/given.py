@@ -77,7 +77,7 @@ def density_of(
         return StreamDensity(model, backend, compile_kwargs)
     last = last or _BUILT.get(id(model))
     density = None
-    if isinstance(last, LogDensity) and last.model is model:
+    if isinstance(last, LogDensity) and last.given is model:
         try:
             density = last.again(backend, compile_kwargs)
         except CannotReuse as reason:

@@ -55,7 +55,7 @@ def report_outcome(q: VariationalState, record: FitRecord) -> None:
         Of what the user gets.
     """
     stream = "" if record.stream is None else str(record.stream)
-    said = [record.closing_line(), stream, record.posterior, record.next_step]
+    said = [record.closing_line(), stream, record.posterior, record.of_discrete, record.next_step]
     logger.info(" ".join(filter(None, said)))
     for remark in filter(None, [getattr(q, "remark", ""), record.restarted]):
         logger.info(remark)

@@ -77,6 +77,8 @@ class FitRecord:
         What stands against relying on a nested one, in clauses.
     plan : Plan or None
         Which posteriors there were to choose from, at which prices; None where one was named, and in older files.
+    summed_out : tuple of str
+        Discrete variables that were summed out of the model.
     """
 
     status: Status
@@ -112,6 +114,7 @@ class FitRecord:
     reason: str = ""
     on_request: str = ""
     plan: Plan | None = field(default=None, compare=False, repr=False)
+    summed_out: tuple[str, ...] = ()
 
     def _what(self) -> str:
         """Return the family, on which coordinates, and why."""
@@ -137,6 +140,14 @@ class FitRecord:
         which = "standard deviation" if len(self.growing) == 1 else "standard deviations"
         verb = "keeps" if len(self.growing) == 1 else "keep"
         return f"The {which} of {_listed(self.growing)} {verb} growing: the posterior may be improper."
+
+    @property
+    def of_discrete(self) -> str:
+        """Which discrete variables were summed out, in a sentence; empty where there are none."""
+        if not self.summed_out:
+            return ""
+        verb, them = ("was", "it") if len(self.summed_out) == 1 else ("were", "them")
+        return f"{_listed(self.summed_out)} {verb} summed out of the model; approx.sample() draws {them}."
 
     @property
     def is_pool(self) -> bool:

@@ -395,5 +395,6 @@ class FitSession:
             constant=constant_after(self._state.status, density),
             searched=self._searched is not None,
             seed=self._seed,
+            summed_out=density.summed_out_names,
             **(vars(self._options.choice) | vars(self._searched or Searched()) | self._of_batches()),
         )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.types import Array, GaussianState, Target
+from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.data import DataSnapshot
@@ -240,6 +241,16 @@ class Posterior:
     def model(self) -> pm.Model:
         """The PyMC model."""
         return self.density.model
+
+    @property
+    def dims(self) -> dict[str, list[str]]:
+        """Dims of discrete variables, and of Deterministics that depend on them, which the model has not."""
+        return {} if self.density.summed_out is None else self.density.summed_out.dims
+
+    def values(self, theta: Array, random_seed: int | None) -> dict[str, AnyArray]:
+        """Return all variables at unconstrained draws, discrete ones that were summed out included."""
+        values = self.constrain(theta, random_seed=random_seed)
+        return values | self.density.discrete_given(values, random_seed)
 
     @property
     def structure(self) -> ModelStructure:

@@ -140,4 +140,5 @@ def _record(density: ModelDensity, state: PoolState, seed: int, seconds: float) 
         backend=density.backend_in_use,
         family_reason=f"it has the moments of the {state.kind} posterior",
         seed=seed,
+        summed_out=density.summed_out_names,
     )

@@ -14,6 +14,7 @@ from pymc.backends.base import MultiTrace
 
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.sizes import check_chains, check_draws
+from pymc_ngvi.core.values import AnyArray, Array
 from pymc_ngvi.density.checks import of_batches, quoted
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.moves.draws import MovedDraws
@@ -64,10 +65,10 @@ def sample_trace(
     if posterior.record is not None:
         posterior.record.refuse_diverged()
     q = posterior.distribution
-    constrain = _constrainer(posterior, kept, how)
+    constrain, names = _constrainer(posterior, kept, how)
     made = weighted_draws(posterior, check_draws(draws) * check_chains(how.chains), how.importance, rng)
     theta = made.theta
-    values = constrain(theta, random_seed=int(rng.integers(2**31)))
+    values = _values(posterior, constrain, names, theta, int(rng.integers(2**31)))
     stats = dict(made.stats)
     if how.log_p and not posterior.changed_data():
         stats["log_p"] = posterior.density.logp(theta) if made.log_p is None else made.log_p
@@ -109,6 +110,7 @@ def sample_tree(
     trace, attrs = sample_trace(posterior, kept, draws, rng, how)
     more = posterior.distribution.groups(posterior.layout)
     shown = how.transformed(posterior) or how.var_names is not None
+    options["dims"] = posterior.dims | dict(options.get("dims") or {})
     tree = to_datatree(trace, posterior.model, more, include_transformed=shown, **options)
     if in_shards:  # the model is that of one shard
         tree = xr.DataTree.from_dict({name: node for name, node in tree.children.items() if name not in _OF_ROWS})
@@ -129,7 +131,7 @@ def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:
     posterior.warn_of_changed_data()
     n, n_chains, d = moved.x.shape
     one_by_one = moved.x.swapaxes(0, 1).reshape(-1, d)
-    values = posterior.constrain(one_by_one, random_seed=int(rng.integers(2**31)))
+    values = posterior.values(one_by_one, int(rng.integers(2**31)))
     superchain = np.repeat(np.arange(n_chains) // (n_chains // moved.checks.n_starts), n)
     stats = {"log_p": moved.logp.T.ravel(), "superchain": superchain}
     if moved.checks.n_modes > 1:
@@ -138,19 +140,35 @@ def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:
     trace = to_multitrace(posterior.model, values, stats, n_chains)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Found chain dimension to be longer")  # so they are
-        return to_datatree(trace, posterior.model, include_transformed=posterior.include_transformed)
+        return to_datatree(
+            trace, posterior.model, dims=posterior.dims, include_transformed=posterior.include_transformed
+        )
 
 
-def _constrainer(posterior: Posterior, kept: Kept, how: Sampling) -> Constrainer:
-    """Return what evaluates the named variables."""
+def _values(
+    posterior: Posterior, constrain: Constrainer, names: frozenset[str] | None, theta: Array, random_seed: int
+) -> dict[str, AnyArray]:
+    """Return the named variables at draws, discrete ones that were summed out included; None for all."""
+    values = constrain(theta, random_seed=random_seed)
+    discrete = posterior.density.summed_out_shown
+    if not discrete or (names is not None and names.isdisjoint(discrete)):
+        return values
+    values |= posterior.density.discrete_given(values, random_seed)
+    return values if names is None else {name: value for name, value in values.items() if name in names}
+
+
+def _constrainer(posterior: Posterior, kept: Kept, how: Sampling) -> tuple[Constrainer, frozenset[str] | None]:
+    """Return what evaluates the named variables but for discrete ones, and the names; None for all of them."""
     left_out = frozenset() if how.of_batches else of_batches(posterior.density.model)
     if how.var_names is None and not left_out:
-        return posterior.constrain
+        return posterior.constrain, None
+    discrete = posterior.density.summed_out_shown
     values = {v.name: v.value_name for v in posterior.layout.variables}
-    valid = dict.fromkeys([*values, *(d.name for d in posterior.density.deterministics), *values.values()])
+    valid = dict.fromkeys([*values, *(d.name for d in posterior.density.deterministics), *values.values(), *discrete])
     if how.var_names is None:
         logger.info(f"Without {quoted(sorted(left_out))}, of the rows of one minibatch: {_ON_ALL_ROWS}.")
-        return narrow(posterior, kept, frozenset(valid) - left_out)
+        shown = frozenset(valid) - left_out
+        return narrow(posterior, kept, shown), shown
     names = frozenset([how.var_names] if isinstance(how.var_names, str) else how.var_names)
     if unknown := sorted(names - valid.keys()):
         raise ValueError(f"var_names has {unknown[0]!r}, which the model has not: {suggestion(unknown[0], valid)}")
@@ -158,7 +176,9 @@ def _constrainer(posterior: Posterior, kept: Kept, how: Sampling) -> Constrainer
         raise ValueError("var_names is empty: name at least one variable, or leave it out for all of them.")
     if how.transformed(posterior):
         names |= {values[name] for name in names & values.keys()}
-    return narrow(posterior, kept, names)
+    # Discrete variables are drawn given all others.
+    evaluated = names if names.isdisjoint(discrete) else names.difference(discrete).union(values)
+    return narrow(posterior, kept, evaluated), names
 
 
 def narrow(posterior: Posterior, kept: Kept, names: frozenset[str]) -> Constrainer:

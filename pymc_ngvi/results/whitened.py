@@ -194,9 +194,10 @@ class Whitened:
         """
         z = self._draws_of(draws)
         posterior = self.posterior
-        values = posterior.constrain(self.to_model(z.reshape(-1, self.n_dim)), random_seed=random_seed)
+        values = posterior.values(self.to_model(z.reshape(-1, self.n_dim)), random_seed)
         trace = to_multitrace(posterior.model, values, {}, len(z))
-        found = to_datatree(trace, posterior.model, include_transformed=posterior.include_transformed)
+        shown = posterior.include_transformed
+        found = to_datatree(trace, posterior.model, dims=posterior.dims, include_transformed=shown)
         given = draws["posterior"]
         found["posterior"] = xr.DataTree(
             found["posterior"].to_dataset().assign_coords({name: given[name].values for name in ("chain", "draw")})

@@ -142,6 +142,7 @@ def _check_names(posterior: Posterior, options: dict[str, Any]) -> None:
     if given is None or options.get("filter_vars") is not None:
         return
     valid = [v.name for v in posterior.layout.variables] + [d.name for d in posterior.density.deterministics]
+    valid += posterior.density.summed_out_shown
     if posterior.include_transformed:
         valid += [v.value_name for v in posterior.layout.variables]
     for name in [given] if isinstance(given, str) else given:
@@ -259,9 +260,10 @@ def two_points(posterior: Posterior) -> xr.Dataset:
 
     A draw of q takes a search for modes where effects are relative to these.
     """
-    values = posterior.constrain(np.tile(posterior.density.initial_point(), (2, 1)), random_seed=_CARD_SEED)
+    values = posterior.values(np.tile(posterior.density.initial_point(), (2, 1)), _CARD_SEED)
     trace = to_multitrace(posterior.model, values, {}, 1)
-    tree = to_datatree(trace, posterior.model, include_transformed=posterior.include_transformed)
+    shown = posterior.include_transformed
+    tree = to_datatree(trace, posterior.model, dims=posterior.dims, include_transformed=shown)
     return tree["posterior"].to_dataset()
 
 
@@ -275,6 +277,12 @@ def roles_of(posterior: Posterior, few: xr.Dataset) -> Roles:
     pattern, summed = posterior.density.structural_pattern, posterior.density.summed
     if pattern is None and summed is not None:
         pattern = summed.among
-    roles = find_roles(posterior.model, posterior.layout, pattern, extents)
     density = posterior.density
+    roles = find_roles(posterior.model, posterior.layout, pattern, extents)
+    of_rows = [
+        name
+        for name in density.summed_out_shown
+        if math.prod(extents[name].shape) > 1 and math.prod(extents[name].shape) in roles.observations.values()
+    ]
+    roles = replace(roles, rows=(*roles.rows, *of_rows))
     return replace(roles, observations=density.observations) if isinstance(density, ShardedDensity) else roles

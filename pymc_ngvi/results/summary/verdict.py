@@ -54,7 +54,7 @@ def verdict_on(
 def _lines_of_fit(record: FitRecord | None) -> list[str]:
     if record is None:
         return ["This approximation was not made by a fit."]
-    lines = [record.closing_line(), record.posterior]
+    lines = [record.closing_line(), record.posterior, record.of_discrete]
     if not (record.converged or record.is_pool):
         lines.insert(1, f"{record.sentence} {record.status.cure}")
     return list(filter(None, lines))

@@ -1,0 +1,255 @@
+"""Log densities with discrete variables summed out, in graphs that can be differentiated and read by rows.
+
+pymc_extras finds out what may be summed, and how the axes of a discrete variable go with those of the variables that
+depend on it. Its log density repeats each state along these axes, which makes gathers of the size of the data that
+are not simplified, and derivatives of terms with a zero in them, NaN. Here each state is one number that broadcasts.
+Only this module imports pymc_extras, which need not be installed.
+"""
+
+import math
+import warnings
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+
+from pymc.distributions import Bernoulli, Categorical, DiscreteUniform
+from pymc.distributions.dist_math import check_parameters
+from pymc.logprob.abstract import _logprob
+from pymc.logprob.basic import conditional_logp, logp
+from pymc.pytensorf import constant_fold, resolve_shapes
+from pymc_extras.distributions import DiscreteMarkovChain
+from pymc_extras.model.marginal.distributions.core import inline_ofg_outputs
+from pymc_extras.model.marginal.distributions.discrete_markov_chain import (
+    MarginalDiscreteMarkovChainRV,
+    _hmm_emission_logp,
+    _hmm_log_init_and_transition,
+    marginal_discrete_markov_chain_logp,
+)
+from pymc_extras.model.marginal.distributions.enumerable import (
+    EnumerableMarginalRV,
+    MarginalFiniteDiscreteRV,
+    NonSeparableLogpWarning,
+    align_logp_dims,
+    build_enumerable_marginal_rv,
+    get_domain_of_finite_discrete_rv,
+    reduce_batch_dependent_logps,
+)
+from pymc_extras.model.marginal.marginalize import marginalize
+from pymc_extras.model.marginal.rewrites import (
+    MarginalSubgraph,
+    extract_marginal_subgraph,
+    marginal_ir_rewrites_db,
+)
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.replace import clone_replace, graph_replace, vectorize_graph
+from pytensor.graph.rewriting.basic import node_rewriter
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.traversal import toposort
+
+from pymc_ngvi.graphs.inner import inline_inner_graphs
+
+#: Nodes up to which a log density is written out for each state.
+_FEW_NODES = 200
+#: Of a variable whose elements can't be summed over one by one.
+_MIXED = "each observation may depend on one element of it only ({why}); a few scalar variables would do in its place"
+#: Elements of log densities at one point, for all states, at most.
+_MOST_ELEMENTS = 2**22
+#: Distributions that can be summed out.
+CAN_SUM = (Bernoulli, Categorical, DiscreteUniform, DiscreteMarkovChain)
+#: What the rewrite of this module is found by.
+_TAG = "pymc_ngvi"
+
+
+#: Why variables could not be summed out, as far as rewrites know.
+_WHY: ContextVar[list[str]] = ContextVar("why", default=[])  # noqa: B039 (set before each use)
+
+
+class SummedStates(MarginalFiniteDiscreteRV):
+    """Variables given which a finite discrete one is summed out."""
+
+
+class SummedChain(MarginalDiscreteMarkovChainRV):
+    """Variables given which a Markov chain is summed out."""
+
+
+@_logprob.register(SummedStates)  # type: ignore[untyped-decorator]
+def _states_logp(op: SummedStates, values: Sequence[Variable], *inputs: Variable, **options: object) -> list[Variable]:
+    """Return the log density of all variables, as that of the first one."""
+    total = pt.logsumexp(joint_by_state(op, values, inputs, **options), axis=0)
+    return [align_logp_dims(op.dims_connections[0], total), *_nothing_left(values)]
+
+
+def joint_by_state(
+    op: SummedStates, values: Sequence[Variable], inputs: Sequence[Variable], **options: object
+) -> Variable:
+    """Return the log density of a discrete variable and of those that depend on it, in each state, along a first axis.
+
+    Parameters
+    ----------
+    op : SummedStates
+    values : sequence of pytensor variables
+        Of the variables that depend on it.
+    inputs : sequence of pytensor variables
+        Of the op.
+    **options
+        Of PyMC's log densities.
+    """
+    discrete, *others = inline_ofg_outputs(op, inputs)
+    dependents = others[: op.n_dependent_rvs]
+    state = _state(discrete, dependents)
+    given = clone_replace(dependents, {discrete: state}, rebuild_strict=False)
+    # Two variables with the same data would have one value.
+    own = [value.type() for value in values]
+    made = conditional_logp(dict(zip(given, own, strict=True)), **options)
+    of_dependents = reduce_batch_dependent_logps(
+        op.dims_connections, [rv.owner.op for rv in given], [made[value] for value in own]
+    )
+    [of_dependents] = graph_replace([of_dependents], dict(zip(own, values, strict=True)), strict=False)
+    states = get_domain_of_finite_discrete_rv(discrete)
+    shape = [1] * state.type.ndim
+    if state.type.broadcastable != (True,) * state.type.ndim:
+        shape = constant_fold(resolve_shapes(tuple(discrete.shape)), raise_not_constant=False)
+    return _prior(discrete, state, states, shape) + _in_each_state(of_dependents, state, states, shape)
+
+
+def _state(discrete: Variable, dependents: Sequence[Variable]) -> Variable:
+    """Return what stands for a state.
+
+    One for all elements, whose axes broadcast against those of the dependent variables; where another discrete variable
+    is among these, one for each, since its inner graph takes no other shape.
+    """
+    if any(isinstance(rv.owner.op, EnumerableMarginalRV) for rv in dependents):
+        return discrete.type("state")
+    return pt.TensorType(discrete.type.dtype, shape=(1,) * discrete.type.ndim)("state")
+
+
+def _prior(discrete: Variable, state: Variable, states: Variable, shape: Sequence[Variable]) -> Variable:
+    """Return the log probability of each state, along a first axis."""
+    node = discrete.owner
+    if not isinstance(node.op, Categorical):
+        return _in_each_state(logp(discrete, state), state, states, shape)
+    [p] = node.op.dist_params(node)
+    is_one = pt.isclose(pt.sum(p, axis=-1), 1)
+    known = check_parameters(pt.log(p), p >= 0, p <= 1, is_one, msg="0 <= p <=1, sum(p) = 1")
+    along = pt.moveaxis(known, -1, 0)
+    new = discrete.type.ndim - (p.type.ndim - 1)
+    return pt.expand_dims(along, tuple(range(1, new + 1)))
+
+
+def _in_each_state(value: Variable, state: Variable, states: Variable, shape: Sequence[Variable]) -> Variable:
+    """Return a value in each state, of a shape, along a first axis."""
+    [known] = constant_fold([states], raise_not_constant=False)
+    if isinstance(known, np.ndarray) and len(known) * len(list(toposort([value]))) <= _FEW_NODES:
+        # A state that is known takes terms away that are 0 in it, whose derivatives would be NaN.
+        each = [pt.full(shape, k, dtype=state.type.dtype) for k in known]
+        return pt.stack([graph_replace(value, {state: k}, strict=False) for k in each])
+    along = pt.as_tensor(known).astype(state.type.dtype)[(slice(None), *(None,) * state.type.ndim)]
+    # What is within other graphs would be evaluated entry by entry.
+    return vectorize_graph(inline_inner_graphs([value])[0], {state: pt.broadcast_to(along, (along.shape[0], *shape))})
+
+
+def _nothing_left(values: Sequence[Variable]) -> list[Variable]:
+    """Return the log densities of all variables but the first, which has that of all."""
+    return [pt.constant(0.0) for _ in values[1:]]
+
+
+@_logprob.register(SummedChain)  # type: ignore[untyped-decorator]
+def _chain_logp(op: SummedChain, values: Sequence[Variable], *inputs: Variable, **options: object) -> list[Variable]:
+    """Return that of pymc_extras: the forward algorithm."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NonSeparableLogpWarning)
+        total, *_ = marginal_discrete_markov_chain_logp(op, values, *inputs, **options)
+    return [total, *_nothing_left(values)]
+
+
+def chain_terms(op: SummedChain, values: Sequence[Variable], inputs: Sequence[Variable]) -> dict[str, Variable]:
+    """Return log densities that a chain is drawn by: of what depends on each state, of the first, of transitions.
+
+    Parameters
+    ----------
+    op : SummedChain
+        Of a chain of first order.
+    values : sequence of pytensor variables
+        Of the variables that depend on it.
+    inputs : sequence of pytensor variables
+        Of the op.
+
+    Returns
+    -------
+    dict
+        "emissions", (n_states, ..., n_times), "first", (n_states, ...), and "transitions", (n_times - 1 or 1, n_states,
+        n_states, ...).
+    """
+    chain, *others = inline_ofg_outputs(op, inputs)
+    emissions, states, shape = _hmm_emission_logp(op, chain, others[: op.n_dependent_rvs], values)
+    first, transitions = _hmm_log_init_and_transition(chain, shape, states)
+    varies = chain.owner.op.time_varying_P
+    return {"emissions": emissions, "first": first, "transitions": transitions if varies else transitions[None]}
+
+
+@node_rewriter(tracks=[MarginalSubgraph])  # type: ignore[untyped-decorator]
+def _sum_out(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Put our kinds in the place of a variable that pymc_extras has marked to be summed out."""
+    inputs, outputs = extract_marginal_subgraph(node)
+    kind = SummedChain if isinstance(outputs[0].owner.op, DiscreteMarkovChain) else SummedStates
+    try:
+        made: list[Variable] = build_enumerable_marginal_rv(node, inputs, outputs, kind)
+    except (NotImplementedError, ValueError) as error:  # an error in a rewrite would be printed, and nothing else
+        _WHY.get().append(str(error.__cause__ or error))
+        return None
+    return made
+
+
+marginal_ir_rewrites_db.register("ngvi_sum_out", _sum_out, _TAG)
+
+
+class NotSummed(Exception):
+    """pymc_extras can't sum a variable out; the message says why."""
+
+
+def marginalised(model: pm.Model, names: Sequence[str]) -> pm.Model:
+    """Return a copy of a model without some discrete variables.
+
+    Raises
+    ------
+    NotSummed
+        Where these can't be summed out together.
+    """
+    theirs = ["finite_discrete_marginal", "discrete_markov_chain_marginal"]
+    query = RewriteDatabaseQuery(include=["basic", _TAG], exclude=theirs)
+    why: list[str] = []
+    token = _WHY.set(why)
+    try:
+        made: pm.Model = marginalize(model, list(names), rewrite_query=query)
+    except (NotImplementedError, ValueError) as error:
+        raise NotSummed(_MIXED.format(why=why[0].rstrip(".")) if why else str(error)) from error
+    finally:
+        _WHY.reset(token)
+    for rv in made.basic_RVs:
+        if isinstance(rv.owner.op, SummedStates):
+            _check_size(rv, made.rvs_to_values[rv])
+    return made
+
+
+def _check_size(rv: Variable, value: Variable) -> None:
+    """Raise NotSummed where there are too many states."""
+    n_states = _n_states(rv.owner)
+    shape = value.get_value(borrow=True).shape if isinstance(value, SharedVariable) else value.type.shape
+    n = n_states * math.prod(length or 1 for length in shape)
+    if n > _MOST_ELEMENTS:
+        raise NotSummed(f"there are {n_states:,} states to sum over, for {n // n_states:,} elements of {rv.name!r}")
+
+
+def _n_states(node: Apply) -> int:
+    """Return the number of states that are summed over, those of other variables within included."""
+    discrete, *others = inline_ofg_outputs(node.op, node.inputs)
+    [states] = constant_fold([get_domain_of_finite_discrete_rv(discrete)], raise_not_constant=False)
+    within = {var.owner for var in others[: node.op.n_dependent_rvs] if isinstance(var.owner.op, SummedStates)}
+    n = len(states) if isinstance(states, np.ndarray) else 1
+    return n * math.prod(_n_states(inner) for inner in within)
