@@ -312,6 +312,26 @@ def test_predictions_in_the_users_model(fitted):
     assert abs(float((y - mean).std()) - 1.0) < 4.5 / np.sqrt(2 * 500 * len(Y))
 
 
+def test_predictions_of_the_same_rows_and_of_new_ones():
+    x = np.linspace(-1.0, 1.0, len(COUNTS))
+    with pm.Model() as model:
+        data = pm.Data("x", x)
+        psi = pm.Beta("psi", 2.0, 2.0)
+        slope = pm.Normal("slope", 0.0, 0.3)
+        on = pm.Bernoulli("on", psi, shape=data.shape[0])
+        pm.Poisson("y", on * pt.exp(1.0 + slope * data), observed=COUNTS, shape=data.shape[0])
+    approx = fit_ngvi(model=model, **QUIET)
+    same = approx.predict(var_names=["on", "y"], draws=N_DRAWS).predictions
+    assert (same.on.values[..., COUNTS > 0] == 1).all()
+    assert (same.y.values[same.on.values == 0] == 0).all()
+    exact = approx.sample(N_DRAWS).posterior.on.mean(("chain", "draw"))
+    np.testing.assert_allclose(same.on.mean(("chain", "draw")), exact, atol=2 * WITHIN)
+    new = approx.predict({"x": np.zeros(3)}, var_names=["on"], draws=N_DRAWS).predictions
+    psi = float(approx.sample(N_DRAWS).posterior.psi.mean())
+    np.testing.assert_allclose(new.on.mean(("chain", "draw")), psi, atol=2 * WITHIN)
+    assert set(approx.predict().predictions.data_vars) == {"y"}
+
+
 def test_data_are_those_of_the_users_model(fitted):
     model, approx = fitted
     before = approx.model["data"].get_value()

@@ -42,7 +42,7 @@ def predictions_at(
     if posterior.density.is_sharded:
         raise ValueError("The data are in shards, and the model is that of one: it can't predict for others.")
     with posterior.with_data_of_fit():
-        model = posterior.model
+        model = posterior.density.given
         names = _wanted(posterior, var_names)
         new = NewData.of(model, posterior.layout.coords, new_data)
         lengths = {dim: n for dim, n in new.lengths.items() if dim in model.dim_lengths}
@@ -53,6 +53,7 @@ def predictions_at(
             effects = frozenset(_effects(posterior) if groups == "average" else ())
         observed = {name: values for name, values in find_observations(model).items() if not np.ma.is_masked(values)}
         free = _free(posterior, theta)
+        free |= _discrete(posterior, graph, free, random_seed)
         new.check_fixed({name: draws.shape[1:] for name, draws in free.items()})
         plan = Treatments(posterior, graph, new, groups, effects, free, observed)
         treatments = plan.of(needed)
@@ -83,6 +84,15 @@ def _free(posterior: Posterior, theta: Array) -> dict[str, AnyArray]:
     return Constrainer.of(posterior.density, deterministics=False, names=names)(theta)
 
 
+def _discrete(
+    posterior: Posterior, graph: PredictiveGraph, free: dict[str, AnyArray], random_seed: int
+) -> dict[str, AnyArray]:
+    """Return draws of discrete variables that were summed out, but for those that the new data are about."""
+    drawn = posterior.density.discrete_given(free, random_seed)
+    names = posterior.density.summed_out_names
+    return {name: drawn[name] for name in names if not graph.depends_on_new(graph.model[name])}
+
+
 def _effects(posterior: Posterior) -> list[str]:
     """Return the names of the free variables that are effects of groups."""
     groups = roles_of(posterior, two_points(posterior)).groups
@@ -91,9 +101,9 @@ def _effects(posterior: Posterior) -> list[str]:
 
 def _wanted(posterior: Posterior, var_names: str | Sequence[str] | None) -> list[str]:
     """Return the names of what to predict: as asked, or what is observed, and what was added after the fit."""
-    model = posterior.model
+    model = posterior.density.given
     if var_names is None:
-        fitted = {v.name for v in posterior.layout.variables}
+        fitted = {*(v.name for v in posterior.layout.variables), *posterior.density.summed_out_names}
         names = [rv.name for rv in model.basic_RVs if rv in model.observed_RVs or rv.name not in fitted]
         if not names:
             raise ValueError("The model has no observed variables: name what to predict, as var_names.")
