@@ -210,6 +210,32 @@ def test_draws_have_the_exact_probabilities(build, by_hand, free):
     assert not all(np.array_equal(drawn[name], other[name]) for name in states)
 
 
+def test_axes_in_another_order_and_more_of_them():
+    """Two observed variables, one with axes exchanged and one more, one multivariate; a weight for each row of labels."""
+    generator = np.random.default_rng(0)
+    a, b, times = generator.normal(size=(2, 4, 5)), generator.normal(size=(4, 2, 2)), np.arange(5)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0.0, 1.0, shape=3)
+        p = pm.Dirichlet("p", np.ones(3), shape=(4, 3))
+        z = pm.Categorical("z", p=p[:, None, :], shape=(4, 2))
+        pm.Normal("a", mu[z].T[..., None] * times, 1.0, observed=a)
+        pm.MvNormal("b", mu[z][..., None] * np.ones(2), np.eye(2), observed=b)
+    density = LogDensity(model)
+    mu, p = np.array([-0.3, 0.1, 0.4]), generator.dirichlet(np.ones(3), size=4)
+    joint = np.log(p)[:, None] + np.stack(
+        [stats.norm.logpdf(a, m * times, 1.0).sum(axis=2).T + stats.norm.logpdf(b, m, 1.0).sum(axis=2) for m in mu],
+        axis=-1,
+    )
+    simplex = density.model.rvs_to_transforms[density.model["p"]]
+    theta = np.concatenate([mu, simplex.forward(pt.as_tensor(p)).eval().ravel()])
+    terms = density.terms(theta)
+    np.testing.assert_allclose(terms["a"] + terms["b"], logsumexp(joint, axis=-1).sum(), atol=2e-4)  # 4 digits
+    values = {"mu": np.repeat(mu[None], N_DRAWS, axis=0), "p": np.repeat(p[None], N_DRAWS, axis=0)}
+    drawn, exact = density.discrete_given(values, 1)["z"], np.exp(joint - logsumexp(joint, axis=-1, keepdims=True))
+    for state in range(3):
+        np.testing.assert_allclose((drawn == state).mean(axis=0), exact[..., state], atol=WITHIN)
+
+
 def test_chains_whose_transitions_change():
     """Forwards and backwards, where each step has transitions of its own: against all paths."""
     n, k = 4, 3
