@@ -211,7 +211,7 @@ def test_draws_have_the_exact_probabilities(build, by_hand, free):
 
 
 def test_axes_in_another_order_and_more_of_them():
-    """Two observed variables, one with axes exchanged and one more, one multivariate; a weight for each row of labels."""
+    """Two observed variables: one with its axes exchanged and one more, and a multivariate one."""
     generator = np.random.default_rng(0)
     a, b, times = generator.normal(size=(2, 4, 5)), generator.normal(size=(4, 2, 2)), np.arange(5)
     with pm.Model() as model:
