@@ -7,7 +7,7 @@ import xarray as xr
 
 from pymc_ngvi.core.seeds import Seed
 from pymc_ngvi.results.fitted import Fitted
-from pymc_ngvi.results.predictions import Given, Groups, predict
+from pymc_ngvi.results.predictions.either import Given, Groups, predict
 
 
 class PredictionMethods(Fitted):
