@@ -1,13 +1,15 @@
 """Whether exp(log p) of a model has the marginal likelihood as its integral: which terms stand against it."""
 
+import numpy as np
 import pymc as pm
 
 from pymc.distributions.continuous import FlatRV, HalfFlatRV
-from pymc.distributions.multivariate import ICARRV
+from pymc.distributions.multivariate import ICARRV, LKJCorrRV, _LKJCholeskyCovRV
 from pymc.distributions.transforms import Ordered
 from pymc.logprob.transforms import Transform
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.op import Op
+from scipy.special import betaln
 
 #: What marks a term that the user says is normalised.
 _MARK = "pymc_ngvi_normalised"
@@ -56,6 +58,7 @@ def unnormalised(model: pm.Model) -> list[str]:
         for rv in model.free_RVs
         if not getattr(rv.tag, _MARK, False)
     ]
+    of_priors += [_unknown_constant(rv) for rv in model.free_RVs if _is_lkj(rv)]
     reasons = [reason for reason in of_priors if reason]
     for term in model.potentials:
         if not getattr(term.tag, _MARK, False):
@@ -74,3 +77,62 @@ def unnormalised_prior(name: str, op: Op, transform: Transform | None) -> str:
     if isinstance(transform, Ordered):
         return f"the ordering of {name!r} leaves out a part of its prior that is not made up for"
     return ""
+
+
+def log_excess(model: pm.Model) -> float:
+    """Return the logarithm of what the prior integrates to where PyMC's constants are off, 0 where they are not.
+
+    The constant of LKJ priors has the wrong sign in versions of PyMC: it is compared with the integral [1]_.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        Of which `unnormalised` says nothing.
+
+    References
+    ----------
+    .. [1] D. Lewandowski, D. Kurowicka, H. Joe (2009). Generating random correlation matrices based on vines and
+       extended onion method. Journal of Multivariate Analysis 100(9). https://doi.org/10.1016/j.jmva.2009.04.008
+    """
+    total = 0.0
+    for rv in model.free_RVs:
+        if _is_lkj(rv):
+            n, eta = (v.eval().item() for v in _lkj_parameters(rv))
+            n_matrices = int(np.prod(rv.shape[:-2].eval())) if isinstance(rv.owner.op, LKJCorrRV) else 1
+            constant = float(pm.logp(pm.LKJCorr.dist(n=n, eta=eta), np.eye(n)).eval())
+            total += n_matrices * (constant + log_lkj_integral(int(n), eta))
+    return total
+
+
+def log_lkj_integral(n: int, eta: float) -> float:
+    """Return the log of the integral of det(R)^(eta - 1) over correlation matrices of n variables.
+
+    Examples
+    --------
+    >>> float(log_lkj_integral(2, 1.0))  # log 2: the correlation is uniform between -1 and 1
+    0.6931471805599453
+    """
+    k = np.arange(1, n)
+    log_beta = betaln(eta + (n - k - 1) / 2.0, eta + (n - k - 1) / 2.0)
+    return float(np.sum((n - k) * ((2.0 * eta - 2.0 + n - k) * np.log(2.0) + log_beta)))
+
+
+def _is_lkj(rv: Variable) -> bool:
+    return isinstance(rv.owner.op, LKJCorrRV | _LKJCholeskyCovRV)
+
+
+def _unknown_constant(rv: Variable) -> str:
+    """Return why an LKJ prior has no constant that is known, in a clause; empty where it has one."""
+    n, eta = _lkj_parameters(rv)
+    if not isinstance(eta, Constant):
+        return f"the LKJ prior of {rv.name!r} has an eta that is not constant"
+    # PyMC's density there is one of Cholesky factors, without the change of volume to correlations.
+    if isinstance(rv.owner.op, LKJCorrRV) and n.eval() > 2:
+        return f"the density of the LKJCorr prior of {rv.name!r} is not that of correlations, in PyMC"
+    return ""
+
+
+def _lkj_parameters(rv: Variable) -> list[Variable]:
+    """Return n and eta."""
+    inputs: list[Variable] = rv.owner.inputs
+    return inputs[2:4] if isinstance(rv.owner.op, LKJCorrRV) else inputs[1:3]

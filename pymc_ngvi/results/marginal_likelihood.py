@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import xarray as xr
 
-from pymc_ngvi.density.normalised import unnormalised
+from pymc_ngvi.density.normalised import log_excess, unnormalised
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.trees import IntegratedTrees, leave_groups_out
 from pymc_ngvi.results.posterior import Posterior
@@ -47,7 +47,7 @@ def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
     if np.isnan(value):
         why = "no Gaussian is near enough to its draws"
         raise ValueError(f"The {state.kind} posterior has no log_marginal_likelihood: {why}.")
-    return LogMarginalLikelihood(value, se)
+    return LogMarginalLikelihood(value - log_excess(posterior.model), se)
 
 
 def leave_one_group_out(posterior: Posterior) -> xr.Dataset:
