@@ -186,7 +186,12 @@ print(
 )
 az.compare(left_out).round(2)
 
+# %%
+assert all((many.dataset["verdict"] == "reliable").all() for many in designs.values())
+assert calibration.is_calibrated
+assert not gaussian.is_calibrated
+
 # %% [markdown]
-# ## More
+# ## What to read next
 #
 # - `04_thousands_of_groups`: one fit of many groups, and how it is judged.

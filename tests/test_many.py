@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import threading
 import warnings
 
 import numpy as np
@@ -14,6 +13,7 @@ import xarray as xr
 import pymc_ngvi
 
 from pymc_ngvi.many.fitting import N_PILOTS, Fitter
+from pymc_ngvi.steps.linesearch import LineSearch
 
 N_GROUPS = 8
 GROUP = np.repeat(np.arange(N_GROUPS), 6)
@@ -379,14 +379,20 @@ def test_an_interrupt_keeps_what_is_done():
 
 def test_an_interrupt_within_a_fit_leaves_that_one_out(monkeypatch):
     """A fit keeps what it has at an interrupt: it is no fit of its data."""
-    approx = Fitter.approx
+    approx, step, within = Fitter.approx, LineSearch.step, []
 
-    def interrupted(self, index, arrays):
-        if index == 2:
-            threading.Timer(0.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    def fitted(self, index, arrays):
+        within[:] = [index]
         return approx(self, index, arrays)
 
-    monkeypatch.setattr(Fitter, "approx", interrupted)
+    def interrupted(self, *args):
+        if within.pop() == 2:
+            signal.raise_signal(signal.SIGINT)
+        within.append(-1)
+        return step(self, *args)
+
+    monkeypatch.setattr(Fitter, "approx", fitted)
+    monkeypatch.setattr(LineSearch, "step", interrupted)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         many = pymc_ngvi.fit_many(intercepts(), data_sets(5), posterior="gaussian", **QUIET)

@@ -195,7 +195,7 @@ def test_long_work_is_said_before_it_begins(caplog, seconds, said):
 
 
 def test_a_terminal_shows_what_is_done_and_how_long_it_takes(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "_console", lambda theme: (Console(theme=theme, force_terminal=True), False))
+    monkeypatch.setattr(progress, "console_for", lambda theme: (Console(theme=theme, force_terminal=True), False))
     for shown in (False, True):
         with announced("Nested posterior", 7.4, shown):
             time.sleep(0.2)

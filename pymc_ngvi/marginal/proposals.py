@@ -1,6 +1,8 @@
 """Proposals for the globals: mixtures of Student t, fitted to weighted draws, of several candidates the best one."""
 
-from collections.abc import Iterable, Sequence
+import itertools
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,8 +36,8 @@ _MOST_FITTED = 1_500
 _FOLDS = 20_260_303
 #: Weighted draws that a component needs, for each coordinate (up to 12 of them).
 _DRAWS_PER_COORDINATE = 6.0
-#: Numbers of components that are tried in turn, as long as the most so far does best; other degrees of freedom.
-_COMPONENTS, _OTHER_DF = (1, 2, 3, 5, 8), 7.0
+#: Numbers of components that are tried in turn where the most so far did best.
+_MORE = (5, 8)
 #: The kind that is fitted from given components; the least share of one of these.
 _FROM_START, _LEAST_OF_START = (0.0, None, 0), 0.005
 #: Iterations of EM from given components.
@@ -197,8 +199,7 @@ def best_proposal(
 
     Notes
     -----
-    Kinds differ in the number of components, in how a component's covariance is shrunk towards the base, and in the
-    degrees of freedom; the best number is looked for first, then the best of the others in turn. The score
+    Kinds differ in how a component's covariance is shrunk towards the base, and in the number of components. The score
     is an estimate, from held-out draws in two folds, of the logarithm of E_p[p / q], whose inverse is the efficiency.
     """
     rows, w = _few(np.exp(log_weights - log_weights.max()), _MOST_FITTED)
@@ -207,7 +208,7 @@ def best_proposal(
     # At random: every second point of a Sobol sequence is in one half of the space.
     fold = np.random.default_rng(_FOLDS).permutation(len(g)) % 2
     size = 1.0 / (w**2).sum()
-    enough = [k for k in _COMPONENTS if k == 1 or size > _DRAWS_PER_COORDINATE * k * min(y.shape[1], 12)]
+    enough = [k for k in (1, 2, 3, *_MORE) if k == 1 or size > _DRAWS_PER_COORDINATE * k * min(y.shape[1], 12)]
 
     def make(kind: tuple[float, float | None, int], rows: Array) -> Proposal:
         part = w[rows] / w[rows].sum()
@@ -227,23 +228,20 @@ def best_proposal(
         return total
 
     scores: dict[tuple[float, float | None, int], float] = {}
-
-    def best_of(kinds: Iterable[tuple[float, float | None, int]]) -> tuple[float, float | None, int]:
-        for kind in kinds:
-            if kind not in scores:
-                scores[kind] = score(kind)
-        return max(scores, key=lambda kind: scores[kind])
-
-    # One after the other: components as long as more are better, shrinkage, tails.
-    best: tuple[float, float | None, int] = (df, None, 1)
-    for k in enough:
-        best = best_of([(df, None, k)])
-        if best[2] != k:
-            break
-    best = best_of([(df, shrinkage, best[2]) for shrinkage in (0.5, 0.1)])
-    best = best_of([(tail, *best[1:]) for tail in (df, _OTHER_DF)])
+    for tail in sorted({df, 7.0}):
+        for shrinkage in (None, 0.5, 0.1):
+            for k in enough[:3]:
+                scores[tail, shrinkage, k] = score((tail, shrinkage, k))
+                if k > 1 and scores[tail, shrinkage, k] < scores[tail, shrinkage, k - 1]:
+                    break
+    best = max(scores, key=lambda kind: scores[kind])
+    for before, k in itertools.pairwise(enough[2:]):
+        if best[2] == before:
+            scores[*best[:2], k] = score((*best[:2], k))
+            best = max(scores, key=lambda kind: scores[kind])
     if start is not None:
-        best = best_of([_FROM_START])
+        scores[_FROM_START] = score(_FROM_START)
+    best = max(scores, key=lambda kind: scores[kind])
     return make(best, np.ones(len(g), dtype=bool))
 
 
