@@ -220,14 +220,13 @@ def test_a_chain_that_stays_in_a_peak_is_seen(rng):
     assert peak_size(np.zeros((60, N_CHAINS))) == np.inf
 
 
-def test_a_chain_that_stays_in_a_peak_for_half_of_its_draws_is_seen(rng):
-    """These are .4 % of all draws, and hide among the highest hundredth."""
+@pytest.mark.parametrize("n_stays", [30, 20, 15])
+def test_a_chain_that_comes_late_to_a_peak_is_seen(n_stays, rng):
+    """These are .4 to .2 % of all draws, and hide among the highest hundredth."""
     logp = -rng.exponential(size=(60, N_CHAINS))
-    logp[30:, 5] += 7.0
+    logp[-n_stays:, 5] += 7.0
     settled = {"rhat": 1.0, "trend": 0.0, "most_trend": 4.0, "bulk": 4e3, "tail": 4e3, "n_quantities": 1, "n_draws": 60}
-    checks = MovedChecks(
-        **settled, n_chains=N_CHAINS, n_starts=8, n_gradients=1, acceptance=0.8, peak=peak_size(logp)
-    )  # fmt: skip
+    checks = MovedChecks(**settled, n_chains=N_CHAINS, n_starts=8, n_gradients=1, acceptance=0.8, peak=peak_size(logp))
     assert [c.name for c in checks.conditions if not c.holds] == ["peak size"]
 
 

@@ -33,7 +33,7 @@ _AT_ONCE = 2**22
 _SLIGHT, _LEVEL = 0.05, 0.01
 #: How far below the median log p may be, in distances of a low quantile from it: tails of log p are exponential.
 _LOW, _FARTHEST = 0.05, 10.0
-#: Part of the draws whose log p tells what is high; part of them that is looked at for chains that stay in a peak.
+#: Part of the draws whose log p tells what is high; parts that are looked at for chains that stay in a peak.
 _HIGHEST, _PEAKS = 0.1, (0.01, 0.005, 0.0025)
 #: Quantities whose effective sizes are computed: those that mix most slowly.
 _MOST_SIZES = 32
