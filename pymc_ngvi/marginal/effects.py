@@ -76,6 +76,13 @@ class SplitNormal(NamedTuple):
         result: Array = self.mode + np.where(below, self.left, self.right) * ndtri(inner)
         return result
 
+    def standard_quantile(self, u: Array) -> Array:
+        """Return quantiles of the one that is moved and scaled to mean 0 and variance 1, for u (..., n_local)."""
+        apart = self.right - self.left
+        variance = (1.0 - _ROOT**2) * apart**2 + self.left * self.right
+        result: Array = (self.quantile(u) - self.mode - _ROOT * apart) / np.sqrt(variance)
+        return result
+
     @property
     def range(self) -> tuple[Array, Array]:
         """Where all but a few draws in a hundred thousand are, (n_local,) each."""

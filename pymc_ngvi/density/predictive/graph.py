@@ -1,6 +1,6 @@
 """The graph of a model given new data, and posterior draws of the elements that were in the fit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -132,6 +132,14 @@ class PredictiveGraph:
             function = pytensor.function([], inline_inner_graphs(outputs), mode=quick_mode(), on_unused_input="ignore")
             return [tuple(int(n) for n in shape) for shape in function()]
 
+    def observed(self, names: Sequence[str]) -> list[AnyArray]:
+        """Return the values of observed variables given the new data."""
+        values = [self.model.rvs_to_values[self.model[name]] for name in names]
+        with without_c():
+            outputs = inline_inner_graphs(list(graph_replace(values, self._new, strict=False)))
+            found: list[AnyArray] = pytensor.function([], outputs, mode=quick_mode(), on_unused_input="ignore")()
+        return found
+
     def compiled(
         self, names: Sequence[str], treatments: Mapping[str, Treatment], n_draws: int
     ) -> tuple[OnDraws, Array]:
@@ -149,6 +157,42 @@ class PredictiveGraph:
         NotImplementedError
             Where something is not known of a distribution: a clause that names the variable.
         """
+        return self._over_draws(treatments, n_draws, lambda parts: self._outputs(names, treatments, parts))
+
+    def log_densities(
+        self, observed: Mapping[str, AnyArray], treatments: Mapping[str, Treatment], n_draws: int
+    ) -> tuple[OnDraws, Array]:
+        """Return the function of the log densities of new observations, elementwise, and draws as `compiled` does.
+
+        Parameters
+        ----------
+        observed : mapping of str to ndarray
+            By the name of an observed variable.
+        treatments : mapping of str to Treatment
+        n_draws : int
+
+        Raises
+        ------
+        NotImplementedError
+            As `compiled`.
+        """
+
+        def outputs(parts: Mapping[str, Variable]) -> list[Variable]:
+            found = self._outputs(list(observed), treatments, parts)
+            return [
+                pm.logp(rv, pt.constant(np.asarray(y, dtype=rv.type.dtype)))
+                for rv, y in zip(found, observed.values(), strict=True)
+            ]
+
+        return self._over_draws(treatments, n_draws, outputs)
+
+    def _over_draws(
+        self,
+        treatments: Mapping[str, Treatment],
+        n_draws: int,
+        make: Callable[[Mapping[str, Variable]], list[Variable]],
+    ) -> tuple[OnDraws, Array]:
+        """Return the function of what is made of the variables that are known, and the draws of these."""
         known = [(name, t.known) for name, t in treatments.items() if t.known is not None]
         ends = np.cumsum([1, *(array[0].size for _, array in known)])
         # One number more, 0, on which all random numbers are made to depend: else all draws would have the same.
@@ -159,8 +203,7 @@ class PredictiveGraph:
             draws[:, start:end] = array.reshape(len(array), -1)
             parts[name] = pt.cast(theta[start:end].reshape(array.shape[1:]), self.model[name].type.dtype)
         with without_c():
-            outputs = self._outputs(names, treatments, parts)
-            outputs = graph.simplify(_drawn_anew(outputs, theta[0]), check_bounds=self.model.check_bounds)
+            outputs = graph.simplify(_drawn_anew(make(parts), theta[0]), check_bounds=self.model.check_bounds)
             return OnDraws(self.model, theta, outputs), draws
 
     def _outputs(
@@ -192,6 +235,12 @@ class PredictiveGraph:
             new = whole if treatment.mask is None else with_known(new, whole, treatment.mask)
             known = None
         return new if known is None or treatment.mask is None else with_known(new, known, treatment.mask)
+
+
+def data_behind(model: pm.Model, rv: Variable) -> list[str]:
+    """Return the names of the data that hold the values of an observed variable, or that they are made of."""
+    settable = {v for v in model.data_vars if hasattr(v, "get_value")}
+    return [v.name for v in ancestors([model.rvs_to_values[rv]]) if v in settable]
 
 
 def _constant(variable: Variable, value: AnyArray) -> Variable:

@@ -8,6 +8,7 @@ from pymc_ngvi.results.methods.exact import ExactMethods
 from pymc_ngvi.results.methods.fit import FitMethods
 from pymc_ngvi.results.methods.left_out import LeftOutMethods
 from pymc_ngvi.results.methods.moments import MomentMethods
+from pymc_ngvi.results.methods.new_rows import NewRowsMethods
 from pymc_ngvi.results.methods.plots import PlotMethods
 from pymc_ngvi.results.methods.predictions import PredictionMethods
 from pymc_ngvi.results.methods.priors import PriorMethods
@@ -28,6 +29,7 @@ class Methods(
     PlotMethods,
     PredictionMethods,
     PriorMethods,
+    NewRowsMethods,
     SiteMethods,
     LeftOutMethods,
     SavingMethods,

@@ -3,9 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from pymc_ngvi.core.seeds import Seed, generator_of
+from pymc_ngvi.core.seeds import Seed
 from pymc_ngvi.results.fitted import Fitted
 from pymc_ngvi.results.plotting.sensitivity import plot_sensitivity
 from pymc_ngvi.results.priors.reweighted import Reweighted, reweighted
@@ -90,7 +88,7 @@ class PriorMethods(Fitted):
         True
         """
         given = {**(priors or {}), **by_name}
-        return reweighted(self._posterior, given, draws, self._of_fit(random_seed))
+        return reweighted(self._posterior, given, draws, self.generator_of_fit(random_seed, _STREAM))
 
     def prior_sensitivity(
         self,
@@ -163,7 +161,7 @@ class PriorMethods(Fitted):
         return prior_sensitivity(
             self._posterior,
             draws,
-            self._of_fit(random_seed),
+            self.generator_of_fit(random_seed, _STREAM),
             var_names=var_names,
             prior_var_names=prior_var_names,
             likelihood_var_names=likelihood_var_names,
@@ -196,9 +194,3 @@ class PriorMethods(Fitted):
         chosen = {name: options.pop(name) for name in own if name in options}
         found = self.prior_sensitivity(var_names, **chosen)
         return plot_sensitivity(found.tree, found.table, **options)
-
-    def _of_fit(self, random_seed: Seed) -> np.random.Generator:
-        """Return the generator of a seed, or one that belongs to the fit."""
-        if random_seed is not None:
-            return generator_of(random_seed)
-        return np.random.default_rng([_STREAM, 0 if self.record is None else self.record.seed])

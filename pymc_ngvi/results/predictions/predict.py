@@ -1,6 +1,6 @@
 """Draws of predictions: posterior draws of what was in the fit, and draws of the rest given these."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -48,7 +48,8 @@ def predictions_at(
         lengths = {dim: n for dim, n in new.lengths.items() if dim in model.dim_lengths}
         graph = PredictiveGraph(model, new.arrays, lengths)
         needed = graph.needed(names)
-        new.check_complete(graph.data_needed(names))
+        needed_data = graph.data_needed(names)
+        new.check_complete(needed_data)
         if effects is None:
             effects = frozenset(_effects(posterior) if groups == "average" else ())
         observed = {name: values for name, values in find_observations(model).items() if not np.ma.is_masked(values)}
@@ -62,20 +63,12 @@ def predictions_at(
                 "No effects of groups were found in the model, so that groups='average' has none to take the mean of: "
                 "leave it out."
             )
-        try:
-            function, known = graph.compiled(names, treatments, len(theta))
-        except NotImplementedError as error:
-            raise ValueError(f"What {error.args[0]} can't be told.") from error
-        except (IndexError, ValueError, TypeError) as error:
-            raise ValueError(_do_not_fit(new, graph.data_needed(names), error)) from error
-        try:
-            function.reseed(random_seed)
-            values = function(known)
-        except NotImplementedError as error:
-            raise ValueError(f"The model can't draw what it is to predict: {error}") from error
-        except (IndexError, ValueError, TypeError) as error:
-            raise ValueError(_do_not_fit(new, graph.data_needed(names), error)) from error
-        return _tree(new, dict(zip(names, values, strict=True)), graph.data_needed(names), plan.attrs)
+        function, known = evaluated(
+            lambda: graph.compiled(names, treatments, len(theta)), new, needed_data, "What {} can't be told."
+        )
+        function.reseed(random_seed)
+        values = evaluated(lambda: function(known), new, needed_data, "The model can't draw what it is to predict: {}")
+        return tree_of(new, dict(zip(names, values, strict=True)), needed_data, plan.attrs)
 
 
 def _free(posterior: Posterior, theta: Array) -> dict[str, AnyArray]:
@@ -117,6 +110,18 @@ def _wanted(posterior: Posterior, var_names: str | Sequence[str] | None) -> list
     return names
 
 
+def evaluated[T](
+    do: Callable[[], T], new: NewData, needed: Sequence[str], unknown: str = "The model can't draw it: {}"
+) -> T:
+    """Do something with a model given new data; raise ValueError where it can't be done, ``unknown`` by PyTensor."""
+    try:
+        return do()
+    except NotImplementedError as error:
+        raise ValueError(unknown.format(error)) from error
+    except (IndexError, ValueError, TypeError) as error:
+        raise ValueError(_do_not_fit(new, needed, error)) from error
+
+
 def _do_not_fit(new: NewData, needed: Sequence[str], error: Exception) -> str:
     """Return what there is to say where the model can't be evaluated given the new data."""
     given = [f"{name!r} {array.shape}" for name, array in new.arrays.items()]
@@ -135,7 +140,7 @@ def _do_not_fit(new: NewData, needed: Sequence[str], error: Exception) -> str:
 # --- the tree ---
 
 
-def _tree(new: NewData, values: Mapping[str, AnyArray], data: Sequence[str], said: Mapping[str, str]) -> xr.DataTree:
+def tree_of(new: NewData, values: Mapping[str, AnyArray], data: Sequence[str], said: Mapping[str, str]) -> xr.DataTree:
     """Return predictions as ArviZ has them, with one chain."""
     predictions = {}
     for name, array in values.items():

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import warnings
 
 from collections.abc import Mapping
@@ -14,24 +13,20 @@ import pymc as pm
 import xarray as xr
 
 from pymc_ngvi.core.messages import OURS
-from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, khat_limit, weigh
+from pymc_ngvi.core.psis import MIN_KHAT_DRAWS
 from pymc_ngvi.core.seeds import Seed, generator_of
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.new_priors import NewPriors
 from pymc_ngvi.marginal.joint import JointDraws
-from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood, log_marginal_likelihood
 from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.priors.judged import Judged, log_mean
 from pymc_ngvi.results.priors.weighted import WeightedDistribution, joint_draws
 from pymc_ngvi.results.sampling import Names, Sampling, sample_tree
 from pymc_ngvi.results.summary.summary import Summary, summary_of_draws
 
-#: Effective draws below which the error of a mean, 1 / sqrt(n) of its standard deviation, is above .05.
-_FEWEST = 400
-#: Draws that are proposed, at most; part of those asked for that come where they can be had.
-_MOST_DRAWS, _NEARLY = 14_000, 0.9
 _FIT = (
     'Fit the model with these priors: pm.fit(method="ngvi", model=found.model), where `found` is what with_prior '
     "returned."
@@ -51,16 +46,8 @@ class Reweighted:
         With the weights that they have under the old priors.
     log_ratio : ndarray, shape (n_draws,)
         Log p under the new priors minus that under the old ones.
-    khat : float
-        Pareto k-hat of the weights.
-    effective_sample_size : float
-        Independent draws that the weighted ones are worth; where hyperparameters repeat, those of these.
-    doubts : tuple of str
-        What stands against relying on it, in clauses.
-    cure : str
-        What to do where there are doubts.
-    weights_help : bool
-        Whether k-hat speaks for the weights.
+    judged : Judged
+        How good the weights are.
     seed : int
         Of draws, where none is given.
     """
@@ -69,12 +56,23 @@ class Reweighted:
     priors: NewPriors
     draws: JointDraws
     log_ratio: Array
-    khat: float
-    effective_sample_size: float
-    doubts: tuple[str, ...]
-    cure: str
-    weights_help: bool
+    judged: Judged
     seed: int
+
+    @property
+    def khat(self) -> float:
+        """Pareto k-hat of the weights."""
+        return self.judged.khat
+
+    @property
+    def effective_sample_size(self) -> float:
+        """Independent draws that the weighted ones are worth; where hyperparameters repeat, those of these."""
+        return self.judged.effective_sample_size
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What stands against relying on it, in clauses."""
+        return self.judged.doubts
 
     @property
     def n_draws(self) -> int:
@@ -104,12 +102,7 @@ class Reweighted:
     def sentence(self) -> str:
         """Whether it can be relied on, and what to do where not."""
         what = f"Posterior with other priors of {', '.join(f'`{name}`' for name in self.priors.names)}"
-        if self.is_reliable:
-            return (
-                f"{what}: reliable. {self.n_draws:,} weighted draws have a Pareto k-hat of {self.khat:.2f}, and are "
-                f"worth {self.effective_sample_size:,.0f}."
-            )
-        return f"{what}: not reliable: {'; '.join(self.doubts)}. {self.cure}"
+        return self.judged.sentence(what)
 
     def __str__(self) -> str:
         """Return the summary."""
@@ -195,9 +188,9 @@ class Reweighted:
         """
         if reasons := self.priors.improper:
             raise ValueError(f"There is no marginal likelihood: {'; '.join(reasons)}.")
-        if not self.weights_help:
+        if not self.judged.weights_help:
             raise ValueError(f"There is no marginal likelihood to be relied on. {self.sentence}")
-        return LogMarginalLikelihood(*_log_mean(self.draws, self.log_ratio))
+        return LogMarginalLikelihood(*log_mean(self.draws, self.log_ratio))
 
     @functools.cached_property
     def log_marginal_likelihood(self) -> LogMarginalLikelihood:
@@ -226,32 +219,11 @@ def reweighted(posterior: Posterior, priors: Mapping[str, Any], draws: int, rng:
         made, doubts = joint_draws(posterior, draws, rng)
         log_ratio = new.log_ratio(made.theta)
     log_ratio[np.isnan(log_ratio)] = -np.inf  # at draws that could not be made
-    log_weights = made.log_weights + log_ratio
-    if not np.isfinite(log_weights).any():
+    if not np.isfinite(made.log_weights + log_ratio).any():
         raise ValueError(f"The new prior of {' or '.join(new.names)} is 0 at all draws of the posterior: fit again.")
-    # Weights of equal globals stand or fall together.
-    found = [weigh(of, np.zeros(len(of)))[1] for of in (log_weights, made.by_globals(log_weights))]
-    judged = [of for of in found if of.n_draws >= MIN_KHAT_DRAWS]
-    worst = max(judged, key=lambda of: (not of.verdict().helps, of.khat))
-    helps = worst.verdict().helps
-    size = _effective(made, log_weights)
-    cure = fit = _elsewhere(posterior) or _FIT
-    if not helps:
-        doubts = (
-            f"Pareto k-hat is {worst.khat:.2f}, above {khat_limit(worst.n_draws):.2g}, so that few draws decide",
-            *doubts,
-        )
-    elif size < _FEWEST:
-        error = 1.0 / math.sqrt(max(size, 1.0))
-        said = f"draws are worth {size:,.0f} independent ones: the error of a mean is {error:.2g} of its sd"
-        doubts = (f"{len(log_weights):,} {said}", *doubts)
-        needed = math.ceil(1.2 * _FEWEST / size * draws / 1_000) * 1_000
-        can_be_had = _effective(made, made.log_weights) > _NEARLY * draws
-        cure = f"Take more draws, draws={needed:_}; or f{fit[1:]}" if can_be_had and needed <= _MOST_DRAWS else fit
-    result = Reweighted(
-        posterior, new, made, log_ratio, worst.khat, size, doubts, cure, helps, int(rng.integers(2**62))
-    )
-    if doubts:
+    judged = Judged.of(made, log_ratio, doubts, draws, _elsewhere(posterior) or _FIT)
+    result = Reweighted(posterior, new, made, log_ratio, judged, int(rng.integers(2**62)))
+    if judged.doubts:
         warnings.warn(result.sentence, UserWarning, skip_file_prefixes=OURS)
     return result
 
@@ -261,23 +233,3 @@ def _elsewhere(posterior: Posterior) -> str:
     if posterior.density.is_sharded:
         return "Fit shards that are built with these priors."
     return "Fit the stream with a model that has these priors." if posterior.density.is_streamed else ""
-
-
-def _effective(draws: JointDraws, log_weights: Array) -> float:
-    """Return how many independent draws weighted ones are worth; where globals repeat, how many of these."""
-    return min(draws.worth * effective_size(log_weights), effective_size(draws.by_globals(log_weights)))
-
-
-def _log_mean(draws: JointDraws, log_ratio: Array) -> tuple[float, float]:
-    """Return the logarithm of a weighted mean of exponentials, and its standard error, from independent parts."""
-    _, number = np.unique(draws.part, return_inverse=True)
-    sums, logs = [], []
-    for log_weights in (draws.log_weights, draws.log_weights + log_ratio):
-        top = float(log_weights.max())
-        of_part = np.bincount(number, np.exp(log_weights - top))
-        sums.append(of_part / of_part.sum())
-        logs.append(np.log(of_part.sum()) + top)
-    before, after = sums
-    k = len(before)
-    error = np.sqrt(np.sum((after - before) ** 2) * k / (k - 1)) if k > 1 else np.inf
-    return float(logs[1] - logs[0]), float(error)

@@ -1,0 +1,260 @@
+"""New rows of a model, checked, and their log densities at draws of the posterior."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pymc as pm
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.messages import shortened
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.density.checks import quoted
+from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.density.on_draws import OnDraws
+from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, data_behind
+from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.predictions.new_data import Given, NewData
+from pymc_ngvi.results.predictions.predict import evaluated
+from pymc_ngvi.results.predictions.treatments import Treatments
+
+type Values = Mapping[str, AnyArray]
+
+
+class NewRows:
+    """New rows, and the variables that these depend on.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        Of the model, which has the data of the fit.
+    given : mapping
+
+    Attributes
+    ----------
+    new : NewData
+    observed : dict of str to ndarray
+        New values, by the name of an observed variable.
+    deterministics : list of str
+        That can be computed with the new rows.
+    data : list of str
+        Of the model, that all of these are computed from.
+    grown : list of str
+        Free variables that have elements which were not in the fit.
+    point : ndarray, shape (1, n_dim)
+        Where log p is finite.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `NGVIApproximation.update`.
+    """
+
+    def __init__(self, posterior: Posterior, given: Given) -> None:
+        model = posterior.density.given
+        observed, data = _split(model, given)
+        self.new = NewData.of(model, posterior.layout.coords, data)
+        lengths = {dim: n for dim, n in self.new.lengths.items() if dim in model.dim_lengths}
+        self._graph = PredictiveGraph(model, self.new.arrays, lengths)
+        names = list(observed)
+        self.new.check_complete(self._graph.data_needed(names))
+        self.data = self._graph.data_needed(names)
+        self.deterministics = [d.name for d in posterior.density.deterministics if self._is_complete(d.name)]
+        held = [name for name, values in observed.items() if values is None]
+        observed |= dict(zip(held, self._told(lambda: self._graph.observed(held)), strict=True))
+        self.observed = {name: _checked(model[name], values) for name, values in observed.items()}
+        needed = self._graph.needed([*names, *self.deterministics])
+        self._free = Constrainer.of(
+            posterior.density, deterministics=False, names=frozenset(v.name for v in posterior.layout.variables)
+        )
+        self.point = posterior.density.initial_point()[None]
+        one = self.free(self.point)
+        self.new.check_fixed({name: of.shape[1:] for name, of in one.items()})
+        # Each element by its number in the fit: treatments tell where it is now.
+        numbers = {name: np.arange(of.size).reshape(of.shape) for name, of in one.items()}
+        plan = Treatments(posterior, self._graph, self.new, "new", frozenset(), numbers, {})
+        self._treatments = plan.of(needed)
+        self.grown = [name for name in numbers if name in self._treatments and _has_grown(self._treatments[name])]
+
+    def _is_complete(self, name: str) -> bool:
+        """Tell whether all data that a variable is computed from are those of the new rows, or of all rows."""
+        try:
+            self.new.check_complete(self._graph.data_needed([name]))
+        except ValueError:
+            return False
+        return True
+
+    def free(self, theta: Array) -> dict[str, AnyArray]:
+        """Return the free variables on their constrained scale, as they are in the fit, (n, *shape)."""
+        return self._free(theta)
+
+    def labels(self, name: str, axis: int) -> object:
+        """Return what tells new elements along an axis from others: the same for the variables of a group."""
+        return self.new.dims(name)[axis] or (name, axis)
+
+    # --- elements that were not in the fit ---
+
+    def known(self, free: Values, drawn: Values) -> dict[str, AnyArray]:
+        """Return the variables that the rows depend on, with elements that were not in the fit from ``drawn``.
+
+        Parameters
+        ----------
+        free : mapping of str to ndarray
+            As in the fit, (n, *shape).
+        drawn : mapping of str to ndarray
+            Those that have grown, (n or 1, *shape).
+        """
+        found = {}
+        for name in self._names:
+            old = self._old(name, free)
+            if name in drawn:
+                of_name = np.broadcast_to(drawn[name], (_length(free), *drawn[name].shape[1:]))
+                old = of_name if old is None else np.where(self.is_new[name], of_name, old)
+            assert old is not None
+            found[name] = old
+        return found
+
+    def drawn(self, free: Values, random_seed: int) -> dict[str, AnyArray]:
+        """Return the variables that have grown, with draws of their new elements from their prior given all others."""
+        if not self.grown:
+            return {}
+        function, names = self._prior
+        function.reseed(random_seed)
+        packed = _packed([self._old(name, free) for name in names], _length(free))
+        return dict(zip(self.grown, self._told(lambda: function(packed)), strict=True))
+
+    @cached_property
+    def some(self) -> dict[str, AnyArray]:
+        """Return one draw of the variables that have grown, (1, *shape)."""
+        return self.drawn(self.free(self.point), 0)
+
+    @cached_property
+    def is_new(self) -> dict[str, NDArray[np.bool_]]:
+        """Tell which elements of the variables that have grown were not in the fit: those that draws differ in."""
+        free = self.free(self.point)
+        first, second = (self.drawn(free, seed) for seed in (0, 1))
+        return {name: (first[name] != second[name])[0] for name in self.grown}
+
+    def is_continued(self, name: str) -> bool:
+        """Tell whether the new elements of a variable go on from those of the fit."""
+        return self._treatments[name].n_known is not None
+
+    # --- what depends on them ---
+
+    def logp(self, known: Values) -> Array:
+        """Return the log densities of the new rows, (n, n_rows), given the variables that they depend on."""
+        packed = _packed([known[name] for name in self._names], _length(known))
+        values = self._told(lambda: self._log_densities(packed))
+        return np.concatenate([np.asarray(v, dtype=np.float64).reshape(len(packed), -1) for v in values], axis=1)
+
+    def values(self, names: Sequence[str], known: Values) -> dict[str, AnyArray]:
+        """Return Deterministics, (n, *shape), given the new rows and the variables that these depend on."""
+        function, order = self._told(lambda: self._compiled(lambda ts: self._graph.compiled(names, ts, 1), known))
+        packed = _packed([known[name] for name in order], _length(known))
+        return dict(zip(names, self._told(lambda: function(packed)), strict=True))
+
+    @property
+    def _names(self) -> list[str]:
+        return [name for name in self._treatments if name not in self.observed]
+
+    def _old(self, name: str, free: Values) -> AnyArray | None:
+        """Return a variable with the elements of the fit where these are now; None where it has none of them."""
+        numbers = self._treatments[name].known
+        return None if numbers is None else free[name].reshape(_length(free), -1)[:, numbers[0].astype(np.intp)]
+
+    @cached_property
+    def _prior(self) -> tuple[OnDraws, list[str]]:
+        free = self.free(self.point)
+        old = {name: values for name in self._names if (values := self._old(name, free)) is not None}
+        return self._told(lambda: self._compiled(lambda ts: self._graph.compiled(self.grown, ts, 1), old, whole=False))
+
+    @cached_property
+    def _log_densities(self) -> OnDraws:
+        known = self.known(self.free(self.point), self.some)
+        return self._told(lambda: self._compiled(lambda ts: self._graph.log_densities(self.observed, ts, 1), known))[0]
+
+    def _compiled(
+        self,
+        compiled: Callable[[dict[str, Treatment]], tuple[OnDraws, Array]],
+        values: Values,
+        *,
+        whole: bool = True,
+    ) -> tuple[OnDraws, list[str]]:
+        """Return a function of variables of these values' shapes, and their names in its order."""
+        treatments = {}
+        for name, t in self._treatments.items():
+            if name in self.observed:
+                treatments[name] = t
+            else:
+                of_name = values[name][:1] if name in values else None
+                treatments[name] = Treatment(known=of_name) if whole else replace(t, known=of_name)
+        return compiled(treatments)[0], [name for name in self._names if name in values]
+
+    def _told[T](self, do: Callable[[], T]) -> T:
+        """Do something with the model given the new rows; raise ValueError where it can't be done."""
+        return evaluated(do, self.new, self.data)
+
+
+def _has_grown(treatment: Treatment) -> bool:
+    return treatment.known is None or treatment.mask is not None or treatment.n_known is not None
+
+
+def _length(values: Values) -> int:
+    return len(next(iter(values.values())))
+
+
+def _packed(arrays: Sequence[AnyArray | None], n: int) -> Array:
+    """Return arrays, (n, ...) each, side by side, behind the number that `PredictiveGraph` puts before them."""
+    there = [np.asarray(a, dtype=np.float64).reshape(n, -1) for a in arrays if a is not None]
+    return np.concatenate([np.zeros((n, 1)), *there], axis=1)
+
+
+# --- what was given ---
+
+
+def _split(model: pm.Model, given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return new observations by the name of the variable, None where data of the model hold them, and these data."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"new_data should be a dict of arrays by name; got {shortened(given)}.")
+    observed, rest = {}, dict(given)
+    for rv in model.observed_RVs:
+        sources = data_behind(model, rv)
+        if rv.name in rest and (twice := [name for name in sources if name != rv.name and name in rest]):
+            raise ValueError(f"{rv.name!r} and {twice[0]!r} are the same data: give one of them.")
+        if rv.name in rest:
+            array = rest.pop(rv.name)
+            if len(sources) > 1:
+                raise ValueError(f"{rv.name!r} is made of {quoted(sources)}: give these.")
+            rest |= dict.fromkeys(sources, array)
+            observed[rv.name] = None if sources else array
+        elif any(name in rest for name in sources):
+            observed[rv.name] = None
+    if not observed:
+        names = [rv.name for rv in model.observed_RVs]
+        said = f"give those of {quoted(names)}" if names else "the model has no observed variable"
+        raise ValueError(f"new_data has no observations: {said}.")
+    return observed, rest
+
+
+def _checked(rv: Any, values: Any) -> AnyArray:
+    """Return new values of an observed variable."""
+    if rv.owner.op.ndim_supp:
+        raise ValueError(
+            f"The elements of {rv.name!r} have one distribution together: new ones can't be put beside those of the "
+            "fit. Fit again with all of them."
+        )
+    try:
+        array = np.ma.filled(np.ma.asarray(values, dtype=rv.type.dtype), np.nan)
+    except (ValueError, TypeError):
+        raise ValueError(f"{rv.name!r} should be numbers in an array; got {shortened(values)}.") from None
+    if array.ndim != rv.type.ndim:
+        raise ValueError(f"{rv.name!r} has shape {array.shape}; in the model it has {rv.type.ndim} axes.")
+    if array.dtype.kind == "f" and np.isnan(array).any():
+        raise ValueError(f"{rv.name!r} has missing values: leave these rows out.")
+    if not array.size:
+        raise ValueError(f"{rv.name!r} has no new rows.")
+    return array
