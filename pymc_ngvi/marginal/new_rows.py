@@ -93,10 +93,10 @@ def centres_of(state: PoolState) -> tuple[Callable[[Array], Centres], Forest]:
     return quadrature.predicted, forest
 
 
-def has_trees(state: object) -> bool:
-    """Tell whether a posterior has trees that were integrated out."""
-    rest = getattr(state, "rest", None)
-    return isinstance(rest, IntegratedTrees) and rest.quadrature is not None
+def with_trees(state: object) -> PoolState | None:
+    """Return a posterior whose trees were integrated out; None for any other."""
+    has_trees = isinstance(state, PoolState) and isinstance(state.rest, IntegratedTrees)
+    return state if has_trees and state.rest.quadrature is not None else None
 
 
 def _quadrature(state: PoolState) -> tuple[LogMarginal, Forest]:
@@ -196,7 +196,7 @@ class _Trees:
     def integrals(self, theta: Array, before: Centres, about: Centres, rule: PathRule) -> tuple[Array, Centres]:
         """Return log predictive densities, (n,), and the conditional moments with the new rows."""
         part = SomeBlocks(self.trees, slice(None), slice(None), _Terms(self, theta, before))
-        number = np.arange(len(theta))[:, None]
+        number = np.arange(len(theta), dtype=np.float64)[:, None]
         size = max(1, _AT_ONCE // (max(theta.shape[1], self.n_rows) * len(rule.nodes)))
         larger = references(self.trees.n_levels)[-1]
         found = confirmed(part, rule, number, about, lambda turn: larger if turn else rule, size)

@@ -27,7 +27,7 @@ def indexed_axes(model: pm.Model, name: str) -> tuple[set[str], set[tuple[str, i
             continue
         indices = indices_from_subtensor(var.owner.inputs[1:], var.owner.op.idx_list)
         for axis, index in enumerate(indices):
-            if isinstance(index, Variable) and data in ancestors([index]):
+            if isinstance(index, Variable) and _is_made_of(index, data):
                 for named in _named(model, var.owner.inputs[0]):
                     own = (model.named_vars_to_dims.get(named.name) or (None,) * named.type.ndim)[axis]
                     if own is None:
@@ -35,6 +35,16 @@ def indexed_axes(model: pm.Model, name: str) -> tuple[set[str], set[tuple[str, i
                     else:
                         dims.add(own)
     return dims, fixed
+
+
+def _is_made_of(index: Variable, data: Variable) -> bool:
+    """Tell whether data are an index, and not places in an array in which that is looked up."""
+
+    def expand(var: Variable) -> list[Variable] | None:
+        is_looked_up = var.owner is not None and isinstance(var.owner.op, AdvancedSubtensor)
+        return None if var.owner is None or is_looked_up else list(var.owner.inputs)
+
+    return any(var is data for var in walk([index], expand))
 
 
 def _named(model: pm.Model, indexed: Variable) -> list[Variable]:

@@ -122,7 +122,8 @@ class _Candidates:
     @property
     def log_mean(self) -> Array:
         """Logarithms of means over candidates, (n, n_parts)."""
-        return self._log_sum - np.log(self._n)
+        result: Array = self._log_sum - np.log(self._n)
+        return result
 
     @property
     def variance(self) -> float:

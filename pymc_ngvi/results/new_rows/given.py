@@ -78,7 +78,13 @@ class NewRows:
         numbers = {name: np.arange(of.size).reshape(of.shape) for name, of in one.items()}
         plan = Treatments(posterior, self._graph, self.new, "new", frozenset(), numbers, {})
         self._treatments = plan.of(needed)
+        self._treatments |= {name: Treatment(size=values.shape) for name, values in self.observed.items()}
         self.grown = [name for name in numbers if name in self._treatments and _has_grown(self._treatments[name])]
+
+    @property
+    def n_rows(self) -> int:
+        """Number of new observations."""
+        return sum(values.size for values in self.observed.values())
 
     def _is_complete(self, name: str) -> bool:
         """Tell whether all data that a variable is computed from are those of the new rows, or of all rows."""
@@ -147,8 +153,15 @@ class NewRows:
 
     def logp(self, known: Values) -> Array:
         """Return the log densities of the new rows, (n, n_rows), given the variables that they depend on."""
+        function = self._log_densities
         packed = _packed([known[name] for name in self._names], _length(known))
-        values = self._told(lambda: self._log_densities(packed))
+        values = self._told(lambda: function(packed))
+        for (name, rows), of_name in zip(self.observed.items(), values, strict=True):
+            if of_name.shape[1:] != rows.shape:
+                raise ValueError(
+                    f"{name!r} has new values of shape {rows.shape}, and with the other new data it has shape "
+                    f"{of_name.shape[1:]}: give the same rows of all."
+                )
         return np.concatenate([np.asarray(v, dtype=np.float64).reshape(len(packed), -1) for v in values], axis=1)
 
     def values(self, names: Sequence[str], known: Values) -> dict[str, AnyArray]:
@@ -174,7 +187,7 @@ class NewRows:
 
     @cached_property
     def _log_densities(self) -> OnDraws:
-        known = self.known(self.free(self.point), self.some)
+        known = self.known(self.free(self.point), self.some)  # may say what is wrong
         return self._told(lambda: self._compiled(lambda ts: self._graph.log_densities(self.observed, ts, 1), known))[0]
 
     def _compiled(

@@ -1,14 +1,17 @@
 """The posterior given new rows as well, from draws of the one that was fitted, by importance weights."""
 
+import contextlib
 import functools
 import warnings
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
+
+from numpy.typing import NDArray
 
 from pymc_ngvi.core.messages import OURS, suggestion
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, weigh
@@ -17,7 +20,14 @@ from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.marginal.joint import JointDraws
-from pymc_ngvi.marginal.new_rows import CoupledRows, centres_of, draws_without_rows, has_trees, with_new_rows
+from pymc_ngvi.marginal.new_rows import (
+    CoupledRows,
+    WithNewRows,
+    centres_of,
+    draws_without_rows,
+    with_new_rows,
+    with_trees,
+)
 from pymc_ngvi.marginal.sampling import picked
 from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood
 from pymc_ngvi.results.new_rows.elements import rows_on_new, with_new_elements
@@ -89,7 +99,7 @@ class Updated:
     @property
     def n_rows(self) -> int:
         """Number of new observations."""
-        return sum(values.size for values in self.rows.observed.values())
+        return self.rows.n_rows
 
     @property
     def sentence(self) -> str:
@@ -168,8 +178,8 @@ class Updated:
                 shown |= self.rows.values(made, free)
         attrs: dict[str, Any] = {"khat": self.khat, "effective_sample_size": self.effective_sample_size}
         tree = tree_of(self.rows.new, shown, self.rows.data, attrs)
-        groups = {name.replace("predictions", "posterior").replace("posterior_", ""): tree[name] for name in tree}
-        return xr.DataTree.from_dict({str(name): node.to_dataset() for name, node in groups.items()})
+        groups = {"posterior": "predictions", "constant_data": "predictions_constant_data"}
+        return xr.DataTree.from_dict({to: tree[name].to_dataset() for to, name in groups.items() if name in tree})
 
     def _wanted(self, var_names: Names, valid: list[str]) -> list[str]:
         if var_names is None:
@@ -213,56 +223,64 @@ def updated(posterior: Posterior, new_data: Given, draws: int, rng: np.random.Ge
     with posterior.with_data_of_fit():
         rows = NewRows(posterior, new_data)
         made, doubts = _draws(posterior, draws, rng)
-        state = getattr(posterior.distribution, "q", None)
-        is_known = np.ones(sum(values.size for values in rows.observed.values()), dtype=bool)
-        if rows.grown:
-            depends, numbers = rows_on_new(rows)
-            is_known = np.diff(depends.indptr) == 0
-
-        def logp(theta: Array) -> Array:
-            free = rows.free(theta)
-            return rows.logp(rows.known(free, rows.some))[:, is_known]
-
-        log_ratio, theta = np.zeros(len(made.theta)), made.theta
-        if is_known.any() and has_trees(state):
-            try:
-                found = with_new_rows(made.theta, *centres_of(state), logp)
-            except CoupledRows:
-                log_ratio = logp(theta).sum(axis=1)
-            else:
-                log_ratio, theta = found.log_ratio, found.theta
-                if found.moved > _FARTHEST:
-                    said = f"the conditional mean of a group moves by {found.moved:.1f} of its standard deviations"
-                    doubts = (*doubts, said)
-        elif is_known.any():
-            log_ratio = logp(theta).sum(axis=1)
-        free = rows.free(theta)
-        values = dict(free)
-        drawn: dict[str, AnyArray] = {}
-        if rows.grown:
-            elements = with_new_elements(rows, free, depends, numbers, rng)
-            log_ratio = log_ratio + elements.log_ratio
-            drawn = elements.drawn
-            if elements.variance > _NOISE:
-                doubts = (*doubts, "the densities of rows of new levels are known from few candidates")
-        values |= rows.known(free, drawn)
-    log_ratio[np.isnan(log_ratio)] = -np.inf
-    if not np.isfinite(made.log_weights + log_ratio).any():
+        given = _with_rows(posterior, rows, made.theta, rng)
+    if not np.isfinite(made.log_weights + given.log_ratio).any():
         raise ValueError(f"The new rows are impossible at all draws of the posterior. {_FIT}")
-    made = made._replace(theta=theta)
-    result = Updated(
-        posterior, rows, made, values, log_ratio, Judged.of(made, log_ratio, doubts, draws, _FIT),
-        int(rng.integers(2**62)),
-    )  # fmt: skip
+    judged = Judged.of(made, given.log_ratio, (*given.doubts, *doubts), draws, _FIT)
+    made = made._replace(theta=given.theta)
+    result = Updated(posterior, rows, made, given.values, given.log_ratio, judged, int(rng.integers(2**62)))
     if result.doubts:
         warnings.warn(result.sentence, UserWarning, skip_file_prefixes=OURS)
     return result
 
 
+class _Given(NamedTuple):
+    """Draws given new rows: what these say of each, where it is then, and what is not known well."""
+
+    log_ratio: Array
+    theta: Array
+    values: dict[str, AnyArray]
+    doubts: tuple[str, ...]
+
+
+def _with_rows(posterior: Posterior, rows: NewRows, theta: Array, rng: np.random.Generator) -> _Given:
+    """Return draws of the posterior, and of elements that were not in the fit, given the new rows."""
+    depends, numbers = rows_on_new(rows) if rows.grown else (None, {})
+    of_known = np.arange(rows.n_rows) if depends is None else np.flatnonzero(np.diff(depends.indptr) == 0)
+    known = _with_known_rows(posterior, rows, of_known, theta)
+    log_ratio, free, doubts = known.log_ratio, rows.free(known.theta), list[str]()
+    if known.moved > _FARTHEST:
+        doubts.append(f"the conditional mean of a group moves by {known.moved:.1f} of its standard deviations")
+    drawn: dict[str, AnyArray] = {}
+    if depends is not None:
+        elements = with_new_elements(rows, free, depends, numbers, rng)
+        log_ratio, drawn = log_ratio + elements.log_ratio, elements.drawn
+        if elements.variance > _NOISE:
+            doubts.append("the densities of rows of new levels are known from few candidates")
+    log_ratio = np.where(np.isnan(log_ratio), -np.inf, log_ratio)
+    return _Given(log_ratio, known.theta, free | rows.known(free, drawn), tuple(doubts))
+
+
+def _with_known_rows(posterior: Posterior, rows: NewRows, which: NDArray[np.intp], theta: Array) -> WithNewRows:
+    """Return draws given the rows that depend on nothing new."""
+
+    def logp(theta: Array) -> Array:
+        free = rows.free(theta)
+        return rows.logp(rows.known(free, rows.some))[:, which]
+
+    if not len(which):
+        return WithNewRows(np.zeros(len(theta)), theta)
+    state = with_trees(getattr(posterior.distribution, "q", None))
+    if state is not None:
+        with contextlib.suppress(CoupledRows):  # weights may do
+            return with_new_rows(theta, *centres_of(state), logp)
+    return WithNewRows(logp(theta).sum(axis=1), theta)
+
+
 def _draws(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[JointDraws, tuple[str, ...]]:
     """Return draws of the posterior, and what stands against relying on them."""
-    state = getattr(posterior.distribution, "q", None)
-    if has_trees(state):
+    state = with_trees(getattr(posterior.distribution, "q", None))
+    if state is not None:
         return draws_without_rows(state, draws, rng), () if posterior.record is None else posterior.record.doubts
     if posterior.changed_data() and posterior.distribution.kept_log_weights() is None:
         said = f"the draws are those of {posterior.kind}, which is not compared with log p: its data are not there"

@@ -1,0 +1,393 @@
+"""`approx.update`: the posterior given new rows as well, beside sums over a grid, and beside fits of all rows."""
+
+import warnings
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from scipy import stats
+
+import pymc_ngvi
+
+from pymc_ngvi.core.linalg import logsumexp
+from pymc_ngvi.marginal.forest import Forest
+from pymc_ngvi.marginal.new_rows import CoupledRows, owners_of_rows, with_new_rows
+from pymc_ngvi.results.new_rows.elements import _Candidates
+from pymc_ngvi.results.new_rows.given import NewRows
+
+N_GROUPS, N_OF_GROUP, N_NEW = 12, 5, 3
+GRID = np.linspace(1e-3, 6.0, 6_000)
+LABELS = [f"s{i}" for i in range(N_GROUPS)]
+
+
+def group_data(seed=0):
+    rng = np.random.default_rng(seed)
+    a = rng.normal(0.0, 0.8, N_GROUPS + 2)
+    group = np.repeat(np.arange(N_GROUPS), N_OF_GROUP)
+    new = np.array([0, 0, 3, N_GROUPS, N_GROUPS, N_GROUPS, N_GROUPS + 1])
+    return group, a[group] + rng.normal(size=len(group)), new, a[new] + rng.normal(size=len(new))
+
+
+def groups_model(labels, group, y, *, with_mean=False):
+    with pm.Model(coords={"group": labels}) as model:
+        index = pm.Data("index", group)
+        tau = pm.HalfNormal("tau", 1.0)
+        a = pm.Normal("a", 0.0, tau, dims="group")
+        pm.Deterministic("double", 2.0 * a, dims="group")
+        pm.Normal("y", a[index], 1.0, observed=y)
+    return model
+
+
+class Grid:
+    """The exact posterior of `groups_model`, by sums over tau."""
+
+    def __init__(self, group, y, n_groups):
+        n, total = np.bincount(group, minlength=n_groups), np.bincount(group, y, minlength=n_groups)
+        square = np.bincount(group, y**2, minlength=n_groups)
+        precision = n + 1.0 / GRID[:, None] ** 2
+        self.mean, self.variance = total / precision, 1.0 / precision
+        log_p = -0.5 * (n * np.log(2 * np.pi) + np.log(precision * GRID[:, None] ** 2) + square - total**2 / precision)
+        log_p = log_p.sum(axis=1) + stats.halfnorm.logpdf(GRID)
+        self.log_marginal = float(logsumexp(log_p) + np.log(GRID[1] - GRID[0]))
+        self.weights = np.exp(log_p - logsumexp(log_p))
+
+    def moments(self):
+        """Means and standard deviations of tau, and of the groups."""
+        tau = self.weights @ GRID
+        mean = self.weights @ self.mean
+        variance = self.weights @ (self.variance + self.mean**2) - mean**2
+        return np.append(tau, mean), np.sqrt(np.append(self.weights @ (GRID - tau) ** 2, variance))
+
+
+@pytest.fixture(scope="module")
+def fit():
+    group, y, _, _ = group_data()
+    approx = pymc_ngvi.fit_ngvi(
+        model=groups_model(LABELS, group, y), posterior="exact", random_seed=1, progressbar=False
+    )
+    assert approx.is_exact
+    return approx
+
+
+def moments_of(updated, n=20_000):
+    posterior = updated.sample(n, random_seed=2).posterior
+    draws = np.column_stack([posterior["tau"].values[0], posterior["a"].values[0]])
+    return draws.mean(axis=0), draws.std(axis=0)
+
+
+# --- against sums ---
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_groups_with_new_rows_are_those_of_the_exact_posterior(fit, seed):
+    group, y, new, y_new = group_data()
+    known = new < N_GROUPS
+    updated = fit.update({"index": new[known], "y": y_new[known]}, random_seed=seed)
+    before, all_rows = (
+        Grid(*rows, N_GROUPS) for rows in ((group, y), (np.append(group, new[known]), np.append(y, y_new[known])))
+    )
+    assert updated.is_reliable
+    assert updated.effective_sample_size > 1_500
+    mean, sd = moments_of(updated)
+    right, scale = all_rows.moments()
+    assert np.abs(before.moments()[0] - right)[[1, 4]].max() > 0.2 * scale[1]  # there is something to see
+    np.testing.assert_allclose(mean, right, atol=0.05 * scale.max())
+    np.testing.assert_allclose(sd, scale, rtol=0.06)
+    density = updated.log_predictive_density
+    assert abs(density.value - (all_rows.log_marginal - before.log_marginal)) < 4 * density.se + 0.005
+    assert density.se < 0.02
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("by_label", [True, False])
+def test_new_groups_are_those_of_the_exact_posterior(fit, seed, by_label):
+    group, y, new, y_new = group_data()
+    labels = [*LABELS, "new", "newer"]
+    rows = {"index": [labels[i] for i in new]} if by_label else {"index": new, "group": labels}
+    updated = fit.update({**rows, "y": y_new}, random_seed=seed)
+    before = Grid(group, y, N_GROUPS)
+    all_rows = Grid(np.append(group, new), np.append(y, y_new), N_GROUPS + 2)
+    assert updated.is_reliable
+    mean, sd = moments_of(updated)
+    right, scale = all_rows.moments()
+    np.testing.assert_allclose(mean, right, atol=0.06 * scale.max())
+    np.testing.assert_allclose(sd, scale, rtol=0.08)
+    density = updated.log_predictive_density
+    assert abs(density.value - (all_rows.log_marginal - before.log_marginal)) < 4 * density.se + 0.02
+    assert updated.sample(10).posterior["a"]["group"].values.tolist() == labels
+
+
+def test_labels_in_another_order_go_with_their_own_effects(fit):
+    _, _, new, y_new = group_data()
+    known = new < N_GROUPS
+    updated = fit.update({"index": new[known], "y": y_new[known]}, random_seed=1)
+    turned = {"group": LABELS[::-1], "index": N_GROUPS - 1 - new[known], "y": y_new[known]}
+    other = fit.update(turned, random_seed=1)
+    a, b = (of.sample(500, random_seed=3).posterior["a"] for of in (updated, other))
+    np.testing.assert_allclose(b.sel(group=LABELS).values, a.values)
+
+
+def test_deterministics_follow(fit):
+    y_new = group_data()[3]
+    posterior = fit.update({"index": [LABELS[0], "new"], "y": y_new[:2]}).sample(50).posterior
+    np.testing.assert_allclose(posterior["double"].values, 2.0 * posterior["a"].values)
+    assert posterior["double"].sizes["group"] == N_GROUPS + 1
+
+
+def test_a_gaussian_is_updated_by_its_importance_weights():
+    rng = np.random.default_rng(3)
+    y, new = rng.normal(1.0, 1.0, size=50), rng.normal(1.5, 1.0, size=5)
+    with pm.Model():
+        mu = pm.Normal("mu", 0.0, 10.0)
+        pm.Normal("y", mu, 1.0, observed=y)
+        approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+    draws = approx.update({"y": new}, draws=4_000).sample(20_000).posterior["mu"].values
+    precision = 55 + 0.01
+    assert abs(draws.mean() - np.append(y, new).sum() / precision) < 5 / np.sqrt(4_000 * precision)
+    np.testing.assert_allclose(draws.std(), precision**-0.5, rtol=5 / np.sqrt(2 * 4_000))
+
+
+def test_observations_held_by_data_of_the_model_and_standardised_predictors():
+    rng = np.random.default_rng(4)
+    x, y = rng.normal(5.0, 2.0, size=80), rng.poisson(3.0, size=80)
+    with pm.Model():
+        predictor, counts = pm.Data("x", x), pm.Data("counts", y)
+        a, b = pm.Normal("a", 0, 2), pm.Normal("b", 0, 2)
+        pm.Poisson("y", pm.math.exp(a + b * (predictor - predictor.mean())), observed=counts)
+        approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+    new = {"x": np.array([9.0, 9.5]), "counts": np.array([3, 4])}
+    updated = approx.update(new, random_seed=1)
+    draws = updated.draws.theta
+    eta = draws[:, [0]] + draws[:, [1]] * (new["x"] - x.mean())  # of the fit, not of the new rows
+    np.testing.assert_allclose(updated.log_ratio, stats.poisson.logpmf(new["counts"], np.exp(eta)).sum(axis=1))
+    other = approx.update({"x": new["x"], "y": new["counts"]}, random_seed=1)
+    np.testing.assert_array_equal(other.log_ratio, updated.log_ratio)
+
+
+def test_a_walk_goes_on():
+    rng = np.random.default_rng(5)
+    level = np.cumsum(rng.normal(0.0, 0.3, size=43))
+    y = level + rng.normal(0.0, 0.5, size=43)
+
+    def walk(n):
+        with pm.Model(coords={"day": range(n)}) as model:
+            day = pm.Data("at", np.arange(n))
+            w = pm.GaussianRandomWalk("w", sigma=0.3, init_dist=pm.Normal.dist(0, 1), dims="day")
+            pm.Normal("y", w[day], 0.5, observed=y[:n])
+        return model
+
+    approx = pymc_ngvi.fit_ngvi(model=walk(40), random_seed=1, progressbar=False)
+    updated = approx.update({"day": list(range(43)), "at": [40, 41, 42], "y": y[40:]}, draws=4_000, random_seed=1)
+    draws = updated.sample(8_000).posterior["w"].values[0]
+    # All is normal: precision of the walk and of the rows.
+    steps = np.eye(43) - np.eye(43, k=-1)
+    precision = steps.T @ np.diag([1.0, *[1 / 0.09] * 42]) @ steps + np.eye(43) / 0.25
+    cov = np.linalg.inv(precision)
+    sd = np.sqrt(np.diag(cov))
+    assert updated.is_reliable
+    np.testing.assert_allclose(draws.mean(axis=0) / sd, cov @ (y / 0.25) / sd, atol=0.12)
+    np.testing.assert_allclose(draws.std(axis=0), sd, rtol=0.1)
+
+
+# --- without the rows of the fit ---
+
+
+def test_a_file_is_updated_without_the_rows_of_the_fit(fit, tmp_path):
+    _, _, new, y_new = group_data()
+    known = new < N_GROUPS
+    rows = {"index": new[known], "y": y_new[known]}
+    fit.save(tmp_path / "fit.nc")
+    with pytest.warns(UserWarning, match="fitted to other data"):
+        loaded = pymc_ngvi.load(tmp_path / "fit.nc", groups_model(LABELS, new[known], y_new[known]))
+    mine, other = (approx.update(rows, random_seed=1) for approx in (fit, loaded))
+    np.testing.assert_array_equal(other.log_ratio, mine.log_ratio)
+    np.testing.assert_array_equal(other.sample(100).posterior["a"], mine.sample(100).posterior["a"])
+
+
+def test_a_gaussian_without_its_rows_is_told_of(tmp_path):
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("mu", 0.0, 1.0), 1.0, observed=np.zeros(4))
+        approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+    approx.save(tmp_path / "fit.nc")
+    with pm.Model() as other:
+        pm.Normal("y", pm.Normal("mu", 0.0, 1.0), 1.0, observed=np.ones(2))
+    with pytest.warns(UserWarning, match="fitted to other data"):
+        loaded = pymc_ngvi.load(tmp_path / "fit.nc", other)
+    assert approx.update({"y": [1.0]}).is_reliable
+    with pytest.warns(UserWarning, match="not compared with log p: its data are not there"):
+        assert not loaded.update({"y": [1.0]}).is_reliable
+    assert model.observed_RVs  # the model of the fit is as it was
+
+
+def test_the_model_and_the_fit_stay_as_they_are(fit):
+    before = fit.sample(100, random_seed=1).posterior["a"].values
+    data, coords = fit.model["index"].get_value(), dict(fit.model.coords)
+    fit.update({"index": ["new"], "y": [1.0]})
+    np.testing.assert_array_equal(fit.model["index"].get_value(), data)
+    assert dict(fit.model.coords) == coords
+    np.testing.assert_array_equal(fit.sample(100, random_seed=1).posterior["a"].values, before)
+
+
+# --- when a fit is due ---
+
+
+def test_rows_that_do_not_go_with_the_fit_are_told_of(fit):
+    with pytest.warns(UserWarning, match="Fit again with all of the rows"):
+        updated = fit.update({"index": [0, 0, 0], "y": [9.0, 9.0, 9.0]})
+    assert any("conditional mean of a group moves by" in doubt for doubt in updated.doubts)
+    with pytest.warns(UserWarning, match="few draws decide|independent ones"):
+        updated = fit.update({"index": ["a", "b", "c"] * 4, "y": [30.0, -30.0, 25.0] * 4})
+    assert not updated.is_reliable
+    assert "not reliable" in repr(updated)
+
+
+def test_new_levels_with_many_rows_are_told_of_or_right(fit):
+    rng = np.random.default_rng(6)
+    rows = {"index": ["new"] * 400, "y": rng.normal(0.5, 1.0, size=400)}
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        updated = fit.update(rows, random_seed=1)
+    a = updated.sample(4_000).posterior["a"].sel(group="new").values
+    assert not updated.is_reliable or (abs(a.mean() - rows["y"].mean()) < 0.02 and 0.04 < a.std() < 0.06)
+
+
+def test_what_it_prints(fit):
+    updated = fit.update({"index": [0, 1], "y": [0.1, 0.2]})
+    assert repr(updated).startswith("Updated(2 new rows: k-hat")
+    text = str(updated.summary(1_000))
+    assert text.startswith("Posterior with 2 new rows: reliable.")
+    assert "tau" in text
+    assert "a[s0]" not in text
+    assert "a[s0]" in str(updated.summary(1_000, group_effects=True))
+    assert "<table" in updated._repr_html_()
+    assert updated.sample(100)["posterior"].attrs["khat"] == updated.khat
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ([1, 2], TypeError, "should be a dict"),
+        ({"index": [0]}, ValueError, "has no observations: give those of 'y'"),
+        ({"index": [0], "y": []}, ValueError, "'y' has no new rows|can't be evaluated"),
+        ({"index": [0, 1], "y": [1.0]}, ValueError, "can't be evaluated|do not agree|broadcast"),
+        ({"index": [0], "y": [np.nan]}, ValueError, "missing values"),
+        ({"index": [0], "y": ["x"]}, ValueError, "should be numbers"),
+        ({"index": [0], "y": [[1.0]]}, ValueError, "has shape"),
+        ({"index": [0], "y": [1.0], "z": [1.0]}, ValueError, "new_data has 'z'"),
+        ({"index": [N_GROUPS], "y": [1.0]}, ValueError, "give the labels of all levels"),
+        ({"index": [[0], [1, 2]], "y": [1.0]}, ValueError, "ragged"),
+    ],
+)
+def test_bad_rows_are_told_of(fit, given, error, said):
+    with pytest.raises(error, match=said):
+        fit.update(given)
+
+
+def test_few_draws_are_told_of(fit):
+    with pytest.raises(ValueError, match="at least 100 draws"):
+        fit.update({"index": [0], "y": [1.0]}, draws=50)
+
+
+def test_series_that_is_observed_is_told_of():
+    with pm.Model():
+        pm.AR("y", rho=[pm.Normal("r", 0, 0.3)], sigma=1.0, init_dist=pm.Normal.dist(), observed=np.zeros(20))
+        approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+    with pytest.raises(ValueError, match="one distribution together"):
+        approx.update({"y": np.zeros(3)})
+
+
+def test_impossible_rows_are_told_of():
+    with pm.Model():
+        pm.Exponential("y", pm.HalfNormal("rate", 1.0), observed=np.ones(10))
+        approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+    with pytest.raises(ValueError, match="impossible at all draws"):
+        approx.update({"y": [-1.0]})
+
+
+# --- parts ---
+
+
+def two_levels():
+    """Two schools of two classes: places 0 to 5 are school, class, class, school, class, class."""
+    parent, level = np.array([-1, 0, 0, -1, 3, 3]), np.array([0, 1, 1, 0, 1, 1])
+    return Forest(np.array([0]), np.arange(1, 7), parent, level)
+
+
+@pytest.mark.parametrize("rows", [[[0, 1]], [[0, 1], [3, 5], [3, 4]], [[], [0], [2], [0, 2]]])
+def test_rows_are_found_to_belong_to_their_deepest_coordinate(rows):
+    def logp(theta):
+        return np.stack([theta[:, 0] + np.sum(theta[:, [1 + i for i in row]] ** 2, axis=1) for row in rows], axis=1)
+
+    owners = owners_of_rows(np.full(7, 0.3), np.ones(6), two_levels(), logp)
+    assert owners.tolist() == [max(row, default=-1) for row in rows]
+
+
+@pytest.mark.parametrize("row", [[0, 3], [1, 4], [1, 2], [0, 4]])
+def test_rows_of_several_trees_are_refused(row):
+    def logp(theta):
+        return np.sum(theta[:, [1 + i for i in row]], axis=1)[:, None]
+
+    with pytest.raises(CoupledRows):
+        owners_of_rows(np.full(7, 0.3), np.ones(6), two_levels(), logp)
+
+
+def test_trees_of_two_levels_are_integrated_as_normals_are():
+    from pymc_ngvi.marginal.centres import Centres
+
+    rng = np.random.default_rng(7)
+    n, forest = 40, two_levels()
+    factor = np.zeros((n, 6, 2))
+    factor[:, :, 0] = rng.uniform(0.5, 1.0, size=(n, 6))
+    factor[:, forest.level == 1, 1] = rng.uniform(0.3, 0.6, size=(n, 4))
+    mean = rng.normal(size=(n, 6))
+    whole = np.zeros((n, 6, 6))
+    for c in range(6):
+        for at in range(forest.level[c] + 1):
+            whole[:, c, forest.path[c, at]] = factor[:, c, at]
+    theta = np.column_stack([np.arange(n, dtype=float), mean + np.einsum("nij,nj->ni", whole, rng.normal(size=(n, 6)))])
+    y, design = np.array([0.5, -1.0]), np.array([[1.0, 1.0, 0, 0, 0, 0], [1.0, 0, 1.0, 0, 0, 0]])
+
+    def logp(points):
+        return stats.norm.logpdf(y, points[:, 1:] @ design.T, 0.7)
+
+    found = with_new_rows(theta, lambda g: Centres(mean, factor)[g[:, 0].astype(int)], forest, logp)
+    cov = whole @ whole.transpose(0, 2, 1)
+    of_rows = design @ cov @ design.T + 0.49 * np.eye(2)
+    right = [stats.multivariate_normal.logpdf(y, design @ m, c) for m, c in zip(mean, of_rows, strict=True)]
+    np.testing.assert_allclose(found.log_ratio, right, atol=1e-3)
+    # Draws keep their standardised coordinates: the mean of many at one point is the new conditional mean.
+    np.testing.assert_array_equal(found.theta[:, 4:], theta[:, 4:])
+    gain = np.linalg.solve(of_rows, design @ cov)
+    after = mean + np.einsum("nij,ni->nj", gain, y - mean @ design.T)
+    at_mean = theta.copy()
+    at_mean[:, 1:] = mean
+    found = with_new_rows(at_mean, lambda g: Centres(mean, factor)[g[:, 0].astype(int)], forest, logp)
+    np.testing.assert_allclose(found.theta[:, 1:], after, atol=2e-3)
+
+
+def test_one_candidate_is_kept_with_a_chance_in_proportion_to_its_weight():
+    rng = np.random.default_rng(8)
+    n, log_density = 40_000, np.log([1.0, 3.0, 6.0])
+    kept = _Candidates(1, {"a": np.array([0, -1])}, rng)
+    for i, one in enumerate(log_density):
+        kept.add({"a": np.full((n, 2), float(i))}, np.full((n, 1), one))
+    counts = np.bincount(kept.drawn["a"][:, 0].astype(int)) / n
+    np.testing.assert_allclose(counts, [0.1, 0.3, 0.6], atol=5 * 0.5 / np.sqrt(n))
+    assert (kept.drawn["a"][:, 1] == 0.0).all()
+    np.testing.assert_allclose(kept.log_mean, np.log(10.0 / 3.0))
+    np.testing.assert_allclose(kept.variance, 46.0 / 100.0 - 1.0 / 3.0)
+
+
+def test_new_elements_are_told_apart(fit):
+    rows = NewRows(fit._posterior, {"index": ["s1", "new"], "y": [0.0, 1.0]})
+    assert rows.grown == ["a"]
+    assert rows.is_new["a"].tolist() == [False] * N_GROUPS + [True]
+    free = rows.free(np.zeros((3, fit.layout.n_dim)))
+    drawn = rows.drawn(free, 1)["a"]
+    assert drawn.shape == (3, N_GROUPS + 1)
+    assert len(np.unique(drawn[:, -1])) == 3
+    assert (drawn[:, :-1] == 0.0).all()
