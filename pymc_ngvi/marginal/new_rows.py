@@ -95,8 +95,9 @@ def centres_of(state: PoolState) -> tuple[Callable[[Array], Centres], Forest]:
 
 def with_trees(state: object) -> PoolState | None:
     """Return a posterior whose trees were integrated out; None for any other."""
-    has_trees = isinstance(state, PoolState) and isinstance(state.rest, IntegratedTrees)
-    return state if has_trees and state.rest.quadrature is not None else None
+    if not isinstance(state, PoolState) or not isinstance(state.rest, IntegratedTrees):
+        return None
+    return None if state.rest.quadrature is None else state
 
 
 def _quadrature(state: PoolState) -> tuple[LogMarginal, Forest]:
@@ -195,7 +196,7 @@ class _Trees:
 
     def integrals(self, theta: Array, before: Centres, about: Centres, rule: PathRule) -> tuple[Array, Centres]:
         """Return log predictive densities, (n,), and the conditional moments with the new rows."""
-        part = SomeBlocks(self.trees, slice(None), slice(None), _Terms(self, theta, before))
+        part = SomeBlocks(self.trees, slice(None), slice(None), _TermsOfRows(self, theta, before))
         number = np.arange(len(theta), dtype=np.float64)[:, None]
         size = max(1, _AT_ONCE // (max(theta.shape[1], self.n_rows) * len(rule.nodes)))
         larger = references(self.trees.n_levels)[-1]
@@ -225,7 +226,7 @@ class _Moved:
 
 
 @dataclass(frozen=True, eq=False)
-class _Terms:
+class _TermsOfRows:
     """Gaussians of trees, and new rows, as terms of coordinates; globals are given by the number of their draw."""
 
     of: _Trees

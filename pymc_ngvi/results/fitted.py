@@ -142,7 +142,7 @@ class Fitted:
         """Return the random generator for a seed; the approximation's own, which goes on, for None."""
         return self._rng if random_seed is None else generator_of(random_seed)
 
-    def generator_of_fit(self, random_seed: Seed, stream: int) -> np.random.Generator:
+    def _generator_of_fit(self, random_seed: Seed, stream: int) -> np.random.Generator:
         """Return the random generator for a seed; for None, one that belongs to the fit, by the number of a stream."""
         if random_seed is not None:
             return generator_of(random_seed)

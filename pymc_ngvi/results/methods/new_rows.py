@@ -82,4 +82,4 @@ class NewRowsMethods(Fitted):
         >>> abs(mean - 4 / 44) < 0.02
         True
         """
-        return updated(self._posterior, new_data, draws, self.generator_of_fit(random_seed, _STREAM))
+        return updated(self._posterior, new_data, draws, self._generator_of_fit(random_seed, _STREAM))

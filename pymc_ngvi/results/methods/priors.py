@@ -88,7 +88,7 @@ class PriorMethods(Fitted):
         True
         """
         given = {**(priors or {}), **by_name}
-        return reweighted(self._posterior, given, draws, self.generator_of_fit(random_seed, _STREAM))
+        return reweighted(self._posterior, given, draws, self._generator_of_fit(random_seed, _STREAM))
 
     def prior_sensitivity(
         self,
@@ -161,7 +161,7 @@ class PriorMethods(Fitted):
         return prior_sensitivity(
             self._posterior,
             draws,
-            self.generator_of_fit(random_seed, _STREAM),
+            self._generator_of_fit(random_seed, _STREAM),
             var_names=var_names,
             prior_var_names=prior_var_names,
             likelihood_var_names=likelihood_var_names,

@@ -26,7 +26,7 @@ _HELD = 2**26
 
 
 @dataclass(frozen=True, eq=False)
-class Elements:
+class NewElements:
     """New elements at draws of the posterior.
 
     Parameters
@@ -66,7 +66,7 @@ def rows_on_new(rows: NewRows) -> tuple[sparse.csr_array, dict[str, Ints]]:
 
 def with_new_elements(
     rows: NewRows, free: Values, depends: sparse.csr_array, numbers: dict[str, Ints], rng: np.random.Generator
-) -> Elements:
+) -> NewElements:
     """Return new elements at draws of the free variables.
 
     Parameters
@@ -91,7 +91,7 @@ def with_new_elements(
         chosen.add(drawn, (sums @ rows.logp(rows.known(free, drawn)).T).T)
         if i + 1 >= _FIRST and chosen.variance < _MOST_VARIANCE:
             break
-    return Elements(chosen.log_mean.sum(axis=1), chosen.drawn, chosen.variance)
+    return NewElements(chosen.log_mean.sum(axis=1), chosen.drawn, chosen.variance)
 
 
 class _Candidates:

@@ -19,7 +19,7 @@ from pymc_ngvi.density.on_draws import OnDraws
 from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, data_behind
 from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.results.predictions.new_data import Given, NewData
-from pymc_ngvi.results.predictions.predict import evaluated
+from pymc_ngvi.results.predictions.predict import given_new_data
 from pymc_ngvi.results.predictions.treatments import Treatments
 
 type Values = Mapping[str, AnyArray]
@@ -209,7 +209,7 @@ class NewRows:
 
     def _told[T](self, do: Callable[[], T]) -> T:
         """Do something with the model given the new rows; raise ValueError where it can't be done."""
-        return evaluated(do, self.new, self.data)
+        return given_new_data(do, self.new, self.data)
 
 
 def _has_grown(treatment: Treatment) -> bool:

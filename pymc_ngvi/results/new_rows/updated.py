@@ -234,7 +234,7 @@ def updated(posterior: Posterior, new_data: Given, draws: int, rng: np.random.Ge
     return result
 
 
-class _Given(NamedTuple):
+class _DrawsGiven(NamedTuple):
     """Draws given new rows: what these say of each, where it is then, and what is not known well."""
 
     log_ratio: Array
@@ -243,7 +243,7 @@ class _Given(NamedTuple):
     doubts: tuple[str, ...]
 
 
-def _with_rows(posterior: Posterior, rows: NewRows, theta: Array, rng: np.random.Generator) -> _Given:
+def _with_rows(posterior: Posterior, rows: NewRows, theta: Array, rng: np.random.Generator) -> _DrawsGiven:
     """Return draws of the posterior, and of elements that were not in the fit, given the new rows."""
     depends, numbers = rows_on_new(rows) if rows.grown else (None, {})
     of_known = np.arange(rows.n_rows) if depends is None else np.flatnonzero(np.diff(depends.indptr) == 0)
@@ -258,7 +258,7 @@ def _with_rows(posterior: Posterior, rows: NewRows, theta: Array, rng: np.random
         if elements.variance > _NOISE:
             doubts.append("the densities of rows of new levels are known from few candidates")
     log_ratio = np.where(np.isnan(log_ratio), -np.inf, log_ratio)
-    return _Given(log_ratio, known.theta, free | rows.known(free, drawn), tuple(doubts))
+    return _DrawsGiven(log_ratio, known.theta, free | rows.known(free, drawn), tuple(doubts))
 
 
 def _with_known_rows(posterior: Posterior, rows: NewRows, which: NDArray[np.intp], theta: Array) -> WithNewRows:

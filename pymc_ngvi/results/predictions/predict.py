@@ -63,11 +63,13 @@ def predictions_at(
                 "No effects of groups were found in the model, so that groups='average' has none to take the mean of: "
                 "leave it out."
             )
-        function, known = evaluated(
+        function, known = given_new_data(
             lambda: graph.compiled(names, treatments, len(theta)), new, needed_data, "What {} can't be told."
         )
         function.reseed(random_seed)
-        values = evaluated(lambda: function(known), new, needed_data, "The model can't draw what it is to predict: {}")
+        values = given_new_data(
+            lambda: function(known), new, needed_data, "The model can't draw what it is to predict: {}"
+        )
         return tree_of(new, dict(zip(names, values, strict=True)), needed_data, plan.attrs)
 
 
@@ -110,7 +112,7 @@ def _wanted(posterior: Posterior, var_names: str | Sequence[str] | None) -> list
     return names
 
 
-def evaluated[T](
+def given_new_data[T](
     do: Callable[[], T], new: NewData, needed: Sequence[str], unknown: str = "The model can't draw it: {}"
 ) -> T:
     """Do something with a model given new data; raise ValueError where it can't be done, ``unknown`` by PyTensor."""
@@ -123,11 +125,11 @@ def evaluated[T](
 
 
 def _do_not_fit(new: NewData, needed: Sequence[str], error: Exception) -> str:
-    """Return what there is to say where the model can't be evaluated given the new data."""
+    """Return what there is to say where the model can't be given_new_data given the new data."""
     given = [f"{name!r} {array.shape}" for name, array in new.arrays.items()]
     given += [f"{len(labels):,} labels of {dim!r}" for dim, labels in new.labels.items()]
     rest = [f"{name!r} {new.before(name).shape}" for name in needed if name not in new.arrays]
-    parts = [f"The model can't be evaluated given {', '.join(given) or 'its data'}"]
+    parts = [f"The model can't be given_new_data given {', '.join(given) or 'its data'}"]
     parts += [f"beside what is left of the data of the fit, {', '.join(rest)}"] * bool(rest)
     said = (str(error).splitlines() or [""])[0][:_MOST_SAID]
     return (
