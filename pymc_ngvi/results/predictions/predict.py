@@ -125,11 +125,11 @@ def given_new_data[T](
 
 
 def _do_not_fit(new: NewData, needed: Sequence[str], error: Exception) -> str:
-    """Return what there is to say where the model can't be given_new_data given the new data."""
+    """Return what there is to say where the model can't be evaluated given the new data."""
     given = [f"{name!r} {array.shape}" for name, array in new.arrays.items()]
     given += [f"{len(labels):,} labels of {dim!r}" for dim, labels in new.labels.items()]
     rest = [f"{name!r} {new.before(name).shape}" for name in needed if name not in new.arrays]
-    parts = [f"The model can't be given_new_data given {', '.join(given) or 'its data'}"]
+    parts = [f"The model can't be evaluated given {', '.join(given) or 'its data'}"]
     parts += [f"beside what is left of the data of the fit, {', '.join(rest)}"] * bool(rest)
     said = (str(error).splitlines() or [""])[0][:_MOST_SAID]
     return (
