@@ -6,8 +6,9 @@ import pymc as pm
 import pytest
 import xarray as xr
 
-from pymc_ngvi import load
+from pymc_ngvi import fit_ngvi, load
 from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.predictive import indexed_axes
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.results.approximation import NGVIApproximation
 
@@ -575,3 +576,31 @@ def test_a_model_without_data_says_so():
     with pytest.raises(ValueError, match=r"the model has no pm\.Data"):
         approx.predict({"x": [1.0]})
     assert approx.predict(draws=7)["predictions"]["y"].shape == (1, 7, 3)
+
+
+# --- what an index is of ---
+
+
+def test_an_index_is_of_what_it_is_looked_up_in():
+    with pm.Model(coords={"school": range(3), "pupil": range(6), "day": range(4)}) as model:
+        pupil, weekday = pm.Data("pupil_of", [0, 5, 2]), pm.Data("weekday", [0, 4, 1])
+        school_of = pm.Data("school_of", [0, 0, 1, 1, 2, 2])
+        a, b = pm.Normal("a", dims="school"), pm.Normal("b", dims="pupil")
+        effect, loading = pm.Normal("effect", dims="day"), pm.Normal("loading", shape=(2, 2))
+        z = pm.Normal("z", shape=(6, 2))
+        others = pm.math.concatenate([[0.0], effect])[weekday]
+        pm.Normal("y", (2.0 * b)[pupil] + a[school_of[pupil]] + others + (z @ loading)[pupil, 0], observed=np.zeros(3))
+    assert indexed_axes(model, "pupil_of") == ({"pupil"}, {("z", 0)})  # not school: pupil_of has more levels than that
+    assert indexed_axes(model, "school_of") == ({"school"}, set())
+    assert indexed_axes(model, "weekday") == (set(), set())  # levels beside one of reference
+
+
+def test_predictions_with_a_level_of_reference():
+    with pm.Model() as model:
+        weekday = pm.Data("weekday", [0, 1, 2, 0, 1, 2])
+        effect = pm.Normal("effect", 0.0, 1.0, shape=2)
+        mu = pm.math.concatenate([[0.0], effect])[weekday]
+        pm.Normal("y", mu, 0.1, observed=[0.0, 1.0, 2.0, 0.1, 1.1, 1.9])
+        approx = fit_ngvi(model=model, random_seed=1, progressbar=False)
+    found = approx.predict({"weekday": [2, 2, 0]}, random_seed=1)["predictions"]["y"].mean(("chain", "draw"))
+    np.testing.assert_allclose(found, [1.93, 1.93, 0.0], atol=0.05)

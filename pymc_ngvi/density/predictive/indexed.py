@@ -2,9 +2,13 @@
 
 import pymc as pm
 
+from pytensor.compile.ops import ViewOp
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors, walk
-from pytensor.tensor.subtensor import AdvancedSubtensor, indices_from_subtensor
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.math import Dot
+from pytensor.tensor.subtensor import AdvancedSubtensor, IncSubtensor, indices_from_subtensor
 
 
 def indexed_axes(model: pm.Model, name: str) -> tuple[set[str], set[tuple[str, int]]]:
@@ -52,6 +56,12 @@ def _named(model: pm.Model, indexed: Variable) -> list[Variable]:
     variables = {*model.basic_RVs, *model.deterministics}
 
     def expand(var: Variable) -> list[Variable] | None:
-        return None if var.owner is None or var in variables else list(var.owner.inputs)
+        """Go on where elements stay in their places: `concatenate([[0], effect])` has others than `effect`."""
+        if var.owner is None or var in variables:
+            return None
+        if isinstance(var.owner.op, Elemwise | DimShuffle | ViewOp | CumOp):
+            return list(var.owner.inputs)
+        is_product = isinstance(var.owner.op, Dot) or getattr(var.owner.op, "core_op", None) == Dot()
+        return list(var.owner.inputs[:1]) if is_product or isinstance(var.owner.op, IncSubtensor) else None
 
     return [v for v in walk([indexed], expand) if v in variables and v.type.ndim == indexed.type.ndim]

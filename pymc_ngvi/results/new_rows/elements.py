@@ -78,6 +78,9 @@ def with_new_elements(
     numbers : dict of str to ndarray
     rng : numpy.random.Generator
     """
+    which = np.flatnonzero(np.diff(depends.indptr))
+    few = rows.only(which)
+    rows, depends = (rows, depends) if few is None else (few, depends[which])
     # Numbers that a row has in common are drawn together.
     n_parts, part = csgraph.connected_components(depends.T @ depends, directed=False)
     which = np.flatnonzero(np.diff(depends.indptr))

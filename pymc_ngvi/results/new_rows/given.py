@@ -56,6 +56,7 @@ class NewRows:
 
     def __init__(self, posterior: Posterior, given: Given) -> None:
         model = posterior.density.given
+        self._posterior = posterior
         observed, data = _split(model, given)
         self.new = NewData.of(model, posterior.layout.coords, data)
         lengths = {dim: n for dim, n in self.new.lengths.items() if dim in model.dim_lengths}
@@ -80,6 +81,30 @@ class NewRows:
         self._treatments = plan.of(needed)
         self._treatments |= {name: Treatment(size=values.shape) for name, values in self.observed.items()}
         self.grown = [name for name in numbers if name in self._treatments and _has_grown(self._treatments[name])]
+
+    def only(self, which: NDArray[np.intp]) -> "NewRows | None":
+        """Return some of the rows alone, ascending; None where they can't be taken apart from the others."""
+        n = {len(values) for values in self.observed.values()}
+        if (
+            len(which) == self.n_rows
+            or {values.ndim for values in self.observed.values()} != {1}
+            or len(self.observed) > 1
+        ):
+            return None
+        by_row = {name: array for name, array in self.new.arrays.items() if array.shape[:1] == (*n,)}
+        model, [(name, values)] = self._posterior.density.given, self.observed.items()
+        given = {k: np.asarray(v)[which] for k, v in by_row.items()} | self.new.labels
+        given |= {k: v for k, v in self.new.arrays.items() if k not in by_row}
+        given |= {} if data_behind(model, model[name]) else {name: values[which]}
+        try:
+            few = NewRows(self._posterior, given)
+            free = self.free(self.point)
+            is_same = np.array_equal(
+                few.logp(few.known(free, self.some)), self.logp(self.known(free, self.some))[:, which]
+            )
+        except ValueError:
+            return None
+        return few if is_same else None
 
     @property
     def n_rows(self) -> int:
