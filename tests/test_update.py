@@ -12,7 +12,7 @@ import pymc_ngvi
 
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.new_rows import CoupledRows, owners_of_rows, with_new_rows
+from pymc_ngvi.marginal.new_rows import CoupledRows, beside, owners_of_rows
 from pymc_ngvi.results.new_rows.elements import _Candidates
 from pymc_ngvi.results.new_rows.given import NewRows
 
@@ -354,7 +354,7 @@ def test_trees_of_two_levels_are_integrated_as_normals_are():
     def logp(points):
         return stats.norm.logpdf(y, points[:, 1:] @ design.T, 0.7)
 
-    found = with_new_rows(theta, lambda g: Centres(mean, factor)[g[:, 0].astype(int)], forest, logp)
+    found = beside(theta, lambda g: Centres(mean, factor)[g[:, 0].astype(int)], forest, logp)
     cov = whole @ whole.transpose(0, 2, 1)
     of_rows = design @ cov @ design.T + 0.49 * np.eye(2)
     right = [stats.multivariate_normal.logpdf(y, design @ m, c) for m, c in zip(mean, of_rows, strict=True)]
@@ -365,7 +365,7 @@ def test_trees_of_two_levels_are_integrated_as_normals_are():
     after = mean + np.einsum("nij,ni->nj", gain, y - mean @ design.T)
     at_mean = theta.copy()
     at_mean[:, 1:] = mean
-    found = with_new_rows(at_mean, lambda g: Centres(mean, factor)[g[:, 0].astype(int)], forest, logp)
+    found = beside(at_mean, lambda g: Centres(mean, factor)[g[:, 0].astype(int)], forest, logp)
     np.testing.assert_allclose(found.theta[:, 1:], after, atol=2e-3)
 
 

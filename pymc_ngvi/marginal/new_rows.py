@@ -6,8 +6,6 @@ predictive density of its new rows, by which the globals are weighted, and its m
 Trees that no row depends on stay as they are.
 """
 
-import itertools
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -19,15 +17,14 @@ from scipy import sparse
 from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
-from pymc_ngvi.marginal.confirmed import confirmed
 from pymc_ngvi.marginal.effects import SplitNormal
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.joint import JointDraws
-from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal
-from pymc_ngvi.marginal.nodes import PathRule, references
-from pymc_ngvi.marginal.parts import SomeBlocks, sub_forest
+from pymc_ngvi.marginal.log_marginal import LogMarginal
+from pymc_ngvi.marginal.parts import BatchPlan, sub_forest, whole
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.proposals import effective_size
+from pymc_ngvi.marginal.regression import Whitening
 from pymc_ngvi.marginal.trees import IntegratedTrees
 
 type Ints = NDArray[np.intp]
@@ -36,6 +33,9 @@ type RowLogp = Callable[[Array], Array]
 
 #: Numbers held at once; draws on which rules are compared.
 _AT_ONCE, _N_COMPARED = 2**21, 16
+#: Draws that predictions are learned from, at least, for each number of a polynomial, and at most, in all; their
+#: residual, an sd in nats.
+_LEAST_LEARNED, _LEARNED_PER_FEATURE, _MOST_LEARNED, _RESIDUAL = 96, 5, 0.5, 0.05
 _LOG_2PI = float(np.log(2.0 * np.pi))
 #: Of the steps by which it is found out which rows depend on what.
 _SEED = 20_261_128
@@ -87,12 +87,6 @@ def draws_without_rows(state: PoolState, n: int, rng: np.random.Generator) -> Jo
     return JointDraws(theta, log_ratio[rows], rows, pool.scrambling[rows])
 
 
-def centres_of(state: PoolState) -> tuple[Callable[[Array], Centres], Forest]:
-    """Return the conditional moments of local coordinates as a function of the globals, and the trees."""
-    quadrature, forest = _quadrature(state)
-    return quadrature.predicted, forest
-
-
 def with_trees(state: object) -> PoolState | None:
     """Return a posterior whose trees were integrated out; None for any other."""
     if not isinstance(state, PoolState) or not isinstance(state.rest, IntegratedTrees):
@@ -107,8 +101,26 @@ def _quadrature(state: PoolState) -> tuple[LogMarginal, Forest]:
     return rest.quadrature, rest.forest
 
 
-def with_new_rows(theta: Array, centres: Callable[[Array], Centres], forest: Forest, row_logp: RowLogp) -> WithNewRows:
-    """Return what new rows make of draws of a posterior.
+def with_new_rows(theta: Array, state: PoolState, row_logp: RowLogp) -> WithNewRows:
+    """Return what new rows make of draws of an exact posterior.
+
+    Raises
+    ------
+    CoupledRows
+        If a row depends on coordinates that are not on one path.
+    """
+    quadrature, forest = _quadrature(state)
+    return beside(theta, quadrature.predicted, forest, row_logp, quadrature.whitening)
+
+
+def beside(
+    theta: Array,
+    centres: Callable[[Array], Centres],
+    forest: Forest,
+    row_logp: RowLogp,
+    whitening: Whitening | None = None,
+) -> WithNewRows:
+    """Return what rows make of draws beside Gaussians of trees.
 
     Parameters
     ----------
@@ -118,30 +130,56 @@ def with_new_rows(theta: Array, centres: Callable[[Array], Centres], forest: For
     forest : Forest
     row_logp : callable
         Log densities of the new rows.
+    whitening : Whitening, optional
+        Of the globals, in which integrals are predicted from those at some draws. None: all are computed.
 
     Raises
     ------
     CoupledRows
         If a row depends on coordinates that are not on one path.
     """
-    of_trees = _Trees.of(theta[0], centres(theta[:1, forest.globals_]), forest, row_logp)
-    log_ratio, result, moved = np.empty(len(theta)), theta.copy(), 0.0
-    begun = None
-    for rows in _parts(len(theta), max(forest.n_dim * forest.n_levels, of_trees.n_rows)):
-        part = theta[rows]
-        if not of_trees.trees.n_local:
-            log_ratio[rows] = row_logp(part).sum(axis=1)
-            continue
-        before = centres(part[:, forest.globals_]).of(of_trees.places, of_trees.trees.n_levels)
-        begun = begun or of_trees.begun(part, before)
-        one = of_trees.integrated(part, before, *begun)
-        log_ratio[rows], result[rows], moved = one.log_ratio, one.theta, max(moved, one.moved)
+    g = theta[:, forest.globals_]
+    terms = _TermsOfRows.of(theta[0], centres, forest, row_logp)
+    trees = terms.trees
+    if not trees.n_local:
+        parts = [row_logp(theta[rows]).sum(axis=1) for rows in _parts(len(theta), terms.width)]
+        return WithNewRows(np.concatenate(parts), theta)
+    integral = LogMarginal(terms, trees, terms.before)
+    if whitening is not None:
+        _learn(integral, g, whitening)
+    log_ratio, result, moved = np.empty(len(g)), theta.copy(), 0.0
+    for rows in _parts(len(g), forest.n_dim * forest.n_levels):
+        if integral.base is None:
+            points = integral.reference(g[rows])
+            after, values, lost = points.centres, points.log_marginal, points.lost
+        else:
+            after, (values, lost) = integral.centres(g[rows]), integral(g[rows])
+        log_ratio[rows] = np.where(lost | ~np.isfinite(values), -np.inf, values)
+        before = terms.before(g[rows])
+        z = standardised(theta[rows, trees.locals_], before, trees)
+        result[rows, trees.locals_] = after.at_own(z[:, None], trees)[:, 0]
+        moved = max(moved, float(np.abs(standardised(after.mean, before, trees)).max()))
     return WithNewRows(log_ratio, result, moved)
 
 
+def _learn(integral: LogMarginal, g: Array, whitening: Whitening) -> None:
+    """Learn from some draws how integrals and centres change with the globals, if these are few among all."""
+    integral.whitening = whitening
+    n = max(_LEAST_LEARNED, _LEARNED_PER_FEATURE * integral.n_features)
+    if n > _MOST_LEARNED * len(g):
+        return
+    known = g[np.linspace(0, len(g) - 1, n).astype(np.intp)]
+    points = integral.reference(known)
+    before = integral.rule
+    integral.choose_rule(points[np.arange(0, n, n // _N_COMPARED)])
+    points = points if integral.rule == before else integral.reference(known)
+    integral.learn_centres(points)
+    integral.learn_base(points, np.ones(n), tolerance=_RESIDUAL, least=0, reach=1.0)
+
+
 @dataclass(frozen=True, eq=False)
-class _Trees:
-    """Trees that new rows depend on.
+class _TermsOfRows:
+    """Gaussians of the trees that new rows depend on, and these rows, as `integrate` takes them.
 
     Parameters
     ----------
@@ -151,98 +189,56 @@ class _Trees:
     owner : ndarray of int, shape (n_rows,)
         The deepest coordinate that each row depends on; -1 for none.
     row_logp : callable
+    centres : callable
+        Of all local coordinates.
+    point : ndarray, shape (n_dim,)
+        Where coordinates are that no row depends on.
     """
 
     trees: Forest
     places: Ints
     owner: Ints
     row_logp: RowLogp
+    centres: Callable[[Array], Centres]
+    point: Array
 
     @classmethod
-    def of(cls, point: Array, centres: Centres, forest: Forest, row_logp: RowLogp) -> "_Trees":
-        owner = owners_of_rows(point, np.sqrt(centres.variance()[0]), forest, row_logp)
+    def of(cls, point: Array, centres: Callable[[Array], Centres], forest: Forest, row_logp: RowLogp) -> "_TermsOfRows":
+        step = np.sqrt(centres(point[None, forest.globals_]).variance()[0])
+        owner = owners_of_rows(point, step, forest, row_logp)
         known = owner >= 0
         places = np.flatnonzero(np.isin(forest.block, forest.block[owner[known]]))
         at = np.full(len(owner), -1, dtype=np.intp)
         at[known] = np.searchsorted(places, owner[known])
-        return cls(sub_forest(forest, places), places, at, row_logp)
+        return cls(sub_forest(forest, places), places, at, row_logp, centres, point)
 
     @property
-    def n_rows(self) -> int:
-        return len(self.owner)
+    def width(self) -> int:
+        """Numbers that a draw takes."""
+        return max(len(self.point), len(self.owner))
 
-    def begun(self, theta: Array, before: Centres) -> "tuple[PathRule, _Moved]":
-        """Return the smallest rule whose integrals are, but for a constant, those of the next one, and what rows do."""
-        n = min(len(theta), _N_COMPARED)
-        theta, before, rules = theta[:n], before[:n], references(self.trees.n_levels)
-        of_first, centres = self.integrals(theta, before, before, rules[0])
-        moved = _Moved.between(before, centres, self.trees)
-        for rule, larger in itertools.pairwise(rules):
-            of_larger, _ = self.integrals(theta, before, moved.from_(before, self.trees), larger)
-            if np.std(of_larger - of_first) < TOLERANCE:
-                return rule, moved
-            of_first = of_larger
-        return rules[-1], moved
+    def before(self, g: Array) -> Centres:
+        """Return the conditional moments of the trees without the new rows."""
+        return self.centres(g).of(self.places, self.trees.n_levels)
 
-    def integrated(self, theta: Array, before: Centres, rule: PathRule, moved: "_Moved") -> WithNewRows:
-        """Return what new rows make of some draws, whose trees had the moments ``before``."""
-        trees = self.trees
-        log_ratio, after = self.integrals(theta, before, moved.from_(before, trees), rule)
-        result = theta.copy()
-        z = standardised(theta[:, trees.locals_], before, trees)
-        result[:, trees.locals_] = after.at_own(z[:, None], trees)[:, 0]
-        farthest = np.abs(standardised(after.mean, before, trees)).max(initial=0.0)
-        return WithNewRows(log_ratio, result, float(farthest))
+    def chunk(self, n_nodes: int) -> int:
+        """Return how many draws to evaluate at once, at ``n_nodes`` nodes each."""
+        return max(1, _AT_ONCE // (n_nodes * self.width))
 
-    def integrals(self, theta: Array, before: Centres, about: Centres, rule: PathRule) -> tuple[Array, Centres]:
-        """Return log predictive densities, (n,), and the conditional moments with the new rows."""
-        part = SomeBlocks(self.trees, slice(None), slice(None), _TermsOfRows(self, theta, before))
-        number = np.arange(len(theta), dtype=np.float64)[:, None]
-        size = max(1, _AT_ONCE // (max(theta.shape[1], self.n_rows) * len(rule.nodes)))
-        larger = references(self.trees.n_levels)[-1]
-        found = confirmed(part, rule, number, about, lambda turn: larger if turn else rule, size)
-        bad = found.lost | ~np.isfinite(found.log_marginal)
-        return np.where(bad, -np.inf, found.log_marginal), found.centres
+    def plan(self, forest: Forest, n_draws: int, n_nodes: int) -> BatchPlan:
+        """Return how to evaluate the terms: all at once."""
+        return whole(self, forest, n_nodes)
 
-
-@dataclass(frozen=True, eq=False)
-class _Moved:
-    """By how much rows move conditional means, in standard deviations, and by which factor they change these.
-
-    It is nearly the same for all globals: good enough to put nodes there.
-    """
-
-    by: Array
-    scale: Array
-
-    @classmethod
-    def between(cls, before: Centres, after: Centres, forest: Forest) -> "_Moved":
-        by = np.median(standardised(after.mean, before, forest), axis=0)
-        return cls(by, np.median(after.own(forest) / before.own(forest), axis=0))
-
-    def from_(self, before: Centres, forest: Forest) -> Centres:
-        z = np.broadcast_to(self.by, (len(before), 1, len(self.by)))
-        return Centres(before.at_own(z, forest)[:, 0], before.factor * self.scale[:, None])
-
-
-@dataclass(frozen=True, eq=False)
-class _TermsOfRows:
-    """Gaussians of trees, and new rows, as terms of coordinates; globals are given by the number of their draw."""
-
-    of: _Trees
-    theta: Array
-    before: Centres
-
-    def __call__(self, number: Array, local: Array) -> tuple[Array, Array]:
+    def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
         """Return the term of the globals, (n,), and those of local coordinates, (n, n_nodes, n_local)."""
-        rows, trees, owner = number[:, 0].astype(np.intp), self.of.trees, self.of.owner
-        n_nodes, n_local = local.shape[1:]
-        theta = np.repeat(self.theta[rows], n_nodes, axis=0)
+        trees, owner, (n, n_nodes, n_local) = self.trees, self.owner, local.shape
+        theta = np.tile(self.point, (n * n_nodes, 1))
+        theta[:, trees.globals_] = np.repeat(g, n_nodes, axis=0)
         theta[:, trees.locals_] = local.reshape(-1, n_local)
-        values = self.of.row_logp(theta)
+        values = self.row_logp(theta)
         alone, there = np.flatnonzero(owner < 0), np.flatnonzero(owner >= 0)
         sums = sparse.csr_array((np.ones(len(there)), (owner[there], there)), shape=(n_local, len(owner)))
-        before = self.before[rows]
+        before = self.before(g)
         of_locals = (sums @ values.T).T.reshape(local.shape)
         z = standardised(local, Centres(before.mean[:, None], before.factor[:, None]), trees)
         of_locals = of_locals - 0.5 * (z**2 + _LOG_2PI) - np.log(before.own(trees))[:, None]

@@ -23,7 +23,6 @@ from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.new_rows import (
     CoupledRows,
     WithNewRows,
-    centres_of,
     draws_without_rows,
     with_new_rows,
     with_trees,
@@ -273,7 +272,7 @@ def _with_known_rows(posterior: Posterior, rows: NewRows, which: NDArray[np.intp
     state = with_trees(getattr(posterior.distribution, "q", None))
     if state is not None:
         with contextlib.suppress(CoupledRows):  # weights may do
-            return with_new_rows(theta, *centres_of(state), logp)
+            return with_new_rows(theta, state, logp)
     return WithNewRows(logp(theta).sum(axis=1), theta)
 
 
