@@ -186,6 +186,30 @@ class PredictiveGraph:
 
         return self._over_draws(treatments, n_draws, outputs)
 
+    def prior_log_densities(
+        self, names: Sequence[str], treatments: Mapping[str, Treatment], n_draws: int
+    ) -> tuple[OnDraws, Array]:
+        """Return the function of the log densities of known variables given their parents, elementwise.
+
+        Parameters
+        ----------
+        names : sequence of str
+        treatments : mapping of str to Treatment
+            Of which those of ``names`` are known.
+        n_draws : int
+        """
+
+        def outputs(parts: Mapping[str, Variable]) -> list[Variable]:
+            done, found = dict(self._new), {}
+            for rv in self.needed(names):
+                if rv.name in names:
+                    [new] = graph_replace([rv], done, strict=False)
+                    found[rv.name] = pm.logp(new, parts[rv.name])
+                done[rv] = self._treated(rv, treatments.get(rv.name, Treatment()), parts.get(rv.name), done)
+            return [found[name] for name in names]
+
+        return self._over_draws(treatments, n_draws, outputs)
+
     def _over_draws(
         self,
         treatments: Mapping[str, Treatment],

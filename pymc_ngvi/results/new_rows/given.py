@@ -189,6 +189,28 @@ class NewRows:
                 )
         return np.concatenate([np.asarray(v, dtype=np.float64).reshape(len(packed), -1) for v in values], axis=1)
 
+    @property
+    def is_free(self) -> bool:
+        """Whether new elements may have any values, and log densities of their own."""
+        model = self._posterior.density.given
+        return not any(
+            self._treatments[name].n_known is not None
+            or model[name].owner.op.ndim_supp
+            or model.rvs_to_transforms.get(model[name]) is not None
+            for name in self.grown
+        )
+
+    def prior_logp(self, known: Values) -> dict[str, Array]:
+        """Return the log densities of the elements of variables that have grown, (n, *shape), given all else."""
+        function, names = self._prior_densities
+        packed = _packed([known[name] for name in names], _length(known))
+        return dict(zip(self.grown, self._told(lambda: function(packed)), strict=True))
+
+    @cached_property
+    def _prior_densities(self) -> tuple[OnDraws, list[str]]:
+        known = self.known(self.free(self.point), self.some)
+        return self._told(lambda: self._compiled(lambda ts: self._graph.prior_log_densities(self.grown, ts, 1), known))
+
     def values(self, names: Sequence[str], known: Values) -> dict[str, AnyArray]:
         """Return Deterministics, (n, *shape), given the new rows and the variables that these depend on."""
         function, order = self._told(lambda: self._compiled(lambda ts: self._graph.compiled(names, ts, 1), known))

@@ -222,7 +222,7 @@ def updated(posterior: Posterior, new_data: Given, draws: int, rng: np.random.Ge
     with posterior.with_data_of_fit():
         rows = NewRows(posterior, new_data)
         made, doubts = _draws(posterior, draws, rng)
-        given = _with_rows(posterior, rows, made.theta, rng)
+        given = _with_rows(posterior, rows, made, rng)
     if not np.isfinite(made.log_weights + given.log_ratio).any():
         raise ValueError(f"The new rows are impossible at all draws of the posterior. {_FIT}")
     judged = Judged.of(made, given.log_ratio, (*given.doubts, *doubts), draws, _FIT)
@@ -242,17 +242,17 @@ class _DrawsGiven(NamedTuple):
     doubts: tuple[str, ...]
 
 
-def _with_rows(posterior: Posterior, rows: NewRows, theta: Array, rng: np.random.Generator) -> _DrawsGiven:
+def _with_rows(posterior: Posterior, rows: NewRows, made: JointDraws, rng: np.random.Generator) -> _DrawsGiven:
     """Return draws of the posterior, and of elements that were not in the fit, given the new rows."""
     depends, numbers = rows_on_new(rows) if rows.grown else (None, {})
     of_known = np.arange(rows.n_rows) if depends is None else np.flatnonzero(np.diff(depends.indptr) == 0)
-    known = _with_known_rows(posterior, rows, of_known, theta)
+    known = _with_known_rows(posterior, rows, of_known, made.theta)
     log_ratio, free, doubts = known.log_ratio, rows.free(known.theta), list[str]()
     if known.moved > _FARTHEST:
         doubts.append(f"the conditional mean of a group moves by {known.moved:.1f} of its standard deviations")
     drawn: dict[str, AnyArray] = {}
     if depends is not None:
-        elements = with_new_elements(rows, free, depends, numbers, rng)
+        elements = with_new_elements(rows, free, made.log_weights + log_ratio, depends, numbers, rng)
         log_ratio, drawn = log_ratio + elements.log_ratio, elements.drawn
         if elements.variance > _NOISE:
             doubts.append("the densities of rows of new levels are known from few candidates")
