@@ -11,6 +11,7 @@ from scipy import stats
 import pymc_ngvi
 
 from pymc_ngvi.core.linalg import logsumexp
+from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.new_rows import CoupledRows, beside, owners_of_rows
 from pymc_ngvi.results.new_rows.elements import _Candidates
@@ -336,8 +337,6 @@ def test_rows_of_several_trees_are_refused(row):
 
 
 def test_trees_of_two_levels_are_integrated_as_normals_are():
-    from pymc_ngvi.marginal.centres import Centres
-
     rng = np.random.default_rng(7)
     n, forest = 40, two_levels()
     factor = np.zeros((n, 6, 2))
@@ -358,7 +357,7 @@ def test_trees_of_two_levels_are_integrated_as_normals_are():
     cov = whole @ whole.transpose(0, 2, 1)
     of_rows = design @ cov @ design.T + 0.49 * np.eye(2)
     right = [stats.multivariate_normal.logpdf(y, design @ m, c) for m, c in zip(mean, of_rows, strict=True)]
-    np.testing.assert_allclose(found.log_ratio, right, atol=1e-3)
+    np.testing.assert_allclose(found.log_ratio, right, atol=5e-3)
     # Draws keep their standardised coordinates: the mean of many at one point is the new conditional mean.
     np.testing.assert_array_equal(found.theta[:, 4:], theta[:, 4:])
     gain = np.linalg.solve(of_rows, design @ cov)

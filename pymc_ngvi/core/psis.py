@@ -47,7 +47,8 @@ def smoothed(log_ratio: Array) -> tuple[Array, float]:
     filled = np.where(finite, log_ratio, log_ratio[finite].min() - _NO_WEIGHT)
     if np.ptp(filled) < _ALL_EQUAL:
         return filled, float("-inf")
-    smooth, khat = smoothed_tail(filled)
+    with np.errstate(over="ignore"):  # quantiles of a tail that is very heavy; none is above the largest weight
+        smooth, khat = smoothed_tail(filled)
     return np.where(finite, smooth, -np.inf), khat
 
 

@@ -145,6 +145,8 @@ def beside(
         parts = [row_logp(theta[rows]).sum(axis=1) for rows in _parts(len(theta), terms.width)]
         return WithNewRows(np.concatenate(parts), theta)
     integral = LogMarginal(terms, trees, terms.before)
+    few = np.linspace(0, len(g) - 1, min(_N_COMPARED, len(g))).astype(np.intp)
+    integral.choose_rule(integral.reference(g[few]))
     if whitening is not None:
         _learn(integral, g, whitening)
     log_ratio, result, moved = np.empty(len(g)), theta.copy(), 0.0
@@ -168,11 +170,7 @@ def _learn(integral: LogMarginal, g: Array, whitening: Whitening) -> None:
     n = max(_LEAST_LEARNED, _LEARNED_PER_FEATURE * integral.n_features)
     if n > _MOST_LEARNED * len(g):
         return
-    known = g[np.linspace(0, len(g) - 1, n).astype(np.intp)]
-    points = integral.reference(known)
-    before = integral.rule
-    integral.choose_rule(points[np.arange(0, n, n // _N_COMPARED)])
-    points = points if integral.rule == before else integral.reference(known)
+    points = integral.reference(g[np.linspace(0, len(g) - 1, n).astype(np.intp)])
     integral.learn_centres(points)
     integral.learn_base(points, np.ones(n), tolerance=_RESIDUAL, least=0, reach=1.0)
 

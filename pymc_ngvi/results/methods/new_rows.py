@@ -12,7 +12,7 @@ _STREAM = 9_100_000
 class NewRowsMethods(Fitted):
     """The posterior given new rows as well."""
 
-    def update(self, new_data: Given, *, draws: int = 2_000, random_seed: Seed = None) -> Updated:
+    def update(self, new_data: Given, *, draws: int = 4_000, random_seed: Seed = None) -> Updated:
         """Return the posterior given new rows as well as those of the fit, without another fit.
 
         Draws of the posterior are weighted by the density of the new rows [1]_. Under an exact posterior of a model
@@ -26,7 +26,7 @@ class NewRowsMethods(Fitted):
             ``pm.Data`` of these rows; and lists of labels by the name of a dim with coords, as `predict` takes them. An
             index into variables that have such a dim may be given by labels; labels that were not in the fit are new
             levels. Data that are not named are those of the fit.
-        draws : int, default 2_000
+        draws : int, default 4_000
             Independent draws that those of the posterior should be worth; at least 100.
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
             Default: a seed that belongs to the fit.
