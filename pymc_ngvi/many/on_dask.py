@@ -33,6 +33,7 @@ def cluster_of(client: object) -> Cluster:
         )
     cluster = Cluster(found, _ADVICE)
     cluster.check()
+    cluster.look()  # whether it has workers now
     return cluster
 
 

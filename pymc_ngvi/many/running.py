@@ -6,7 +6,10 @@ import warnings
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
+
 from pymc_ngvi.core.messages import OURS
+from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.shards.cluster import Cluster
 from pymc_ngvi.density.shards.errors import BrokenExecutorError
 from pymc_ngvi.many.elsewhere import Numbered, fit_elsewhere
@@ -66,10 +69,12 @@ def fitted_rows(fitter: Fitter, cases: Iterable[Case], place: Place, total: int 
         Where all have failed.
     """
     rows: list[Row] = []
+    labels: dict[str, AnyArray] = {}
     with fitter.asked.slots.left_as_it_was():
         try:
             for row in shown(_fits(fitter, _read(cases), place), total, progressbar):
                 rows.append(row)
+                _share(labels, row)
         except (KeyboardInterrupt, Interrupted):
             if not rows:
                 raise KeyboardInterrupt from None
@@ -82,6 +87,13 @@ def fitted_rows(fitter: Fitter, cases: Iterable[Case], place: Place, total: int 
     if of_modes := judge_unsearched(rows):
         _warn(of_modes)
     return rows
+
+
+def _share(labels: dict[str, AnyArray], row: Row) -> None:
+    """Let a row have the labels of rows before it, where they are equal: each has its own until then."""
+    for dim, own in row.labels.items():
+        if np.array_equal(before := labels.setdefault(dim, own), own):
+            row.labels[dim] = before
 
 
 def _kept(rows: Sequence[Row], total: int | None) -> str:

@@ -64,7 +64,7 @@ class Cluster:
 
         left = {future.key: (number, future) for number, future in waiting.items()}
         while left:
-            self._look()
+            self.look()
             completed = as_completed([future for _, future in left.values()], raise_errors=False, timeout=_LOOK)
             while (future := _next(completed)) is not None:
                 number, _ = left.pop(future.key)
@@ -93,7 +93,7 @@ class Cluster:
                 f"{self._advice.if_closed}"
             )
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Raise an error where all workers have gone, and none has come back for minutes.
 
         A cluster that is adaptive starts workers by itself, perhaps after hours in a queue, and one that has had none
