@@ -15,6 +15,8 @@ import pymc as pm
 import pytest
 import xarray as xr
 
+from threadpoolctl import threadpool_info, threadpool_limits
+
 import pymc_ngvi
 
 from pymc_ngvi.many import running
@@ -152,6 +154,21 @@ def test_fits_that_start_from_another_one_lead_where_those_alone_do(many):
 def test_processes_give_the_same_bits(many):
     other = pymc_ngvi.fit_many(intercepts(), data_sets(6), posterior="gaussian", n_jobs=2, **QUIET)
     xr.testing.assert_identical(without_seconds(other), without_seconds(many))
+
+
+def test_linear_algebra_has_one_thread_as_in_other_processes(monkeypatch):
+    """How sums are split among threads changes their last bits, and workers of Dask have one."""
+    threads, summarise = [], Fitter._summarise
+
+    def most():
+        return max(lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas")
+
+    monkeypatch.setattr(Fitter, "_summarise", lambda *args: threads.append(most()) or summarise(*args))
+    with threadpool_limits(2, user_api="blas"):
+        assert most() == 2
+        pymc_ngvi.fit_many(mean_of_normal(), [{"y": np.ones(5)}], **QUIET)
+        assert most() == 2
+    assert threads == [1]
 
 
 def test_what_came_before_does_not_matter(many):
