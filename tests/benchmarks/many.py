@@ -1,6 +1,6 @@
 """Many fits of one model: beside fits one by one, beside simuk, and beside fits without a part of the data.
 
-Processor seconds of one process, on one thread: start it with ``OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1``. Warm:
+Processor seconds, on one thread, each in a process of its own: start it with ``OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1``. Warm:
 without the first three fits of `fit_many`, and after a first fit of its own for the fits one by one. simuk is measured
 where it is installed, with ``pm.sample`` as it calls it by default, on few data sets. A run can be stopped and resumed:
 what is in the CSV file is not measured again, unless ``--again`` names its part.
@@ -24,6 +24,8 @@ import time
 import warnings
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +50,7 @@ N_LEFT_OUT = 10
 SCHOOLS = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
 
 CAPTION = """\
-Processor seconds of one thread, of one process. "Each" is that of a fit, warm, or of a part that is left out; "all" has
+Processor seconds on one thread, each line in a process of its own. "Each" is that of a fit, warm, or of a part that is left out; "all" has
 compiling in it. Memory is by how much the process grows with each fit, in the second half of them.
 """
 
@@ -60,16 +62,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     records.drop(lambda row: row["part"] in options.again)
     done = {(row["part"], row["what"]) for row in records.read()}
     for part in options.parts:
-        for what, measured in MEASURED[part].items():
+        for what in MEASURED[part]:
             if (part, what) not in done:
-                logging.getLogger("pymc.ngvi").setLevel(logging.ERROR)
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # what failed is in the row
-                    row = measured(options.fits)
+                with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # with memory of its own
+                    row = pool.submit(measured, part, what, options.fits).result()
                 date = datetime.datetime.now().isoformat(timespec="seconds")
                 records.append({"part": part, "what": what, **row, "date": date, "environment": describe_environment()})
                 print(part, what, row, flush=True)
     write_between_marks(options.page, write_tables(records.read()), Path(__file__).name)
+
+
+def measured(part: str, what: str, n: int) -> Row:
+    """Return one of the measurements."""
+    logging.getLogger("pymc.ngvi").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what failed is in the row
+        return MEASURED[part][what](n)
 
 
 # --- models ---
