@@ -1,9 +1,10 @@
 """Many fits of one model: beside fits one by one, beside simuk, and beside fits without a part of the data.
 
-Processor seconds, on one thread, each in a process of its own: start it with ``OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1``. Warm:
-without the first three fits of `fit_many`, and after a first fit of its own for the fits one by one. simuk is measured
-where it is installed, with ``pm.sample`` as it calls it by default, on few data sets. A run can be stopped and resumed:
-what is in the CSV file is not measured again, unless ``--again`` names its part.
+Processor seconds on one thread, each measurement in a process of its own: start it with
+``OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1``. Warm: without the first three fits of `fit_many`, and after a first fit of
+its own for the fits one by one. simuk is measured where it is installed, with ``pm.sample`` as it calls it by default,
+on few data sets. A run can be stopped and resumed: what is in the CSV file is not measured again, unless ``--again``
+names its part.
 
 Examples
 --------
@@ -50,8 +51,8 @@ N_LEFT_OUT = 10
 SCHOOLS = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
 
 CAPTION = """\
-Processor seconds on one thread, each line in a process of its own. "Each" is that of a fit, warm, or of a part that is left out; "all" has
-compiling in it. Memory is by how much the process grows with each fit, in the second half of them.
+Processor seconds on one thread, each line in a process of its own. "Each" is that of a fit, warm, or of a part that is
+left out; "all" has compiling in it. Memory is by how much the process grows with each fit, in the second half of them.
 """
 
 
