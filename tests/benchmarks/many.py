@@ -17,6 +17,7 @@ Examples
 
 import argparse
 import datetime
+import gc
 import importlib.metadata
 import importlib.util
 import logging
@@ -52,7 +53,8 @@ SCHOOLS = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11,
 
 CAPTION = """\
 Processor seconds on one thread, each line in a process of its own. "Each" is that of a fit, warm, or of a part that is
-left out; "all" has compiling in it. Memory is by how much the process grows with each fit, in the second half of them.
+left out; "all" has compiling in it. Memory is by how much the process grows with each fit, in the second half of them,
+after the garbage collector.
 """
 
 
@@ -126,7 +128,9 @@ def many(posterior: str) -> Callable[[int], Row]:
         def data() -> "object":
             for seed in range(n):
                 each.append(time.process_time())
-                memory.append(_memory())
+                if seed in (n // 2, n - 1):
+                    gc.collect()
+                    memory.append(_memory())
                 yield {"y_data": simulated(seed)}
             each.append(time.process_time())
 
@@ -134,8 +138,7 @@ def many(posterior: str) -> Callable[[int], Row]:
         slope = found.dataset.b
         hold = (slope.sel(statistic="lower") < SLOPE) & (slope.sel(statistic="upper") > SLOPE)
         said = f"{found}; 94 % intervals hold the slope in {100 * float(hold.mean()):.1f} % of the fits"
-        later = memory[n // 2 :]  # what allocators keep grows in the first fits
-        grown = 1024.0 * (later[-1] - later[0]) / max(len(later) - 1, 1)
+        grown = 1024.0 * (memory[-1] - memory[0]) / max(n - 1 - n // 2, 1)  # what allocators keep grows before
         return _row(n, float(np.mean(np.diff(each)[3:])), each[-1] - each[0], said, grown)
 
     return measured
@@ -242,6 +245,7 @@ def _memory() -> float:
 def write_tables(rows: Sequence[Row]) -> str:
     """Return the table as Markdown."""
     lines = [CAPTION, *measured_on(rows)]
+    order = [(part, what) for part, found in MEASURED.items() for what in found]
     cells = [
         [
             f"{row['part']}: {row['what']}",
@@ -251,7 +255,7 @@ def write_tables(rows: Sequence[Row]) -> str:
             "" if row["memory"] == "nan" else f"{float(row['memory']):.0f} kB",
             row["said"],
         ]
-        for row in rows
+        for row in sorted(rows, key=lambda row: order.index((row["part"], row["what"])))
     ]
     return "\n".join([*lines, *table(("", "n", "each, s", "all, s", "memory", ""), cells)]) + "\n"
 
