@@ -17,11 +17,9 @@ Examples
 
 import argparse
 import datetime
-import gc
 import importlib.metadata
 import importlib.util
 import logging
-import os
 import time
 import warnings
 
@@ -39,7 +37,7 @@ from records import Records, Row
 
 import pymc_ngvi
 
-FIELDS = ("part", "what", "n", "seconds_each", "seconds", "memory", "said", "date", "environment")
+FIELDS = ("part", "what", "n", "seconds_each", "seconds", "said", "date", "environment")
 PARTS = ("fits", "calibrate", "leave_out")
 N_GROUPS, N_OF_GROUP = 50, 10
 PAGES = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -53,8 +51,7 @@ SCHOOLS = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11,
 
 CAPTION = """\
 Processor seconds on one thread, each line in a process of its own. "Each" is that of a fit, warm, or of a part that is
-left out; "all" has compiling in it. Memory is by how much the process grows with each fit, in the second half of them,
-after the garbage collector.
+left out; "all" has compiling in it.
 """
 
 
@@ -123,14 +120,10 @@ def many(posterior: str) -> Callable[[int], Row]:
     def measured(n: int) -> Row:
         model, simulated = intercepts()
         each: list[float] = []
-        memory: list[float] = []
 
         def data() -> "object":
             for seed in range(n):
                 each.append(time.process_time())
-                if seed in (n // 2, n - 1):
-                    gc.collect()
-                    memory.append(_memory())
                 yield {"y_data": simulated(seed)}
             each.append(time.process_time())
 
@@ -138,8 +131,7 @@ def many(posterior: str) -> Callable[[int], Row]:
         slope = found.dataset.b
         hold = (slope.sel(statistic="lower") < SLOPE) & (slope.sel(statistic="upper") > SLOPE)
         said = f"{found}; 94 % intervals hold the slope in {100 * float(hold.mean()):.1f} % of the fits"
-        grown = 1024.0 * (memory[-1] - memory[0]) / max(n - 1 - n // 2, 1)  # what allocators keep grows before
-        return _row(n, float(np.mean(np.diff(each)[3:])), each[-1] - each[0], said, grown)
+        return _row(n, float(np.mean(np.diff(each)[3:])), each[-1] - each[0], said)
 
     return measured
 
@@ -229,14 +221,8 @@ MEASURED: dict[str, dict[str, Callable[[int], Row]]] = {
 }
 
 
-def _row(n: int, each: float, seconds: float, said: str, memory: float = float("nan")) -> Row:
-    return {"n": n, "seconds_each": each, "seconds": seconds, "memory": memory, "said": said}
-
-
-def _memory() -> float:
-    """Return how much memory the process has, in MiB; NaN where that is not told."""
-    pages = Path("/proc/self/statm")
-    return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20 if pages.exists() else float("nan")
+def _row(n: int, each: float, seconds: float, said: str) -> Row:
+    return {"n": n, "seconds_each": each, "seconds": seconds, "said": said}
 
 
 # --- the table ---
@@ -252,12 +238,11 @@ def write_tables(rows: Sequence[Row]) -> str:
             row["n"],
             f"{float(row['seconds_each']):.3g}",
             f"{float(row['seconds']):,.0f}",
-            "" if row["memory"] == "nan" else f"{float(row['memory']):.0f} kB",
             row["said"],
         ]
         for row in sorted(rows, key=lambda row: order.index((row["part"], row["what"])))
     ]
-    return "\n".join([*lines, *table(("", "n", "each, s", "all, s", "memory", ""), cells)]) + "\n"
+    return "\n".join([*lines, *table(("", "n", "each, s", "all, s", ""), cells)]) + "\n"
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
