@@ -1,18 +1,27 @@
 """Many fits of one model: each is the fit alone, whatever the processes; failures, interrupts and bad data."""
 
+import contextlib
+import gc
+import importlib.util
 import os
 import re
 import signal
+import tracemalloc
 import warnings
+import weakref
 
 import numpy as np
 import pymc as pm
 import pytest
 import xarray as xr
 
+from threadpoolctl import threadpool_info, threadpool_limits
+
 import pymc_ngvi
 
-from pymc_ngvi.many.fitting import N_PILOTS, Fitter
+from pymc_ngvi.many import running
+from pymc_ngvi.many.fitting import N_PILOTS, Fitter, Row
+from pymc_ngvi.results.persistence import files
 from pymc_ngvi.steps.linesearch import LineSearch
 
 N_GROUPS = 8
@@ -147,6 +156,21 @@ def test_processes_give_the_same_bits(many):
     xr.testing.assert_identical(without_seconds(other), without_seconds(many))
 
 
+def test_linear_algebra_has_one_thread_as_in_other_processes(monkeypatch):
+    """How sums are split among threads changes their last bits, and workers of Dask have one."""
+    threads, summarise = [], Fitter._summarise
+
+    def most():
+        return max(lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas")
+
+    monkeypatch.setattr(Fitter, "_summarise", lambda *args: threads.append(most()) or summarise(*args))
+    with threadpool_limits(2, user_api="blas"):
+        assert most() == 2
+        pymc_ngvi.fit_many(mean_of_normal(), [{"y": np.ones(5)}], **QUIET)
+        assert most() == 2
+    assert threads == [1]
+
+
 def test_what_came_before_does_not_matter(many):
     data = data_sets(6)
     shorter = pymc_ngvi.fit_many(intercepts(), [*data[:4], data[0], data[5]], posterior="gaussian", **QUIET)
@@ -238,6 +262,90 @@ def test_draws_are_written_where_they_are_wanted(tmp_path):
     with xr.open_datatree(files[1]) as tree:
         assert tree.posterior.sizes["draw"] == 50
         assert abs(float(tree.posterior["mu"].mean() - many.dataset.mu.sel(fit=1, statistic="mean"))) < 0.5
+
+
+def test_draws_of_all_fits_are_in_one_zarr_store(tmp_path):
+    pytest.importorskip("zarr")
+    data, store = [{"y": np.full(5, float(k))} for k in range(3)], tmp_path / "draws.zarr"
+    pymc_ngvi.fit_many(mean_of_normal(), data, draws=50, draws_to=tmp_path / "draws", **QUIET)
+    for n in (3, 2):  # the second replaces two of them
+        pymc_ngvi.fit_many(mean_of_normal(), data[:n], draws=50, draws_to=store, **QUIET)
+    with xr.open_datatree(store, engine="zarr", consolidated=False) as tree:
+        assert sorted(tree.children) == ["fit_000000", "fit_000001", "fit_000002"]
+        for name, group in tree.children.items():
+            with xr.open_datatree(tmp_path / "draws" / f"{name}.nc") as other:
+                xr.testing.assert_equal(group.posterior.to_dataset().load(), other.posterior.to_dataset().load())
+
+
+def test_draws_go_nowhere_else(tmp_path, monkeypatch):
+    def refused(error, message, name):
+        with pytest.raises(error, match=message):
+            pymc_ngvi.fit_many(mean_of_normal(), [{"y": np.ones(5)}], draws_to=tmp_path / name, **QUIET)
+
+    monkeypatch.setattr(Fitter, "row", None)  # before any fit
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.zarr").mkdir()
+    refused(ValueError, "draws_to should be a folder; .* is a file", "file")
+    if importlib.util.find_spec("zarr"):
+        refused(FileExistsError, "is there already, and is no zarr store", "folder.zarr")
+        refused(FileNotFoundError, "There is no folder", "none/draws.zarr")
+    monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
+    refused(ImportError, "ends in .zarr needs the package zarr: `pip install zarr`, or write netCDF", "draws.zarr")
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_kept_of_a_fit_but_its_row(monkeypatch):
+    """Neither its approximation nor its data; those of the first fits apart, of which others may start from one."""
+    approx, fits, given = Fitter.approx, [], []
+
+    def noted(self, *args):
+        result = approx(self, *args)
+        fits.append(weakref.ref(result))
+        return result
+
+    def source():
+        for entry in data_sets(8):
+            given.append(weakref.ref(entry["y_data"]))
+            yield entry
+
+    monkeypatch.setattr(Fitter, "approx", noted)
+    many = pymc_ngvi.fit_many(intercepts(), source(), posterior="gaussian", **QUIET)
+    gc.collect()
+    assert len(many) == len(fits) == len(given) == 8
+    assert [fit() is None for fit in fits[1:-1]] == [True] * 6
+    assert [array() is None for array in given[1:-1]] == [True] * 6
+
+
+def test_memory_grows_by_a_few_kilobytes_a_fit(monkeypatch):
+    """The row of a fit takes 3 kB here: .4 kB of numbers, and what is said. An approximation would take 100 kB."""
+    row, traced = Fitter.row, []
+
+    def noted(self, index, case):
+        if index == 4:  # all is compiled
+            tracemalloc.start()
+        gc.collect()
+        traced.append(tracemalloc.get_traced_memory()[0])
+        return row(self, index, case)
+
+    monkeypatch.setattr(Fitter, "row", noted)
+    try:
+        pymc_ngvi.fit_many(intercepts(), data_sets(16), posterior="gaussian", **QUIET)
+    finally:
+        tracemalloc.stop()
+    assert np.median(np.diff(traced[6:])) < 8_000
+    assert traced[-1] - traced[6] < 9 * 20_000
+
+
+def test_equal_labels_are_kept_once():
+    fitter = type("Some", (), {"asked": type("Some", (), {"slots": type("Some", (), {})()})()})()
+    fitter.asked.slots.left_as_it_was = contextlib.nullcontext
+    fitter.row = lambda index, case: Row(index, 0, labels={"shop": np.array(case)})
+    fitter.settle = lambda: None
+    rows = running.fitted_rows(fitter, [["a", "b"], ["a", "b"], ["a", "c"], ["a", "b"]], 1, None, False)
+    assert [row.labels["shop"] is rows[0].labels["shop"] for row in rows] == [True, True, False, True]
+    assert rows[2].labels["shop"].tolist() == ["a", "c"]
 
 
 # --- other modes ------------------------------------------------------------------------------------------------------
@@ -375,6 +483,20 @@ def test_an_interrupt_keeps_what_is_done():
         many = pymc_ngvi.fit_many(mean_of_normal(), source(), **QUIET)
     assert len(many) == 3
     assert np.isfinite(many.dataset.mu).all()
+
+
+def test_data_that_can_not_be_read_on_lose_no_fit_that_was_done():
+    def source(n):
+        yield from ({"y": np.full(5, float(k))} for k in range(n))
+        raise OSError("no such file")
+
+    with pytest.warns(
+        UserWarning, match="data can't be read on: OSError: no such file. 4 fits were done, which are kept"
+    ):
+        many = pymc_ngvi.fit_many(mean_of_normal(), source(4), **QUIET)
+    assert np.isfinite(many.dataset.mu).all()
+    with pytest.raises(OSError, match="no such file"):
+        pymc_ngvi.fit_many(mean_of_normal(), source(0), **QUIET)
 
 
 def test_an_interrupt_within_a_fit_leaves_that_one_out(monkeypatch):

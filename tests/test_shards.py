@@ -18,6 +18,7 @@ import sharded_models as models
 import pymc_ngvi
 
 from pymc_ngvi import BrokenExecutorError, ShardError, Shards, StartError, Status
+from pymc_ngvi.density.shards import cluster as of_cluster
 from pymc_ngvi.density.shards import engines, on_dask
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.density.shards.engines import forget
@@ -184,7 +185,7 @@ def threads_of_dask(monkeypatch):
     """A worker in this process, which leaves when the cluster is scaled down."""
     from distributed import Client, LocalCluster
 
-    monkeypatch.setattr(on_dask, "_LOOK", 0.1)
+    monkeypatch.setattr(of_cluster, "_LOOK", 0.1)
     options = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
     with LocalCluster(**options, silence_logs=50) as cluster, Client(cluster, timeout=180) as client:
         yield client
@@ -204,7 +205,7 @@ def leaving(client):
 
 def test_workers_that_never_come_back_end_the_fit_which_goes_on_with_others(threads_of_dask, reference, monkeypatch):
     client = threads_of_dask
-    monkeypatch.setattr(on_dask, "_PATIENCE", 0.5)
+    monkeypatch.setattr(of_cluster, "_PATIENCE", 0.5)
     with pytest.raises(BrokenExecutorError, match=r"no worker for \d+ s: those that evaluated .* Start some") as error:
         fit(Shards(models.of_rows(models.logistic), KEYS, client), callbacks=[leaving(client)])
     approx = error.value.approx
@@ -217,7 +218,7 @@ def test_workers_that_never_come_back_end_the_fit_which_goes_on_with_others(thre
 
 def test_workers_of_an_adaptive_cluster_are_waited_for(threads_of_dask, reference, monkeypatch, caplog):
     client = threads_of_dask
-    monkeypatch.setattr(on_dask, "_PATIENCE", 0.0)
+    monkeypatch.setattr(of_cluster, "_PATIENCE", 0.0)
 
     def leave_and_adapt(approx, losses, n):
         leaving(client)(approx, losses, n)

@@ -16,7 +16,13 @@ def few_threads(density: ModelDensity) -> AbstractContextManager[object]:
     rows that fits in the cache.
     """
     alone = density.is_small or density.by_rows.are_known
-    return _controller().limit(limits=1, user_api="blas") if alone else nullcontext()
+    return one_thread() if alone else nullcontext()
+
+
+def one_thread() -> AbstractContextManager[object]:
+    """Keep BLAS to one thread, for the same bits wherever it is: how it sums hangs on their number."""
+    limited: AbstractContextManager[object] = _controller().limit(limits=1, user_api="blas")
+    return limited
 
 
 @functools.cache

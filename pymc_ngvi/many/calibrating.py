@@ -1,7 +1,7 @@
 """`calibrate`: simulation-based calibration of a model and its fits."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pymc as pm
@@ -14,7 +14,10 @@ from pymc_ngvi.many.fit_many import asked_of, checked_model, checked_names, sign
 from pymc_ngvi.many.fitting import Fitter, Search
 from pymc_ngvi.many.ranks import LOG_DENSITY
 from pymc_ngvi.many.result import ManyFits
-from pymc_ngvi.many.running import count_of, fitted_rows
+from pymc_ngvi.many.running import fitted_rows, place_of
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 #: Data sets at least: with fewer, no test of uniformity tells anything.
 _FEWEST = 20
@@ -25,6 +28,7 @@ def calibrate(
     n: int = 200,
     *,
     n_jobs: int = 1,
+    client: "Client | None" = None,
     random_seed: Seed = None,
     draws: int = 999,
     var_names: Sequence[str] | None = None,
@@ -48,6 +52,8 @@ def calibrate(
     n_jobs : int, default 1
         Processes; -1: as many as there are cores. The result is the same, to the bit. A script needs
         ``if __name__ == "__main__":`` around the call.
+    client : distributed.Client, optional
+        Of Dask: fits are made on its workers, in the place of processes. The result is the same, to the bit.
     random_seed : int, list of int, SeedSequence, Generator, RandomState or None
     draws : int, default 999
         Of each fit, among which true values are ranked.
@@ -89,6 +95,7 @@ def calibrate(
     True
     """
     model, names = checked_model(model, "calibrate(model)"), checked_names(model, var_names)
+    place = place_of(n_jobs, client)
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < _FEWEST:
         raise ValueError(f"n should be the number of data sets, at least {_FEWEST}; got {n!r}.")
     if LOG_DENSITY in model.named_vars:
@@ -100,7 +107,7 @@ def calibrate(
         slots, options, seed_of(np.random.SeedSequence(entropy, spawn_key=(1,))), draws, names, search=search
     )
     fitter, cases = Fitter(asked), (Case(one.observed, one) for one in simulated)
-    rows = fitted_rows(fitter, cases, count_of(n_jobs), int(n), progressbar)
+    rows = fitted_rows(fitter, cases, place, int(n), progressbar)
     fits = ManyFits(rows, fitter, [one.observed for one in simulated], {"draws": draws})
     return Calibration.of(rows, fits, draws)
 

@@ -5,7 +5,7 @@ import itertools
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pymc as pm
 
@@ -14,10 +14,14 @@ from pymc_ngvi.core.seeds import Seed, seed_of
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.fitting.signatures import joined_parameters, sign, split_options
 from pymc_ngvi.inference import NGVI
+from pymc_ngvi.many.drawn import made_folder
 from pymc_ngvi.many.entries import Case, Entry, Slots, opened
 from pymc_ngvi.many.fitting import Asked, Fitter, Search
 from pymc_ngvi.many.result import ManyFits
-from pymc_ngvi.many.running import count_of, fitted_rows
+from pymc_ngvi.many.running import fitted_rows, place_of
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 #: Options of a single fit that make no sense for many, and why.
 _NOT_FOR_MANY = {
@@ -33,6 +37,7 @@ def fit_many(
     data: Iterable[Entry],
     *,
     n_jobs: int = 1,
+    client: "Client | None" = None,
     random_seed: Seed = None,
     draws: int = 1_000,
     prob: float = 0.94,
@@ -43,7 +48,7 @@ def fit_many(
     progressbar: bool = True,
     **options: Any,
 ) -> ManyFits:
-    """Fit a model to many data sets, one after the other or in processes.
+    """Fit a model to many data sets, one after the other, in processes or on a Dask cluster.
 
     The model is read and compiled once. The first three fits are those that ``pm.fit(method="ngvi")`` makes. The others
     start from the first of these that converged. If the three have found no other modes, one in twenty of the others
@@ -60,6 +65,8 @@ def fit_many(
     n_jobs : int, default 1
         Processes; -1: as many as there are cores. The result is the same, to the bit. A script needs
         ``if __name__ == "__main__":`` around the call.
+    client : distributed.Client, optional
+        Of Dask: fits are made on its workers, in the place of processes. The result is the same, to the bit.
     random_seed : int, list of int, SeedSequence, Generator, RandomState or None
         Each fit has a seed of its own, which follows from this one and from its place.
     draws : int, default 1_000
@@ -76,8 +83,9 @@ def fit_many(
         the others; or in each fit. The table says of each whether it was searched. If one of the twentieth has other
         modes, those that were not searched are "not judged", and there is a warning.
     draws_to : str or Path, optional
-        Folder for draws: ``fit_000000.nc`` and so on, as `NGVIApproximation.sample` gives them. Nothing else of a fit
-        is kept but its summary.
+        Folder for draws, as `NGVIApproximation.sample` gives them: ``fit_000000.nc`` and so on. If its name ends in
+        ``.zarr``, it is a zarr store, with a group ``fit_000000`` and so on. Nothing else of a fit is kept but its
+        summary.
     progressbar : bool, default True
     **options
         Those of `NGVI` and `NGVI.fit`, for all fits.
@@ -91,8 +99,11 @@ def fit_many(
     Raises
     ------
     TypeError, ValueError
-        Before any fit: for data that are no iterable of dicts, or empty; for names that the model does not have; as
-        `NGVI` for its options. At the end, if every fit has failed.
+        Before any fit: for data that are no iterable of dicts, or empty; for names that the model does not have; for
+        something that is no client; as `NGVI` for its options. At the end, if every fit has failed.
+    BrokenExecutorError
+        For a client that is closed, before any fit. Where its cluster is lost later, the fits that were done are kept,
+        and a warning says so.
 
     Examples
     --------
@@ -107,17 +118,17 @@ def fit_many(
     >>> many.dataset["mu"].sel(statistic="mean").round(1).values.tolist()
     [0.0, 1.0, 2.0, 2.9]
     """
-    model = checked_model(model, "fit_many(model, data)")
+    model, place = checked_model(model, "fit_many(model, data)"), place_of(n_jobs, client)
     entries, total = opened(data)
     first = next(entries, None)
     if first is None:
         raise ValueError("data is empty: give a dict of arrays for each fit.")
     asked = asked_of(
         Slots.of(model, first), options, random_seed, draws, checked_names(model, var_names),
-        prob=prob, judge=judge, search=search, folder=None if draws_to is None else _made_folder(draws_to),
+        prob=prob, judge=judge, search=search, folder=None if draws_to is None else made_folder(draws_to),
     )  # fmt: skip
     fitter, cases = Fitter(asked), map(Case, itertools.chain([first], entries))
-    rows = fitted_rows(fitter, cases, count_of(n_jobs), total, progressbar)
+    rows = fitted_rows(fitter, cases, place, total, progressbar)
     return ManyFits(rows, fitter, data, {"prob": prob, "draws": draws})
 
 
@@ -172,14 +183,6 @@ def checked_names(model: pm.Model, names: Sequence[str] | None) -> frozenset[str
         if name not in valid:
             raise ValueError(f"var_names has {name!r}, which the model has not: {suggestion(name, valid)}")
     return frozenset(names)
-
-
-def _made_folder(path: str | Path) -> Path:
-    folder = Path(path).absolute()
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"draws_to should be a folder; {str(folder)!r} is a file.")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def sign_with_options(function: Callable[..., Any], *without: str) -> None:

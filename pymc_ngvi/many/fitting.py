@@ -25,7 +25,9 @@ from pymc_ngvi.fitting.earlier import Earlier
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.problem import Problem
 from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.fitting.threads import one_thread
 from pymc_ngvi.inference import NGVI
+from pymc_ngvi.many.drawn import write_draws
 from pymc_ngvi.many.entries import BadEntryError, Case, Slots, digest_of, shapes_of
 from pymc_ngvi.many.ranks import Ranks
 from pymc_ngvi.results.approximation import NGVIApproximation
@@ -181,10 +183,11 @@ class Fitter:
         try:
             arrays = self.asked.slots.checked(case.entry)
             row.digest = digest_of(arrays)
-            approx = self.approx(index, arrays)
-            if index < N_PILOTS:
-                self._look_at_pilot(approx)
-            self._summarise(row, approx, case.truth)
+            with one_thread():
+                approx = self.approx(index, arrays)
+                if index < N_PILOTS:
+                    self._look_at_pilot(approx)
+                self._summarise(row, approx, case.truth)
         except Interrupted:
             raise
         except Exception as error:  # whatever it is: the other fits go on
@@ -198,7 +201,7 @@ class Fitter:
         inference = self._inference
         inference.pilot = None if index < N_PILOTS else self.pilot
         inference.is_searched = index % _EACH_SEARCHED == 0
-        with _quietly():
+        with _quietly(), one_thread():
             inference.configure(random_seed=self.asked.seed(index))
             approx = inference.fit(progressbar=False, **self.asked.of_fit)
         if _is_interrupted(approx):
@@ -236,7 +239,7 @@ class Fitter:
         of_pilot = self._inference.pilot and self._inference.pilot.record
         row.left_out = bool(of_pilot and of_pilot.searched and not (record.searched or record.comes_first))
         if asked.folder is not None:
-            approx.sample(asked.draws, random_seed=row.seed).to_netcdf(path_of(asked.folder, row.index))
+            write_draws(approx.sample(asked.draws, random_seed=row.seed), asked.folder, row.index)
 
 
 def _is_interrupted(approx: NGVIApproximation) -> bool:
@@ -251,11 +254,6 @@ def _has_other_modes(approx: NGVIApproximation) -> bool:
     record, checks = approx.record, approx.checks
     assert record is not None
     return bool(record.modes or record.restarted) or (checks is not None and checks.n_modes > 1)
-
-
-def path_of(folder: Path, index: int) -> Path:
-    """Return where the draws of a fit are."""
-    return folder / f"fit_{index:06d}.nc"
 
 
 def _statistics(draws: AnyArray, prob: float) -> AnyArray:

@@ -1,75 +1,122 @@
-"""Goes through the cases, one after the other or in processes, and collects rows as they are done."""
+"""Goes through the cases, one after the other, in processes or on Dask, and collects rows as they are done."""
 
 import itertools
-import multiprocessing
 import os
-import signal
 import warnings
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterable, Iterator, Sequence
 
-import cloudpickle
+import numpy as np
 
 from pymc_ngvi.core.messages import OURS
+from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.density.shards.cluster import Cluster
+from pymc_ngvi.density.shards.errors import BrokenExecutorError
+from pymc_ngvi.many.elsewhere import Numbered, fit_elsewhere
 from pymc_ngvi.many.entries import Case
 from pymc_ngvi.many.fitting import N_PILOTS, Fitter, Interrupted, Row
+from pymc_ngvi.many.on_dask import cluster_of, on_dask
+from pymc_ngvi.many.processes import in_processes
 from pymc_ngvi.many.progress import shown
 from pymc_ngvi.many.searches import judge_unsearched
 
 #: Fits that a warning names, at most.
 _MOST_NAMED = 5
-#: Cases that are handed to each process at a time: what is waiting takes memory.
-_IN_HAND = 2
-#: Said of a fit whose process has ended twice, alone the second time.
-_DIED = "The process ended during this fit, which may be for want of memory."
 
-type Numbered = tuple[int, Case]
-type _Rows = Generator[Row, None, list[Numbered]]
+#: Where fits are made: in so many processes, or on a cluster.
+type Place = int | Cluster
 
 
-def count_of(n_jobs: object) -> int:
-    """Return the number of processes; raise ValueError for what is none."""
+class _Unreadable(Exception):
+    """The iterable of data has raised an error."""
+
+
+def place_of(n_jobs: object, client: object) -> Place:
+    """Return where fits are made.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is no number of processes, or no client, or for both.
+    BrokenExecutorError
+        For a client that is closed.
+    """
+    n = _count_of(n_jobs)
+    if client is None:
+        return n
+    if n != 1:
+        raise ValueError("Give n_jobs, processes of this machine, or client, the workers of Dask, not both.")
+    return cluster_of(client)
+
+
+def _count_of(n_jobs: object) -> int:
     if isinstance(n_jobs, bool) or not isinstance(n_jobs, int) or (n_jobs < 1 and n_jobs != -1):
         raise ValueError(f"n_jobs should be the number of processes, at least 1, or -1 for all cores; got {n_jobs!r}.")
     return len(os.sched_getaffinity(0)) if n_jobs == -1 and hasattr(os, "sched_getaffinity") else max(n_jobs, 1)
 
 
-def fitted_rows(fitter: Fitter, cases: Iterable[Case], n_jobs: int, total: int | None, progressbar: bool) -> list[Row]:
+def fitted_rows(fitter: Fitter, cases: Iterable[Case], place: Place, total: int | None, progressbar: bool) -> list[Row]:
     """Fit all cases; the model has its own data back at the end.
 
-    After an interrupt from the keyboard, those are returned that are done. There are warnings of what failed, and of
-    other modes that were found in some.
+    Those that are done are returned after an interrupt from the keyboard, where the data can't be read on, and where a
+    cluster is gone. There are warnings of this, of what failed, and of other modes that were found in some.
 
     Raises
     ------
-    KeyboardInterrupt
-        Where none is done.
+    KeyboardInterrupt, BrokenExecutorError, Exception
+        Where none is done; the last one is that of the data.
     ValueError
         Where all have failed.
     """
     rows: list[Row] = []
+    labels: dict[str, AnyArray] = {}
     with fitter.asked.slots.left_as_it_was():
         try:
-            for row in shown(_fits(fitter, enumerate(cases), n_jobs), total, progressbar):
+            for row in shown(_fits(fitter, _read(cases), place), total, progressbar):
                 rows.append(row)
+                _share(labels, row)
         except (KeyboardInterrupt, Interrupted):
             if not rows:
                 raise KeyboardInterrupt from None
-            of = "" if total is None else f" of {total:,}"
-            _warn(f"Interrupted from the keyboard: {len(rows):,}{of} fits were done, which are kept.")
+            _warn(f"Interrupted from the keyboard: {_kept(rows, total)}")
+        except (_Unreadable, BrokenExecutorError) as error:
+            if not rows:
+                raise error.__cause__ or error from None
+            _warn(f"{error} {_kept(rows, total)}")
     _report_failures(rows)
     if of_modes := judge_unsearched(rows):
         _warn(of_modes)
     return rows
 
 
-def _fits(fitter: Fitter, cases: Iterator[Numbered], n_jobs: int) -> Iterator[Row]:
+def _share(labels: dict[str, AnyArray], row: Row) -> None:
+    """Let a row have the labels of rows before it, where they are equal: each has its own until then."""
+    for dim, own in row.labels.items():
+        if np.array_equal(before := labels.setdefault(dim, own), own):
+            row.labels[dim] = before
+
+
+def _kept(rows: Sequence[Row], total: int | None) -> str:
+    of = "" if total is None else f" of {total:,}"
+    return f"{len(rows):,}{of} fits were done, which are kept."
+
+
+def _read(cases: Iterable[Case]) -> Iterator[Numbered]:
+    try:
+        yield from enumerate(cases)
+    except Exception as error:
+        raise _Unreadable(f"The data can't be read on: {type(error).__name__}: {error}.") from error
+
+
+def _fits(fitter: Fitter, cases: Iterator[Numbered], place: Place) -> Iterator[Row]:
     """Yield what is kept of each fit, as they are done: of the first ones, and of the others that start from these."""
     yield from _one_by_one(fitter, itertools.islice(cases, N_PILOTS))
     fitter.settle()
-    yield from _one_by_one(fitter, cases) if n_jobs == 1 else _in_processes(fitter, cases, n_jobs)
+    if place == 1:
+        yield from _one_by_one(fitter, cases)
+    else:
+        run = on_dask(fitter, place) if isinstance(place, Cluster) else in_processes(fitter, place)
+        yield from fit_elsewhere(fitter, cases, run)
 
 
 def _report_failures(rows: Sequence[Row]) -> None:
@@ -93,60 +140,3 @@ def _one_by_one(fitter: Fitter, cases: Iterable[Numbered]) -> Iterator[Row]:
     """Fit cases in this process."""
     for index, case in cases:
         yield fitter.row(index, case)
-
-
-def _in_processes(fitter: Fitter, cases: Iterator[Numbered], n_jobs: int) -> Iterator[Row]:
-    """Fit cases in other processes; rows come in the order in which they are done.
-
-    A process that ends takes no other fit with it: those in hand are done again, one at a time.
-    """
-    content = cloudpickle.dumps((fitter.asked, fitter.pilot))
-    while in_hand := (yield from _until_broken(content, cases, n_jobs, n_jobs * _IN_HAND)):
-        for index, case in in_hand:
-            if (yield from _until_broken(content, iter([(index, case)]), 1, 1)):
-                yield Row(index, fitter.asked.seed(index), error=_DIED)
-
-
-def _until_broken(content: bytes, cases: Iterator[Numbered], n_jobs: int, n_in_hand: int) -> _Rows:
-    """Yield rows; return the cases in hand when a process ended, none where all are done."""
-    context = multiprocessing.get_context("spawn")  # a fork would take over locks of threads
-    pool = ProcessPoolExecutor(n_jobs, context, initializer=_begin, initargs=(content,))
-    in_hand: dict[int, Case] = {}
-    futures: set[Future[Row]] = set()
-    try:
-        while True:
-            for index, case in itertools.islice(cases, n_in_hand - len(in_hand)):
-                in_hand[index] = case
-                futures.add(pool.submit(_row, index, case))
-            if not in_hand:
-                return []
-            done, futures = wait(futures, return_when=FIRST_COMPLETED)
-            for future in done:
-                row = future.result()
-                del in_hand[row.index]
-                yield row
-    except BrokenProcessPool:
-        return list(in_hand.items())
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-# --- in a process ---
-
-
-class _Here:
-    """What a process has to fit with; made when the first case comes."""
-
-    content: bytes = b""
-    fitter: Fitter | None = None
-
-
-def _begin(content: bytes) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process sees to it
-    _Here.content = content
-
-
-def _row(index: int, case: Case) -> Row:
-    if _Here.fitter is None:
-        _Here.fitter = Fitter(*cloudpickle.loads(_Here.content))
-    return _Here.fitter.row(index, case)

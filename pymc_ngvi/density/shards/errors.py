@@ -29,7 +29,7 @@ class ShardError(RuntimeError):
 
 
 class BrokenExecutorError(RuntimeError):
-    """The executor that evaluates shards can't be used any more.
+    """The executor that evaluates shards, or the cluster that makes fits, can't be used any more.
 
     Parameters
     ----------

@@ -1,6 +1,5 @@
 """Shards on Dask: each lives on a worker, and is made again on another where that dies."""
 
-import logging
 import time
 
 from collections import Counter
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from pymc_ngvi.density.shards.cluster import Advice, Cluster, Lost
 from pymc_ngvi.density.shards.engines import Done, hold_threads, pickled
 from pymc_ngvi.density.shards.errors import BrokenExecutorError
 from pymc_ngvi.density.shards.recipe import Recipe
@@ -21,10 +21,12 @@ _MOST_LOST = 10
 _PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0)
 #: Bytes from which on a request is no part of a task.
 _LARGE = 500_000
-#: Seconds between looks at the workers while answers are waited for; seconds that there may be none.
-_LOOK, _PATIENCE = 5.0, 300.0
-
-logger = logging.getLogger("pymc.ngvi")
+_ADVICE = Advice(
+    "shards",
+    "Make another one, and go on with it: approx.refine(executor=...) for a fit, shards.use(...) for all else.",
+    "Start some, and go on: approx.refine() for a fit; the call again for all else. With another cluster: "
+    "approx.refine(executor=...), shards.use(...).",
+)
 
 
 class OnDask:
@@ -42,19 +44,19 @@ class OnDask:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._shards: dict[str, list[Any]] = {}
-        self._workers = _Workers(client)
+        self._cluster = Cluster(client, _ADVICE)
 
     def answers(self, recipe: Recipe, requests: Requests, done: Done) -> list[object]:
         """Return the answer of each shard, in the order of the keys."""
-        self._check()
+        self._cluster.check()
         asked, shards = pickled(recipe, requests), self._made(recipe)
         result: list[object] = [None] * len(shards)
         waiting, lost = self._all_asked(recipe, shards, asked, range(len(shards))), Counter[int]()
         try:
             while waiting:
                 again = []
-                for number, value in self._completed(waiting):
-                    if isinstance(value, _Lost):
+                for number, future in self._cluster.completed(waiting):
+                    if isinstance(value := self._cluster.value(future), Lost):
                         again.append(number)
                         lost[number] += value.n_workers
                         continue
@@ -120,97 +122,9 @@ class OnDask:
             try:
                 return self._client.scatter(_Held(request), hash=False)
             except OSError:  # of connections, or timeouts
-                self._check()
+                self._cluster.check()
                 time.sleep(pause)
         raise BrokenExecutorError("No worker of the cluster takes data. Start some, or make another client.")
-
-    def _completed(self, waiting: dict[int, Any]) -> Iterable[tuple[int, object]]:
-        """Yield numbers and answers as they come in; `_Lost` for those that went with their worker."""
-        from distributed import as_completed
-
-        left = {future.key: (number, future) for number, future in waiting.items()}
-        while left:
-            self._workers.look()
-            completed = as_completed([future for _, future in left.values()], raise_errors=False, timeout=_LOOK)
-            while (future := _next(completed)) is not None:
-                number, _ = left.pop(future.key)
-                yield number, self._value(future)
-            self._check()
-
-    def _value(self, future: Any) -> object:
-        from distributed import KilledWorker
-        from distributed.client import FutureCancelledError
-
-        try:
-            return future.result()
-        except KilledWorker as error:  # Dask has tried several before it gives up
-            self._check()
-            return _Lost(error.allowed_failures + 1)
-        except FutureCancelledError:
-            self._check()
-            return _Lost(1)
-
-    def _check(self) -> None:
-        if self._client.status != "running":
-            raise BrokenExecutorError(
-                f"The Dask client that evaluates the shards is {self._client.status}. Make another one, and go on "
-                "with it: approx.refine(executor=...) for a fit, shards.use(...) for all else."
-            )
-
-
-class _Workers:
-    """Whether a cluster has workers, or may get some."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._were_seen, self._is_warned, self._none_since = False, False, float("nan")
-
-    def look(self) -> None:
-        """Raise an error where all workers have gone, and none has come back for minutes.
-
-        A cluster that is adaptive starts workers by itself, perhaps after hours in a queue, and one that has had none
-        yet may be starting: there is a warning.
-        """
-        try:
-            n_workers = len(self._client.nthreads())  # `scheduler_info` lists none while Dask renews it
-        except OSError:  # the scheduler does not answer: if it never will, the client says so
-            return
-        if n_workers:
-            self._were_seen, self._is_warned, self._none_since = True, False, float("nan")
-            return
-        now = time.monotonic()
-        if not self._none_since <= now:  # NaN: the first look without workers
-            self._none_since = now
-        if now - self._none_since < _PATIENCE:
-            return
-        without = f"The Dask cluster has had no worker for {now - self._none_since:,.0f} s"
-        if self._were_seen and not self._are_started_by_need():
-            raise BrokenExecutorError(
-                f"{without}: those that evaluated the shards have died or were closed, and none has come back. Start "
-                "some, and go on: approx.refine() for a fit; the call again for all else. With another cluster: "
-                "approx.refine(executor=...), shards.use(...)."
-            )
-        if not self._is_warned:
-            logger.warning("%s; the shards are waiting for one. Start some, or interrupt.", without)
-            self._is_warned = True
-
-    def _are_started_by_need(self) -> bool:
-        adaptive = getattr(self._client.cluster, "_adaptive", None)
-        return adaptive is not None and getattr(adaptive, "state", "running") in ("starting", "running")
-
-
-def _next(completed: Any) -> Any:
-    """Return the next future that is done; None where all are, or after the time that was given."""
-    try:
-        return next(completed, None)
-    except TimeoutError:
-        return None
-
-
-class _Lost(NamedTuple):
-    """An evaluation that went with its worker, or with several, one after another."""
-
-    n_workers: int
 
 
 class _Held(NamedTuple):
@@ -227,11 +141,3 @@ def _make(recipe: Recipe, number: int) -> Shard:
 def _answer(recipe: Recipe, shard: Shard, request: "bytes | _Held") -> object:
     hold_threads(recipe)
     return shard.answer(cloudpickle.loads(request.content if isinstance(request, _Held) else request))
-
-
-def client_of(executor: object) -> Any:
-    """Return the client of Dask behind an executor; None where it is no such thing."""
-    if not type(executor).__module__.startswith("distributed."):
-        return None
-    client = getattr(executor, "_client", None) or executor  # that of `client.get_executor()`
-    return client if hasattr(client, "get_executor") else None

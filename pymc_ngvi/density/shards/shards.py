@@ -13,8 +13,9 @@ import pymc as pm
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.shards.checks import check_same, common_deterministics, common_potentials
+from pymc_ngvi.density.shards.cluster import client_of
 from pymc_ngvi.density.shards.engines import ByExecutor, InProcess, ShardRunner, forget
-from pymc_ngvi.density.shards.on_dask import OnDask, client_of
+from pymc_ngvi.density.shards.on_dask import OnDask
 from pymc_ngvi.density.shards.recipe import Recipe
 from pymc_ngvi.density.shards.requests import Apply, Common, Look, ModelFacts, Requests
 from pymc_ngvi.density.shards.shard import made

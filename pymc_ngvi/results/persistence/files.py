@@ -44,7 +44,7 @@ def check_path(path: str | os.PathLike[str]) -> Path:
             f"The suffix says in which format to save: {', '.join(_NETCDF)} for netCDF, {_ZARR} for zarr; got "
             f"{os.fspath(path)!r}."
         )
-    if suffix == _ZARR:
+    if is_zarr(given):
         _need_zarr()
     if not given.parent.is_dir():
         raise FileNotFoundError(f"There is no folder {str(given.parent)!r}: make it first.")
@@ -55,11 +55,25 @@ def check_path(path: str | os.PathLike[str]) -> Path:
     return given
 
 
-def write(tree: xr.DataTree, path: Path) -> None:
-    """Write a tree to a path from `check_path`; what was there is replaced at the end, or kept where writing fails."""
+def is_zarr(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a path is that of a zarr store, by its suffix."""
+    return Path(path).suffix.lower() == _ZARR
+
+
+def write(tree: xr.DataTree, path: Path, *, as_zarr: bool = False) -> None:
+    """Write a tree to a path; what was there is replaced at the end, or kept where writing fails.
+
+    Parameters
+    ----------
+    tree : DataTree
+    path : Path
+        From `check_path`, or in a zarr store.
+    as_zarr : bool, default False
+        Whether to do so whatever the suffix.
+    """
     beside = path.with_name(f".{path.stem}-{uuid.uuid4().hex[:12]}{path.suffix}")
     try:
-        if path.suffix.lower() == _ZARR:
+        if as_zarr or is_zarr(path):
             # A consolidated copy of the metadata is no part of the format.
             tree.to_zarr(beside, mode="w-", consolidated=False, zarr_format=3)
             _replace_folder(beside, path)
@@ -152,7 +166,7 @@ def _codecs(listed: Any) -> Iterator[str]:
 
 def _need_zarr() -> None:
     if importlib.util.find_spec("zarr") is None:
-        raise ImportError("A path that ends in .zarr needs the package zarr: `pip install zarr`, or save as .nc.")
+        raise ImportError("A path that ends in .zarr needs the package zarr: `pip install zarr`, or write netCDF.")
 
 
 def dataset_of(arrays: dict[str, NDArray[np.generic]]) -> xr.Dataset:
