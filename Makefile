@@ -43,6 +43,7 @@ lint: $(STAMP)test
 
 docs: $(STAMP)docs
 	$(BIN)/python -m sphinx --fresh-env --write-all --fail-on-warning --keep-going --quiet -b html docs docs/_build/html
+	$(BIN)/python tests/packaging/site_check.py docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 notebooks: $(STAMP)notebooks
@@ -50,7 +51,7 @@ notebooks: $(STAMP)notebooks
 
 wheel: $(STAMP)wheel
 	rm -rf dist
-	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m build --sdist --wheel --outdir dist
 	$(BIN)/python tests/packaging/check.py dist
 
 bench: $(STAMP)bench

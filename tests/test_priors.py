@@ -114,6 +114,16 @@ def test_a_prior_far_from_the_data_is_said_to_be_so(exact):
     assert abs(again.log_marginal_likelihood.value - log_m) < 0.05
 
 
+@pytest.mark.parametrize("seed", [6, 8])
+def test_a_nested_posterior_with_thin_tails_under_a_prior_that_is_a_little_different(seed):
+    """Weights that the fit has are nearly equal, and their tail is light: that of the change is, too."""
+    approx = pymc_ngvi.fit_ngvi(model=latent_models.level(20), posterior="nested", random_seed=seed, progressbar=False)
+    found = approx.with_prior(noise=pm.HalfNormal.dist(1.9))
+    assert found.is_reliable
+    assert found.khat < 0.5
+    assert found.effective_sample_size > 0.8 * approx.checks.effective_size
+
+
 def test_few_effective_draws_are_a_doubt_and_more_of_them_the_cure(exact):
     new = pm.Normal.dist(2.0, 0.3)
     with pytest.warns(UserWarning, match=r"worth \d+ independent ones: the error of a mean is 0\.\d+ of its sd"):

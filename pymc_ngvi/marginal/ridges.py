@@ -27,6 +27,8 @@ _DISTANCES = 2.0 ** np.arange(0.5, 5.5, 0.5)
 _LOWEST = 10.0
 #: Steps of Newton at each distance, their lengths that are tried, and the longest one, in standard deviations.
 _N_NEWTON, _LENGTHS, _LONGEST = 5, np.array([1.0, 0.5, 0.2, 0.05]), 3.0
+#: Distance up to which predictions are relied on.
+_PREDICTED = 3.5
 #: Step of finite differences, and the widest that a component may be, in standard deviations.
 _STEP, _WIDEST = 0.01, 4.0
 #: Degrees of freedom of components.
@@ -42,7 +44,11 @@ class RidgeSlopes(NamedTuple):
 
 
 def ridges(
-    log_density: Callable[[Array], Array], mode: Array, sd: Array, along: NDArray[np.intp]
+    log_density: Callable[[Array], Array],
+    mode: Array,
+    sd: Array,
+    along: NDArray[np.intp],
+    evaluate: Callable[[Array], Array] | None = None,
 ) -> StudentMixture | None:
     """Follow log m from its mode along some coordinates, in both directions; None where nothing was found.
 
@@ -54,6 +60,8 @@ def ridges(
         Where to begin, and standard deviations.
     along : ndarray of int
         Coordinates.
+    evaluate : callable, optional
+        Where ``log_density`` only predicts it: evaluates it, and lets predictions know. It is asked at few points.
 
     Returns
     -------
@@ -61,10 +69,15 @@ def ridges(
         A component for each point of a ridge: as wide as the others are there, and as long as the way to the next.
     """
 
-    def of(u: Array) -> Array:
-        with np.errstate(all="ignore"):
-            values = log_density(mode + sd * u)
-        return np.where(np.isfinite(values), values, -np.inf)
+    def standardised(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+        def of(u: Array) -> Array:
+            with np.errstate(all="ignore"):
+                values = function(mode + sd * u)
+            return np.where(np.isfinite(values), values, -np.inf)
+
+        return of
+
+    of = standardised(log_density)
 
     p = len(mode)
     fixed, side = np.repeat(along, 2), np.tile([-1.0, 1.0], len(along))
@@ -74,8 +87,12 @@ def ridges(
     for distance in _DISTANCES:
         begun = at + (at - before) * ((distance - previous) / previous if previous else 0.0)
         begun[np.arange(len(fixed)), fixed] = side * distance
-        found, slopes = _maximised(of, begun, fixed)
-        going = slopes.value > top - _LOWEST
+        if evaluate is None or distance < _PREDICTED:
+            found, slopes = _maximised(of, begun, fixed)
+            value = slopes.value
+        else:
+            found, slopes, value = _settled(of, standardised(evaluate), begun, fixed, top - _LOWEST)
+        going = value > top - _LOWEST
         for i in np.flatnonzero(going):
             means.append(found[i])
             factors.append(_factor(slopes.hessian[i], fixed[i], found[i] - at[i]))
@@ -112,8 +129,36 @@ def _maximised(of: Callable[[Array], Array], at: Array, fixed: NDArray[np.intp])
         tried = at[:, None] + _LENGTHS[:, None] * step[:, None]
         new = of(tried.reshape(-1, p)).reshape(n, -1)
         best = new.argmax(axis=1)
-        at = np.where((new[each, best] > slopes.value)[:, None], tried[each, best], at)
+        rises = new[each, best] > slopes.value
+        if not rises.any():
+            return at, slopes
+        at = np.where(rises[:, None], tried[each, best], at)
     return at, _slopes(of, at)
+
+
+def _settled(
+    of: Callable[[Array], Array],
+    evaluate: Callable[[Array], Array],
+    begun: Array,
+    fixed: NDArray[np.intp],
+    least: float,
+) -> tuple[Array, RidgeSlopes, Array]:
+    """Return where a density that is predicted is largest, going by its values where predictions are; these values.
+
+    Where a ridge goes straight on, the way so far may tell more than predictions do: the values of both are taken, and
+    what is above ``least`` is maximised once more by predictions that know these.
+    """
+    at = np.concatenate([begun, _maximised(of, begun, fixed)[0]])
+    values = evaluate(at).reshape(2, -1)
+    best = values.argmax(axis=0) * len(begun) + np.arange(len(begun))
+    at, value = at[best], values.max(axis=0)
+    going = np.flatnonzero(value > least)
+    if len(going):
+        tried = _maximised(of, at[going], fixed[going])[0]
+        new = evaluate(tried)
+        better = new > value[going]
+        at[going[better]], value[going[better]] = tried[better], new[better]
+    return at, _slopes(of, at), value
 
 
 def _slopes(of: Callable[[Array], Array], at: Array) -> RidgeSlopes:

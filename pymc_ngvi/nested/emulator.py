@@ -9,9 +9,10 @@ References
    Statistical Science 4(4). https://doi.org/10.1214/ss/1177012413
 """
 
+import contextlib
 import itertools
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,6 +118,15 @@ def _kernel(a: Array, b: Array, length: float) -> Array:
     squares = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2.0 * a @ b.T
     result: Array = np.exp(-0.5 * np.maximum(squares, 0.0) / length**2)
     return result
+
+
+def _fitted(points: Array, terms: Array, values: Array, kinds: Iterable[tuple[float, float]]) -> list[Kriging]:
+    """Return fits by length and nugget: points side by side take a larger one, and have no fit with the others."""
+    fits = []
+    for kind in kinds:
+        with contextlib.suppress(np.linalg.LinAlgError):
+            fits.append(Kriging.of(points, terms, values, *kind))
+    return fits
 
 
 def _standardised(points: Array, whitening: Whitening) -> tuple[Array, Array]:
@@ -312,14 +322,12 @@ class Emulated(Plain):
             self._kriging = None
             return
         old = self._kriging
-        try:
-            if old is not None and len(u) < self._n_used + _ANEW:
-                self._kriging = Kriging.of(u, terms, of_y[keep], old.length, old.nugget)
-                return
-            fits = [Kriging.of(u, terms, of_y[keep], *kind) for kind in itertools.product(_LENGTHS, _NUGGETS)]
-            self._kriging, self._n_used = min(fits, key=lambda fit: fit.score), len(u)
-        except np.linalg.LinAlgError:
-            self._kriging = None
+        few = len(u) < self._n_used + _ANEW
+        if old is not None and few and (fits := _fitted(u, terms, of_y[keep], [(old.length, old.nugget)])):
+            self._kriging = fits[0]
+            return
+        fits = _fitted(u, terms, of_y[keep], itertools.product(_LENGTHS, _NUGGETS))
+        self._kriging, self._n_used = min(fits, key=lambda fit: fit.score, default=None), len(u)
 
     @staticmethod
     def _deep(p: int) -> float:

@@ -11,8 +11,9 @@ from scipy.stats import qmc
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.fitting import Hopeless, Sampler
-from pymc_ngvi.marginal.proposals import effective_size
-from pymc_ngvi.marginal.sampling import Pool
+from pymc_ngvi.marginal.proposals import Proposal, effective_size
+from pymc_ngvi.marginal.ridges import ridges
+from pymc_ngvi.marginal.sampling import Pool, Sampled
 from pymc_ngvi.nested.emulator import Emulated
 from pymc_ngvi.nested.found import Marginal
 from pymc_ngvi.nested.learning import learn
@@ -20,7 +21,7 @@ from pymc_ngvi.nested.mode import LatentMode, find_mode
 from pymc_ngvi.nested.pairs import WeightedPairs, normalised_weights
 from pymc_ngvi.nested.rounds import Guess, Rounds
 from pymc_ngvi.nested.seconds import MOST_EMULATED
-from pymc_ngvi.nested.verdict import EVEN, MOST_MOVED
+from pymc_ngvi.nested.verdict import MOST_MOVED
 
 #: Evaluations of log m before there are weights, after those on the way to the mode, and for each hyperparameter.
 _MOST, _MOST_OF_EACH = 15, 15
@@ -28,6 +29,8 @@ _MOST, _MOST_OF_EACH = 15, 15
 #: values have no errors that many of them would smooth; how far out they are, in turn, in the standard deviations of
 #: normals.
 _OF_DESIGN, _OF_DESIGN_OF_EACH, _PER_TERM, _SIZES_OF_DESIGN = 10, 12, 2, (1.0, 2.0, 3.0)
+#: Part of the pool that is drawn about ridges.
+_OF_RIDGES = 0.2
 #: Effective size of the pool: predictions cost nothing.
 _WANTED = 4_000
 #: Parts of all values that are in each round: what the first has found makes predictions better, and the last is drawn
@@ -118,7 +121,11 @@ def explore(
         emulated.tell(known.g, known.value)
     sampler = Sampler(emulated, mode.at, mode.cov, seed, wanted=_WANTED, ratios=ratios)
     sampled = sampler.run()
-    rounds = Rounds(marginal, n_values, seed)
+    ridge = _ridge(emulated, sampled)
+    if ridge is not None:
+        proposal = sampled.proposal.beside(ridge, _OF_RIDGES)
+        sampled.pool = sampler.sequences.enlarged(sampler.sequences.first(proposal), proposal, _WANTED)
+    rounds = Rounds(marginal, n_values, seed, ridge)
     for number, part in enumerate(_PARTS):
         rounds.add(_guess(emulated, sampled.pool), sampled.bend, part)
         pairs, log_near, lost = rounds.pooled()
@@ -136,6 +143,33 @@ def _around(mode: LatentMode, n: int) -> Array:
     sizes = np.resize(_SIZES_OF_DESIGN, n)
     points: Array = mode.at + (sizes[:, None] * ndtri(uniform)) @ np.linalg.cholesky(mode.cov).T
     return points
+
+
+def _ridge(emulated: Emulated, sampled: Sampled) -> Proposal | None:
+    """Return a proposal about ridges of log m, which is evaluated on the way; None where it has none.
+
+    A scale that may be 0 has a thin tail, which predictions from values about the mode know nothing of, and few draws
+    from farther out hit: their weights do not show that it is missed.
+    """
+    if emulated.predicted() is None:
+        return None
+    pool, bend = sampled.pool, sampled.bend
+
+    def predict(y: Array) -> Array:
+        g, value = bend.inverse(y), emulated.bounded()
+        assert value is not None
+        return value(g) - bend.log_slope(g)
+
+    def evaluate(y: Array) -> Array:
+        g = bend.inverse(y)
+        result: Array = emulated.evaluate(g) - bend.log_slope(g)
+        return result
+
+    y, weights = bend.forward(pool.g), pool.weights()[0]
+    sd = np.sqrt(weights @ (y - weights @ y) ** 2)
+    mode = y[(pool.log_marginal - bend.log_slope(pool.g)).argmax()]
+    found = ridges(predict, mode, sd, np.arange(y.shape[1]), evaluate)
+    return None if found is None else Proposal(found, bend)
 
 
 def _guess(emulated: Emulated, pool: Pool) -> Guess:
@@ -161,8 +195,7 @@ def _guess(emulated: Emulated, pool: Pool) -> Guess:
 
 def _is_good(pairs: WeightedPairs, moved: float) -> bool:
     size = effective_size(pairs.log_marginal - pairs.log_density)
-    is_even = size > EVEN * len(pairs.g) or (size > _GOOD * len(pairs.g) and pairs.khat < _HEAVY)
-    return is_even and moved < MOST_MOVED
+    return size > _GOOD * len(pairs.g) and pairs.khat < _HEAVY and moved < MOST_MOVED
 
 
 def _tell(emulated: Emulated, pairs: WeightedPairs) -> None:

@@ -99,10 +99,12 @@ class Rounds:
     n_values : int
         Of the hyperparameters, in a round.
     seed : int
+    ridge : Proposal, optional
+        About ridges of log m: half of what is not drawn from what is predicted is of it.
     """
 
-    def __init__(self, marginal: Marginal, n_values: int, seed: int) -> None:
-        self._marginal, self._seed = marginal, seed
+    def __init__(self, marginal: Marginal, n_values: int, seed: int, ridge: Proposal | None = None) -> None:
+        self._marginal, self._seed, self._ridge = marginal, seed, ridge
         n_dim = max(marginal.n_dim, 1)
         at_once = _MOST_NUMBERS // n_dim
         self._m = N_DRAWS if at_once >= N_DRAWS * FEWEST_VALUES else max(_FEWEST_DRAWS, at_once // FEWEST_VALUES)
@@ -116,6 +118,10 @@ class Rounds:
         self._marginal.begin_round(guess.whitening)
         n, n_wide = int(np.ceil(part * self._n)), int(np.ceil(part * _OF_WIDE * self._n))
         wide = guess.wide(bend)
+        if self._ridge is not None:
+            n_wide = max(1, n_wide // 2)
+            g = self._ridge.draws(n_wide, self._rng)
+            self._rounds.append(_Round(self._ridge.log_density, g, self._found(g, guess), False))
         g = guess.draws(n, float(self._rng.random()))
         self._rounds.append(_Round(guess.log_density, g, self._found(g, guess), False))
         g = wide.draws(n_wide, self._rng)

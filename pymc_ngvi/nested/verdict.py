@@ -6,7 +6,7 @@ import numpy as np
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.verdict import Condition, Verdict
-from pymc_ngvi.marginal.verdict import MOST_KHAT
+from pymc_ngvi.marginal.sampling import MOST_KHAT, has_light_tail
 from pymc_ngvi.nested.pairs import MOST_VARIANCE
 from pymc_ngvi.nested.rounds import FEWEST_VALUES, N_DRAWS
 from pymc_ngvi.nested.seconds import MOST_EMULATED
@@ -15,8 +15,6 @@ from pymc_ngvi.nested.seconds import MOST_EMULATED
 _EXACT_VALUES, _EXACT_PAIRS = 400.0, 1_000.0
 #: Effective size of the hyperparameters from which on a posterior is reliable, and k-hat up to which it is.
 _LEAST_VALUES, _HEAVIEST = 100.0, 0.7
-#: Part of the values that are effective from which on a heavy tail of weights does not matter.
-EVEN = 0.7
 #: Standard errors by which values from farther out may move a mean.
 MOST_MOVED = 2.0
 #: Error of log m, an sd over the hyperparameters in nats, up to which an approximate posterior is reliable; part of
@@ -100,7 +98,7 @@ class NestedChecks(Verdict):
         few = "there are too few draws to measure how even the weights of latent variables are"
         return [
             *found,
-            self._of_tail(MOST_KHAT, is_vital=False),
+            self._of_tail(MOST_KHAT, is_vital=False, is_excused=has_light_tail(self.khat, self.n_values)),
             self._of_size(_EXACT_VALUES, is_vital=False),
             Condition("pairs", self.pair_size, _EXACT_PAIRS,
                 f"the effective size of the draws is {self.pair_size:,.0f}, below {_EXACT_PAIRS:,.0f}",
@@ -113,12 +111,10 @@ class NestedChecks(Verdict):
                 is_vital=False),
         ]  # fmt: skip
 
-    def _of_tail(self, most: float, *, is_vital: bool = True) -> Condition:
-        """Ask whether the tail of the weights is light enough, or does not matter."""
+    def _of_tail(self, most: float, *, is_vital: bool = True, is_excused: bool = False) -> Condition:
+        """Ask whether the tail of the weights is light enough: it may be heavy where nearly all of them are equal."""
         said = f"k-hat of the weights of the hyperparameters is {self.khat:.2f}, above {most}"
-        return Condition(
-            "k-hat", self.khat, most, said, is_vital, is_excused=self.effective_size > EVEN * self.n_values
-        )
+        return Condition("k-hat", self.khat, most, said, is_vital, is_excused=is_excused)
 
     def _of_size(self, least: float, *, is_vital: bool = True) -> Condition:
         size = self.effective_size

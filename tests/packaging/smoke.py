@@ -1,6 +1,8 @@
 """Run by `check.py` with the Python of an environment that has the wheel and nothing else of the repository."""
 
 import importlib.metadata
+import importlib.resources
+import pickle
 import sysconfig
 
 from pathlib import Path
@@ -16,10 +18,14 @@ PRECISION = len(Y) + 0.01
 
 
 def main() -> None:
-    """Fit, sample and report; raise AssertionError where something is not as it should be."""
+    """Fit, sample, report, save and load; raise AssertionError where something is not as it should be."""
     found = Path(pymc_ngvi.__file__).resolve()
     assert found.is_relative_to(Path(sysconfig.get_path("purelib")).resolve()), f"imported from {found}"
-    assert importlib.metadata.version("pymc-ngvi") == pymc_ngvi.__version__
+    distribution = importlib.metadata.distribution("pymc-ngvi")
+    assert distribution.version == pymc_ngvi.__version__
+    lost = [str(file) for file in distribution.files or [] if not file.locate().is_file()]
+    assert not lost, lost
+    assert (importlib.resources.files("pymc_ngvi") / "py.typed").is_file()
 
     with pm.Model() as model:
         mu = pm.Normal("mu", 0, 10)
@@ -35,8 +41,11 @@ def main() -> None:
     # Four Monte Carlo errors.
     assert abs(posterior["mu"].mean() - Y.sum() / PRECISION) < 4 * (PRECISION * 2_000) ** -0.5
     assert "mu" in str(approx.summary())
+    approx.save("fit.nc")
+    for again in (pymc_ngvi.load("fit.nc", model), pickle.loads(pickle.dumps(approx))):
+        np.testing.assert_array_equal(again.mean_flat, approx.mean_flat)
     assert pymc_ngvi.fit_ngvi(model=model, family="diagonal", progressbar=False).converged
-    print(f"pymc_ngvi {pymc_ngvi.__version__} from {found.parent}: fit, sample and summary work.")
+    print(f"pymc_ngvi {pymc_ngvi.__version__} from {found.parent}: fit, sample, summary and files work.")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,149 @@
+"""What the page on stability promises, where it can be checked; versions and dates that stand in several places."""
+
+import datetime
+import importlib
+import re
+import tomllib
+
+import pytest
+import yaml
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from test_site import API, DOCS, ROOT, documented, read, toctrees
+
+import pymc_ngvi
+
+from pymc_ngvi.fitting.registry import AXES
+from pymc_ngvi.posteriors.kinds import KINDS
+from pymc_ngvi.results.persistence.content import VERSION
+from pymc_ngvi.rows.engines import ENGINES
+
+PAGE = read(DOCS / "stability.md")
+PROJECT = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]
+WORKFLOW = read(ROOT / ".github" / "workflows" / "ci.yml")
+VALUES = {**AXES, "posterior": KINDS, "backend": ENGINES}
+RELEASES = re.findall(r"^## (\S+) \((.+)\)$", read(ROOT / "CHANGELOG.md"), flags=re.MULTILINE)
+
+
+def section(heading):
+    return re.search(rf"^## {heading}$(.*?)^## ", PAGE, flags=re.MULTILINE | re.DOTALL)[1]
+
+
+def rows(heading):
+    """Return the cells of the table of a section, by the first one of each row."""
+    lines = re.findall(r"^\| (.+) \|$", section(heading), flags=re.MULTILINE)
+    return {first: cells for first, *cells in (re.split(r" \| ", line) for line in lines)}
+
+
+PROVISIONAL = rows("What is provisional")
+SUPPORTED = rows("Supported versions")
+
+
+# --- what is named ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", re.findall(r"`([^`]+)`", " ".join(cell for row in PROVISIONAL.values() for cell in row))
+)
+def test_what_is_provisional_is_there_and_in_the_reference(name):
+    """A name that is gone, or is another one now, could not be looked up."""
+    owner, _, last = name.rpartition(".")
+    option, _, value = name.partition("=")
+    if owner == "pymc_ngvi":
+        assert any(getattr(pymc_ngvi, last) is one for one in documented())
+    elif owner == "approx":
+        assert f"   NGVIApproximation.{last}\n" in read(API / "approximation.md")
+    elif value:
+        assert value.strip('"') in VALUES[option]
+    else:
+        assert f"`{name}`" in read(DOCS / "options.md")
+
+
+def test_pages_that_are_provisional_are_those_of_the_reference():
+    named = re.findall(r"\*(.+?)\*", PROVISIONAL["extensions"][0])
+    titles = [read(API / f"{page}.md").splitlines()[0].removeprefix("# ") for page in toctrees(API / "index.md")]
+    assert named
+    assert set(named) <= set(titles)
+
+
+def test_files_have_the_format_that_is_said():
+    assert re.search(r"writes format (\d+)", PAGE)[1] == str(VERSION)
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+def specifier(text):
+    """Return a range that is told in words."""
+    low, high = re.fullmatch(r"([\d.]+) or newer(?:, below ([\d.]+))?", text).groups()
+    return SpecifierSet(f">={low}" + f",<{high}" * bool(high))
+
+
+def test_ranges_are_those_of_the_package():
+    required = {r.name: r.specifier for r in map(Requirement, PROJECT["dependencies"])}
+    for name in ("PyMC", "PyTensor", "NumPy"):
+        assert specifier(SUPPORTED[name][0]) == required[name.lower()], name
+    assert specifier(SUPPORTED["Python"][0]) == SpecifierSet(PROJECT["requires-python"])
+
+
+@pytest.mark.parametrize("name", ["Python", "PyMC"])
+def test_what_is_tested_is_what_the_workflow_runs(name):
+    said = re.findall(r"\d+\.\d+", SUPPORTED[name][1])
+    matrices = re.findall(rf"{name.lower()}-version: \[(.*)\]", WORKFLOW)
+    assert said
+    assert matrices
+    assert all(re.findall(r'"(.+?)"', versions) == said for versions in matrices)
+
+
+# --- releases ---------------------------------------------------------------------------------------------------------
+
+
+def test_dates_of_the_changelog_go_down_and_only_the_first_version_may_have_none():
+    dates = [date for _, date in RELEASES]
+    assert dates
+    assert "unreleased" not in dates[1:]
+    released = [datetime.date.fromisoformat(date) for date in dates if date != "unreleased"]
+    assert released == sorted(released, reverse=True)
+
+
+def test_the_citation_is_valid_and_has_the_date_of_the_changelog():
+    """Of the schema of CFF 1.2.0, what it requires, and the kinds of values of what is there."""
+    citation = yaml.safe_load(read(ROOT / "CITATION.cff"))
+    known = {
+        "abstract", "authors", "cff-version", "date-released", "doi", "identifiers", "keywords", "license", "message",
+        "preferred-citation", "references", "repository-code", "title", "type", "url", "version",
+    }  # fmt: skip
+    assert {"authors", "cff-version", "message", "title"} <= set(citation) <= known
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["type"] == "software"
+    assert citation["license"] == PROJECT["license"]
+    assert all("name" in author or "family-names" in author for author in citation["authors"])
+    assert len(set(citation["keywords"])) == len(citation["keywords"])
+    date = RELEASES[0][1]
+    assert str(citation.get("date-released", "unreleased")) == date
+    year = f" ({date[:4]})." if date != "unreleased" else "."
+    assert f"The pymc_ngvi developers{year} pymc_ngvi:" in read(DOCS / "citing.md")
+
+
+# --- the site ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('<script src="https://cdn.org/a.js"></script>', "loads https://cdn.org/a.js"),
+        ("<img alt='a'\n src='//cdn.org/a.png'>", "loads //cdn.org/a.png"),
+        ('<link rel="stylesheet" href="https://fonts.org/css">', "loads https://fonts.org/css"),
+        ("<style>@import url(https://fonts.org/css);</style>", "loads https://fonts.org/css"),
+        (f"<pre>{ROOT}/docs</pre>", "of this machine"),
+        ('<a href="https://doi.org/10.1">10.1</a><link rel="canonical" href="https://a.org/"><img src="a.png">', ""),
+    ],
+)
+def test_what_a_page_loads_from_elsewhere_is_found(monkeypatch, tmp_path, text, said):
+    monkeypatch.syspath_prepend(ROOT / "tests" / "packaging")
+    site = importlib.import_module("site_check")
+    (tmp_path / "index.html").write_text(text)
+    found = site.faults(tmp_path)
+    assert len(found) == bool(said)
+    assert all(said in one for one in found)
