@@ -156,7 +156,7 @@ for ax, (shop, found) in zip(axes, shown.items(), strict=True):
     ax.fill_between(day, lower, upper, color="C0", alpha=0.25, lw=0)
     ax.plot(day, median, color="C0")
     ax.axhline(np.exp(level[shop]), color="C1")
-    ax.set(title=f"shop {shop}", xlabel="day", ylabel="sold on a usual Monday", ylim=(0, None))
+    ax.set(title=f"shop {shop}", xlabel="day", ylabel="sold on a usual Monday", ylim=(0, None), xticks=range(56, 78, 7))
 figure.tight_layout()
 
 # %% [markdown]
