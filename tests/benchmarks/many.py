@@ -38,7 +38,7 @@ from records import Records, Row
 import pymc_ngvi
 
 FIELDS = ("part", "what", "n", "seconds_each", "seconds", "said", "date", "environment")
-PARTS = ("fits", "calibrate", "leave_out")
+PARTS = ("fits", "calibrate", "leave_out", "update")
 N_GROUPS, N_OF_GROUP = 50, 10
 PAGES = Path(__file__).parents[2] / "docs" / "benchmarks"
 #: The slope that data are simulated with.
@@ -209,6 +209,50 @@ def _beside_fits(approx: pymc_ngvi.NGVIApproximation, found: object, how: dict) 
     return f"{np.abs(apart).max():.3f} nats at most from fits without a part, of {seconds:.1f} s each"
 
 
+def updated(n_groups: int, n_of_group: int, *, new_groups: int = 0) -> Callable[[int], Row]:
+    """Return what measures `update` with 1 % new rows, beside a fit of all of them."""
+
+    def measured(n: int) -> Row:
+        rng = np.random.default_rng(1)
+        n_rows = n_groups * n_of_group
+        effect, n_new = rng.normal(0.0, 0.8, n_groups + new_groups), n_rows // 100
+        group = np.concatenate([np.repeat(np.arange(n_groups), n_of_group), rng.integers(len(effect), size=n_new)])
+        x = rng.normal(size=n_rows + n_new)
+        y = rng.binomial(1, 1.0 / (1.0 + np.exp(0.3 - SLOPE * x - effect[group])))
+        old, new = slice(n_rows), slice(n_rows, None)
+        approx = pymc_ngvi.fit_ngvi(_with_data(x[old], group[old], y[old], n_groups), random_seed=1, progressbar=False)
+        labels = range(len(effect))
+        start = time.process_time()
+        found = approx.update({"x": x[new], "group_of": group[new], "y": y[new], "group": labels}, random_seed=1)
+        seconds = time.process_time() - start
+        start = time.process_time()
+        again = pymc_ngvi.fit_ngvi(_with_data(x, group, y, len(effect)), random_seed=2, progressbar=False)
+        of_fit = time.process_time() - start
+        return _row(n_new, seconds / n_new, seconds, f"a fit {of_fit:.1f} s; {_apart(found, again)}; {found!r}")
+
+    return measured
+
+
+def _with_data(x: np.ndarray, group: np.ndarray, y: np.ndarray, n_groups: int) -> pm.Model:
+    with pm.Model(coords={"group": range(n_groups)}) as model:
+        predictor, index = pm.Data("x", x), pm.Data("group_of", group)
+        a, b, sd = pm.Normal("a", 0, 2), pm.Normal("b", 0, 2), pm.HalfNormal("sd", 1)
+        u = pm.Normal("u", 0, sd, dims="group")
+        pm.Bernoulli("y", logit_p=a + b * predictor + u[index], observed=y)
+    return model
+
+
+def _apart(found: object, again: pymc_ngvi.NGVIApproximation) -> str:
+    """Return the largest difference of means and of standard deviations, in those of a fit."""
+    ours, theirs = (of.sample(8_000, random_seed=3).posterior for of in (found, again))
+    means, sds = [], []
+    for name in ("a", "b", "sd", "u"):
+        sd = theirs[name].std(("chain", "draw"))
+        means.append(float((abs(ours[name].mean(("chain", "draw")) - theirs[name].mean(("chain", "draw"))) / sd).max()))
+        sds.append(float(abs(ours[name].std(("chain", "draw")) / sd - 1.0).max()))
+    return f"means within {max(means):.3f} sd of it, sds within {100 * max(sds):.0f} %"
+
+
 MEASURED: dict[str, dict[str, Callable[[int], Row]]] = {
     "fits": {
         "fit_many, gaussian": many("gaussian"),
@@ -218,6 +262,12 @@ MEASURED: dict[str, dict[str, Callable[[int], Row]]] = {
     },
     "calibrate": {"calibrate": calibrated, "simuk": by_simuk},
     "leave_out": {"rows": left_out(), "groups": left_out(groups="group")},
+    "update": {
+        "500 rows, 50 groups": updated(50, 10),
+        "20,000 rows, 1,000 groups": updated(1_000, 20),
+        "20,000 rows, 1,000 groups, five new": updated(1_000, 20, new_groups=5),
+        "100,000 rows, 2,000 groups": updated(2_000, 50),
+    },
 }
 
 

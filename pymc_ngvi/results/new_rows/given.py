@@ -72,6 +72,7 @@ class NewRows:
         self._free = Constrainer.of(
             posterior.density, deterministics=False, names=frozenset(v.name for v in posterior.layout.variables)
         )
+        self._of_last: tuple[Values, dict[str, AnyArray]] = {}, {}
         self.point = posterior.density.initial_point()[None]
         one = self.free(self.point)
         self.new.check_fixed({name: of.shape[1:] for name, of in one.items()})
@@ -224,7 +225,13 @@ class NewRows:
     def _old(self, name: str, free: Values) -> AnyArray | None:
         """Return a variable with the elements of the fit where these are now; None where it has none of them."""
         numbers = self._treatments[name].known
-        return None if numbers is None else free[name].reshape(_length(free), -1)[:, numbers[0].astype(np.intp)]
+        if numbers is None:
+            return None
+        if self._of_last[0] is not free:  # asked for again with each candidate
+            self._of_last = free, {}
+        if name not in self._of_last[1]:
+            self._of_last[1][name] = free[name].reshape(_length(free), -1)[:, numbers[0].astype(np.intp)]
+        return self._of_last[1][name]
 
     @cached_property
     def _prior(self) -> tuple[OnDraws, list[str]]:
