@@ -390,3 +390,64 @@ def test_new_elements_are_told_apart(fit):
     assert drawn.shape == (3, N_GROUPS + 1)
     assert len(np.unique(drawn[:, -1])) == 3
     assert (drawn[:, :-1] == 0.0).all()
+
+
+# --- data that are no rows ---
+
+
+def by_region(x, labels, group, y):
+    with pm.Model(coords={"group": labels}) as model:
+        predictor, index = pm.Data("x", x, dims="group"), pm.Data("index", group)
+        slope, tau = pm.Normal("slope"), pm.HalfNormal("tau", 1.0)
+        a = pm.Normal("a", slope * predictor, tau, dims="group")
+        pm.Normal("y", a[index], 1.0, observed=y)
+    return model
+
+
+def test_predictors_of_groups_are_those_of_the_fit():
+    group, y, new, y_new = group_data()
+    x = np.linspace(-1.0, 1.0, N_GROUPS + 2)
+    approx = pymc_ngvi.fit_ngvi(
+        model=by_region(x[:N_GROUPS], LABELS, group, y), posterior="exact", random_seed=1, progressbar=False
+    )
+    rows = {"group": [*LABELS, "new", "newer"], "index": new, "y": y_new}
+    updated = approx.update({**rows, "x": x}, random_seed=1)
+    again = pymc_ngvi.fit_ngvi(
+        model=by_region(x, rows["group"], np.append(group, new), np.append(y, y_new)), posterior="exact",
+        random_seed=2, progressbar=False,
+    )  # fmt: skip
+    ours, theirs = (of.sample(8_000, random_seed=3).posterior["a"].values[0] for of in (updated, again))
+    np.testing.assert_allclose(ours.mean(axis=0), theirs.mean(axis=0), atol=0.1 * theirs.std(axis=0).max())
+    np.testing.assert_allclose(ours.std(axis=0), theirs.std(axis=0), rtol=0.1)
+    with pytest.raises(ValueError, match="prior of 'a' depends on 'x', which is not what it was in the fit"):
+        approx.update({**rows, "x": x[::-1]})
+    turned = approx.update({"group": LABELS[::-1], "index": [0], "y": [0.3], "x": x[:N_GROUPS][::-1]}, random_seed=1)
+    np.testing.assert_array_equal(
+        turned.log_ratio, approx.update({"index": [N_GROUPS - 1], "y": [0.3]}, random_seed=1).log_ratio
+    )
+
+
+def test_a_potential_of_the_new_data_is_told_of():
+    with pm.Model():
+        x, mu = pm.Data("x", np.zeros(3)), pm.Normal("mu")
+        pm.Potential("penalty", -(mu**2) * x.sum())
+        pm.Normal("y", mu + x, 1.0, observed=np.zeros(3))
+        approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+    with pytest.raises(ValueError, match="Potential 'penalty' depends on the new data"):
+        approx.update({"x": [1.0], "y": [0.0]})
+
+
+def test_effects_of_rows_are_new_with_each_row():
+    rng = np.random.default_rng(9)
+    x, y = rng.normal(size=60), rng.poisson(2.0, size=60)
+    with pm.Model():
+        predictor = pm.Data("x", x, dims="row")
+        a, sd = pm.Normal("a"), pm.HalfNormal("sd", 0.5)
+        e = pm.Normal("e", 0.0, sd, dims="row")
+        pm.Poisson("y", pm.math.exp(a + 0.1 * predictor + e), observed=y)
+        approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+    updated = approx.update({"x": [0.5, 1.0], "y": [7, 0]}, random_seed=1)
+    e = updated.sample(2_000).posterior["e"].values[0]
+    assert e.shape == (2_000, 2)  # those of the new rows
+    assert e[:, 0].mean() > 0.05
+    assert e[:, 1].mean() < -0.02

@@ -57,13 +57,13 @@ class WithNewRows:
         Log predictive density of the new rows given the globals of each draw; -inf where it was not found.
     theta : ndarray, shape (n, n_dim)
         The draws, with the coordinates of trees moved to their new conditional moments.
-    moved : float
+    moved : ndarray, shape (n,)
         How far the conditional mean of any coordinate has moved, at most, in standard deviations that it had.
     """
 
     log_ratio: Array
     theta: Array
-    moved: float = 0.0
+    moved: Array
 
 
 def draws_without_rows(state: PoolState, n: int, rng: np.random.Generator) -> JointDraws:
@@ -143,13 +143,13 @@ def beside(
     trees = terms.trees
     if not trees.n_local:
         parts = [row_logp(theta[rows]).sum(axis=1) for rows in _parts(len(theta), terms.width)]
-        return WithNewRows(np.concatenate(parts), theta)
+        return WithNewRows(np.concatenate(parts), theta, np.zeros(len(theta)))
     integral = LogMarginal(terms, trees, terms.before)
     few = np.linspace(0, len(g) - 1, min(_N_COMPARED, len(g))).astype(np.intp)
     integral.choose_rule(integral.reference(g[few]))
     if whitening is not None:
         _learn(integral, g, whitening)
-    log_ratio, result, moved = np.empty(len(g)), theta.copy(), 0.0
+    log_ratio, moved, result = np.empty(len(g)), np.empty(len(g)), theta.copy()
     for rows in _parts(len(g), forest.n_dim * forest.n_levels):
         if integral.base is None:
             points = integral.reference(g[rows])
@@ -160,7 +160,7 @@ def beside(
         before = terms.before(g[rows])
         z = standardised(theta[rows, trees.locals_], before, trees)
         result[rows, trees.locals_] = after.at_own(z[:, None], trees)[:, 0]
-        moved = max(moved, float(np.abs(standardised(after.mean, before, trees)).max()))
+        moved[rows] = np.abs(standardised(after.mean, before, trees)).max(axis=1)
     return WithNewRows(log_ratio, result, moved)
 
 

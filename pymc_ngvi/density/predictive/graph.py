@@ -18,6 +18,7 @@ from pytensor.graph.traversal import ancestors, walk
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.random.basic import BernoulliRV, uniform
 from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.xtensor.type import XTensorType
 
 from pymc_ngvi.core.types import Array
@@ -97,6 +98,15 @@ class PredictiveGraph:
     def prior_depends_on(self, rv: Variable, name: str) -> bool:
         """Tell whether the shape or the parameters of a random variable are made of some data."""
         return self.model[name] in ancestors(rv.owner.inputs)
+
+    def prior_reads(self, rv: Variable, name: str) -> bool:
+        """Tell whether the parameters of a random variable are made of values of some data, not of their lengths."""
+
+        def expand(var: Variable) -> list[Variable] | None:
+            is_length = var.owner is not None and isinstance(var.owner.op, Shape | Shape_i)
+            return None if var.owner is None or is_length else list(var.owner.inputs)
+
+        return self.model[name] in walk(list(rv.owner.inputs), expand)
 
     def is_by_rows(self, rv: Variable) -> bool:
         """Tell whether an observed variable whose data are new has an element of a variable for each of its own."""

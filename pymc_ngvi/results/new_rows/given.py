@@ -81,6 +81,7 @@ class NewRows:
         plan = Treatments(posterior, self._graph, self.new, "new", frozenset(), numbers, {})
         self._treatments = plan.of(needed)
         self._treatments |= {name: Treatment(size=values.shape) for name, values in self.observed.items()}
+        self._check_priors(posterior)
         self.grown = [name for name in numbers if name in self._treatments and _has_grown(self._treatments[name])]
 
     def only(self, which: NDArray[np.intp]) -> "NewRows | None":
@@ -106,6 +107,20 @@ class NewRows:
         except ValueError:
             return None
         return few if is_same else None
+
+    def _check_priors(self, posterior: Posterior) -> None:
+        """Raise ValueError where new data change log p of what was in the fit: that is no matter of new rows."""
+        model = self._graph.model
+        for potential in model.potentials:
+            if self._graph.depends_on_new(potential):
+                raise ValueError(f"The Potential {potential.name!r} depends on the new data: fit again with all rows.")
+        for v in posterior.layout.variables:
+            for name in self.new.arrays:
+                if self._graph.prior_reads(model[v.name], name) and not self.new.goes_on(name):
+                    raise ValueError(
+                        f"The prior of {v.name!r} depends on {name!r}, which is not what it was in the fit: give the same "
+                        "values for what was in it, or fit again."
+                    )
 
     @property
     def n_rows(self) -> int:

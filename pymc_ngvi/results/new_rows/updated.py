@@ -248,8 +248,8 @@ def _with_rows(posterior: Posterior, rows: NewRows, made: JointDraws, rng: np.ra
     of_known = np.arange(rows.n_rows) if depends is None else np.flatnonzero(np.diff(depends.indptr) == 0)
     known = _with_known_rows(posterior, rows, of_known, made.theta)
     log_ratio, free, doubts = known.log_ratio, rows.free(known.theta), list[str]()
-    if known.moved > _FARTHEST:
-        doubts.append(f"the conditional mean of a group moves by {known.moved:.1f} of its standard deviations")
+    if (moved := _mean(known.moved, made.log_weights + log_ratio)) > _FARTHEST:
+        doubts.append(f"the conditional mean of a group moves by {moved:.1f} of its standard deviations")
     drawn: dict[str, AnyArray] = {}
     if depends is not None:
         elements = with_new_elements(rows, free, made.log_weights + log_ratio, depends, numbers, rng)
@@ -267,13 +267,21 @@ def _with_known_rows(posterior: Posterior, rows: NewRows, which: NDArray[np.intp
         free = rows.free(theta)
         return rows.logp(rows.known(free, rows.some))[:, which]
 
+    zero = np.zeros(len(theta))
     if not len(which):
-        return WithNewRows(np.zeros(len(theta)), theta)
+        return WithNewRows(zero, theta, zero)
     state = with_trees(getattr(posterior.distribution, "q", None))
     if state is not None:
         with contextlib.suppress(CoupledRows):  # weights may do
             return with_new_rows(theta, state, logp)
-    return WithNewRows(logp(theta).sum(axis=1), theta)
+    return WithNewRows(logp(theta).sum(axis=1), theta, zero)
+
+
+def _mean(values: Array, log_weights: Array) -> float:
+    """Return a weighted mean."""
+    known = np.isfinite(log_weights)
+    weights = np.exp(log_weights[known] - log_weights[known].max(initial=-np.inf))
+    return float(weights @ values[known] / weights.sum()) if known.any() else 0.0
 
 
 def _draws(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[JointDraws, tuple[str, ...]]:

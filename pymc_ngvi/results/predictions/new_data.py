@@ -114,6 +114,20 @@ class NewData:
                 found.setdefault(old, set()).add(new)
         return found
 
+    def goes_on(self, name: str) -> bool:
+        """Tell whether new data are those of the fit where they have its labels, or its places without labels."""
+        old, new = self.before(name), self.arrays[name]
+        for axis, dim in enumerate(self.dims(name)):
+            labels = self.labels.get(dim) if dim is not None and dim in self.of_fit else None
+            if labels is None:
+                n = min(old.shape[axis], new.shape[axis])
+                old, new = np.take(old, np.arange(n), axis), np.take(new, np.arange(n), axis)
+                continue
+            place = {label: i for i, label in enumerate(self.of_fit[str(dim)])}
+            both = [(place[label], i) for i, label in enumerate(labels) if label in place]
+            old, new = (np.take(a, [pair[k] for pair in both], axis) for k, a in enumerate((old, new)))
+        return bool(np.array_equal(old, new))
+
     def check_lengths(self) -> None:
         """Raise ValueError where what was given differs in the length of a dim."""
         seen = {dim: (dim, len(labels)) for dim, labels in self.labels.items()}
