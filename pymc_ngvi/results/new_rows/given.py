@@ -118,8 +118,8 @@ class NewRows:
             for name in self.new.arrays:
                 if self._graph.prior_reads(model[v.name], name) and not self.new.goes_on(name):
                     raise ValueError(
-                        f"The prior of {v.name!r} depends on {name!r}, which is not what it was in the fit: give the same "
-                        "values for what was in it, or fit again."
+                        f"The prior of {v.name!r} depends on {name!r}, which is not what it was in the fit: give the "
+                        "same values for what was in it, or fit again."
                     )
 
     @property
