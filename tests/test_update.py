@@ -3,6 +3,7 @@
 import warnings
 
 import numpy as np
+import pandas as pd
 import pymc as pm
 import pytest
 
@@ -277,6 +278,7 @@ def test_what_it_prints(fit):
         ({"index": [0, 1], "y": [1.0]}, ValueError, "can't be evaluated|do not agree|broadcast"),
         ({"index": [0], "y": [np.nan]}, ValueError, "missing values"),
         ({"index": [0], "y": ["x"]}, ValueError, "should be numbers"),
+        (pd.DataFrame({"index": [0], "y": [1.0]}), TypeError, "got a DataFrame"),
         ({"index": [0], "y": [[1.0]]}, ValueError, "has shape"),
         ({"index": [0], "y": [1.0], "z": [1.0]}, ValueError, "new_data has 'z'"),
         ({"index": [N_GROUPS], "y": [1.0]}, ValueError, "give the labels of all levels"),
@@ -299,6 +301,14 @@ def test_series_that_is_observed_is_told_of():
         approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
     with pytest.raises(ValueError, match="one distribution together"):
         approx.update({"y": np.zeros(3)})
+
+
+def test_counts_are_whole_numbers():
+    with pm.Model():
+        pm.Poisson("y", pm.HalfNormal("rate", 2.0), observed=np.ones(10, dtype=int))
+        approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+    with pytest.raises(ValueError, match="'y' should be whole numbers"):
+        approx.update({"y": [1.5]})
 
 
 def test_impossible_rows_are_told_of():
@@ -353,7 +363,7 @@ def test_trees_of_two_levels_are_integrated_as_normals_are():
     def logp(points):
         return stats.norm.logpdf(y, points[:, 1:] @ design.T, 0.7)
 
-    found = beside(theta, lambda g: Centres(mean, factor)[g[:, 0].astype(int)], forest, logp)
+    found = beside(theta, lambda g: Centres(mean, factor)[g[:, 0].astype(int)], forest, logp, np.zeros(6))
     cov = whole @ whole.transpose(0, 2, 1)
     of_rows = design @ cov @ design.T + 0.49 * np.eye(2)
     right = [stats.multivariate_normal.logpdf(y, design @ m, c) for m, c in zip(mean, of_rows, strict=True)]
@@ -364,7 +374,7 @@ def test_trees_of_two_levels_are_integrated_as_normals_are():
     after = mean + np.einsum("nij,ni->nj", gain, y - mean @ design.T)
     at_mean = theta.copy()
     at_mean[:, 1:] = mean
-    found = beside(at_mean, lambda g: Centres(mean, factor)[g[:, 0].astype(int)], forest, logp)
+    found = beside(at_mean, lambda g: Centres(mean, factor)[g[:, 0].astype(int)], forest, logp, np.zeros(6))
     np.testing.assert_allclose(found.theta[:, 1:], after, atol=2e-3)
 
 
@@ -451,3 +461,82 @@ def test_effects_of_rows_are_new_with_each_row():
     assert e.shape == (2_000, 2)  # those of the new rows
     assert e[:, 0].mean() > 0.05
     assert e[:, 1].mean() < -0.02
+
+
+# --- found by trying ---
+
+
+def test_a_new_school_is_told_by_its_new_classes():
+    rng = np.random.default_rng(11)
+    school_of, n_schools = np.repeat(np.arange(12), 3), 12
+    school, klass = rng.normal(0.0, 1.0, 12), rng.normal(0.0, 0.3, 36)
+    index = np.repeat(np.arange(36), 3)
+    y = (school[school_of] + klass)[index] + rng.normal(0.0, 0.5, len(index))
+    new = {"school_of": np.append(school_of, [12, 12]), "index": [36, 36, 37, 37], "y": [1.6, 1.9, 1.7, 2.0]}
+
+    def model(n_schools, school_of, index, y):
+        with pm.Model(coords={"school": range(n_schools), "class": range(len(school_of))}) as made:
+            of, i = pm.Data("school_of", school_of, dims="class"), pm.Data("index", index)
+            above, below = pm.HalfNormal("above", 1.0), pm.HalfNormal("below", 1.0)
+            s = pm.Normal("s", 0.0, above, dims="school")
+            c = pm.Normal("c", s[of], below, dims="class")
+            pm.Normal("y", c[i], 0.5, observed=y)
+        return made
+
+    approx = pymc_ngvi.fit_ngvi(model=model(n_schools, school_of, index, y), random_seed=1, progressbar=False)
+    updated = approx.update({**new, "school": range(13), "class": range(38)}, random_seed=1)
+    everything = model(13, new["school_of"], np.append(index, new["index"]), np.append(y, new["y"]))
+    again = pymc_ngvi.fit_ngvi(model=everything, random_seed=2, progressbar=False)
+    ours, theirs = (of.sample(8_000, random_seed=3).posterior for of in (updated, again))
+    for name in ("s", "c"):
+        sd = theirs[name].std(("chain", "draw"))
+        gap = (ours[name].mean(("chain", "draw")) - theirs[name].mean(("chain", "draw"))) / sd
+        assert abs(gap).max() < 0.15
+        assert abs(ours[name].std(("chain", "draw")) / sd - 1.0).max() < 0.15
+
+
+def test_a_coefficient_that_begins_at_0_hides_no_dependence():
+    rng = np.random.default_rng(12)
+    group, true = np.repeat(np.arange(30), 8), rng.normal(size=30)
+    y = 0.9 * true[group] + rng.normal(0.0, 0.8, len(group))
+    with pm.Model(coords={"group": range(30)}):
+        index = pm.Data("index", group)
+        size = pm.Normal("size", 0.0, 1.0, initval=0.0)
+        u = pm.Normal("u", 0.0, 1.0, dims="group")
+        pm.Normal("y", size * u[index], 0.8, observed=y)
+        approx = pymc_ngvi.fit_ngvi(posterior="exact", random_seed=1, progressbar=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # two modes
+        updated = approx.update({"group": range(31), "index": [30] * 3, "y": [1.0, 1.2, 0.8]}, random_seed=1)
+    posterior = updated.sample(4_000).posterior
+    effect = (posterior["size"] * posterior["u"].sel(group=30)).values
+    precision = 3 / 0.64 + 1 / 0.81
+    assert abs(effect.mean() - 3.0 / 0.64 / precision) < 0.1
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_skewed_groups_are_right_or_told_of(seed):
+    rng = np.random.default_rng(seed)
+    group = np.repeat(np.arange(40), 3)
+    true = rng.normal(-1.0, 1.0, 40)
+    y = rng.binomial(1, 1.0 / (1.0 + np.exp(-true[group])))
+    new = np.arange(0, 40, 2)
+    y_new = rng.binomial(1, 1.0 / (1.0 + np.exp(-true[new])))
+
+    def model(group, y):
+        with pm.Model(coords={"group": range(40)}) as made:
+            index = pm.Data("index", group)
+            mu, tau = pm.Normal("mu", 0.0, 1.0), pm.HalfNormal("tau", 1.0)
+            u = pm.Normal("u", mu, tau, dims="group")
+            pm.Bernoulli("y", logit_p=u[index], observed=y)
+        return made
+
+    approx, again = (
+        pymc_ngvi.fit_ngvi(model=model(*rows), posterior="exact", random_seed=1, progressbar=False)
+        for rows in ((group, y), (np.append(group, new), np.append(y, y_new)))
+    )
+    updated = approx.update({"index": new, "y": y_new}, random_seed=1)
+    ours, theirs = (of.sample(8_000, random_seed=3).posterior["u"].values[0] for of in (updated, again))
+    gap = np.abs(ours.mean(axis=0) - theirs.mean(axis=0)) / theirs.std(axis=0)
+    assert gap.max() < 0.15
+    np.testing.assert_allclose(ours.std(axis=0), theirs.std(axis=0), rtol=0.12)

@@ -76,12 +76,23 @@ class SplitNormal(NamedTuple):
         result: Array = self.mode + np.where(below, self.left, self.right) * ndtri(inner)
         return result
 
+    @property
+    def moments(self) -> tuple[Array, Array]:
+        """Mean and standard deviation, (n_local,) each."""
+        apart = self.right - self.left
+        sd: Array = np.sqrt((1.0 - _ROOT**2) * apart**2 + self.left * self.right)
+        return self.mode + _ROOT * apart, sd
+
     def standard_quantile(self, u: Array) -> Array:
         """Return quantiles of the one that is moved and scaled to mean 0 and variance 1, for u (..., n_local)."""
-        apart = self.right - self.left
-        variance = (1.0 - _ROOT**2) * apart**2 + self.left * self.right
-        result: Array = (self.quantile(u) - self.mode - _ROOT * apart) / np.sqrt(variance)
+        mean, sd = self.moments
+        result: Array = (self.quantile(u) - mean) / sd
         return result
+
+    def standard_log_density(self, z: Array) -> Array:
+        """Return the log density of the one that is moved and scaled to mean 0 and variance 1, (..., n_local)."""
+        mean, sd = self.moments
+        return self.log_density(mean + sd * z) + np.log(sd)
 
     @property
     def range(self) -> tuple[Array, Array]:

@@ -1,7 +1,7 @@
 """New rows beside the trees of an exact posterior, without the rows that it was fitted to.
 
-Given the globals, what is known of the coordinates of a tree is nearly a Gaussian, whose moments the posterior has as
-functions of the globals. With the log densities of new rows beside it, a tree is integrated again: the integral is the
+Given the globals, the coordinates of a tree have means, covariances and skewness that the posterior has as functions of
+the globals. With the log densities of new rows beside it, a tree is integrated again: the integral is the
 predictive density of its new rows, by which the globals are weighted, and its moments are the new conditional ones.
 Trees that no row depends on stay as they are.
 """
@@ -36,7 +36,6 @@ _AT_ONCE, _N_COMPARED = 2**21, 16
 #: Draws that predictions are learned from, at least, for each number of a polynomial, and at most, in all; their
 #: residual, an sd in nats.
 _LEAST_LEARNED, _LEARNED_PER_FEATURE, _MOST_LEARNED, _RESIDUAL = 96, 5, 0.5, 0.05
-_LOG_2PI = float(np.log(2.0 * np.pi))
 #: Of the steps by which it is found out which rows depend on what.
 _SEED = 20_261_128
 
@@ -59,11 +58,14 @@ class WithNewRows:
         The draws, with the coordinates of trees moved to their new conditional moments.
     moved : ndarray, shape (n,)
         How far the conditional mean of any coordinate has moved, at most, in standard deviations that it had.
+    skewness : float
+        Of any of these coordinates given the globals, at most, as far as it is known.
     """
 
     log_ratio: Array
     theta: Array
     moved: Array
+    skewness: float = 0.0
 
 
 def draws_without_rows(state: PoolState, n: int, rng: np.random.Generator) -> JointDraws:
@@ -110,7 +112,15 @@ def with_new_rows(theta: Array, state: PoolState, row_logp: RowLogp) -> WithNewR
         If a row depends on coordinates that are not on one path.
     """
     quadrature, forest = _quadrature(state)
-    return beside(theta, quadrature.predicted, forest, row_logp, quadrature.whitening)
+    assert quadrature.skew is not None
+    return beside(theta, quadrature.predicted, forest, row_logp, quadrature.skew, quadrature.whitening)
+
+
+def skewness_of(state: PoolState) -> float:
+    """Return the largest skewness of any local coordinate given the globals, as far as it is known."""
+    skewness = _quadrature(state)[0].skew
+    assert skewness is not None
+    return float(np.abs(skewness).max(initial=0.0))
 
 
 def beside(
@@ -118,9 +128,10 @@ def beside(
     centres: Callable[[Array], Centres],
     forest: Forest,
     row_logp: RowLogp,
+    skewness: Array,
     whitening: Whitening | None = None,
 ) -> WithNewRows:
-    """Return what rows make of draws beside Gaussians of trees.
+    """Return what rows make of draws beside trees of which three moments are known.
 
     Parameters
     ----------
@@ -130,6 +141,8 @@ def beside(
     forest : Forest
     row_logp : callable
         Log densities of the new rows.
+    skewness : ndarray, shape (n_local,)
+        Conditional, of standardised coordinates.
     whitening : Whitening, optional
         Of the globals, in which integrals are predicted from those at some draws. None: all are computed.
 
@@ -139,7 +152,7 @@ def beside(
         If a row depends on coordinates that are not on one path.
     """
     g = theta[:, forest.globals_]
-    terms = _TermsOfRows.of(theta[0], centres, forest, row_logp)
+    terms = _TermsOfRows.of(theta[0], centres, forest, row_logp, skewness)
     trees = terms.trees
     if not trees.n_local:
         parts = [row_logp(theta[rows]).sum(axis=1) for rows in _parts(len(theta), terms.width)]
@@ -161,7 +174,7 @@ def beside(
         z = standardised(theta[rows, trees.locals_], before, trees)
         result[rows, trees.locals_] = after.at_own(z[:, None], trees)[:, 0]
         moved[rows] = np.abs(standardised(after.mean, before, trees)).max(axis=1)
-    return WithNewRows(log_ratio, result, moved)
+    return WithNewRows(log_ratio, result, moved, float(np.abs(skewness[terms.places]).max()))
 
 
 def _learn(integral: LogMarginal, g: Array, whitening: Whitening) -> None:
@@ -177,7 +190,7 @@ def _learn(integral: LogMarginal, g: Array, whitening: Whitening) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _TermsOfRows:
-    """Gaussians of the trees that new rows depend on, and these rows, as `integrate` takes them.
+    """The trees that new rows depend on, as these were without them, and the rows, as `integrate` takes them.
 
     Parameters
     ----------
@@ -191,6 +204,8 @@ class _TermsOfRows:
         Of all local coordinates.
     point : ndarray, shape (n_dim,)
         Where coordinates are that no row depends on.
+    shape : SplitNormal
+        Of standardised coordinates.
     """
 
     trees: Forest
@@ -199,16 +214,20 @@ class _TermsOfRows:
     row_logp: RowLogp
     centres: Callable[[Array], Centres]
     point: Array
+    shape: SplitNormal
 
     @classmethod
-    def of(cls, point: Array, centres: Callable[[Array], Centres], forest: Forest, row_logp: RowLogp) -> "_TermsOfRows":
+    def of(
+        cls, point: Array, centres: Callable[[Array], Centres], forest: Forest, row_logp: RowLogp, skewness: Array
+    ) -> "_TermsOfRows":
         step = np.sqrt(centres(point[None, forest.globals_]).variance()[0])
         owner = owners_of_rows(point, step, forest, row_logp)
         known = owner >= 0
         places = np.flatnonzero(np.isin(forest.block, forest.block[owner[known]]))
         at = np.full(len(owner), -1, dtype=np.intp)
         at[known] = np.searchsorted(places, owner[known])
-        return cls(sub_forest(forest, places), places, at, row_logp, centres, point)
+        shape = SplitNormal.of_skewness(skewness[places])
+        return cls(sub_forest(forest, places), places, at, row_logp, centres, point, shape)
 
     @property
     def width(self) -> int:
@@ -239,7 +258,7 @@ class _TermsOfRows:
         before = self.before(g)
         of_locals = (sums @ values.T).T.reshape(local.shape)
         z = standardised(local, Centres(before.mean[:, None], before.factor[:, None]), trees)
-        of_locals = of_locals - 0.5 * (z**2 + _LOG_2PI) - np.log(before.own(trees))[:, None]
+        of_locals = of_locals + self.shape.standard_log_density(z) - np.log(before.own(trees))[:, None]
         return values[::n_nodes, alone].sum(axis=1), of_locals
 
 

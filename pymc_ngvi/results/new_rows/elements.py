@@ -18,7 +18,7 @@ from scipy.sparse import csgraph
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.marginal.student_mixture import StudentMixture
-from pymc_ngvi.results.new_rows.given import NewRows, Values
+from pymc_ngvi.results.new_rows.given import NewRows, Values, length_of
 
 type Ints = NDArray[np.intp]
 
@@ -60,14 +60,17 @@ def rows_on_new(rows: NewRows) -> tuple[sparse.csr_array, dict[str, Ints]]:
     n = 1 + max(int(of.max()) for of in numbers.values())
     free = rows.free(rows.point)
     first, second = (rows.drawn(free, seed) for seed in (0, 1))
-    same = rows.logp(rows.known(free, first))
+    same = rows.known(free, first)
     # In each of so many points, the elements of one number are other ones.
     moved = {
         name: np.where(of == np.arange(n).reshape(-1, *(1,) * of.ndim), second[name], first[name])
         for name, of in numbers.items()
     }
-    many = {name: np.repeat(values, n, axis=0) for name, values in free.items()}
-    return sparse.csr_array((rows.logp(rows.known(many, moved)) != same).T), numbers
+    many = rows.known({name: np.repeat(values, n, axis=0) for name, values in free.items()}, moved)
+    depends = sparse.csr_array((rows.logp(many) != rows.logp(same)).T)
+    part = _tied(rows, numbers, same, many)
+    joined = sparse.csr_array((np.ones(n, dtype=bool), (np.arange(n), part)))
+    return depends @ joined, {name: np.where(of < 0, -1, part[of]) for name, of in numbers.items()}
 
 
 def with_new_elements(
@@ -113,6 +116,21 @@ def with_new_elements(
         if i + 1 >= _FIRST and chosen.variance < _MOST_VARIANCE:
             break
     return NewElements(chosen.log_mean.sum(axis=1), chosen.drawn, chosen.variance)
+
+
+def _tied(rows: NewRows, numbers: dict[str, Ints], same: Values, many: Values) -> Ints:
+    """Return one number for those of which one is a parameter of the prior of another, as a school is of its class."""
+    n = length_of(many)
+    if len(numbers) < 2:
+        return np.arange(n)
+    if not rows.has_elementwise_priors:
+        return np.zeros(n, dtype=np.intp)
+    before, after, ties = rows.prior_logp(same), rows.prior_logp(many), np.eye(n, dtype=bool)
+    for name, of in numbers.items():
+        moved, element = np.nonzero((after[name] != before[name]).reshape(n, -1) & (of.ravel() >= 0))
+        ties[moved, of.ravel()[element]] = True
+    part: Ints = csgraph.connected_components(sparse.csr_array(ties), directed=False)[1].astype(np.intp)
+    return part
 
 
 class _Proposal:

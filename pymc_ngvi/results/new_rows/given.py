@@ -46,7 +46,7 @@ class NewRows:
     grown : list of str
         Free variables that have elements which were not in the fit.
     point : ndarray, shape (1, n_dim)
-        Where log p is finite.
+        Where it is looked which rows depend on what; see `look_at`.
 
     Raises
     ------
@@ -81,7 +81,7 @@ class NewRows:
         plan = Treatments(posterior, self._graph, self.new, "new", frozenset(), numbers, {})
         self._treatments = plan.of(needed)
         self._treatments |= {name: Treatment(size=values.shape) for name, values in self.observed.items()}
-        self._check_priors(posterior)
+        self._check_priors()
         self.grown = [name for name in numbers if name in self._treatments and _has_grown(self._treatments[name])]
 
     def only(self, which: NDArray[np.intp]) -> "NewRows | None":
@@ -93,7 +93,9 @@ class NewRows:
             or len(self.observed) > 1
         ):
             return None
-        by_row = {name: array for name, array in self.new.arrays.items() if array.shape[:1] == (*n,)}
+        by_row = {k: array for k, array in self.new.arrays.items() if array.shape[:1] == (*n,)}
+        if any(dim in self.new.of_fit for k in by_row for dim in self.new.dims(k)):  # as many levels as rows
+            return None
         model, [(name, values)] = self._posterior.density.given, self.observed.items()
         given = {k: np.asarray(v)[which] for k, v in by_row.items()} | self.new.labels
         given |= {k: v for k, v in self.new.arrays.items() if k not in by_row}
@@ -108,17 +110,17 @@ class NewRows:
             return None
         return few if is_same else None
 
-    def _check_priors(self, posterior: Posterior) -> None:
+    def _check_priors(self) -> None:
         """Raise ValueError where new data change log p of what was in the fit: that is no matter of new rows."""
         model = self._graph.model
         for potential in model.potentials:
             if self._graph.depends_on_new(potential):
                 raise ValueError(f"The Potential {potential.name!r} depends on the new data: fit again with all rows.")
-        for v in posterior.layout.variables:
+        for variable in self._names:
             for name in self.new.arrays:
-                if self._graph.prior_reads(model[v.name], name) and not self.new.goes_on(name):
+                if self._graph.prior_reads(model[variable], name) and not self.new.goes_on(name):
                     raise ValueError(
-                        f"The prior of {v.name!r} depends on {name!r}, which is not what it was in the fit: give the "
+                        f"The prior of {variable!r} depends on {name!r}, which is not what it was in the fit: give the "
                         "same values for what was in it, or fit again."
                     )
 
@@ -134,6 +136,10 @@ class NewRows:
         except ValueError:
             return False
         return True
+
+    def look_at(self, theta: Array) -> None:
+        """Look at a draw of the posterior from now on: elsewhere, a coefficient may be 0, and hide things."""
+        self.point = theta[None]
 
     def free(self, theta: Array) -> dict[str, AnyArray]:
         """Return the free variables on their constrained scale, as they are in the fit, (n, *shape)."""
@@ -159,7 +165,7 @@ class NewRows:
         for name in self._names:
             old = self._old(name, free)
             if name in drawn:
-                of_name = np.broadcast_to(drawn[name], (_length(free), *drawn[name].shape[1:]))
+                of_name = np.broadcast_to(drawn[name], (length_of(free), *drawn[name].shape[1:]))
                 old = of_name if old is None else np.where(self.is_new[name], of_name, old)
             assert old is not None
             found[name] = old
@@ -171,7 +177,7 @@ class NewRows:
             return {}
         function, names = self._prior
         function.reseed(random_seed)
-        packed = _packed([self._old(name, free) for name in names], _length(free))
+        packed = _packed([self._old(name, free) for name in names], length_of(free))
         return dict(zip(self.grown, self._told(lambda: function(packed)), strict=True))
 
     @cached_property
@@ -195,7 +201,7 @@ class NewRows:
     def logp(self, known: Values) -> Array:
         """Return the log densities of the new rows, (n, n_rows), given the variables that they depend on."""
         function = self._log_densities
-        packed = _packed([known[name] for name in self._names], _length(known))
+        packed = _packed([known[name] for name in self._names], length_of(known))
         values = self._told(lambda: function(packed))
         for (name, rows), of_name in zip(self.observed.items(), values, strict=True):
             if of_name.shape[1:] != rows.shape:
@@ -206,20 +212,23 @@ class NewRows:
         return np.concatenate([np.asarray(v, dtype=np.float64).reshape(len(packed), -1) for v in values], axis=1)
 
     @property
+    def has_elementwise_priors(self) -> bool:
+        """Whether elements of the variables that have grown have log densities of their own."""
+        model = self._graph.model
+        return not any(self.is_continued(name) or model[name].owner.op.ndim_supp for name in self.grown)
+
+    @property
     def is_free(self) -> bool:
-        """Whether new elements may have any values, and log densities of their own."""
-        model = self._posterior.density.given
-        return not any(
-            self._treatments[name].n_known is not None
-            or model[name].owner.op.ndim_supp
-            or model.rvs_to_transforms.get(model[name]) is not None
-            for name in self.grown
+        """Whether new elements have log densities of their own, and may have any values."""
+        model = self._graph.model
+        return self.has_elementwise_priors and all(
+            model.rvs_to_transforms.get(model[name]) is None for name in self.grown
         )
 
     def prior_logp(self, known: Values) -> dict[str, Array]:
         """Return the log densities of the elements of variables that have grown, (n, *shape), given all else."""
         function, names = self._prior_densities
-        packed = _packed([known[name] for name in names], _length(known))
+        packed = _packed([known[name] for name in names], length_of(known))
         return dict(zip(self.grown, self._told(lambda: function(packed)), strict=True))
 
     @cached_property
@@ -230,7 +239,7 @@ class NewRows:
     def values(self, names: Sequence[str], known: Values) -> dict[str, AnyArray]:
         """Return Deterministics, (n, *shape), given the new rows and the variables that these depend on."""
         function, order = self._told(lambda: self._compiled(lambda ts: self._graph.compiled(names, ts, 1), known))
-        packed = _packed([known[name] for name in order], _length(known))
+        packed = _packed([known[name] for name in order], length_of(known))
         return dict(zip(names, self._told(lambda: function(packed)), strict=True))
 
     @property
@@ -245,7 +254,7 @@ class NewRows:
         if self._of_last[0] is not free:  # asked for again with each candidate
             self._of_last = free, {}
         if name not in self._of_last[1]:
-            self._of_last[1][name] = free[name].reshape(_length(free), -1)[:, numbers[0].astype(np.intp)]
+            self._of_last[1][name] = free[name].reshape(length_of(free), -1)[:, numbers[0].astype(np.intp)]
         return self._of_last[1][name]
 
     @cached_property
@@ -285,7 +294,8 @@ def _has_grown(treatment: Treatment) -> bool:
     return treatment.known is None or treatment.mask is not None or treatment.n_known is not None
 
 
-def _length(values: Values) -> int:
+def length_of(values: Values) -> int:
+    """Return the number of draws."""
     return len(next(iter(values.values())))
 
 
@@ -300,6 +310,8 @@ def _packed(arrays: Sequence[AnyArray | None], n: int) -> Array:
 
 def _split(model: pm.Model, given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return new observations by the name of the variable, None where data of the model hold them, and these data."""
+    if hasattr(given, "columns"):
+        raise TypeError("new_data should be a dict of arrays by name, such as {name: frame[name]}; got a DataFrame.")
     if not isinstance(given, Mapping):
         raise TypeError(f"new_data should be a dict of arrays by name; got {shortened(given)}.")
     observed, rest = {}, dict(given)
@@ -330,13 +342,15 @@ def _checked(rv: Any, values: Any) -> AnyArray:
             "fit. Fit again with all of them."
         )
     try:
-        array = np.ma.filled(np.ma.asarray(values, dtype=rv.type.dtype), np.nan)
+        array = np.ma.filled(np.ma.asarray(values, dtype=np.float64), np.nan)
     except (ValueError, TypeError):
         raise ValueError(f"{rv.name!r} should be numbers in an array; got {shortened(values)}.") from None
     if array.ndim != rv.type.ndim:
         raise ValueError(f"{rv.name!r} has shape {array.shape}; in the model it has {rv.type.ndim} axes.")
-    if array.dtype.kind == "f" and np.isnan(array).any():
+    if np.isnan(array).any():
         raise ValueError(f"{rv.name!r} has missing values: leave these rows out.")
     if not array.size:
         raise ValueError(f"{rv.name!r} has no new rows.")
-    return array
+    if np.dtype(rv.type.dtype).kind in "iu" and not np.array_equal(array, np.round(array)):
+        raise ValueError(f"{rv.name!r} should be whole numbers, as in the model; got {shortened(values)}.")
+    return array.astype(rv.type.dtype)

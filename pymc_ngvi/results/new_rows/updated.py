@@ -24,6 +24,7 @@ from pymc_ngvi.marginal.new_rows import (
     CoupledRows,
     WithNewRows,
     draws_without_rows,
+    skewness_of,
     with_new_rows,
     with_trees,
 )
@@ -39,8 +40,11 @@ from pymc_ngvi.results.priors.weighted import joint_draws
 from pymc_ngvi.results.sampling import Names
 from pymc_ngvi.results.summary.summary import Planned, Summary, imported
 
-#: Standard deviations that a conditional mean may move by: farther out, it is known as that of a Gaussian only.
-_FARTHEST = 2.0
+#: Standard deviations that a conditional mean may move by: farther out, only moments are known of it; and less where
+#: these are skewed by more than this.
+_FARTHEST, _FARTHEST_SKEWED, _SKEWED = 2.0, 0.25, 0.8
+#: Draws for each that was asked for, at most, where new elements are drawn for each of them.
+_MANY = 2
 #: Variance, from which on that of the log weights is too much of the noise of new elements.
 _NOISE = 0.25
 _FIT = "Fit again with all of the rows."
@@ -222,6 +226,8 @@ def updated(posterior: Posterior, new_data: Given, draws: int, rng: np.random.Ge
     with posterior.with_data_of_fit():
         rows = NewRows(posterior, new_data)
         made, doubts = _draws(posterior, draws, rng)
+        made = _fewer(made, _MANY * draws) if rows.grown else made
+        rows.look_at(made.theta[made.log_weights.argmax()])
         given = _with_rows(posterior, rows, made, rng)
     if not np.isfinite(made.log_weights + given.log_ratio).any():
         raise ValueError(f"The new rows are impossible at all draws of the posterior. {_FIT}")
@@ -250,6 +256,8 @@ def _with_rows(posterior: Posterior, rows: NewRows, made: JointDraws, rng: np.ra
     log_ratio, free, doubts = known.log_ratio, rows.free(known.theta), list[str]()
     if (moved := _mean(known.moved, made.log_weights + log_ratio)) > _FARTHEST:
         doubts.append(f"the conditional mean of a group moves by {moved:.1f} of its standard deviations")
+    elif moved > _FARTHEST_SKEWED and known.skewness > _SKEWED:
+        doubts.append("the conditional distribution of a group with new rows is skewed, and known by its moments only")
     drawn: dict[str, AnyArray] = {}
     if depends is not None:
         elements = with_new_elements(rows, free, made.log_weights + log_ratio, depends, numbers, rng)
@@ -286,10 +294,25 @@ def _mean(values: Array, log_weights: Array) -> float:
 
 def _draws(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[JointDraws, tuple[str, ...]]:
     """Return draws of the posterior, and what stands against relying on them."""
-    state = with_trees(getattr(posterior.distribution, "q", None))
+    state, has_rows = with_trees(getattr(posterior.distribution, "q", None)), not posterior.changed_data()
     if state is not None:
-        return draws_without_rows(state, draws, rng), () if posterior.record is None else posterior.record.doubts
-    if posterior.changed_data() and posterior.distribution.kept_log_weights() is None:
+        doubts = () if posterior.record is None else posterior.record.doubts
+        if skewness_of(state) < _SKEWED:
+            return draws_without_rows(state, draws, rng), doubts
+        if has_rows:
+            return posterior.distribution.joint(draws, rng), doubts
+        said = "conditional distributions of groups are skewed, and without the rows of the fit known by moments only"
+        return draws_without_rows(state, draws, rng), (*doubts, said)
+    if not has_rows and posterior.distribution.kept_log_weights() is None:
         said = f"the draws are those of {posterior.kind}, which is not compared with log p: its data are not there"
         return posterior.distribution.joint(draws, rng), (said,)
     return joint_draws(posterior, draws, rng)
+
+
+def _fewer(made: JointDraws, n: int) -> JointDraws:
+    """Return about as many of the draws as are wanted, evenly."""
+    step = len(made.theta) // n
+    if step < 2:
+        return made
+    theta, log_weights = made.theta[::step], made.log_weights[::step]
+    return JointDraws(theta, log_weights, made.of_globals[::step], made.part[::step], min(1.0, step * made.worth))
