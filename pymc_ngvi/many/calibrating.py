@@ -14,7 +14,7 @@ from pymc_ngvi.many.fit_many import asked_of, checked_model, checked_names, sign
 from pymc_ngvi.many.fitting import Fitter, Search
 from pymc_ngvi.many.ranks import LOG_DENSITY
 from pymc_ngvi.many.result import ManyFits
-from pymc_ngvi.many.running import fitted_rows, place_of
+from pymc_ngvi.many.running import fitted_rows, workers_of
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -95,7 +95,7 @@ def calibrate(
     True
     """
     model, names = checked_model(model, "calibrate(model)"), checked_names(model, var_names)
-    place = place_of(n_jobs, client)
+    place = workers_of(n_jobs, client)
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < _FEWEST:
         raise ValueError(f"n should be the number of data sets, at least {_FEWEST}; got {n!r}.")
     if LOG_DENSITY in model.named_vars:

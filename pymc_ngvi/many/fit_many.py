@@ -18,7 +18,7 @@ from pymc_ngvi.many.drawn import made_folder
 from pymc_ngvi.many.entries import Case, Entry, Slots, opened
 from pymc_ngvi.many.fitting import Asked, Fitter, Search
 from pymc_ngvi.many.result import ManyFits
-from pymc_ngvi.many.running import fitted_rows, place_of
+from pymc_ngvi.many.running import fitted_rows, workers_of
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -118,7 +118,7 @@ def fit_many(
     >>> many.dataset["mu"].sel(statistic="mean").round(1).values.tolist()
     [0.0, 1.0, 2.0, 2.9]
     """
-    model, place = checked_model(model, "fit_many(model, data)"), place_of(n_jobs, client)
+    model, place = checked_model(model, "fit_many(model, data)"), workers_of(n_jobs, client)
     entries, total = opened(data)
     first = next(entries, None)
     if first is None:

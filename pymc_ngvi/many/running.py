@@ -31,7 +31,7 @@ class _Unreadable(Exception):
     """The iterable of data has raised an error."""
 
 
-def place_of(n_jobs: object, client: object) -> Place:
+def workers_of(n_jobs: object, client: object) -> Place:
     """Return where fits are made.
 
     Raises
