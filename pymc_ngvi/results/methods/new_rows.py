@@ -50,14 +50,15 @@ class NewRowsMethods(Fitted):
         -----
         UserWarning
             Where a fit of all rows is due: k-hat is above .7, or the draws are worth fewer than 400 independent ones; a
-            group moves by more than two of its conditional standard deviations; what new rows say of new levels is
-            known from few candidates; or the posterior has doubts of its own.
+            group moves by more than two of its conditional standard deviations, or by .25 where its conditional
+            distribution is skewed; what new rows say of new levels is known from few candidates; or the posterior has
+            doubts of its own.
 
         Notes
         -----
         An update is one of the fit, not of an earlier update: give all rows since the fit. The rows of the fit need not
-        be there. From a file, `load` takes a model that is built with other rows, and warns of them; only the Gaussian
-        of a fit that is not exact can't be compared with log p then.
+        be there. From a file, `load` takes a model that is built with other rows, and warns of them; a Gaussian that is
+        not exact can't be compared with log p then, and groups that are skewed are known by their moments only.
 
         Means and the like by which the model standardises its data are those of the data that the model has.
 
