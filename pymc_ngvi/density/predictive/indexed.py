@@ -45,8 +45,10 @@ def _is_made_of(index: Variable, data: Variable) -> bool:
     """Tell whether data are an index, and not places in an array in which that is looked up."""
 
     def expand(var: Variable) -> list[Variable] | None:
-        is_looked_up = var.owner is not None and isinstance(var.owner.op, AdvancedSubtensor)
-        return None if var.owner is None or is_looked_up else list(var.owner.inputs)
+        if var.owner is None:
+            return None
+        is_looked_up = isinstance(var.owner.op, AdvancedSubtensor)
+        return list(var.owner.inputs[:1] if is_looked_up else var.owner.inputs)
 
     return any(var is data for var in walk([index], expand))
 
