@@ -13,6 +13,7 @@ import pymc_ngvi
 
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.marginal.centres import Centres
+from pymc_ngvi.marginal.effects import SplitNormal
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.new_rows import CoupledRows, beside, owners_of_rows
 from pymc_ngvi.results.new_rows.elements import _Candidates
@@ -540,3 +541,51 @@ def test_skewed_groups_are_right_or_told_of(seed):
     gap = np.abs(ours.mean(axis=0) - theirs.mean(axis=0)) / theirs.std(axis=0)
     assert gap.max() < 0.15
     np.testing.assert_allclose(ours.std(axis=0), theirs.std(axis=0), rtol=0.12)
+
+
+def test_groups_without_new_rows_keep_their_tails():
+    rng = np.random.default_rng(2)
+    group, rate = np.repeat(np.arange(40), 3), rng.gamma(0.6, 1 / 0.6, size=40)
+    y = rng.poisson(rate[group])
+    with pm.Model(coords={"group": range(40)}):
+        index = pm.Data("index", group)
+        alpha, mean = pm.Exponential("alpha", 0.5), pm.LogNormal("mean", 0, 1)
+        r = pm.Gamma("r", alpha=alpha, beta=alpha / mean, dims="group")
+        pm.Poisson("y", r[index], observed=y)
+        approx = pymc_ngvi.fit_ngvi(posterior="exact", random_seed=1, progressbar=False)
+    largest = int(np.bincount(group, y).argmax())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        updated = approx.update({"index": [largest], "y": [y[group == largest][0]]}, random_seed=1)
+    draws = updated.sample(8_000).posterior
+    # Given alpha and the mean, a rate has a gamma distribution.
+    a, m = draws["alpha"].values[0][:, None], draws["mean"].values[0][:, None]
+    shape = a + np.bincount(np.append(group, largest), np.append(y, y[group == largest][0]))
+    precision = a / m + np.bincount(np.append(group, largest))
+    right = shape / precision
+    sd = np.sqrt((shape / precision**2).mean(axis=0) + right.var(axis=0))
+    np.testing.assert_allclose(draws["r"].values[0].std(axis=0), sd, rtol=0.25)
+    np.testing.assert_allclose(draws["r"].values[0].mean(axis=0) / sd, right.mean(axis=0) / sd, atol=0.15)
+
+
+@pytest.mark.parametrize("skewness", [-0.7, 0.7])
+def test_a_skewed_group_is_integrated_as_it_is(skewness):
+    forest = Forest(np.array([0]), np.array([1]), np.array([-1]), np.array([0]))
+    of_group = SplitNormal.of_skewness(np.array([skewness]))
+    theta = np.array([[0.0, 0.4]])
+
+    def logp(points):
+        return stats.norm.logpdf(2.0, points[:, [1]], 0.8)
+
+    def centres(g):
+        return Centres(np.full((len(g), 1), 0.4), np.full((len(g), 1, 1), 0.6))
+
+    found = beside(theta, centres, forest, logp, np.array([skewness]))
+    grid = np.linspace(-6.0, 8.0, 40_001)
+    density = of_group.standard_log_density((grid[:, None] - 0.4) / 0.6)[:, 0] - np.log(0.6)
+    assert abs(np.exp(density).sum() * (grid[1] - grid[0]) - 1.0) < 1e-3  # it is one, of mean 0 and variance 1
+    assert abs((np.exp(density) * grid).sum() * (grid[1] - grid[0]) - 0.4) < 2e-3
+    both = density + stats.norm.logpdf(2.0, grid, 0.8)
+    weights = np.exp(both - logsumexp(both))
+    np.testing.assert_allclose(found.log_ratio, logsumexp(both) + np.log(grid[1] - grid[0]), atol=0.03)
+    np.testing.assert_allclose(found.theta[0, 1], weights @ grid, atol=0.03)  # z = 0 before and after
