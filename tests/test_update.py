@@ -15,9 +15,11 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.effects import SplitNormal
 from pymc_ngvi.marginal.forest import Forest
+from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.new_rows import CoupledRows, beside, owners_of_rows
 from pymc_ngvi.results.new_rows.elements import _Candidates
 from pymc_ngvi.results.new_rows.given import NewRows
+from pymc_ngvi.results.new_rows.updated import _fewer
 
 N_GROUPS, N_OF_GROUP, N_NEW = 12, 5, 3
 GRID = np.linspace(1e-3, 6.0, 6_000)
@@ -589,3 +591,13 @@ def test_a_skewed_group_is_integrated_as_it_is(skewness):
     weights = np.exp(both - logsumexp(both))
     np.testing.assert_allclose(found.log_ratio, logsumexp(both) + np.log(grid[1] - grid[0]), atol=0.03)
     np.testing.assert_allclose(found.theta[0, 1], weights @ grid, atol=0.03)  # z = 0 before and after
+
+
+def test_draws_that_are_thinned_are_worth_more_each():
+    made = JointDraws(np.arange(8.0)[:, None], np.zeros(8), np.arange(8) // 2, np.arange(8) % 4, 0.25)
+    few = _fewer(made, 4)
+    assert few.theta.ravel().tolist() == [0.0, 2.0, 4.0, 6.0]
+    assert few.of_globals.tolist() == [0, 1, 2, 3]
+    assert few.worth == 0.5
+    assert _fewer(made, 5) is made
+    assert _fewer(made, 1).worth == 1.0
