@@ -35,7 +35,7 @@ from pymc_ngvi.results.new_rows.given import NewRows
 from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.results.predictions.new_data import Given
 from pymc_ngvi.results.predictions.predict import tree_of
-from pymc_ngvi.results.priors.judged import Judged, log_mean
+from pymc_ngvi.results.priors.judged import Judged, JudgedDraws, log_mean
 from pymc_ngvi.results.priors.weighted import joint_draws
 from pymc_ngvi.results.sampling import Names
 from pymc_ngvi.results.summary.summary import Planned, Summary, imported
@@ -51,7 +51,7 @@ _FIT = "Fit again with all of the rows."
 
 
 @dataclass(frozen=True, eq=False)
-class Updated:
+class Updated(JudgedDraws):
     """The posterior given new rows as well: what `NGVIApproximation.update` returns. It prints as a summary.
 
     Parameters
@@ -80,26 +80,6 @@ class Updated:
     seed: int
 
     @property
-    def khat(self) -> float:
-        """Pareto k-hat of the weights."""
-        return self.judged.khat
-
-    @property
-    def effective_sample_size(self) -> float:
-        """Independent draws that the weighted ones are worth; where hyperparameters repeat, those of these."""
-        return self.judged.effective_sample_size
-
-    @property
-    def doubts(self) -> tuple[str, ...]:
-        """What stands against relying on it, in clauses."""
-        return self.judged.doubts
-
-    @property
-    def is_reliable(self) -> bool:
-        """Whether nothing stands against relying on it; where something does, a new fit is due."""
-        return not self.doubts
-
-    @property
     def n_rows(self) -> int:
         """Number of new observations."""
         return self.rows.n_rows
@@ -110,19 +90,12 @@ class Updated:
         n = self.n_rows
         return self.judged.sentence(f"Posterior with {n:,} new row{'s' if n > 1 else ''}")
 
-    def __str__(self) -> str:
-        """Return the summary."""
-        return str(self.summary())
-
     def __repr__(self) -> str:
         """Return what it is, in short."""
         return (
             f"Updated({self.n_rows:,} new rows: k-hat {self.khat:.2f}, effective sample size "
             f"{self.effective_sample_size:,.0f}, {'reliable' if self.is_reliable else 'not reliable'})"
         )
-
-    def _repr_html_(self) -> str:
-        return self.summary()._repr_html_()
 
     @functools.cached_property
     def log_predictive_density(self) -> LogMarginalLikelihood:

@@ -10,6 +10,7 @@ from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, khat_limit, weigh
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.proposals import effective_size
+from pymc_ngvi.results.summary.summary import Summary
 
 #: Effective draws below which the error of a mean, 1 / sqrt(n) of its standard deviation, is above .05.
 _FEWEST = 400
@@ -86,6 +87,48 @@ class Judged:
             f"{what}: reliable. {self.n_draws:,} weighted draws have a Pareto k-hat of {self.khat:.2f}, and are worth "
             f"{self.effective_sample_size:,.0f}."
         )
+
+
+class JudgedDraws:
+    """What results that are made of weighted draws have in common: how good the weights are, and how they print.
+
+    Attributes
+    ----------
+    judged : Judged
+    """
+
+    judged: Judged
+
+    @property
+    def khat(self) -> float:
+        """Pareto k-hat of the weights."""
+        return self.judged.khat
+
+    @property
+    def effective_sample_size(self) -> float:
+        """Independent draws that the weighted ones are worth; where hyperparameters repeat, those of these."""
+        return self.judged.effective_sample_size
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What stands against relying on it, in clauses."""
+        return self.judged.doubts
+
+    @property
+    def is_reliable(self) -> bool:
+        """Whether nothing stands against relying on it; where something does, a new fit is due."""
+        return not self.doubts
+
+    def summary(self) -> Summary:
+        """Return a table of the variables."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """Return the summary."""
+        return str(self.summary())
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
 
 
 def _effective(draws: JointDraws, log_weights: Array) -> float:

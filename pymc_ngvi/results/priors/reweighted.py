@@ -22,7 +22,7 @@ from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood, log_marginal_likelihood
 from pymc_ngvi.results.posterior import Posterior
-from pymc_ngvi.results.priors.judged import Judged, log_mean
+from pymc_ngvi.results.priors.judged import Judged, JudgedDraws, log_mean
 from pymc_ngvi.results.priors.weighted import WeightedDistribution, joint_draws
 from pymc_ngvi.results.sampling import Names, Sampling, sample_tree
 from pymc_ngvi.results.summary.summary import Summary, summary_of_draws
@@ -34,7 +34,7 @@ _FIT = (
 
 
 @dataclass(frozen=True, eq=False)
-class Reweighted:
+class Reweighted(JudgedDraws):
     """The posterior under other priors: what `NGVIApproximation.with_prior` returns. It prints as a summary.
 
     Parameters
@@ -60,29 +60,9 @@ class Reweighted:
     seed: int
 
     @property
-    def khat(self) -> float:
-        """Pareto k-hat of the weights."""
-        return self.judged.khat
-
-    @property
-    def effective_sample_size(self) -> float:
-        """Independent draws that the weighted ones are worth; where hyperparameters repeat, those of these."""
-        return self.judged.effective_sample_size
-
-    @property
-    def doubts(self) -> tuple[str, ...]:
-        """What stands against relying on it, in clauses."""
-        return self.judged.doubts
-
-    @property
     def n_draws(self) -> int:
         """Weighted draws."""
         return len(self.log_ratio)
-
-    @property
-    def is_reliable(self) -> bool:
-        """Whether nothing stands against relying on it."""
-        return not self.doubts
 
     @property
     def model(self) -> pm.Model:
@@ -104,19 +84,12 @@ class Reweighted:
         what = f"Posterior with other priors of {', '.join(f'`{name}`' for name in self.priors.names)}"
         return self.judged.sentence(what)
 
-    def __str__(self) -> str:
-        """Return the summary."""
-        return str(self.summary())
-
     def __repr__(self) -> str:
         """Return what it is, in short."""
         return (
             f"Reweighted({', '.join(self.priors.names)}: k-hat {self.khat:.2f}, effective sample size "
             f"{self.effective_sample_size:,.0f}, {'reliable' if self.is_reliable else 'not reliable'})"
         )
-
-    def _repr_html_(self) -> str:
-        return self.summary()._repr_html_()
 
     # --- draws ---
 
