@@ -13,15 +13,17 @@ import pymc_ngvi
 
 from pymc_ngvi.core.stored import entry_of
 from pymc_ngvi.marginal import log_marginal
+from pymc_ngvi.marginal.adaptation import Adaptation
 from pymc_ngvi.marginal.fitting import Sampler
 from pymc_ngvi.marginal.log_marginal import LogMarginal
 from pymc_ngvi.marginal.nodes import ladder
-from pymc_ngvi.marginal.proposals import Proposal, effective_size
+from pymc_ngvi.marginal.proposals import Base, Proposal, effective_size
 from pymc_ngvi.marginal.quadrature import integrate
 from pymc_ngvi.marginal.ridges import ridges, work_in_dimensions
 from pymc_ngvi.marginal.rounds import ProposalRounds, moved
 from pymc_ngvi.marginal.sampling import (
     Plain,
+    Pool,
     Round,
     Sequences,
     Weighted,
@@ -64,6 +66,31 @@ def test_a_shelf_far_from_the_bulk_is_found(seed):
     sd = np.sqrt(weights @ (sampled.pool.g - mean) ** 2)
     assert abs(sd[0] / sd_of_x() - 1.0) < 0.1
     assert sampled.missed < MOST_MISSED
+
+
+@pytest.mark.parametrize(("mass", "is_missed"), [(1.5e-6, False), (1e-3, True)])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_draw_far_out_is_not_believed_alone(mass, is_missed, seed):
+    """There are hardly any where it is, so that its weight is large, whatever it has found."""
+
+    def log_density(g):
+        x = g[:, 0]
+        return np.logaddexp(-0.5 * x**2, np.log(mass) - 0.5 * (x + 25.0) ** 2)
+
+    plain, proposal, rng = Plain(log_density), t_proposal(p=1), np.random.default_rng(seed)
+    adaptation = Adaptation(plain, Base(np.zeros(1), np.eye(1)), Bend(), 7.0, rng, is_plain=True)
+    g = proposal.draws(2_000, rng)
+    g = g[np.abs(g[:, 0]) < 6.0]
+    pool = Pool(g, plain(g)[0], proposal.log_density(g), np.zeros(len(g), dtype=int), np.zeros(len(g), dtype=bool))
+    far = 3.0 * rng.standard_normal((128, 1))
+    far[0] = -25.0
+    adaptation._far.append(Round(proposal.far(), far, plain(far)[0]))
+    assert adaptation._moved(proposal, pool) > 1.0
+    assert (adaptation.missed(proposal, pool) > 1.0) == is_missed
+    n = adaptation.n_drawn
+    assert n == 4 * 128
+    adaptation.missed(proposal, pool)
+    assert adaptation.n_drawn == n
 
 
 def sinusoid(theta):

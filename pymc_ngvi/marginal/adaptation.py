@@ -17,6 +17,8 @@ from pymc_ngvi.marginal.tails import Bend
 
 #: Looks about a proposal, at most; draws of each, the same where log m takes quadrature; and of the round after it.
 _MOST_LOOKS, _N_LOOKED, _N_LOOKED_BY_QUADRATURE, _N_AFTER = 3, 256, 128, 1_024
+#: How many times as many draws far out decide, where few move the moments of a pool.
+_TIMES_MORE = 4
 #: Evaluations of log p that following ridges may take, where they cost no quadrature.
 _MOST_FOLLOWED = 30_000
 #: Error of a standard deviation from which on its tail counts as thin: in that under a Gaussian; at least, where log m
@@ -71,6 +73,7 @@ class Adaptation:
         self._least_error = 0.0 if is_plain else _SEEN
         self.rounds, self.n_drawn = ProposalRounds(), 0
         self._far: list[Round] = []
+        self._has_looked_again = False
         self._ridges = start
 
     def drawn(self, proposal: Proposal, n: int, values: Callable[[Array], Array] | None = None) -> Round:
@@ -120,7 +123,19 @@ class Adaptation:
         return proposal
 
     def missed(self, proposal: Proposal, pool: Pool) -> float:
-        """Return by how much draws far out move the moments of a pool, in what they may: see `moved`."""
+        """Return by how much draws far out move the moments of a pool, in what they may: see `moved`.
+
+        One of few has a large weight where there are hardly any like it, which may be luck: of more, it has less.
+        """
+        result = self._moved(proposal, pool)
+        if result < 1.0 or self._has_looked_again or not self._far:
+            return result
+        self._has_looked_again = True
+        last = self._far[-1]
+        self._far.append(self.drawn(last.proposal, _TIMES_MORE * len(last.g)))
+        return self._moved(proposal, pool)
+
+    def _moved(self, proposal: Proposal, pool: Pool) -> float:
         together = ProposalRounds()
         together.add(Round(proposal, pool.g, pool.log_marginal))
         before = together.pooled()
