@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import os
 import random
+import signal
 import zlib
 
 from pathlib import Path
@@ -79,6 +80,14 @@ def _no_last_resort(monkeypatch):
     from pymc_ngvi.posteriors import search  # after what has to be set before PyTensor is imported
 
     monkeypatch.setattr(search, "KINDS", {name: kind for name, kind in search.KINDS.items() if not kind.is_last})
+
+
+@pytest.fixture
+def _sigint():
+    """Let SIGINT raise KeyboardInterrupt: a shell that runs the suite in the background has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -499,6 +499,7 @@ def test_data_that_can_not_be_read_on_lose_no_fit_that_was_done():
         pymc_ngvi.fit_many(mean_of_normal(), source(0), **QUIET)
 
 
+@pytest.mark.usefixtures("_sigint")
 def test_an_interrupt_within_a_fit_leaves_that_one_out(monkeypatch):
     """A fit keeps what it has at an interrupt: it is no fit of its data."""
     approx, step, within = Fitter.approx, LineSearch.step, []

@@ -1,5 +1,6 @@
 """Many fits on a Dask cluster: the bits of fits here, one entry for a worker that dies, nothing lost with a cluster."""
 
+import contextlib
 import importlib.util
 import os
 import pickle
@@ -62,13 +63,25 @@ def here():
     return pymc_ngvi.fit_many(normal(), data_sets(), **QUIET)
 
 
-@pytest.fixture
-def two_workers():
-    """Both in this process, with two threads each."""
+@contextlib.contextmanager
+def workers_here(n):
+    """Give a client of workers in this process, with two threads each."""
     from distributed import Client, LocalCluster
 
-    options = {"n_workers": 2, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
+    options = {"n_workers": n, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
     with LocalCluster(**options, silence_logs=50) as cluster, Client(cluster, timeout=180) as client:
+        yield client
+
+
+@pytest.fixture
+def two_workers():
+    with workers_here(2) as client:
+        yield client
+
+
+@pytest.fixture
+def no_worker():
+    with workers_here(0) as client:
         yield client
 
 
@@ -233,21 +246,19 @@ def test_a_cluster_that_is_gone_loses_no_fit_that_was_done(here, two_workers, mo
     xr.testing.assert_identical(found.dataset.mu, here.dataset.mu[:3])
 
 
-def test_a_cluster_that_has_no_worker_yet_is_waited_for(here, two_workers, monkeypatch, caplog):
+def test_a_cluster_that_has_no_worker_yet_is_waited_for(here, no_worker, monkeypatch, caplog):
     monkeypatch.setattr(of_cluster, "_LOOK", 0.1)
     monkeypatch.setattr(of_cluster, "_PATIENCE", 0.0)
-    two_workers.cluster.scale(0)
-    while two_workers.nthreads():
-        time.sleep(0.05)
 
     def look(self):
         found(self)
-        if "the fits are waiting for one" in caplog.text:
-            two_workers.cluster.scale(1)
+        if "the fits are waiting for one" in caplog.text and not no_worker.cluster.worker_spec:
+            no_worker.cluster.scale(1)
 
     found = of_cluster.Cluster.look
     monkeypatch.setattr(of_cluster.Cluster, "look", look)
-    there = pymc_ngvi.fit_many(normal(), data_sets(), client=two_workers, **QUIET)
+    there = pymc_ngvi.fit_many(normal(), data_sets(), client=no_worker, **QUIET)
+    assert no_worker.cluster.worker_spec
     xr.testing.assert_identical(without_seconds(there), without_seconds(here))
 
 

@@ -27,7 +27,8 @@ from pymc_ngvi.posteriors.kinds import KINDS, latent_gaussian, trees
 from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan, TimeBudget, in_order
 from pymc_ngvi.posteriors.search import plan_without_gaussian
 
-FEW = 96
+#: Hyperparameters of a nested posterior, and points of the process.
+FEW, N = 96, 8
 
 
 def fit(model, **options):
@@ -43,7 +44,7 @@ def _of_few_values(monkeypatch):
 def nested_of_process():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pymc_ngvi.nested.posterior.n_values_of", lambda given: FEW)
-        return fit(process())
+        return fit(process(N))
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -273,8 +274,8 @@ def test_a_gaussian_is_made_when_it_is_asked_for(tmp_path):
         approx.q  # noqa: B018
     approx.save(tmp_path / "approx.nc")
     copied = cloudpickle.loads(cloudpickle.dumps(approx))
-    loaded = pymc_ngvi.load(tmp_path / "approx.nc", process())
-    same = fit(process(), posterior="gaussian")
+    loaded = pymc_ngvi.load(tmp_path / "approx.nc", process(N))
+    same = fit(process(N), posterior="gaussian")
     for other in (loaded, copied):
         assert other._gaussian is None
         np.testing.assert_array_equal(other.gaussian.mean_flat, same.mean_flat)
@@ -315,7 +316,7 @@ def test_elbo_and_history_are_those_of_the_joint_distribution():
 
 @pytest.mark.usefixtures("_of_few_values")
 def test_it_goes_on():
-    approx = fit(process())
+    approx = fit(process(N))
     before, size, fits = approx.mean_flat, approx.checks.effective_size, approx.n_iterations
     assert approx.refine(0) is approx
     assert len(approx.hist) == 1
@@ -332,7 +333,7 @@ def test_it_goes_on():
 def test_a_fit_begins_from_it():
     """From the Gaussian with its moments: none of all coordinates is made for that."""
     approx = nested_of_process()
-    other = fit(process(), start=approx, posterior="gaussian")
+    other = fit(process(N), start=approx, posterior="gaussian")
     assert approx._gaussian is None
     assert other.converged
 
