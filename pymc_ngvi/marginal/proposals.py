@@ -227,13 +227,11 @@ def best_proposal(
             total -= float(logsumexp(np.log(part) + log_marginal[held] - log_q))
         return total
 
-    scores: dict[tuple[float, float | None, int], float] = {}
-    for tail in sorted({df, 7.0}):
-        for shrinkage in (None, 0.5, 0.1):
-            for k in enough[:3]:
-                scores[tail, shrinkage, k] = score((tail, shrinkage, k))
-                if k > 1 and scores[tail, shrinkage, k] < scores[tail, shrinkage, k - 1]:
-                    break
+    # Shrinkage first: the more components there are, the less they hang on it, and the longer they take to fit.
+    scores = {kind: score(kind) for kind in itertools.product(sorted({df, 7.0}), (None, 0.5, 0.1), (1,))}
+    best = max(scores, key=lambda kind: scores[kind])
+    for tail, k in itertools.product(sorted({df, 7.0}), enough[1:3]):
+        scores[tail, best[1], k] = score((tail, best[1], k))
     best = max(scores, key=lambda kind: scores[kind])
     for before, k in itertools.pairwise(enough[2:]):
         if best[2] == before:
@@ -286,55 +284,53 @@ def _by_em(y: Array, w: Array, k: int, df: float, mean: Array, cov: Array) -> St
     standardised = solve_lower(root, np.ascontiguousarray((y - mean).T)).T
     skewness = w @ standardised**3
     direction = root @ (skewness / (np.linalg.norm(skewness) + 1e-300))
-    means = [mean + a * direction for a in np.linspace(-1.0, 1.0, k)]
-    covs, shares = [0.7 * cov] * k, np.full(k, 1.0 / k)
+    means = mean + np.linspace(-1.0, 1.0, k)[:, None] * direction
+    factors, shares = np.broadcast_to(np.sqrt(0.7) * root, (k, *root.shape)), np.full(k, 1.0 / k)
     for _ in range(_N_EM):
-        responsibilities, of_t = _responsibilities(y, w, shares, means, np.linalg.cholesky(np.array(covs)), df)
+        responsibilities, of_t = _responsibilities(y, w, shares, means, factors, df)
         shares = np.maximum(responsibilities.sum(axis=1), _LEAST_SHARE)
         shares /= shares.sum()
-        new = [_component(y, r, t, mean, cov) for r, t in zip(responsibilities, of_t, strict=True)]
-        means, covs = [m for m, _ in new], [c for _, c in new]
-    return StudentMixture(shares, np.array(means), np.linalg.cholesky(np.array(covs)), df)
+        means, covs = _components(y, responsibilities, of_t, mean, cov)
+        factors = np.linalg.cholesky(covs)
+    return StudentMixture(shares, means, factors, df)
 
 
 def _refined(start: StudentMixture, y: Array, w: Array) -> StudentMixture:
     """Fit the components of a mixture by weighted EM; they shrink towards what they were, and empty ones go."""
     shares, means, factors, df = start.shares, start.means, start.factors, start.df
     for _ in range(_N_REFINED):
-        responsibilities, of_t = _responsibilities(y, w, shares, list(means), factors, df)
+        responsibilities, of_t = _responsibilities(y, w, shares, means, factors, df)
         shares = responsibilities.sum(axis=1)
         kept = np.flatnonzero(shares > min(_LEAST_OF_START, 0.5 * shares.max()))
-        new = [_component(y, responsibilities[i], of_t[i], means[i], factors[i] @ factors[i].T) for i in kept]
-        shares = shares[kept] / shares[kept].sum()
+        before = factors[kept] @ factors[kept].transpose(0, 2, 1)
+        means, covs = _components(y, responsibilities[kept], of_t[kept], means[kept], before)
+        shares, factors = shares[kept] / shares[kept].sum(), np.linalg.cholesky(covs)
         df = df if np.ndim(df) == 0 else np.asarray(df)[kept]
-        means, factors = np.array([m for m, _ in new]), np.linalg.cholesky(np.array([c for _, c in new]))
     return StudentMixture(shares, means, factors, df)
 
 
 def _responsibilities(
-    y: Array, w: Array, shares: Array, means: list[Array], factors: Array, df: float | Array
-) -> tuple[Array, list[Array]]:
-    """Return the part of the weight of each draw that each component has, (k, n), and the weights of a t of each."""
-    p = y.shape[1]
-    log_parts, of_t = [], []
-    for mean, factor, share, own in zip(means, factors, shares, np.broadcast_to(df, len(shares)), strict=True):
-        square = squares(factor, y - mean)
-        log_parts.append(np.log(share) - np.log(np.diag(factor)).sum() - 0.5 * (own + p) * np.log1p(square / own))
-        of_t.append((own + p) / (own + square))
-    return np.exp(log_parts - logsumexp(log_parts, axis=0)) * w, of_t
+    y: Array, w: Array, shares: Array, means: Array, factors: Array, df: float | Array
+) -> tuple[Array, Array]:
+    """Return the part of the weight of each draw that each component has, and the weights of a t of each, (k, n)."""
+    p, own = y.shape[1], np.broadcast_to(df, len(shares))[:, None]
+    square = squares(factors, means, y)
+    log_dets = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
+    log_parts = (np.log(shares) - log_dets)[:, None] - 0.5 * (own + p) * np.log1p(square / own)
+    parts = np.exp(log_parts - log_parts.max(axis=0))
+    return parts * (w / parts.sum(axis=0)), (own + p) / (own + square)
 
 
-def _component(y: Array, responsibility: Array, of_t: Array, mean: Array, cov: Array) -> tuple[Array, Array]:
-    """Return location and scale of a component from its draws, shrunk by as much as these are few."""
+def _components(y: Array, responsibilities: Array, of_t: Array, mean: Array, cov: Array) -> tuple[Array, Array]:
+    """Return locations and scales of components from their draws, shrunk by as much as these are few."""
     p = y.shape[1]
-    weight = responsibility * of_t
-    location = (weight @ y) / max(weight.sum(), 1e-300)
-    apart = y - location
-    total = responsibility.sum()
-    size = total**2 / max((responsibility**2).sum(), 1e-300)
-    of_cov, of_mean = 2.0 * p / (2.0 * p + size), 1.0 / (1.0 + 0.2 * size)
-    scatter = (weight[:, None] * apart).T @ apart / max(total, 1e-300)
-    return (1.0 - of_mean) * location + of_mean * mean, (1.0 - of_cov) * scatter + of_cov * cov
+    weight, total = responsibilities * of_t, responsibilities.sum(axis=1)
+    locations = (weight @ y) / np.maximum(weight.sum(axis=1), 1e-300)[:, None]
+    apart = y - locations[:, None]
+    sizes = total**2 / np.maximum((responsibilities**2).sum(axis=1), 1e-300)
+    of_cov, of_mean = (2.0 * p / (2.0 * p + sizes))[:, None, None], (1.0 / (1.0 + 0.2 * sizes))[:, None]
+    scatters = (weight[:, :, None] * apart).transpose(0, 2, 1) @ apart / np.maximum(total, 1e-300)[:, None, None]
+    return (1.0 - of_mean) * locations + of_mean * mean, (1.0 - of_cov) * scatters + of_cov * cov
 
 
 def _with_tails(mixture: StudentMixture, bend: Bend) -> StudentMixture:

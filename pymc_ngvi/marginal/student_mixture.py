@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from numpy.typing import NDArray
-from scipy.special import gammaincinv, gammaln, logsumexp, ndtri
+from scipy.special import gammaincinv, gammaln, ndtri
 
-from pymc_ngvi.core.linalg import solve_lower
+from pymc_ngvi.core.linalg import logsumexp, solve_lower
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 
@@ -36,16 +36,11 @@ class StudentMixture:
 
     def log_density(self, x: Array) -> Array:
         """Return the log density at the rows of ``x``."""
-        p = x.shape[1]
-        parts = [
-            np.log(share)
-            + (gammaln((df + p) / 2.0) - gammaln(df / 2.0) - 0.5 * p * np.log(df * np.pi))
-            - np.log(np.diag(factor)).sum()
-            - 0.5 * (df + p) * np.log1p(squares(factor, x - mean) / df)
-            for share, mean, factor, df in zip(self.shares, self.means, self.factors, self._each_df, strict=True)
-        ]
-        result: Array = logsumexp(parts, axis=0)
-        return result
+        p, df = x.shape[1], self._each_df
+        constants = gammaln((df + p) / 2.0) - gammaln(df / 2.0) - 0.5 * p * np.log(df * np.pi)
+        constants += np.log(self.shares) - np.log(np.diagonal(self.factors, axis1=1, axis2=2)).sum(axis=1)
+        falls = 0.5 * (df + p)[:, None] * np.log1p(squares(self.factors, self.means, x) / df[:, None])
+        return logsumexp(constants[:, None] - falls, axis=0)
 
     def draws(self, n: int, rng: np.random.Generator) -> Array:
         """Return ``n`` draws from one scrambled Sobol sequence."""
@@ -95,8 +90,10 @@ class StudentMixture:
         return StudentMixture(self.shares, self.means, scale * self.factors, self.df)
 
 
-def squares(factor: Array, apart: Array) -> Array:
-    """Return the squared Mahalanobis lengths of the rows of ``apart``."""
-    solved = solve_lower(factor, np.ascontiguousarray(apart.T))
-    result: Array = np.sum(solved**2, axis=0)
+def squares(factors: Array, means: Array, x: Array) -> Array:
+    """Return the squared Mahalanobis lengths of the rows of ``x`` under each of several Gaussians, (k, n)."""
+    result = np.empty((len(means), len(x)))
+    for k, (factor, mean) in enumerate(zip(factors, means, strict=True)):
+        solved = solve_lower(factor, (x - mean).T)
+        np.einsum("in,in->n", solved, solved, out=result[k])
     return result
