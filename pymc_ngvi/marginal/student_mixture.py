@@ -40,7 +40,8 @@ class StudentMixture:
         constants = gammaln((df + p) / 2.0) - gammaln(df / 2.0) - 0.5 * p * np.log(df * np.pi)
         constants += np.log(self.shares) - np.log(np.diagonal(self.factors, axis1=1, axis2=2)).sum(axis=1)
         falls = 0.5 * (df + p)[:, None] * np.log1p(squares(self.factors, self.means, x) / df[:, None])
-        return logsumexp(constants[:, None] - falls, axis=0)
+        result: Array = logsumexp(constants[:, None] - falls, axis=0)
+        return result
 
     def draws(self, n: int, rng: np.random.Generator) -> Array:
         """Return ``n`` draws from one scrambled Sobol sequence."""
