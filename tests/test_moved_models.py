@@ -104,9 +104,7 @@ def moved(make):
     return fit(make(), posterior="moved", tol=1.0)  # any fit will do to begin at
 
 
-@pytest.mark.parametrize(
-    ("make", "name"), [(rare, "slope"), pytest.param(horseshoe, "beta", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("make", "name"), [(rare, "slope"), pytest.param(horseshoe, "beta", marks=pytest.mark.slow)])
 def test_it_is_that_of_nuts(make, name):
     approx = moved(make)
     assert approx.is_exact
