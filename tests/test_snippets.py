@@ -21,7 +21,6 @@ TO_RUN = [
 #: Sizes in pages that take long, and what they are in the tests that are not slow: the same code on fewer data.
 SMALLER = {
     "experiments/vogn": {"64": "8", "345": "150"},
-    "leave_out": {"20": "10", "160": "80"},
     "models/censored": {"200": "60"},
     "models/crossed": {"600": "120", "150": "30", "4_800": "960", "30": "12", "2_000": "300"},
 }
