@@ -478,7 +478,7 @@ def far_regression(batch_size=None):
     return model
 
 
-@pytest.mark.parametrize(("batch_size", "seed"), [(None, 1), (80, 1), (80, 2)])
+@pytest.mark.parametrize(("batch_size", "seed"), [(None, 1), (80, 1), pytest.param(80, 2, marks=pytest.mark.slow)])
 def test_a_far_start_is_left_behind(batch_size, seed):
     """Steps count once the ELBO has stopped rising: else they are too small before the data are reached."""
     quick = {"method": "ngvi", "backend": "quick", "progressbar": False}

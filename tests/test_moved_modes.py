@@ -58,6 +58,10 @@ def apart_along_first(d, apart):
     return np.array([centre, -centre])
 
 
+#: Dimensions and seeds: the second seed of many dimensions is slow.
+SIZES = pytest.mark.parametrize(("d", "seed"), [(5, 1), (5, 2), (40, 1), pytest.param(40, 2, marks=pytest.mark.slow)])
+
+
 def weighted(ended):
     """Return the draws, and the weight of each."""
     checks, (n, n_chains, d) = ended.checks, ended.draws.x.shape
@@ -72,9 +76,8 @@ def fit(model, **options):
 # --- weights of modes -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("known", ["one wide fit", "both modes"])
-@pytest.mark.parametrize("d", [5, 40])
+@SIZES
 def test_two_modes_that_no_chain_crosses(d, known, seed):
     centres = apart_along_first(d, 12.0)
     wide = standard(d, sd=[6.0] + [1.0] * (d - 1))
@@ -93,8 +96,7 @@ def test_two_modes_that_no_chain_crosses(d, known, seed):
     assert_allclose(weights @ x[:, 1:], 0.0, atol=(MOST_ERRORS + 0.5) / np.sqrt(checks.bulk))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("d", [5, 40])
+@SIZES
 def test_two_modes_that_some_chains_cross(d, seed):
     """Six standard deviations: chains arrive by themselves in time, or are kept apart; both are right."""
     ended = moved(Normals([0.7, 0.3], apart_along_first(d, 6.0)), standard(d, sd=[3.0] + [1.0] * (d - 1)), seed=seed)

@@ -25,6 +25,7 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pymc_ngvi.core import ufuncs
 from pymc_ngvi.density import LogDensity, flat
 from pymc_ngvi.graphs.backends import python_loops, quick_mode
+from pymc_ngvi.graphs.graph import simplify
 
 NO_BLAS = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS:UserWarning")
 
@@ -479,8 +480,24 @@ def test_graphs_with_many_terms(kind):
         assert logp[0] == pytest.approx(value, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    "rewrite",
+    [lambda x, value: quick_function([x], value), lambda x, value: simplify([value])],
+    ids=["compiled", "simplified"],
+)
+def test_notes_of_where_a_constant_came_from_do_not_grow(rewrite):
+    """They triple whenever PyTensor simplifies ``switch(condition, 0, 0)``, and the constant is in all graphs."""
+    zero = pt.constant(0.0)
+    zero.tag.trace = [[("file", 1, "function", "line")]]
+    for k in range(8):
+        x = pt.scalar(f"x{k}")
+        rewrite(x, x + pt.switch(x > 0, zero, zero))
+    assert 1 < len(zero.tag.trace) < 100  # it was simplified, and 3^8 notes are left out
+
+
+@pytest.mark.slow
 def test_hessian_of_a_correlation_matrix_takes_little_memory():
-    """PyTensor's notes of where a variable came from triple whenever it simplifies ``switch(condition, 0, 0)``.
+    """Those notes once took all of it.
 
     In a process of its own, with a limit on memory: unchecked, they fill the machine's.
     """
@@ -509,9 +526,10 @@ def test_hessian_of_a_correlation_matrix_takes_little_memory():
     assert int(run.stdout) < 1000, f"{run.stdout} MiB"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_anew")
 def test_repeated_fits_do_not_fill_the_memory():
-    """Those notes stay with the constant 0, which all graphs share: they must not grow from model to model."""
+    """Nor do the notes of the constant 0, which all graphs share, grow from model to model."""
     for _ in range(2):
         density = LogDensity(models.lkj_cholesky(), "quick")
         for function in models.compiled(density):

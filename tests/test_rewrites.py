@@ -112,7 +112,7 @@ def n_calls(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("likelihood", ["gaussian", "logistic"])
+@pytest.mark.parametrize("likelihood", [pytest.param("gaussian", marks=pytest.mark.slow), "logistic"])
 def test_groups_with_one_covariance_share_a_solve(likelihood, n_calls, rng):
     model = hierarchical.correlated(n_groups=7, per_group=3, likelihood=likelihood)
     density = LogDensity(model, "quick")

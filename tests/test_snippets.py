@@ -1,17 +1,43 @@
 """Every snippet of the documentation runs, and prints what the comment beside it says."""
 
+import re
+
 import pytest
 
 from test_docs import DOCS, blocks, run
+
+
+def name_of(path):
+    return path.relative_to(DOCS).with_suffix("").as_posix()
+
 
 #: Pages that are run with the tests of what they are about, and the catalogue of errors.
 RUN_ELSEWHERE = {"bad_input", "corrections", "diagnostics", "extending", "plots", "samplers", "saving"}
 TO_RUN = [
     path
     for path in sorted(DOCS.rglob("*.md"))
-    if path.relative_to(DOCS).with_suffix("").as_posix() not in RUN_ELSEWHERE
-    and blocks(path.read_text(encoding="utf-8"))
+    if name_of(path) not in RUN_ELSEWHERE and blocks(path.read_text(encoding="utf-8"))
 ]
+#: Sizes in pages that take long, and what they are in the tests that are not slow: the same code on fewer data.
+SMALLER = {
+    "experiments/vogn": {"64": "8", "345": "150"},
+    "models/censored": {"200": "60"},
+    "models/crossed": {"600": "120", "150": "30", "4_800": "960", "30": "12", "2_000": "300"},
+}
+
+
+def smaller(text, sizes):
+    """Return a text with other numbers in its blocks; each that is to be replaced has to be there."""
+    found = set()
+
+    def other(number):
+        found.add(number[0])
+        return sizes[number[0]]
+
+    number = re.compile(rf"(?<![\w.])({'|'.join(sizes)})(?![\w.])")
+    changed = "\n".join(f"```python\n{number.sub(other, block)}```" for block in blocks(text))
+    assert found == set(sizes)
+    return changed
 
 
 @pytest.mark.filterwarnings("ignore:For backward compatibility, 'str' dtypes are included")
@@ -22,4 +48,10 @@ def test_the_snippets_of_a_page_run(path):
         pytest.importorskip("jax", reason="JAX is not installed")
     if "pymc_marketing" in text and path.stem == "marketing":
         pytest.importorskip("pymc_marketing", reason="pymc-marketing is in no dependency group: it holds others back")
-    run(text)
+    run(smaller(text, SMALLER[name_of(path)]) if name_of(path) in SMALLER else text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALLER)
+def test_the_snippets_of_a_page_that_takes_long_run_as_they_stand(name):
+    run((DOCS / f"{name}.md").read_text(encoding="utf-8"))

@@ -107,8 +107,17 @@ def test_the_measured_gap_with_its_error_decides(gap, gap_sd, spread, status):
         assert rule.conclude(Status.CONVERGED, assessment._replace(against=against)) is against
 
 
-@pytest.mark.parametrize("make", [logistic, poisson])
-@pytest.mark.parametrize("family", ["full", "diagonal", "block"])
+@pytest.mark.parametrize(
+    ("make", "family"),
+    [
+        (logistic, "full"),
+        (logistic, "diagonal"),
+        (logistic, "block"),
+        (poisson, "full"),
+        pytest.param(poisson, "diagonal", marks=pytest.mark.slow),
+        pytest.param(poisson, "block", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(
     "options",
     [
