@@ -214,6 +214,46 @@ def test_sizes_may_differ():
     np.testing.assert_allclose(found.sel(statistic="sd"), precision**-0.5, rtol=4.0 / np.sqrt(8_000))
 
 
+def sold(family, *, as_data):
+    """Counts of three shops, whose values are an array or data."""
+    with pm.Model(coords={"shop": ["a", "b", "c"]}) as model:
+        shop, y = pm.Data("shop_index", np.array([0, 1, 2, 0])), np.array([1, 2, 3, 4])
+        y = pm.Data("y_data", y) if as_data else y
+        rate = pm.math.exp(pm.Normal("log_rate", pm.Normal("mu", 0, 2), 1.0, dims="shop"))[shop]
+        if family == "poisson":
+            pm.Poisson("y", rate, observed=y)
+        else:
+            pm.Censored("y", pm.Poisson.dist(rate), lower=None, upper=5, observed=y)
+    return model
+
+
+@pytest.mark.parametrize("family", ["poisson", "censored"])
+def test_sizes_of_observed_arrays_may_differ(family):
+    """As those of data may, with the same bits; data may have the name of what is observed."""
+    rng = np.random.default_rng(1)
+    data = [{"shop_index": rng.integers(0, 3, n), "y": np.minimum(rng.poisson(2, n), 5)} for n in (5, 4, 9, 5)]
+    of_array, of_data = (
+        pymc_ngvi.fit_many(sold(family, as_data=k), data, posterior="gaussian", **QUIET).dataset for k in (False, True)
+    )
+    xr.testing.assert_identical(of_array.drop_vars("seconds"), of_data.drop_vars("seconds"))
+    assert not of_array.error.values.any()
+    with sold(family, as_data=True):
+        pm.set_data({"shop_index": data[2]["shop_index"], "y_data": data[2]["y"]})
+        alone = pm.fit(method="ngvi", posterior="gaussian", random_seed=1, progressbar=False)
+    np.testing.assert_allclose(of_array.elbo[2], alone.elbo.value, atol=0.01)
+
+
+def test_lengths_on_which_other_variables_depend_stay():
+    with pm.Model() as model:
+        y = pm.Normal("y", pm.Normal("b", 0.0, 1.0), 1.0, observed=np.ones(4))
+        pm.Deterministic("largest", pm.math.max(y))
+    data = [{"y": np.zeros(4)}, {"y": np.zeros(3)}]
+    with pytest.warns(UserWarning, match="1 of 2 fits failed"):
+        found = pymc_ngvi.fit_many(model, data, **QUIET).dataset
+    assert found.error.values[0] == ""
+    assert "'y' has shape (3,); its shape is fixed in the model, (4,). Give its" in str(found.error.values[1])
+
+
 def test_labels_of_dims_join_groups_that_differ():
     with pm.Model(coords={"shop": ["a", "b"]}) as model:
         y = pm.Data("y_data", np.ones(2), dims="shop")
@@ -441,7 +481,11 @@ def test_a_process_that_ends_takes_no_other_fit_with_it():
         ([{"z": np.ones(5)}], ValueError, "has 'z', which the model has not.*Valid: 'y'"),
         ([{"mu": 1.0}], ValueError, "'mu', which is neither a pm.Data nor an observed variable"),
         ([{}], ValueError, "names no data"),
-        ([{"y": np.ones(4)}], ValueError, r"All 1 fits failed.*has shape \(4,\); the model takes|have shapes"),
+        (
+            [{"y": np.ones((5, 1))}],
+            ValueError,
+            r"All 1 fits failed.*has 2 axes, shape \(5, 1\); in the model it has 1 axis",
+        ),
     ],
 )
 def test_data_that_are_none_are_refused(data, error, message):

@@ -5,7 +5,7 @@ import hashlib
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pymc as pm
@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.density.observed_data import with_data_for, without_casts
 from pymc_ngvi.density.simulated import Simulated
 
 #: The data of one fit: arrays by the name of a ``pm.Data``, of an observed variable, or of a dim, which takes labels.
@@ -89,8 +90,8 @@ class Slots:
                 continue
             if name in data:
                 names[name] = name
-            elif name in observed and observed[name].name in data:
-                names[name] = observed[name].name
+            elif name in observed and (of_data := without_casts(observed[name]).name) in data:
+                names[name] = of_data
             elif name in observed and hasattr(observed[name], "data"):
                 constant.append(name)
             else:
@@ -98,7 +99,7 @@ class Slots:
         if not names and not constant:
             raise BadEntryError("The first dict of data names no data: give arrays for pm.Data or observed variables.")
         if constant:
-            model, made = _with_data_for(model, constant)
+            model, made = with_data_for(model, constant)
             names |= made
         twice = [name for name in names.values() if list(names.values()).count(name) > 1]
         if twice:
@@ -140,6 +141,13 @@ class Slots:
         for given, known in zip(array.shape, var.type.shape, strict=True):
             if known not in (None, given):
                 raise BadEntryError(f"{name!r} has shape {array.shape}; the model takes {var.type.shape} only.")
+        for rv in self.model.observed_RVs:
+            fixed = zip(array.shape, rv.type.shape, strict=False)
+            if without_casts(self.model.rvs_to_values[rv]) is var and any(k not in (None, n) for n, k in fixed):
+                raise BadEntryError(
+                    f"{name!r} has shape {array.shape}; its shape is fixed in the model, {rv.type.shape}. Give its "
+                    "values as pm.Data where the model is made, for shapes that differ."
+                )
         return array.astype(var.dtype)
 
     def _check_lengths(self, arrays: Mapping[str, AnyArray]) -> None:
@@ -249,22 +257,3 @@ def _not_settable(model: pm.Model, name: object, valid: list[str]) -> str:
             f"Those of the model are {_listed(valid)}."
         )
     return f"data has {name!r}, which the model has not: {suggestion(name, valid)}"
-
-
-def _with_data_for(model: pm.Model, observed: list[str]) -> tuple[pm.Model, dict[str, str]]:
-    """Return a copy of a model whose observed variables have ``pm.Data`` for values, and the names of these."""
-    copy: Any = model.copy()
-    names = {}
-    with copy:
-        for name in observed:
-            rv = copy[name]
-            before = copy.rvs_to_values[rv]
-            names[name] = f"{name}_data"
-            while names[name] in copy.named_vars:
-                names[name] += "_"
-            values = pm.Data(names[name], np.asarray(before.data), dims=copy.named_vars_to_dims.get(name))
-            copy.values_to_rvs.pop(before)
-            value = values if values.dtype == rv.dtype else values.astype(rv.dtype)  # as `observed=` does
-            value.name = value.name or name
-            copy.rvs_to_values[rv], copy.values_to_rvs[value] = value, rv
-    return copy, names
