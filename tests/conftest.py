@@ -2,6 +2,7 @@
 
 import gc
 import importlib.util
+import logging
 import os
 import random
 import signal
@@ -72,6 +73,18 @@ def references_dir(request):
 def rng(request):
     """Generator seeded by the name of the test with its parameters: the same in every run and in any order."""
     return np.random.default_rng(zlib.crc32(request.node.name.encode()))
+
+
+@pytest.fixture(autouse=True)
+def _log_levels():
+    """See that a test leaves the levels of the log as they were: others read what is logged."""
+    loggers = [logging.getLogger(name) for name in ("pymc", "pymc.ngvi")]
+    before = [logger.level for logger in loggers]
+    yield
+    after = [logger.level for logger in loggers]
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+    assert after == before
 
 
 @pytest.fixture

@@ -3,9 +3,11 @@
 import contextlib
 import gc
 import importlib.util
+import logging
 import os
 import re
 import signal
+import threading
 import tracemalloc
 import warnings
 import weakref
@@ -19,7 +21,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import pymc_ngvi
 
-from pymc_ngvi.many import running
+from pymc_ngvi.many import fitting, running
 from pymc_ngvi.many.fitting import N_PILOTS, Fitter, Row
 from pymc_ngvi.results.persistence import files
 from pymc_ngvi.steps.linesearch import LineSearch
@@ -193,6 +195,29 @@ def test_the_model_has_its_own_data_back():
     before = model["y_data"].get_value()
     pymc_ngvi.fit_many(model, data_sets(1), posterior="gaussian", **QUIET)
     np.testing.assert_array_equal(model["y_data"].get_value(), before)
+
+
+def test_fits_in_several_threads_leave_log_and_warnings_as_they_were():
+    """Each goes on for a while after the other one has begun, and ends before or after it."""
+    inside, done = [threading.Event() for _ in range(2)], [threading.Event() for _ in range(2)]
+
+    def fit(k):
+        with fitting._QUIETLY:
+            inside[k].set()
+            assert done[k].wait(60)
+
+    filters = list(warnings.filters)
+    threads = [threading.Thread(target=fit, args=(k,)) for k in range(2)]
+    for k, thread in enumerate(threads):
+        thread.start()
+        assert inside[k].wait(60)
+    for k, thread in enumerate(threads):
+        assert fitting.logger.level == logging.ERROR
+        assert warnings.filters[0][:3:2] == ("ignore", pymc_ngvi.ConvergenceWarning)
+        done[k].set()
+        thread.join()
+    assert fitting.logger.level == logging.NOTSET
+    assert warnings.filters == filters
 
 
 # --- data of other sizes, and other places for them -------------------------------------------------------------------

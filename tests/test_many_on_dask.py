@@ -246,19 +246,20 @@ def test_a_cluster_that_is_gone_loses_no_fit_that_was_done(here, two_workers, mo
     xr.testing.assert_identical(found.dataset.mu, here.dataset.mu[:3])
 
 
-def test_a_cluster_that_has_no_worker_yet_is_waited_for(here, no_worker, monkeypatch, caplog):
+def test_a_cluster_that_has_no_worker_yet_is_waited_for(here, no_worker, monkeypatch):
     monkeypatch.setattr(of_cluster, "_LOOK", 0.1)
     monkeypatch.setattr(of_cluster, "_PATIENCE", 0.0)
+    said = []
 
-    def look(self):
-        found(self)
-        if "the fits are waiting for one" in caplog.text and not no_worker.cluster.worker_spec:
-            no_worker.cluster.scale(1)
+    def warning(message, *args):
+        said.append(message % args)
+        no_worker.cluster.scale(1)
 
-    found = of_cluster.Cluster.look
-    monkeypatch.setattr(of_cluster.Cluster, "look", look)
+    monkeypatch.setattr(of_cluster.logger, "warning", warning)
     there = pymc_ngvi.fit_many(normal(), data_sets(), client=no_worker, **QUIET)
-    assert no_worker.cluster.worker_spec
+    assert said == [
+        "The Dask cluster has had no worker for 0 s; the fits are waiting for one. Start some, or interrupt."
+    ]
     xr.testing.assert_identical(without_seconds(there), without_seconds(here))
 
 

@@ -7,7 +7,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.fitting.threads import few_threads
+from pymc_ngvi.fitting.threads import few_threads, one_thread
 
 N, D = 12_000, 100
 
@@ -29,6 +29,18 @@ def two_threads():
         if threads() != {2}:
             pytest.skip("BLAS cannot have two threads here")
         yield
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_several_that_keep_to_one_thread_leave_none_behind(two_threads, first):
+    """As fits in the threads of a process do, whichever ends first: the other one keeps to it till its end."""
+    both = one_thread(), one_thread()
+    for one in both:
+        one.__enter__()
+    both[first].__exit__(None, None, None)
+    assert threads() == {1}
+    both[1 - first].__exit__(None, None, None)
+    assert threads() == {2}
 
 
 def test_large_models_by_rows_take_one_thread(two_threads):

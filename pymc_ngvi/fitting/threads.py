@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from threadpoolctl import ThreadpoolController
 
+from pymc_ngvi.core.shared_context import SharedContext
 from pymc_ngvi.density import ModelDensity
 
 
@@ -21,11 +22,13 @@ def few_threads(density: ModelDensity) -> AbstractContextManager[object]:
 
 def one_thread() -> AbstractContextManager[object]:
     """Keep BLAS to one thread, for the same bits wherever it is: how it sums hangs on their number."""
-    limited: AbstractContextManager[object] = _controller().limit(limits=1, user_api="blas")
-    return limited
+    return _ONE_THREAD
 
 
 @functools.cache
 def _controller() -> ThreadpoolController:
     """Return what sets threads: looking for the libraries takes longer than some fits of one iteration."""
     return ThreadpoolController()
+
+
+_ONE_THREAD = SharedContext(lambda: _controller().limit(limits=1, user_api="blas"))

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.seeds import seed_of
+from pymc_ngvi.core.shared_context import SharedContext
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactError, StartError, Status
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density import ModelDensity
@@ -201,7 +202,7 @@ class Fitter:
         inference = self._inference
         inference.pilot = None if index < N_PILOTS else self.pilot
         inference.is_searched = index % _EACH_SEARCHED == 0
-        with _quietly(), one_thread():
+        with _QUIETLY, one_thread():
             inference.configure(random_seed=self.asked.seed(index))
             approx = inference.fit(progressbar=False, **self.asked.of_fit)
         if _is_interrupted(approx):
@@ -305,8 +306,8 @@ def _kind(approx: NGVIApproximation, record: FitRecord) -> str:
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep the log and warnings of a single fit away: what they say is in its row."""
+def _quiet() -> Iterator[None]:
+    """Keep the log and warnings of single fits away: what they say is in their rows."""
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
@@ -315,6 +316,9 @@ def _quietly() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+_QUIETLY = SharedContext(_quiet)
 
 
 def _in_short(error: Exception, arrays: Mapping[str, AnyArray]) -> str:
