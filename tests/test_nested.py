@@ -103,7 +103,7 @@ def test_hyperparameters_are_those_of_a_grid():
         assert state.checks.variance < 1e-6  # given the hyperparameters, all is Gaussian
 
 
-@pytest.mark.parametrize("seed", [1, 6])
+@pytest.mark.parametrize("seed", [1, 8])
 def test_a_thin_tail_along_a_ridge_is_found(seed):
     """Noise may be nearly 0 where steps are large: 1 % of the posterior, a third of the variance of its logarithm.
 

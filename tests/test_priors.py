@@ -114,7 +114,7 @@ def test_a_prior_far_from_the_data_is_said_to_be_so(exact):
     assert abs(again.log_marginal_likelihood.value - log_m) < 0.05
 
 
-@pytest.mark.parametrize("seed", [6, 8])
+@pytest.mark.parametrize("seed", [7, 8])
 def test_a_nested_posterior_with_thin_tails_under_a_prior_that_is_a_little_different(seed):
     """Weights that the fit has are nearly equal, and their tail is light: that of the change is, too."""
     approx = pymc_ngvi.fit_ngvi(model=latent_models.level(20), posterior="nested", random_seed=seed, progressbar=False)
