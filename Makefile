@@ -7,9 +7,10 @@ STAMP := $(VENV)/.installed-
 PARALLEL := --numprocesses=logical --max-worker-restart=0
 export OPENBLAS_NUM_THREADS ?= 1
 # Tests whose outcome could hang on rounding, and those of what the package takes from PyMC.
-OF_KERNELS := $(patsubst %,tests/test_%.py,linalg arrow block_family sparse_family families updates positive_definite)
-OF_PYMC := $(patsubst %,tests/test_%.py,approximation constrain export guide interaction layout logdensity minibatch \
-	persistence predict register samplers)
+OF_KERNELS := $(foreach name,linalg arrow block_family sparse_family families updates positive_definite,\
+	$(wildcard tests/*/test_$(name).py))
+OF_PYMC := $(foreach name,approximation constrain export guide interaction layout logdensity minibatch persistence predict \
+	register samplers,$(wildcard tests/*/test_$(name).py))
 # The supported minor version that $(VENV) has not.
 OTHER_PYMC = $(shell $(BIN)/python -c 'import importlib.metadata as m; print("6.3" if m.version("pymc").startswith("6.4.") else "6.4")')
 
@@ -34,7 +35,7 @@ test-pymc-%: $(VENV)-pymc-%/.installed
 	$(VENV)-pymc-$*/bin/python -m pytest -m "not slow" -k "not goes_on and not in_parts" --numprocesses=logical \
 		--dist=loadfile $(OF_PYMC)
 
-# What tests/test_golden.py compares with, anew: read what differs before it is committed.
+# What tests/golden/test_golden.py compares with, anew: read what differs before it is committed.
 record: $(STAMP)test
 	cd tests && ../$(BIN)/python -m golden --make
 

@@ -23,9 +23,8 @@ from targets import random_intercepts
 from users_models import MODELS as USERS
 
 from golden.measured import arrays_of, fit_of
-from pymc_ngvi import Shards, fit_ngvi, inference
+from pymc_ngvi import LogDensity, Shards, fit_ngvi, inference
 from pymc_ngvi.core.draws import sobol_draws
-from pymc_ngvi.density import LogDensity
 
 #: Iterations of a fit that stands for a method: its path, not its end.
 FEW = 40

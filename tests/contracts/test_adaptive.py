@@ -1,0 +1,556 @@
+"""The adaptive rule on targets whose best Gaussian is known: it gets there, and what it reports is true."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from matrix import (
+    ADAPTIVE,
+    COMBINATIONS,
+    NATURAL,
+    each_adaptive,
+    each_full_adaptive,
+    each_natural,
+    first_state,
+    fit,
+    ignore,
+    make_rule,
+    state_of,
+    two_seeds,
+)
+from targets import Quadratic, Walled, cauchy, flat, kinked, logistic, poisson, random_covariance, restrict
+
+from pymc_ngvi import Status
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.families import SparseFamily
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.fitting import loop, outcome
+from pymc_ngvi.fitting.registry import Choice
+from pymc_ngvi.steps.adaptive.rule import LEAST_GAIN, MAX_SETTLING
+
+TOL = 0.05  # the default, nats
+SMALL_GAP = 0.02  # nats; below it a reported gap need not be right
+GAP_FACTOR = 3.0
+glms = pytest.mark.parametrize("make", [logistic, poisson])
+others_adaptive = pytest.mark.parametrize(
+    "choice", [choice for choice in ADAPTIVE if choice not in NATURAL], ids=lambda c: "-".join(vars(c).values())
+)
+
+
+def for_seeds(*seeds, others):
+    """Parametrise over all rows: several seeds for the defaults, a few for the other updates."""
+    rows = [(choice, seed) for choice in ADAPTIVE for seed in (seeds if choice in NATURAL else others)]
+    ids = [f"{'-'.join(vars(choice).values())}-seed{seed}" for choice, seed in rows]
+    return pytest.mark.parametrize(("choice", "seed"), rows, ids=ids)
+
+
+def correlated():
+    """Return a logistic regression with a posterior whose correlations a diagonal family feels."""
+    return logistic(seed=3)
+
+
+def true_gap(target, q, family):
+    """Return the ELBO that the best approximation has more than ``q``."""
+    return target.elbo(*target.optimum(family)) - target.elbo(q.mean(), q.cov())
+
+
+def assessed(rule, state):
+    """Return the ELBO with its standard error, and the gap, as a fit reports them."""
+    assessment = rule.assess(state.rule)
+    return outcome.elbo_of(state.rule.q, assessment), assessment.gap
+
+
+def assert_same_state(a, b):
+    """Compare two states of the loop bit for bit."""
+    assert a.status is b.status
+    assert a.n_iterations == b.n_iterations
+    np.testing.assert_array_equal(a.losses, b.losses)
+    np.testing.assert_array_equal(a.gaps, b.gaps)
+    for name, value in a.rule.q.params().items():
+        np.testing.assert_array_equal(value, b.rule.q.params()[name])
+
+
+# --- it gets there ----------------------------------------------------------------------------------------------------
+
+
+def gaussian_target(family, seed):
+    """Return a target that the family holds, on scales four orders of magnitude apart, and its covariance."""
+    rng = np.random.default_rng(seed)
+    scales = np.geomspace(1e-2, 1e2, 6)
+    cov = restrict(family, random_covariance(rng, 6, 100.0) * np.outer(scales, scales))
+    return Quadratic(rng.standard_normal(6), np.linalg.inv(cov), log_evidence=-7.0), cov
+
+
+@each_natural
+@two_seeds
+@pytest.mark.parametrize("distance", [0.0, 1e4], ids=["near", "far"])
+def test_gaussian_target_is_exact_and_quick(choice, seed, distance):
+    target, cov = gaussian_target(choice.family, seed)
+    rule, state = fit(target, choice, seed=seed, location=np.full(6, distance))
+    q, sd = state.rule.q, np.sqrt(np.diag(cov))
+    assert state.status is Status.CONVERGED
+    assert state.n_iterations <= 4
+    np.testing.assert_allclose((q.mean() - target.mean) / sd, 0.0, atol=1e-6)
+    np.testing.assert_allclose(q.cov() / np.outer(sd, sd), cov / np.outer(sd, sd), atol=1e-8)
+    elbo, gap = assessed(rule, state)
+    np.testing.assert_allclose(elbo.value, -7.0, atol=1e-6)
+    assert gap < 1e-8
+
+
+@others_adaptive
+@two_seeds
+@pytest.mark.parametrize("distance", [0.0, 1e4], ids=["near", "far"])
+def test_gaussian_target_of_updates_that_are_not_exact(choice, seed, distance):
+    """A step multiplies a scale by a factor of about 1.5 at most until it is right, then errors are squared."""
+    target, cov = gaussian_target(choice.family, seed)
+    rule, state = fit(target, choice, seed=seed, location=np.full(6, distance))
+    q, sd = state.rule.q, np.sqrt(np.diag(cov))
+    assert state.status is Status.CONVERGED
+    assert state.n_iterations <= 60
+    assert true_gap(target, q, choice.family) < 1e-4
+    np.testing.assert_allclose((q.mean() - target.mean) / sd, 0.0, atol=0.01)
+    np.testing.assert_allclose(q.cov() / np.outer(sd, sd), cov / np.outer(sd, sd), atol=0.02)
+    elbo, gap = assessed(rule, state)
+    assert abs(elbo.value + 7.0) < 5 * elbo.se + 1e-4
+    assert gap < 1e-4
+
+
+@others_adaptive
+def test_full_steps_near_a_gaussian_optimum_square_the_error(choice):
+    """Gaps are squares of errors: each is below a constant times the square of the one before, down to rounding."""
+    cov = restrict(choice.family, random_covariance(np.random.default_rng(1), 6))
+    target = Quadratic(np.zeros(6), np.linalg.inv(cov))
+    rule = make_rule(target, choice, seed=1)
+    state = loop.start(rule, state_of(choice.family, 0.2 * np.sqrt(np.diag(cov)), 1.3 * cov))
+    gaps = [state.rule.moments.gap]
+    for _ in range(4):
+        q = rule._update(state.rule.q, state.rule.moments, 1.0, True)
+        state = loop.start(rule, q)
+        gaps.append(state.rule.moments.gap)
+    assert gaps[0] > 0.1
+    assert gaps[-1] < 1e-12
+    for old, new in pairwise(gaps):
+        assert new < 2.0 * old**2 + 1e-20
+
+
+@for_seeds(1, 2, 3, others=(1,))
+@pytest.mark.parametrize("make", [logistic, poisson, correlated])
+def test_converges_to_within_the_tolerance_and_says_so_truly(choice, seed, make):
+    """Gaps may be off by a factor of 3; below .02 nats nobody cares."""
+    target = make().fresh()
+    rule, state = fit(target, choice, seed=seed)
+    assert state.status is Status.CONVERGED
+    reported, gap = rule.assess(state.rule).gap, true_gap(target, state.rule.q, choice.family)
+    assert -1e-9 < gap < TOL
+    assert reported < TOL
+    assert max(gap, reported) < SMALL_GAP or 1 / GAP_FACTOR < reported / gap < GAP_FACTOR
+    if state.rule.q.exact_metric:  # otherwise small nats can hide large errors along correlations
+        mean, cov = target.optimum(choice.family)
+        np.testing.assert_allclose((state.rule.q.mean() - mean) / np.sqrt(np.diag(cov)), 0.0, atol=0.2)
+        np.testing.assert_allclose(state.rule.q.sd() / np.sqrt(np.diag(cov)), 1.0, atol=0.2)
+
+
+@each_full_adaptive
+@two_seeds
+def test_near_gaussian_targets_in_few_dimensions_are_found_more_closely(choice, seed):
+    """The tolerance is in proportion to the dimension, up to 100: .005 nats here, and a factor of 3."""
+    target = logistic(n=1000).fresh()
+    _, state = fit(target, choice, seed=seed)
+    assert state.status is Status.CONVERGED
+    assert true_gap(target, state.rule.q, choice.family) < 0.015
+
+
+@each_adaptive
+@glms
+def test_far_start(choice, make):
+    """Ten prior standard deviations away, where the likelihood has saturated or overflows to 1e40.
+
+    Updates other than the natural one move away from a wall of 1e40 by rounding only: they start at two.
+    """
+    target = make().fresh()
+    location = np.full(target.n_dim, 20.0 if choice in NATURAL else 4.0)
+    _, state = fit(target, choice, seed=1, location=location)
+    assert state.status is Status.CONVERGED
+    assert true_gap(target, state.rule.q, choice.family) < TOL
+
+
+@each_full_adaptive
+@two_seeds
+@glms
+@pytest.mark.parametrize("shift", [0.1, 0.2, 0.3])
+def test_gap_of_a_state_that_has_not_converged(choice, seed, make, shift):
+    """At states off the optimum by .02 to 1 nat: the estimate on fresh draws within a factor of 3."""
+    target, rng = make(), np.random.default_rng(seed)
+    mean, cov = target.optimum("full")
+    factor = np.linalg.cholesky(cov)
+    stretch = np.exp(shift * rng.standard_normal(target.n_dim))
+    q = state_of(
+        choice.family, mean + shift * factor @ rng.standard_normal(target.n_dim), (factor * stretch**2) @ factor.T
+    )
+    rule = make_rule(target, choice, seed=seed, n_draws=512)
+    gap, reported = true_gap(target, q, "full"), rule.init(q).gap
+    assert 0.01 < gap < 1.0
+    assert max(gap, reported) < SMALL_GAP or 1 / GAP_FACTOR < reported / gap < GAP_FACTOR
+
+
+@each_natural
+@glms
+def test_a_smaller_tolerance_is_honoured(choice, make):
+    """A tenth of the default, which the default number of draws could not tell from noise."""
+    target = make().fresh()
+    _, state = fit(target, choice, seed=1, tol=0.005, max_draws=8192)
+    assert state.status is Status.CONVERGED
+    assert true_gap(target, state.rule.q, choice.family) < 0.005
+
+
+@each_natural
+def test_a_large_tolerance_needs_less_work(choice):
+    loose, tight = logistic().fresh(), logistic().fresh()
+    fit(loose, choice, seed=1, tol=1.0)
+    fit(tight, choice, seed=1, tol=0.005, max_draws=8192)
+    assert loose.n_gradients < tight.n_gradients
+    assert loose.n_hessians < tight.n_hessians
+
+
+@pytest.mark.parametrize(
+    ("choice", "make"),
+    [*((choice, poisson) for choice in NATURAL if choice.family in ("full", "sparse")), (COMBINATIONS[0], logistic)],
+    ids=lambda value: getattr(value, "__name__", None) or "-".join(vars(value).values()),
+)
+def test_reported_elbo_is_right_within_its_standard_error(choice, make):
+    """Over 40 seeds, the standardised errors are about 1 in size, with a mean near 0.
+
+    Not exactly: their standard deviation is estimated from few pairs, and a set that looks good ends the fit.
+    """
+    scores = []
+    for seed in range(40):
+        target = make().fresh()
+        rule, state = fit(target, choice, seed=seed)
+        q = state.rule.q
+        elbo, _ = assessed(rule, state)
+        scores.append((elbo.value - target.elbo(q.mean(), q.cov())) / elbo.se)
+    assert abs(np.mean(scores)) < 1.0
+    assert 0.1 < np.sqrt(np.mean(np.square(scores))) < 1.6
+
+
+# --- what it does on the way ------------------------------------------------------------------------------------------
+
+
+@each_adaptive
+@two_seeds
+def test_the_elbo_does_not_fall_on_a_fixed_set(choice, seed):
+    """But for the slack that the sampling error of the set allows; the first steps gain many nats."""
+    target, states = logistic().fresh(), []
+    fit(target, choice, seed=seed, observe=states.append, location=np.full(target.n_dim, 3.0))
+    same_set = [(a.rule, b.rule) for a, b in pairwise(states) if a.rule.level == b.rule.level]
+    assert same_set
+    for old, new in same_set:
+        assert new.elbo >= old.elbo - 0.5 * TOL
+    assert -states[-1].losses[-1] > -states[0].losses[0] + 1.0
+
+
+@each_natural
+@pytest.mark.parametrize("max_draws", [8, 64, 1024])
+def test_sizes_of_the_sets(choice, max_draws):
+    target, states = logistic().fresh(), []
+    fit(target, choice, seed=1, observe=states.append, max_draws=max_draws)
+    sizes = [state.rule.n_draws for state in states]
+    assert max(sizes) <= max_draws
+    assert all(size >= 8 and size & (size - 1) == 0 for size in sizes)
+    levels = [state.rule.level for state in states]
+    assert levels == sorted(levels)
+
+
+@each_natural
+def test_draws_are_a_function_of_seed_and_level_alone(choice):
+    target = logistic()
+    rules = [make_rule(target, choice, seed=seed) for seed in (1, 1, 2)]
+    z = [[rule.base_draws(level, 16).z for level in (0, 1)] for rule in rules]
+    np.testing.assert_array_equal(z[0], z[1])
+    assert not np.array_equal(z[0][0], z[0][1])
+    assert not np.array_equal(z[0][0], z[2][0])
+
+
+@each_natural
+def test_evaluations_are_counted_by_the_target_and_nothing_is_evaluated_twice(choice):
+    """The loop of a fit takes no more than some hundreds to 1,600 gradients for an easy target."""
+    target, n = logistic().fresh(), []
+    fit(target, choice, seed=1, observe=lambda state: n.append(target.n_gradients))
+    assert 0 < target.n_hessians <= target.n_gradients < 2_500
+    assert n == sorted(n)
+
+
+@each_adaptive
+def test_nothing_is_certified_on_draws_that_led_to_the_state(choice):
+    """A state of which everything says that it is perfect, but on used draws, is not converged."""
+    rng = np.random.default_rng(1)
+    cov = restrict(choice.family, random_covariance(rng, 3))
+    target = Quadratic(np.zeros(3), np.linalg.inv(cov))
+    rule = make_rule(target, choice, seed=1, n_draws=64)
+    state = rule.init(state_of(choice.family, target.mean, cov))
+    assert rule.terminate(state) is Status.CONVERGED
+    assert rule.terminate(replace(state, fresh=False)) is None
+
+
+@each_natural
+def test_a_small_first_set_certifies_nothing_of_a_noisy_target(choice):
+    """At the optimum itself: 8 draws can't show it, 1,024 can."""
+    target = logistic()
+    q = state_of(choice.family, *target.optimum(choice.family))
+    few, many = make_rule(target, choice, seed=1), make_rule(target, choice, seed=1, n_draws=1024)
+    assert few.terminate(few.init(q)) is None
+    assert many.terminate(many.init(q)) is Status.CONVERGED
+
+
+@each_natural
+@pytest.mark.parametrize("error", ["mean", "sd"])
+def test_one_coordinate_far_off_is_not_hidden_by_a_large_tolerance(choice, error):
+    """Whitened errors of .3 in the mean, and of -.37 in the curvature, of one of 40 coordinates: .05 nats."""
+    target = Quadratic(np.zeros(40), np.eye(40))
+    mean, cov = np.zeros(40), np.eye(40)
+    if error == "mean":
+        mean[7] = 0.3
+    else:
+        cov[7, 7] = 0.63
+    rule = make_rule(target, choice, seed=1, n_draws=64, tol=10.0)
+    assert rule.terminate(rule.init(state_of(choice.family, np.zeros(40), np.eye(40)))) is Status.CONVERGED
+    assert rule.terminate(rule.init(state_of(choice.family, mean, cov))) is None
+
+
+@each_natural
+def test_assessment_uses_other_draws_than_the_fit(choice):
+    target = logistic().fresh()
+    states = []
+    rule, last = fit(target, choice, seed=1, observe=states.append, location=np.full(target.n_dim, 3.0))
+    used = next(state.rule for state in states if not state.rule.fresh)
+    theta, logp, pairs, *_ = rule.assess(used)
+    z = np.linalg.solve(np.linalg.cholesky(used.q.cov()), (theta - used.q.mean()).T).T
+    old = {round(value, 9) for state in states for value in state.rule.base.z[:, 0]}
+    assert not old & {round(value, 9) for value in z[:, 0]}
+    np.testing.assert_allclose(logp, target.logp_grad(theta)[0], rtol=1e-12)
+    np.testing.assert_allclose(theta[pairs].mean(axis=1), np.broadcast_to(used.q.mean(), (len(pairs), 5)), atol=1e-9)
+    assert last.rule.fresh
+    np.testing.assert_array_equal(rule.assess(last.rule)[0], last.rule.evaluation.theta)
+
+
+# --- group effects before global parameters ---------------------------------------------------------------------------
+
+each_sparse = pytest.mark.parametrize(
+    "choice", [choice for choice in ADAPTIVE if choice.family == "sparse"], ids=lambda choice: choice.update
+)
+
+
+@each_sparse
+@glms
+def test_global_parameters_are_held_until_the_others_have_settled(choice, make):
+    """Their marginal stays as it is while steps of the others gain; each such step does, on the first draws."""
+    target = make().fresh()
+    rule = make_rule(target, choice, seed=1)
+    state = first_state(rule, target, choice, np.full(target.n_dim, 1.0)).rule
+    held = state.q.globals_
+    others = np.setdiff1d(np.arange(target.n_dim), held)
+    gains = []
+    while state.n_settling:
+        new = rule.step(state)
+        np.testing.assert_allclose(new.q.mean()[held], state.q.mean()[held], rtol=1e-12)
+        np.testing.assert_allclose(new.q.cov()[np.ix_(held, held)], state.q.cov()[np.ix_(held, held)], rtol=1e-9)
+        assert (new.q.mean()[others] != state.q.mean()[others]).all()
+        assert new.n_settling < state.n_settling
+        assert (new.level, new.fresh) == (0, False)
+        # What is said of the state is what was measured of it, globals included.
+        np.testing.assert_array_equal(new.evaluation.theta, new.q.draws(new.base.z))
+        np.testing.assert_array_equal(new.moments.grad, rule._measured(new).moments.grad)
+        gains.append(new.elbo - state.elbo)
+        state = new
+    enough = LEAST_GAIN * target.n_dim
+    assert 1 < len(gains) <= MAX_SETTLING
+    assert gains[0] > 1.0
+    assert all(gain > enough for gain in gains[:-1])
+    assert gains[-1] <= enough or len(gains) == MAX_SETTLING
+    assert (rule.step(state).q.mean()[held] != state.q.mean()[held]).all()
+
+
+@pytest.mark.parametrize("labels", [[-1, -1, -1], [0, 0, 1]], ids=["all global", "none global"])
+def test_where_there_is_nothing_to_tell_apart_nothing_is_held(labels):
+    target = Quadratic(np.zeros(3), np.diag([1.0, 2.0, 3.0]))
+    target.pattern = Pattern.of(target.precision)
+    rule = make_rule(target, Choice("sparse", "natural", "price", "adaptive"), seed=1)
+    state = rule.init(SparseFamily(ArrowStructure.of(labels)).from_scale(np.ones(3), np.ones(3)))
+    assert state.n_settling == 0
+    np.testing.assert_allclose(rule.step(state).q.cov(), np.diag([1.0, 1 / 2, 1 / 3]), atol=1e-12)
+
+
+# --- reproducible, resumable ------------------------------------------------------------------------------------------
+
+
+@each_natural
+@two_seeds
+def test_the_same_seed_gives_the_same_bits_another_seed_does_not(choice, seed):
+    (_, first), (_, again), (_, other) = (fit(logistic().fresh(), choice, seed=s) for s in (seed, seed, seed + 10))
+    assert_same_state(first, again)
+    assert not np.array_equal(first.rule.q.mean(), other.rule.q.mean())
+
+
+@each_natural
+@pytest.mark.parametrize("n", [0, 1, 4])
+def test_resuming_equals_never_having_stopped(choice, n):
+    target = logistic().fresh()
+    rule, whole = fit(target, choice, seed=1)
+    assert whole.n_iterations > 5
+    part = loop.run(rule, first_state(rule, target, choice), n, ignore)
+    assert part.n_iterations == n
+    resumed = loop.run(make_rule(target, choice, seed=1), loop.reopen(rule, part), 200, ignore)
+    assert_same_state(resumed, whole)
+
+
+class Interrupted(Quadratic):
+    """Raises KeyboardInterrupt in one evaluation, once."""
+
+    def __init__(self, inside, at):
+        self.__dict__.update(inside.fresh().__dict__)
+        self.inside, self.calls, self.at = inside, 0, at
+
+    def logp_grad(self, theta):
+        self.calls += 1
+        if self.calls == self.at:
+            raise KeyboardInterrupt
+        return self.inside.logp_grad(theta)
+
+    def mean_hessian(self, theta):
+        return self.inside.mean_hessian(theta)
+
+
+@each_natural
+@pytest.mark.parametrize("call", [9, 12], ids="evaluation{}".format)
+def test_an_interrupt_in_the_middle_of_an_evaluation_loses_nothing(choice, call):
+    """The first seven evaluations choose the start; the fit goes on from the last completed iteration."""
+    _, whole = fit(logistic().fresh(), choice, seed=1)
+    target = Interrupted(logistic().fresh(), call)
+    rule, part = fit(target, choice, seed=1)
+    assert part.status is Status.INTERRUPTED
+    assert 0 < part.n_iterations < whole.n_iterations
+    np.testing.assert_array_equal(part.losses, whole.losses[: part.n_iterations])
+    assert_same_state(loop.run(rule, part, 200, ignore), whole)
+
+
+# --- trouble ----------------------------------------------------------------------------------------------------------
+
+TROUBLE = {
+    "heavy tails": cauchy,
+    "kinked": kinked,
+    "no curvature": flat,
+    "wall": lambda: Walled(logistic(), 1.0),
+    "wall through the mode": lambda: Walled(logistic(), 0.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("choice", "seed"),
+    [(c, 1) for c in NATURAL] + [(c, 2) for c in ADAPTIVE if c.family == "full"],
+    ids=lambda value: "-".join(vars(value).values()) if isinstance(value, Choice) else f"seed{value}",
+)
+@pytest.mark.parametrize("make", TROUBLE.values(), ids=TROUBLE)
+def test_a_nasty_target_ends_with_a_status_and_a_finite_state(choice, seed, make):
+    """No error, no warning (they are errors here), nothing that is not finite."""
+    rule, state = fit(make(), choice, seed=seed)
+    assert state.status.ended_by_itself or state.status is Status.MAX_ITERATIONS
+    assert np.isfinite(state.rule.q.mean()).all()
+    assert np.isfinite(state.rule.q.sd()).all()
+    assert (state.rule.q.sd() > 0).all()
+    assert np.isfinite(state.losses).all()
+    assert (state.gaps >= 0).all()
+    elbo, gap = assessed(rule, state)
+    assert np.isfinite(elbo.value)
+    assert gap >= 0
+
+
+@each_natural
+def test_a_density_without_curvature_never_counts_as_converged(choice):
+    for make in (kinked, flat):
+        _, state = fit(make(), choice, seed=1)
+        assert state.status is not Status.CONVERGED
+
+
+@each_natural
+@pytest.mark.parametrize("seed", range(5))
+def test_the_reported_gap_stays_believable_with_heavy_tails(choice, seed):
+    """A standard Cauchy in three dimensions: no Gaussian of about the right size lacks more than a few nats."""
+    rule, state = fit(cauchy(), choice, seed=seed)
+    assert (np.abs(state.rule.q.mean()) < 2).all()
+    assert rule.assess(state.rule).gap < 5.0
+
+
+@each_adaptive
+@two_seeds
+def test_draws_that_are_not_finite_are_dropped_and_counted(choice, seed):
+    """A wall two standard deviations off: the fit stays within it, mostly."""
+    mean, cov = logistic().optimum(choice.family)
+    inside = logistic()
+    target = Walled(inside, mean[0] + 2.0 * np.sqrt(cov[0, 0]))
+    _, state = fit(target, choice, seed=seed)
+    assert state.rule.n_dropped > 0
+    # Two per cent of the draws lie beyond the wall: the answer stays near that without a wall.
+    error = (state.rule.q.mean() - mean) / np.sqrt(np.diag(cov))
+    assert (np.abs(error) < 0.6).all()
+    assert 0.6 < state.rule.q.sd()[0] / np.sqrt(cov[0, 0]) < 1.1
+
+
+@each_natural
+def test_too_few_draws_are_said_to_be_too_few_and_more_help(choice):
+    target = logistic().fresh()
+    _, state = fit(target, choice, seed=1, max_draws=16)
+    assert state.status is Status.NOISE_LIMITED
+    assert state.n_iterations < 200
+    more = make_rule(target, choice, seed=1, max_draws=1024)
+    again = loop.run(more, loop.reopen(more, state), 200, ignore)
+    assert again.status is Status.CONVERGED
+    assert again.n_iterations > state.n_iterations
+    assert true_gap(target, again.rule.q, choice.family) < TOL
+
+
+@each_natural
+def test_a_kink_at_the_mode_is_named(choice):
+    """The curvature is 0 at every draw: no estimate of it can lead to the right width."""
+    rule, state = fit(kinked(), choice, seed=1)
+    assert state.status is Status.NOT_SMOOTH
+    # 1/2 |g|^2 + d/4 with d = 3: the gap is there and is reported.
+    np.testing.assert_allclose(rule.assess(state.rule).gap, 0.75, atol=0.05)
+
+
+class Vanishing(Interrupted):
+    """Not finite anywhere from one evaluation on."""
+
+    def logp_grad(self, theta):
+        self.calls += 1
+        logp, grad = self.inside.logp_grad(theta)
+        return (logp, grad) if self.calls < self.at else (np.full_like(logp, np.nan), grad)
+
+
+@each_natural
+@pytest.mark.parametrize("call", range(8, 22, 2), ids="evaluation{}".format)
+def test_a_density_that_vanishes_ends_the_fit_and_keeps_the_state_with_its_draws(choice, call):
+    """Whichever step it happens in: what is assessed are draws of the state that is kept."""
+    rule, state = fit(Vanishing(logistic().fresh(), call), choice, seed=1)
+    assert state.status.ended_by_itself
+    theta = rule.assess(state.rule)[0]
+    np.testing.assert_allclose(theta, state.rule.q.draws(state.rule.base.z), rtol=1e-12)
+
+
+class Blind(Walled):
+    """Another target, finite only at sets of draws about 0: wherever a step leads, nothing is."""
+
+    def _outside(self, theta):
+        return np.full(len(theta), np.abs(theta.mean(axis=0)).max() > 1e-9)
+
+
+STUDENT_T = next(choice for choice in COMBINATIONS if choice.family == "student_t")
+
+
+@pytest.mark.parametrize("choice", [*NATURAL, STUDENT_T], ids=lambda c: c.family)
+def test_a_fit_whose_steps_all_lead_outside_says_so(choice):
+    inside = Quadratic(np.full(3, 1e3), np.eye(3))
+    _, state = fit(Blind(inside, None), choice, seed=1)
+    assert state.status is Status.NO_FINITE_TRIAL
+    np.testing.assert_array_equal(state.rule.q.mean(), np.zeros(3))

@@ -1,0 +1,841 @@
+"""The result of a fit: draws, views, PyMC's own tools on it, and PyTensor nodes."""
+
+import functools
+import warnings
+
+import arviz_stats
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+import xarray as xr
+
+from doubles import GaussianMixtureState
+from matrix import random_state
+from numpy.testing import assert_allclose, assert_array_equal
+from pymc.variational.callbacks import Tracker
+from pymc.variational.opvi import Approximation
+from scipy import stats
+
+from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
+from pymc_ngvi.core import draws
+from pymc_ngvi.core.psis import WeightVerdict, khat_limit, pareto_khat
+from pymc_ngvi.density import on_draws
+from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.density.on_draws import OnDraws
+from pymc_ngvi.families import DiagonalState, FullState
+from pymc_ngvi.fitting.outcome import Outcome
+
+# PyMC compiles the initial point of some models with C, and PyTensor then looks for a BLAS to link to.
+no_blas = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS:UserWarning")
+
+
+@pytest.fixture
+def python_mode():
+    """PyMC's own functions without compilation: they are not what is tested."""
+    with pytensor.config.change_flags(mode="FAST_COMPILE", cxx=""):
+        yield
+
+
+def regression(y_dims: str | None = "obs") -> pm.Model:
+    coords = {"obs": np.arange(10, 22), "group": ["a", "b", "c"]}
+    x = np.linspace(-1, 1, 12)
+    with pm.Model(coords=coords) as model:
+        data = pm.Data("x", x, dims="obs")
+        scale = pm.HalfNormal("scale", 2.0)
+        slope = pm.Normal("slope", 0, 1, dims="group")
+        level = pm.Normal("level", 0, 1, shape=2)
+        mu = pm.Deterministic("mu", level.sum() + slope[0] * data, dims="obs")
+        pm.Normal("y", mu, scale, observed=2 * x + 0.5, dims=y_dims)
+    return model
+
+
+def full_state(n_dim: int, seed: int = 3) -> FullState:
+    rng = np.random.default_rng(seed)
+    factor = np.tril(0.1 * rng.standard_normal((n_dim, n_dim)), -1) + np.diag(rng.uniform(0.1, 0.4, n_dim))
+    return FullState(rng.standard_normal(n_dim), factor)
+
+
+@functools.cache
+def common_model() -> pm.Model:
+    """Return the model that tests share; one that sets its data sets them back."""
+    return regression()
+
+
+@functools.cache
+def common_density() -> LogDensity:
+    return LogDensity(common_model())
+
+
+@pytest.fixture
+def model() -> pm.Model:
+    return common_model()
+
+
+@pytest.fixture
+def kind() -> str:
+    """Structure of q and what its factor is of; tests marked `each_kind` go through all."""
+    return "full"
+
+
+each_kind = pytest.mark.parametrize("kind", ["full", "full precision", "block"])
+
+
+def state_of_kind(kind: str, n_dim: int, seed: int = 3):
+    return full_state(n_dim, seed) if kind == "full" else random_state(kind, n_dim, np.random.default_rng(seed))
+
+
+@pytest.fixture
+def approx(kind) -> NGVIApproximation:
+    density = common_density()
+    return NGVIApproximation(density, state_of_kind(kind, density.n_dim), random_seed=1)
+
+
+def mixture() -> GaussianMixtureState:
+    factors = np.array([[[0.3, 0.0], [0.1, 0.2]], [[0.5, 0.0], [-0.3, 0.4]]])
+    return GaussianMixtureState(np.array([0.3, 0.7]), np.array([[-2.0, 1.0], [1.5, 0.0]]), factors)
+
+
+@pytest.fixture
+def mixture_approx() -> NGVIApproximation:
+    with pm.Model() as model:
+        pm.Normal("v", shape=2)
+    return NGVIApproximation(LogDensity(model), mixture(), random_seed=4)
+
+
+def assert_moments(draws, mean, cov, n_se=4.5):
+    """Compare the moments of independent draws with known ones, in Monte Carlo errors."""
+    n = len(draws)
+    centred = draws - mean
+    products = np.einsum("ni,nj->nij", centred, centred)
+    assert np.all(np.abs(centred.mean(0)) < n_se * np.sqrt(np.diag(cov) / n))
+    assert np.all(np.abs(products.mean(0) - cov) < n_se * products.std(0) / np.sqrt(n))
+
+
+# -------------------------------------------------------------------- draws
+
+
+def test_sample_has_the_form_of_pymc(python_mode, model, approx):
+    with model:
+        theirs = pm.fit(n=2, method="advi", progressbar=False, random_seed=1).sample(30, random_seed=1)
+    ours = approx.sample(30, random_seed=1)
+    assert set(ours.children) == set(theirs.children) | {"sample_stats"}
+    assert {"posterior", "observed_data", "constant_data"} <= set(theirs.children)
+    for group in set(theirs.children) - {"sample_stats"}:
+        a, b = ours[group].to_dataset(), theirs[group].to_dataset()
+        assert list(a.data_vars) == list(b.data_vars)
+        assert dict(a.sizes) == dict(b.sizes)
+        assert set(a.attrs) == set(b.attrs)
+        for name in b.variables:
+            assert a[name].dims == b[name].dims
+            assert a[name].dtype == b[name].dtype
+        for name in b.coords:
+            assert_array_equal(a[name], b[name])
+    xr.testing.assert_equal(ours["observed_data"].to_dataset(), theirs["observed_data"].to_dataset())
+    xr.testing.assert_equal(ours["constant_data"].to_dataset(), theirs["constant_data"].to_dataset())
+    assert ours["posterior"].attrs["inference_library"] == "pymc_ngvi"
+    assert ours["posterior"].attrs["inference_library_version"] == "0.1.0"
+
+
+@each_kind
+def test_sample_holds_draws_of_q_on_the_constrained_scale(approx):
+    posterior = approx.sample(4_000, random_seed=5, include_transformed=True)["posterior"].to_dataset().isel(chain=0)
+    names = [v.value_name for v in approx.layout.variables]
+    flat = np.concatenate([posterior[name].values.reshape(4_000, -1) for name in names], axis=1)
+    assert_moments(flat, approx.mean_flat, approx.q.cov())
+    assert_allclose(posterior["scale"], np.exp(posterior["scale_log__"]), rtol=1e-13)
+    level, slope = posterior["level"].values, posterior["slope"].values
+    assert_allclose(posterior["mu"], level.sum(1)[:, None] + slope[:, :1] * np.linspace(-1, 1, 12), rtol=1e-12)
+
+
+@each_kind
+def test_sample_stats_are_the_log_densities_on_the_unconstrained_scale(python_mode, model, approx):
+    tree = approx.sample(5, random_seed=2, include_transformed=True, log_p=True)
+    posterior = tree["posterior"].to_dataset().isel(chain=0)
+    logp = model.compile_logp()
+    values = [v.value_name for v in approx.layout.variables]
+    expected_p = [logp({name: posterior[name].values[i] for name in values}) for i in range(5)]
+    flat = np.concatenate([posterior[name].values.reshape(5, -1) for name in values], axis=1)
+    expected_q = stats.multivariate_normal(approx.mean_flat, approx.q.cov()).logpdf(flat)
+    assert list(tree["sample_stats"].data_vars) == ["log_p", "log_q"]
+    assert_allclose(tree["sample_stats"]["log_p"].values[0], expected_p, rtol=1e-10)
+    assert_allclose(tree["sample_stats"]["log_q"].values[0], expected_q, rtol=1e-10)
+    assert not approx.sample(5)["sample_stats"].data_vars  # unasked, nothing is evaluated
+
+
+def test_include_transformed_is_honoured(model, approx):
+    assert "scale_log__" not in approx.sample(3)["posterior"].data_vars
+    assert "scale_log__" in approx.sample(3, include_transformed=True)["posterior"].data_vars
+    shown = NGVIApproximation(approx.density, approx.q, include_transformed=True)
+    assert "scale_log__" in shown.sample(3)["posterior"].data_vars
+    assert "scale_log__" in shown.state.mean
+    assert "scale_log__" not in approx.state.mean
+
+
+def test_sample_returns_a_multitrace(approx):
+    trace = approx.sample(7, random_seed=3, return_inferencedata=False)
+    tree = approx.sample(7, random_seed=3)
+    assert isinstance(trace, pm.backends.base.MultiTrace)
+    assert len(trace) == 7
+    assert trace.varnames == ["scale_log__", "slope", "level", "scale", "mu"]
+    assert_array_equal(trace["slope"], tree["posterior"]["slope"].values[0])
+    assert_array_equal(trace[2:4]["mu"], tree["posterior"]["mu"].values[0, 2:4])
+    assert set(trace.point(0)) == set(trace.varnames)
+
+
+def test_options_of_to_inference_data_are_passed_on(approx):
+    tree = approx.sample(4, dims={"level": ["half"]}, coords={"half": ["first", "second"]})
+    assert tree["posterior"]["level"].dims == ("chain", "draw", "half")
+    assert list(tree["posterior"]["half"].values) == ["first", "second"]
+
+
+def test_seeds(approx):
+    a, b = approx.sample(5, random_seed=1), approx.sample(5, random_seed=1)
+    xr.testing.assert_equal(a["posterior"].to_dataset(), b["posterior"].to_dataset())
+    assert not np.allclose(a["posterior"]["slope"], approx.sample(5, random_seed=2)["posterior"]["slope"])
+    twin = NGVIApproximation(approx.density, approx.q, random_seed=1)
+    first = approx.draw_flat(3)
+    assert_array_equal(first, twin.draw_flat(3))
+    assert not np.allclose(first, approx.draw_flat(3))  # the stream goes on
+    assert_array_equal(approx.draw_flat(3, np.random.RandomState(1)), approx.draw_flat(3, np.random.RandomState(1)))
+
+
+@each_kind
+def test_equal_seeds_are_common_random_numbers(approx, kind):
+    n_dim = approx.layout.n_dim
+    z = np.random.default_rng(9).standard_normal((4, n_dim))
+    for q in (state_of_kind(kind, n_dim, 1), state_of_kind(kind, n_dim, 2)):
+        approx.set_state(q)
+        assert_array_equal(approx.draw_flat(4, 9), q.draws(z))
+
+
+@pytest.mark.parametrize("kind", ["full", "block", "sparse", "mixture"])
+def test_large_draws_are_made_in_batches_and_are_the_same(kind, monkeypatch, request):
+    """Nothing is left out, repeated or drawn from another stream, whatever the size of the last batch."""
+    approx = request.getfixturevalue("mixture_approx" if kind == "mixture" else "approx")
+    at_once = approx.draw_flat(50, random_seed=3)
+    monkeypatch.setattr(draws, "_CHUNK_ELEMENTS", 49 * approx.layout.n_dim)
+    monkeypatch.setattr(draws, "_BATCH_ELEMENTS", 7 * approx.layout.n_dim + 1)
+    np.testing.assert_allclose(approx.draw_flat(50, random_seed=3), at_once, rtol=1e-12)
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.5])
+def test_number_of_draws_is_checked(approx, n):
+    with pytest.raises(ValueError, match=f"at least 1; got {n}"):
+        approx.sample(n)
+
+
+# -------------------------------------------------------------------- after pm.set_data
+
+
+def test_set_data_is_followed(python_mode):
+    model = regression(y_dims=None)
+    density = LogDensity(model)
+    approx = NGVIApproximation(density, full_state(density.n_dim))
+    before = approx.sample(6, random_seed=1)
+    with model:
+        pm.set_data({"x": np.array([1.0, 2.0])}, coords={"obs": [5, 6]})
+        with pytest.warns(UserWarning, match="The data 'x' were changed after the fit: draws of free variables.*again"):
+            tree = approx.sample(6, random_seed=1)
+        predicted = pm.sample_posterior_predictive(
+            tree, var_names=["mu"], predictions=True, progressbar=False, random_seed=1
+        )
+    posterior = tree["posterior"].to_dataset().isel(chain=0)
+    expected = posterior["level"].sum("level_dim_0").values[:, None] + posterior["slope"].values[:, :1] * [1.0, 2.0]
+    assert_array_equal(before["posterior"]["slope"], tree["posterior"]["slope"])
+    assert_allclose(posterior["mu"], expected, rtol=1e-12)
+    assert list(posterior["obs"].values) == [5, 6]
+    assert_allclose(predicted["predictions"]["mu"].values[0], expected, rtol=1e-12)
+
+
+def test_log_p_is_left_out_and_khat_refused_once_the_data_changed(model, approx):
+    original = model["x"].get_value()
+    with model:
+        pm.set_data({"x": original + 1.0})
+        with pytest.warns(UserWarning, match="The data 'x' were changed"):
+            assert list(approx.sample(3, log_p=True)["sample_stats"].data_vars) == ["log_q"]
+        with pytest.raises(ValueError, match="'x' were changed after the fit"):
+            approx.khat(200)
+        summary = approx.summary(100)
+        assert (
+            summary.lines[0] == "The data 'x' were changed after the fit: this is the posterior given those of the fit."
+        )
+        assert "k-hat" not in str(summary)
+        pm.set_data({"x": original})
+    assert "log_p" in approx.sample(3, log_p=True)["sample_stats"].data_vars
+
+
+def test_posterior_predictive_and_loo(python_mode, model, approx):
+    q = DiagonalState.from_scale(approx.layout.flatten(model.initial_point()), np.full(6, 0.05))
+    tree = NGVIApproximation(approx.density, q, random_seed=1).sample(200)
+    with model:
+        predictive = pm.sample_posterior_predictive(tree, progressbar=False, random_seed=1)
+        pm.compute_log_likelihood(tree, progressbar=False)
+    posterior = tree["posterior"].to_dataset().isel(chain=0)
+    assert predictive["posterior_predictive"]["y"].sizes == {"chain": 1, "draw": 200, "obs": 12}
+    mu, scale = posterior["mu"].values, posterior["scale"].values[:, None]
+    z = (predictive["posterior_predictive"]["y"].values[0] - mu) / scale
+    assert abs(z.mean()) < 4 / np.sqrt(z.size)
+    assert abs(z.std() - 1) < 4 / np.sqrt(2 * z.size)
+    expected = stats.norm(mu, scale).logpdf(tree["observed_data"]["y"].values)
+    assert_allclose(tree["log_likelihood"]["y"].values[0], expected, rtol=1e-9)
+    assert np.isfinite(arviz_stats.loo(tree).elpd)
+
+
+# -------------------------------------------------------------------- views of q
+
+
+@each_kind
+def test_views_by_name(model, approx):
+    q = approx.q
+    assert_array_equal(approx.mean_flat, q.mean())
+    assert_array_equal(approx.sd_flat, q.sd())
+    mean, sd = approx.mean_data, approx.std_data
+    assert set(mean.data_vars) == {"scale_log__", "slope", "level"}  # of different lengths, two without dims
+    assert list(mean["slope"]["group"].values) == ["a", "b", "c"]
+    for v in approx.layout.variables:
+        assert_array_equal(mean[v.value_name], q.mean()[v.where].reshape(v.shape))
+        assert_array_equal(sd[v.value_name], q.sd()[v.where].reshape(v.shape))
+
+
+@each_kind
+def test_cov_of(approx):
+    where = {v.name: v.where for v in approx.layout.variables}
+    index = np.r_[where["level"], where["scale"]]
+    block = approx.cov_of(["level", "scale"])
+    assert_allclose(block, approx.q.cov()[np.ix_(index, index)])
+    assert list(block[block.dims[0]].values) == ["level[0]", "level[1]", "scale_log__"]
+    assert_array_equal(approx.cov_of("scale_log__"), approx.cov_of(["scale"]))
+    with pytest.raises(ValueError, match=r"'nope'; there are .*'slope'"):
+        approx.cov_of(["slope", "nope"])
+
+
+def test_large_covariance_is_refused_with_what_to_use_instead():
+    with pm.Model() as model:
+        pm.Normal("v", shape=5_001)
+    q = DiagonalState.from_scale(np.zeros(5_001), np.full(5_001, 2.0))
+    approx = NGVIApproximation(LogDensity(model), q)
+    with pytest.raises(ValueError, match=r"5,001 coordinates would take 0.2 GiB.*sd_flat.*cov_of\(names\)"):
+        _ = approx.cov
+    with pytest.raises(ValueError, match="5,001"):
+        approx.cov_of("v")
+    assert_array_equal(approx.sd_flat, q.scale)
+
+
+def test_state_has_the_spread_of_the_constrained_variables(python_mode, model, approx):
+    state = approx.state
+    where = {v.name: v.where for v in approx.layout.variables}
+    m, s = approx.mean_flat[where["scale"]][0], approx.sd_flat[where["scale"]][0]
+    lognormal = stats.lognorm(s, scale=np.exp(m))
+    kurtosis = float(lognormal.stats("k")) + 3
+    error = lognormal.std() * np.sqrt((kurtosis - 1) / 4_000) / 2
+    assert list(state.mean.data_vars) == list(state.std.data_vars) == ["scale", "slope", "level"]
+    assert_allclose(state.mean["scale"], np.exp(m))
+    assert abs(float(state.std["scale"]) - lognormal.std()) < 4 * error
+    assert_array_equal(state.std["slope"], approx.sd_flat[where["slope"]])  # untransformed: exact
+    assert list(state.mean["slope"]["group"].values) == ["a", "b", "c"]
+    xr.testing.assert_equal(state.std, approx.state.std)  # does not change by itself
+    theirs = approx.groups[0].state.mean
+    for name in state.mean.data_vars:
+        assert_allclose(state.mean[name], theirs[name])
+
+
+# -------------------------------------------------------------------- PyTensor nodes
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [(None, "full"), *(("FAST_COMPILE", kind) for kind in ("full", "full precision", "block"))],  # None: Numba
+)
+def test_moments_are_nodes_that_follow_the_state(approx, mode, kind):
+    functions = {name: pytensor.function([], getattr(approx, name), mode=mode) for name in ("mean", "std", "cov")}
+    for q in (approx.q, state_of_kind(kind, 6, 11)):
+        approx.set_state(q)
+        assert_allclose(functions["mean"](), q.mean())
+        assert_allclose(functions["std"](), q.sd())
+        assert_allclose(functions["cov"](), q.cov())
+
+
+@each_kind
+def test_tracker(python_mode, approx, kind):
+    tracker = Tracker(mean=approx.mean.eval, std=approx.std.eval)
+    states = [state_of_kind(kind, 6, seed) for seed in (1, 2)]
+    for i, q in enumerate(states):
+        approx.set_state(q)
+        tracker(approx, None, i)
+    assert_allclose(tracker["mean"], [q.mean() for q in states])
+    assert_allclose(tracker["std"], [q.sd() for q in states])
+
+
+@each_kind
+def test_params_are_shared_values(approx, kind):
+    assert {p.name for p in approx.params} == set(approx.q.params())
+    new = state_of_kind(kind, 6, 12)
+    for param in approx.params:
+        param.set_value(new.params()[param.name])
+    assert_array_equal(approx.mean_flat, new.mean())  # what the user sets counts everywhere
+    assert_array_equal(approx.draw_flat(2, 1), new.draws(np.random.default_rng(1).standard_normal((2, 6))))
+
+
+def test_state_of_another_kind_is_refused(approx):
+    with pytest.raises(ValueError, match=r"is a FullState with parameters .* got a DiagonalState"):
+        approx.set_state(DiagonalState.from_scale(np.zeros(6), np.ones(6)))
+    with pytest.raises(ValueError, match="q has 4 dimensions, but the free variables of the model have 6"):
+        NGVIApproximation(approx.density, full_state(4))
+
+
+def test_sample_node(python_mode, model, approx):
+    node = approx.sample_node(model["slope"] * 2 + model["scale"], size=3_000)
+    draws = node.eval()
+    where = {v.name: v.where for v in approx.layout.variables}
+    reference = approx.draw_flat(100_000, 1)
+    expected = 2 * reference[:, where["slope"]] + np.exp(reference[:, where["scale"]])
+    assert_moments(draws, expected.mean(0), np.cov(expected.T))
+    assert approx.sample_node(model["slope"]).eval().shape == (3,)
+    at_mean = approx.sample_node([model["scale"], model["mu"]], size=2, deterministic=True)
+    scale, mu = pytensor.function([], at_mean)()
+    assert_allclose(scale, np.exp(approx.mean_flat[where["scale"]]).repeat(2))
+    assert mu.shape == (2, 12)
+    assert_array_equal(mu[0], mu[1])
+
+
+def test_sample_node_in_the_default_mode_warns_of_nothing(approx, model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        node = approx.sample_node(model["slope"], size=50)
+        function = pytensor.function([], node)
+    first = function()
+    assert first.shape == (50, 3)
+    q = FullState(approx.mean_flat + 100.0, approx.q.factor)
+    approx.set_state(q)
+    # A compiled function follows the state; its random generator does not advance by itself.
+    assert_allclose(function(), first + 100.0)
+
+
+@each_kind
+def test_pymcs_own_sampling_of_a_group_works(python_mode, approx):
+    tree = Approximation.sample(approx, 2_000, random_seed=1)
+    where = {v.name: v.where for v in approx.layout.variables}["slope"]
+    cov = approx.q.cov()[where, where]
+    assert_moments(tree["posterior"]["slope"].values[0], approx.mean_flat[where], cov)
+
+
+def test_variables_keep_their_coordinates_whatever_the_orders(python_mode):
+    with pm.Model(coords={"k": range(3)}) as model:
+        b = pm.Normal("b", dims="k")
+        a = pm.HalfNormal("a")
+        pm.Deterministic("c", b.sum() + a)
+    frozen = pm.model.transform.optimization.freeze_dims_and_data(model)
+    for m in (model, frozen):
+        density = LogDensity(m)
+        mean = density.layout.flatten({"b": [1.0, 2.0, 3.0], "a_log__": np.log(7.0)})
+        approx = NGVIApproximation(density, DiagonalState.from_scale(mean, np.full(4, 1e-9)))
+        names = [name for name in approx.groups[0].ordering]
+        assert names == [v.value_name for v in density.layout.variables] == [v.name for v in m.value_vars]
+        values = pytensor.function([], approx.sample_node([m["b"], m["a"], m["c"]]))()
+        for value, expected in zip(values, ([1, 2, 3], 7, 13), strict=True):
+            assert_allclose(value, expected, atol=1e-6)
+        assert_allclose(approx.sample(1)["posterior"]["c"], [[13]], atol=1e-6)
+
+
+# -------------------------------------------------------------------- a family with uniforms: a mixture
+
+
+def test_mixture_samples(mixture_approx):
+    q = mixture()
+    draws = mixture_approx.sample(20_000, random_seed=2)["posterior"]["v"].values[0]
+    assert_moments(draws, q.mean(), q.cov())
+    share = np.mean(draws[:, 0] < -0.5)  # six standard deviations from the first component, four from the second
+    assert abs(share - 0.3) < 4 * np.sqrt(0.21 / 20_000)
+    assert_allclose(mixture_approx.log_q(draws[:5]), q.log_density(draws[:5]))
+
+
+@pytest.mark.parametrize("mode", [None, "FAST_COMPILE"])
+def test_mixture_nodes(mixture_approx, mode):
+    q, group = mixture(), mixture_approx.groups[0]
+    assert group.symbolic_initial.type.shape == (None, 3)
+    node = mixture_approx.sample_node(mixture_approx.model["v"], size=10_000)
+    nodes = [node, group.symbolic_random, mixture_approx.symbolic_logq]
+    replacements = mixture_approx.make_size_and_deterministic_replacements(200, False)
+    nodes[1:] = pytensor.graph.replace.graph_replace(nodes[1:], replacements, strict=False)
+    draws, theta, logq = pytensor.function([], nodes, mode=mode)()
+    assert_moments(draws, q.mean(), q.cov())
+    expected = sum(
+        w * stats.multivariate_normal(m, c @ c.T).pdf(theta) for w, m, c in zip(*q.params().values(), strict=True)
+    )
+    assert_allclose(logq, np.log(expected), rtol=1e-9)
+    assert len(np.unique(theta[:, 0])) == 200
+
+
+def test_mixture_deterministic_is_the_mean(python_mode, mixture_approx):
+    v = mixture_approx.model["v"]
+    fixed = mixture_approx.sample_node(v, size=3, deterministic=True).eval()
+    assert_allclose(fixed, np.tile(mixture().mean(), (3, 1)))
+    flag = pt.bscalar("flag")
+    node = mixture_approx.set_size_and_deterministic(mixture_approx.groups[0].symbolic_random, 4, flag)
+    function = pytensor.function([flag], node)
+    assert_allclose(function(1), np.tile(mixture().mean(), (4, 1)))
+    assert np.ptp(function(0), axis=0).min() > 0
+
+
+# -------------------------------------------------------------------- quality
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("scale", "low", "high"), [(0.5, 0.6, 1.2), (0.9, 0.05, 0.45), (1.5, -3.0, 0.0)])
+def test_khat_tells_narrow_from_wide(seed, scale, low, high):
+    # For p = N(0, 1) and q = N(0, s^2), s < 1, the weights have a Pareto tail of shape 1 - s^2.
+    with pm.Model() as model:
+        pm.Normal("v")
+    q = DiagonalState.from_scale(np.zeros(1), np.array([scale]))
+    assert low < NGVIApproximation(LogDensity(model), q).khat(random_seed=seed) < high
+
+
+def test_khat_of_the_exact_posterior():
+    with pm.Model() as model:
+        pm.Normal("v", 1.0, 2.0, shape=3)
+    q = DiagonalState.from_scale(np.ones(3), np.full(3, 2.0))
+    assert NGVIApproximation(LogDensity(model), q).khat(1_000) == -np.inf
+
+
+def test_khat_where_log_p_is_not_finite():
+    x = np.random.default_rng(0).normal(size=5_000)
+    log_q = -0.5 * x**2
+    log_p = -0.5 * (2 * x) ** 2
+    expected = pareto_khat(log_p, log_q)
+    holes = np.where(np.abs(x) > 2, -np.inf, log_p)  # in the tail of q, where the weights are small
+    holes[np.abs(x) > 2.5] = np.nan
+    assert abs(pareto_khat(holes, log_q) - expected) < 0.05
+    assert pareto_khat(np.full(5_000, -np.inf), log_q) == np.inf
+    assert pareto_khat(np.where(x > 3, np.inf, log_p), log_q) == np.inf
+    with pytest.raises(ValueError, match="at least 100 draws; got 99"):
+        pareto_khat(log_p[:99], log_q[:99])
+
+
+def test_khat_limit():
+    assert khat_limit(10_000) == 0.7
+    assert khat_limit(100) == 0.5
+
+
+def record(status: Status) -> FitRecord:
+    return FitRecord(
+        status=status, elbo=Elbo(-12.5, 0.02), gap=0.03, n_iterations=7, n_gradients=320, n_hessians=80, n_dropped=1,
+        compile_seconds=0.25, run_seconds=0.5, family="full", update="natural", estimator="price", step="adaptive",
+        backend="quick",
+    )  # fmt: skip
+
+
+def test_record_is_shown(approx):
+    approx.record = record(Status.CONVERGED)
+    assert approx.elbo == (-12.5, 0.02)
+    assert (approx.gap, approx.status, approx.converged) == (0.03, Status.CONVERGED, True)
+    assert (approx.n_iterations, approx.n_gradients, approx.n_hessians) == (7, 320, 80)
+    assert (approx.compile_seconds, approx.run_seconds, approx.backend) == (0.25, 0.5, "quick")
+    assert repr(approx) == str(approx) == "NGVIApproximation(FullState, n_dim=6, converged: ELBO -12.50 +- 0.02)"
+
+
+def test_without_a_fit_there_is_no_record(approx):
+    assert approx.record is None
+    for name in ("elbo", "gap", "status", "converged", "n_iterations", "backend"):
+        with pytest.raises(RuntimeError, match=rf"{name} is known after a fit only.*pm\.fit"):
+            getattr(approx, name)
+    assert "not fitted" in repr(approx)
+    assert approx.hist.shape == (0,)
+
+
+def test_summary(approx):
+    approx.record = record(Status.MAX_ITERATIONS)
+    summary = approx.summary(2_000, khat_draws=500, random_seed=1)
+    text = " ".join(str(summary).split("\n\n")[0].split())  # sentences are wrapped
+    assert approx.record.closing_line() in text
+    assert Status.MAX_ITERATIONS.sentence in text
+    assert Status.MAX_ITERATIONS.cure in text
+    assert f"k-hat {summary.khat:.2f}" in text
+    assert any(verdict.sentence in text for verdict in WeightVerdict)
+    assert "Not reliable: the fit did not converge." in text
+    assert list(summary.table.columns[:2]) == ["mean", "sd"]
+    assert not {"ess_bulk", "r_hat"} & set(summary.table.columns)
+    assert {"scale", "slope[a]", "mu[10]"} <= set(summary.table.index)
+    slope = next(v.where for v in approx.layout.variables if v.name == "slope")
+    error = 4 * approx.sd_flat[slope][0] / np.sqrt(2_000)
+    assert abs(float(summary.table["mean"]["slope[a]"]) - approx.mean_flat[slope][0]) < error + 0.01
+    assert "<table" in summary._repr_html_()
+    converged = NGVIApproximation(approx.density, approx.q)
+    converged.record = record(Status.CONVERGED)
+    few = converged.summary(50, khat_draws=None, var_names=["slope"])
+    assert few.khat is None
+    assert Status.CONVERGED.cure not in str(few)
+    assert len(few.table) == 3
+
+
+@pytest.mark.parametrize("columns", [80, 100, 300])
+def test_summary_fits_the_terminal(approx, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    approx.record = record(Status.NOISE_LIMITED)
+    summary = approx.summary(100, khat_draws=100, random_seed=1)
+    assert max(map(len, str(summary).splitlines())) <= min(columns, 100)
+    assert "rows; all" not in str(summary)
+    monkeypatch.setattr("pymc_ngvi.results.summary.summary._MAX_ROWS", 5)
+    assert f"({len(summary.table)} rows; all of them are in .table)" in str(summary)
+    assert f"({len(summary.table)} rows; all of them are in .table)" in summary._repr_html_()
+
+
+def test_refine_goes_to_the_fit(approx):
+    with pytest.raises(RuntimeError, match="no fit to go on with"):
+        approx.refine(10)
+
+    q, outcome = state_of_kind("full", 6, 21), record(Status.CONVERGED)
+    asked = []
+
+    class Fit:
+        def refine(self, *args, **kwargs):
+            asked.append((args, kwargs))
+            return Outcome(q, outcome, np.array([2.0]), np.array([0.5]))
+
+    approx._session = Fit()
+    assert approx.refine(10, progressbar=False, tol=0.01) is approx
+    assert asked == [((10, False, None), {"tol": 0.01, "max_draws": None})]
+    assert approx.q is q
+    assert approx.record is outcome
+    assert (approx.hist, approx.gap_hist) == (2.0, 0.5)
+
+
+@each_kind
+def test_pickle(python_mode, approx, kind):
+    approx.record = record(Status.CONVERGED)
+    approx.mean.eval()
+    expected = approx.sample(20, random_seed=1)
+    copy = cloudpickle.loads(cloudpickle.dumps(approx))
+    again = copy.sample(20, random_seed=1)
+    for group in ("posterior", "sample_stats"):
+        xr.testing.assert_allclose(expected[group].to_dataset(), again[group].to_dataset(), rtol=1e-12)
+    assert copy.converged
+    q = state_of_kind(kind, 6, 21)
+    copy.set_state(q)
+    assert_allclose(copy.mean.eval(), q.mean())
+    assert_array_equal(approx.mean_flat, state_of_kind(kind, 6).mean())  # the original is another object
+    with copy.model:
+        pm.set_data({"x": np.zeros(12)})
+    with pytest.warns(UserWarning, match="The data 'x' were changed"):
+        assert "log_p" not in copy.sample(2, log_p=True)["sample_stats"].data_vars
+
+
+# -------------------------------------------------------------------- constrained values
+
+
+def scan_model():
+    with pm.Model() as model:
+        rate, start = pm.Beta("rate", 2, 2), pm.Normal("start")
+        path = pytensor.scan(
+            lambda x, r: x * r + 1, outputs_info=[start], non_sequences=[rate], n_steps=4, return_updates=False
+        )
+        pm.Deterministic("path", path)
+    return model
+
+
+def lkj_model():
+    with pm.Model() as model:
+        chol, _, _ = pm.LKJCholeskyCov("chol", n=3, eta=2, sd_dist=pm.HalfNormal.dist(1, shape=3))
+        z = pm.Normal("z", shape=(2, 3))
+        pm.Deterministic("effect", z @ chol.T)
+    return model
+
+
+def simplex_model():
+    with pm.Model(coords={"k": list("abc"), "g": [1, 2]}) as model:
+        p = pm.Dirichlet("p", np.ones((2, 3)), dims=("g", "k"))
+        cut = pm.Normal("cut", dims="k", transform=pm.distributions.transforms.ordered, initval=[-1, 0, 1])
+        pm.Uniform("u", 0, p[0, 0])  # its transform depends on another variable
+        pm.Deterministic("both", p * cut, dims=("g", "k"))
+    return model
+
+
+def zero_sum_model():
+    with pm.Model(coords={"k": list("abc")}) as model:
+        pm.Deterministic("twice", 2 * pm.ZeroSumNormal("zs", dims="k"), dims="k")
+    return model
+
+
+def partly_observed_model():
+    with pm.Model(coords={"obs": range(4)}) as model, warnings.catch_warnings():
+        warnings.simplefilter("ignore", pm.exceptions.ImputationWarning)
+        y = pm.Normal("y", pm.Normal("mu"), pm.HalfNormal("s"), observed=np.array([1, np.nan, 2, np.nan]), dims="obs")
+        pm.Deterministic("mean_y", y.mean())
+    return model
+
+
+def empty_model():
+    with pm.Model() as model:
+        a, b, c = pm.Normal("a", shape=0), pm.HalfNormal("b", shape=(0, 2)), pm.HalfNormal("c")
+        pm.Deterministic("total", a.sum() + b.sum() + c)
+    return model
+
+
+def plain_model():
+    with pm.Model() as model:
+        x, a = pm.Data("x", np.arange(3.0)), pm.Normal("a", shape=2)
+        pm.Deterministic("data_only", x * 2)
+        pm.Deterministic("sign", a > 0)
+        pm.Deterministic("length", x.shape[0])
+        pm.Deterministic("same", a)
+    return model
+
+
+MODELS = [
+    scan_model,
+    lkj_model,
+    simplex_model,
+    zero_sum_model,
+    partly_observed_model,
+    empty_model,
+    plain_model,
+]
+
+
+@no_blas
+@pytest.mark.parametrize("make", MODELS)
+def test_constrained_values_are_those_of_pymc(make):
+    model = make()
+    density = LogDensity(model)
+    constrainer = Constrainer(density)
+    theta = 0.5 * np.random.default_rng(0).normal(size=(3, density.n_dim))
+    values = constrainer(theta)
+    assert not constrainer._function.one_by_one
+    outputs = model.unobserved_value_vars
+    with pytensor.config.change_flags(cxx=""):
+        function = model.compile_fn(
+            outputs, inputs=model.value_vars, point_fn=False, on_unused_input="ignore", mode="FAST_COMPILE"
+        )
+    assert list(values) == [out.name for out in outputs]
+    for i, row in enumerate(theta):
+        point = density.layout.unflatten(row)
+        for name, expected in zip(values, function(*(point[v.name] for v in model.value_vars)), strict=True):
+            assert_allclose(values[name][i], expected, rtol=1e-10, atol=1e-12, err_msg=name)
+            assert values[name].dtype == np.asarray(expected).dtype
+
+
+@no_blas
+def test_lkj_samples_with_its_named_parts():
+    density = LogDensity(lkj_model())
+    approx = NGVIApproximation(density, full_state(density.n_dim), random_seed=1)
+    posterior = approx.sample(10)["posterior"]
+    assert {"chol", "chol_corr", "chol_stds", "effect"} <= set(posterior.data_vars)
+    assert_allclose(np.diagonal(posterior["chol_corr"].values, axis1=-2, axis2=-1), 1.0)
+    assert approx.state.std["chol"].shape == (6,)
+
+
+def test_variables_without_entries(python_mode):
+    model = empty_model()
+    approx = NGVIApproximation(LogDensity(model), DiagonalState.from_scale(np.zeros(1), np.ones(1)))
+    posterior = approx.sample(4)["posterior"]
+    assert posterior["a"].shape == (1, 4, 0)
+    assert posterior["b"].shape == (1, 4, 0, 2)
+    assert_allclose(posterior["total"], posterior["c"])
+    assert approx.state.std["b"].shape == (0, 2)
+    values = pytensor.function([], approx.sample_node([model["a"], model["b"]], size=3))()
+    assert [value.shape for value in values] == [(3, 0), (3, 0, 2)]
+
+
+def test_float32_models_give_float32_draws(python_mode):
+    with pytensor.config.change_flags(floatX="float32"):
+        with pm.Model() as model:
+            v = pm.HalfNormal("v", shape=2)
+            pm.Deterministic("w", 2 * v)
+        approx = NGVIApproximation(LogDensity(model), mixture())
+        posterior = approx.sample(3, include_transformed=True, random_seed=1)["posterior"]
+        assert {value.dtype for value in posterior.data_vars.values()} == {np.dtype("float32")}
+        assert_allclose(posterior["w"].values[0], 2 * np.exp(approx.draw_flat(3, 1)), rtol=1e-6)
+        assert approx.sample_node(model["w"], size=2).eval().dtype == "float32"
+
+
+def test_random_deterministics_differ_between_draws():
+    with pm.Model() as model:
+        a = pm.HalfNormal("a")
+        pm.Deterministic("noise", pm.Normal.dist(0, 1, shape=2) + 0 * a)
+    density = LogDensity(model)
+    approx = NGVIApproximation(density, full_state(1))
+    noise = [approx.sample(400, random_seed=seed)["posterior"]["noise"].values[0] for seed in (1, 1, 2)]
+    assert len(np.unique(noise[0])) == 800
+    assert_array_equal(noise[0], noise[1])
+    assert not np.allclose(noise[0], noise[2])
+    assert_moments(noise[0], np.zeros(2), np.eye(2))
+
+
+@pytest.mark.parametrize("where", ["vectorising", "running"])
+def test_graphs_that_cannot_be_vectorised_are_looped_over(monkeypatch, model, where):
+    density = LogDensity(model)
+    theta = np.random.default_rng(0).normal(size=(5, density.n_dim))
+    expected = Constrainer(density)(theta)
+
+    def fail(*_):
+        raise NotImplementedError
+
+    looping = Constrainer(density)
+    if where == "vectorising":
+        monkeypatch.setattr(on_draws.graph, "over_draws", fail)
+    else:
+        monkeypatch.setattr(OnDraws, "_in_batches", fail)
+    values = looping(theta)
+    assert looping._function.one_by_one
+    for name, value in expected.items():
+        assert_allclose(values[name], value, rtol=1e-12)
+
+
+def test_errors_of_the_model_itself_are_not_hidden():
+    with pm.Model() as model:
+        x, w = pm.Data("x", np.ones(2)), pm.Normal("w", shape=2)
+        pm.Deterministic("product", x * w)
+    constrainer = Constrainer(LogDensity(model))
+    theta = np.ones((3, 2))
+    constrainer(theta)
+    with model:
+        pm.set_data({"x": np.ones(3)})
+        with pytest.raises(ValueError, match=r"shape|broadcast|dimension"):
+            constrainer(theta)
+        pm.set_data({"x": np.full(2, 4.0)})
+    assert_array_equal(constrainer(theta)["product"], np.full((3, 2), 4.0))
+    assert not constrainer._function.one_by_one
+
+
+def test_batches_do_not_change_values(monkeypatch, model):
+    density = LogDensity(model)
+    theta = np.random.default_rng(0).normal(size=(29, density.n_dim))
+    expected = Constrainer(density)(theta)
+    monkeypatch.setattr(on_draws, "_BATCH_ELEMENTS", 50)
+    for name, value in Constrainer(density)(theta).items():
+        assert_array_equal(value, expected[name])
+
+
+def test_constrainer_pickles_without_its_function(model):
+    density = LogDensity(model)
+    constrainer = Constrainer(density)
+    theta = np.zeros((2, density.n_dim))
+    expected = constrainer(theta)
+    copy = cloudpickle.loads(cloudpickle.dumps(constrainer))
+    assert copy._function is None
+    assert_array_equal(copy(theta)["mu"], expected["mu"])
+
+
+@pytest.mark.parametrize("moment", ["mean", "std"])
+def test_expressions_of_moments_leave_q_alone(approx, moment):
+    """PyTensor works in place on what an Op returns: it must be a copy."""
+    before = {name: value.copy() for name, value in approx.q.params().items()}
+    twice = getattr(approx, moment) * 2
+    first, second = twice.eval(), twice.eval()
+    assert_array_equal(first, second)
+    for name, value in approx.q.params().items():
+        assert_array_equal(value, before[name])
+
+
+@each_kind
+def test_what_is_shown_of_q_is_a_copy(approx):
+    before = {name: value.copy() for name, value in approx.q.params().items()}
+    approx.mean_flat[:] = 99.0
+    approx.sd_flat[:] = 99.0
+    for data in (approx.mean_data, approx.std_data):
+        for value in data.values():
+            value.to_numpy()[...] = 99.0
+    for name, value in approx.q.params().items():
+        assert_array_equal(value, before[name])

@@ -1,0 +1,615 @@
+"""What the result of a fit shows of the components of a mixture: by name, in draws, in a picture, and their worth."""
+
+import dataclasses
+import sys
+import warnings
+
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytensor
+import pytest
+import xarray as xr
+
+from matplotlib import colors, pyplot
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy import integrate, stats
+
+from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
+from pymc_ngvi.families import DiagonalState, FullState, MixtureState
+from pymc_ngvi.graphs.layout import Layout, Variable
+from pymc_ngvi.mixtures.finite.worth import Worth, effective_components
+from pymc_ngvi.results.components import components_dataset
+from pymc_ngvi.results.plotting.components import plot_components
+
+WEIGHTS = np.array([0.5, 0.3, 0.2])
+
+
+def full_state(rng, mean, size=1.0):
+    n_dim = len(mean)
+    factor = np.tril(0.5 * rng.standard_normal((n_dim, n_dim)), -1) + np.diag(rng.uniform(0.5, 1.2, n_dim))
+    return FullState(np.array(mean, dtype=float), size * factor)
+
+
+def mixture_of(n_dim, weights=WEIGHTS, seed=3, apart=1.0):
+    rng = np.random.default_rng(seed)
+    return MixtureState.of([full_state(rng, apart * rng.standard_normal(n_dim)) for _ in weights], np.log(weights))
+
+
+def gaussian_1d(mean, sd):
+    return FullState(np.array([mean]), np.array([[sd]]))
+
+
+def mixture_1d(means, sds, weights):
+    return MixtureState.of([gaussian_1d(*of) for of in zip(means, sds, strict=True)], np.log(weights))
+
+
+@pytest.fixture(scope="module")
+def model():
+    x = np.linspace(-1.0, 1.0, 8)
+    with pm.Model(coords={"group": ["a", "b", "c"], "obs": range(8)}) as model:
+        data = pm.Data("x", x, dims="obs")
+        scale = pm.HalfNormal("scale", 2.0)
+        slope = pm.Normal("slope", 0.0, 2.0, dims="group")
+        level = pm.Normal("level", 0.0, 2.0, shape=2)
+        pm.Normal("y", level.sum() + slope[0] * data, scale, observed=2.0 * x, dims="obs")
+    return model
+
+
+@pytest.fixture(scope="module")
+def density(model):
+    return LogDensity(model)
+
+
+@pytest.fixture
+def approx(density):
+    return NGVIApproximation(density, mixture_of(6), random_seed=1)
+
+
+@pytest.fixture
+def gaussian_approx(density):
+    return NGVIApproximation(density, mixture_of(6).components[0], random_seed=1)
+
+
+POSTERIOR = {"w": [0.35, 0.65], "mu": [-2.0, 2.0], "sigma": [0.5, 0.7]}
+EXACT = mixture_1d(POSTERIOR["mu"], POSTERIOR["sigma"], POSTERIOR["w"])
+
+
+@pytest.fixture(scope="module")
+def bimodal_density():
+    with pm.Model() as model:
+        pm.NormalMixture("x", **POSTERIOR)
+    return LogDensity(model)
+
+
+@pytest.fixture
+def bimodal(bimodal_density):
+    """A posterior of two modes, and q the posterior itself."""
+    return NGVIApproximation(bimodal_density, EXACT, random_seed=1)
+
+
+@pytest.fixture
+def python_mode():
+    """PyMC's own functions without compilation: they are not what is tested."""
+    with pytensor.config.change_flags(mode="FAST_COMPILE", cxx=""):
+        yield
+
+
+def record(**changes):
+    made = FitRecord(
+        status=Status.CONVERGED, elbo=Elbo(-12.5, 0.02), gap=0.03, n_iterations=7, n_gradients=320, n_hessians=80,
+        n_dropped=0, compile_seconds=0.25, run_seconds=0.5, family="mixture", update="natural", estimator="price",
+        step="trust_region", backend="quick",
+    )  # fmt: skip
+    return dataclasses.replace(made, **changes)
+
+
+# --- by name ----------------------------------------------------------------------------------------------------------
+
+
+def test_components_by_name(approx):
+    q, data = approx.q, approx.components
+    assert set(data.data_vars) == {"scale_log__", "slope", "level", "weights"}
+    assert data["slope"].dims == ("component", "moment", "group")
+    assert data["level"].dims == ("component", "moment", "level_dim_0")
+    assert list(data["group"].values) == ["a", "b", "c"]
+    for v in approx.layout.variables:
+        for c, component in enumerate(q.components):
+            of = data[v.value_name].sel(component=c)
+            assert_array_equal(of.sel(moment="mean"), component.location[v.where].reshape(v.shape))
+            assert_allclose(of.sel(moment="sd"), np.sqrt(np.diag(component.cov()))[v.where].reshape(v.shape))
+    assert_allclose(data["weights"], WEIGHTS)
+    xr.testing.assert_equal(data["weights"], approx.weights)
+    # The moments of q are those of its components.
+    means, sds = data.sel(moment="mean"), data.sel(moment="sd")
+    mean = means.weighted(means["weights"]).mean("component")
+    square = (sds**2 + (means - mean) ** 2).weighted(data["weights"]).mean("component")
+    for name in ("scale_log__", "slope", "level"):
+        assert_allclose(mean[name], approx.mean_data[name])
+        assert_allclose(np.sqrt(square[name]), approx.std_data[name])
+
+
+def test_names_that_the_model_has_itself():
+    with pm.Model(coords={"component": ["first", "second"]}) as model:
+        pm.Normal("weights", dims="component")
+        pm.HalfNormal("moment")
+    approx = NGVIApproximation(LogDensity(model), mixture_of(3))
+    data = approx.components
+    assert data["weights"].dims == ("q_component", "moment", "component")
+    assert list(data["component"].values) == ["first", "second"]
+    assert_allclose(data["q_weights"], WEIGHTS)
+    assert approx.weights.dims == data["q_weights"].dims
+    tree = approx.sample(4, random_seed=1)
+    xr.testing.assert_equal(tree["components"].to_dataset(), data)
+    assert tree["posterior"]["weights"].dims == ("chain", "draw", "component")
+    assert tree["sample_stats"]["component"].dims == ("chain", "draw")
+
+
+def test_responsibilities(approx):
+    theta = approx.draw_flat(50, 3)
+    terms = [
+        w * stats.multivariate_normal(c.mean(), c.cov()).pdf(theta)
+        for w, c in zip(WEIGHTS, approx.q.components, strict=True)
+    ]
+    found = approx.responsibilities(theta)
+    assert found.dims == ("draw", "component")
+    assert_allclose(found, np.transpose(terms / np.sum(terms, axis=0)), rtol=1e-9)
+    xr.testing.assert_equal(found, approx.responsibilities(50, random_seed=3))
+    assert approx.responsibilities().sizes["draw"] == 1_000
+    for wrong in (theta[:, :5], theta[0]):
+        with pytest.raises(ValueError, match=r"of shape \(n_draws, 6\)"):
+            approx.responsibilities(wrong)
+
+
+def test_a_single_gaussian_has_no_components(gaussian_approx):
+    for name in ("weights", "components"):
+        assert not hasattr(gaussian_approx, name)
+        with pytest.raises(AttributeError, match=rf"{name} is there for mixtures, and q is a FullState.*'mixture'"):
+            getattr(gaussian_approx, name)
+    for name in ("responsibilities", "plot_components", "worth"):
+        with pytest.raises(ValueError, match=rf"{name}\(\) is there for mixtures, and q is a FullState.*'mixture'"):
+            getattr(gaussian_approx, name)()
+
+
+@pytest.mark.parametrize(
+    ("weights", "shown"),
+    [
+        ([0.2, 0.8], "MixtureState with weights 0.80, 0.20, n_dim=6, not fitted"),
+        ([1.0], "MixtureState with weights 1.00, n_dim=6, not fitted"),
+        (np.full(7, 1 / 7), "weights 0.14, 0.14, 0.14, 0.14, 0.14, 0.14, ..., n_dim"),
+    ],
+)
+def test_representation(density, weights, shown):
+    assert shown in repr(NGVIApproximation(density, mixture_of(6, np.array(weights))))
+
+
+def test_labels_of_single_coordinates_name_them(approx):
+    block = approx.cov_of(["level[1]", "slope"])
+    where = {v.name: v.where.start for v in approx.layout.variables}
+    index = [where["level"] + 1, *range(where["slope"], where["slope"] + 3)]
+    assert_allclose(block, approx.q.cov()[np.ix_(index, index)])
+    assert block.unconstrained.values[0] == "level[1]"
+    with pytest.raises(ValueError, match=r"'level\[2\]'; there are"):
+        approx.cov_of("level[2]")
+
+
+# --- draws ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_draws_of_a_component_have_its_distribution(approx, seed):
+    """Components overlap: the nearest one, or any but the right law given the draw, would have other moments."""
+    approx.set_state(mixture_of(6, apart=0.2))
+    n = 20_000
+    tree = approx.sample(n, random_seed=seed, include_transformed=True, log_p=False)
+    posterior, component = tree["posterior"].isel(chain=0), tree["sample_stats"]["component"].values[0]
+    theta = np.column_stack([posterior[v.value_name].values.reshape(n, -1) for v in approx.layout.variables])
+    for c, (weight, of) in enumerate(zip(WEIGHTS, approx.q.components, strict=True)):
+        own = theta[component == c]
+        assert abs(len(own) / n - weight) < 4 * np.sqrt(weight * (1 - weight) / n)
+        z = np.linalg.solve(of.factor, (own - of.location).T)
+        assert_allclose(z.mean(axis=1), 0.0, atol=4.5 / np.sqrt(len(own)))
+        assert_allclose(np.cov(z), np.eye(6), atol=4.5 * np.sqrt(2 / len(own)))
+
+
+def test_draws_are_those_of_the_seed_with_or_without_their_components(approx):
+    tree = approx.sample(30, random_seed=5, include_transformed=True, log_p=True)
+    again = approx.sample(30, random_seed=5, log_p=True)
+    theta = approx.draw_flat(30, 5)
+    assert_array_equal(tree["posterior"]["slope"].values[0], theta[:, approx.layout.variables[1].where])
+    stats_of_draws = tree["sample_stats"].to_dataset()
+    assert list(stats_of_draws.data_vars) == ["component", "log_p", "log_q"]
+    assert_allclose(stats_of_draws["log_q"].values[0], approx.log_q(theta))
+    assert np.issubdtype(stats_of_draws["component"].dtype, np.integer)
+    xr.testing.assert_equal(stats_of_draws, again["sample_stats"].to_dataset())
+    xr.testing.assert_equal(tree["components"].to_dataset(), approx.components)
+    assert tree["components"].attrs["inference_library"] == "pymc_ngvi"
+    trace = approx.sample(30, random_seed=5, return_inferencedata=False)
+    assert_array_equal(trace.get_sampler_stats("component"), stats_of_draws["component"].values[0])
+
+
+def test_draws_far_from_the_others_are_of_their_component(bimodal):
+    tree = bimodal.sample(500, random_seed=1)
+    x, component = tree["posterior"]["x"].values, tree["sample_stats"]["component"].values
+    clear = np.abs(x) > 1.0  # beyond, the smaller responsibility is below 1e-3
+    assert np.mean(clear & (component == (x > 0))) > 0.99 * clear.mean()
+
+
+def test_draws_of_a_single_gaussian_are_as_before(gaussian_approx):
+    tree = gaussian_approx.sample(5, random_seed=1, log_p=True)
+    assert "components" not in tree.children
+    assert list(tree["sample_stats"].data_vars) == ["log_p", "log_q"]
+
+
+def test_draws_go_to_disk_and_to_predictions(model, approx, python_mode, tmp_path):
+    tree = approx.sample(10, random_seed=1)
+    tree.to_netcdf(tmp_path / "draws.nc", engine="h5netcdf")
+    with xr.open_datatree(tmp_path / "draws.nc", engine="h5netcdf") as read:
+        for group in ("posterior", "sample_stats", "components"):
+            xr.testing.assert_equal(read[group].to_dataset().load(), tree[group].to_dataset())
+    with model:
+        predictive = pm.sample_posterior_predictive(tree, progressbar=False, random_seed=1)
+    assert predictive["posterior_predictive"]["y"].shape == (1, 10, 8)
+
+
+# --- was it worth it? -------------------------------------------------------------------------------------------------
+
+
+def elbo_1d(state):
+    """Return the ELBO under the bimodal posterior, by quadrature."""
+    sd = float(state.sd()[0])
+
+    def integrand(x):
+        point = np.array([[x]])
+        log_q = state.log_density(point)[0]
+        return np.exp(log_q) * (EXACT.log_density(point)[0] - log_q)
+
+    mean = float(state.mean()[0])
+    return integrate.quad(integrand, mean - 9 * sd, mean + 9 * sd, points=[-2.0, 0.0, 2.0], limit=200)[0]
+
+
+GAUSSIANS = {
+    "of one mode": gaussian_1d(2.0, 0.7),
+    "across": gaussian_1d(0.6, 1.8),
+    "narrow": gaussian_1d(0.6, 0.8),
+    "a mixture of one": MixtureState.of([gaussian_1d(-2.0, 0.6)]),
+}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("name", GAUSSIANS)
+def test_gain_is_the_difference_of_elbos(bimodal, name, seed):
+    q = mixture_1d([-1.9, 2.1], [0.6, 0.6], [0.3, 0.7])
+    bimodal.set_state(q)
+    found = bimodal.worth(4_000, seed, gaussian=GAUSSIANS[name])
+    exact = elbo_1d(q) - elbo_1d(GAUSSIANS[name])
+    assert abs(found.gain - exact) < 4 * found.se
+    assert 0.0 < found.se < 0.1
+    assert (found.n_components, found.n_draws) == (2, 4_000)
+    assert_allclose(found.n_effective, 0.3**-0.3 * 0.7**-0.7)
+
+
+def test_error_of_the_gain_is_its_scatter(bimodal):
+    found = [bimodal.worth(400, seed, gaussian=GAUSSIANS["across"]) for seed in range(60)]
+    scatter = np.std([w.gain for w in found], ddof=1)
+    # Four standard errors of a standard deviation from 60 values.
+    assert_allclose(np.mean([w.se for w in found]), scatter, rtol=4 / np.sqrt(2 * 60))
+
+
+def test_khats_are_those_of_the_two(bimodal):
+    narrow = GAUSSIANS["narrow"]
+    bimodal.set_state(mixture_1d([-2.0, 2.0], [0.4, 0.5], [0.3, 0.7]))
+    found = bimodal.worth(2_000, 5, gaussian=narrow)
+    assert found.khat == bimodal.khat(2_000, 5)
+    alone = NGVIApproximation(bimodal.density, narrow)
+    # The normals behind both are the same: q has a column of uniforms after them.
+    assert_allclose(found.khat_gaussian, alone.khat(2_000, 5), rtol=1e-9)
+    few = bimodal.worth(99, 5, gaussian=narrow)
+    assert few.khat is None
+    assert few.khat_gaussian is None
+
+
+def test_chunks_leave_no_draw_out(bimodal, monkeypatch):
+    monkeypatch.setattr("pymc_ngvi.core.draws._CHUNK_ELEMENTS", 300)
+    q = mixture_1d([-1.9, 2.1], [0.6, 0.6], [0.3, 0.7])
+    bimodal.set_state(q)
+    found = bimodal.worth(1_000, 5, gaussian=GAUSSIANS["across"])
+    assert found.khat == bimodal.khat(1_000, 5)
+    assert abs(found.gain - elbo_1d(q) + elbo_1d(GAUSSIANS["across"])) < 4 * found.se
+
+
+def test_random_numbers_are_common(density):
+    """What one component differs by from the Gaussian is free of noise where there is no other component."""
+    q = mixture_of(6, np.ones(1))
+    approx = NGVIApproximation(density, q)
+    same = approx.worth(200, 1, gaussian=q.components[0])
+    assert (same.gain, same.se) == (0.0, 0.0)
+    assert "gains nothing" in same.sentence()
+    moved = FullState(q.components[0].location + 0.01, q.components[0].factor)
+    assert approx.worth(200, 1, gaussian=moved).se < 0.2 * approx.worth(200, 1, gaussian=mixture_of(6)).se
+
+
+def test_draws_where_the_density_is_not_finite_are_left_out():
+    with pm.Model() as model:
+        x = pm.Normal("x")
+        pm.Potential("half", pm.math.switch(x > -1.0, 0.0, -np.inf))
+    approx = NGVIApproximation(LogDensity(model), mixture_1d([0.0, 0.5], [0.5, 0.5], [0.5, 0.5]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isfinite(approx.worth(500, 1, gaussian=gaussian_1d(0.0, 1.0)).gain)
+        outside = approx.worth(500, 1, gaussian=gaussian_1d(-50.0, 1.0))
+    assert np.isnan(outside.gain)
+    assert "is not known" in outside.sentence()
+
+
+def test_what_worth_needs(model, approx):
+    with pytest.raises(ValueError, match=r"after a fit with family='mixture' only: pass gaussian="):
+        approx.worth(200)
+    approx.record = record(gaussian=approx.q.components[0])
+    assert approx.worth(200, 1) == approx.worth(200, 1, gaussian=approx.q.components[0])
+    for wrong in (0, 2.5):
+        with pytest.raises(ValueError, match=f"at least 1; got {wrong}"):
+            approx.worth(wrong)
+    original = model["x"].get_value()
+    with model:
+        pm.set_data({"x": original + 1.0})
+        try:
+            with pytest.raises(ValueError, match="'x' were changed after the fit"):
+                approx.worth(200)
+            assert "effective" not in str(approx.summary(100))
+        finally:
+            pm.set_data({"x": original})
+
+
+def test_summary_says_whether_it_was_worth_it(bimodal):
+    bimodal.record = record(gaussian=GAUSSIANS["narrow"])
+    bimodal.set_state(mixture_1d([-2.0, 2.0], [0.4, 0.6], [0.35, 0.65]))
+    summary = bimodal.summary(100, khat_draws=1_000, random_seed=1)
+    assert summary.lines[-1].startswith("With 1.9 effective components, the mixture gains 1.9")
+    assert summary.lines[-1].endswith(": worth it.")
+    assert f" to {summary.khat:.2f}: " in summary.lines[-1]  # one k-hat, in both lines
+    assert f"k-hat {summary.khat:.2f} ± " in summary.lines[-2]
+    assert "(1,000 draws, worth " in summary.lines[-2]
+    assert "effective" not in " ".join(bimodal.summary(100, khat_draws=None).lines)
+    bimodal.record = record()
+    assert bimodal.summary(100, khat_draws=100).lines[-1] == "Mixture of 2 components, 1.9 effective."
+
+
+def test_the_record_keeps_the_gaussian_and_can_be_compared_and_pickled(bimodal):
+    made = record(gaussian=full_state(np.random.default_rng(1), np.zeros(3)))
+    assert made == record()  # arrays have no truth value
+    assert "gaussian" not in repr(made)
+    bimodal.record = dataclasses.replace(made, gaussian=GAUSSIANS["narrow"])
+    copy = cloudpickle.loads(cloudpickle.dumps(bimodal))
+    assert copy.worth(200, 1) == bimodal.worth(200, 1)
+
+
+GAIN, SMALL, NOISE, LOSS = (1.21, 0.05), (0.03, 0.001), (0.01, 0.02), (-0.5, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("gain", "khats", "expected"),
+    [
+        (GAIN, (1.02, 0.41), "gains 1.21 +- 0.05 nats over one Gaussian; k-hat fell from 1.02 to 0.41: worth it."),
+        (GAIN, (2.5, 1.1), "k-hat fell from 2.50 to 1.10: worth it."),
+        (GAIN, (None, None), "gains 1.21 +- 0.05 nats over one Gaussian: worth it."),
+        (GAIN, (0.2, 0.25), "k-hat was 0.20 and is 0.25: worth it."),
+        (GAIN, (-1.7, -np.inf), "k-hat was -1.70 and is -inf: worth it."),
+        (GAIN, (0.95, 0.97), "was 0.95 and is 0.97: worth it for the bulk of the posterior, not for its tails."),
+        (GAIN, (0.3, 0.6), "rose from 0.30 to 0.60: worth it."),
+        (GAIN, (0.3, np.inf), "rose from 0.30 to inf: worth it for the bulk of the posterior, but its tails became"),
+        (SMALL, (0.5, 0.45), "gains 0.03 +- 0.00 nats over one Gaussian; k-hat was 0.50 and is 0.45: not worth it,"),
+        (SMALL, (1.0, 0.5), "k-hat fell from 1.00 to 0.50: worth it for importance weights alone."),
+        (SMALL, (2.0, 1.0), "k-hat fell from 2.00 to 1.00: not worth it, one Gaussian is enough."),
+        (NOISE, (0.5, 0.45), "gains 0.01 +- 0.02 nats over one Gaussian, within the error; k-hat was 0.50 and is"),
+        (NOISE, (None, None), "within the error: not worth it, one Gaussian is enough."),
+        (LOSS, (0.5, 0.1), "The mixture is 0.50 +- 0.10 nats worse than the one Gaussian that it began from: go on"),
+    ],
+)
+def test_sentence(gain, khats, expected):
+    sentence = Worth(*gain, 3, 2.91, 10_000, khat=khats[1], khat_gaussian=khats[0]).sentence()
+    assert expected in sentence
+    assert sentence.count(".\n") == 0
+    assert sentence.endswith(".")
+    assert ("With 2.9 effective components, " in sentence) == (gain != LOSS)
+
+
+def test_sentence_of_one_component():
+    assert "With 1.0 effective component, " in Worth(*GAIN, 2, 1.01, 100).sentence()
+    alone = Worth(*NOISE, 1, 1.0, 100)
+    assert str(alone).startswith("One component is left of the mixture, which gains nothing over the Gaussian")
+    assert "gains 1.21 +- 0.05 nats over" in Worth(*GAIN, 1, 1.0, 100).sentence()
+    assert Worth(*LOSS, 1, 1.0, 100).sentence() == Worth(*LOSS, 3, 2.0, 100).sentence()
+
+
+def test_effective_number():
+    assert_allclose(effective_components(np.full(5, 0.2)), 5.0)
+    assert effective_components(np.array([0.0, 1.0])) == 1.0
+    assert 1.0 < effective_components(np.array([0.01, 0.99])) < 1.1
+
+
+# --- the picture ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    pyplot.close("all")
+
+
+def layout_of(**shapes):
+    variables, start = [], 0
+    for name, shape in shapes.items():
+        stop = start + int(np.prod(shape))
+        variables.append(Variable(name.removesuffix("_log__"), name, shape, slice(start, stop), None))
+        start = stop
+    return Layout(tuple(variables), {})
+
+
+LAYOUT = layout_of(beta=(2,), sd_log__=())
+NO_DRAWS = np.empty((0, 3))
+
+
+def draws_of(q, n, seed=1):
+    rng = np.random.default_rng(seed)
+    return q.draws(np.column_stack([rng.standard_normal((n, q.n_dim)), rng.random(n)]))
+
+
+def legend_of(figure, axes=None):
+    """Return title and entries of the legend."""
+    legend = figure.legends[0] if axes is None else axes[0, 0].get_legend()
+    return legend.get_title().get_text(), [text.get_text() for text in legend.get_texts()]
+
+
+def test_ellipses_hold_half_and_95_percent_of_each_component():
+    q = mixture_of(3)
+    axes = plot_components(q, LAYOUT, draws_of(q, 20))
+    assert axes.shape == (3, 3)
+    for i, j in ((1, 0), (2, 0), (2, 1)):
+        lines = axes[i, j].get_lines()
+        assert len(lines) == 6
+        for component, half, most in zip(q.components, lines[::2], lines[1::2], strict=True):
+            cov = component.cov()[np.ix_([j, i], [j, i])]
+            for line, level in ((half, 0.5), (most, 0.95)):
+                away = line.get_xydata() - component.mean()[[j, i]]
+                distance = np.einsum("ni,ni->n", away, np.linalg.solve(cov, away.T).T)
+                assert_allclose(stats.chi2(2).cdf(distance), level)
+                assert len(np.unique(np.round(away, 9), axis=0)) > 100
+            assert half.get_color() == most.get_color()
+        assert len({line.get_color() for line in lines}) == 3
+
+
+def test_densities_are_those_of_components_and_their_sum():
+    q = mixture_of(3)
+    axes = plot_components(q, LAYOUT, NO_DRAWS)
+    for i in range(3):
+        total, *each = axes[i, i].get_lines()
+        x, height = total.get_data()
+        for line, weight, component in zip(each, WEIGHTS, q.components, strict=True):
+            marginal = stats.norm(component.mean()[i], component.sd()[i])
+            assert_allclose(line.get_ydata(), weight * marginal.pdf(line.get_xdata()))
+        assert_allclose(height, sum(line.get_ydata() for line in each))
+        assert abs(np.trapezoid(height, x) - 1.0) < 5e-3
+        assert axes[i, i].get_ylim()[0] == 0.0
+
+
+def test_axes_are_named_and_only_the_lower_triangle_is_drawn():
+    q = mixture_of(3)
+    axes = plot_components(q, LAYOUT, draws_of(q, 20))
+    assert [[ax is None for ax in row] for row in axes] == [[False, True, True], [False, False, True], [False] * 3]
+    figure = axes[0, 0].figure
+    assert len(figure.axes) == 6
+    assert [ax.get_xlabel() for ax in axes[2]] == ["beta[0]", "beta[1]", "sd_log__"]
+    assert [axes[i, 0].get_ylabel() for i in range(3)] == ["", "beta[1]", "sd_log__"]
+    title, entries = legend_of(figure)
+    assert "unconstrained scale" in title
+    assert "coordinates" not in title
+    assert entries == ["0: 0.500", "1: 0.300", "2: 0.200", "their sum"]
+
+
+def test_draws_are_of_the_colours_of_their_components():
+    q = MixtureState.of([DiagonalState(np.array([m, 0.0, 0.0]), np.ones(3)) for m in (-2.0, 2.0)])
+    theta = np.array([[-9.0, 1.0, 0.0], [9.0, 0.0, 2.0], [0.0, 0.0, 3.0]])
+    axes = plot_components(q, LAYOUT, theta)
+    [points] = axes[2, 0].collections
+    assert_array_equal(points.get_offsets(), theta[:, [0, 2]])
+    first, second = (colors.to_rgb(line.get_color()) for line in axes[2, 0].get_lines()[::2])
+    middle = 0.5 * (np.array(first) + second)  # of a draw that belongs to both
+    assert_allclose(points.get_facecolor()[:, :3], [first, second, middle], atol=1e-6)
+
+
+def test_one_coordinate_is_a_density_alone():
+    q = mixture_of(3)
+    axes = plot_components(q, LAYOUT, draws_of(q, 20), ["sd"])
+    assert axes.shape == (1, 1)
+    assert axes[0, 0].get_xlabel() == "sd_log__"
+    assert len(axes[0, 0].get_lines()) == 4
+    title, entries = legend_of(axes[0, 0].figure, axes)
+    assert "ellipses" not in title
+    assert entries[-1] == "their sum"
+
+
+def test_coordinates_can_be_named():
+    q = mixture_of(3)
+    axes = plot_components(q, LAYOUT, NO_DRAWS, ["sd_log__", "beta[1]"])
+    assert [ax.get_xlabel() for ax in axes[1]] == ["sd_log__", "beta[1]"]
+    mean = axes[1, 0].get_lines()[0].get_xydata()[:-1].mean(axis=0)
+    assert_allclose(mean, q.components[0].mean()[[2, 1]], atol=1e-9)
+    with pytest.raises(ValueError, match="'nope'; there are"):
+        plot_components(q, LAYOUT, NO_DRAWS, ["nope"])
+    for nothing in ({"var_names": []}, {"max_coordinates": 0}):
+        with pytest.raises(ValueError, match="no coordinate to show"):
+            plot_components(q, LAYOUT, NO_DRAWS, **nothing)
+
+
+def test_of_many_coordinates_those_are_shown_in_which_components_differ_most():
+    """By their means, or by their spreads alone; scale of a coordinate doesn't matter."""
+    means, sds = np.zeros((2, 12)), np.full((2, 12), 100.0)
+    means[:, 3], sds[:, 3] = [-0.02, 0.02], 0.01
+    sds[:, 7] = [0.1, 1.0]
+    means[:, 9] = [-50.0, 50.0]  # less than a standard deviation
+    q = MixtureState.of([DiagonalState(*of) for of in zip(means, sds, strict=True)])
+    axes = plot_components(q, layout_of(x=(12,)), np.empty((0, 12)), max_coordinates=2)
+    assert [ax.get_xlabel() for ax in axes[1]] == ["x[3]", "x[7]"]
+    assert "2 of 12 coordinates:\nwhere components differ most" in legend_of(axes[0, 0].figure)[0]
+    assert plot_components(q, layout_of(x=(12,)), np.empty((0, 12))).shape == (6, 6)
+
+
+def test_many_components_are_told_apart():
+    rng = np.random.default_rng(4)
+    weights = np.array([1, 5, 5, 5, 5, 5, 5, 5, 5, 5, 1e-5])
+    q = MixtureState.of([full_state(rng, rng.standard_normal(2)) for _ in weights], np.log(weights))
+    axes = plot_components(q, layout_of(x=(2,)), draws_of(q, 10))
+    lines = axes[1, 0].get_lines()[::2]
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 11
+    assert lines[10].get_alpha() < lines[0].get_alpha() < lines[1].get_alpha() == 1.0
+    entries = legend_of(axes[0, 0].figure)[1]
+    assert entries[0] == "1: 0.109"
+    assert entries[-2:] == ["3 more", "their sum"]
+
+
+def test_a_component_of_hardly_any_weight_does_not_widen_the_axes():
+    far = MixtureState.of([DiagonalState(np.full(2, m), np.ones(2)) for m in (0.0, 1e3)], np.log([0.999, 0.001]))
+    axes = plot_components(far, layout_of(x=(2,)), np.empty((0, 2)))
+    assert axes[1, 0].get_xlim()[1] < 5.0
+    assert axes[1, 0].get_xlim() == axes[0, 0].get_xlim()
+    assert axes[1, 0].get_ylim() == axes[1, 1].get_xlim()
+
+
+def test_method_draws_into_the_figure_that_was_passed(approx):
+    figure = pyplot.figure(figsize=(12, 6), layout="constrained")
+    left, right = figure.subfigures(1, 2)
+    axes = approx.plot_components(["slope"], 40, random_seed=2, figure=right)
+    assert axes[2, 0].figure is right
+    assert not left.axes
+    assert len(pyplot.get_fignums()) == 1
+    figure.canvas.draw()
+    [points] = axes[1, 0].collections
+    where = approx.layout.variables[1].where
+    assert_array_equal(points.get_offsets(), approx.draw_flat(40, 2)[:, where][:, :2])
+    assert not len(approx.plot_components("slope", 0)[1, 0].collections[0].get_offsets())
+
+
+def test_names_and_legend_stay_inside_and_apart():
+    q = mixture_of(6, np.full(8, 1 / 8))
+    axes = plot_components(q, layout_of(**{"a_name_of_some_length" * 2: (6,)}), draws_of(q, 50), max_coordinates=3)
+    figure = axes[0, 0].figure
+    figure.canvas.draw()
+    legend = figure.legends[0].get_window_extent()
+    assert legend.x1 <= figure.bbox.x1
+    assert not any(ax.get_window_extent().overlaps(legend) for ax in figure.axes)
+    names = [ax.xaxis.label.get_window_extent() for ax in axes[2]]
+    assert names[0].x1 < names[1].x0
+    assert names[1].x1 < names[2].x0
+    assert axes[2, 0].get_xlabel().endswith("[0]")
+
+
+def test_without_matplotlib_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match="plot_components needs Matplotlib: pip install matplotlib"):
+        plot_components(mixture_of(3), LAYOUT, NO_DRAWS)
+
+
+def test_components_of_variables_without_entries():
+    data = components_dataset(mixture_of(2), layout_of(none=(0,), one=(2,)))
+    assert data["none"].shape == (3, 2, 0)

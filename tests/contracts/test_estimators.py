@@ -1,0 +1,515 @@
+"""Estimators of whitened gradient and curvature: exact where they should be, unbiased elsewhere, honest about noise."""
+
+import functools
+
+from dataclasses import replace
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from matrix import OF_GAUSSIANS, OF_PRECISION, as_curvature, as_matrix, random_state, state_of, two_seeds, whitener
+from targets import Quadratic, logistic, poisson, random_covariance
+from test_updates import half_triangle, state_kind, stored
+
+from pymc_ngvi import LogDensity
+from pymc_ngvi.core.draws import BASE_DRAWS, plain_draws, sobol_draws
+from pymc_ngvi.core.types import BaseDraws, Evaluation, Outer
+from pymc_ngvi.estimators.metric import in_full_metric
+from pymc_ngvi.fitting.registry import AXES
+
+#: Family (the second factorisation of a dense one included) and estimator of every allowed combination, each once.
+ALL_PAIRS = tuple(dict.fromkeys((state_kind(choice), choice.estimator) for choice in OF_GAUSSIANS))
+#: Of these, the ones with draws.
+PAIRS = tuple(pair for pair in ALL_PAIRS if pair[1] != "quadrature")
+FROM_GRADIENTS = ("stein", "pathwise")
+#: Independent sets of draws over which means and variances are taken.
+N_SETS = 300
+
+
+def of_pairs(*estimators):
+    """Parametrise over the families of some estimators; all if none are named."""
+    pairs = [pair for pair in PAIRS if not estimators or pair[1] in estimators]
+    return pytest.mark.parametrize(("family", "estimator"), pairs, ids=["-".join(pair) for pair in pairs])
+
+
+def of_pairs_and_seeds(*estimators):
+    """Parametrise as `of_pairs`, with a second seed for dense covariances."""
+    pairs = [pair for pair in PAIRS if not estimators or pair[1] in estimators]
+    rows = [(*pair, seed) for pair in pairs for seed in ((1, 2) if pair[0] == "full" else (1,))]
+    ids = [f"{family}-{estimator}-seed{seed}" for family, estimator, seed in rows]
+    return pytest.mark.parametrize(("family", "estimator", "seed"), rows, ids=ids)
+
+
+each_pair = of_pairs()
+#: Gauss-Newton curvatures are squares, which no Gaussian target makes those of log p.
+of_hessians = of_pairs("price", *FROM_GRADIENTS)
+stl_or_not = pytest.mark.parametrize("stl", [True, False], ids=["stl", "no stl"])
+each_kind = pytest.mark.parametrize("kind", BASE_DRAWS)
+
+
+def evaluate(target, state, base, keep=None):
+    """Evaluate a target at the draws of a state; rows not in ``keep`` count as not finite."""
+    theta = state.draws(base.z)
+    logp, grad = target.logp_grad(theta)
+    finite = np.ones(len(theta), dtype=bool) if keep is None else keep
+    logp, grad = np.where(finite, logp, np.nan), np.where(finite[:, None], grad, np.inf)
+    return Evaluation(theta, logp, grad, finite, float(logp[finite].mean()) + state.entropy())
+
+
+def estimate(estimator, target, state, base, keep=None, *, stl=True):
+    """Return the moments that one set of draws gives."""
+    return AXES["estimator"][estimator].moments(target, state, base, evaluate(target, state, base, keep), stl=stl)
+
+
+def mirrored(matrix):
+    """Return the symmetric matrix with the same lower triangle."""
+    return np.tril(matrix) + np.tril(matrix, -1).T
+
+
+def in_matrices(family, estimator, target, state, z, *, stl=True):
+    """Return the means over base draws of whitened gradient and curvature, by the formulas of each estimator."""
+    c, theta = whitener(state), state.mean() + z @ whitener(state).T
+    grad = target._grad(theta) @ c
+    w = grad + z if stl else grad
+    if estimator == "price":
+        curvature = -c.T @ target._hessians(theta).mean(axis=0) @ c
+    elif estimator == "gauss_newton":
+        residuals = target.y - target._slope(theta @ target.design.T)
+        squares = sum(np.outer(x, x) * r2 for x, r2 in zip(target.design, np.mean(residuals**2, axis=0), strict=True))
+        curvature = c.T @ (squares + np.eye(target.n_dim) / target.prior_sd**2) @ c
+    else:
+        product = np.einsum("ni,nj->ij", w, z) / len(z)
+        if estimator == "stein":
+            error = 0.5 * (product + product.T)
+        else:  # the factor's gradient is a lower triangle: for a factor of the precision, that of z w^T
+            error = mirrored(product.T if family in OF_PRECISION else product)
+        curvature = np.eye(target.n_dim) - error - (0.0 if stl else np.eye(target.n_dim))
+    return w.mean(axis=0), stored(family, curvature)
+
+
+def exact_moments(target, state, family, estimator="price"):
+    """Return the exact whitened gradient and curvature (as a matrix)."""
+    c = whitener(state)
+    grad, curvature = target.moments(state.mean(), state.cov())
+    if estimator == "gauss_newton":
+        squares = target._over_predictor(
+            lambda eta: (target.y[:, None] - target._slope(eta)) ** 2, state.mean(), state.cov()
+        )
+        curvature = target.design.T @ (squares[:, None] * target.design) + np.eye(target.n_dim) / target.prior_sd**2
+    return c.T @ grad, stored(family, c.T @ curvature @ c)
+
+
+def exact_gap(target, state, family, estimator):
+    """Return 1/2 |g|^2 + 1/4 |A - I|^2 of the exact moments."""
+    grad, curvature = exact_moments(target, state, family, estimator)
+    return 0.5 * grad @ grad + 0.25 * np.sum((curvature - np.eye(len(grad))) ** 2)
+
+
+@functools.cache
+def base_sets(n_dim, seed):
+    """Return independent sets of 32 base draws."""
+    rng = np.random.default_rng([seed, n_dim])
+    return [sobol_draws(32, n_dim, rng) for _ in range(N_SETS)]
+
+
+def optimum(target, family):
+    """Return mean and covariance of the best approximation."""
+    return target.optimum("full" if family == "full precision" else family)
+
+
+@functools.cache
+def repeated(family, estimator, make, where, seed):
+    """Return target, state and the moments from many independent sets of draws; several tests look at them."""
+    target = make()
+    at = where == "at the optimum"
+    state = state_of(family, *optimum(target, family)) if at else off_optimum(target, family, seed)
+    return target, state, [estimate(estimator, target, state, base) for base in base_sets(target.n_dim, seed)]
+
+
+def assert_mean_is(values, expected, n_se):
+    """Compare the mean over independent sets with its expectation, in standard errors."""
+    values = np.asarray(values)
+    se = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+    assert (np.abs(values.mean(axis=0) - expected) <= n_se * se + 1e-12).all()
+
+
+def off_optimum(target, family, seed):
+    """Return a state some tenths of a nat off the optimum."""
+    mean, cov = optimum(target, family)
+    rng = np.random.default_rng(seed)
+    factor = np.linalg.cholesky(cov)
+    stretch = np.diag(np.exp(0.15 * rng.standard_normal(len(mean))))
+    return state_of(family, mean + 0.3 * factor @ rng.standard_normal(len(mean)), factor @ stretch**2 @ factor.T)
+
+
+@of_pairs("price")
+@two_seeds
+@stl_or_not
+@pytest.mark.parametrize("kind", ["sobol", "antithetic"])
+def test_one_antithetic_pair_with_hessians_is_exact_on_a_quadratic(family, estimator, seed, stl, kind):
+    rng = np.random.default_rng(seed)
+    state = random_state(family, 4, rng)
+    precision = np.linalg.inv(random_covariance(rng, 4))
+    target = Quadratic(rng.standard_normal(4), precision)
+    moments = estimate(estimator, target, state, BASE_DRAWS[kind](2, 4, rng), stl=stl)
+    c = whitener(state)
+    np.testing.assert_allclose(moments.grad, c.T @ precision @ (target.mean - state.mean()), rtol=1e-10)
+    expected = stored(family, c.T @ precision @ c)
+    np.testing.assert_allclose(as_matrix(state, moments.curvature), expected, rtol=1e-9, atol=1e-10)
+
+
+@of_pairs(*FROM_GRADIENTS)
+@pytest.mark.parametrize("kind", ["sobol", "antithetic"])
+def test_one_antithetic_pair_has_the_exact_gradient_of_a_quadratic(family, estimator, kind, rng):
+    """The curvature is another matter: from gradients alone, it has noise."""
+    state = random_state(family, 4, rng)
+    precision = np.linalg.inv(random_covariance(rng, 4))
+    target = Quadratic(rng.standard_normal(4), precision)
+    moments = estimate(estimator, target, state, BASE_DRAWS[kind](2, 4, rng))
+    c = whitener(state)
+    np.testing.assert_allclose(moments.grad, c.T @ precision @ (target.mean - state.mean()), rtol=1e-10)
+    error = as_matrix(state, moments.curvature) - stored(family, c.T @ precision @ c)
+    assert np.abs(error).max() > 0.1
+
+
+@of_pairs_and_seeds()
+@stl_or_not
+@each_kind
+def test_gradient_and_curvature_are_unbiased(family, estimator, seed, stl, kind):
+    """Against quadrature: at most 20 comparisons, each within 4 standard errors over 300 replicates of 8 draws."""
+    target = logistic()
+    state, rng = off_optimum(target, family, seed), np.random.default_rng(seed)
+    sets = [BASE_DRAWS[kind](8, target.n_dim, rng).z for _ in range(N_SETS)]
+    base = BaseDraws(np.concatenate(sets), N_SETS, antithetic=kind != "plain")
+    moments = estimate(estimator, target, state, base, stl=stl)
+    grad, curvature = exact_moments(target, state, family, estimator)
+    assert_mean_is(moments.replicates[:, : target.n_dim], grad, 4.0)
+    errors = np.sqrt(2.0) * moments.replicates[:, target.n_dim :]
+    expected = state.curvature_error(as_curvature(state, curvature))
+    assert_mean_is(errors, state.flat(expected), 4.0)
+    np.testing.assert_allclose(moments.grad, moments.replicates[:, : target.n_dim].mean(axis=0), rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(
+        state.flat(state.curvature_error(moments.curvature)), errors.mean(axis=0), rtol=1e-8, atol=1e-10
+    )
+
+
+@of_pairs("price", "stein")
+def test_gradient_and_curvature_are_unbiased_for_counts(family, estimator):
+    """Over 300 sets of 32 draws; the gradients of a Poisson likelihood have heavier tails."""
+    target, state, sets = repeated(family, estimator, poisson, "off it", 1)
+    grad, curvature = exact_moments(target, state, family, estimator)
+    assert_mean_is([m.grad for m in sets], grad, 4.0)
+    assert_mean_is([as_matrix(state, m.curvature) for m in sets], curvature, 4.0)
+
+
+@each_pair
+@stl_or_not
+@pytest.mark.parametrize(
+    ("kind", "n_draws"), [("sobol", 64), ("antithetic", 2), ("antithetic", 6), ("plain", 1), ("plain", 7)]
+)
+def test_estimates_in_explicit_matrices(family, estimator, stl, kind, n_draws, rng):
+    """With and without replicates: the same gradient and curvature, symmetric, up to rounding."""
+    target = logistic()
+    state = off_optimum(target, family, 1)
+    base = BASE_DRAWS[kind](n_draws, target.n_dim, rng)
+    for b in (base, replace(base, n_replicates=1)):
+        moments = estimate(estimator, target, state, b, stl=stl)
+        grad, curvature = in_matrices(family, estimator, target, state, base.z, stl=stl)
+        np.testing.assert_allclose(moments.grad, grad, rtol=1e-9, atol=1e-12)
+        found = as_matrix(state, moments.curvature)
+        np.testing.assert_allclose(found, curvature, rtol=1e-9, atol=1e-11)
+        if "axes" in state.params():  # made into a matrix by products
+            np.testing.assert_allclose(found, found.T, rtol=0.0, atol=1e-14)
+        else:
+            np.testing.assert_array_equal(found, found.T)
+
+
+@of_pairs_and_seeds()
+def test_standard_errors_are_those_seen_over_repeated_draws(family, estimator, seed):
+    """Mean squares over 300 sets: for normal noise their ratio is 1 within 4 sqrt(2/300 + 2/(7 * 300)) = .35.
+
+    Products of normals have heavier tails, hence a wider margin than that.
+    """
+    _, state, sets = repeated(family, estimator, logistic, "off it", seed)
+    for value, claimed in (
+        (np.array([m.grad for m in sets]), np.array([m.grad_se for m in sets])),
+        (np.array([state.curvature_diagonal(m.curvature) for m in sets]), np.array([m.curvature_se for m in sets])),
+    ):
+        ratio = np.mean(claimed**2, axis=0) / value.var(axis=0, ddof=1)
+        assert (np.abs(ratio - 1.0) < 0.5).all()
+
+
+@of_pairs_and_seeds()
+@pytest.mark.parametrize("where", ["at the optimum", "off it"])
+def test_gap_less_floor_is_unbiased(family, estimator, seed, where):
+    """E[gap - floor] = 1/2 |g|^2 + 1/4 |A - I|^2 of the exact moments, everywhere; 0 at the optimum."""
+    make = poisson if seed == 2 else logistic
+    target, state, sets = repeated(family, estimator, make, where, seed)
+    expected = exact_gap(target, state, family, estimator)
+    # Squares of gradients are near the curvature, but not equal to it.
+    assert (expected < 1e-10) == (where == "at the optimum" and estimator != "gauss_newton")
+    assert_mean_is([m.gap - m.floor for m in sets], expected, 4.0)
+
+
+@of_pairs_and_seeds("price", *FROM_GRADIENTS)
+def test_floor_sd_is_the_standard_deviation_of_the_corrected_gap_at_the_optimum(family, estimator, seed):
+    """E[floor_sd^2] is the variance: paired over 300 sets, the difference within 4 standard errors."""
+    _, _, sets = repeated(family, estimator, logistic, "at the optimum", seed)
+    corrected = np.array([m.gap - m.floor for m in sets])
+    claimed = np.array([m.floor_sd for m in sets])
+    assert_mean_is(corrected**2 - claimed**2, 0.0, 4.0)
+    # The floor is no detail: without it, the gap would be wrong by many standard errors.
+    assert np.mean([m.floor for m in sets]) > 8 * corrected.std() / np.sqrt(len(sets))
+    assert 0.6 < np.sqrt(np.mean(claimed**2)) / corrected.std() < 1.6
+
+
+@each_pair
+@two_seeds
+def test_gap_formula_and_floor_in_explicit_sums(family, estimator, seed):
+    """floor = sum_r |u_r - mean u|^2 / (2 R (R-1)) over the replicates, u = (g, (A - I) / sqrt 2)."""
+    target = logistic()
+    state = off_optimum(target, family, seed)
+    base = sobol_draws(64, target.n_dim, np.random.default_rng(seed))
+    n, rows = base.n_replicates, []
+    for part in base.replicates():
+        grad, curvature = in_matrices(family, estimator, target, state, base.z[part])
+        rows.append(np.append(grad, ((curvature - np.eye(target.n_dim)) / np.sqrt(2)).ravel()))
+    u = np.array(rows)
+    centred = u - u.mean(axis=0)
+    products = u @ u.T
+    pairs = np.sum(products**2) - np.sum(np.diag(products) ** 2)
+    moments = estimate(estimator, target, state, base)
+    np.testing.assert_allclose(moments.gap, 0.5 * np.sum(u.mean(axis=0) ** 2), rtol=1e-9)
+    np.testing.assert_allclose(moments.floor, np.sum(centred**2) / (2 * n * (n - 1)), rtol=1e-9)
+    np.testing.assert_allclose(moments.floor_sd, np.sqrt(pairs / (n * (n - 1)) / (2 * n * (n - 1))), rtol=1e-9)
+
+
+@of_hessians
+@each_kind
+def test_no_noise_at_all_where_q_is_the_posterior(family, estimator, kind, rng):
+    """The path derivative: at q = p each draw gives 0, also where its antithetic twin was left out."""
+    cov = stored(family, random_covariance(rng, 4))
+    target = Quadratic(rng.standard_normal(4), np.linalg.inv(cov))
+    state = state_of(family, target.mean, cov)
+    keep = np.ones(32, dtype=bool)
+    keep[[0, 5, 6, 17]] = False
+    base = BASE_DRAWS[kind](32, 4, rng)
+    moments = estimate(estimator, target, state, base, keep)
+    np.testing.assert_allclose(moments.grad, 0.0, atol=1e-10)
+    np.testing.assert_allclose(moments.grad_se, 0.0, atol=1e-10)
+    np.testing.assert_allclose(moments.curvature_se, 0.0, atol=1e-10)
+    np.testing.assert_allclose(state.curvature_error(moments.curvature), 0.0, atol=1e-10)
+    assert max(moments.gap, moments.floor, moments.floor_sd) < 1e-15
+    # Without it, the noise is that of z, and of z z^T where the curvature comes from gradients; about 1/sqrt(28).
+    noisy = estimate(estimator, target, state, base, keep, stl=False)
+    assert (noisy.grad_se > 0.01).all()
+    np.testing.assert_allclose(noisy.grad, -np.mean(in_replicates(base, keep), axis=0), rtol=1e-8, atol=1e-10)
+    if estimator == "price":
+        np.testing.assert_allclose(noisy.curvature_se, 0.0, atol=1e-10)
+    else:
+        assert (noisy.curvature_se > 0.03).all()
+
+
+def in_replicates(base, keep):
+    """Return the mean base draw of each replicate, of those that are left."""
+    return [base.z[part][keep[part]].mean(axis=0) for part in base.replicates()]
+
+
+@two_seeds
+def test_order_of_the_variances_of_a_single_draw(seed):
+    """Raw products, symmetrised, with the path derivative, with Hessians: each has less noise than the one before."""
+    target, rng = logistic(), np.random.default_rng(seed)
+    mean, cov = target.optimum("full")
+    # At the optimum, the products are nearly symmetric; two standard deviations off, they are not.
+    state = state_of("full", mean + 2.0 * np.linalg.cholesky(cov) @ np.full(5, 5**-0.5), cov)
+    base = replace(plain_draws(2_000, 5, rng), n_replicates=2_000)
+    raw = np.einsum("ni,nj->nij", state.whiten(target._grad(state.draws(base.z))), base.z)
+
+    def variance(estimator, stl):
+        errors = estimate(estimator, target, state, base, stl=stl).replicates[:, 5:]
+        return 2.0 * np.sum(errors.var(axis=0))
+
+    found = [np.sum(raw.var(axis=0)), variance("stein", False), variance("stein", True), variance("price", True)]
+    assert found[0] > 1.1 * found[1]
+    assert found[1] > 1.5 * found[2]
+    assert found[2] > 10.0 * found[3]
+    # Of reparametrisation, off-diagonal entries rest on one product, and stand in both triangles.
+    assert variance("pathwise", True) > 1.3 * found[2]
+
+
+@two_seeds
+@pytest.mark.parametrize("n_draws", [1, 7])
+def test_reparam_is_what_automatic_differentiation_through_the_factor_gives(seed, n_draws):
+    """dL/dSigma = sym(C^-T (P + P^T) C^-1 / 2), P = thalf(C^T tril(grad z^T)), is half of E[hess log p]."""
+    target, rng = logistic(), np.random.default_rng(seed)
+    state = off_optimum(target, "full", seed)
+    base = plain_draws(n_draws, target.n_dim, rng)
+    c, derivative = state.factor, np.zeros((target.n_dim, target.n_dim))
+    for z, grad in zip(base.z, target._grad(state.draws(base.z)), strict=True):
+        p = half_triangle(c.T @ np.tril(np.outer(grad, z)))
+        one = 0.5 * np.linalg.solve(c.T, p + p.T) @ np.linalg.inv(c)
+        derivative += 0.5 * (one + one.T) / n_draws
+    curvature = estimate("pathwise", target, state, base, stl=False).curvature
+    hessian = -np.linalg.solve(c.T, curvature) @ np.linalg.inv(c)
+    np.testing.assert_allclose(0.5 * hessian, derivative, rtol=1e-8, atol=1e-8)
+
+
+@each_pair
+@two_seeds
+def test_draws_that_are_not_finite_take_no_part(family, estimator, seed):
+    """Mean of the means over replicates of the draws that are left; a replicate without any is left out."""
+    target = logistic()
+    state = off_optimum(target, family, seed)
+    base = sobol_draws(32, target.n_dim, np.random.default_rng(seed))
+    keep = np.ones(32, dtype=bool)
+    keep[[1, 9, 10]] = False
+    keep[base.replicates()[5]] = False
+    moments = estimate(estimator, target, state, base, keep)
+    grads, curvatures = [], []
+    for part in base.replicates():
+        left = np.arange(32)[part][keep[part]]
+        if len(left):
+            grad, curvature = in_matrices(family, estimator, target, state, base.z[left])
+            grads.append(grad)
+            curvatures.append(curvature)
+    assert len(grads) == 7
+    np.testing.assert_allclose(moments.grad, np.mean(grads, axis=0), rtol=1e-9, atol=1e-12)
+    found = as_matrix(state, moments.curvature)
+    np.testing.assert_allclose(found, np.mean(curvatures, axis=0), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(moments.grad_se, np.std(grads, axis=0, ddof=1) / np.sqrt(7), rtol=1e-9)
+    # Without replicates, the mean over all draws that are left.
+    moments = estimate(estimator, target, state, replace(base, n_replicates=1), keep)
+    grad, curvature = in_matrices(family, estimator, target, state, base.z[keep])
+    np.testing.assert_allclose(moments.grad, grad, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(as_matrix(state, moments.curvature), curvature, rtol=1e-9, atol=1e-12)
+
+
+@each_pair
+def test_a_step_from_draws_that_are_not_all_finite_is_one_from_the_others(family, estimator, rng):
+    """Moments may hold outer products instead of a curvature: these must be of the same draws."""
+    target = logistic()
+    state, base = off_optimum(target, family, 1), sobol_draws(16, target.n_dim, rng)
+    keep = np.ones(16, dtype=bool)
+    keep[[2, 3, 9]] = False
+    for n_replicates in (1, base.n_replicates):
+        moments = estimate(estimator, target, state, replace(base, n_replicates=n_replicates), keep)
+        error = moments.error(state)
+        if isinstance(error, Outer):
+            error = state.outer_mean(error)
+        np.testing.assert_allclose(error, -state.curvature_error(moments.curvature), rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(
+            moments.error_diagonal(state), 1.0 - state.curvature_diagonal(moments.curvature), rtol=1e-10, atol=1e-12
+        )
+
+
+@each_pair
+@pytest.mark.parametrize("n_draws", [2, 32], ids=["one pair", "one replicate left"])
+def test_one_replicate_tells_nothing_of_its_own_noise(family, estimator, n_draws, rng):
+    target = logistic()
+    base = sobol_draws(n_draws, target.n_dim, rng)
+    keep = np.zeros(n_draws, dtype=bool)
+    keep[base.replicates()[-1]] = True
+    moments = estimate(estimator, target, off_optimum(target, family, 1), base, keep)
+    assert moments.floor == moments.floor_sd == np.inf
+    assert np.isinf(moments.grad_se).all()
+    assert np.isinf(moments.curvature_se).all()
+    # From gradients alone, no figure at all is made for a single replicate.
+    assert np.isnan(moments.gap) if estimator in FROM_GRADIENTS and n_draws == 2 else np.isfinite(moments.gap)
+    assert np.isfinite(moments.grad).all()
+
+
+@each_pair
+def test_hessians_are_taken_at_the_finite_draws_only(family, estimator, rng):
+    target = logistic().fresh()
+    keep = np.ones(32, dtype=bool)
+    keep[:3] = False
+    estimate(estimator, target, off_optimum(target, family, 1), sobol_draws(32, target.n_dim, rng), keep)
+    assert target.n_gradients == 32
+    assert target.n_hessians == (0 if estimator in FROM_GRADIENTS else 29)
+
+
+@each_pair
+def test_replicates_are_those_that_the_means_are_made_of(family, estimator, rng):
+    """They serve the secant correction of the gap."""
+    target = logistic()
+    state = off_optimum(target, family, 1)
+    moments = estimate(estimator, target, state, sobol_draws(32, target.n_dim, rng))
+    if moments.replicates is None:
+        assert state.exact_metric  # elsewhere the gap needs them
+        return
+    assert len(moments.replicates) == 8
+    mean = moments.replicates.mean(axis=0)
+    error = state.flat(state.curvature_error(moments.curvature))
+    np.testing.assert_allclose(mean[: target.n_dim], moments.grad, rtol=1e-12)
+    np.testing.assert_allclose(np.sqrt(2) * mean[target.n_dim :], error, rtol=1e-10, atol=1e-12)
+
+
+@each_pair
+def test_shifted_base_draws_give_another_answer(family, estimator, rng):
+    """The draws of the evaluation, not others, are what is averaged."""
+    target = logistic()
+    state, base = off_optimum(target, family, 1), sobol_draws(8, target.n_dim, rng)
+    first = estimate(estimator, target, state, base)
+    second = estimate(estimator, target, state, replace(base, z=0.5 * base.z))
+    assert np.abs(first.grad - second.grad).max() > 1e-3
+
+
+# --- without draws ----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def rows_of_logistic():
+    """Return the log density of `logistic`, as a model."""
+    target = logistic()
+    with pm.Model() as model:
+        b = pm.Normal("b", 0.0, target.prior_sd, shape=target.n_dim)
+        pm.Bernoulli("y", logit_p=pm.math.dot(target.design, b), observed=target.y)
+    return LogDensity(model)
+
+
+# A sparse precision takes no Hessian that counts as dense.
+@pytest.mark.parametrize("family", [family for family, e in ALL_PAIRS if e == "quadrature" and family != "sparse"])
+@two_seeds
+def test_moments_without_draws_are_exact(family, seed):
+    """Of the family's own entries; there is no noise, and so no floor."""
+    target, density, estimator = logistic(), rows_of_logistic().again(), AXES["estimator"]["quadrature"]
+    state = off_optimum(target, family, seed)
+    base = sobol_draws(2, target.n_dim, np.random.default_rng(seed))
+    evaluation = estimator.evaluate(density, state, base)
+    moments = estimator.moments(density, state, base, evaluation)
+    grad, curvature = exact_moments(target, state, family)
+    np.testing.assert_allclose(moments.grad, grad, rtol=0.0, atol=1e-4)
+    np.testing.assert_allclose(as_matrix(state, moments.curvature), curvature, rtol=0.0, atol=1e-4)
+    np.testing.assert_allclose(moments.gap, exact_gap(target, state, family, "price"), rtol=1e-3)
+    assert moments.gap > 0.01
+    assert moments.floor == moments.floor_sd == 0.0
+    assert (density.n_gradients, density.n_hessians) == (1, 1)
+    np.testing.assert_allclose(evaluation.elbo, target.elbo(state.mean(), state.cov()), rtol=0.0, atol=3e-4)
+
+
+def test_without_rows_there_are_no_expectations(rng):
+    state = off_optimum(logistic(), "full", 1)
+    with pytest.raises(ValueError, match="this target has none"):
+        AXES["estimator"]["quadrature"].evaluate(logistic(), state, sobol_draws(2, 5, rng))
+
+
+# --- families without correlations ------------------------------------------------------------------------------------
+
+
+@two_seeds
+@pytest.mark.parametrize("family", ["diagonal", "block"])
+def test_an_error_of_the_mean_along_a_correlation_counts_in_full(family, seed):
+    """On a Gaussian target the gap of a shifted best q is 1/2 shift^T P shift; in q's own metric it is a fraction."""
+    rng = np.random.default_rng(seed)
+    precision = np.linalg.inv(random_covariance(rng, 6, 1e3))
+    target = Quadratic(rng.standard_normal(6), precision)
+    mean, cov = target.optimum(family)
+    weakest = np.linalg.eigh(precision)[1][:, 0]  # where the posterior is widest, and q far too narrow
+    state = state_of(family, mean + 0.5 * weakest, cov)
+    moments = estimate("price", target, state, sobol_draws(64, 6, rng))
+    full = in_full_metric(target, state, state.draws(rng.standard_normal((16, 6))), moments)
+    expected = 0.5 * 0.25 * weakest @ precision @ weakest
+    assert moments.gap < 0.3 * expected
+    np.testing.assert_allclose(full.gap - full.floor, expected, rtol=1e-6)
+    assert in_full_metric(target, state, state.draws(np.zeros((1, 6))), replace(moments, replicates=None)) is None

@@ -1,0 +1,323 @@
+"""Gaussian rows in closed form: the same log p and log m as by rows, whatever the units, the scales and the data."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+from latent_models import counts, level, shifted
+from scipy import sparse, stats
+
+from pymc_ngvi import LogDensity
+from pymc_ngvi.density.gaussian_over import gaussian_over
+from pymc_ngvi.density.hyperparameters import latent_rows, ratios
+from pymc_ngvi.marginal.regression import Whitening
+from pymc_ngvi.nested import posterior
+from pymc_ngvi.nested.gaussians import GaussianMarginal
+from pymc_ngvi.nested.log_marginal import LatentMarginal
+from pymc_ngvi.nested.seconds import nested_seconds
+from pymc_ngvi.rows.cross_products import CrossProducts
+from pymc_ngvi.rows.quadratic_rows import derivatives_of
+from pymc_ngvi.rows.separable import Separable
+
+
+def _slopes(n_groups=9, per_group=7, seed=1):
+    rng = np.random.default_rng(seed)
+    group, x = np.repeat(np.arange(n_groups), per_group), rng.normal(size=n_groups * per_group)
+    y = 1.0 + 0.6 * rng.normal(size=n_groups)[group] + (0.5 + 0.4 * rng.normal(size=n_groups)[group]) * x
+    return group, x, y + 0.7 * rng.normal(size=len(x))
+
+
+def not_centred(shift=0.0, unit=1.0):
+    """An intercept and a slope of each group, independent; y in other units, far from 0."""
+    group, x, y = _slopes()
+    with pm.Model() as model:
+        beta = pm.Normal("beta", [shift, 0.0], 1e3 * unit, shape=2)
+        s = pm.HalfNormal("s", unit, shape=2)
+        z, noise = pm.Normal("z", 0.0, 1.0, shape=(9, 2)), pm.HalfNormal("noise", 2.0 * unit)
+        mean = beta[0] + s[0] * z[group, 0] + (beta[1] + s[1] * z[group, 1]) * x
+        pm.Normal("y", mean, noise, observed=shift + unit * y)
+    return model
+
+
+def centred():
+    group, x, y = _slopes()
+    with pm.Model() as model:
+        s, noise = pm.HalfNormal("s", 1.0), pm.HalfNormal("noise", 2.0)
+        b, slope = pm.Normal("b", 0.0, s, shape=9), pm.Normal("slope", 0.0, 3.0)
+        pm.Normal("y", b[group] + slope * x, noise, observed=y)
+    return model
+
+
+def correlated():
+    """Design weights are combinations of several functions of the hyperparameters, which differ from row to row."""
+    group, x, y = _slopes()
+    with pm.Model() as model:
+        chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2, sd_dist=pm.HalfNormal.dist(1.0, size=2))
+        own = pm.Normal("z", 0.0, 1.0, shape=(9, 2)) @ chol.T
+        noise = pm.HalfNormal("noise", 2.0)
+        pm.Normal("y", own[group, 0] + own[group, 1] * x, noise, observed=y)
+    return model
+
+
+def two_noises():
+    """Two residual standard deviations, by row, with known precisions beside them."""
+    group, x, y = _slopes()
+    with pm.Model() as model:
+        s, noise = pm.HalfNormal("s", 1.0), pm.HalfNormal("noise", 2.0, shape=2)
+        z, slope = pm.Normal("z", 0.0, 1.0, shape=9), pm.Normal("slope", 0.0, 3.0)
+        sd = noise[(x > 0.0).astype(int)] * np.linspace(0.5, 1.5, len(x))
+        pm.Normal("y", s * z[group] + slope * x, sd, observed=y)
+    return model
+
+
+def decaying():
+    """Design weights that are no combinations of few functions: each row has one of its own."""
+    times = np.linspace(0.0, 12.0, 40)
+    y = 2.0 * np.exp(-0.5 * times) + np.sin(3.0 * times) * 0.1
+    with pm.Model() as model:
+        rate, noise = pm.HalfNormal("rate", 2.0), pm.HalfNormal("noise", 1.0)
+        a, b = pm.Normal("a", 0.0, 3.0, shape=3), pm.Normal("b", 0.0, 3.0)
+        pm.Normal("y", (a[0] + a[1] + a[2]) * pt.exp(-rate * times) + b, noise, observed=y)
+    return model
+
+
+def autoregression():
+    """Rows with more than one predictor, one of them times a hyperparameter."""
+    y = np.random.default_rng(4).normal(size=30).cumsum() * 0.3
+    with pm.Model() as model:
+        rho, s, noise = pm.Uniform("rho", -1.0, 1.0), pm.HalfNormal("s", 1.0), pm.HalfNormal("noise", 1.0)
+        x = pm.AR("x", rho=rho, sigma=s, init_dist=pm.Normal.dist(0.0, 2.0), shape=30)
+        pm.Normal("y", x, noise, observed=y)
+    return model
+
+
+def given_of(model):
+    density = LogDensity(model)
+    return density, latent_rows(density)
+
+
+CLOSED = [not_centred, centred, correlated, two_noises, level, autoregression]
+
+
+@pytest.mark.parametrize("make", CLOSED)
+def test_log_m_is_that_of_rows(make):
+    density, given = given_of(make())
+    start = density.initial_point()[given.outside]
+    over = gaussian_over(given)
+    assert over is not None
+    points = start + 0.6 * np.random.default_rng(1).standard_normal((6, len(start)))
+    by_rows = LatentMarginal(given, 1)
+    by_rows(start[None])
+    np.testing.assert_allclose(GaussianMarginal(over)(points), by_rows(points), rtol=1e-9, atol=1e-6)
+    [alone] = GaussianMarginal(over)(points[:1])  # as one of many, and by itself
+    assert alone == pytest.approx(GaussianMarginal(over)(points)[0], abs=1e-8)
+
+
+def test_log_m_is_the_integral():
+    """By the density of y with all effects integrated out."""
+    group, x, y = _slopes()
+    density, given = given_of(not_centred())
+    labels = [density.layout.label(int(i)) for i in given.outside]
+    assert labels == ["s_log__[0]", "s_log__[1]", "noise_log__"]
+    for g in ([-0.5, -1.0, -0.3], [0.4, 0.1, 0.2], [-30.0, -0.5, 0.0]):
+        s, noise = np.exp(g[:2]), np.exp(g[2])
+        same = group[:, None] == group
+        cov = 1e6 * (1.0 + np.outer(x, x)) + s[0] ** 2 * same + s[1] ** 2 * same * np.outer(x, x)
+        expected = stats.multivariate_normal(np.zeros(len(y)), cov + noise**2 * np.eye(len(y))).logpdf(y)
+        expected += stats.halfnorm(scale=1.0).logpdf(s).sum() + stats.halfnorm(scale=2.0).logpdf(noise) + np.sum(g)
+        [found] = GaussianMarginal(gaussian_over(given))(np.array([g]))
+        assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_units_do_not_matter():
+    """y at 1e8 standard deviations from 0: squares of it have no digit left of what varies."""
+    points = np.random.default_rng(2).standard_normal((8, 3)) * 0.8 - 0.3
+    _, plain = given_of(not_centred())
+    expected = GaussianMarginal(gaussian_over(plain))(points)
+    for shift, unit in ((1e8, 1.0), (-3e11, 1e3)):
+        _, given = given_of(not_centred(shift, unit))
+        over = gaussian_over(given)
+        assert over is not None
+        moved = points + np.log(unit)
+        found = GaussianMarginal(over)(moved)
+        # Densities by unit: of all rows, and of three scales by their logarithms.
+        found = found + len(_slopes()[2]) * np.log(unit)
+        np.testing.assert_allclose(found, expected, atol=2e-4)
+
+
+def test_a_scale_of_0_is_harmless():
+    _, given = given_of(not_centred())
+    marginal = GaussianMarginal(gaussian_over(given))
+    found = marginal(np.array([[-20.0, -0.5, 0.0], [-300.0, -0.5, 0.0], [-800.0, -0.5, 0.0]]))
+    prior = np.array([-20.0, -300.0, -800.0])  # of a log scale; the density of the scale is flat at 0
+    np.testing.assert_allclose(found[:2] - prior[:2], found[0] - prior[0], atol=1e-6)
+    assert found[2] - prior[2] == pytest.approx(found[0] - prior[0], abs=1e-6)
+    of_centred = GaussianMarginal(gaussian_over(given_of(centred())[1]))
+    assert not np.isfinite(of_centred(np.array([[-800.0, 0.0]]))).any()  # no density, and no warning
+
+
+def test_what_is_no_combination_of_few_functions_is_left_to_rows():
+    _, given = given_of(decaying())
+    assert given.is_quadratic
+    assert gaussian_over(given) is None
+
+
+@pytest.mark.parametrize("make", [counts, shifted])
+def test_what_is_not_gaussian_is_left_to_rows(make):
+    assert gaussian_over(given_of(make())[1]) is None
+
+
+def test_the_price_of_a_closed_form_builds_no_rows_for_many_hyperparameters():
+    _, given = given_of(not_centred())
+    nested_seconds(given)
+    assert given.closed_form[1] is not None
+    assert "over" not in vars(given)
+
+
+def test_what_is_left_to_rows_begins_where_it_did():
+    _, given = given_of(counts())
+    before, values = given.start(), LatentMarginal(given, 1)(given.first[None])
+    assert gaussian_over(given) is None
+    np.testing.assert_array_equal(given.start(), before)
+    np.testing.assert_array_equal(LatentMarginal(given, 1)(given.first[None]), values)
+
+
+def test_few_rows_tell_of_all():
+    _, given = given_of(not_centred())
+    assert len(gaussian_over(given)._few.predictors) < 10
+    assert len(given.rows.terms.slope) > 70
+
+
+def with_data(y, x):
+    with pm.Model() as model:
+        observed, of_x = pm.Data("of_y", y), pm.Data("of_x", x)
+        s, noise = pm.HalfNormal("s", 1.0), pm.HalfNormal("noise", 2.0)
+        z, b = pm.Normal("z", 0.0, 1.0, shape=4), pm.Normal("b", 0.0, 3.0)
+        pm.Normal("y", s * z[np.arange(12) % 4] + b * of_x, noise, observed=observed)
+    return model
+
+
+def test_other_data_are_taken():
+    rng = np.random.default_rng(5)
+    first, second = rng.normal(size=(2, 12)), rng.normal(size=(2, 12)) + 3.0
+    points = 0.3 * rng.standard_normal((3, 2))
+    model = with_data(*first)
+    _, given = given_of(model)
+    before = GaussianMarginal(gaussian_over(given))(points)
+    assert gaussian_over(given) is gaussian_over(given)  # as long as data are the same
+    with model:
+        pm.set_data({"of_y": second[0]})
+    after_y = GaussianMarginal(gaussian_over(given))(points)
+    with model:
+        pm.set_data({"of_x": second[1]})
+    after_both = GaussianMarginal(gaussian_over(given))(points)
+    for found, data in ((before, first), (after_y, (second[0], first[1])), (after_both, second)):
+        _, anew = given_of(with_data(*data))
+        np.testing.assert_allclose(found, GaussianMarginal(gaussian_over(anew))(points), atol=1e-7)
+    assert np.abs(after_y - before).min() > 0.5
+
+
+def test_standard_deviations_that_are_predicted(rng):
+    _, given = given_of(correlated())
+    marginal = GaussianMarginal(gaussian_over(given))
+    factor = 0.25 * np.eye(4)
+    mean = np.array([-0.4, 0.0, -0.8, -0.3])
+    whitening = Whitening(lambda g: g, mean, factor)
+    marginal._size = 1  # as where factors are large
+    marginal.begin_round(whitening)
+    g = mean + 0.25 * rng.standard_normal((300, 4))
+    base = rng.standard_normal((300, 2, marginal.n_dim))
+    found = marginal.drawn(g, base, rng, np.zeros(300, dtype=bool))
+    exact = np.array([next(iter(marginal._fits(g[[k]]))).factors.sd[0] for k in range(0, 300, 7)])
+    predicted = np.array([found[k].sd for k in range(0, 300, 7)])
+    assert np.sqrt(np.mean((predicted / exact - 1.0) ** 2)) < 0.05
+    np.testing.assert_allclose(predicted.mean(axis=0), exact.mean(axis=0), rtol=0.02)
+    assert not np.array_equal(predicted, exact)
+    for k in (0, 123):
+        [fits] = marginal._fits(g[[k]])
+        np.testing.assert_allclose(found[k].mean, fits.mean[0], atol=1e-8)
+        draws = fits.mean[0] + fits.factors.solve(base[[k]].swapaxes(1, 2), transposed=True)[0].T
+        np.testing.assert_allclose(found[k].latents, draws, atol=1e-8)
+
+
+def test_where_a_closed_form_turns_out_wrong_rows_take_over(monkeypatch):
+    density = LogDensity(not_centred())
+    given = latent_rows(density)
+    over = gaussian_over(given)
+    monkeypatch.setattr(type(over), "agrees", lambda self, values: False)
+    found = posterior.nested_posterior(density, None, 1)
+    monkeypatch.undo()
+    expected = posterior.nested_posterior(density, None, 1)
+    assert found.rest.checks.n_fits != expected.rest.checks.n_fits
+    mean, other = (s.rest.pairs.weights @ s.rest.pairs.g for s in (found, expected))
+    np.testing.assert_allclose(mean, other, atol=0.05)
+
+
+def test_users_get_the_same_posterior_in_other_units():
+    found = []
+    for shift in (0.0, 1e8):
+        with not_centred(shift):
+            approx = pm.fit(method="ngvi", posterior="nested", random_seed=1)
+        draws = approx.sample(4_000, random_seed=1)["posterior"]
+        found.append([draws[name].mean(("chain", "draw")).values for name in ("s", "noise")])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, atol=0.04)  # four standard errors of a difference
+
+
+# --- parts ---
+
+
+def test_numbers_follow_from_few(rng):
+    functions = rng.normal(size=(12, 3))
+    weights = rng.normal(size=(3, 50)) * (rng.random((3, 50)) < 0.5)
+    samples = functions @ weights
+    found = Separable.of(samples[:9], np.abs(samples).max(axis=0), 1e-9)
+    assert len(found.members) == 3
+    np.testing.assert_allclose(samples[:, found.members] @ found.weights.T, samples, atol=1e-12)
+    assert (found.weights[:, :][samples.any(axis=0) == 0] == 0.0).all()
+    assert found.agrees(samples[9:], np.abs(samples).max(axis=0), 1e-9)
+    other = rng.normal(size=(3, 50))
+    assert not found.agrees(other, np.abs(other).max(axis=0), 1e-9)
+    assert Separable.of(rng.normal(size=(9, 50)), np.ones(50), 1e-9) is None
+
+
+def test_cross_products_are_those_of_sums(rng):
+    designs = [sparse.random_array((20, 6), density=d, rng=rng, format="csr") for d in (0.2, 0.9)]
+    halves = [sparse.random_array((20, 20), density=0.1, rng=rng, format="csr") for _ in range(2)]
+    weights = [sparse.csr_array(half + half.T) for half in halves]
+    products = CrossProducts(designs, weights)
+    a, b = rng.normal(size=(2, 3, 2))
+    found = products(a, b)
+    for k in range(3):
+        x = (a[k, 0] * designs[0] + a[k, 1] * designs[1]).toarray()
+        expected = x.T @ (b[k, 0] * weights[0] + b[k, 1] * weights[1]).toarray() @ x
+        np.testing.assert_allclose(found[k], expected[products.pattern.rows, products.pattern.cols], atol=1e-12)
+        rest = np.tril(expected)
+        rest[products.pattern.rows, products.pattern.cols] = 0.0
+        assert not rest.any()
+
+
+def test_entries_beside_the_diagonal_of_a_factor_have_the_scale_of_their_row():
+    with pm.Model() as model:
+        pm.HalfNormal("noise", 2.0)
+        pm.LKJCholeskyCov("chol", n=3, eta=2, sd_dist=pm.HalfNormal.dist(1.0, size=3), compute_corr=False)
+    density = LogDensity(model)
+    [first] = [v.where.start for v in density.layout.variables if v.name == "chol"]
+    number = pm.math.expand_packed_triangular(3, pt.arange(6)).eval()
+    expected = {(number[i, j], number[i, i]) for i in range(3) for j in range(i)}
+    outside = np.array([first + k for k in (5, 0, 4, 1, 3, 2)])  # in whatever order
+    found = ratios(density, outside)
+    assert {(outside[at] - first, outside[by] - first) for at, by in found} == expected
+    # Those that are not given are left out, and with them what they are a scale of.
+    assert ratios(density, outside[1:]) == [(2, 4)]
+
+
+def test_derivatives_are_exact_where_steps_are_rounded():
+    """Beside 2^52, numbers above are farther apart than those below, and steps up and down differ."""
+    eta = 2.0**52
+    rows = SimpleNamespace(k=1, values=lambda points, which: -2.0 * (points[0] - (eta - 1.0)) ** 2)
+    grad, second = derivatives_of(rows, np.array([[eta]]))
+    np.testing.assert_array_equal([grad.item(), second.item()], [-4.0, -4.0])

@@ -1,0 +1,170 @@
+"""The quadratic guide: what it recognises in a model, where it expands, and what it is good for."""
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.special import expit
+
+from pymc_ngvi import LogDensity
+from pymc_ngvi.density import guide
+from pymc_ngvi.density.guide import quadratic_guide
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.reparam import reparametrised
+
+GROUP = np.repeat(np.arange(4), [1, 2, 5, 3])
+X = np.random.default_rng(5).normal(size=len(GROUP))
+COUNTS = np.array([2, 0, 5, 1, 1, 3, 0, 12, 0, 0, 0])
+BINARY = np.array([1, 0, 1, 0, 0, 0, 1, 0, 1, 1, 1])
+LABELS = np.array([-1, -1, 0, 1, 2, 3])
+
+
+def intercepts(likelihood):
+    """A slope, a scale, and an effect of each of four groups; ``likelihood`` adds the observations."""
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.1, 1.1)
+        s = pm.HalfNormal("s", 1.1)
+        b = pm.Normal("b", 0.0, s, shape=4)
+        likelihood(beta * X + b[GROUP])
+    return model
+
+
+LIKELIHOODS = {
+    "poisson": lambda eta: pm.Poisson("y", mu=pt.exp(eta), observed=COUNTS),
+    "bernoulli": lambda eta: pm.Bernoulli("y", logit_p=eta, observed=BINARY),
+    "bernoulli_p": lambda eta: pm.Bernoulli("y", p=pm.math.invlogit(eta), observed=BINARY),
+    "deterministic": lambda eta: pm.Poisson("y", mu=pm.Deterministic("mu", pt.exp(eta)), observed=COUNTS),
+    "normal": lambda eta: pm.Normal("y", eta, 0.6, observed=COUNTS),
+    "two": lambda eta: (
+        pm.Poisson("y", mu=pt.exp(eta), observed=COUNTS),
+        pm.Normal("z", 0.4 * eta, 0.6, observed=BINARY),
+    ),
+}
+
+
+def density_of(likelihood):
+    return LogDensity(intercepts(likelihood), backend="quick")
+
+
+def made(name, reparam="rvb1"):
+    return reparametrised(density_of(LIKELIHOODS[name]), ArrowStructure.of(LABELS), reparam)
+
+
+def points(n=2):
+    return 0.5 * np.random.default_rng(6).standard_normal((n, 6))
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_modes_take_one_step(name):
+    """Found where the first step ends: one evaluation at the start, one there."""
+    target = made(name)
+    start = np.random.default_rng(7).standard_normal((2, 4))
+    modes = target.transform.modes(points(), start)
+    assert modes.found.all()
+    assert modes.n_evaluations == 4
+
+
+@pytest.mark.parametrize(("name", "data"), [("poisson", COUNTS), ("bernoulli", BINARY)])
+def test_modes_and_curvatures_are_those_of_working_observations(name, data):
+    """The closed form of Tan (2021) for random intercepts, from the estimate of the predictors."""
+    target = made(name)
+    estimate = {"poisson": guide._poisson_estimate, "bernoulli": guide._bernoulli_estimate}[name]
+    eta = estimate(data.astype(float), GROUP)
+    mean = np.exp(eta) if name == "poisson" else expit(eta)
+    weight = mean if name == "poisson" else mean * (1.0 - mean)
+    phi = points()
+    modes = target.transform.modes(phi)
+    beta, s = phi[:, :1], np.exp(phi[:, 1:2])
+    precision = 1.0 / s**2 + np.bincount(GROUP, weights=weight)
+    terms = data - mean + weight * (eta - beta * X)
+    expected = np.stack([np.bincount(GROUP, weights=t) for t in terms]) / precision
+    assert_allclose(modes.theta[:, 2:], expected, rtol=1e-10)
+    assert_allclose(modes.scales.log_det(), -0.5 * np.log(precision).sum(axis=1), rtol=1e-10)
+
+
+def test_the_gradient_is_that_of_the_density():
+    target = made("bernoulli")
+    phi, length = points(), 1e-5
+    steps = length * np.eye(6)
+    expected = np.stack([(target.logp(phi + s) - target.logp(phi - s)) / (2.0 * length) for s in steps], axis=1)
+    assert_allclose(target.logp_grad(phi)[1], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_normal_likelihood_is_its_own_guide():
+    phi = points()
+    first, second = made("normal", "rvb1"), made("normal", "rvb2")
+    for one, other in zip(first.logp_grad(phi), second.logp_grad(phi), strict=True):
+        assert_allclose(one, other, rtol=1e-10)
+    assert_allclose(first.transform.forward(phi)[0], second.transform.forward(phi)[0], rtol=1e-10)
+
+
+def test_the_guide_touches_the_likelihood_at_the_estimate():
+    """Where the predictors are the estimates, both have the same derivatives; elsewhere they differ."""
+    y = np.array([3.0, 0.0, 8.0, 1.0])
+    with pm.Model() as model:
+        b = pm.Flat("b", shape=4)
+        pm.Poisson("y", mu=pt.exp(b), observed=y.astype(int))
+    density = LogDensity(model, backend="quick")
+    f = quadratic_guide(density, ArrowStructure.of(np.arange(4)))
+    [f] = density.graphs.on_flat_vector([f])
+    grad = pytensor.grad(f, density.graphs.theta)
+    slope = pytensor.function([density.graphs.theta], grad, mode="FAST_COMPILE")
+    at = guide._poisson_estimate(y, np.arange(4))
+    assert_allclose(slope(at), y - np.exp(at), atol=1e-10)
+    assert_allclose((slope(at + 1e-4) - slope(at - 1e-4)) / 2e-4, -np.exp(at), rtol=1e-6)
+    assert_allclose(slope(at + 1.0), y - 2.0 * np.exp(at), rtol=1e-10)
+
+
+# --- blocks and estimates ---------------------------------------------------------------------------------------------
+
+
+def test_groups_are_read_off_the_predictors():
+    with pm.Model() as model:
+        beta = pm.Normal("beta")
+        b = pm.Normal("b", 0.0, 1.0, shape=(2, 9))  # effects of nine groups, apart
+        index = np.array([[8, 0, 3], [3, 3, 7]])
+        eta = beta + b[0, index] + np.array([0.4, -1.2, 0.7]) * b[1, index]
+        eta = pt.concatenate([eta, pt.ones((1, 3)) * beta])
+        pm.Poisson("y", mu=pt.exp(eta), observed=np.ones((3, 3), dtype=int))
+    density = LogDensity(model, backend="quick")
+    structure = ArrowStructure.of(np.concatenate([[-1], np.tile(np.arange(9), 2)]))
+    [eta] = density.graphs.on_flat_vector(model.replace_rvs_by_values([eta]))
+    [groups] = guide._groups(density, structure, [eta], [(3, 3)])
+    assert_array_equal(groups, np.vstack([index, [[-1, -1, -1]]]))
+
+
+@pytest.mark.parametrize("estimate", [guide._poisson_estimate, guide._bernoulli_estimate])
+def test_estimates_are_finite_and_between_a_group_and_all(estimate):
+    group = np.array([0, 0, 0, 0, 1, 1, 2])
+    low, high = estimate(np.zeros(7), group), estimate(np.ones(7), group)
+    assert np.isfinite(low).all()
+    assert np.isfinite(high).all()
+    assert np.all(low < high)
+    mixed = estimate(np.array([1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]), group)
+    assert mixed[0] > mixed[6] > mixed[4]  # one observation says less than two
+
+
+# --- what it refuses --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "match"),
+    [
+        (lambda eta: pm.NegativeBinomial("y", mu=pt.exp(eta), alpha=2.1, observed=COUNTS), "'y' is"),
+        (lambda eta: pm.Bernoulli("y", p=pm.math.invprobit(eta), observed=BINARY), "canonical link, logit_p=eta"),
+        (lambda eta: pm.Poisson("y", mu=pt.softplus(eta), observed=COUNTS), r"canonical link, mu=exp\(eta\)"),
+        (lambda eta: pm.Potential("y", -pt.sum(eta**2)), "no observed variables"),
+    ],
+)
+def test_other_models_are_refused(likelihood, match):
+    with pytest.raises(ValueError, match=match) as caught:
+        quadratic_guide(density_of(likelihood), ArrowStructure.of(LABELS))
+    assert "reparam='rvb2'" in str(caught.value)
+
+
+def test_models_without_groups_are_refused():
+    with pytest.raises(ValueError, match="standardises local coordinates"):
+        quadratic_guide(density_of(LIKELIHOODS["poisson"]), ArrowStructure.of(np.full(6, -1)))

@@ -1,0 +1,400 @@
+"""The log density on the flat vector: PyMC's own numbers, in a frozen order, in batches of any size."""
+
+import time
+
+import models
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from pymc.pytensorf import compile as pymc_compile
+from pytensor.compile.mode import Mode
+from pytensor.link.c.basic import CLinker
+from pytensor.link.numba.linker import NumbaLinker
+from test_quick_mode import check_loops
+
+from pymc_ngvi import LogDensity
+from pymc_ngvi.density import evaluations, without_c
+from pymc_ngvi.density.second_order import SecondOrder
+from pymc_ngvi.fitting.options import FitOptions
+from pymc_ngvi.fitting.problem import problem_of
+
+
+def python_mode():
+    # Next to no rewrites: the numbers are those of the graph as PyMC writes it.
+    return Mode("py", "fast_compile")
+
+
+def pymc_logp_dlogp(model):
+    """PyMC's own log density and gradient, in the order of ``model.value_vars``."""
+    with model, without_c():
+        return pymc_compile(model.value_vars, [model.logp(), model.dlogp()], mode=python_mode())
+
+
+def values_of(model, theta):
+    """Split a flat vector by the model's own order and the shapes of its initial point."""
+    point, values, start = model.initial_point(), [], 0
+    for var in model.value_vars:
+        shape = point[var.name].shape
+        values.append(theta[start : start + int(np.prod(shape))].reshape(shape))
+        start += values[-1].size
+    assert start == len(theta)
+    return values
+
+
+def _refuse(*args, **kwargs):
+    raise AssertionError("the quick mode should not generate code")
+
+
+@pytest.fixture(scope="module", params=list(models.FEATURES))
+def density(request, once):
+    """Compiled, initial point and constants included, where generating code is an error."""
+    once.is_active = False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CLinker, "make_thunk", _refuse)
+        patch.setattr(NumbaLinker, "fgraph_convert", _refuse)
+        density = LogDensity(models.FEATURES[request.param](), "quick")
+        density.logp_grad(density.initial_point()[None])
+        density.hessian(density.initial_point()[None])
+    once.is_active = True
+    return density
+
+
+def test_nothing_runs_element_by_element(density):
+    """Neither in the graph nor in those inside it (Scan, log-sum-exp)."""
+    check_loops(density)
+    theta = models.random_points(density, 2, 1)
+    assert np.isfinite(density.logp_grad(theta)[0]).all()
+    assert np.isfinite(density.hessian(theta)).all()
+
+
+def test_equals_pymc(density):
+    reference = pymc_logp_dlogp(density.model)
+    theta = models.random_points(density, 3, 5)
+    logp, grad = density.logp_grad(theta)
+    for i, row in enumerate(theta):
+        with without_c():  # inner graphs are compiled when they are first called
+            expected_logp, expected_grad = reference(*values_of(density.model, row))
+        # Two orders of summation of at most a few hundred terms in double precision.
+        assert logp[i] == pytest.approx(float(expected_logp), rel=1e-11, abs=1e-11)
+        np.testing.assert_allclose(grad[i], expected_grad, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(density.logp(theta), logp, rtol=1e-13)
+    np.testing.assert_array_equal(density.grad(theta), grad)
+
+
+def test_hessian_is_the_derivative_of_the_gradient(density):
+    theta = models.random_points(density, 2, 6)
+    hessian = density.hessian(theta)
+    step = 1e-5
+    for i, point in enumerate(theta):
+        shifts = step * np.eye(density.n_dim)
+        difference = (density.grad(point + shifts) - density.grad(point - shifts)) / (2 * step)
+        # Truncation is step^2 / 6 = 2e-11 of the fourth derivative, and rounding 1e-16 / step = 1e-11 of the gradient:
+        # leave those a factor of 1e4.
+        np.testing.assert_allclose(hessian[i], difference, rtol=1e-6, atol=1e-7 * max(1.0, np.abs(difference).max()))
+    np.testing.assert_array_equal(hessian, hessian.swapaxes(1, 2))
+
+
+def test_hessian_products_are_the_hessian_times_directions(density, rng):
+    theta = models.random_points(density, 3, 7)
+    directions = rng.normal(size=(2, density.n_dim))
+    expected = np.einsum("nij,kj->nki", density.hessian(theta), directions)
+    products = density.hessian_products(theta, directions)
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(products, expected, rtol=1e-9, atol=1e-11 * scale)
+    mean = density.mean_hessian(theta).products(directions)
+    np.testing.assert_allclose(mean, products.mean(axis=0), rtol=1e-12, atol=1e-13 * scale)
+
+
+def test_jacobian_is_included():
+    """By hand: of scale = exp(t) and p = sigmoid(t) the log Jacobians are t and log p (1 - p)."""
+    with pm.Model() as model:
+        pm.HalfNormal("scale", 1.3)
+        pm.Beta("p", 1.0, 1.0)
+    density = LogDensity(model, "quick")
+    t = 0.7
+    theta = np.array([[t, t]])
+    logp, grad = density.logp_grad(theta)
+    square, p = (np.exp(t) / 1.3) ** 2, 1 / (1 + np.exp(-t))
+    constant = 0.5 * np.log(2 / np.pi) - np.log(1.3)
+    assert logp[0] == pytest.approx(constant - 0.5 * square + t + np.log(p * (1 - p)), rel=1e-13)
+    np.testing.assert_allclose(grad[0], [1 - square, 1 - 2 * p], rtol=1e-13)
+    np.testing.assert_allclose(density.hessian(theta)[0], np.diag([-2 * square, -2 * p * (1 - p)]), rtol=1e-12)
+
+
+# --- names, order, shapes ---------------------------------------------------------------------------------------------
+
+
+def test_order_is_that_of_the_value_variables():
+    model = models.transformed()
+    density = LogDensity(model, "quick")
+    assert [v.value_name for v in density.layout.variables] == [v.name for v in model.value_vars]
+    point = model.initial_point()
+    expected = np.concatenate([point[v.name].ravel() for v in model.value_vars])
+    np.testing.assert_array_equal(density.initial_point(), expected)
+    assert density.n_dim == 6 + 2 + 2 + 1 + 2  # a Dirichlet of 3 is unconstrained in 2
+
+
+def test_is_frozen_when_it_is_made():
+    """Variables that are added later change neither the layout nor the values, though functions are made later."""
+    model = models.transformed()
+    density, theta = LogDensity(model, "quick"), np.full((1, 13), 0.3)
+    with model:
+        pm.Normal("a_late_one")
+    np.testing.assert_array_equal(density.logp(theta), LogDensity(models.transformed(), "quick").logp(theta))
+    assert density.n_dim == len(density.initial_point()) == 13
+    density.initial_point()[:] = 9.0  # a copy
+    assert (density.initial_point() != 9.0).all()
+
+
+# --- batches and counters ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def logistic():
+    return LogDensity(models.bernoulli_logit(), "quick")
+
+
+@pytest.mark.parametrize("n_draws", [0, 1, 3, 4, 5, 8, 9])
+def test_batches_of_four_equal_single_draws(logistic, monkeypatch, n_draws):
+    monkeypatch.setattr(evaluations, "_BATCH_ELEMENTS", 4 * logistic.graphs.cost.widest)
+    assert logistic.batch_size == 4
+    theta = models.random_points(logistic, n_draws, 8, scale=1.0)
+    logp, grad = logistic.logp_grad(theta)
+    assert logp.shape == logistic.logp(theta).shape == (n_draws,)
+    assert grad.shape == (n_draws, 3)
+    for i in range(n_draws):
+        one_logp, one_grad = logistic.logp_grad(theta[i : i + 1])
+        # Matrix products of other sizes add in other orders.
+        np.testing.assert_allclose(logp[i], one_logp[0], rtol=1e-13)
+        np.testing.assert_allclose(grad[i], one_grad[0], rtol=1e-12, atol=1e-13)
+
+
+def test_draws_may_be_laid_out_in_any_way(logistic):
+    theta = models.random_points(logistic, 6, 9)
+    expected = logistic.logp_grad(theta)
+    products = logistic.hessian_products(theta, theta[:2])
+    for same in (np.asfortranarray(theta), np.repeat(theta, 2, axis=1)[:, ::2]):
+        for value, reference in zip(logistic.logp_grad(same), expected, strict=True):
+            np.testing.assert_array_equal(value, reference)
+        np.testing.assert_array_equal(logistic.hessian_products(same, same[:2]), products)
+
+
+@pytest.mark.parametrize("n_directions", [0, 1, 15, 16, 17, 33])
+def test_any_number_of_directions(logistic, monkeypatch, rng, n_directions):
+    theta = models.random_points(logistic, 2, 10)
+    directions = rng.normal(size=(n_directions, 3))
+    expected = np.einsum("nij,kj->nki", logistic.hessian(theta), directions)
+    monkeypatch.setattr(SecondOrder, "n_in_call", 16)
+    products = logistic.hessian_products(theta, directions)
+    assert products.shape == (2, n_directions, 3)
+    np.testing.assert_allclose(products, expected, rtol=1e-11, atol=1e-13)
+
+
+def test_no_draws_have_no_hessian(logistic):
+    assert logistic.hessian(np.empty((0, 3))).shape == (0, 3, 3)
+
+
+def test_counters():
+    density = LogDensity(models.bernoulli_logit(), "quick")
+    theta = models.random_points(density, 5, 11)
+    assert (density.n_gradients, density.n_hessians) == (0, 0)
+    density.logp(theta)
+    assert (density.n_gradients, density.n_hessians) == (0, 0)
+    density.logp_grad(theta)
+    density.grad(theta[:2])
+    assert (density.n_gradients, density.n_hessians) == (7, 0)
+    density.hessian_products(theta[:3], np.eye(3)[:2])
+    density.mean_hessian(theta).products(np.eye(3))
+    density.hessian(theta[:1])
+    assert (density.n_gradients, density.n_hessians) == (7, 9)
+
+
+def test_compile_seconds_add_up():
+    density = LogDensity(models.bernoulli_logit(), "quick")
+    built = density.compile_seconds
+    density.second.products_of_draws(np.zeros((1, 3)), np.eye(3))
+    compiled = density.compile_seconds
+    assert 0 < built < compiled
+    density.second.products_of_draws(np.zeros((1, 3)), np.eye(3))
+    assert density.compile_seconds == compiled
+
+
+def test_non_finite_values_are_returned():
+    with pm.Model() as model:
+        x = pm.Flat("x")
+        pm.Potential("p", pt.log(x))
+    density = LogDensity(model, "quick")
+    logp, _ = density.logp_grad(np.array([[1.0], [0.0], [-1.0]]))
+    np.testing.assert_array_equal(logp, [0.0, -np.inf, np.nan])
+
+
+# --- precision --------------------------------------------------------------------------------------------------------
+
+
+def shifted_model():
+    """Constants exact in single precision; points that single precision can't tell apart."""
+    with pm.Model() as model:
+        x = pm.Normal("x", 1024.0, 2.0, shape=2)
+        scale = pm.HalfNormal("scale", 0.5)
+        pm.Normal("y", x.sum(), scale, observed=np.array([2048.0, 2049.0]))
+    return model
+
+
+def test_float32_models_are_computed_in_float64():
+    theta = np.array([[1024.0 + 1e-6, 1024.5, -0.3], [1024.0 + 2e-6, 1024.5, -0.3]])
+    with pytensor.config.change_flags(floatX="float32"):
+        single = LogDensity(shifted_model(), "quick")
+        results = [single.logp(theta), *single.logp_grad(theta), single.hessian(theta)]
+    double = LogDensity(shifted_model(), "quick")
+    expected = [double.logp(theta), *double.logp_grad(theta), double.hessian(theta)]
+    for value, reference in zip(results, expected, strict=True):
+        assert value.dtype == np.float64
+        # Sums near 2048 enter to the power of two; single precision would be 1e-7 off at best, 1e-3 by cancellation.
+        np.testing.assert_allclose(value, reference, rtol=1e-10)
+    assert results[0][0] != results[0][1]
+
+
+# --- the choice of a backend ------------------------------------------------------------------------------------------
+
+
+def many_observations(n):
+    with pm.Model() as model:
+        x = pm.Data("x", np.zeros(n))
+        slope = pm.Normal("slope", shape=2)
+        pm.Normal("y", slope[0] + slope[1] * x, 1.0, observed=np.zeros(n))
+    return model
+
+
+def test_auto_is_quick_for_small_models_and_numba_for_huge_data_and_goes_by_no_clock(monkeypatch):
+    """Nothing is compiled before the first evaluation."""
+    assert LogDensity(models.bernoulli_logit()).backend == "quick"
+    ticks = iter(range(10**9))
+    monkeypatch.setattr(time, "perf_counter", lambda: 1000.0 * next(ticks))
+    assert LogDensity(many_observations(100)).backend == "quick"
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
+    assert LogDensity(many_observations(3_000_000)).backend == "numba"
+    assert LogDensity(many_observations(100), "numba").backend == "numba"  # one that is given stays
+
+
+def wide_network(n_units):
+    rng = np.random.default_rng(0)
+    x, y = pm.Minibatch(rng.standard_normal((500, 400)), rng.integers(2, size=500).astype(float), batch_size=128)
+    with pm.Model() as model:
+        w, v = pm.Normal("w", shape=(400, n_units)), pm.Normal("v", shape=n_units)
+        hidden = pm.math.maximum(pm.math.dot(x, w), 0.0)
+        pm.Bernoulli("y", logit_p=pm.math.dot(hidden, v), observed=y, total_size=500)
+    return model
+
+
+def test_a_fit_without_hessians_does_not_compile_for_their_sake():
+    """12,000 weights: Hessians would take as many products each, gradients alone are no reason to compile."""
+    model = wide_network(30)
+    assert LogDensity(model).backend == "numba"
+    for estimator, backend in [("gauss_newton", "quick"), ("stein", "quick")]:
+        density = LogDensity(model)
+        problem_of(density, FitOptions(family="diagonal", estimator=estimator))
+        assert density.backend == backend
+    huge = LogDensity(many_observations(3_000_000))
+    problem_of(huge, FitOptions(family="diagonal", estimator="stein"))
+    assert huge.backend == "numba"
+
+
+def test_unknown_backend():
+    with pytest.raises(ValueError, match=r"'auto', 'quick', 'numba', 'c', 'jax'; got 'torch'"):
+        LogDensity(models.bernoulli_logit(), "torch")
+
+
+@pytest.mark.parametrize("backend", ["quick", "numba", "c", "jax"])
+def test_backend_and_mode_contradict_each_other(backend):
+    with pytest.raises(ValueError, match="both choose how to compile"):
+        LogDensity(models.bernoulli_logit(), backend, {"mode": "FAST_COMPILE"})
+
+
+def test_compile_kwargs_are_passed_on():
+    mode = python_mode()
+    density = LogDensity(models.bernoulli_logit(), compile_kwargs={"mode": mode, "name": "my function"})
+    density.logp_grad(np.zeros((1, 3)))
+    [function] = models.compiled(density, "logp_grad")
+    assert isinstance(function.maker.linker, type(mode.linker))
+    assert function.name == "my function"
+    quick = LogDensity(models.bernoulli_logit(), "quick", {"name": "another"})
+    assert models.compiled(quick, "logp")[0].name == "another"
+
+
+@pytest.mark.parametrize(("check_bounds", "outside"), [(True, -np.inf), (False, np.nan)])
+def test_check_bounds_of_the_model_is_kept(check_bounds, outside):
+    with pm.Model(check_bounds=check_bounds) as model:
+        pm.Normal("y", 0.1, pm.Flat("x"), observed=0.3)
+    np.testing.assert_array_equal(LogDensity(model, "quick").logp(np.array([[-1.0]])), [outside])
+
+
+def test_diagonal_of_the_hessian_in_blocks(monkeypatch):
+    """More coordinates than directions in a call, and not a multiple of them."""
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.1, 1.3, shape=37)
+        pm.Potential("p", -(x[1:] ** 2 * x[:-1] ** 2).sum() - (x**4).sum())
+    density = LogDensity(model, "quick")
+    theta = models.random_points(density, 3, 5)
+    monkeypatch.setattr(SecondOrder, "n_in_call", 16)
+    before = density.n_hessians
+    diagonal = density.mean_hessian(theta).diagonal()
+    assert density.n_hessians == before + 3
+    np.testing.assert_allclose(diagonal, np.diagonal(density.hessian(theta).mean(axis=0)), rtol=1e-12)
+
+
+def test_an_operation_without_a_pullback_leaves_the_gradient():
+    """The hypergeometric function has a loop, of which PyTensor has a first derivative, but no second one."""
+    with pm.Model() as model:
+        shape = pm.HalfNormal("shape", 2.0)
+        pm.Potential("function", -pt.hyp2f1(shape, 1.5, 2.5, 0.3))
+    density = LogDensity(model)
+    assert not density.has_hessian
+    point = np.array([[0.3]])
+    step = 1e-5
+    slope = (density.logp(point + step) - density.logp(point - step)) / (2 * step)
+    np.testing.assert_allclose(density.grad(point)[:, 0], slope, rtol=1e-6)
+
+
+def crossed():
+    """Two crossed factors, a scale, and a node that wraps a graph of its own."""
+    rng = np.random.default_rng(1)
+    with pm.Model() as model:
+        sd = pm.HalfNormal("sd", 1.0)
+        a, b = pm.Normal("a", 0.0, sd, shape=12), pm.Normal("b", 0.0, 1.0, shape=11)
+        eta = a[rng.integers(12, size=60)] + b[rng.integers(11, size=60)]
+        pm.Bernoulli("y", logit_p=eta, observed=rng.integers(2, size=60))
+        pm.Potential("soft", -pm.math.logsumexp(a))
+    return model
+
+
+def few_dims():
+    """So few that the Hessian counts as dense, and a call takes longer than its work."""
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.0, 1.0, shape=4)
+        pm.Potential("soft", -pm.math.logsumexp(x))
+        pm.Normal("y", pm.math.exp(x).sum(), pm.math.exp(x[0]), observed=np.arange(5.0))
+    return model
+
+
+ASKED = {
+    "gradient": lambda density, theta, along: density.logp_grad(theta)[1],
+    "products of one draw": lambda density, theta, along: density.hessian_products(theta[:1], along),
+    "products of draws": lambda density, theta, along: density.mean_hessian(theta).products(along),
+    "diagonal": lambda density, theta, along: density.mean_hessian(theta).diagonal(),
+}
+
+
+@pytest.mark.usefixtures("_anew")
+@pytest.mark.parametrize("make", [crossed, few_dims])
+def test_bits_do_not_depend_on_what_was_asked_before(make):
+    """Graphs share nodes, and functions could serve for one another: none of it may show."""
+    first = LogDensity(make(), "quick")
+    theta = first.initial_point() + 0.5 * np.random.default_rng(2).standard_normal((8, first.n_dim))
+    along = np.eye(first.n_dim)[:3]
+    expected = {name: ask(first, theta, along) for name, ask in ASKED.items()}
+    second = LogDensity(make(), "quick")
+    for name in reversed(ASKED):
+        np.testing.assert_array_equal(ASKED[name](second, theta, along), expected[name], err_msg=name)

@@ -1,0 +1,345 @@
+"""Nested posteriors from end to end: against a grid, as results, in files."""
+
+import functools
+import itertools
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytest
+
+from latent_models import counts, level, process, regression
+from scipy.special import logsumexp
+
+import pymc_ngvi
+
+from pymc_ngvi import LogDensity, fit_ngvi
+from pymc_ngvi.core.refusal import Reason, Unavailable
+from pymc_ngvi.nested import rounds
+from pymc_ngvi.nested.posterior import nested_posterior
+from pymc_ngvi.nested.verdict import NestedChecks
+
+#: Values of hyperparameters where a test is not about how good a posterior is.
+FEW = 96
+
+
+@functools.cache
+def fitted(make):
+    # Few steps of a walk have an exact posterior, too.
+    asked = {} if make is process else {"posterior": "nested"}
+    return fit_ngvi(model=make(), random_seed=1, progressbar=False, **asked)
+
+
+@functools.cache
+def without_fit(make):
+    """Return a nested posterior that no Gaussian fit came before."""
+    return nested_posterior(LogDensity(make()), None, 1)
+
+
+@pytest.fixture
+def _of_few_values(monkeypatch):
+    monkeypatch.setattr("pymc_ngvi.nested.posterior.n_values_of", lambda given: FEW)
+
+
+class OfLevel(NamedTuple):
+    """The posterior of `level`: logarithms of the hyperparameters, functions of the path, and log p(y)."""
+
+    mean: np.ndarray
+    sd: np.ndarray
+    functions: np.ndarray
+    mean_of_functions: np.ndarray
+    sd_of_functions: np.ndarray
+    evidence: float
+
+
+@functools.cache
+def level_on_grid(n=30):
+    """Sum over a grid of hyperparameters, given which all is Gaussian; functions are the mean and differences."""
+    model = level(n)
+    y = model.rvs_to_values[model["y"]].data
+    functions = np.concatenate([np.full((1, n), 1.0 / n), np.diff(np.eye(n), axis=0)])
+    times = np.arange(n)
+    walk = np.minimum(times[:, None], times).astype(float)
+    axes = np.linspace(-9.0, 1.2, 60), np.linspace(-9.0, 0.8, 112)
+    points, log_weights, means, variances = [], [], [], []
+    for log_step, log_noise in itertools.product(*axes):
+        step, noise = np.exp([log_step, log_noise])
+        cov = 9.0 + step**2 * walk
+        root = np.linalg.cholesky(cov + noise**2 * np.eye(n))
+        z, gain = np.linalg.solve(root, y), np.linalg.solve(root, cov @ functions.T)
+        log_prior = -0.5 * step**2 - 0.125 * noise**2 - np.log(np.pi) + log_step + log_noise
+        log_weights.append(log_prior - 0.5 * z @ z - np.log(np.diag(root)).sum() - 0.5 * n * np.log(2.0 * np.pi))
+        points.append([log_step, log_noise])
+        means.append(gain.T @ z)
+        variances.append(np.einsum("ij,jk,ik->i", functions, cov, functions) - (gain**2).sum(axis=0))
+    total = logsumexp(log_weights)
+    weights, points, means = np.exp(np.array(log_weights) - total), np.array(points), np.array(means)
+    mean, of_functions = weights @ points, weights @ means
+    return OfLevel(
+        mean,
+        np.sqrt(weights @ (points - mean) ** 2),
+        functions,
+        of_functions,
+        np.sqrt(weights @ (variances + (means - of_functions) ** 2)),
+        float(total + np.log(np.prod([axis[1] - axis[0] for axis in axes]))),
+    )
+
+
+def test_hyperparameters_are_those_of_a_grid():
+    """A model whose log m is exact: steps of a walk may vanish, and so may the noise, which leaves thin tails."""
+    mean, sd, *_, evidence = level_on_grid()
+    for state in (without_fit(level), nested_posterior(LogDensity(level()), None, 2)):
+        error = 2.0 / np.sqrt(state.effective_size)  # spread evenly, hyperparameters have a fraction of this error
+        np.testing.assert_allclose((state.mean()[:2] - mean) / sd, 0.0, atol=error + 0.02)
+        np.testing.assert_allclose(state.sd()[:2] / sd, 1.0, atol=error + 0.02)
+        value, se = state.log_normaliser()
+        assert abs(value - evidence) < 4.0 * se + 0.02
+        assert state.checks.is_exact
+        assert state.checks.variance < 1e-6  # given the hyperparameters, all is Gaussian
+
+
+@pytest.mark.parametrize("seed", [1, 8])
+def test_a_thin_tail_along_a_ridge_is_found(seed):
+    """Noise may be nearly 0 where steps are large: 1 % of the posterior, a third of the variance of its logarithm.
+
+    Draws from farther out hit it once in a thousand, so that weights look equal without it.
+    """
+    mean, sd, *_ = level_on_grid(20)
+    state = nested_posterior(LogDensity(level(20)), None, seed)
+    error = 2.0 / np.sqrt(state.effective_size) + 0.02
+    np.testing.assert_allclose((state.mean()[:2] - mean) / sd, 0.0, atol=error)
+    np.testing.assert_allclose(state.sd()[:2] / sd, 1.0, atol=error)
+    assert state.checks.is_exact
+    # Of 80 % of the draws, the density is the predicted one: where that is right, no weight is above 1 / .8.
+    assert state.weights.max() * len(state.weights) < 1.5
+    # Where it is thinnest, draws are there.
+    assert (state.pool.g[:, 1] < mean[1] - 6.0 * sd[1]).sum() > 5
+
+
+@pytest.mark.parametrize("make", [level, process, counts])
+def test_what_users_get(make):
+    approx = fitted(make)
+    assert approx.is_nested
+    assert approx.is_exact
+    assert approx.record.posterior.startswith("Nested: 2 hyperparameters sampled")
+    assert "exact up to simulation error" in approx.record.posterior
+    assert "Reliable" in str(approx.summary())
+    assert np.isfinite(approx.log_marginal_likelihood.value)
+    draws = approx.sample(1_000, random_seed=1)
+    assert draws.posterior.sizes["draw"] == 1_000
+    assert draws.posterior.attrs["effective_global_draws"] < draws.posterior.attrs["effective_sample_size"]
+    sd = np.sqrt(np.diag(approx.cov_of([v.name for v in approx.layout.variables[:2]])))
+    np.testing.assert_allclose(sd, approx.sd_flat[:2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [level, process, counts])
+def test_moments_are_those_of_draws(make):
+    """Coordinates and sums of them: the pool is one."""
+    approx = fitted(make)
+    state = approx._state
+    theta = state.draw(20_000, np.random.default_rng(2))
+    theta = theta / approx.sd_flat
+    some = np.arange(approx.mean_flat.size)[:: max(1, approx.mean_flat.size // 8)]
+    # A pool of some thousand pairs: what its draws are off by is what moments correct.
+    error = 4.0 / np.sqrt(state.rest.pairs.effective_size)
+    np.testing.assert_allclose(theta.mean(axis=0), approx.mean_flat / approx.sd_flat, atol=error)
+    np.testing.assert_allclose(theta.std(axis=0), 1.0, atol=error)
+    cov = state.cov_block(some) / np.outer(approx.sd_flat[some], approx.sd_flat[some])
+    np.testing.assert_allclose(np.corrcoef(theta[:, some].T), cov, atol=error)
+
+
+def test_sums_are_those_of_an_exact_posterior():
+    """The mean of a path, and its neighbouring differences."""
+    exact = level_on_grid()
+    x = fitted(level).sample(4_000, random_seed=1).posterior["x"].to_numpy()[0] @ exact.functions.T
+    np.testing.assert_allclose((x.mean(axis=0) - exact.mean_of_functions) / exact.sd_of_functions, 0.0, atol=0.08)
+    np.testing.assert_allclose(x.std(axis=0) / exact.sd_of_functions, 1.0, atol=0.08)
+
+
+def test_draws_have_the_weights_and_numbers_that_effective_sizes_need():
+    approx = fitted(process)
+    tree = approx.sample(500, random_seed=1)
+    stats, pairs = tree.sample_stats, approx._state.rest.pairs
+    weights = np.exp(stats["log_weight"].to_numpy()[0])
+    assert np.isfinite(weights).all()
+    assert np.isin(np.round(weights, 14), np.round(pairs.of_pairs, 14)).all()
+    assert len(np.unique(stats["global_draw"])) == tree.posterior.attrs["distinct_global_draws"]
+    # Another number of draws is of the same pool.
+    known = {row.tobytes() for row in pairs.latents.reshape(-1, pairs.latents.shape[2])}
+    theta = approx._state.draw(37, np.random.default_rng(5))[:, approx._state.locals_]
+    assert all(row.tobytes() in known for row in np.ascontiguousarray(theta))
+
+
+def test_a_kernel_that_is_unknown_needs_no_fit_of_all_coordinates():
+    approx = fitted(process)
+    assert "Gaussian fits of the latent variables" in approx.record.closing_line()
+    assert approx.record.family_reason == "it has the moments of the nested posterior"
+    np.testing.assert_allclose(approx._begins_with.mean(), approx.mean_flat)
+    np.testing.assert_allclose(approx._begins_with.sd(), approx.sd_flat, rtol=1e-6)
+
+
+def test_callbacks_are_of_a_fit_of_all_coordinates():
+    seen = []
+    with pytest.warns(pymc_ngvi.ConvergenceWarning, match="iteration limit"):
+        fit_ngvi(3, model=process(), random_seed=1, progressbar=False, callbacks=[lambda *args: seen.append(args[2])])
+    assert seen == [1, 2, 3]
+
+
+@pytest.mark.usefixtures("_of_few_values")
+def test_a_fit_that_goes_on_is_followed_by_another():
+    approx = fit_ngvi(model=counts(), posterior="nested", update="natural", random_seed=1, progressbar=False, tol=0.5)
+    before = approx.mean_flat
+    approx.refine(tol=0.01)
+    assert approx.is_nested
+    np.testing.assert_allclose(approx.mean_flat, before, atol=0.1)
+
+
+def test_asked_for():
+    assert not fit_ngvi(model=counts(), posterior="gaussian", random_seed=1, progressbar=False).is_nested
+    with pytest.raises(
+        ValueError, match="This model has no nested posterior: no latent Gaussian model: it has no scale"
+    ):
+        fit_ngvi(model=regression(), posterior="nested", progressbar=False)
+    with pytest.raises(ValueError, match="posterior='nested' begins from a Gaussian"):
+        fit_ngvi(model=counts(), posterior="nested", family="mixture", progressbar=False)
+
+
+@pytest.mark.parametrize("make", [level, process])
+def test_files_and_pickles_give_the_same_bits(make, tmp_path):
+    approx = fitted(make)
+    model = approx.model
+    approx.save(tmp_path / "approx.nc")
+    again = pymc_ngvi.load(tmp_path / "approx.nc", model)
+    for other in (again, cloudpickle.loads(cloudpickle.dumps(approx._state))):
+        state = other._state if hasattr(other, "_state") else other
+        np.testing.assert_array_equal(state.mean(), approx._state.mean())
+        np.testing.assert_array_equal(state.sd(), approx._state.sd())
+        draws = [s.draw(100, np.random.default_rng(1)) for s in (state, approx._state)]
+        np.testing.assert_array_equal(*draws)
+    assert again.is_nested
+    assert again.checks == approx.checks
+    np.testing.assert_array_equal(again._state.rest.pairs.of_pairs, approx._state.rest.pairs.of_pairs)
+
+
+@pytest.mark.usefixtures("_of_few_values")
+def test_the_same_seed_gives_the_same_bits():
+    density = LogDensity(counts())
+    first, second = (nested_posterior(density, None, 3) for _ in range(2))
+    np.testing.assert_array_equal(first.pool.g, second.pool.g)
+    np.testing.assert_array_equal(first.mean(), second.mean())
+
+
+def test_predictions_that_are_off_are_corrected(monkeypatch):
+    """Weights see to them: predictions that lean to one side are drawn from, and the posterior is as it was."""
+    state, lean = without_fit(counts), rounds.Guess._of
+
+    def leaning(self, g):
+        u = self.whitening.whitened(g)
+        return lean(self, g) + 0.7 * np.tanh(u[:, 0]) - 0.5 * np.tanh(u[:, 1])
+
+    monkeypatch.setattr(rounds.Guess, "_of", leaning)
+    other = nested_posterior(LogDensity(counts()), None, 1)
+    assert other.effective_size < 0.95 * state.effective_size * len(other.pool.g) / len(state.pool.g)
+    error = 3.0 / np.sqrt(other.effective_size)
+    np.testing.assert_allclose((other.mean() - state.mean()) / state.sd(), 0.0, atol=error)
+    np.testing.assert_allclose(other.sd() / state.sd(), 1.0, atol=error)
+
+
+def test_checks_say_what_is_wrong():
+    good = NestedChecks(0.1, 450.0, 600, 16, 8_000.0, 0.3, 2, 100, 700)
+    assert good.is_exact
+    assert "exact up to simulation error" in good.sentence
+    few = replace(good, effective_size=300.0)
+    assert few.is_reliable
+    assert not few.is_exact
+    assert "nearly exact: the effective size of the hyperparameters is 300, below 400" in few.sentence
+    uneven = replace(good, variance=4.0, error=0.05)
+    assert uneven.is_reliable
+    assert not uneven.is_exact
+    assert "approximate: given the hyperparameters, log weights" in uneven.sentence
+    many = replace(good, n_globals=8)  # their proposal is learned from its own draws
+    assert many.is_reliable
+    assert not many.is_exact
+    assert "nearly exact: the proposal of 8 hyperparameters was learned" in many.sentence
+    assert replace(good, n_globals=7).is_exact
+    bad = replace(good, khat=0.9, effective_size=50.0, n_globals=1, moved=4.0, lost=0.1)
+    assert len(bad.failures) == 4
+    assert "Not reliable: k-hat" in bad.sentence
+    assert "1 hyperparameter sampled" in bad.sentence
+    assert not replace(uneven, error=0.4).is_reliable
+    # A heavy tail may be that of a scale near 0, missed by all but a few draws: the other weights are equal then.
+    assert not replace(good, khat=0.9, effective_size=590.0).is_reliable
+    assert replace(good, khat=0.65).is_reliable
+    assert not replace(good, khat=0.69).is_exact
+    assert replace(good, khat=0.51).is_exact  # within its error
+
+
+def _no_forest(density):
+    raise Unavailable(Reason.NO_FOREST, "there are no blocks")
+
+
+@pytest.mark.usefixtures("_no_last_resort")
+def test_what_can_t_be_fitted_falls_back(monkeypatch):
+    """The Gaussian is kept, with the reason."""
+    monkeypatch.setattr("pymc_ngvi.nested.exploring.find_mode", lambda *args: None)
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.trees.forest_of", _no_forest)
+    approx = fit_ngvi(model=counts(), random_seed=1, progressbar=False)
+    assert not approx.is_nested
+    assert approx.record.posterior == "Gaussian: there are no blocks."
+    with pytest.raises(pymc_ngvi.NotExactError, match="No nested posterior: the latent variables can't be fitted"):
+        fit_ngvi(model=counts(), posterior="nested", random_seed=1, progressbar=False)
+
+
+@pytest.mark.usefixtures("_of_few_values", "_no_last_resort")
+@pytest.mark.parametrize(("gaussian", "kept"), [(0.3, False), (0.01, True)])
+def test_of_what_is_not_reliable_that_with_the_better_weights_comes_back(monkeypatch, gaussian, kept):
+    """The weights of the nested posterior are made out to be poor; those of the Gaussian, better or worse still."""
+
+    def poor(*args):
+        state = nested_posterior(*args)
+        checks = replace(state.checks, effective_size=0.1 * state.checks.n_values, khat=1.2)
+        return replace(state, rest=replace(state.rest, checks=checks))
+
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.trees.forest_of", _no_forest)
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.latent_gaussian.nested_posterior", poor)
+    monkeypatch.setattr("pymc_ngvi.posteriors.search.efficiency_of", lambda *args: gaussian)
+    approx = fit_ngvi(model=level(), random_seed=1, progressbar=False)
+    assert approx.record.is_nested is kept
+    assert "k-hat of the weights of the hyperparameters is 1.20" in approx.record.posterior
+    assert not approx.diagnose().reliable or not kept
+
+
+@pytest.mark.usefixtures("_of_few_values")
+def test_more_data_of_one_model():
+    """The next fit of a model reads its data as they are then."""
+    with pm.Model() as model:
+        y = pm.Data("y_data", np.random.default_rng(1).normal(size=20))
+        step, noise = pm.HalfNormal("step", 1.0), pm.HalfNormal("noise", 2.0)
+        x = pm.GaussianRandomWalk("x", sigma=step, init_dist=pm.Normal.dist(0.0, 3.0), shape=20)
+        pm.Normal("y", x, noise, observed=y)
+    first = fit_ngvi(model=model, posterior="nested", random_seed=1, progressbar=False)
+    with model:
+        pm.set_data({"y_data": 5.0 + np.random.default_rng(2).normal(size=20)})
+    second = fit_ngvi(model=model, posterior="nested", random_seed=1, progressbar=False)
+    assert first.is_nested
+    assert second.is_nested
+    assert second.mean_flat[5] > 4.0 > first.mean_flat[5]
+
+
+def test_files_of_an_earlier_version_load():
+    """Their draws are approximate, and said to be."""
+    file = Path(__file__).parents[1] / "files" / "nested_of_earlier.nc"
+    approx = pymc_ngvi.load(file, counts())
+    assert approx.is_nested
+    assert not approx.is_exact
+    assert "draws were made by an earlier version" in approx.checks.sentence
+    assert "Not reliable" in str(approx.summary())
+    # What that version said of these: the hyperparameters rho and s, on the unconstrained scale, and a.
+    new = fitted(counts)
+    np.testing.assert_allclose(approx.mean_flat[:4], [1.05416055, 1.26411739, -0.81523295, 0.13229797], atol=0.02)
+    np.testing.assert_allclose((approx.mean_flat - new.mean_flat) / new.sd_flat, 0.0, atol=0.15)
+    assert approx.sample(100, random_seed=1).posterior.sizes["draw"] == 100

@@ -1,0 +1,189 @@
+"""Steps of Newton in the mean and the standard deviations of predictors."""
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_ngvi import LogDensity, Status, fit_ngvi
+from pymc_ngvi.core import normal_rules
+from pymc_ngvi.core.target import RowRules
+from pymc_ngvi.estimators.quadrature import Quadrature
+from pymc_ngvi.families import FullState
+from pymc_ngvi.families.diagonal import DiagonalState
+from pymc_ngvi.steps.linesearch import LineSearch
+from pymc_ngvi.steps.newton import newton
+from pymc_ngvi.updates.natural import natural
+
+QUADRATURE = Quadrature()
+
+
+def wide_process(n=25, sd=100.0):
+    """Return a classification by a Gaussian process of large variance, and the matrix of its predictors."""
+    rng = np.random.default_rng(3)
+    x = np.sort(rng.uniform(0.0, 6.0, n))
+    y = (rng.uniform(size=n) < 1.0 / (1.0 + np.exp(-3.0 * np.sin(x)))).astype(int)
+    root = np.linalg.cholesky(sd**2 * np.exp(-0.5 * (x[:, None] - x) ** 2) + 1e-4 * np.eye(n))
+    with pm.Model() as model:
+        z = pm.Normal("z", 0.0, 1.0, shape=n)
+        pm.Bernoulli("y", logit_p=pm.math.dot(root, z), observed=y)
+    return model, root
+
+
+def one_row(y=3):
+    with pm.Model() as model:
+        pm.Poisson("y", pm.math.exp(pm.Normal("a", 0.0, 10.0)), observed=y)
+    return model
+
+
+def fine(n_rows):
+    """Return rules that are far finer than their default."""
+    return RowRules(np.full(n_rows, 7, dtype=np.int16), np.ones(n_rows, dtype=np.float32))
+
+
+def measured(target, q, rules=None):
+    evaluation = QUADRATURE.by_rules(target, q, rules)
+    return evaluation, QUADRATURE.moments(target, q, None, evaluation)
+
+
+def newton_at(target, q, sites=None, rules=None):
+    evaluation, moments = measured(target, q, rules)
+    return newton(target, q, moments, evaluation.expectation.bends, sites)
+
+
+def rule_of(density):
+    return LineSearch(density, natural, QUADRATURE, seed=0)
+
+
+def state_with_sites(rule):
+    """Return a state that steps of Newton have led to."""
+    state = rule.init(FullState.from_scale(np.zeros(25), np.full(25, 0.1)))
+    while state.sites is None or not state.bent or state.moments.gap > 1.0:
+        state = rule.step(state)
+    return state
+
+
+@pytest.mark.parametrize("level", range(1, 8))
+def test_third_and_fourth_derivatives_of_a_polynomial(level):
+    """f = 2 z^4 - z^3 + 5 z^2 - z has E[f'''] = -6 and E[f''''] = 48."""
+    z = normal_rules.rule(1, (level,)).nodes[:, 0]
+    np.testing.assert_allclose(
+        normal_rules.bend_weights(level) @ (2.0 * z**4 - z**3 + 5.0 * z**2 - z), [-6.0, 48.0], rtol=1e-9
+    )
+
+
+def test_three_nodes_do_not_take_second_derivatives_for_fourth_ones():
+    z = normal_rules.rule(1, (0,)).nodes[:, 0]
+    assert (normal_rules.bend_weights(0) @ z**2 == 0.0).all()
+
+
+def test_expected_derivatives_of_counts():
+    """All derivatives of -exp have the expectation -exp(m + v / 2); the prior, in the same row, is quadratic."""
+    q = FullState(np.array([0.4]), np.array([[0.7]]))
+    bends = LogDensity(one_row()).expected(q, fine(1)).bends
+    rate = -np.exp(0.4 + 0.7**2 / 2.0)
+    assert bends.is_bent.all()
+    np.testing.assert_allclose([bends.second[0] + 0.01, bends.third[0], bends.fourth[0]], rate, rtol=1e-6)
+
+
+@pytest.mark.parametrize("location", [-1.0, 0.5, 2.0])
+def test_in_one_dimension_it_is_newton_in_mean_and_sd(location):
+    """Against the Hessian of the ELBO in mean and standard deviation, written down."""
+    y, sd, prior = 3, 0.8, 0.01
+    rate = np.exp(location + sd**2 / 2.0)
+    grad = [y - rate - prior * location, -rate * sd - prior * sd + 1.0 / sd]
+    cross = -rate * sd
+    hessian = [[-rate - prior, cross], [cross, -rate * (1.0 + sd**2) - prior - 1.0 / sd**2]]
+    step = -np.linalg.solve(hessian, grad)
+    q = FullState(np.array([location]), np.array([[sd]]))
+    target = LogDensity(one_row(y))
+    found = newton_at(target, q, np.array([1.0 / sd**2]), fine(1))
+    assert found.propose(1.0).location[0] == pytest.approx(location + step[0], rel=1e-6)
+    after = found.propose(1e-5)
+    np.testing.assert_allclose(after.sd()[0] - sd, 1e-5 * step[1], rtol=1e-4)
+    assert found.slope == pytest.approx(np.dot(grad, step), rel=1e-6)
+
+
+def test_the_slope_is_that_of_the_elbo_along_the_step():
+    """Sites fall and rise; half of a step from where sites make up q, so that second order has its part in it, too."""
+    target = LogDensity(wide_process()[0])
+    state = state_with_sites(rule_of(target))
+    q = newton(target, state.q, state.moments, state.bends, state.sites).propose(0.5)
+    start, _ = measured(target, q, fine(50))
+    found = newton_at(target, q, 0.9 * state.sites, fine(50))
+    assert (found.change < 0.0).any()
+    rise = [QUADRATURE.by_rules(target, found.propose(h), fine(50)).elbo - start.elbo for h in (1e-4, 2e-4)]
+    assert (4.0 * rise[0] - rise[1]) / 2e-4 == pytest.approx(found.slope, rel=1e-3)
+
+
+def test_it_converges_quadratically():
+    """Gaps are squared from step to step, where natural steps need some twenty for a tenth."""
+    target = LogDensity(wide_process()[0])
+    rule = rule_of(target)
+    state, gaps = rule.init(FullState.from_scale(np.zeros(25), np.full(25, 0.1))), []
+    while rule.terminate(state) is None:
+        state = rule.step(state)
+        gaps.append(state.moments.gap)
+    assert state.n_newton == 3
+    first = next(i for i, gap in enumerate(gaps) if gap < 0.1)
+    assert gaps[first + 1] < 2e-3
+    assert gaps[first + 2] < 1e-6
+
+
+def test_sites_are_what_the_precision_consists_of():
+    model, root = wide_process()
+    target = LogDensity(model)
+    state = state_with_sites(rule_of(target))
+    sites = state.sites[state.bends.is_bent]
+    assert len(sites) == 25
+    precision = np.linalg.inv(state.q.cov())
+    np.testing.assert_allclose(precision, np.eye(25) + root.T @ (sites[:, None] * root), rtol=1e-6, atol=1e-6)
+
+
+def test_a_wide_process_takes_few_expectations():
+    """All of them, the start and the last check included; 108 without steps of Newton."""
+    approx = fit_ngvi(wide_process()[0], random_seed=1, progressbar=False, posterior="gaussian")
+    assert approx.record.status is Status.CONVERGED
+    assert approx.n_gradients <= 20
+
+
+def test_separable_data_with_wide_priors_take_few_expectations():
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(60, 20))
+    y = (x @ rng.normal(size=20) > 0.0).astype(int)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.0, 200.0, shape=20)
+        pm.Bernoulli("y", logit_p=pm.math.dot(x, beta), observed=y)
+    approx = fit_ngvi(model, random_seed=1, progressbar=False, posterior="gaussian")
+    assert approx.record.status is Status.CONVERGED
+    assert approx.n_gradients <= 30
+
+
+def test_rows_that_are_not_log_concave_may_have_negative_sites():
+    rng = np.random.default_rng(1)
+    y = np.concatenate([rng.normal(size=20), [30.0, -40.0]])
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0.0, 100.0, shape=22)
+        pm.StudentT("y", nu=4.0, mu=mu + pm.Normal("a", 0.0, 100.0), sigma=1.0, observed=y)
+    approx = fit_ngvi(model, random_seed=1, progressbar=False, posterior="gaussian", family="full")
+    assert approx.record.status is Status.CONVERGED
+    assert approx.n_gradients <= 30
+
+
+def test_there_is_none_without_correlations_or_with_rows_of_several_predictors():
+    target = LogDensity(wide_process()[0])
+    q = DiagonalState.from_scale(np.zeros(25), np.full(25, 0.1))
+    assert newton_at(target, q) is None
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("a", 0.0, 1.0), pm.HalfNormal("s", 1.0), observed=[1.0, 2.0])
+    target = LogDensity(model)
+    q = FullState.from_scale(np.zeros(2), np.full(2, 0.1))
+    assert target.expected(q).bends is None
+    assert newton_at(target, q) is None
+
+
+def test_there_is_none_where_rows_are_far_more_than_coordinates():
+    """It would take more than many natural steps, and the data say what q is."""
+    rng = np.random.default_rng(0)
+    with pm.Model() as model:
+        pm.Bernoulli("y", logit_p=pm.Normal("a", 0.0, 1.0) * rng.normal(size=50), observed=rng.integers(0, 2, 50))
+    assert newton_at(LogDensity(model), FullState.from_scale(np.zeros(1), np.ones(1))) is None

@@ -1,0 +1,411 @@
+"""Effects that one row alone reads, integrated out of log p and drawn afterwards."""
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from scipy import integrate, optimize, special
+
+from pymc_ngvi import LogDensity
+from pymc_ngvi.density.hyperparameters import latent_rows
+from pymc_ngvi.density.own_effects import RowsLeft, own_effects_of
+from pymc_ngvi.density.rows_given import RowsGiven
+from pymc_ngvi.families.full import FullState
+from pymc_ngvi.families.matrices.sparse.precisions import Precisions
+from pymc_ngvi.nested.conditional import ConditionalFits
+from pymc_ngvi.nested.many import ManyFitter
+from pymc_ngvi.rows.expectation import RowFunction
+from pymc_ngvi.rows.integrated import Integrated
+from pymc_ngvi.rows.own_draws import OwnDraws
+from pymc_ngvi.rows.seen import ManySeen
+from pymc_ngvi.rows.tabulated import TabulatedRowFunction
+
+SCALES = (0.0, 0.01, 0.3, 1.0, 5.0)
+PREDICTORS = np.array([-8.0, -2.0, 0.0, 1.0, 4.0, 9.0])
+
+
+def poisson(eta, y):
+    return [y * eta - np.exp(eta) - special.gammaln(y + 1.0)]
+
+
+def bernoulli(eta, y):
+    return [y * eta - np.logaddexp(0.0, eta)]
+
+
+def binomial(eta, y, n):
+    return [y * eta - n * np.logaddexp(0.0, eta)]
+
+
+def negative_binomial(eta, y, alpha):
+    return [y * eta - (y + alpha) * np.logaddexp(np.log(alpha), eta)]
+
+
+CASES = [
+    (poisson, (0.0,)), (poisson, (1.0,)), (poisson, (40.0,)), (poisson, (1e4,)),
+    (bernoulli, (0.0,)), (bernoulli, (1.0,)),
+    (binomial, (0.0, 8.0)), (binomial, (3.0, 8.0)), (binomial, (9_990.0, 1e4)),
+    (negative_binomial, (0.0, 0.3)), (negative_binomial, (7.0, 50.0)), (negative_binomial, (1e4, 2.0)),
+]  # fmt: skip
+
+
+def by_quadrature(function, eta, scale, data):
+    """Return log E[exp f], and mean and variance of z, by SciPy."""
+
+    def height(z):
+        with np.errstate(all="ignore"):
+            return float(function(eta + scale * z, *data)[0] - 0.5 * z * z)
+
+    grid = np.linspace(-150.0, 150.0, 30_001)
+    heights = np.array([height(z) for z in grid[::50]])
+    near = grid[::50][np.nanargmax(np.where(np.isfinite(heights), heights, -np.inf))]
+    found = optimize.minimize_scalar(lambda z: -height(z), bounds=(near - 0.6, near + 0.6), method="bounded")
+    mode, top = found.x, -found.fun
+    ends = []
+    for sign in (-1.0, 1.0):
+        far = 1e-3
+        while height(mode + sign * far) > top - 45.0:
+            far *= 1.3
+        ends.append(mode + sign * far)
+
+    def moment(power):
+        parts = ((ends[0], mode), (mode, ends[1]))
+        options = {"epsabs": 0, "epsrel": 1e-11, "limit": 200}
+        return sum(integrate.quad(lambda z: z**power * np.exp(height(z) - top), a, b, **options)[0] for a, b in parts)
+
+    total, first, second = (moment(power) for power in (0, 1, 2))
+    mean = first / total
+    return top + np.log(total / np.sqrt(2.0 * np.pi)), mean, second / total - mean**2
+
+
+@pytest.mark.parametrize(("function", "data"), CASES)
+def test_an_integrated_row_is_what_quadrature_by_scipy_gives(function, data):
+    rows = Integrated(function, 1)
+    own = [np.array([[x]]) for x in data]
+    for scale in SCALES:
+        inputs = [PREDICTORS[:, None], *own, np.array([[scale]])]
+        found, (mean, variance) = rows(*inputs)[0][:, 0], rows.moments(*inputs)
+        for k, eta in enumerate(PREDICTORS[1::2]):
+            value, first, second = by_quadrature(function, eta, scale, data)
+            assert abs(found[1 + 2 * k] - value) < 2e-8 * (1.0 + 1e-4 * abs(value))
+            assert abs(mean[1 + 2 * k, 0] - first) < 5e-4 * (1.0 + abs(first))
+            np.testing.assert_allclose(variance[1 + 2 * k, 0], second, rtol=2e-3)
+
+
+def test_without_a_scale_a_row_is_itself():
+    y, eta = np.arange(40.0)[None], np.linspace(-3.0, 6.0, 40)[None].repeat(20, axis=0)
+    found = Integrated(poisson, 1)(eta, y, np.zeros((1, 40)))[0]
+    np.testing.assert_allclose(found, poisson(eta, y)[0], rtol=1e-12, atol=1e-11)
+
+
+def test_rows_do_not_hang_on_what_else_is_evaluated():
+    """Modes are interpolated between points of a row, which may be far apart."""
+    rows, y = Integrated(poisson, 1), np.array([[0.0, 3.0, 1e4]])
+    eta = np.linspace(-20.0, 12.0, 60)[:, None].repeat(3, axis=1)
+    scale = np.array([[0.1, 2.0, 0.5]])
+    together = rows(eta, y, scale)[0]
+    apart = np.concatenate([rows(eta[k : k + 1], y, scale)[0] for k in range(60)])
+    np.testing.assert_allclose(together, apart, rtol=1e-11, atol=1e-7)
+
+
+def test_far_from_its_mode_a_row_is_minus_infinity_or_right():
+    """With a predictor of 700 the rate overflows; a scale brings it back at a price that is known."""
+    rows = Integrated(poisson, 1)
+    found = rows(np.array([[60.0, 2_000.0]]), np.array([[3.0, 3.0]]), np.array([[0.5, 0.5]]))[0][0]
+    value, _, _ = by_quadrature(poisson, 60.0, 0.5, (3.0,))
+    np.testing.assert_allclose(found[0], value, rtol=1e-9)
+    assert not found[1] > -1e6
+
+
+@pytest.mark.parametrize(("function", "data"), [(poisson, (0.0,)), (bernoulli, (1.0,)), (poisson, (30.0,))])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_draws_have_the_distribution_of_the_effect_given_its_row(function, data, seed):
+    """Uniform values of the distribution function: of 20,000 draws, the Kolmogorov distance is below .0115 in 99 %."""
+    n, scale, eta = 20_000, 2.0, 0.5
+    own = [np.array([[x]]) for x in data]
+    z = Integrated(function, 1).drawn(
+        np.random.default_rng(seed), np.full((n, 1), eta), *own, np.array([[scale]])
+    )[:, 0]  # fmt: skip
+    grid = np.linspace(-10.0, 10.0, 20_001)
+    density = np.exp(function(eta + scale * grid, *data)[0] - 0.5 * grid**2)
+    reached = np.cumsum(density) / density.sum()
+    apart = np.abs(np.interp(np.sort(z), grid, reached) - (np.arange(n) + 0.5) / n).max()
+    assert apart < 0.0135
+
+
+@pytest.mark.parametrize("scale", [0.05, 0.7, -2.0])
+def test_draws_of_many_rows_have_the_distribution_of_the_effect_given_its_row(scale):
+    """Uniform values of distribution functions, two rows with the same data, one with others; scales in between two."""
+    n, y, eta, a = 20_000, np.array([[0.0, 0.0, 12.0]]), np.array([0.5, -1.5, 2.0]), scale * np.array([1.0, 1.13, 1.0])
+    draws = OwnDraws(poisson)
+    for seed in (1, 2):
+        rng = np.random.default_rng(seed)
+        z = draws.drawn(rng, np.tile(eta, (n, 1)), [y], a[None])
+        for k in range(3):
+            grid = np.linspace(-10.0, 10.0, 20_001)
+            density = np.exp(poisson(eta[k] + a[k] * grid, y[0, k])[0] - 0.5 * grid**2)
+            reached = (np.cumsum(density) - 0.5 * density) / density.sum()
+            apart = np.abs(np.interp(np.sort(z[:, k]), grid, reached) - (np.arange(n) + 0.5) / n).max()
+            assert apart < 0.0135
+    assert draws.is_used
+
+
+@pytest.mark.parametrize(("function", "y", "eta"), [(poisson, 0.0, 0.5), (poisson, 30.0, 3.0), (bernoulli, 1.0, -3.0)])
+def test_proposals_for_many_draws_are_near_to_what_they_stand_for(function, y, eta, monkeypatch):
+    """Without steps of the sampler, means are off by less than .02 standard deviations, wherever predictors are."""
+    monkeypatch.setattr("pymc_ngvi.rows.own_draws._STEPS", 0)
+    n, scale = 40_000, np.array([[0.6, 0.6]])
+    rng = np.random.default_rng(1)
+    points = np.stack([np.full(n, eta), eta + rng.normal(0.0, 1.5, n)], axis=1)
+    z = OwnDraws(function).drawn(rng, points, [np.full((1, 2), y)], scale)[:, 0]
+    mean, variance = Integrated(function, 1).moments(np.array([[eta]]), np.array([[y]]), np.array([[0.6]]))
+    assert abs(z.mean() - mean[0, 0]) < (0.02 + 3.0 / np.sqrt(n)) * np.sqrt(variance[0, 0])
+    np.testing.assert_allclose(z.std(), np.sqrt(variance[0, 0]), rtol=0.03)
+
+
+def test_few_draws_and_strange_predictors_are_drawn_one_by_one():
+    draws, y, a = OwnDraws(poisson), np.array([[1.0, 4.0]]), np.array([[0.5, 0.5]])
+    few = draws.drawn(np.random.default_rng(1), np.zeros((20, 2)), [y], a)
+    one_by_one = Integrated(poisson, 1).drawn(np.random.default_rng(1), np.zeros((20, 2)), y, a)
+    np.testing.assert_array_equal(few, one_by_one)
+    assert not draws.is_used
+    for strange in (np.inf, np.nan):
+        points = np.zeros((5_000, 2))
+        points[7, 0] = strange
+        z = draws.drawn(np.random.default_rng(1), points, [y], a)
+        assert np.isfinite(np.delete(z, 7, axis=0)).all()
+        assert not draws.is_used
+
+
+def test_polynomials_stand_for_a_function():
+    rng, n = np.random.default_rng(1), 30
+    y, scale = rng.poisson(3.0, (1, n)).astype(float), np.full((1, n), 0.7)
+    make = [np.arange(n)[:, None], [y, scale], np.ones((1, 1), dtype=bool)]
+    plain, tabulated = (kind(Integrated(poisson, 1), *make) for kind in (RowFunction, TabulatedRowFunction))
+    for middle, width in ((1.0, 0.3), (1.1, 0.4), (4.0, 0.3), (4.0, 0.02)):  # stays, stays, moves, shrinks
+        mean, root = middle + 0.1 * rng.standard_normal((n, 1)), np.full((n, 1, 1), width)
+        codes = rng.integers(0, 4, n).astype(np.int16)
+        expected = plain.whitened(mean, root, codes, np.arange(n))
+        np.testing.assert_allclose(tabulated.whitened(mean, root, codes, np.arange(n)), expected, rtol=1e-8, atol=1e-8)
+        points = mean[:, 0] + rng.normal(0.0, 3.0, (7, n))  # mostly outside of the intervals
+        some = np.array([3, 8, 20])
+        np.testing.assert_allclose(
+            tabulated.values([points[:, some]], some), plain.values([points[:, some]], some), rtol=1e-8, atol=1e-8
+        )
+    calls = []
+    counted = TabulatedRowFunction(lambda *inputs: calls.append(inputs) or Integrated(poisson, 1)(*inputs), *make)
+    for _ in range(5):
+        counted.whitened(mean, root, codes, np.arange(n))
+    assert len(calls) == 1
+
+
+# --- in models ---
+
+
+def model_of(form, n=24, likelihood="poisson"):
+    """Groups of four rows, and an effect of each row."""
+    rng, group = np.random.default_rng(3), np.arange(n) % 4
+    y = rng.poisson(np.exp(0.5 + rng.normal(0.0, 0.7, n)))
+    with pm.Model() as model:
+        mu, size = pm.Normal("mu", 0.0, 2.0), pm.HalfNormal("size", 1.0)
+        u, s = pm.Normal("u", 0.0, size, shape=4), pm.HalfNormal("s", 1.0)
+        if form == "centred":
+            eta = pm.Normal("e", mu + u[group], s, shape=n)
+        elif form == "about 0":
+            eta = mu + u[group] + pm.Normal("e", 0.0, s, shape=n)
+        else:
+            eta = mu + u[group] + s * pm.Normal("e", 0.0, 1.0, shape=n)
+        if likelihood == "poisson":
+            pm.Poisson("y", pm.math.exp(eta), observed=y)
+        elif likelihood == "binomial":
+            pm.Binomial("y", 12, logit_p=eta, observed=np.minimum(y, 12))
+        elif likelihood == "negative binomial":
+            pm.NegativeBinomial("y", pm.math.exp(eta), pm.Exponential("alpha", 1.0), observed=y)
+        elif likelihood == "student":
+            pm.StudentT("y", nu=4.0, mu=eta, sigma=0.3, observed=y)
+        else:
+            pm.Normal("y", eta, 0.3, observed=y)
+    return model
+
+
+def left_of(model, values=None):
+    density = LogDensity(model)
+    given = latent_rows(density)
+    assert isinstance(given, RowsLeft)
+    start = density.initial_point()[given.outside]
+    assert given.give(start - 0.2 if values is None else np.full(len(start), values))
+    return given
+
+
+@pytest.mark.parametrize(
+    ("form", "likelihood"),
+    [(f, "poisson") for f in ("centred", "about 0", "not")] + [("not", "binomial"), ("not", "negative binomial")],
+)
+def test_log_p_is_integrated_over_each_effect(form, likelihood):
+    """Of all that adds up, each effect is integrated by itself, by values of log p alone."""
+    given = left_of(model_of(form, likelihood=likelihood))
+    assert (given.n_dim, len(given.inside)) == (5, 29)
+    effects = np.setdiff1d(np.arange(29), given.kept)
+    x = given.start() + 0.3 * np.random.default_rng(1).standard_normal((2, 5))
+    about = given.drawn_inside(x, np.random.default_rng(2))
+    z, spread = np.linspace(-9.0, 9.0, 1_801), 0.8  # a grid in units of prior sds, whatever the form
+    total = given.whole.logp(about)
+    first = total.copy()
+    for k in effects:
+        for i in range(2):
+            points = np.repeat(about[i : i + 1], len(z), axis=0)
+            points[:, k] += spread * z
+            heights = given.whole.logp(points) - first[i]
+            total[i] += np.log(np.exp(heights).sum() * spread * (z[1] - z[0]))
+    np.testing.assert_allclose(given.logp(x), total, rtol=1e-8)
+
+
+def test_forms_of_the_same_model_are_one():
+    """Log p of what is left is the same for all, but for what the scale of effects adds to a centred one's density."""
+    x = np.array([[0.4, 0.3, -0.2, 0.1, 0.5]])
+    values = [left_of(model_of(form)).logp(x) for form in ("centred", "about 0", "not")]
+    np.testing.assert_allclose(values[0], values[1], rtol=1e-9)
+    np.testing.assert_allclose(values[0], values[2], rtol=1e-9)
+
+
+@pytest.mark.parametrize("form", ["about 0", "not"])
+def test_a_scale_of_nearly_0_is_harmless(form):
+    """Effects are 0 then, and rows what they are without."""
+    given = left_of(model_of(form), -25.0)
+    x = np.array([[0.4, 0.3, -0.2, 0.1, 0.5]])
+    drawn = given.drawn_inside(x, np.random.default_rng(1))
+    assert np.isfinite(given.logp(x)).all()
+    assert np.isfinite(drawn).all()
+    with_ = LogDensity(model_of(form))
+    at_0 = with_.initial_point()[None].repeat(2, axis=0)
+    at_0[:, given.outside] = -25.0
+    at_0[1, given.inside[given.kept]] += 0.3
+    at_0[:, given.inside[np.setdiff1d(np.arange(29), given.kept)]] = 0.0
+    apart = np.diff(with_.logp(at_0))
+    np.testing.assert_allclose(np.diff(given.logp(at_0[:, given.inside[given.kept]])), apart, rtol=1e-7)
+
+
+@pytest.mark.parametrize("form", ["centred", "about 0", "not"])
+def test_moments_are_those_of_draws(form):
+    """Four standard errors of 4,000 draws, and what is off by a coarse rule."""
+    given, n = left_of(model_of(form)), 4_000
+    factor = 0.25 * np.tril(np.ones((5, 5))) / np.arange(1.0, 6.0)[:, None] ** 0.5
+    q = FullState(given.start() + 0.2, factor)
+    mean, sd = given.moments_inside(q)
+    rng = np.random.default_rng(5)
+    drawn = given.drawn_inside(q.draws(rng.standard_normal((n, 5))), rng)
+    assert np.abs((drawn.mean(axis=0) - mean) / sd).max() < 4.0 / np.sqrt(n)
+    assert np.abs(drawn.std(axis=0) / sd - 1.0).max() < 4.0 / np.sqrt(2 * n) + 0.01
+
+
+def test_the_pattern_is_that_of_what_is_left():
+    """With a mean of the effects that hangs on others, rows read these instead."""
+    for form in ("centred", "not"):
+        given = left_of(model_of(form))
+        x = given.start() + 0.1
+        step, unit = 1e-3, np.eye(5)
+        second = np.array(
+            [
+                [
+                    (given.logp((x + step * (a + b))[None]) - given.logp((x + step * a)[None])
+                     - given.logp((x + step * b)[None]) + given.logp(x[None]))[0] / step**2
+                    for b in unit
+                ]
+                for a in unit
+            ]
+        )  # fmt: skip
+        expected = np.abs(second) > 1e-3
+        found = np.ones((5, 5), dtype=bool) if given.pattern is None else given.pattern.matrix.toarray()
+        assert (np.tril(found) >= np.tril(expected)).all()
+        assert expected[1:, 0].all()
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "why"), [("student", "is not concave in its own effect"), ("normal", "no effect is read by one row")]
+)
+def test_what_is_not_integrated_out(likelihood, why):
+    density = LogDensity(model_of("not", likelihood=likelihood))
+    given = latent_rows(density)
+    assert type(given) is RowsGiven
+    found, sentence = own_effects_of(given.rows)
+    assert found is None
+    assert why in sentence
+
+
+def test_effects_of_groups_and_of_series_stay():
+    with pm.Model() as model:
+        s = pm.HalfNormal("s", 1.0)
+        u = pm.Normal("u", 0.0, s, shape=3)
+        x = pm.GaussianRandomWalk("x", sigma=s, init_dist=pm.Normal.dist(0.0, 1.0), shape=9)
+        pm.Poisson("y", pm.math.exp(u[np.arange(9) % 3] + x), observed=np.arange(9))
+    assert type(latent_rows(LogDensity(model))) is RowsGiven
+
+
+def test_a_condition_on_effects_keeps_them():
+    """A rate that is affine in an effect may be negative: part of the integral would be outside of the support."""
+    with pm.Model() as model:
+        b, s = pm.Normal("b", 0.0, 1.0), pm.HalfNormal("s", 1.0)
+        e = pm.Normal("e", 0.0, 1.0, shape=6)
+        pm.Poisson("y", 3.0 + b + s * e, observed=np.arange(6))
+    assert type(latent_rows(LogDensity(model))) is RowsGiven
+
+
+@pytest.mark.parametrize("form", ["centred", "about 0", "not"])
+def test_many_hyperparameters_at_once_are_as_one_after_the_other(form):
+    given = left_of(model_of(form))
+    rng = np.random.default_rng(1)
+    values = given.whole._given.get_value() + 0.3 * rng.standard_normal((4, len(given.outside)))
+    x = given.start()[:, None] + 0.3 * rng.standard_normal((4, given.n_dim, 2))
+    rows, agrees = given.over.at(values)
+    assert agrees.all()
+    found = rows.values(x)
+    some = np.array([3, 1])
+    np.testing.assert_allclose(rows[some].values(x[some]), found[some], rtol=1e-9)
+    base = rng.standard_normal((1, given.n_dim, 4_000))
+    fitter = ManyFitter(Precisions(given.over.entries.pattern))
+    for k, value in enumerate(values):
+        assert given.give(value)
+        np.testing.assert_allclose(found[k], given.logp(x[k].T), rtol=1e-9)
+        one = ConditionalFits(given).fit(value, ())
+        seen = ManySeen(one.seen.mean[None], [c[None] for c in one.seen.covariances])
+        fits = fitter.fit(rows[np.array([k])], seen, None, 1e-4)
+        np.testing.assert_allclose(fits.elbo, one.elbo, atol=1e-3)
+        factors = fits.factors
+        mean, sd = fits.rows.moments_inside(fits.mean, factors.sd, fits.seen, fits.rules, factors.covariance)
+        expected = given.moments_inside(one.q)
+        assert np.abs((mean[0] - expected[0]) / sd[0]).max() < 0.01
+        np.testing.assert_allclose(sd[0], expected[1], rtol=0.01)
+    drawn = fits.rows.drawn_inside(fits.draws(base), rng)[0]
+    assert np.abs((drawn.mean(axis=1) - mean[0]) / sd[0]).max() < 4.0 / np.sqrt(4_000)
+    assert np.abs(drawn.std(axis=1) / sd[0] - 1.0).max() < 4.0 / np.sqrt(8_000) + 0.01
+
+
+def test_a_nested_posterior_is_that_of_a_grid():
+    """Two parameters, 25 effects: log m by quadrature, row by row, on a grid of the two."""
+    rng = np.random.default_rng(4)
+    y = rng.poisson(np.exp(0.6 + 0.8 * rng.standard_normal(25)))
+    with pm.Model():
+        b, s = pm.Normal("b", 0.0, 2.0), pm.HalfNormal("s", 1.0)
+        e = pm.Normal("e", 0.0, 1.0, shape=25)
+        pm.Poisson("y", pm.math.exp(b + s * e), observed=y)
+        approx = pm.fit(method="ngvi", posterior="nested", random_seed=1, progressbar=False)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    grid_b, grid_s = np.meshgrid(np.linspace(-1.0, 2.0, 61), np.linspace(0.01, 2.5, 60), indexing="ij")
+    eta = grid_b[..., None] + grid_s[..., None] * nodes
+    density, of_z = -(grid_b**2) / 8.0 - 0.5 * grid_s**2, []
+    for one in y:
+        heights = one * eta - np.exp(eta)
+        inner = np.exp(heights - heights.max(axis=-1, keepdims=True)) * weights
+        density = density + np.log(inner.sum(axis=-1)) + heights.max(axis=-1)
+        of_z.append((inner @ nodes) / inner.sum(axis=-1))
+    p = np.exp(density - density.max())
+    p /= p.sum()
+    draws = approx.sample(4_000, random_seed=1).posterior
+    assert approx.checks.n_local == 26
+    assert approx.checks.variance < 0.1
+    for name, grid in (("b", grid_b), ("s", grid_s)):
+        mean = (p * grid).sum()
+        sd = np.sqrt((p * (grid - mean) ** 2).sum())
+        assert abs(float(draws[name].mean()) - mean) < 0.12 * sd
+        assert abs(float(draws[name].std()) / sd - 1.0) < 0.1
+    means = np.array([(p * z).sum() for z in of_z])
+    assert np.abs(draws["e"].mean(("chain", "draw")).values - means).max() < 0.12

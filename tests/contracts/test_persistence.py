@@ -1,0 +1,981 @@
+"""An approximation in a file, and back: the same bits, what is refused, and what goes on as if it had not stopped."""
+
+import ast
+import builtins
+import contextlib
+import functools
+import gc
+import json
+import os
+import pickle
+import re
+import warnings
+
+from copy import copy as shallow_copy
+from copy import deepcopy
+from dataclasses import fields
+from enum import Enum
+from pathlib import Path
+
+import arviz_base
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytest
+import xarray as xr
+
+from doubles import GaussianMixtureState
+from numpy.testing import assert_allclose, assert_array_equal
+from test_docs import DOCS, run
+
+import pymc_ngvi
+
+from pymc_ngvi import ConvergenceWarning, LogDensity, NGVIApproximation, Status, load
+from pymc_ngvi.core.stored import all_stored, stored
+from pymc_ngvi.core.types import PathMoments
+from pymc_ngvi.families import BlockState, BlockStructure, DiagonalState
+from pymc_ngvi.fitting.memory import memory_of, remember
+from pymc_ngvi.fitting.registry import ALLOWED, AXES, Choice
+from pymc_ngvi.reparam.differences import DifferenceSteps
+from pymc_ngvi.results.persistence import files
+from pymc_ngvi.results.persistence.encoding import DamagedError, Decoder, Encoder
+
+pytestmark = pytest.mark.usefixtures("_compiled_once")
+
+_RNG = np.random.default_rng(5)
+X = _RNG.standard_normal((30, 2))
+Y = _RNG.poisson(np.exp(0.4 * X[:, 0] + 0.5))
+GROUP = np.repeat(np.arange(6), 5)
+
+
+def regression(*, y=Y, x=X, sd=1.0, labels=("a", "b"), names=("level", "slope"), shape=None, scale=pm.HalfNormal):
+    """Return a model of three coordinates of which much can be changed."""
+    with pm.Model(coords={"k": list(labels)}) as model:
+        data = pm.Data("x", x)
+        variables = {
+            "level": lambda: pm.Normal(names[0], 0.0, sd, shape=shape),
+            "slope": lambda: pm.Normal(names[1], 0.0, 0.7, dims="k"),
+        }
+        made = {name: variables[name]() for name in ("level", "slope")}
+        spread = scale("spread", 1.0)
+        pm.Poisson("y", pm.math.exp(made["level"].sum() + spread * (data @ made["slope"])), observed=y)
+    return model
+
+
+def hierarchical():
+    """Return a model with group effects."""
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0.0, 1.0)
+        sd = pm.HalfNormal("sd", 1.0)
+        effect = pm.Normal("effect", 0.0, sd, shape=6)
+        pm.Poisson("y", pm.math.exp(mu + effect[GROUP]), observed=Y)
+    return model
+
+
+def many_groups():
+    """Return a model whose Hessian has a structure of its own."""
+    counts = np.random.default_rng(2).poisson(2.0, size=(30, 2))
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0.0, 1.0)
+        effect = pm.Normal("effect", mu, 0.5, shape=30)
+        pm.Poisson("y", pm.math.exp(effect[:, None]), observed=counts)
+    return model
+
+
+def two_modes():
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.0, 2.0)
+        z = pm.Normal("z", 0.0, 1.0)
+        pm.Normal("y", abs(x) ** 1.5 + 0.3 * z, 0.5, observed=3.0)
+    return model
+
+
+def heavy_tails():
+    with pm.Model() as model:
+        pm.StudentT("x", nu=4.0, mu=1.0, sigma=2.0, shape=2)
+    return model
+
+
+def four_directions():
+    """Return a model whose rows have too many predictors for expectations without draws, but could have them."""
+    with pm.Model() as model:
+        b = pm.Normal("b", 0.0, 1.0, shape=4)
+        pm.Poisson("y", pm.math.exp(b[0] + b[1] * X[:, 0]) + pm.math.exp(b[2] * X[:, 1] + b[3]), observed=Y)
+        pm.Potential("sum", pm.math.sin(b[0]) * pm.math.sin(b[1]) * pm.math.sin(b[2]) * pm.math.sin(b[3]))
+    return model
+
+
+def left_support():
+    """Return a model with rates that a Gaussian makes negative."""
+    with pm.Model() as model:
+        level, slope = pm.Normal("level", 3.0, 1.0), pm.Normal("slope", 0.0, 1.0)
+        pm.Poisson("y", level + slope * X[:12, 0], observed=np.arange(12) % 4)
+    return model
+
+
+def minibatches():
+    x, y = pm.Minibatch(X[:, 0], X[:, 1], batch_size=10)
+    with pm.Model() as model:
+        slope = pm.Normal("slope", 0.0, 1.0)
+        pm.Normal("y", slope * x, 1.0, observed=y, total_size=len(X))
+    return model
+
+
+@functools.cache
+def made(make):
+    """Return a model for the tests that change nothing of it, and compile it once."""
+    return make()
+
+
+def fit(model, n, seed=1, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return pymc_ngvi.fit_ngvi(n, model=model, random_seed=seed, progressbar=False, **options)
+
+
+def refined(approx, n, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return approx.refine(n, progressbar=False, **options)
+
+
+def outcome(record):
+    """Return what a record says, but for times, and as what compares."""
+    return {f.name: getattr(record, f.name) for f in fields(record) if "seconds" not in f.name and f.name != "gaussian"}
+
+
+def assert_same_q(left, right):
+    assert type(left) is type(right)
+    one, other = left.params(), right.params()
+    assert one.keys() == other.keys()
+    for name in one:
+        assert_array_equal(one[name], other[name], err_msg=name)
+        assert one[name].dtype == other[name].dtype
+
+
+def assert_same(left, right):
+    """Assert that two approximations have the same bits."""
+    assert_same_q(left.q, right.q)
+    assert_array_equal(left.hist, right.hist)
+    assert_array_equal(left.gap_hist, right.gap_hist)
+    one, other = outcome(left.record), outcome(right.record)
+    assert repr(one) == repr(other)  # NaN is the same as NaN
+    theta = left.draw_flat(4, random_seed=3)
+    assert_array_equal(theta, right.draw_flat(4, random_seed=3))
+    assert_array_equal(left.log_q(theta), right.log_q(theta))
+    assert_array_equal(left.draw_flat(2), right.draw_flat(2))  # of the generators, which go on
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """A fit that was cut short; not to be changed."""
+    return fit(made(regression), 5)
+
+
+@pytest.fixture
+def file(fitted, tmp_path):
+    path = tmp_path / "approx.nc"
+    fitted.save(path)
+    return path
+
+
+# --- round trips ------------------------------------------------------------------------------------------------------
+
+#: A model for each family, and options that make other states.
+MODELS = {"sparse": many_groups, "mixture": two_modes, "student_t": heavy_tails}
+FIRST = {}
+for row in ALLOWED:
+    FIRST.setdefault((row[0], row[3]), Choice(*row).given())
+KINDS = {
+    **{step: next(v for k, v in FIRST.items() if k[1] == step) for step in AXES["step"]},
+    **{family: next(v for k, v in FIRST.items() if k[0] == family) for family in AXES["family"]},
+    "t from gradients": {"family": "student_t", "estimator": "stein"},
+    "gauss-newton": {"estimator": "gauss_newton", "step": "proximal"},
+    "factor of the precision": {"update": "euclidean", "step": "adam", "estimator": "pathwise"},
+    "antithetic": {"base_draws": "antithetic", "n_draws": 8, "stl": False},
+    "named blocks": {"family": "block", "blocks": [["level", "spread"], ["slope"]]},
+    "sparse adam": {"family": "sparse", "step": "adam"},
+    "mixture of sparse": {"family": "mixture", "components": "sparse", "model": many_groups, "n_components": 2},
+    "four directions": {"model": four_directions},
+    "rvb1": {"reparam": "rvb1", "model": hierarchical},
+    "rvb2": {"reparam": "rvb2", "model": hierarchical},
+    "noncentred": {"reparam": "noncentred", "model": hierarchical, "family": "block"},
+    "minibatches": {"model": minibatches, "step": "decay"},
+}
+
+
+def test_kinds_are_of_each_family_and_each_step_rule():
+    assert set(AXES["step"]) <= set(KINDS)
+    assert {kind.get("family") for kind in KINDS.values()} >= set(AXES["family"])
+    assert KINDS["full"] == KINDS["adaptive"]  # so that one of them will do
+
+
+# Without two: "full" is "adaptive" again, and "rvb1" has its round trip with new names.
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("full", "rvb1")])
+def test_goes_on_as_if_it_had_not_stopped(kind, tmp_path):
+    options = dict(KINDS[kind])
+    model = made(options.pop("model", None) or MODELS.get(options.get("family"), regression))
+    approx = fit(model, 7, **options)
+    path = tmp_path / "approx.nc"
+    approx.save(path)
+    again = load(path, model)
+    assert_same(approx, again)
+    assert again.density.backend == approx.density.backend
+    assert_same(refined(approx, 9), refined(again, 9))
+    assert again.record.n_iterations >= 8
+
+
+def test_a_fit_that_went_on_with_draws():
+    model = made(left_support)
+    approx = fit(model, 20)
+    assert approx.record.estimator == "price"
+    again = load(approx.to_datatree(), model)
+    assert_same(refined(approx, 3), refined(again, 3))
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("adaptive", 1), ("linesearch", 1), ("sparse", 1), ("decay", 2)])
+def test_in_parts_is_as_in_one(kind, seed, tmp_path):
+    options = dict(KINDS[kind])
+    model = made(options.pop("model", None) or MODELS.get(options.get("family"), regression))
+    options |= {"tol": 1e-3} if kind != "decay" else {}
+    whole = fit(model, 14, seed, **options)
+    part = fit(model, 4, seed, **options)
+    for n in (5, 5):  # saved twice on the way
+        part.save(tmp_path / "part.nc")
+        part = refined(load(tmp_path / "part.nc", model), n)
+    assert_same_q(whole.q, part.q)
+    assert_array_equal(whole.hist, part.hist)
+    assert outcome(whole.record)["elbo"] == outcome(part.record)["elbo"]
+
+
+@pytest.mark.parametrize(
+    ("make", "family", "stages"),
+    [(two_modes, "mixture", {"gaussian", "solve", "grow", "average"}), (heavy_tails, "student_t", set())],
+)
+def test_goes_on_from_every_stage(make, family, stages):
+    """Kept in a callback, as a checkpoint: the fit that goes on ends where the one that was not stopped does."""
+    trees, seen = {}, set()
+
+    def keep(approx, losses, i):
+        state = approx._session._state.rule
+        stage = getattr(state, "stage", type(state).__name__)
+        if stage not in seen:
+            seen.add(stage)
+            trees[i] = approx.to_datatree()
+
+    options = {"family": family, "n_components": 2} if family == "mixture" else {"family": family}
+    whole = fit(made(make), 500, callbacks=[keep], **options)
+    assert seen >= stages
+    assert len(trees) > 1
+    for tree in trees.values():
+        part = refined(load(tree, made(make)), 500)
+        assert_same_q(whole.q, part.q)
+        assert repr(outcome(whole.record)) == repr(outcome(part.record))
+
+
+def test_a_checkpoint_of_the_last_iteration_has_ended():
+    trees = []
+    whole = fit(made(regression), 100, callbacks=[lambda approx, losses, i: trees.append(approx.to_datatree())])
+    part = refined(load(trees[-1], made(regression)), 100)
+    assert whole.converged
+    assert part.record.n_iterations == whole.record.n_iterations
+    assert part.converged
+
+
+def test_a_loaded_fit_can_be_saved_before_and_after_it_goes_on(file, tmp_path):
+    first = load(file, made(regression))
+    first.save(tmp_path / "second.nc")
+    second = load(tmp_path / "second.nc", made(regression))
+    assert_same(refined(first, 4), refined(second, 4))
+    second.save(file)
+    third = load(file, made(regression))
+    assert_same(second, third)
+    assert third.record.n_iterations == 9
+
+
+def test_without_the_fit(fitted, tmp_path):
+    fitted.save(tmp_path / "small.nc", resumable=False)
+    again = load(tmp_path / "small.nc", made(regression))
+    assert_same_q(fitted.q, again.q)
+    with pytest.raises(RuntimeError, match="no fit to go on with"):
+        again.refine(1)
+
+
+def test_options_of_a_fit_are_kept(tmp_path):
+    approx = fit(made(regression), 3, tol=0.02, max_draws=64)
+    again = load(approx.to_datatree(), made(regression))
+    assert_same(refined(approx, 50, tol=0.5), refined(again, 50, tol=0.5))
+    assert again.record.n_gradients < fit(made(regression), 50, tol=0.02, estimator="price").record.n_gradients
+
+
+def test_the_diagnosis_is_kept(tmp_path):
+    """With all that it says, and without another evaluation; q that has moved since then is not judged."""
+    model = made(regression)
+    approx = fit(model, 200)
+    unjudged = load(approx.to_datatree(), model)
+    assert unjudged._kept.verdict is None
+    said = str(approx.diagnose())
+    approx.save(tmp_path / "approx.nc")
+    again = load(tmp_path / "approx.nc", model)
+    before = again.density.n_gradients
+    assert again.sample(5).posterior.attrs["verdict"] == approx.diagnose().verdict
+    assert str(again.diagnose()) == said
+    xr.testing.assert_identical(again.diagnose().to_dataset(), approx.diagnose().to_dataset())
+    assert again.summary(draws=50).lines == approx.summary(draws=50).lines
+    assert again.density.n_gradients == before
+    load(again.to_datatree(), model).diagnose()
+    refined(again, 50, tol=1e-4)
+    assert again._kept.verdict is None
+
+
+def test_a_diagnosis_of_another_form_is_refused(fitted):
+    approx = shallow_copy(fitted)
+    approx.diagnose()
+    short = {"dtype": "float64", "values": [0.1], "shape": [1]}
+    for field in (["findings", [1]], ["by_coordinate", {"dict": [["khat", short]]}]):
+
+        def edit(content, field=field):
+            content["diagnosis"]["dict"].append(field)
+
+        with pytest.raises(ValueError, match="The tree is damaged: "):
+            load(edited(approx.to_datatree(), "approximation", edit), made(regression))
+
+
+def test_made_by_hand(tmp_path):
+    model = regression()
+    approx = NGVIApproximation(LogDensity(model), DiagonalState(np.array([0.1, 0.2, 0.3, -0.4]), np.ones(4)))
+    approx.save(tmp_path / "approx.h5")
+    again = load(tmp_path / "approx.h5", model)
+    assert again.record is None
+    assert_same_q(approx.q, again.q)
+
+
+def test_a_state_that_no_file_can_hold():
+    model = regression()
+    q = GaussianMixtureState(np.array([0.5, 0.5]), np.zeros((2, 4)), np.ones((2, 4)))
+    with pytest.raises(TypeError, match="GaussianMixtureState"):
+        NGVIApproximation(LogDensity(model), q).to_datatree()
+
+
+def test_the_model_of_the_context(file):
+    with regression():
+        assert load(file).record.n_iterations == 5
+
+
+def test_unknown_options(file, fitted):
+    with pytest.raises(TypeError, match="load does not know progressbar"):
+        load(file, made(regression), progressbar=False)
+    with pytest.raises(TypeError, match="log_p are of posterior draws"):
+        fitted.to_datatree(log_p=False)
+
+
+# --- draws, and other readers -----------------------------------------------------------------------------------------
+
+
+def test_draws_are_those_of_sample(fitted, tmp_path):
+    fitted.save(tmp_path / "approx.nc", draws=20, random_seed=4)
+    expected = fitted.sample(20, random_seed=4)
+    with xr.open_datatree(tmp_path / "approx.nc", engine="h5netcdf") as tree:
+        xr.testing.assert_equal(tree["posterior"].to_dataset().load(), expected["posterior"].to_dataset())
+        assert_array_equal(tree["observed_data/y"], Y)
+        assert_array_equal(tree["unconstrained/slope"].sel(moment="mean", k="b"), fitted.mean_flat[2])
+        assert_array_equal(tree["unconstrained/slope"].sel(moment="sd", k="a"), fitted.sd_flat[1])
+        assert tree["approximation"].attrs["status"] == "iteration limit"
+        assert_array_equal(tree["approximation/q.cholesky_factor"], fitted.q.factor)
+    assert_same_q(load(tmp_path / "approx.nc", made(regression)).q, fitted.q)
+
+
+def test_arviz_reads_it(fitted, tmp_path):
+    fitted.save(tmp_path / "approx.nc", draws=20, random_seed=4)
+    tree = arviz_base.convert_to_datatree(str(tmp_path / "approx.nc"))
+    assert tree.posterior.sizes == {"chain": 1, "draw": 20, "k": 2}
+    assert arviz_base.extract(tree, var_names="slope").shape == (2, 20)
+    tree.close()
+
+
+def test_no_dense_matrix_of_a_sparse_precision(tmp_path):
+    """In 100,000 dimensions a dense matrix would take 80 GB."""
+    n = 100_000
+    with pm.Model() as model:
+        pm.Normal("x", 0.0, 1.0, shape=n)
+    q = BlockState(np.zeros(n), np.ones(n), BlockStructure(np.arange(n)))
+    NGVIApproximation(LogDensity(model), q).save(tmp_path / "large.nc")
+    assert os.path.getsize(tmp_path / "large.nc") < 100 * n
+    assert_same_q(load(tmp_path / "large.nc", model).q, q)
+
+
+def test_base_draws_are_left_out():
+    """They follow from the seed, and take more than the rest."""
+    arrays = fit(made(regression), 2, n_draws=64).to_datatree()["fit"]
+    assert "snapshot.state.rule.evaluation.grad" in arrays
+    assert not any("base" in name or "theta" in name for name in arrays)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+OTHERS = {
+    "'level' is not in the model; 'height' is not in the file": {"names": ("height", "slope")},
+    "'slope' has other labels along 'k': a, b in the file, a, c in the model": {"labels": ("a", "c")},
+    r"'slope' has shape \(2,\) in the file, \(3,\) in the model": {"labels": "abc", "x": np.ones((30, 3))},
+    r"'level' has shape \(\) in the file, \(1,\) in the model": {"shape": 1},
+    "'spread' has unconstrained value 'spread_log__' in the file, 'spread_interval__' in the model; 'spread' has "
+    "transform 'LogTransform' in the file, 'Interval' in the model": {
+        "scale": lambda name, upper: pm.Uniform(name, 0.0, upper)
+    },
+    "'spread' has unconstrained value 'spread_log__' in the file, 'spread' in the model; 'spread' has transform "
+    "'LogTransform' in the file, none in the model": {"scale": lambda name, sd: pm.Normal(name, 0.0, sd)},
+}
+
+
+@pytest.mark.parametrize("message", OTHERS)
+def test_another_model_is_refused_with_what_differs(file, message):
+    with pytest.raises(ValueError, match=f"does not fit the model: {message}"):
+        load(file, regression(**OTHERS[message]))
+
+
+def test_another_order_is_refused(file):
+    with pm.Model(coords={"k": ["a", "b"]}) as model:
+        pm.Data("x", X)
+        pm.Normal("slope", 0.0, 0.7, dims="k")
+        pm.Normal("level", 0.0, 1.0)
+        pm.HalfNormal("spread", 1.0)
+    with pytest.raises(ValueError, match="the order is level, slope, spread in the file, slope, level, spread in the"):
+        load(file, model)
+
+
+@pytest.mark.parametrize(("change", "name"), [({"y": Y + 1}, "'y'"), ({"x": X + 1.0}, "'x'")])
+def test_other_data(file, change, name):
+    with pytest.warns(UserWarning, match=f"fitted to other data: {name} differ"):
+        approx = load(file, regression(**change))
+    with pytest.warns(UserWarning, match=f"The data {name} were changed after the fit"):
+        assert "log_p" not in approx.sample(5, random_seed=1)["sample_stats"]
+    for call in (lambda: approx.refine(5), lambda: approx.khat(100)):
+        with pytest.raises(ValueError, match=f"The data {name} were changed"):
+            call()
+    # Saved again, it stays that of the first data.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(approx.to_datatree(), regression())
+
+
+def test_without_a_model_it_is_said_that_it_is_needed(file):
+    with pytest.raises(TypeError, match=r"build it again, and call load\(file, model\)"):
+        load(file)
+
+
+def test_data_can_be_set_back(file):
+    model = regression(x=X + 1.0)
+    with pytest.warns(UserWarning, match="other data"):
+        approx = load(file, model)
+    with model:
+        pm.set_data({"x": X.copy()})
+    assert refined(approx, 3).record.n_iterations == 8
+    with model:
+        pm.set_data({"x": X + 2.0})
+    with pytest.raises(ValueError, match="'x' were changed"):
+        approx.refine(5)
+
+
+def test_types_of_numbers_make_no_other_data(file):
+    load(file, regression(y=Y.astype(np.int8), x=X.astype(np.float64)))  # no warning
+
+
+def test_other_priors_are_refused_where_the_fit_goes_on(file):
+    approx = load(file, regression(sd=1.5))
+    with pytest.raises(ValueError, match="can't go on: at the mean of q, log p of this model is"):
+        approx.refine(5)
+
+
+def test_changed_data_are_not_saved():
+    model = regression()
+    approx = fit(model, 2)
+    with model:
+        pm.set_data({"x": X + 1.0})
+    with pytest.raises(ValueError, match="with data that it was not fitted to"):
+        approx.to_datatree()
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_existing_file_is_replaced_only_when_the_new_one_is_complete(fitted, file, monkeypatch):
+    before = file.read_bytes()
+
+    def fails(self, path, **kwargs):
+        Path(path).write_bytes(b"half a file")
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(xr.DataTree, "to_netcdf", fails)
+        with pytest.raises(OSError, match="no space left"):
+            fitted.save(file)
+    assert file.read_bytes() == before
+    assert os.listdir(file.parent) == [file.name]
+    fitted.save(file, resumable=False)
+    assert file.stat().st_size < len(before)
+    assert os.listdir(file.parent) == [file.name]
+
+
+def test_zarr(fitted, tmp_path, monkeypatch):
+    pytest.importorskip("zarr")
+    path = tmp_path / "approx.zarr"
+    for _ in range(2):  # the second replaces the first
+        fitted.save(str(path), draws=3)
+        assert os.listdir(tmp_path) == ["approx.zarr"]
+    assert_same_q(load(path, made(regression)).q, fitted.q)
+    approx = refined(load(path, made(regression)), 5)
+    assert approx.record.n_iterations == 10
+
+    def fails(*args, **kwargs):
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(xr.DataTree, "to_zarr", fails)
+        with pytest.raises(OSError, match="no space left"):
+            fitted.save(path)
+    assert_same_q(load(path, made(regression)).q, fitted.q)
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(ValueError, match="is no zarr store"):
+        load(other, made(regression))
+
+
+def test_zarr_with_codecs_that_could_run_code(fitted, tmp_path):
+    pytest.importorskip("zarr")
+    path = tmp_path / "approx.zarr"
+    fitted.save(path)
+    metadata = next(p for p in path.rglob("zarr.json") if '"codecs"' in p.read_text())
+    listed = json.loads(metadata.read_text())
+    listed["codecs"].append({"name": "pickle", "configuration": {}})
+    metadata.write_text(json.dumps(listed))
+    with pytest.raises(ValueError, match=r"asks for \['pickle'\]"):
+        load(path, made(regression))
+    listed["codecs"].pop()
+    metadata.write_text(json.dumps(listed))
+    (metadata.parent / ".zarray").write_text("{}")  # of version 2, which had such codecs
+    with pytest.raises(ValueError, match="is no zarr store of version 3"):
+        load(path, made(regression))
+
+
+def test_zarr_that_is_not_installed(fitted, tmp_path, monkeypatch):
+    monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install zarr"):
+        fitted.save(tmp_path / "approx.zarr")
+
+
+def test_paths_that_are_refused(fitted, tmp_path):
+    with pytest.raises(ValueError, match=r"The suffix says in which format to save: \.nc, .*got .*approx\.pkl"):
+        fitted.save(tmp_path / "approx.pkl")
+    with pytest.raises(FileNotFoundError, match="There is no folder"):
+        fitted.save(tmp_path / "no" / "approx.nc")
+    (tmp_path / "folder.nc").mkdir()
+    with pytest.raises(FileExistsError, match="is there already, and is no file"):
+        fitted.save(tmp_path / "folder.nc")
+    with pytest.raises(FileNotFoundError, match="There is no file"):
+        load(tmp_path / "none.nc", made(regression))
+
+
+def test_a_link_is_followed(fitted, tmp_path):
+    (tmp_path / "link.nc").symlink_to(tmp_path / "file.nc")
+    fitted.save(tmp_path / "link.nc")
+    assert (tmp_path / "link.nc").is_symlink()
+    assert load(tmp_path / "file.nc", made(regression)).record.n_iterations == 5
+
+
+# --- files that are none ----------------------------------------------------------------------------------------------
+
+
+def test_truncated_and_foreign_files(file, fitted):
+    content = file.read_bytes()
+    for n in (0, 4, 100, len(content) // 3, len(content) - 100):
+        file.write_bytes(content[:n])
+        with pytest.raises(ValueError, match=r"is damaged, or was not written to its end|is no netCDF-4 file"):
+            load(file, made(regression))
+    file.write_bytes(b"GIF89a" + content)
+    with pytest.raises(ValueError, match="is no netCDF-4 file"):
+        load(file, made(regression))
+    fitted.sample(3).to_netcdf(file, engine="h5netcdf")
+    with pytest.raises(ValueError, match="holds no approximation"):
+        load(file, made(regression))
+
+
+# Of a file that h5netcdf fails to open, it fails again to close it, where nobody can catch that.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_bytes_that_flipped(file):
+    """Whatever comes of it, it is a ValueError, or a file that can be read."""
+    rng = np.random.default_rng(0)
+    content = np.frombuffer(file.read_bytes(), dtype=np.uint8)
+    n_refused = 0
+    for _ in range(12):
+        broken = content.copy()
+        broken[rng.integers(len(content), size=200)] = rng.integers(256, size=200)
+        file.write_bytes(broken.tobytes())
+        with contextlib.suppress(ValueError):
+            load(file, made(regression))
+            continue
+        n_refused += 1
+    gc.collect()
+    assert n_refused > 6
+
+
+@pytest.mark.parametrize("version", [1, 2, 4])
+def test_another_format(fitted, version):
+    tree = fitted.to_datatree()
+    assert tree.attrs["format_version"] == 3
+    tree.attrs |= {"format_version": version, "pymc_ngvi_version": "9.1"}
+    message = rf"was written by pymc_ngvi 9\.1 in format {version}, and this version reads format 3 only: load it with"
+    with pytest.raises(ValueError, match=message):
+        load(tree, made(regression))
+
+
+def edited(tree, group, edit):
+    """Return a tree with the JSON of a group edited."""
+    dataset = tree[group].to_dataset()
+    content = json.loads(dataset["json"].values.tobytes())
+    edit(content)
+    new = xr.DataArray(np.frombuffer(json.dumps(content).encode(), dtype=np.uint8), dims="n")
+    tree[group] = xr.DataTree(dataset.drop_vars("json").assign(json=new))
+    return tree
+
+
+@pytest.mark.parametrize("kind", ["mixture", "student_t"])
+def test_files_that_do_not_name_the_class_of_the_gaussians_are_read(kind):
+    def edit(content):
+        content["q"]["dict"] = [pair for pair in content["q"]["dict"] if pair[0] != "of"]
+
+    model = made(MODELS[kind])
+    approx = fit(model, 2, family=kind)
+    tree = edited(approx.to_datatree(), "approximation", edit)
+    assert_same_q(load(tree, model).q, approx.q)
+
+
+EVIL = {
+    "newer version of pymc_ngvi: it holds a '.*', which": [
+        {"class": "os.system", "of": {"command": "touch owned"}},
+        {"class": "builtins.eval", "of": {}},
+        {"class": "subprocess.Popen", "of": {"args": "x"}},
+        {"class": "approximation.NGVIApproximation", "of": {}},
+        {"class": "values.PathMoments", "of": {}},
+        {"enum": "os.environ", "of": "HOME"},
+    ],
+    "damaged: .*name of a class": [{"class": ["fit.record"], "of": {}}],
+    "which does not exist": [{"enum": "fit.status", "of": "mro"}],
+    "of fields": [{"class": "fit.status", "of": {"value": 1}}],
+    "an array of type": [{"dtype": "O", "array": "q.mean"}, {"dtype": ["f8"], "values": [], "shape": [0]}],
+    "no array": [{"dtype": "float64", "array": "nowhere"}],
+    "unknown kind": [{"pickle": "gASVCQAAAAAAAACMBWhlbGxvlC4="}],
+    "unexpected keyword": [{"class": "fit.elbo", "of": {"value": 1.0, "se": 1.0, "__class__": "x"}}],
+    "something else": [{"class": "fit.choice", "of": dict.fromkeys(("family", "update", "estimator", "step"), "x")}],
+}
+
+
+@pytest.mark.parametrize(("message", "form"), [(m, form) for m, forms in EVIL.items() for form in forms])
+def test_what_a_file_may_not_hold(fitted, message, form, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("code of a file was run")
+
+    monkeypatch.setattr(os, "system", refuse)
+    monkeypatch.setattr(builtins, "eval", refuse)
+    tree = edited(fitted.to_datatree(), "approximation", lambda content: content.update(record=form))
+    with pytest.raises(ValueError, match=rf"The tree .*{message}"):
+        load(tree, made(regression))
+
+
+BROKEN = {
+    "no q": ("approximation", lambda c: c.pop("q")),
+    "no class of q": ("approximation", lambda c: c.update(q={"dict": []})),
+    "generator": ("approximation", lambda c: c.update(generator={"dict": [["bit_generator", "default_rng"]]})),
+    "variables": ("approximation", lambda c: c.update(variables=[1])),
+    "data": ("approximation", lambda c: c.update(data=[])),
+    "snapshot": ("fit", lambda c: c.update(snapshot=None)),
+    "tol": ("fit", lambda c: c["snapshot"]["of"]["options"]["of"].update(tol=-1.0)),
+    "family": ("fit", lambda c: c["snapshot"]["of"]["options"]["of"].update(family="none")),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_content_of_another_form(fitted, what):
+    group, edit = BROKEN[what]
+    with pytest.raises(ValueError, match="The tree is damaged: "):
+        load(edited(fitted.to_datatree(), group, edit), made(regression))
+
+
+def test_an_unknown_class_of_q_is_of_a_newer_version(fitted):
+    tree = edited(
+        fitted.to_datatree(), "approximation", lambda c: c.update(q={"dict": [["class", "gaussian.toeplitz"]]})
+    )
+    with pytest.raises(ValueError, match=r"newer version of pymc_ngvi: it holds a 'gaussian\.toeplitz'.*Install"):
+        load(tree, made(regression))
+
+
+def test_arrays_that_do_not_go_together(fitted):
+    tree = fitted.to_datatree()
+    tree["approximation"]["q.mean"] = ("n_7", np.zeros(7))
+    with pytest.raises(ValueError, match="The tree is damaged: "):
+        load(tree, made(regression))
+
+
+def test_nothing_is_unpickled(file, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("pickle was used")
+
+    model = regression()
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    approx = load(file, model)
+    monkeypatch.undo()
+    assert refined(approx, 2).record.n_iterations == 7
+
+
+# --- tags -------------------------------------------------------------------------------------------------------------
+
+
+def imported(name="pymc_ngvi", found=None):
+    """Return the modules that come with the package, by the imports at the heads of its files."""
+    found = set() if found is None else found
+    path = Path(pymc_ngvi.__file__).parents[1] / Path(*name.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if name in found or not path.exists():
+        return found
+    found.add(name)
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pymc_ngvi"):
+            for each in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+                imported(each, found)
+    return found
+
+
+def test_every_tag_of_the_source_is_known_once_the_package_is_imported_and_no_other_is():
+    root = Path(pymc_ngvi.__file__).parents[1]
+    written = {}
+    for path in root.glob("pymc_ngvi/**/*.py"):
+        module = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        for tag in re.findall(r'^@stored\("(.+?)"', path.read_text(encoding="utf-8"), re.MULTILINE):
+            assert tag not in written
+            written[tag] = module
+    assert len(written) > 40
+    assert set(written.values()) <= imported()
+    assert {tag: entry.cls.__module__ for tag, entry in all_stored().items()} == written
+
+
+def test_a_tag_is_of_one_class():
+    with pytest.raises(ValueError, match=r"The tag 'fit\.elbo' of .*Other is that of pymc_ngvi\.core\.elbo\.Elbo"):
+
+        @stored("fit.elbo")
+        class Other(Enum):
+            ONE = 1
+
+
+def test_what_has_no_fields_has_to_name_its_content():
+    with pytest.raises(TypeError, match="say what its content is"):
+        stored("test.bare")(type("Bare", (), {}))
+    assert "test.bare" not in all_stored()
+
+
+def test_a_subclass_has_no_tag():
+    with pytest.raises(TypeError, match="PathMoments, of which a file can hold nothing"):
+        round_trip(object.__new__(PathMoments))
+
+
+@contextlib.contextmanager
+def renamed(classes):
+    """Give classes other modules and names, as long as the context lasts."""
+    names = {cls: (cls.__module__, cls.__name__, cls.__qualname__) for cls in classes}
+    for i, cls in enumerate(names):
+        cls.__module__, cls.__name__, cls.__qualname__ = "elsewhere", f"Renamed{i}", f"Renamed{i}"
+    try:
+        yield
+    finally:
+        for cls, known in names.items():
+            cls.__module__, cls.__name__, cls.__qualname__ = known
+
+
+@pytest.mark.parametrize("kind", ["adam", "sparse", "t from gradients", "rvb1"])
+def test_files_survive_a_rename_of_any_class(kind, tmp_path):
+    options = dict(KINDS[kind])
+    model = made(options.pop("model", None) or MODELS.get(options.get("family"), regression))
+    approx = fit(model, 4, **options)
+    approx.save(tmp_path / "before.nc")
+    with renamed(entry.cls for entry in all_stored().values()):
+        again = load(tmp_path / "before.nc", model)
+        assert outcome(again.record) == outcome(approx.record)
+        again.save(tmp_path / "after.nc")
+    last = load(tmp_path / "after.nc", model)
+    assert_array_equal(refined(last, 2).mean_flat, refined(approx, 2).mean_flat)
+
+
+def test_what_is_no_content_is_not_written():
+    steps = DifferenceSteps(3)
+    steps.update(np.arange(2), np.full((4, 2), 4.0))
+    steps.n_calls = 7
+    memory = memory_of(steps)
+    assert set(memory) == {"scales", "known"}
+    fresh = DifferenceSteps(3)
+    remember(fresh, memory | {"n_calls": 7})
+    assert_array_equal(fresh.scales, [0.5, 0.5, 1.0])
+    assert fresh.known
+    assert not hasattr(fresh, "n_calls")
+    record = Choice("full", "natural", "price", "adaptive")
+    object.__setattr__(record, "cache", np.zeros(3))
+    encoder = Encoder()
+    assert "cache" not in json.dumps(encoder.encode(record, "value"))
+    assert not encoder.arrays
+
+
+@pytest.mark.parametrize("memory", [{"known": True}, {"known": True, "scales": np.ones(2)}, {"known": 1, "scales": 1}])
+def test_a_memory_of_another_form(memory):
+    with pytest.raises(ValueError, match=r"learned|another form"):
+        remember(DifferenceSteps(3), memory)
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def round_trip(value, **options):
+    encoder = Encoder(**options)
+    text = json.dumps(encoder.encode(value, "value"), allow_nan=False)
+    return Decoder({k: np.array(v, order="C") for k, v in encoder.arrays.items()}).decode(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, True, 3, 2**70, "text", 0.1, np.inf, -np.inf, [1, (2.5, "x")], (), {"a": {1: (None,)}}, np.float64(0.1),
+        np.bool_(True), np.int64(-3), np.float64(-np.inf), Status.LEVELLED,
+    ],
+    ids=lambda v: f"{type(v)} {v!s}",
+)  # fmt: skip
+def test_values_come_back(value):
+    again = round_trip(value)
+    assert again == value
+    assert type(again) is type(value)
+
+
+@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6.0).reshape(2, 3), np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.array(0.1), np.empty((0, 3)),
+        np.array([True, False]), np.array([np.nan, np.inf, -0.0]), np.arange(5)[::2], np.arange(3, dtype=np.int8),
+        np.array(["a", "b"]), np.array(["a", 1, None], dtype=object), np.array(["2020-01-01"], dtype="M8[D]"),
+    ],
+    ids=lambda a: f"{a.dtype}{a.shape}{a.strides}",
+)  # fmt: skip
+def test_arrays_come_back(array, inline):
+    again = round_trip(array, inline=inline)
+    assert_array_equal(again, array)
+    assert again.dtype == array.dtype
+    assert again.shape == array.shape
+    if array.dtype.kind == "f":
+        assert_array_equal(np.signbit(again), np.signbit(array))
+    if not array.flags.c_contiguous and array.flags.f_contiguous:
+        assert again.flags.f_contiguous
+
+
+def test_one_array_in_two_places_is_stored_once():
+    array = np.arange(3.0)
+    encoder = Encoder()
+    encoder.encode({"first": array, "second": array}, "value")
+    assert list(encoder.arrays) == ["value.first"]
+    again = round_trip({"first": array, "second": array})
+    assert again["first"] is again["second"]
+
+
+def test_what_cannot_be_encoded_is_named():
+    with pytest.raises(TypeError, match=r"value\.a\.1 is a builtins\.object"):
+        Encoder().encode({"a": [1, object()]}, "value")
+    with pytest.raises(TypeError, match="is an array of complex128"):
+        Encoder().encode(np.array([1j]), "value")
+
+
+def test_a_json_of_great_depth():
+    deep = "[" * 100_000 + "]" * 100_000
+    with pytest.raises((RecursionError, DamagedError)):
+        Decoder({}).decode(json.loads(deep))
+
+
+# --- cloudpickle ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["adaptive", "sparse", "mixture", "student_t", "rvb2"])
+def test_a_pickle_gives_the_same_numbers(kind):
+    options = dict(KINDS[kind])
+    make = options.pop("model", None) or MODELS.get(options.get("family"), regression)
+    approx = fit(made(make), 4, **options)
+    copy = cloudpickle.loads(cloudpickle.dumps(approx))
+    theta = approx.draw_flat(5, random_seed=2)
+    assert_array_equal(copy.draw_flat(5, random_seed=2), theta)
+    # Functions are compiled again, and may round in another way.
+    assert_allclose(copy.log_q(theta), approx.log_q(theta), rtol=1e-12)
+    assert_allclose(copy.log_p(theta), approx.log_p(theta), rtol=1e-12)
+    assert_allclose(copy.khat(200, random_seed=1), approx.khat(200, random_seed=1), rtol=1e-6)
+    one, other = (a.sample(5, random_seed=1)["posterior"].to_dataset() for a in (copy, approx))
+    xr.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def test_a_loaded_approximation_can_be_pickled_and_a_pickled_one_saved(file, tmp_path):
+    copy = cloudpickle.loads(cloudpickle.dumps(load(file, made(regression))))
+    copy.save(tmp_path / "copy.nc")
+    again = load(tmp_path / "copy.nc", made(regression))
+    assert_same_q(copy.q, again.q)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        gone_on = [approx.refine(3, progressbar=False) for approx in (again, load(file, made(regression)))]
+    assert_same_q(*(approx.q for approx in gone_on))
+
+
+@pytest.mark.parametrize(
+    ("kind", "library"),
+    [
+        ("adaptive", pickle),
+        ("adaptive", cloudpickle),
+        ("sparse", pickle),
+        ("mixture", cloudpickle),
+        ("rvb2", pickle),
+    ],
+)
+def test_a_pickled_fit_goes_on_as_if_it_had_not_stopped(library, kind):
+    options = dict(KINDS[kind])
+    make = options.pop("model", None) or MODELS.get(options.get("family"), regression)
+    approx = fit(made(make), 3, **options)
+    copy = pickle.loads(library.dumps(approx))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        copy.refine(2, progressbar=False)
+        approx.refine(2, progressbar=False)
+    assert copy.n_iterations == approx.n_iterations
+    # Functions are compiled again, and may round in another way.
+    assert_allclose(copy.hist, approx.hist, rtol=1e-9)
+    assert_allclose(copy.mean_flat, approx.mean_flat, rtol=1e-6, atol=1e-8)
+
+
+class Named(NGVIApproximation):
+    """A subclass, as a user may write one."""
+
+
+def test_a_model_stays_one_where_it_is_pickled_beside_its_approximations():
+    model = regression()
+    first, second = fit(model, 1), Named(LogDensity(model), fit(model, 1).q)
+    copies = cloudpickle.loads(cloudpickle.dumps([model, first, second]))
+    assert copies[1].model is copies[2].model is copies[0]
+    assert [type(copy) for copy in copies[1:]] == [NGVIApproximation, Named]
+    assert type(pickle.loads(pickle.dumps(second))) is Named
+
+
+def test_copies():
+    """A shallow one is of the same model and leaves the fit alone, a deep one is of a model of its own."""
+    approx = fit(regression(), 1)
+    shallow, deep = shallow_copy(approx), deepcopy(approx)
+    assert shallow.model is approx.model is not deep.model
+    for copied in (shallow, deep):
+        assert_array_equal(copied.draw_flat(3, random_seed=1), approx.draw_flat(3, random_seed=1))
+    with pytest.raises(RuntimeError, match="no fit to go on with"):
+        shallow.refine()
+    assert_same_q(deep.q, approx.q)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_examples_of_the_page_run():
+    run((DOCS / "saving.md").read_text(encoding="utf-8"))

@@ -1,0 +1,348 @@
+"""The plan: its table, its order, reasons, and what comes of a nested posterior without a Gaussian fit before it."""
+
+import contextlib
+import functools
+import math
+
+from typing import get_args
+
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytest
+
+from latent_models import grouped, level, process
+
+import pymc_ngvi
+
+from pymc_ngvi import LogDensity, fit_ngvi
+from pymc_ngvi.core.refusal import Failed, Longer, Reason, Unavailable
+from pymc_ngvi.density.rows_given import RowsGiven
+from pymc_ngvi.fitting.choices import PosteriorName
+from pymc_ngvi.fitting.defaults import options_for
+from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
+from pymc_ngvi.posteriors import search
+from pymc_ngvi.posteriors.kinds import KINDS, latent_gaussian, trees
+from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan, TimeBudget, in_order
+from pymc_ngvi.posteriors.search import plan_without_gaussian
+
+#: Hyperparameters of a nested posterior, and points of the process.
+FEW, N = 96, 8
+
+
+def fit(model, **options):
+    return fit_ngvi(model=model, random_seed=1, progressbar=False, **options)
+
+
+@pytest.fixture
+def _of_few_values(monkeypatch):
+    monkeypatch.setattr("pymc_ngvi.nested.posterior.n_values_of", lambda given: FEW)
+
+
+@functools.cache
+def nested_of_process():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pymc_ngvi.nested.posterior.n_values_of", lambda given: FEW)
+        return fit(process(N))
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_is_aligned_and_has_all_candidates():
+    plan = Plan(
+        (
+            Candidate("gaussian", Decision.CAME_FIRST, 0.3),
+            Candidate("exact", Decision.FAILED, 1.64, 1.0, "k-hat is 0.9"),
+            Candidate("nested", Decision.TAKEN, 1_234.0, 1 / 3),
+        ),
+        TimeBudget(0.3, 2_000.0).sentence,
+    )
+    assert str(plan).splitlines() == [
+        "posterior  seconds  expected      outcome",
+        "Gaussian       0.3  approximate   came first",
+        "exact          1.6  exact         failed: k-hat is 0.9",
+        "nested       1,234  may be exact  taken",
+        "max_seconds=2000 in all.",
+    ]
+    assert plan.taken.kind == "nested"
+
+
+def test_the_order_is_that_of_price_over_chance():
+    exact, sure, unsure = (Candidate(*c) for c in [("exact", Decision.NOT_NEEDED, 9.0, 1.0),
+        ("nested", Decision.NOT_NEEDED, 8.0, 1.0), ("nested", Decision.NOT_NEEDED, 4.0, 1 / 3)])  # fmt: skip
+    assert in_order([exact, sure]) == [sure, exact]
+    assert in_order([unsure, exact]) == [exact, unsure]
+    refused, gaussian = Candidate("exact", Decision.REFUSED), Candidate("gaussian", Decision.TAKEN, 100.0)
+    assert in_order([refused, unsure, gaussian]) == [gaussian, unsure, refused]
+    assert math.isinf(gaussian.expected_seconds)
+
+
+def test_each_kind_can_be_asked_for():
+    assert {"auto", "gaussian", *KINDS} == set(get_args(PosteriorName))
+
+
+def test_what_is_expected_of_rows_given_hyperparameters():
+    """Normal data leave latent variables Gaussian; binary ones do not."""
+    assert KINDS["nested"].chance(latent_rows_of(LogDensity(level()))) == 1.0
+    assert KINDS["nested"].chance(latent_rows_of(LogDensity(process()))) < 1.0
+
+
+# --- after a Gaussian fit ---------------------------------------------------------------------------------------------
+
+
+def test_the_plan_of_an_exact_posterior():
+    approx = fit(grouped())
+    plan = approx.plan
+    assert plan.taken.kind == "exact"
+    assert plan.of("gaussian").outcome is Decision.CAME_FIRST
+    assert plan.taken.seconds > plan.of("gaussian").seconds
+    assert "may follow" in str(plan)
+    assert fit(grouped(), posterior="gaussian").plan is None
+    assert fit(grouped(), family="full").plan is None
+
+
+@pytest.mark.usefixtures("_no_last_resort")
+def test_each_reason_is_in_the_table():
+    dear = fit(grouped(), max_seconds=0.2).plan
+    assert dear.of("exact").outcome is Decision.TOO_DEAR
+    assert "max_seconds=" in dear.of("exact").reason
+    assert dear.of("nested").outcome is Decision.TOO_DEAR
+    assert dear.taken.kind == "gaussian"
+    assert "max_seconds=0.2 in all." in str(dear)
+    with pm.Model() as model:
+        x = pm.Normal("x", 0, 1, shape=16)
+        pm.Potential("p", -(x.sum() ** 4) - pm.math.exp(x[0]))
+    none = fit(model).plan
+    assert none.taken.kind == "gaussian"
+    assert none.of("exact").outcome is none.of("nested").outcome is Decision.REFUSED
+    assert "16 parameters are more than the 15" in none.of("exact").reason
+    assert fit(grouped(), posterior="exact").plan.of("nested").outcome is Decision.NOT_ASKED
+
+
+@pytest.fixture
+def tried(monkeypatch, _no_last_resort):
+    """Both kinds fail, and there is no last resort; what is tried at how many seconds is noted."""
+    noted = []
+
+    @contextlib.contextmanager
+    def announced(title, seconds, progressbar):
+        noted.append(f"{title.split()[0]} at {seconds:g}")
+        yield
+
+    def run(start, found, may_take, *, is_only):
+        if not may_take(run.turns_out):
+            raise Longer(Reason.TOO_LONG, "each draw takes many evaluations", "exact")
+        raise Failed(Reason.NOT_PASSED, "it failed")
+
+    def priced(exact, nested, chance, turns_out=None):
+        run.turns_out = exact if turns_out is None else turns_out
+        nested = Candidate("nested", seconds=nested, chance=chance)
+        for name, value in {"possible": None, "comes_first": False, "price": nested}.items():
+            monkeypatch.setattr(KINDS["nested"], name, lambda *args, value=value, **options: value)
+        monkeypatch.setattr(trees, "work_of", lambda *args, by_rows: trees.Work(100.0 * exact, 0.01))
+        return noted
+
+    monkeypatch.setattr(search, "announced", announced)
+    monkeypatch.setattr(KINDS["exact"], "run", run)
+    monkeypatch.setattr(
+        KINDS["nested"], "run", lambda start, found, may_take, is_only: run(start, found, bool, is_only=is_only)
+    )
+    return priced
+
+
+@pytest.mark.parametrize(
+    ("turns_out", "nested", "chance", "order"),
+    [
+        (2.0, 5.0, 1.0, ["Exact at 1", "Nested at 5"]),  # it goes on
+        (12.0, 5.0, 1.0, ["Exact at 1", "Nested at 5", "Exact at 12"]),  # the other one comes before it
+        (12.0, 5.0, 1 / 3, ["Exact at 1", "Nested at 5"]),  # which may not be exact: it goes on
+        (12.0, 35.0, 1 / 3, ["Exact at 1"]),  # and the dearer one is never taken in its place
+        (60.0, 15.0, 1.0, ["Exact at 1", "Nested at 15"]),  # too dear
+    ],
+)
+def test_a_posterior_that_turns_out_to_take_longer(tried, turns_out, nested, chance, order):
+    noted = tried(1.0, nested, chance, turns_out)
+    plan = fit(grouped()).plan
+    assert noted == order
+    assert plan.of("exact").seconds == pytest.approx(turns_out)
+    assert plan.of("exact").outcome is (Decision.TOO_DEAR if turns_out == 60.0 else Decision.FAILED)
+
+
+def test_nothing_is_left_out_for_its_price_where_something_dearer_is_taken(tried):
+    """Without groups, an exact posterior has a second; a dearer nested one gives it as long as itself."""
+    with pm.Model() as model:
+        x = pm.Normal("x", 0, 1)
+        y = pm.Normal("y", 0, 1)
+        pm.Poisson("n", pm.math.exp(x * y), observed=[0, 1, 5])
+    noted = tried(6.0, 7.0, 1 / 3)
+    plan = fit(model).plan
+    assert noted == ["Exact at 6", "Nested at 7"]
+    assert plan.of("exact").outcome is Decision.FAILED
+    tried(6.0, 5.0, 1 / 3)
+    assert fit(model).plan.of("exact").outcome is Decision.TOO_DEAR
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_files_keep_the_plan(tmp_path):
+    approx = fit(grouped())
+    approx.save(tmp_path / "approx.nc")
+    again = pymc_ngvi.load(tmp_path / "approx.nc", grouped())
+    assert str(again.plan) == str(approx.plan)
+    assert again.plan.taken.kind == "exact"
+    assert cloudpickle.loads(cloudpickle.dumps(approx.plan)) == approx.plan
+
+
+# --- without a Gaussian fit before it ---------------------------------------------------------------------------------
+
+
+def first(model, **given):
+    density = LogDensity(model)
+    found = plan_without_gaussian(options_for(given, density), density)
+    return found and found.plan
+
+
+def test_what_comes_before_any_gaussian_fit(monkeypatch):
+    """Where log p is no sum over rows; by rows, where it is cheaper than a Gaussian fit and the exact posterior."""
+    assert [c.kind for c in first(process()).candidates] == ["nested", "gaussian"]
+    assert first(process(), posterior="gaussian") is None
+    assert first(process(), max_seconds=0.01) is None
+    assert first(level()) is None  # it is small: a fit and what follows take less
+    assert first(grouped()) is None
+    monkeypatch.setattr(latent_gaussian, "nested_seconds", lambda given: 0.01)
+    monkeypatch.setattr(latent_gaussian.LatentGaussianKind, "least", 0.01)
+    assert first(level()).candidates[0].kind == "nested"
+    found = first(grouped())
+    assert [c.kind for c in found.candidates] == ["nested", "exact", "gaussian"]
+    assert found.of("nested").expected_seconds < found.of("exact").expected_seconds
+    monkeypatch.setattr(RowsGiven, "is_concave", False)  # there may be other modes, which a Gaussian fit looks for
+    assert first(grouped()) is None
+
+
+def test_a_failure_that_is_known_early_costs_little():
+    late, early = (Candidate("nested", seconds=6.0, chance=1 / 3, of_failure=part) for part in (1.0, 0.1))
+    assert late.expected_seconds == pytest.approx(18.0)
+    assert early.expected_seconds == pytest.approx(6.0 + 2.0 * 0.6)
+
+
+def binary(n_groups=90, per_group=7):
+    """No success in most groups, and a wide scale: given that, effects are far from a Gaussian."""
+    group = np.repeat(np.arange(n_groups), per_group)
+    with pm.Model() as model:
+        sd = pm.Gamma("sd", 60.0, 12.0)
+        effect = pm.Normal("effect", 0, sd, shape=n_groups)
+        pm.Bernoulli("y", logit_p=effect[group], observed=(np.arange(len(group)) % 7 < group % 4 - 1).astype(int))
+    return model
+
+
+def test_a_nested_posterior_gives_up_early_where_latent_variables_are_no_gaussian(monkeypatch):
+    """And the trees take over; it is not begun again."""
+    monkeypatch.setattr(latent_gaussian, "nested_seconds", lambda given: 0.01)
+    monkeypatch.setattr(latent_gaussian.LatentGaussianKind, "least", 0.01)
+    approx = fit(binary())
+    assert approx.is_exact
+    assert not approx.is_nested
+    given = latent_rows_of(approx.density)
+    assert given.is_uneven
+    assert KINDS["nested"].chance(given) < 0.1
+    with pytest.raises(Unavailable, match="too far from a Gaussian"):
+        nested_posterior(approx.density, None, 1, most_variance=1.5)
+    assert nested_posterior(approx.density, None, 1).checks.variance > 1.0
+
+
+@pytest.mark.usefixtures("_of_few_values")
+def test_the_order_may_change_and_the_posterior_is_the_same(monkeypatch):
+    monkeypatch.setattr(latent_gaussian, "nested_seconds", lambda given: 0.01)
+    monkeypatch.setattr(latent_gaussian.LatentGaussianKind, "least", 0.01)
+    without = fit(level())
+    monkeypatch.setattr("pymc_ngvi.results.posterior_first.plan_without_gaussian", lambda *args: None)
+    after = fit(level(), posterior="nested")
+    assert without.plan.of("gaussian").outcome is Decision.ON_REQUEST
+    assert after.plan.of("gaussian").outcome is Decision.CAME_FIRST
+    assert without.is_nested
+    error = 4.0 / np.sqrt(min(without.checks.effective_size, after.checks.effective_size))
+    np.testing.assert_allclose((without.mean_flat - after.mean_flat) / after.sd_flat, 0.0, atol=error)
+
+
+def test_a_gaussian_is_made_when_it_is_asked_for(tmp_path):
+    approx = nested_of_process()
+    assert approx._gaussian is None
+    with pytest.raises(AttributeError, match="has no q"):
+        approx.q  # noqa: B018
+    approx.save(tmp_path / "approx.nc")
+    copied = cloudpickle.loads(cloudpickle.dumps(approx))
+    loaded = pymc_ngvi.load(tmp_path / "approx.nc", process(N))
+    same = fit(process(N), posterior="gaussian")
+    for other in (loaded, copied):
+        assert other._gaussian is None
+        np.testing.assert_array_equal(other.gaussian.mean_flat, same.mean_flat)
+        assert other.gaussian is other.gaussian
+        assert other.gaussian.record.n_gradients == same.record.n_gradients
+        assert other.gaussian.elbo == same.elbo
+    assert other.is_nested
+    assert other.elbo.value > same.elbo.value
+
+
+def test_a_gaussian_is_refused_where_the_data_have_changed():
+    with pm.Model() as model:
+        y = pm.Data("y_data", np.arange(12) % 4)
+        scale = pm.HalfNormal("scale", 1.0)
+        f = pm.gp.Latent(cov_func=scale**2 * pm.gp.cov.ExpQuad(1, 0.3)).prior("f", X=np.linspace(0, 1, 12)[:, None])
+        pm.Poisson("y", pm.math.exp(f), observed=y)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pymc_ngvi.nested.posterior.n_values_of", lambda given: FEW)
+        approx = fit(model)
+    assert approx.plan.taken.kind == "nested"
+    with model:
+        pm.set_data({"y_data": np.arange(12) % 3})
+    with pytest.raises(ValueError, match="The Gaussian fit can't be made any more, with other data"):
+        approx.gaussian  # noqa: B018
+    with pytest.raises(ValueError, match="can't be gone on with for other data"):
+        approx.refine()
+
+
+def test_elbo_and_history_are_those_of_the_joint_distribution():
+    approx = nested_of_process()
+    with pytest.raises(ValueError, match=r"no iterations to show. approx.gaussian.plot_fit\(\) shows those of the"):
+        approx.plot_fit()
+    np.testing.assert_allclose(approx.hist, [-approx.elbo.value])
+    assert approx.n_iterations == approx.checks.n_fits
+    # log p(y) is above it, by what the conditional fits lack.
+    assert 0.0 <= approx._state.log_normaliser()[0] - approx.elbo.value < 2.0
+
+
+@pytest.mark.usefixtures("_of_few_values")
+def test_it_goes_on():
+    approx = fit(process(N))
+    before, size, fits = approx.mean_flat, approx.checks.effective_size, approx.n_iterations
+    assert approx.refine(0) is approx
+    assert len(approx.hist) == 1
+    assert approx.refine() is approx
+    assert len(approx.hist) == len(approx.gap_hist) == 2
+    assert approx.checks.effective_size >= size
+    assert approx.n_iterations > fits
+    np.testing.assert_allclose((approx.mean_flat - before) / approx.sd_flat, 0.0, atol=8.0 / np.sqrt(size))
+    with pytest.raises(ValueError, match=r"takes no tol, max_draws or executor. approx.gaussian.refine takes them"):
+        approx.refine(tol=0.01)
+
+
+@pytest.mark.usefixtures("_of_few_values")
+def test_a_fit_begins_from_it():
+    """From the Gaussian with its moments: none of all coordinates is made for that."""
+    approx = nested_of_process()
+    other = fit(process(N), start=approx, posterior="gaussian")
+    assert approx._gaussian is None
+    assert other.converged
+
+
+@pytest.mark.parametrize("named", [{"update": "natural"}, {"family": "full"}, {"step": "adaptive"}])
+def test_a_named_method_comes_first(monkeypatch, named):
+    def fail(*args, **kwargs):
+        raise AssertionError("a nested posterior came first")
+
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.latent_gaussian.nested_posterior", fail)
+    with pytest.warns(pymc_ngvi.ConvergenceWarning, match="iteration limit"):
+        approx = fit_ngvi(2, model=process(), random_seed=1, progressbar=False, **named)
+    assert approx.plan is None

@@ -1,0 +1,200 @@
+"""What a call may take, in estimated seconds: no clock decides, and what is left out says what asks for it."""
+
+import logging
+import re
+import time
+import warnings
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from latent_models import grouped
+from rich.console import Console
+
+from pymc_ngvi import ConvergenceWarning, LogDensity, NotExactError, Status, fit_ngvi
+from pymc_ngvi.core import prices
+from pymc_ngvi.core.prices import in_words
+from pymc_ngvi.core.refusal import Failed, Reason
+from pymc_ngvi.fitting import progress
+from pymc_ngvi.fitting.defaults import options_for
+from pymc_ngvi.fitting.progress import announced
+from pymc_ngvi.posteriors import plan
+from pymc_ngvi.posteriors.kinds import KINDS, latent_gaussian, trees
+from pymc_ngvi.posteriors.plan import TimeBudget
+from pymc_ngvi.posteriors.search import plan_without_gaussian
+from pymc_ngvi.results.diagnosis.cures import context_of
+
+
+def skewed():
+    """Takes many draws to converge."""
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.0, 1.0, shape=3)
+        pm.Potential("p", -0.1 * pm.math.exp(x).sum() - (x[0] * x[1]) ** 2)
+    return model
+
+
+def fit(model, **options):
+    return fit_ngvi(model, random_seed=1, progressbar=False, **options)
+
+
+@pytest.fixture(name="scarce")
+def _scarce(monkeypatch):
+    """No posterior may follow a fit for long."""
+    monkeypatch.setattr(plan, "_ALWAYS", 0.0)
+    monkeypatch.setattr(plan, "_MOST_WORK", 0.01)
+
+
+# --- what may be taken ------------------------------------------------------------------------------------------------
+
+
+def test_all_together_a_call_takes_four_times_the_fit_and_twenty_seconds():
+    for of_fit in (0.0, 0.1, 5.0, 300.0):
+        assert of_fit + TimeBudget(of_fit).left() == pytest.approx(4.0 * of_fit + 20.0)
+        assert of_fit + TimeBudget(of_fit).left(is_plain=True) <= 4.0 * of_fit + 20.0
+
+
+def test_max_seconds_takes_the_place_of_both():
+    assert TimeBudget(5.0, 60.0).left() == 55.0
+    assert TimeBudget(5.0, 60.0).left(is_plain=True) == 55.0
+    assert TimeBudget(5.0, 3.0).left() == 0.0
+    assert TimeBudget(5.0, np.inf).left() == np.inf
+
+
+def test_what_is_asked_for_is_enough_and_round():
+    for of_fit in (0.01, 3.0, 77.0, 1_234.0):
+        for seconds in (0.5, 31.0, 999.0, 54_321.0):
+            asked = TimeBudget(of_fit).asked_for(seconds)
+            assert seconds <= TimeBudget(of_fit, float(asked)).left() < 2.5 * (of_fit + seconds) + 2.0
+            assert len(asked.replace("_", "").rstrip("0")) <= 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.0, "about 0 s"),
+        (0.234, "about 0.2 s"),
+        (1.8, "about 2 s"),
+        (43.4, "about 43 s"),
+        (200.0, "about 3 min"),
+        (9_000.0, "about 2 h"),
+    ],
+)
+def test_seconds_in_words(seconds, words):
+    assert in_words(seconds) == words
+
+
+@pytest.mark.parametrize("value", [0, -3, "60", float("nan"), float("inf"), True])
+def test_max_seconds_that_make_no_sense(value):
+    with pytest.raises(ValueError, match=r"max_seconds counts estimated seconds .* positive number; got"):
+        fit(grouped(), max_seconds=value)
+
+
+# --- the Gaussian fit -------------------------------------------------------------------------------------------------
+
+
+def test_a_fit_ends_when_its_seconds_are_used_up():
+    whole = fit(skewed(), posterior="gaussian", estimator="price")
+    spent = prices.fit_seconds(whole.density, whole.record.n_gradients, whole.record.n_hessians, "price")
+    with pytest.warns(ConvergenceWarning, match="max_seconds"):
+        part = fit(skewed(), posterior="gaussian", estimator="price", max_seconds=0.3 * spent)
+    assert part.status is Status.OUT_OF_SECONDS
+    assert 0 < part.n_iterations < whole.n_iterations
+    # It may go on for as many again, until it converges.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        for _ in range(5):
+            part.refine(progressbar=False)
+    assert part.converged
+    assert part.elbo.value == pytest.approx(whole.elbo.value, abs=0.05)
+
+
+def test_no_clock_decides(monkeypatch):
+    """A thousand times slower, the same call gives the same bits."""
+    with pytest.warns(ConvergenceWarning):
+        quick = fit(skewed(), estimator="price", max_seconds=1e-3)
+    clock, began = time.perf_counter, time.perf_counter()
+    monkeypatch.setattr(time, "perf_counter", lambda: began + 1_000.0 * (clock() - began))
+    with pytest.warns(ConvergenceWarning):
+        slow = fit(skewed(), estimator="price", max_seconds=1e-3)
+    assert slow.status is quick.status is Status.OUT_OF_SECONDS
+    np.testing.assert_array_equal(slow.q.mean(), quick.q.mean())
+
+
+# --- exact and nested posteriors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("scarce")
+def test_what_is_left_out_says_what_asks_for_it():
+    model = grouped()
+    approx = fit(model)
+    assert not approx.is_exact
+    assert (approx.record.reason, approx.record.on_request) == (Reason.TOO_DEAR, "exact")
+    assert "exact" in context_of(approx._posterior).shape_cure()
+    seconds = float(re.search(r"max_seconds=(\d+)", approx.record.posterior).group(1))
+    assert fit(model, max_seconds=seconds).is_exact
+    assert fit(model, posterior="exact").is_exact
+
+
+def test_max_seconds_beside_a_posterior_that_is_asked_for():
+    with pytest.raises(NotExactError, match=r"would take about [\d.]+ s, and max_seconds=0\.1 leaves") as error:
+        fit(grouped(), posterior="exact", max_seconds=0.1)
+    assert error.value.approx.converged
+
+
+@pytest.fixture(name="tried")
+def _tried(monkeypatch):
+    """Both posteriors fail, and are noted; each takes 12 s by estimate."""
+    tried = []
+
+    def fails(kind):
+        def run(*given, **options):
+            tried.append(kind)
+            raise Failed(Reason.NOT_PASSED, f"the {kind} one failed")
+
+        return run
+
+    for kind in KINDS.values():
+        monkeypatch.setattr(kind, "run", fails(kind.name))
+    monkeypatch.setattr(latent_gaussian, "nested_seconds", lambda given: 12.0)
+    monkeypatch.setattr(trees, "work_of", lambda *args, by_rows: trees.Work(1_000.0, 0.011))
+    return tried
+
+
+@pytest.mark.usefixtures("_no_last_resort")
+def test_two_posteriors_share_what_there_is(tried):
+    approx = fit(grouped())
+    assert tried == ["exact"]
+    assert re.search("the nested posterior would take about 12 s; max_seconds=", approx.record.posterior)
+    assert (approx.record.reason, approx.record.on_request) == (Reason.TOO_DEAR, "nested")
+    fit(grouped(), max_seconds=60.0)
+    assert tried == ["exact", "exact", "nested"]
+
+
+def test_a_nested_posterior_in_the_place_of_a_fit_has_a_price():
+    x = np.linspace(0, 1, 12)[:, None]
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", 1.0)
+        f = pm.gp.Latent(cov_func=scale**2 * pm.gp.cov.ExpQuad(1, 0.3)).prior("f", X=x)
+        pm.Poisson("y", pm.math.exp(f), observed=np.arange(12) % 4)
+    density = LogDensity(model)
+    found = plan_without_gaussian(options_for({}, density), density)
+    assert [candidate.kind for candidate in found.plan.candidates] == ["nested", "gaussian"]
+    assert plan_without_gaussian(options_for({"max_seconds": 0.01}, density), density) is None
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(3.0, []), (45.0, ["Exact posterior: about 45 s."])])
+def test_long_work_is_said_before_it_begins(caplog, seconds, said):
+    with caplog.at_level(logging.INFO, "pymc.ngvi"), announced("Exact posterior", seconds, False):
+        assert [record.message for record in caplog.records] == said
+
+
+def test_a_terminal_shows_what_is_done_and_how_long_it_takes(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "console_for", lambda theme: (Console(theme=theme, force_terminal=True), False))
+    for shown in (False, True):
+        with announced("Nested posterior", 7.4, shown):
+            time.sleep(0.2)
+        assert ("Nested posterior: about 7 s" in capsys.readouterr().out) is shown

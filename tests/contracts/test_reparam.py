@@ -1,0 +1,686 @@
+"""Local coordinates relative to their conditional modes: the transform, its target, and q on the model's scale."""
+
+import functools
+
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+from numpy.testing import assert_allclose, assert_array_equal
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
+from scipy.linalg import solve_triangular
+
+from pymc_ngvi import LogDensity, MissingDerivativeError, NGVIApproximation, fit_ngvi
+from pymc_ngvi.core.types import GaussNewtonTarget
+from pymc_ngvi.families import DiagonalState, FullState, SparseFamily
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.pushforward import PushforwardState
+from pymc_ngvi.reparam import reparametrised
+from pymc_ngvi.reparam.modes import MAX_EVALUATIONS, find_modes
+
+# Groups of 1, 3, 6, 2 and 4 observations.
+GROUP = np.repeat(np.arange(5), [1, 3, 6, 2, 4])
+X = np.random.default_rng(3).normal(size=len(GROUP))
+Z = np.column_stack([np.ones(len(GROUP)), X])
+COUNTS = np.array([3, 0, 1, 2, 7, 5, 9, 4, 6, 2, 0, 0, 1, 1, 2, 4])
+BINARY = (COUNTS > 1).astype(int)
+
+
+def poisson_slopes():
+    """Blocks of 2 with correlated effects."""
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.1, 2.1, shape=2)
+        chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2.1, sd_dist=pm.Exponential.dist(1.1), compute_corr=True)
+        b = pm.MvNormal("b", 0.0, chol=chol, shape=(5, 2))
+        pm.Poisson("y", mu=pt.exp(Z @ beta + pt.sum(Z * b[GROUP], axis=1)), observed=COUNTS)
+    return model, {"b": np.repeat(np.arange(5), 2)}
+
+
+def logistic_intercepts():
+    """Blocks of 1."""
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.1, 2.1, shape=2)
+        s = pm.HalfNormal("s", 1.1)
+        b = pm.Normal("b", 0.0, s, shape=5)
+        pm.Bernoulli("y", logit_p=Z @ beta + b[GROUP], observed=BINARY)
+    return model, {"b": np.arange(5)}
+
+
+def robust_counts():
+    """No GLMM: blocks of 1 and 2, Student-t effects, one of them scaled, overdispersed counts."""
+    with pm.Model() as model:
+        a = pm.StudentT("a", nu=4.1, sigma=0.6, shape=3)
+        alpha = pm.Gamma("alpha", 3.1, 1.1)
+        mu = pm.Normal("mu", 0.6, 1.1)
+        s = pm.LogNormal("s", -0.6, 0.4)
+        c = pm.Normal("c", mu, 0.7, shape=(2, 2))
+        effect = pt.concatenate([s * a, c[:, 0]])[GROUP] + pt.concatenate([pt.zeros(3), c[:, 1]])[GROUP] * X
+        pm.NegativeBinomial("y", mu=pt.exp(mu + effect), alpha=alpha, observed=COUNTS)
+    return model, {"a": np.arange(3), "c": np.repeat([3, 4], 2)}
+
+
+def gaussian_slopes():
+    """Known variances given the global coordinates: all conditionals are Gaussian."""
+    y = np.random.default_rng(4).normal(size=len(GROUP))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.1, 2.1, shape=2)
+        s = pm.HalfNormal("s", 1.1)
+        b = pm.Normal("b", beta, s, shape=(5, 2))
+        pm.Normal("y", pt.sum(Z * b[GROUP], axis=1), pt.exp(-s), observed=y)
+    return model, {"b": np.repeat(np.arange(5), 2)}
+
+
+MODELS = {f.__name__: f for f in (poisson_slopes, logistic_intercepts, robust_counts, gaussian_slopes)}
+each_model = pytest.mark.parametrize("name", MODELS)
+
+
+def structure_of(density, blocks):
+    labels = np.full(density.n_dim, -1)
+    for v in density.layout.variables:
+        if v.name in blocks:
+            labels[v.where] = blocks[v.name]
+    return ArrowStructure.of(labels)
+
+
+@functools.cache
+def made(name, reparam="rvb2"):
+    """Return a target and its structure; tests share the functions that it compiles."""
+    model, blocks = MODELS[name]()
+    density = LogDensity(model, backend="quick")
+    structure = structure_of(density, blocks)
+    return reparametrised(density, structure, reparam), structure
+
+
+def draws(target, n=3, seed=0, spread=0.5):
+    return spread * np.random.default_rng(seed).standard_normal((n, target.n_dim))
+
+
+def slopes_by_differences(function, points, length=1e-5):
+    """Return derivatives by each coordinate, (n_points, n_dim, ...)."""
+    n_points, n_dim = points.shape
+    steps = length * np.stack([np.eye(n_dim), -np.eye(n_dim)])
+    values = function((points[:, None, None, :] + steps).reshape(-1, n_dim))
+    values = values.reshape(n_points, 2, n_dim, *values.shape[1:])
+    return (values[:, 0] - values[:, 1]) / (2.0 * length)
+
+
+# --- transform --------------------------------------------------------------------------------------------------------
+
+
+@each_model
+def test_inverse_undoes_forward(name):
+    target, structure = made(name)
+    phi = draws(target)
+    theta, log_det = target.transform.forward(phi)
+    again, same = target.transform.inverse(theta)
+    assert_allclose(again, phi, atol=1e-10)
+    assert_allclose(same, log_det, atol=1e-10)
+    assert_array_equal(theta[:, structure.border], phi[:, structure.border])
+    assert np.abs(theta - phi).max() > 0.1
+
+
+@each_model
+def test_log_det_is_that_of_the_derivative(name):
+    target, _ = made(name)
+    phi = draws(target, 1)
+    jacobian = slopes_by_differences(lambda p: target.transform.forward(p)[0], phi)[0]
+    assert_allclose(np.linalg.slogdet(jacobian)[1], target.transform.forward(phi)[1], atol=1e-7)
+
+
+@each_model
+def test_zero_is_the_conditional_mode_with_unit_curvature(name):
+    target, structure = made(name)
+    phi = draws(target)
+    phi[:, structure.locals_] = 0.0
+    theta, _ = target.transform.forward(phi)
+    local = structure.order[: structure.n_local]
+    assert_allclose(target.density.grad(theta)[:, local], 0.0, atol=1e-9)
+    hessian = target.density.hessian(theta[:1])[0][np.ix_(local, local)]
+    jacobian = slopes_by_differences(lambda p: target.transform.forward(p)[0], phi[:1])[0].T
+    factor = jacobian[np.ix_(local, local)]
+    assert_allclose(factor, np.tril(factor), atol=1e-9)
+    assert_allclose(factor.T @ -hessian @ factor, np.eye(len(local)), atol=1e-6)
+
+
+def test_draws_do_not_depend_on_each_other():
+    target, _ = made("robust_counts")
+    phi = draws(target, 4, spread=1.0)
+    together, grads = target.logp_grad(phi)
+    for row, logp, grad in zip(phi, together, grads, strict=True):
+        one, own = target.logp_grad(row[None])
+        assert_allclose(one[0], logp, rtol=1e-10)
+        assert_allclose(own[0], grad, atol=1e-7)
+
+
+def test_blocks_in_any_order_of_coordinates():
+    """Effects stored effect by effect: the coordinates of a block are far apart."""
+    with pm.Model() as model:
+        s = pm.HalfNormal("s", 1.1)
+        b = pm.Normal("b", 0.0, s, shape=(2, 5))
+        pm.Poisson("y", mu=pt.exp(pt.sum(Z.T * b[:, GROUP], axis=0)), observed=COUNTS)
+    density = LogDensity(model, backend="quick")
+    target = reparametrised(density, structure_of(density, {"b": np.tile(np.arange(5), 2)}), "rvb2")
+    phi = draws(target)
+    assert_allclose(target.transform.inverse(target.transform.forward(phi)[0])[0], phi, atol=1e-10)
+    assert_allclose(target.logp_grad(phi)[1], slopes_by_differences(target.logp, phi), rtol=1e-6, atol=1e-6)
+
+
+# --- modes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("away", [-8.0, 12.0])
+@pytest.mark.parametrize("name", ["poisson_slopes", "logistic_intercepts", "robust_counts"])
+def test_modes_are_found_from_far_away(name, away):
+    """Steps overshoot for counts, curvatures are negative in the tails of Student-t effects."""
+    target, _ = made(name)
+    phi = draws(target, 2)
+    near = target.transform.modes(phi)
+    start = np.full((2, target.transform.structure.n_local), away)
+    far = target.transform.modes(phi, start)
+    assert near.found.all()
+    assert far.found.all()
+    assert far.n_evaluations > near.n_evaluations
+    assert_allclose(far.theta, near.theta, atol=1e-8)
+
+
+class Wave:
+    """A guide of one global and one local coordinate, cos(b): half of the line has the wrong curvature."""
+
+    def slopes(self, theta, directions):
+        gradient, product = np.zeros_like(theta), np.zeros_like(theta)
+        gradient[:, 1], product[:, 1] = -np.sin(theta[:, 1]), -np.cos(theta[:, 1]) * directions[:, 1]
+        return gradient, product
+
+
+def test_modes_are_maxima():
+    target, _ = made("logistic_intercepts")
+    blocks = type(target.transform.blocks)(ArrowStructure.of([-1, 0]))
+    start = np.array([[0.0, 3.1], [0.0, 2.0], [0.0, -3.0], [0.0, 0.1]])
+    modes = find_modes(Wave(), blocks, start)
+    assert modes.found.all()
+    turns = modes.theta[:, 1] / (2.0 * np.pi)
+    assert_allclose(turns, np.round(turns), atol=1e-10)
+    stuck = find_modes(Wave(), blocks, np.array([[0.0, np.pi]]))  # a minimum, at rounding
+    assert not stuck.found.any() or abs(np.cos(stuck.theta[0, 1]) - 1.0) < 1e-10
+
+
+def test_draws_without_a_mode_are_lost_and_no_others():
+    with pm.Model() as model:
+        mu = pm.Normal("mu")
+        b = pm.Flat("b", shape=2)
+        pm.Potential("rises", pt.exp(mu) * pt.sum(b))
+    density = LogDensity(model, backend="quick")
+    target = reparametrised(density, structure_of(density, {"b": np.arange(2)}), "rvb2")
+    logp, grad = target.logp_grad(np.zeros((2, 3)))
+    assert_array_equal(logp, [-np.inf, -np.inf])
+    assert np.isnan(grad).all()
+    assert np.isneginf(target.logp(np.zeros((1, 3)))).all()
+    assert np.isnan(target.transform.forward(np.zeros((1, 3)))[0]).any()
+
+    target, _ = made("poisson_slopes")
+    phi = draws(target)
+    expected = target.logp_grad(phi)
+    broken = phi.copy()
+    broken[1, 0] = np.nan
+    logp, grad = target.logp_grad(broken)
+    assert_array_equal(np.isfinite(logp), [True, False, True])
+    assert np.isnan(grad[1]).all()
+    assert_allclose(grad[[0, 2]], expected[1][[0, 2]], atol=1e-8)
+
+
+def test_starts_follow_the_draws():
+    """Searches that have become long begin nearer from then on; what they find is the same."""
+    model, blocks = poisson_slopes()
+    density = LogDensity(model, backend="quick")
+    target = reparametrised(density, structure_of(density, blocks), "rvb2")
+    phi = draws(target, 4, spread=0.1)
+    phi[:, :2] += np.array([4.0, -3.0])
+    before = target.transform.modes(phi)
+    logp, grad = target.logp_grad(phi)
+    after = target.transform.modes(phi)
+    assert after.n_evaluations < before.n_evaluations < 4 * MAX_EVALUATIONS
+    assert_allclose(after.theta, before.theta, atol=1e-9)
+    again = target.logp_grad(phi)
+    assert_allclose(again[0], logp, rtol=1e-10)
+    assert_allclose(again[1], grad, rtol=1e-7, atol=1e-7)
+
+
+def test_starts_come_back_from_where_a_step_was_too_long():
+    """Searches were long there, too, so that length alone does not tell."""
+    model, blocks = poisson_slopes()
+    density = LogDensity(model, backend="quick")
+    target = reparametrised(density, structure_of(density, blocks), "rvb2")
+    near = draws(target, 8, spread=0.1)
+    far = near.copy()
+    far[:, :2] += np.array([8.0, -6.0])
+    target.transform.recentre(far.mean(axis=0))
+    target._usual_evaluations = 50.0
+    for _ in range(3):
+        target.logp_grad(near)
+    assert_allclose(target.transform.centre[:2], near[:, :2].mean(axis=0), atol=0.1)
+    assert target.transform.modes(near).n_evaluations <= 6 * len(near)
+
+
+# --- target -----------------------------------------------------------------------------------------------------------
+
+
+@each_model
+def test_log_density_is_that_of_theta_plus_log_det(name):
+    target, _ = made(name)
+    phi = draws(target)
+    theta, log_det = target.transform.forward(phi)
+    assert_allclose(target.logp(phi), target.density.logp(theta) + log_det, rtol=1e-12)
+    assert_allclose(target.logp_grad(phi)[0], target.logp(phi), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "reparam"), [*((name, "rvb2") for name in MODELS), ("poisson_slopes", "rvb1")])
+def test_gradient(name, reparam):
+    target, _ = made(name, reparam)
+    phi = draws(target)
+    assert_allclose(target.logp_grad(phi)[1], slopes_by_differences(target.logp, phi), rtol=1e-6, atol=1e-6)
+
+
+def test_gaussian_effects_are_standard_normal():
+    target, structure = made("gaussian_slopes")
+    phi = np.repeat(draws(target, 1), 4, axis=0)
+    phi[:, structure.locals_] = draws(target, 4, seed=1, spread=2.0)[:, structure.locals_]
+    local = phi[:, structure.locals_]
+    rest = target.logp(phi) + 0.5 * np.sum(local**2, axis=1)
+    assert_allclose(rest, rest[0], rtol=1e-10)
+    assert_allclose(target.logp_grad(phi)[1][:, structure.locals_], -local, atol=1e-9)
+
+
+def log_precision_model(kind):
+    """Model of Tan (2021): effects of precision W W^T, with the logarithms of W's diagonal as parameters."""
+    with pm.Model() as model:
+        beta = pm.Flat("beta", shape=2)
+        omega = pm.Flat("omega", shape=3)
+        b = pm.Flat("b", shape=(5, 2))
+        w = pt.stacklists([[pt.exp(omega[0]), 0.0], [omega[1], pt.exp(omega[2])]])
+        pm.Potential("effects", 5.0 * (omega[0] + omega[2]) - 0.5 * pt.sum((b @ w) ** 2))
+        eta = Z @ beta + pt.sum(Z * b[GROUP], axis=1)
+        if kind == "poisson":
+            pm.Poisson("y", mu=pt.exp(eta), observed=COUNTS)
+        else:
+            pm.Bernoulli("y", logit_p=eta, observed=BINARY)
+    return model
+
+
+def cumulant_derivatives(kind, eta):
+    if kind == "poisson":
+        return np.exp(eta), np.exp(eta), np.exp(eta)
+    p = 1.0 / (1.0 + np.exp(-eta))
+    return p, p * (1.0 - p), p * (1.0 - p) * (1.0 - 2.0 * p)
+
+
+@pytest.mark.parametrize("kind", ["poisson", "bernoulli"])
+def test_gradient_is_the_closed_form_of_a_glmm(kind):
+    """Written down for this class of models alone, by matrices of each group."""
+    density = LogDensity(log_precision_model(kind), backend="quick")
+    structure = structure_of(density, {"b": np.repeat(np.arange(5), 2)})
+    target = reparametrised(density, structure, "rvb2")
+    phi = draws(target, 1)
+    where = {v.name: v.where for v in density.layout.variables}
+    beta, omega = phi[0, where["beta"]], phi[0, where["omega"]]
+    y = COUNTS if kind == "poisson" else BINARY
+    w = np.array([[np.exp(omega[0]), 0.0], [omega[1], np.exp(omega[2])]])
+    theta = target.transform.at(target.transform.modes(phi), 0.0 * phi)[0]
+    expected, w_bar, beta_bar = np.zeros(density.n_dim), np.zeros((2, 2)), np.zeros(2)
+    for i in range(5):
+        rows = i == GROUP
+        x = Z[rows]
+        lam, standard = theta[where["b"]].reshape(5, 2)[i], phi[0, where["b"]].reshape(5, 2)[i]
+        _, second, third = cumulant_derivatives(kind, x @ (beta + lam))
+        covariance = np.linalg.inv(w @ w.T + x.T * second @ x)
+        scale = np.linalg.cholesky(covariance)
+        b = lam + scale @ standard
+        residual = y[rows] - cumulant_derivatives(kind, x @ (beta + b))[0]
+        a = x.T @ residual - w @ w.T @ b
+        expected[where["b"]][2 * i : 2 * i + 2] = scale.T @ a
+        lower = np.tril(scale.T @ (np.tril(np.outer(a, standard)) + np.diag(1.0 / np.diag(scale))))
+        lower -= 0.5 * np.diag(np.diag(lower))
+        half = solve_triangular(scale.T, lower, lower=False)
+        k = solve_triangular(scale.T, half.T, lower=False)
+        m = -covariance @ (0.5 * (k + k.T)) @ covariance
+        e = -third * np.einsum("ij,jk,ik->i", x, -m, x)
+        s = covariance @ (a + x.T @ e)
+        beta_bar += x.T @ (residual + e) - x.T * second @ x @ s
+        w_bar += 2.0 * m @ w - (np.outer(s, lam) + np.outer(lam, s)) @ w
+        w_bar += -np.outer(b, w.T @ b) + np.diag(1.0 / np.diag(w))
+    expected[where["beta"]] = beta_bar
+    expected[where["omega"]] = [w_bar[0, 0] * w[0, 0], w_bar[1, 0], w_bar[1, 1] * w[1, 1]]
+    assert_allclose(target.logp_grad(phi)[1][0], expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["poisson_slopes", "robust_counts"])
+def test_hessian(name):
+    target, structure = made(name)
+    phi = draws(target)
+    dense = np.mean([second_differences(target.logp, row) for row in phi], axis=0)
+    pattern = target.pattern
+    matrix = pattern.symmetric(target.mean_hessian(phi).values()).toarray()
+    assert_allclose(matrix, dense, atol=2e-5 * np.abs(dense).max())
+    assert pattern.n_entries == structure.n_lower(structure.n_dim)
+    by_gradients = slopes_by_differences(lambda phi: target.logp_grad(phi)[1], phi).mean(axis=0)
+    assert_allclose(matrix, by_gradients, atol=1e-6)
+    assert_allclose(target.mean_hessian(phi).diagonal(), np.diag(by_gradients), atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [1e-6, 1.0, 1e6])
+def test_hessian_products_along_directions_of_any_length(length):
+    target, _ = made("poisson_slopes")
+    phi = draws(target)
+    matrix = target.pattern.symmetric(target.mean_hessian(phi).values()).toarray()
+    directions = length * np.random.default_rng(1).standard_normal((3, target.n_dim))
+    directions[2] = 0.0
+    products = target.mean_hessian(phi).products(directions)
+    assert_allclose(products, directions @ matrix, atol=1e-7 * length * np.abs(matrix).max() * 10)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_hessian_of_global_coordinates_on_another_scale(scale):
+    """A unit of the predictor changes the scale of a global coordinate: differences follow."""
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.0, 10.0 * scale)
+        b = pm.Normal("b", 0.0, 1.0, shape=5)
+        pm.Poisson("y", mu=pt.exp(beta / scale + b[GROUP]), observed=COUNTS)
+    density = LogDensity(model, backend="quick")
+    target = reparametrised(density, structure_of(density, {"b": np.arange(5)}), "rvb2")
+    phi = draws(target)
+    phi[:, 0] *= scale
+    values = target.pattern.symmetric(target.mean_hessian(phi).values()).toarray()
+    by_gradients = slopes_by_differences(lambda phi: target.logp_grad(phi)[1], phi, 1e-5 * scale).mean(axis=0)
+    units = np.where(np.arange(6) == 0, scale, 1.0)
+    assert_allclose(values[0] * scale * units, by_gradients[0] * scale * units, atol=1e-6)
+
+
+def second_differences(function, point, length=2e-3):
+    n = len(point)
+    steps = length * np.eye(n)
+    pairs = steps[:, None, :] + steps[None, :, :], steps[:, None, :] - steps[None, :, :]
+    plus, minus = (function((point + p).reshape(-1, n)) + function((point - p).reshape(-1, n)) for p in pairs)
+    return (plus - minus).reshape(n, n) / (4.0 * length**2)
+
+
+def test_counts():
+    target, _ = made("logistic_intercepts")
+    gradients, hessians = target.n_gradients, target.n_hessians
+    target.logp_grad(draws(target, 4))
+    target.mean_hessian(draws(target, 3)).values()
+    target.mean_hessian(draws(target, 2)).products(np.eye(target.n_dim))
+    assert target.n_gradients - gradients == 4
+    assert target.n_hessians - hessians == 5
+
+
+def test_initial_point_is_the_models():
+    target, _ = made("logistic_intercepts")
+    theta, _ = target.transform.forward(target.initial_point()[None])
+    assert_allclose(theta[0], target.density.initial_point(), atol=1e-9)
+
+
+def test_groups_alone():
+    """Without global coordinates, the transform is the same everywhere."""
+    with pm.Model() as model:
+        b = pm.Normal("b", 0.1, 1.1, shape=5)
+        pm.Poisson("y", mu=pt.exp(b[GROUP]), observed=COUNTS)
+    target = reparametrised(LogDensity(model, backend="quick"), ArrowStructure.of(np.arange(5)), "rvb2")
+    phi = draws(target)
+    assert_allclose(target.transform.inverse(target.transform.forward(phi)[0])[0], phi, atol=1e-10)
+    assert_allclose(target.logp_grad(phi)[1], slopes_by_differences(target.logp, phi), rtol=1e-6, atol=1e-6)
+    diagonal = np.stack([np.diag(h) for h in slopes_by_differences(lambda phi: target.logp_grad(phi)[1], phi)]).mean(
+        axis=0
+    )
+    assert_allclose(target.mean_hessian(phi).values(), diagonal, atol=1e-6)
+    assert target.transform.forward(phi[:0])[0].shape == (0, 5)
+
+
+class Derivative(Op):
+    """The derivative of sin of some order; of the last one there is no derivative."""
+
+    __props__ = ("order", "last")
+
+    def __init__(self, order, last):
+        self.order, self.last = order, last
+
+    def make_node(self, x):
+        return Apply(self, [pt.as_tensor(x)], [pt.vector(dtype="float64", shape=pt.as_tensor(x).type.shape)])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = np.sin(inputs[0] + 0.5 * np.pi * self.order)
+
+    def pullback(self, inputs, outputs, gradients):
+        if self.order == self.last:
+            raise NotImplementedError(f"sin has no derivative of order {self.order + 1}")
+        return [gradients[0] * Derivative(self.order + 1, self.last)(inputs[0])]
+
+
+@pytest.mark.parametrize("last", [2, 3])
+def test_third_derivatives_are_needed(last):
+    with pm.Model() as model:
+        pm.Normal("mu")
+        b = pm.Normal("b", 0.0, 1.0, shape=2)
+        pm.Potential("wave", pt.sum(Derivative(0, last)(b)))
+    density = LogDensity(model, backend="quick")
+    structure = ArrowStructure.of([-1, 0, 1])
+    if last == 3:
+        reparametrised(density, structure, "rvb2")
+        return
+    with pytest.raises(MissingDerivativeError, match=r"no derivative of order 3.*fit without reparam"):
+        reparametrised(density, structure, "rvb2")
+
+
+def test_what_it_refuses():
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.0, 1.0, shape=2)
+        batch = pm.Minibatch(np.arange(6.0), batch_size=3)
+        pm.Normal("y", x[0] + x[1], 1.0, observed=batch, total_size=6)
+    with pytest.raises(ValueError, match=r"pm\.Minibatch"):
+        reparametrised(LogDensity(model), ArrowStructure.of([-1, 0]), "rvb2")
+    target, _ = made("logistic_intercepts")
+    with pytest.raises(ValueError, match="standardises local coordinates"):
+        reparametrised(target.density, ArrowStructure.of([-1] * target.n_dim), "rvb2")
+    assert not isinstance(target, GaussNewtonTarget)
+
+
+# --- q on the model's scale -------------------------------------------------------------------------------------------
+
+
+def sparse_state(structure, seed=0):
+    rng = np.random.default_rng(seed)
+    state = SparseFamily(structure).from_scale(
+        0.3 * rng.standard_normal(structure.n_dim), np.full(structure.n_dim, 0.5)
+    )
+    factor = state.factor + 0.2 * rng.standard_normal(len(state.factor))
+    parts = structure.unpack(factor)
+    for block in [*parts.blocks, parts.corner[None]]:
+        block[:] = np.tril(block)
+    return type(state)(state.location, structure.pack(parts), structure)
+
+
+@functools.cache
+def pushed():
+    target, structure = made("logistic_intercepts")
+    gaussian = sparse_state(structure)
+    return PushforwardState(gaussian, target.transform)
+
+
+def test_log_density_of_draws():
+    q = pushed()
+    base = np.random.default_rng(1).standard_normal((5, q.n_dim))
+    phi = q.gaussian.draws(base)
+    theta, log_det = q.transform.forward(phi)
+    assert_array_equal(q.draws(base), theta)
+    assert_allclose(q.log_density(theta), q.gaussian.log_density(phi) - log_det, rtol=1e-9)
+
+
+def test_density_integrates_to_1():
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0.0, 1.0)
+        b = pm.Normal("b", 0.0, pt.exp(mu))
+        pm.Poisson("y", mu=pt.exp(b + mu), observed=3)
+    density = LogDensity(model, backend="quick")
+    target = reparametrised(density, ArrowStructure.of([-1, 0]), "rvb2")
+    gaussian = FullState(np.array([0.1, 0.2]), np.array([[0.4, 0.0], [0.3, 0.9]]))
+    q = PushforwardState(gaussian, target.transform)
+    mus, bs = np.linspace(-2.0, 2.2, 121), np.linspace(-8.0, 9.0, 341)
+    points = np.stack(np.meshgrid(mus, bs), axis=-1).reshape(-1, 2)
+    total = np.exp(q.log_density(points)).sum() * (mus[1] - mus[0]) * (bs[1] - bs[0])
+    assert_allclose(total, 1.0, atol=1e-5)
+
+
+def test_entropy_is_minus_the_mean_log_density():
+    q = pushed()
+    theta = q.draws(np.random.default_rng(2).standard_normal((4000, q.n_dim)))
+    log_q = q.log_density(theta)
+    assert_allclose(q.entropy(), -log_q.mean(), atol=4.0 * log_q.std() / np.sqrt(len(log_q)))
+    assert abs(q.entropy() - q.gaussian.entropy()) > 0.3
+
+
+def test_moments():
+    q = pushed()
+    theta = q.draws(np.random.default_rng(3).standard_normal((4_000, q.n_dim)))
+    se = theta.std(axis=0) / np.sqrt(len(theta))
+    assert np.all(np.abs(q.mean() - theta.mean(axis=0)) < 5.0 * se)
+    assert_allclose(q.sd(), theta.std(axis=0), rtol=0.06)
+    covariance = q.cov()
+    assert_allclose(np.sqrt(np.diag(covariance)), q.sd(), rtol=1e-10)
+    assert_allclose(covariance, np.cov(theta.T), atol=0.08 * np.outer(q.sd(), q.sd()).max())
+    assert np.linalg.eigvalsh(covariance).min() > 0.0
+    index = np.array([6, 0, 3])
+    assert_allclose(q.cov_block(index), covariance[np.ix_(index, index)], rtol=1e-9)
+
+
+def test_moments_of_global_coordinates_are_exact():
+    q = pushed()
+    border = q.transform.structure.border
+    assert_allclose(q.mean()[border], q.gaussian.mean()[border], rtol=1e-9)
+    assert_allclose(q.sd()[border], q.gaussian.sd()[border], rtol=1e-9)
+    exact = q.gaussian.cov_block(border)
+    assert_allclose(q.cov_block(border), exact, rtol=1e-12)
+    assert_allclose(q.cov()[np.ix_(border, border)], exact, atol=1e-12)
+
+
+def test_what_a_state_returns_is_its_own():
+    q = pushed()
+    before = q.mean()
+    q.mean()[:] = 9.0
+    q.sd()[:] = 9.0
+    assert_array_equal(q.mean(), before)
+
+
+def test_state_of_its_arrays():
+    q = pushed()
+    again = q.from_params({k: v.copy() for k, v in q.params().items()})
+    base = np.random.default_rng(1).standard_normal((2, q.n_dim))
+    assert_array_equal(again.draws(base), q.draws(base))
+    moved = q.params() | {"mean": q.params()["mean"] + 1.0}
+    assert_allclose(q.from_params(moved).gaussian.mean(), q.gaussian.mean() + 1.0)
+    assert q.from_params(moved).transform is q.transform
+
+
+def approximation():
+    with pm.Model() as model:
+        x = pm.Data("x", X)
+        beta = pm.Normal("beta", 0.1, 2.1)
+        b = pm.Normal("b", 0.0, 0.6, shape=5)
+        pm.Poisson("y", mu=pt.exp(beta * x + b[GROUP]), observed=COUNTS)
+    density = LogDensity(model, backend="quick")
+    target = reparametrised(density, structure_of(density, {"b": np.arange(5)}), "rvb2")
+    gaussian = DiagonalState.from_scale(np.full(6, 0.1), np.full(6, 0.5))
+    return NGVIApproximation(density, PushforwardState(gaussian, target.transform))
+
+
+def test_approximation_and_pickle():
+    approx = approximation()
+    expected = approx.sample(10, random_seed=1, log_p=True)
+    assert_allclose(approx.mean.eval(), approx.q.mean())
+    copy, q = cloudpickle.loads(cloudpickle.dumps(approx)), approx.q
+    assert copy.q.transform is not q.transform
+    again = copy.sample(10, random_seed=1, log_p=True)
+    assert_allclose(again.posterior["b"], expected.posterior["b"], rtol=1e-10)
+    assert_allclose(again.sample_stats["log_q"], expected.sample_stats["log_q"], rtol=1e-10)
+    moved = DiagonalState.from_scale(q.gaussian.mean() + 1.0, q.gaussian.sd())
+    copy.set_state(PushforwardState(moved, copy.q.transform))
+    assert_allclose(copy.mean.eval()[0], q.mean()[0] + 1.0)
+
+
+def test_q_stays_when_the_data_change():
+    approx = approximation()
+    base = np.random.default_rng(1).standard_normal((3, 6))
+    before = approx.q.draws(base)
+    with approx.model:
+        pm.set_data({"x": np.zeros_like(X)})
+    assert_array_equal(approx.q.draws(base), before)
+
+
+def test_effects_relative_to_the_prior_are_the_non_centred_model():
+    rng = np.random.default_rng(3)
+    group = np.repeat(np.arange(15), 4)
+    y = (rng.random(60) < 0.4).astype(int)
+
+    def model(centred):
+        with pm.Model() as made_:
+            mu = pm.Normal("mu", 0.0, 2.0)
+            sd = pm.HalfNormal("sd", 1.5)
+            z = pm.Normal("z", mu, sd, shape=15) if centred else pm.Normal("z", 0.0, 1.0, shape=15)
+            pm.Bernoulli("y", logit_p=(z if centred else mu + sd * z)[group], observed=y)
+        return made_
+
+    options = {"family": "sparse", "random_seed": 2, "tol": 0.02, "progressbar": False, "start_sigma": 0.3}
+    scales = {"mu": 0.3, "sd": 0.3, "z": 1.0}
+    by_hand = fit_ngvi(model=model(centred=False), estimator="price", **options | {"start_sigma": scales})
+    relative = fit_ngvi(model=model(centred=True), reparam="noncentred", **options)
+    np.testing.assert_allclose(relative.elbo.value, by_hand.elbo.value, atol=1e-4)
+    gaussian = relative.q.gaussian
+    np.testing.assert_allclose(gaussian.mean(), by_hand.mean_flat, atol=1e-4)
+    np.testing.assert_allclose(gaussian.sd(), by_hand.sd_flat, rtol=1e-4)
+
+
+@functools.cache
+def eight_schools():
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0.0, 5.0)
+        tau = pm.HalfNormal("tau", 5.0)
+        theta = pm.Normal("theta", mu, tau, shape=7)
+        pm.Normal("y", theta, 10.0, observed=[28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0])
+    return model
+
+
+@functools.cache
+def relative_schools():
+    """Return a fit of the family that is taken by itself."""
+    return fit_ngvi(model=eight_schools(), reparam="rvb2", random_seed=1, progressbar=False)
+
+
+def test_small_hierarchical_models_can_be_reparametrised():
+    """Nine dimensions: too few for a coloured Hessian to pay, but the groups are there."""
+    relative, plain = relative_schools(), fit_ngvi(model=eight_schools(), random_seed=1, progressbar=False)
+    assert relative.converged
+    assert relative.q.gaussian.structure.n_border == 2
+    # Given mu and tau, effects are Gaussian: only the globals are left to be approximated.
+    assert relative.elbo.value > plain.elbo.value + 0.05
+    assert "7 independent blocks" in str(relative.structure)
+
+
+@pytest.mark.parametrize("family", ["full", "block", "diagonal"])
+def test_any_family_can_be_fitted_to_a_reparametrised_model(family):
+    """Effects are all but independent of the globals there: little is lost by leaving correlations out."""
+    options = {"model": eight_schools(), "reparam": "rvb2", "random_seed": 1, "progressbar": False}
+    sparse, other = relative_schools(), fit_ngvi(family=family, **options)
+    assert type(other.q.gaussian).__name__.lower().startswith(family)
+    lost = 0.02 if family == "full" else 0.3
+    assert -0.1 < sparse.elbo.value - other.elbo.value < lost + 0.1
+
+
+def test_a_start_counts_on_the_scale_of_the_model():
+    model = eight_schools()
+    start = {"mu": 3.0, "theta": np.linspace(-5.0, 10.0, 7)}
+    approx = fit_ngvi(0, model=model, reparam="rvb2", start=start, start_sigma=1e-6, random_seed=1, progressbar=False)
+    location = approx.q.gaussian.mean()
+    theta = approx.q.transform.forward(location[None])[0][0]
+    where = {v.name: v.where for v in approx.layout.variables}
+    assert_allclose(theta[where["mu"]], 3.0)
+    assert_allclose(theta[where["theta"]], start["theta"], atol=1e-6)

@@ -1,0 +1,508 @@
+"""Fits with stochastic step rules: how they end, whether what they say of themselves is true, and going on."""
+
+import pickle
+
+from dataclasses import replace
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from matrix import each_stochastic_pair, first_state, fit, ignore, make_rule, state_of, two_seeds
+from scipy.special import expit
+from targets import NumpyTarget, Quadratic, Walled, kinked, logistic, poisson
+
+import pymc_ngvi
+
+from pymc_ngvi import ConvergenceWarning, Status
+from pymc_ngvi.core.types import Evaluation
+from pymc_ngvi.families import DiagonalState
+from pymc_ngvi.fitting import loop
+from pymc_ngvi.fitting.outcome import elbo_of as _elbo
+from pymc_ngvi.fitting.registry import choose
+from pymc_ngvi.steps.adaptive.certificate import has_diverged
+from pymc_ngvi.steps.adaptive.measure import Measured
+
+pytestmark = pytest.mark.usefixtures("_one_blas_thread")
+
+QUIET = {"progressbar": False, "backend": "quick"}
+
+
+def exact_gap(target, family, q):
+    return target.elbo(*target.optimum(family)) - target.elbo(q.mean(), q.cov())
+
+
+def logistic_model(n=60, n_dim=3):
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((n, n_dim))
+    y = (rng.random(n) < expit(x @ np.array([1.0, -0.5, 0.3]))).astype(int)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 3, shape=n_dim)
+        pm.Bernoulli("y", logit_p=x @ beta, observed=y)
+    return model
+
+
+# --- how a fit ends ---------------------------------------------------------------------------------------------------
+
+#: Steps and draws that level off within the tolerance, and ones whose noise keeps the fit far above it.
+ENDS = [
+    pytest.param({"update": "natural", "estimator": "price", "step": "constant"}, Status.CONVERGED, id="price"),
+    pytest.param({"update": "natural", "estimator": "price", "step": "decay"}, Status.CONVERGED, id="decay"),
+    pytest.param(
+        {"update": "cholesky", "estimator": "stein", "step": "constant", "n_draws": 64},
+        Status.CONVERGED,
+        id="stein",
+    ),
+    # Without sticking the landing there is noise at the optimum as well.
+    pytest.param(
+        {"update": "cholesky", "estimator": "pathwise", "step": "constant", "n_draws": 1, "stl": False, "window": 60},
+        Status.LEVELLED,
+        id="one draw",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "status"), ENDS)
+@two_seeds
+def test_levelled_off_within_the_tolerance_is_converged_and_above_it_a_warning(options, status, seed):
+    def fitted():
+        return pymc_ngvi.fit_ngvi(20_000, model=logistic_model(), random_seed=seed, **QUIET, **options)
+
+    if status is Status.CONVERGED:
+        approx = fitted()  # warnings are errors
+        assert approx.converged
+        assert approx.gap <= 0.05
+    else:
+        with pytest.warns(ConvergenceWarning, match=r"levelled off.*approx\.gap says how many nats are left"):
+            approx = fitted()
+        assert not approx.converged
+        assert approx.gap > 0.05
+    assert approx.status is status
+
+
+@pytest.mark.parametrize(
+    ("gap", "gap_sd", "spread", "status"),
+    [
+        (0.003, 0.0005, 0.0, Status.CONVERGED),  # in 3 dimensions .005 nats may be left, where q fits
+        (0.003, 0.003, 0.0, Status.LEVELLED),
+        (0.03, 0.01, 0.0, Status.LEVELLED),
+        (0.03, 0.005, 10.0, Status.CONVERGED),  # and .05 where no q of the family does
+        (0.03, 0.03, 10.0, Status.LEVELLED),
+        (np.nan, np.inf, 0.0, Status.LEVELLED),
+    ],
+)
+def test_the_measured_gap_with_its_error_decides(gap, gap_sd, spread, status):
+    """Unknown is not small. And only a fit that has come to its end can have converged."""
+    target = logistic(n_dim=3)
+    choice = choose(update="natural", estimator="stein", step="constant")
+    rule, state = fit(target.fresh(), choice, n=3, seed=1)
+    certified = rule._is_within(state.rule.q, Measured(gap, gap_sd, spread=spread))
+    assessment = rule.assess(state.rule)._replace(gap=gap, gap_sd=gap_sd, certified=certified)
+    assert rule.conclude(Status.LEVELLED, assessment) is status
+    assert (rule.conclude(Status.MAX_ITERATIONS, assessment) is Status.CONVERGED) == (status is Status.CONVERGED)
+    for other in (Status.STALLED, Status.STOPPED, Status.INTERRUPTED):
+        assert rule.conclude(other, assessment) is other
+    for against in (Status.NOT_SMOOTH, Status.OUTSIDE_SUPPORT):
+        assert rule.conclude(Status.LEVELLED, assessment._replace(against=against)) is against
+        assert rule.conclude(Status.CONVERGED, assessment._replace(against=against)) is against
+
+
+@pytest.mark.parametrize(
+    ("make", "family"),
+    [
+        (logistic, "full"),
+        (logistic, "diagonal"),
+        (logistic, "block"),
+        (poisson, "full"),
+        pytest.param(poisson, "diagonal", marks=pytest.mark.slow),
+        pytest.param(poisson, "block", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        # Early, and at the end: steps whose noise leaves a gap, and those that leave next to none.
+        {"update": "natural", "estimator": "price", "step": "constant", "n": 8},
+        {"update": "natural", "estimator": "price", "step": "decay", "n": 2_000},
+        {"update": "natural", "estimator": "stein", "step": "proximal", "n": 150},
+        {"update": "cholesky", "estimator": "pathwise", "step": "constant", "n": 150, "n_draws": 2, "step_size": 0.03},
+        {"update": "cholesky", "estimator": "pathwise", "step": "snngm", "n": 1_500},
+        {"update": "euclidean", "estimator": "pathwise", "step": "adam", "n": 600, "step_size": 0.02},
+    ],
+    ids=lambda options: options["step"] + "-" + options["estimator"],
+)
+def test_what_a_fit_says_of_itself_is_true(make, family, options):
+    """The gap within a factor of 3, or both small; the ELBO within 5 standard errors."""
+    options = dict(options)
+    n = options.pop("n")
+    axes = {axis: options.pop(axis) for axis in ("update", "estimator", "step")}
+    target = make().fresh()
+    rule, state = fit(target, choose(family=family, **axes), n=n, seed=1, **options)
+    q = state.rule.q
+    assessment = rule.assess(state.rule)
+    gap = exact_gap(target, family, q)
+    # Of independent blocks, errors along directions in which coordinates go together weigh more than they count.
+    assert max(assessment.gap, gap) < 0.02 or gap / 3 < assessment.gap < 3 * gap
+    elbo = _elbo(q, assessment)
+    assert 0.0 < elbo.se < 0.3
+    assert abs(elbo.value - target.elbo(q.mean(), q.cov())) < 5 * elbo.se
+
+
+@two_seeds
+def test_gaps_that_are_measured_on_the_way_are_true(seed):
+    """With Hessians, each iteration measures the gap of its state, less the noise floor: unbiased."""
+    target = logistic(n_dim=3).fresh()
+    choice = choose(update="natural", estimator="price", step="constant")
+    rule = make_rule(target, choice, seed=seed, step_size=1e-9, window=1000)  # stays where it is
+    mean, cov = target.optimum("full")
+    # A third of a nat off in the mean, where the estimate is right to second order.
+    q = state_of("full", mean + 0.5 * np.linalg.cholesky(cov)[:, 0], cov)
+    grad, curvature = target.moments(q.mean(), q.cov())
+    c = np.linalg.cholesky(cov)
+    expected = 0.5 * np.sum((c.T @ grad) ** 2) + 0.25 * np.sum((c.T @ curvature @ c - np.eye(3)) ** 2)
+    state, gaps = rule.init(q), []
+    for _ in range(300):
+        state = rule.step(state)
+        gaps.append(state.gap)
+    assert abs(np.mean(gaps) - expected) < 4 * np.std(gaps) / np.sqrt(300)
+
+
+@each_stochastic_pair
+def test_stalled_where_no_draw_is_finite(choice):
+    target = Walled(Quadratic(np.zeros(3), np.eye(3)), -1e6)
+    rule = make_rule(target, choice, seed=1)
+    q = first_state(make_rule(target.inside, choice, seed=1), target.inside, choice).rule.q
+    state = loop.run(rule, loop.start(rule, q), 500, ignore)
+    assert state.status is Status.STALLED
+    assert state.n_iterations == 50
+    assert state.rule.q is q
+    assert state.rule.n_dropped == 50 * state.rule.n_draws
+    assert target.n_hessians == 0
+    assert not np.isfinite(rule.assess(state.rule).gap)
+
+
+def test_failures_are_counted_in_a_row():
+    """One iteration that works starts the count anew."""
+
+    class Now(Walled):
+        def _outside(self, theta):
+            return np.full(len(theta), self.closed)
+
+    target = Now(Quadratic(np.zeros(3), np.eye(3)), None)
+    target.closed = False
+    rule = make_rule(target, choose(step="constant"), seed=1, window=1000)
+    state, statuses = rule.init(state_of("full", np.ones(3), np.eye(3))), []
+    for t in range(1, 160):
+        target.closed = t % 60 != 0 and t > 5
+        state = rule.step(state)
+        statuses.append(rule.terminate(state))
+    assert statuses.index(Status.STALLED) == 5 + 50 - 1
+    assert state.n_failed == 159 - 120
+    assert statuses[59] is None
+
+
+@two_seeds
+def test_draws_that_are_lost_are_counted_and_take_no_part(seed):
+    """Behind a wall half a standard deviation off, a third of the draws."""
+    inside = Quadratic(np.zeros(2), np.eye(2))
+    target = Walled(inside, 0.5)
+    lost = []
+
+    def logp_grad(theta):
+        lost.append(int((theta[:, 0] > 0.5).sum()))
+        return Walled.logp_grad(target, theta)
+
+    target.logp_grad = logp_grad
+    choice = choose(update="cholesky", estimator="pathwise", step="constant")
+    rule = make_rule(target, choice, seed=seed, n_draws=16)
+    state = rule.init(state_of("full", np.zeros(2), np.eye(2)))
+    lost.clear()
+    for _ in range(20):
+        state = rule.step(state)
+        assert np.isfinite([state.elbo, *state.q.mean(), *state.q.sd()]).all()
+    assert state.n_dropped == sum(lost) > 0
+    assert state.n_failed == 0
+
+
+def test_a_fit_that_lost_draws_says_so(caplog):
+    """A wall by a Potential; as through the default rule."""
+    with pm.Model() as model:
+        x = pm.Normal("x", 0, 1, shape=2)
+        pm.Potential("wall", pm.math.switch(x[0] > 1.5, -np.inf, 0.0))
+    with pytest.warns(ConvergenceWarning):
+        approx = pymc_ngvi.fit_ngvi(
+            30, model=model, random_seed=1, update="cholesky", estimator="pathwise", step="adam", **QUIET
+        )
+    assert approx.record.n_dropped > 0
+    assert f"{approx.record.n_dropped} draws were left out" in caplog.text
+
+
+# --- what it costs ----------------------------------------------------------------------------------------------------
+
+
+class WithoutHessian(NumpyTarget):
+    """Another target that has no second derivatives."""
+
+    has_hessian = False
+
+    def __init__(self, inside):
+        super().__init__(inside.n_dim)
+        self._inside = inside
+
+    def _logp(self, theta):
+        return self._inside._logp(theta)
+
+    def _grad(self, theta):
+        return self._inside._grad(theta)
+
+    def mean_hessian(self, theta):
+        raise AssertionError("there are no second derivatives")
+
+
+@pytest.mark.parametrize("update", ["cholesky", "cholesky_precision"])
+@pytest.mark.parametrize("estimator", ["pathwise", "stein"])
+@pytest.mark.parametrize(("step", "options"), [("snngm", {}), ("adam", {"n_draws": 1}), ("constant", {"n_draws": 1})])
+def test_one_draw_is_one_gradient_and_no_hessian(update, estimator, step, options):
+    target = logistic(n_dim=4).fresh()
+    choice = choose(update=update, estimator=estimator, step=step)
+    rule = make_rule(target, choice, seed=1, **options)
+    state = rule.init(state_of("full precision" if "prec" in update else "full", np.zeros(4), 0.01 * np.eye(4)))
+    for _ in range(30):
+        before = target.n_gradients, target.n_hessians
+        state = rule.step(state)
+        assert (target.n_gradients, target.n_hessians) == (before[0] + 1, before[1])
+    assert state.n_draws == 1
+    assert state.t == 30
+
+
+@each_stochastic_pair
+def test_every_iteration_costs_its_draws(choice):
+    """One gradient a draw, and one Hessian where the estimator uses them; another gradient to look at a long step."""
+    target = logistic(n_dim=4).fresh()
+    rule = make_rule(target, choice, seed=1)
+    state = first_state(rule, target, choice).rule
+    target.n_gradients = target.n_hessians = 0
+    for _ in range(5):
+        state = rule.step(state)
+    looked_at = 5 if choice.step == "decay" else 0
+    assert 5 * state.n_draws <= target.n_gradients <= (5 + looked_at) * state.n_draws
+    assert target.n_hessians == (0 if choice.estimator in ("stein", "pathwise") else 5 * state.n_draws)
+
+
+@pytest.mark.parametrize("estimator", ["stein", "pathwise"])
+@two_seeds
+def test_a_fit_without_second_derivatives_measures_its_gap_from_gradients(estimator, seed):
+    """Long enough for Hessians to be cheap, were there any; and stopped where a gap is left."""
+    inside = logistic(n_dim=3)
+    target = WithoutHessian(inside)
+    choice = choose(update="cholesky", estimator=estimator, step="constant")
+    rule, state = fit(target, choice, n=40, seed=seed, n_draws=32, step_size=0.05)
+    assert target.n_gradients > 2 * 64 * 3
+    assessment = rule.assess(state.rule)
+    gap = exact_gap(inside, "full", state.rule.q)
+    assert gap > 0.1
+    assert gap / 3 < assessment.gap < 3 * gap
+    assert assessment.gap_sd < gap
+
+
+@pytest.mark.parametrize("n", [3, 200])
+def test_hessians_serve_the_assessment_where_they_add_little(n):
+    """Of 64 draws: after few iterations with gradients alone they would be most of the cost."""
+    target = logistic(n_dim=4).fresh()
+    rule, state = fit(target, choose(update="cholesky", estimator="stein", step="constant"), n=n, seed=1)
+    assert target.n_hessians == 0
+    rule.assess(state.rule)
+    assert target.n_hessians == (64 if n == 200 else 0)
+
+
+def test_one_draw_is_plain_by_default():
+    """A pair would be two. And an odd number of antithetic draws is refused."""
+    target = logistic(n_dim=4).fresh()
+    choice = choose(update="cholesky", estimator="pathwise", step="snngm")
+    by_default = fit(target, choice, n=10, seed=1)[1].rule
+    plainly = fit(target, choice, n=10, seed=1, n_draws=1, base_draws="plain")[1].rule
+    np.testing.assert_array_equal(by_default.q.mean(), plainly.q.mean())
+    with pytest.raises(ValueError, match="n_draws should be even"):
+        make_rule(target, choice, seed=1, n_draws=1, base_draws="antithetic")
+
+
+@pytest.mark.parametrize("window", [5, 30])
+def test_the_window_option_sets_the_earliest_end(window):
+    target = Quadratic(np.zeros(3), np.eye(3))
+    choice = choose(update="cholesky", estimator="pathwise", step="constant")
+    approx_end = fit(target, choice, n=1000, seed=1, window=window, location=np.zeros(3))[1]
+    assert approx_end.status is Status.LEVELLED
+    assert approx_end.n_iterations == 3 * window
+
+
+@each_stochastic_pair
+def test_a_state_does_not_grow(choice):
+    """What is handed on after 60 iterations is as large as after 5: three window means are all that is kept."""
+    target = logistic(n_dim=4)
+    rule = make_rule(target, choice, seed=1, window=2)
+    state, sizes = first_state(rule, target, choice).rule, {}
+    for t in range(1, 61):
+        state = rule.step(state)
+        sizes[t] = len(pickle.dumps(replace(state, t=0, n_dropped=0)))
+    # A window has three means from the sixth iteration on, and a window of gaps from the thirtieth on.
+    assert sizes[60] <= sizes[36] + 20
+    assert sizes[60] < sizes[5] + 200
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
+
+
+def assert_same(one, other):
+    assert one.status is other.status
+    assert one.n_iterations == other.n_iterations
+    np.testing.assert_array_equal(one.losses, other.losses)
+    np.testing.assert_array_equal(one.gaps, other.gaps)
+    for a, b in ((one.rule.q, other.rule.q), (one.rule.iterate, other.rule.iterate)):
+        for name, value in a.params().items():
+            np.testing.assert_array_equal(value, b.params()[name])
+
+
+@each_stochastic_pair
+def test_resumed_is_as_never_stopped(choice):
+    target = logistic(n_dim=4)
+    rule = make_rule(target, choice, seed=1, window=1000, tol=1e-12)
+    start = first_state(rule, target, choice)
+    whole = loop.run(rule, start, 15, ignore)
+    parts = loop.run(rule, start, 6, ignore)
+    assert parts.status is Status.MAX_ITERATIONS
+    # By another rule object, of the same options: all that is remembered is in the state.
+    parts = loop.run(make_rule(target, choice, seed=1, window=1000, tol=1e-12), parts, 9, ignore)
+    assert_same(whole, parts)
+    assert whole.n_iterations == 15
+
+
+@pytest.mark.parametrize(
+    ("update", "estimator", "step"),
+    [("cholesky", "pathwise", "constant"), ("natural", "stein", "decay")],
+)
+def test_a_reopened_fit_goes_on_for_three_windows_on_draws_of_its_own(update, estimator, step):
+    target = logistic(n_dim=4)
+    choice = choose(update=update, estimator=estimator, step=step)
+    rule = make_rule(target, choice, seed=1, window=12)
+    ended = loop.run(rule, first_state(rule, target, choice), 2_000, ignore)
+    assert ended.status is Status.LEVELLED
+    assert loop.run(rule, replace(ended, status=Status.RUNNING), 5, ignore).n_iterations == ended.n_iterations + 5
+    reopened = loop.reopen(rule, ended)
+    assert reopened.status is Status.RUNNING
+    assert reopened.rule.levels.means == reopened.rule.gaps.means == ()
+    for name in ("q", "iterate", "memory"):
+        assert getattr(reopened.rule, name) is getattr(ended.rule, name)
+    assert reopened.rule.t == ended.rule.t  # the next draws, not those of before
+    on = loop.run(rule, reopened, 2_000, ignore)
+    assert on.n_iterations - ended.n_iterations >= 36
+    np.testing.assert_array_equal(on.losses[: ended.n_iterations], ended.losses)
+
+
+@pytest.mark.parametrize("step", ["decay", "constant"])
+def test_a_certified_fit_goes_on_for_a_smaller_tolerance_only(step):
+    target = logistic(n_dim=4)
+    choice = choose(estimator="price", step=step)
+    rule = make_rule(target, choice, seed=1, tol=0.5)
+    ended = loop.run(rule, first_state(rule, target, choice), 2_000, ignore)
+    assert ended.status is Status.CONVERGED
+    assert exact_gap(target, "full", ended.rule.q) < 0.05
+    assert loop.reopen(rule, ended) is ended
+    finer = make_rule(target, choice, seed=1, tol=1e-6)
+    reopened = loop.reopen(finer, ended)
+    assert reopened.status is Status.RUNNING
+    on = loop.run(finer, reopened, 200, ignore)
+    assert on.n_iterations > ended.n_iterations
+    assert exact_gap(target, "full", on.rule.q) < exact_gap(target, "full", ended.rule.q)
+    np.testing.assert_array_equal(on.losses[: ended.n_iterations], ended.losses)
+
+
+@pytest.mark.parametrize("options", [{"step": "constant", "estimator": "stein"}, {"step": "decay"}, {"step": "snngm"}])
+def test_refine_through_the_front_door(options):
+    """Twenty and thirty iterations are fifty; also of an averaged state, or one with momentum."""
+
+    def fitted(n):
+        with pytest.warns(ConvergenceWarning, match="iteration limit"):
+            return pymc_ngvi.fit_ngvi(n, model=logistic_model(), random_seed=3, tol=1e-9, **QUIET, **options)
+
+    whole, parts = fitted(50), fitted(20)
+    with pytest.warns(ConvergenceWarning, match="iteration limit"):
+        refined = parts.refine(30, progressbar=False)
+    assert refined is parts
+    assert parts.record.n_iterations == 50
+    np.testing.assert_array_equal(parts.hist, whole.hist)
+    for name, value in whole.q.params().items():
+        np.testing.assert_array_equal(parts.q.params()[name], value)
+    assert parts.elbo == whole.elbo
+
+
+def test_refining_a_fit_that_has_levelled_off_goes_on():
+    options = {"update": "cholesky", "estimator": "pathwise", "step": "constant", "stl": False, "n_draws": 1}
+    with pytest.warns(ConvergenceWarning, match="levelled off"):
+        approx = pymc_ngvi.fit_ngvi(5_000, model=logistic_model(), random_seed=1, window=20, **QUIET, **options)
+    n = approx.record.n_iterations
+    assert n % 20 == 0
+    with pytest.warns(ConvergenceWarning, match=r"levelled off|iteration limit"):
+        approx.refine(300, progressbar=False)
+    assert n + 60 <= approx.record.n_iterations <= n + 300
+    assert len(approx.hist) == approx.record.n_iterations
+
+
+# --- far below the start ----------------------------------------------------------------------------------------------
+
+
+def evaluated(h, q):
+    theta = q.draws(np.random.default_rng(1).standard_normal((len(h), q.n_dim)))
+    return Evaluation(theta, h + q.log_density(theta), theta, np.ones(len(h), dtype=bool), float(h.mean()))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(("power", "on_batches"), [(3.0, False), (3.0, True), (30.0, False), (150.0, False)])
+def test_a_fit_is_below_its_start_also_where_log_p_falls_exponentially(seed, power, on_batches):
+    """Draws range over many orders of magnitude, and even the best of them are far below the start."""
+    q, units = DiagonalState(np.zeros(2), np.ones(2)), np.arange(1_024).reshape(8, -1)
+    h = -1e4 * np.exp(power * np.abs(np.random.default_rng(seed).standard_normal(1_024)))
+    assert has_diverged(q, evaluated(h, q), units, -100.0, on_batches=on_batches)
+    h[::3] = -100.0  # as good as the start: nothing is told by the others
+    assert not has_diverged(q, evaluated(h, q), units, -100.0, on_batches=on_batches)
+
+
+# --- what speaks against a certificate --------------------------------------------------------------------------------
+
+
+@two_seeds
+@pytest.mark.parametrize("step", ["constant", "decay", "proximal"])
+def test_kinks_that_hessians_miss_are_seen(step, seed):
+    """Laplace variables: by Hessians the standard deviations run away; by gradients they come out right."""
+    target = WithPrior(kinked())
+    rule, state = fit(target, choose(update="natural", estimator="price", step=step), n=100, seed=seed)
+    assert rule.conclude(Status.LEVELLED, rule.assess(state.rule)) is Status.NOT_SMOOTH
+    rule, state = fit(target, choose(update="natural", estimator="stein", step=step), n=400, seed=seed)
+    assert rule.conclude(Status.LEVELLED, rule.assess(state.rule)) is Status.CONVERGED
+    # With E|x| = sqrt(2/pi) s, the ELBO -sqrt(2/pi) s - s^2/2 + log s of each coordinate is largest at
+    best = 0.5 * (np.sqrt(2 / np.pi + 4) - np.sqrt(2 / np.pi))
+    np.testing.assert_allclose(state.rule.q.sd(), best, rtol=0.05)
+
+
+class WithPrior(NumpyTarget):
+    """Another target with independent standard normal priors."""
+
+    def __init__(self, inside):
+        super().__init__(inside.n_dim)
+        self.inside = inside
+
+    def _logp(self, theta):
+        return self.inside._logp(theta) - 0.5 * np.sum(theta**2, axis=-1)
+
+    def _grad(self, theta):
+        return self.inside._grad(theta) - theta
+
+    def _hessians(self, theta):
+        return self.inside._hessians(theta) - np.eye(self.n_dim)
+
+
+@two_seeds
+@pytest.mark.parametrize("options", [{"step": "constant"}, {"step": "constant", "estimator": "stein"}])
+def test_a_fit_that_loses_its_draws_has_not_converged(options, seed):
+    target = Walled(Quadratic(np.zeros(3), np.eye(3)), 1.0)
+    rule, state = fit(target, choose(update="natural", **options), n=50, seed=seed)
+    assert rule.conclude(Status.LEVELLED, rule.assess(state.rule)) is Status.OUTSIDE_SUPPORT

@@ -1,0 +1,261 @@
+"""One verdict for all reports: k-hat beside the effective sample size, kept figures, budgets, cures that fit."""
+
+import types
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from mixture_posteriors import posterior
+from scipy import stats
+
+from pymc_ngvi import LogDensity
+from pymc_ngvi.core.psis import WeightVerdict, khat_limit, weigh
+from pymc_ngvi.density.by_rows import ByRows
+from pymc_ngvi.families import DiagonalState
+from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, SUMMARY, seconds_of
+from pymc_ngvi.results.diagnosis.cures import context_of
+from pymc_ngvi.results.diagnosis.kept import Kept
+from pymc_ngvi.results.distributions.variational import distribution_of
+
+EVEN = WeightVerdict.EVEN
+
+
+def poisson_regression():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=200)
+    with pm.Model() as model:
+        a, b = pm.Normal("a", 0.0, 5.0), pm.Normal("b", 0.0, 5.0)
+        pm.Poisson("y", pm.math.exp(a + b * x), observed=rng.poisson(np.exp(0.5 + 0.3 * x)))
+    return model
+
+
+def random_walk():
+    rng = np.random.default_rng(2)
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", 1.0)
+        level = pm.GaussianRandomWalk("level", sigma=scale, init_dist=pm.Normal.dist(0.0, 1.0), steps=59)
+        pm.Normal("y", level, 1.0, observed=rng.normal(size=60))
+    return model
+
+
+def fitted(model, seed=1, **options):
+    with model:
+        return pm.fit(method="ngvi", random_seed=seed, posterior="gaussian", progressbar=False, **options)
+
+
+@pytest.fixture(scope="module")
+def easy():
+    return fitted(poisson_regression(), 7, estimator="price")
+
+
+@pytest.fixture(scope="module")
+def schools():
+    return fitted(posterior("eight schools").build())
+
+
+# --- what weights say -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tail_that_bends_where_it_is_cut_is_no_alarm(seed):
+    """After matching of moments the log ratio is a small cubic: its tail has a large shape and no weight."""
+    z = np.random.default_rng(seed).standard_normal(10_000)
+    log_ratio = 0.02 * (z**3 - 3.0 * z)
+    log_weights, found = weigh(log_ratio, np.zeros(10_000))
+    assert found.khat > khat_limit(10_000)
+    assert found.verdict(2) is EVEN
+    np.testing.assert_allclose(log_weights - log_weights[0], log_ratio - log_ratio[0], atol=1e-12)  # not smoothed
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "log_p",
+    [
+        lambda x: stats.t(2).logpdf(x),
+        lambda x: stats.cauchy.logpdf(x),
+        # 2 % of the mass is far wider than q: the weights are worth 99.6 %, but a few draws carry all that differs.
+        lambda x: np.logaddexp(np.log(0.98) + stats.norm.logpdf(x), np.log(0.02) + stats.norm(0, 10).logpdf(x)),
+        lambda x: np.logaddexp(np.log(0.95) + stats.norm.logpdf(x), np.log(0.05) + stats.norm(4, 1).logpdf(x)),
+    ],
+    ids=["t", "cauchy", "wide part", "second mode"],
+)
+def test_tails_that_few_draws_have_seen_are_an_alarm(seed, log_p):
+    x = np.random.default_rng(seed).standard_normal(10_000)
+    found = weigh(log_p(x), stats.norm.logpdf(x))[1]
+    assert found.verdict(1) is not EVEN
+    assert found.verdict(1).helps == (found.khat <= khat_limit(10_000))
+
+
+def test_few_draws_do_not_reassure():
+    """One draw in fifty of the posterior is far out, where a thousand draws of q may see nothing."""
+    for seed in range(20):
+        x = np.random.default_rng(seed).standard_normal(1_000)
+        log_p = np.logaddexp(np.log(0.98) + stats.norm.logpdf(x), np.log(0.02) + stats.norm(0, 10).logpdf(x))
+        assert weigh(log_p, stats.norm.logpdf(x))[1].verdict(1) is not EVEN
+
+
+def test_no_page_alarms_on_an_easy_regression_and_none_contradicts_another(easy):
+    text = " ".join(str(easy.summary()).split())
+    diagnosis = easy.diagnose()
+    assert easy.khat() > 0.7  # or else this test says nothing
+    assert "Reliable, as far as these checks can tell" in text
+    assert "misses part" not in text
+    assert diagnosis.reliable
+    assert not [remark for remark in diagnosis.remarks if "k-hat" in remark]
+    with pytest.warns(UserWarning, match="they do not help"):  # but not refused
+        easy.sample(5_000, importance="psis", random_seed=1)
+    title = " ".join(easy.plot_khat().get_title(loc="left").split())
+    assert title in text
+
+
+# --- computed once ----------------------------------------------------------------------------------------------------
+
+
+def test_khat_is_kept_until_q_changes():
+    approx = fitted(poisson_regression(), tol=1.0)
+    first = approx.khat()
+    assert approx.khat() == first
+    assert approx.summary().khat == first
+    assert approx.diagnose().khat == first
+    assert fitted(poisson_regression(), tol=1.0).khat() == first  # the same seed, the same fit
+    assert approx.khat(random_seed=1) != first
+    assert approx.khat(2_000) != first
+    assert approx.khat() == first
+    approx.refine(20, tol=1e-4)
+    second = approx.khat()
+    assert second != first
+    assert approx.diagnose().khat == second
+
+
+@pytest.mark.parametrize("shape", [0.2, 0.7])
+def test_error_of_khat_is_its_scatter(shape):
+    ratios = [shape * np.random.default_rng(seed).exponential(size=4_000) for seed in range(60)]
+    found = [weigh(ratio, np.zeros(4_000))[1] for ratio in ratios]
+    scatter = np.std([weights.khat for weights in found], ddof=1)
+    # Four standard errors of a standard deviation from 60 values, .37, and the theory is for many draws in the tail.
+    np.testing.assert_allclose(np.mean([weights.khat_se for weights in found]), scatter, rtol=0.4)
+
+
+# --- what a summary says, and cures -----------------------------------------------------------------------------------
+
+
+def test_a_summary_carries_the_verdict(schools):
+    text = " ".join(str(schools.summary()).split())
+    assert "Converged" in text
+    assert "Not reliable" in text
+    assert "`tau_log__`" in text
+    assert "reparam='rvb2'" in text
+
+
+def test_a_chain_is_not_told_of_groups():
+    approx = fitted(random_walk())
+    context = context_of(approx._posterior)
+    assert not context.has_groups
+    assert "rvb2" not in context.shape_cure()
+    assert "non-centred" not in context.shape_cure()
+
+
+def test_effects_that_bambi_made_are_told_of_its_own_option():
+    rng = np.random.default_rng(3)
+    group = np.repeat(np.arange(12), 3)
+    with pm.Model(coords={"g": np.arange(12)}) as model:
+        sigma, offset = pm.HalfNormal("1|g_sigma", 2.5), pm.Normal("1|g_offset", dims="g")
+        effect = pm.Deterministic("1|g", sigma * offset, dims="g")
+        pm.Normal("y", pm.Normal("Intercept", 0.0, 5.0) + effect[group], 1.0, observed=rng.normal(size=36))
+    cure = context_of(fitted(model)._posterior).shape_cure()
+    assert "noncentered=False in bmb.Model" in cure
+    assert "non-centred in place of centred" not in cure
+
+
+# --- budgets ----------------------------------------------------------------------------------------------------------
+
+
+def test_draws_evaluate_no_density(easy, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a density was evaluated")
+
+    for name in ("log_p", "log_q"):
+        monkeypatch.setattr(type(easy), name, refuse)
+    assert easy.sample(20, random_seed=1)["posterior"].sizes["draw"] == 20
+
+
+def evaluations(approx, monkeypatch, seconds):
+    """Return an approximation whose evaluations count as so dear, and a list that grows by each."""
+    monkeypatch.setitem(vars(approx.density._evaluations), "gradient_seconds", seconds)
+    monkeypatch.setattr(approx, "_reports", Kept())
+    calls = []
+    for name in ("logp", "logp_grad"):
+        original = getattr(LogDensity, name)
+
+        def counted(self, theta, original=original):
+            calls.append(len(theta))
+            return original(self, theta)
+
+        monkeypatch.setattr(LogDensity, name, counted)
+    return calls
+
+
+@pytest.mark.parametrize("seconds", [1e-4, 1e-3, 1e-2, 1e-1])
+def test_reports_keep_to_their_budget_and_say_what_they_left_out(easy, monkeypatch, seconds):
+    calls = evaluations(easy, monkeypatch, seconds)
+    took = easy.n_gradients + 3.0 * easy.n_hessians
+    for report, (floor, part) in ((easy.summary, SUMMARY), (easy.diagnose, DIAGNOSIS)):
+        calls.clear()
+        report()
+        # log p alone counts for less than a gradient, and steps are estimated before they are taken.
+        assert sum(calls) <= 1.4 * max(floor / seconds, part * took) + 100
+    diagnosis = easy.diagnose()
+    assert bool(diagnosis.left_out) == (seconds > 1e-4)
+    assert "nan" not in str(diagnosis).lower()
+
+
+@pytest.mark.parametrize("seconds", [1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 1.0])
+def test_few_evaluations_do_not_reassure(schools, monkeypatch, seconds):
+    evaluations(schools, monkeypatch, seconds)
+    assert schools.diagnose().verdict in ("not reliable", "not judged")
+    summary = " ".join(schools.summary().lines)
+    assert "Not reliable" in summary or "Not judged: " in summary
+
+
+def test_a_budget_follows_no_clock(easy, monkeypatch):
+    evaluations(easy, monkeypatch, 1e-3)
+    first = str(easy.diagnose())
+    easy._reports = Kept()
+    assert str(easy.diagnose()) == first
+
+
+def test_a_fit_by_large_hessians_allows_more(monkeypatch):
+    """Of 40 correlated coordinates, a Hessian costs as 80 gradients; of the same number that are independent, as 3.
+
+    By rows it costs as 3, whatever is correlated.
+    """
+
+    def seconds(x):
+        with pm.Model() as model:
+            beta = pm.Normal("beta", shape=40)
+            pm.Normal("y", x @ beta, 1.0, observed=np.zeros(len(x)))
+        density = LogDensity(model)
+        monkeypatch.setitem(vars(density._evaluations), "gradient_seconds", 1.0)
+        record = types.SimpleNamespace(n_gradients=100, n_hessians=100, reparam=None)
+        q = DiagonalState(np.zeros(40), np.ones(40))
+        return seconds_of((0.0, 1.0), distribution_of(q).costs(density, record), record)
+
+    x = np.random.default_rng(1).normal(size=(50, 40))
+    np.testing.assert_allclose(seconds(x), 100 + 100 * 3, rtol=0.01)
+    monkeypatch.setattr(ByRows, "found", None)
+    np.testing.assert_allclose(seconds(x), 100 + 100 * 80, rtol=0.01)
+    np.testing.assert_allclose(seconds(np.eye(40)), 100 + 100 * 3, rtol=0.01)
+
+
+def test_cost_of_a_gradient_grows_with_rows_and_predictors():
+    def seconds(n_rows, n_columns):
+        x = np.ones((n_rows, n_columns))
+        with pm.Model() as model:
+            beta = pm.Normal("beta", shape=n_columns)
+            pm.Bernoulli("y", logit_p=x @ beta, observed=np.zeros(n_rows))
+        return LogDensity(model).gradient_seconds
+
+    small, large = seconds(1_000, 20), seconds(100_000, 20)
+    assert large > 50.0 * small
+    assert seconds(100_000, 50) > 1.2 * large

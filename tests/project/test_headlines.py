@@ -1,0 +1,42 @@
+"""Seconds that several pages quote are those of one run of the benchmark."""
+
+import csv
+import re
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: Where a figure stands, what it is of, and how it is rounded.
+QUOTED = [
+    ("README.md", r"busy cores: \*\*([\d.]+) s\*\*", ("epilepsy", "ngvi", "cold"), 0),
+    ("README.md", r"NUTS takes ([\d.]+) s", ("epilepsy", "nutpie", "cold"), 0),
+    ("README.md", r"ADVI ([\d.]+) s", ("epilepsy", "advi", "cold"), 0),
+    ("docs/exact.md", r'`pm.fit\(method="ngvi"\)` \| ([\d.]+) \|', ("epilepsy", "ngvi", "cold"), 1),
+    ("docs/exact.md", r'`posterior="gaussian"` \| ([\d.]+) \|', ("epilepsy", "ngvi_gaussian", "cold"), 1),
+    ("docs/exact.md", r"NUTS \(nutpie[^|]*\) \| ([\d.]+) \|", ("epilepsy", "nutpie", "cold"), 0),
+    ("docs/exact.md", r"ADVI \(10,000 iterations\) \| ([\d.]+) \|", ("epilepsy", "advi", "cold"), 0),
+    ("docs/benchmarks.md", r"takes ([\d.]+) s on epilepsy", ("epilepsy", "ngvi_gaussian", "cold"), 1),
+    ("docs/benchmarks.md", r"([\d.]+) s on German credit", ("german", "ngvi_gaussian", "cold"), 1),
+    ("docs/benchmarks.md", r"([\d.]+) s on heart", ("heart", "ngvi_gaussian", "cold"), 1),
+]
+
+
+@pytest.fixture(scope="module")
+def measured():
+    with (ROOT / "docs" / "benchmarks" / "compare.csv").open() as file:
+        return {(row["model"], row["method"], row["cache"]): row for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize(("page", "pattern", "cell", "digits"), QUOTED)
+def test_a_figure_is_that_of_the_benchmark(measured, page, pattern, cell, digits):
+    text = " ".join((ROOT / page).read_text().split())
+    found = re.search(pattern, text)
+    assert found, f"{page} does not say {pattern}"
+    assert found[1] == f"{float(measured[cell]['seconds']):.{digits}f}"
+
+
+def test_the_benchmark_is_one_run(measured):
+    assert len({row["environment"] for row in measured.values()}) == 1
+    assert len({row["run_id"] for row in measured.values()}) == 1

@@ -1,0 +1,111 @@
+"""The layout of the package: imports run downwards and in no circle; PyTensor has its place."""
+
+import ast
+import graphlib
+
+from pathlib import Path
+
+import pymc_ngvi
+
+from pymc_ngvi.results.fitted import Fitted
+from pymc_ngvi.results.methods import Methods
+
+ROOT = Path(pymc_ngvi.__file__).parent
+#: Rooms from the cellar to the roof: a module imports from its own and from those before it.
+FLOORS = (
+    "core", "families", "estimators", "updates",
+    "graphs", "rows", "ops", "reading", "rows.engines", "density",
+    "steps.schedule", "steps.adaptive", "steps.stochastic", "steps", "reparam", "mixtures.finite",
+    "mixtures.student_t", "mixtures", "marginal", "nested", "moves", "posteriors.plan", "fitting", "posteriors",
+    "results.costs", "results.row_words", "results.structure", "results.convert", "results.components",
+    "results.posterior", "results.distributions", "results.corrections", "results.diagnosis", "results.sampling",
+    "results.moments", "results.marginal_likelihood", "results.sites", "results.left_out",
+    "results.samplers", "results.whitened", "results.plotting", "results.summary", "results.bambi",
+    "results.predictions", "results.priors", "results.new_rows", "results.fitted",
+    "results.posterior_step", "results.posterior_first",
+    "results.persistence", "results.methods", "results", "inference", "function", "many", "register", "",
+)  # fmt: skip
+
+
+#: Rooms, and modules, that import PyTensor.
+WITH_PYTENSOR = ("graphs", "ops", "reading", "rows.engines", "density", "results.approximation", "results.group")
+
+
+def name_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+def imports_of(path):
+    """Return the full names that a module imports, wherever in it: lazily, and for type checkers, too."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
+
+
+def arrows():
+    """Return which modules of the package each of them imports."""
+    graph = {}
+    for name, path in MODULES.items():
+        graph[name] = set()
+        for full in imports_of(path):
+            if full.split(".")[0] == "pymc_ngvi":
+                inner = full.partition(".")[2]
+                while inner not in MODULES:
+                    inner = inner.rpartition(".")[0]
+                graph[name] |= {inner} - {name}
+    return graph
+
+
+def floor_of(module):
+    inside = [floor for floor in FLOORS if module == floor or module.startswith(f"{floor}.")]
+    return FLOORS.index(max(inside, key=len))
+
+
+def test_nothing_is_imported_in_a_circle():
+    list(graphlib.TopologicalSorter(arrows()).static_order())  # CycleError names the modules
+
+
+def test_imports_run_downwards():
+    up = [f"{a} imports {b}" for a, found in arrows().items() for b in found if floor_of(b) > floor_of(a)]
+    assert up == []
+
+
+def test_the_top_level_has_three_modules_beside_its_init():
+    assert sorted(path.stem for path in ROOT.glob("*.py")) == ["__init__", "function", "inference", "register"]
+
+
+def test_rooms_that_import_pytensor():
+    found = {name for name, path in MODULES.items() if any(n.split(".")[0] == "pytensor" for n in imports_of(path))}
+    rooms = {room for room in WITH_PYTENSOR for name in found if name == room or name.startswith(f"{room}.")}
+    assert rooms == set(WITH_PYTENSOR)
+    assert [
+        name for name in found if not name.startswith(tuple(f"{room}." for room in rooms)) and name not in rooms
+    ] == []
+
+
+def test_numbers_by_rows_need_no_pytensor():
+    """Nothing in `rows`, its engines apart, imports a module that imports PyTensor, through others neither."""
+    graph = arrows()
+    todo = {name for name in MODULES if name.startswith("rows") and not name.startswith("rows.engines")}
+    reached = set()
+    while todo:
+        reached |= todo
+        todo = {inner for name in todo for inner in graph[name] if inner} - reached
+    assert {name.split(".")[0] for name in reached} == {"rows", "core"}
+
+
+def test_methods_of_the_approximation_override_nothing():
+    """Each mixin stands on what all share, and no name is in two of them."""
+    names = [name for mixin in Methods.__bases__ for name in vars(mixin) if not name.startswith("__")]
+    assert all(mixin.__bases__ == (Fitted,) for mixin in Methods.__bases__)
+    assert sorted(set(names)) == sorted(names)
+    assert set(names).isdisjoint(vars(Fitted))

@@ -1,0 +1,226 @@
+"""The site has all pages and all public names, and what it shows is what happens; `make docs` builds it."""
+
+import contextlib
+import importlib
+import inspect
+import io
+import pkgutil
+import re
+
+from pathlib import Path
+
+import pytest
+
+from test_docs import anchor
+
+import pymc_ngvi
+
+from pymc_ngvi import NGVIApproximation
+from pymc_ngvi.fitting.registry import AXES
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+API = DOCS / "api"
+#: Folders that the build makes.
+MADE = ("_build", "_static", "examples")
+PAGES = {
+    path.relative_to(DOCS).with_suffix("").as_posix(): path
+    for path in DOCS.rglob("*.md")
+    if path.relative_to(DOCS).parts[0] not in MADE
+}
+
+
+def read(path):
+    return path.read_text(encoding="utf-8")
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+def toctrees(page):
+    """Return the entries of the toctrees of a page, as it writes them."""
+    found = re.findall(r"^```\{toctree\}\n(.*?)^```$", read(page), flags=re.MULTILINE | re.DOTALL)
+    lines = [line for toctree in found for line in toctree.splitlines()]
+    return [line for line in lines if line and not line.startswith(":")]
+
+
+def children(name):
+    """Return the pages that the toctrees of a page name, without those of patterns, and those of patterns."""
+    folder = (DOCS / name).parent
+    entries = [(folder / entry).relative_to(DOCS).as_posix() for entry in toctrees(PAGES[name])]
+    named = [entry for entry in entries if "*" not in entry]
+    patterns = [entry for entry in entries if "*" in entry]
+    # A star of Sphinx does not match a slash.
+    expressions = [re.escape(pattern).replace(r"\*", "[^/]*") for pattern in patterns]
+    return named, [page for page in PAGES if page not in named if any(re.fullmatch(e, page) for e in expressions)]
+
+
+def test_every_page_is_reached_once():
+    """What is in no toctree is not in the menu; Sphinx counts that, and a page in two of them, as an error."""
+    reached, todo = [], ["index"]
+    while todo:
+        name = todo.pop()
+        reached.append(name)
+        named, matched = children(name)
+        todo += named + matched
+    assert sorted(reached) == sorted(PAGES)
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_links_of_the_texts_beside_the_site_are_not_broken(name):
+    for link in re.findall(r"\]\(([^)\s]+)\)", read(ROOT / name)):
+        file, _, heading = link.partition("#")
+        if not re.match(r"[a-z]+:", link) and file:
+            assert (ROOT / file).exists(), link
+            headings = re.findall(r"^#+ (.+)$", read(ROOT / file), flags=re.MULTILINE) if heading else []
+            assert not heading or heading in map(anchor, headings), link
+
+
+@pytest.mark.parametrize(("kind", "selector"), [("python", "div.highlight pre"), ("text", "div.highlight-text pre")])
+def test_lines_fit_the_column(kind, selector):
+    """The style sheet makes letters so small that lines of a length fit: there are no longer ones."""
+    style = read(DOCS / "_static" / "site.css")
+    sized = rf"^\.bd-article {re.escape(selector)}[^{{}}]*{{[^}}]*100cqi / ([\d.]+)"
+    width = (float(re.search(sized, style, flags=re.MULTILINE)[1]) - 2.0) / 0.602
+    prose = {"citing", "benchmarks/networks"}  # wraps
+    for name in PAGES.keys() - prose:
+        found = re.findall(rf"^```{kind}\n(.*?)^```$", read(PAGES[name]), flags=re.MULTILINE | re.DOTALL)
+        longest = max((line for block in found for line in block.splitlines()), key=len, default="")
+        assert len(longest) <= width + 0.5, (name, longest)
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+
+
+def public(module):
+    """Return the public objects of a module by name."""
+    if hasattr(module, "__all__"):
+        return {name: getattr(module, name) for name in module.__all__}
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    }
+
+
+def documented():
+    """Return the objects that the directives of the reference name."""
+    found = []
+    for page in API.glob("*.md"):
+        module = None
+        for kind, name in re.findall(r"^\.\. (\w+):: (\S+)$", read(page), flags=re.MULTILINE):
+            if kind == "currentmodule":
+                module = importlib.import_module(name)
+            elif kind == "automodule":
+                found += public(importlib.import_module(name)).values()
+            elif kind.startswith("auto") and kind != "autosummary":
+                where, _, last = name.rpartition(".")
+                found.append(getattr(importlib.import_module(where) if where else module, last))
+    return found
+
+
+MODULES = ["pymc_ngvi", "conditional_family", "pymc_ngvi.core.types"] + [
+    found.name for found in pkgutil.walk_packages(pymc_ngvi.__path__, "pymc_ngvi.") if found.ispkg
+]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_is_in_the_reference(module):
+    there = {*map(id, documented()), *map(id, NGVIApproximation.__mro__)}  # its methods are listed one by one
+    missing = [name for name, value in public(importlib.import_module(module)).items() if id(value) not in there]
+    assert missing == []
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_what_every_word_stands_for_is_in_the_reference(axis):
+    there = set(map(id, documented()))
+    assert [name for name, value in AXES[axis].items() if id(value) not in there] == []
+
+
+def test_everything_that_a_result_has_is_in_its_tables():
+    own = [part for part in NGVIApproximation.__mro__ if part.__module__.startswith("pymc_ngvi")]
+    names = {name for part in own for name in vars(part) if not name.startswith("_")}
+    listed = re.findall(r"^   NGVIApproximation\.(\w+)$", read(API / "approximation.md"), flags=re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    assert set(listed) == names
+
+
+def test_what_is_listed_has_a_docstring():
+    lacking = [name for name in dir(NGVIApproximation) if not name.startswith("_") if not _doc(NGVIApproximation, name)]
+    assert [name for name in lacking if name in {n for p in NGVIApproximation.__mro__[:2] for n in vars(p)}] == []
+
+
+def _doc(owner, name):
+    return inspect.getdoc(inspect.getattr_static(owner, name))
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+CASES = re.findall(
+    r"^```python\n(.*?)^```$(?:\n\n^```text\n(.*?)^```$)?", read(DOCS / "bad_input.md"), flags=re.MULTILINE | re.DOTALL
+)
+
+
+# PyMC warns of a missing total_size, before it is refused.
+@pytest.mark.filterwarnings("ignore:total_size not provided")
+def test_bad_input_is_refused_as_the_page_says():
+    """In the same words, wherever the page breaks its lines."""
+    scope = {"__name__": "__main__"}
+    said, raised = [], []
+    for code, message in CASES:
+        with contextlib.redirect_stdout(io.StringIO()):
+            try:
+                exec(compile(code, "bad_input.md", "exec"), scope)
+            except Exception as error:
+                raised.append(f"{type(error).__name__}: {error}")
+            else:
+                raised.append("")
+        said.append(message)
+    assert [message.split() for message in raised] == [message.split() for message in said]
+
+
+def test_the_catalogue_has_messages():
+    assert sum(bool(message) for _, message in CASES) > 30
+
+
+# --- beside the site --------------------------------------------------------------------------------------------------
+
+
+def test_versions_agree():
+    version = pymc_ngvi.__version__
+    assert re.search(r"^version: (.+)$", read(ROOT / "CITATION.cff"), flags=re.MULTILINE)[1] == version
+    assert re.search(r"^## ([\d.]+)", read(ROOT / "CHANGELOG.md"), flags=re.MULTILINE)[1] == version
+    assert f"Version {version}." in read(PAGES["citing"])
+    assert re.search(r'^version = "(.+)"$', read(ROOT / "pyproject.toml"), flags=re.MULTILINE)[1] == version
+
+
+def test_commands_are_targets():
+    makefile = read(ROOT / "Makefile")
+    targets = set(re.search(r"^\.PHONY: (.+)$", makefile, flags=re.MULTILINE)[1].split())
+    texts = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / ".ci" / "run", PAGES["install"], PAGES["benchmarks"]]
+    for path in texts:
+        named = set(re.findall(r"(?:^|`)make ([a-z]+(?:-[a-z]+)*)", read(path), flags=re.MULTILINE))
+        assert named <= targets, path
+    groups = set(
+        re.findall(r"^(\w+) = \[", read(ROOT / "pyproject.toml").split("[dependency-groups]")[1], re.MULTILINE)
+    )
+    assert set(re.findall(r"\$\(STAMP\)(\w+)", makefile)) <= groups
+
+
+def test_the_workflow_runs_what_the_script_runs_on_every_python_that_is_promised():
+    workflow = read(ROOT / ".github" / "workflows" / "ci.yml")
+    assert "run: .ci/run" in workflow
+    promised = re.findall(r"Python :: (3\.\d+)", read(ROOT / "pyproject.toml"))
+    matrices = re.findall(r"python-version: \[(.*)\]", workflow)
+    assert matrices
+    assert all(re.findall(r'"(.*?)"', versions) == promised for versions in matrices)
+
+
+def test_the_workflow_and_the_makefile_try_each_pymc_that_is_promised():
+    """Where the first is installed, the makefile takes the last, and the other way round."""
+    promised = re.search(r"([\d., and]+) are tested", read(PAGES["install"]))[1].strip().split(" and ")
+    matrix = re.search(r"pymc-version: \[(.*)\]", read(ROOT / ".github" / "workflows" / "ci.yml"))[1]
+    assert re.findall(r'"(.*?)"', matrix) == promised
+    other = re.search(r"^OTHER_PYMC = (.+)$", read(ROOT / "Makefile"), flags=re.MULTILINE)[1]
+    assert sorted(set(re.findall(r'"(\d\.\d+)\.?"', other))) == promised
+    assert f'"pymc>={promised[0]},<7"' in read(ROOT / "pyproject.toml")

@@ -1,0 +1,449 @@
+"""The sparsity pattern of the Hessian of log p: no entry of dense Hessians may be missing, and few may be too many."""
+
+import warnings
+
+import models
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.sparse
+import pytensor.tensor as pt
+import pytest
+import scipy.sparse
+
+from pytensor.compile.mode import Mode
+from pytensor.graph.traversal import toposort
+
+from pymc_ngvi import LogDensity
+from pymc_ngvi.graphs import graph
+from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.reading.interaction import HessianPattern, PatternSearch
+
+RNG = np.random.default_rng(7)
+GROUP = np.repeat(np.arange(4), 5)
+ITEM = np.tile(np.arange(5), 4)
+X = RNG.normal(size=20)
+BINARY = RNG.integers(0, 2, 20)
+COUNT = RNG.poisson(3.0, 20)
+REAL = RNG.normal(size=20)
+ADJACENCY = np.array([[0, 1, 0, 0, 0], [1, 0, 1, 0, 0], [0, 1, 0, 1, 0], [0, 0, 1, 0, 1], [0, 0, 0, 1, 0]])
+
+
+def intercepts_centred():
+    b = pm.Normal("b", pm.Normal("mu"), pm.HalfNormal("sd"), shape=4)
+    pm.Bernoulli("y", logit_p=b[GROUP] + pm.Normal("slope") * X, observed=BINARY)
+
+
+def intercepts_non_centred():
+    b = pm.Normal("mu") + pm.HalfNormal("sd") * pm.Normal("z", shape=4)
+    pm.Bernoulli("y", logit_p=b[GROUP], observed=BINARY)
+
+
+def slopes():
+    intercept = pm.Normal("intercept", 0.0, pm.HalfNormal("sd_intercept"), shape=4)
+    slope = pm.Normal("slope", 0.0, pm.HalfNormal("sd_slope"), shape=4)
+    pm.Normal("y", intercept[GROUP] + slope[GROUP] * X, pm.HalfNormal("sigma"), observed=REAL)
+
+
+def _cholesky():
+    return pm.LKJCholeskyCov("chol", n=2, eta=2.0, sd_dist=pm.Exponential.dist(1.0), compute_corr=True)[0]
+
+
+def correlated_centred():
+    b = pm.MvNormal("b", mu=pm.Normal("mu", shape=2), chol=_cholesky(), shape=(4, 2))
+    pm.Bernoulli("y", logit_p=b[GROUP, 0] + b[GROUP, 1] * X, observed=BINARY)
+
+
+def correlated_non_centred():
+    b = pm.Normal("z", shape=(4, 2)) @ _cholesky().T
+    pm.Bernoulli("y", logit_p=b[GROUP, 0] + b[GROUP, 1] * X, observed=BINARY)
+
+
+def crossed():
+    person = pm.Normal("person", 0.0, pm.HalfNormal("sd_person"), shape=4)
+    item = pm.Normal("item", 0.0, pm.HalfNormal("sd_item"), shape=5)
+    kept = slice(0, 20, 3)  # not every person meets every item
+    pm.Bernoulli("y", logit_p=person[GROUP[kept]] - item[ITEM[kept]], observed=BINARY[kept])
+
+
+def two_parameter_items():
+    ability, difficulty = pm.Normal("ability", shape=4), pm.Normal("difficulty", shape=5)
+    discrimination = pm.LogNormal("discrimination", 0.0, pm.HalfNormal("sd"), shape=5)
+    kept = slice(0, 20, 3)
+    g, i = GROUP[kept], ITEM[kept]
+    pm.Bernoulli("y", logit_p=discrimination[i] * (ability[g] - difficulty[i]), observed=BINARY[kept])
+
+
+def nested():
+    region = pm.Normal("region", 0.0, pm.HalfNormal("sd_region"), shape=2)
+    town = pm.Normal("town", region[[0, 0, 1, 1]], pm.HalfNormal("sd_town"), shape=4)
+    pm.Poisson("y", pt.exp(town[GROUP]), observed=COUNT)
+
+
+def zero_sum():
+    b = pm.ZeroSumNormal("b", sigma=pm.HalfNormal("sd"), shape=4)
+    pm.Bernoulli("y", logit_p=b[GROUP], observed=BINARY)
+
+
+def random_walk():
+    level = pm.GaussianRandomWalk("level", sigma=pm.HalfNormal("sd"), init_dist=pm.Normal.dist(), shape=20)
+    pm.Poisson("y", pt.exp(level), observed=COUNT)
+
+
+def autoregressive():
+    level = pm.AR("level", rho=pm.Normal("rho", shape=2), sigma=1.1, init_dist=pm.Normal.dist(shape=2), shape=20)
+    pm.Poisson("y", pt.exp(level), observed=COUNT)
+
+
+def intrinsic_spatial():
+    spatial = pm.ICAR("spatial", W=ADJACENCY)
+    pm.Poisson("y", pt.exp(pm.HalfNormal("sd") * spatial[ITEM]), observed=COUNT)
+
+
+def spatial():
+    where = pm.CAR("where", np.zeros(5), ADJACENCY, alpha=pm.Beta("alpha", 2.0, 2.0), tau=pm.HalfNormal("tau"))
+    pm.Poisson("y", pt.exp(where[ITEM]), observed=COUNT)
+
+
+def known_covariance():
+    cov = np.kron(np.eye(3), [[1.0, 0.5], [0.5, 1.0]])
+    b = pm.MvNormal("b", mu=np.zeros(6), cov=cov)
+    pm.Poisson("y", pt.exp(b[GROUP] + b[5]), observed=COUNT)
+
+
+def gamma_rates():
+    shape = pm.HalfNormal("shape")
+    rate = pm.Gamma("rate", shape, pm.HalfNormal("scale"), shape=4)
+    pm.NegativeBinomial("y", mu=rate[GROUP], alpha=pm.Exponential("alpha", 1.0), observed=COUNT)
+
+
+def ordered_logit():
+    ordered = pm.distributions.transforms.ordered
+    cut = pm.Normal("cut", 0.0, 3.0, shape=3, transform=ordered, initval=[-1.0, 0.0, 1.0])
+    pm.OrderedLogistic("y", eta=pm.Normal("b", shape=4)[GROUP], cutpoints=cut, observed=COUNT % 4, compute_p=False)
+
+
+def multinomial_logit():
+    weights = pm.Normal("weights", shape=(2, 3))
+    b = pm.Normal("b", 0.0, pm.HalfNormal("sd"), shape=(4, 3))
+    pm.Categorical("y", logit_p=np.stack([X, REAL], 1) @ weights + b[GROUP], observed=COUNT % 3)
+
+
+def mixture():
+    b = pm.Normal("b", 0.0, pm.HalfNormal("sd"), shape=4)
+    two = [pm.Normal.dist(b[GROUP], 1.1), pm.Normal.dist(b[GROUP] + pm.Normal("shift"), 2.1)]
+    pm.Mixture("y", w=pm.Dirichlet("w", np.ones(2)), comp_dists=two, observed=REAL)
+
+
+def two_outcomes():
+    ability = pm.Normal("ability", shape=4)
+    pm.Bernoulli("right", logit_p=ability[GROUP] - pm.Normal("item", shape=5)[ITEM], observed=BINARY)
+    pm.Normal("time", pm.Normal("speed", shape=4)[GROUP] + ability[GROUP], pm.HalfNormal("sd"), observed=REAL)
+
+
+def potential():
+    b = pm.Normal("b", shape=6)
+    pm.Potential("smooth", -pm.HalfNormal("weight") * pt.sqr(b[2:] - 2.0 * b[1:-1] + b[:-2]).sum())
+
+
+def containers():
+    x, group = pm.Data("x", X), pm.Data("group", GROUP)
+    b = pm.Normal("b", 0.0, pm.HalfNormal("sd"), shape=4)
+    pm.Bernoulli("y", logit_p=b[group] + pm.Normal("slope") * x, observed=pm.Data("observed", BINARY))
+
+
+def dummies():
+    design = pm.Data("design", np.eye(4)[GROUP])
+    pm.Bernoulli("y", logit_p=design @ pm.Normal("b", shape=4) + pm.Normal("a", shape=5)[ITEM], observed=BINARY)
+
+
+def imputed():
+    holes = np.where(np.isin(np.arange(20), [3, 7]), np.nan, REAL)
+    b = pm.Normal("b", 0.0, pm.HalfNormal("sd"), shape=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pm.exceptions.ImputationWarning)
+        pm.Normal("y", b[GROUP], pm.HalfNormal("sigma"), observed=holes)
+
+
+def empty_groups():
+    b = pm.Normal("b", 0.0, 1.3, shape=7)
+    pm.Bernoulli("y", logit_p=b[GROUP + 1] + b[6], observed=BINARY)
+
+
+#: True where the pattern should be exact.
+MODELS = {
+    intercepts_centred: True,
+    intercepts_non_centred: True,
+    slopes: True,
+    correlated_centred: True,
+    correlated_non_centred: True,
+    crossed: True,
+    two_parameter_items: True,
+    nested: True,
+    zero_sum: True,
+    random_walk: True,
+    autoregressive: True,
+    intrinsic_spatial: True,
+    spatial: True,
+    known_covariance: True,
+    gamma_rates: True,
+    ordered_logit: True,
+    multinomial_logit: True,
+    mixture: True,
+    two_outcomes: True,
+    potential: True,
+    containers: True,
+    dummies: True,
+    imputed: True,
+    empty_groups: True,
+}
+
+
+def _density(make):
+    with pm.Model() as model:
+        make()
+    return LogDensity(model, "quick")
+
+
+def _dense_hessians(grad, theta, points):
+    """Evaluate the Hessians without rewriting their graph, which would take most of the time."""
+    direction = theta.type()
+    with without_c():
+        product = graph.inline_inner_graphs([graph.hessian_product(grad, theta, direction)])
+        mode = Mode(linker="py", optimizer=None)
+        function = pytensor.function([theta, direction], product, mode=mode, on_unused_input="ignore")
+    return np.array([[function(point, axis)[0] for axis in np.eye(len(point))] for point in points])
+
+
+def _nonzeros(hessians):
+    size = np.abs(hessians).max(axis=0)
+    found = size > 1e-11 * size.max()
+    return found | found.T
+
+
+def _assert_covers(pattern, nonzeros, exact):
+    found = pattern.matrix.toarray()
+    assert not np.argwhere(nonzeros & ~found).tolist()
+    if exact:
+        assert not np.argwhere(found & ~nonzeros & ~np.eye(len(found), dtype=bool)).tolist()
+
+
+@pytest.mark.parametrize(("make", "exact"), MODELS.items(), ids=lambda value: getattr(value, "__name__", None))
+def test_pattern_is_that_of_dense_hessians(make, exact, rng):
+    density = _density(make)
+    found = PatternSearch(density.graphs.logp, density.graphs.theta).run()
+    assert found.opaque == ()
+    points = density.initial_point() + 0.3 * rng.normal(size=(2, density.n_dim))
+    _assert_covers(found.pattern, _nonzeros(_dense_hessians(density.graphs.grad, density.graphs.theta, points)), exact)
+
+
+def test_single_precision_model():
+    with pytensor.config.change_flags(floatX="float32"):
+        density = _density(intercepts_centred)
+    double = _density(intercepts_centred)
+    single, double = (PatternSearch(d.graphs.logp, d.graphs.theta).run().pattern for d in (density, double))
+    assert np.array_equal(single.matrix.toarray(), double.matrix.toarray())
+
+
+def test_sparse_adjacency_is_that_of_a_dense_one():
+    def model(adjacency):
+        where = pm.CAR("where", np.zeros(5), adjacency, alpha=pm.Beta("alpha", 2.0, 2.0), tau=pm.HalfNormal("tau"))
+        pm.Poisson("y", pt.exp(where[ITEM]), observed=COUNT)
+
+    dense, sparse = (
+        PatternSearch(d.graphs.logp, d.graphs.theta).run()
+        for d in (_density(lambda: model(ADJACENCY)), _density(lambda: model(scipy.sparse.csr_matrix(ADJACENCY))))
+    )
+    assert sparse.opaque == ()
+    assert np.array_equal(sparse.pattern.matrix.toarray(), dense.pattern.matrix.toarray())
+    assert dense.pattern.n_entries < 7 * 8 // 2
+
+
+def test_scan_is_opaque():
+    density = LogDensity(models.scan_ar1(6), "quick")
+    found = PatternSearch(density.graphs.logp, density.graphs.theta).run()
+    assert found.opaque == ("Scan",)
+    points = density.initial_point() + np.array([[0.3], [0.7]])
+    _assert_covers(
+        found.pattern, _nonzeros(_dense_hessians(density.graphs.grad, density.graphs.theta, points)), exact=False
+    )
+
+
+# --- graphs by hand ---
+
+THETA = pt.vector("theta", shape=(6,))
+HALF = scipy.sparse.csr_matrix(np.array([[1.0, 0, 0], [0, 2.0, 1.0]]))
+TRIANGLE = np.array([[2.0, 0, 0, 0], [0.4, 1.0, 0, 0], [0, 0.5, 3.0, 0], [0, 0, 0, 1.5]])
+
+
+def _matrix(v):
+    return v.reshape((2, 3))
+
+
+def _stack(v):
+    return pt.stack([_matrix(v), 2.0 * _matrix(v) + 1.0])
+
+
+#: Log densities of six coordinates, and whether their pattern should be exact.
+GRAPHS = {
+    "linear": (lambda v: (v * np.arange(6.0)).sum(), True),
+    "factor of a sum": (lambda v: v[0] * (v[1:] ** 2).sum(), True),
+    "product of sums": (lambda v: v[:3].sum() * v[2:5].sum(), True),
+    "product of three": (lambda v: (v[0] * v[1:3] * v[3:5]).sum(), True),
+    "outer product": (lambda v: (v[:2, None] * v[None, 2:5] * np.array([[1.0, 0, 1.0], [0, 1.0, 0]])).sum(), True),
+    "quotient": (lambda v: (v[:3] / v[3:]).sum(), True),
+    "quotient of a product": (lambda v: (v[:2] * v[2:4] / v[4:]).sum(), True),
+    "constant over coordinates": (lambda v: (np.array([1.0, 0.0, 2.0]) / (v[:3] + v[3:])).sum(), True),
+    "zeros of a factor": (lambda v: pt.exp(v + np.array([1.0, 0, 0, 1.0, 0, 0]) * v[5]).sum(), True),
+    "zero weights": (lambda v: (pt.exp(v[1:] + v[:-1]) * np.array([1.0, 0, 0, 1.0, 0])).sum(), True),
+    "known switch": (lambda v: pt.switch([True, False, True], pt.exp(v[:3] + v[5]), v[3:] ** 3).sum(), True),
+    "known switch inside": (lambda v: pt.exp(pt.switch([True, False, True], v[:3], v[2:5]) + v[5]).sum(), True),
+    "known switch of a constant": (lambda v: pt.exp(pt.switch([True, False, True], v[:3], 0.3) + v[5]).sum(), True),
+    "unknown switch of constants": (lambda v: (pt.switch(v[0], 1.3, 2.1) * v[1:] ** 2).sum(), True),
+    "unknown switch": (lambda v: pt.switch(v[:3] > v[5], pt.exp(v[:3] + v[4]), v[3:] ** 3).sum(), False),
+    "dot": (lambda v: pt.exp(pt.dot(np.array([[1.0, 1.0, 0], [0, 0, 1.0]]), v[:3]) + v[4:]).sum(), True),
+    "dot from the right": (lambda v: pt.exp(pt.dot(_matrix(v), np.array([[1.0, 0], [1.0, 0], [0, 1.0]]))).sum(), True),
+    "linear dot": (lambda v: (pt.dot(np.array([[1.0, 1.0, 0], [0, 0, 1.0]]), v[:3] * v[3:]) * [1.0, 0]).sum(), True),
+    "linear dot from the right": (
+        lambda v: (pt.dot(_matrix(v) ** 2 * v[0], np.array([[1.0, 0], [1.0, 0], [0, 1.0]])) * [0.0, 1.0]).sum(),
+        True,
+    ),
+    "quadratic form": (lambda v: pt.dot(v, pt.dot(np.diag(np.ones(5), 1), v)), True),
+    "bilinear dot": (lambda v: pt.dot(_matrix(v), pt.exp(_matrix(v)).T).sum(), True),
+    "batched dot": (lambda v: pt.exp(pt.matmul(_stack(v), np.array([[1.0, 0], [0, 1.0], [0, 1.0]]))).sum(), True),
+    "batched dot of two": (lambda v: pt.exp(pt.matmul(_stack(v), _matrix(v).T)).sum(), True),
+    "bilinear batched dot": (lambda v: pt.matmul(_stack(v), pt.exp(_matrix(v)).T).sum(), True),
+    "sparse dot": (lambda v: pt.exp(pytensor.sparse.dot(HALF, v[:3, None])).sum(), True),
+    "linear sparse dot": (lambda v: pytensor.sparse.dot(HALF, (v[:3] * v[3:])[:, None]).sum(), True),
+    "solve": (lambda v: pt.exp(pt.linalg.solve_triangular(TRIANGLE, v[:4], lower=True)).sum(), True),
+    "solve columns": (lambda v: (pt.linalg.solve(np.eye(2) * v[0] + 0.3, v[1:5].reshape((2, 2))) ** 2).sum(), True),
+    "solve for constants": (lambda v: pt.linalg.solve(pt.diag(v[:3]) + v[3], np.eye(3)[:, :2]).sum(), True),
+    "solve a batch": (
+        lambda v: pt.exp(pt.linalg.solve_triangular(TRIANGLE[None, :3, :3], _stack(v), b_ndim=1, lower=True)).sum(),
+        True,
+    ),
+    "linear solve": (
+        lambda v: (pt.linalg.solve_triangular(TRIANGLE, v[:4] ** 2 * v[5], lower=True) * [0, 0, 1.0, 0]).sum(),
+        True,
+    ),
+    "cumulative sum": (lambda v: pt.exp(pt.cumsum(v)[:3]).sum(), True),
+    "linear cumulative sum": (lambda v: pt.cumsum(v[1:] * v[:-1])[2], True),
+    "cumulative product": (lambda v: pt.cumprod(v)[2] + (v**3).sum(), True),
+    "set elements": (lambda v: pt.exp(pt.set_subtensor(v[1:3], v[4:])[:4] * v[3]).sum(), True),
+    "add to elements": (lambda v: pt.exp(pt.inc_subtensor(pt.zeros(3)[[0, 0, 2]], v[:3])).sum(), True),
+    "linear additions": (lambda v: (pt.inc_subtensor(v[[0, 0, 2]], v[3:] * v[:3]) * [1.0, 0, 0, 0, 0, 0]).sum(), True),
+    "additions to what interacts": (lambda v: pt.inc_subtensor((v[:3] * v[3:])[[0, 0]], v[:2] ** 3).sum(), True),
+    "join what is computed": (lambda v: pt.exp(pt.concatenate([v[:2] + v[2:4], v[1:2] * v[4]]) + v[5]).sum(), True),
+    "split and join": (lambda v: pt.exp(pt.concatenate(pt.split(v, [2, 4], n_splits=2)[::-1])[1:] + v[0]).sum(), True),
+    "transpose": (lambda v: (_matrix(v).T.ravel()[1:] * v[:-1]).sum(), True),
+    "repeat": (lambda v: pt.exp(pt.repeat(v[:3], 2) + v[5]).sum(), True),
+    "diagonal": (lambda v: pt.exp(pt.diag(pt.diag(v[:3]) * v[3]) + v[4]).sum(), True),
+    "product over an axis": (lambda v: pt.prod(_matrix(v), axis=1, no_zeros_in_input=True).sum(), True),
+    "log sum exp": (lambda v: pt.logsumexp(_matrix(v), axis=1).sum(), True),
+    "determinant": (lambda v: pt.linalg.det(pt.diag(v[:3]) + 0.1) + v[4] * v[5], True),
+    "Cholesky": (lambda v: pt.log(pt.diag(pt.linalg.cholesky(pt.diag(pt.exp(v[:3])) + 0.1))).sum(), True),
+    "whole numbers": (lambda v: (pt.floor(v[0]) * v[1:] ** 2).sum(), True),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graph(name, rng):
+    make, exact = GRAPHS[name]
+    [logp] = graph.simplify([make(THETA)])
+    found = PatternSearch(logp, THETA).run()
+    hessians = _dense_hessians(graph.gradient(logp, THETA), THETA, rng.uniform(0.5, 1.5, size=(2, 6)))
+    _assert_covers(found.pattern, _nonzeros(hessians), exact)
+
+
+def test_kinks_count():
+    # The Hessian of |u| is 0 wherever it exists, but its expectation is not.
+    found = PatternSearch(abs(THETA[0] - THETA[1]) + THETA[2], THETA).run().pattern
+    assert [pair for pair in zip(found.rows, found.cols, strict=True) if pair[0] != pair[1]] == [(1, 0)]
+
+
+def test_values_that_vary_are_not_used():
+    data, index = pytensor.shared(np.zeros(3)), pytensor.shared(np.arange(3), shape=(3,))
+    logp = (pt.exp(THETA[:3] + THETA[5]) * data).sum() + (THETA[index] ** 2 * 2.0).sum()
+    assert PatternSearch(logp, THETA).run().pattern.n_entries == 6
+    with_data = PatternSearch(logp, THETA, varying=[data]).run()
+    assert with_data.pattern.n_entries == 6 + 3
+    assert with_data.opaque == ()
+    # Any element may be looked up: all interact.
+    with_index = PatternSearch(logp, THETA, varying=[index]).run()
+    assert with_index.pattern.n_entries == 21
+    assert with_index.opaque == ("AdvancedSubtensor",)
+
+
+def test_lengths_that_vary_are_not_used():
+    index = pytensor.shared(np.arange(3))
+    found = PatternSearch((THETA[index] ** 2).sum(), THETA, varying=[index]).run()
+    assert found == HessianPattern(None, ("AdvancedSubtensor",))
+
+
+def test_elements_used_in_several_places():
+    product = THETA[:3] * THETA[3:]
+    pattern = PatternSearch(product[0] + 2.0 * product[2], THETA).run().pattern
+    assert sorted(zip(pattern.rows[pattern.off_diagonal], pattern.cols[pattern.off_diagonal], strict=True)) == [
+        (3, 0),
+        (5, 2),
+    ]
+
+
+def test_data_count_as_they_are_now():
+    group = pytensor.shared(np.array([0, 1, 2]))  # neither value nor length is in the graph
+    logp = pt.exp(THETA[group] + THETA[5] + pt.zeros_like(THETA[group])).sum()
+    pattern = PatternSearch(logp, THETA).run().pattern
+    assert pattern.matrix.toarray()[5].tolist() == [True, True, True, False, False, True]
+    group.set_value(np.array([3]))
+    pattern = PatternSearch(logp, THETA).run().pattern
+    assert pattern.matrix.toarray()[5].tolist() == [False, False, False, True, False, True]
+
+
+def test_too_many_entries():
+    logp = pt.exp(THETA[:4].sum()).sum()
+    assert PatternSearch(logp, THETA).run(12).pattern.n_entries == 12  # 10 of four, 2 more on the diagonal
+    assert PatternSearch(logp, THETA).run(11).pattern is None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda v: pt.exp(v.sum()),
+        lambda v: pt.exp(v - v.mean()).sum(),
+        lambda v: v[:100_000].sum() * pt.exp(v[100_000:]).sum(),
+        lambda v: pt.exp(pt.cumsum(v)).sum(),
+    ],
+    ids=["sum", "deviations", "product", "cumulative"],
+)
+def test_dense_patterns_are_never_formed(make):
+    theta = pt.vector("theta", shape=(200_000,))
+    assert PatternSearch(make(theta), theta).run().pattern is None  # its 2e10 entries would not fit
+
+
+def test_sets_within_others_cost_nothing():
+    theta = pt.vector("theta", shape=(1500,))
+    pattern = PatternSearch(pt.exp(pt.cumsum(theta)).sum(), theta).run().pattern
+    assert pattern.n_entries == 1500 * 1501 // 2  # though the sets have 1500^3 / 3 pairs
+
+
+def test_many_observations_of_many_groups():
+    n_groups, n = 20_000, 100_000
+    group = np.random.default_rng(1).integers(0, n_groups, n)
+    theta = pt.vector("theta", shape=(n_groups + 2,))
+    effect = pt.exp(theta[0]) * theta[2:]
+    pattern = PatternSearch(pt.softplus(theta[1] + effect[group]).sum(), theta).run().pattern
+    seen = len(np.unique(group))
+    # Diagonal; the two global coordinates with each other and with each group that has observations.
+    assert pattern.n_entries == n_groups + 2 + 1 + 2 * seen
+
+
+def test_the_graph_is_not_modified():
+    logp = pt.logsumexp(THETA) ** 2
+    before = [str(node.op) for node in toposort([logp])]
+    PatternSearch(logp, THETA).run()
+    assert [str(node.op) for node in toposort([logp])] == before
+
+
+def test_constant_log_density():
+    pattern = PatternSearch(pt.constant(1.0) + pt.shape(THETA)[0], THETA).run().pattern
+    assert np.array_equal(pattern.matrix.toarray(), np.eye(6, dtype=bool))

@@ -1,0 +1,173 @@
+"""Recursions that are written out step by step, and Gaussian processes: the same derivatives, from smaller graphs."""
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from pytensor.compile.builders import OpFromGraph
+from pytensor.graph.fg import FunctionGraph
+from pytensor.tensor.blockwise import Blockwise
+from scipy import special
+
+from pymc_ngvi import LogDensity
+from pymc_ngvi.density import flat
+from pymc_ngvi.graphs import graph, large
+from pymc_ngvi.graphs.backends import quick_mode
+
+pytestmark = pytest.mark.usefixtures("_anew", "_backwards")
+
+Y = np.array([0.3, 1.1, 1.9, 2.2, 3.4, 3.9, 4.2, 5.8, 6.1, 6.3, 7.7, 8.2, 8.4])
+
+
+@pytest.fixture
+def _backwards(monkeypatch):
+    """Derivatives by PyTensor, also in few dimensions."""
+    monkeypatch.setattr(flat, "MOST_DIMENSIONS", 0)
+
+
+def smoothing():
+    """Holt's method: the level and the slope of each step are those of the step before and something more."""
+    with pm.Model() as model:
+        a, b = pm.Normal("a"), pm.Normal("b")
+        level, slope, means = pm.Normal("level"), pm.Normal("slope"), []
+        for value in Y:
+            mean = level + slope
+            means.append(mean)
+            new = mean + a * (value - mean)
+            slope = slope + b * (new - level - slope)
+            level = new
+        pm.Normal("y", pt.stack(means), 0.7, observed=Y)
+    return model
+
+
+def smoothing_by_numpy(theta):
+    a, b, level, slope = theta
+    total = -0.5 * np.sum(theta**2) - 2.0 * np.log(2.0 * np.pi)
+    for value in Y:
+        mean = level + slope
+        total = total - 0.5 * ((value - mean) / 0.7) ** 2 - np.log(0.7) - 0.5 * np.log(2.0 * np.pi)
+        new = mean + a * (value - mean)
+        slope = slope + b * (new - level - slope)
+        level = new
+    return total
+
+
+def forward(*, vector):
+    """The forward algorithm of a chain of two states, of which the second is never left, one step after the other."""
+    y = np.sin(np.arange(5.0))
+    with pm.Model() as model:
+        mu, stay = pm.Normal("mu", shape=2), pm.Normal("stay")
+        emit = -0.5 * (y[:, None] - mu) ** 2
+        stays, leaves = pt.log(pt.sigmoid(stay)), pt.log(pt.sigmoid(-stay))
+        moves = pt.stack([pt.stack([stays, leaves]), pt.constant(np.array([-np.inf, 0.0]))])
+        if vector:
+            alpha = emit[0]
+            for t in range(1, len(y)):
+                alpha = emit[t] + pt.logsumexp(alpha[:, None] + moves, axis=0)
+            total = pt.logsumexp(alpha)
+        else:
+            first, second = emit[0, 0], emit[0, 1]
+            for t in range(1, len(y)):
+                second = emit[t, 1] + pt.logaddexp(first + leaves, second)
+                first = emit[t, 0] + first * 0.0 + pt.logaddexp(first + stays, -np.inf)
+            total = pt.logaddexp(first, second)
+        pm.Potential("y", total)
+    return model
+
+
+def forward_by_numpy(theta):
+    y = np.sin(np.arange(5.0))
+    emit = -0.5 * (y[:, None] - theta[:2]) ** 2
+    stays, leaves = -special.log1p(np.exp(-theta[2])), -special.log1p(np.exp(theta[2]))
+    alpha = emit[0]
+    for step in emit[1:]:
+        alpha = step + np.array([alpha[0] + stays, np.logaddexp(alpha[0] + leaves, alpha[1])])
+    return np.logaddexp(*alpha) - 0.5 * np.sum(theta**2) - 1.5 * np.log(2.0 * np.pi)
+
+
+def check(density, log_density, theta):
+    """Compare with central differences of a function of one vector."""
+    logp, grad = density.logp_grad(theta[None])
+    hessian, step = density.hessian(theta[None])[0], 1e-4
+    axes = step * np.eye(len(theta))
+    np.testing.assert_allclose(logp, [log_density(theta)], rtol=1e-12)
+    slopes = [(log_density(theta + h) - log_density(theta - h)) / (2.0 * step) for h in axes]
+    np.testing.assert_allclose(grad[0], slopes, rtol=1e-6, atol=1e-6)
+    curvatures = [(density.grad(np.array([theta + h, theta - h])) * [[1.0], [-1.0]]).sum(axis=0) for h in axes]
+    np.testing.assert_allclose(hessian, np.array(curvatures) / (2.0 * step), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(density.mean_hessian(theta[None]).products(np.eye(len(theta))), hessian, rtol=1e-12)
+
+
+def test_sums_of_sums_are_not_written_out():
+    density = LogDensity(smoothing())
+    assert density.graphs.is_large
+    check(density, smoothing_by_numpy, np.array([0.4, 0.3, 0.2, 0.6]))
+    # Written as one each, the sums of the gradient have ten times as many terms.
+    nodes = FunctionGraph(outputs=[density.graphs.grad], clone=True).apply_nodes
+    assert sum(len(node.inputs) for node in nodes) < 100 * len(Y)
+
+
+@pytest.mark.parametrize("vector", [True, False])
+def test_recursions_of_log_sums(vector, monkeypatch):
+    monkeypatch.setattr(large, "_LARGE", 20)  # what takes so many steps takes a minute
+    density = LogDensity(forward(vector=vector))
+    assert density.graphs.is_large
+    check(density, forward_by_numpy, np.array([0.4, -0.3, 0.8]))
+
+
+def test_log_sums_have_the_derivatives_of_pytensor(rng):
+    x, v = pt.matrix("x"), pt.matrix("v")
+
+    def build():
+        total = (pt.logsumexp(x, axis=1) ** 2).sum() + (pt.logaddexp(x[0], x[1], x[2]) ** 2).sum()
+        return FunctionGraph(outputs=[total], clone=False, copy_inputs=False)
+
+    def second(total):
+        grad = pt.grad(total, x)
+        outputs = graph.inline_inner_graphs([total, grad, pt.grad((grad * v).sum(), x)])
+        return pytensor.function([x, v], outputs, mode=quick_mode())
+
+    short = build()
+    large.short_derivatives.rewrite(short)
+    assert not any(type(node.op).__name__ == "LogAddExp" for node in short.apply_nodes)
+    point, along = 3.0 * rng.normal(size=(2, 3, 4))
+    point[0, 0] = -np.inf
+    for ours, theirs in zip(
+        second(short.outputs[0])(point, along), second(build().outputs[0])(point, along), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_sums_that_are_used_once_are_not_large():
+    x = pt.vector("x", shape=(5,))
+    total = x[0]
+    for i in range(150):
+        total = total + pt.exp(x[i % 5])
+    assert not large.is_large(total)
+
+
+def test_volatility_that_is_written_out_is_large():
+    """Without sums of sums and with few nodes for each step: a GARCH(1,1) of 100 steps took minutes to compile."""
+    theta = pt.vector("theta", shape=(3,))
+    h = [pt.constant(1.0)]
+    for value in np.sin(np.arange(99.0)):
+        h.append(theta[0] + theta[1] * value**2 + theta[2] * h[-1])
+    assert large.is_large(pm.logp(pm.Normal.dist(0.0, pt.sqrt(pt.stack(h))), np.zeros(100)).sum())
+
+
+def test_gaussian_process_has_no_graph_within_a_graph():
+    """Each would be compiled in C when it is first run."""
+    at = np.linspace(0.0, 1.0, 4)[:, None]
+    with pm.Model() as model:
+        length, scale = pm.Gamma("length", 2.1, 3.3), pm.HalfNormal("scale", 1.7)
+        process = pm.gp.Marginal(cov_func=scale**2 * pm.gp.cov.ExpQuad(1, length))
+        process.marginal_likelihood("y", X=at, y=np.sin(5.0 * at[:, 0]), sigma=0.3)
+    density = LogDensity(model)
+    theta, step = np.array([-0.4, 0.2]), 1e-4
+    hessian = density.mean_hessian(np.repeat(theta[None], 4, axis=0)).products(np.eye(2))
+    slopes = [(density.grad(np.array([theta + h, theta - h])) * [[1.0], [-1.0]]).sum(axis=0) for h in step * np.eye(2)]
+    np.testing.assert_allclose(hessian, np.array(slopes) / (2.0 * step), rtol=1e-5)
+    ops = [node.op for node in density.functions.made.coloured.value.maker.fgraph.apply_nodes]
+    assert OpFromGraph not in [type(op.core_op if isinstance(op, Blockwise) else op) for op in ops]

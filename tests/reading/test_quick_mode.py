@@ -1,0 +1,540 @@
+"""The quick mode: as stable as PyTensor's default mode, and nothing in it is compiled or runs element by element."""
+
+import functools
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import models
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from pymc.pytensorf import compile as pymc_compile
+from pytensor import scalar as ps
+from pytensor.compile.inner_function import HasInnerFunction
+from pytensor.compile.mode import Mode
+from pytensor.graph.basic import Constant
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.scalar.math import log1mexp, softplus, tri_gamma
+from pytensor.tensor.elemwise import CAReduce, Elemwise
+
+from pymc_ngvi import LogDensity
+from pymc_ngvi.core import ufuncs
+from pymc_ngvi.density import flat
+from pymc_ngvi.graphs.backends import python_loops, quick_mode
+from pymc_ngvi.graphs.graph import simplify
+
+NO_BLAS = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS:UserWarning")
+
+
+class Reference:
+    """Log density, gradient and a Hessian-vector product of PyMC's own graph, under the default rewrites.
+
+    Differentiated before any rewriting and evaluated point by point: none of the package's graph code is used.
+    """
+
+    def __init__(self, model, layout, mode):
+        self.layout = layout
+        direction = pt.vector("direction")
+        with model:
+            logp, grad = model.logp(), model.dlogp()
+            product = pt.grad(
+                (grad * direction).sum(), model.value_vars, consider_constant=[direction], disconnected_inputs="ignore"
+            )
+            outputs = [logp, grad, pt.concatenate([part.ravel() for part in product])]
+            self._function = pymc_compile([*model.value_vars, direction], outputs, mode=mode)
+
+    def __call__(self, theta, direction):
+        with warnings.catch_warnings():
+            # NumPy complains of overflow where the machine code of the default mode does not.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            return self._function(*self.layout.unflatten(theta).values(), direction)
+
+
+def python_reference(model, layout):
+    # Fused Elemwise can't run in Python; fusion changes speed only, and so does writing in place. Without a compiler,
+    # graphs inside the graph run in Python, too.
+    with pytensor.config.change_flags(cxx=""):
+        return Reference(model, layout, Mode("py", "fast_run").excluding("fusion", "inplace"))
+
+
+@functools.cache
+def stable_reference(name):
+    """Return the reference of a model that is written so that it loses no digits."""
+    model = models.STABLE_FORMS[name]()
+    return python_reference(model, LogDensity(model, "quick").layout)
+
+
+def evaluate(density, theta, direction):
+    logp, grad = density.logp_grad(theta[None])
+    return logp[0], grad[0], density.hessian_products(theta[None], direction[None])[0, 0]
+
+
+def extreme_points(n_dim, scale, seed):
+    """Far points along each axis, far corners, alternating ones, faces and random points of a cube."""
+    rng = np.random.default_rng(seed)
+    axes = [*np.eye(n_dim), *-np.eye(n_dim)]
+    corners = [np.ones(n_dim), -np.ones(n_dim), (-1.0) ** np.arange(n_dim), -((-1.0) ** np.arange(n_dim))]
+    faces = list(rng.choice([-1.0, 0.0, 1.0], size=(4, n_dim)))
+    return scale * np.array([*axes, *corners, *faces, *rng.normal(size=(2, n_dim))])
+
+
+@pytest.fixture(scope="module", params=list(models.STABILITY))
+def pair(request):
+    density = LogDensity(models.STABILITY[request.param](), "quick")
+    return request.param, density, python_reference(density.model, density.layout)
+
+
+def test_agrees_with_the_default_mode_at_moderate_points(pair):
+    _, density, reference = pair
+    direction = np.random.default_rng(1).normal(size=density.n_dim)
+    for theta in models.random_points(density, 3, 1, scale=1.0):
+        for name, value, expected in zip(
+            ("logp", "grad", "product"), evaluate(density, theta, direction), reference(theta, direction), strict=True
+        ):
+            # The points are drawn so that nothing over- or underflows: no excuse for NaN on either side.
+            np.testing.assert_allclose(value, expected, rtol=1e-9, atol=1e-10, err_msg=name)
+
+
+#: Half the width of the cube of extreme points; beyond it nearly no log density is finite as PyMC writes it.
+REACH = {"beta": 300.0, "gamma": 300.0, "ordered": 30.0}
+
+
+def check_extreme_points(name, density, reference, fraction, seed, rtol):
+    """Compare with the reference where it is finite; where the model loses digits as written, lose no more of them.
+
+    A point of which the log density is not finite is left out of a fit, so that its derivatives don't matter.
+    """
+    exact = stable_reference(name) if name in models.STABLE_FORMS else reference
+    direction = np.random.default_rng(seed).normal(size=density.n_dim)
+    compared = 0
+    for theta in extreme_points(density.n_dim, fraction * REACH.get(name, 1000.0), seed):
+        values, expected = evaluate(density, theta, direction), reference(theta, direction)
+        bests = exact(theta, direction)
+        if not np.isfinite(expected[0]):
+            right = np.isfinite(bests[0]) and np.isclose(values[0], bests[0], rtol=rtol)
+            assert right or not np.isfinite(values[0]), (theta, values[0])
+            assert values[0] != np.inf, theta
+            compared += right
+            continue
+        for what, value, default, best in zip(("logp", "grad", "product"), values, expected, bests, strict=True):
+            value, default, best = map(np.atleast_1d, (value, default, best))
+            finite = np.isfinite(default) & np.isfinite(best)
+            compared += finite.sum()
+            # Sums of terms of opposite sign leave the rounding errors of the largest.
+            atol = 1e-3 * rtol * np.max(np.abs(best), where=finite, initial=1.0)
+            atol += 4.0 * np.max(np.abs(default[finite] - best[finite]), initial=0.0)
+            np.testing.assert_allclose(value[finite], best[finite], rtol=rtol, atol=atol, err_msg=f"{what} at {theta}")
+            # Signs of infinite derivatives.
+            infinite = np.isinf(default)
+            assert (value[infinite] != -default[infinite]).all(), (what, theta, value, default)
+    return compared
+
+
+@pytest.mark.parametrize(("fraction", "seed"), [(0.03, 1), (0.3, 1), (1.0, 2)])
+def test_is_as_stable_as_the_default_mode_at_extreme_points(pair, fraction, seed):
+    name, density, reference = pair
+    compared = check_extreme_points(name, density, reference, fraction, seed, rtol=1e-9)
+    assert compared >= 10, "too few finite values of the default mode: the test compares nothing"
+
+
+def test_stable_forms_are_the_same_models():
+    for name, stable_form in models.STABLE_FORMS.items():
+        density = LogDensity(models.STABILITY[name](), "quick")
+        form = LogDensity(stable_form(), "quick")
+        theta = models.random_points(density, 3, 1, scale=1.0)
+        np.testing.assert_allclose(density.logp(theta), form.logp(theta), rtol=1e-11, err_msg=name)
+
+
+def test_extreme_points_give_no_warnings(pair):
+    """Warnings are errors here; in a fit, a trial step that overflows is refused in silence."""
+    _, density, _ = pair
+    direction = np.ones(density.n_dim)
+    for theta in extreme_points(density.n_dim, 1000.0, 1):
+        evaluate(density, theta, direction)
+
+
+@pytest.mark.slow
+@NO_BLAS
+@pytest.mark.skipif(not pytensor.config.cxx, reason="needs a C++ compiler")
+def test_is_as_stable_as_c_code(pair):
+    name, density, _ = pair
+    reference = Reference(density.model, density.layout, "CVM")
+    for fraction in (0.001, 0.03, 0.3, 1.0):
+        # PyTensor's trigamma in C has 8 digits.
+        check_extreme_points(name, density, reference, fraction, 1, rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("theta", "slope"),
+    [(40.0, 1.0), (800.0, 1.0), (1e5, 1.0)],
+)
+def test_logit_tails_are_exact(theta, slope):
+    """log(1 - sigmoid(x)) is -x, not log(0), in the far tail; its curvature dies out instead of being NaN."""
+    with pm.Model() as model:
+        pm.Flat("x")
+        pm.Bernoulli("y", logit_p=model["x"], observed=0)
+    density = LogDensity(model, "quick")
+    logp, grad = density.logp_grad(np.array([[theta], [-theta]]))
+    np.testing.assert_allclose(logp, [-theta, -np.exp(-theta)], rtol=1e-12, atol=1e-300)
+    np.testing.assert_allclose(grad[:, 0], [-slope, -np.exp(-theta)], rtol=1e-12, atol=1e-300)
+    hessian = density.hessian(np.array([[theta], [-theta]]))
+    np.testing.assert_allclose(hessian[:, 0, 0], -np.exp(-theta), rtol=1e-10, atol=1e-300)
+
+
+# --- nothing element by element ---------------------------------------------------------------------------------------
+
+
+def ufunc_of(node):
+    """Return the function that `Elemwise.perform` calls for a node, by the same rules."""
+    if node.op.nfunc and len(node.inputs) == node.op.nfunc_spec[1]:
+        return node.op.nfunc
+    return node.op.ufunc or getattr(node.tag, "ufunc", None)
+
+
+def works_on_objects(function):
+    """Tell whether a function came from `np.frompyfunc`, which calls Python once for each element."""
+    return isinstance(function, np.ufunc) and all(set(types) <= set("O->") for types in function.types)
+
+
+def element_by_element(function):
+    """Return the nodes of a compiled function that run element by element, by their actual NumPy functions."""
+    nodes = list(models.all_nodes(function.maker.fgraph.apply_nodes))
+    slow = [n for n in nodes if isinstance(n.op, Elemwise) and works_on_objects(ufunc_of(n))]
+    return slow + [n for n in nodes if isinstance(n.op, CAReduce) and works_on_objects(n.op.ufunc)]
+
+
+def has_ufunc_for_all(function):
+    nodes = models.all_nodes(function.maker.fgraph.apply_nodes)
+    return all(ufunc_of(n) is not None for n in nodes if isinstance(n.op, Elemwise))
+
+
+def is_compiled(function):
+    """Tell whether PyTensor compiled it; rules on jets call NumPy functions alone."""
+    return hasattr(function, "maker")
+
+
+def check_loops(density):
+    density.logp_grad(density.initial_point()[None])
+    density.hessian(density.initial_point()[None])
+    for function in filter(is_compiled, models.compiled(density)):
+        assert has_ufunc_for_all(function)  # else the next line sees nothing
+        assert element_by_element(function) == []
+        assert python_loops(function.maker.fgraph.apply_nodes) == []
+
+
+def test_no_python_loops_in_the_likelihoods(pair):
+    check_loops(pair[1])
+
+
+class Wobble(ps.UnaryScalarOp):
+    """A scalar Op for which NumPy has no function."""
+
+    nfunc_spec = None
+
+    def impl(self, x):
+        return np.sin(x)
+
+    def pullback(self, inputs, outputs, output_gradients):
+        return [output_gradients[0] * ps.cos(inputs[0])]
+
+
+wobble = Elemwise(Wobble(ps.upgrade_to_float, name="wobble"))
+
+
+def quick_function(inputs, outputs):
+    return pytensor.function(inputs, outputs, mode=quick_mode())
+
+
+def test_python_loops_are_found():
+    x = pt.vector("x")
+    function = quick_function([x], wobble(x) + 1.0)
+    function(np.ones(2))
+    [found] = python_loops(function.maker.fgraph.apply_nodes)
+    assert isinstance(found.op.scalar_op, Wobble)
+    assert element_by_element(function) == [found]
+
+
+def test_loops_over_a_scalar_are_python_loops():
+    """Derivatives of the incomplete beta function, as of a hurdle of negative binomial counts, are such loops."""
+    a = pt.dscalar("a")
+    loops = python_loops(toposort([pt.grad(pt.betainc(a, 2.0, 0.3), a)]))
+    assert "ScalarLoop" in {type(node.op.scalar_op).__name__ for node in loops}
+
+
+def test_python_loops_are_found_inside_a_scan():
+    x = pt.vector("x")
+    result = pytensor.scan(
+        lambda before: wobble(before) * 0.5, outputs_info=[x], n_steps=3, return_updates=False, strict=True
+    )
+    function = quick_function([x], result)
+    function(np.ones(2))
+    assert any(isinstance(n.op.scalar_op, Wobble) for n in python_loops(function.maker.fgraph.apply_nodes))
+    assert any(isinstance(n.op.scalar_op, Wobble) for n in element_by_element(function))
+
+
+SCALAR_FUNCTIONS = {
+    "softplus": (pt.softplus, [-400.0, -1.3, 0.2, 20.0, 800.0]),
+    "log1mexp": (pt.log1mexp, [-400.0, -1.3, -0.2, -1e-12, -1e-300]),
+    "trigamma": (pt.tri_gamma, [1e-3, 0.4, 1.0, 30.0, 1e9]),
+    "clip": (lambda x: pt.clip(x, -0.5, 1.5), [-2.0, -0.5, 0.1, 1.5, 3.0]),
+    "round": (lambda x: pt.round(x, mode="half_away_from_zero"), [-2.5, -0.4, 0.5, 1.5, 2.6]),
+    "cube": (lambda x: x**3, [-2.5, -0.4, 0.5, 1.5, 2.6]),
+    "fourth_power": (lambda x: x**4, [-2.5, -0.4, 0.5, 1.5, 2.6]),
+    "inverse_cube": (lambda x: x**-3, [-2.5, -0.4, 0.5, 1.5, 2.6]),
+    "gammaln": (pt.gammaln, [1e-3, 0.4, 1.0, 30.0, 1e9]),
+    "digamma": (pt.digamma, [1e-3, 0.4, 1.0, 30.0, 1e9]),
+    "erfcx": (pt.erfcx, [-3.0, 0.4, 1.0, 30.0, 1e9]),
+    "sigmoid": (pt.sigmoid, [-800.0, -1.0, 0.1, 30.0, 800.0]),
+    "switch": (lambda x: pt.switch(x > 0, x, -x), [-2.5, -0.4, 0.5, 1.5, 2.6]),
+    "logaddexp": (lambda x: pt.logaddexp(x, 0.3), [-800.0, -1.0, 0.1, 30.0, 800.0]),
+    "sum_of_many": (lambda x: sum((x + 0.1 * k for k in range(1, 4)), x), [-2.5, -0.4, 0.5, 1.5, 2.6]),
+}
+
+
+@pytest.mark.parametrize("name", list(SCALAR_FUNCTIONS))
+def test_scalar_functions_run_on_numpy_and_agree(name):
+    function, values = SCALAR_FUNCTIONS[name]
+    x, values = pt.vector("x"), np.array(values)
+    quick = quick_function([x], function(x))
+    element = pt.scalar("element")
+    with pytensor.config.change_flags(cxx=""):
+        exact = pytensor.function([element], function(element), mode=Mode("py", None))  # as written, no rewrites
+    np.testing.assert_allclose(quick(values), [float(exact(v)) for v in values], rtol=1e-14)
+    assert element_by_element(quick) == []
+
+
+# --- the NumPy versions of scalar functions ---------------------------------------------------------------------------
+
+GRID = np.concatenate(
+    [
+        [-np.inf, -1e300, -1e10, -1000, -746, -745, -300, -37, -36.7, -30, -4, -3.5, -2.5, -1, -0.6932, -np.log(2)],
+        [-0.6931, -0.5, -0.1, -1e-9, -1e-20, -1e-300, -1e-320, 0, 1e-320, 1e-300, 1e-9, 0.3, 0.5, 1, 1.5, 2, 2.5],
+        [5, 30, 300, 1e10, 2**52 + 1, 1e300, np.inf, np.nan],
+    ]
+)
+
+
+def by_element(scalar_op, *arguments):
+    """Evaluate PyTensor's own scalar implementation, element by element."""
+    with np.errstate(all="ignore"):
+        return np.array([float(scalar_op.impl(*row)) for row in zip(*arguments, strict=True)])
+
+
+def vectorised(function, *arguments):
+    with np.errstate(all="ignore"):  # as PyTensor calls them
+        return function(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("function", "scalar_op"),
+    [
+        pytest.param(ufuncs.log1mexp, log1mexp, id="log1mexp"),
+        pytest.param(ufuncs.softplus, softplus, id="softplus"),
+        pytest.param(ufuncs.trigamma, tri_gamma, id="trigamma"),
+        pytest.param(ufuncs.round_half_away_from_zero, ps.round_half_away_from_zero, id="round"),
+    ],
+)
+def test_ufuncs_agree_with_the_scalar_implementation(function, scalar_op):
+    np.testing.assert_allclose(vectorised(function, GRID), by_element(scalar_op, GRID), rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        pytest.param(-1e-300, np.log(1e-300), id="tiny"),  # log(1 - exp(-t)) = log t - t/2 + ...
+        pytest.param(-1e-10, np.log(1e-10) - 0.5e-10, id="small"),
+        pytest.param(-np.log(2), -np.log(2), id="middle"),
+        pytest.param(-40.0, -np.exp(-40.0), id="far"),
+        pytest.param(-800.0, 0.0, id="underflow"),
+        pytest.param(0.0, -np.inf, id="zero"),
+    ],
+)
+def test_log1mexp_is_exact(x, expected):
+    assert vectorised(ufuncs.log1mexp, x) == pytest.approx(expected, rel=1e-15)
+
+
+def test_log1mexp_is_nan_above_zero():
+    assert np.isnan(vectorised(ufuncs.log1mexp, np.array([1e-9, 2.0, np.inf, np.nan]))).all()
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        pytest.param(0.0, np.log(2.0), id="zero"),
+        pytest.param(-40.0, np.exp(-40.0), id="small"),
+        pytest.param(-745.0, np.exp(-745.0), id="least"),
+        pytest.param(-800.0, 0.0, id="underflow"),
+        pytest.param(1e-9, np.log(2.0) + 0.5e-9, id="near_zero"),
+        pytest.param(40.0, 40.0 + np.exp(-40.0), id="large"),
+        pytest.param(1e300, 1e300, id="no_overflow"),
+        pytest.param(np.inf, np.inf, id="inf"),
+        pytest.param(-np.inf, 0.0, id="minus_inf"),
+        pytest.param(np.nan, np.nan, id="nan"),
+        pytest.param(3, np.log1p(np.exp(3.0)), id="integer"),
+    ],
+)
+def test_softplus_is_exact(x, expected):
+    assert ufuncs.softplus(x) == pytest.approx(expected, rel=1e-15, nan_ok=True)
+    np.testing.assert_allclose(ufuncs.softplus([[x, x]]), [[expected] * 2], rtol=1e-15)
+
+
+def test_softplus_leaves_its_argument_alone():
+    x = np.linspace(-3.0, 3.0, 7)
+    kept = x.copy()
+    np.testing.assert_allclose(ufuncs.softplus(x), np.logaddexp(0.0, x), rtol=1e-15)
+    np.testing.assert_array_equal(x, kept)
+
+
+def test_trigamma_values_and_recurrence():
+    x = np.array([1e-3, 0.3, 1.0, 7.7, 1e4])
+    np.testing.assert_allclose(ufuncs.trigamma([0.5, 1.0]), [np.pi**2 / 2, np.pi**2 / 6], rtol=1e-14)
+    np.testing.assert_allclose(ufuncs.trigamma(x), ufuncs.trigamma(x + 1) + 1 / x**2, rtol=1e-12)
+
+
+@pytest.mark.parametrize("low", [0.0, 1.0, -np.inf, np.nan])
+@pytest.mark.parametrize("high", [1.0, 0.0, np.inf, np.nan])
+def test_clip_agrees_with_the_scalar_implementation(low, high):
+    """Also where the lower bound is above the upper one, and for NaN anywhere."""
+    bounds = np.full_like(GRID, low), np.full_like(GRID, high)
+    np.testing.assert_array_equal(vectorised(ufuncs.clip, GRID, low, high), by_element(ps.clip, GRID, *bounds))
+
+
+def test_second_broadcasts_and_copies():
+    value = np.array([1.0, 2.0])
+    result = ufuncs.second(np.zeros((3, 1)), value)
+    np.testing.assert_array_equal(result, [[1.0, 2.0]] * 3)
+    result[0] = 7.0
+    np.testing.assert_array_equal(result[1], value)  # rows don't share memory
+
+
+# --- nothing is compiled ----------------------------------------------------------------------------------------------
+
+
+def test_inner_functions_of_scans_run_on_numpy(monkeypatch):
+    monkeypatch.setattr(flat, "MOST_DIMENSIONS", 0)  # else the loop is run without a function
+    density = LogDensity(models.scan_ar1(), "quick")
+    density.logp_grad(density.initial_point()[None])
+    density.hessian(density.initial_point()[None])
+    for function in models.compiled(density):
+        inner = [getattr(n.op, "core_op", n.op) for n in function.maker.fgraph.apply_nodes]
+        inner = [op for op in inner if isinstance(op, HasInnerFunction)]
+        assert inner, "no scan left: the test sees nothing"
+        assert not any(hasattr(thunk, "cthunk") for op in inner for thunk in op.fn.vm.thunks)
+
+
+def test_without_a_compiler(monkeypatch):
+    with pytensor.config.change_flags(cxx=""):
+        check_model_of_one_variable()
+
+
+def check_model_of_one_variable():
+    with pm.Model() as model:
+        pm.HalfNormal("s", 1.3)
+    density = LogDensity(model, "quick")
+    assert density.logp(np.zeros((1, 1)))[0] == pytest.approx(np.log(2) - np.log(1.3 * np.sqrt(2 * np.pi)) - 0.5 / 1.69)
+
+
+# --- graphs of awkward size -------------------------------------------------------------------------------------------
+
+
+def many_terms(kind, n_terms=40):
+    """Models whose graph adds or multiplies more terms than a NumPy function takes arguments (32)."""
+    with pm.Model() as model:
+        if kind == "factors":
+            for k in range(n_terms):
+                pm.Normal(f"x{k}", 0.1 * k, 1.1)
+        else:
+            x = pm.Normal("x", 0.1, 1.1, shape=n_terms)
+            terms = [pt.exp(0.1 * x[k]) for k in range(n_terms)]
+            pm.Potential("total", -pt.sqr(pt.sin(sum(terms[1:], terms[0]))))
+    return model
+
+
+@pytest.mark.parametrize("n_operands", [2, 30, 31, 32, 61, 62, 100])
+@pytest.mark.parametrize(("combine", "combine_numpy"), [(pt.add, np.add), (pt.mul, np.multiply)], ids=["add", "mul"])
+def test_any_number_of_operands(combine, combine_numpy, n_operands):
+    operands = [pt.vector() for _ in range(n_operands)]
+    values = 1.0 + 0.1 * np.random.default_rng(3).normal(size=(n_operands, 2))
+    function = quick_function(operands, combine(*operands))
+    np.testing.assert_array_equal(function(*values), combine_numpy.reduce(values))  # in the order as written
+    assert element_by_element(function) == []
+
+
+@pytest.mark.parametrize("kind", ["factors", "sum"])
+def test_graphs_with_many_terms(kind):
+    density = LogDensity(many_terms(kind), "quick")
+    [theta] = models.random_points(density, 1, 1)
+    direction = np.random.default_rng(2).normal(size=density.n_dim)
+    logp, grad = density.logp_grad(theta[None])
+    step = 1e-6 * direction
+    high, low = density.logp_grad(theta + np.array([step, -step]))
+    assert grad[0] @ direction == pytest.approx((high[0] - high[1]) / 2e-6, rel=1e-5)
+    product = density.hessian_products(theta[None], direction[None])[0, 0]
+    np.testing.assert_allclose(product, (low[0] - low[1]) / 2e-6, rtol=1e-5, atol=1e-5 * np.abs(product).max())
+    value = -0.5 * np.sum(((theta - 0.1 * np.arange(40)) / 1.1) ** 2) - 40 * np.log(1.1 * np.sqrt(2 * np.pi))
+    if kind == "factors":
+        assert logp[0] == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "rewrite",
+    [lambda x, value: quick_function([x], value), lambda x, value: simplify([value])],
+    ids=["compiled", "simplified"],
+)
+def test_notes_of_where_a_constant_came_from_do_not_grow(rewrite):
+    """They triple whenever PyTensor simplifies ``switch(condition, 0, 0)``, and the constant is in all graphs."""
+    zero = pt.constant(0.0)
+    zero.tag.trace = [[("file", 1, "function", "line")]]
+    for k in range(8):
+        x = pt.scalar(f"x{k}")
+        rewrite(x, x + pt.switch(x > 0, zero, zero))
+    assert 1 < len(zero.tag.trace) < 100  # it was simplified, and 3^8 notes are left out
+
+
+@pytest.mark.slow
+def test_hessian_of_a_correlation_matrix_takes_little_memory():
+    """Those notes once took all of it.
+
+    In a process of its own, with a limit on memory: unchecked, they fill the machine's.
+    """
+    script = """
+        import resource
+        resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30, 6 * 2**30))
+        import numpy as np
+        import pymc as pm
+        import pytensor
+        from pymc_ngvi.density import LogDensity
+
+        with pm.Model() as model:
+            corr = pm.LKJCorr("corr", n=3, eta=2.1)
+            pm.MvNormal("y", np.zeros(3), cov=corr, observed=np.arange(12.0).reshape(4, 3) % 5)
+        with pytensor.config.change_flags(on_opt_error="raise"):
+            hessian = LogDensity(model, "quick").hessian(np.zeros((1, 3)))
+        assert np.isfinite(hessian).all()
+        # Of this program alone: ru_maxrss begins with what the process that started it held.
+        [peak] = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
+        print(int(peak) // 1024)
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert int(run.stdout) < 1000, f"{run.stdout} MiB"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_anew")
+def test_repeated_fits_do_not_fill_the_memory():
+    """Nor do the notes of the constant 0, which all graphs share, grow from model to model."""
+    for _ in range(2):
+        density = LogDensity(models.lkj_cholesky(), "quick")
+        for function in models.compiled(density):
+            for node in models.all_nodes(function.maker.fgraph.apply_nodes):
+                assert all(len(getattr(var.tag, "trace", ())) < 100 for var in (*node.inputs, *node.outputs))
+    zeros = [var for var in ancestors([density.graphs.grad]) if isinstance(var, Constant)]
+    assert all(len(getattr(var.tag, "trace", ())) < 100 for var in zeros)

@@ -1,0 +1,330 @@
+"""Rewrites on the way from PyMC's graph to ours: long chains indexed by small integers, solves for many groups, and
+what is evaluated twice or can't fail."""
+
+import logging
+
+import hierarchical
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.sparse
+import pytensor.tensor as pt
+import pytest
+
+from numpy.testing import assert_allclose
+from pytensor.compile.mode import Mode
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.traversal import ancestors
+from pytensor.scalar.math import Softplus
+from pytensor.tensor.linalg.solvers.core import SolveBase
+from pytensor.tensor.math import All
+from scipy import sparse, special, stats
+from test_quick_mode import Reference
+
+from pymc_ngvi import LogDensity
+from pymc_ngvi.density import without_c
+from pymc_ngvi.graphs import graph, matrices, rewrites
+
+pytestmark = pytest.mark.usefixtures("_anew")
+
+N = 300
+SIGMA = 0.5
+
+
+def chain(kind):
+    """Return a chain of known step size seen with noise, and the coefficient of the state before in the next one."""
+    y = np.sin(np.arange(N) / 20.0)
+    with pm.Model() as model:
+        level = pm.Normal("level", 0.0, 2.0)
+        start = pm.Normal.dist(0.0, 3.0)
+        if kind == "walk":
+            state, rho = pm.GaussianRandomWalk("state", sigma=SIGMA, init_dist=start, steps=N - 1), 1.0
+        else:
+            rho = 0.8
+            state = pm.AR("state", rho=rho, sigma=SIGMA, init_dist=start, steps=N - 1)
+        pm.Normal("y", level + state, 1.0, observed=y)
+    return model, rho, y
+
+
+@pytest.mark.parametrize("kind", ["walk", "ar"])
+def test_chains_longer_than_an_int8(kind, caplog, rng):
+    """Everything is Gaussian: log p is a sum of squares of known linear functions."""
+    model, rho, y = chain(kind)
+    with pytensor.config.change_flags(on_opt_error="warn"), caplog.at_level(logging.WARNING):
+        density = LogDensity(model, "quick")
+        theta = rng.normal(size=(2, N + 1))
+        logp, grad = density.logp_grad(theta)
+        hessian = density.hessian(theta[:1])[0]
+    assert caplog.text == ""
+
+    maps = np.zeros((2 * N + 1, N + 1))  # from level and state to what is Normal, in units of its sd
+    maps[0, 0], maps[1, 1] = 1.0 / 2.0, 1.0 / 3.0
+    maps[2 : N + 1, 1:] = (np.eye(N)[1:] - rho * np.eye(N)[:-1]) / SIGMA
+    maps[N + 1 :, 0], maps[N + 1 :, 1:] = 1.0, np.eye(N)
+    sds, offset = np.r_[2.0, 3.0, np.full(N - 1, SIGMA), np.ones(N)], np.r_[np.zeros(N + 1), y]
+    residuals = theta @ maps.T - offset
+    np.testing.assert_allclose(logp, (stats.norm.logpdf(residuals) - np.log(sds)).sum(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(grad, -residuals @ maps, rtol=1e-9, atol=1e-9)
+    expected = -maps.T @ maps
+    np.testing.assert_allclose(hessian, expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(density.pattern.matrix.toarray(), expected != 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "uint8", "int64"])
+@pytest.mark.parametrize("constant", [True, False])
+def test_indices_become_wide(dtype, constant):
+    x = pt.vector("x", shape=(N,))
+    k = pt.constant(np.array(5, dtype)) if constant else pt.scalar("k", dtype=dtype)
+    index = pt.scalar_from_tensor(k)
+    outputs = [x[index], x[index::2].sum()]
+    fgraph = FunctionGraph(outputs=outputs, clone=False, copy_inputs=False)
+    rewrites.wide_indices.rewrite(fgraph)
+    nodes = [n for n in fgraph.apply_nodes if type(n.op).__name__ == "Subtensor"]
+    assert {i.type.dtype for n in nodes for i in n.inputs[1:]} == {"int64"}
+    function = pytensor.function([x] if constant else [x, k], fgraph.outputs, mode="FAST_COMPILE")
+    values = np.arange(float(N))
+    first, total = function(values) if constant else function(values, np.array(5, dtype))
+    assert first == 5.0
+    assert total == values[5::2].sum()
+
+
+# --- solves -----------------------------------------------------------------------------------------------------------
+
+
+def solves(nodes):
+    """Return the nodes that solve linear systems."""
+    return [node for node in nodes if isinstance(getattr(node.op, "core_op", node.op), SolveBase)]
+
+
+@pytest.fixture
+def n_calls(monkeypatch):
+    """Count the calls of the function that solves."""
+    calls = []
+    for kind in SolveBase.__subclasses__():
+        perform = kind.perform
+
+        def counted(self, *args, perform=perform):
+            calls.append(1)
+            return perform(self, *args)
+
+        monkeypatch.setattr(kind, "perform", counted)
+    return calls
+
+
+@pytest.mark.parametrize("likelihood", [pytest.param("gaussian", marks=pytest.mark.slow), "logistic"])
+def test_groups_with_one_covariance_share_a_solve(likelihood, n_calls, rng):
+    model = hierarchical.correlated(n_groups=7, per_group=3, likelihood=likelihood)
+    density = LogDensity(model, "quick")
+    theta = 0.3 * rng.normal(size=(3, density.n_dim))
+    density.logp_grad(theta)
+    density.mean_hessian(theta).values()
+    functions = [made.value for made in (density.functions.made.logp_grad, density.functions.made.coloured)]
+    for function in functions:
+        found = solves(function.maker.fgraph.apply_nodes)
+        assert found
+        assert all(getattr(node.op, "core_op", node.op).b_ndim == 2 for node in found)
+        # All groups are columns of one matrix.
+        assert all(node.inputs[1].type.shape[-1] == 7 for node in found)
+    # By draw in each of the nodes, and by direction too in those of the product: never by group.
+    n_calls.clear()
+    density.logp_grad(theta)
+    assert len(n_calls) == len(theta) * len(solves(functions[0].maker.fgraph.apply_nodes))
+
+    with without_c():
+        reference = Reference(model, density.layout, Mode("py", "fast_compile"))
+        expected = [reference(point, direction) for point in theta[:1] for direction in np.eye(density.n_dim)]
+    logp, grad = density.logp_grad(theta[:1])
+    # A constant of PyMC's is in single precision.
+    np.testing.assert_allclose(logp[0], expected[0][0], atol=1e-7)
+    np.testing.assert_allclose(grad[0], expected[0][1], rtol=1e-9, atol=1e-10)
+    hessian = np.array([product for _, _, product in expected])
+    pattern = density.pattern
+    at_first = density.mean_hessian(theta[:1]).values()
+    np.testing.assert_allclose(at_first, hessian[pattern.rows, pattern.cols], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(density.hessian(theta[:1])[0], hessian, rtol=1e-9, atol=1e-9)
+    # No entry of the pattern is there for nothing: each group touches itself and the globals that it depends on.
+    np.testing.assert_array_equal(pattern.matrix.toarray(), np.abs(hessian) > 1e-12)
+
+
+def test_graphs_without_such_solves_are_simplified_once(monkeypatch):
+    """Nor are those whose matrix differs from vector to vector, or that solve for one vector."""
+    calls = []
+    original = graph.rewrite_graph
+    monkeypatch.setattr(graph, "rewrite_graph", lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs))
+    a, b = pt.matrix("a", shape=(3, 3)), pt.matrix("b", shape=(5, 3))
+    many = pt.tensor3("many", shape=(5, 3, 3))
+    for output in [pt.exp(b).sum(), pt.linalg.solve_triangular(a, b[0], b_ndim=1).sum()]:
+        graph.simplify([output])
+    graph.simplify([pt.linalg.solve_triangular(many, b, b_ndim=1).sum()])
+    assert len(calls) == 3
+    [result] = graph.simplify([pt.linalg.solve_triangular(a, b, b_ndim=1, lower=True)])
+    assert len(calls) == 5
+    matrix, vectors = np.tril(np.arange(9.0).reshape(3, 3) + 1.0), np.arange(15.0).reshape(5, 3)
+    value = result.eval({a: matrix, b: vectors}, mode="FAST_COMPILE")
+    np.testing.assert_allclose(value, np.linalg.solve(matrix, vectors.T).T, rtol=1e-12, atol=1e-14)
+
+
+# --- shorter ----------------------------------------------------------------------------------------------------------
+
+
+def shortened(output):
+    """Return a graph after the rewrites that shorten it."""
+    fgraph = FunctionGraph(outputs=[output], clone=False, copy_inputs=False)
+    for rewrite in rewrites.shorter:
+        rewrite.rewrite(fgraph)
+    return fgraph.outputs[0]
+
+
+def count(output, *kinds):
+    """Return how many nodes of some scalar Ops there are above an output."""
+    nodes = {v.owner for v in ancestors([output]) if v.owner is not None}
+    return sum(isinstance(getattr(node.op, "scalar_op", None), kinds) for node in nodes)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_two_branches_of_a_softplus_become_one(sign):
+    x, y, c = pt.vector("x"), pt.vector("y"), pt.vector("c", dtype="bool")
+    branches = [pt.softplus(-x), pt.softplus(y)] if sign > 0.0 else [-pt.softplus(-x), -pt.softplus(y)]
+    output = pt.switch(c, *branches)
+    values = {x: np.array([0.3, -900.0, np.inf]), y: np.array([900.0, 0.7, np.nan]), c: np.array([True, False, False])}
+    before = output.eval(values, mode="FAST_COMPILE")
+    after = shortened(output)
+    assert count(after, Softplus) == 1
+    np.testing.assert_allclose(after.eval(values, mode="FAST_COMPILE"), before, rtol=1e-15)
+    np.testing.assert_allclose(before, sign * np.array([np.log1p(np.exp(-0.3)), np.log1p(np.exp(0.7)), np.nan]))
+
+
+def test_a_branch_of_another_shape_is_broadcast():
+    x, c = pt.scalar("x"), pt.vector("c", dtype="bool")
+    output = pt.switch(c, pt.softplus(pt.expand_dims(x, 0)), pt.softplus(pt.zeros(3)))
+    after = shortened(output)
+    value = after.eval({x: 1.3, c: np.array([True, False, True])}, mode="FAST_COMPILE")
+    np.testing.assert_allclose(value, np.log1p(np.exp([1.3, 0.0, 1.3])))
+
+
+def test_branches_that_differ_stay():
+    x, c = pt.vector("x"), pt.vector("c", dtype="bool")
+    for branches in [
+        (pt.softplus(x), pt.exp(x)),
+        (pt.exp(x), pt.exp(-x)),
+        (-pt.exp(x), -pt.sin(x)),
+        (pt.softplus(x), x),
+    ]:
+        output = pt.switch(c, *branches)
+        assert shortened(output) is output
+
+
+def test_a_bernoulli_likelihood_has_one_softplus():
+    y = np.array([0, 1, 1, 0])
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.1, 1.3, shape=4)
+        pm.Bernoulli("y", logit_p=x, observed=y)
+    density = LogDensity(model, "quick")
+    theta = np.array([[0.3, -2.0, 800.0, -800.0], [0.0, 3.0, -1.0, 900.0]])
+    expected = stats.norm.logpdf(theta, 0.1, 1.3) - np.where(y, np.logaddexp(0, -theta), np.logaddexp(0, theta))
+    for logp, grad in (density.logp_grad(theta), density._evaluations._batch("logp_grad", theta)):  # by rows, and whole
+        np.testing.assert_allclose(logp, expected.sum(axis=1), rtol=1e-7)
+        np.testing.assert_allclose(grad, (0.1 - theta) / 1.3**2 + y - special.expit(theta), rtol=1e-6, atol=1e-12)
+    outputs = density.functions.made.logp_grad.value.maker.fgraph.outputs
+    assert sum(count(output, Softplus) for output in outputs) == 1
+    assert not any(isinstance(v.owner.op, All) for v in ancestors(outputs) if v.owner is not None)
+
+
+X = pt.vector("x")
+
+
+@pytest.mark.parametrize(
+    "check", [pt.exp(X) >= 0.0, pt.exp(X) > 0, pt.sigmoid(X) >= 0, pt.sigmoid(X) <= 1, pt.softplus(X) > 0]
+)
+def test_checks_that_cannot_fail_go(check):
+    after = shortened(pt.all(check))
+    assert after.owner is None
+    assert after.data == np.array(True)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        X >= 0.0,
+        pt.exp(X) >= 0.1,
+        pt.exp(X) <= 0.0,
+        pt.exp(X) <= 1.0,
+        pt.exp(X) < 0.0,
+        pt.eq(pt.exp(X), 0.0),
+        pt.sigmoid(X) <= 0.5,
+        pt.sigmoid(X) < 1.0,
+        pt.sigmoid(X) >= 1.0,
+        pt.softplus(X) <= 1.0,
+        pt.tanh(X) <= 1.0,
+    ],
+)
+def test_checks_that_can_fail_stay(check):
+    output = pt.all(check)
+    assert shortened(output) is output
+
+
+def test_checks_of_rows_stay():
+    """Of a reduction along one axis there are several results."""
+    output = pt.all(pt.exp(pt.matrix("m")) >= 0.0, axis=1)
+    assert shortened(output) is output
+
+
+def test_a_parameter_out_of_its_range_is_still_seen():
+    """The sd of the first is exp(x), that of the second x itself."""
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.1, 1.3)
+        pm.Normal("a", 0.0, pt.exp(x), observed=[0.4])
+        pm.Normal("b", 0.0, x, observed=[0.4])
+    density = LogDensity(model, "quick")
+    values = density.logp(np.array([[0.5], [-0.5], [np.nan]]))
+    assert np.isfinite(values[0])
+    assert values[1] == -np.inf
+    assert not np.isfinite(values[2])
+
+
+# --- large matrices ---------------------------------------------------------------------------------------------------
+
+
+def test_large_matrices_that_multiply_are_no_constants(monkeypatch, rng):
+    monkeypatch.setattr(matrices, "_LARGE", 12)
+    x, z = rng.normal(size=(6, 2)), rng.normal(size=(6, 2))
+    with pm.Model() as model:
+        b, c = pm.Normal("b", shape=2), pm.Normal("c", shape=6)
+        squares = (2.0 * pt.constant(z)) ** 2  # computed once, as long as it is a constant
+        pm.Potential("once", pt.exp(pt.dot(x, b)).sum() + pt.dot(pt.constant(x).T, pt.exp(c)).sum())
+        pm.Potential("also", pt.cos(squares + b).sum())
+    density = LogDensity(model)
+    found = list(ancestors([density.graphs.logp]))
+    [held] = [v for v in found if isinstance(v, SharedVariable)]  # used twice, it is held once
+    assert held.get_value(borrow=True) is x or np.shares_memory(held.get_value(borrow=True), x)
+    constants = [v.data for v in found if isinstance(v, Constant) and np.size(v.data) >= 12]
+    assert [len(data) for data in constants] == [6]
+    theta = rng.normal(size=(3, 8))
+    with monkeypatch.context() as context:
+        context.setattr(matrices, "_LARGE", 2**20)
+        expected = LogDensity(model)
+    assert_allclose(density.logp_grad(theta)[1], expected.logp_grad(theta)[1], rtol=1e-12)
+    assert_allclose(density.hessian(theta), expected.hessian(theta), rtol=1e-12)
+
+
+def test_products_with_sparse_matrices_are_taken_for_all_draws(rng):
+    x, w = (
+        sparse.random(9, 4, 0.4, format="csr", random_state=1),
+        sparse.random(4, 3, 0.5, format="csc", random_state=2),
+    )
+
+    def density(left, right):
+        with pm.Model() as model:
+            b = pm.Normal("b", shape=(4, 2))
+            pm.Potential("p", -pt.exp(left(b)).sum() - pt.exp(right(b.T)).sum())
+        return LogDensity(model)
+
+    made = density(lambda b: pytensor.sparse.structured_dot(x, b), lambda b: pytensor.sparse.dot(b, w))
+    dense = density(lambda b: pt.dot(x.toarray(), b), lambda b: pt.dot(b, w.toarray()))
+    theta = rng.normal(size=(3, 8))
+    for found, expected in zip(made.logp_grad(theta), dense.logp_grad(theta), strict=True):
+        assert_allclose(found, expected, rtol=1e-12)
+    assert_allclose(made.hessian(theta), dense.hessian(theta), rtol=1e-12, atol=1e-13)
+    assert made.rows is not None
