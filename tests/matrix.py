@@ -11,6 +11,7 @@ import pytest
 from targets import Quadratic, block_labels, restrict
 
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.types import Evaluation, Moments
 from pymc_ngvi.families import (
     FAMILIES,
     BlockFamily,
@@ -24,7 +25,7 @@ from pymc_ngvi.families import (
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.fitting import begun, loop, starting
 from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.fitting.registry import ALLOWED, ON_FIXED_DRAWS, Choice
+from pymc_ngvi.fitting.registry import ALLOWED, AXES, ON_FIXED_DRAWS, Choice
 
 COMBINATIONS = tuple(Choice(*row) for row in ALLOWED)
 #: Those of families that are Gaussian; the others have tests of their own.
@@ -167,3 +168,52 @@ def fit(target, choice, *, n=200, location=None, observe=ignore, **options):
     """Fit a target, any `Target`, through the loop; return the rule and the loop's last state."""
     rule = make_rule(target, choice, **options)
     return rule, loop.run(rule, first_state(rule, target, choice, location), n, observe)
+
+
+def state_kind(choice):
+    """Return the family of a combination, as the tests name it: a dense q has two factorisations."""
+    of_precision = FitOptions(**choice.given()).factor == "precision"
+    return "full precision" if of_precision and choice.family == "full" else choice.family
+
+
+#: Family and update of every allowed combination, each once; with either factor of a dense q, where the update does.
+PAIRS = tuple(
+    dict.fromkeys(
+        [(state_kind(choice), choice.update) for choice in OF_GAUSSIANS]
+        + [("full", "euclidean"), ("full precision", "natural")]
+    )
+)
+#: Those that take gradients alone, and step rules other than the default, too.
+FROM_GRADIENTS = tuple(pair for pair in PAIRS if pair[0] != "lowrank")
+#: Families of the updates that work on precisions.
+NATURAL_FAMILIES = tuple(family for family, update in PAIRS if update == "natural")
+
+
+def stored(family, matrix):
+    """Return the entries of a matrix that a family stores, the others 0."""
+    return restrict("full" if family == "full precision" else family, matrix)
+
+
+def moments_of(state, grad, curvature):
+    """Return whitened moments of E[grad log p] and -E[hess log p], both given in the coordinates of theta."""
+    c = whitener(state)
+    return whitened_moments(c.T @ grad, as_curvature(state, c.T @ curvature @ c))
+
+
+def whitened_moments(grad, curvature):
+    """Return moments as an estimator without noise would."""
+    zero = np.zeros(len(grad))
+    return Moments(grad, curvature, grad_se=zero, curvature_se=zero, gap=0.0, floor=0.0, floor_sd=0.0)
+
+
+def moments_from_draws(target, state, base, estimator, *, stl=True):
+    """Return the moments that base draws give."""
+    theta = state.draws(base.z)
+    logp, grad = target.logp_grad(theta)
+    evaluation = Evaluation(theta, logp, grad, np.ones(len(theta), dtype=bool), 0.0)
+    return AXES["estimator"][estimator].moments(target, state, base, evaluation, stl=stl)
+
+
+def half_triangle(matrix):
+    """Return the lower triangle with its diagonal halved."""
+    return np.tril(matrix) - 0.5 * np.diag(np.diag(matrix))

@@ -26,7 +26,7 @@ import xarray as xr
 
 from doubles import GaussianMixtureState
 from numpy.testing import assert_allclose, assert_array_equal
-from test_docs import DOCS, run
+from texts import DOCS, run
 
 import pymc_ngvi
 

@@ -10,18 +10,21 @@ import pytest
 
 from hypothesis import given, settings
 from matrix import (
+    FROM_GRADIENTS,
     OF_PRECISION,
+    PAIRS,
     as_curvature,
     as_matrix,
     each_family,
     factor_matrix,
     family_object,
+    moments_from_draws,
     random_state,
     state_of,
+    whitened_moments,
     whitener,
 )
 from targets import logistic
-from test_updates import FROM_GRADIENTS, PAIRS, moments_from_draws, whitened_moments
 
 from pymc_ngvi.core.draws import plain_draws
 from pymc_ngvi.families import BlockFamily, BlockStructure

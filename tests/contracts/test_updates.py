@@ -11,47 +11,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.extra.numpy import arrays
 from matrix import (
+    FROM_GRADIENTS,
+    NATURAL_FAMILIES,
     OF_COVARIANCE,
-    OF_GAUSSIANS,
     OF_PRECISION,
+    PAIRS,
     as_curvature,
     as_matrix,
     factor_matrix,
+    half_triangle,
     make_rule,
+    moments_from_draws,
+    moments_of,
     random_state,
     state_of,
+    stored,
     two_seeds,
+    whitened_moments,
     whitener,
 )
 from targets import Quadratic, logistic, random_covariance, restrict
 
 from pymc_ngvi.core.draws import plain_draws
-from pymc_ngvi.core.types import Evaluation, Moments, Outer
+from pymc_ngvi.core.types import Outer
 from pymc_ngvi.families.matrices.structure import SUFFIX_SUMS
-from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.registry import AXES, Choice
 from pymc_ngvi.updates import natural
 
 step_sizes = pytest.mark.parametrize("rho", [1.0, 0.5, 0.01])
 
 
-def state_kind(choice):
-    """Return the family of a combination, as the tests name it: a dense q has two factorisations."""
-    of_precision = FitOptions(**choice.given()).factor == "precision"
-    return "full precision" if of_precision and choice.family == "full" else choice.family
-
-
-#: Family and update of every allowed combination, each once; with either factor of a dense q, where the update does.
-PAIRS = tuple(
-    dict.fromkeys(
-        [(state_kind(choice), choice.update) for choice in OF_GAUSSIANS]
-        + [("full", "euclidean"), ("full precision", "natural")]
-    )
-)
-#: Those that take gradients alone, and step rules other than the default, too.
-FROM_GRADIENTS = tuple(pair for pair in PAIRS if pair[0] != "lowrank")
-#: Families of the updates that work on precisions.
-NATURAL_FAMILIES = tuple(family for family, update in PAIRS if update == "natural")
 each_pair = pytest.mark.parametrize(("family", "update"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
 each_family = pytest.mark.parametrize("family", NATURAL_FAMILIES)
 #: With a correction of natural steps that would be lost: it needs functions of the eigenvalues of a curvature.
@@ -60,36 +49,6 @@ each_corrected = pytest.mark.parametrize("family", OF_COVARIANCE)
 factor_pairs = pytest.mark.parametrize(
     ("family", "update"), [pair for pair in PAIRS if pair[1] in ("cholesky", "cholesky_precision", "euclidean")]
 )
-
-
-def stored(family, matrix):
-    """Return the entries of a matrix that a family stores, the others 0."""
-    return restrict("full" if family == "full precision" else family, matrix)
-
-
-def moments_of(state, grad, curvature):
-    """Return whitened moments of E[grad log p] and -E[hess log p], both given in the coordinates of theta."""
-    c = whitener(state)
-    return whitened_moments(c.T @ grad, as_curvature(state, c.T @ curvature @ c))
-
-
-def whitened_moments(grad, curvature):
-    """Return moments as an estimator without noise would."""
-    zero = np.zeros(len(grad))
-    return Moments(grad, curvature, grad_se=zero, curvature_se=zero, gap=0.0, floor=0.0, floor_sd=0.0)
-
-
-def moments_from_draws(target, state, base, estimator, *, stl=True):
-    """Return the moments that base draws give."""
-    theta = state.draws(base.z)
-    logp, grad = target.logp_grad(theta)
-    evaluation = Evaluation(theta, logp, grad, np.ones(len(theta), dtype=bool), 0.0)
-    return AXES["estimator"][estimator].moments(target, state, base, evaluation, stl=stl)
-
-
-def half_triangle(matrix):
-    """Return the lower triangle with its diagonal halved."""
-    return np.tril(matrix) - 0.5 * np.diag(np.diag(matrix))
 
 
 def random_moments(state, rng, *, definite=True):

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from doubles import GaussianMixtureState
+from fisher import Case
 from hypothesis import given
 from hypothesis import strategies as st
 from matrix import family_object, state_of, whitener
 from scipy.stats import multivariate_normal
 from targets import NumpyTarget, Quadratic, random_covariance
-from test_mixture_gradients import Case
 
 from pymc_ngvi.families import DiagonalState, MixtureFamily, MixtureState
 from pymc_ngvi.families.mixture import COMPONENTS
