@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import ROUNDING, cholesky, relative_terms, solve_lower, symmetrise
-from pymc_ngvi.core.linear_maps import LinearMap, Scaled, Stretched
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.families.family import NO_IVON, NO_QUADRATURE, Family, FamilyOptions, ModelForm, Product, Refusal, Traits
@@ -80,11 +79,6 @@ class LowRankState(Gaussian[Diagonal]):
         if inverse == transposed:
             return super()._whitener(self._stretched(vectors, inverse), inverse=inverse)
         return self._stretched(super()._whitener(vectors, inverse=inverse), inverse)
-
-    def maps(self) -> tuple[LinearMap, ...]:
-        """Return C as simple maps, one after the other."""
-        p, (root, _), _ = self._span
-        return Stretched(p, root - np.eye(len(root))), Scaled(1.0 / self.factor)
 
     def _log_det(self) -> float:
         return float(np.linalg.slogdet(self._span[1][0])[1] - np.sum(np.log(self.factor)))
