@@ -248,7 +248,6 @@ def test_pictures():
     assert title.startswith("Weights of the pool of global parameters")
     assert f"Pareto k-hat {approx.khat():.2f}" in title
     assert approx.khat(500, 3) == approx.khat()  # of the pool, whatever is asked for
-    approx.plot_structure()
     reference = approx.gaussian.sample(200, random_seed=1)
     assert approx.plot_comparison(reference, ["mu", "scale"], draws=200, random_seed=2) is not None
     matplotlib.pyplot.close("all")
