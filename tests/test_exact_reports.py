@@ -153,8 +153,6 @@ def test_what_the_gaussian_has():
     for name in ("q", "params"):
         with pytest.raises(AttributeError, match=r"has no q: approx\.gaussian has that of the Gaussian fit"):
             getattr(approx, name)
-    with pytest.raises(NotImplementedError, match=r"has no q: approx\.gaussian has that"):
-        _ = approx.logq
     assert approx.gaussian.params
     assert np.isfinite(approx.gaussian.log_q(approx.draw_flat(3))).all()
     assert approx.gaussian.gaussian is approx.gaussian
