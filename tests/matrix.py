@@ -37,13 +37,9 @@ NATURAL = tuple(choice for choice in ADAPTIVE if choice.update == "natural")
 STOCHASTIC = tuple(choice for choice in COMBINATIONS if choice.step not in ON_FIXED_DRAWS)
 #: Structures of a triangular factor of q, with the second factorisation of a dense one.
 WITH_FACTOR = ("full", "diagonal", "block", "full precision", "sparse")
-#: And of q without one: by default, the low-rank one leaves nothing out in ten dimensions.
-GAUSSIAN_FAMILIES = (*WITH_FACTOR, "lowrank")
-#: Options with which it leaves nothing out in more of them.
-ALL_OF_IT = {"lowrank": {"rank": 50}}
-#: Those that hold the precision, by a factor or not. What is not closed under inverses is not theirs: a function of the
+#: Those that hold a factor of the precision. What is not closed under inverses is not theirs: a function of the
 #: eigenvalues of a curvature, and averages of covariances.
-OF_PRECISION = ("full precision", "sparse", "lowrank")
+OF_PRECISION = ("full precision", "sparse")
 OF_COVARIANCE = tuple(family for family in WITH_FACTOR if family not in OF_PRECISION)
 
 
@@ -68,7 +64,6 @@ each_adaptive = pytest.mark.parametrize("choice", ADAPTIVE, ids=_id)
 each_full_adaptive = pytest.mark.parametrize("choice", [c for c in ADAPTIVE if c.family in ("full", "sparse")], ids=_id)
 each_stochastic_pair = pytest.mark.parametrize("choice", pairs_once(STOCHASTIC), ids=_id)
 each_family = pytest.mark.parametrize("family", WITH_FACTOR)
-each_gaussian = pytest.mark.parametrize("family", GAUSSIAN_FAMILIES)
 two_seeds = pytest.mark.parametrize("seed", [1, 2], ids=["seed1", "seed2"])
 
 
@@ -112,10 +107,6 @@ def random_state(family, n_dim, rng):
 def as_curvature(state, matrix):
     """Return a symmetric matrix in the form of the family, which leaves out what it does not store."""
     params = state.params()
-    if "axes" in params:
-        with np.errstate(invalid="ignore"):  # tests have entries that are not finite
-            matrix = state._stretched(state._stretched(matrix, inverse=True).T, inverse=True)
-        return np.column_stack([matrix @ state.axes, np.diag(matrix)])
     if "sd" in params:
         return np.diag(matrix).copy()
     if "cholesky_blocks" in params:
@@ -128,8 +119,6 @@ def as_curvature(state, matrix):
 
 def as_matrix(state, curvature):
     """Return a curvature as a matrix."""
-    if "axes" in state.params():  # of which there are as many as coordinates
-        return state._stretched(state._stretched(curvature[:, :-1] @ state.axes.T, inverse=False).T, inverse=False)
     return state.structure.dense(curvature)
 
 
@@ -183,8 +172,6 @@ PAIRS = tuple(
         + [("full", "euclidean"), ("full precision", "natural")]
     )
 )
-#: Those that take gradients alone, and step rules other than the default, too.
-FROM_GRADIENTS = tuple(pair for pair in PAIRS if pair[0] != "lowrank")
 #: Families of the updates that work on precisions.
 NATURAL_FAMILIES = tuple(family for family, update in PAIRS if update == "natural")
 

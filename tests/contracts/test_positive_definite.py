@@ -10,7 +10,6 @@ import pytest
 
 from hypothesis import given, settings
 from matrix import (
-    FROM_GRADIENTS,
     OF_PRECISION,
     PAIRS,
     as_curvature,
@@ -32,9 +31,6 @@ from pymc_ngvi.fitting.registry import AXES
 
 N_DIM = 4
 each_pair = pytest.mark.parametrize(("family", "update"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
-each_from_gradients = pytest.mark.parametrize(
-    ("family", "update"), FROM_GRADIENTS, ids=["-".join(pair) for pair in FROM_GRADIENTS]
-)
 #: Updates of the precision, which exist for any symmetric curvature; the others need a shorter step for large ones.
 always_valid = pytest.mark.parametrize(
     ("family", "update"), [pair for pair in PAIRS if pair[1] in ("natural", "natural_pd")]
@@ -147,7 +143,7 @@ def test_updates_of_the_precision_need_no_shorter_step(family, update, data, see
     assert abs(smallest) < rounding or (new is not None) == (smallest > 0.0)
 
 
-@each_from_gradients
+@each_pair
 @pytest.mark.parametrize("estimator", ["stein", "pathwise"])
 @settings(max_examples=20)
 @given(data=st.data(), seed=seeds, n_draws=st.sampled_from([1, 1, 2]), stl=st.booleans())
@@ -178,7 +174,7 @@ def test_moments_that_are_not_finite_give_none(family, update, data, seed, where
     assert attempt(update, state, moments, data.draw(steps(update))) is None
 
 
-@each_from_gradients
+@each_pair
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e100])
 @pytest.mark.parametrize("estimator", ["stein", "pathwise"])
 def test_one_gradient_that_is_not_finite_or_enormous_gives_none_or_a_valid_state(family, update, estimator, bad, rng):

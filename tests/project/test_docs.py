@@ -99,7 +99,7 @@ def test_the_options_in_choosing_go_with_what_it_says():
             but = rule_names.startswith("all")
             assert takes == ({BY_RULE.get(rule, rule) for rule in RULES} - named if but else named), name
     of_rules = set().union(*(kind.takes for kind in RULES.values()))
-    assert of_rules | {"tol", "stl", "factor", "blocks", "rank", "reparam", "components"} == set(listed)
+    assert of_rules | {"tol", "stl", "factor", "blocks", "reparam", "components"} == set(listed)
 
 
 # --- methods, options, readme -----------------------------------------------------------------------------------------

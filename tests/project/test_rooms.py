@@ -31,7 +31,7 @@ FLOORS = (
     "results.costs", "results.row_words", "results.structure", "results.convert", "results.components",
     "results.posterior", "results.distributions", "results.corrections", "results.diagnosis", "results.sampling",
     "results.moments", "results.marginal_likelihood", "results.sites", "results.left_out",
-    "results.samplers", "results.whitened", "results.plotting", "results.summary", "results.bambi",
+    "results.samplers", "results.plotting", "results.summary", "results.bambi",
     "results.predictions", "results.priors", "results.new_rows", "results.fitted",
     "results.posterior_step", "results.posterior_first",
     "results.persistence", "results.methods", "results", "inference", "function", "many", "register", "",
