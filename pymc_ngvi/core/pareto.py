@@ -82,5 +82,4 @@ def _quantiles(probability: Array, shape: float, scale: float) -> Array:
     log_survival = np.log1p(-probability)
     if shape == 0.0:
         return -scale * log_survival
-    result: Array = scale * np.expm1(-shape * log_survival) / shape
-    return result
+    return scale * np.expm1(-shape * log_survival) / shape

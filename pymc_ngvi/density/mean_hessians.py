@@ -166,8 +166,7 @@ class PatternedHessian(MeanHessian):
         if pattern is None or not self._by_rows.gives_pattern:
             return self._whole.values()
         if self._whole.pattern is None:
-            values: Array = self._whole.products(np.eye(self._n_dim))[pattern.rows, pattern.cols]
-            return values
+            return self._whole.products(np.eye(self._n_dim))[pattern.rows, pattern.cols]
         try:
             values = self._whole.values()
         except PatternWidened as widened:

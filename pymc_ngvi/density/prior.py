@@ -63,8 +63,7 @@ class Prior:
         except _CAN_NOT:
             return np.empty((0, layout.n_dim))
         flat = np.concatenate([np.asarray(d, dtype=np.float64).reshape(n_draws, -1) for d in drawn], axis=1)
-        result: Array = flat[np.isfinite(flat).all(axis=1)]
-        return result
+        return flat[np.isfinite(flat).all(axis=1)]
 
     def _compile(self, layout: Layout) -> None:
         values: list[Variable] = []

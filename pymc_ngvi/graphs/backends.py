@@ -80,16 +80,14 @@ def compile_options(
         return dict(compile_kwargs)
     if backend not in _COMPILED:
         return {**(compile_kwargs or {}), "mode": quick_mode(is_large=is_large)}
-    options: dict[str, Any] = resolve_backend_compile_kwargs(backend, compile_kwargs)
-    return options
+    return resolve_backend_compile_kwargs(backend, compile_kwargs)
 
 
 def compile_flags(backend: str) -> AbstractContextManager[None]:
     """Return the context in which functions are compiled for a backend."""
     if backend not in _COMPILED:
         return without_c()
-    context: AbstractContextManager[None] = pytensor.config.change_flags(floatX="float64")
-    return context
+    return pytensor.config.change_flags(floatX="float64")
 
 
 def without_c(model: pm.Model | None = None) -> AbstractContextManager[None]:
@@ -107,8 +105,7 @@ def without_c(model: pm.Model | None = None) -> AbstractContextManager[None]:
     """
     dtypes = {rv.type.dtype for rv in model.basic_RVs if isinstance(rv.type, XTensorType)} if model is not None else ()
     floats = "float32" if "float32" in dtypes else "float64"
-    context: AbstractContextManager[None] = pytensor.config.change_flags(cxx="", floatX=floats, traceback__limit=0)
-    return context
+    return pytensor.config.change_flags(cxx="", floatX=floats, traceback__limit=0)
 
 
 def python_loops(nodes: Iterable[Apply]) -> list[Apply]:

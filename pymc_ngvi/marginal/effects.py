@@ -73,8 +73,7 @@ class SplitNormal(NamedTuple):
         below = u < share
         # Each half is half a normal density; its quantiles are those of that normal, from the mode outwards.
         inner = np.where(below, 0.5 * u * total / self.left, 1.0 - 0.5 * (1.0 - u) * total / self.right)
-        result: Array = self.mode + np.where(below, self.left, self.right) * ndtri(inner)
-        return result
+        return self.mode + np.where(below, self.left, self.right) * ndtri(inner)
 
     @property
     def moments(self) -> tuple[Array, Array]:
@@ -86,8 +85,7 @@ class SplitNormal(NamedTuple):
     def standard_quantile(self, u: Array) -> Array:
         """Return quantiles of the one that is moved and scaled to mean 0 and variance 1, for u (..., n_local)."""
         mean, sd = self.moments
-        result: Array = (self.quantile(u) - mean) / sd
-        return result
+        return (self.quantile(u) - mean) / sd
 
     def standard_log_density(self, z: Array) -> Array:
         """Return the log density of the one that is moved and scaled to mean 0 and variance 1, (..., n_local)."""
@@ -160,8 +158,7 @@ def draw_effects(
 
 def spaced(k: int, shifts: Array) -> Array:
     """Return ``k`` evenly spaced probabilities for each of some shifts, (n, k, n_local) from (n, n_local)."""
-    result: Array = np.clip((np.arange(k)[:, None] + shifts[:, None]) / k, 1e-15, 1.0 - 1e-15)
-    return result
+    return np.clip((np.arange(k)[:, None] + shifts[:, None]) / k, 1e-15, 1.0 - 1e-15)
 
 
 def candidate_points(proposal: SplitNormal, k: int, shifts: Array) -> Array:

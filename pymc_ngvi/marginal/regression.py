@@ -58,8 +58,7 @@ class Whitening:
     def whitened(self, g: Array) -> Array:
         """Return the whitened globals, (n, p)."""
         u = np.linalg.solve(self.factor, (self.forward(g) - self.mean).T).T
-        result: Array = np.clip(u, -_FARTHEST, _FARTHEST)
-        return result
+        return np.clip(u, -_FARTHEST, _FARTHEST)
 
     def features(self, g: Array, *, cubes: bool = True) -> Array:
         """Return 1, the whitened globals, their products and cubes, and what is straight in tails, (n, n_features)."""
@@ -118,8 +117,7 @@ def gram_of(features: Array, weights: Array) -> Array:
 
 def leverage_of(gram: Array, features: Array) -> Array:
     """Return the variances of predictions, in that of residuals."""
-    result: Array = np.sum(features * np.linalg.solve(gram, features.T).T, axis=1)
-    return result
+    return np.sum(features * np.linalg.solve(gram, features.T).T, axis=1)
 
 
 def covering(gram: Array, features: Array, weights: Array, reach: float, most: int) -> NDArray[np.intp]:
@@ -176,8 +174,7 @@ def predictor(features: Array, targets: Array, weights: Array, p: int) -> Array:
     if n_features > 0.8 * n:
         ridge[1 + p :] = _RIDGE_OF_FEW * n
     weighted = (weights[:, None] * features).T
-    result: Array = np.linalg.solve(weighted @ features + np.diag(ridge), weighted @ targets)
-    return result
+    return np.linalg.solve(weighted @ features + np.diag(ridge), weighted @ targets)
 
 
 @stored("exact.base_rule")
@@ -209,8 +206,7 @@ class BaseRule:
 
         A low log m says nothing there: about the wrong centres, it is too low by any amount.
         """
-        result: NDArray[np.bool_] = leverage_of(self.gram, features) > self.reach
-        return result
+        return leverage_of(self.gram, features) > self.reach
 
     @classmethod
     def fitted(

@@ -70,8 +70,7 @@ class Transport:
     def _of(self, g: Array) -> Array:
         n_features, n_powers, n_local = self.coefficients.shape
         flat = self.whitening.linear_features(g) @ self.coefficients.reshape(n_features, -1)
-        result: Array = flat.reshape(len(g), n_powers, n_local)
-        return result
+        return flat.reshape(len(g), n_powers, n_local)
 
 
 def mapped_effects(
@@ -154,5 +153,4 @@ def _maps(a: Array) -> Array:
     nodes = np.cos((np.arange(_DEGREE_OF_MAP + 1) + 0.5) * np.pi / (_DEGREE_OF_MAP + 1)) * _FARTHEST
     grid_first = (np.moveaxis(of, 1, 0) for of in (density[:, 1:-1], cells))
     at_nodes = np.moveaxis(quantiles(nodes, x[1:-1, None, None], *grid_first, goes_on=True), 0, 1)
-    result: Array = np.linalg.solve(nodes[:, None] ** np.arange(_DEGREE_OF_MAP + 1), at_nodes)
-    return result
+    return np.linalg.solve(nodes[:, None] ** np.arange(_DEGREE_OF_MAP + 1), at_nodes)

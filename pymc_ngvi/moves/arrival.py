@@ -163,8 +163,7 @@ def is_far(logp: Array) -> NDArray[np.bool_]:
     20
     """
     low, middle = np.quantile(logp, [_LOW, 0.5])
-    result: NDArray[np.bool_] = logp < middle - _FARTHEST * (middle - low)
-    return result
+    return logp < middle - _FARTHEST * (middle - low)
 
 
 def peak_size(logp: Array) -> float:

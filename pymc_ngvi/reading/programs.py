@@ -70,8 +70,7 @@ class _Reader:
             if not isinstance(var, Constant) or np.size(var.data) != 1:
                 raise CannotFollow(f"{var} is not one number")
             self._values[var] = self.writer.constant(float(np.reshape(var.data, ())))
-        value: Written = self._values[var]
-        return value
+        return self._values[var]
 
     def _node(self, node: Apply) -> None:
         op, first = node.op, node.outputs[0]

@@ -87,8 +87,7 @@ class ReparametrisedDensity(OfAllData):
 
     def initial_point(self) -> Array:
         """Return phi of the model's initial point, (n_dim,)."""
-        point: Array = self.transform.inverse(self.density.initial_point()[None])[0][0]
-        return point
+        return self.transform.inverse(self.density.initial_point()[None])[0][0]
 
     # --- evaluation ---
 
@@ -253,8 +252,7 @@ class _ReparametrisedHessian(MeanHessian):
     def products(self, directions: Array) -> Array:
         """Return the matrix times each direction, (n_directions, n_dim)."""
         if len(directions) > self.density.transform.structure.n_border:  # then the whole of it costs less
-            products: Array = directions @ self.pattern.symmetric(self.values())
-            return products
+            return directions @ self.pattern.symmetric(self.values())
         return self.density.hessian_products(self.phi, directions)
 
     def diagonal(self) -> Array:

@@ -307,8 +307,7 @@ class ModelStructure:
         return found
 
     def _within(self, part: Part, variable: int) -> Integers:
-        inside: Integers = part.coordinates[self._variable[part.coordinates] == variable]
-        return inside
+        return part.coordinates[self._variable[part.coordinates] == variable]
 
     def name(self, variable: int) -> str:
         """Return the name of a variable of the layout, in backticks."""

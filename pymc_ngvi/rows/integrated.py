@@ -156,8 +156,7 @@ class Integrated:
 
     def drawn(self, rng: np.random.Generator, *inputs: Array) -> Array:
         """Return one draw of z given the predictors for each of the points, (n_points, n_rows)."""
-        result: Array = self._in_parts(lambda some, place: _drawn(some, place, rng), 1, inputs)[0]
-        return result
+        return self._in_parts(lambda some, place: _drawn(some, place, rng), 1, inputs)[0]
 
     @np.errstate(all="ignore")  # densities overflow far from the mode: the caller sees what is not finite
     def _in_parts(

@@ -202,8 +202,7 @@ def _width(quantiles: Array) -> Array:
     """Return about the standard deviations of distributions with some quantiles, which the last axis has."""
     one = round(1.0 / _OF_NORMAL)
     middle = len(_NORMAL) // 2
-    result: Array = 0.5 * (quantiles[..., middle + one] - quantiles[..., middle - one])
-    return result
+    return 0.5 * (quantiles[..., middle + one] - quantiles[..., middle - one])
 
 
 def _quantiles(z: Array, density: Array, slope: Array, spacing: float) -> Array:

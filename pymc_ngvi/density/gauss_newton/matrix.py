@@ -27,8 +27,7 @@ class GaussNewtonMatrix:
     def mean_diagonal(self, theta: Array) -> Array:
         """Return the mean over draws of the diagonal, (n_dim,); see `LogDensity.gauss_newton`."""
         with np.errstate(all="ignore"):
-            result: Array = self.rest.mean_diagonal(theta) - self.squared.mean(theta)
-            return result
+            return self.rest.mean_diagonal(theta) - self.squared.mean(theta)
 
 
 class GaussNewtonHessian(MeanHessian):

@@ -52,8 +52,7 @@ def _crossed(space: Space, x: AnyArray, y: AnyArray) -> AnyArray:
 def _product(op: Dot) -> Rule:
     def rule(space: Space, x: AnyArray, y: AnyArray) -> AnyArray:
         if len(x) == 1 or len(y) == 1:
-            product: AnyArray = np.matmul(x, y)
-            return product
+            return np.matmul(x, y)
         out: AnyArray = np.matmul(x, y[:1])
         out[1:] += np.matmul(x[:1], y[1:])
         if space.order == 2:
@@ -105,8 +104,7 @@ def _lower_factor(space: Space, a: AnyArray) -> AnyArray:
     half = np.tril(np.ones(a.shape[-2:])) - 0.5 * np.eye(a.shape[-1])
 
     def derivatives(of_product: AnyArray) -> AnyArray:
-        found: AnyArray = np.matmul(factor, half * (inverse @ of_product @ inverse.mT))
-        return found
+        return np.matmul(factor, half * (inverse @ of_product @ inverse.mT))
 
     out = np.empty((space.n_terms, *factor.shape[1:]))
     out[:1] = factor
@@ -193,8 +191,7 @@ def _determinant(op: Det) -> Rule:
             space.seconds(out)[:] += space.products(out, out)
         value = sign * np.exp(out[:1])
         out[:1] = 1.0
-        product: AnyArray = value * out
-        return product
+        return value * out
 
     return rule
 

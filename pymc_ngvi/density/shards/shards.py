@@ -244,5 +244,4 @@ def _checked(keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
 def points_to_compare(start: Array) -> Array:
     """Return two points at which priors are compared, (2, n_dim)."""
     steps = np.random.default_rng(0).uniform(-0.5, 0.5, (2, len(start)))
-    result: Array = start + steps
-    return result
+    return start + steps

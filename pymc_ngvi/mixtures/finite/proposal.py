@@ -82,5 +82,4 @@ def stepped_weights(log_weights: Array, direction: Array, step_size: float) -> A
     """Return the log weights after a step, normalised, none below the least."""
     new = log_weights + step_size * (direction - direction.max())
     new = np.maximum(new - logsumexp(new), LEAST_LOG_WEIGHT)
-    result: Array = new - logsumexp(new)
-    return result
+    return new - logsumexp(new)

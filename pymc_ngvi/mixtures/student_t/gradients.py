@@ -94,16 +94,14 @@ class _PartHessian(MeanHessian):
         weight, rows = self._of_q()
         precise = self.q.gaussian.precision_product(directions)
         of_q = (directions @ rows.T) @ rows / len(rows) - weight * precise
-        result: Array = self._inflation * (of_density - of_q) - precise
-        return result
+        return self._inflation * (of_density - of_q) - precise
 
     def diagonal(self) -> Array:
         """Return the diagonal, (n_dim,), where coordinates are independent."""
         of_density = self.of_density.diagonal()
         weight, rows = self._of_q()
         precise = self.q.gaussian.precision_product(np.ones((1, self.q.n_dim)))[0]
-        result: Array = self._inflation * (of_density - np.mean(rows**2, axis=0) + weight * precise) - precise
-        return result
+        return self._inflation * (of_density - np.mean(rows**2, axis=0) + weight * precise) - precise
 
     @property
     def _inflation(self) -> float:

@@ -53,8 +53,7 @@ def tail_velocity(squared_distance: Array, shape: float, n_dim: int) -> Array:
     change = np.where(betainc(half, shape, part) < 0.5, -differences[0], differences[1]) * shape / (2.0 * _STEP)
     with np.errstate(divide="ignore"):
         density = np.exp(half * np.log(part) + shape * np.log1p(-part) - betaln(half, shape))
-    result: Array = np.divide(change, density, out=np.zeros_like(density), where=density > 0.0)
-    return result
+    return np.divide(change, density, out=np.zeros_like(density), where=density > 0.0)
 
 
 @stored("scale_mixture.metric")
@@ -109,8 +108,7 @@ class Metric:
 
     def size(self, vectors: Array) -> Array:
         """Return the coordinate of the size of Sigma, (n,)."""
-        result: Array = vectors[:, -1 - len(self.unit) : -1] @ self.unit
-        return result
+        return vectors[:, -1 - len(self.unit) : -1] @ self.unit
 
     def with_size(self, vectors: Array, size: Array) -> Array:
         """Return vectors with other coordinates of the size."""

@@ -78,8 +78,7 @@ class ImportanceWeights:
     @functools.cached_property
     def weights(self) -> Array:
         """The weights, (n_draws,); they sum to 1."""
-        weights: Array = np.exp(self.log_weights)
-        return weights
+        return np.exp(self.log_weights)
 
     @property
     def n_draws(self) -> int:

@@ -71,5 +71,4 @@ def _inclusion(weights: Array, n: int) -> Array:
     rest = np.cumsum(largest[::-1])[::-1]  # the sum from each on
     # The first that need not be certain when all larger ones are.
     n_certain = int(np.argmax((n - np.arange(len(largest))) * largest <= rest * (1.0 + 1e-12)))
-    chances: Array = np.minimum(weights * ((n - n_certain) / rest[n_certain]), 1.0)
-    return chances
+    return np.minimum(weights * ((n - n_certain) / rest[n_certain]), 1.0)

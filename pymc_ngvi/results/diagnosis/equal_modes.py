@@ -116,8 +116,7 @@ class _Comparison:
     def _log_p(self, theta: Array) -> Array:
         self.left -= len(theta)
         self.n_log_p += len(theta)
-        result: Array = self.density.logp(theta) if len(theta) else np.empty(0)
-        return result
+        return self.density.logp(theta) if len(theta) else np.empty(0)
 
     def hold_at_one(self, members: list[Exchange | Flip]) -> list[bool]:
         """Tell which candidates leave log p as it is at the first draw; False of those beyond the number."""
@@ -143,8 +142,7 @@ class _Comparison:
 
 
 def _equal(one: Array, other: Array | float) -> NDArray[np.bool_]:
-    result: NDArray[np.bool_] = np.abs(one - other) <= _ROUNDING * (1.0 + np.abs(other))
-    return result
+    return np.abs(one - other) <= _ROUNDING * (1.0 + np.abs(other))
 
 
 def _counted(kept: list[tuple[SymmetryFamily, list[_Image]]], n_dim: int) -> list[EqualModes]:

@@ -76,8 +76,7 @@ def _few_ties(ordered: Array) -> NDArray[np.bool_]:
     """Tell which columns, in order, have no NaN, which is last, and few values that are the same."""
     with np.errstate(invalid="ignore"):
         different = np.mean(np.diff(ordered, axis=0) > 0.0, axis=0)
-    result: NDArray[np.bool_] = ~np.isnan(ordered[-1]) & (different > _DIFFERENT)
-    return result
+    return ~np.isnan(ordered[-1]) & (different > _DIFFERENT)
 
 
 def _moments(scores: Array, weights: Array) -> tuple[Estimates, Estimates]:

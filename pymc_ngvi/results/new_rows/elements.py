@@ -103,8 +103,7 @@ def with_new_elements(
     chosen = _Candidates(n_parts, part_of, rng)
 
     def of_rows(drawn: Values) -> Array:
-        result: Array = (sums @ rows.logp(rows.known(free, drawn)).T).T
-        return result
+        return (sums @ rows.logp(rows.known(free, drawn)).T).T
 
     if rows.is_free:
         pilots = [rows.drawn(free, int(rng.integers(2**31))) for _ in range(_PILOTS)]
@@ -129,8 +128,7 @@ def _tied(rows: NewRows, numbers: dict[str, Ints], same: Values, many: Values) -
     for name, of in numbers.items():
         moved, element = np.nonzero((after[name] != before[name]).reshape(n, -1) & (of.ravel() >= 0))
         ties[moved, of.ravel()[element]] = True
-    part: Ints = csgraph.connected_components(sparse.csr_array(ties), directed=False)[1].astype(np.intp)
-    return part
+    return csgraph.connected_components(sparse.csr_array(ties), directed=False)[1].astype(np.intp)
 
 
 class _Proposal:
@@ -245,8 +243,7 @@ class _Candidates:
     @property
     def log_mean(self) -> Array:
         """Logarithms of means over candidates, (n, n_parts)."""
-        result: Array = self._log_sum - np.log(self._n)
-        return result
+        return self._log_sum - np.log(self._n)
 
     @property
     def variance(self) -> float:

@@ -116,8 +116,7 @@ class Updated(JudgedDraws):
     def _weights(self) -> Array:
         """Smoothed weights."""
         log_weights = weigh(self.draws.log_weights + self.log_ratio, np.zeros(len(self.log_ratio)))[0]
-        weights: Array = np.exp(log_weights)
-        return weights
+        return np.exp(log_weights)
 
     def sample(self, draws: int = 2_000, *, var_names: Names = None, random_seed: Seed = None) -> xr.DataTree:
         """Draw from the posterior given the new rows as well: draws of equal weight, picked by the weights.

@@ -173,8 +173,7 @@ def _ellipses(mean: Array, cov: Array) -> Array:
     angles = np.linspace(0.0, 2.0 * np.pi, _N_ANGLES)
     circle = np.stack([np.cos(angles), np.sin(angles)], axis=1) @ factor.T
     radii = np.sqrt(-2.0 * np.log1p(-np.array(_LEVELS)))
-    result: Array = mean + radii[:, None, None] * circle
-    return result
+    return mean + radii[:, None, None] * circle
 
 
 def _densities(panels: _Panels, i: int) -> tuple[Array, Array]:

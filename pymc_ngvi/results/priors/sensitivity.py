@@ -162,8 +162,7 @@ def _log_likelihood(posterior: Posterior, theta: Array, names: Sequence[str], *,
         return TermSums(model, layout, lambda: log_densities(model, names))(theta)
     others = [*(v.name for v in layout.variables), *(term.name for term in model.potentials)]
     rest = TermSums(model, layout, lambda: log_densities(model, others, jacobian=True))
-    result: Array = posterior.density.logp(theta) - rest(theta)
-    return result
+    return posterior.density.logp(theta) - rest(theta)
 
 
 def _shown(posterior: Posterior, theta: Array, var_names: Names, seed: int) -> xr.Dataset:

@@ -351,8 +351,7 @@ def _added_up(stack: FrontStack, change: Array) -> Array:
     """Return the sums of what fronts that are alike change beside them."""
     if stack.n_alike == 1:
         return change
-    total: Array = np.add.reduce(change.reshape(-1, stack.n_alike, *change.shape[1:]), axis=1)
-    return total
+    return np.add.reduce(change.reshape(-1, stack.n_alike, *change.shape[1:]), axis=1)
 
 
 def _pass_on(stack: FrontStack, work: Array, change: Array) -> None:

@@ -68,8 +68,7 @@ class Precisions:
 
     def trace(self, first: Array, second: Array) -> Array:
         """Return the traces of products of matrices, (n,), of which one has no other entries than these."""
-        result: Array = np.einsum("ne,ne,e->n", first, second, self._weights)
-        return result
+        return np.einsum("ne,ne,e->n", first, second, self._weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,26 +94,22 @@ class Factors:
     def log_det(self) -> Array:
         """Log determinants of the factors, (n,)."""
         diagonal = self.cholesky.panels[self.cholesky.fronts.diagonal].reshape(self.n, -1)
-        result: Array = np.log(diagonal).sum(axis=1)
-        return result
+        return np.log(diagonal).sum(axis=1)
 
     @functools.cached_property
     def covariance(self) -> Array:
         """Entries of the covariances, (n, n_entries)."""
-        result: Array = self.cholesky.inverse[self.at]
-        return result
+        return self.cholesky.inverse[self.at]
 
     @property
     def sd(self) -> Array:
         """Standard deviations, (n, n_dim)."""
-        result: Array = np.sqrt(self.covariance[:, self.of._diagonal])
-        return result
+        return np.sqrt(self.covariance[:, self.of._diagonal])
 
     @property
     def entropy(self) -> Array:
         """Of the Gaussians, (n,), nats."""
-        result: Array = 0.5 * self.of.pattern.n_dim * (1.0 + np.log(2.0 * np.pi)) - self.log_det
-        return result
+        return 0.5 * self.of.pattern.n_dim * (1.0 + np.log(2.0 * np.pi)) - self.log_det
 
     def solve(self, columns: Array, *, transposed: bool = False) -> Array:
         """Return L_k^-1, or L_k^-T, times columns, (n, n_dim, m)."""

@@ -97,8 +97,7 @@ class RepeatedFronts:
         starts, lengths = np.array(begin)[order], np.array(sizes)[order]
         stack = np.searchsorted(starts, at, side="right") - 1
         blocks = np.arange(self.n).reshape(-1, *[1] * at.ndim)
-        result: Ints = self.n * starts[stack] + blocks * lengths[stack] + (at - starts[stack])
-        return result
+        return self.n * starts[stack] + blocks * lengths[stack] + (at - starts[stack])
 
     @functools.cached_property
     def diagonal(self) -> Ints:

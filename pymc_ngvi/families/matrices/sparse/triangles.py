@@ -40,8 +40,7 @@ class Triangles:
     def solve(self, rhs: Array, *, transposed: bool = False) -> Array:
         """Return T^-1, or T^-T, times matrices."""
         if self.factors.shape[1] == 1:
-            result: Array = rhs / self.factors
-            return result
+            return rhs / self.factors
         if self._one_by_one:
             return np.array(
                 [linalg.solve_lower(a, b, transpose=transposed) for a, b in zip(self.factors, rhs, strict=True)]
