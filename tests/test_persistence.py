@@ -639,17 +639,6 @@ def edited(tree, group, edit):
     return tree
 
 
-@pytest.mark.parametrize("kind", ["mixture", "student_t"])
-def test_files_that_do_not_name_the_class_of_the_gaussians_are_read(kind):
-    def edit(content):
-        content["q"]["dict"] = [pair for pair in content["q"]["dict"] if pair[0] != "of"]
-
-    model = made(MODELS[kind])
-    approx = fit(model, 2, family=kind)
-    tree = edited(approx.to_datatree(), "approximation", edit)
-    assert_same_q(load(tree, model).q, approx.q)
-
-
 EVIL = {
     "newer version of pymc_ngvi: it holds a '.*', which": [
         {"class": "os.system", "of": {"command": "touch owned"}},

@@ -73,15 +73,6 @@ class Whitening:
                 parts.append(np.clip(u, -_FARTHEST_CUBED, _FARTHEST_CUBED) ** 3)
         return np.concatenate(parts, axis=1)
 
-    def linear_features(self, g: Array) -> Array:
-        """Return those of `features` that are linear in the whitened globals or in tails, (n, n_linear)."""
-        return np.concatenate([np.ones((len(g), 1)), self.whitened(g), self.in_tails(g)], axis=1)
-
-    @property
-    def n_linear(self) -> int:
-        """Number of these."""
-        return 1 + len(self.mean) + len(self.tailed)
-
     @property
     def _has_products(self) -> bool:
         return len(self.mean) <= _MOST_PRODUCTS
