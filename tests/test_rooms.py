@@ -103,11 +103,6 @@ def test_numbers_by_rows_need_no_pytensor():
     assert {name.split(".")[0] for name in reached} == {"rows", "core"}
 
 
-def test_modules_have_400_lines_at_most():
-    lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in MODULES.items()}
-    assert {name: length for name, length in lengths.items() if length > 400} == {}
-
-
 def test_methods_of_the_approximation_override_nothing():
     """Each mixin stands on what all share, and no name is in two of them."""
     names = [name for mixin in Methods.__bases__ for name in vars(mixin) if not name.startswith("__")]
