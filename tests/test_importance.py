@@ -15,9 +15,13 @@ from pymc_ngvi.core.psis import pareto_khat
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
 from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.corrections.importance import Correction, ImportanceWeights
-from pymc_ngvi.results.corrections.resampling import without_replacement
-from pymc_ngvi.results.corrections.weighted import POOL, SMALLEST_POOL
+from pymc_ngvi.results.corrections.weighted import (
+    POOL,
+    SMALLEST_POOL,
+    Correction,
+    ImportanceWeights,
+    without_replacement,
+)
 from pymc_ngvi.results.corrections.weighted_moments import MomentSums
 
 #: Errors of estimates that are allowed: four standard errors.

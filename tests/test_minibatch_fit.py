@@ -17,7 +17,7 @@ import pymc_ngvi
 from pymc_ngvi.core.status import ConvergenceWarning, Status
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.fitting.registry import choose
-from pymc_ngvi.steps.stochastic.passes import on_passes
+from pymc_ngvi.steps.stochastic.base import on_passes
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

@@ -23,7 +23,7 @@ from pymc_ngvi.families import MixtureState
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.mixture import COMPONENTS
 from pymc_ngvi.mixtures import ComponentTarget
-from pymc_ngvi.mixtures.finite.proposal import stepped_weights
+from pymc_ngvi.mixtures.finite.steps import stepped_weights
 from pymc_ngvi.updates import natural
 
 #: Nodes of an expectation in each of so many coordinates: with twice as many, no result changes by more than 2e-6 (in

@@ -37,7 +37,7 @@ from pymc_ngvi.core.types import PathMoments
 from pymc_ngvi.families import BlockState, BlockStructure, DiagonalState
 from pymc_ngvi.fitting.memory import memory_of, remember
 from pymc_ngvi.fitting.registry import ALLOWED, AXES, Choice
-from pymc_ngvi.reparam.differences import DifferenceSteps
+from pymc_ngvi.reparam.target import DifferenceSteps
 from pymc_ngvi.results.persistence import files
 from pymc_ngvi.results.persistence.encoding import DamagedError, Decoder, Encoder
 

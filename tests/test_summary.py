@@ -14,8 +14,7 @@ from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.sampling import sample_tree
-from pymc_ngvi.results.summary.sections import POPULATION
-from pymc_ngvi.results.summary.table import kept_rows
+from pymc_ngvi.results.summary.summary import POPULATION, kept_rows
 
 GROUP = np.repeat(np.arange(12), 4)
 Y = np.random.default_rng(3).normal(size=48)
