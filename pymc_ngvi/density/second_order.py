@@ -96,8 +96,7 @@ from pymc_ngvi.rows.row_hessian import (
 
 # --- mean Hessians by predictors of a log density that is, in part, a sum over rows ---
 # Rows are differentiated elementwise. What else there is, a function of the same predictors, takes products with sums
-#    of
-# columns that don't overlap; it has no part in what rows cost.
+# of columns that don't overlap; it has no part in what rows cost.
 
 type Simplify = Callable[[list[Variable]], list[Variable]]
 

@@ -82,19 +82,16 @@ def starts_of(
     return None
 
 
-# Chains are moved in rounds, each longer than the one before, until they have arrived or there are no more gradients.
-
 # --- whether chains have arrived: chains that began at one point do not differ more than others, nor drift ---
 # The chains of a superchain begin at one point. Chains that have not forgotten it are alike within their superchain,
-#    and
-# differ between superchains: where that is not much more than chance, they have forgotten it [1]_. Chains that never
-#    move
-# pass any comparison of chains that began apart, as draws of the same distribution; they do not pass this one.
+# and differ between superchains: where that is not much more than chance, they have forgotten it [1]_. Chains that
+# never move pass any comparison of chains that began apart, as draws of the same distribution; they do not pass this
+# one.
 #
 # All is judged by normal scores of ranks, of each quantity and of its distance from its median: means exist, and
-#    spreads
-# are judged as well as places. Ranks take little notice of a few draws that are very far out, but means do: no draw may
-# have a log p that is far below that of all others, as that of a chain is which has not left where it began.
+# spreads are judged as well as places. Ranks take little notice of a few draws that are very far out, but means do:
+# no draw may have a log p that is far below that of all others, as that of a chain is which has not left where it
+# began.
 #
 # References
 # ----------

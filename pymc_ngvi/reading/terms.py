@@ -27,8 +27,7 @@ from pymc_ngvi.reading.lift import Lift, Source
 
 # --- rows that depend on many predictors through one sum of these: given the others, that sum is all they see ---
 # A group effect that is not centred enters as ``a + exp(s) * z``. Given s, a row is a function of one Gaussian
-#    variable,
-# whatever the number of effects in the sum.
+# variable, whatever the number of effects in the sum.
 
 type Slots = frozenset[Variable]
 

@@ -124,8 +124,6 @@ class Rest:
         return parts.functions.compile([draws, directions], batched)
 
 
-# The Gauss-Newton matrix of a model, in the place of its Hessian: -sum_i g_i g_i^T, and the Hessian of the prior.
-
 # --- the gradients of all rows at draws: what Gauss-Newton matrices with correlations are made of ---
 # They are found by layers, by rows or by axes, as `diagonal` says of squares.
 

@@ -296,8 +296,6 @@ class Program:
         return [values[k] for k in self._outputs]
 
 
-# --- rules for operations that move, add up and select elements ---
-
 # --- rules for operations of linear algebra, on the last axes: whatever axes are before them is a batch ---
 # Each is solved for the derivatives that are not known yet: those of A X = B, of A = L L', and of log |A|.
 

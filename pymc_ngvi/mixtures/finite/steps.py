@@ -69,8 +69,7 @@ from pymc_ngvi.steps.schedule.state import (
 # .. [1] O. Arenz, P. Dahlinger, Z. Ye, M. Volpp and G. Neumann (2023). A unified perspective on natural gradient
 #    variational inference with Gaussian mixture models. TMLR. https://doi.org/10.48550/arXiv.2209.11533
 # .. [2] W. Lin, M. E. Khan and M. Schmidt (2019). Fast and simple natural-gradient variational inference with mixture
-#    of
-#    exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
+#    of exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
 
 #: Halvings of a step that leaves the trust region; a component that needs more stays where it is.
 _MAX_HALVINGS = 30

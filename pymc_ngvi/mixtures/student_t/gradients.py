@@ -45,10 +45,9 @@ from pymc_ngvi.families.student_t import LEAST_SHAPE, MOST_SHAPE, StudentTState,
 # References
 # ----------
 # .. [1] W. Lin, M. E. Khan and M. Schmidt (2019). Fast and simple natural-gradient variational inference with mixture
-#    of
-#    exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
-# .. [2] K. L. Lange, R. J. A. Little and J. M. G. Taylor (1989). Robust statistical modeling using the t distribution.
-#    JASA 84. https://doi.org/10.1080/01621459.1989.10478852
+#    of exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
+# .. [2] K. L. Lange, R. J. A. Little and J. M. G. Taylor (1989). Robust statistical modeling using the t
+#    distribution. JASA 84. https://doi.org/10.1080/01621459.1989.10478852
 
 #: Relative step of the differences that give the derivative of a quantile.
 _STEP = 1e-4

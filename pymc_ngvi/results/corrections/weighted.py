@@ -92,8 +92,6 @@ def _inclusion(weights: Array, n: int) -> Array:
     return np.minimum(weights * ((n - n_certain) / rest[n_certain]), 1.0)
 
 
-# --- draws of q weighted or resampled by importance, and moments that are corrected by their weights ---
-
 # --- pareto-smoothed importance weights [1]_, and what they correct set against their own Monte Carlo error ---
 # References
 # ----------

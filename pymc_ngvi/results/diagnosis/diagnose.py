@@ -96,8 +96,6 @@ def followed(
     return sorted((place for place in found if place is not None), key=lambda place: -place.share)
 
 
-# --- a diagnosis of an approximate posterior, made of its parts: weights, moved draws, and mass elsewhere ---
-
 # --- draws moved towards the posterior, and all that drifts: moments, log p, and what is computed of draws ---
 
 #: Numbers in the draws that are moved; at least so many draws.

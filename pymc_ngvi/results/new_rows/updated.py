@@ -44,10 +44,9 @@ from pymc_ngvi.results.summary.summary import Planned, Summary, imported
 
 # --- elements that were not in the fit, such as effects of new groups, given the rows that depend on them ---
 # They are drawn many times for each draw of the posterior: from their prior given all else, and, where they may have
-#    any
-# values, about where their rows say that they are. The mean weight of these candidates is the predictive density of the
-# rows, and one of them is picked by its weight: importance sampling for each new group by itself, which does not suffer
-# from their number.
+# any values, about where their rows say that they are. The mean weight of these candidates is the predictive density
+# of the rows, and one of them is picked by its weight: importance sampling for each new group by itself, which does
+# not suffer from their number.
 
 type Ints = NDArray[np.intp]
 

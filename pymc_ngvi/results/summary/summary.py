@@ -160,8 +160,6 @@ def as_html(columns: Sequence[str], sections: Mapping[str, Rows]) -> str:
     )
 
 
-# --- what a fit says of itself and of the parameters, as a text and a table ---
-
 # --- what a summary shows, and in which order: parameters of the population, then those of each group, then effects ---
 
 #: Heading of what belongs to no group.

@@ -42,8 +42,7 @@ from pymc_ngvi.steps.schedule.tolerance import Tolerance
 # References
 # ----------
 # .. [1] L. S. L. Tan (2025). Analytic natural gradient updates for Cholesky factor in Gaussian variational
-#    approximation.
-#    https://doi.org/10.48550/arXiv.2109.00375
+#    approximation. https://doi.org/10.48550/arXiv.2109.00375
 
 #: Nats per window below which the slope of the ELBO counts as none.
 _LEAST_SLOPE = 0.01
