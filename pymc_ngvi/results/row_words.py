@@ -49,7 +49,11 @@ def _of(part: RowKind | NoRows) -> str:
 def kinds_in_words(kinds: Sequence[RowKind], layout: Layout) -> list[tuple[list[RowKind], str]]:
     """Return kinds of rows that are said together, and the words; priors of single coordinates are."""
     of_variable: dict[tuple[str, str], list[RowKind]] = {}
-    alone = [kind for kind in kinds if kind.role == "prior" and _is_of_one_coordinate(kind)]
+    alone = [
+        kind
+        for kind in kinds
+        if kind.role == "prior" and len(kind.predictors) == 1 and kind.predictors[0].is_coordinate
+    ]
     for kind in kinds:
         if kind not in alone:
             of_variable.setdefault((kind.role, kind.variable), []).append(kind)
@@ -64,10 +68,6 @@ def kinds_in_words(kinds: Sequence[RowKind], layout: Layout) -> list[tuple[list[
         said = f"{_count(n, 'row')} of the {prior} of {_listed(names)}, each a function of one coordinate"
         words.append((alone, said))
     return words
-
-
-def _is_of_one_coordinate(kind: RowKind) -> bool:
-    return len(kind.predictors) == 1 and kind.predictors[0].is_coordinate
 
 
 def _kind(kind: RowKind, layout: Layout) -> str:

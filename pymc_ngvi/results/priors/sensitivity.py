@@ -181,12 +181,7 @@ def _shown(posterior: Posterior, theta: Array, var_names: Names, seed: int) -> x
     trace = to_multitrace(posterior.model, values, {}, 1)
     made = to_datatree(trace, posterior.model, include_transformed=False)["posterior"].to_dataset()
     shown = made[names] if planned is None else planned.arranged(made)[0]
-    return shown[[name for name, of in shown.data_vars.items() if _varies(of)]]
-
-
-def _varies(draws: xr.DataArray) -> bool:
-    """Tell whether any element of a variable differs between draws: of a constant, there is nothing to say."""
-    return bool((np.ptp(draws.to_numpy(), axis=(0, 1)) > 0.0).any())
+    return shown[[name for name, of in shown.data_vars.items() if (np.ptp(of.to_numpy(), axis=(0, 1)) > 0.0).any()]]
 
 
 def _one_number(name: str, values: Array) -> xr.Dataset:
