@@ -11,10 +11,11 @@ from targets import NumpyTarget, Quadratic
 from pymc_ngvi.core.types import BaseDraws, Evaluation, Moments, Outer, PathMoments
 from pymc_ngvi.density import Layout
 from pymc_ngvi.estimators import ESTIMATORS
+from pymc_ngvi.families import block as blocks
 from pymc_ngvi.families.block import BlockFamily, BlockState, BlockStructure
 from pymc_ngvi.families.diagonal import DiagonalState
 from pymc_ngvi.families.full import FullState
-from pymc_ngvi.families.matrices import blocks, stacks
+from pymc_ngvi.families.matrices import stacks
 from pymc_ngvi.fitting.blocks import block_labels
 from pymc_ngvi.updates import UPDATES
 

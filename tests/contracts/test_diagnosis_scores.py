@@ -8,10 +8,10 @@ import pytest
 
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.density.functionals import functionals_of
+from pymc_ngvi.results.diagnosis import diagnose
 from pymc_ngvi.results.diagnosis import diagnose as making
-from pymc_ngvi.results.diagnosis import drifts
 from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, SUMMARY, Budget
-from pymc_ngvi.results.diagnosis.drifts import Drifts
+from pymc_ngvi.results.diagnosis.diagnose import Drifts
 from pymc_ngvi.results.diagnosis.functionals import FunctionalDrift
 from pymc_ngvi.results.diagnosis.moment_drift import Estimates, MomentDrift
 from pymc_ngvi.results.diagnosis.scores import ScoreDrift, score_drift_of
@@ -144,7 +144,7 @@ def test_few_evaluations_are_enough_where_own_checks_speak_for_a_posterior(exact
         assert "moved draws, which tell of log p and of Deterministics" in diagnosis.left_out
         assert not any("importance weights" in text for text in diagnosis.left_out)
         assert "by gradients" in str(diagnosis) or "gradients of log p at draws tell" in str(diagnosis)
-    monkeypatch.setattr(drifts, "_FEWEST_SCORED", 10_000)
+    monkeypatch.setattr(diagnose, "_FEWEST_SCORED", 10_000)
     assert judged(exact._posterior, seed).verdict == "not judged"
 
 

@@ -17,9 +17,9 @@ from pymc_ngvi.estimators import price
 from pymc_ngvi.families import DiagonalState, FullState, MixtureFamily, MixtureState
 from pymc_ngvi.fitting.registry import ALLOWED
 from pymc_ngvi.mixtures.finite.evaluation import evaluate_mixture, mixture_moments, without_idle
-from pymc_ngvi.mixtures.finite.proposal import LEAST_LOG_WEIGHT, moved_within, stepped_weights
 from pymc_ngvi.mixtures.finite.search import addition, ascend, local_component, modes
-from pymc_ngvi.mixtures.finite.splitting import join_overlapping, split
+from pymc_ngvi.mixtures.finite.steps import LEAST_LOG_WEIGHT, moved_within, stepped_weights
+from pymc_ngvi.mixtures.finite.trust_region import join_overlapping, split
 from pymc_ngvi.updates import natural
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")

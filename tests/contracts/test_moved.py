@@ -7,21 +7,22 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import ndtri
 
 from pymc_ngvi.families import DiagonalState, FullState
-from pymc_ngvi.moves.arrival import (
-    effective_sizes,
-    height_above,
-    mixing_of,
-    most_trend,
-    nested_rhat,
-    peak_size,
-    worth_of,
-)
 from pymc_ngvi.moves.basins import Counted
 from pymc_ngvi.moves.chains import Chains
 from pymc_ngvi.moves.coordinates import ChainCoordinates
 from pymc_ngvi.moves.leapfrog import WhitenedMomenta, phase_points_at, trajectory
-from pymc_ngvi.moves.rounds import N_STARTS, moved_until_arrived
-from pymc_ngvi.moves.starts import starts_of
+from pymc_ngvi.moves.rounds import (
+    N_STARTS,
+    effective_sizes,
+    height_above,
+    mixing_of,
+    most_trend,
+    moved_until_arrived,
+    nested_rhat,
+    peak_size,
+    starts_of,
+    worth_of,
+)
 from pymc_ngvi.moves.verdict import LEAST_SIZE, MOST_HEIGHT, MOST_RHAT, MovedChecks
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")

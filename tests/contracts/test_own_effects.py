@@ -7,8 +7,7 @@ import pytest
 from scipy import integrate, optimize, special
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.density.hyperparameters import latent_rows
-from pymc_ngvi.density.own_effects import RowsLeft, own_effects_of
+from pymc_ngvi.density.hyperparameters import RowsLeft, latent_rows, own_effects_of
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.full import FullState
 from pymc_ngvi.families.matrices.sparse.precisions import Precisions
@@ -16,7 +15,7 @@ from pymc_ngvi.nested.conditional import ConditionalFits
 from pymc_ngvi.nested.many import ManyFitter
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.integrated import Integrated
-from pymc_ngvi.rows.own_draws import OwnDraws
+from pymc_ngvi.rows.many_own import OwnDraws
 from pymc_ngvi.rows.seen import ManySeen
 from pymc_ngvi.rows.tabulated import TabulatedRowFunction
 

@@ -36,7 +36,7 @@ from pymc_ngvi.core.types import PathMoments
 from pymc_ngvi.families import BlockState, BlockStructure, DiagonalState
 from pymc_ngvi.fitting.memory import memory_of, remember
 from pymc_ngvi.fitting.registry import ALLOWED, AXES, Choice
-from pymc_ngvi.reparam.differences import DifferenceSteps
+from pymc_ngvi.reparam.target import DifferenceSteps
 from pymc_ngvi.results.persistence import files
 from pymc_ngvi.results.persistence.encoding import DamagedError, Decoder, Encoder
 
@@ -636,17 +636,6 @@ def edited(tree, group, edit):
     new = xr.DataArray(np.frombuffer(json.dumps(content).encode(), dtype=np.uint8), dims="n")
     tree[group] = xr.DataTree(dataset.drop_vars("json").assign(json=new))
     return tree
-
-
-@pytest.mark.parametrize("kind", ["mixture", "student_t"])
-def test_files_that_do_not_name_the_class_of_the_gaussians_are_read(kind):
-    def edit(content):
-        content["q"]["dict"] = [pair for pair in content["q"]["dict"] if pair[0] != "of"]
-
-    model = made(MODELS[kind])
-    approx = fit(model, 2, family=kind)
-    tree = edited(approx.to_datatree(), "approximation", edit)
-    assert_same_q(load(tree, model).q, approx.q)
 
 
 EVIL = {

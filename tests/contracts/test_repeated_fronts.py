@@ -9,7 +9,7 @@ from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
 from pymc_ngvi.families.matrices.sparse.fronts import Fronts, fronts_of
 from pymc_ngvi.families.matrices.sparse.order import Supernodes
-from pymc_ngvi.families.matrices.sparse.repeated import RepeatedFronts
+from pymc_ngvi.families.matrices.sparse.precisions import RepeatedFronts
 
 
 def chain(n):

@@ -11,8 +11,7 @@ from pymc_ngvi.estimators import Price
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.steps.adaptive import rule as adaptive
-from pymc_ngvi.steps.adaptive.conditioned import Conditioned
-from pymc_ngvi.steps.adaptive.scales import lost_scales
+from pymc_ngvi.steps.adaptive.scales import Conditioned, lost_scales
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 

@@ -17,9 +17,8 @@ from pymc_ngvi.marginal.effects import SplitNormal
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.new_rows import CoupledRows, beside, owners_of_rows
-from pymc_ngvi.results.new_rows.elements import _Candidates
 from pymc_ngvi.results.new_rows.given import NewRows
-from pymc_ngvi.results.new_rows.updated import _fewer
+from pymc_ngvi.results.new_rows.updated import _Candidates, _fewer
 
 N_GROUPS, N_OF_GROUP, N_NEW = 12, 5, 3
 GRID = np.linspace(1e-3, 6.0, 6_000)

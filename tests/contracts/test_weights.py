@@ -13,7 +13,7 @@ from targets import NumpyTarget, Quadratic, random_covariance
 
 from pymc_ngvi.families import DiagonalState, MixtureFamily, MixtureState
 from pymc_ngvi.families.mixture import COMPONENTS
-from pymc_ngvi.mixtures.finite.proposal import LEAST_LOG_WEIGHT, stepped_weights
+from pymc_ngvi.mixtures.finite.steps import LEAST_LOG_WEIGHT, stepped_weights
 
 each_family = pytest.mark.parametrize("family", COMPONENTS)
 
