@@ -240,6 +240,3 @@ def test_a_fit_that_has_not_ended_yet_is_searched_when_it_has(is_saved, tmp_path
     approx.refine(progressbar=False)
     assert approx.record.searched
     np.testing.assert_allclose(approx.mean_flat, [4.0, 0.0], atol=0.05)
-
-
-# --- the search and its parts ---
