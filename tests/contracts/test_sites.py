@@ -1,19 +1,14 @@
 """Sites of observations: against conjugate posteriors, sums by hand, and fits without an observation."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pymc as pm
-import pytensor.tensor as pt
 import pytest
-import xarray as xr
 
 from scipy.special import expit, log_expit
 from scipy.stats import norm
 
-from pymc_ngvi import LogDensity, NGVIApproximation, fit_ngvi, load
+from pymc_ngvi import LogDensity, NGVIApproximation, fit_ngvi
 from pymc_ngvi.families import FullState
-from pymc_ngvi.reading.basis import Basis
 
 RNG = np.random.default_rng(7)
 N, GROUP = 40, np.repeat(np.arange(8), 5)
@@ -219,25 +214,6 @@ def test_the_linear_predictor_is_on_its_own_scale():
     np.testing.assert_allclose(found["alpha"], COUNTS - np.exp(mean + variance / 2), atol=1e-5)
 
 
-def test_predictors_that_are_the_same_numbers_are_written_as_one():
-    """Those that are asked for stay; the others are functions of them, in every row with its own slope."""
-    a, b, c = (pt.matrix(name, dtype="float64") for name in "abc")
-    slopes = np.array([2.0, -1.0, 0.5])
-
-    def predictors(n):
-        free = np.random.default_rng(0).normal(size=(n, 6))
-        return np.concatenate([free, free[:, :3] * slopes + free[:, 3:] + 1.0], axis=1)
-
-    lift = SimpleNamespace(slots={a: np.arange(3), b: np.arange(3, 6), c: np.arange(6, 9)})
-    basis = Basis(lift, 3, predictors, [c, b])
-    assert basis.slots == [c, b]
-    assert basis.index(basis.slots).tolist() == [[6, 3], [7, 4], [8, 5]]
-    value, data = basis.of(a * 10.0, {})
-    eta = predictors(1)
-    found = value.eval({c: eta[:, 6:], b: eta[:, 3:6], **data})
-    np.testing.assert_allclose(found, 10.0 * eta[:, :3], rtol=1e-9)
-
-
 def test_without_one_linear_predictor_there_is_the_density_alone():
     with pm.Model() as model:
         ability, slope = pm.Normal("ability", 0.0, 1.0, shape=8), pm.LogNormal("slope", 0.0, 0.5, shape=5)
@@ -248,20 +224,6 @@ def test_without_one_linear_predictor_there_is_the_density_alone():
     assert np.isnan(found["alpha"]).all()
 
 
-def test_a_q_that_is_wider_than_a_site_has_no_cavity():
-    """Of a Poisson likelihood, gamma grows with the variance of q, which is no optimum here."""
-    with pm.Model() as model:
-        pm.Poisson("y", pm.math.exp(pm.Normal("mu", 0.0, 9.0)), observed=[1, 2])
-    q = FullState.from_scale(np.array([0.5]), np.sqrt([2.0]))
-    found = NGVIApproximation(LogDensity(model), q).sites()
-    np.testing.assert_allclose(found["gamma"], np.exp(1.5), rtol=1e-6)
-    np.testing.assert_allclose(found["influence"], 2 * np.exp(1.5), rtol=1e-6)
-    assert np.isnan(found["log_density"]).all()
-    assert np.isnan(found["cavity_variance"]).all()
-    assert found.attrs["n_missing"] == 2
-    assert found.attrs["n_influential"] == 2
-
-
 def test_multivariate_observations_are_one_each():
     with pm.Model() as model:
         mu = pm.Normal("mu", 0.0, 1.0, shape=2)
@@ -270,26 +232,6 @@ def test_multivariate_observations_are_one_each():
         )
     found = gaussian(model).sites()
     assert found["log_density"].shape == (9,)
-
-
-def test_predictors_with_sums_over_many_coordinates():
-    n = 210
-    counts = RNG.poisson(2.0, n)
-    with pm.Model() as model:
-        effect, mean = pm.Normal("effect", 0.0, 1.0, shape=n), pm.Normal("mean", 0.0, 2.0)
-        pm.Poisson("y", pm.math.exp(mean + effect - effect.mean()), observed=counts)
-    approx = gaussian(model)
-    found, x = approx.sites(), np.column_stack([np.eye(n) - 1.0 / n, np.ones(n)])
-    mean, variance = x @ approx.q.mean(), np.einsum("ij,jk,ik->i", x, approx.q.cov_block(np.arange(n + 1)), x)
-    np.testing.assert_allclose(found["mean"], mean, atol=1e-9)
-    np.testing.assert_allclose(found["variance"], variance, rtol=1e-7)
-
-
-def test_a_fit_from_a_file_has_the_same_sites(tmp_path):
-    model = poisson(centred=False)
-    approx = gaussian(model)
-    approx.save(tmp_path / "fit.nc")
-    xr.testing.assert_identical(load(tmp_path / "fit.nc", model=model).sites(), approx.sites())
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
