@@ -75,12 +75,11 @@ print(f"{approx.status} after {seconds:.1f} s: {approx.n_iterations} iterations,
 print(f"ELBO {approx.elbo}, gap {approx.gap:.3f} nats")
 
 # %% [markdown]
-# What was found, in words, as a table, and as a picture of the entries that the precision can have.
+# What was found, in words and as a table.
 
 # %%
 print(approx.structure)
 print(approx.structure.to_frame().to_string(index=False))
-_ = approx.plot_structure()
 
 # %% [markdown]
 # A clinic's two effects form a block. Why is there a block more than there are clinics? In one clinic nobody was

@@ -385,9 +385,9 @@ print(message)
 # What can be done?
 #
 # - Write the model in another form. This helps most.
-# - Run NUTS. `whitened()` returns the model in coordinates in which the Gaussian is standard normal: NUTS needs no
-#   mass matrix, and 100 to 200 draws of tuning. The posterior is that of the model. But where the Gaussian is far
-#   off, so are the coordinates, and a neck stays a neck. So look at divergences, R-hat and effective sample sizes.
+# - Run NUTS. `sampler_init()` gives it starts and a mass matrix from the Gaussian, so that 100 to 200 draws of tuning
+#   do. The posterior is that of the model. But where the Gaussian is far off, so is the mass matrix, and a neck stays
+#   a neck. So look at divergences, R-hat and effective sample sizes.
 #
 # Here are both forms with both samplers. Given tau, all else is Gaussian, so that the density of log tau can be
 # computed.
@@ -423,16 +423,13 @@ tau = {
 }
 rows = {"quadrature": {"P(tau < 1)": f"{small:.3f}"}} | {name: share_of_small(values) for name, values in tau.items()}
 for name, approx in [("NUTS, centred", kept), ("NUTS, non-centred", again.gaussian)]:
-    white = approx.whitened()
-    tree = pm.sample(
-        1_000, tune=200, **white.kwargs(chains=2, random_seed=2), cores=1, random_seed=3, progressbar=False, quiet=True
-    )
-    own = white.unwhiten(tree)
-    tau[name] = own.posterior["tau"].to_numpy()
+    init = approx.sampler_init(chains=2, random_seed=2)
+    tree = pm.sample(1_000, tune=200, **init.kwargs(), cores=1, random_seed=3, progressbar=False, quiet=True)
+    tau[name] = tree.posterior["tau"].to_numpy()
     rows[name] = share_of_small(tau[name]) | {
         "divergences": f"{int(tree.sample_stats['diverging'].sum())}",
-        "R-hat of tau": f"{float(az.rhat(own)['tau']):.2f}",
-        "ESS of tau": f"{float(az.ess(own)['tau']):,.0f}",
+        "R-hat of tau": f"{float(az.rhat(tree)['tau']):.2f}",
+        "ESS of tau": f"{float(az.ess(tree)['tau']):,.0f}",
     }
 pd.DataFrame.from_dict(rows, orient="index").fillna("")
 # %%
@@ -484,7 +481,7 @@ assert (tau["NUTS, centred"] < 1).mean() < small - 0.05
 #
 # - `docs/moved.md`: how draws are moved, what the checks mean, and what this can't do.
 # - `docs/benchmarks/moved.md`: effective sample sizes for each gradient, beside nutpie.
-# - `docs/samplers.md`: starts and whitened coordinates for NUTS, nutpie and samplers of JAX.
+# - `docs/samplers.md`: starts for NUTS and nutpie, and a mass matrix.
 # - `05_two_modes`: two modes by a mixture of Gaussians.
 # - `06_bad_fits`: other repairs, and the eight schools by quadrature.
 #

@@ -111,8 +111,6 @@ class NGVI(Inference):
     blocks : sequence of sequences of str, optional
         With family="block": names of variables, or labels of single coordinates such as ``"z[0,1]"``, that share a
         block. Variables that are not named have a block each. With ``reparam`` and no names, each group has a block.
-    rank : int, optional
-        With family="lowrank": the rank of the matrix beside the diagonal of the precision. Default: 10.
     reparam : {"rvb1", "rvb2", "noncentred"}, optional
         For hierarchical models: fit group effects relative to their conditional modes and scales given the global
         parameters [2]_. "rvb2": those of the model. "rvb1": those of a quadratic expansion about the data, for Poisson,

@@ -12,8 +12,12 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 
+from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile.inner_function import HasInnerFunction
 from pytensor.graph.op import HasInnerGraph
+from pytensor.tensor.elemwise import CAReduce, Elemwise
+
+from pymc_ngvi.graphs.backends import python_loops
 
 N_OBS = 7
 
@@ -321,3 +325,65 @@ def all_nodes(nodes):
             yield from all_nodes(op.fn.maker.fgraph.apply_nodes)
         elif isinstance(op, HasInnerGraph):
             yield from all_nodes(op.fgraph.apply_nodes)
+
+
+class Reference:
+    """Log density, gradient and a Hessian-vector product of PyMC's own graph, under the default rewrites.
+
+    Differentiated before any rewriting and evaluated point by point: none of the package's graph code is used.
+    """
+
+    def __init__(self, model, layout, mode):
+        self.layout = layout
+        direction = pt.vector("direction")
+        with model:
+            logp, grad = model.logp(), model.dlogp()
+            product = pt.grad(
+                (grad * direction).sum(), model.value_vars, consider_constant=[direction], disconnected_inputs="ignore"
+            )
+            outputs = [logp, grad, pt.concatenate([part.ravel() for part in product])]
+            self._function = pymc_compile([*model.value_vars, direction], outputs, mode=mode)
+
+    def __call__(self, theta, direction):
+        with warnings.catch_warnings():
+            # NumPy complains of overflow where the machine code of the default mode does not.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            return self._function(*self.layout.unflatten(theta).values(), direction)
+
+
+def ufunc_of(node):
+    """Return the function that `Elemwise.perform` calls for a node, by the same rules."""
+    if node.op.nfunc and len(node.inputs) == node.op.nfunc_spec[1]:
+        return node.op.nfunc
+    return node.op.ufunc or getattr(node.tag, "ufunc", None)
+
+
+def works_on_objects(function):
+    """Tell whether a function came from `np.frompyfunc`, which calls Python once for each element."""
+    return isinstance(function, np.ufunc) and all(set(types) <= set("O->") for types in function.types)
+
+
+def element_by_element(function):
+    """Return the nodes of a compiled function that run element by element, by their actual NumPy functions."""
+    nodes = list(all_nodes(function.maker.fgraph.apply_nodes))
+    slow = [n for n in nodes if isinstance(n.op, Elemwise) and works_on_objects(ufunc_of(n))]
+    return slow + [n for n in nodes if isinstance(n.op, CAReduce) and works_on_objects(n.op.ufunc)]
+
+
+def has_ufunc_for_all(function):
+    nodes = all_nodes(function.maker.fgraph.apply_nodes)
+    return all(ufunc_of(n) is not None for n in nodes if isinstance(n.op, Elemwise))
+
+
+def is_compiled(function):
+    """Tell whether PyTensor compiled it; rules on jets call NumPy functions alone."""
+    return hasattr(function, "maker")
+
+
+def check_loops(density):
+    density.logp_grad(density.initial_point()[None])
+    density.hessian(density.initial_point()[None])
+    for function in filter(is_compiled, compiled(density)):
+        assert has_ufunc_for_all(function)  # else the next line sees nothing
+        assert element_by_element(function) == []
+        assert python_loops(function.maker.fgraph.apply_nodes) == []

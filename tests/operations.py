@@ -5,6 +5,12 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 
+from pytensor import scalar as ps
+from pytensor.gradient import grad_undefined
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
+from pytensor.tensor.elemwise import Elemwise
+
 #: Parameters of distributions, each a number that a vector of unknowns is written for; an int stands for itself.
 UNIVARIATE = {
     "AsymmetricLaplace": {"b": 1.0, "kappa": 0.5, "mu": 0.0}, "Beta": {"alpha": 1.0, "beta": 2.0},
@@ -151,3 +157,54 @@ GRAPHS = {
     "convolution": lambda: _graph(lambda x: pt.signal.convolve1d(x[0], x[1])),
 }  # fmt: skip
 GRAPHS |= {name: (lambda name=name: _distribution(name)) for name in UNIVARIATE}
+
+
+class _Op(Op):
+    itypes = (pt.dscalar,)
+    otypes = (pt.dscalar,)
+
+    def make_node(self, x):
+        return Apply(self, [pt.as_tensor(x)], [pt.dscalar()])
+
+
+class PlainSquare(_Op):
+    """x^2, without a gradient."""
+
+    def perform(self, node, inputs, output_storage):
+        output_storage[0][0] = np.asarray(inputs[0] ** 2)
+
+
+class PlainIdentity(_Op):
+    """x, without a gradient."""
+
+    def perform(self, node, inputs, output_storage):
+        output_storage[0][0] = np.asarray(inputs[0])
+
+
+class OnceDifferentiableSquare(PlainSquare):
+    """x^2, whose gradient has none."""
+
+    def pullback(self, inputs, outputs, cotangents):
+        return [2.0 * cotangents[0] * PlainIdentity()(inputs[0])]
+
+
+class UndefinedGradient(PlainSquare):
+    """x^2, with a gradient that says it is undefined."""
+
+    def pullback(self, inputs, outputs, cotangents):
+        return [grad_undefined(self, 0, inputs[0])]
+
+
+class Wobble(ps.UnaryScalarOp):
+    """A scalar Op for which NumPy has no function."""
+
+    nfunc_spec = None
+
+    def impl(self, x):
+        return np.sin(x)
+
+    def pullback(self, inputs, outputs, output_gradients):
+        return [output_gradients[0] * ps.cos(inputs[0])]
+
+
+wobble = Elemwise(Wobble(ps.upgrade_to_float, name="wobble"))

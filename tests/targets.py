@@ -43,7 +43,7 @@ def restrict(family, matrix):
 
     ``family`` is a name, or a tuple with the block of each coordinate, negative where it may touch all blocks.
     """
-    if family in ("full", "full precision", "sparse", "lowrank"):  # as it is in the tests, none leaves anything out
+    if family in ("full", "full precision", "sparse"):  # as it is in the tests, none leaves anything out
         return matrix
     if family == "diagonal":
         return np.diag(np.diag(matrix))

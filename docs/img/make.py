@@ -23,8 +23,6 @@ from PIL import Image
 
 import pymc_ngvi  # noqa: F401  (makes pm.fit know the method "ngvi")
 
-from pymc_ngvi.results.plotting.structure_rows import plot_rows
-
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 build_model = epilepsy.epilepsy["build_model"]
@@ -76,26 +74,6 @@ def comparison():
         save(plot.viz["figure"].item(), f"comparison_{kind}")
 
 
-def structure():
-    """Draw the structure of the precision."""
-    save(fitted().plot_structure().figure, "structure")
-
-
-def rows():
-    """Draw the rows of a small multilevel model."""
-    rng = np.random.default_rng(2)
-    group, x = np.repeat(np.arange(12), 6), rng.normal(size=72)
-    y = 1.0 + 0.5 * x + rng.normal(0.0, 0.8, 12)[group] + rng.normal(0.0, 0.5, 72)
-    with pm.Model():
-        beta = pm.Normal("beta", 0.0, 2.0, shape=2)
-        sd = pm.HalfNormal("sd", 1.0)
-        u = pm.Normal("u", 0.0, sd, shape=12)
-        noise = pm.HalfNormal("noise", 1.0)
-        pm.Normal("y", beta[0] + beta[1] * x + u[group], noise, observed=y)
-        approx = pm.fit(method="ngvi", random_seed=1, progressbar=False)
-    save(plot_rows(approx.structure).figure, "rows")
-
-
 def priors():
     """Draw the power scaling of eight schools."""
     effect, error = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
@@ -113,7 +91,7 @@ def components():
     save(mixture.plot_components(["location"], random_seed=6)[0, 0].figure, "components")
 
 
-PICTURES = {f.__name__: f for f in (fit, khat, comparison, structure, rows, priors, components)}
+PICTURES = {f.__name__: f for f in (fit, khat, comparison, priors, components)}
 PICTURES["epilepsy"] = epilepsy.main
 
 

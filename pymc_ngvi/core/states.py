@@ -8,7 +8,6 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.linear_maps import LinearMap
 from pymc_ngvi.core.target import Whitener
 from pymc_ngvi.core.values import AnyArray, Array, Outer
 
@@ -108,10 +107,6 @@ class GaussianState(FittedState, Whitener, Protocol):
 
     def dewhiten(self, grad: Array) -> Array:
         """Return C^-T times a whitened gradient, (n_dim,): the inverse of `whiten`."""
-
-    def maps(self) -> tuple[LinearMap, ...]:
-        """Return C as simple maps, one after the other."""
-        ...
 
     # --- curvatures ---
 

@@ -9,7 +9,7 @@ from pymc_ngvi.families.family import Family, FamilyOptions, Maker, ModelForm, T
 from pymc_ngvi.families.filled import FilledState
 from pymc_ngvi.families.full import FullFamily, FullPrecisionState, FullState
 from pymc_ngvi.families.gaussian import Gaussian
-from pymc_ngvi.families.lowrank import LowRankFamily, LowRankState
+from pymc_ngvi.families.lowrank import LowRankState
 from pymc_ngvi.families.mixture import COMPONENTS, MixtureFamily, MixtureState
 from pymc_ngvi.families.sparse import SparseFamily, SparseState
 from pymc_ngvi.families.student_t import StudentTFamily, StudentTState
@@ -20,12 +20,11 @@ FAMILIES: dict[str, type[Family[FittedState]]] = {
     "diagonal": DiagonalFamily,
     "block": BlockFamily,
     "sparse": SparseFamily,
-    "lowrank": LowRankFamily,
     "mixture": MixtureFamily,
     "student_t": StudentTFamily,
 }
 #: The same names, and those of components, for signatures.
-FamilyName = Literal["auto", "full", "diagonal", "block", "sparse", "lowrank", "mixture", "student_t"]
+FamilyName = Literal["auto", "full", "diagonal", "block", "sparse", "mixture", "student_t"]
 ComponentsName = Literal["full", "diagonal", "sparse"]
 #: What the package takes, or advises, where the user named none: for all correlations, for none, for those that the
 #: Hessian of the model shows, and for several modes.
@@ -66,7 +65,6 @@ __all__ = [
     "FullPrecisionState",
     "FullState",
     "Gaussian",
-    "LowRankFamily",
     "LowRankState",
     "Maker",
     "MixtureFamily",

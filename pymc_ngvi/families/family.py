@@ -142,11 +142,6 @@ class FamilyOptions(Protocol):
         ...
 
     @property
-    def rank(self) -> int | None:
-        """Columns of a low-rank part."""
-        ...
-
-    @property
     def n_components(self) -> int | str | None:
         """Components, at most."""
 

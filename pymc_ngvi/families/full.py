@@ -7,6 +7,7 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.family import ALL_GAUSSIAN, GAUSS_NEWTON, NO_IVON, FamilyOptions, ModelForm, Traits
 from pymc_ngvi.families.gaussian import GaussianFamily, Unstructured
+from pymc_ngvi.families.lowrank import LowRankState
 from pymc_ngvi.families.matrices.dense import Dense
 
 
@@ -72,7 +73,7 @@ class FullFamily(GaussianFamily[FullState | FullPrecisionState]):
     traits: ClassVar = Traits(
         name="full",
         also_called="fullrank fullrankadvi mvn mvnormal multivariatenormal gaussian normal dense laplace unstructured",
-        states=(FullState, FullPrecisionState),
+        states=(FullState, FullPrecisionState, LowRankState),
         goes_with=(*ALL_GAUSSIAN, GAUSS_NEWTON),
         refuses=(NO_IVON,),
         factors=("covariance", "precision"),

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
-from pymc_ngvi.core.linear_maps import LinearMap
 from pymc_ngvi.core.stored import entry_of, with_tag
 from pymc_ngvi.core.types import Array, GaussianState, MeanHessian, Outer
 from pymc_ngvi.core.values import AnyArray
@@ -154,10 +153,6 @@ class Gaussian[S: Structure]:
         of_covariance = self.factor_sign > 0
         operation = self.structure.solve if inverse == of_covariance else self.structure.times
         return operation(self.factor, vectors, transposed=transposed == of_covariance)
-
-    def maps(self) -> tuple[LinearMap, ...]:
-        """Return C as simple maps, one after the other."""
-        return self.structure.maps(self.factor, self.factor_sign)
 
     # --- curvatures ---
 

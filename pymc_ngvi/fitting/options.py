@@ -101,7 +101,7 @@ class FitOptions:
     n_draws, max_draws, base_draws : optional
     stl : bool
     step_size, step_decay, window : optional
-    factor, blocks, rank, reparam, max_seconds, n_components, components : optional
+    factor, blocks, reparam, max_seconds, n_components, components : optional
     family_reason : str
         Why the family was chosen, where the user named none; the user can't give it.
 
@@ -125,7 +125,6 @@ class FitOptions:
     window: int | None = field(default=None, metadata={"check": _checked_count})
     factor: FactorName | None = None
     blocks: Sequence[Sequence[str]] | None = None
-    rank: int | None = None
     reparam: ReparamName | None = None
     posterior: PosteriorName = "auto"
     max_seconds: float | None = None
@@ -145,7 +144,6 @@ class FitOptions:
                 one = " or ".join(map(repr, families))
                 goes_with = "are those" if name.endswith("s") else "is that"
                 raise ValueError(f"{name} {goes_with} of family={one}; the family is {choice.family!r}.")
-        _checked_count("rank", self.rank)
         _check_reparam(self.reparam, choice)
         _check_posterior(self.posterior, self.reparam, choice)
         _check_seconds(self.max_seconds)
@@ -184,7 +182,7 @@ class FitOptions:
 
     def has_other_states(self, other: "FitOptions") -> bool:
         """Tell whether approximations have another form than with other options."""
-        names = ("factor", "blocks", "rank", "reparam", "components")
+        names = ("factor", "blocks", "reparam", "components")
         same = all(getattr(self, name) == getattr(other, name) for name in names)
         return not same or self.choice.family != other.choice.family
 

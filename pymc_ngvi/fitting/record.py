@@ -76,7 +76,7 @@ class FitRecord:
     doubts : tuple of str
         What stands against relying on a nested one, in clauses.
     plan : Plan or None
-        Which posteriors there were to choose from, at which prices; None where one was named, and in older files.
+        Which posteriors there were to choose from, at which prices; None where one was named.
     summed_out : tuple of str
         Discrete variables that were summed out of the model.
     """

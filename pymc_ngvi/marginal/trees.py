@@ -99,7 +99,7 @@ class IntegratedTrees(GivenGlobals):
             quadrature = LogMarginal.of_content(content["quadrature"], fitted, forest, sampled.bend.forward)
         sequences = Sequences(quadrature or Plain(fitted.logp), content["seed"])
         rest = cls(sampled, sequences, forest, quadrature, fitted)
-        state = rest.with_pool(gaussian, tuple(content.get("others", ())))
+        state = rest.with_pool(gaussian, tuple(content["others"]))
         vars(state).update(_moments=moments, checks=content["checks"])
         return state
 

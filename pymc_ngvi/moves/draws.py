@@ -90,8 +90,8 @@ class MovedDraws(GivenGlobals):
             raise ValueError("the draws of the moved posterior do not go together")
         if checks.n_modes > 1 and (len(checks.mode_weights) != checks.n_modes or checks.n_starts % checks.n_modes):
             raise ValueError("the modes of the moved posterior do not go together")
-        mass = LogMass(*content.get("log_mass", UNKNOWN))
-        return cls(x, logp, checks, mass, density).with_pool(gaussian, tuple(content.get("others", ())))
+        mass = LogMass(*content["log_mass"])
+        return cls(x, logp, checks, mass, density).with_pool(gaussian, tuple(content["others"]))
 
     # --- weights ---
 

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
 from pymc_ngvi.core.linalg import solve_lower, solve_upper
-from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.regression import Whitening, quadratic_terms
 from pymc_ngvi.marginal.sampling import Plain
@@ -46,7 +45,6 @@ _AT_ONCE, _APART = 8, 0.5
 _ANEW, _AT_A_TIME = 8, 4_096
 
 
-@stored("nested.kriging")
 @dataclass(frozen=True, eq=False)
 class Kriging:
     """Predictions from values at points.
@@ -135,28 +133,11 @@ def _standardised(points: Array, whitening: Whitening) -> tuple[Array, Array]:
     return u, np.concatenate([quadratic_terms(u), whitening.in_tails(points)], axis=1)
 
 
-@stored("nested.predicted", content=("kriging", "bend", "mean", "factor"), make="of_content")
 class Predicted:
     """A log density as it is predicted, wherever."""
 
     def __init__(self, kriging: Kriging, whitening: Whitening, bend: Bend) -> None:
         self.kriging, self.whitening, self.bend = kriging, whitening, bend
-
-    @property
-    def mean(self) -> Array:
-        """Of the whitening, (p,)."""
-        return self.whitening.mean
-
-    @property
-    def factor(self) -> Array:
-        """Of the whitening, (p, p)."""
-        return self.whitening.factor
-
-    @classmethod
-    def of_content(cls, kriging: Kriging, bend: Bend, mean: Array, factor: Array) -> "Predicted":
-        """Return what a file holds."""
-        whitening = Whitening.by(bend, mean, factor)
-        return cls(kriging, whitening, bend)
 
     def predict(self, points: Array) -> tuple[Array, Array]:
         """Return predictions and their standard deviations, (n,) each."""

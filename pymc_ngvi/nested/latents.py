@@ -12,7 +12,6 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
-from pymc_ngvi.nested.earlier import pairs_of_earlier
 from pymc_ngvi.nested.pairs import WeightedPairs
 from pymc_ngvi.nested.verdict import NestedChecks
 
@@ -59,16 +58,15 @@ class Latents(GivenGlobals):
         ValueError
             If the parts do not go together.
         """
-        parts = pairs_of_earlier(content) if "supports" in content else content
         for name, kind in {"pairs": WeightedPairs, "checks": NestedChecks}.items():
-            if not isinstance(parts[name], kind):
+            if not isinstance(content[name], kind):
                 raise ValueError(f"what the nested posterior has as {name!r} is something else")
-        globals_, locals_, gaussian = parts["globals_"], parts["locals_"], parts["gaussian"]
+        globals_, locals_, gaussian = content["globals_"], content["locals_"], content["gaussian"]
         fits = np.array_equal(np.sort(np.concatenate([globals_, locals_])), np.arange(density.n_dim))
         if not fits or gaussian.n_dim != density.n_dim:
             raise ValueError("the nested posterior is of another dimension")
-        parts["pairs"].check(len(globals_), len(locals_))
-        return cls(parts["pairs"], parts["checks"]).with_pool(globals_, locals_, gaussian)
+        content["pairs"].check(len(globals_), len(locals_))
+        return cls(content["pairs"], content["checks"]).with_pool(globals_, locals_, gaussian)
 
     # --- weights ---
 
@@ -91,7 +89,7 @@ class Latents(GivenGlobals):
     def draws_with_ratio(self, state: PoolState, n: int) -> tuple[Array, Array] | None:
         """Return all draws at ``n`` values of the hyperparameters, picked by weight, and log p - log q.
 
-        None where pairs are weighted together, and of an earlier version, which has no such weights.
+        None where pairs are weighted together.
         """
         if self.pairs.is_joint:
             return None

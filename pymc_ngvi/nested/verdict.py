@@ -51,8 +51,6 @@ class NestedChecks(Verdict):
         Of log m where pairs are not weighted together, an sd over the hyperparameters in nats; 0 where they are.
     lacking : float
         Nats that the ELBOs lack of log m, in the mean.
-    of_earlier : bool
-        Whether the draws are those of an earlier version, read from a file.
     """
 
     khat: float
@@ -68,12 +66,11 @@ class NestedChecks(Verdict):
     lost: float = 0.0
     error: float = 0.0
     lacking: float = 0.0
-    of_earlier: bool = False
 
     @property
     def is_joint(self) -> bool:
         """Whether hyperparameters and latent variables are weighted together."""
-        return self.variance <= MOST_VARIANCE and not self.of_earlier
+        return self.variance <= MOST_VARIANCE
 
     @property
     def conditions(self) -> list[Condition]:
@@ -81,9 +78,6 @@ class NestedChecks(Verdict):
         joint = Condition("variance", self.variance, MOST_VARIANCE,
             "given the hyperparameters, log weights of the latent variables have a variance of "
             f"{self.variance:.2g}, above {MOST_VARIANCE:g}", is_vital=False)  # fmt: skip
-        if self.of_earlier:
-            said = "its draws were made by an earlier version: single variables are right, sums may be wrong"
-            return [Condition("version", 1.0, 0.0, said), joint]
         found = [
             self._of_tail(_HEAVIEST),
             self._of_size(_LEAST_VALUES),

@@ -86,7 +86,7 @@ class RowSpaceDensity(OfAllData, CountedElsewhere):
         inverse = solve_lower(root, np.eye(self.n_dim))
         core = inverse.T @ inverse - np.eye(self.n_dim)
         mean = self.space.to_theta(q.location[None])[0]
-        return LowRankState(mean, 1.0 / self.space.scale(), self.space.axes(), core, np.empty(0))
+        return LowRankState(mean, 1.0 / self.space.scale(), self.space.axes(), core)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from pytensor.xtensor.type import XTensorType, as_xtensor
 from pymc_ngvi.core.sizes import check_cov_size
 from pymc_ngvi.core.types import Array, VariationalState
 from pymc_ngvi.density import Layout
-from pymc_ngvi.results.fitted import NO_Q
 
 _node_property: Callable[[Callable[[Any], Any]], Any] = node_property
 
@@ -103,16 +102,6 @@ class _Draws(_StateOp):
         result[at_mean] = state.mean()
         result[~at_mean] = state.draws(base[~at_mean])
         return result
-
-
-class _LogDensityOfQ(_StateOp):
-    """Points to log q."""
-
-    def _output_type(self) -> TensorType:
-        return pt.TensorType("float64", shape=(None,))
-
-    def _compute(self, state: VariationalState, *points: Array) -> Array:
-        return state.log_density(points[0])
 
 
 class _Moment(_StateOp):
@@ -243,13 +232,6 @@ class NGVIGroup(Group):
     def symbolic_random(self) -> TensorVariable:
         """Symbolic draws of q, (n_draws, n_dim), as a function of ``symbolic_initial``."""
         return self._apply(_Draws, self.symbolic_initial).astype(self.symbolic_initial.dtype)
-
-    @_node_property
-    def symbolic_logq_not_scaled(self) -> TensorVariable:
-        """Symbolic log q at ``symbolic_random``, (n_draws,)."""
-        if not hasattr(self.state_class, "log_density"):
-            raise NotImplementedError(NO_Q)
-        return self._apply(_LogDensityOfQ, self.symbolic_random)
 
     @_node_property
     def mean(self) -> TensorVariable:

@@ -15,7 +15,6 @@ from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.density.shards.shards import Shards
-from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.persistence import files
 from pymc_ngvi.results.persistence.content import (
@@ -131,9 +130,4 @@ def _approximation(name: str, content: Content, density: ModelDensity, fit: Cont
         generator = restored_generator(content["generator"])
     approx = NGVIApproximation(density, q, random_seed=generator, include_transformed=content["include_transformed"])
     restore(approx, name, content, fit)
-    record = approx.record
-    if isinstance(q, PoolState) and record is not None and not record.posterior.startswith(q.checks.sentence):
-        # What an earlier version said of its draws is not so.
-        approx.record = replace(record, posterior=q.checks.sentence, doubts=q.checks.failures)
-        approx._kept.diagnosis = None
     return approx

@@ -145,11 +145,6 @@ class ModelStructure:
         """Part of the entries of the Hessian that can differ from 0, both triangles counted."""
         return (2 * self.n_entries - self.n_dim) / max(self.n_dim, 1) ** 2
 
-    @functools.cached_property
-    def shown(self) -> Pattern | None:
-        """The pattern, or that of the structure where none is known; None where it is dense."""
-        return self.pattern if self.pattern is not None or self.arrow is None else self.arrow.pattern
-
     # --- who plays which part ---
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""What corrections after a fit gain: importance weights for the default fit, linear response for the diagonal family.
+"""What corrections after a fit gain: importance weights.
 
 All seeds of a data set run in one process, a process per data set. A run can be stopped and resumed: rows that are in
 the results file already are not run again. From a checkout that is not installed, set ``PYTHONPATH`` to its root.
@@ -53,7 +53,7 @@ ASKED_ERROR, ASKED_KHAT = 0.03, 0.6
 KEY = ("model", "fit", "seed")
 FIELDS = (
     *KEY, "status", "n_dim", "draws", "khat", "em", "es", "psis_em", "psis_es", "size", "error", "helps", "ess",
-    "psir_em", "psir_es", "left_out", "response_es", "n_products", "reference_error", "note", "date", "environment",
+    "psir_em", "psir_es", "left_out", "reference_error", "note", "date", "environment",
 )  # fmt: skip
 
 CAPTION = f"""\
@@ -64,11 +64,6 @@ is in the last column. Medians over seeds, with the range. q: exact moments of t
 {RESAMPLED**-0.5:.3f} and es {(2 * RESAMPLED) ** -0.5:.3f}. Size: what the weights change, noise taken out. Error: their
 own Monte Carlo error. Help: fits in which the size is the larger of the two. Refused: k-hat says that weights can't
 help.
-"""
-
-ABOUT_RESPONSE = """\
-`family="diagonal"` with `n_draws=128`; es of q, and with the standard deviations of `linear_response()` (128 draws, all
-coordinates). Products: of a Hessian at one draw with one vector.
 """
 
 
@@ -108,15 +103,13 @@ def run_model(records: Records, name: str, options: argparse.Namespace) -> None:
             approx = pm.fit(method="ngvi", random_seed=seed, progressbar=False, **FITS[fit])
         row = {"model": name, "fit": fit, "seed": seed, "n_dim": approx.layout.n_dim, "status": str(approx.status)}
         row |= {"reference_error": reference_error(path)}
-        row |= assess(approx, model, reference, FEWER.get(name, DRAWS), seed, respond=fit == DIAGONAL)
+        row |= assess(approx, model, reference, FEWER.get(name, DRAWS), seed)
         date = datetime.datetime.now().isoformat(timespec="seconds")
         records.append({**row, "date": date, "environment": describe_environment()})
         print({key: value for key, value in row.items() if not isinstance(value, str)}, row["note"], flush=True)
 
 
-def assess(
-    approx: Any, model: pm.Model, reference: Reference, draws: int, seed: int, *, respond: bool
-) -> dict[str, object]:
+def assess(approx: Any, model: pm.Model, reference: Reference, draws: int, seed: int) -> dict[str, object]:
     """Return the errors of q and of what corrects it, as columns."""
     names = measure.coordinate_names(model)
     values = [v.value_name for v in approx.layout.variables]
@@ -145,10 +138,6 @@ def assess(
             names, *(flat([getattr(x, m)("draw").values for x in resampled]) for m in ("mean", "std"))
         )
         row |= {"psir_em": errors.em, "psir_es": errors.es, "left_out": tree["sample_stats"].attrs["weight_left_out"]}
-    if respond:
-        response = approx.linear_response()
-        sd = flat([response.sd[name].values for name in values])
-        row |= {"response_es": reference.errors(names, approx.mean_flat, sd).es, "n_products": response.n_products}
     return row
 
 
@@ -176,10 +165,7 @@ def write_tables(rows: Sequence[Row]) -> str:
         "size", "error", "help", "refused", "reference",
     )  # fmt: skip
     lines += [*table(header, [_weights_line(own) for own in groups.values()]), ""]
-    lines += [*_asked(rows), "", "## Linear response", "", ABOUT_RESPONSE]
-    responded = [own for (_, fit), own in groups.items() if fit == DIAGONAL]
-    header = ("data", "dim", "status", "k-hat", "em, q", "es, q", "es, linear response", "products")
-    return "\n".join([*lines, *table(header, [_response_line(own) for own in responded]), ""])
+    return "\n".join([*lines, *_asked(rows), ""])
 
 
 def _weights_line(rows: Sequence[Row]) -> list[str]:
@@ -217,16 +203,6 @@ def _asked(rows: Sequence[Row]) -> list[str]:
 def _together(row: Row, *names: str) -> float:
     """Return the square root of the sum of squares of some columns."""
     return float(np.linalg.norm([float(row[name]) for name in names]))
-
-
-def _response_line(rows: Sequence[Row]) -> list[str]:
-    of = column_of(rows)
-    statuses = ", ".join(sorted({row["status"] for row in rows}))
-    figures = [median(of(name), ".3f") for name in ("em", "es", "response_es")]
-    return [
-        rows[0]["model"], rows[0]["n_dim"], statuses, median(of("khat"), ".2f"), *figures,
-        median(of("n_products"), ",.0f"),
-    ]  # fmt: skip
 
 
 def _worker_command(name: str, options: argparse.Namespace) -> list[str]:

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
+from fisher import case, coupling
+from matrix import whitened_moments
 from targets import logistic, poisson
-from test_conditional import coupling
-from test_docs import DOCS, rows, section
-from test_mixture_gradients import case
-from test_updates import whitened_moments
+from texts import DOCS, rows, section
 from weights import printed_direction
 
 from pymc_ngvi.families import FullState, MixtureState

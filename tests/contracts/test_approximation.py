@@ -457,15 +457,11 @@ def test_mixture_nodes(mixture_approx, mode):
     q, group = mixture(), mixture_approx.groups[0]
     assert group.symbolic_initial.type.shape == (None, 3)
     node = mixture_approx.sample_node(mixture_approx.model["v"], size=10_000)
-    nodes = [node, group.symbolic_random, mixture_approx.symbolic_logq]
+    nodes = [node, group.symbolic_random]
     replacements = mixture_approx.make_size_and_deterministic_replacements(200, False)
     nodes[1:] = pytensor.graph.replace.graph_replace(nodes[1:], replacements, strict=False)
-    draws, theta, logq = pytensor.function([], nodes, mode=mode)()
+    draws, theta = pytensor.function([], nodes, mode=mode)()
     assert_moments(draws, q.mean(), q.cov())
-    expected = sum(
-        w * stats.multivariate_normal(m, c @ c.T).pdf(theta) for w, m, c in zip(*q.params().values(), strict=True)
-    )
-    assert_allclose(logq, np.log(expected), rtol=1e-9)
     assert len(np.unique(theta[:, 0])) == 200
 
 

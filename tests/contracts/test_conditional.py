@@ -13,12 +13,11 @@ from conditional_family import (
     natural_gradient,
     stepped,
 )
+from fisher import Coordinates, case, coupling, derivatives, gradient_of
 from scipy import stats
 from scipy.special import gammaln, kve, polygamma, psi
 from targets import logistic, poisson, random_covariance
-from test_docs import DOCS, blocks, run
-from test_mixture_gradients import case, derivatives
-from test_natural_gradients import Coordinates, gradient_of
+from texts import DOCS, blocks, run
 
 from pymc_ngvi.families import FullState, MixtureState
 
@@ -70,21 +69,6 @@ def test_coupling_of_components_and_weights(make, n_dim, n_components):
     this, _, found = of_mixture(make, n_dim, n_components)
     expected = coupling(this.truth, this.x)
     np.testing.assert_allclose(found.coupling, expected[:-1] - expected[-1], rtol=1e-4, atol=1e-4)
-
-
-def coupling(truth, x):
-    """Return b_c of the page on weights, with derivatives of log p - log q by finite differences."""
-    result = []
-    for (theta, weights), (mean, cov) in zip(truth.points(x), truth.gaussians(x)[1], strict=True):
-        steps = 1e-3 * np.eye(truth.n_dim)
-
-        def gradient(t, steps=steps):
-            return np.array([truth.log_ratio(x, t + s) - truth.log_ratio(x, t - s) for s in steps]) / 2e-3
-
-        g = gradient(theta) @ weights
-        h = np.array([(gradient(theta + s) - gradient(theta - s)) @ weights for s in steps]) / 2e-3
-        result.append(mean @ g + 0.5 * np.sum((cov - np.outer(mean, mean)) * h))
-    return np.array(result)
 
 
 @each_target

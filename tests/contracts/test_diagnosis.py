@@ -10,11 +10,12 @@ import pymc as pm
 import pytest
 import xarray as xr
 
+from gaussian import MEANS, SDS, SEEDS, gaussian_model
+from matrix import fit
 from mixture_posteriors import posterior
 from mixture_targets import target
 from numpy.testing import assert_allclose
-from test_diagnosis_checks import MEANS, SDS, SEEDS, fit, gaussian_model
-from test_docs import run
+from texts import run
 
 import pymc_ngvi
 

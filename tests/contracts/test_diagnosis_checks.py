@@ -4,10 +4,10 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from gaussian import MEANS, SDS, SEEDS, gaussian_model
+from matrix import fit
 from numpy.testing import assert_allclose
 from scipy import stats
-
-import pymc_ngvi
 
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.core.psis import weigh
@@ -19,22 +19,6 @@ from pymc_ngvi.results.diagnosis.weights import coordinate_khats
 from pymc_ngvi.results.distributions.variational import distribution_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
-
-SEEDS = (1, 2)
-MEANS, SDS = np.array([1.0, -2.0, 0.0, 3.0]), np.array([2.0, 0.1, 1.0, 30.0])
-
-
-def fit(model, **options):
-    with model:
-        return pymc_ngvi.fit_ngvi(progressbar=False, **{"random_seed": 1, "posterior": "gaussian", **options})
-
-
-def gaussian_model():
-    """Independent coordinates of different scales, with dims."""
-    with pm.Model(coords={"group": ["a", "b", "c"]}) as model:
-        pm.Normal("level", MEANS[0], SDS[0])
-        pm.Normal("effect", MEANS[1:], SDS[1:], dims="group")
-    return model
 
 
 @pytest.fixture(scope="module")

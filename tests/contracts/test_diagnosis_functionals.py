@@ -10,7 +10,8 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from test_diagnosis_checks import SEEDS, fit
+from gaussian import SEEDS
+from matrix import fit
 
 from pymc_ngvi import Elbo, LogDensity, NGVIApproximation
 from pymc_ngvi.density.functionals import PREDICTORS, Functionals, Group, functionals_of

@@ -5,8 +5,9 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
+from gaussian import SEEDS
+from matrix import fit
 from numpy.testing import assert_allclose
-from test_diagnosis_checks import SEEDS, fit
 
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState

@@ -8,9 +8,20 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from matrix import OF_GAUSSIANS, OF_PRECISION, as_curvature, as_matrix, random_state, state_of, two_seeds, whitener
+from matrix import (
+    OF_GAUSSIANS,
+    OF_PRECISION,
+    as_curvature,
+    as_matrix,
+    half_triangle,
+    random_state,
+    state_kind,
+    state_of,
+    stored,
+    two_seeds,
+    whitener,
+)
 from targets import Quadratic, logistic, poisson, random_covariance
-from test_updates import half_triangle, state_kind, stored
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.core.draws import BASE_DRAWS, plain_draws, sobol_draws

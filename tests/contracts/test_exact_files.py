@@ -5,8 +5,6 @@ import copy
 import functools
 import pickle
 
-from pathlib import Path
-
 import cloudpickle
 import numpy as np
 import pymc as pm
@@ -14,7 +12,6 @@ import pytest
 import xarray as xr
 
 from exact import GROUP, MODELS, fit, one
-from latent_models import one_effect
 from numpy.testing import assert_allclose, assert_array_equal
 
 from pymc_ngvi import load
@@ -268,26 +265,6 @@ def test_changed_data_are_put_back_where_an_evaluation_fails():
         raise RuntimeError
     assert_array_equal(model["x"].get_value(), np.ones(2))
     assert model.dim_lengths["row"].eval() == 2
-
-
-# --- files of before --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "make"), [("exact", MODELS["one"]), ("nested", one_effect)])
-def test_files_of_before_there_was_one_class_load(name, make, tmp_path):
-    """What they hold is what their verdict says, and goes into files of today."""
-    model = make()
-    approx = load(Path(__file__).parents[1] / "files" / f"{name}_before.nc", model)
-    state = approx._state
-    assert (state.kind, approx.is_nested) == (name, name == "nested")
-    assert approx.record.posterior == approx.checks.sentence
-    assert f"(effective sample size {state.effective_size:,.0f})" in approx.record.posterior
-    theta = approx.draw_flat(2_000, random_seed=1)
-    assert_allclose((theta.mean(axis=0) - approx.mean_flat) / approx.sd_flat, 0.0, atol=0.1)
-    approx.save(tmp_path / "again.nc")
-    again = load(tmp_path / "again.nc", model)
-    assert_array_equal(again.draw_flat(2_000, random_seed=1), theta)
-    assert_array_equal(again.sd_flat, approx.sd_flat)
 
 
 # --- files that are none ----------------------------------------------------------------------------------------------

@@ -133,7 +133,6 @@ def test_the_same_seed_gives_the_same_bits():
 
 REFUSED = {
     "corrected": (lambda a: a.corrected(), "There is nothing for corrected.. to correct.*approx.gaussian"),
-    "response": (lambda a: a.linear_response(), "There is nothing for linear_response.. to correct.*approx.gaussian"),
     "psis": (lambda a: a.sample(9, importance="psis"), "There is nothing for importance='psis' to correct"),
     "psir": (lambda a: a.sample(9, importance="psir"), "There is nothing for importance='psir' to correct"),
     "log_q": (lambda a: a.log_q(a.draw_flat(2)), "an exact posterior, is not known.*approx.gaussian.* has log_q"),
@@ -154,8 +153,6 @@ def test_what_the_gaussian_has():
     for name in ("q", "params"):
         with pytest.raises(AttributeError, match=r"has no q: approx\.gaussian has that of the Gaussian fit"):
             getattr(approx, name)
-    with pytest.raises(NotImplementedError, match=r"has no q: approx\.gaussian has that"):
-        _ = approx.logq
     assert approx.gaussian.params
     assert np.isfinite(approx.gaussian.log_q(approx.draw_flat(3))).all()
     assert approx.gaussian.gaussian is approx.gaussian
@@ -249,7 +246,6 @@ def test_pictures():
     assert title.startswith("Weights of the pool of global parameters")
     assert f"Pareto k-hat {approx.khat():.2f}" in title
     assert approx.khat(500, 3) == approx.khat()  # of the pool, whatever is asked for
-    approx.plot_structure()
     reference = approx.gaussian.sample(200, random_seed=1)
     assert approx.plot_comparison(reference, ["mu", "scale"], draws=200, random_seed=2) is not None
     matplotlib.pyplot.close("all")

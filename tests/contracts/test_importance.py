@@ -9,7 +9,7 @@ import xarray as xr
 
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
-from test_docs import DOCS, run
+from texts import DOCS, run
 
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.core.psis import pareto_khat

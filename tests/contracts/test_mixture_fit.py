@@ -7,7 +7,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from test_bad_input import PlainSquare
+from operations import PlainSquare
 
 import pymc_ngvi
 

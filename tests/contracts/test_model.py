@@ -10,12 +10,12 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from models import check_loops
 from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile.mode import Mode
 from pytensor.link.c.basic import CLinker
 from pytensor.link.numba.linker import NumbaLinker
 from scipy import stats
-from test_quick_mode import check_loops
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density import evaluations, on_draws, without_c

@@ -4,14 +4,21 @@ Each in its own coordinates: (S mu, -S/2) with a precision S, or the mean with a
 precision. The Fisher information is the Hessian of the Kullback-Leibler divergence between Gaussians.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
-from matrix import OF_PRECISION, each_family, factor_matrix, state_of, two_seeds
+from fisher import Coordinates, divergence, fisher_information, gradient_of, hessian_of
+from matrix import (
+    NATURAL_FAMILIES,
+    PAIRS,
+    each_family,
+    factor_matrix,
+    half_triangle,
+    moments_of,
+    state_of,
+    two_seeds,
+)
 from targets import logistic, poisson, random_covariance
-from test_updates import NATURAL_FAMILIES, PAIRS, half_triangle, moments_of, stored
 
 from pymc_ngvi.fitting.registry import AXES
 from pymc_ngvi.updates import DIRECTIONS, natural
@@ -30,79 +37,6 @@ STRAIGHT = ("natural", "cholesky", "cholesky_precision", "euclidean")
 each_pair = pytest.mark.parametrize(("family", "update"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
 natural_families = pytest.mark.parametrize("family", NATURAL_FAMILIES)
 each_target = pytest.mark.parametrize("make", [logistic, poisson])
-
-
-def divergence(mean, cov, other_mean, other_cov):
-    """Return KL(N(mean, cov) || N(other_mean, other_cov))."""
-    apart = other_mean - mean
-    ratio = np.linalg.solve(other_cov, cov)
-    return 0.5 * (np.trace(ratio) - np.linalg.slogdet(ratio)[1] - len(mean) + apart @ np.linalg.solve(other_cov, apart))
-
-
-@dataclass(frozen=True)
-class Coordinates:
-    """Minimal coordinates of the Gaussians of a family: the mean's part, then the stored entries of one triangle."""
-
-    kind: str
-    family: str
-    n_dim: int
-
-    @property
-    def entries(self):
-        """Rows and columns, on and below the diagonal, that the family stores."""
-        return np.nonzero(np.tril(stored(self.family, np.ones((self.n_dim, self.n_dim)))))
-
-    @property
-    def twice(self):
-        """Off-diagonal entries of a symmetric matrix count for two."""
-        rows, columns = self.entries
-        return np.where(rows == columns, 1.0, 2.0)
-
-    def of(self, mean, cov):
-        """Return the coordinates of a Gaussian."""
-        if self.kind == "natural":
-            precision = np.linalg.inv(cov)
-            return np.concatenate([precision @ mean, -0.5 * self.twice * precision[self.entries]])
-        if self.kind == "expectation":
-            return np.concatenate([mean, (cov + np.outer(mean, mean))[self.entries]])
-        root = np.linalg.cholesky(np.linalg.inv(cov) if self.family in OF_PRECISION else cov)
-        return np.concatenate([mean, root[self.entries]])
-
-    def gaussian(self, x):
-        """Return mean and covariance."""
-        first, matrix = x[: self.n_dim], np.zeros((self.n_dim, self.n_dim))
-        if self.kind == "factor":
-            matrix[self.entries] = x[self.n_dim :]
-            product = matrix @ matrix.T
-            return first, np.linalg.inv(product) if self.family in OF_PRECISION else product
-        if self.kind == "natural":
-            matrix[self.entries] = -2.0 * x[self.n_dim :] / self.twice
-            cov = np.linalg.inv(matrix + np.tril(matrix, -1).T)
-            return cov @ first, cov
-        matrix[self.entries] = x[self.n_dim :]
-        return first, matrix + np.tril(matrix, -1).T - stored(self.family, np.outer(first, first))
-
-
-def gradient_of(function, x, h=1e-4):
-    """Return the gradient by central differences, relative errors about 1e-7."""
-    steps = h * np.diag(np.maximum(np.abs(x), 0.1))
-    return np.array([function(x + s) - function(x - s) for s in steps]) / (2 * np.diag(steps))
-
-
-def hessian_of(function, x, h=1e-3):
-    """Return the Hessian by central differences of central differences."""
-    return np.array(
-        [
-            (gradient_of(function, x + s, h) - gradient_of(function, x - s, h)) / (2 * s.sum())
-            for s in h * np.diag(np.maximum(np.abs(x), 0.1))
-        ]
-    )
-
-
-def fisher_information(coordinates, x):
-    """Return the Hessian of KL(q_x || q_y) in y at x."""
-    here = coordinates.gaussian(x)
-    return hessian_of(lambda y: divergence(*here, *coordinates.gaussian(y)), x)
 
 
 def off_optimum(make, family, seed):

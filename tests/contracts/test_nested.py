@@ -4,7 +4,6 @@ import functools
 import itertools
 
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import cloudpickle
@@ -328,18 +327,3 @@ def test_more_data_of_one_model():
     assert first.is_nested
     assert second.is_nested
     assert second.mean_flat[5] > 4.0 > first.mean_flat[5]
-
-
-def test_files_of_an_earlier_version_load():
-    """Their draws are approximate, and said to be."""
-    file = Path(__file__).parents[1] / "files" / "nested_of_earlier.nc"
-    approx = pymc_ngvi.load(file, counts())
-    assert approx.is_nested
-    assert not approx.is_exact
-    assert "draws were made by an earlier version" in approx.checks.sentence
-    assert "Not reliable" in str(approx.summary())
-    # What that version said of these: the hyperparameters rho and s, on the unconstrained scale, and a.
-    new = fitted(counts)
-    np.testing.assert_allclose(approx.mean_flat[:4], [1.05416055, 1.26411739, -0.81523295, 0.13229797], atol=0.02)
-    np.testing.assert_allclose((approx.mean_flat - new.mean_flat) / new.sd_flat, 0.0, atol=0.15)
-    assert approx.sample(100, random_seed=1).posterior.sizes["draw"] == 100

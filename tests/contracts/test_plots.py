@@ -14,7 +14,7 @@ import xarray as xr
 
 from matplotlib import pyplot
 from numpy.testing import assert_allclose, assert_array_equal
-from test_docs import run
+from texts import run
 
 from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
 from pymc_ngvi.core.psis import khat_limit, pareto_khat

@@ -8,14 +8,15 @@ import pytest
 
 from hypothesis import given, settings
 from matrix import (
+    PAIRS,
     as_curvature,
     each_family,
     factor_matrix,
     family_object,
     random_state,
     state_of,
+    whitened_moments,
 )
-from test_updates import PAIRS, whitened_moments
 
 from pymc_ngvi.fitting.registry import AXES
 

@@ -218,7 +218,7 @@ def test_what_needs_a_density_is_refused(approx, name):
         NEEDS_A_DENSITY[name](approx)
 
 
-@pytest.mark.parametrize("name", ["linear_response", "worth", "responsibilities", "plot_components"])
+@pytest.mark.parametrize("name", ["worth", "responsibilities", "plot_components"])
 def test_what_is_of_a_family_is_refused(approx, name):
     with pytest.raises(ValueError, match="q is a PoolState"):
         getattr(approx, name)()

@@ -4,8 +4,9 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from matrix import two_seeds
+from matrix import two_seeds, whitener
 from numpy.testing import assert_allclose
+from scipy.stats import multivariate_normal
 
 import pymc_ngvi
 
@@ -127,6 +128,26 @@ def test_the_fit_is_that_of_a_dense_covariance(make, monkeypatch):
     assert abs(found.elbo.value - dense.elbo.value) < 2.0 * gap
     assert_allclose(found.mean_flat, dense.mean_flat, atol=0.1 * dense.sd_flat.min())
     assert_allclose(found.q.cov(), dense.q.cov(), atol=0.01 * dense.sd_flat.max() ** 2)
+
+
+def test_the_gaussian_that_is_returned_is_that_of_its_covariance():
+    rng = np.random.default_rng(2)
+    axes, d = np.linalg.qr(rng.standard_normal((30, 3)))[0], np.geomspace(0.1, 10.0, 30)
+    turn = np.linalg.qr(rng.standard_normal((3, 3)))[0]
+    state = LowRankState(rng.standard_normal(30), d, axes, (turn * [20.0, -0.9, 2.0]) @ turn.T)
+    held = d[:, None] * (np.eye(30) + axes @ state.core @ axes.T) * d
+    known, theta = multivariate_normal(state.mean(), np.linalg.inv(held)), rng.standard_normal((4, 30))
+    assert_allclose(state.cov(), known.cov, rtol=1e-9, atol=1e-10)
+    assert_allclose(state.sd() ** 2, np.diag(known.cov), rtol=1e-9)
+    assert_allclose(state.log_density(theta), known.logpdf(theta), rtol=1e-9)
+    assert_allclose(state.entropy(), known.entropy(), rtol=1e-10)
+    assert_allclose(state.whiten(theta), theta @ whitener(state), rtol=1e-8, atol=1e-10)
+    assert_allclose(state.dewhiten(state.whiten(theta)), theta, rtol=1e-8, atol=1e-10)
+    assert_allclose(state.precision_product(theta), theta @ held, rtol=1e-8, atol=1e-8)
+    rows, cols = np.array([0, 3, 3, 5]), np.array([0, 3, 1, 2])
+    assert_allclose(state.covariances(rows, cols), state.cov()[rows, cols], rtol=1e-9, atol=1e-12)
+    with pytest.raises(NotImplementedError, match="low-rank"):
+        state.divergence(state)
 
 
 def test_what_the_fit_returns_can_be_drawn_from_saved_and_gone_on_with(tmp_path):

@@ -5,9 +5,7 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi import LogDensity, fit_ngvi
-from pymc_ngvi.results.plotting.structure_rows import plot_rows
 from pymc_ngvi.results.row_words import rows_in_words
-from pymc_ngvi.results.structure import ModelStructure
 
 RNG = np.random.default_rng(5)
 GROUP = np.repeat(np.arange(8), 5)
@@ -118,30 +116,3 @@ def test_a_long_recursion_is_not_looked_at(monkeypatch):
     assert rows_in_words(density.described_rows(), density.layout) == [
         "No rows: a recursion is written out in the graph."
     ]
-
-
-# --- as a picture -----------------------------------------------------------------------------------------------------
-
-
-def test_the_picture_has_a_band_for_each_kind():
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    density = LogDensity(multilevel(centred=True))
-    ax = plot_rows(ModelStructure(density.layout, rows=density.described_rows()))
-    [picture] = ax.get_images()
-    image = np.asarray(picture.get_array())
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["beta (3)", "sd_log__", "u (8)", "noise_log__"]
-    assert [label.get_text()[:7] for label in ax.get_yticklabels()] == ["40 rows", "8 rows ", "5 rows "]
-    # The first row is of y, of the first group: beta and u[0] in a linear predictor, the noise by itself.
-    at_beta, at_sd, at_u, at_noise = (int(x) for x in ax.get_xticks())
-    assert (image[0, at_beta], image[0, at_sd], image[0, at_noise]) == (1, 0, 2)
-    assert (image[:, at_u] == 1).any()
-    # The second band is of the prior of u: its scale in each row.
-    middle = int(ax.get_yticks()[1])
-    assert (image[middle, at_beta], image[middle, at_sd], image[middle, at_noise]) == (0, 2, 0)
-    pyplot.close("all")
-
-
-def test_without_rows_there_is_no_picture():
-    layout = LogDensity(multilevel(centred=True)).layout
-    with pytest.raises(ValueError, match="no rows to draw"):
-        plot_rows(ModelStructure(layout))

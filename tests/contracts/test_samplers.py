@@ -11,7 +11,7 @@ import pytest
 
 from numpy.testing import assert_allclose, assert_array_equal
 from pymc.step_methods.hmc import quadpotential
-from test_docs import run
+from texts import run
 
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState

@@ -6,8 +6,8 @@ import pytensor.tensor as pt
 import pytest
 import sharded_models as models
 
+from operations import OnceDifferentiableSquare
 from pymc.distributions.dist_math import check_parameters
-from test_bad_input import OnceDifferentiableSquare
 
 import pymc_ngvi
 

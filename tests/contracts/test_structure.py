@@ -1,18 +1,13 @@
-"""The sparsity of a model in words, as a table and as a picture."""
-
-import itertools
-import sys
+"""The sparsity of a model in words and as a table."""
 
 import numpy as np
 import pytest
 
-from matplotlib import pyplot
 from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.graphs.layout import Layout, Variable
-from pymc_ngvi.results.plotting.structure import plot_structure
 from pymc_ngvi.results.structure import ModelStructure
 
 
@@ -218,12 +213,8 @@ def test_without_a_pattern_it_is_that_of_the_structure(case):
     known = structure_of(case)
     structure = ModelStructure(known.layout, None, known.arrow)
     assert str(structure) == str(known)
-    packed = np.ones(known.arrow.n_entries)
-    full = known.arrow.dense(packed) != 0
-    np.testing.assert_array_equal(structure.shown.matrix.toarray(), full)
-    assert structure.n_entries == structure.shown.n_entries
-    np.testing.assert_array_equal(structure.shown.rows, Pattern.of(full).rows)
-    np.testing.assert_array_equal(structure.shown.cols, Pattern.of(full).cols)
+    full = known.arrow.dense(np.ones(known.arrow.n_entries)) != 0
+    assert structure.n_entries == Pattern.of(full).n_entries
 
 
 def test_parts_of_different_models_are_refused():
@@ -231,90 +222,3 @@ def test_parts_of_different_models_are_refused():
         ModelStructure(layout_of(a=3), Pattern.of(np.eye(4)))
     with pytest.raises(ValueError, match="layout has 3 coordinates, the ArrowStructure 2"):
         ModelStructure(layout_of(a=3), None, ArrowStructure.of([0, -1]))
-
-
-# --- pictures ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def _close_figures():
-    yield
-    pyplot.close("all")
-
-
-def image(ax):
-    [picture] = ax.get_images()
-    return np.asarray(picture.get_array())
-
-
-def names(ax):
-    return [label.get_text() for label in ax.get_yticklabels()]
-
-
-def test_a_small_pattern_is_drawn_entry_by_entry():
-    """All parts are wide enough to be to scale: z is in 12 pairs, then 4 and 2 coordinates of the border."""
-    structure = ModelStructure(layout_of(beta=4, chol=2, z=(12, 2)), Pattern.of(with_globals(6, groups(12, 2))))
-    ax = plot_structure(structure)
-    order = [*range(6, 30), *range(6)]
-    pattern = structure.pattern.matrix.toarray()[np.ix_(order, order)]
-    np.testing.assert_array_equal(image(ax) > 0.0, pattern)
-    np.testing.assert_array_equal(image(ax)[pattern], 1.0)
-    assert names(ax) == ["z (24)", "beta (4)", "chol (2)"]
-    np.testing.assert_allclose(ax.get_yticks(), [12.0, 26.0, 29.0])
-
-
-def test_many_coordinates_are_counted_into_cells():
-    ax = plot_structure(structure_of("intercepts"))
-    shares = image(ax)
-    n = len(shares)
-    assert 200 < n <= 400
-    assert names(ax) == ["b (2,031)", "beta (5)", "s_log__"]
-    edge = int(2 * ax.get_yticks()[0])
-    assert edge > 0.85 * n  # b; the six others are wider than they are
-    np.testing.assert_array_equal(shares[edge:], 1.0)
-    inside = shares[:edge, :edge]
-    diagonal = np.eye(edge, dtype=bool)
-    assert (inside[~diagonal] == 0.0).all()
-    # One entry in each row of about 8: light, but visible.
-    assert (np.abs(inside[diagonal] - (0.5 + 0.5 / 8.1)) < 0.02).all()
-
-
-@pytest.mark.parametrize("case", ["chain", "grid", "chain with errors"])
-def test_the_image_is_symmetric_and_shows_separators_last(case):
-    ax = plot_structure(structure_of(case))
-    np.testing.assert_array_equal(image(ax), image(ax).T)
-    assert image(ax).diagonal().min() > 0.0
-    assert any(name.startswith(("x separators (", "phi separators (")) for name in names(ax)[1:])
-
-
-def test_a_dense_pattern_is_full():
-    ax = plot_structure(structure_of("dense"))
-    np.testing.assert_array_equal(image(ax), 1.0)
-    assert ax.get_title(loc="left").startswith("Dense: the Hessian of log p couples all 49")
-
-
-def test_too_many_variables_share_a_name():
-    shapes = {f"a_{i}": () for i in range(12)} | {"z": 100}
-    ax = plot_structure(ModelStructure(layout_of(**shapes), Pattern.of(with_globals(12, groups(100)))))
-    assert names(ax) == ["z (100)", "a_0", "a_1", "a_2", "a_3", "a_4", "7 more (7)"]
-
-
-@each_case
-def test_the_axes_that_were_passed_are_drawn_into_and_nothing_overlaps(case):
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 5), layout="constrained")
-    assert plot_structure(structure_of(case), ax=axes[1]) is axes[1]
-    assert not axes[0].get_images()
-    assert len(pyplot.get_fignums()) == 1
-    assert axes[1].get_aspect() == 1.0
-    figure.canvas.draw()
-    boxes = [label.get_window_extent() for label in axes[1].get_yticklabels()]
-    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
-    title = axes[1]._left_title.get_window_extent()
-    assert title.x1 <= figure.bbox.x1
-    assert title.y1 <= figure.bbox.y1
-
-
-def test_without_matplotlib_the_message_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match="plot_structure needs Matplotlib: pip install matplotlib"):
-        plot_structure(structure_of("slopes"))

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from doubles import GaussianMixtureState
+from fisher import Case
 from matrix import state_of, whitener
 from scipy.stats import multivariate_normal
 from targets import NumpyTarget, Quadratic, random_covariance
-from test_mixture_gradients import Case
 
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.families.mixture import COMPONENTS

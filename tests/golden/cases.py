@@ -273,7 +273,7 @@ PAPERS = {
     "student t: heavy tails": _mixed("Student-t mixture", family="student_t"),
     **{
         f"family: {family}": functools.partial(lambda f: fitted(_intercepts(), family=f), family)
-        for family in ("full", "diagonal", "block", "sparse", "lowrank")
+        for family in ("full", "diagonal", "block", "sparse")
     },
     "family: filled": lambda: fitted(hierarchical.areas("proper", rows=6, columns=6), family="sparse"),
     "family: sums": lambda: fitted(hierarchical.areas(rows=20, columns=20), posterior="gaussian"),

@@ -19,8 +19,6 @@ AROUND, SD = 0.3, 0.2
 RELATIVE, OF_ROUNDING = 1e-13, 4.0
 #: Digits of a standard deviation to which moments are written.
 DIGITS = 5
-#: Families whose paths hang on the rounding of the processor, and what ends may differ by: nats, standard deviations.
-HANGS_ON_ROUNDING, ROUGHLY = ("lowrank",), (0.3, 0.3)
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -150,14 +148,11 @@ def fit_of(approx, *, is_short=False):
         Of some iterations only, whose draws are the same as long as the seed is: it may not move at all.
     """
     record = approx.record
-    is_rough = record.family in HANGS_ON_ROUNDING
     within = 0.0 if is_short or record.estimator == "quadrature" else float(record.elbo.se)
     error = 0.0 if is_short else _error(approx)
-    if is_rough:
-        within, error = ROUGHLY
     return {
         "choice": [record.family, record.update, record.estimator, record.step, record.reparam],
-        "status": "" if is_rough else record.status.name,
+        "status": record.status.name,
         "posterior": "exact" if record.is_exact else "nested" if record.is_nested else "gaussian",
         "why": without_figures(record.posterior),
         "reason": str(record.reason),

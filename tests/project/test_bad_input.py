@@ -15,9 +15,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from pytensor.gradient import grad_undefined
-from pytensor.graph.basic import Apply
-from pytensor.graph.op import Op
+from operations import OnceDifferentiableSquare, PlainSquare, UndefinedGradient
 from scipy import integrate
 
 from pymc_ngvi import NGVI, ConvergenceWarning, MissingDerivativeError, StartError, Status, fit_ngvi
@@ -143,42 +141,6 @@ def test_total_size_without_a_minibatch_scales_the_likelihood():
     approx = fit(model)
     np.testing.assert_allclose(approx.mean_flat, 5 * 4.0 / 11.0, rtol=1e-8)
     np.testing.assert_allclose(approx.sd_flat, 11.0**-0.5, rtol=1e-8)
-
-
-class _Op(Op):
-    itypes = (pt.dscalar,)
-    otypes = (pt.dscalar,)
-
-    def make_node(self, x):
-        return Apply(self, [pt.as_tensor(x)], [pt.dscalar()])
-
-
-class PlainSquare(_Op):
-    """x^2, without a gradient."""
-
-    def perform(self, node, inputs, output_storage):
-        output_storage[0][0] = np.asarray(inputs[0] ** 2)
-
-
-class PlainIdentity(_Op):
-    """x, without a gradient."""
-
-    def perform(self, node, inputs, output_storage):
-        output_storage[0][0] = np.asarray(inputs[0])
-
-
-class OnceDifferentiableSquare(PlainSquare):
-    """x^2, whose gradient has none."""
-
-    def pullback(self, inputs, outputs, cotangents):
-        return [2.0 * cotangents[0] * PlainIdentity()(inputs[0])]
-
-
-class UndefinedGradient(PlainSquare):
-    """x^2, with a gradient that says it is undefined."""
-
-    def pullback(self, inputs, outputs, cotangents):
-        return [grad_undefined(self, 0, inputs[0])]
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,18 @@
 """The facts of the documentation: each entry, option and public name is there, links resolve, snippets run."""
 
-import contextlib
 import inspect
-import io
 import itertools
 import re
 
-from pathlib import Path
-
 import pytest
+
+from texts import DOCS, ROOT, anchor, blocks, rows, section, words
 
 from pymc_ngvi import NGVI, NGVIApproximation, fit_many
 from pymc_ngvi.families import FAMILIES
 from pymc_ngvi.fitting.options import AUTO
 from pymc_ngvi.fitting.registry import ALLOWED, AXES, RULES, choose
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
 CHOOSING = DOCS / "choosing.md"
 FOLDERS = {"family": "families", "update": "updates", "estimator": "estimators", "step": "steps"}
 ENTRIES = [(axis, name) for axis in AXES for name in AXES[axis]]
@@ -34,43 +30,6 @@ OF_METHODS = {
 }
 
 each_page = pytest.mark.parametrize(("axis", "name"), ENTRIES, ids=lambda value: value)
-
-
-def section(path, heading):
-    """Return what stands under a heading of the second level."""
-    parts = re.split(r"^## (.+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))[heading]
-
-
-def rows(text):
-    """Return the cells of the rows of the tables in a text, without the heads."""
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    rules = [i for i, row in enumerate(cells) if all(re.fullmatch(r":?-+:?", cell) for cell in row)]
-    return [row for i, row in enumerate(cells) if i not in rules and i + 1 not in rules]
-
-
-def words(text):
-    """Return what is set in a fixed width."""
-    return re.findall(r"`([^`]+)`", text)
-
-
-def blocks(text):
-    """Return the Python blocks of a text."""
-    return re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-
-
-def run(text):
-    """Run the blocks of a text one after the other; a comment beside ``print`` says what that prints."""
-    code = blocks(text)
-    assert code
-    scope = {"__name__": "__main__"}
-    for block in code:
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(compile(block, "example", "exec"), scope)
-        lines = iter(printed.getvalue().splitlines())
-        expected = re.findall(r"^print\(.*\)  # (.+)$", block, flags=re.MULTILINE)
-        assert [line for line in expected if line not in lines] == []
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
@@ -140,7 +99,7 @@ def test_the_options_in_choosing_go_with_what_it_says():
             but = rule_names.startswith("all")
             assert takes == ({BY_RULE.get(rule, rule) for rule in RULES} - named if but else named), name
     of_rules = set().union(*(kind.takes for kind in RULES.values()))
-    assert of_rules | {"tol", "stl", "factor", "blocks", "rank", "reparam", "components"} == set(listed)
+    assert of_rules | {"tol", "stl", "factor", "blocks", "reparam", "components"} == set(listed)
 
 
 # --- methods, options, readme -----------------------------------------------------------------------------------------
@@ -171,11 +130,6 @@ def test_the_examples_of_the_readme_run_as_pasted():
 
 TEXTS = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 each_text = pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
-
-
-def anchor(heading):
-    """Return the anchor that GitHub gives a heading."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 @each_text

@@ -2,13 +2,24 @@
 
 import ast
 import graphlib
+import re
 
 from pathlib import Path
 
+import pytest
+import texts
+
 import pymc_ngvi
 
+from pymc_ngvi.estimators import ESTIMATORS
+from pymc_ngvi.families import FAMILIES
+from pymc_ngvi.mixtures import MIXTURE_STEPS
+from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.results.fitted import Fitted
 from pymc_ngvi.results.methods import Methods
+from pymc_ngvi.rows.engines import ENGINES
+from pymc_ngvi.steps import STEPS
+from pymc_ngvi.updates import UPDATES
 
 ROOT = Path(pymc_ngvi.__file__).parent
 #: Rooms from the cellar to the roof: a module imports from its own and from those before it.
@@ -20,7 +31,7 @@ FLOORS = (
     "results.costs", "results.row_words", "results.structure", "results.convert", "results.components",
     "results.posterior", "results.distributions", "results.corrections", "results.diagnosis", "results.sampling",
     "results.moments", "results.marginal_likelihood", "results.sites", "results.left_out",
-    "results.samplers", "results.whitened", "results.plotting", "results.summary", "results.bambi",
+    "results.samplers", "results.plotting", "results.summary", "results.bambi",
     "results.predictions", "results.priors", "results.new_rows", "results.fitted",
     "results.posterior_step", "results.posterior_first",
     "results.persistence", "results.methods", "results", "inference", "function", "many", "register", "",
@@ -109,3 +120,33 @@ def test_methods_of_the_approximation_override_nothing():
     assert all(mixin.__bases__ == (Fitted,) for mixin in Methods.__bases__)
     assert sorted(set(names)) == sorted(names)
     assert set(names).isdisjoint(vars(Fitted))
+
+
+# --- CONTRIBUTING.md tells of all of them ----------------------------------------------------------------------------
+
+CONTRIBUTING = texts.read(texts.ROOT / "CONTRIBUTING.md")
+REGISTRIES = {
+    "families": FAMILIES,
+    "updates": UPDATES,
+    "estimators": ESTIMATORS,
+    "steps": STEPS,
+    "mixtures": MIXTURE_STEPS,
+    "engines": ENGINES,
+    "posteriors": KINDS,
+}
+
+
+def test_every_folder_is_told_of():
+    folders = {f"{path.parent.relative_to(ROOT)}/" for path in MODULES.values()} - {"./"}
+    told = set(re.findall(r"`([a-z_/]+/)`", CONTRIBUTING))
+    assert folders - told == set()
+    elsewhere = ("tests/", "docs/", "examples/", "pymc_ngvi/")
+    assert {name for name in told - folders if not name.startswith(elsewhere)} == set()
+
+
+@pytest.mark.parametrize("name", REGISTRIES)
+def test_every_entry_is_told_of(name):
+    rows = [
+        re.findall(r"`([a-z_]+)`", line.split("|")[-2]) for line in CONTRIBUTING.splitlines() if line.startswith("|")
+    ]
+    assert list(REGISTRIES[name]) in rows

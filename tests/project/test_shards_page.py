@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from test_docs import DOCS, blocks, run
+from texts import DOCS, blocks, run
 
 TEXT = (DOCS / "shards.md").read_text(encoding="utf-8")
 FIRST = blocks(TEXT)[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from test_docs import anchor
+from texts import API, anchor, documented, public, read, toctrees
 
 import pymc_ngvi
 
@@ -20,7 +20,6 @@ from pymc_ngvi.fitting.registry import AXES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-API = DOCS / "api"
 #: Folders that the build makes.
 MADE = ("_build", "_static", "examples")
 PAGES = {
@@ -30,18 +29,7 @@ PAGES = {
 }
 
 
-def read(path):
-    return path.read_text(encoding="utf-8")
-
-
 # --- pages ------------------------------------------------------------------------------------------------------------
-
-
-def toctrees(page):
-    """Return the entries of the toctrees of a page, as it writes them."""
-    found = re.findall(r"^```\{toctree\}\n(.*?)^```$", read(page), flags=re.MULTILINE | re.DOTALL)
-    lines = [line for toctree in found for line in toctree.splitlines()]
-    return [line for line in lines if line and not line.startswith(":")]
 
 
 def children(name):
@@ -90,33 +78,6 @@ def test_lines_fit_the_column(kind, selector):
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
-
-
-def public(module):
-    """Return the public objects of a module by name."""
-    if hasattr(module, "__all__"):
-        return {name: getattr(module, name) for name in module.__all__}
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
-    }
-
-
-def documented():
-    """Return the objects that the directives of the reference name."""
-    found = []
-    for page in API.glob("*.md"):
-        module = None
-        for kind, name in re.findall(r"^\.\. (\w+):: (\S+)$", read(page), flags=re.MULTILINE):
-            if kind == "currentmodule":
-                module = importlib.import_module(name)
-            elif kind == "automodule":
-                found += public(importlib.import_module(name)).values()
-            elif kind.startswith("auto") and kind != "autosummary":
-                where, _, last = name.rpartition(".")
-                found.append(getattr(importlib.import_module(where) if where else module, last))
-    return found
 
 
 MODULES = ["pymc_ngvi", "conditional_family", "pymc_ngvi.core.types"] + [

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from test_docs import DOCS, blocks, run
+from texts import DOCS, blocks, run
 
 
 def name_of(path):

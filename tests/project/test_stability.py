@@ -10,7 +10,7 @@ import yaml
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from test_site import API, DOCS, ROOT, documented, read, toctrees
+from texts import API, DOCS, ROOT, documented, read, toctrees
 
 import pymc_ngvi
 

@@ -7,7 +7,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from test_quick_mode import wobble
+from operations import wobble
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.ops import cost

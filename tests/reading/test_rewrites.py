@@ -11,6 +11,7 @@ import pytensor.sparse
 import pytensor.tensor as pt
 import pytest
 
+from models import Reference
 from numpy.testing import assert_allclose
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
@@ -21,7 +22,6 @@ from pytensor.scalar.math import Softplus
 from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import All
 from scipy import sparse, special, stats
-from test_quick_mode import Reference
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density import without_c

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core import linalg
-from pymc_ngvi.core.linear_maps import LinearMap, SparseTriangle
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.core.values import AnyArray
@@ -114,13 +113,6 @@ class ArrowStructure(Packing, Structure):
         last = _solve_corner(t.corner, border, transpose=True)
         local = local - t.border @ last if self.n_border else local
         return self._rows(stacks.solve_upper, _turned(t.blocks), local), last
-
-    def maps(self, factor: Array, sign: int) -> tuple[LinearMap, ...]:
-        """Return the factor, a sparse triangle, as a map."""
-        rows, cols = self.lines, self.place[self.columns]
-        lower = rows >= cols
-        triangle = SparseTriangle.of(self.order, rows[lower], cols[lower], factor[lower], inverted=sign < 0)
-        return (triangle,)
 
     def squares(self, factor: Array, sign: int, vectors: Array) -> Array:
         """Return v^T P v for the precision P of each vector, where the factor is of the covariance, or of P."""

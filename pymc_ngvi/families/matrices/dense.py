@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
-from pymc_ngvi.core.linear_maps import DenseTriangle, LinearMap
 from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.families.matrices import stacks
 from pymc_ngvi.families.matrices.structure import SUFFIX_SUMS, Structure
@@ -63,10 +62,6 @@ class Dense(Structure):
     def solve(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the inverse of the factor, or of its transpose, times each vector, (n_dim,) or (n_vectors, n_dim)."""
         return linalg.solve_lower(factor, vectors.T, transpose=transposed).T
-
-    def maps(self, factor: Array, sign: int) -> tuple[LinearMap, ...]:
-        """Return the factor as a map."""
-        return (DenseTriangle(factor, inverted=sign < 0),)
 
     # --- factors ---
 

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import ROUNDING, relative_terms
-from pymc_ngvi.core.linear_maps import LinearMap, Scaled
 from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.families.matrices.structure import Structure
 
@@ -46,10 +45,6 @@ class Diagonal(Structure):
     def solve(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the inverse times each vector."""
         return vectors / factor
-
-    def maps(self, factor: Array, sign: int) -> tuple[LinearMap, ...]:
-        """Return the factor, or its inverse, as a map."""
-        return (Scaled(factor if sign > 0 else 1.0 / factor),)
 
     def product(self, left: Array, right: Array) -> Array:
         """Return the product."""

@@ -7,7 +7,6 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.linear_maps import LinearMap
 from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.core.values import AnyArray
 
@@ -68,9 +67,6 @@ class Structure(Protocol):
 
     def solve(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the inverse of the factor, or of its transpose, times each vector."""
-
-    def maps(self, factor: Array, sign: int) -> tuple[LinearMap, ...]:
-        """Return C = F, or, for sign -1, C = F^-T, as simple maps, one after the other."""
 
     def squares(self, factor: Array, sign: int, vectors: Array) -> Array:
         """Return v^T P v for the precision P of each vector, where the factor is of the covariance, or of P."""

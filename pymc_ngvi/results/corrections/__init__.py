@@ -1,1 +1,1 @@
-"""What can be corrected after a fit: importance weights for any q, linear response where q leaves correlations out."""
+"""What can be corrected after a fit: importance weights for any q."""

@@ -14,7 +14,6 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.results.fitted import Fitted
 from pymc_ngvi.results.samplers import Covariance, SamplerInit, sampler_init
 from pymc_ngvi.results.sampling import Sampling, sample_trace, sample_tree
-from pymc_ngvi.results.whitened import Whitened, whitened
 
 
 class DrawMethods(Fitted):
@@ -167,26 +166,3 @@ class DrawMethods(Fitted):
            https://doi.org/10.48550/arXiv.1111.4246
         """
         return sampler_init(self._posterior, chains, self.generator(random_seed), covariance)
-
-    def whitened(self) -> Whitened:
-        """Return the model in coordinates whitened by q, for other samplers.
-
-        Returns
-        -------
-        Whitened
-            Its ``model`` has one vector, nearly standard normal where q is good; ``unwhiten`` maps draws back to the
-            variables of the fitted model.
-
-        Raises
-        ------
-        ValueError
-            For a model that reads minibatches, or whose data are in shards or batches; for a fit with ``reparam``;
-            where the standard deviations of q are not finite, or the model has other free variables than when it was
-            fitted.
-
-        References
-        ----------
-        .. [1] M. Hoffman et al. (2019). NeuTra-lizing bad geometry in Hamiltonian Monte Carlo using neural transport.
-           https://doi.org/10.48550/arXiv.1903.03704
-        """
-        return whitened(self._posterior)

@@ -12,7 +12,6 @@ from pymc_ngvi.results.diagnosis.weights import log_ratio_of
 from pymc_ngvi.results.fitted import Fitted
 from pymc_ngvi.results.plotting.comparison import Kind, Plot, plot_comparison
 from pymc_ngvi.results.plotting.fit import plot_fit
-from pymc_ngvi.results.plotting.structure import plot_structure
 from pymc_ngvi.results.plotting.style import Axes, AxesArray, Figure
 from pymc_ngvi.results.plotting.weights import khat_title, plot_khat
 from pymc_ngvi.results.sampling import sample_tree
@@ -26,19 +25,6 @@ class PlotMethods(Fitted):
     def structure(self) -> ModelStructure:
         """Which coordinates are independent of each other given which others, and the rows; ``print`` says it."""
         return replace(self._posterior.structure, rows=self.density.described_rows())
-
-    def plot_structure(self, ax: Axes | None = None) -> Axes:
-        """Draw which entries the posterior precision can have; see `plot_structure`.
-
-        Parameters
-        ----------
-        ax : matplotlib.axes.Axes, optional
-
-        Returns
-        -------
-        matplotlib.axes.Axes
-        """
-        return plot_structure(self._posterior.structure, ax)
 
     def plot_fit(self, *, tol: float | None = None, figure: Figure | None = None) -> AxesArray:
         """Plot ELBO and gap by iteration; see `pymc_ngvi.results.plotting.plot_fit`.

@@ -30,7 +30,7 @@ from pymc_ngvi.results.posterior import Posterior
 #: What files hold, by name.
 type Content = dict[str, Any]
 #: What the root of a tree is marked with.
-FORMAT, VERSION = "pymc_ngvi approximation", 3
+FORMAT, VERSION = "pymc_ngvi approximation", 1
 #: Groups: q with what belongs to it, the state of the fit, and moments for other readers.
 APPROXIMATION, FIT, UNCONSTRAINED = "approximation", "fit", "unconstrained"
 #: The variable of a group that holds its JSON, as bytes.
@@ -200,9 +200,6 @@ def q_of(content: Content, density: ModelDensity) -> VariationalState:
         raise DamagedError(f"q is a {tag!r}, which is none")
     kind = _STATES[tag]
     reparam, structure, memory = (params.pop(name, None) for name in ("reparam", "structure", "memory"))
-    if not hasattr(kind, "factor_name"):  # older files do not name the class of the Gaussians in it
-        of = next((tag for tag, inner in _STATES.items() if getattr(inner, "factor_name", "") in params), "none")
-        params.setdefault("of", np.full(np.shape(params.get("log_weights", 0.0)), of))
     q = kind.of_arrays(params)
     base = np.full((1, density.n_dim + q.n_uniform), 0.5)
     theta = q.draws(base)

@@ -40,11 +40,11 @@ def need_matplotlib(function: str) -> ModuleType:
     return pyplot
 
 
-def write_title(ax: Axes, text: str, max_lines: int = 3) -> None:
+def write_title(ax: Axes, text: str) -> None:
     """Write a title above axes, in lines that are no wider than these."""
     inches = ax.get_position().width * ax.figure.bbox.width / ax.figure.dpi
     width = inches * 72.0 / (_CHARACTER * TITLE_SIZE)
-    lines = textwrap.wrap(text, max(int(width), 20), max_lines=max_lines, placeholder=" …")
+    lines = textwrap.wrap(text, max(int(width), 20), max_lines=3, placeholder=" …")
     ax.set_title("\n".join(lines), fontsize=TITLE_SIZE, loc="left")
 
 

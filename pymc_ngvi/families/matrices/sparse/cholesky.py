@@ -24,7 +24,6 @@ from scipy.linalg import lapack
 from threadpoolctl import ThreadpoolController
 
 from pymc_ngvi.core import linalg
-from pymc_ngvi.core.linear_maps import SparseTriangle
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.matrices import stacks as dense
 from pymc_ngvi.families.matrices.sparse.any_fronts import AnyFronts
@@ -114,12 +113,6 @@ class SparseCholesky:
         factor = cls(fronts, panels)
         factor.__dict__.update(_own=owns, matrix=matrix)  # which are known by now
         return factor
-
-    def triangle(self, *, inverted: bool) -> SparseTriangle:
-        """Return L, or L^-T, as a map."""
-        rows, cols = (np.concatenate(parts) for parts in zip(*map(_places, self.fronts.stacks), strict=True))
-        used = self.fronts.used
-        return SparseTriangle.of(self.fronts.order, rows[used], cols[used], self.panels[used], inverted=inverted)
 
     def log_det(self) -> float:
         """Return the log determinant of L."""

@@ -10,7 +10,6 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.linear_maps import LinearMap
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, MeanHessian
@@ -189,10 +188,6 @@ class FilledStructure(Structure):
     def solve(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the inverse of the factor, or of its transpose, times each vector."""
         return self._by_columns(self.factor(factor).solve, vectors, transposed)
-
-    def maps(self, factor: Array, sign: int) -> tuple[LinearMap, ...]:
-        """Return the factor, or its inverse transpose, as a map."""
-        return (self.factor(factor).triangle(inverted=sign < 0),)
 
     def _by_columns(self, operation: Callable[..., Array], vectors: Array, transposed: bool) -> Array:
         rows = vectors.reshape(-1, self.n_dim)

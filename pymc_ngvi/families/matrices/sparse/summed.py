@@ -9,7 +9,6 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.linear_maps import LinearMap
 from pymc_ngvi.core.pattern import SummedPattern
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, MeanHessian
@@ -133,11 +132,6 @@ class SummedStructure(FilledStructure):
     def solve(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the inverse of the factor, or of its transpose, times each vector."""
         return self._by_columns(self.summed(factor).solve, vectors, transposed)
-
-    def maps(self, factor: Array, sign: int) -> tuple[LinearMap, ...]:
-        """Return the inverse transpose of the factor as maps."""
-        assert sign < 0
-        return self.summed(factor).inverse_maps()
 
     def sd(self, factor: Array, sign: int) -> Array:
         """Return the standard deviations."""

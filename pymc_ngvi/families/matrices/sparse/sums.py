@@ -28,7 +28,6 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from pymc_ngvi.core import linalg
-from pymc_ngvi.core.linear_maps import LinearMap, Stretched
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.matrices.sparse.any_fronts import AnyFronts
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
@@ -193,11 +192,6 @@ class SummedCholesky:
         if transposed:
             return self.pinned.solve(self._within(self._b_inverse.T, vectors), transposed=True)
         return self._within(self._b_inverse, self.pinned.solve(vectors))
-
-    def inverse_maps(self) -> tuple[LinearMap, ...]:
-        """Return the inverse of the transpose as simple maps, one after the other."""
-        within = Stretched(self._q, self._b_inverse.T - np.eye(len(self._b_inverse)))
-        return within, self.pinned.triangle(inverted=True)
 
     def log_det(self) -> float:
         """Return the log determinant of the factor."""
