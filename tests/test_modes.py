@@ -22,8 +22,7 @@ from pymc_ngvi.fitting.modes.points import points_for
 from pymc_ngvi.fitting.modes.search import ModeSearch, _say
 from pymc_ngvi.marginal.exact import is_even
 from pymc_ngvi.results.diagnosis.cures import Context
-from pymc_ngvi.results.diagnosis.findings import _of_weights
-from pymc_ngvi.results.diagnosis.mode_findings import of_modes
+from pymc_ngvi.results.diagnosis.findings import _of_weights, of_modes
 from pymc_ngvi.results.diagnosis.moment_drift import drift_of
 from pymc_ngvi.results.diagnosis.moves import Moved
 

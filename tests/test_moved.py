@@ -8,11 +8,11 @@ from scipy.special import ndtri
 
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.moves.basins import Counted
-from pymc_ngvi.moves.chains import Chains
 from pymc_ngvi.moves.coordinates import ChainCoordinates
 from pymc_ngvi.moves.leapfrog import WhitenedMomenta, phase_points_at, trajectory
 from pymc_ngvi.moves.rounds import (
     N_STARTS,
+    Chains,
     effective_sizes,
     height_above,
     mixing_of,

@@ -17,7 +17,7 @@ FLOORS = (
     "graphs", "rows", "ops", "reading", "rows.engines", "density",
     "steps.schedule", "steps.adaptive", "steps.stochastic", "steps", "reparam", "mixtures.finite",
     "mixtures.student_t", "mixtures", "marginal", "nested", "moves", "posteriors.plan", "fitting", "posteriors",
-    "results.costs", "results.row_words", "results.structure", "results.convert", "results.components",
+    "results.costs", "results.structure", "results.convert", "results.components",
     "results.posterior", "results.distributions", "results.corrections", "results.diagnosis", "results.sampling",
     "results.moments", "results.marginal_likelihood", "results.sites", "results.left_out",
     "results.samplers", "results.plotting", "results.summary", "results.bambi",

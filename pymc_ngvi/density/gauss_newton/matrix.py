@@ -2,64 +2,27 @@
 
 import contextlib
 
-from collections.abc import (
-    Callable,
-    Iterator,
-)
-from dataclasses import (
-    dataclass,
-)
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pytensor.tensor as pt
 
-from pytensor.compile import (
-    Function,
-)
-from pytensor.graph.basic import (
-    Variable,
-)
+from pytensor.compile import Function
+from pytensor.graph.basic import Variable
 
-from pymc_ngvi.core.refusal import (
-    PatternWidened,
-)
-from pymc_ngvi.core.sparsity.coloured import (
-    slices,
-)
-from pymc_ngvi.core.target import (
-    Independent,
-    MeanHessian,
-    Whitener,
-)
-from pymc_ngvi.core.types import (
-    Array,
-)
-from pymc_ngvi.core.values import (
-    Outer,
-)
-from pymc_ngvi.density.gauss_newton.diagonal import (
-    SquaredGradients,
-    Way,
-)
-from pymc_ngvi.density.gauss_newton.layers import (
-    by_layers,
-)
-from pymc_ngvi.density.gauss_newton.parts import (
-    GaussNewtonGraphs,
-    units,
-)
-from pymc_ngvi.density.gauss_newton.squares import (
-    gradients_by_rows,
-)
-from pymc_ngvi.density.sparse_hessian import (
-    SparseHessian,
-)
-from pymc_ngvi.graphs import (
-    graph,
-)
-from pymc_ngvi.graphs.backends import (
-    without_c,
-)
+from pymc_ngvi.core.refusal import PatternWidened
+from pymc_ngvi.core.sparsity.coloured import slices
+from pymc_ngvi.core.target import Independent, MeanHessian, Whitener
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.values import Outer
+from pymc_ngvi.density.gauss_newton.diagonal import SquaredGradients, Way
+from pymc_ngvi.density.gauss_newton.layers import by_layers
+from pymc_ngvi.density.gauss_newton.parts import GaussNewtonGraphs, units
+from pymc_ngvi.density.gauss_newton.squares import gradients_by_rows
+from pymc_ngvi.density.sparse_hessian import SparseHessian
+from pymc_ngvi.graphs import graph
+from pymc_ngvi.graphs.backends import without_c
 
 # --- the Hessian of all of log p but the log densities of rows: priors with their Jacobians ---
 
