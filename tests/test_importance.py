@@ -20,9 +20,9 @@ from pymc_ngvi.results.corrections.weighted import (
     SMALLEST_POOL,
     Correction,
     ImportanceWeights,
+    MomentSums,
     without_replacement,
 )
-from pymc_ngvi.results.corrections.weighted_moments import MomentSums
 
 #: Errors of estimates that are allowed: four standard errors.
 N_SE = 4.0

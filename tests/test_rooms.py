@@ -28,7 +28,7 @@ FLOORS = (
 
 
 #: Rooms, and modules, that import PyTensor.
-WITH_PYTENSOR = ("graphs", "ops", "reading", "rows.engines", "density", "results.approximation", "results.group")
+WITH_PYTENSOR = ("graphs", "ops", "reading", "rows.engines", "density", "results.approximation")
 
 
 def name_of(path):
