@@ -271,6 +271,11 @@ def observed_name(posterior: Posterior, var_name: str | None) -> str:
     """Return the observed variable that is asked for; raise ValueError where that is none, or several."""
     names = [str(rv.name) for rv in posterior.model.observed_RVs]
     if not names:
+        if posterior.model.potentials:
+            raise ValueError(
+                "The model has no observed variable, and which rows a pm.Potential is made of is not known: none can "
+                "be left out. Write it as a pm.CustomDist(..., observed=)."
+            )
         raise ValueError("The model has no observed variable: there is nothing to leave out.")
     if var_name is None:
         if len(names) > 1:
@@ -286,7 +291,20 @@ def elementwise_of(posterior: Posterior, name: str) -> ObservedLogp:
     density = posterior.density
     if not isinstance(density, LogDensity):
         raise ValueError("The rows are in shards or batches: they can't be left out. Fit a part of the data alone.")
-    return ObservedLogp(density, name)
+    elementwise, rv = ObservedLogp(density, name), posterior.model[name]
+    beside = [str(v.name) for v in rv.owner.outputs if v is not rv and v in posterior.model.basic_RVs]
+    if beside:
+        raise ValueError(
+            f"{', '.join(map(repr, [name, *beside]))} have one log density together: rows of one of them can't be left "
+            "out. Fit a model that observes one variable, such as all of them in one array."
+        )
+    if not elementwise.shape and rv.ndim:
+        raise ValueError(
+            f"The values of {name!r} have one log density together, as those of a time series or of a mixture with "
+            "common labels: none can be left out. Write it value by value, each given those before, as pm.Normal(..., "
+            "observed=) with lagged values among the predictors."
+        )
+    return elementwise
 
 
 def asked_for(
@@ -355,7 +373,7 @@ def _groups(
             known = np.unique(inside.indices)
             labels = np.asarray(model.coords.get(groups) or np.arange(v.shape[0]))
             return np.searchsorted(known, inside.indices).astype(np.intp), labels[known], groups
-    dims = sorted({d for dims in model.named_vars_to_dims.values() for d in dims or () if d})
+    dims = sorted({d for dims in model.named_vars_to_dims.values() for d in dims or () if d and d != groups})
     raise ValueError(
         f"Rows of {name!r} do not belong to one {groups!r} each, as far as the model tells: {suggestion(groups, dims)} "
         f"Or give groups as an array with a label for each row, shape {shape}."
