@@ -14,8 +14,8 @@ from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.observed_logp import ObservedLogp
 from pymc_ngvi.reading.factors import Factor, factors_of
 
-#: Points at which log p is compared, how far they are from each other, and the relative difference that is rounding.
-_N_CHECKED, _AROUND, _ROUNDING = 2, 0.3, 1e-9
+#: Difference of two log densities that is rounding.
+_ROUNDING = 1e-9
 
 
 class MaskedDensity:
@@ -33,13 +33,12 @@ class MaskedDensity:
         """Log p, whose weights change with `leave_out`."""
         self.leave_out(np.empty(0, dtype=np.intp))
         density = LogDensity(self._given.model, factors=self._factors)
-        apart = np.random.default_rng(0).standard_normal((_N_CHECKED, density.n_dim))
-        points = density.initial_point() + _AROUND * apart
+        points = density.initial_point() + 0.5 * np.random.default_rng(0).standard_normal((2, density.n_dim))
         logp, of_model = density.logp(points), self._given.logp(points)
         if not np.allclose(logp, of_model, rtol=_ROUNDING, atol=_ROUNDING, equal_nan=True):
             raise ValueError(
-                f"Rows of {self.name!r} can't be left out: with a weight of 1 for each, log p is {logp[0]:.6g} at the "
-                f"start, and {of_model[0]:.6g} in the model. Fit the model without these rows."
+                f"Rows of {self.name!r} can't be left out: with a weight of 1 for each, log p is {logp[0]:.6g} near "
+                f"the start, and {of_model[0]:.6g} in the model. Fit the model without these rows."
             )
         return density
 
