@@ -144,11 +144,12 @@ def _compiled_once():
 @pytest.fixture(autouse=True, scope="session")
 def once():
     """Simplify and compile equal graphs once."""
-    from once import Once  # after what has to be set before PyTensor and Matplotlib are imported
+    from once import Once, rewriters_once  # after what has to be set before PyTensor and Matplotlib are imported
 
     with pytest.MonkeyPatch.context() as patch:
         made = Once()
         made.install(patch)
+        rewriters_once(patch)
         yield made
 
 
