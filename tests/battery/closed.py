@@ -158,3 +158,53 @@ MODELS = {
     "grid: scale": (scale, _scale, EXACT),
     "closed: change point": (switch_point, _switch_point, EXACT),
 }
+
+
+# --- groups whose standard deviation is summed over a grid ------------------------------------------------------------
+
+N_GROUPS, SEEN = 8, 0.7
+
+
+def grouped_data():
+    rng = np.random.default_rng(62)
+    g = np.repeat(np.arange(N_GROUPS), 3)
+    return g, 2.0 + rng.normal(0.0, 1.0, N_GROUPS)[g] + rng.normal(0.0, SEEN, len(g))
+
+
+def grouped(g=None, y=None):
+    """Measurements with known noise in groups: a mean, effects, and their standard deviation."""
+    if g is None:
+        g, y = grouped_data()
+    with pm.Model(coords={"g": [f"g{i}" for i in range(N_GROUPS)]}) as model:
+        index, mu, tau = pm.Data("index", g), pm.Normal("mu", 0.0, 5.0), pm.HalfNormal("tau", 1.5)
+        u = pm.Normal("u", 0.0, tau, dims="g")
+        pm.Normal("y", mu + u[index], SEEN, observed=y)
+    return model
+
+
+def given_tau(g, y, log_prior=None, n_groups=N_GROUPS):
+    """Weights of a grid of tau, means and covariances of (mu, u) given each, and the log marginal likelihood."""
+    taus = np.exp(np.linspace(-9.0, 2.5, 231))
+    log_p = stats.halfnorm.logpdf(taus, scale=1.5) if log_prior is None else log_prior(taus)
+    x = np.column_stack([np.ones(len(g)), np.eye(n_groups)[g]])
+    parts = [normal_posterior(x, y, np.array([5.0, *[tau] * n_groups]), SEEN) for tau in taus]
+    log_w = np.array([part[2] for part in parts]) + log_p + np.log(taus) + np.log(11.5 / 230)
+    evidence = logsumexp(log_w)
+    return taus, np.exp(log_w - evidence), *(np.array([part[i] for part in parts]) for i in range(2)), evidence
+
+
+def of_linear(a, weights, means, covariances):
+    """Mean and standard deviation of a linear function of (mu, u)."""
+    middle = means @ a
+    mean = weights @ middle
+    return mean, np.sqrt(weights @ ((middle - mean) ** 2 + np.einsum("i,tij,j->t", a, covariances, a)))
+
+
+def grouped_moments(g, y, **options):
+    """Moments of mu, u and tau, and the log marginal likelihood."""
+    taus, w, *rest, evidence = given_tau(g, y, **options)
+    mu, *u = (of_linear(a, w, *rest) for a in np.eye(rest[0].shape[1]))
+    return {"moments": {"mu": mu, "u": tuple(np.array(u).T), "tau": of_grid(taus, w)[:2]}, "evidence": (evidence, 0.0)}
+
+
+MODELS["grid: groups"] = (grouped, lambda: grouped_moments(*grouped_data()), EXACT)

@@ -1,7 +1,7 @@
 """Make the references that no other place has, by long runs of NUTS: ``python tests/battery/references.py [NAME ...]``.
 
-A reference is written only if its chains agree and have moved enough; what is in the file already is not made again
-unless it is named. Log marginal likelihoods are those of bridge sampling from the same draws (Meng and Wong 1996).
+A reference is written only if its chains agree and have moved enough; what is in the file already is not made again.
+Log marginal likelihoods are those of bridge sampling from the same draws (Meng and Wong 1996).
 Needs nutpie.
 """
 
@@ -93,7 +93,7 @@ def main(names):
     """Make what is missing, or what is named."""
     for name in names or TOLD_BY_NUTS:
         store = dict(np.load(FILE)) if FILE.exists() else {}
-        if not names and f"{name}/mean" in store:
+        if f"{name}/mean" in store:
             continue
         start = time.perf_counter()
         try:
@@ -102,7 +102,8 @@ def main(names):
             print(f"{name}: NOT WRITTEN: {error}", flush=True)
             continue
         values = known.to_store(name) | {f"{name}/evidence": evidence}
-        np.savez_compressed(FILE, **(store | values))
+        np.savez_compressed(FILE.with_suffix(".new.npz"), **(store | values))
+        FILE.with_suffix(".new.npz").replace(FILE)
         print(
             f"{name}: {len(known.names)} quantities, effective size {known.size.min():.0f}, R-hat {rhat:.3f}, "
             f"evidence {evidence[0]:.3f} +- {evidence[1]:.3f}, {time.perf_counter() - start:.0f} s", flush=True,
