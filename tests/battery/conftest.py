@@ -1,9 +1,12 @@
 """One fit of each model for all that is asserted of it."""
 
+import csv
+import os
 import time
 import warnings
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pymc as pm
@@ -15,6 +18,8 @@ from battery.models import APPROXIMATE, EXACT, GAUSSIAN, MODELS, QUICK
 
 #: Draws of a fit.
 N_DRAWS = 10_000
+#: Seconds of each fit today, as multiples of those of a kernel. Lines are added to the file that BATTERY_SECONDS names.
+_SECONDS = Path(__file__).with_name("seconds.csv")
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,22 @@ def models(names=MODELS):
     ]
 
 
+@pytest.fixture(scope="session")
+def _warm():
+    """Leave what the first fit of a process takes out of the seconds of a model."""
+    with MODELS["closed: gamma-Poisson"].build():
+        pm.fit(method="ngvi", random_seed=1, progressbar=False)
+
+
+@pytest.fixture(scope="session")
+def seconds():
+    """The seconds of today, by model."""
+    with _SECONDS.open(newline="") as file:
+        return {name: float(ratio) for name, ratio in csv.reader(file)}
+
+
 @pytest.fixture(scope="module", params=models())
-def outcome(request):
+def outcome(request, _warm):
     """The fit of a model by the default."""
     entry = MODELS[request.param]
     with warnings.catch_warnings():
@@ -64,5 +83,8 @@ def outcome(request):
         model, start = entry.build(), time.process_time()
         with model:
             approx = pm.fit(method="ngvi", random_seed=1, progressbar=False, **entry.options)
-        seconds = time.process_time() - start
-    return Outcome(request.param, entry, approx, seconds / kernel_seconds())
+        ratio = (time.process_time() - start) / kernel_seconds()
+    if "BATTERY_SECONDS" in os.environ:
+        with open(os.environ["BATTERY_SECONDS"], "a", newline="") as file:
+            csv.writer(file).writerow([request.param, f"{ratio:.2f}"])
+    return Outcome(request.param, entry, approx, ratio)

@@ -21,7 +21,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(FILE.parents[1]))
 
 from battery.known import Known, quantities, varying  # noqa: E402
-from battery.models import MODELS, TOLD_BY_NUTS  # noqa: E402
+from battery.models import TOLD_BY_NUTS  # noqa: E402
 from measure import log_density_of, unconstrain  # noqa: E402
 from xarray import DataTree  # noqa: E402
 
@@ -36,7 +36,7 @@ def make(name):
     """Return what NUTS knows of a model."""
     import nutpie
 
-    model, written, moved = TOLD_BY_NUTS[name](MODELS[name])
+    model, written, moved = TOLD_BY_NUTS[name]()
     compiled, parts = nutpie.compile_pymc_model(written), []
     while True:
         tree = nutpie.sample(

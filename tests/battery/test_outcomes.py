@@ -3,6 +3,7 @@
 import warnings
 
 import numpy as np
+import pytest
 
 from battery.conftest import N_DRAWS, kind_of
 from battery.models import GAUSSIAN
@@ -23,6 +24,12 @@ def test_outcome(outcome):
         evidence = approx.log_marginal_likelihood
         wrong += known.wrong_evidence(evidence.value, evidence.se)
     assert not wrong, "\n".join([approx.record.posterior, *wrong])
+
+
+@pytest.mark.battery
+def test_seconds(outcome, seconds):
+    """No fit takes three times as long as it did."""
+    assert outcome.ratio < 3.0 * seconds[outcome.name]
 
 
 def wrong_of(approx, known, columns):
