@@ -58,7 +58,7 @@ class Known:
 
     @classmethod
     def exactly(cls, names, mean, sd, low=None, high=None, size=np.inf, limits=LIMITS, evidence=(np.nan, np.nan)):
-        """What is known without error, or of a size; NaN is not known. Kurtosis is that of a normal: it tells errors."""
+        """What is known without error, or of an effective size; NaN is not known. Kurtosis is that of a normal."""
         names, mean, sd = np.atleast_1d(names), np.atleast_1d(mean).astype(float), np.atleast_1d(sd).astype(float)
         sizes, ends = np.full(len(names), size), np.tile(limits, (len(names), 1)).T
         if low is None:

@@ -179,7 +179,8 @@ def _schools(centred):
 
 _SEVERAL = (
     "two exponentials, ordered", "two exponentials", *(f"sinusoid {i}" for i in modes_models.SINUSOIDS),
-    "two modes 3 sd apart, 0.5", "two modes 4 sd apart, 0.8, from the other", "two modes 6 sd apart, 0.6, from the other",
+    "two modes 3 sd apart, 0.5", "two modes 4 sd apart, 0.8, from the other",
+    "two modes 6 sd apart, 0.6, from the other",
     "two modes 8 sd apart, 0.8, from the other", "two modes 10 sd apart, 0.5",
     "two modes 10 sd apart, 0.95, from the other", "y = u^2", "y = u^2, off centre", "factor signs",
     "mixture, ordered", "mixture", "structured: label switching", "structured: factor analysis",
@@ -204,9 +205,7 @@ MODELS: dict[str, Entry] = {
         name: Entry(build, functools.partial(lambda known: from_moments(**known()), known), _elements, least)
         for name, (build, known, least) in closed.MODELS.items()
     },
-    **{
-        name: Entry(users_models.MODELS[name][1], None, _elements, GAUSSIAN, is_reliable=False) for name in IMPROPER
-    },
+    **{name: Entry(users_models.MODELS[name][1], None, _elements, GAUSSIAN, is_reliable=False) for name in IMPROPER},
 }
 
 #: What the default suite runs: a third, the quick ones, of every kind.

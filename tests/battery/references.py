@@ -20,10 +20,11 @@ FILE = Path(__file__).with_name("references.npz")
 if __name__ == "__main__":
     sys.path.insert(0, str(FILE.parents[1]))
 
-from battery.known import Known, quantities, varying  # noqa: E402
-from battery.models import TOLD_BY_NUTS  # noqa: E402
 from measure import log_density_of, unconstrain  # noqa: E402
 from xarray import DataTree  # noqa: E402
+
+from battery.known import Known, quantities, varying  # noqa: E402
+from battery.models import TOLD_BY_NUTS  # noqa: E402
 
 CHAINS, TUNE, DRAWS, TARGET, MOST_PAIRS = 2, 1_000, 4_000, 0.9, 3
 #: The largest R-hat and the least effective size of a mean that are written.

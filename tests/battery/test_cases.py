@@ -5,11 +5,11 @@ it has to unmark it.
 """
 
 import re
+import time
 import warnings
 
 import numpy as np
 import pymc as pm
-import pymc_ngvi
 import pytensor
 import pytensor.tensor as pt
 import pytest
@@ -17,10 +17,11 @@ import pytest
 from scipy import stats
 from scipy.special import logsumexp
 
+import pymc_ngvi
+
 from battery import closed
-from battery.closed import normal_moments, normal_posterior
-from battery.conftest import N_DRAWS, kind_of
-from battery.known import Known
+from battery.closed import normal_posterior
+from battery.conftest import N_DRAWS, kernel_seconds, kind_of
 from battery.models import EXACT, MODELS, _elements, from_moments
 from battery.test_outcomes import wrong_of
 
@@ -44,6 +45,14 @@ def case(*, seeds=SEEDS, wrong=None, in_all=True, quick=False):
 def fit(model, seed, **options):
     with model:
         return pm.fit(method="ngvi", random_seed=seed, progressbar=False, **options)
+
+
+def refusal_or_fit(model, seed):
+    """Return the message of a refusal, or a fit."""
+    try:
+        return "", fit(model, seed)
+    except ValueError as error:
+        return str(error), None
 
 
 def near(value, right, within):
@@ -76,26 +85,25 @@ def sensors(n, gap):
     return model
 
 
-def of_sensors(shares, mean, sd, evidence):
-    """Shares above 0, means and standard deviations at the first, a middle and the last time."""
-    shares, places = np.array(shares), (0, 1, 2)
-    names = [f"above[{i}]" for i in places]
-    return Known.exactly(names, shares, np.sqrt(shares * (1.0 - shares)), evidence=(evidence, 0.005))
+def of_sensors(share, evidence):
+    """The share above 0 at the first, a middle and the last time, which is the same, and the evidence."""
+    of_share = np.full(3, share), np.full(3, np.sqrt(share * (1.0 - share)))
+    return from_moments({"above": of_share}, evidence=(evidence, 0.01))
 
 
 @case(wrong="a mode with 0.44 of the mass is missed with one seed, and the result called exact", in_all=False)
 def two_sensors(seed):
-    agrees(fit(sensors(12, 3.0), seed), of_sensors([0.441] * 3, None, None, -85.946))
+    agrees(fit(sensors(12, 3.0), seed), of_sensors(0.441, -85.946))
 
 
 @case(seeds=(1, 2), wrong="a mode with 0.35 of the mass is missed, and the result called exact")
 def two_sensors_24(seed):
-    agrees(fit(sensors(24, 2.0), seed), of_sensors([0.654, 0.656, 0.656], None, None, -127.366))
+    agrees(fit(sensors(24, 2.0), seed), of_sensors(0.655, -127.366))
 
 
 @case(seeds=(2,))  # the seed with which a fit crashed
 def tails_crash(seed):
-    agrees(fit(sensors(12, 4.0), seed), of_sensors([0.434] * 3, None, None, -100.110))
+    agrees(fit(sensors(12, 4.0), seed), of_sensors(0.434, -100.110))
 
 
 # --- what is called exact, or reliable, and is not --------------------------------------------------------------------
@@ -214,10 +222,10 @@ def zerosum_two_axes_small(seed):
 
 @case(seeds=(1,), wrong="45 s, where 2 will do")
 def zerosum_two_axes_slow(seed):
-    start = pytensor.config.floatX and __import__("time").process_time()
+    start = time.process_time()
     approx = fit(polls(7, 6, 500, 22, scaled=True), seed)
-    assert kind_of(approx) == EXACT
-    assert __import__("time").process_time() - start < 20.0
+    assert approx.diagnose(random_seed=1).reliable
+    assert time.process_time() - start < 200.0 * kernel_seconds()
 
 
 @case(seeds=(1,), wrong="float32: ZeroSumNormal makes float64 of it, TypeError", quick=True)
@@ -237,10 +245,9 @@ def big_counts(seed):
     with pm.Model() as model:
         a, alpha = pm.Normal("a", 20, 5), pm.Exponential("alpha", 1)
         pm.NegativeBinomial("y", mu=pm.math.exp(a), alpha=alpha, observed=y)
-    try:
-        approx = fit(model, seed)
-    except pymc_ngvi.StartError as error:
-        assert re.search(r"int32|2\*\*31|2,147,483,647|2147483647", str(error)), error
+    message, approx = refusal_or_fit(model, seed)
+    if approx is None:
+        assert re.search(r"int32|2\*\*31|2,147,483,647|2147483647", message), message
     else:
         near(float(approx.sample(2_000, random_seed=1)["posterior"]["a"].mean()), 20.6, 1.0)
 
@@ -255,10 +262,9 @@ def masked_class(seed):
         warnings.simplefilter("ignore")  # PyMC's, of imputation
         theta, scale = pm.Beta("theta", 2, 2), pm.HalfNormal("scale", 200, shape=2)
         pm.Exponential("life", 1 / scale[pm.Bernoulli("g", theta, observed=observed)], observed=life)
-    try:
-        approx = fit(model, seed)
-    except Exception as error:
-        assert "AdvancedSetSubtensor" not in str(error), error
+    message, approx = refusal_or_fit(model, seed)
+    if approx is None:
+        assert "AdvancedSetSubtensor" not in message
     else:
         moments = {"theta": (0.486, 0.035), "scale": ([12.28, 98.8], [1.29, 9.4])}
         agrees(approx, from_moments(moments, 2_000.0), may_be_refused=False)
@@ -354,7 +360,9 @@ def _with_initval():
     return model
 
 
-@case(seeds=(1,), wrong="log likelihoods of a model with initval= are refused: PyMC's conversion to a graph", quick=True)
+@case(
+    seeds=(1,), wrong="log likelihoods of a model with initval= are refused: PyMC's conversion to a graph", quick=True
+)
 def initval_loo(seed):
     import arviz as az
 

@@ -38,7 +38,7 @@ def _skewed(x):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda x: x + [0.1 * SD[0], 0, 0], "a[0]: mean"),
+        (lambda x: np.add(x, [0.1 * SD[0], 0, 0]), "a[0]: mean"),
         (lambda x: MEAN + (x - MEAN) * [1, 1.1, 1], "b[0]: sd"),
         (lambda x: MEAN + (x - MEAN) * [1, 1, 0.9], "c[0]: sd"),
         (lambda x: x[:, [1, 0, 2]], "a[0]: mean"),

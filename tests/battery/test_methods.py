@@ -5,11 +5,12 @@ import warnings
 import modes_models
 import numpy as np
 import pymc as pm
-import pymc_ngvi
 import pytest
 
 from scipy import stats
 from scipy.special import gammaln
+
+import pymc_ngvi
 
 from battery import closed
 from battery.closed import normal_posterior
@@ -40,7 +41,9 @@ def best(family="full", data=closed.line_data):
     """Mean, covariance and evidence bound of the best Gaussian with blocks of independent coordinates."""
     mean, covariance, evidence = normal_posterior(*data(), 2.0, 0.8)
     precision = np.linalg.inv(covariance)
-    kept = {"full": np.ones((3, 3)), "diagonal": np.eye(3), "block": np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]])}[family]
+    kept = {"full": np.ones((3, 3)), "diagonal": np.eye(3), "block": np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]])}[
+        family
+    ]
     found = np.linalg.inv(precision * kept)
     gap = 0.5 * (np.linalg.slogdet(covariance)[1] - np.linalg.slogdet(found)[1])
     return mean, found, evidence - gap
@@ -76,9 +79,17 @@ METHODS = {
     "step decay": ({"step": "decay", "n": 400}, "full", NOISY),
     "step proximal": ({"step": "proximal", "n": 400}, "full", NOISY),
     "snngm, covariance": ({"update": "cholesky", "step": "snngm", "step_size": 0.01, "n": 2_000}, "full", ROUGH),
-    "snngm, precision": ({"update": "cholesky_precision", "step": "snngm", "step_size": 0.01, "n": 2_000}, "full", ROUGH),
+    "snngm, precision": (
+        {"update": "cholesky_precision", "step": "snngm", "step_size": 0.01, "n": 2_000},
+        "full",
+        ROUGH,
+    ),
     "adam": ({"update": "euclidean", "step": "adam", "n": 2_500}, "full", ROUGH),
-    "sgd": ({"update": "euclidean", "step": "sgd", "factor": "covariance", "step_size": 2e-3, "n": 2_000}, "full", ROUGH),
+    "sgd": (
+        {"update": "euclidean", "step": "sgd", "factor": "covariance", "step_size": 2e-3, "n": 2_000},
+        "full",
+        ROUGH,
+    ),
     "vogn": ({"estimator": "gauss_newton", "step": "constant", "step_size": 0.1, "n": 500}, "full", (0.15, 0.5, 1.0)),
     "ivon": ({"step": "ivon", "n": 2_000}, "full", (0.3, 0.6, 1.0)),
 }

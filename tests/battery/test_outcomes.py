@@ -1,4 +1,4 @@
-"""Each model by the default: kind of posterior, verdict, moments and limits of coordinates and functionals, evidence."""
+"""Each model by the default: kind, verdict, moments and limits of coordinates and functionals, evidence, seconds."""
 
 import warnings
 

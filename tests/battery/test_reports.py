@@ -8,15 +8,16 @@ import arviz as az
 import exact_models
 import numpy as np
 import pymc as pm
-import pymc_ngvi
 import pytest
 
 from pymc.stats import compute_log_prior
 from scipy import stats
 from scipy.special import gammaln
 
+import pymc_ngvi
+
 from battery import closed
-from battery.closed import N_GROUPS, SEEN, grouped_data, grouped_moments, normal_posterior
+from battery.closed import SEEN, grouped_data, grouped_moments, normal_posterior
 from battery.test_cases import fit, near
 
 N = 8_000
@@ -122,15 +123,16 @@ def test_update_groups():
 def test_with_prior():
     data = grouped_data()
     before, after = (
-        grouped_moments(*data, log_prior=prior)
-        for prior in (None, lambda tau: stats.expon.logpdf(tau, scale=0.5))
+        grouped_moments(*data, log_prior=prior) for prior in (None, lambda tau: stats.expon.logpdf(tau, scale=0.5))
     )
     found = groups().with_prior(tau=pm.Exponential.dist(2.0))
     assert found.is_reliable
     draws = found.sample(N)["posterior"]
     for name in ("mu", "u", "tau"):
         holds(draws[name], *after["moments"][name][:2])
-    near(found.log_bayes_factor.value, after["evidence"][0] - before["evidence"][0], 5 * found.log_bayes_factor.se + 0.02)
+    near(
+        found.log_bayes_factor.value, after["evidence"][0] - before["evidence"][0], 5 * found.log_bayes_factor.se + 0.02
+    )
 
 
 def test_prior_sensitivity():
@@ -211,9 +213,7 @@ def test_fit_many():
         near(value["sd"], law.std(), (OF_SD + 0.03) * law.std())
         near(law.cdf(value["lower"]), 0.03, 5 * np.sqrt(0.03 / 1_500))
         near(law.cdf(value["upper"]), 0.97, 5 * np.sqrt(0.03 / 1_500))
-        evidence = (
-            2 * np.log(0.5) + gammaln(2.0 + y.sum()) - (2.0 + y.sum()) * np.log(7.5) - gammaln(y + 1).sum()
-        )
+        evidence = 2 * np.log(0.5) + gammaln(2.0 + y.sum()) - (2.0 + y.sum()) * np.log(7.5) - gammaln(y + 1).sum()
         assert str(row["posterior"].values) == "exact" or i > 1
         if str(row["posterior"].values) == "exact":
             near(float(row["log_marginal_likelihood"]), evidence, 5 * float(row["log_marginal_likelihood_se"]) + 0.01)
@@ -235,7 +235,10 @@ def test_draws_of_a_change_point():
 
 def test_sampler_init():
     mean, covariance, _ = normal_posterior(*closed.line_data(), 2.0, 0.8)
-    assert np.all(np.abs(np.mean([p["beta"] for p in points_of(line().sampler_init())], 0) - mean) < 5 * np.sqrt(np.diag(covariance)))
+    assert np.all(
+        np.abs(np.mean([p["beta"] for p in points_of(line().sampler_init())], 0) - mean)
+        < 5 * np.sqrt(np.diag(covariance))
+    )
 
 
 def points_of(init):
