@@ -343,8 +343,7 @@ class NGVI(Inference):
         """
         if self._session is None and self._result is None:
             raise TypeError("There is nothing to refine: call fit first.")
-        refined: NGVIApproximation = self.approx.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
-        return refined
+        return self.approx.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
 
     def run_profiling(self, *args: object, **kwargs: object) -> Never:
         """Not available: there is no compiled step function to profile."""

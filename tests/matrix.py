@@ -57,7 +57,6 @@ def pairs_once(choices):
     return kept
 
 
-each_combination = pytest.mark.parametrize("choice", COMBINATIONS, ids=_id)
 each_natural = pytest.mark.parametrize("choice", NATURAL, ids=_id)
 each_adaptive = pytest.mark.parametrize("choice", ADAPTIVE, ids=_id)
 #: Families that hold every Gaussian: here, the structure of the sparse one leaves nothing out.

@@ -8,7 +8,7 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array
 
 #: Weights in a tail: a part of all where these are few, and a multiple of the square root of how many there are.
-_PART, _OF_ROOT, _FEW = 5, 3.0, 225
+_PART, _OF_ROOT, _FEW_DRAWS = 5, 3.0, 225
 #: Fewer make no tail.
 _LEAST = 5
 #: Of the estimate of the shape: the prior of its scale, and the shape towards which it shrinks, worth so many draws.
@@ -37,7 +37,7 @@ def smoothed_tail(log_weights: Array) -> tuple[Array, float]:
     .. [1] Vehtari, Simpson, Gelman, Yao, Gabry (2024). Pareto smoothed importance sampling. JMLR 25(72).
     """
     n, result = len(log_weights), log_weights - log_weights.max()
-    n_tail = int(_OF_ROOT * np.sqrt(n)) if n > _FEW else n // _PART
+    n_tail = int(_OF_ROOT * np.sqrt(n)) if n > _FEW_DRAWS else n // _PART
     order = np.argsort(result)
     tail, below = order[n - n_tail :], order[n - n_tail - 1]
     if n_tail < _LEAST or np.ptp(result[tail]) < np.finfo(float).tiny:
@@ -82,5 +82,4 @@ def _quantiles(probability: Array, shape: float, scale: float) -> Array:
     log_survival = np.log1p(-probability)
     if shape == 0.0:
         return -scale * log_survival
-    result: Array = scale * np.expm1(-shape * log_survival) / shape
-    return result
+    return scale * np.expm1(-shape * log_survival) / shape

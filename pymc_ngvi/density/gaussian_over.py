@@ -237,8 +237,7 @@ def gaussian_over(given: RowsGiven) -> GaussianOver | None:
             found = None
             given.begin_at(start)  # fits have to find their way themselves
         given.closed_form = seen, found
-    result: GaussianOver | None = given.closed_form[1]
-    return result
+    return given.closed_form[1]
 
 
 def _mode(given: RowsGiven) -> tuple[Array, Precisions]:

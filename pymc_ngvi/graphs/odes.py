@@ -299,8 +299,7 @@ def _integrate(equations: Equations, order: int, both: Array) -> Array | None:
         )
     if "successful" not in report["message"] or not np.isfinite(path).all():
         return None
-    result: Array = np.moveaxis(path[1:].reshape(-1, n_draws, start.shape[1]), 0, 1)
-    return result
+    return np.moveaxis(path[1:].reshape(-1, n_draws, start.shape[1]), 0, 1)
 
 
 def _initial(y0: Array, n: int, order: int) -> Array:

@@ -20,7 +20,7 @@ from pymc_ngvi.core.values import Array
 #: Relative and absolute error of a step: as of LSODA.
 _TOLERANCE = 1.49e-8
 #: Steps of a draw at most: in all, and more for each time.
-_MOST_STEPS, _PER_TIME = 400, 4
+_MOST_STEPS_OF_DRAW, _PER_TIME = 400, 4
 #: Safety of step sizes, and by how much they change at most.
 _SAFETY, _LEAST, _MOST = 0.9, 0.2, 6.0
 #: First step, as a part of the time to the first output.
@@ -58,7 +58,7 @@ def solved(slope: Slope, start: Array, begin: float, times: Array) -> tuple[Arra
     first = np.full(start.shape, np.nan)
     with np.errstate(all="ignore"):
         first[active] = slope(start[active], t[active], active)
-        for _ in range(_MOST_STEPS + _PER_TIME * n_times):
+        for _ in range(_MOST_STEPS_OF_DRAW + _PER_TIME * n_times):
             if not len(active):
                 break
             goal = times[at[active]]

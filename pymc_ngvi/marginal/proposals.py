@@ -78,8 +78,7 @@ class Proposal:
         n = len(self.mixture.shares) - self.n_far
         log_fitted = self.bend.log_density(self.mixture.first(n).log_density, g)
         log_fitted += np.log(self.mixture.shares[:n].sum())
-        result: NDArray[np.bool_] = log_fitted < self.log_density(g) - np.log(2.0)
-        return result
+        return log_fitted < self.log_density(g) - np.log(2.0)
 
     def beside(self, other: "Proposal", part: float) -> "Proposal":
         """Return the proposal of which a part is another one."""

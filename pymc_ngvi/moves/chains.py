@@ -32,7 +32,7 @@ from pymc_ngvi.moves.leapfrog import PhasePoints, phase_points_at, trajectory
 from pymc_ngvi.moves.verdict import MOST_DIVERGING
 
 #: First length of trajectories: a quarter of a period. First step size, times the fourth root of the dimension.
-_QUARTER, _FIRST = 0.5 * math.pi, 0.5
+_QUARTER, _FIRST_STEP = 0.5 * math.pi, 0.5
 #: Refusals that are aimed at; part that is left of these where too many trajectories diverge, and the fewest.
 _REFUSED, _FEWER, _FEWEST = 0.2, 0.25, 0.01
 #: By how much lengths differ from the usual one, as a part; the golden section spreads them evenly.
@@ -92,7 +92,7 @@ class Chains:
         self._target, self._rng, self._inside = target, rng, inside
         self._jitter = rng.random()
         self.coordinates = coordinates
-        self.step, self.length = _FIRST * x.shape[1] ** -0.25, _QUARTER
+        self.step, self.length = _FIRST_STEP * x.shape[1] ** -0.25, _QUARTER
         self.acceptance, self.outflow, self._n_left = math.nan, 0.0, 0
         self.refused, self.diverging = _REFUSED, 0.0
         self._points = phase_points_at(target, coordinates, x)

@@ -131,8 +131,7 @@ class NGVIApproximation(Methods, Approximation):
         """
         if self._next_step is not None:
             raise AttributeError(NO_Q)
-        params: dict[str, TensorSharedVariable] = super().params
-        return params
+        return super().params
 
     @property
     def mean(self) -> TensorVariable:

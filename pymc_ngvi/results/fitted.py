@@ -115,8 +115,7 @@ class Fitted:
         """What another fit begins from: q, or the Gaussian that belongs to an exact or a nested posterior."""
         if self._next_step is None or self._gaussian is not None:
             return self.gaussian.q
-        q: VariationalState = getattr(self._state, "gaussian")  # noqa: B009 (of pools alone)
-        return q
+        return getattr(self._state, "gaussian")  # noqa: B009 (of pools alone)
 
     @property
     def plan(self) -> Plan | None:

@@ -118,8 +118,7 @@ class _Moment(_StateOp):
         return pt.TensorType("float64", shape=(self.n_dim,) * n_axes)
 
     def _compute(self, state: VariationalState, *points: Array) -> Array:
-        moment: Array = getattr(state, self.moment)()
-        return moment
+        return getattr(state, self.moment)()
 
 
 class NGVIGroup(Group):

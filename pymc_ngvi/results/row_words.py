@@ -27,7 +27,7 @@ def rows_in_words(rows: ModelRows, layout: Layout) -> list[str]:
         return []
     if not n:
         return [f"No rows: {rows.why_not or _rest(rows.rest)}."]
-    lines = [f"Log p is a sum over {_count(n, 'row')}:"]
+    lines = [f"Log p is a sum over {count(n, 'row')}:"]
     if rows.rest:
         lines = [f"Not all of log p is a sum over rows: {_rest(rows.rest)}. The other parts are:"]
     lines += [f"- {words}" for _, words in kinds_in_words(rows.kinds, layout)]
@@ -49,7 +49,11 @@ def _of(part: RowKind | NoRows) -> str:
 def kinds_in_words(kinds: Sequence[RowKind], layout: Layout) -> list[tuple[list[RowKind], str]]:
     """Return kinds of rows that are said together, and the words; priors of single coordinates are."""
     of_variable: dict[tuple[str, str], list[RowKind]] = {}
-    alone = [kind for kind in kinds if kind.role == "prior" and _is_of_one_coordinate(kind)]
+    alone = [
+        kind
+        for kind in kinds
+        if kind.role == "prior" and len(kind.predictors) == 1 and kind.predictors[0].is_coordinate
+    ]
     for kind in kinds:
         if kind not in alone:
             of_variable.setdefault((kind.role, kind.variable), []).append(kind)
@@ -61,29 +65,25 @@ def kinds_in_words(kinds: Sequence[RowKind], layout: Layout) -> list[tuple[list[
         names = list(dict.fromkeys(f"`{kind.variable}`" for kind in alone))
         prior = "prior" if len(names) == 1 else "priors"
         n = sum(kind.n for kind in alone)
-        said = f"{_count(n, 'row')} of the {prior} of {_listed(names)}, each a function of one coordinate"
+        said = f"{count(n, 'row')} of the {prior} of {_listed(names)}, each a function of one coordinate"
         words.append((alone, said))
     return words
-
-
-def _is_of_one_coordinate(kind: RowKind) -> bool:
-    return len(kind.predictors) == 1 and kind.predictors[0].is_coordinate
 
 
 def _kind(kind: RowKind, layout: Layout) -> str:
     k = len(kind.predictors)
     each = ", each a function" if kind.n > 1 else ", a function"
-    fewer = f" that varies in {_count(kind.n_directions, 'direction')}" if kind.n_directions < k else ""
-    of = f"{_count(k, 'predictor')}{fewer}: {_predictors(kind, layout)}"
-    return f"{_count(kind.n, 'row')} of {_of(kind)}{each} of {of}"
+    fewer = f" that varies in {count(kind.n_directions, 'direction')}" if kind.n_directions < k else ""
+    of = f"{count(k, 'predictor')}{fewer}: {_predictors(kind, layout)}"
+    return f"{count(kind.n, 'row')} of {_of(kind)}{each} of {of}"
 
 
 def _many(group: list[RowKind]) -> str:
     numbers = [len(kind.predictors) for kind in group]
     n = sum(kind.n for kind in group)
-    predictors = _count(max(numbers), "predictor")
+    predictors = count(max(numbers), "predictor")
     how_many = predictors if min(numbers) == max(numbers) else f"{min(numbers)} to {predictors}"
-    return f"{_count(n, 'row')} of {_of(group[0])}, functions of {how_many}, of {len(group)} kinds"
+    return f"{count(n, 'row')} of {_of(group[0])}, functions of {how_many}, of {len(group)} kinds"
 
 
 def _predictors(kind: RowKind, layout: Layout) -> str:
@@ -140,7 +140,8 @@ def _matrix(rows: ModelRows) -> str:
     return f"{shape}, dense." if per_row >= _DENSE * n_dim else f"{shape}, {per_row:.3g} entries a row."
 
 
-def _count(n: int, noun: str) -> str:
+def count(n: int, noun: str) -> str:
+    """Return a number with its noun."""
     return f"{n:,} {noun}" + ("" if n == 1 else "s")
 
 

@@ -17,7 +17,7 @@ from pymc_ngvi.density.row_kinds import ModelRows
 from pymc_ngvi.families.dissection import find_structure
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.graphs.layout import Layout
-from pymc_ngvi.results.row_words import rows_in_words
+from pymc_ngvi.results.row_words import count, rows_in_words
 
 Integers = NDArray[np.intp]
 
@@ -242,7 +242,7 @@ class ModelStructure:
         """Which coordinates are independent of each other given which others, in a sentence."""
         n = self.n_dim
         if n < 2:
-            return f"{_count(n, 'coordinate')}."
+            return f"{count(n, 'coordinate')}."
         if self.n_entries == n * (n + 1) // 2:
             return f"Dense: the Hessian of log p couples all {n:,} coordinates."
         if self.n_blocks < 2 or self.n_dim - self.n_global < _LEAST_LOCAL * n:
@@ -263,7 +263,7 @@ class ModelStructure:
 
     def _globals(self, parts: list[Part]) -> str:
         n = sum(len(p.coordinates) for p in parts)
-        return f"{_count(n, 'global parameter')} ({self._numbers(parts)})" if n else ""
+        return f"{count(n, 'global parameter')} ({self._numbers(parts)})" if n else ""
 
     def _blocks(self, parts: list[Part]) -> list[str]:
         if len(parts) > _N_GROUPS:
@@ -272,7 +272,7 @@ class ModelStructure:
             parts = [Part("blocks", self._variables_of(coordinates), coordinates, sizes)]
         result = []
         for part in parts:
-            blocks = _count(len(part.sizes), "block" if len(part.sizes) == 1 else "independent block")
+            blocks = count(len(part.sizes), "block" if len(part.sizes) == 1 else "independent block")
             result.append(f"{blocks} of size {_range(part.sizes)} from {self._names(part.variables)}")
         return result
 
@@ -288,7 +288,7 @@ class ModelStructure:
             each = [f"{len(p.coordinates):,} of {self.name(p.variables[0])}" for p in separators]
             by = f"coordinates of their own, {_listed(each, 'and')}"
         sizes = f"size {part.sizes[0]:,}" if part.sizes[0] == part.sizes[-1] else f"up to {part.sizes.max():,}"
-        return f"{whole}: cut into {_count(len(part.sizes), 'block')} of {sizes} by {by}"
+        return f"{whole}: cut into {count(len(part.sizes), 'block')} of {sizes} by {by}"
 
     def _singles(self, parts: list[Part]) -> str:
         n = sum(len(p.coordinates) for p in parts)
@@ -296,19 +296,18 @@ class ModelStructure:
         if not n:
             return ""
         split = [p._replace(variables=(v,), coordinates=self._within(p, v)) for p in parts for v in p.variables]
-        return f"{_count(n, 'coordinate')} that {verb} on no other ({self._numbers(split)})"
+        return f"{count(n, 'coordinate')} that {verb} on no other ({self._numbers(split)})"
 
     def _sums(self) -> list[str]:
         """Return what couples the coordinates of sums, all with all."""
         found = []
         for inside in self.sums:
             names = _listed([self.name(v) for v in self._variables_of(inside)], "and")
-            found.append(f"beside these, a sum over {_count(len(inside), 'coordinate')} of {names}")
+            found.append(f"beside these, a sum over {count(len(inside), 'coordinate')} of {names}")
         return found
 
     def _within(self, part: Part, variable: int) -> Integers:
-        inside: Integers = part.coordinates[self._variable[part.coordinates] == variable]
-        return inside
+        return part.coordinates[self._variable[part.coordinates] == variable]
 
     def name(self, variable: int) -> str:
         """Return the name of a variable of the layout, in backticks."""
@@ -344,10 +343,6 @@ class ModelStructure:
             sizes = _range(self.block_sizes[inside]) if len(inside) else ""
             rows.append((variable.value_name, variable.size, role, sizes))
         return pd.DataFrame(rows, columns=["name", "size", "role", "block_sizes"])
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}" + ("" if n == 1 else "s")
 
 
 def _range(sizes: Integers) -> str:

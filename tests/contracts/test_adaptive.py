@@ -23,12 +23,8 @@ from matrix import (
 from targets import Quadratic, Walled, cauchy, flat, kinked, logistic, poisson, random_covariance, restrict
 
 from pymc_ngvi import Status
-from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.families import SparseFamily
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.fitting import loop, outcome
 from pymc_ngvi.fitting.registry import Choice
-from pymc_ngvi.steps.adaptive.rule import LEAST_GAIN, MAX_SETTLING
 
 TOL = 0.05  # the default, nats
 SMALL_GAP = 0.02  # nats; below it a reported gap need not be right
@@ -117,24 +113,6 @@ def test_gaussian_target_of_updates_that_are_not_exact(choice, seed, distance):
     assert gap < 1e-4
 
 
-@others_adaptive
-def test_full_steps_near_a_gaussian_optimum_square_the_error(choice):
-    """Gaps are squares of errors: each is below a constant times the square of the one before, down to rounding."""
-    cov = restrict(choice.family, random_covariance(np.random.default_rng(1), 6))
-    target = Quadratic(np.zeros(6), np.linalg.inv(cov))
-    rule = make_rule(target, choice, seed=1)
-    state = loop.start(rule, state_of(choice.family, 0.2 * np.sqrt(np.diag(cov)), 1.3 * cov))
-    gaps = [state.rule.moments.gap]
-    for _ in range(4):
-        q = rule._update(state.rule.q, state.rule.moments, 1.0, True)
-        state = loop.start(rule, q)
-        gaps.append(state.rule.moments.gap)
-    assert gaps[0] > 0.1
-    assert gaps[-1] < 1e-12
-    for old, new in pairwise(gaps):
-        assert new < 2.0 * old**2 + 1e-20
-
-
 @for_seeds(1, 2, 3, others=(1,))
 @pytest.mark.parametrize("make", [logistic, poisson, correlated])
 def test_converges_to_within_the_tolerance_and_says_so_truly(choice, seed, make):
@@ -205,15 +183,6 @@ def test_a_smaller_tolerance_is_honoured(choice, make):
     assert true_gap(target, state.rule.q, choice.family) < 0.005
 
 
-@each_natural
-def test_a_large_tolerance_needs_less_work(choice):
-    loose, tight = logistic().fresh(), logistic().fresh()
-    fit(loose, choice, seed=1, tol=1.0)
-    fit(tight, choice, seed=1, tol=0.005, max_draws=8192)
-    assert loose.n_gradients < tight.n_gradients
-    assert loose.n_hessians < tight.n_hessians
-
-
 @pytest.mark.parametrize(
     ("choice", "make"),
     [*((choice, poisson) for choice in NATURAL if choice.family in ("full", "sparse")), (COMBINATIONS[0], logistic)],
@@ -251,37 +220,6 @@ def test_the_elbo_does_not_fall_on_a_fixed_set(choice, seed):
     assert -states[-1].losses[-1] > -states[0].losses[0] + 1.0
 
 
-@each_natural
-@pytest.mark.parametrize("max_draws", [8, 64, 1024])
-def test_sizes_of_the_sets(choice, max_draws):
-    target, states = logistic().fresh(), []
-    fit(target, choice, seed=1, observe=states.append, max_draws=max_draws)
-    sizes = [state.rule.n_draws for state in states]
-    assert max(sizes) <= max_draws
-    assert all(size >= 8 and size & (size - 1) == 0 for size in sizes)
-    levels = [state.rule.level for state in states]
-    assert levels == sorted(levels)
-
-
-@each_natural
-def test_draws_are_a_function_of_seed_and_level_alone(choice):
-    target = logistic()
-    rules = [make_rule(target, choice, seed=seed) for seed in (1, 1, 2)]
-    z = [[rule.base_draws(level, 16).z for level in (0, 1)] for rule in rules]
-    np.testing.assert_array_equal(z[0], z[1])
-    assert not np.array_equal(z[0][0], z[0][1])
-    assert not np.array_equal(z[0][0], z[2][0])
-
-
-@each_natural
-def test_evaluations_are_counted_by_the_target_and_nothing_is_evaluated_twice(choice):
-    """The loop of a fit takes no more than some hundreds to 1,600 gradients for an easy target."""
-    target, n = logistic().fresh(), []
-    fit(target, choice, seed=1, observe=lambda state: n.append(target.n_gradients))
-    assert 0 < target.n_hessians <= target.n_gradients < 2_500
-    assert n == sorted(n)
-
-
 @each_adaptive
 def test_nothing_is_certified_on_draws_that_led_to_the_state(choice):
     """A state of which everything says that it is perfect, but on used draws, is not converged."""
@@ -317,69 +255,6 @@ def test_one_coordinate_far_off_is_not_hidden_by_a_large_tolerance(choice, error
     rule = make_rule(target, choice, seed=1, n_draws=64, tol=10.0)
     assert rule.terminate(rule.init(state_of(choice.family, np.zeros(40), np.eye(40)))) is Status.CONVERGED
     assert rule.terminate(rule.init(state_of(choice.family, mean, cov))) is None
-
-
-@each_natural
-def test_assessment_uses_other_draws_than_the_fit(choice):
-    target = logistic().fresh()
-    states = []
-    rule, last = fit(target, choice, seed=1, observe=states.append, location=np.full(target.n_dim, 3.0))
-    used = next(state.rule for state in states if not state.rule.fresh)
-    theta, logp, pairs, *_ = rule.assess(used)
-    z = np.linalg.solve(np.linalg.cholesky(used.q.cov()), (theta - used.q.mean()).T).T
-    old = {round(value, 9) for state in states for value in state.rule.base.z[:, 0]}
-    assert not old & {round(value, 9) for value in z[:, 0]}
-    np.testing.assert_allclose(logp, target.logp_grad(theta)[0], rtol=1e-12)
-    np.testing.assert_allclose(theta[pairs].mean(axis=1), np.broadcast_to(used.q.mean(), (len(pairs), 5)), atol=1e-9)
-    assert last.rule.fresh
-    np.testing.assert_array_equal(rule.assess(last.rule)[0], last.rule.evaluation.theta)
-
-
-# --- group effects before global parameters ---------------------------------------------------------------------------
-
-each_sparse = pytest.mark.parametrize(
-    "choice", [choice for choice in ADAPTIVE if choice.family == "sparse"], ids=lambda choice: choice.update
-)
-
-
-@each_sparse
-@glms
-def test_global_parameters_are_held_until_the_others_have_settled(choice, make):
-    """Their marginal stays as it is while steps of the others gain; each such step does, on the first draws."""
-    target = make().fresh()
-    rule = make_rule(target, choice, seed=1)
-    state = first_state(rule, target, choice, np.full(target.n_dim, 1.0)).rule
-    held = state.q.globals_
-    others = np.setdiff1d(np.arange(target.n_dim), held)
-    gains = []
-    while state.n_settling:
-        new = rule.step(state)
-        np.testing.assert_allclose(new.q.mean()[held], state.q.mean()[held], rtol=1e-12)
-        np.testing.assert_allclose(new.q.cov()[np.ix_(held, held)], state.q.cov()[np.ix_(held, held)], rtol=1e-9)
-        assert (new.q.mean()[others] != state.q.mean()[others]).all()
-        assert new.n_settling < state.n_settling
-        assert (new.level, new.fresh) == (0, False)
-        # What is said of the state is what was measured of it, globals included.
-        np.testing.assert_array_equal(new.evaluation.theta, new.q.draws(new.base.z))
-        np.testing.assert_array_equal(new.moments.grad, rule._measured(new).moments.grad)
-        gains.append(new.elbo - state.elbo)
-        state = new
-    enough = LEAST_GAIN * target.n_dim
-    assert 1 < len(gains) <= MAX_SETTLING
-    assert gains[0] > 1.0
-    assert all(gain > enough for gain in gains[:-1])
-    assert gains[-1] <= enough or len(gains) == MAX_SETTLING
-    assert (rule.step(state).q.mean()[held] != state.q.mean()[held]).all()
-
-
-@pytest.mark.parametrize("labels", [[-1, -1, -1], [0, 0, 1]], ids=["all global", "none global"])
-def test_where_there_is_nothing_to_tell_apart_nothing_is_held(labels):
-    target = Quadratic(np.zeros(3), np.diag([1.0, 2.0, 3.0]))
-    target.pattern = Pattern.of(target.precision)
-    rule = make_rule(target, Choice("sparse", "natural", "price", "adaptive"), seed=1)
-    state = rule.init(SparseFamily(ArrowStructure.of(labels)).from_scale(np.ones(3), np.ones(3)))
-    assert state.n_settling == 0
-    np.testing.assert_allclose(rule.step(state).q.cov(), np.diag([1.0, 1 / 2, 1 / 3]), atol=1e-12)
 
 
 # --- reproducible, resumable ------------------------------------------------------------------------------------------

@@ -11,18 +11,19 @@ from scipy import stats
 
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.families import DiagonalState, FullState
-from pymc_ngvi.moves.arrival import (
+from pymc_ngvi.moves.chains import Chains
+from pymc_ngvi.moves.leapfrog import WhitenedMomenta, phase_points_at, trajectory
+from pymc_ngvi.moves.rounds import (
+    N_STARTS,
     effective_sizes,
     mixing_of,
     most_trend,
+    moved_until_arrived,
     nested_rhat,
     peak_size,
+    starts_of,
     worth_of,
 )
-from pymc_ngvi.moves.chains import Chains
-from pymc_ngvi.moves.leapfrog import WhitenedMomenta, phase_points_at, trajectory
-from pymc_ngvi.moves.rounds import N_STARTS, moved_until_arrived
-from pymc_ngvi.moves.starts import starts_of
 from pymc_ngvi.moves.verdict import LEAST_SIZE, MOST_RHAT, MovedChecks
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")

@@ -100,12 +100,6 @@ def test_few_colours_recover_all_entries(name):
     check_recovery(pattern, colouring)
 
 
-def test_many_groups_take_no_python_loop(monkeypatch):
-    monkeypatch.setattr(module, "_star_colouring", None)
-    for name, n_colours in (("random intercepts", 6), ("random slopes", 7), ("Rasch", 54), ("chain", 3), ("dense", 30)):
-        assert Colouring.of(STRUCTURES[name][0]).n_colours == n_colours, name
-
-
 @st.composite
 def graphs(draw):
     n_dim = draw(st.integers(1, 14))
@@ -139,26 +133,3 @@ def test_greedy_colourings_are_star_colourings_in_any_order(pattern, random):
                 distinct = len({a, b, c, d}) == 4
                 assert not (distinct and colours[a] == colours[c] and colours[b] == colours[d])
     assert module._places(pattern, colours) is not None
-
-
-@pytest.mark.parametrize("counted", [True, False])
-def test_colourings_that_lose_entries_are_seen(monkeypatch, counted):
-    """A path of four vertices in two colours: each end has its entry from the other side, the middle has none."""
-    if not counted:
-        monkeypatch.setattr(module, "_COUNTED_PLACES", 0)
-    path = pattern_of([1, 2, 3], [0, 1, 2], 4)
-    assert module._places(path, np.array([0, 1, 0, 1])) is None
-    assert module._places(path, np.array([0, 0, 1, 2])) is None
-    assert module._places(path, np.array([0, 1, 2, 0])) is not None
-    monkeypatch.setattr(module, "_colour", lambda pattern: np.array([0, 1, 0, 1]))
-    colouring = Colouring.of(path)
-    assert colouring.n_colours == 4
-    check_recovery(path, colouring)
-
-
-def test_large_places_are_counted_alike(monkeypatch):
-    for pattern, _ in STRUCTURES.values():
-        colouring = Colouring.of(pattern)
-        with monkeypatch.context() as patch:
-            patch.setattr(module, "_COUNTED_PLACES", 0)
-            np.testing.assert_array_equal(module._places(pattern, colouring.colours), colouring.places)

@@ -4,21 +4,19 @@ import dataclasses
 import sys
 import warnings
 
-import cloudpickle
 import numpy as np
 import pymc as pm
 import pytensor
 import pytest
 import xarray as xr
 
-from matplotlib import colors, pyplot
+from matplotlib import pyplot
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import integrate, stats
 
 from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
-from pymc_ngvi.families import DiagonalState, FullState, MixtureState
+from pymc_ngvi.families import FullState, MixtureState
 from pymc_ngvi.graphs.layout import Layout, Variable
-from pymc_ngvi.mixtures.finite.worth import Worth, effective_components
 from pymc_ngvi.results.components import components_dataset
 from pymc_ngvi.results.plotting.components import plot_components
 
@@ -171,18 +169,6 @@ def test_a_single_gaussian_has_no_components(gaussian_approx):
             getattr(gaussian_approx, name)()
 
 
-@pytest.mark.parametrize(
-    ("weights", "shown"),
-    [
-        ([0.2, 0.8], "MixtureState with weights 0.80, 0.20, n_dim=6, not fitted"),
-        ([1.0], "MixtureState with weights 1.00, n_dim=6, not fitted"),
-        (np.full(7, 1 / 7), "weights 0.14, 0.14, 0.14, 0.14, 0.14, 0.14, ..., n_dim"),
-    ],
-)
-def test_representation(density, weights, shown):
-    assert shown in repr(NGVIApproximation(density, mixture_of(6, np.array(weights))))
-
-
 def test_labels_of_single_coordinates_name_them(approx):
     block = approx.cov_of(["level[1]", "slope"])
     where = {v.name: v.where.start for v in approx.layout.variables}
@@ -233,12 +219,6 @@ def test_draws_far_from_the_others_are_of_their_component(bimodal):
     x, component = tree["posterior"]["x"].values, tree["sample_stats"]["component"].values
     clear = np.abs(x) > 1.0  # beyond, the smaller responsibility is below 1e-3
     assert np.mean(clear & (component == (x > 0))) > 0.99 * clear.mean()
-
-
-def test_draws_of_a_single_gaussian_are_as_before(gaussian_approx):
-    tree = gaussian_approx.sample(5, random_seed=1, log_p=True)
-    assert "components" not in tree.children
-    assert list(tree["sample_stats"].data_vars) == ["log_p", "log_q"]
 
 
 def test_draws_go_to_disk_and_to_predictions(model, approx, python_mode, tmp_path):
@@ -309,26 +289,6 @@ def test_khats_are_those_of_the_two(bimodal):
     assert few.khat_gaussian is None
 
 
-def test_chunks_leave_no_draw_out(bimodal, monkeypatch):
-    monkeypatch.setattr("pymc_ngvi.core.draws._CHUNK_ELEMENTS", 300)
-    q = mixture_1d([-1.9, 2.1], [0.6, 0.6], [0.3, 0.7])
-    bimodal.set_state(q)
-    found = bimodal.worth(1_000, 5, gaussian=GAUSSIANS["across"])
-    assert found.khat == bimodal.khat(1_000, 5)
-    assert abs(found.gain - elbo_1d(q) + elbo_1d(GAUSSIANS["across"])) < 4 * found.se
-
-
-def test_random_numbers_are_common(density):
-    """What one component differs by from the Gaussian is free of noise where there is no other component."""
-    q = mixture_of(6, np.ones(1))
-    approx = NGVIApproximation(density, q)
-    same = approx.worth(200, 1, gaussian=q.components[0])
-    assert (same.gain, same.se) == (0.0, 0.0)
-    assert "gains nothing" in same.sentence()
-    moved = FullState(q.components[0].location + 0.01, q.components[0].factor)
-    assert approx.worth(200, 1, gaussian=moved).se < 0.2 * approx.worth(200, 1, gaussian=mixture_of(6)).se
-
-
 def test_draws_where_the_density_is_not_finite_are_left_out():
     with pm.Model() as model:
         x = pm.Normal("x")
@@ -375,57 +335,7 @@ def test_summary_says_whether_it_was_worth_it(bimodal):
     assert bimodal.summary(100, khat_draws=100).lines[-1] == "Mixture of 2 components, 1.9 effective."
 
 
-def test_the_record_keeps_the_gaussian_and_can_be_compared_and_pickled(bimodal):
-    made = record(gaussian=full_state(np.random.default_rng(1), np.zeros(3)))
-    assert made == record()  # arrays have no truth value
-    assert "gaussian" not in repr(made)
-    bimodal.record = dataclasses.replace(made, gaussian=GAUSSIANS["narrow"])
-    copy = cloudpickle.loads(cloudpickle.dumps(bimodal))
-    assert copy.worth(200, 1) == bimodal.worth(200, 1)
-
-
 GAIN, SMALL, NOISE, LOSS = (1.21, 0.05), (0.03, 0.001), (0.01, 0.02), (-0.5, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("gain", "khats", "expected"),
-    [
-        (GAIN, (1.02, 0.41), "gains 1.21 +- 0.05 nats over one Gaussian; k-hat fell from 1.02 to 0.41: worth it."),
-        (GAIN, (2.5, 1.1), "k-hat fell from 2.50 to 1.10: worth it."),
-        (GAIN, (None, None), "gains 1.21 +- 0.05 nats over one Gaussian: worth it."),
-        (GAIN, (0.2, 0.25), "k-hat was 0.20 and is 0.25: worth it."),
-        (GAIN, (-1.7, -np.inf), "k-hat was -1.70 and is -inf: worth it."),
-        (GAIN, (0.95, 0.97), "was 0.95 and is 0.97: worth it for the bulk of the posterior, not for its tails."),
-        (GAIN, (0.3, 0.6), "rose from 0.30 to 0.60: worth it."),
-        (GAIN, (0.3, np.inf), "rose from 0.30 to inf: worth it for the bulk of the posterior, but its tails became"),
-        (SMALL, (0.5, 0.45), "gains 0.03 +- 0.00 nats over one Gaussian; k-hat was 0.50 and is 0.45: not worth it,"),
-        (SMALL, (1.0, 0.5), "k-hat fell from 1.00 to 0.50: worth it for importance weights alone."),
-        (SMALL, (2.0, 1.0), "k-hat fell from 2.00 to 1.00: not worth it, one Gaussian is enough."),
-        (NOISE, (0.5, 0.45), "gains 0.01 +- 0.02 nats over one Gaussian, within the error; k-hat was 0.50 and is"),
-        (NOISE, (None, None), "within the error: not worth it, one Gaussian is enough."),
-        (LOSS, (0.5, 0.1), "The mixture is 0.50 +- 0.10 nats worse than the one Gaussian that it began from: go on"),
-    ],
-)
-def test_sentence(gain, khats, expected):
-    sentence = Worth(*gain, 3, 2.91, 10_000, khat=khats[1], khat_gaussian=khats[0]).sentence()
-    assert expected in sentence
-    assert sentence.count(".\n") == 0
-    assert sentence.endswith(".")
-    assert ("With 2.9 effective components, " in sentence) == (gain != LOSS)
-
-
-def test_sentence_of_one_component():
-    assert "With 1.0 effective component, " in Worth(*GAIN, 2, 1.01, 100).sentence()
-    alone = Worth(*NOISE, 1, 1.0, 100)
-    assert str(alone).startswith("One component is left of the mixture, which gains nothing over the Gaussian")
-    assert "gains 1.21 +- 0.05 nats over" in Worth(*GAIN, 1, 1.0, 100).sentence()
-    assert Worth(*LOSS, 1, 1.0, 100).sentence() == Worth(*LOSS, 3, 2.0, 100).sentence()
-
-
-def test_effective_number():
-    assert_allclose(effective_components(np.full(5, 0.2)), 5.0)
-    assert effective_components(np.array([0.0, 1.0])) == 1.0
-    assert 1.0 < effective_components(np.array([0.01, 0.99])) < 1.1
 
 
 # --- the picture ------------------------------------------------------------------------------------------------------
@@ -455,12 +365,6 @@ def draws_of(q, n, seed=1):
     return q.draws(np.column_stack([rng.standard_normal((n, q.n_dim)), rng.random(n)]))
 
 
-def legend_of(figure, axes=None):
-    """Return title and entries of the legend."""
-    legend = figure.legends[0] if axes is None else axes[0, 0].get_legend()
-    return legend.get_title().get_text(), [text.get_text() for text in legend.get_texts()]
-
-
 def test_ellipses_hold_half_and_95_percent_of_each_component():
     q = mixture_of(3)
     axes = plot_components(q, LAYOUT, draws_of(q, 20))
@@ -479,103 +383,6 @@ def test_ellipses_hold_half_and_95_percent_of_each_component():
         assert len({line.get_color() for line in lines}) == 3
 
 
-def test_densities_are_those_of_components_and_their_sum():
-    q = mixture_of(3)
-    axes = plot_components(q, LAYOUT, NO_DRAWS)
-    for i in range(3):
-        total, *each = axes[i, i].get_lines()
-        x, height = total.get_data()
-        for line, weight, component in zip(each, WEIGHTS, q.components, strict=True):
-            marginal = stats.norm(component.mean()[i], component.sd()[i])
-            assert_allclose(line.get_ydata(), weight * marginal.pdf(line.get_xdata()))
-        assert_allclose(height, sum(line.get_ydata() for line in each))
-        assert abs(np.trapezoid(height, x) - 1.0) < 5e-3
-        assert axes[i, i].get_ylim()[0] == 0.0
-
-
-def test_axes_are_named_and_only_the_lower_triangle_is_drawn():
-    q = mixture_of(3)
-    axes = plot_components(q, LAYOUT, draws_of(q, 20))
-    assert [[ax is None for ax in row] for row in axes] == [[False, True, True], [False, False, True], [False] * 3]
-    figure = axes[0, 0].figure
-    assert len(figure.axes) == 6
-    assert [ax.get_xlabel() for ax in axes[2]] == ["beta[0]", "beta[1]", "sd_log__"]
-    assert [axes[i, 0].get_ylabel() for i in range(3)] == ["", "beta[1]", "sd_log__"]
-    title, entries = legend_of(figure)
-    assert "unconstrained scale" in title
-    assert "coordinates" not in title
-    assert entries == ["0: 0.500", "1: 0.300", "2: 0.200", "their sum"]
-
-
-def test_draws_are_of_the_colours_of_their_components():
-    q = MixtureState.of([DiagonalState(np.array([m, 0.0, 0.0]), np.ones(3)) for m in (-2.0, 2.0)])
-    theta = np.array([[-9.0, 1.0, 0.0], [9.0, 0.0, 2.0], [0.0, 0.0, 3.0]])
-    axes = plot_components(q, LAYOUT, theta)
-    [points] = axes[2, 0].collections
-    assert_array_equal(points.get_offsets(), theta[:, [0, 2]])
-    first, second = (colors.to_rgb(line.get_color()) for line in axes[2, 0].get_lines()[::2])
-    middle = 0.5 * (np.array(first) + second)  # of a draw that belongs to both
-    assert_allclose(points.get_facecolor()[:, :3], [first, second, middle], atol=1e-6)
-
-
-def test_one_coordinate_is_a_density_alone():
-    q = mixture_of(3)
-    axes = plot_components(q, LAYOUT, draws_of(q, 20), ["sd"])
-    assert axes.shape == (1, 1)
-    assert axes[0, 0].get_xlabel() == "sd_log__"
-    assert len(axes[0, 0].get_lines()) == 4
-    title, entries = legend_of(axes[0, 0].figure, axes)
-    assert "ellipses" not in title
-    assert entries[-1] == "their sum"
-
-
-def test_coordinates_can_be_named():
-    q = mixture_of(3)
-    axes = plot_components(q, LAYOUT, NO_DRAWS, ["sd_log__", "beta[1]"])
-    assert [ax.get_xlabel() for ax in axes[1]] == ["sd_log__", "beta[1]"]
-    mean = axes[1, 0].get_lines()[0].get_xydata()[:-1].mean(axis=0)
-    assert_allclose(mean, q.components[0].mean()[[2, 1]], atol=1e-9)
-    with pytest.raises(ValueError, match="'nope'; there are"):
-        plot_components(q, LAYOUT, NO_DRAWS, ["nope"])
-    for nothing in ({"var_names": []}, {"max_coordinates": 0}):
-        with pytest.raises(ValueError, match="no coordinate to show"):
-            plot_components(q, LAYOUT, NO_DRAWS, **nothing)
-
-
-def test_of_many_coordinates_those_are_shown_in_which_components_differ_most():
-    """By their means, or by their spreads alone; scale of a coordinate doesn't matter."""
-    means, sds = np.zeros((2, 12)), np.full((2, 12), 100.0)
-    means[:, 3], sds[:, 3] = [-0.02, 0.02], 0.01
-    sds[:, 7] = [0.1, 1.0]
-    means[:, 9] = [-50.0, 50.0]  # less than a standard deviation
-    q = MixtureState.of([DiagonalState(*of) for of in zip(means, sds, strict=True)])
-    axes = plot_components(q, layout_of(x=(12,)), np.empty((0, 12)), max_coordinates=2)
-    assert [ax.get_xlabel() for ax in axes[1]] == ["x[3]", "x[7]"]
-    assert "2 of 12 coordinates:\nwhere components differ most" in legend_of(axes[0, 0].figure)[0]
-    assert plot_components(q, layout_of(x=(12,)), np.empty((0, 12))).shape == (6, 6)
-
-
-def test_many_components_are_told_apart():
-    rng = np.random.default_rng(4)
-    weights = np.array([1, 5, 5, 5, 5, 5, 5, 5, 5, 5, 1e-5])
-    q = MixtureState.of([full_state(rng, rng.standard_normal(2)) for _ in weights], np.log(weights))
-    axes = plot_components(q, layout_of(x=(2,)), draws_of(q, 10))
-    lines = axes[1, 0].get_lines()[::2]
-    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 11
-    assert lines[10].get_alpha() < lines[0].get_alpha() < lines[1].get_alpha() == 1.0
-    entries = legend_of(axes[0, 0].figure)[1]
-    assert entries[0] == "1: 0.109"
-    assert entries[-2:] == ["3 more", "their sum"]
-
-
-def test_a_component_of_hardly_any_weight_does_not_widen_the_axes():
-    far = MixtureState.of([DiagonalState(np.full(2, m), np.ones(2)) for m in (0.0, 1e3)], np.log([0.999, 0.001]))
-    axes = plot_components(far, layout_of(x=(2,)), np.empty((0, 2)))
-    assert axes[1, 0].get_xlim()[1] < 5.0
-    assert axes[1, 0].get_xlim() == axes[0, 0].get_xlim()
-    assert axes[1, 0].get_ylim() == axes[1, 1].get_xlim()
-
-
 def test_method_draws_into_the_figure_that_was_passed(approx):
     figure = pyplot.figure(figsize=(12, 6), layout="constrained")
     left, right = figure.subfigures(1, 2)
@@ -588,20 +395,6 @@ def test_method_draws_into_the_figure_that_was_passed(approx):
     where = approx.layout.variables[1].where
     assert_array_equal(points.get_offsets(), approx.draw_flat(40, 2)[:, where][:, :2])
     assert not len(approx.plot_components("slope", 0)[1, 0].collections[0].get_offsets())
-
-
-def test_names_and_legend_stay_inside_and_apart():
-    q = mixture_of(6, np.full(8, 1 / 8))
-    axes = plot_components(q, layout_of(**{"a_name_of_some_length" * 2: (6,)}), draws_of(q, 50), max_coordinates=3)
-    figure = axes[0, 0].figure
-    figure.canvas.draw()
-    legend = figure.legends[0].get_window_extent()
-    assert legend.x1 <= figure.bbox.x1
-    assert not any(ax.get_window_extent().overlaps(legend) for ax in figure.axes)
-    names = [ax.xaxis.label.get_window_extent() for ax in axes[2]]
-    assert names[0].x1 < names[1].x0
-    assert names[1].x1 < names[2].x0
-    assert axes[2, 0].get_xlabel().endswith("[0]")
 
 
 def test_without_matplotlib_the_message_says_what_to_install(monkeypatch):

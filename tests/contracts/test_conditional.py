@@ -361,49 +361,6 @@ def test_a_few_draws_are_exact_for_one_gaussian_and_a_gaussian_posterior(rng):
     np.testing.assert_allclose(q.cov(), cov, rtol=1e-8, atol=1e-10)
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
-
-
-@each_family
-def test_too_few_points_are_refused(family, x, rng):
-    log_density = density_of(logistic(n=20, n_dim=2, seed=1))
-    with pytest.raises(ValueError, match="linearly dependent at 5 points"):
-        natural_gradient(family, x, log_density, family.draws(x, 5, rng))
-
-
-def test_a_component_without_draws_is_refused(rng):
-    family = GaussianMixture(2, 2)
-    x = family.parameters(case(logistic, "full", 2, 2).q)
-    points = family.draws(x, 500, rng)
-    first = points.w == 0
-    with pytest.raises(ValueError, match="linearly dependent"):
-        natural_gradient(family, x, lambda theta: theta[:, 0], Points(points.theta[first], points.w[first]))
-
-
-@each_family
-def test_densities_that_are_not_finite_are_refused(family, x, rng):
-    points = family.draws(x, 100, rng)
-
-    def walled(theta):
-        return np.where(np.arange(len(theta)) < 3, -np.inf, 0.0)
-
-    with pytest.raises(ValueError, match="not finite at 3 of 100 points"):
-        natural_gradient(family, x, walled, points)
-
-
-@each_family
-def test_parameters_of_no_distribution_are_refused(family, x):
-    wrong = x._replace(conditional=-x.conditional)
-    with pytest.raises(ValueError, match="not positive definite"):
-        family.state(wrong)
-
-
-def test_shape_that_is_not_positive_is_refused():
-    _, _, family, x = student(1)
-    with pytest.raises(ValueError, match="must be positive"):
-        family.state(x._replace(mixing=np.array([-0.5])))
-
-
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
@@ -438,16 +395,3 @@ def test_the_family_of_the_page_is_right():
     assert truth.elbo(best, log_density, *grid) == pytest.approx(-1.5055, abs=5e-4)
     # At the optimum the gradient is 0.
     assert np.abs(gradient_of(lambda y: truth.elbo(y, log_density, *grid), best)).max() < 1e-3
-
-
-def test_a_skew_normal_without_skew_stays_without():
-    scope = {}
-    exec(blocks(PAGE.read_text(encoding="utf-8"))[0], scope)
-    family = scope["SkewNormal"]()
-    x = family.parameters(0.2, 0.0, 0.7)
-    nodes, weights = np.polynomial.legendre.leggauss(80)
-    w = 4.5 * (nodes + 1.0)
-    points = points_of(w, weights * np.exp(-0.5 * w**2), np.array([0.2]), np.array([[0.7]]), 0.0, n_nodes=60)
-    gradient = natural_gradient(family, x, lambda theta: -np.exp(theta[:, 0]) + theta[:, 0], points)
-    assert abs(gradient.conditional[0]) > 0.5
-    assert abs(gradient.conditional[1]) < 1e-9

@@ -14,9 +14,7 @@ from texts import DOCS, run
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.core.psis import pareto_khat
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
-from pymc_ngvi.results.corrections.importance import Correction, ImportanceWeights
-from pymc_ngvi.results.corrections.resampling import without_replacement
-from pymc_ngvi.results.corrections.weighted import POOL
+from pymc_ngvi.results.corrections.weighted import POOL, Correction, ImportanceWeights, without_replacement
 from pymc_ngvi.results.corrections.weighted_moments import MomentSums
 
 #: Errors of estimates that are allowed: four standard errors.

@@ -25,7 +25,7 @@ from targets import Quadratic, logistic, poisson, random_covariance
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.core.draws import BASE_DRAWS, plain_draws, sobol_draws
-from pymc_ngvi.core.types import BaseDraws, Evaluation, Outer
+from pymc_ngvi.core.types import BaseDraws, Evaluation
 from pymc_ngvi.estimators.metric import in_full_metric
 from pymc_ngvi.fitting.registry import AXES
 
@@ -214,28 +214,6 @@ def test_gradient_and_curvature_are_unbiased_for_counts(family, estimator):
     assert_mean_is([as_matrix(state, m.curvature) for m in sets], curvature, 4.0)
 
 
-@each_pair
-@stl_or_not
-@pytest.mark.parametrize(
-    ("kind", "n_draws"), [("sobol", 64), ("antithetic", 2), ("antithetic", 6), ("plain", 1), ("plain", 7)]
-)
-def test_estimates_in_explicit_matrices(family, estimator, stl, kind, n_draws, rng):
-    """With and without replicates: the same gradient and curvature, symmetric, up to rounding."""
-    target = logistic()
-    state = off_optimum(target, family, 1)
-    base = BASE_DRAWS[kind](n_draws, target.n_dim, rng)
-    for b in (base, replace(base, n_replicates=1)):
-        moments = estimate(estimator, target, state, b, stl=stl)
-        grad, curvature = in_matrices(family, estimator, target, state, base.z, stl=stl)
-        np.testing.assert_allclose(moments.grad, grad, rtol=1e-9, atol=1e-12)
-        found = as_matrix(state, moments.curvature)
-        np.testing.assert_allclose(found, curvature, rtol=1e-9, atol=1e-11)
-        if "axes" in state.params():  # made into a matrix by products
-            np.testing.assert_allclose(found, found.T, rtol=0.0, atol=1e-14)
-        else:
-            np.testing.assert_array_equal(found, found.T)
-
-
 @of_pairs_and_seeds()
 def test_standard_errors_are_those_seen_over_repeated_draws(family, estimator, seed):
     """Mean squares over 300 sets: for normal noise their ratio is 1 within 4 sqrt(2/300 + 2/(7 * 300)) = .35.
@@ -275,27 +253,6 @@ def test_floor_sd_is_the_standard_deviation_of_the_corrected_gap_at_the_optimum(
     assert 0.6 < np.sqrt(np.mean(claimed**2)) / corrected.std() < 1.6
 
 
-@each_pair
-@two_seeds
-def test_gap_formula_and_floor_in_explicit_sums(family, estimator, seed):
-    """floor = sum_r |u_r - mean u|^2 / (2 R (R-1)) over the replicates, u = (g, (A - I) / sqrt 2)."""
-    target = logistic()
-    state = off_optimum(target, family, seed)
-    base = sobol_draws(64, target.n_dim, np.random.default_rng(seed))
-    n, rows = base.n_replicates, []
-    for part in base.replicates():
-        grad, curvature = in_matrices(family, estimator, target, state, base.z[part])
-        rows.append(np.append(grad, ((curvature - np.eye(target.n_dim)) / np.sqrt(2)).ravel()))
-    u = np.array(rows)
-    centred = u - u.mean(axis=0)
-    products = u @ u.T
-    pairs = np.sum(products**2) - np.sum(np.diag(products) ** 2)
-    moments = estimate(estimator, target, state, base)
-    np.testing.assert_allclose(moments.gap, 0.5 * np.sum(u.mean(axis=0) ** 2), rtol=1e-9)
-    np.testing.assert_allclose(moments.floor, np.sum(centred**2) / (2 * n * (n - 1)), rtol=1e-9)
-    np.testing.assert_allclose(moments.floor_sd, np.sqrt(pairs / (n * (n - 1)) / (2 * n * (n - 1))), rtol=1e-9)
-
-
 @of_hessians
 @each_kind
 def test_no_noise_at_all_where_q_is_the_posterior(family, estimator, kind, rng):
@@ -325,28 +282,6 @@ def test_no_noise_at_all_where_q_is_the_posterior(family, estimator, kind, rng):
 def in_replicates(base, keep):
     """Return the mean base draw of each replicate, of those that are left."""
     return [base.z[part][keep[part]].mean(axis=0) for part in base.replicates()]
-
-
-@two_seeds
-def test_order_of_the_variances_of_a_single_draw(seed):
-    """Raw products, symmetrised, with the path derivative, with Hessians: each has less noise than the one before."""
-    target, rng = logistic(), np.random.default_rng(seed)
-    mean, cov = target.optimum("full")
-    # At the optimum, the products are nearly symmetric; two standard deviations off, they are not.
-    state = state_of("full", mean + 2.0 * np.linalg.cholesky(cov) @ np.full(5, 5**-0.5), cov)
-    base = replace(plain_draws(2_000, 5, rng), n_replicates=2_000)
-    raw = np.einsum("ni,nj->nij", state.whiten(target._grad(state.draws(base.z))), base.z)
-
-    def variance(estimator, stl):
-        errors = estimate(estimator, target, state, base, stl=stl).replicates[:, 5:]
-        return 2.0 * np.sum(errors.var(axis=0))
-
-    found = [np.sum(raw.var(axis=0)), variance("stein", False), variance("stein", True), variance("price", True)]
-    assert found[0] > 1.1 * found[1]
-    assert found[1] > 1.5 * found[2]
-    assert found[2] > 10.0 * found[3]
-    # Of reparametrisation, off-diagonal entries rest on one product, and stand in both triangles.
-    assert variance("pathwise", True) > 1.3 * found[2]
 
 
 @two_seeds
@@ -394,76 +329,6 @@ def test_draws_that_are_not_finite_take_no_part(family, estimator, seed):
     grad, curvature = in_matrices(family, estimator, target, state, base.z[keep])
     np.testing.assert_allclose(moments.grad, grad, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(as_matrix(state, moments.curvature), curvature, rtol=1e-9, atol=1e-12)
-
-
-@each_pair
-def test_a_step_from_draws_that_are_not_all_finite_is_one_from_the_others(family, estimator, rng):
-    """Moments may hold outer products instead of a curvature: these must be of the same draws."""
-    target = logistic()
-    state, base = off_optimum(target, family, 1), sobol_draws(16, target.n_dim, rng)
-    keep = np.ones(16, dtype=bool)
-    keep[[2, 3, 9]] = False
-    for n_replicates in (1, base.n_replicates):
-        moments = estimate(estimator, target, state, replace(base, n_replicates=n_replicates), keep)
-        error = moments.error(state)
-        if isinstance(error, Outer):
-            error = state.outer_mean(error)
-        np.testing.assert_allclose(error, -state.curvature_error(moments.curvature), rtol=1e-10, atol=1e-12)
-        np.testing.assert_allclose(
-            moments.error_diagonal(state), 1.0 - state.curvature_diagonal(moments.curvature), rtol=1e-10, atol=1e-12
-        )
-
-
-@each_pair
-@pytest.mark.parametrize("n_draws", [2, 32], ids=["one pair", "one replicate left"])
-def test_one_replicate_tells_nothing_of_its_own_noise(family, estimator, n_draws, rng):
-    target = logistic()
-    base = sobol_draws(n_draws, target.n_dim, rng)
-    keep = np.zeros(n_draws, dtype=bool)
-    keep[base.replicates()[-1]] = True
-    moments = estimate(estimator, target, off_optimum(target, family, 1), base, keep)
-    assert moments.floor == moments.floor_sd == np.inf
-    assert np.isinf(moments.grad_se).all()
-    assert np.isinf(moments.curvature_se).all()
-    # From gradients alone, no figure at all is made for a single replicate.
-    assert np.isnan(moments.gap) if estimator in FROM_GRADIENTS and n_draws == 2 else np.isfinite(moments.gap)
-    assert np.isfinite(moments.grad).all()
-
-
-@each_pair
-def test_hessians_are_taken_at_the_finite_draws_only(family, estimator, rng):
-    target = logistic().fresh()
-    keep = np.ones(32, dtype=bool)
-    keep[:3] = False
-    estimate(estimator, target, off_optimum(target, family, 1), sobol_draws(32, target.n_dim, rng), keep)
-    assert target.n_gradients == 32
-    assert target.n_hessians == (0 if estimator in FROM_GRADIENTS else 29)
-
-
-@each_pair
-def test_replicates_are_those_that_the_means_are_made_of(family, estimator, rng):
-    """They serve the secant correction of the gap."""
-    target = logistic()
-    state = off_optimum(target, family, 1)
-    moments = estimate(estimator, target, state, sobol_draws(32, target.n_dim, rng))
-    if moments.replicates is None:
-        assert state.exact_metric  # elsewhere the gap needs them
-        return
-    assert len(moments.replicates) == 8
-    mean = moments.replicates.mean(axis=0)
-    error = state.flat(state.curvature_error(moments.curvature))
-    np.testing.assert_allclose(mean[: target.n_dim], moments.grad, rtol=1e-12)
-    np.testing.assert_allclose(np.sqrt(2) * mean[target.n_dim :], error, rtol=1e-10, atol=1e-12)
-
-
-@each_pair
-def test_shifted_base_draws_give_another_answer(family, estimator, rng):
-    """The draws of the evaluation, not others, are what is averaged."""
-    target = logistic()
-    state, base = off_optimum(target, family, 1), sobol_draws(8, target.n_dim, rng)
-    first = estimate(estimator, target, state, base)
-    second = estimate(estimator, target, state, replace(base, z=0.5 * base.z))
-    assert np.abs(first.grad - second.grad).max() > 1e-3
 
 
 # --- without draws ----------------------------------------------------------------------------------------------------

@@ -1,26 +1,18 @@
 """Gaussian rows in closed form: the same log p and log m as by rows, whatever the units, the scales and the data."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
 from latent_models import counts, level, shifted
-from scipy import sparse, stats
+from scipy import stats
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density.gaussian_over import gaussian_over
-from pymc_ngvi.density.hyperparameters import latent_rows, ratios
-from pymc_ngvi.marginal.regression import Whitening
-from pymc_ngvi.nested import posterior
+from pymc_ngvi.density.hyperparameters import latent_rows
 from pymc_ngvi.nested.gaussians import GaussianMarginal
 from pymc_ngvi.nested.log_marginal import LatentMarginal
-from pymc_ngvi.nested.seconds import nested_seconds
-from pymc_ngvi.rows.cross_products import CrossProducts
-from pymc_ngvi.rows.quadratic_rows import derivatives_of
-from pymc_ngvi.rows.separable import Separable
 
 
 def _slopes(n_groups=9, per_group=7, seed=1):
@@ -170,27 +162,6 @@ def test_what_is_not_gaussian_is_left_to_rows(make):
     assert gaussian_over(given_of(make())[1]) is None
 
 
-def test_the_price_of_a_closed_form_builds_no_rows_for_many_hyperparameters():
-    _, given = given_of(not_centred())
-    nested_seconds(given)
-    assert given.closed_form[1] is not None
-    assert "over" not in vars(given)
-
-
-def test_what_is_left_to_rows_begins_where_it_did():
-    _, given = given_of(counts())
-    before, values = given.start(), LatentMarginal(given, 1)(given.first[None])
-    assert gaussian_over(given) is None
-    np.testing.assert_array_equal(given.start(), before)
-    np.testing.assert_array_equal(LatentMarginal(given, 1)(given.first[None]), values)
-
-
-def test_few_rows_tell_of_all():
-    _, given = given_of(not_centred())
-    assert len(gaussian_over(given)._few.predictors) < 10
-    assert len(given.rows.terms.slope) > 70
-
-
 def with_data(y, x):
     with pm.Model() as model:
         observed, of_x = pm.Data("of_y", y), pm.Data("of_x", x)
@@ -220,42 +191,6 @@ def test_other_data_are_taken():
     assert np.abs(after_y - before).min() > 0.5
 
 
-def test_standard_deviations_that_are_predicted(rng):
-    _, given = given_of(correlated())
-    marginal = GaussianMarginal(gaussian_over(given))
-    factor = 0.25 * np.eye(4)
-    mean = np.array([-0.4, 0.0, -0.8, -0.3])
-    whitening = Whitening(lambda g: g, mean, factor)
-    marginal._size = 1  # as where factors are large
-    marginal.begin_round(whitening)
-    g = mean + 0.25 * rng.standard_normal((300, 4))
-    base = rng.standard_normal((300, 2, marginal.n_dim))
-    found = marginal.drawn(g, base, rng, np.zeros(300, dtype=bool))
-    exact = np.array([next(iter(marginal._fits(g[[k]]))).factors.sd[0] for k in range(0, 300, 7)])
-    predicted = np.array([found[k].sd for k in range(0, 300, 7)])
-    assert np.sqrt(np.mean((predicted / exact - 1.0) ** 2)) < 0.05
-    np.testing.assert_allclose(predicted.mean(axis=0), exact.mean(axis=0), rtol=0.02)
-    assert not np.array_equal(predicted, exact)
-    for k in (0, 123):
-        [fits] = marginal._fits(g[[k]])
-        np.testing.assert_allclose(found[k].mean, fits.mean[0], atol=1e-8)
-        draws = fits.mean[0] + fits.factors.solve(base[[k]].swapaxes(1, 2), transposed=True)[0].T
-        np.testing.assert_allclose(found[k].latents, draws, atol=1e-8)
-
-
-def test_where_a_closed_form_turns_out_wrong_rows_take_over(monkeypatch):
-    density = LogDensity(not_centred())
-    given = latent_rows(density)
-    over = gaussian_over(given)
-    monkeypatch.setattr(type(over), "agrees", lambda self, values: False)
-    found = posterior.nested_posterior(density, None, 1)
-    monkeypatch.undo()
-    expected = posterior.nested_posterior(density, None, 1)
-    assert found.rest.checks.n_fits != expected.rest.checks.n_fits
-    mean, other = (s.rest.pairs.weights @ s.rest.pairs.g for s in (found, expected))
-    np.testing.assert_allclose(mean, other, atol=0.05)
-
-
 def test_users_get_the_same_posterior_in_other_units():
     found = []
     for shift in (0.0, 1e8):
@@ -265,59 +200,3 @@ def test_users_get_the_same_posterior_in_other_units():
         found.append([draws[name].mean(("chain", "draw")).values for name in ("s", "noise")])
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, atol=0.04)  # four standard errors of a difference
-
-
-# --- parts ---
-
-
-def test_numbers_follow_from_few(rng):
-    functions = rng.normal(size=(12, 3))
-    weights = rng.normal(size=(3, 50)) * (rng.random((3, 50)) < 0.5)
-    samples = functions @ weights
-    found = Separable.of(samples[:9], np.abs(samples).max(axis=0), 1e-9)
-    assert len(found.members) == 3
-    np.testing.assert_allclose(samples[:, found.members] @ found.weights.T, samples, atol=1e-12)
-    assert (found.weights[:, :][samples.any(axis=0) == 0] == 0.0).all()
-    assert found.agrees(samples[9:], np.abs(samples).max(axis=0), 1e-9)
-    other = rng.normal(size=(3, 50))
-    assert not found.agrees(other, np.abs(other).max(axis=0), 1e-9)
-    assert Separable.of(rng.normal(size=(9, 50)), np.ones(50), 1e-9) is None
-
-
-def test_cross_products_are_those_of_sums(rng):
-    designs = [sparse.random_array((20, 6), density=d, rng=rng, format="csr") for d in (0.2, 0.9)]
-    halves = [sparse.random_array((20, 20), density=0.1, rng=rng, format="csr") for _ in range(2)]
-    weights = [sparse.csr_array(half + half.T) for half in halves]
-    products = CrossProducts(designs, weights)
-    a, b = rng.normal(size=(2, 3, 2))
-    found = products(a, b)
-    for k in range(3):
-        x = (a[k, 0] * designs[0] + a[k, 1] * designs[1]).toarray()
-        expected = x.T @ (b[k, 0] * weights[0] + b[k, 1] * weights[1]).toarray() @ x
-        np.testing.assert_allclose(found[k], expected[products.pattern.rows, products.pattern.cols], atol=1e-12)
-        rest = np.tril(expected)
-        rest[products.pattern.rows, products.pattern.cols] = 0.0
-        assert not rest.any()
-
-
-def test_entries_beside_the_diagonal_of_a_factor_have_the_scale_of_their_row():
-    with pm.Model() as model:
-        pm.HalfNormal("noise", 2.0)
-        pm.LKJCholeskyCov("chol", n=3, eta=2, sd_dist=pm.HalfNormal.dist(1.0, size=3), compute_corr=False)
-    density = LogDensity(model)
-    [first] = [v.where.start for v in density.layout.variables if v.name == "chol"]
-    number = pm.math.expand_packed_triangular(3, pt.arange(6)).eval()
-    expected = {(number[i, j], number[i, i]) for i in range(3) for j in range(i)}
-    outside = np.array([first + k for k in (5, 0, 4, 1, 3, 2)])  # in whatever order
-    found = ratios(density, outside)
-    assert {(outside[at] - first, outside[by] - first) for at, by in found} == expected
-    # Those that are not given are left out, and with them what they are a scale of.
-    assert ratios(density, outside[1:]) == [(2, 4)]
-
-
-def test_derivatives_are_exact_where_steps_are_rounded():
-    """Beside 2^52, numbers above are farther apart than those below, and steps up and down differ."""
-    eta = 2.0**52
-    rows = SimpleNamespace(k=1, values=lambda points, which: -2.0 * (points[0] - (eta - 1.0)) ** 2)
-    grad, second = derivatives_of(rows, np.array([[eta]]))
-    np.testing.assert_array_equal([grad.item(), second.item()], [-4.0, -4.0])

@@ -2,11 +2,10 @@
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 from scipy.special import expit
 
 from pymc_ngvi import LogDensity
@@ -101,52 +100,6 @@ def test_a_normal_likelihood_is_its_own_guide():
     assert_allclose(first.transform.forward(phi)[0], second.transform.forward(phi)[0], rtol=1e-10)
 
 
-def test_the_guide_touches_the_likelihood_at_the_estimate():
-    """Where the predictors are the estimates, both have the same derivatives; elsewhere they differ."""
-    y = np.array([3.0, 0.0, 8.0, 1.0])
-    with pm.Model() as model:
-        b = pm.Flat("b", shape=4)
-        pm.Poisson("y", mu=pt.exp(b), observed=y.astype(int))
-    density = LogDensity(model, backend="quick")
-    f = quadratic_guide(density, ArrowStructure.of(np.arange(4)))
-    [f] = density.graphs.on_flat_vector([f])
-    grad = pytensor.grad(f, density.graphs.theta)
-    slope = pytensor.function([density.graphs.theta], grad, mode="FAST_COMPILE")
-    at = guide._poisson_estimate(y, np.arange(4))
-    assert_allclose(slope(at), y - np.exp(at), atol=1e-10)
-    assert_allclose((slope(at + 1e-4) - slope(at - 1e-4)) / 2e-4, -np.exp(at), rtol=1e-6)
-    assert_allclose(slope(at + 1.0), y - 2.0 * np.exp(at), rtol=1e-10)
-
-
-# --- blocks and estimates ---------------------------------------------------------------------------------------------
-
-
-def test_groups_are_read_off_the_predictors():
-    with pm.Model() as model:
-        beta = pm.Normal("beta")
-        b = pm.Normal("b", 0.0, 1.0, shape=(2, 9))  # effects of nine groups, apart
-        index = np.array([[8, 0, 3], [3, 3, 7]])
-        eta = beta + b[0, index] + np.array([0.4, -1.2, 0.7]) * b[1, index]
-        eta = pt.concatenate([eta, pt.ones((1, 3)) * beta])
-        pm.Poisson("y", mu=pt.exp(eta), observed=np.ones((3, 3), dtype=int))
-    density = LogDensity(model, backend="quick")
-    structure = ArrowStructure.of(np.concatenate([[-1], np.tile(np.arange(9), 2)]))
-    [eta] = density.graphs.on_flat_vector(model.replace_rvs_by_values([eta]))
-    [groups] = guide._groups(density, structure, [eta], [(3, 3)])
-    assert_array_equal(groups, np.vstack([index, [[-1, -1, -1]]]))
-
-
-@pytest.mark.parametrize("estimate", [guide._poisson_estimate, guide._bernoulli_estimate])
-def test_estimates_are_finite_and_between_a_group_and_all(estimate):
-    group = np.array([0, 0, 0, 0, 1, 1, 2])
-    low, high = estimate(np.zeros(7), group), estimate(np.ones(7), group)
-    assert np.isfinite(low).all()
-    assert np.isfinite(high).all()
-    assert np.all(low < high)
-    mixed = estimate(np.array([1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]), group)
-    assert mixed[0] > mixed[6] > mixed[4]  # one observation says less than two
-
-
 # --- what it refuses --------------------------------------------------------------------------------------------------
 
 
@@ -163,8 +116,3 @@ def test_other_models_are_refused(likelihood, match):
     with pytest.raises(ValueError, match=match) as caught:
         quadratic_guide(density_of(likelihood), ArrowStructure.of(LABELS))
     assert "reparam='rvb2'" in str(caught.value)
-
-
-def test_models_without_groups_are_refused():
-    with pytest.raises(ValueError, match="standardises local coordinates"):
-        quadratic_guide(density_of(LIKELIHOODS["poisson"]), ArrowStructure.of(np.full(6, -1)))

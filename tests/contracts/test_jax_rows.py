@@ -10,7 +10,7 @@ import pytest
 
 from pymc_ngvi import NGVI, LogDensity, Status
 from pymc_ngvi.families.diagonal import DiagonalState
-from pymc_ngvi.graphs.jaxed import InFloat64, filled_up
+from pymc_ngvi.graphs.jaxed import InFloat64
 from pymc_ngvi.rows.engines import on_jax
 from pymc_ngvi.rows.engines.on_jax import OnJax
 
@@ -40,11 +40,6 @@ def groups():
     """Predictors that come in by their sum, given a scale."""
     level, scale, effect = pm.Normal("level"), pm.HalfNormal("scale", 1), pm.Normal("effect", shape=6)
     pm.Poisson("y", pm.math.exp(level + (scale * effect)[GROUP]), observed=GROUPED)
-
-
-def together():
-    """No sum over rows."""
-    pm.Potential("all", -pt.logsumexp(pm.Normal("x", shape=12) ** 2))
 
 
 def model_of(make):
@@ -124,32 +119,6 @@ def test_on_a_gpu_rows_are_evaluated_many_at_a_time(monkeypatch):
         most[device] = max(sizes)
     assert most["cpu"] <= 2_000 < most["gpu"] <= 50_000
     np.testing.assert_allclose(value["gpu"], value["cpu"], rtol=1e-13)
-
-
-@needs_jax
-def test_functions_are_called_with_few_numbers_of_points(monkeypatch):
-    """Each would be compiled anew."""
-    called, lengths = InFloat64.__call__, set()
-
-    def noted(self, *args):
-        lengths.add(len(args[0]))
-        return called(self, *args)
-
-    monkeypatch.setattr(InFloat64, "__call__", noted)
-    theta = np.random.default_rng(3).normal(size=(20, 12))
-    numpy, jax = LogDensity(model_of(together), "quick"), LogDensity(model_of(together), "jax")
-    for n in (1, 2, 3, 4, 7, 11, 20):
-        for found, expected in zip(jax.logp_grad(theta[:n]), numpy.logp_grad(theta[:n]), strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-10)
-    assert lengths == {1, 4, 16, 64}
-    np.testing.assert_allclose(jax.hessian(theta[:3]), numpy.hessian(theta[:3]), rtol=1e-9)
-
-
-def test_axes_are_filled_up_with_what_they_end_with():
-    x = np.arange(15.0).reshape(3, 5)
-    np.testing.assert_array_equal(filled_up(x, 2, 1), x[[0, 1, 2, 2]])
-    np.testing.assert_array_equal(filled_up(x, 2, 2), x[[0, 1, 2, 2]][:, [0, 1, 2, 3, 4, 4, 4, 4]])
-    assert filled_up(x[:1, :4], 4, 2).shape == (1, 4)
 
 
 @needs_jax

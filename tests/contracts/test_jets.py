@@ -9,9 +9,7 @@ import pytest
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density import flat
-from pymc_ngvi.density.jets.arrays import NoJet
 from pymc_ngvi.density.jets.evaluation import ForwardMode
-from pymc_ngvi.density.jets.scalars import JetOperation
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 
@@ -124,16 +122,6 @@ def test_derivatives_are_those_of_pytensor(name):
         np.testing.assert_allclose(hessians[k], curvature, rtol=1e-9, atol=1e-11)
 
 
-def test_what_does_not_depend_on_the_point_may_be_anything():
-    theta, data = pt.vector("theta", shape=(3,)), pytensor.shared(np.array([3.0, 1.0, 2.0]))
-    with without_c():
-        out = (pt.sort(data) * theta**2).sum()
-        jets = ForwardMode(out, theta).compiled(lambda i, o: pytensor.function(i, o, mode=quick_mode()))
-    np.testing.assert_allclose(jets.hessians(X)[1], np.diag([2.0, 4.0, 6.0]))
-    data.set_value(np.array([1.0, 5.0, 0.0]))
-    np.testing.assert_allclose(jets.logp_grad(X)[1], 2.0 * X * [0.0, 1.0, 5.0])
-
-
 def test_a_matrix_without_a_factor_says_nothing_of_other_points():
     theta = pt.vector("theta", shape=(3,))
     with without_c():
@@ -146,25 +134,6 @@ def test_a_matrix_without_a_factor_says_nothing_of_other_points():
     np.testing.assert_allclose(grad[::2], 1.5 * np.sqrt(X[:2] + 2.0))
     np.testing.assert_allclose(hessians[0], np.diag(0.75 / np.sqrt(X[0] + 2.0)), atol=1e-14)
     assert np.isnan([logp[1], *grad[1], *hessians[1].ravel()]).all()
-
-
-def test_long_sums_take_no_derivatives_by_pairs(monkeypatch):
-    by, outputs = [], JetOperation.outputs
-    monkeypatch.setattr(JetOperation, "outputs", lambda operation: by.append(len(operation.by)) or outputs(operation))
-    theta = pt.vector("theta", shape=(3,))
-    rng = np.random.default_rng(0)
-    terms = [weight * theta[k % 3] ** 2 for k, weight in enumerate(rng.random(400))]
-    jets = ForwardMode(pt.add(*terms) ** 2, theta).compiled(None)
-    assert jets.hessians(X).shape == (4, 3, 3)
-    assert by
-    assert max(by) <= 2
-
-
-@pytest.mark.parametrize("function", [lambda x: pt.sort(x)[0], lambda x: x[pt.argmax(x)]], ids=["sorted", "at"])
-def test_operations_without_a_rule(function):
-    theta = pt.vector("theta", shape=(3,))
-    with pytest.raises(NoJet):
-        ForwardMode(function(theta), theta)
 
 
 def volatility():
@@ -199,10 +168,3 @@ def test_loops_in_few_dimensions_need_no_gradient_by_pytensor(backend, monkeypat
     monkeypatch.undo()
     again = cloudpickle.loads(cloudpickle.dumps(density))
     np.testing.assert_array_equal(again.hessian(X), hessians)
-
-
-def test_other_backends_compile_gradients():
-    density = LogDensity(volatility(), compile_kwargs={"mode": quick_mode()})
-    assert density.graphs.forward is not None
-    density.logp_grad(X)
-    assert not density.functions.made.jets.is_made

@@ -11,8 +11,6 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from pytensor.graph.traversal import ancestors
-from pytensor.tensor.subtensor import AdvancedSubtensor
 from scipy import stats
 
 from pymc_ngvi import LogDensity
@@ -276,24 +274,6 @@ def test_a_minibatch_that_only_a_deterministic_reads():
     assert np.isin(shifted[0] - 0.5, Y).all()
 
 
-def test_the_model_stays_as_it_is():
-    """PyMC's own functions of the model still draw their own batches."""
-    model = minibatch_glmm()
-    before = pytensor.dprint(model.logp(), file="str")
-    density = LogDensity(model, "quick")
-    density.logp_grad(THETA)
-    assert pytensor.dprint(model.logp(), file="str") == before
-
-
-def test_models_without_a_minibatch_leave_the_generator_alone():
-    density = LogDensity(poisson_glmm(total_size=None), "quick")
-    assert not density.has_minibatch
-    expected, rng = density.logp(THETA), np.random.default_rng(12)
-    density.next_batch(rng)
-    np.testing.assert_array_equal(density.logp(THETA), expected)
-    assert rng.random() == np.random.default_rng(12).random()
-
-
 def test_hessians_by_predictors_follow_the_batch(monkeypatch):
     """Rows have one column or two that are not 0, which are others in each batch."""
     rng = np.random.default_rng(14)
@@ -315,20 +295,6 @@ def test_hessians_by_predictors_follow_the_batch(monkeypatch):
         np.testing.assert_allclose(density.mean_hessian(theta).products(np.eye(24)), expected, rtol=1e-9, atol=1e-12)
     assert density.second._predictors is not None  # else they came from the graph
     assert density.rows is None  # expectations over the rows of one batch would not be those of the data
-
-
-def test_rows_are_taken_from_arrays_that_are_stored_by_rows():
-    """Those of data frames are stored by columns."""
-    x, y = pm.Minibatch(np.asfortranarray(X), Y, batch_size=BATCH)
-    with pm.Model() as model:
-        pm.Normal("y", x @ pm.Normal("slope", 0.0, 2.0, shape=2), 0.5, observed=y, total_size=N)
-    density = LogDensity(model, "quick")
-    taken = [
-        v.owner.inputs[0] for v in ancestors(density.graphs.logp_grad) if isinstance(v.owner_op, AdvancedSubtensor)
-    ]
-    [matrix] = {v for v in taken if v.type.ndim == 2}
-    assert matrix.get_value(borrow=True).flags.c_contiguous
-    np.testing.assert_array_equal(matrix.get_value(), X)
 
 
 # --- models that make no sense ----------------------------------------------------------------------------------------
@@ -357,14 +323,6 @@ def test_free_variables_that_depend_on_a_minibatch_are_refused():
         LogDensity(model)
 
 
-def test_the_shape_of_a_minibatch_may_be_used():
-    data = pm.Minibatch(pytensor.shared(X), batch_size=BATCH)
-    with pm.Model() as model:
-        slope = pm.Normal("slope", 0.0, pt.sqrt(data.shape[1].astype("float64")), shape=2)
-        pm.Normal("y", slope.sum() * data.shape[0], observed=np.zeros(3))
-    assert LogDensity(model, "quick").n_dim == 2
-
-
 def test_potentials_that_depend_on_a_minibatch_give_a_warning():
     x = pm.Minibatch(X, batch_size=BATCH)
     with pm.Model() as model:
@@ -384,14 +342,6 @@ def test_arrays_of_different_lengths():
     with pm.Model() as model:
         pm.Normal("y", pm.Normal("mu") * x[:, 0], observed=y, total_size=N)
     with pytest.raises(ValueError, match="different numbers of rows"):
-        LogDensity(model)
-
-
-def test_no_rows():
-    with pm.Model() as model:
-        y = pm.Minibatch(pytensor.shared(np.empty(0)), batch_size=BATCH)
-        pm.Normal("y", pm.Normal("mu"), observed=y, total_size=N)
-    with pytest.raises(ValueError, match="at least one row"):
         LogDensity(model)
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import warnings
 
 import numpy as np
@@ -16,7 +15,7 @@ import pymc_ngvi
 
 from pymc_ngvi import ConvergenceWarning, LogDensity, Status
 from pymc_ngvi.fitting.registry import choose
-from pymc_ngvi.steps.stochastic.passes import on_passes
+from pymc_ngvi.steps.stochastic.base import on_passes
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -99,66 +98,9 @@ RULES = {
     "ivon": {"step": "ivon"},
     "ivon-gauss_newton": {"estimator": "gauss_newton", "step": "ivon", "n": 1500},
 }
-each_rule = pytest.mark.parametrize("rule", RULES)
 #: All but one: the residuals of the start, squared, make a precision that is far too large, with which decaying steps
 #: bring the means of correlated coordinates home in thousands of iterations only.
 NEAR = [rule for rule in RULES if rule != "decay-gauss_newton"]
-
-
-class Spy:
-    """Notes the rows of the batch at each evaluation of a log density."""
-
-    def __init__(self, monkeypatch):
-        self.calls = []
-        for name in ("logp_grad", "mean_hessians", "gauss_newton"):
-            self._watch(monkeypatch, name)
-        for name in ("take_batch", "next_batch"):
-            self._watch(monkeypatch, name, first="next")
-
-    def _watch(self, monkeypatch, name, first=None):
-        original = getattr(LogDensity, name)
-
-        def watched(density, *args):
-            result = original(density, *args)
-            self.calls.append((first or name, self._rows(density)))
-            return result
-
-        monkeypatch.setattr(LogDensity, name, watched)
-
-    @staticmethod
-    def _rows(density):
-        return tuple(tuple(index.rows.get_value()) for index in density.minibatches._indices.values())
-
-    def steps(self, n):
-        """Return names and rows of what was evaluated after each of the first ``n`` new batches."""
-        parts, current = [], None
-        for name, rows in self.calls:
-            if name == "next":
-                current = []
-                parts.append(current)
-            elif current is not None:
-                current.append((name, rows))
-        return parts[:n]
-
-
-@each_rule
-def test_every_step_sees_one_batch_of_its_own(rule, monkeypatch):
-    spy = Spy(monkeypatch)
-    approx = quietly(**RULES[rule] | {"n": 6})
-    assert approx.density.has_minibatch
-    # The assessment at the end takes batches of its own.
-    steps = spy.steps(6)
-    estimator = approx.record.estimator
-    second = {"price": "mean_hessians", "gauss_newton": "gauss_newton"}.get(estimator)
-    seen = []
-    for step in steps:
-        names = [name for name, _ in step]
-        assert names[0] == "logp_grad"
-        assert set(names[1:]) - {"logp_grad"} == ({second} if second else set())
-        [rows] = {rows for _, rows in step}
-        assert all(0 <= row < N for row in rows[0])
-        seen.append(rows)
-    assert all(one != other for one, other in itertools.combinations(seen, 2))
 
 
 @pytest.mark.parametrize("rule", NEAR)

@@ -14,12 +14,10 @@ import pymc_ngvi
 from pymc_ngvi import ConvergenceWarning, LogDensity, MissingDerivativeError, Status
 from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.estimators import price
-from pymc_ngvi.families import DiagonalState, FullState, MixtureFamily, MixtureState
+from pymc_ngvi.families import FullState, MixtureState
 from pymc_ngvi.fitting.registry import ALLOWED
-from pymc_ngvi.mixtures.finite.evaluation import evaluate_mixture, mixture_moments, without_idle
-from pymc_ngvi.mixtures.finite.proposal import LEAST_LOG_WEIGHT, moved_within, stepped_weights
-from pymc_ngvi.mixtures.finite.search import addition, ascend, local_component, modes
-from pymc_ngvi.mixtures.finite.splitting import join_overlapping, split
+from pymc_ngvi.mixtures.finite.evaluation import evaluate_mixture, mixture_moments
+from pymc_ngvi.mixtures.finite.steps import moved_within
 from pymc_ngvi.updates import natural
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
@@ -320,99 +318,6 @@ def test_a_mode_without_limit_ends_with_a_reason():
 # --- pieces -----------------------------------------------------------------------------------------------------------
 
 
-def test_ascents_end_at_modes():
-    density = density_of("two modes")
-    centres = mixture_targets.target("two modes").modes
-    points = 6.0 * np.random.default_rng(1).standard_normal((64, 2))
-    ends, logp = ascend(density, points)
-    assert np.all(centres.distances(ends).min(axis=1) < 0.3)
-    assert np.all(logp >= density.logp(points))
-    found, log_mass = modes(density, gaussian(np.zeros(2), np.full(2, 6.0)), points, np.random.default_rng(2), 10)
-    assert len(found) == 2
-    expected = np.sort(centres.weights)[::-1]
-    np.testing.assert_allclose(np.exp(log_mass), expected, rtol=0.05)  # by Laplace's method, which is exact here
-
-
-def test_a_local_component_has_the_curvature_of_log_p_within_limits():
-    density = LogDensity(_normal_model())
-    like = gaussian([0.0], [5.0])
-    np.testing.assert_allclose(local_component(density, like, np.array([2.0])).sd(), [0.5], rtol=1e-6)
-    kept = local_component(density, like, np.array([2.0]), (1.0, 4.0))
-    np.testing.assert_allclose(kept.sd(), [2.5], rtol=1e-6)
-
-
-def _normal_model():
-    with pm.Model() as model:
-        pm.Normal("x", 1.0, 0.5)
-    return model
-
-
-def test_an_addition_is_where_q_lacks_mass():
-    density = density_of("two modes")
-    m = mixture_targets.target("two modes").modes
-    heavy = m.weights.argmax()
-    cov = np.linalg.inv(m.whiteners[heavy].T @ m.whiteners[heavy])
-    q = MixtureState.of([FullState(m.centres[heavy], 3.0 * np.linalg.cholesky(cov))])
-    new = addition(density, q, np.random.default_rng(1), [], float(np.log(m.weights[heavy])))
-    assert new.n_components == 2
-    assert np.isclose(new.weights.sum(), 1.0)
-    # Nothing is lacking where q is the posterior.
-    covs = [np.linalg.inv(w.T @ w) for w in m.whiteners]
-    whole = [FullState(c, np.linalg.cholesky(v)) for c, v in zip(m.centres, covs, strict=True)]
-    exact = MixtureState.of(whole, np.log(m.weights))
-    theta = exact.draws(np.column_stack([np.random.default_rng(2).standard_normal((500, 2)), np.linspace(0, 1, 500)]))
-    np.testing.assert_allclose(density.logp(theta), exact.log_density(theta), atol=1e-8)
-
-
-def test_idle_components_are_dropped_and_others_are_not():
-    density = density_of("two modes")
-    m = mixture_targets.target("two modes").modes
-    covs = [np.linalg.inv(w.T @ w) for w in m.whiteners]
-    states = [FullState(c, np.linalg.cholesky(v)) for c, v in zip(m.centres, covs, strict=True)]
-    twice = MixtureState.of([*states, states[0]], np.log([m.weights[0] / 2, m.weights[1], m.weights[0] / 2]))
-    evaluation = evaluate_mixture(density, twice, sobol_draws(64, 2, np.random.default_rng(1)), price)
-    kept = without_idle(twice, evaluation, 0.01)
-    assert kept.n_components == 2
-    np.testing.assert_allclose(np.sort(kept.weights), np.sort(m.weights), atol=2e-3)
-    pair = MixtureState.of(states, np.log(m.weights))
-    evaluation = evaluate_mixture(density, pair, sobol_draws(64, 2, np.random.default_rng(1)), price)
-    assert without_idle(pair, evaluation, 0.01).n_components == 2
-
-
-@pytest.mark.parametrize("kind", [FullState, DiagonalState])
-def test_halves_have_the_moments_of_the_whole_and_lie_where_it_errs(kind):
-    """The curvature of the banana is along its second coordinate, where log p - log q is farthest from its mean."""
-    density = density_of("banana")
-    wide = kind.from_scale(np.array([0.0, 0.0]), np.array([1.0, 3.0]))
-    far = kind.from_scale(np.array([50.0, 50.0]), np.ones(2))
-    q = MixtureState.of([far, wide], np.array([-30.0, 0.0]))
-    evaluation = evaluate_mixture(density, q, sobol_draws(256, 2, np.random.default_rng(1)), price)
-    new = split(q, evaluation)
-    assert new.n_components == 3
-    halves = MixtureState.of(new.components[1:], new.log_weights[1:])
-    np.testing.assert_allclose(halves.weights, 0.5)
-    np.testing.assert_allclose(halves.mean(), wide.mean(), atol=1e-12)
-    np.testing.assert_allclose(halves.cov(), wide.cov(), atol=1e-12)
-    apart = np.abs(halves.means[0] - halves.means[1]) / wide.sd()
-    assert np.isclose(np.linalg.norm(apart), 1.2)
-    assert split(q, evaluation, rank=2) is None
-
-
-def test_components_that_overlap_become_one_and_others_do_not():
-    density = density_of("two modes")
-    m = mixture_targets.target("two modes").modes
-    covs = [np.linalg.inv(w.T @ w) for w in m.whiteners]
-    states = [FullState(c, np.linalg.cholesky(v)) for c, v in zip(m.centres, covs, strict=True)]
-    pair = MixtureState.of(states, np.log(m.weights))
-    base = sobol_draws(128, 2, np.random.default_rng(1))
-    assert join_overlapping(pair, evaluate_mixture(density, pair, base, price)) is None
-    halved = split(pair, evaluate_mixture(density, MixtureState.of(states, np.log([0.5, 0.5])), base, price))
-    again = join_overlapping(halved, evaluate_mixture(density, halved, base, price))
-    assert again.n_components == 2
-    np.testing.assert_allclose(np.sort(again.weights), np.sort(m.weights), atol=1e-12)
-    np.testing.assert_allclose(again.cov(), pair.cov(), atol=1e-10)
-
-
 def test_steps_stay_within_the_radius():
     density = density_of("banana")
     q = MixtureState.of([gaussian([0.0, 3.0], [2.0, 2.0]), gaussian([1.0, 0.0], [0.5, 0.5])])
@@ -426,25 +331,6 @@ def test_steps_stay_within_the_radius():
     assert max(new.divergence(old) for new, old in zip(far.components, q.components, strict=True)) > 0.05
 
 
-@pytest.mark.parametrize("kind", [FullState, DiagonalState])
-def test_divergence_is_that_of_gaussians(kind):
-    """In twenty dimensions, where few draws would not tell."""
-    rng = np.random.default_rng(1)
-    old, new = (kind.from_scale(0.1 * rng.standard_normal(20), np.exp(0.2 * rng.standard_normal(20))) for _ in "on")
-    if kind is FullState:
-        new = new.plus(np.zeros(20), 0.1 * np.tril(rng.standard_normal((20, 20)), -1))
-    theta = new.draws(rng.standard_normal((200_000, 20)))
-    ratio = new.log_density(theta) - old.log_density(theta)
-    assert abs(new.divergence(old) - ratio.mean()) < 4 * ratio.std() / np.sqrt(len(ratio))
-    assert new.divergence(new) == pytest.approx(0.0, abs=1e-12)
-
-
-def test_weights_have_a_floor_and_sum_to_one():
-    new = stepped_weights(np.log([0.5, 0.5]), np.array([0.0, -1e6]), 1.0)
-    assert new[1] >= LEAST_LOG_WEIGHT - 1e-6
-    assert np.isclose(np.exp(new).sum(), 1.0)
-
-
 def test_the_gap_is_half_the_squared_natural_gradient():
     """For a Gaussian posterior and one component: that of the component; for wrong weights, half their variance."""
     density = density_of("two modes")
@@ -456,9 +342,3 @@ def test_the_gap_is_half_the_squared_natural_gradient():
     gap = mixture_moments(density, q, evaluation, price).gap
     lacking = mixture_targets.target("two modes").log_z - evaluation.elbo
     assert np.isclose(gap, lacking, rtol=0.05)
-
-
-def test_a_family_of_mixtures_starts_with_one_component():
-    q = MixtureFamily(FullState, 3).from_scale(np.zeros(2), np.ones(2))
-    assert q.n_components == 1
-    assert MixtureFamily(FullState, 3).memory_bytes(10) == 3 * FullState.memory_bytes(10)

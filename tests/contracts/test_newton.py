@@ -5,11 +5,9 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi import LogDensity, Status, fit_ngvi
-from pymc_ngvi.core import normal_rules
 from pymc_ngvi.core.target import RowRules
 from pymc_ngvi.estimators.quadrature import Quadrature
 from pymc_ngvi.families import FullState
-from pymc_ngvi.families.diagonal import DiagonalState
 from pymc_ngvi.steps.linesearch import LineSearch
 from pymc_ngvi.steps.newton import newton
 from pymc_ngvi.updates.natural import natural
@@ -60,20 +58,6 @@ def state_with_sites(rule):
     while state.sites is None or not state.bent or state.moments.gap > 1.0:
         state = rule.step(state)
     return state
-
-
-@pytest.mark.parametrize("level", range(1, 8))
-def test_third_and_fourth_derivatives_of_a_polynomial(level):
-    """f = 2 z^4 - z^3 + 5 z^2 - z has E[f'''] = -6 and E[f''''] = 48."""
-    z = normal_rules.rule(1, (level,)).nodes[:, 0]
-    np.testing.assert_allclose(
-        normal_rules.bend_weights(level) @ (2.0 * z**4 - z**3 + 5.0 * z**2 - z), [-6.0, 48.0], rtol=1e-9
-    )
-
-
-def test_three_nodes_do_not_take_second_derivatives_for_fourth_ones():
-    z = normal_rules.rule(1, (0,)).nodes[:, 0]
-    assert (normal_rules.bend_weights(0) @ z**2 == 0.0).all()
 
 
 def test_expected_derivatives_of_counts():
@@ -129,16 +113,6 @@ def test_it_converges_quadratically():
     assert gaps[first + 2] < 1e-6
 
 
-def test_sites_are_what_the_precision_consists_of():
-    model, root = wide_process()
-    target = LogDensity(model)
-    state = state_with_sites(rule_of(target))
-    sites = state.sites[state.bends.is_bent]
-    assert len(sites) == 25
-    precision = np.linalg.inv(state.q.cov())
-    np.testing.assert_allclose(precision, np.eye(25) + root.T @ (sites[:, None] * root), rtol=1e-6, atol=1e-6)
-
-
 def test_a_wide_process_takes_few_expectations():
     """All of them, the start and the last check included; 108 without steps of Newton."""
     approx = fit_ngvi(wide_process()[0], random_seed=1, progressbar=False, posterior="gaussian")
@@ -167,23 +141,3 @@ def test_rows_that_are_not_log_concave_may_have_negative_sites():
     approx = fit_ngvi(model, random_seed=1, progressbar=False, posterior="gaussian", family="full")
     assert approx.record.status is Status.CONVERGED
     assert approx.n_gradients <= 30
-
-
-def test_there_is_none_without_correlations_or_with_rows_of_several_predictors():
-    target = LogDensity(wide_process()[0])
-    q = DiagonalState.from_scale(np.zeros(25), np.full(25, 0.1))
-    assert newton_at(target, q) is None
-    with pm.Model() as model:
-        pm.Normal("y", pm.Normal("a", 0.0, 1.0), pm.HalfNormal("s", 1.0), observed=[1.0, 2.0])
-    target = LogDensity(model)
-    q = FullState.from_scale(np.zeros(2), np.full(2, 0.1))
-    assert target.expected(q).bends is None
-    assert newton_at(target, q) is None
-
-
-def test_there_is_none_where_rows_are_far_more_than_coordinates():
-    """It would take more than many natural steps, and the data say what q is."""
-    rng = np.random.default_rng(0)
-    with pm.Model() as model:
-        pm.Bernoulli("y", logit_p=pm.Normal("a", 0.0, 1.0) * rng.normal(size=50), observed=rng.integers(0, 2, 50))
-    assert newton_at(LogDensity(model), FullState.from_scale(np.zeros(1), np.ones(1))) is None

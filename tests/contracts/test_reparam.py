@@ -9,17 +9,14 @@ import pytensor.tensor as pt
 import pytest
 
 from numpy.testing import assert_allclose, assert_array_equal
-from pytensor.graph.basic import Apply
-from pytensor.graph.op import Op
 from scipy.linalg import solve_triangular
 
-from pymc_ngvi import LogDensity, MissingDerivativeError, NGVIApproximation, fit_ngvi
+from pymc_ngvi import LogDensity, NGVIApproximation, fit_ngvi
 from pymc_ngvi.core.types import GaussNewtonTarget
 from pymc_ngvi.families import DiagonalState, FullState, SparseFamily
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.reparam import reparametrised
-from pymc_ngvi.reparam.modes import MAX_EVALUATIONS, find_modes
 
 # Groups of 1, 3, 6, 2 and 4 observations.
 GROUP = np.repeat(np.arange(5), [1, 3, 6, 2, 4])
@@ -145,16 +142,6 @@ def test_zero_is_the_conditional_mode_with_unit_curvature(name):
     assert_allclose(factor.T @ -hessian @ factor, np.eye(len(local)), atol=1e-6)
 
 
-def test_draws_do_not_depend_on_each_other():
-    target, _ = made("robust_counts")
-    phi = draws(target, 4, spread=1.0)
-    together, grads = target.logp_grad(phi)
-    for row, logp, grad in zip(phi, together, grads, strict=True):
-        one, own = target.logp_grad(row[None])
-        assert_allclose(one[0], logp, rtol=1e-10)
-        assert_allclose(own[0], grad, atol=1e-7)
-
-
 def test_blocks_in_any_order_of_coordinates():
     """Effects stored effect by effect: the coordinates of a block are far apart."""
     with pm.Model() as model:
@@ -186,27 +173,6 @@ def test_modes_are_found_from_far_away(name, away):
     assert_allclose(far.theta, near.theta, atol=1e-8)
 
 
-class Wave:
-    """A guide of one global and one local coordinate, cos(b): half of the line has the wrong curvature."""
-
-    def slopes(self, theta, directions):
-        gradient, product = np.zeros_like(theta), np.zeros_like(theta)
-        gradient[:, 1], product[:, 1] = -np.sin(theta[:, 1]), -np.cos(theta[:, 1]) * directions[:, 1]
-        return gradient, product
-
-
-def test_modes_are_maxima():
-    target, _ = made("logistic_intercepts")
-    blocks = type(target.transform.blocks)(ArrowStructure.of([-1, 0]))
-    start = np.array([[0.0, 3.1], [0.0, 2.0], [0.0, -3.0], [0.0, 0.1]])
-    modes = find_modes(Wave(), blocks, start)
-    assert modes.found.all()
-    turns = modes.theta[:, 1] / (2.0 * np.pi)
-    assert_allclose(turns, np.round(turns), atol=1e-10)
-    stuck = find_modes(Wave(), blocks, np.array([[0.0, np.pi]]))  # a minimum, at rounding
-    assert not stuck.found.any() or abs(np.cos(stuck.theta[0, 1]) - 1.0) < 1e-10
-
-
 def test_draws_without_a_mode_are_lost_and_no_others():
     with pm.Model() as model:
         mu = pm.Normal("mu")
@@ -229,39 +195,6 @@ def test_draws_without_a_mode_are_lost_and_no_others():
     assert_array_equal(np.isfinite(logp), [True, False, True])
     assert np.isnan(grad[1]).all()
     assert_allclose(grad[[0, 2]], expected[1][[0, 2]], atol=1e-8)
-
-
-def test_starts_follow_the_draws():
-    """Searches that have become long begin nearer from then on; what they find is the same."""
-    model, blocks = poisson_slopes()
-    density = LogDensity(model, backend="quick")
-    target = reparametrised(density, structure_of(density, blocks), "rvb2")
-    phi = draws(target, 4, spread=0.1)
-    phi[:, :2] += np.array([4.0, -3.0])
-    before = target.transform.modes(phi)
-    logp, grad = target.logp_grad(phi)
-    after = target.transform.modes(phi)
-    assert after.n_evaluations < before.n_evaluations < 4 * MAX_EVALUATIONS
-    assert_allclose(after.theta, before.theta, atol=1e-9)
-    again = target.logp_grad(phi)
-    assert_allclose(again[0], logp, rtol=1e-10)
-    assert_allclose(again[1], grad, rtol=1e-7, atol=1e-7)
-
-
-def test_starts_come_back_from_where_a_step_was_too_long():
-    """Searches were long there, too, so that length alone does not tell."""
-    model, blocks = poisson_slopes()
-    density = LogDensity(model, backend="quick")
-    target = reparametrised(density, structure_of(density, blocks), "rvb2")
-    near = draws(target, 8, spread=0.1)
-    far = near.copy()
-    far[:, :2] += np.array([8.0, -6.0])
-    target.transform.recentre(far.mean(axis=0))
-    target._usual_evaluations = 50.0
-    for _ in range(3):
-        target.logp_grad(near)
-    assert_allclose(target.transform.centre[:2], near[:, :2].mean(axis=0), atol=0.1)
-    assert target.transform.modes(near).n_evaluations <= 6 * len(near)
 
 
 # --- target -----------------------------------------------------------------------------------------------------------
@@ -369,17 +302,6 @@ def test_hessian(name):
     assert_allclose(target.mean_hessian(phi).diagonal(), np.diag(by_gradients), atol=1e-6)
 
 
-@pytest.mark.parametrize("length", [1e-6, 1.0, 1e6])
-def test_hessian_products_along_directions_of_any_length(length):
-    target, _ = made("poisson_slopes")
-    phi = draws(target)
-    matrix = target.pattern.symmetric(target.mean_hessian(phi).values()).toarray()
-    directions = length * np.random.default_rng(1).standard_normal((3, target.n_dim))
-    directions[2] = 0.0
-    products = target.mean_hessian(phi).products(directions)
-    assert_allclose(products, directions @ matrix, atol=1e-7 * length * np.abs(matrix).max() * 10)
-
-
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
 def test_hessian_of_global_coordinates_on_another_scale(scale):
     """A unit of the predictor changes the scale of a global coordinate: differences follow."""
@@ -405,22 +327,6 @@ def second_differences(function, point, length=2e-3):
     return (plus - minus).reshape(n, n) / (4.0 * length**2)
 
 
-def test_counts():
-    target, _ = made("logistic_intercepts")
-    gradients, hessians = target.n_gradients, target.n_hessians
-    target.logp_grad(draws(target, 4))
-    target.mean_hessian(draws(target, 3)).values()
-    target.mean_hessian(draws(target, 2)).products(np.eye(target.n_dim))
-    assert target.n_gradients - gradients == 4
-    assert target.n_hessians - hessians == 5
-
-
-def test_initial_point_is_the_models():
-    target, _ = made("logistic_intercepts")
-    theta, _ = target.transform.forward(target.initial_point()[None])
-    assert_allclose(theta[0], target.density.initial_point(), atol=1e-9)
-
-
 def test_groups_alone():
     """Without global coordinates, the transform is the same everywhere."""
     with pm.Model() as model:
@@ -435,41 +341,6 @@ def test_groups_alone():
     )
     assert_allclose(target.mean_hessian(phi).values(), diagonal, atol=1e-6)
     assert target.transform.forward(phi[:0])[0].shape == (0, 5)
-
-
-class Derivative(Op):
-    """The derivative of sin of some order; of the last one there is no derivative."""
-
-    __props__ = ("order", "last")
-
-    def __init__(self, order, last):
-        self.order, self.last = order, last
-
-    def make_node(self, x):
-        return Apply(self, [pt.as_tensor(x)], [pt.vector(dtype="float64", shape=pt.as_tensor(x).type.shape)])
-
-    def perform(self, node, inputs, outputs):
-        outputs[0][0] = np.sin(inputs[0] + 0.5 * np.pi * self.order)
-
-    def pullback(self, inputs, outputs, gradients):
-        if self.order == self.last:
-            raise NotImplementedError(f"sin has no derivative of order {self.order + 1}")
-        return [gradients[0] * Derivative(self.order + 1, self.last)(inputs[0])]
-
-
-@pytest.mark.parametrize("last", [2, 3])
-def test_third_derivatives_are_needed(last):
-    with pm.Model() as model:
-        pm.Normal("mu")
-        b = pm.Normal("b", 0.0, 1.0, shape=2)
-        pm.Potential("wave", pt.sum(Derivative(0, last)(b)))
-    density = LogDensity(model, backend="quick")
-    structure = ArrowStructure.of([-1, 0, 1])
-    if last == 3:
-        reparametrised(density, structure, "rvb2")
-        return
-    with pytest.raises(MissingDerivativeError, match=r"no derivative of order 3.*fit without reparam"):
-        reparametrised(density, structure, "rvb2")
 
 
 def test_what_it_refuses():
@@ -561,14 +432,6 @@ def test_moments_of_global_coordinates_are_exact():
     exact = q.gaussian.cov_block(border)
     assert_allclose(q.cov_block(border), exact, rtol=1e-12)
     assert_allclose(q.cov()[np.ix_(border, border)], exact, atol=1e-12)
-
-
-def test_what_a_state_returns_is_its_own():
-    q = pushed()
-    before = q.mean()
-    q.mean()[:] = 9.0
-    q.sd()[:] = 9.0
-    assert_array_equal(q.mean(), before)
 
 
 def test_state_of_its_arrays():

@@ -1,23 +1,14 @@
 """Hessians and their patterns from rows: those of log p, made without its gradient, its products or a colouring."""
 
-import functools
-
 import models
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-import pymc_ngvi
-
 from pymc_ngvi import LogDensity
 from pymc_ngvi.core.refusal import RowHessianGivenUp
 from pymc_ngvi.density import by_rows
-from pymc_ngvi.density import sparse_hessian as hessian
-from pymc_ngvi.density.by_rows import ByRows
-from pymc_ngvi.density.flat import FlatGraphs, Functions
-from pymc_ngvi.density.second_order import SecondOrder
-from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.rows.row_hessian import SecondDerivatives
 
 _RNG = np.random.default_rng(61)
@@ -77,38 +68,11 @@ def density_of(make):
 
 
 @pytest.mark.parametrize("make", MODELS)
-def test_hessians_are_those_of_log_p(make):
-    density = density_of(make)
-    theta = models.random_points(density, 3, 1)
-    expected = density.hessian(theta).mean(axis=0)  # from the graph of log p
-    assert density.rows is not None
-    found = density.mean_hessian(theta)
-    atol = 1e-12 * np.abs(expected).max()
-    np.testing.assert_allclose(found.products(np.eye(density.n_dim)), expected, atol=atol)
-    np.testing.assert_allclose(found.diagonal(), np.diagonal(expected), atol=atol)
-    assert density.rows is not None, "they were not given up"
-    assert density.n_hessians == 2 * len(theta)
-    if density.pattern is not None:
-        np.testing.assert_allclose(density.pattern.symmetric(found.values()).toarray(), expected, atol=atol)
-
-
-@pytest.mark.parametrize("make", MODELS)
 def test_the_pattern_is_that_of_the_graph(make):
     density = density_of(make)
     expected = density.second.sparse.pattern_by_graph
     found = density.structural_pattern
     np.testing.assert_array_equal(found.matrix.toarray(), expected.matrix.toarray())
-
-
-def test_many_draws_are_evaluated_in_parts(monkeypatch):
-    density = density_of(intercepts)
-    theta = models.random_points(density, 7, 2)
-    expected = density.mean_hessian(theta).products(np.eye(density.n_dim))
-    for cached, most in ((1, 1), (100, 300), (1000, 10**9)):
-        monkeypatch.setattr("pymc_ngvi.rows.row_hessian._CACHED", cached)
-        monkeypatch.setattr("pymc_ngvi.rows.row_hessian._MOST_ELEMENTS", most)
-        found = density.mean_hessian(theta).products(np.eye(density.n_dim))
-        np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-11)
 
 
 def test_new_data_have_a_new_pattern_and_hessian():
@@ -140,74 +104,3 @@ def test_wrong_second_derivatives_are_not_used(monkeypatch):
     found = density.mean_hessian(theta).products(np.eye(density.n_dim))
     np.testing.assert_allclose(found, expected, atol=1e-12 * np.abs(expected).max())
     assert not density.by_rows.gives_hessians
-
-
-@pytest.mark.parametrize("most_saved", [0.0, 1.0])
-def test_few_rows_of_many_predictors_give_the_pattern_alone(monkeypatch, most_saved):
-    """Whether colours pay for it or not."""
-    monkeypatch.setattr(by_rows, "FEW_PREDICTORS", 3)
-    monkeypatch.setattr(hessian, "_DENSE", 0.75 * most_saved)
-    monkeypatch.setattr(by_rows, "is_dense", lambda pattern: False)
-    density = density_of(not_centred)
-    theta = models.random_points(density, 3, 4)
-    expected = density.hessian(theta).mean(axis=0)
-    atol = 1e-12 * np.abs(expected).max()
-    found = density.mean_hessian(theta)
-    assert (density.second.sparse.pattern is None) == (most_saved == 0.0)
-    np.testing.assert_allclose(density.pattern.symmetric(found.values()).toarray(), expected, atol=atol)
-    np.testing.assert_allclose(found.products(np.eye(density.n_dim)), expected, atol=atol)
-    assert not density.functions.made.rows.hessian.is_made
-
-
-# --- what a cold fit does not make ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def made(monkeypatch):
-    """What is made of the whole model in a fit: "search" where other modes begin to be looked for, or a derivative."""
-    made = []
-
-    def noting(cls, name):
-        function = vars(cls)[name].func
-        found = functools.cached_property(lambda self: made.append(name) or function(self))
-        found.__set_name__(cls, name)
-        monkeypatch.setattr(cls, name, found)
-
-    noting(FlatGraphs, "logp_grad")
-    noting(SecondOrder, "_product")
-    after, compile_ = ModeSearch.after, Functions.compile
-    monkeypatch.setattr(ModeSearch, "after", lambda *args, **kwargs: made.append("search") or after(*args, **kwargs))
-    monkeypatch.setattr(Functions, "compile", lambda self, *args: made.append("compiled") or compile_(self, *args))
-    return made
-
-
-@pytest.mark.usefixtures("_anew")
-@pytest.mark.parametrize("family", [None, "sparse"])
-def test_a_cold_fit_by_rows_makes_no_derivative_of_the_model(family, made):
-    """Neither does the search for modes that follows it: its climbs take gradients of programs."""
-    with pm.Model():
-        intercepts()
-        approx = pymc_ngvi.fit_ngvi(
-            family=family, estimator="quadrature", posterior="gaussian", random_seed=1, progressbar=False
-        )
-    assert approx.record.estimator == "quadrature"
-    assert approx.record.backend == "quick"
-    assert approx.record.searched
-    assert made == ["search"]
-
-
-def test_fits_with_draws_take_hessians_from_rows_too(monkeypatch):
-    def fit():
-        with pm.Model():
-            intercepts()
-            return pymc_ngvi.fit_ngvi(
-                estimator="price", posterior="gaussian", family="sparse", random_seed=1, progressbar=False
-            )
-
-    approx = fit()
-    assert not approx.density.functions.made.coloured.is_made
-    monkeypatch.setattr(ByRows, "found", None)
-    expected = fit()
-    assert (approx.n_gradients, approx.n_hessians) == (expected.n_gradients, expected.n_hessians)
-    np.testing.assert_allclose(approx.mean_flat, expected.mean_flat, atol=1e-7)
-    np.testing.assert_allclose(approx.sd_flat, expected.sd_flat, rtol=1e-7)

@@ -8,7 +8,6 @@ import pytest
 from latent_models import counts, level, process, regression
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.density import expectations
 from pymc_ngvi.density.hyperparameters import latent_rows
 from pymc_ngvi.density.rows_given import NotRows, RowsGiven
 
@@ -67,22 +66,6 @@ def test_what_is_no_row_is_refused_with_a_reason():
         latent_rows(LogDensity(model))
 
 
-def test_too_many_hyperparameters_are_refused():
-    with pm.Model() as model:
-        scales = [pm.HalfNormal(f"s{i}", 1.0, shape=25) for i in range(2)]
-        x = pm.Normal("x", 0.0, pt.concatenate(scales), shape=50)
-        pm.Normal("y", x, 1.0, observed=np.ones(50))
-    with pytest.raises(NotRows, match="50 hyperparameters are more than 48"):
-        latent_rows(LogDensity(model))
-
-
-def test_where_log_p_is_not_finite_nothing_is_given():
-    density = LogDensity(level())
-    given = RowsGiven(density, np.array([0, 1]))
-    assert not given.give(np.array([800.0, 0.0]))
-    assert given.give(np.zeros(2))
-
-
 def test_other_data_are_taken():
     """What was found of a model serves the next fit, with the data as they are then."""
     with pm.Model() as model:
@@ -126,16 +109,6 @@ def test_sums_over_many_coordinates_follow_what_is_given():
         plain, vectors = given.rows.linear_map.plain, rng.standard_normal((2, given.n_dim))
         np.testing.assert_allclose(plain.times(vectors), given.rows.linear_map.times(vectors), rtol=1e-9, atol=1e-12)
     assert np.abs(weights[1] - weights[0]).max() > 0.01
-
-
-def test_many_points_are_evaluated_part_by_part(monkeypatch):
-    density = LogDensity(level())
-    given = latent_rows(density)
-    assert given.give(np.zeros(2))
-    theta = np.random.default_rng(0).standard_normal((11, given.n_dim))
-    expected = given.rows.at(theta)
-    monkeypatch.setattr(expectations, "_MOST_AT_ONCE", 4 * len(given.rows.terms.slope))
-    np.testing.assert_allclose(given.rows.at(theta), expected, rtol=1e-13)
 
 
 def test_log_p_at_all_coordinates_leaves_what_is_given():

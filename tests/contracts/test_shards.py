@@ -1,7 +1,6 @@
 """Models whose data are in shards: the posterior of all rows, whoever evaluates them, and if workers die."""
 
 import functools
-import gc
 import multiprocessing
 import os
 import pickle
@@ -19,12 +18,9 @@ import pymc_ngvi
 
 from pymc_ngvi import BrokenExecutorError, ShardError, Shards, StartError, Status
 from pymc_ngvi.density.shards import cluster as of_cluster
-from pymc_ngvi.density.shards import engines, on_dask
+from pymc_ngvi.density.shards import on_dask
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.density.shards.engines import forget
-from pymc_ngvi.density.shards.recipe import Recipe
-from pymc_ngvi.density.shards.requests import Apply
-from pymc_ngvi.density.shards.shard import Shard
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.in_shards import TermsInShards
 from pymc_ngvi.marginal.on_model import FittedDensity
@@ -131,13 +127,6 @@ def test_the_order_of_the_keys_is_all_that_counts(reference):
         assert same_bits(fit(Shards(models.of_rows(models.logistic), KEYS, threads)), reference)
 
 
-def test_a_pass_for_each_expectation(reference):
-    shards = Shards(models.of_rows(models.logistic), KEYS)
-    approx = fit(shards)
-    # One more says what the likelihoods are.
-    assert shards.n_passes == approx.n_gradients + 1 <= 12
-
-
 @pytest.mark.parametrize(("large", "n_killed"), [(0, 2), (10**9, 1)], ids=["requests-apart", "requests-in-tasks"])
 def test_a_worker_that_is_killed_changes_no_bit(large, n_killed, cluster, reference, monkeypatch):
     monkeypatch.setattr(on_dask, "_LARGE", large)
@@ -152,14 +141,6 @@ def test_a_worker_that_is_killed_changes_no_bit(large, n_killed, cluster, refere
 
     assert same_bits(fit(shards, callbacks=[kill]), reference)
     assert killed == [1, 2][:n_killed]
-
-
-def test_shards_stay_where_they_are_wherever_requests_lie(cluster, monkeypatch):
-    """One that moves is made again and has forgotten its rules, for which it is asked once more."""
-    monkeypatch.setattr(on_dask, "_LARGE", 0)
-    shards = Shards(models.of_rows(models.grouped), range(models.N_SHARDS), cluster)
-    approx = fit(shards)
-    assert approx.n_gradients + 1 <= shards.n_passes <= approx.n_gradients + 2
 
 
 def test_a_shard_that_kills_the_worker_which_makes_it(tmp_path, cluster, reference):
@@ -453,21 +434,6 @@ def test_a_shard_that_fails_after_the_fit_keeps_it(when, monkeypatch):
     assert error.value.approx.n_iterations >= n
 
 
-def test_two_requests_to_a_shard_wait_for_each_other():
-    """Those of a pass that was given up may still be under way."""
-    shard = Shard(Recipe.of(models.of_rows(models.logistic), KEYS, None), 0)
-    events = []
-
-    def note(key, model):
-        events.append("in")
-        time.sleep(0.05)
-        events.append("out")
-
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(shard.answer, [Apply(note)] * 2))
-    assert events == ["in", "out"] * 2
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -505,17 +471,6 @@ def test_what_can_not_be_a_fit_of_shards():
         fit(model=models.logistic()).refine(progressbar=False, executor=ThreadPoolExecutor(1))
 
 
-def test_data_of_shards_go_with_these():
-    shards = Shards(models.of_rows(models.normal), KEYS)
-    # A potential of the prior, which gives the shards another name.
-    density = ShardedDensity(shards)
-    name = shards._recipe.name
-    assert sum(at[0] == name for at in engines._SHARDS) == models.N_SHARDS
-    del density, shards
-    gc.collect()
-    assert not any(at[0].startswith(name.rstrip("-")) for at in engines._SHARDS)
-
-
 def test_a_saved_fit_goes_on_with_the_shards(tmp_path, reference):
     with pytest.warns(pymc_ngvi.ConvergenceWarning):
         approx = fit(Shards(models.of_rows(models.logistic), KEYS), n=2)
@@ -536,13 +491,6 @@ def test_what_is_read_off_single_rows_is_refused(reference):
 
 def test_a_summary_counts_the_rows_of_all_shards(reference):
     assert f"Number of observations: {models.N_ROWS:,}." in str(reference.summary())
-
-
-def test_progress_shows_how_many_shards_are_done():
-    seen, shards = [], Shards(models.of_rows(models.logistic), KEYS)
-    with shards.watched(lambda done, total: seen.append((done, total))):
-        list(shards.map(lambda key, model: None))
-    assert seen == [(n, 4) for n in (1, 2, 3, 4)]
 
 
 def test_functions_are_applied_where_the_data_are():

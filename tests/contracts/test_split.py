@@ -323,11 +323,3 @@ def test_globals_may_stand_anywhere():
     theta = points(density, 3)
     first, rest = split.terms(theta[:, globals_], theta[:, None, locals_])
     np.testing.assert_allclose(first + rest.sum(axis=(1, 2)), density.logp(theta), rtol=1e-6)
-
-
-def test_chunks_keep_to_a_cache():
-    density, _, split = made(poisson)
-    assert split.n_elements >= N_OBS
-    assert split.chunk(1) > split.chunk(10) >= split.chunk(10_000_000) == 1
-    assert split.compile_seconds > 0.0
-    assert density.compile_seconds >= split.compile_seconds

@@ -7,10 +7,7 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_ngvi import LogDensity, StartError, fit_ngvi
-from pymc_ngvi.families import FullState
 from pymc_ngvi.fitting import starting
-from pymc_ngvi.fitting.begun import make_rule
-from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.starting import START_SCALES, large_scales, start_point, start_scales
 
 QUIET = {"progressbar": False, "backend": "quick"}
@@ -180,16 +177,6 @@ def test_result_of_find_map():
 # --- standard deviations ----------------------------------------------------------------------------------------------
 
 
-def test_scales_to_choose_among(density):
-    scales = start_scales(density, None)
-    assert [s.tolist() for s in scales] == [[s] * density.n_dim for s in START_SCALES]
-
-
-def test_one_number_for_all(density):
-    [scale] = start_scales(density, 0.7)
-    np.testing.assert_array_equal(scale, np.full(density.n_dim, 0.7))
-
-
 @pytest.mark.parametrize("name", ["sd", "sd_log__"])
 def test_scale_by_either_name(density, name):
     scales = start_scales(density, {name: 0.7, "beta": [0.1, 0.2, 0.3]})
@@ -345,10 +332,6 @@ def test_density_finite_at_the_start_only_says_so():
     assert "1e-11;" in str(error.value)
 
 
-def test_start_error_is_a_value_error():
-    assert issubclass(StartError, ValueError)
-
-
 # --- scales of wide priors --------------------------------------------------------------------------------------------
 
 
@@ -365,17 +348,6 @@ def counts_by_group(prior_sd):
         offset = pm.Normal("offset", shape=30)
         pm.Poisson("y", pm.math.exp(level + slope * x + sd * offset[group]), observed=y)
     return model
-
-
-def test_scales_far_above_one_may_start_lower():
-    density = LogDensity(counts_by_group(40.0), "quick")
-    point = start_point(density, None)
-    [index] = large_scales(density, point, None)
-    assert point[index] == pytest.approx(np.log(40.0))
-    assert large_scales(density, point, {"sd": 40.0}) == []
-    assert large_scales(density, point, {"sd_log__": 3.0}) == []
-    near = LogDensity(counts_by_group(5.0), "quick")
-    assert large_scales(near, start_point(near, None), None) == []
 
 
 def test_effects_of_groups_with_a_wide_prior_do_not_take_the_part_of_everything():
@@ -402,19 +374,6 @@ def test_a_scale_that_the_data_need_stays_high():
     assert seen[0] > -5_000
 
 
-@pytest.mark.parametrize(("wide", "n_starts"), [(1.0, 1), (100.0, 2)])
-def test_a_start_without_draws_is_evaluated_once(wide, n_starts):
-    """A scale that starts far above 1 is tried lower, too; the ELBO is that of the better one."""
-    with pm.Model() as model:
-        sd = pm.HalfNormal("sd", wide)
-        pm.Normal("y", pm.Normal("x", 0.0, 1.0), sd, observed=[0.3, -1.2, 0.7])
-        approx = pm.fit(0, method="ngvi", posterior="gaussian", random_seed=1, progressbar=False)
-    assert approx.record.estimator == "quadrature"
-    assert approx.n_gradients == n_starts
-    density = LogDensity(model)
-    np.testing.assert_allclose(approx.elbo.value, density.expected(approx.q).value + approx.q.entropy(), rtol=1e-12)
-
-
 def test_rates_beside_a_covariate_on_a_large_scale_start_narrower():
     """With standard deviations of .1, rates of 10^20 are expected, and leaving these takes twice the evaluations."""
     rng = np.random.default_rng(7)
@@ -425,25 +384,6 @@ def test_rates_beside_a_covariate_on_a_large_scale_start_narrower():
     default, wide = (fit_ngvi(model=model, random_seed=1, start_sigma=sigma, **QUIET) for sigma in (None, 0.1))
     assert default.record.estimator == "quadrature"
     assert default.n_gradients < 0.6 * wide.n_gradients
-
-
-def test_a_line_search_measures_the_state_that_it_is_given():
-    """Whatever was tried as a start before."""
-    with pm.Model() as model:
-        pm.Poisson("y", pm.math.exp(pm.Normal("x", 0.0, 1.0, shape=2)), observed=[2, 4])
-    density = LogDensity(model)
-    rule = make_rule(density, FitOptions(estimator="quadrature"), 1)
-    poor, good, other = (FullState.from_scale(np.full(2, at), np.full(2, 0.5)) for at in (0.0, 1.0, 0.7))
-    known = [rule.first_evaluation(q).elbo for q in (good, poor)]
-    assert known[0] > known[1]
-    for q in (poor, other, good):
-        expected = density.expected(q).value + q.entropy()
-        assert rule.init(q).elbo == pytest.approx(expected, rel=1e-12)
-    for q in (good, poor):
-        rule.first_evaluation(q)
-    n = density.n_gradients
-    rule.init(good)
-    assert density.n_gradients == n
 
 
 # --- networks ---------------------------------------------------------------------------------------------------------

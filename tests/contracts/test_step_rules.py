@@ -4,7 +4,6 @@ On a quadratic log p, antithetic draws give exact moments whatever the estimator
 """
 
 import functools
-import itertools
 
 import numpy as np
 import pytest
@@ -13,8 +12,6 @@ from matrix import OF_PRECISION, family_object, first_state, ignore, make_rule, 
 from targets import (
     NumpyTarget,
     Quadratic,
-    Walled,
-    block_labels,
     gaussian_entropy,
     logistic,
     random_covariance,
@@ -27,9 +24,8 @@ from pymc_ngvi.families import BlockFamily, BlockStructure, FullPrecisionState, 
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.registry import choose
-from pymc_ngvi.steps.stochastic.base import Stochastic
+from pymc_ngvi.steps.stochastic.base import Stochastic, Windows
 from pymc_ngvi.steps.stochastic.decay import Decay
-from pymc_ngvi.steps.stochastic.levelling import Windows
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -389,16 +385,6 @@ def test_a_first_step_in_the_fisher_metric_has_the_length_alpha(seed, estimator,
     assert 0.5 * (apart(eps) + apart(-eps)) / eps**2 == pytest.approx(0.5 * 0.03**2, rel=1e-5)
 
 
-@pytest.mark.parametrize("update", ["cholesky", "cholesky_precision"])
-def test_the_norms_differ(update):
-    """A Euclidean first step of length alpha, and one that is not, each where it belongs."""
-    name = "full precision" if update == "cholesky_precision" else "full"
-    q = some_start(name, 1)
-    new = path(exact_rule(update, "full", name, quadratic(1, 5), "snngm", step_size=0.01), q, 1)[-1].q
-    length = np.sqrt(np.sum((new.location - q.location) ** 2) + np.sum((new.factor - q.factor) ** 2))
-    assert (abs(length / 0.01 - 1.0) < 1e-9) == (update == "cholesky")
-
-
 def glmm_blocks(n_groups, size, n_global):
     """Return the block of each coordinate: one for each group, one for the rest."""
     return np.concatenate([np.repeat(np.arange(n_groups), size), np.full(n_global, n_groups)])
@@ -532,56 +518,6 @@ def test_a_step_across_zero_changes_the_sign_of_the_factor_not_the_gaussian(step
         assert of.entropy() == pytest.approx(gaussian_entropy(here.cov()), rel=1e-6)
 
 
-class Reluctant(FullState):
-    """Takes no step of its factor that is longer than a tenth."""
-
-    asked = ()
-
-    def plus(self, location_step, factor_step, *, signed=False):
-        type(self).asked += (factor_step,)
-        if np.abs(factor_step).max() > 0.1:
-            return None
-        return super().plus(location_step, factor_step, signed=signed)
-
-
-@pytest.mark.parametrize(
-    ("step", "update", "size"),
-    [("snngm", "cholesky", 2.0), ("adam", "cholesky", 0.9), ("sgd", "euclidean", 0.3), ("adam", "euclidean", 3.0)],
-)
-def test_a_step_that_the_state_refuses_is_halved_until_it_does_not(step, update, size):
-    """Mean and factor alike; what it remembers of the direction is that of the whole step."""
-    target = quadratic(1, 5)
-    start = some_start("full", 1)
-    Reluctant.asked = ()
-    q = Reluctant(start.location, start.factor)
-    rule = exact_rule(update, "full", "full", target, step, step_size=size)
-    state = path(rule, q, 1)[-1]
-    asked = Reluctant.asked
-    assert len(asked) > 1
-    assert np.abs(asked[-1]).max() <= 0.1 < np.abs(asked[-2]).max()
-    for longer, shorter in itertools.pairwise(asked):
-        np.testing.assert_allclose(shorter, 0.5 * longer, rtol=1e-14)
-    whole = path(rule, start, 1)[-1]  # a state that refuses nothing
-    np.testing.assert_allclose(
-        state.q.location - start.location, (whole.iterate.location - start.location) * 0.5 ** (len(asked) - 1)
-    )
-    assert state.n_failed == 0
-
-
-@pytest.mark.parametrize(("step", "update"), [("snngm", "cholesky"), ("adam", "cholesky"), ("sgd", "euclidean")])
-def test_where_no_step_is_valid_the_state_stays_and_the_failure_is_counted(step, update):
-    class Stubborn(FullState):
-        def plus(self, location_step, factor_step, *, signed=False):
-            return None
-
-    start = some_start("full", 1)
-    q = Stubborn(start.location, start.factor)
-    states = path(exact_rule(update, "full", "full", quadratic(1, 5), step), q, 3)
-    assert all(state.q is q and state.iterate is q for state in states)
-    assert [state.n_failed for state in states] == [0, 1, 2, 3]
-    assert states[-1].levels.n == 0
-
-
 @pytest.mark.parametrize("name", ["full", "diagonal", "block", "full precision", "sparse"])
 def test_an_update_without_a_valid_state_is_tried_with_half_the_step(name):
     """The diagonal is multiplied by 1 + rho (1 - A_ii)/2, A_ii = 100 where the state is ten times too wide."""
@@ -653,60 +589,6 @@ def test_window_means_and_the_standard_error_of_the_last():
     assert windows.slope == pytest.approx(0.5 * (values[30:40].mean() - values[10:20].mean()), rel=1e-9)
 
 
-def test_the_slope_is_that_of_the_least_squares_line():
-    values = np.random.default_rng(2).standard_normal(30)
-    slope = np.polyfit([0, 1, 2], values.reshape(3, 10).mean(axis=1), 1)[0]
-    assert filled(10, values).slope == pytest.approx(slope, rel=1e-9)
-
-
-@pytest.mark.parametrize("n_windows", [0, 1, 2])
-def test_before_three_windows_nothing_has_levelled(n_windows):
-    windows = filled(4, [1.0] * (4 * n_windows))
-    assert windows.slope == np.inf
-    assert not windows.has_levelled
-
-
-@pytest.mark.parametrize(("rise", "levelled"), [(0.009, True), (0.011, False), (0.0, True), (-5.0, True)])
-def test_levelled_is_a_slope_below_a_hundredth(rise, levelled):
-    """A jump in the window between, or out of it, has no say."""
-    values = np.repeat([0.0, 7.0, 2.0 * rise], 5)
-    assert bool(filled(5, values).has_levelled) == levelled
-
-
-def test_levelled_is_asked_only_where_a_window_ends():
-    windows = filled(5, [1.0] * 15)
-    assert windows.just_completed
-    assert windows.has_levelled
-    assert not windows.with_value(1.0).just_completed
-    assert not windows.with_value(1.0).has_levelled
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_values_that_are_not_finite_are_left_out(bad):
-    values = np.random.default_rng(3).standard_normal(17)
-    assert filled(5, np.insert(values, [0, 7, 7, 17], bad)) == filled(5, values)
-
-
-def test_a_window_of_one():
-    windows = filled(1, [1.0, 2.0, 4.0, 8.0])
-    assert windows.means == (2.0, 4.0, 8.0)
-    assert windows.slope == 3.0
-    assert windows.se == np.inf  # one value has no scatter
-
-
-def test_windows_keep_three_means_however_long_the_run():
-    windows = filled(3, np.arange(3000.0))
-    assert len(windows.means) == 3
-    assert windows.means == (2992.0, 2995.0, 2998.0)
-
-
-def test_variance_of_large_values_does_not_cancel():
-    """ELBOs of -1e8 with a scatter of 1e-3: a mean of squares would have lost it."""
-    scatter = 1e-3 * np.random.default_rng(4).standard_normal(50)
-    se = scatter.std(ddof=1) / np.sqrt(50)
-    assert filled(50, -1e8 + scatter).se == pytest.approx(se, rel=1e-3)
-
-
 @pytest.mark.parametrize("window", [1, 7, 40])
 def test_the_earliest_stop_is_after_three_windows(window):
     """Of the paper: from where nothing is to be gained. Gradients alone certify nothing, so that no gap ends it."""
@@ -732,35 +614,3 @@ def test_where_the_path_stops(seed):
     assert (slopes[:-1] >= 0.01).all()
     assert slopes[-1] < 0.01
     assert len(means) > 4  # it did rise
-
-
-@pytest.mark.parametrize(
-    ("step", "estimator", "n_draws", "window"),
-    [
-        ("snngm", "pathwise", None, 1000),
-        ("adam", "pathwise", None, 1000),
-        ("constant", "pathwise", 4, 250),
-        ("constant", "pathwise", 6, 167),
-        ("constant", "pathwise", 64, 50),
-        ("decay", "price", None, 125),
-    ],
-)
-def test_default_windows(step, estimator, n_draws, window):
-    """As the paper for small steps; for large ones, what makes 1,000 draws, and 50 at least."""
-    rule = make_rule(quadratic(1), choose(step=step, estimator=estimator), seed=1, n_draws=n_draws)
-    assert rule.init(state_of("full", np.zeros(4), np.eye(4))).levels.size == window
-
-
-def test_a_lost_iteration_does_not_count_in_a_window():
-    """Behind a wall in every draw: no value, no step, and no window that could end."""
-    walled = Walled(quadratic(1), -1e9)
-    rule = make_rule(walled, choose(step="constant"), seed=1, window=2)
-    states = path(rule, state_of("full", np.zeros(4), np.eye(4)), 9)
-    assert states[-1].levels == states[0].levels
-    assert states[-1].n_failed == 9
-    assert states[-1].t == 9
-
-
-def test_block_labels_are_not_contiguous():
-    """What the block cases above rest on: pairs that interleave."""
-    assert list(block_labels(5)) == [0, 1, 7, 0, 1]

@@ -1,9 +1,5 @@
 """Fits with stochastic step rules: how they end, whether what they say of themselves is true, and going on."""
 
-import pickle
-
-from dataclasses import replace
-
 import numpy as np
 import pymc as pm
 import pytest
@@ -21,7 +17,6 @@ from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.outcome import elbo_of as _elbo
 from pymc_ngvi.fitting.registry import choose
 from pymc_ngvi.steps.adaptive.certificate import has_diverged
-from pymc_ngvi.steps.adaptive.measure import Measured
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -78,33 +73,6 @@ def test_levelled_off_within_the_tolerance_is_converged_and_above_it_a_warning(o
         assert not approx.converged
         assert approx.gap > 0.05
     assert approx.status is status
-
-
-@pytest.mark.parametrize(
-    ("gap", "gap_sd", "spread", "status"),
-    [
-        (0.003, 0.0005, 0.0, Status.CONVERGED),  # in 3 dimensions .005 nats may be left, where q fits
-        (0.003, 0.003, 0.0, Status.LEVELLED),
-        (0.03, 0.01, 0.0, Status.LEVELLED),
-        (0.03, 0.005, 10.0, Status.CONVERGED),  # and .05 where no q of the family does
-        (0.03, 0.03, 10.0, Status.LEVELLED),
-        (np.nan, np.inf, 0.0, Status.LEVELLED),
-    ],
-)
-def test_the_measured_gap_with_its_error_decides(gap, gap_sd, spread, status):
-    """Unknown is not small. And only a fit that has come to its end can have converged."""
-    target = logistic(n_dim=3)
-    choice = choose(update="natural", estimator="stein", step="constant")
-    rule, state = fit(target.fresh(), choice, n=3, seed=1)
-    certified = rule._is_within(state.rule.q, Measured(gap, gap_sd, spread=spread))
-    assessment = rule.assess(state.rule)._replace(gap=gap, gap_sd=gap_sd, certified=certified)
-    assert rule.conclude(Status.LEVELLED, assessment) is status
-    assert (rule.conclude(Status.MAX_ITERATIONS, assessment) is Status.CONVERGED) == (status is Status.CONVERGED)
-    for other in (Status.STALLED, Status.STOPPED, Status.INTERRUPTED):
-        assert rule.conclude(other, assessment) is other
-    for against in (Status.NOT_SMOOTH, Status.OUTSIDE_SUPPORT):
-        assert rule.conclude(Status.LEVELLED, assessment._replace(against=against)) is against
-        assert rule.conclude(Status.CONVERGED, assessment._replace(against=against)) is against
 
 
 @pytest.mark.parametrize(
@@ -181,49 +149,6 @@ def test_stalled_where_no_draw_is_finite(choice):
     assert not np.isfinite(rule.assess(state.rule).gap)
 
 
-def test_failures_are_counted_in_a_row():
-    """One iteration that works starts the count anew."""
-
-    class Now(Walled):
-        def _outside(self, theta):
-            return np.full(len(theta), self.closed)
-
-    target = Now(Quadratic(np.zeros(3), np.eye(3)), None)
-    target.closed = False
-    rule = make_rule(target, choose(step="constant"), seed=1, window=1000)
-    state, statuses = rule.init(state_of("full", np.ones(3), np.eye(3))), []
-    for t in range(1, 160):
-        target.closed = t % 60 != 0 and t > 5
-        state = rule.step(state)
-        statuses.append(rule.terminate(state))
-    assert statuses.index(Status.STALLED) == 5 + 50 - 1
-    assert state.n_failed == 159 - 120
-    assert statuses[59] is None
-
-
-@two_seeds
-def test_draws_that_are_lost_are_counted_and_take_no_part(seed):
-    """Behind a wall half a standard deviation off, a third of the draws."""
-    inside = Quadratic(np.zeros(2), np.eye(2))
-    target = Walled(inside, 0.5)
-    lost = []
-
-    def logp_grad(theta):
-        lost.append(int((theta[:, 0] > 0.5).sum()))
-        return Walled.logp_grad(target, theta)
-
-    target.logp_grad = logp_grad
-    choice = choose(update="cholesky", estimator="pathwise", step="constant")
-    rule = make_rule(target, choice, seed=seed, n_draws=16)
-    state = rule.init(state_of("full", np.zeros(2), np.eye(2)))
-    lost.clear()
-    for _ in range(20):
-        state = rule.step(state)
-        assert np.isfinite([state.elbo, *state.q.mean(), *state.q.sd()]).all()
-    assert state.n_dropped == sum(lost) > 0
-    assert state.n_failed == 0
-
-
 def test_a_fit_that_lost_draws_says_so(caplog):
     """A wall by a Potential; as through the default rule."""
     with pm.Model() as model:
@@ -259,36 +184,6 @@ class WithoutHessian(NumpyTarget):
         raise AssertionError("there are no second derivatives")
 
 
-@pytest.mark.parametrize("update", ["cholesky", "cholesky_precision"])
-@pytest.mark.parametrize("estimator", ["pathwise", "stein"])
-@pytest.mark.parametrize(("step", "options"), [("snngm", {}), ("adam", {"n_draws": 1}), ("constant", {"n_draws": 1})])
-def test_one_draw_is_one_gradient_and_no_hessian(update, estimator, step, options):
-    target = logistic(n_dim=4).fresh()
-    choice = choose(update=update, estimator=estimator, step=step)
-    rule = make_rule(target, choice, seed=1, **options)
-    state = rule.init(state_of("full precision" if "prec" in update else "full", np.zeros(4), 0.01 * np.eye(4)))
-    for _ in range(30):
-        before = target.n_gradients, target.n_hessians
-        state = rule.step(state)
-        assert (target.n_gradients, target.n_hessians) == (before[0] + 1, before[1])
-    assert state.n_draws == 1
-    assert state.t == 30
-
-
-@each_stochastic_pair
-def test_every_iteration_costs_its_draws(choice):
-    """One gradient a draw, and one Hessian where the estimator uses them; another gradient to look at a long step."""
-    target = logistic(n_dim=4).fresh()
-    rule = make_rule(target, choice, seed=1)
-    state = first_state(rule, target, choice).rule
-    target.n_gradients = target.n_hessians = 0
-    for _ in range(5):
-        state = rule.step(state)
-    looked_at = 5 if choice.step == "decay" else 0
-    assert 5 * state.n_draws <= target.n_gradients <= (5 + looked_at) * state.n_draws
-    assert target.n_hessians == (0 if choice.estimator in ("stein", "pathwise") else 5 * state.n_draws)
-
-
 @pytest.mark.parametrize("estimator", ["stein", "pathwise"])
 @two_seeds
 def test_a_fit_without_second_derivatives_measures_its_gap_from_gradients(estimator, seed):
@@ -303,50 +198,6 @@ def test_a_fit_without_second_derivatives_measures_its_gap_from_gradients(estima
     assert gap > 0.1
     assert gap / 3 < assessment.gap < 3 * gap
     assert assessment.gap_sd < gap
-
-
-@pytest.mark.parametrize("n", [3, 200])
-def test_hessians_serve_the_assessment_where_they_add_little(n):
-    """Of 64 draws: after few iterations with gradients alone they would be most of the cost."""
-    target = logistic(n_dim=4).fresh()
-    rule, state = fit(target, choose(update="cholesky", estimator="stein", step="constant"), n=n, seed=1)
-    assert target.n_hessians == 0
-    rule.assess(state.rule)
-    assert target.n_hessians == (64 if n == 200 else 0)
-
-
-def test_one_draw_is_plain_by_default():
-    """A pair would be two. And an odd number of antithetic draws is refused."""
-    target = logistic(n_dim=4).fresh()
-    choice = choose(update="cholesky", estimator="pathwise", step="snngm")
-    by_default = fit(target, choice, n=10, seed=1)[1].rule
-    plainly = fit(target, choice, n=10, seed=1, n_draws=1, base_draws="plain")[1].rule
-    np.testing.assert_array_equal(by_default.q.mean(), plainly.q.mean())
-    with pytest.raises(ValueError, match="n_draws should be even"):
-        make_rule(target, choice, seed=1, n_draws=1, base_draws="antithetic")
-
-
-@pytest.mark.parametrize("window", [5, 30])
-def test_the_window_option_sets_the_earliest_end(window):
-    target = Quadratic(np.zeros(3), np.eye(3))
-    choice = choose(update="cholesky", estimator="pathwise", step="constant")
-    approx_end = fit(target, choice, n=1000, seed=1, window=window, location=np.zeros(3))[1]
-    assert approx_end.status is Status.LEVELLED
-    assert approx_end.n_iterations == 3 * window
-
-
-@each_stochastic_pair
-def test_a_state_does_not_grow(choice):
-    """What is handed on after 60 iterations is as large as after 5: three window means are all that is kept."""
-    target = logistic(n_dim=4)
-    rule = make_rule(target, choice, seed=1, window=2)
-    state, sizes = first_state(rule, target, choice).rule, {}
-    for t in range(1, 61):
-        state = rule.step(state)
-        sizes[t] = len(pickle.dumps(replace(state, t=0, n_dropped=0)))
-    # A window has three means from the sixth iteration on, and a window of gaps from the thirtieth on.
-    assert sizes[60] <= sizes[36] + 20
-    assert sizes[60] < sizes[5] + 200
 
 
 # --- going on ---------------------------------------------------------------------------------------------------------
@@ -374,28 +225,6 @@ def test_resumed_is_as_never_stopped(choice):
     parts = loop.run(make_rule(target, choice, seed=1, window=1000, tol=1e-12), parts, 9, ignore)
     assert_same(whole, parts)
     assert whole.n_iterations == 15
-
-
-@pytest.mark.parametrize(
-    ("update", "estimator", "step"),
-    [("cholesky", "pathwise", "constant"), ("natural", "stein", "decay")],
-)
-def test_a_reopened_fit_goes_on_for_three_windows_on_draws_of_its_own(update, estimator, step):
-    target = logistic(n_dim=4)
-    choice = choose(update=update, estimator=estimator, step=step)
-    rule = make_rule(target, choice, seed=1, window=12)
-    ended = loop.run(rule, first_state(rule, target, choice), 2_000, ignore)
-    assert ended.status is Status.LEVELLED
-    assert loop.run(rule, replace(ended, status=Status.RUNNING), 5, ignore).n_iterations == ended.n_iterations + 5
-    reopened = loop.reopen(rule, ended)
-    assert reopened.status is Status.RUNNING
-    assert reopened.rule.levels.means == reopened.rule.gaps.means == ()
-    for name in ("q", "iterate", "memory"):
-        assert getattr(reopened.rule, name) is getattr(ended.rule, name)
-    assert reopened.rule.t == ended.rule.t  # the next draws, not those of before
-    on = loop.run(rule, reopened, 2_000, ignore)
-    assert on.n_iterations - ended.n_iterations >= 36
-    np.testing.assert_array_equal(on.losses[: ended.n_iterations], ended.losses)
 
 
 @pytest.mark.parametrize("step", ["decay", "constant"])

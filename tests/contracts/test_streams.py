@@ -14,9 +14,9 @@ from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.stream import Place
 from pymc_ngvi.core.target import GaussNewtonTarget
 from pymc_ngvi.density.streams.source import BatchSource
-from pymc_ngvi.families import DiagonalState, FullState
+from pymc_ngvi.families import FullState
 from pymc_ngvi.results.diagnosis.cures import context_of
-from pymc_ngvi.steps.incremental.sites import Quadratic, SeenByQuadratics, pack, sign_of_order
+from pymc_ngvi.steps.incremental.sites import Quadratic, sign_of_order
 
 N_ROWS, N_BATCHES = 2700, 9
 
@@ -334,26 +334,6 @@ def test_orders_are_told_from_chance():
 
 
 # --- parts ---
-
-
-@pytest.mark.parametrize("state", [FullState, DiagonalState])
-def test_a_quadratic_function_has_the_expectation_it_was_made_of(state):
-    rng = np.random.default_rng(2)
-    q = state.from_scale(rng.normal(size=3), np.array([0.5, 1.0, 2.0]))
-    if state is FullState:
-        q = FullState(q.location, np.tril(rng.normal(size=(3, 3))) + 2.0 * np.eye(3))
-    A, seen = rng.normal(size=(3, 3)), SeenByQuadratics.of(q)
-    hessian = -np.eye(3) - A @ A.T
-    kept = pack(hessian) if state is FullState else np.diagonal(hessian)
-    grad = rng.normal(size=3)
-    function = Quadratic.of(7, 1.25, grad, kept, seen)
-    assert np.isclose(function.value(seen), 1.25)
-    assert np.allclose(function.grad(seen), grad)
-    used = hessian if state is FullState else np.diag(np.diagonal(hessian))
-    theta = q.draws(rng.standard_normal((200_000, 3)))
-    values = function.constant + theta @ function.linear + 0.5 * np.einsum("ni,ij,nj->n", theta, used, theta)
-    assert abs(values.mean() - 1.25) < 5.0 * values.std() / np.sqrt(len(values))
-    assert np.isclose((function + function - function).value(seen), 1.25)
 
 
 def test_a_source_goes_on_where_it_was_cut_short():

@@ -25,15 +25,19 @@ from targets import (
 from pymc_ngvi import Status
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.core.history import History
-from pymc_ngvi.core.types import BaseDraws
-from pymc_ngvi.estimators import Stein, price, stein
+from pymc_ngvi.estimators import price, stein
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.families.student_t import LEAST_SHAPE, MOST_SHAPE, StudentTFamily, StudentTState
 from pymc_ngvi.fitting import loop, starting
-from pymc_ngvi.mixtures.student_t.gradients import GaussianPart, Tails, measured, stepped, within
-from pymc_ngvi.mixtures.student_t.metric import Metric, shape_information, tail_velocity
-from pymc_ngvi.mixtures.student_t.scale_mixture import AsGaussian, ScaleMixture
-from pymc_ngvi.mixtures.student_t.tails import AsStudentT
+from pymc_ngvi.mixtures.student_t.gradients import (
+    GaussianPart,
+    Metric,
+    Tails,
+    measured,
+    shape_information,
+    tail_velocity,
+)
+from pymc_ngvi.mixtures.student_t.scale_mixture import AsGaussian, AsStudentT, ScaleMixture
 from pymc_ngvi.steps.adaptive.rule import Adaptive
 from pymc_ngvi.updates import cholesky, natural, natural_pd, sqrt
 
@@ -150,45 +154,6 @@ def test_draws_have_the_distribution(gaussian, seed, rng):
     np.testing.assert_allclose(np.sum(whitened**2, axis=1), distance, rtol=1e-8)
     sines = whitened / np.sqrt(distance)[:, None]
     np.testing.assert_allclose(sines.T @ sines / n, np.eye(n_dim) / n_dim, atol=4.5 / np.sqrt(n) / n_dim)
-
-
-@pytest.mark.parametrize("shape", [1.5, 60.0])
-def test_draws_are_scaled_by_quantiles_of_the_inverse_gamma_distribution(shape, rng):
-    q = state(FullState, 3, shape)
-    z, uniforms = rng.standard_normal((6, 3)), np.array([0.0, 1e-6, 0.2, 0.5, 0.9, 1 - 1e-6])
-    w = stats.invgamma(shape, scale=shape).ppf(uniforms)
-    expected = q.mean() + np.sqrt(w)[:, None] * (z @ q.gaussian.factor.T)
-    np.testing.assert_allclose(q.draws(np.column_stack([z, uniforms])), expected, rtol=1e-9)
-
-
-@each_gaussian
-def test_params_round_trip(gaussian, rng):
-    q = state(gaussian, 3, 2.5)
-    base = np.column_stack([rng.standard_normal((4, 3)), rng.random(4)])
-    other = state(gaussian, 3, 7.0)
-    for copy in (other.from_params(q.params()), StudentTState.of_arrays(q.arrays())):
-        np.testing.assert_array_equal(copy.draws(base), q.draws(base))
-        assert copy.log_shape == q.log_shape
-        assert type(copy.gaussian) is gaussian
-    with pytest.raises(ValueError, match="No Gaussian has the tag"):
-        StudentTState.of_arrays(q.arrays() | {"of": np.array("family.block")})
-
-
-@each_gaussian
-def test_families_start_with_the_standard_deviations_given(gaussian):
-    location, scale = np.array([1.0, -2.0]), np.array([0.5, 3.0])
-    q = StudentTFamily(gaussian, 2.5).from_scale(location, scale)
-    np.testing.assert_allclose(q.sd(), scale, rtol=1e-12)
-    np.testing.assert_array_equal(q.mean(), location)
-    assert q.degrees_of_freedom == pytest.approx(5.0)
-    np.testing.assert_allclose(StudentTFamily().from_scale(location, scale).sd(), scale, rtol=1e-12)
-    assert StudentTFamily(gaussian).memory_bytes(50) == gaussian.memory_bytes(50)
-
-
-def test_a_state_says_where_its_shape_has_come_to_an_end():
-    assert "q is Gaussian" in state(FullState, 2, MOST_SHAPE).remark
-    assert "lower limit" in state(FullState, 2, LEAST_SHAPE).remark
-    assert not state(FullState, 2, 3.0).remark
 
 
 # --- natural gradients, by quadrature ---------------------------------------------------------------------------------
@@ -352,15 +317,6 @@ def test_tail_velocity_is_the_derivative_of_quantiles(n_dim, shape):
     assert tail_velocity(np.zeros(1), shape, n_dim) == 0.0  # a draw at the mean stays there
 
 
-@pytest.mark.parametrize("shape", [1.5, 100.0])
-def test_tail_velocity_far_out(shape):
-    """Where all but 1e-13 of the draws lie nearer, and the distribution function is 1 to all but three digits."""
-    h = 1e-3 / shape
-    quantiles = [np.log(2 * stats.f(2, 2.0 / tail).isf(1e-13)) for tail in (1.0 / shape - h, 1.0 / shape + h)]
-    distance = 2 * stats.f(2, 2 * shape).isf([1e-13])
-    assert tail_velocity(distance, shape, 2)[0] == pytest.approx((quantiles[1] - quantiles[0]) / (2 * h), rel=1e-3)
-
-
 @each_estimator
 @each_dim
 @each_gaussian
@@ -415,62 +371,6 @@ def test_hessians_of_the_gaussian_inside(gaussian, n_dim, rng):
         np.testing.assert_allclose(part.mean_hessian(theta).products(directions), directions @ expected, atol=1e-5)
     else:
         np.testing.assert_allclose(part.mean_hessian(theta).diagonal(), np.diag(expected), atol=1e-5)
-
-
-def test_curvature_and_natural_gradient_have_the_size_that_gradients_show():
-    target, q = bent(3), state(FullState, 3, 3.0)
-    base = base_of(256, 3)
-    evaluation = price.evaluate(target, q, base)
-    with_hessians, by_gradients = (measured(target, q, base, evaluation, e) for e in (price, stein))
-    for m in (with_hessians, by_gradients):
-        assert np.trace(np.eye(3) - m.gaussian.curvature) == pytest.approx(
-            np.sqrt(6) * m.metric.size(m.vector[None])[0]
-        )
-    sizes = [np.trace(m.gaussian.curvature) for m in (with_hessians, by_gradients)]
-    assert sizes[0] == pytest.approx(sizes[1])
-    assert np.abs(with_hessians.gaussian.curvature - by_gradients.gaussian.curvature).max() > 1e-3
-
-
-def test_replicates_that_are_not_kept_leave_the_metric_of_theta_and_w():
-    class Forgetful(Stein):
-        def moments(self, *args, **kwargs):
-            return replace(super().moments(*args, **kwargs), replicates=None)
-
-    target, q = student_t(3), state(FullState, 3, 4.0)
-    base = base_of(256, 3)
-    evaluation = price.evaluate(target, q, base)
-    kept, lost = (measured(target, q, base, evaluation, e) for e in (stein, Forgetful()))
-    np.testing.assert_allclose(lost.vector, kept.vector, rtol=1e-12)
-    np.testing.assert_allclose(lost.direction(), lost.vector, rtol=1e-12)
-    assert lost.gaussian.gap == pytest.approx(0.5 * kept.vector @ kept.vector, rel=0.05)
-
-
-def test_points_of_hessians_stand_for_draws_with_weights_w():
-    """E[w f(theta)] / E[w] for a bounded f, by both kinds of draws."""
-    q = state(FullState, 2, 3.0)
-    base = base_of(2**15, 2)
-    evaluation = price.evaluate(student_t(2), q, base)
-    _, tilted = within(q, base, evaluation, stl=True)
-    weights = (3.0 + 0.5 * q.squared_distance(evaluation.theta)) / (3.0 + 1.0 - 1.0)  # E[w | theta]
-    for f in (lambda t: np.exp(-0.5 * np.sum(t**2, axis=1)), lambda t: 1.0 / (1.0 + t[:, 0] ** 2)):
-        assert np.mean(weights) == pytest.approx(1.5, rel=0.02)
-        assert np.mean(f(tilted.theta)) == pytest.approx(np.mean(weights * f(evaluation.theta)) / 1.5, rel=0.02)
-
-
-@pytest.mark.parametrize("trust", [0.0, 0.4])
-def test_a_held_shape_leaves_the_best_step_of_the_rest(trust):
-    """With trust 0, 1/a stays; the step of Sigma is that of the metric without 1/a."""
-    target, q = student_t(2), state(FullState, 2, 6.0)
-    base = base_of(512, 2)
-    m = measured(target, q, base, price.evaluate(target, q, base), stein)
-    direction, full = m.direction(trust), m.direction()
-    assert direction[-1] == pytest.approx(trust * full[-1])
-    alone = m.metric.size(m.vector[None])[0] / (6.0 / (6.0 + 1.0 + 1.0))
-    expected = trust * m.metric.size(full[None])[0] + (1.0 - trust) * alone
-    assert m.metric.size(direction[None])[0] == pytest.approx(expected)
-    moved = stepped(q, m, direction, natural, 0.5, correct=True)
-    tail = 1 / 6.0 + 0.5 * direction[-1] / np.sqrt(shape_information(6.0))
-    assert 1.0 / moved.shape == pytest.approx(tail)
 
 
 # --- fits -------------------------------------------------------------------------------------------------------------
@@ -605,26 +505,6 @@ def test_other_updates_of_the_gaussian_inside(update):
     assert elbo(target, ended.rule.q)[0] == pytest.approx(LOG_Z, abs=0.005)
 
 
-@pytest.mark.parametrize(
-    "options", [{"base_draws": "plain"}, {"base_draws": "antithetic"}, {"n_draws": 2}, {"max_draws": 64}], ids=str
-)
-@each_estimator
-def test_options_of_draws(options, estimator):
-    target = student_t(3)
-    _, ended, _, _ = fit(target, estimator=estimator, **options)
-    assert ended.status is Status.CONVERGED
-    assert ended.rule.n_draws <= options.get("max_draws", 1_024)
-    assert elbo(target, ended.rule.q)[0] > LOG_Z - 0.005
-
-
-@each_estimator
-def test_a_fit_with_two_draws_at_most_ends(estimator):
-    """The t takes 16, which tell of their noise."""
-    _, ended, _, seen = fit(student_t(3), estimator=estimator, max_draws=2)
-    assert ended.status.ended_by_itself
-    assert {s.n_draws for s in seen} <= {2, 16}
-
-
 def test_without_sticking_the_landing_the_same_is_found_with_more_draws():
     target = student_t(3)
     _, ended, counted, _ = fit(target, estimator=stein, stl=False)
@@ -646,17 +526,6 @@ def test_a_fit_begins_as_a_gaussian_and_goes_on_as_a_t(estimator):
     assert all(s.q.shape == pytest.approx(MOST_SHAPE) for s in seen[:first])
     assert all(np.isfinite([s.elbo, s.n_draws, s.step_size]).all() and s.gap >= 0.0 for s in seen)
     assert ended.rule.n_dropped == 0
-
-
-def test_a_fit_of_a_gaussian_is_that_of_adaptive_and_one_look_at_its_tails():
-    target = logistic()
-    _, ended, counted, _ = fit(target, seed=3)
-    _, gaussian, of_gaussian, _ = fit(target, seed=3, kind=Adaptive, family=FullState)
-    q = ended.rule.q.gaussian
-    np.testing.assert_allclose(q.mean(), gaussian.rule.q.mean(), atol=1e-3)  # starts differ by 5e-5 in scale
-    np.testing.assert_allclose(q.cov(), gaussian.rule.q.cov(), atol=1e-3)
-    assert counted.n_gradients == of_gaussian.n_gradients + 128
-    assert counted.n_hessians == of_gaussian.n_hessians
 
 
 @two_seeds
@@ -720,46 +589,6 @@ def test_a_fit_goes_on_as_if_it_had_not_stopped(estimator):
     assert abs(elbo(target, finer.rule.q)[0] - LOG_Z) < 2e-4
 
 
-def test_a_state_is_assessed_on_draws_that_had_no_part_in_reaching_it():
-    target = student_t(3).fresh()
-    rule = ScaleMixture(target, natural, stein, seed=1)
-    begun = rule.init(StudentTFamily(FullState, 3.0).from_scale(np.zeros(3), np.ones(3)))
-    moved = rule.step(begun)
-    assert not moved.fresh
-    assert not np.isin(rule.assess(moved).theta[:, 0], moved.evaluation.theta[:, 0]).any()
-    fresh = loop.run(rule, loop.start(rule, moved.q), 300, lambda s: None).rule
-    assert fresh.fresh
-    np.testing.assert_array_equal(rule.assess(fresh).theta, fresh.evaluation.theta)
-
-
-def test_far_from_the_optimum_the_shape_is_held():
-    start = StudentTFamily(FullState, 3.0).from_scale(np.full(3, 50.0), np.ones(3))
-    *_, seen = fit(student_t(3), start=start)
-    assert seen[0].q.shape == pytest.approx(3.0)
-    assert np.linalg.norm(seen[0].q.mean()) < np.linalg.norm(start.mean())
-    assert seen[-1].q.degrees_of_freedom == pytest.approx(5.0, rel=0.1)
-
-
-def test_tails_are_looked_at_even_if_the_start_is_the_best_gaussian():
-    target = Quadratic(np.zeros(2), np.eye(2))
-    rule, adaptive = (kind(target, natural, price, seed=1) for kind in (ScaleMixture, Adaptive))
-    q = FullState.from_scale(np.zeros(2), np.ones(2))
-    assert adaptive.terminate(adaptive.init(q)) is Status.CONVERGED
-    begun = rule.init(StudentTState(q, np.log(MOST_SHAPE)))
-    assert rule.terminate(begun) is None
-    counted = target.n_gradients
-    assert rule.terminate(rule.step(begun)) is Status.CONVERGED
-    assert target.n_gradients >= counted + 128
-
-
-@pytest.mark.parametrize(("n_dim", "n_draws"), [(1, 64), (20, 128)])
-def test_first_sets_from_gradients_alone_have_four_draws_for_each_dimension(n_dim, n_draws):
-    start = StudentTFamily().from_scale(np.zeros(n_dim), np.ones(n_dim))
-    for estimator, expected in ((stein, n_draws), (price, 8)):
-        rule = ScaleMixture(student_t(n_dim), natural, estimator, seed=1)
-        assert len(rule.first_evaluation(start).theta) == expected
-
-
 @each_estimator
 def test_a_t_that_does_worse_than_the_gaussian_it_began_from_is_given_up(estimator):
     """Under a t, the expectation of exp is infinite: a few draws far out leave no way down from heavy tails."""
@@ -798,15 +627,3 @@ def test_draws_outside_the_support_are_left_out():
     assert ended.rule.q.degrees_of_freedom == pytest.approx(4.0, rel=0.15)
     _, near, _, _ = fit(Walled(inside, 2.0))
     assert near.status is Status.OUTSIDE_SUPPORT
-
-
-def test_base_draws_of_a_pair_share_their_mixing_variable():
-    """Means of odd functions are 0 exactly; the uniforms fill the unit interval."""
-    rule = ScaleMixture(student_t(2), natural, stein, seed=1)
-    begun = rule.init(StudentTFamily(FullState, 2.0).from_scale(np.zeros(2), np.ones(2)))
-    base: BaseDraws = begun.base
-    pairs = base.pairs()
-    np.testing.assert_array_equal(base.z[pairs[:, 0], -1], base.z[pairs[:, 1], -1])
-    np.testing.assert_array_equal(base.z[pairs[:, 0], :-1], -base.z[pairs[:, 1], :-1])
-    assert stats.kstest(base.z[pairs[:, 0], -1], "uniform").pvalue > 0.01
-    assert np.abs(begun.evaluation.theta.mean(axis=0)).max() < 1e-12

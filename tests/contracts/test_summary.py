@@ -9,8 +9,7 @@ import pytest
 from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.results.diagnosis.kept import Kept
-from pymc_ngvi.results.summary.sections import POPULATION
-from pymc_ngvi.results.summary.table import kept_rows
+from pymc_ngvi.results.summary.summary import POPULATION, kept_rows
 
 GROUP = np.repeat(np.arange(12), 4)
 Y = np.random.default_rng(3).normal(size=48)

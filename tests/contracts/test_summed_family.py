@@ -7,7 +7,6 @@ import pytest
 from scipy import sparse
 
 from pymc_ngvi import LogDensity, Status, fit_ngvi, load
-from pymc_ngvi.core.moments import Moments
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.psis import Weights, WeightVerdict
 from pymc_ngvi.core.target import MeanHessian
@@ -18,9 +17,7 @@ from pymc_ngvi.fitting import auto, session
 from pymc_ngvi.fitting.modes import climbs
 from pymc_ngvi.mixtures.finite import search as mixture_search
 from pymc_ngvi.reading import sums as wide
-from pymc_ngvi.results.diagnosis import followed, missed_mass
-from pymc_ngvi.steps.adaptive.secant import moments_of, natural_gradient
-from pymc_ngvi.updates import natural
+from pymc_ngvi.results.diagnosis import diagnose, missed_mass
 
 QUIET = {"progressbar": False, "random_seed": 1, "posterior": "gaussian"}
 
@@ -80,122 +77,6 @@ class Pair:
             return state.curvature(hessian)
         root = state.unwhiten(np.eye(self.n_dim))
         return -root @ hessian.dense @ root.T
-
-
-@pytest.fixture(params=[1, 2], ids=["seed1", "seed2"])
-def pair(request):
-    return Pair(request.param)
-
-
-def test_the_distribution_is_that_of_the_dense_state(pair):
-    state, dense = pair.state, pair.dense
-    assert isinstance(state, SummedState)
-    theta = pair.location + pair.rng.standard_normal((4, pair.n_dim))
-    np.testing.assert_allclose(state.log_density(theta), dense.log_density(theta), rtol=1e-10)
-    np.testing.assert_allclose(state.entropy(), dense.entropy(), rtol=1e-12)
-    np.testing.assert_allclose(state.cov(), dense.cov(), atol=1e-12)
-    np.testing.assert_allclose(state.sd(), dense.sd(), rtol=1e-10)
-    i, j = np.meshgrid(np.arange(pair.n_dim), np.arange(pair.n_dim))  # inside the pattern, and outside
-    np.testing.assert_allclose(state.covariances(i.ravel(), j.ravel()), dense.cov()[i.ravel(), j.ravel()], atol=1e-12)
-    vectors = pair.rng.standard_normal((3, pair.n_dim))
-    np.testing.assert_allclose(state.precision_product(vectors), vectors @ pair.precision, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(state.covariance_times(vectors), vectors @ dense.cov(), atol=1e-12)
-
-
-def test_the_whitener_is_a_root_of_the_covariance(pair):
-    """Draws are the mean and unwhitened normals."""
-    unit = np.eye(pair.n_dim)
-    root = pair.state.unwhiten(unit).T
-    np.testing.assert_allclose(root @ root.T, pair.dense.cov(), atol=1e-12)
-    np.testing.assert_allclose(pair.state.whiten(unit), root, atol=1e-12)
-    np.testing.assert_allclose(pair.state.dewhiten(pair.state.whiten(unit)), unit, atol=1e-10)
-    np.testing.assert_allclose(pair.state.draws(unit) - pair.location, root.T, atol=1e-12)
-
-
-def test_curvatures_have_the_metric_of_the_gap(pair):
-    state, cov = pair.state, pair.dense.cov()
-    first, second = pair.random(0.0), pair.random(0.0)
-    a, b = state.curvature(first), state.curvature(second)
-    expected = np.trace(cov @ first.dense @ cov @ second.dense)
-    np.testing.assert_allclose(state.inner(a, b), expected, rtol=1e-9)
-    same = state.curvature_error(state.curvature(pair.hessian))
-    assert state.inner(same, same) < 1e-18
-    relative = cov @ (first.dense + pair.precision)
-    error = state.curvature_error(a)
-    np.testing.assert_allclose(state.inner(error, error), np.trace(relative @ relative), rtol=1e-9)
-    # With the whitened gradient before it, the length of a natural gradient.
-    longer = np.concatenate([np.full(pair.n_dim, 2.0), error])
-    np.testing.assert_allclose(state.inner(longer, longer), 4.0 * pair.n_dim + np.trace(relative @ relative), rtol=1e-9)
-
-
-@pytest.mark.parametrize("rho", [0.3, 1.0])
-@pytest.mark.parametrize("is_known", [True, False])
-def test_natural_steps_are_those_of_the_dense_state(pair, rho, is_known):
-    hessian, grad = pair.random(1.2), pair.rng.standard_normal(pair.n_dim)
-    found = []
-    for state in (pair.state, pair.dense):
-        none = np.zeros(pair.n_dim)
-        moments = Moments(state.whiten(grad), pair.whitened(state, hessian), none, none, 0.0, 0.0, 0.0)
-        again = moments_of(state, moments, natural_gradient(state, moments))
-        if not is_known:
-            pair.structure._last.clear()
-        found.append(natural(state, again, rho, True))
-    np.testing.assert_allclose(found[0].location, found[1].location, atol=1e-10)
-    np.testing.assert_allclose(found[0].cov(), found[1].cov(), atol=1e-11)
-    expected = (1 - rho) * pair.precision - rho * hessian.dense
-    np.testing.assert_allclose(found[0].precision_product(np.eye(pair.n_dim)), expected, atol=1e-9)
-    for one, other in ((0, 1), (1, 0)):  # and how far they are apart
-        states = [(pair.state, found[0]), (pair.dense, found[1])]
-        kl = [both[one].divergence(both[other]) for both in states]
-        np.testing.assert_allclose(kl[0], kl[1], rtol=1e-9)
-    precision = pair.state.unflat(pair.state.whitened_precision(found[0]))
-    again = pair.state.precision_scaled_by(precision, none)[0]
-    np.testing.assert_allclose(again.cov(), found[1].cov(), atol=1e-11)
-
-
-def test_a_step_that_is_not_positive_definite_is_none(pair):
-    opposite = Known(pair.summed, -pair.hessian.joint)
-    curvature = pair.state.curvature(opposite)
-    for rho in (0.5, 0.7, 1.0):  # at 0.5, all that is left is rounding
-        scaled = pair.state.add_to_diagonal(rho * curvature, 1.0 - rho)
-        assert pair.state.precision_scaled_by(scaled, np.zeros(pair.n_dim)) is None
-    assert pair.state.precision_scaled_by(np.full_like(curvature, np.nan), np.zeros(pair.n_dim)) is None
-    opposite.joint[:] = np.inf
-    curvature = pair.state.curvature(opposite)
-    assert not np.isfinite(pair.state.inner(curvature, curvature))
-    assert pair.state.precision_scaled_by(pair.state.curvature(opposite), np.zeros(pair.n_dim)) is None
-
-
-def test_only_the_whole_has_to_be_positive_definite(pair):
-    """Where all effects move against the global coordinate, the sparse part goes down; the sum holds them."""
-    n, joint = pair.n_dim, np.zeros_like(pair.hessian.joint)
-    lattice = pair.summed.among.matrix.toarray()[1:, 1:].astype(float)
-    joint[1:n, 1:n] = 0.05 * (np.diag(lattice.sum(axis=1)) - lattice)
-    joint[1:n, 1:n] += np.eye(n - 1)
-    joint[0, 1:n] = joint[1:n, 0] = 1.0
-    joint[0, 0] = n - 1.0 - 5.0
-    joint[n, n] = 10.0
-    hessian = Known(pair.summed, -joint)
-    assert np.linalg.eigvalsh(joint[:n, :n])[0] < -0.01
-    np.testing.assert_allclose(pair.of(hessian).cov(), np.linalg.inv(-hessian.dense), rtol=1e-8, atol=1e-10)
-
-
-def test_arrays_make_the_same_state(pair):
-    again = SummedState.of_arrays(pair.state.arrays())
-    np.testing.assert_array_equal(again.cov(), pair.state.cov())
-    for name, value in (("sum_pins", np.array([pair.n_dim])), ("sum_weights", np.ones((2, 3)))):
-        with pytest.raises(ValueError, match="the sums of the precision are none"):
-            SummedState.of_arrays({**pair.state.arrays(), name: value})
-
-
-def test_other_hessians_are_refused(pair):
-    other = SummedPattern(pair.summed.pattern, pair.summed.weights[:1])
-    with pytest.raises(ValueError, match="other sums"):
-        pair.state.curvature(Known(other, np.zeros_like(pair.hessian.joint)[:-1, :-1]))
-    with pytest.raises(ValueError, match="no sums over many"):
-        MeanHessian.summed_values(pair.hessian)
-    with pytest.raises(NotImplementedError, match="exact expectations only"):
-        pair.state.curvature_diagonal(pair.state.curvature(pair.hessian))
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -372,8 +253,8 @@ def test_modes_are_looked_for(monkeypatch):
     for module in (climbs, mixture_search):
         monkeypatch.setattr(module, "local_component", lambda *given: ends.append(found := local(*given)) or found)
     monkeypatch.setattr(Weights, "verdict", lambda self, n_dim=None: WeightVerdict.UNEVEN)
-    monkeypatch.setattr(followed, "_OF_GRADIENTS", 10.0)
-    monkeypatch.setattr(followed, "has_one_mode", lambda density: False)
+    monkeypatch.setattr(diagnose, "_OF_GRADIENTS", 10.0)
+    monkeypatch.setattr(diagnose, "has_one_mode", lambda density: False)
     posterior, rng = approx._posterior, np.random.default_rng(1)
     for look in (
         lambda: approx.diagnose(random_seed=1),

@@ -32,8 +32,6 @@ from matrix import (
 from targets import Quadratic, logistic, random_covariance, restrict
 
 from pymc_ngvi.core.draws import plain_draws
-from pymc_ngvi.core.types import Outer
-from pymc_ngvi.families.matrices.structure import SUFFIX_SUMS
 from pymc_ngvi.fitting.registry import AXES, Choice
 from pymc_ngvi.updates import natural
 
@@ -106,18 +104,6 @@ def test_step_in_explicit_matrices(family, update, seed, rho):
 
 
 @each_family
-@two_seeds
-def test_the_old_covariance_would_make_another_mean(family, seed):
-    """The mean of the natural-parameter step is not that of the updates that move factors: read one after the other."""
-    rng = np.random.default_rng(seed)
-    state = random_state(family, 4, rng)
-    grad, curvature = random_moments(state, rng)
-    new = natural(state, moments_of(state, grad, curvature), 0.5, False)
-    old_covariance = state.mean() + 0.5 * state.cov() @ grad
-    assert np.abs((new.mean() - old_covariance) / new.sd()).max() > 0.1
-
-
-@each_family
 @settings(max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1), condition=st.floats(1.0, 1e3), scale=st.floats(0.05, 1e3))
 def test_one_step_of_size_1_is_exact_for_a_gaussian_target(family, seed, condition, scale):
@@ -139,17 +125,6 @@ def test_diagonal_part_of_a_correlated_gaussian_is_exact_in_one_step(family, see
     state, precision = random_state(family, 4, rng), np.linalg.inv(random_covariance(rng, 4))
     new = natural(state, moments_of(state, np.zeros(4), precision), 1.0, False)
     np.testing.assert_allclose(np.linalg.inv(new.cov()), restrict(family, precision), rtol=1e-8, atol=1e-8)
-
-
-@each_pair
-def test_the_given_values_are_not_modified(family, update, rng):
-    state = random_state(family, 4, rng)
-    for definite in (True, False):
-        moments = moments_of(state, *random_moments(state, rng, definite=definite))
-        before = [state.mean().copy(), state.cov().copy(), moments.grad.copy(), moments.curvature.copy()]
-        AXES["update"][update](state, moments, 0.01, True)
-        for kept, now in zip(before, [state.mean(), state.cov(), moments.grad, moments.curvature], strict=True):
-            np.testing.assert_array_equal(kept, now)
 
 
 # --- what the other updates do on a Gaussian target -------------------------------------------------------------------
@@ -270,43 +245,6 @@ def test_one_draw_in_explicit_loops(family, update, seed, stl):
     np.testing.assert_allclose(factor_matrix(new), expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(("family", "update"), [pair for pair in PAIRS if not pair[1].startswith("natural")])
-@pytest.mark.parametrize(("estimator", "stl"), [("pathwise", False), ("stein", True)])
-@pytest.mark.parametrize(
-    ("n_dim", "n_draws"),
-    [(5, 8), (5, 1), (SUFFIX_SUMS + 1, 1), (2 * SUFFIX_SUMS + 1, 1), (2 * SUFFIX_SUMS + 1, 2)],
-)
-def test_outer_products_and_matrices_give_the_same_step(family, update, estimator, stl, n_dim, n_draws, rng):
-    """Few outer products in many dimensions are added one by one, others go through a matrix."""
-    state = state_of(family, rng.standard_normal(n_dim), random_covariance(rng, n_dim, 5.0))
-    target = Quadratic(rng.standard_normal(n_dim), np.eye(n_dim))
-    base = replace(plain_draws(n_draws, n_dim, rng), n_replicates=1)
-    moments = moments_from_draws(target, state, base, estimator, stl=stl)
-    assert isinstance(moments.error(state), Outer)
-    dense = whitened_moments(moments.grad, moments.curvature)
-    rho = 1e-4
-    new, expected = (AXES["update"][update](state, m, rho, False) for m in (moments, dense))
-    scale = rho * np.abs(moments.curvature).max()
-    assert np.abs(new.factor - state.factor).max() > 0.01 * scale
-    np.testing.assert_allclose(new.factor, expected.factor, rtol=1e-12, atol=1e-12 * scale)
-    np.testing.assert_array_equal(new.mean(), expected.mean())
-
-
-@pytest.mark.parametrize("of_precision", [False, True])
-@two_seeds
-@pytest.mark.parametrize(("n_outer", "above"), [(1, 0), (1, 1), (2, 0), (2, 1)])
-def test_suffix_sums_and_matrix_products_agree_at_the_threshold(seed, of_precision, n_outer, above):
-    rng = np.random.default_rng(seed)
-    n_dim = SUFFIX_SUMS * n_outer + above
-    state = state_of("full precision" if of_precision else "full", np.zeros(n_dim), random_covariance(rng, n_dim))
-    outer = Outer(rng.standard_normal((n_outer, n_dim)), rng.standard_normal((n_outer, n_dim)), 0.7)
-    error = outer.left.T @ outer.right / n_outer + 0.7 * np.eye(n_dim)
-    expected = state.factor @ half_triangle(error)
-    result = state.times_lower_half(outer)
-    np.testing.assert_allclose(result, expected, rtol=1e-10, atol=1e-11)
-    np.testing.assert_array_equal(result, np.tril(result))
-
-
 # --- variational online Gauss-Newton ----------------------------------------------------------------------------------
 
 
@@ -376,16 +314,6 @@ def test_indefinite_curvature_is_refused_where_there_is_no_correction(family, se
         assert np.linalg.eigvalsh(new.cov()).min() > 0
 
 
-@each_family
-@step_sizes
-def test_correction_changes_nothing_where_the_step_is_valid(family, rho, rng):
-    state = random_state(family, 4, rng)
-    moments = moments_of(state, *random_moments(state, rng))
-    plain, allowed = natural(state, moments, rho, False), natural(state, moments, rho, True)
-    np.testing.assert_array_equal(plain.mean(), allowed.mean())
-    np.testing.assert_array_equal(plain.cov(), allowed.cov())
-
-
 @each_corrected
 @pytest.mark.parametrize(("curvature", "rho"), [(-1.0, 1.0), (-0.5, 1.0), (0.0, 1.0), (-0.5, 0.8), (-1.5, 0.8)])
 def test_corrected_precision_in_one_dimension(family, curvature, rho):
@@ -420,25 +348,6 @@ def test_correction_leaves_the_directions_that_are_not_lost(family, rng):
     curvature[~np.eye(3, dtype=bool)] = 0.0
     new = natural(state, moments_of(state, np.zeros(3), curvature), 1.0, True)
     np.testing.assert_allclose(np.diag(state.cov()) / np.diag(new.cov()), [5.0, 1.0, 0.58], rtol=1e-10)
-
-
-def test_correction_does_not_depend_on_the_orientation(rng):
-    """Rotating the whitened curvature rotates the new precision: the correction works on eigenvalues."""
-    vectors = np.linalg.qr(rng.standard_normal((3, 3)))[0]
-    curvature = (vectors * np.array([5.0, 1.0, -0.4])) @ vectors.T
-    state = state_of("full", np.zeros(3), np.eye(3))
-    new = natural(state, moments_of(state, np.zeros(3), curvature), 1.0, True)
-    np.testing.assert_allclose(new.cov(), (vectors / np.array([5.0, 1.0, 0.58])) @ vectors.T, rtol=1e-10, atol=1e-12)
-
-
-@each_family
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
-def test_curvature_that_is_not_finite_gives_no_step(family, bad, rng):
-    state = random_state(family, 3, rng)
-    moments = moments_of(state, *random_moments(state, rng))
-    moments.curvature[0] = bad
-    assert natural(state, moments, 0.5, True) is None
-    assert natural(state, moments, 0.5, False) is None
 
 
 #: Whitened curvatures of any sign from 0 and 1e-12 to 1e12.

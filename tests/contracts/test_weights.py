@@ -5,15 +5,13 @@ import pytest
 
 from doubles import GaussianMixtureState
 from fisher import Case
-from hypothesis import given
-from hypothesis import strategies as st
-from matrix import family_object, state_of, whitener
+from matrix import state_of, whitener
 from scipy.stats import multivariate_normal
 from targets import NumpyTarget, Quadratic, random_covariance
 
-from pymc_ngvi.families import DiagonalState, MixtureFamily, MixtureState
+from pymc_ngvi.families import MixtureState
 from pymc_ngvi.families.mixture import COMPONENTS
-from pymc_ngvi.mixtures.finite.proposal import LEAST_LOG_WEIGHT, stepped_weights
+from pymc_ngvi.mixtures.finite.steps import stepped_weights
 
 each_family = pytest.mark.parametrize("family", COMPONENTS)
 
@@ -48,13 +46,6 @@ def test_density_and_moments_against_independent_formulas(family, rng):
 
 
 @each_family
-def test_draws_are_those_of_components_chosen_by_the_uniforms(family, rng):
-    q, same = random_mixture(family, rng)
-    base = np.column_stack([rng.standard_normal((200, 3)), rng.random(200)])
-    np.testing.assert_allclose(q.draws(base), same.draws(base), rtol=1e-12, atol=1e-12)
-
-
-@each_family
 def test_draws_have_the_moments_and_weights_of_the_mixture(family, rng):
     q, _ = random_mixture(family, rng)
     n = 40_000
@@ -66,15 +57,6 @@ def test_draws_have_the_moments_and_weights_of_the_mixture(family, rng):
     # The mean responsibility is the weight.
     shares = q.responsibilities(theta)
     assert (np.abs(shares.mean(axis=0) - q.weights) < 4.5 * shares.std(axis=0) / np.sqrt(n)).all()
-
-
-@each_family
-def test_uniforms_at_the_ends_belong_to_the_first_and_the_last_component(family, rng):
-    """Weights that sum to 1 but for rounding leave no draw without a component."""
-    components = [component(family, [10.0 * c], np.eye(1)) for c in range(7)]
-    q = MixtureState(np.log(np.full(7, 1.0 / 7.0)) - 1e-14, tuple(components))
-    ends = np.array([[0.0, 0.0], [0.0, 1.0], [0.0, np.nextafter(1.0, 0.0)]])
-    np.testing.assert_allclose(q.draws(ends)[:, 0], [0.0, 60.0, 60.0])
 
 
 @each_family
@@ -99,82 +81,7 @@ def test_far_from_all_components_nothing_underflows(family):
     np.testing.assert_allclose(q.responsibilities(theta), [[0.0, 1.0], [1.0, 0.0], [0.9, 0.1]], rtol=1e-9, atol=1e-300)
 
 
-# --- components -------------------------------------------------------------------------------------------------------
-
-
-@each_family
-def test_arrays_make_the_same_mixture(family, rng):
-    q, _ = random_mixture(family, rng)
-    params, theta = q.params(), rng.standard_normal((5, 3))
-    assert all(len(array) == 4 for array in params.values())
-    two = MixtureState.of(q.components[:2])
-    for again in (two.from_params(params), MixtureState.of_arrays(q.arrays())):
-        assert all(isinstance(c, COMPONENTS[family].traits.states) for c in again.components)
-        np.testing.assert_array_equal(again.log_density(theta), q.log_density(theta))
-
-
-def test_arrays_of_no_class_of_components_are_refused():
-    q = MixtureState.of([DiagonalState(np.zeros(2), np.ones(2))])
-    with pytest.raises(ValueError, match="No Gaussian has the tag"):
-        MixtureState.of_arrays(q.arrays() | {"of": np.array(["family.mixture"])})
-
-
-@each_family
-def test_without_some_components_the_others_keep_their_proportions(family, rng):
-    q, _ = random_mixture(family, rng)
-    fewer = q.without(np.array([False, True, False, True]))
-    assert fewer.components == (q.components[0], q.components[2])
-    assert fewer.weights.sum() == pytest.approx(1.0, rel=1e-14)
-    assert fewer.weights[0] / fewer.weights[1] == pytest.approx(q.weights[0] / q.weights[2], rel=1e-12)
-
-
-@each_family
-def test_a_component_joins_with_its_weight_and_leaves_no_trace(family, rng):
-    q, _ = random_mixture(family, rng)
-    new = component(family, [3.0, 3.0, 3.0], np.eye(3))
-    more = q.joined(new, np.log(0.2))
-    assert more.components == (*q.components, new)
-    np.testing.assert_allclose(more.weights, [*(0.8 * q.weights), 0.2], rtol=1e-12)
-    np.testing.assert_allclose(more.without(np.arange(5) == 4).log_weights, q.log_weights, rtol=1e-12, atol=1e-12)
-
-
-@each_family
-def test_one_component_or_the_weights_replaced(family, rng):
-    q, _ = random_mixture(family, rng)
-    new = component(family, [3.0, 3.0, 3.0], np.eye(3))
-    other = q.with_component(2, new)
-    assert other.components == (*q.components[:2], new, q.components[3])
-    np.testing.assert_array_equal(other.log_weights, q.log_weights)
-    weighted = q.with_weights(np.log([2.0, 2.0, 4.0, 8.0]))
-    np.testing.assert_allclose(weighted.weights, [0.125, 0.125, 0.25, 0.5], rtol=1e-12)
-    assert weighted.components == q.components
-
-
-@each_family
-def test_family_starts_with_one_component(family):
-    kind = MixtureFamily(family_object(family, 2), 3)
-    q = kind.from_scale(np.array([1.0, 2.0]), np.array([0.5, 3.0]))
-    assert q.n_components == 1
-    np.testing.assert_allclose(q.log_weights, 0.0)
-    np.testing.assert_allclose(q.sd(), [0.5, 3.0])
-    assert kind.memory_bytes(2) == 3 * family_object(family, 2).memory_bytes(2) > 0
-
-
 # --- steps of the weights ---------------------------------------------------------------------------------------------
-
-
-@given(
-    st.lists(st.floats(-60, 0), min_size=4, max_size=4),
-    st.lists(st.floats(-1e4, 1e4), min_size=4, max_size=4),
-    st.floats(0.01, 1.0),
-)
-def test_steps_of_the_weights_are_normalised_and_never_lose_a_component(log_weights, direction, step_size):
-    start = np.array(log_weights) - np.logaddexp.reduce(log_weights)
-    new = stepped_weights(start, np.array(direction), step_size)
-    assert np.exp(new).sum() == pytest.approx(1.0, rel=1e-12)
-    assert (new >= LEAST_LOG_WEIGHT - 1e-9).all()
-    # To add the same to every reward changes nothing.
-    np.testing.assert_allclose(stepped_weights(start, np.array(direction) + 7.0, step_size), new, atol=1e-8)
 
 
 def test_step_of_the_weights_by_hand():
@@ -182,12 +89,6 @@ def test_step_of_the_weights_by_hand():
     np.testing.assert_allclose(np.exp(new), [0.5, 0.5], rtol=1e-12)
     new = stepped_weights(np.log([0.5, 0.5]), np.array([np.log(4.0), 0.0]), 0.5)
     np.testing.assert_allclose(np.exp(new), [2.0 / 3.0, 1.0 / 3.0], rtol=1e-12)
-
-
-def test_a_component_at_the_least_weight_can_come_back():
-    low = stepped_weights(np.log([0.5, 0.5]), np.array([0.0, -1e6]), 1.0)
-    assert low[1] == pytest.approx(LEAST_LOG_WEIGHT, abs=1e-9)
-    assert stepped_weights(low, np.array([0.0, 100.0]), 1.0)[1] > -1e-9
 
 
 def separate(rng):

@@ -77,8 +77,7 @@ class SquaredGradients:
 
     def squares(self) -> Squares:
         """Return what evaluates the squares."""
-        found: Squares = self._parts.functions.once(self._parts.functions.made.squares, self._compile)
-        return found
+        return self._parts.functions.once(self._parts.functions.made.squares, self._compile)
 
     def _compile(self) -> Squares:
         parts = self._parts

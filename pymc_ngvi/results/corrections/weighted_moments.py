@@ -32,8 +32,7 @@ class Moment:
     @property
     def change(self) -> Array:
         """What the weights change."""
-        change: Array = self.corrected - self.uncorrected
-        return change
+        return self.corrected - self.uncorrected
 
 
 @dataclass(frozen=True, eq=False)

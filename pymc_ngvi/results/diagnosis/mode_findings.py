@@ -13,7 +13,7 @@ from pymc_ngvi.results.diagnosis.finding import Finding
 #: Part of the mass at other modes from which on it counts; square of a standard deviation, relative, that it may add.
 _MUCH, _WIDER = 0.02, 0.2
 #: Coordinates that a sentence names at most; those that are farther apart than a part of the farthest.
-_N_NAMED, _NEAR_FARTHEST = 3, 0.3
+_N_MODES_NAMED, _NEAR_FARTHEST = 3, 0.3
 
 
 def of_modes(
@@ -54,6 +54,6 @@ def _percent(share: float) -> str:
 def place_of(layout: Layout, point: Array, mean: Array, sd: Array) -> str:
     """Return the coordinates in which a place is farthest from q."""
     apart = np.abs(point - mean) / sd
-    far = np.argsort(-apart)[:_N_NAMED]
+    far = np.argsort(-apart)[:_N_MODES_NAMED]
     far = far[apart[far] > _NEAR_FARTHEST * apart[far[0]]]
     return ", ".join(f"`{layout.label(int(i))}` = {point[i]:.3g} (q: {mean[i]:.3g})" for i in far)

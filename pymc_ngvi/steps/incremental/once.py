@@ -16,7 +16,7 @@ from pymc_ngvi.steps.incremental.sites import Quadratic, SeenByQuadratics, gap_b
 from pymc_ngvi.steps.incremental.state import IncrementalState
 
 #: Times that rows are asked; nats that a correction gains, below which it is the last.
-_MOST_ROUNDS, _NEAR = 6, 1e-3
+_MOST_ROUNDS, _NEAR_ONCE = 6, 1e-3
 #: Takes a natural step on the prior and the sum of sites; returns the nats that it promised, and where it leads.
 type Step = Callable[[GaussianState, Quadratic], tuple[float, GaussianState]]
 
@@ -29,7 +29,7 @@ def corrected(target: StreamTarget, step: Step, state: IncrementalState) -> Incr
         total = sum(changes, state.total)
         gap, new = step(q, total)
         q = new
-        if gap < _NEAR:
+        if gap < _NEAR_ONCE:
             break
     # Of the changes' scatter no more is known than their squares, which have the changes themselves in them.
     seen = SeenByQuadratics.of(q)

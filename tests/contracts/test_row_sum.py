@@ -1,4 +1,4 @@
-"""Log p as a sum over rows: found by itself, the same function, and its expectations exact."""
+"""Log p as a sum over rows: value, slopes, curvatures and expectations are those of PyTensor and of draws."""
 
 import warnings
 
@@ -11,12 +11,12 @@ from numpy.testing import assert_allclose
 from scipy import stats
 
 from pymc_ngvi import ConvergenceWarning, LogDensity
-from pymc_ngvi.core.normal_rules import blocks, n_levels, n_nodes, rule
+from pymc_ngvi.core.normal_rules import blocks, n_levels, rule
 from pymc_ngvi.core.target import RowRules
-from pymc_ngvi.families import BlockState, DiagonalState, FullState
+from pymc_ngvi.density import by_rows
+from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.problem import make_family
-from pymc_ngvi.rows.levels import merged
 
 N, J = 24, 4
 RNG = np.random.default_rng(3)
@@ -120,6 +120,36 @@ def process():
     pm.MvNormal("y", np.zeros(N), kernel + (sd**2 + 1e-6) * pt.eye(N), observed=REAL)
 
 
+def not_centred():
+    sd, z = pm.HalfNormal("sd", 1.3, shape=2), pm.Normal("z", 0.1, 1.2, shape=(J, 2))
+    eta = pm.Normal("a") + z[GROUP, 0] * sd[0] + z[GROUP, 1] * sd[1] * X
+    pm.StudentT("y", 4, eta, sigma=pm.HalfNormal("noise"), observed=REAL)
+
+
+def simplex():
+    """Of two parts: a log-sum of exponentials of x and -x."""
+    weight = pm.Dirichlet("weight", np.array([1.5, 2.5]))
+    pm.Normal("y", X * pm.Normal("beta") + weight[0], 1.2, observed=REAL)
+
+
+def branches():
+    """Of which data choose one for each row, with other parameters."""
+    sd, b = pm.HalfNormal("sd", 1.0), pm.Normal("b", shape=J)
+    chosen = pt.switch(BINARY.astype(bool), sd, b[GROUP])
+    pm.Potential("p", -pt.log1p(pt.exp(X * pm.Normal("beta") + chosen)).sum())
+
+
+def clipped():
+    b = pm.Normal("b", shape=J)
+    pm.Potential("p", -(pt.exp(pt.clip(b[GROUP], -0.2, 0.3)) + pt.maximum(b[GROUP], 0.1) ** 2).sum())
+
+
+def several_groups():
+    """Rows that are functions of a sum, and a predictor that occurs in two rows of a kind."""
+    sd, z, w = pm.HalfNormal("sd", shape=2), pm.Normal("z", shape=J), pm.Normal("w", shape=5)
+    pm.Poisson("y", pt.exp(sd[0] * z[GROUP] + sd[1] * w[np.arange(N) % 5] * X), observed=COUNTS)
+
+
 def sums():
     """Elements to which others are added."""
     a, b = pm.Normal("a", 0, 1, shape=N), pm.Normal("b", 0, 1, shape=3)
@@ -129,7 +159,7 @@ def sums():
 MODELS = (
     logistic, poisson, shared_data, negative_binomial, zero_inflated, student, censored, missing, ordered, categorical,
     potential, custom, noncentred, noncentred_normal, walk,
-    correlated, process, sums, shared_last,
+    correlated, process, sums, shared_last, not_centred, simplex, branches, clipped, several_groups,
 )  # fmt: skip
 
 
@@ -148,6 +178,12 @@ def densities():
     return of
 
 
+@pytest.fixture(autouse=True)
+def _always(monkeypatch):
+    """Hessians by rows also where these have many predictors, and are few."""
+    monkeypatch.setattr(by_rows, "FEW_PREDICTORS", 30)
+
+
 def points(density, n, seed):
     """Points about the start."""
     return density.initial_point() + 0.7 * np.random.default_rng(seed).normal(size=(n, density.n_dim))
@@ -161,11 +197,25 @@ def dense(density, seed):
 
 
 @pytest.mark.parametrize("build", MODELS, ids=lambda build: build.__name__)
-def test_rows_add_up_to_log_p(densities, build):
+def test_value_and_derivatives_are_those_of_pytensor(densities, build):
+    """For one point as for several."""
     density = densities(build)
     assert density.rows is not None
-    theta = points(density, 4, seed=7)
-    assert_allclose(density.rows.at(theta), density.logp(theta), rtol=1e-10)
+    theta = points(density, 5, seed=7)
+    expected, slope = density._evaluations._batch("logp_grad", theta)  # from the graph of log p
+    hessian = density.hessian(theta)
+    for some in (slice(0, 1), slice(0, 5)):
+        logp, grad = density.logp_grad(theta[some])
+        assert_allclose(density.rows.at(theta[some]), expected[some], rtol=1e-10)
+        assert_allclose(logp, expected[some], rtol=1e-10)
+        assert_allclose(grad, slope[some], rtol=1e-8, atol=1e-8 * max(1.0, np.abs(slope).max()))
+        mean, found = hessian[some].mean(axis=0), density.mean_hessian(theta[some])
+        atol = 1e-11 * np.abs(mean).max()
+        assert_allclose(found.products(np.eye(density.n_dim)), mean, atol=atol)
+        assert_allclose(found.diagonal(), np.diagonal(mean), atol=atol)
+        if density.pattern is not None:
+            assert_allclose(density.pattern.symmetric(found.values()).toarray(), mean, atol=atol)
+    assert density.rows is not None, "they were not given up"
 
 
 @pytest.mark.parametrize("build", MODELS, ids=lambda build: build.__name__)
@@ -222,26 +272,6 @@ def test_a_sum_of_predictors_is_integrated_along_one_direction(densities):
     assert_allclose(rows.whitened(mean, root, levels, np.arange(len(mean)))[0], expected, atol=4e-6)
 
 
-@pytest.mark.parametrize(
-    ("build", "n_shared"),
-    [(logistic, 0), (negative_binomial, 1), (student, 2), (zero_inflated, 1), (walk, 1), (shared_last, 1)],
-)
-def test_what_hangs_on_predictors_that_rows_share_is_computed_once(densities, build, n_shared):
-    """They come first, whatever the order in the model, and the function takes one number at each node for them."""
-    functions = [rows for rows in densities(build).rows.functions if len(rows.index) >= N - 1]
-    most = max(functions, key=lambda rows: rows.k)
-    assert most.n_shared == n_shared
-    is_shared = (most.index == most.index[0]).all(axis=0)
-    assert is_shared.tolist() == [True] * n_shared + [False] * (most.k - n_shared)
-    given, widths = most.function, []
-    most.function = lambda *inputs: [widths.extend(x.shape[1] for x in inputs[: most.k]), *given(*inputs)][1:]
-    try:
-        most.values([np.zeros((2, len(most.index)))] * most.k, slice(None))
-    finally:
-        most.function = given
-    assert widths == [1] * n_shared + [len(most.index)] * (most.k - n_shared)
-
-
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_rules_are_exact_for_exponentials(k):
     slope = np.linspace(0.2, 0.5, k)
@@ -253,16 +283,6 @@ def test_rules_are_exact_for_exponentials(k):
         finest = level == n_levels(blocks(k)[0]) - 1
         assert_allclose(found, expected, atol=1e-6 if finest else 0.05)
         assert_allclose(weights.sum(axis=1), np.eye(len(weights))[0], atol=1e-10)
-
-
-def test_levels_of_two_directions_are_their_own():
-    """Three nodes are exact for a square, and far from it for a wide exponential."""
-    nodes, weights = rule(2, (0, 4))
-    found = weights @ (nodes[:, 0] ** 2 * np.exp(2.0 * nodes[:, 1]))
-    assert len(nodes) == n_nodes(1, 0) * n_nodes(1, 4)
-    assert_allclose(found, np.exp(2.0) * np.array([1.0, 0.0, 2.0, 2.0, 0.0, 4.0]), rtol=1e-6, atol=1e-6)
-    nodes, weights = rule(2, (4, 0))
-    assert weights[0] @ (nodes[:, 0] ** 2 * np.exp(2.0 * nodes[:, 1])) < 0.9 * np.exp(2.0)
 
 
 @pytest.mark.parametrize("build", [logistic, student, noncentred, zero_inflated, censored], ids=lambda b: b.__name__)
@@ -291,18 +311,6 @@ def test_bends_far_out_are_seen():
     assert found.error < 1e-3
 
 
-def test_rules_follow_widths(densities):
-    density = densities(logistic)
-    narrow, wide = (DiagonalState.from_scale(density.initial_point(), np.full(density.n_dim, sd)) for sd in (0.05, 1.0))
-    of_narrow, of_wide = density.expected(narrow), density.expected(wide)
-    assert of_wide.rules.level.sum() > of_narrow.rules.level.sum()
-    assert_allclose(density.expected(narrow, of_wide.rules, adapt=True).rules.level, of_narrow.rules.level)
-    assert abs(density.expected(wide, of_narrow.rules, adapt=True).value - of_wide.value) < 1e-3
-    for options in ({}, {"adapt": True, "least": 1e9}):
-        kept = density.expected(wide, of_narrow.rules, **options).rules
-        assert np.array_equal(kept.level, of_narrow.rules.level)
-
-
 def many_groups():
     s = pm.HalfNormal("s", 1)
     eta = pm.Normal("b", 0, 1) * np.tile(X, 5) + pm.Normal("u", 0, s, shape=5 * J)[np.repeat(np.arange(5 * J), N // J)]
@@ -328,11 +336,6 @@ def test_a_gaussian_under_which_rows_overflow(densities, build):
     density = densities(build)
     q = FullState(density.initial_point(), np.diag(np.full(density.n_dim, 1e3)))
     assert not np.isfinite(density.expected(q).value)  # and no warning
-
-
-@pytest.mark.parametrize(("build", "n_directions"), [(correlated, 4), (process, 3), (sums, 2)])
-def test_what_is_more_than_arithmetic_is_one_row_of_few_predictors(densities, build, n_directions):
-    assert densities(build).rows.n_directions == n_directions
 
 
 def test_a_determinant_of_many_unknowns_is_no_row():
@@ -410,15 +413,6 @@ def test_what_is_no_row_is_told():
         pm.fit(method="ngvi", estimator="quadrature", progressbar=False)
 
 
-def test_blocks_are_independent(densities):
-    density = densities(poisson)
-    q = make_family(FitOptions(family="block"), density).from_scale(
-        density.initial_point(), np.full(density.n_dim, 0.3)
-    )
-    assert isinstance(q, BlockState)
-    assert q.covariances(np.array([0, 0]), np.array([0, density.n_dim - 1])).tolist() == pytest.approx([0.09, 0.0])
-
-
 @pytest.mark.parametrize(("n", "statuses"), [(2, ["iteration limit"]), (100, ["not smooth", "outside the support"])])
 def test_a_fit_goes_on_with_draws_where_a_gaussian_leaves_the_support(n, statuses):
     """At whatever iteration it ends: rates are linear in what they depend on, and may become negative."""
@@ -455,15 +449,6 @@ def test_constraints_on_many_elements_are_seen(holds, estimator):
     assert (str(approx.status) == "converged") == (estimator == "quadrature")
 
 
-def test_few_rows_join_others_by_a_rule_as_fine():
-    codes = np.array([0x11] * 200 + [0x12] * 3 + [0x21] * 2 + [0x77] * 50, dtype=np.int16)
-    found = merged(codes, 2, lambda code: (2 + code % 16) * (2 + code // 16))
-    levels, before = (np.stack([values % 16, values // 16]) for values in (found, codes))
-    assert (levels >= before).all()
-    assert (found[:200] != 0x77).all()  # for a few hundred rows the finest rule would take longer than one more group
-    assert len(np.unique(found)) == 2
-
-
 def test_a_fit_that_stalls_goes_on_with_draws_and_loses_nothing():
     """Log-linear rates of scaled coefficients: far out, an exponential of a product of two weighs ever more."""
     rng = np.random.default_rng(66)
@@ -477,15 +462,3 @@ def test_a_fit_that_stalls_goes_on_with_draws_and_loses_nothing():
     assert approx.elbo.value > -130.0
     assert str(approx.status) in ("converged", "stalled")
     assert (approx.record.estimator == "price") == (str(approx.status) == "converged")
-
-
-def test_hessians_of_rows_that_no_pattern_holds_are_given_up(monkeypatch):
-    """However that comes about, a fit takes draws instead of an exception."""
-    monkeypatch.setattr("pymc_ngvi.rows.mean_hessian._ROUNDING", -1.0)
-    with pm.Model():
-        group = np.repeat(np.arange(60), 3)
-        u = pm.Normal("u", 0.0, pm.HalfNormal("s"), shape=60)
-        pm.Normal("y", u[group], 1.0, observed=np.random.default_rng(1).normal(size=180))
-        approx = pm.fit(method="ngvi", posterior="gaussian", random_seed=1, progressbar=False)
-    assert (approx.record.family, approx.record.estimator) == ("sparse", "price")
-    assert str(approx.status) == "converged"

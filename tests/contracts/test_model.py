@@ -1,7 +1,8 @@
-"""The log density on the flat vector: PyMC's own numbers, in a frozen order, in batches of any size."""
+"""A model on the flat vector: log p, its derivatives and constrained values are PyMC's own, with data of the moment."""
 
-import time
+import pickle
 
+import cloudpickle
 import models
 import numpy as np
 import pymc as pm
@@ -14,12 +15,11 @@ from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile.mode import Mode
 from pytensor.link.c.basic import CLinker
 from pytensor.link.numba.linker import NumbaLinker
+from scipy import stats
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.density import evaluations, without_c
-from pymc_ngvi.density.second_order import SecondOrder
-from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.fitting.problem import problem_of
+from pymc_ngvi.density import evaluations, on_draws, without_c
+from pymc_ngvi.density.constrain import Constrainer
 
 
 def python_mode():
@@ -172,56 +172,6 @@ def test_batches_of_four_equal_single_draws(logistic, monkeypatch, n_draws):
         np.testing.assert_allclose(grad[i], one_grad[0], rtol=1e-12, atol=1e-13)
 
 
-def test_draws_may_be_laid_out_in_any_way(logistic):
-    theta = models.random_points(logistic, 6, 9)
-    expected = logistic.logp_grad(theta)
-    products = logistic.hessian_products(theta, theta[:2])
-    for same in (np.asfortranarray(theta), np.repeat(theta, 2, axis=1)[:, ::2]):
-        for value, reference in zip(logistic.logp_grad(same), expected, strict=True):
-            np.testing.assert_array_equal(value, reference)
-        np.testing.assert_array_equal(logistic.hessian_products(same, same[:2]), products)
-
-
-@pytest.mark.parametrize("n_directions", [0, 1, 15, 16, 17, 33])
-def test_any_number_of_directions(logistic, monkeypatch, rng, n_directions):
-    theta = models.random_points(logistic, 2, 10)
-    directions = rng.normal(size=(n_directions, 3))
-    expected = np.einsum("nij,kj->nki", logistic.hessian(theta), directions)
-    monkeypatch.setattr(SecondOrder, "n_in_call", 16)
-    products = logistic.hessian_products(theta, directions)
-    assert products.shape == (2, n_directions, 3)
-    np.testing.assert_allclose(products, expected, rtol=1e-11, atol=1e-13)
-
-
-def test_no_draws_have_no_hessian(logistic):
-    assert logistic.hessian(np.empty((0, 3))).shape == (0, 3, 3)
-
-
-def test_counters():
-    density = LogDensity(models.bernoulli_logit(), "quick")
-    theta = models.random_points(density, 5, 11)
-    assert (density.n_gradients, density.n_hessians) == (0, 0)
-    density.logp(theta)
-    assert (density.n_gradients, density.n_hessians) == (0, 0)
-    density.logp_grad(theta)
-    density.grad(theta[:2])
-    assert (density.n_gradients, density.n_hessians) == (7, 0)
-    density.hessian_products(theta[:3], np.eye(3)[:2])
-    density.mean_hessian(theta).products(np.eye(3))
-    density.hessian(theta[:1])
-    assert (density.n_gradients, density.n_hessians) == (7, 9)
-
-
-def test_compile_seconds_add_up():
-    density = LogDensity(models.bernoulli_logit(), "quick")
-    built = density.compile_seconds
-    density.second.products_of_draws(np.zeros((1, 3)), np.eye(3))
-    compiled = density.compile_seconds
-    assert 0 < built < compiled
-    density.second.products_of_draws(np.zeros((1, 3)), np.eye(3))
-    assert density.compile_seconds == compiled
-
-
 def test_non_finite_values_are_returned():
     with pm.Model() as model:
         x = pm.Flat("x")
@@ -260,68 +210,9 @@ def test_float32_models_are_computed_in_float64():
 # --- the choice of a backend ------------------------------------------------------------------------------------------
 
 
-def many_observations(n):
-    with pm.Model() as model:
-        x = pm.Data("x", np.zeros(n))
-        slope = pm.Normal("slope", shape=2)
-        pm.Normal("y", slope[0] + slope[1] * x, 1.0, observed=np.zeros(n))
-    return model
-
-
-def test_auto_is_quick_for_small_models_and_numba_for_huge_data_and_goes_by_no_clock(monkeypatch):
-    """Nothing is compiled before the first evaluation."""
-    assert LogDensity(models.bernoulli_logit()).backend == "quick"
-    ticks = iter(range(10**9))
-    monkeypatch.setattr(time, "perf_counter", lambda: 1000.0 * next(ticks))
-    assert LogDensity(many_observations(100)).backend == "quick"
-    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
-    assert LogDensity(many_observations(3_000_000)).backend == "numba"
-    assert LogDensity(many_observations(100), "numba").backend == "numba"  # one that is given stays
-
-
-def wide_network(n_units):
-    rng = np.random.default_rng(0)
-    x, y = pm.Minibatch(rng.standard_normal((500, 400)), rng.integers(2, size=500).astype(float), batch_size=128)
-    with pm.Model() as model:
-        w, v = pm.Normal("w", shape=(400, n_units)), pm.Normal("v", shape=n_units)
-        hidden = pm.math.maximum(pm.math.dot(x, w), 0.0)
-        pm.Bernoulli("y", logit_p=pm.math.dot(hidden, v), observed=y, total_size=500)
-    return model
-
-
-def test_a_fit_without_hessians_does_not_compile_for_their_sake():
-    """12,000 weights: Hessians would take as many products each, gradients alone are no reason to compile."""
-    model = wide_network(30)
-    assert LogDensity(model).backend == "numba"
-    for estimator, backend in [("gauss_newton", "quick"), ("stein", "quick")]:
-        density = LogDensity(model)
-        problem_of(density, FitOptions(family="diagonal", estimator=estimator))
-        assert density.backend == backend
-    huge = LogDensity(many_observations(3_000_000))
-    problem_of(huge, FitOptions(family="diagonal", estimator="stein"))
-    assert huge.backend == "numba"
-
-
 def test_unknown_backend():
     with pytest.raises(ValueError, match=r"'auto', 'quick', 'numba', 'c', 'jax'; got 'torch'"):
         LogDensity(models.bernoulli_logit(), "torch")
-
-
-@pytest.mark.parametrize("backend", ["quick", "numba", "c", "jax"])
-def test_backend_and_mode_contradict_each_other(backend):
-    with pytest.raises(ValueError, match="both choose how to compile"):
-        LogDensity(models.bernoulli_logit(), backend, {"mode": "FAST_COMPILE"})
-
-
-def test_compile_kwargs_are_passed_on():
-    mode = python_mode()
-    density = LogDensity(models.bernoulli_logit(), compile_kwargs={"mode": mode, "name": "my function"})
-    density.logp_grad(np.zeros((1, 3)))
-    [function] = models.compiled(density, "logp_grad")
-    assert isinstance(function.maker.linker, type(mode.linker))
-    assert function.name == "my function"
-    quick = LogDensity(models.bernoulli_logit(), "quick", {"name": "another"})
-    assert models.compiled(quick, "logp")[0].name == "another"
 
 
 @pytest.mark.parametrize(("check_bounds", "outside"), [(True, -np.inf), (False, np.nan)])
@@ -329,20 +220,6 @@ def test_check_bounds_of_the_model_is_kept(check_bounds, outside):
     with pm.Model(check_bounds=check_bounds) as model:
         pm.Normal("y", 0.1, pm.Flat("x"), observed=0.3)
     np.testing.assert_array_equal(LogDensity(model, "quick").logp(np.array([[-1.0]])), [outside])
-
-
-def test_diagonal_of_the_hessian_in_blocks(monkeypatch):
-    """More coordinates than directions in a call, and not a multiple of them."""
-    with pm.Model() as model:
-        x = pm.Normal("x", 0.1, 1.3, shape=37)
-        pm.Potential("p", -(x[1:] ** 2 * x[:-1] ** 2).sum() - (x**4).sum())
-    density = LogDensity(model, "quick")
-    theta = models.random_points(density, 3, 5)
-    monkeypatch.setattr(SecondOrder, "n_in_call", 16)
-    before = density.n_hessians
-    diagonal = density.mean_hessian(theta).diagonal()
-    assert density.n_hessians == before + 3
-    np.testing.assert_allclose(diagonal, np.diagonal(density.hessian(theta).mean(axis=0)), rtol=1e-12)
 
 
 def test_an_operation_without_a_pullback_leaves_the_gradient():
@@ -398,3 +275,103 @@ def test_bits_do_not_depend_on_what_was_asked_before(make):
     second = LogDensity(make(), "quick")
     for name in reversed(ASKED):
         np.testing.assert_array_equal(ASKED[name](second, theta, along), expected[name], err_msg=name)
+
+
+# --- constrained values -----------------------------------------------------------------------------------------------
+
+
+def with_deterministics():
+    model = models.transformed()
+    with model:
+        pm.Deterministic("product", model["scale"] * model["edge"], dims="row")
+        pm.Deterministic("cut", pt.concatenate([model["part"][:1], model["beta"][0]]).sum())
+        pm.Deterministic("fixed", pt.as_tensor([1.5, 2.5]))
+    return model
+
+
+def constrained_by_pymc(model, density, theta):
+    """Evaluate the same names by PyMC's own graph, draw by draw."""
+    with model, without_c():
+        values = model.replace_rvs_by_values(model.unobserved_value_vars)
+        function = pymc_compile(model.value_vars, values, mode=python_mode(), on_unused_input="ignore")
+        rows = [function(*density.layout.unflatten(row).values()) for row in theta]
+    return {v.name: np.stack([row[i] for row in rows]) for i, v in enumerate(model.unobserved_value_vars)}
+
+
+@pytest.mark.parametrize("name", ["deterministics", "scan", "lkj", "zero_sum", "imputed", "zero_size"])
+def test_constrained_values_equal_pymc(name, monkeypatch):
+    """In batches, in whatever order, and after pickling."""
+    monkeypatch.setattr(on_draws, "_MAX_BATCH", 3)
+    density = LogDensity((models.FEATURES | {"deterministics": with_deterministics})[name](), "quick")
+    theta, constrainer = models.random_points(density, 7, 4), Constrainer(density)
+    expected = constrained_by_pymc(density.model, density, theta)
+    for values in (constrainer(theta), pickle.loads(cloudpickle.dumps(constrainer))(theta)):
+        assert list(values) == list(expected)
+        for key, value in values.items():
+            assert value.shape == expected[key].shape
+            np.testing.assert_allclose(value, expected[key], rtol=1e-11, atol=1e-12, err_msg=key)
+    names = Constrainer(density, deterministics=False)(theta[:1])
+    assert {"product", "cut", "fixed"}.isdisjoint(names)
+
+
+def test_everything_has_the_data_of_the_moment():
+    """Also where these grow."""
+    with pm.Model() as model:
+        x, y = pm.Data("x", np.array([1.0, 2.0])), pm.Data("y", np.zeros(2))
+        scale = pm.HalfNormal("scale", 1.3)
+        line = pm.Deterministic("line", scale * x)
+        pm.Normal("seen", line, 1.0, observed=y)
+    density = LogDensity(model, "quick")
+    constrainer, theta = Constrainer(density), np.log(np.arange(1.0, 7.0))[:, None]
+    for values in ([1.0, 2.0], [3.0, -1.0], np.arange(20.0), [5.0]):
+        new = np.array(values)
+        pm.set_data({"x": new, "y": new + 1.0}, model=model)
+        lines = np.exp(theta) * new
+        np.testing.assert_allclose(constrainer(theta)["line"], lines, rtol=1e-14)
+        expected = stats.norm.logpdf(new + 1.0, lines).sum(axis=1) + theta[:, 0]
+        expected += stats.halfnorm(scale=1.3).logpdf(np.exp(theta[:, 0]))
+        now = density.again() if len(new) == 2 else LogDensity(model, "quick")
+        np.testing.assert_allclose(now.logp(theta), expected, rtol=1e-12)
+
+
+def test_random_deterministics_differ_between_draws_and_repeat_by_seed():
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", 1.3)
+        pm.Deterministic("noise", pm.Normal.dist(0.0, scale, shape=3))
+        pm.Deterministic("free_noise", pm.Normal.dist(shape=2))
+    constrainer, theta = Constrainer(LogDensity(model, "quick")), np.zeros((4, 1))
+    first, again = constrainer(theta, random_seed=1), constrainer(theta, random_seed=1)
+    other = constrainer(theta, random_seed=2)
+    for name in ("noise", "free_noise"):
+        assert len(np.unique(first[name])) == first[name].size
+        np.testing.assert_array_equal(first[name], again[name])
+        assert (first[name] != other[name]).all()
+    large = constrainer(theta + 20.0, random_seed=1)
+    np.testing.assert_allclose(large["noise"], np.exp(20.0) * first["noise"], rtol=1e-9)
+
+
+def test_float32_models_give_float32_draws_which_may_overflow():
+    with pytensor.config.change_flags(floatX="float32"):
+        density = LogDensity(with_deterministics(), "quick")
+        values = Constrainer(density)(models.random_points(density, 2, 5))
+    for name in ("scale", "product", "z", "scale_log__"):
+        assert values[name].dtype == np.float32
+    double = LogDensity(with_deterministics(), "quick")
+    assert np.isinf(Constrainer(double)(np.full((1, double.n_dim), 1000.0))["scale"]).all()  # and no warning
+
+
+def test_what_is_added_to_a_model_after_a_fit_is_left_to_predictions():
+    """As the values of a Gaussian process elsewhere: they are no part of what was fitted."""
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.0, 1.0)
+        pm.Deterministic("twice", 2.0 * x)
+        pm.Normal("y", x, 1.0, observed=1.0)
+    density = LogDensity(model)
+    assert set(Constrainer(density)(np.array([[0.3], [0.5]]))) == {"x", "twice"}
+    with model:
+        new = pm.LogNormal("new", x, 1.0)
+        pm.Deterministic("of_new", 2.0 * new)
+        pm.Deterministic("more", 3.0 * x)
+    after = Constrainer(density)(np.array([[0.3], [0.5]]))
+    assert set(after) == {"x", "twice", "more"}
+    np.testing.assert_allclose(after["more"], [0.9, 1.5])

@@ -1,0 +1,608 @@
+"""Gaussians of every structure against dense matrices: density, draws, covariances, curvatures and steps."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from scipy import linalg, sparse, stats
+
+from pymc_ngvi.core.hessians import MatrixHessian
+from pymc_ngvi.core.moments import Moments
+from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.target import MeanHessian
+from pymc_ngvi.core.types import Outer, PathMoments
+from pymc_ngvi.families import (
+    BlockFamily,
+    BlockStructure,
+    DiagonalState,
+    FullPrecisionState,
+    FullState,
+    SparseFamily,
+)
+from pymc_ngvi.families.dissection import find_structure, step_flops
+from pymc_ngvi.families.fill import find_filled
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
+from pymc_ngvi.families.matrices.sparse.fronts import fronts_of
+from pymc_ngvi.families.matrices.sparse.precisions import RepeatedFronts
+from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
+from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
+from pymc_ngvi.steps.adaptive.secant import moments_of, natural_gradient
+from pymc_ngvi.updates import UPDATES
+
+# --- patterns ---------------------------------------------------------------------------------------------------------
+
+
+def with_globals(inner, n=1):
+    """Add coordinates that touch all others, before them."""
+    beside = np.ones((len(inner), n))
+    return np.block([[np.ones((n, n)), beside.T], [beside, inner]])
+
+
+def chain(n):
+    return np.eye(n) + np.eye(n, k=1) + np.eye(n, k=-1)
+
+
+def lattice(side):
+    return np.kron(chain(side), np.eye(side)) + np.kron(np.eye(side), chain(side)) > 0
+
+
+def crossed(n_first, n_second, n_rows):
+    rng = np.random.default_rng(3)
+    links = np.zeros((n_first, n_second))
+    links[rng.integers(n_first, size=n_rows), rng.integers(n_second, size=n_rows)] = 1.0
+    return np.block([[np.eye(n_first), links], [links.T, np.eye(n_second)]])
+
+
+def tree(n):
+    child, result = np.arange(1, n), np.eye(n)
+    result[child, (child - 1) // 2] = 1.0
+    return result + result.T > 0
+
+
+def together(labels):
+    """Return blocks of coordinates of the same label; those below 0 touch everything."""
+    labels = np.asarray(labels)
+    return (labels[:, None] == labels) | (labels[:, None] < 0) | (labels < 0)
+
+
+BLOCKS = np.array([7, 3, 7, 1, 3, 7, 0, 1])
+ARROW = np.array([7, -1, 3, 7, 1, 3, -1, 7, 0, 1])
+#: What has the entries in which a factor, or a precision, can differ from 0, and the family.
+CASES = {
+    "full": (np.ones((5, 5)), lambda mask: FullState),
+    "full precision": (np.ones((5, 5)), lambda mask: FullPrecisionState),
+    "diagonal": (np.eye(5), lambda mask: DiagonalState),
+    "blocks": (together(BLOCKS), lambda mask: BlockFamily(BlockStructure(BLOCKS))),
+    "one block": (np.ones((4, 4)), lambda mask: BlockFamily(BlockStructure(np.zeros(4, dtype=int)))),
+    "arrow": (together(ARROW), lambda mask: SparseFamily(ArrowStructure.of(ARROW))),
+    "arrow of numbers": (together([0, 1, -1, 2]), lambda mask: SparseFamily(ArrowStructure.of([0, 1, -1, 2]))),
+    "no border": (together([1, 0, 1, 2, 2]), lambda mask: SparseFamily(ArrowStructure.of([1, 0, 1, 2, 2]))),
+    "border alone": (together([-1] * 3), lambda mask: SparseFamily(ArrowStructure.of([-1] * 3))),
+    "arrow that is not full": (
+        together(ARROW) & (np.add.outer(ARROW, ARROW) != 14),
+        lambda mask: SparseFamily(ArrowStructure.of(ARROW)),
+    ),
+    **{
+        name: (mask, lambda mask: SparseFamily(FilledStructure.of(Pattern.of(mask))))
+        for name, mask in {
+            "lattice": with_globals(lattice(5)),
+            "chain": chain(60),
+            "chains apart": linalg.block_diag(chain(20), chain(35)),
+            "crossed": crossed(30, 12, 120),
+            "tree": with_globals(tree(50)),
+            "groups in groups": with_globals(linalg.block_diag(*[with_globals(np.eye(6), 2)] * 3, np.ones((4, 4)))),
+        }.items()
+    },
+    "sums": (None, None),
+}
+WITH_FACTOR = tuple(CASES)[:9]
+
+
+class Joint(MeanHessian):
+    """A Hessian by coordinates and sums."""
+
+    def __init__(self, summed, joint):
+        self._summed, self.joint = summed, joint
+
+    @property
+    def summed(self):
+        return self._summed
+
+    def summed_values(self):
+        pattern = self.summed.pattern
+        return self.joint[pattern.rows, pattern.cols]
+
+
+class Case:
+    """A Gaussian of a structure, with its moments as plain arrays."""
+
+    def __init__(self, name, seed):
+        mask, make = CASES[name]
+        self.rng, self.mask = np.random.default_rng(seed), np.asarray(mask, dtype=float)
+        self.family, self.n_dim = make(self.mask), len(self.mask)
+        self.pattern = Pattern.of(self.mask) if name not in WITH_FACTOR or self.is_arrow else None
+        self.begin()
+
+    @property
+    def is_arrow(self):
+        return isinstance(self.family, SparseFamily)
+
+    def begin(self):
+        self.mean = self.rng.standard_normal(self.n_dim)
+        self.precision, hessian = self.random(1.5)
+        self.cov = np.linalg.inv(self.precision)
+        self.state = self.of(self.mean, hessian)
+
+    def random(self, excess=0.0):
+        """Return minus a random Hessian, and it; for an excess above 0, the first is positive definite."""
+        matrix = self.rng.standard_normal((self.n_dim, self.n_dim)) * self.mask
+        matrix = matrix + matrix.T
+        if excess:
+            matrix += excess * np.diag(np.abs(matrix).sum(axis=1))
+        return matrix, MatrixHessian(-matrix, self.pattern)
+
+    def of(self, mean, hessian):
+        """Return the state of a mean and of a precision, minus a Hessian."""
+        start = self.family.from_scale(mean, np.linspace(0.5, 2.0, self.n_dim))
+        return start.precision_scaled_by(start.curvature(hessian), np.zeros(self.n_dim))[0]
+
+    def other(self):
+        """Return a mean, a precision, and the state of both."""
+        mean, (precision, hessian) = self.rng.standard_normal(self.n_dim), self.random(1.5)
+        return mean, precision, self.of(mean, hessian)
+
+
+class Sums(Case):
+    """A lattice with a coordinate that touches all of it, and two sums over many coordinates."""
+
+    def __init__(self, seed):
+        self.rng, self.n_dim = np.random.default_rng(seed), 26
+        joint, weights = with_globals(lattice(5)), np.zeros((2, 26))
+        weights[0, 1:], weights[1, 4:] = 1.0, self.rng.standard_normal(22)
+        beside = np.ones((26, 2))
+        joint = np.block([[joint, beside], [beside.T, np.ones((2, 2))]])
+        self.summed = SummedPattern(Pattern.of(joint), weights)
+        self.family = SparseFamily(SummedStructure.of_sums(self.summed))
+        self.begin()
+
+    def random(self, excess=0.0):
+        pattern = self.summed.pattern
+        joint = pattern.symmetric(self.rng.standard_normal(pattern.n_entries)).toarray()
+        if excess:
+            joint += np.diag(excess * np.abs(joint).sum(axis=1))
+            joint[26:, 26:] += 100.0 * np.eye(2)
+        whole = np.vstack([np.eye(26), self.summed.weights])
+        return whole.T @ joint @ whole, Joint(self.summed, -joint)
+
+
+@pytest.fixture(params=[1, 2], ids=["seed1", "seed2"])
+def case(request, name):
+    return Sums(request.param) if name == "sums" else Case(name, request.param)
+
+
+each_case = pytest.mark.parametrize("name", CASES)
+with_factor = pytest.mark.parametrize("name", WITH_FACTOR)
+of_covariance = pytest.mark.parametrize("name", ["full", "diagonal", "blocks", "one block"])
+
+
+def without_noise(state, grad, curvature):
+    none = np.zeros(len(grad))
+    return Moments(state.whiten(grad), curvature, none, none, 0.0, 0.0, 0.0)
+
+
+def root_of(state):
+    """Return C as draws show it."""
+    return (state.draws(np.eye(state.n_dim)) - state.mean()).T
+
+
+# --- the distribution -------------------------------------------------------------------------------------------------
+
+
+@each_case
+def test_distribution_is_that_of_a_multivariate_normal(case):
+    state, reference = case.state, stats.multivariate_normal(case.mean, case.cov)
+    theta = case.mean + case.rng.standard_normal((6, case.n_dim))
+    np.testing.assert_allclose(state.log_density(theta), reference.logpdf(theta), rtol=1e-8)
+    np.testing.assert_allclose(state.entropy(), reference.entropy(), rtol=1e-9)
+    np.testing.assert_allclose(state.cov(), case.cov, rtol=1e-7, atol=1e-10)
+    np.testing.assert_allclose(state.sd(), np.sqrt(np.diag(case.cov)), rtol=1e-8)
+    some = case.rng.permutation(case.n_dim)[:3]
+    np.testing.assert_allclose(state.cov_block(some), case.cov[np.ix_(some, some)], rtol=1e-7, atol=1e-10)
+    i, j = np.indices((case.n_dim,) * 2).reshape(2, -1)  # inside the pattern and outside
+    np.testing.assert_allclose(state.covariances(i, j), case.cov[i, j], rtol=1e-7, atol=1e-10)
+    vectors = case.rng.standard_normal((3, case.n_dim))
+    np.testing.assert_allclose(state.precision_product(vectors), vectors @ case.precision, rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(state.covariance_times(vectors), vectors @ case.cov, rtol=1e-7, atol=1e-8)
+    state.mean()[0] = 99.0
+    np.testing.assert_array_equal(state.mean(), case.mean)
+
+
+@each_case
+def test_draws_are_affine_and_whitening_undoes_them(case):
+    state, root = case.state, root_of(case.state)
+    np.testing.assert_allclose(root @ root.T, case.cov, rtol=1e-7, atol=1e-10)
+    z = case.rng.standard_normal((4, case.n_dim))
+    theta = state.draws(z)
+    np.testing.assert_allclose(theta, case.mean + z @ root.T, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(state.whiten((case.mean - theta) @ case.precision), -z, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(state.unwhiten(z[0]), root @ z[0], rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(state.dewhiten(state.whiten(z)), z, rtol=1e-6, atol=1e-8)
+
+
+@each_case
+def test_arrays_make_the_state_again(case):
+    arrays = {name: value.copy() for name, value in case.state.arrays().items()}
+    copy = type(case.state).of_arrays(arrays)
+    np.testing.assert_array_equal(copy.cov(), case.state.cov())
+    for name, value in case.state.arrays().items():
+        np.testing.assert_array_equal(copy.arrays()[name], value)
+    params = case.state.params()
+    moved = case.state.from_params(params | {"mean": params["mean"] + 1.0})
+    np.testing.assert_array_equal(moved.mean(), case.mean + 1.0)
+    np.testing.assert_array_equal(moved.cov(), case.state.cov())
+
+
+@each_case
+def test_families_start_without_correlations_and_say_what_memory_they_take(case):
+    location, scale = case.rng.standard_normal(case.n_dim), np.exp(case.rng.standard_normal(case.n_dim))
+    starts = case.family.from_scale(location, scale), case.state.with_scale(location, scale)
+    expected = location.copy(), np.diag(scale**2)
+    location += 1.0
+    scale *= 2.0
+    for start in starts:
+        np.testing.assert_array_equal(start.mean(), expected[0])
+        np.testing.assert_allclose(start.cov(), expected[1], rtol=1e-12, atol=1e-14)
+    held = sum(value.nbytes for value in case.state.params().values())
+    assert held < case.family.memory_bytes(case.n_dim) < 2_000 * held
+
+
+# --- curvatures -------------------------------------------------------------------------------------------------------
+
+
+@each_case
+def test_curvatures_have_the_metric_of_the_gap(case):
+    """tr(V E V F) of two errors of the precision, and of natural gradients with the whitened gradient before them."""
+    state, (first, a), (second, b) = case.state, case.random(), case.random()
+    a, b = state.curvature(a), state.curvature(b)
+    expected = np.trace(case.cov @ first @ case.cov @ second)
+    scale = np.linalg.norm(case.cov @ first) * np.linalg.norm(case.cov @ second)
+    flat = [state.flat(m) for m in (a, b)]
+    np.testing.assert_allclose(state.inner(*flat), expected, rtol=1e-8, atol=1e-9 * scale)
+    np.testing.assert_allclose(state.unflat(flat[0]), a, rtol=1e-12, atol=1e-14)
+    relative = case.cov @ (first - case.precision)
+    error = state.flat(state.curvature_error(a))
+    np.testing.assert_allclose(state.inner(error, error), np.trace(relative @ relative), rtol=1e-8)
+    longer = np.concatenate([np.full(case.n_dim, 2.0), error])
+    expected = 4.0 * case.n_dim + np.trace(relative @ relative)
+    np.testing.assert_allclose(state.inner(longer, longer), expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["diagonal", "blocks"])
+def test_entries_of_a_hessian_between_blocks_have_no_part(case):
+    hessian = case.rng.standard_normal((case.n_dim,) * 2)
+    hessian, root = hessian + hessian.T, root_of(case.state)
+    for sign in (1.0, np.nan):  # they must neither show nor leak
+        matrix = np.where((case.mask == 0) & np.isnan(sign), 1e3, hessian)
+        curvature = case.state.structure.dense(case.state.curvature(MatrixHessian(matrix)))
+        np.testing.assert_allclose(curvature, -(root.T @ hessian @ root) * case.mask, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["arrow", "lattice", "chain"])
+def test_hessians_with_other_entries_are_refused(case):
+    with pytest.raises(ValueError, match="counts as dense"):
+        case.state.curvature(MatrixHessian(np.eye(case.n_dim)))
+    with pytest.raises(ValueError, match=r"leaves out|between two blocks"):
+        case.state.curvature(MatrixHessian(np.eye(case.n_dim), Pattern.of(np.ones((case.n_dim,) * 2))))
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+@each_case
+@pytest.mark.parametrize("rho", [0.3, 1.0])
+def test_natural_step(case, rho):
+    """S' = (1 - rho) S - rho H, and the mean moves with the new precision: exact for rho = 1."""
+    (precision, hessian), mean = case.random(1.2), case.rng.standard_normal(case.n_dim)
+    grad = precision @ (mean - case.mean)
+    moments = without_noise(case.state, grad, case.state.curvature(hessian))
+    new = UPDATES["natural"](case.state, moments, rho, False)
+    again = moments_of(case.state, moments, natural_gradient(case.state, moments))  # there, and back again
+    assert again is not moments
+    for state in (new, UPDATES["natural"](case.state, again, rho, False)):
+        expected = np.linalg.inv((1 - rho) * case.precision + rho * precision)
+        np.testing.assert_allclose(state.cov(), expected, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(state.mean(), case.mean + rho * expected @ grad, rtol=1e-6, atol=1e-8)
+    if rho == 1.0:
+        np.testing.assert_allclose(new.mean(), mean, rtol=1e-6, atol=1e-8)
+
+
+@each_case
+def test_steps_without_a_precision_are_none(case):
+    """At half of the way to minus the precision, all that is left is rounding."""
+    state = case.state
+    curvature, zero = state.curvature(case.random(1.5)[1]), np.zeros(case.n_dim)
+    identity = state.add_to_diagonal(0.0 * curvature, 1.0)
+    for rho in (0.5, 0.7, 1.0):
+        assert state.precision_scaled_by(state.add_to_diagonal(-rho * identity, 1.0 - rho), zero) is None
+    for bad in (np.nan, np.inf, -np.inf):
+        with np.errstate(invalid="ignore"):
+            assert state.precision_scaled_by(bad * identity, zero) is None
+            assert state.precision_scaled_by(identity, np.full(case.n_dim, bad))[0] is not None
+
+
+@each_case
+def test_divergence_and_precision_of_another_state(case):
+    mean, precision, other = case.other()
+    apart = mean - case.mean
+    square = np.trace(precision @ case.cov) + apart @ precision @ apart - case.n_dim
+    kl = 0.5 * (square - np.linalg.slogdet(precision)[1] - np.linalg.slogdet(case.cov)[1])
+    np.testing.assert_allclose(case.state.divergence(other), kl, rtol=1e-8)
+    np.testing.assert_allclose(case.state.divergence(case.state), 0.0, atol=1e-9)
+    again = case.state.precision_scaled_by(case.state.whitened_precision(other), np.zeros(case.n_dim))
+    np.testing.assert_allclose(again[0].cov(), other.cov(), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["arrow", "lattice"])
+def test_a_held_step_leaves_global_coordinates_alone(case):
+    """To first order; exactly where others are independent given them, as is what these predict of the others."""
+    (_, hessian), grad = case.random(1.5), case.rng.standard_normal(case.n_dim)
+    held = case.state.globals_
+    np.testing.assert_array_equal(held, np.flatnonzero(case.mask.all(axis=0)))
+    base = case.rng.standard_normal((2, case.n_dim))
+    base[1, held] = base[0, held]
+    np.testing.assert_array_equal(*case.state.draws(base)[:, held])  # of base draws of their own alone
+    grad, curvature = case.state.without_globals(case.state.whiten(grad), case.state.curvature(hessian))
+    growth, moves = [], []
+    for rho in (0.02, 0.01):
+        curved = case.state.add_to_diagonal(rho * curvature, 1 - rho)
+        new, displacement = case.state.precision_scaled_by(curved, grad)
+        growth.append(new.sd() / case.state.sd() - 1.0)
+        moves.append(displacement / case.state.sd())
+    assert np.abs(growth[1]).max() > 1e-4
+    assert np.abs(growth[1][held]).max() < 1e-5
+    assert np.abs(moves[1][held]).max() < 0.01 * np.abs(moves[1]).max()
+    if case.state.structure.__class__ is ArrowStructure:
+        others = np.setdiff1d(np.arange(case.n_dim), held)
+        np.testing.assert_allclose(new.cov()[np.ix_(held, held)], case.cov[np.ix_(held, held)], rtol=1e-7, atol=1e-9)
+        split = np.ix_(others, others), np.ix_(others, held)
+        now, before = (np.linalg.solve(p[split[0]], p[split[1]]) for p in (np.linalg.inv(new.cov()), case.precision))
+        np.testing.assert_allclose(now, before, rtol=1e-6, atol=1e-7)
+
+
+def test_only_the_whole_of_a_precision_with_sums_has_to_be_positive_definite():
+    """Where all effects move against the global coordinate, the sparse part goes down; the sum holds them."""
+    case = Sums(1)
+    n, edges = case.n_dim, lattice(5) - np.eye(25)
+    joint = np.zeros((n + 2, n + 2))
+    joint[1:n, 1:n] = 0.05 * (np.diag(edges.sum(axis=1)) - edges) + np.eye(n - 1)
+    joint[0, 1:n] = joint[1:n, 0] = 1.0
+    joint[0, 0], joint[n, n] = n - 1.0 - 5.0, 10.0
+    assert np.linalg.eigvalsh(joint[:n, :n])[0] < -0.01
+    whole = np.vstack([np.eye(n), case.summed.weights])
+    state = case.of(case.mean, Joint(case.summed, -joint))
+    np.testing.assert_allclose(state.cov(), np.linalg.inv(whole.T @ joint @ whole), rtol=1e-8, atol=1e-10)
+
+
+# --- factors ----------------------------------------------------------------------------------------------------------
+
+
+def dense_twin(case):
+    """Return the dense state of the same Gaussian, coordinates as its factor has them, and their order."""
+    order = case.state.structure.order if case.is_arrow else np.arange(case.n_dim)
+    square = np.ix_(order, order)
+    if case.state.factor_sign < 0:
+        return FullPrecisionState(case.mean[order], np.linalg.cholesky(case.precision[square])), order
+    return FullState(case.mean[order], np.linalg.cholesky(case.cov[square])), order
+
+
+def of_factor(name):
+    """Return the updates that go with a structure."""
+    of_precision = name in ("full precision", "arrow", "arrow of numbers", "no border", "border alone")
+    return ("cholesky_precision", "euclidean") if of_precision else ("cholesky", "sqrt", "euclidean", "natural_pd")
+
+
+@pytest.mark.parametrize(("name", "update"), [(name, update) for name in WITH_FACTOR for update in of_factor(name)])
+@pytest.mark.parametrize("n_outer", [0, 1, 3])
+def test_steps_of_a_factor_are_those_of_a_dense_one(case, update, n_outer):
+    """From a Hessian, or from outer products; of a Euclidean gradient of an arrow, entries outside are left out."""
+    state, (full, order) = case.state, dense_twin(case)
+    mask, grad = case.mask[np.ix_(order, order)], case.rng.standard_normal(case.n_dim)
+    if n_outer:
+        left, right = case.rng.standard_normal((2, n_outer, case.n_dim))
+        outer, whole = Outer(left, right, 0.4), Outer(left[:, order], right[:, order], 0.4)
+        moments, curvature = PathMoments(state, grad, outer), np.eye(case.n_dim) - full.outer_mean(whole) * mask
+    else:
+        precision, hessian = case.random(1.2)
+        moments = without_noise(state, case.precision @ grad, state.curvature(hessian))
+        grad = moments.grad
+        curvature = full.curvature(MatrixHessian(-precision[np.ix_(order, order)]))
+    none = np.zeros(case.n_dim)
+    twin = Moments(grad[order], curvature, none, none, 0.0, 0.0, 0.0)
+    new, expected = UPDATES[update](state, moments, 0.01, False), UPDATES[update](full, twin, 0.01, False)
+    root = np.tril(expected.factor) * mask
+    square = root @ root.T
+    square = square if state.factor_sign > 0 else np.linalg.inv(square)
+    np.testing.assert_allclose(new.mean()[order], expected.mean(), rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(new.cov()[np.ix_(order, order)], square, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["arrow", "arrow of numbers", "no border"])
+def test_the_step_of_algorithm_2c_is_the_projection_of_the_dense_natural_gradient(case):
+    """Its distance to the dense one is orthogonal, in the Fisher metric, to each entry that the factor has."""
+    full, order = dense_twin(case)
+    left, right = case.rng.standard_normal((2, 2, case.n_dim))
+    natural = full.times_lower_half(Outer(left[:, order], right[:, order], 0.0))
+    projected = case.state.structure.dense(case.state.times_lower_half(Outer(left, right, 0.0)), triangular=True)
+    cov, units = np.linalg.inv(full.factor @ full.factor.T), np.eye(case.n_dim)
+    lower = np.argwhere(np.tril(case.mask[np.ix_(order, order)]))
+
+    def along(step):
+        """Return the Fisher inner products with a change of each entry."""
+        change = lambda s: s @ full.factor.T + full.factor @ s.T  # noqa: E731
+        whole = cov @ change(step) @ cov
+        return np.array([np.sum(whole * change(np.outer(units[i], units[j]))) for i, j in lower])
+
+    np.testing.assert_allclose(along(natural - projected), 0.0, atol=1e-9 * np.abs(along(natural)).max())
+    if case.state.structure.n_border:  # to take entries out would be something else
+        kept = natural * (projected != 0)
+        assert np.abs(projected - kept).max() > 1e-3 * np.abs(natural).max()
+
+
+@of_covariance
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_merging_averages_the_expectation_parameters(case, weight):
+    mean, precision, other = case.other()
+    merged, apart = case.state.merged(other, weight), mean - case.mean
+    cov = (1 - weight) * case.cov + weight * np.linalg.inv(precision) + weight * (1 - weight) * np.outer(apart, apart)
+    np.testing.assert_allclose(merged.mean(), case.mean + weight * apart, rtol=1e-10)
+    np.testing.assert_allclose(merged.cov(), cov * case.mask, rtol=1e-7, atol=1e-9)
+
+
+@of_covariance
+def test_division_by_a_function_of_a_curvature(case):
+    (matrix, hessian), grad, root = case.random(1.5), case.rng.standard_normal(case.n_dim), root_of(case.state)
+    curvature = case.state.curvature(hessian)
+    new, moved = case.state.precision_scaled_by_function(curvature, lambda a: np.sqrt(a) + 1.0, grad)
+    values, vectors = np.linalg.eigh(root.T @ matrix @ root)
+    inverse = (vectors / (np.sqrt(values) + 1.0)) @ vectors.T
+    np.testing.assert_allclose(new.cov(), root @ inverse @ root.T, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(moved, root @ inverse @ grad, rtol=1e-6, atol=1e-8)
+    for refused in (lambda a: -a, np.zeros_like, lambda a: np.full_like(a, np.nan)):
+        assert case.state.precision_scaled_by_function(curvature, refused, grad) is None
+
+
+@with_factor
+def test_steps_in_the_factor_keep_its_diagonal_away_from_0(case):
+    """Signed steps may take a column of the factor through 0, but not to it: the Gaussian is the same."""
+    state, still, columns = case.state, np.zeros(case.n_dim), np.ones(case.n_dim)
+    columns[2] = 0.5
+    new = state.plus(np.ones(case.n_dim), state.scaled_columns(columns - 1.0))
+    np.testing.assert_array_equal(new.mean(), case.mean + 1.0)
+    np.testing.assert_allclose(new.factor, state.scaled_columns(columns), rtol=1e-12)
+    for bad in (0.0, -0.5, np.nan, np.inf):
+        columns[2] = bad
+        with np.errstate(invalid="ignore"):
+            assert state.plus(still, state.scaled_columns(columns) - state.factor) is None, bad
+    assert state.plus(np.full(case.n_dim, np.inf), np.zeros_like(state.factor)) is None
+    signs = np.where(np.arange(case.n_dim) % 2, -1.0, 1.0)
+    negative = state.plus(still, state.scaled_columns(signs - 1.0), signed=True)
+    for same in (negative, negative.unsigned()):
+        np.testing.assert_allclose(same.cov(), case.cov, rtol=1e-7, atol=1e-10)
+        np.testing.assert_allclose(same.entropy(), state.entropy(), rtol=1e-10)
+    np.testing.assert_allclose(negative.unsigned().factor, state.factor, rtol=1e-12)
+    assert state.plus(still, state.scaled_columns(np.where(signs < 0, -1.0, 0.0)), signed=True) is None
+
+
+@pytest.mark.parametrize("labels", [[0, 0], [0, 0, 1, 1], [0, 0, 1]], ids=["one", "stacked", "with a single one"])
+def test_blocks_that_are_singular_to_rounding_are_refused_whatever_their_scales(labels):
+    """LAPACK accepts a pivot of rounding size; coordinates on scales far apart are no reason to refuse."""
+    n, structure = len(labels), BlockStructure(np.array(labels))
+    state = BlockFamily(structure).from_scale(np.zeros(n), np.ones(n))
+    nearly = np.eye(n)
+    nearly[0, 1] = nearly[1, 0] = 1.0 - 1e-15
+    assert np.linalg.cholesky(nearly)[1, 1] > 0.0
+    assert state.precision_scaled_by(state.curvature(MatrixHessian(-nearly)), np.zeros(n)) is None
+    nearly[0, 1] = nearly[1, 0] = 0.9
+    scaled = nearly * np.outer([1.0, 1e-6, 1.0, 1.0][:n], [1.0, 1e-6, 1.0, 1.0][:n])
+    new, _ = state.precision_scaled_by(state.curvature(MatrixHessian(-scaled)), np.zeros(n))
+    np.testing.assert_allclose(new.cov() @ scaled, np.eye(n), atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["chain", "lattice", "crossed", "groups in groups"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_many_precisions_of_one_pattern(case, n):
+    """Factored as one: solutions, determinants, inverses on the pattern and the metric are those of each."""
+    fronts, (i, j) = RepeatedFronts(fronts_of(case.pattern), n), (case.pattern.rows, case.pattern.cols)
+    at, places = fronts.one.places(i, j), fronts.of_panels(fronts.one.places(i, j))
+    matrices = np.array([case.random(1.5)[0] for _ in range(n)])
+    factor = SparseCholesky.of(fronts, fronts.panels(at, matrices[:, i, j]))
+    log_dets = 2.0 * np.log(factor.panels[fronts.diagonal]).reshape(n, -1).sum(axis=1)
+    np.testing.assert_allclose(log_dets, np.linalg.slogdet(matrices)[1], rtol=1e-9)
+    np.testing.assert_allclose(factor.inverse[places], np.linalg.inv(matrices)[:, i, j], rtol=1e-8, atol=1e-12)
+    vectors = case.rng.standard_normal((n, case.n_dim, 2))
+    solved = factor.solve(factor.solve(vectors.reshape(-1, 2)), transposed=True).reshape(vectors.shape)
+    np.testing.assert_allclose(solved, np.linalg.solve(matrices, vectors), rtol=1e-8, atol=1e-10)
+    matrices[-1, 4, 4] = -1.0
+    assert SparseCholesky.of(fronts, fronts.panels(at, matrices[:, i, j])) is None
+
+
+# --- size -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["blocks", "arrow", "filled"])
+def test_thousands_of_blocks_make_no_dense_matrix(form):
+    """Which would be 2 GiB."""
+    n, labels = 16_000, np.random.default_rng(0).permutation(8_000).repeat(2)
+    pairs = sparse.kron(sparse.eye_array(n // 2), np.ones((2, 2)))
+    pattern = Pattern.of(pairs)
+    family = {
+        "blocks": lambda: BlockFamily(BlockStructure(labels)),
+        "arrow": lambda: SparseFamily(ArrowStructure.of(labels)),
+        "filled": lambda: SparseFamily(FilledStructure.of(pattern)),
+    }[form]()
+    tracemalloc.start()
+    state = family.from_scale(np.zeros(n), np.full(n, 0.5))
+    doubled = state.add_to_diagonal(state.add_to_diagonal(np.zeros_like(state.factor), 1.0), 1.0)
+    new = UPDATES["natural"](state, Moments(np.ones(n), doubled, *np.zeros((2, n)), 0.0, 0.0, 0.0), 1.0, False)
+    new.draws(np.zeros((2, n)))
+    sd, peak = new.sd(), tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    np.testing.assert_allclose(sd, 0.5 / np.sqrt(2.0), rtol=1e-12)
+    np.testing.assert_allclose(new.mean(), 0.25, rtol=1e-12)
+    assert peak < 2**26
+    assert family.memory_bytes(n) < 2**29
+
+
+def rasch(n_persons, n_items):
+    return np.block(
+        [[np.eye(n_persons), np.ones((n_persons, n_items))], [np.ones((n_items, n_persons)), np.eye(n_items)]]
+    )
+
+
+#: Pattern, and how many times less a step should cost than with a dense precision.
+MODELS = {
+    "intercepts": (with_globals(np.eye(300), 6), 2_000),
+    "slopes": (with_globals(np.kron(np.eye(59), np.ones((2, 2))), 8), 100),
+    "crossed": (with_globals(crossed(150, 150, 600), 4), 4),
+    "rasch": (rasch(500, 20), 500),
+    "chain": (chain(400), 100),
+    "grid": (lattice(25), 12),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_blocks_are_independent_and_a_step_costs_far_less_than_a_dense_one(model):
+    """In whatever order coordinates are; the same pattern gives the same structure."""
+    matrix, factor = MODELS[model]
+    order = np.random.default_rng(3).permutation(len(matrix))
+    for pattern in (Pattern.of(matrix), Pattern.of(matrix[np.ix_(order, order)])):
+        structure, again = find_structure(pattern), find_structure(pattern)
+        values = np.arange(1.0, pattern.n_entries + 1)
+        packed = structure.from_values(pattern, values)  # no entry is lost, none lies between blocks
+        np.testing.assert_array_equal(structure.dense(packed), pattern.symmetric(values).toarray())
+        assert step_flops(structure.sizes, structure.n_border) < 3.0 * len(matrix) ** 3 / factor
+        np.testing.assert_array_equal(structure.order, again.order)
+
+
+def test_what_a_model_s_own_grouping_is():
+    for model, border, sizes in (
+        (MODELS["intercepts"][0], np.arange(6), [1] * 300),
+        (MODELS["slopes"][0], np.arange(8), [2] * 59),
+        (MODELS["rasch"][0], np.arange(500, 520), [1] * 500),
+        (np.ones((30, 30)), np.arange(30), []),
+        (np.eye(40), [], [1] * 40),
+        (np.kron(np.eye(10), np.ones((4, 4))), [], [4] * 10),
+    ):
+        structure = find_structure(Pattern.of(model))
+        np.testing.assert_array_equal(structure.border, border)
+        np.testing.assert_array_equal(structure.sizes, sizes)
+
+
+def test_arrows_stay_where_they_cost_no_more():
+    """Groups beside globals, and small chains; not long ones."""
+    assert find_filled(Pattern.of(with_globals(np.eye(396), 4))) is None
+    for n, is_filled in ((200, False), (4000, True)):
+        long = sparse.diags_array([np.ones(n), np.ones(n - 1)], offsets=[0, 1])
+        assert (find_filled(Pattern.of(long)) is not None) is is_filled
