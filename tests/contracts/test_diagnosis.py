@@ -10,8 +10,7 @@ import pymc as pm
 import pytest
 import xarray as xr
 
-from gaussian import MEANS, SDS, SEEDS, gaussian_model
-from matrix import fit
+from gaussian import MEANS, SDS, SEEDS, fit, gaussian_model
 from mixture_posteriors import posterior
 from mixture_targets import target
 from numpy.testing import assert_allclose

@@ -4,8 +4,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from gaussian import MEANS, SDS, SEEDS, gaussian_model
-from matrix import fit
+from gaussian import MEANS, SDS, SEEDS, fit, gaussian_model
 from numpy.testing import assert_allclose
 
 from pymc_ngvi import LogDensity, NGVIApproximation

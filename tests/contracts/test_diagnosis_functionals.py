@@ -10,8 +10,7 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from gaussian import SEEDS
-from matrix import fit
+from gaussian import SEEDS, fit
 
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.density.functionals import PREDICTORS, Functionals, Group, functionals_of

@@ -5,8 +5,7 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from gaussian import SEEDS
-from matrix import fit
+from gaussian import SEEDS, fit
 from numpy.testing import assert_allclose
 
 from pymc_ngvi import LogDensity

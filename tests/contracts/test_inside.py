@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from latent_models import counts, level, one_effect, process
-from marginal_terms import TREES, Gaussian, NumpyTerms, forest_of, logit_groups, singles
+from marginal_terms import TREES, Gaussian, Groups, NumpyTerms, exact_state, forest_of, logit_groups, singles
 from numpy.testing import assert_allclose
 from scipy import integrate as scipy_integrate
 from scipy import stats
@@ -364,3 +364,50 @@ def test_a_fit_does_not_hang_on_where_it_begins(make):
     for step in (0.0, -0.5, 1.0):
         marginal(start + step)
     np.testing.assert_allclose(marginal(start + 0.4), there, atol=5e-3)
+
+
+# --- effects of a whole posterior ---
+
+N_GROUPS, SIZE = 60, 12
+
+
+@pytest.fixture(scope="module")
+def groups():
+    """Binary outcomes in groups, some of them all 0."""
+    rng = np.random.default_rng(5)
+    p = 1.0 / (1.0 + np.exp(-(-1.0 + 1.5 * rng.normal(size=N_GROUPS))))
+    return Groups.logit(rng.binomial(SIZE, p), SIZE)
+
+
+@pytest.fixture(scope="module")
+def state(groups):
+    return exact_state(groups, [-1.0, 0.4], np.diag([0.1, 0.05]))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_effects_have_the_distribution_of_the_model(state, seed):
+    """Given the globals, distribution functions of the model turn draws into uniform numbers."""
+    rows = np.arange(0, len(state.pool.g), 3)
+    shifts, choices = np.random.default_rng(seed).random((2, len(rows), N_GROUPS))
+    draws = state.rest._conditionals(state).draw(state.pool.g, rows, shifts, choices)
+    probability = distribution_functions(state, state.pool.g[rows], draws)
+    assert stats.kstest(probability.ravel(), "uniform").pvalue > 1e-3
+    z = (probability.mean(axis=0) - 0.5) * np.sqrt(12.0 * len(rows))
+    assert np.abs(z).max() < 4.5
+    assert (z**2).mean() < 2.0
+
+
+def distribution_functions(state, g, draws):
+    """Return P(b <= draw | g) of each group by the model, on a fine grid."""
+    terms = state.rest.quadrature.terms.terms
+    centres = state.rest.quadrature.reference(g).centres
+    z = np.linspace(-9.0, 9.0, 1_201)
+    grid = centres.mean[:, None] + centres.factor[:, None, :, 0] * z[:, None]
+    values = np.concatenate([terms(g[i : i + 20], grid[i : i + 20])[1] for i in range(0, len(g), 20)])
+    density = np.exp(values - values.max(axis=1, keepdims=True))
+    cells = 0.5 * (density[:, 1:] + density[:, :-1])
+    total = np.cumsum(cells, axis=1)
+    total = np.concatenate([np.zeros_like(total[:, :1]), total], axis=1) / total[:, -1:]
+    at = (draws - centres.mean) / centres.factor[:, :, 0]
+    pairs = ((i, j) for i in range(len(g)) for j in range(N_GROUPS))
+    return np.array([np.interp(at[i, j], z, total[i, :, j]) for i, j in pairs]).reshape(at.shape)

@@ -17,7 +17,7 @@ from pymc_ngvi.marginal.effects import SplitNormal
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.new_rows import beside
 
-N_GROUPS, N_OF_GROUP, N_NEW = 12, 5, 3
+N_GROUPS, N_OF_GROUP = 12, 5
 GRID = np.linspace(1e-3, 6.0, 6_000)
 LABELS = [f"s{i}" for i in range(N_GROUPS)]
 

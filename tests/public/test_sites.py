@@ -7,8 +7,7 @@ import pytest
 from scipy.special import expit, log_expit
 from scipy.stats import norm
 
-from pymc_ngvi import LogDensity, NGVIApproximation, fit_ngvi
-from pymc_ngvi.families import FullState
+from pymc_ngvi import fit_ngvi
 
 RNG = np.random.default_rng(7)
 N, GROUP = 40, np.repeat(np.arange(8), 5)
@@ -277,6 +276,6 @@ def test_observations_that_depend_on_each_other():
         length = pm.HalfNormal("length", 1.0)
         cov = pm.math.exp(-((X[:, 1:2] - X[:, 1]) ** 2) / length) + np.eye(N)
         pm.MvNormal("y", pm.Normal("mu", shape=N), cov, observed=X[:, 2])
-    approx = NGVIApproximation(LogDensity(model), FullState.from_scale(np.zeros(N + 1), np.ones(N + 1)))
+    approx = gaussian(model)
     with pytest.raises(ValueError, match=r"The observations of 'y' have no sites"):
         approx.sites()
