@@ -14,16 +14,20 @@ OF_PYMC := $(foreach name,approximation constrain export guide interaction layou
 # The supported minor version that $(VENV) has not.
 OTHER_PYMC = $(shell $(BIN)/python -c 'import importlib.metadata as m; print("6.3" if m.version("pymc").startswith("6.4.") else "6.4")')
 
-.PHONY: example test test-all test-kernels test-pymc record lint docs notebooks wheel bench clean check-python
+.PHONY: example test test-all battery test-kernels test-pymc record lint docs notebooks wheel bench clean check-python
 
 example: $(STAMP)example
 	$(BIN)/python examples/epilepsy.py
 
 test: $(STAMP)test
-	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) --dist=loadfile
+	$(BIN)/python -m pytest -m "not slow and not battery" $(PARALLEL) --dist=loadfile
 
 test-all: $(STAMP)bench
 	$(BIN)/python -m pytest $(PARALLEL) --dist=worksteal
+
+# Outcomes against references that are independent of the package: tests/battery/README.md.
+battery: $(STAMP)test
+	$(BIN)/python -m pytest tests/battery $(PARALLEL) --dist=loadgroup
 
 test-kernels: $(STAMP)test
 	$(BIN)/python tests/kernels.py $(OF_KERNELS)

@@ -206,6 +206,10 @@ class NGVI(Inference):
             self._next_seed = None
         self._options, self._given = validated, given
 
+    def begin_with(self, density: ModelDensity) -> None:
+        """Let the next fit go on with a log density of the model that is there."""
+        self._density = density
+
     @property
     def approx(self) -> NGVIApproximation:
         """The approximation of the last fit.

@@ -119,7 +119,9 @@ def _compiled_once():
     class Once(type):
         """Of what stands for `LogDensity`: makes one, and knows one."""
 
-        def __call__(cls, model, backend="auto", compile_kwargs=None):
+        def __call__(cls, model, backend="auto", compile_kwargs=None, *, factors=None):
+            if factors is not None:
+                return make(model, backend, compile_kwargs, factors=factors)
             last = None if compile_kwargs else made.get((model, backend))
             share = last is not None and not last.has_minibatch
             density = last.again(backend) if share else make(model, backend, compile_kwargs)
@@ -142,11 +144,12 @@ def _compiled_once():
 @pytest.fixture(autouse=True, scope="session")
 def once():
     """Simplify and compile equal graphs once."""
-    from once import Once  # after what has to be set before PyTensor and Matplotlib are imported
+    from once import Once, rewriters_once  # after what has to be set before PyTensor and Matplotlib are imported
 
     with pytest.MonkeyPatch.context() as patch:
         made = Once()
         made.install(patch)
+        rewriters_once(patch)
         yield made
 
 

@@ -2,45 +2,22 @@
 
 import warnings
 
-from collections.abc import (
-    Callable,
-    Mapping,
-)
-from dataclasses import (
-    dataclass,
-)
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pymc as pm
 
-from pymc.pytensorf import (
-    compile as pymc_compile,
-)
-from pymc.pytensorf import (
-    reseed_rngs,
-)
-from pytensor.compile.sharedvalue import (
-    SharedVariable,
-)
-from pytensor.graph.basic import (
-    Variable,
-)
+from pymc.pytensorf import compile as pymc_compile
+from pymc.pytensorf import reseed_rngs
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
 
-from pymc_ngvi.core.types import (
-    Array,
-)
-from pymc_ngvi.core.values import (
-    AnyArray,
-)
-from pymc_ngvi.density.data import (
-    DataSnapshot,
-)
-from pymc_ngvi.graphs.backends import (
-    without_c,
-)
-from pymc_ngvi.graphs.layout import (
-    Layout,
-)
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.density.data import DataSnapshot
+from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.graphs.layout import Layout
 
 # --- draws of the prior on the unconstrained scale: dispersed points from which modes can be looked for ---
 

@@ -37,7 +37,7 @@ class ObservedLogp:
     """
 
     def __init__(self, density: LogDensity, name: str) -> None:
-        self._density, self._theta = density, density.graphs.theta
+        self.name, self._density, self._theta = name, density, density.graphs.theta
         [factor] = [factor for factor in density.graphs.factors if factor.name == name]
         if isinstance(getattr(factor.variable.owner, "op", None), MinibatchRandomVariable):
             raise ValueError(f"{name!r} is scaled by total_size: its rows are a part of the data only.")

@@ -4,95 +4,36 @@ import contextlib
 import functools
 import logging
 
-from collections.abc import (
-    Callable,
-    Iterator,
-)
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytensor.tensor as pt
 
-from numpy.typing import (
-    NDArray,
-)
-from pytensor.compile import (
-    Function,
-)
-from pytensor.graph.basic import (
-    Variable,
-)
-from scipy import (
-    sparse,
-)
+from numpy.typing import NDArray
+from pytensor.compile import Function
+from pytensor.graph.basic import Variable
+from scipy import sparse
 
-from pymc_ngvi.core.refusal import (
-    NotApart,
-    PatternWidened,
-)
-from pymc_ngvi.core.sparsity.coloured import (
-    CACHED_ELEMENTS,
-    ColouredHessian,
-    batch,
-    slices,
-)
-from pymc_ngvi.core.types import (
-    Array,
-)
-from pymc_ngvi.density.by_rows import (
-    ByRows,
-)
-from pymc_ngvi.density.evaluations import (
-    Evaluations,
-)
-from pymc_ngvi.density.expectations import (
-    Expectations,
-)
-from pymc_ngvi.density.flat import (
-    FlatGraphs,
-    Functions,
-    jets_of,
-)
-from pymc_ngvi.density.gauss_newton.matrix import (
-    GaussNewtonMatrix,
-)
-from pymc_ngvi.density.gauss_newton.parts import (
-    GaussNewtonGraphs,
-)
-from pymc_ngvi.density.jets.evaluation import (
-    Jets,
-)
-from pymc_ngvi.density.rows import (
-    LikelihoodRows,
-)
-from pymc_ngvi.density.sparse_hessian import (
-    SparseHessian,
-    colour,
-)
-from pymc_ngvi.graphs import (
-    graph,
-)
-from pymc_ngvi.graphs.backends import (
-    without_c,
-)
-from pymc_ngvi.graphs.loops import (
-    draws_in_call,
-)
-from pymc_ngvi.ops import (
-    cost,
-)
-from pymc_ngvi.reading.found import (
-    Compile,
-)
-from pymc_ngvi.reading.interaction import (
-    PatternSearch,
-)
-from pymc_ngvi.rows.linear_map import (
-    AffineMap,
-)
-from pymc_ngvi.rows.row_hessian import (
-    FEW_PREDICTORS,
-    RowHessian,
-)
+from pymc_ngvi.core.refusal import NotApart, PatternWidened
+from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, ColouredHessian, batch, slices
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.density.by_rows import ByRows
+from pymc_ngvi.density.evaluations import Evaluations
+from pymc_ngvi.density.expectations import Expectations
+from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
+from pymc_ngvi.density.gauss_newton.matrix import GaussNewtonMatrix
+from pymc_ngvi.density.gauss_newton.parts import GaussNewtonGraphs
+from pymc_ngvi.density.jets.evaluation import Jets
+from pymc_ngvi.density.rows import LikelihoodRows
+from pymc_ngvi.density.sparse_hessian import SparseHessian, colour
+from pymc_ngvi.graphs import graph
+from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.graphs.loops import draws_in_call
+from pymc_ngvi.ops import cost
+from pymc_ngvi.reading.found import Compile
+from pymc_ngvi.reading.interaction import PatternSearch
+from pymc_ngvi.rows.linear_map import AffineMap
+from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, RowHessian
 
 # --- mean Hessians by predictors of a log density that is, in part, a sum over rows ---
 # Rows are differentiated elementwise. What else there is, a function of the same predictors, takes products with sums

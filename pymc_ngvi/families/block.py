@@ -8,27 +8,15 @@ References
    https://doi.org/10.48550/arXiv.2109.00375
 """
 
-from dataclasses import (
-    dataclass,
-)
-from typing import (
-    ClassVar,
-    Self,
-)
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import numpy as np
 
-from numpy.typing import (
-    ArrayLike,
-)
+from numpy.typing import ArrayLike
 
-from pymc_ngvi.core.stored import (
-    stored,
-)
-from pymc_ngvi.core.types import (
-    Array,
-    MeanHessian,
-)
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.families.family import (
     GAUSS_NEWTON,
     NO_IVON,
@@ -38,19 +26,10 @@ from pymc_ngvi.families.family import (
     ModelForm,
     Traits,
 )
-from pymc_ngvi.families.gaussian import (
-    Gaussian,
-    GaussianFamily,
-)
-from pymc_ngvi.families.matrices import (
-    stacks,
-)
-from pymc_ngvi.families.matrices.arrow import (
-    ArrowStructure,
-)
-from pymc_ngvi.families.matrices.structure import (
-    SUFFIX_SUMS,
-)
+from pymc_ngvi.families.gaussian import Gaussian, GaussianFamily
+from pymc_ngvi.families.matrices import stacks
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.structure import SUFFIX_SUMS
 
 # --- block-diagonal matrices: arrow matrices without a border ---
 

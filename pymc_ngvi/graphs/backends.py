@@ -5,6 +5,8 @@ second. It keeps every stabilising rewrite of the default mode and leaves out wh
 (fusion, in-place operation, C-only Ops).
 """
 
+import functools
+
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal, get_args
@@ -114,6 +116,7 @@ _COMPILED = ("numba", "c", "jax", "given mode")
 _EXCLUDED = ("fusion", "inplace", "cxx_only", "BlasOpt", "scan_make_inplace", *rewrites.EXCLUDED)
 
 
+@functools.cache
 def quick_mode(*, is_large: bool = False) -> Mode:
     """Return the mode that runs graphs by Python thunks on NumPy.
 

@@ -146,7 +146,8 @@ def draw_effects(
 
 def spaced(k: int, shifts: Array) -> Array:
     """Return ``k`` evenly spaced probabilities for each of some shifts, (n, k, n_local) from (n, n_local)."""
-    return np.clip((np.arange(k)[:, None] + shifts[:, None]) / k, 1e-15, 1.0 - 1e-15)
+    edge = 1e-15
+    return np.clip((np.arange(k)[:, None] + shifts[:, None]) / k, edge, 1.0 - edge)
 
 
 def weights_of(part: SomeBlocks, g: Array, centres: Centres, z: Array, log_weight: Array) -> list[Array]:

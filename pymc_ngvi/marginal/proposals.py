@@ -339,7 +339,7 @@ def _with_tails(mixture: StudentMixture, bend: Bend) -> StudentMixture:
     largest = int(np.argmax(mixture.shares))
     cov = mixture.factors[largest] @ mixture.factors[largest].T
     centre = mixture.shares @ mixture.means
-    means, factors = list(mixture.means), list(mixture.factors)
+    means, factors = [], []
     for tail in bend.tails:
         mean, wide = centre.copy(), 1.3 * cov
         width = max(abs(mean[tail.at]) / 1.5, float(np.sqrt(cov[tail.at, tail.at])))
@@ -349,6 +349,6 @@ def _with_tails(mixture: StudentMixture, bend: Bend) -> StudentMixture:
         means.append(mean)
         factors.append(np.linalg.cholesky(wide))
     n = len(bend.tails)
-    part = min(_OF_TAIL * n, _OF_TAILS)
-    shares = np.concatenate([(1.0 - part) * mixture.shares, np.full(n, part / n)])
-    return StudentMixture(shares, np.array(means), np.array(factors), mixture.df)
+    df = float(np.broadcast_to(mixture.df, len(mixture.shares))[largest])
+    tails = StudentMixture(np.full(n, 1.0 / n), np.array(means), np.array(factors), df)
+    return mixture.joined(tails, min(_OF_TAIL * n, _OF_TAILS))

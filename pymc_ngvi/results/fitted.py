@@ -8,7 +8,7 @@ import pymc as pm
 
 from pymc_ngvi.core.seeds import Seed, generator_of
 from pymc_ngvi.core.types import Array, VariationalState
-from pymc_ngvi.density import Layout, ModelDensity
+from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.data import DataSnapshot
 from pymc_ngvi.fitting.outcome import Outcome
@@ -180,10 +180,11 @@ class Fitted:
         if gaussian is not None:
             self.hist, self.gap_hist, self._data = gaussian.hist, gaussian.gap_hist, gaussian._data
 
-    def _fits_of(self, model: pm.Model) -> Callable[[int], Posterior]:
-        """Return what fits another model, again and again as its data change, to the same kind of posterior."""
+    def _fits_of(self, density: LogDensity) -> Callable[[int], Posterior]:
+        """Return what fits another log p, again and again as its data change, to the same kind of posterior."""
         kind = "gaussian" if self._next_step is None else getattr(self._state, "kind", "auto")
-        inference = type(self)._inference(model, posterior=kind)
+        inference = type(self)._inference(density.given, posterior=kind)
+        inference.begin_with(density)
 
         def fitted(random_seed: int) -> Posterior:
             inference.configure(random_seed=random_seed)

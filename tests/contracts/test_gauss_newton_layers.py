@@ -14,7 +14,7 @@ from scipy import special
 import pymc_ngvi
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.density.gauss_newton import diagonal
+from pymc_ngvi.core.linalg import diagonal
 from pymc_ngvi.density.gauss_newton import matrix as row_gradients
 from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.fitting.registry import Choice
@@ -226,16 +226,16 @@ HIDDEN = {
 }
 
 
-@pytest.mark.parametrize("name", HIDDEN)
-def test_layers_in_other_words(name):
-    in_pytensor, in_numpy = HIDDEN[name]
+@pytest.mark.parametrize("names", [tuple(HIDDEN)[:5], tuple(HIDDEN)[5:]], ids=" and ".join)
+def test_layers_in_other_words(names):
+    """Each with weights of its own, side by side in one network."""
     with pm.Model() as model:
-        w, v = normal("w", 2 * D, H), normal("v", H)
-        pm.Bernoulli("y", logit_p=in_pytensor(w) @ v, observed=BINARY)
+        logits = sum(HIDDEN[name][0](normal(f"w {name}", 2 * D, H)) @ normal(f"v {name}", H) for name in names)
+        pm.Bernoulli("y", logit_p=logits, observed=BINARY)
 
     def rows(theta):
-        w, v = split(theta, (2 * D, H), (H,))
-        return bernoulli(in_numpy(w) @ v, BINARY)
+        parts = iter(split(theta, *((2 * D, H), (H,)) * len(names)))
+        return bernoulli(sum(HIDDEN[name][1](next(parts)) @ next(parts) for name in names), BINARY)
 
     check(model, rows, "layers")
 

@@ -127,7 +127,11 @@ def test_the_order_of_the_keys_is_all_that_counts(reference):
         assert same_bits(fit(Shards(models.of_rows(models.logistic), KEYS, threads)), reference)
 
 
-@pytest.mark.parametrize(("large", "n_killed"), [(0, 2), (10**9, 1)], ids=["requests-apart", "requests-in-tasks"])
+@pytest.mark.parametrize(
+    ("large", "n_killed"),
+    [pytest.param(0, 2, marks=pytest.mark.slow), (10**9, 1)],
+    ids=["requests-apart", "requests-in-tasks"],
+)
 def test_a_worker_that_is_killed_changes_no_bit(large, n_killed, cluster, reference, monkeypatch):
     monkeypatch.setattr(on_dask, "_LARGE", large)
     shards = Shards(models.of_rows(models.logistic), KEYS, cluster)
@@ -143,6 +147,7 @@ def test_a_worker_that_is_killed_changes_no_bit(large, n_killed, cluster, refere
     assert killed == [1, 2][:n_killed]
 
 
+@pytest.mark.slow
 def test_a_shard_that_kills_the_worker_which_makes_it(tmp_path, cluster, reference):
     assert same_bits(fit(Shards(models.killing(tmp_path), KEYS, cluster.get_executor())), reference)
 

@@ -16,6 +16,7 @@ from pymc_ngvi.density.discrete.summing import SummedOut
 
 #: Variables by name; inputs with outputs.
 type Named = dict[str, Variable]
+type Graphs = tuple[Named, Named]
 
 _SUMMED = (SummedStates, SummedChain)
 

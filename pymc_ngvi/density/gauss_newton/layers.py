@@ -2,47 +2,22 @@
 
 import logging
 
-from collections.abc import (
-    Callable,
-)
-from typing import (
-    NamedTuple,
-)
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
 
-from numpy.typing import (
-    NDArray,
-)
-from pytensor.compile import (
-    Function,
-)
-from pytensor.graph.basic import (
-    Variable,
-)
-from pytensor.graph.replace import (
-    graph_replace,
-)
+from numpy.typing import NDArray
+from pytensor.compile import Function
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
 
-from pymc_ngvi.core.types import (
-    Array,
-)
-from pymc_ngvi.density.gauss_newton.parts import (
-    NO_DERIVATIVE,
-    GaussNewtonGraphs,
-    size_of,
-    weighted_gradient,
-)
-from pymc_ngvi.density.gauss_newton.taps import (
-    NoLayers,
-)
-from pymc_ngvi.graphs import (
-    graph,
-)
-from pymc_ngvi.graphs.backends import (
-    without_c,
-)
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.density.gauss_newton.parts import NO_DERIVATIVE, GaussNewtonGraphs, size_of, weighted_gradient
+from pymc_ngvi.density.gauss_newton.taps import NoLayers
+from pymc_ngvi.graphs import graph
+from pymc_ngvi.graphs.backends import without_c
 
 # --- whether the gradients of all rows, found in one backward pass, are those of single rows ---
 

@@ -1,60 +1,21 @@
 """Steps of a mixture: on fixed draws, as many from each component, within a trust region; then averaged."""
 
-from collections.abc import (
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-    replace,
-)
-from typing import (
-    Any,
-)
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from pymc_ngvi.core.linalg import (
-    logsumexp,
-)
-from pymc_ngvi.core.status import (
-    Status,
-)
-from pymc_ngvi.core.stored import (
-    stored,
-)
-from pymc_ngvi.core.types import (
-    Array,
-    Assessment,
-    BaseDraws,
-    Density,
-    Estimator,
-    GaussianState,
-    Moments,
-    Update,
-)
-from pymc_ngvi.families.mixture import (
-    MixtureState,
-)
-from pymc_ngvi.mixtures.finite.evaluation import (
-    MixtureEvaluation,
-    MixtureMoments,
-    evaluate_mixture,
-    mixture_moments,
-)
-from pymc_ngvi.steps.schedule.base import (
-    FEW_DRAWS,
-    Schedule,
-)
-from pymc_ngvi.steps.schedule.belief import (
-    Belief,
-)
-from pymc_ngvi.steps.schedule.linesearch import (
-    Failure,
-)
-from pymc_ngvi.steps.schedule.state import (
-    ScheduleState,
-    Step,
-)
+from pymc_ngvi.core.linalg import logsumexp
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array, Assessment, BaseDraws, Density, Estimator, GaussianState, Moments, Update
+from pymc_ngvi.families.mixture import MixtureState
+from pymc_ngvi.mixtures.finite.evaluation import MixtureEvaluation, MixtureMoments, evaluate_mixture, mixture_moments
+from pymc_ngvi.steps.schedule.base import FEW_DRAWS, Schedule
+from pymc_ngvi.steps.schedule.belief import Belief
+from pymc_ngvi.steps.schedule.linesearch import Failure
+from pymc_ngvi.steps.schedule.state import ScheduleState, Step
 
 # --- one step of a mixture within a trust region: each component, and the weights, moves by so many nats at most ---
 # A natural step of size :math:`\rho` of one component is shortened until KL(new || old) is within the radius [1]_, so

@@ -27,11 +27,7 @@ from pymc_ngvi.core.types import (
     Update,
 )
 from pymc_ngvi.families.mixture import MixtureState
-from pymc_ngvi.mixtures.finite.evaluation import (
-    MixtureEvaluation,
-    MixtureMoments,
-    without_idle,
-)
+from pymc_ngvi.mixtures.finite.evaluation import MixtureEvaluation, MixtureMoments, without_idle
 from pymc_ngvi.mixtures.finite.search import addition, modes
 from pymc_ngvi.mixtures.finite.steps import MixtureSchedule, MixtureSteps
 from pymc_ngvi.steps.adaptive.certificate import is_kinked

@@ -2,41 +2,19 @@
 
 import math
 
-from collections.abc import (
-    Iterator,
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-)
-from enum import (
-    Enum,
-)
-from itertools import (
-    chain,
-    combinations,
-    islice,
-)
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import chain, combinations, islice
 
 import numpy as np
 
-from numpy.typing import (
-    NDArray,
-)
+from numpy.typing import NDArray
 
-from pymc_ngvi.core.types import (
-    Array,
-)
-from pymc_ngvi.density import (
-    Layout,
-    ModelDensity,
-)
-from pymc_ngvi.graphs.layout import (
-    Variable,
-)
-from pymc_ngvi.results.posterior import (
-    Distribution,
-)
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.density import Layout, ModelDensity
+from pymc_ngvi.graphs.layout import Variable
+from pymc_ngvi.results.posterior import Distribution
 
 # Symmetries that log p may have: exchanged labels and changed signs, proposed from the shapes of variables alone.
 # All are linear maps of the unconstrained space that keep volumes, so that they leave the posterior as it is just where

@@ -1,39 +1,18 @@
 """What priors do to a posterior, from the draws that are there: other ones, and their sensitivity."""
 
-from collections.abc import (
-    Mapping,
-    Sequence,
-)
-from typing import (
-    Any,
-)
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
-from pymc_ngvi.core.seeds import (
-    Seed,
-)
-from pymc_ngvi.results.fitted import (
-    Fitted,
-)
-from pymc_ngvi.results.plotting.comparison import (
-    arviz_plots,
-    by_matplotlib,
-    columns_of,
-)
-from pymc_ngvi.results.plotting.style import (
-    need_matplotlib,
-)
-from pymc_ngvi.results.priors.reweighted import (
-    Reweighted,
-    reweighted,
-)
-from pymc_ngvi.results.priors.sensitivity import (
-    PriorSensitivity,
-    prior_sensitivity,
-)
+from pymc_ngvi.core.seeds import Seed
+from pymc_ngvi.results.fitted import Fitted
+from pymc_ngvi.results.plotting.comparison import arviz_plots, by_matplotlib, columns_of
+from pymc_ngvi.results.plotting.style import need_matplotlib
+from pymc_ngvi.results.priors.reweighted import Reweighted, reweighted
+from pymc_ngvi.results.priors.sensitivity import PriorSensitivity, prior_sensitivity
 
 # --- a picture of power scaling, by arviz-plots ---
 

@@ -131,7 +131,7 @@ def plot_components(
         side = min(2.0 + 1.7 * n, 12.0)
         figure = pyplot.figure(figsize=(6.5, 3.2) if n == 1 else (side, side), layout="constrained")
     axes = figure.subplots(n, n, squeeze=False)
-    styles = [
+    styles: list[dict[str, Any]] = [
         {
             "color": _HUES[c % len(_HUES)],
             "linestyle": _LINES[c // len(_HUES) % len(_LINES)],

@@ -11,28 +11,15 @@ for as long as the ELBO rises.
 
 import functools
 
-from collections.abc import (
-    Callable,
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-)
-from typing import (
-    NamedTuple,
-    cast,
-)
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import numpy as np
 
-from numpy.typing import (
-    NDArray,
-)
+from numpy.typing import NDArray
 
-from pymc_ngvi.core.pattern import (
-    Pattern,
-    SummedPattern,
-)
+from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.types import (
     Array,
     BaseDraws,
@@ -50,10 +37,7 @@ from pymc_ngvi.core.types import (
     Update,
     mean_hessians,
 )
-from pymc_ngvi.steps.schedule.linesearch import (
-    Failure,
-    search,
-)
+from pymc_ngvi.steps.schedule.linesearch import Failure, search
 
 # --- a log density given some of its coordinates, which get a narrow Gaussian of their own ---
 
