@@ -26,6 +26,7 @@ from pymc_ngvi.marginal.sampling import (
 from pymc_ngvi.marginal.tails import Bend, Tail
 from pymc_ngvi.marginal.trees import IntegratedTrees, leave_groups_out
 from pymc_ngvi.marginal.verdict import MOST_MISSED
+from pymc_ngvi.nested.mode import find_mode
 
 MEAN = np.array([0.5, -2.0, 3.0])
 
@@ -465,3 +466,17 @@ def test_errors_of_standard_deviations_are_their_spread(is_heavy):
         errors.append(relative_sd_errors(g, weights))
     spread = np.std(sds, axis=0) / np.mean(sds, axis=0)
     np.testing.assert_allclose(np.median(errors, axis=0), spread, rtol=0.35)
+
+
+# --- where it begins ---
+
+
+def test_the_mode_of_a_quadratic_and_its_curvature():
+    precision, top = np.array([[2.0, 0.9, 0.0], [0.9, 1.0, -0.3], [0.0, -0.3, 5.0]]), np.array([3.0, -2.0, 0.5])
+
+    def quadratic(x):
+        return -0.5 * np.einsum("ni,ij,nj->n", x - top, precision, x - top)
+
+    mode = find_mode(quadratic, np.zeros(3), np.full(3, 0.5))
+    assert quadratic(mode.at[None])[0] > -0.02  # what a step must promise
+    assert_allclose(mode.cov, np.linalg.inv(precision), rtol=1e-6, atol=1e-8)
