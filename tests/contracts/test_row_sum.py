@@ -249,7 +249,7 @@ def test_new_data_have_a_new_pattern_and_hessian():
 def test_what_rows_get_wrong_is_not_used(monkeypatch):
     """Products come from the graph of log p then; values, whose pattern may be another one, are asked for again."""
     with pm.Model() as model:
-        poisson()
+        many_groups()
     entries, right = SecondDerivatives.entries, Expectations.at
     with monkeypatch.context() as patch:
         patch.setattr(SecondDerivatives, "entries", lambda self, mean: entries(self, 1.01 * mean))
