@@ -135,9 +135,6 @@ def test_a_converged_fit_does_not_go_on():
     assert loop.run(rule, state, 10, ignore) is state
 
 
-# --- histories --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("status", list(Status), ids=str)
 def test_every_status_says_what_happened_and_what_to_do(status):
     assert str(status) == status.label
