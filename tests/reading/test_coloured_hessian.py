@@ -10,6 +10,7 @@ import pytest
 from pymc_ngvi import LogDensity
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import PatternWidened
+from pymc_ngvi.core.sparsity import coloured
 from pymc_ngvi.density.by_rows import ByRows
 from pymc_ngvi.reading import interaction
 
@@ -113,7 +114,7 @@ def pair(request):
     return density, dense, most
 
 
-def test_equals_the_dense_hessian(pair):
+def test_equals_the_dense_hessian(pair, monkeypatch):
     density, dense, most = pair
     theta = models.random_points(density, 5, 1)
     expected = dense.hessian(theta).mean(axis=0)
@@ -121,6 +122,10 @@ def test_equals_the_dense_hessian(pair):
     values = density.mean_hessian(theta).values()
     assert density.second.sparse.coloured.n_colours <= most
     assert density.n_hessians == len(theta)
+    with monkeypatch.context() as patch:  # a call for each draw and direction
+        patch.setattr(coloured, "CACHED_ELEMENTS", 1)
+        patch.setattr(coloured, "_MOST_ELEMENTS", 1)
+        np.testing.assert_allclose(density.mean_hessian(theta).values(), values, rtol=1e-12, atol=1e-13 * scale)
     matrix = density.pattern.symmetric(values).toarray()
     np.testing.assert_allclose(matrix, expected, rtol=1e-10, atol=1e-13 * scale)
 
@@ -131,7 +136,7 @@ def test_equals_the_dense_hessian(pair):
     np.testing.assert_allclose(few, directions[:2] @ expected, rtol=1e-10, atol=1e-12 * scale)
     diagonal = density.mean_hessian(theta).diagonal()
     np.testing.assert_allclose(diagonal, np.diagonal(expected), rtol=1e-10, atol=1e-13 * scale)
-    assert density.n_hessians == 4 * len(theta)
+    assert density.n_hessians == 5 * len(theta)
     assert density.second.sparse.n_widened == 0
     assert density.has_hessian
     made = "coloured" if density.graphs.forward is None else "jets"

@@ -147,6 +147,19 @@ def count(output, *kinds):
     return sum(isinstance(getattr(node.op, "scalar_op", None), kinds) for node in nodes)
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_two_branches_of_a_softplus_become_one(sign):
+    x, y, c = pt.vector("x"), pt.vector("y"), pt.vector("c", dtype="bool")
+    branches = [pt.softplus(-x), pt.softplus(y)] if sign > 0.0 else [-pt.softplus(-x), -pt.softplus(y)]
+    output = pt.switch(c, *branches)
+    values = {x: np.array([0.3, -900.0, np.inf]), y: np.array([900.0, 0.7, np.nan]), c: np.array([True, False, False])}
+    before = output.eval(values, mode="FAST_COMPILE")
+    after = shortened(output)
+    assert count(after, Softplus) == 1
+    np.testing.assert_allclose(after.eval(values, mode="FAST_COMPILE"), before, rtol=1e-15)
+    np.testing.assert_allclose(before, sign * np.array([np.log1p(np.exp(-0.3)), np.log1p(np.exp(0.7)), np.nan]))
+
+
 def test_a_bernoulli_likelihood_has_one_softplus():
     y = np.array([0, 1, 1, 0])
     with pm.Model() as model:
