@@ -96,6 +96,13 @@ def test_arguments_broadcast_and_what_is_kept_is_not_mixed_up():
     np.testing.assert_allclose(tails.betainc_ab(a, 2.0, x), together[:, ::-1], rtol=1e-13)
 
 
+def test_more_elements_than_are_evaluated_at_once():
+    x = np.linspace(0.001, 0.999, 2 * tails._AT_A_TIME + 3)
+    whole = tails.betainc_bb(3.0, 0.7, x)
+    parts = np.concatenate([tails.betainc_bb(3.0, 0.7, part) for part in np.array_split(x, 5)])
+    np.testing.assert_allclose(whole, parts, rtol=1e-14)
+
+
 FUNCTIONS = {
     "betainc": (lambda v: pt.betainc(v[0], v[1], pt.sigmoid(v[2])), [2.3, 0.7, 0.4]),
     "gammainc": (lambda v: pt.gammainc(v[0], v[1]), [2.3, 1.7]),

@@ -168,6 +168,14 @@ def test_other_data_give_another_hessian():
     assert_allclose(found.linear_map.quadratic(found.mean(theta)), expected, atol=1e-12 * np.abs(expected).max())
 
 
+def test_many_draws_are_evaluated_in_parts(monkeypatch):
+    density = density_of(crossed)
+    found, theta = by_predictors(density), draws_of(density, 7)
+    whole = found.mean(theta)
+    monkeypatch.setattr("pymc_ngvi.rows.row_hessian._MOST_ELEMENTS", 2 * len(found.linear_map.offset))
+    assert_allclose(found.mean(theta).toarray(), whole.toarray(), rtol=1e-12)
+
+
 # --- in a fit ---------------------------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction
 from pymc_ngvi.rows.programs import on_numpy
 from pymc_ngvi.rows.programs.on_numpy import OnNumPy
 from pymc_ngvi.rows.programs.operations import OPERATIONS
+from pymc_ngvi.rows.programs.separated import Separation
 from pymc_ngvi.rows.programs.writer import CannotFollow, Writer
 
 ANY = np.array([-3.7, -1.2, -0.4, 0.3, 0.9, 2.6, 4.1])
@@ -219,6 +220,25 @@ def test_parts_are_the_whole(cached, monkeypatch):
         assert_array_equal(one, other), "inputs are not written over"
     assert [out.shape for out in run(*values)] == [(6, 4, 5), (1, 4, 1), (6, 1, 5)]
     assert run(values[0], values[1][:0], values[2])[0].shape == (0, 4, 5)
+
+
+def test_values_as_sums_of_products():
+    u, v, x, z = (pt.matrix(dtype="float64") for _ in range(4))
+    value = pt.exp(u) * x - (v + x * 2.0) * z / pt.exp(u) + 3.0
+    writer, [written] = read([u, v, x, z], [value])
+    found = Separation(writer, [0, 1]).of(written)
+    for one, other in found:
+        assert writer.inputs_of(one) <= {0, 1}
+        assert writer.inputs_of(other) <= {2, 3}
+    factors = OnNumPy(writer.written([f for pair in found for f in pair]))
+    rng = np.random.default_rng(2)
+    points = [rng.normal(size=shape) for shape in ((5, 1), (5, 1), (1, 4), (1, 4))]
+    parts = factors(*points)
+    total = sum(np.broadcast_to(a * b, (5, 4)) for a, b in zip(parts[::2], parts[1::2], strict=True))
+    assert_allclose(total, np.broadcast_to(OnNumPy(writer.written([written]))(*points)[0], (5, 4)), rtol=1e-12)
+    [(whole, one)] = Separation(writer, [0, 1]).of(writer.call("exp", written))
+    assert writer.number(one) == 1.0
+    assert writer.name_of(whole) == "exp"
 
 
 def test_rows_that_are_not_known_are_left_to_pytensor():
