@@ -128,14 +128,6 @@ def test_a_graph_has_gradient_and_hessian_and_none_runs_in_python(name):
     np.testing.assert_allclose(found[2], [(compiled(at + s)[1] - compiled(at - s)[1]) / 2e-4 for s in steps], atol=1e-7)
 
 
-def test_third_derivatives_are_refused():
-    a = pt.dscalar("a")
-    [value] = incomplete.with_derivatives([pt.betainc(a, 2.0, 0.3)])
-    second = pt.grad(pt.grad(value, a), a)
-    with pytest.raises(TypeError, match="no third ones"):
-        pt.grad(second, a)
-
-
 def hurdle_of_counts(n=200):
     rng = np.random.default_rng(2)
     x = rng.normal(size=n)

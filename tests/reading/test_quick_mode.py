@@ -115,14 +115,6 @@ def test_is_as_stable_as_the_default_mode_at_extreme_points(pair, fraction, seed
     assert compared >= 10, "too few finite values of the default mode: the test compares nothing"
 
 
-def test_extreme_points_give_no_warnings(pair):
-    """Warnings are errors here; in a fit, a trial step that overflows is refused in silence."""
-    _, density, _ = pair
-    direction = np.ones(density.n_dim)
-    for theta in extreme_points(density.n_dim, 1000.0, 1):
-        evaluate(density, theta, direction)
-
-
 @pytest.mark.slow
 @NO_BLAS
 @pytest.mark.skipif(not pytensor.config.cxx, reason="needs a C++ compiler")
@@ -251,19 +243,6 @@ def test_clip_agrees_with_the_scalar_implementation(low, high):
 # --- graphs of awkward size -------------------------------------------------------------------------------------------
 
 
-def many_terms(kind, n_terms=40):
-    """Models whose graph adds or multiplies more terms than a NumPy function takes arguments (32)."""
-    with pm.Model() as model:
-        if kind == "factors":
-            for k in range(n_terms):
-                pm.Normal(f"x{k}", 0.1 * k, 1.1)
-        else:
-            x = pm.Normal("x", 0.1, 1.1, shape=n_terms)
-            terms = [pt.exp(0.1 * x[k]) for k in range(n_terms)]
-            pm.Potential("total", -pt.sqr(pt.sin(sum(terms[1:], terms[0]))))
-    return model
-
-
 @pytest.mark.parametrize("n_operands", [2, 30, 31, 32, 61, 62, 100])
 @pytest.mark.parametrize(("combine", "combine_numpy"), [(pt.add, np.add), (pt.mul, np.multiply)], ids=["add", "mul"])
 def test_any_number_of_operands(combine, combine_numpy, n_operands):
@@ -272,22 +251,6 @@ def test_any_number_of_operands(combine, combine_numpy, n_operands):
     function = quick_function(operands, combine(*operands))
     np.testing.assert_array_equal(function(*values), combine_numpy.reduce(values))  # in the order as written
     assert element_by_element(function) == []
-
-
-@pytest.mark.parametrize("kind", ["factors", "sum"])
-def test_graphs_with_many_terms(kind):
-    density = LogDensity(many_terms(kind), "quick")
-    [theta] = models.random_points(density, 1, 1)
-    direction = np.random.default_rng(2).normal(size=density.n_dim)
-    logp, grad = density.logp_grad(theta[None])
-    step = 1e-6 * direction
-    high, low = density.logp_grad(theta + np.array([step, -step]))
-    assert grad[0] @ direction == pytest.approx((high[0] - high[1]) / 2e-6, rel=1e-5)
-    product = density.hessian_products(theta[None], direction[None])[0, 0]
-    np.testing.assert_allclose(product, (low[0] - low[1]) / 2e-6, rtol=1e-5, atol=1e-5 * np.abs(product).max())
-    value = -0.5 * np.sum(((theta - 0.1 * np.arange(40)) / 1.1) ** 2) - 40 * np.log(1.1 * np.sqrt(2 * np.pi))
-    if kind == "factors":
-        assert logp[0] == pytest.approx(value, rel=1e-12)
 
 
 @pytest.mark.parametrize(
