@@ -6,6 +6,10 @@ STAMP := $(VENV)/.installed-
 # One worker for each core, each with one thread of linear algebra; a worker that crashes ends the run.
 PARALLEL := --numprocesses=logical --max-worker-restart=0
 export OPENBLAS_NUM_THREADS ?= 1
+# Workers, and processes that tests start, read what one of them has compiled: five seconds of each.
+unexport PYTHONDONTWRITEBYTECODE
+# Notebooks that run at a time.
+JOBS ?= 1
 # Tests whose outcome could hang on rounding, and those of what the package takes from PyMC.
 OF_KERNELS := $(foreach name,linalg gaussian block_family filled_family normals updates positive_definite,\
 	$(wildcard tests/*/test_$(name).py))
@@ -14,7 +18,10 @@ OF_PYMC := $(foreach name,approximation export guide interaction layout minibatc
 # The supported minor version that $(VENV) has not.
 OTHER_PYMC = $(shell $(BIN)/python -c 'import importlib.metadata as m; print("6.3" if m.version("pymc").startswith("6.4.") else "6.4")')
 
-.PHONY: example test test-all battery test-kernels test-pymc record lint docs notebooks wheel bench clean check-python
+.PHONY: installed example test test-all battery test-kernels test-pymc record lint docs notebooks wheel bench clean check-python
+
+# What all of the targets below need: for `make -j`, since pip can do one thing at a time.
+installed: $(STAMP)test $(STAMP)notebooks $(STAMP)docs $(STAMP)wheel
 
 example: $(STAMP)example
 	$(BIN)/python examples/epilepsy.py
@@ -52,7 +59,7 @@ docs: $(STAMP)docs
 	@echo "docs/_build/html/index.html"
 
 notebooks: $(STAMP)notebooks
-	$(BIN)/python examples/notebooks.py
+	$(BIN)/python examples/notebooks.py --jobs $(JOBS)
 
 wheel: $(STAMP)wheel
 	rm -rf dist

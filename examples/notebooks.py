@@ -6,9 +6,12 @@ edit; ``NN_name.ipynb``, the same cells with their outputs, is what people read,
 
 import argparse
 import re
+import subprocess
+import sys
 import tempfile
 import time
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -90,10 +93,16 @@ def main():
     scripts = {path.stem: path for path in sorted(HERE.glob("[0-9][0-9]_*.py"))}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(scripts)}; default: all")
-    names = parser.parse_args().names or list(scripts)
+    parser.add_argument("--jobs", type=int, default=1, help="run so many at a time; seconds that they print are longer")
+    options = parser.parse_args()
+    names = options.names or list(scripts)
     unknown = [name for name in names if name not in scripts]
     if unknown:
         parser.error(f"there is no notebook called {', '.join(unknown)}; there are {', '.join(scripts)}")
+    if options.jobs > 1:
+        with ThreadPoolExecutor(options.jobs) as pool:
+            done = list(pool.map(lambda name: subprocess.run([sys.executable, __file__, name], check=False), names))
+        sys.exit(any(one.returncode for one in done))
     for name in names:
         start = time.perf_counter()
         execute(scripts[name])

@@ -21,6 +21,8 @@ from pytensor.graph.traversal import ancestors, toposort
 
 from pymc_ngvi.graphs import graph
 
+#: Options of functions that equal graphs share.
+_SHARED = {"name", "on_unused_input", "trust_input"}
 #: Results that are kept, those that were last asked for, and bytes of a constant that are compared.
 _MOST, _MOST_BYTES = 200, 100_000
 
@@ -118,11 +120,14 @@ class Once:
 
     def compile(self, inputs, outputs=None, mode=None, **options):
         """Return the compiled function; where this thread made it earlier, the same object."""
-        every = [outputs] if isinstance(outputs, Variable) else outputs
-        key = None
-        if isinstance(every, list | tuple) and all(isinstance(var, Variable) for var in (*inputs, *every)):
-            of_graph = None if options.get("updates") else signature(inputs, every)
-            given = {**options, "updates": None}
+        every, key = [outputs] if isinstance(outputs, Variable) else outputs, None
+        if (
+            isinstance(inputs, list)
+            and isinstance(every, list)
+            and all(isinstance(v, Variable) for v in inputs + every)
+        ):
+            given = {name: value for name, value in options.items() if value or name not in ("updates", "givens")}
+            of_graph = signature(inputs, every) if given.keys() <= _SHARED else None
             how = (every is outputs, _content_of(mode), *sorted(given.items()), config.floatX, config.cxx)
             key = of_graph and ("compile", of_graph, threading.get_ident(), *how)
         return self._once(key, lambda: (mode, self._compile(inputs, outputs, mode, **options)))[1]

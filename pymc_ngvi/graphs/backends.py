@@ -131,9 +131,8 @@ def quick_mode(*, is_large: bool = False) -> Mode:
         Stabilised like the default mode; compiles nothing, inner graphs (Scan, OpFromGraph) included.
     """
     include = large.FEW if is_large else ("fast_run", *rewrites.INCLUDED)
-    query = RewriteDatabaseQuery(include=["py_only", *include], exclude=list(_EXCLUDED))
     # After specialisation (2) and the Python-only rewrites (49.1), when no other rewrite makes new Elemwise.
-    query = query.register(
+    query = RewriteDatabaseQuery(include=["py_only", *include], exclude=list(_EXCLUDED)).register(
         (dfs_rewriter(rewrites.expand_composite, add_by_group), 59.0),
         (dfs_rewriter(rewrites.split_many_operands, rewrites.vectorise_elemwise), 60.0),
     )

@@ -3,9 +3,7 @@
 Wrong options are in test_options.py, wrong starts in test_starting.py.
 """
 
-import functools
 import os
-import tracemalloc
 import warnings
 
 import numpy as np
@@ -42,44 +40,6 @@ def fit(model, **options):
 # --- models that can't be fitted --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("through", ["pm.fit", "fit_ngvi"])
-def test_discrete_free_variables_are_named(through):
-    """Others are in test_discrete.py: those that can be summed out, and why some can't."""
-    model = build(
-        lambda: pm.Potential("p", pm.Poisson("count", 3.0) * pm.Normal("x") + pm.Geometric("trials", 0.5)),
-    )
-    with pytest.raises(ValueError, match=r"'count', 'trials' are discrete.*'p' depends on it.*pm\.sample") as error:
-        pm.fit(method="ngvi", model=model, **QUIET) if through == "pm.fit" else fit_ngvi(model=model, **QUIET)
-    assert "'x'" not in str(error.value)
-
-
-def test_discrete_data_are_fine():
-    model = build(lambda: pm.Poisson("y", pm.Gamma("rate", 2.0, 1.0), observed=[3, 1, 4]))
-    approx = fit(model)
-    assert approx.converged
-    # Gamma(2 + 8, 1 + 3): the mean of log rate is digamma(10) - log 4, of which a Gaussian q on the log scale is within
-    # .05 sd (sd = 10^-.5 = .32).
-    np.testing.assert_allclose(approx.mean_flat, 2.2517525890667 - np.log(4.0), atol=0.05 * 0.32 + 0.02)
-
-
-@pytest.mark.parametrize(
-    ("model", "variables"),
-    [
-        pytest.param(lambda: build(), "none", id="empty"),
-        pytest.param(lambda: build(lambda: pm.Normal("y", observed=[1.0])), "'y'", id="observed-only"),
-        pytest.param(lambda: build(lambda: pm.Data("d", [1.0])), "none", id="data-only"),
-    ],
-)
-def test_nothing_to_fit(model, variables):
-    with pytest.raises(ValueError, match=rf"no free variables \(variables: {variables}\): there is nothing to fit"):
-        fit_ngvi(model=model(), **QUIET)
-
-
-def test_nothing_but_empty_variables():
-    with pytest.raises(ValueError, match="'z'"):
-        fit_ngvi(model=build(lambda: pm.Normal("z", shape=0)), **QUIET)
-
-
 # PyMC's Simulator itself calls PyTensor in a way that is to go.
 @pytest.mark.filterwarnings("ignore:RandomVariable Ops will stop hiding:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Calling a RandomVariable without an explicit rng:DeprecationWarning")
@@ -92,29 +52,9 @@ def test_simulator_is_refused():
         fit_ngvi(model=build(simulator), **QUIET)
 
 
-def test_minibatches_without_a_total_size_are_refused():
-    """PyMC only warns, and not of predictors."""
-
-    def minibatch():
-        x = pm.Minibatch(np.arange(100.0), batch_size=10)
-        pm.Normal("y", pm.Normal("b") * x, 1.0, observed=np.arange(10.0))
-
-    with pytest.raises(ValueError, match=r"Observed variables 'y' read pm\.Minibatch.*total_size="):
-        fit_ngvi(model=build(minibatch), **QUIET)
-
-
 def minibatch_model():
     x, y = pm.Minibatch(np.linspace(-1.0, 1.0, 200), np.linspace(-0.5, 1.5, 200), batch_size=20)
     return build(lambda: pm.Normal("y", pm.Normal("b") * x, 1.0, observed=y, total_size=200))
-
-
-@pytest.mark.parametrize("options", [{"step": "adaptive"}, {"step": "adaptive", "update": "cholesky"}], ids=str)
-@pytest.mark.parametrize("through", ["pm.fit", "fit_ngvi"])
-def test_fixed_draws_on_changing_data_are_refused_with_what_to_take(options, through):
-    model = minibatch_model()
-    call = functools.partial(pm.fit, method="ngvi") if through == "pm.fit" else fit_ngvi
-    with pytest.raises(ValueError, match=r"step='adaptive' compares .*pm\.Minibatch.*take step='decay'"):
-        call(model=model, **options, **QUIET)
 
 
 @pytest.mark.parametrize("options", [{}, {"family": "diagonal"}], ids=str)
@@ -189,12 +129,6 @@ def test_models_without_second_derivatives_are_fitted_from_gradients_and_say_so(
     np.testing.assert_allclose(approx.sd_flat, 3**-0.5, rtol=0.3)
 
 
-def test_gradients_asked_for_need_no_warning(recwarn):
-    approx = fit(once_differentiable_model(), estimator="stein")
-    assert approx.record.n_hessians == 0
-    assert not [w for w in recwarn if "second derivative" in str(w.message)]
-
-
 # --- too large --------------------------------------------------------------------------------------------------------
 
 
@@ -211,27 +145,6 @@ def test_dense_covariance_too_large_says_what_it_takes(monkeypatch):
     assert "family='diagonal'" in str(error.value)
     approx = fit(model, n=0, family="diagonal")
     assert approx.record.family == "diagonal"
-
-
-def test_memory_is_checked_before_it_is_taken(monkeypatch):
-    model = build(lambda: pm.Normal("x", shape=50_000))
-    _memory(monkeypatch, 2**34)
-    tracemalloc.start()
-    try:
-        with pytest.raises(MemoryError, match=r"1,043\.1 GiB, and this machine has 16\.0 GiB"):
-            fit_ngvi(model=model, family="full", **QUIET)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 2**27, "one dense matrix would be 19 GiB"
-
-
-def test_unknown_memory_is_no_error(monkeypatch):
-    def unknown(name):
-        raise ValueError(f"unrecognized configuration name {name}")
-
-    monkeypatch.setattr(os, "sysconf", unknown)
-    assert fit(build(lambda: pm.Normal("x")), n=0).status is Status.NOT_STARTED
 
 
 # --- log densities that are not finite --------------------------------------------------------------------------------
@@ -390,15 +303,6 @@ def test_scalars_and_arrays_of_three_axes(family):
     assert abs(float(draws["point"].mean()) + 7.0) < 5 * 0.5 / 4000**0.5
 
 
-def test_flat_priors_with_enough_data():
-    """mu has a flat prior: its posterior is the likelihood, N(mean y, 1 / n)."""
-    y = np.array([1.0, 2.0, 4.0, 5.5])
-    approx = fit(build(lambda: pm.Normal("y", pm.Flat("mu"), 1.0, observed=y)))
-    assert approx.converged
-    np.testing.assert_allclose(approx.mean_flat, y.mean(), rtol=1e-8)
-    np.testing.assert_allclose(approx.sd_flat, 0.5, rtol=1e-8)
-
-
 def test_half_flat_prior_keeps_its_jacobian():
     """s^2 known up to a scale: on the log scale p(u) ~ exp(-(n - 1) u - S exp(-2 u) / 2); the 1 is the Jacobian."""
     y = np.array([1.0, -2.0, 4.0, -3.5, 0.7, 2.0])
@@ -478,12 +382,6 @@ def test_data_that_do_not_vary_are_named(named):
     assert "Observed values do not vary: 'y' (all 2)" in str(approx.summary(100, khat_draws=None))
 
 
-def test_data_that_do_not_vary_are_fine_where_their_scale_is_given():
-    approx = fit(build(lambda: pm.Normal("y", pm.Normal("a", 0.0, 10.0), 1.0, observed=ALIKE)))
-    assert approx.converged
-    assert approx.record.constant == ()
-
-
 # --- kinks ------------------------------------------------------------------------------------------------------------
 
 
@@ -500,29 +398,12 @@ def test_kinks_are_not_certified(seed, family):
     np.testing.assert_allclose(exact.sd_flat, 0.28, atol=0.005)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_median_regression_says_what_is_wrong(seed):
-    rng = np.random.default_rng(3)
-    x = rng.standard_normal((200, 2))
-    y = x @ [1.0, -1.0] + rng.laplace(size=200)
-    model = build(lambda: pm.Laplace("y", x @ pm.Normal("b", 0.0, 5.0, shape=2), 1.0, observed=y))
-    assert fit(model, estimator="price", random_seed=seed).status is Status.NOT_SMOOTH
-
-
 def test_a_wall_says_that_it_is_one():
     """A Potential of -inf below -1.6 sd: two draws in a hundred lie there whatever q does."""
     model = build(lambda: pm.Potential("wall", pt.switch(pm.Normal("x") < -1.6, -np.inf, 0.0)))
     approx = fit(model)
     assert approx.status is Status.OUTSIDE_SUPPORT
     assert approx.record.n_dropped > 0
-
-
-def test_a_dense_hessian_has_no_sparse_precision():
-    model = build(lambda: pm.MvNormal("x", mu=np.zeros(12), cov=np.eye(12) + 0.5))
-    with pytest.raises(ValueError, match=r"A sparse precision .* counts as dense\. Take family='full'"):
-        fit_ngvi(model=model, family="sparse", **QUIET)
-    with pytest.raises(ValueError, match=r"reparam='rvb2' standardises .* Leave reparam out"):
-        fit_ngvi(model=model, reparam="rvb2", **QUIET)
 
 
 def test_a_diagonal_makeshift_is_announced(monkeypatch):

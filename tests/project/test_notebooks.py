@@ -120,21 +120,6 @@ def test_cells_are_read_without_header_marks_and_comment_signs(tmp_path):
     assert module().read_cells(script) == [("markdown", "# A\n\n b"), ("code", "x = 1  # %% no mark\n\n\n# c")]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("x = 1\n\n# %%\ny = 2\n", "should begin with a cell.*got 'x = 1'"),
-        ("# %% [markdown]\n# text\ny = 2\n", "should hold comments alone; got 'y = 2'"),
-    ],
-    ids=["code-before-cells", "code-in-markdown"],
-)
-def test_a_malformed_script_is_refused(tmp_path, text, message):
-    script = tmp_path / "script.py"
-    script.write_text(text)
-    with pytest.raises(ValueError, match=message):
-        module().read_cells(script)
-
-
 # --- runs ---
 
 

@@ -1,6 +1,7 @@
 """Tests in `tests/public/` use what a user has: the names that `pymc_ngvi` itself has, and no private attribute."""
 
 import ast
+import functools
 import re
 
 import pytest
@@ -15,6 +16,7 @@ PUBLIC = sorted((TESTS / "public").glob("*.py"))
 INSIDE = 149
 
 
+@functools.cache
 def inside(path):
     """Return what a file, or a module of `tests/` that it imports, uses of the inside of the package."""
     tree, names, used = ast.parse(path.read_text(encoding="utf-8")), set(), []

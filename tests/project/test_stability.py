@@ -6,7 +6,6 @@ import re
 import tomllib
 
 import pytest
-import yaml
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -105,25 +104,6 @@ def test_dates_of_the_changelog_go_down_and_only_the_first_version_may_have_none
     assert "unreleased" not in dates[1:]
     released = [datetime.date.fromisoformat(date) for date in dates if date != "unreleased"]
     assert released == sorted(released, reverse=True)
-
-
-def test_the_citation_is_valid_and_has_the_date_of_the_changelog():
-    """Of the schema of CFF 1.2.0, what it requires, and the kinds of values of what is there."""
-    citation = yaml.safe_load(read(ROOT / "CITATION.cff"))
-    known = {
-        "abstract", "authors", "cff-version", "date-released", "doi", "identifiers", "keywords", "license", "message",
-        "preferred-citation", "references", "repository-code", "title", "type", "url", "version",
-    }  # fmt: skip
-    assert {"authors", "cff-version", "message", "title"} <= set(citation) <= known
-    assert citation["cff-version"] == "1.2.0"
-    assert citation["type"] == "software"
-    assert citation["license"] == PROJECT["license"]
-    assert all("name" in author or "family-names" in author for author in citation["authors"])
-    assert len(set(citation["keywords"])) == len(citation["keywords"])
-    date = RELEASES[0][1]
-    assert str(citation.get("date-released", "unreleased")) == date
-    year = f" ({date[:4]})." if date != "unreleased" else "."
-    assert f"The pymc_ngvi developers{year} pymc_ngvi:" in read(DOCS / "citing.md")
 
 
 # --- the site ---------------------------------------------------------------------------------------------------------

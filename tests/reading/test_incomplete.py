@@ -6,7 +6,6 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from pytensor.graph.traversal import toposort
 from scipy import special, stats
 
 import pymc_ngvi  # noqa: F401 (registers the method)
@@ -15,7 +14,6 @@ from pymc_ngvi import LogDensity
 from pymc_ngvi.core import tails
 from pymc_ngvi.graphs import incomplete
 from pymc_ngvi.graphs.backends import python_loops, quick_mode
-from pymc_ngvi.ops.cost import estimate
 
 #: a, b, x, and the derivatives of I by a, b, a twice, a and b, b twice: differences in 80 digits.
 BETA = [
@@ -130,27 +128,6 @@ def test_a_graph_has_gradient_and_hessian_and_none_runs_in_python(name):
     np.testing.assert_allclose(found[2], [(compiled(at + s)[1] - compiled(at - s)[1]) / 2e-4 for s in steps], atol=1e-7)
 
 
-def test_third_derivatives_are_refused():
-    a = pt.dscalar("a")
-    [value] = incomplete.with_derivatives([pt.betainc(a, 2.0, 0.3)])
-    second = pt.grad(pt.grad(value, a), a)
-    with pytest.raises(TypeError, match="no third ones"):
-        pt.grad(second, a)
-
-
-def test_graphs_without_them_stay_as_they_are():
-    x = pt.dscalar("x")
-    outputs = [pt.exp(x)]
-    assert incomplete.with_derivatives(outputs) is outputs
-
-
-def test_their_cost_is_that_of_many_passes():
-    a = pt.vector("a", shape=(1_000,))
-    [value] = incomplete.with_derivatives([pt.betainc(a, 2.0, 0.3).sum()])
-    cost, plain = estimate([pt.grad(value, a)]), estimate([pt.grad(pt.log(a).sum(), a)])
-    assert cost.quick_seconds > 10.0 * plain.quick_seconds
-
-
 def hurdle_of_counts(n=200):
     rng = np.random.default_rng(2)
     x = rng.normal(size=n)
@@ -194,21 +171,6 @@ def test_derivatives_of_log_densities(build):
         np.testing.assert_allclose(grad[:, k], differences, rtol=1e-5, atol=1e-4)
         differences = (density.logp_grad(theta + step)[1] - density.logp_grad(theta - step)[1]) / 2e-4
         np.testing.assert_allclose(hessian[:, k], differences, rtol=1e-5, atol=1e-4)
-
-
-def test_a_backend_that_compiles_is_not_chosen_for_them():
-    density = LogDensity(censored_t(100_000))
-    assert density.graphs.has_tails
-    assert density.backend_in_use == "quick"
-
-
-def test_parameters_that_are_given_need_no_derivatives():
-    with pm.Model() as model:
-        mu = pm.Exponential("mu", 1.0)
-        pm.Censored("y", pm.Poisson.dist(mu), lower=None, upper=3, observed=[1, 2, 3, 3])
-    graphs = LogDensity(model).graphs
-    assert not graphs.has_tails
-    assert not any(incomplete.is_tail(node) for node in toposort(graphs.logp_grad))
 
 
 def test_censored_times_have_the_moments_of_integration():

@@ -12,7 +12,6 @@ import pytest
 import scipy.sparse
 
 from pytensor.compile.mode import Mode
-from pytensor.graph.traversal import toposort
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.graphs import graph
@@ -380,15 +379,6 @@ def test_lengths_that_vary_are_not_used():
     assert found == HessianPattern(None, ("AdvancedSubtensor",))
 
 
-def test_elements_used_in_several_places():
-    product = THETA[:3] * THETA[3:]
-    pattern = PatternSearch(product[0] + 2.0 * product[2], THETA).run().pattern
-    assert sorted(zip(pattern.rows[pattern.off_diagonal], pattern.cols[pattern.off_diagonal], strict=True)) == [
-        (3, 0),
-        (5, 2),
-    ]
-
-
 def test_data_count_as_they_are_now():
     group = pytensor.shared(np.array([0, 1, 2]))  # neither value nor length is in the graph
     logp = pt.exp(THETA[group] + THETA[5] + pt.zeros_like(THETA[group])).sum()
@@ -397,53 +387,3 @@ def test_data_count_as_they_are_now():
     group.set_value(np.array([3]))
     pattern = PatternSearch(logp, THETA).run().pattern
     assert pattern.matrix.toarray()[5].tolist() == [False, False, False, True, False, True]
-
-
-def test_too_many_entries():
-    logp = pt.exp(THETA[:4].sum()).sum()
-    assert PatternSearch(logp, THETA).run(12).pattern.n_entries == 12  # 10 of four, 2 more on the diagonal
-    assert PatternSearch(logp, THETA).run(11).pattern is None
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda v: pt.exp(v.sum()),
-        lambda v: pt.exp(v - v.mean()).sum(),
-        lambda v: v[:100_000].sum() * pt.exp(v[100_000:]).sum(),
-        lambda v: pt.exp(pt.cumsum(v)).sum(),
-    ],
-    ids=["sum", "deviations", "product", "cumulative"],
-)
-def test_dense_patterns_are_never_formed(make):
-    theta = pt.vector("theta", shape=(200_000,))
-    assert PatternSearch(make(theta), theta).run().pattern is None  # its 2e10 entries would not fit
-
-
-def test_sets_within_others_cost_nothing():
-    theta = pt.vector("theta", shape=(1500,))
-    pattern = PatternSearch(pt.exp(pt.cumsum(theta)).sum(), theta).run().pattern
-    assert pattern.n_entries == 1500 * 1501 // 2  # though the sets have 1500^3 / 3 pairs
-
-
-def test_many_observations_of_many_groups():
-    n_groups, n = 20_000, 100_000
-    group = np.random.default_rng(1).integers(0, n_groups, n)
-    theta = pt.vector("theta", shape=(n_groups + 2,))
-    effect = pt.exp(theta[0]) * theta[2:]
-    pattern = PatternSearch(pt.softplus(theta[1] + effect[group]).sum(), theta).run().pattern
-    seen = len(np.unique(group))
-    # Diagonal; the two global coordinates with each other and with each group that has observations.
-    assert pattern.n_entries == n_groups + 2 + 1 + 2 * seen
-
-
-def test_the_graph_is_not_modified():
-    logp = pt.logsumexp(THETA) ** 2
-    before = [str(node.op) for node in toposort([logp])]
-    PatternSearch(logp, THETA).run()
-    assert [str(node.op) for node in toposort([logp])] == before
-
-
-def test_constant_log_density():
-    pattern = PatternSearch(pt.constant(1.0) + pt.shape(THETA)[0], THETA).run().pattern
-    assert np.array_equal(pattern.matrix.toarray(), np.eye(6, dtype=bool))

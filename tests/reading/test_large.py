@@ -6,9 +6,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.fg import FunctionGraph
-from pytensor.tensor.blockwise import Blockwise
 from scipy import special
 
 from pymc_ngvi import LogDensity
@@ -138,36 +136,3 @@ def test_log_sums_have_the_derivatives_of_pytensor(rng):
         second(short.outputs[0])(point, along), second(build().outputs[0])(point, along), strict=True
     ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)
-
-
-def test_sums_that_are_used_once_are_not_large():
-    x = pt.vector("x", shape=(5,))
-    total = x[0]
-    for i in range(150):
-        total = total + pt.exp(x[i % 5])
-    assert not large.is_large(total)
-
-
-def test_volatility_that_is_written_out_is_large():
-    """Without sums of sums and with few nodes for each step: a GARCH(1,1) of 100 steps took minutes to compile."""
-    theta = pt.vector("theta", shape=(3,))
-    h = [pt.constant(1.0)]
-    for value in np.sin(np.arange(99.0)):
-        h.append(theta[0] + theta[1] * value**2 + theta[2] * h[-1])
-    assert large.is_large(pm.logp(pm.Normal.dist(0.0, pt.sqrt(pt.stack(h))), np.zeros(100)).sum())
-
-
-def test_gaussian_process_has_no_graph_within_a_graph():
-    """Each would be compiled in C when it is first run."""
-    at = np.linspace(0.0, 1.0, 4)[:, None]
-    with pm.Model() as model:
-        length, scale = pm.Gamma("length", 2.1, 3.3), pm.HalfNormal("scale", 1.7)
-        process = pm.gp.Marginal(cov_func=scale**2 * pm.gp.cov.ExpQuad(1, length))
-        process.marginal_likelihood("y", X=at, y=np.sin(5.0 * at[:, 0]), sigma=0.3)
-    density = LogDensity(model)
-    theta, step = np.array([-0.4, 0.2]), 1e-4
-    hessian = density.mean_hessian(np.repeat(theta[None], 4, axis=0)).products(np.eye(2))
-    slopes = [(density.grad(np.array([theta + h, theta - h])) * [[1.0], [-1.0]]).sum(axis=0) for h in step * np.eye(2)]
-    np.testing.assert_allclose(hessian, np.array(slopes) / (2.0 * step), rtol=1e-5)
-    ops = [node.op for node in density.functions.made.coloured.value.maker.fgraph.apply_nodes]
-    assert OpFromGraph not in [type(op.core_op if isinstance(op, Blockwise) else op) for op in ops]

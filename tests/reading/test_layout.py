@@ -2,7 +2,6 @@
 
 import models
 import numpy as np
-import pymc as pm
 import pytest
 
 from pymc_ngvi.density import Layout
@@ -26,19 +25,6 @@ def test_unflatten_is_the_inverse_of_flatten(layout, lead):
         np.testing.assert_array_equal(layout.flatten(point), vectors[index])
 
 
-def test_flatten_goes_by_name_in_c_order(layout):
-    point = layout.unflatten(np.zeros(layout.n_dim))
-    point["z"] = np.arange(6).reshape(2, 3)
-    point["edge_interval__"] = 9
-    backwards = dict(reversed(list(point.items())))
-    np.testing.assert_array_equal(layout.flatten(backwards), [0, 1, 2, 3, 4, 5, 0, 0, 0, 0, 9, 0, 0])
-
-
-def test_flatten_needs_every_variable(layout):
-    with pytest.raises(KeyError, match="z"):
-        layout.flatten({})
-
-
 def test_labels(layout):
     labels = [layout.label(i) for i in range(layout.n_dim)]
     assert labels[:6] == ["z[0, 0]", "z[0, 1]", "z[0, 2]", "z[1, 0]", "z[1, 1]", "z[1, 2]"]
@@ -48,21 +34,6 @@ def test_labels(layout):
     for outside in (-1, layout.n_dim):
         with pytest.raises(IndexError, match=r"0\.\.12"):
             layout.label(outside)
-
-
-def test_labels_pass_over_empty_variables():
-    model = models.zero_size()
-    layout = Layout.from_model(model, model.initial_point())
-    assert [layout.label(i) for i in range(layout.n_dim)] == ["a", "b_log__[0, 0]", "b_log__[1, 0]"]
-
-
-def test_sizes_and_slices_are_contiguous(layout):
-    ends = [0]
-    for v in layout.variables:
-        assert v.where.start == ends[-1]
-        assert v.size == int(np.prod(v.shape, dtype=int))
-        ends.append(v.where.stop)
-    assert ends[-1] == layout.n_dim == 13
 
 
 def test_dims_are_kept_where_the_transform_keeps_the_shape(layout):
@@ -77,18 +48,3 @@ def test_to_dataset(layout):
     assert float(data["scale_log__"].sel(row="b")) == 7.0
     np.testing.assert_array_equal(data["part_simplex__"], [8.0, 9.0])
     assert data["edge_interval__"].shape == ()
-
-
-def test_dims_without_coords_count_from_zero():
-    with pm.Model() as model:
-        data = pm.Data("data", np.zeros(3), dims="case")
-        pm.Normal("x", data, dims="case")
-    layout = Layout.from_model(model, model.initial_point())
-    assert layout.variables[0].dims == ("case",)
-    np.testing.assert_array_equal(layout.to_dataset(np.zeros(3))["x"].coords["case"], [0, 1, 2])
-
-
-def test_a_model_without_variables_has_no_dimensions():
-    layout = Layout((), {})
-    assert layout.n_dim == 0
-    assert layout.flatten({}).shape == (0,)

@@ -16,7 +16,6 @@ from pymc_ngvi.density import flat
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.loops import vectorised
-from pymc_ngvi.ops.cost import estimate
 
 Y = np.array([0.3, -1.1, 0.4, 1.9, -0.2, 0.8])
 THETA = np.array([[0.3, -0.2, 0.1], [-1.0, 0.4, 0.9], [0.0, 1.3, -0.6], [0.7, 0.1, 0.2]])
@@ -152,25 +151,18 @@ def _backwards(monkeypatch):
 
 @pytest.mark.usefixtures("_either_way")
 @pytest.mark.parametrize("name", MODELS)
-def test_values_and_gradients_are_those_of_one_draw_at_a_time(name):
-    density = LogDensity(MODELS[name](), "quick")
+def test_values_and_gradients_are_those_of_one_draw_at_a_time_and_values_those_of_the_model(name):
+    model = MODELS[name]()
+    density = LogDensity(model, "quick")
     one = compiled([density.graphs.theta], density.graphs.logp_grad)  # one draw at a time
     logp, grad = density.logp_grad(THETA)
     for i, theta in enumerate(THETA):
         expected_logp, expected_grad = one(theta)
         np.testing.assert_allclose(logp[i], expected_logp, rtol=1e-12)
         np.testing.assert_allclose(grad[i], expected_grad, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.usefixtures("_either_way")
-@pytest.mark.parametrize("name", MODELS)
-def test_the_log_density_is_that_of_the_model(name):
-    """What is done to the steps of loops changes nothing."""
-    model = MODELS[name]()
     with without_c():
-        logp = compiled(model.value_vars, model.logp())
-    found = LogDensity(model, "quick").logp(THETA[[0, 3]])
-    np.testing.assert_allclose(found, [logp(theta) for theta in THETA[[0, 3]]], rtol=1e-8)
+        of_model = compiled(model.value_vars, model.logp())
+    np.testing.assert_allclose(logp[[0, 3]], [of_model(theta) for theta in THETA[[0, 3]]], rtol=1e-8)
 
 
 @pytest.mark.usefixtures("_either_way")
@@ -179,14 +171,6 @@ def test_outside_of_the_support_of_a_distribution_in_a_step_nothing_is_raised():
     logp, _ = density.logp_grad(THETA)
     assert logp.tolist() == [logp[0], -np.inf, -np.inf, logp[3]]  # standard deviations of -1 and 0
     assert np.isfinite(logp[[0, 3]]).all()
-
-
-def test_what_does_not_depend_on_the_states_leaves_the_step():
-    def nodes(model):
-        [loop] = loops([LogDensity(model, "quick").graphs.logp])
-        return len(loop.op.fgraph.apply_nodes)
-
-    assert nodes(emitted_in_the_step()) <= nodes(filtered())
 
 
 @pytest.mark.usefixtures("_backwards")
@@ -245,39 +229,3 @@ def test_an_output_that_differs_nowhere_is_repeated():
     draws = np.array([[1.1, 4.0], [0.9, 5.0]])
     expected = [d[1] * d[0] ** np.arange(1, 7) + np.cumsum(Y) for d in draws]
     np.testing.assert_allclose(compiled([xs], batched)(draws), expected, rtol=1e-12)
-
-
-def test_the_cost_of_a_loop_is_shared_among_draws():
-    outputs = LogDensity(garch(), "quick").graphs.logp_grad
-    few, many = estimate(outputs, batch=1).quick_seconds, estimate(outputs, batch=1000).quick_seconds
-    assert few > 100 * many
-
-
-def test_hessians_at_several_sets_of_draws_are_evaluated_together(monkeypatch):
-    density = LogDensity(garch(), "quick")
-    sets, directions = [THETA[:2], THETA[2:3], THETA[1:]], np.eye(3)
-    expected = [density.mean_hessian(theta).products(directions) for theta in sets]
-    calls = []
-    inner = density.second.products_of_draws
-    monkeypatch.setattr(density.second, "products_of_draws", lambda t, d: calls.append(len(t)) or inner(t, d))
-    density.n_hessians = 0
-    together = density.mean_hessians(sets)
-    found = [hessian.products(directions) for hessian in together]
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
-    assert calls == [6]
-    assert density.n_hessians == 6
-    others = together[2].products(2.0 * directions)  # other directions, of one set
-    np.testing.assert_allclose(others, 2.0 * expected[2], rtol=1e-12, atol=1e-14)
-
-
-def test_many_draws_go_through_long_loops_at_once():
-    def batch_size(n_steps):
-        with pm.Model() as model:
-            x = pm.Normal("x", shape=2)
-            path = scan(lambda y, u, x: pt.tanh(x[0] * u + y), sequences=[pt.zeros(n_steps)], outputs_info=[x[1]],
-                        non_sequences=[x])  # fmt: skip
-            pm.Normal("y", path, 1.0, observed=np.zeros(n_steps))
-        return LogDensity(model, "quick").batch_size
-
-    assert batch_size(5_000) > 64
-    assert 1 <= batch_size(1_000_000) < 10

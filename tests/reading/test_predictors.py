@@ -16,8 +16,6 @@ from pymc_ngvi.core.sparsity.dependence_sets import Dependence
 from pymc_ngvi.density import second_order
 from pymc_ngvi.density.by_rows import ByRows
 from pymc_ngvi.density.second_order import PredictorHessian, predictor_hessian
-from pymc_ngvi.ops.facts import Facts
-from pymc_ngvi.reading.affine import predictors
 from pymc_ngvi.rows.linear_map import LinearMap
 
 N, GROUPS = 120, 12
@@ -133,35 +131,6 @@ def test_hessians_are_those_from_all_coordinates(make):
     assert_allclose(entries, expected[pattern.rows, pattern.cols], atol=1e-12 * scale)
 
 
-def test_rows_take_as_many_products_as_they_have_predictors():
-    densities = {make.__name__: density_of(make) for make in (logistic, unknown_scale, noncentred)}
-    taken = {name: by_predictors(density).products_of(density.graphs.cost) for name, density in densities.items()}
-    assert taken == {"logistic": 1, "unknown_scale": 2, "noncentred": 3}
-
-
-def test_what_is_no_row_takes_products_of_its_own():
-    density = density_of(correlated)
-    found = by_predictors(density)
-    assert 0 < found._rest.n_colours <= 9 + 3
-    taken = found.products_of(density.graphs.cost)
-    assert 1 < taken < 1 + found._rest.n_colours  # each takes less time than one of the whole
-
-
-def test_what_is_affine():
-    theta = pt.vector("theta", shape=(6,))
-    eta = 2.0 * theta[:3] - theta[3:][::-1] / 4.0 + np.arange(3.0)
-    logp = -pt.exp(eta[[0, 1, 1]]).sum() - (theta[5] * theta[0]) + pt.cumsum(theta)[2]
-    found = predictors(logp, theta, Facts(logp, theta))
-    assert sorted(var.type.shape for var in found) == [(3,), (6,), (6,)]  # eta, theta, its cumulative sums
-
-
-def test_what_a_condition_alone_reads_is_a_predictor_too():
-    theta = pt.vector("theta", shape=(12,))
-    logp = pt.switch(theta[11] > 0.0, -((theta[:11] + theta[1:]) ** 4).sum(), -np.inf)
-    found = predictors(logp, theta, Facts(logp, theta))
-    assert sorted(var.type.shape for var in found) == [(11,), (12,)]
-
-
 @pytest.mark.parametrize("share", [0.05, 0.6])
 def test_a_linear_map_has_the_matrix_of_its_function(share):
     rng = np.random.default_rng(4)
@@ -251,15 +220,3 @@ def test_a_hessian_that_is_not_that_of_log_p_is_not_used(monkeypatch):
     expected = density.second.mean_products(theta, np.eye(density.n_dim))
     assert_allclose(density.mean_hessian(theta).products(np.eye(density.n_dim)), expected, rtol=1e-12)
     assert density.second._predictors is None
-
-
-@pytest.mark.usefixtures("_always")
-def test_checks_are_not_counted_as_evaluations():
-    density = density_of(crossed)
-    density.mean_hessian(draws_of(density)).diagonal()
-    assert density.second._predictors is not None
-    assert (density.n_gradients, density.n_hessians) == (0, 3)
-
-
-def test_small_models_do_without():
-    assert density_of(crossed).second._predictors is None

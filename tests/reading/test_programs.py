@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import pickle
 
 import numpy as np
 import pymc as pm
@@ -11,10 +10,8 @@ import pytensor.tensor as pt
 import pytest
 
 from numpy.testing import assert_allclose, assert_array_equal
-from scipy import special
 
 from pymc_ngvi import LogDensity, fit_ngvi
-from pymc_ngvi.core import ufuncs
 from pymc_ngvi.graphs import graph, incomplete
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.reading.programs import program_of, read
@@ -25,8 +22,6 @@ from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction
 from pymc_ngvi.rows.programs import on_numpy
 from pymc_ngvi.rows.programs.on_numpy import OnNumPy
 from pymc_ngvi.rows.programs.operations import OPERATIONS
-from pymc_ngvi.rows.programs.program import Call, RowProgram
-from pymc_ngvi.rows.programs.rewriting import rewritten, seconds
 from pymc_ngvi.rows.programs.separated import Separation
 from pymc_ngvi.rows.programs.writer import CannotFollow, Writer
 
@@ -196,23 +191,6 @@ def test_conditions_that_are_data():
     assert_allclose(found, np.where(are, np.exp(values), -values) + are)
 
 
-def test_signs_that_data_choose_are_factors():
-    which, x = pt.tensor(dtype="bool", shape=(1, None)), pt.matrix(dtype="float64")
-    program = program_of([x, which], [pt.softplus(pt.switch(which, -x, x))])
-    assert [call.name for call in program.calls] == ["switch", "mul", "softplus"]
-
-
-def test_equal_rows_are_equal_programs():
-    def of_anew(scale):
-        x, y = pt.matrix(dtype="float64"), pt.matrix(dtype="float64")
-        return program_of([x, y], [scale * pt.exp(x) * y + 1.0 * pt.exp(x) + 0.0])
-
-    assert of_anew(2.0) == of_anew(2.0)
-    assert hash(of_anew(2.0)) == hash(pickle.loads(pickle.dumps(of_anew(2.0))))
-    assert of_anew(2.0) != of_anew(3.0)
-    assert [call.name for call in of_anew(2.0).calls].count("exp") == 1, "equal operations are made once"
-
-
 @pytest.mark.parametrize(
     "make",
     [lambda x: x.cumsum(axis=0), lambda x: x[::-1], lambda x: x + np.ones((1, 3)), lambda x: x.T],
@@ -222,28 +200,6 @@ def test_what_is_not_element_by_element_is_refused(make):
     x = pt.matrix(dtype="float64")
     with pytest.raises(CannotFollow):
         program_of([x], [make(x)])
-
-
-def test_an_operation_without_a_derivative_has_values():
-    x = pt.matrix(dtype="float64")
-    program = program_of([x, pt.matrix(dtype="float64")], [pt.ive(x, 2.0)])
-    assert_allclose(OnNumPy(program)(np.array([[0.5]]), np.array([[0.0]]))[0], 1.0, atol=1.0)
-    with pytest.raises(CannotFollow, match="ive has no derivative by one"):
-        seconds(program, 1)
-
-
-def test_only_derivatives_that_are_not_zero_are_made():
-    x = [pt.matrix(dtype="float64") for _ in range(4)]
-    program, pairs = seconds(program_of(x, [pt.exp(x[0]) * x[1] + x[2] + pt.floor(x[3]) * x[2]]), 4)
-    assert pairs == [(0, 0), (1, 0)]
-    assert len(program.outputs) == 2
-
-
-def test_numbers_take_the_place_of_inputs():
-    x = [pt.matrix(dtype="float64") for _ in range(3)]
-    program = program_of(x, [x[0] * pt.exp(x[1]) + x[2]])
-    writer, outputs = rewritten(program, [1.0, None, 0.0])
-    assert writer.written(outputs) == RowProgram(1, (), (), (Call("exp", (0,)),), (1,))
 
 
 @pytest.mark.parametrize("cached", [1, 5, 64, 10**6])
@@ -266,16 +222,6 @@ def test_parts_are_the_whole(cached, monkeypatch):
     assert run(values[0], values[1][:0], values[2])[0].shape == (0, 4, 5)
 
 
-def test_few_arrays_are_alive_at_a_time():
-    """Each step writes into what no later one reads: a chain of twenty takes one array."""
-    x = pt.matrix(dtype="float64")
-    value = x
-    for number in range(20):
-        value = pt.tanh(value + 0.1 * number)
-    steps, _ = OnNumPy(program_of([x], [value]))._planned([(True, True)])
-    assert sum(step.over < 0 for step in steps) == 1
-
-
 def test_values_as_sums_of_products():
     u, v, x, z = (pt.matrix(dtype="float64") for _ in range(4))
     value = pt.exp(u) * x - (v + x * 2.0) * z / pt.exp(u) + 3.0
@@ -293,13 +239,6 @@ def test_values_as_sums_of_products():
     [(whole, one)] = Separation(writer, [0, 1]).of(writer.call("exp", written))
     assert writer.number(one) == 1.0
     assert writer.name_of(whole) == "exp"
-
-
-def test_constants_are_folded():
-    writer = Writer(1)
-    assert writer.number(writer.constant(2.0).to("exp") * 0.5) == pytest.approx(0.5 * np.e**2)
-    assert writer.number(writer.inputs[0] * 0.0) == 0.0
-    assert writer.call("mul", writer.inputs[0], 1.0).at == writer.inputs[0].at
 
 
 def test_rows_that_are_not_known_are_left_to_pytensor():
@@ -380,10 +319,3 @@ def test_an_engine_takes_one_entry(monkeypatch):
         assert_allclose(plain.mean_data[name], values, rtol=1e-8, atol=1e-8)
     with pytest.raises(ValueError, match="'jax', 'plain'; got 'fast'"):
         LogDensity(model, "fast")
-
-
-def test_the_trigamma_function():
-    x = np.concatenate([np.logspace(-12, 12, 400), [0.0, -0.5, -1.0, -7.3, np.inf, np.nan]]).reshape(2, -1)
-    with np.errstate(all="ignore"):
-        assert_allclose(ufuncs.trigamma(x), special.polygamma(1, x), rtol=1e-14)
-        assert_allclose(ufuncs.trigamma(2.5), special.polygamma(1, 2.5), rtol=1e-14)

@@ -15,15 +15,13 @@ import pytest
 from models import Reference, check_loops, element_by_element
 from operations import Wobble, wobble
 from pytensor import scalar as ps
-from pytensor.compile.inner_function import HasInnerFunction
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Constant
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.traversal import ancestors
 from pytensor.scalar.math import log1mexp, softplus, tri_gamma
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.core import ufuncs
-from pymc_ngvi.density import flat
 from pymc_ngvi.graphs.backends import python_loops, quick_mode
 from pymc_ngvi.graphs.graph import simplify
 
@@ -117,22 +115,6 @@ def test_is_as_stable_as_the_default_mode_at_extreme_points(pair, fraction, seed
     assert compared >= 10, "too few finite values of the default mode: the test compares nothing"
 
 
-def test_stable_forms_are_the_same_models():
-    for name, stable_form in models.STABLE_FORMS.items():
-        density = LogDensity(models.STABILITY[name](), "quick")
-        form = LogDensity(stable_form(), "quick")
-        theta = models.random_points(density, 3, 1, scale=1.0)
-        np.testing.assert_allclose(density.logp(theta), form.logp(theta), rtol=1e-11, err_msg=name)
-
-
-def test_extreme_points_give_no_warnings(pair):
-    """Warnings are errors here; in a fit, a trial step that overflows is refused in silence."""
-    _, density, _ = pair
-    direction = np.ones(density.n_dim)
-    for theta in extreme_points(density.n_dim, 1000.0, 1):
-        evaluate(density, theta, direction)
-
-
 @pytest.mark.slow
 @NO_BLAS
 @pytest.mark.skipif(not pytensor.config.cxx, reason="needs a C++ compiler")
@@ -179,24 +161,6 @@ def test_python_loops_are_found():
     [found] = python_loops(function.maker.fgraph.apply_nodes)
     assert isinstance(found.op.scalar_op, Wobble)
     assert element_by_element(function) == [found]
-
-
-def test_loops_over_a_scalar_are_python_loops():
-    """Derivatives of the incomplete beta function, as of a hurdle of negative binomial counts, are such loops."""
-    a = pt.dscalar("a")
-    loops = python_loops(toposort([pt.grad(pt.betainc(a, 2.0, 0.3), a)]))
-    assert "ScalarLoop" in {type(node.op.scalar_op).__name__ for node in loops}
-
-
-def test_python_loops_are_found_inside_a_scan():
-    x = pt.vector("x")
-    result = pytensor.scan(
-        lambda before: wobble(before) * 0.5, outputs_info=[x], n_steps=3, return_updates=False, strict=True
-    )
-    function = quick_function([x], result)
-    function(np.ones(2))
-    assert any(isinstance(n.op.scalar_op, Wobble) for n in python_loops(function.maker.fgraph.apply_nodes))
-    assert any(isinstance(n.op.scalar_op, Wobble) for n in element_by_element(function))
 
 
 SCALAR_FUNCTIONS = {
@@ -265,59 +229,6 @@ def test_ufuncs_agree_with_the_scalar_implementation(function, scalar_op):
     np.testing.assert_allclose(vectorised(function, GRID), by_element(scalar_op, GRID), rtol=1e-15, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("x", "expected"),
-    [
-        pytest.param(-1e-300, np.log(1e-300), id="tiny"),  # log(1 - exp(-t)) = log t - t/2 + ...
-        pytest.param(-1e-10, np.log(1e-10) - 0.5e-10, id="small"),
-        pytest.param(-np.log(2), -np.log(2), id="middle"),
-        pytest.param(-40.0, -np.exp(-40.0), id="far"),
-        pytest.param(-800.0, 0.0, id="underflow"),
-        pytest.param(0.0, -np.inf, id="zero"),
-    ],
-)
-def test_log1mexp_is_exact(x, expected):
-    assert vectorised(ufuncs.log1mexp, x) == pytest.approx(expected, rel=1e-15)
-
-
-def test_log1mexp_is_nan_above_zero():
-    assert np.isnan(vectorised(ufuncs.log1mexp, np.array([1e-9, 2.0, np.inf, np.nan]))).all()
-
-
-@pytest.mark.parametrize(
-    ("x", "expected"),
-    [
-        pytest.param(0.0, np.log(2.0), id="zero"),
-        pytest.param(-40.0, np.exp(-40.0), id="small"),
-        pytest.param(-745.0, np.exp(-745.0), id="least"),
-        pytest.param(-800.0, 0.0, id="underflow"),
-        pytest.param(1e-9, np.log(2.0) + 0.5e-9, id="near_zero"),
-        pytest.param(40.0, 40.0 + np.exp(-40.0), id="large"),
-        pytest.param(1e300, 1e300, id="no_overflow"),
-        pytest.param(np.inf, np.inf, id="inf"),
-        pytest.param(-np.inf, 0.0, id="minus_inf"),
-        pytest.param(np.nan, np.nan, id="nan"),
-        pytest.param(3, np.log1p(np.exp(3.0)), id="integer"),
-    ],
-)
-def test_softplus_is_exact(x, expected):
-    assert ufuncs.softplus(x) == pytest.approx(expected, rel=1e-15, nan_ok=True)
-    np.testing.assert_allclose(ufuncs.softplus([[x, x]]), [[expected] * 2], rtol=1e-15)
-
-
-def test_softplus_leaves_its_argument_alone():
-    x = np.linspace(-3.0, 3.0, 7)
-    kept = x.copy()
-    np.testing.assert_allclose(ufuncs.softplus(x), np.logaddexp(0.0, x), rtol=1e-15)
-    np.testing.assert_array_equal(x, kept)
-
-
-def test_trigamma_values_and_recurrence():
-    x = np.array([1e-3, 0.3, 1.0, 7.7, 1e4])
-    np.testing.assert_allclose(ufuncs.trigamma([0.5, 1.0]), [np.pi**2 / 2, np.pi**2 / 6], rtol=1e-14)
-    np.testing.assert_allclose(ufuncs.trigamma(x), ufuncs.trigamma(x + 1) + 1 / x**2, rtol=1e-12)
-
-
 @pytest.mark.parametrize("low", [0.0, 1.0, -np.inf, np.nan])
 @pytest.mark.parametrize("high", [1.0, 0.0, np.inf, np.nan])
 def test_clip_agrees_with_the_scalar_implementation(low, high):
@@ -326,55 +237,10 @@ def test_clip_agrees_with_the_scalar_implementation(low, high):
     np.testing.assert_array_equal(vectorised(ufuncs.clip, GRID, low, high), by_element(ps.clip, GRID, *bounds))
 
 
-def test_second_broadcasts_and_copies():
-    value = np.array([1.0, 2.0])
-    result = ufuncs.second(np.zeros((3, 1)), value)
-    np.testing.assert_array_equal(result, [[1.0, 2.0]] * 3)
-    result[0] = 7.0
-    np.testing.assert_array_equal(result[1], value)  # rows don't share memory
-
-
 # --- nothing is compiled ----------------------------------------------------------------------------------------------
 
 
-def test_inner_functions_of_scans_run_on_numpy(monkeypatch):
-    monkeypatch.setattr(flat, "MOST_DIMENSIONS", 0)  # else the loop is run without a function
-    density = LogDensity(models.scan_ar1(), "quick")
-    density.logp_grad(density.initial_point()[None])
-    density.hessian(density.initial_point()[None])
-    for function in models.compiled(density):
-        inner = [getattr(n.op, "core_op", n.op) for n in function.maker.fgraph.apply_nodes]
-        inner = [op for op in inner if isinstance(op, HasInnerFunction)]
-        assert inner, "no scan left: the test sees nothing"
-        assert not any(hasattr(thunk, "cthunk") for op in inner for thunk in op.fn.vm.thunks)
-
-
-def test_without_a_compiler(monkeypatch):
-    with pytensor.config.change_flags(cxx=""):
-        check_model_of_one_variable()
-
-
-def check_model_of_one_variable():
-    with pm.Model() as model:
-        pm.HalfNormal("s", 1.3)
-    density = LogDensity(model, "quick")
-    assert density.logp(np.zeros((1, 1)))[0] == pytest.approx(np.log(2) - np.log(1.3 * np.sqrt(2 * np.pi)) - 0.5 / 1.69)
-
-
 # --- graphs of awkward size -------------------------------------------------------------------------------------------
-
-
-def many_terms(kind, n_terms=40):
-    """Models whose graph adds or multiplies more terms than a NumPy function takes arguments (32)."""
-    with pm.Model() as model:
-        if kind == "factors":
-            for k in range(n_terms):
-                pm.Normal(f"x{k}", 0.1 * k, 1.1)
-        else:
-            x = pm.Normal("x", 0.1, 1.1, shape=n_terms)
-            terms = [pt.exp(0.1 * x[k]) for k in range(n_terms)]
-            pm.Potential("total", -pt.sqr(pt.sin(sum(terms[1:], terms[0]))))
-    return model
 
 
 @pytest.mark.parametrize("n_operands", [2, 30, 31, 32, 61, 62, 100])
@@ -385,22 +251,6 @@ def test_any_number_of_operands(combine, combine_numpy, n_operands):
     function = quick_function(operands, combine(*operands))
     np.testing.assert_array_equal(function(*values), combine_numpy.reduce(values))  # in the order as written
     assert element_by_element(function) == []
-
-
-@pytest.mark.parametrize("kind", ["factors", "sum"])
-def test_graphs_with_many_terms(kind):
-    density = LogDensity(many_terms(kind), "quick")
-    [theta] = models.random_points(density, 1, 1)
-    direction = np.random.default_rng(2).normal(size=density.n_dim)
-    logp, grad = density.logp_grad(theta[None])
-    step = 1e-6 * direction
-    high, low = density.logp_grad(theta + np.array([step, -step]))
-    assert grad[0] @ direction == pytest.approx((high[0] - high[1]) / 2e-6, rel=1e-5)
-    product = density.hessian_products(theta[None], direction[None])[0, 0]
-    np.testing.assert_allclose(product, (low[0] - low[1]) / 2e-6, rtol=1e-5, atol=1e-5 * np.abs(product).max())
-    value = -0.5 * np.sum(((theta - 0.1 * np.arange(40)) / 1.1) ** 2) - 40 * np.log(1.1 * np.sqrt(2 * np.pi))
-    if kind == "factors":
-        assert logp[0] == pytest.approx(value, rel=1e-12)
 
 
 @pytest.mark.parametrize(

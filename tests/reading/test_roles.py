@@ -4,10 +4,7 @@ import warnings
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytest
-
-from pytensor.tensor.random.basic import NormalRV
 
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.families import DiagonalState
@@ -240,27 +237,3 @@ def test_bambi(noncentered):
         (g, levels[g], [f"{e}_sigma" for e in es], es, [f"{e}_offset" for e in es] if noncentered else [])
         for g, es in effects.items()
     ]
-
-
-class LazyNormal(NormalRV):
-    """A normal distribution that has no version for single values until it is asked to make one."""
-
-    @property
-    def core_op(self):
-        raise RuntimeError("not made yet")
-
-
-def test_a_graph_on_which_the_search_fails(caplog):
-    """The prior of the effects raises when it is looked at."""
-    with pm.Model() as model:
-        tau = pm.HalfNormal("tau")
-        b = model.register_rv(
-            LazyNormal()(0.0, tau, size=3, rng=pytensor.shared(np.random.default_rng(1)), return_next_rng=True)[1], "b"
-        )
-        pm.Normal("y", b[[0, 0, 1, 1, 2, 2]], observed=np.zeros(6))
-    with caplog.at_level("DEBUG", logger="pymc"):
-        text = str(approx_of(model).summary())
-    assert all(name in text for name in ("tau", "b[0]", "b[1]", "b[2]"))
-    [record] = [r for r in caplog.records if "roles" in r.message]
-    assert record.levelname == "DEBUG"
-    assert "not made yet" in str(record.exc_info[1])
