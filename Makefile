@@ -7,9 +7,9 @@ STAMP := $(VENV)/.installed-
 PARALLEL := --numprocesses=logical --max-worker-restart=0
 export OPENBLAS_NUM_THREADS ?= 1
 # Tests whose outcome could hang on rounding, and those of what the package takes from PyMC.
-OF_KERNELS := $(foreach name,linalg arrow block_family sparse_family families updates positive_definite,\
+OF_KERNELS := $(foreach name,linalg gaussian block_family filled_family normals updates positive_definite,\
 	$(wildcard tests/*/test_$(name).py))
-OF_PYMC := $(foreach name,approximation constrain export guide interaction layout logdensity minibatch persistence predict \
+OF_PYMC := $(foreach name,approximation export guide interaction layout minibatch model persistence predict \
 	register samplers,$(wildcard tests/*/test_$(name).py))
 # The supported minor version that $(VENV) has not.
 OTHER_PYMC = $(shell $(BIN)/python -c 'import importlib.metadata as m; print("6.3" if m.version("pymc").startswith("6.4.") else "6.4")')

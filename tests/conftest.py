@@ -20,6 +20,8 @@ import pytest
 
 from threadpoolctl import threadpool_limits
 
+# An exception in one of several posteriors ends a fit here; tests of what users get in its place unset it.
+os.environ.setdefault("PYMC_NGVI_RAISE", "1")
 # No window may open; set before anything imports matplotlib.
 os.environ.setdefault("MPLBACKEND", "Agg")
 
@@ -90,6 +92,13 @@ def _no_last_resort(monkeypatch):
     from pymc_ngvi.posteriors import search  # after what has to be set before PyTensor is imported
 
     monkeypatch.setattr(search, "KINDS", {name: kind for name, kind in search.KINDS.items() if not kind.is_last})
+
+
+@pytest.fixture
+def _nested_first(monkeypatch):
+    """Have nested posteriors come before any Gaussian fit, as if they took no time."""
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.latent_gaussian.nested_seconds", lambda given: 0.01)
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.latent_gaussian.LatentGaussianKind.least", 0.01)
 
 
 @pytest.fixture

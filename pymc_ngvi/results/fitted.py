@@ -189,6 +189,8 @@ class Fitted:
         def fitted(random_seed: int) -> Posterior:
             inference.configure(random_seed=random_seed)
             found: Fitted = inference.fit(progressbar=False)
+            assert found.record is not None
+            found.record.refuse_interrupted()
             return found._posterior
 
         return fitted

@@ -96,6 +96,7 @@ _LEAST = {
     "regression: poisson two parameters": GAUSSIAN,
     "regression: horseshoe": APPROXIMATE,
     "structured: minibatch": GAUSSIAN,
+    "crossed, not centred, high counts": APPROXIMATE,
     "no structure: rare_events": APPROXIMATE,
     "no structure: 40 coefficients": GAUSSIAN,
 }
@@ -120,7 +121,7 @@ TOLD_BY_NUTS = {name: _by_nuts(name) for name in _BUILT}
 # --- references of the benchmarks, and closed forms -------------------------------------------------------------------
 
 
-def _of_functionals(name):
+def _of_functionals(name, **options):
     def known():
         found = functionals_references.Summary.read(functionals_references.file_of(name))
         found, k = found.only(found.varies), int(found.varies.sum())
@@ -133,10 +134,10 @@ def _of_functionals(name):
     def columns(posterior, model):
         return functionals_references.flattened(posterior, model)[:2]
 
-    return Entry(lambda: functionals_models.model_of(name), known, columns)
+    return Entry(lambda: functionals_models.model_of(name), known, columns, **options)
 
 
-def _elements(posterior, model):
+def elements(posterior, model):
     """Draws of all elements of all variables of a model."""
     columns, names = [], []
     for variable in (*model.free_RVs, *model.deterministics):
@@ -162,7 +163,7 @@ def _of_modes(name, **options):
             return from_moments(case.moments())
         return from_moments(json.loads(_MODES.read_text())[name], _UNWRITTEN)
 
-    return Entry(case.build, known, _elements, **options)
+    return Entry(case.build, known, elements, **options)
 
 
 def _schools(centred):
@@ -190,7 +191,10 @@ _MAY_BE_REFUSED = ("sinusoid 5", "structured: factor analysis")
 
 MODELS: dict[str, Entry] = {
     **{name: _stored(name, build, least=_LEAST.get(name, EXACT)) for name, build in _BUILT.items()},
-    **{f"functionals: {name}": _of_functionals(name) for name in functionals_models.MODELS},
+    **{
+        f"functionals: {name}": _of_functionals(name, least=_LEAST.get(name, EXACT))
+        for name in functionals_models.MODELS
+    },
     **{
         f"modes: {name}": _of_modes(
             name,
@@ -199,13 +203,17 @@ MODELS: dict[str, Entry] = {
         )
         for name in _SEVERAL
     },
+    **{
+        f"size: {build.__name__}": Entry(build, None, elements, APPROXIMATE)  # to be timed
+        for build in (posteriors_models.slopes, posteriors_models.own_effects, posteriors_models.crossed)
+    },
     "grid: eight schools centred": _schools(True),
     "grid: eight schools noncentred": _schools(False),
     **{
-        name: Entry(build, functools.partial(lambda known: from_moments(**known()), known), _elements, least)
+        name: Entry(build, functools.partial(lambda known: from_moments(**known()), known), elements, least)
         for name, (build, known, least) in closed.MODELS.items()
     },
-    **{name: Entry(users_models.MODELS[name][1], None, _elements, GAUSSIAN, is_reliable=False) for name in IMPROPER},
+    **{name: Entry(users_models.MODELS[name][1], None, elements, GAUSSIAN, is_reliable=False) for name in IMPROPER},
 }
 
 #: What the default suite runs: a third, the quick ones, of every kind.

@@ -111,7 +111,11 @@ def fitted(model, **options):
         return fit(model, 1, **GAUSSIAN, **options)
 
 
-@pytest.mark.parametrize("name", METHODS)
+#: Methods of many cheap steps: not in the default suite.
+LONG = ("snngm, covariance", "snngm, precision", "adam", "sgd", "vogn", "ivon")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.battery] * (name in LONG)) for name in METHODS])
 def test_method(name):
     options, family, off = METHODS[name]
     holds(fitted(two_parts(), **options), best(family), off)
@@ -155,6 +159,7 @@ def test_student_t():
     near(approx.elbo.value, log_z, 0.02 + 5 * approx.elbo.se)
 
 
+@pytest.mark.battery
 @pytest.mark.parametrize(("step", "off"), [("decay", 0.4), ("proximal", 1.0)])
 def test_minibatches(step, off):
     mean, covariance, _ = normal_posterior(*long_line(), 2.0, 0.8)

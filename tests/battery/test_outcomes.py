@@ -16,7 +16,7 @@ def test_outcome(outcome):
     assert kind_of(approx) >= entry.least, approx.record.posterior
     if entry.is_reliable is not None:
         assert is_reliable == entry.is_reliable, diagnosis.reasons
-    if not is_reliable:
+    if not is_reliable or entry.known is None:
         return
     known = entry.known()
     wrong = wrong_of(approx, known, entry.columns)
@@ -29,6 +29,8 @@ def test_outcome(outcome):
 @pytest.mark.battery
 def test_seconds(outcome, seconds):
     """No fit takes three times as long as it did."""
+    if outcome.name not in seconds:
+        pytest.skip("it has not been timed")
     assert outcome.ratio < 3.0 * seconds[outcome.name]
 
 

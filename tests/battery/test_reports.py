@@ -20,6 +20,8 @@ from battery import closed
 from battery.closed import SEEN, grouped_data, grouped_moments, normal_posterior
 from battery.test_cases import fit, near
 
+pytestmark = pytest.mark.xdist_group("reports")  # they share their fits
+
 N = 8_000
 #: Standard errors of a mean of so many draws, and of a standard deviation, with the worth of most fits.
 OF_MEAN, OF_SD = 5.0 / np.sqrt(1_500), 5.0 / np.sqrt(2 * 1_500)
@@ -171,6 +173,7 @@ def test_leave_out_of_groups(groups_too):
     np.testing.assert_allclose(found.elpd_i, right, atol=0.05)
 
 
+@pytest.mark.battery
 def test_leave_out_of_eight_schools():
     found = fit(exact_models.schools(True), 1).leave_out(random_seed=1)
     near(found.elpd, exact_models.schools_answer(True).elpd, 0.1)
@@ -219,12 +222,14 @@ def test_fit_many():
             near(float(row["log_marginal_likelihood"]), evidence, 5 * float(row["log_marginal_likelihood_se"]) + 0.01)
 
 
+@pytest.mark.battery
 def test_calibrate():
     found = pymc_ngvi.calibrate(closed.gamma_poisson(), 60, random_seed=1, progressbar=False)
     assert found.is_calibrated, found.sentence
     near(float(found.summary().loc["rate", "coverage_90"]), 0.9, 5 * np.sqrt(0.09 / 60))
 
 
+@pytest.mark.battery
 def test_draws_of_a_change_point():
     log_p, *_ = closed.switch_sums(np.arange(60.0), closed.SWITCH)
     p = np.exp(log_p - log_p.max())

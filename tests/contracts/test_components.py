@@ -335,9 +335,6 @@ def test_summary_says_whether_it_was_worth_it(bimodal):
     assert bimodal.summary(100, khat_draws=100).lines[-1] == "Mixture of 2 components, 1.9 effective."
 
 
-GAIN, SMALL, NOISE, LOSS = (1.21, 0.05), (0.03, 0.001), (0.01, 0.02), (-0.5, 0.1)
-
-
 # --- the picture ------------------------------------------------------------------------------------------------------
 
 

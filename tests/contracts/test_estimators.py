@@ -229,6 +229,27 @@ def test_standard_errors_are_those_seen_over_repeated_draws(family, estimator, s
         assert (np.abs(ratio - 1.0) < 0.5).all()
 
 
+@each_pair
+@two_seeds
+def test_gap_formula_and_floor_in_explicit_sums(family, estimator, seed):
+    """floor = sum_r |u_r - mean u|^2 / (2 R (R-1)) over the replicates, u = (g, (A - I) / sqrt 2)."""
+    target = logistic()
+    state = off_optimum(target, family, seed)
+    base = sobol_draws(64, target.n_dim, np.random.default_rng(seed))
+    n, rows = base.n_replicates, []
+    for part in base.replicates():
+        grad, curvature = in_matrices(family, estimator, target, state, base.z[part])
+        rows.append(np.append(grad, ((curvature - np.eye(target.n_dim)) / np.sqrt(2)).ravel()))
+    u = np.array(rows)
+    centred = u - u.mean(axis=0)
+    products = u @ u.T
+    pairs = np.sum(products**2) - np.sum(np.diag(products) ** 2)
+    moments = estimate(estimator, target, state, base)
+    np.testing.assert_allclose(moments.gap, 0.5 * np.sum(u.mean(axis=0) ** 2), rtol=1e-9)
+    np.testing.assert_allclose(moments.floor, np.sum(centred**2) / (2 * n * (n - 1)), rtol=1e-9)
+    np.testing.assert_allclose(moments.floor_sd, np.sqrt(pairs / (n * (n - 1)) / (2 * n * (n - 1))), rtol=1e-9)
+
+
 @of_pairs_and_seeds()
 @pytest.mark.parametrize("where", ["at the optimum", "off it"])
 def test_gap_less_floor_is_unbiased(family, estimator, seed, where):

@@ -1,4 +1,4 @@
-"""Gaussians with a sparse precision of any shape, against dense ones."""
+"""Fits by Gaussians with a sparse precision of any shape are those by dense ones."""
 
 import numpy as np
 import pymc as pm

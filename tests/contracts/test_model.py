@@ -330,7 +330,7 @@ def test_everything_has_the_data_of_the_moment():
         np.testing.assert_allclose(constrainer(theta)["line"], lines, rtol=1e-14)
         expected = stats.norm.logpdf(new + 1.0, lines).sum(axis=1) + theta[:, 0]
         expected += stats.halfnorm(scale=1.3).logpdf(np.exp(theta[:, 0]))
-        now = density.again() if len(new) == 2 else LogDensity(model, "quick")
+        now = density.again("quick") if len(new) == 2 else LogDensity(model, "quick")
         np.testing.assert_allclose(now.logp(theta), expected, rtol=1e-12)
 
 

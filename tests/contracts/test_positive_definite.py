@@ -57,12 +57,6 @@ def steps(draw, update):
     return draw(st.floats(1e-3, 5.0 if update == "natural_pd" else 1.0)), draw(st.booleans())
 
 
-def rows_of_unit_length(state):
-    """Return the factor with each row divided by its norm: of the correlation matrix of covariance or precision."""
-    factor = factor_matrix(state)
-    return factor / np.sqrt(np.sum(factor**2, axis=1))[:, None]
-
-
 def assert_valid(state):
     """Check that a state is a Gaussian, and that its covariance is one in floating-point numbers too."""
     if "axes" not in state.params():

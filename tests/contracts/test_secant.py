@@ -68,6 +68,3 @@ def test_rescaled_noise_is_that_of_the_rescaled_gap(seed):
         claimed.append(moments.floor_sd)
     assert abs(np.mean(corrected)) < 5 * np.std(corrected) / np.sqrt(2_000)
     assert 0.85 < np.std(corrected) / np.sqrt(np.mean(np.square(claimed))) < 1.18
-
-
-E1, E2 = np.eye(2)

@@ -1,6 +1,7 @@
 """Models whose data are in shards: the posterior of all rows, whoever evaluates them, and if workers die."""
 
 import functools
+import gc
 import multiprocessing
 import os
 import pickle
@@ -18,9 +19,12 @@ import pymc_ngvi
 
 from pymc_ngvi import BrokenExecutorError, ShardError, Shards, StartError, Status
 from pymc_ngvi.density.shards import cluster as of_cluster
-from pymc_ngvi.density.shards import on_dask
+from pymc_ngvi.density.shards import engines, on_dask
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.density.shards.engines import forget
+from pymc_ngvi.density.shards.recipe import Recipe
+from pymc_ngvi.density.shards.requests import Apply
+from pymc_ngvi.density.shards.shard import Shard
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.in_shards import TermsInShards
 from pymc_ngvi.marginal.on_model import FittedDensity
@@ -474,6 +478,32 @@ def test_what_can_not_be_a_fit_of_shards():
         fit(shards, estimator="gauss_newton", family="diagonal")
     with pytest.raises(ValueError, match="leave executor out"):
         fit(model=models.logistic()).refine(progressbar=False, executor=ThreadPoolExecutor(1))
+
+
+def test_two_requests_to_a_shard_wait_for_each_other():
+    """Those of a pass that was given up may still be under way."""
+    shard = Shard(Recipe.of(models.of_rows(models.logistic), KEYS, None), 0)
+    events = []
+
+    def note(key, model):
+        events.append("in")
+        time.sleep(0.05)
+        events.append("out")
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(shard.answer, [Apply(note)] * 2))
+    assert events == ["in", "out"] * 2
+
+
+def test_data_of_shards_go_with_these():
+    shards = Shards(models.of_rows(models.normal), KEYS)
+    # A potential of the prior, which gives the shards another name.
+    density = ShardedDensity(shards)
+    name = shards._recipe.name
+    assert sum(at[0] == name for at in engines._SHARDS) == models.N_SHARDS
+    del density, shards
+    gc.collect()
+    assert not any(at[0].startswith(name.rstrip("-")) for at in engines._SHARDS)
 
 
 def test_a_saved_fit_goes_on_with_the_shards(tmp_path, reference):

@@ -1,16 +1,12 @@
-"""Gaussians whose precision is sparse but for sums over many coordinates, against dense ones."""
+"""Sums over many coordinates are found in models, and fits with them are those by dense Gaussians."""
 
 import numpy as np
 import pymc as pm
 import pytest
 
-from scipy import sparse
-
 from pymc_ngvi import LogDensity, Status, fit_ngvi, load
-from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.psis import Weights, WeightVerdict
-from pymc_ngvi.core.target import MeanHessian
-from pymc_ngvi.families import FullPrecisionState, FullState, SparseFamily, SummedState, fill
+from pymc_ngvi.families import FullState, SparseFamily, SummedState, fill
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
 from pymc_ngvi.fitting import auto, session
@@ -20,63 +16,6 @@ from pymc_ngvi.reading import sums as wide
 from pymc_ngvi.results.diagnosis import diagnose, missed_mass
 
 QUIET = {"progressbar": False, "random_seed": 1, "posterior": "gaussian"}
-
-
-class Known(MeanHessian):
-    """A Hessian by coordinates and sums."""
-
-    def __init__(self, summed, joint):
-        self._summed, self.joint = summed, joint
-        whole = np.vstack([np.eye(summed.n_dim), summed.weights])
-        self.dense = whole.T @ joint @ whole
-
-    @property
-    def summed(self):
-        return self._summed
-
-    def summed_values(self):
-        pattern = self.summed.pattern
-        return self.joint[pattern.rows, pattern.cols]
-
-
-class Pair:
-    """A state of a lattice, a coordinate that touches all of it, and two sums; and a dense one of its distribution."""
-
-    def __init__(self, seed):
-        self.rng = np.random.default_rng(seed)
-        side, n = 5, 26
-        one, path = sparse.eye_array(side), sparse.diags_array([np.ones(side - 1)] * 2, offsets=[-1, 1])
-        lattice = (sparse.kron(path, one) + sparse.kron(one, path)).toarray()
-        joint = np.ones((n + 2, n + 2))
-        joint[1:n, 1:n] = lattice
-        weights = np.zeros((2, n))
-        weights[0, 1:], weights[1, 4:] = 1.0, self.rng.standard_normal(n - 4)
-        self.n_dim, self.summed = n, SummedPattern(Pattern.of(joint), weights)
-        self.structure = SummedStructure.of_sums(self.summed)
-        self.location = self.rng.standard_normal(n)
-        self.hessian = self.random(1.5)
-        self.precision = -self.hessian.dense
-        self.state = self.of(self.hessian)
-        self.dense = FullPrecisionState(self.location, np.linalg.cholesky(self.precision))
-
-    def random(self, excess):
-        """Return a random Hessian; for an excess above 0, negative definite, and large along the sums."""
-        pattern = self.summed.pattern
-        joint = pattern.symmetric(self.rng.standard_normal(pattern.n_entries)).toarray()
-        if excess:
-            joint -= np.diag(excess * np.abs(joint).sum(axis=1))
-            joint[self.n_dim :, self.n_dim :] -= 100.0 * np.eye(2)
-        return Known(self.summed, joint)
-
-    def of(self, hessian):
-        start = SparseFamily(self.structure).from_scale(self.location, np.linspace(0.5, 2.0, self.n_dim))
-        return start.precision_scaled_by(start.curvature(hessian), np.zeros(self.n_dim))[0]
-
-    def whitened(self, state, hessian):
-        if state is self.state:
-            return state.curvature(hessian)
-        root = state.unwhiten(np.eye(self.n_dim))
-        return -root @ hessian.dense @ root.T
 
 
 # --- models -----------------------------------------------------------------------------------------------------------

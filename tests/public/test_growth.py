@@ -2,23 +2,17 @@
 
 import warnings
 
-from dataclasses import replace
-
 import numpy as np
 import pymc as pm
 import pytest
 
-from matrix import two_seeds
-
 import pymc_ngvi
 
 from pymc_ngvi import ConvergenceWarning, Status
-from pymc_ngvi.results.diagnosis.cures import Context
-from pymc_ngvi.results.diagnosis.findings import of_fit
-from pymc_ngvi.steps.adaptive.growth import Growth
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
+two_seeds = pytest.mark.parametrize("seed", [1, 2], ids=["seed1", "seed2"])
 QUIET = {"progressbar": False, "backend": "quick"}
 X = np.linspace(-2.0, 2.0, 40)
 Y = np.random.default_rng(1).standard_normal(20)
@@ -157,39 +151,3 @@ def test_wide_but_proper_posteriors_raise_no_alarm(make, seed):
     # A likelihood with a bend far out may seem not smooth.
     assert approx.status in (Status.CONVERGED, Status.NOISE_LIMITED, Status.NOT_SMOOTH)
     assert approx.record.growing == ()
-
-
-def test_growth_that_ends_is_none():
-    """By doubling to a million, and there it stays; and growth that is going on."""
-
-    class At:
-        def __init__(self, sd):
-            self._sd = np.array([1.0, sd])
-
-        def sd(self):
-            return self._sd
-
-    ended = going_on = Growth()
-    for n in range(100):
-        ended, going_on = ended.after(At(min(2.0**n, 2.0**20))), going_on.after(At(2.0**n))
-    assert not ended.is_unbounded
-    assert not ended.seems_unbounded
-    assert going_on.is_unbounded
-    np.testing.assert_array_equal(going_on.coordinates(), [1])
-
-
-@pytest.mark.parametrize(
-    ("status", "kind", "relied_on"),
-    [
-        (Status.CONVERGED, "is_nested", True),
-        (Status.STALLED, "is_nested", False),
-        (Status.STALLED, "is_exact", True),
-        (Status.STALLED, "", False),
-    ],
-)
-def test_what_has_not_converged_is_relied_on_where_its_weights_are_good(status, kind, relied_on):
-    """A pool is exact only if every check of its weights has passed; a nested one may be approximate."""
-    approx = fitted(lambda: pm.Normal("x"), 1)
-    record = replace(approx.record, status=status, **({kind: True} if kind else {}))
-    context = Context(approx.layout, record, "full", has_groups=False, has_hessian=True)
-    assert (not of_fit(context, 0.0)) is relied_on

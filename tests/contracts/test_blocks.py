@@ -1,53 +1,11 @@
-"""The block family against dense matrices, and blocks by name."""
+"""Blocks of coordinates by name."""
 
 import numpy as np
 import pymc as pm
 import pytest
 
 from pymc_ngvi.density import Layout
-from pymc_ngvi.families.block import BlockState, BlockStructure
-from pymc_ngvi.families.full import FullState
 from pymc_ngvi.fitting.blocks import block_labels
-
-#: Blocks of sizes 1, 2, 2, 3, no two of them of neighbouring coordinates only.
-LABELS = np.array([7, 3, 7, 1, 3, 7, 0, 1])
-
-
-def packed(structure, dense):
-    """Return the entries of a dense matrix that lie in the blocks."""
-    return dense[structure.order[structure.lines], structure.columns]
-
-
-def random_factor(rng, mask):
-    factor = np.tril(rng.standard_normal(mask.shape)) * mask
-    factor[np.diag_indices_from(factor)] = np.exp(0.7 * rng.standard_normal(len(mask)))
-    return factor
-
-
-def pair_of_states(rng, labels=LABELS):
-    """Return a block state and the dense state of the same Gaussian."""
-    structure = BlockStructure(labels)
-    location, factor = rng.standard_normal(len(labels)), random_factor(rng, labels[:, None] == labels)
-    return BlockState(location, packed(structure, factor), structure), FullState(location, factor)
-
-
-@pytest.fixture
-def rng(seed):
-    return np.random.default_rng(seed)
-
-
-@pytest.fixture
-def states(rng):
-    return pair_of_states(rng)
-
-
-@pytest.fixture
-def dense(states):
-    """Unpack; entries outside the blocks are 0."""
-    return states[0].structure.dense
-
-
-# --- blocks by name ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi import fit_ngvi
-from pymc_ngvi.graphs import graph
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 
@@ -66,15 +65,3 @@ def test_a_regression_on_raw_data_gets_away_from_its_start(seed, options):
     assert approx.converged
     assert abs(approx.mean_data["sigma_log__"] - np.log(9.0)) < 0.2  # posterior standard deviation .05
     assert approx.elbo.value > -760.0
-
-
-def test_no_graph_of_a_hessian_is_made_where_a_row_is_a_whole_density(monkeypatch):
-    y = np.random.default_rng(0).normal(size=(40, 2))
-    with pm.Model() as model:
-        scale = pm.HalfNormal("scale", 2.0)
-        mean = pm.Normal("mean")
-        pm.MvNormal("y", mean * np.ones(2), cov=scale * np.eye(2) + 0.3, observed=y)
-    monkeypatch.setattr(graph, "hessian_product", lambda *_: pytest.fail("a Hessian product was made"))
-    approx = fit_ngvi(model=model, posterior="gaussian", random_seed=1, **QUIET)
-    assert approx.record.estimator == "quadrature"
-    assert approx.converged
