@@ -7,23 +7,27 @@ STAMP := $(VENV)/.installed-
 PARALLEL := --numprocesses=logical --max-worker-restart=0
 export OPENBLAS_NUM_THREADS ?= 1
 # Tests whose outcome could hang on rounding, and those of what the package takes from PyMC.
-OF_KERNELS := $(foreach name,linalg arrow block_family sparse_family families updates positive_definite,\
+OF_KERNELS := $(foreach name,linalg gaussian block_family filled_family normals updates positive_definite,\
 	$(wildcard tests/*/test_$(name).py))
-OF_PYMC := $(foreach name,approximation constrain export guide interaction layout logdensity minibatch persistence predict \
+OF_PYMC := $(foreach name,approximation export guide interaction layout minibatch model persistence predict \
 	register samplers,$(wildcard tests/*/test_$(name).py))
 # The supported minor version that $(VENV) has not.
 OTHER_PYMC = $(shell $(BIN)/python -c 'import importlib.metadata as m; print("6.3" if m.version("pymc").startswith("6.4.") else "6.4")')
 
-.PHONY: example test test-all test-kernels test-pymc record lint docs notebooks wheel bench clean check-python
+.PHONY: example test test-all battery test-kernels test-pymc record lint docs notebooks wheel bench clean check-python
 
 example: $(STAMP)example
 	$(BIN)/python examples/epilepsy.py
 
 test: $(STAMP)test
-	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) --dist=loadfile
+	$(BIN)/python -m pytest -m "not slow and not battery" $(PARALLEL) --dist=loadfile
 
 test-all: $(STAMP)bench
 	$(BIN)/python -m pytest $(PARALLEL) --dist=worksteal
+
+# Outcomes against references that are independent of the package: tests/battery/README.md.
+battery: $(STAMP)test
+	$(BIN)/python -m pytest tests/battery $(PARALLEL) --dist=loadgroup
 
 test-kernels: $(STAMP)test
 	$(BIN)/python tests/kernels.py $(OF_KERNELS)

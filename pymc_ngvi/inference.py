@@ -22,8 +22,8 @@ from pymc_ngvi.density.streams.density import Streamed
 from pymc_ngvi.fitting.begun import first_state
 from pymc_ngvi.fitting.defaults import names_a_method, options_for
 from pymc_ngvi.fitting.earlier import Earlier
+from pymc_ngvi.fitting.errors import SoFar, or_the_first
 from pymc_ngvi.fitting.given import check_not_empty, density_of, model_given, streamed
-from pymc_ngvi.fitting.lost import keeping
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, OF_CONSTRUCTOR, OPTIONS, FitOptions, check_callbacks, check_n
 from pymc_ngvi.fitting.outcome import report_outcome
@@ -33,7 +33,7 @@ from pymc_ngvi.fitting.session import FitSession
 from pymc_ngvi.fitting.signatures import refuse_for, refuse_unknown, takes
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.graphs.backends import Backend
-from pymc_ngvi.posteriors.search import seconds_after_others, seconds_until_others
+from pymc_ngvi.posteriors.search import seconds_until_others
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.callbacks import Callback, observer_of
 from pymc_ngvi.results.posterior_first import NoneFirst, posterior_first
@@ -206,6 +206,10 @@ class NGVI(Inference):
             self._next_seed = None
         self._options, self._given = validated, given
 
+    def begin_with(self, density: ModelDensity) -> None:
+        """Let the next fit go on with a log density of the model that is there."""
+        self._density = density
+
     @property
     def approx(self) -> NGVIApproximation:
         """The approximation of the last fit.
@@ -282,48 +286,57 @@ class NGVI(Inference):
         refuse_for(unknown, NGVI.__init__, NGVI.fit)
         n, callbacks = check_n(n), check_callbacks(callbacks)
         clock = time.perf_counter()
-        problem = self._problem(backend, compile_kwargs)
-        before = NoneFirst(self._options)
-        if not callbacks and n and self._given["start"] is None and not names_a_method(self._given):
-            seed = self._seed()
-            first = posterior_first(
-                self._options, problem.density, seed, NGVIApproximation,
-                include_transformed=include_transformed, progressbar=progressbar,
-            )  # fmt: skip
-            if isinstance(first, NGVIApproximation):
-                return self._taken(first)
-            self._next_seed, self._options, before = seed, first.options, first
-        density = problem.density
-        with FitProgress(progressbar, progressbar_theme) as progress, few_threads(density), watching(density, progress):
-            approx, problem, rule, q, seed = self._start(problem, include_transformed)
-            scored, self._result = score in (None, True), None
-            search = self._search(problem, seed)
-            self._session = FitSession.begin(
-                problem, rule, q, self._options, seed, score=scored, clock=clock,
-                observer=observer_of(approx, callbacks), search=search,
-            )  # fmt: skip
-            self._fitted, self._prepared, self._next_seed = approx, None, None
-            approx._session = self._session
-            session = self._session
-            with keeping(approx, lambda: approx._follow(session.outcome())):
-                later = math.inf if callbacks else seconds_until_others(self._options, density, before.tried)
-                most = seconds_after_others(density) if before.tried else math.inf
-                session.run(n, progress, pause_after=later, most=most)
-        step = PosteriorStep(self._options.posterior, seed, self._options.max_seconds, tried=before.tried)
-        self._result = step.following(
-            session, approx, NGVIApproximation, n, progressbar=progressbar, theme=progressbar_theme
-        )
-        assert self._result.record is not None
-        report_outcome(approx.q, self._result.record)
-        return self._result
-
-    def _taken(self, nested: NGVIApproximation) -> NGVIApproximation:
-        """Return a nested posterior that no fit came before."""
-        self._session = self._prepared = self._next_seed = None
-        self._fitted = self._result = nested
-        assert nested.record is not None
-        report_outcome(nested._state, nested.record)
-        return nested
+        with SoFar[NGVIApproximation]() as so_far:
+            problem = self._problem(backend, compile_kwargs)
+            first: NGVIApproximation | NoneFirst = NoneFirst(self._options)
+            if not callbacks and n and self._given["start"] is None and not names_a_method(self._given):
+                seed = self._seed()
+                first = posterior_first(
+                    self._options, problem.density, seed, NGVIApproximation, so_far,
+                    include_transformed=include_transformed, progressbar=progressbar,
+                )  # fmt: skip
+                if isinstance(first, NoneFirst):
+                    self._next_seed, self._options = seed, first.options
+            if not isinstance(first, NoneFirst):
+                so_far.result = first
+            else:
+                density = problem.density
+                with (
+                    or_the_first(first.errors), FitProgress(progressbar, progressbar_theme) as progress,
+                    few_threads(density), watching(density, progress),
+                ):  # fmt: skip
+                    approx, problem, rule, q, seed = self._start(problem, include_transformed)
+                    scored, self._result = score in (None, True), None
+                    search = self._search(problem, seed)
+                    self._session = session = FitSession.begin(
+                        problem, rule, q, self._options, seed, score=scored, clock=clock,
+                        observer=observer_of(approx, callbacks), search=search,
+                    )  # fmt: skip
+                    self._fitted, self._prepared, self._next_seed = approx, None, None
+                    approx._session = session
+                    step = PosteriorStep(self._options.posterior, seed, self._options.max_seconds, tried=first.tried)
+                    if first.state is None:
+                        step.tell_of_fit(session, approx, so_far)
+                    later = math.inf if callbacks else seconds_until_others(self._options, density, first.tried)
+                    session.run(n, progress, pause_after=later, most=first.most_seconds)
+                so_far.result = step.following(
+                    session,
+                    approx,
+                    NGVIApproximation,
+                    n,
+                    so_far,
+                    first.state,
+                    progressbar=progressbar,
+                    theme=progressbar_theme,
+                )
+        self._result = result = so_far.result
+        assert result.record is not None
+        if result.record.comes_first:
+            self._session = self._prepared = self._next_seed = None
+            self._fitted = result
+        assert self._fitted is not None
+        report_outcome(self._fitted._state, result.record)
+        return result
 
     def refine(
         self,
@@ -343,8 +356,7 @@ class NGVI(Inference):
         """
         if self._session is None and self._result is None:
             raise TypeError("There is nothing to refine: call fit first.")
-        refined: NGVIApproximation = self.approx.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
-        return refined
+        return self.approx.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
 
     def run_profiling(self, *args: object, **kwargs: object) -> Never:
         """Not available: there is no compiled step function to profile."""

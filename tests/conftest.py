@@ -20,6 +20,8 @@ import pytest
 
 from threadpoolctl import threadpool_limits
 
+# An exception in one of several posteriors ends a fit here; tests of what users get in its place unset it.
+os.environ.setdefault("PYMC_NGVI_RAISE", "1")
 # No window may open; set before anything imports matplotlib.
 os.environ.setdefault("MPLBACKEND", "Agg")
 
@@ -93,6 +95,13 @@ def _no_last_resort(monkeypatch):
 
 
 @pytest.fixture
+def _nested_first(monkeypatch):
+    """Have nested posteriors come before any Gaussian fit, as if they took no time."""
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.latent_gaussian.nested_seconds", lambda given: 0.01)
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.latent_gaussian.LatentGaussianKind.least", 0.01)
+
+
+@pytest.fixture
 def _sigint():
     """Let SIGINT raise KeyboardInterrupt: a shell that runs the suite in the background has it ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -119,7 +128,9 @@ def _compiled_once():
     class Once(type):
         """Of what stands for `LogDensity`: makes one, and knows one."""
 
-        def __call__(cls, model, backend="auto", compile_kwargs=None):
+        def __call__(cls, model, backend="auto", compile_kwargs=None, *, factors=None):
+            if factors is not None:
+                return make(model, backend, compile_kwargs, factors=factors)
             last = None if compile_kwargs else made.get((model, backend))
             share = last is not None and not last.has_minibatch
             density = last.again(backend) if share else make(model, backend, compile_kwargs)
@@ -142,11 +153,12 @@ def _compiled_once():
 @pytest.fixture(autouse=True, scope="session")
 def once():
     """Simplify and compile equal graphs once."""
-    from once import Once  # after what has to be set before PyTensor and Matplotlib are imported
+    from once import Once, rewriters_once  # after what has to be set before PyTensor and Matplotlib are imported
 
     with pytest.MonkeyPatch.context() as patch:
         made = Once()
         made.install(patch)
+        rewriters_once(patch)
         yield made
 
 

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scipy import sparse
 from scipy.special import gammaln, logsumexp
 
 from pymc_ngvi.core.ufuncs import softplus
@@ -132,10 +131,6 @@ class Gaussian:
         m = self.forest.n_globals
         cov = np.linalg.inv(self.precision[m:, m:])
         return self.mean[m:] - (g - self.mean[:m]) @ self.precision[:m, m:] @ cov, cov
-
-    @property
-    def sparse_precision(self):
-        return sparse.csr_array(self.precision)
 
     def centres(self, g):
         """Return the right centres: conditional means, and the factor of the conditional covariance."""

@@ -6,16 +6,19 @@ time of the suite.
 
 import collections
 import functools
+import threading
 
 import numpy as np
+import pytensor
 
-from pymc import initial_point
 from pytensor import config
+from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable, clone_get_equiv
+from pytensor.graph.rewriting import basic
+from pytensor.graph.rewriting.db import EquilibriumDB, RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, toposort
 
-from pymc_ngvi.density import flat
 from pymc_ngvi.graphs import graph
 
 #: Results that are kept, those that were last asked for, and bytes of a constant that are compared.
@@ -86,13 +89,12 @@ class Once:
     def __init__(self):
         self.is_active = True
         self._kept = collections.OrderedDict()
-        self._compile, self._compile_initial_point = flat.Functions.compile, initial_point.compile
+        self._compile = pytensor.function
 
     def install(self, patch):
         for name in _DERIVED:
             patch.setattr(graph, name, functools.partial(self.derive, name, getattr(graph, name)))
-        patch.setattr(flat.Functions, "compile", lambda functions, *args: self.compile(functions, *args))
-        patch.setattr(initial_point, "compile", self.compile_initial_point)
+        patch.setattr(pytensor, "function", self.compile)
 
     def _once(self, key, make):
         if not self.is_active or key is None:
@@ -114,18 +116,48 @@ class Once:
         made_on, made = self._once(key, lambda: (roots, function(*graphs, **options)))
         return made if made_on is roots else _on(made, dict(zip(made_on, roots, strict=True)))
 
-    def compile(self, functions, inputs, outputs):
-        """Return the compiled function; where it was made earlier, the same object."""
-        every = [outputs] if isinstance(outputs, Variable) else list(outputs)
-        of_graph = None if functions.compile_kwargs else signature(inputs, every)
-        key = of_graph and ("compile", of_graph, functions.backend, functions._is_large, functions._model.check_bounds)
-        return self._once(key, lambda: self._compile(functions, inputs, outputs))
+    def compile(self, inputs, outputs=None, mode=None, **options):
+        """Return the compiled function; where this thread made it earlier, the same object."""
+        every = [outputs] if isinstance(outputs, Variable) else outputs
+        key = None
+        if isinstance(every, list | tuple) and all(isinstance(var, Variable) for var in (*inputs, *every)):
+            of_graph = None if options.get("updates") else signature(inputs, every)
+            given = {**options, "updates": None}
+            how = (every is outputs, _content_of(mode), *sorted(given.items()), config.floatX, config.cxx)
+            key = of_graph and ("compile", of_graph, threading.get_ident(), *how)
+        return self._once(key, lambda: (mode, self._compile(inputs, outputs, mode, **options)))[1]
 
-    def compile_initial_point(self, inputs, outputs, **options):
-        """Return the function behind the initial point of a model."""
-        of_graph = signature(inputs, outputs)
-        key = of_graph and ("initial point", of_graph, config.floatX, config.cxx)
-        return self._once(key, lambda: self._compile_initial_point(inputs, outputs, **options))
+
+def _content_of(mode):
+    """Return what is the same for modes that do the same, as long as they are kept: parts are told by identity."""
+    if not isinstance(mode, Mode) or not isinstance(mode.provided_optimizer, RewriteDatabaseQuery):
+        return mode
+    query = mode.provided_optimizer
+    more = [(id(rewriter), position) for rewriter, position in query.extra_rewrites]
+    return (id(mode.linker), *_tags(query), query.position_cutoff, *query.subquery.items(), *more)
+
+
+def _tags(query):
+    return tuple(query.include), tuple(query.require), tuple(query.exclude)
+
+
+def rewriters_once(patch):
+    """Keep what PyTensor makes of a query, which it would do for each graph, and which types come before others."""
+    query, order = EquilibriumDB.query, functools.cache(basic._compose_mro)
+    made = {}
+
+    def kept(db, asked, **more):
+        if more or not isinstance(asked, RewriteDatabaseQuery) or asked.subquery:
+            return query(db, asked, **more)
+        key = (db, len(db._names), config.optdb__max_use_ratio, *_tags(asked))
+        if key not in made:
+            made[key] = rewriter = query(db, asked)
+            tracker = rewriter.node_tracker
+            tracker.get_trackers = functools.lru_cache(_MOST)(tracker._get_trackers)  # operations can be large
+        return made[key]
+
+    patch.setattr(EquilibriumDB, "query", kept)
+    patch.setattr(basic, "_compose_mro", lambda kind, types: order(kind, frozenset(types)))
 
 
 def _on(made, roots):

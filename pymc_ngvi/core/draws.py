@@ -123,8 +123,7 @@ def _sobol(n_points: int, n_dim: int, rng: np.random.Generator) -> Array:
         return np.zeros((n_points, n_dim))
     from scipy.stats import qmc  # .4 s to import
 
-    points: Array = qmc.Sobol(n_dim, scramble=True, rng=rng).random(n_points)
-    return points
+    return qmc.Sobol(n_dim, scramble=True, rng=rng).random(n_points)
 
 
 def _stratified_normals(n_points: int, n_dim: int, rng: np.random.Generator) -> Array:

@@ -27,6 +27,8 @@ class Elbo(NamedTuple):
 
     def __str__(self) -> str:
         """Return ``-625.61 +- 0.01``."""
+        if math.isinf(self.se):
+            return f"{format_elbo(self.value)} (its error is not known)"
         return f"{format_elbo(self.value)} +- {self.se:{'.2f' if self.se < _HUGE else '.1g'}}"
 
 

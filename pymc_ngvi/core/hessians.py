@@ -28,8 +28,7 @@ class MatrixHessian(MeanHessian):
 
     def products(self, directions: Array) -> Array:
         """Return the matrix times each direction, (n_directions, n_dim)."""
-        result: Array = directions @ self.matrix
-        return result
+        return directions @ self.matrix
 
     def diagonal(self) -> Array:
         """Return the diagonal, (n_dim,)."""
@@ -39,8 +38,7 @@ class MatrixHessian(MeanHessian):
         """Return the entries of ``pattern``, (n_entries,)."""
         if self.pattern is None:
             return super().values()
-        result: Array = self.matrix[self.pattern.rows, self.pattern.cols]
-        return result
+        return self.matrix[self.pattern.rows, self.pattern.cols]
 
 
 class PatternHessian(MeanHessian):
@@ -62,8 +60,7 @@ class PatternHessian(MeanHessian):
 
     def products(self, directions: Array) -> Array:
         """Return the matrix times each direction, (n_directions, n_dim)."""
-        result: Array = (self._pattern.symmetric(self._values) @ directions.T).T
-        return result
+        return (self._pattern.symmetric(self._values) @ directions.T).T
 
     def diagonal(self) -> Array:
         """Return the diagonal, (n_dim,)."""

@@ -20,14 +20,12 @@ LEAST_PIVOT = ROUNDING**0.5
 
 def symmetrise(matrix: Array) -> Array:
     """Return the symmetric part of a square matrix."""
-    symmetric: Array = 0.5 * (matrix + matrix.T)
-    return symmetric
+    return 0.5 * (matrix + matrix.T)
 
 
 def diagonal(matrix: Array) -> Array:
     """Return the diagonal of a square matrix as a view to write into."""
-    view: Array = np.einsum("ii->i", matrix)
-    return view
+    return np.einsum("ii->i", matrix)
 
 
 @functools.lru_cache(maxsize=4)
@@ -41,20 +39,17 @@ def _lower_weights(n: int, on_diagonal: float) -> Array:
 
 def half_triangle(matrix: Array) -> Array:
     """Return the lower triangle of a square matrix with its diagonal halved; all entries should be finite."""
-    lower: Array = matrix * _lower_weights(len(matrix), 0.5)
-    return lower
+    return matrix * _lower_weights(len(matrix), 0.5)
 
 
 def lower_triangle(matrix: Array) -> Array:
     """Return the lower triangle of a square matrix; all entries should be finite."""
-    lower: Array = matrix * _lower_weights(len(matrix), 1.0)
-    return lower
+    return matrix * _lower_weights(len(matrix), 1.0)
 
 
 def strict_triangle(matrix: Array) -> Array:
     """Return what is below the diagonal of a square matrix; all entries should be finite."""
-    lower: Array = matrix * _lower_weights(len(matrix), 0.0)
-    return lower
+    return matrix * _lower_weights(len(matrix), 0.0)
 
 
 def all_finite(*arrays: Array) -> bool:
@@ -75,8 +70,7 @@ def logsumexp(values: ArrayLike, axis: int | None = None, *, keepdims: bool = Fa
 
 def relative_terms(entries: Array) -> Array:
     """Return the size of the larger term of sums with 1, as the diagonals of relative precisions are."""
-    terms: Array = np.maximum(1.0, np.abs(entries - 1.0))
-    return terms
+    return np.maximum(1.0, np.abs(entries - 1.0))
 
 
 def cholesky(matrix: Array, terms: Array | None = None) -> Array | None:
@@ -175,8 +169,7 @@ def _solve_triangular(factor: Array, rhs: Array, *, lower: bool, transpose: bool
     solution, info = sla.lapack.dtrtrs(factor, rhs, lower=lower, trans=transpose)
     if info:
         raise np.linalg.LinAlgError(f"Entry {info} on the diagonal of a triangular factor is 0.")
-    result: Array = solution
-    return result
+    return solution
 
 
 def _machine_memory() -> float:

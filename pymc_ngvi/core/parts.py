@@ -83,8 +83,7 @@ class DataParts:
 
 def rows_of_set(sets: sparse.csr_array, i: int) -> Ints:
     """Return the rows of one of some sets of rows, (n_sets, n_rows)."""
-    result: Ints = sets.indices[sets.indptr[i] : sets.indptr[i + 1]].astype(np.intp)
-    return result
+    return sets.indices[sets.indptr[i] : sets.indptr[i + 1]].astype(np.intp)
 
 
 def passes(blocks: list[Ints]) -> Ints:

@@ -54,8 +54,7 @@ class Pattern:
     @functools.cached_property
     def off_diagonal(self) -> NDArray[np.bool_]:
         """Which entries are below the diagonal."""
-        below: NDArray[np.bool_] = self.rows != self.cols
-        return below
+        return self.rows != self.cols
 
     @functools.cached_property
     def matrix(self) -> sparse.csr_array:

@@ -9,11 +9,11 @@ from pymc_ngvi.core.values import Array
 _ROOT_2PI = float(np.sqrt(2.0 * np.pi))
 
 
-def quantiles(normals: Array, points: Array, density: Array, areas: Array, *, goes_on: bool = False) -> Array:
+def quantiles(normals: Array, points: Array, density: Array, areas: Array) -> Array:
     """Return where distributions have the probabilities that some numbers have under a standard normal.
 
     Cubics between the points have the right values and slopes there. Probabilities are added up from either end, so
-    that both tails keep their digits.
+    that both tails keep their digits. Beyond the points, quantiles stay at the first and last of these.
 
     Parameters
     ----------
@@ -22,8 +22,6 @@ def quantiles(normals: Array, points: Array, density: Array, areas: Array, *, go
         Ascending, and the densities there, but for a constant.
     areas : ndarray, shape (n_points + 1, ...)
         Integrals of these: below the first point, from each to the next one, and above the last.
-    goes_on : bool
-        Whether quantiles go on straight beyond the points, or stay at the first and last of these.
 
     Returns
     -------
@@ -36,10 +34,10 @@ def quantiles(normals: Array, points: Array, density: Array, areas: Array, *, go
     score = np.where(below < above, score, -score)
     slope = np.exp(-0.5 * score**2) * (total / _ROOT_2PI) / density
     points = np.broadcast_to(points, score.shape)
-    return np.array([_at(normal, score, points, slope, goes_on) for normal in normals])
+    return np.array([_at(normal, score, points, slope) for normal in normals])
 
 
-def _at(wanted: float, x: Array, y: Array, slope: Array, goes_on: bool) -> Array:
+def _at(wanted: float, x: Array, y: Array, slope: Array) -> Array:
     """Return y at a value of x, ascending along the first axis, by cubics from values and slopes at both ends."""
     left = np.clip((x < wanted).sum(axis=0) - 1, 0, len(x) - 2)[None]
     (x_left, x_right), (y_left, y_right), (first, last) = (
@@ -50,7 +48,4 @@ def _at(wanted: float, x: Array, y: Array, slope: Array, goes_on: bool) -> Array
     part = np.clip((wanted - x_left) / width, 0.0, 1.0)
     rest = 1.0 - part
     ends = (1.0 + 2.0 * part) * rest**2 * y_left + (1.0 + 2.0 * rest) * part**2 * y_right
-    result: Array = ends + part * rest * width * (rest * first - part * last)
-    if goes_on:
-        result += first * np.minimum(wanted - x_left, 0.0) + last * np.maximum(wanted - x_right, 0.0)
-    return result
+    return ends + part * rest * width * (rest * first - part * last)

@@ -9,7 +9,6 @@ class Reason(StrEnum):
 
     # Of an exact or nested posterior.
     NOT_FOLLOWED = auto()  # the fit did not end where another posterior may follow
-    INTERRUPTED = auto()  # from the keyboard
     IN_PART = auto()  # log p is not to be had with all of the data in one place
     NO_FOREST = auto()  # coordinates do not fall into small blocks beside few globals
     NOT_LATENT = auto()  # no latent Gaussian model
@@ -19,6 +18,7 @@ class Reason(StrEnum):
     TOO_LONG = auto()  # each draw takes many evaluations
     TOO_DEAR = auto()  # it takes more seconds than there are
     NOT_PASSED = auto()  # a check of its weights
+    EXCEPTION = auto()  # an error in its code
     SUPERFLUOUS = auto()  # the Gaussian is the posterior
     # Of log p as a sum over rows.
     NO_PREDICTORS = auto()  # no sum over functions of a few linear predictors

@@ -108,8 +108,8 @@ class Status(Enum):
     )
     INTERRUPTED = (
         "interrupted",
-        "The fit was interrupted from the keyboard; the current approximation is kept.",
-        "Call refine(n) to go on from here.",
+        "The fit was interrupted from the keyboard; what there was by then is kept.",
+        "Call refine(n) to go on with the iterations, or fit again.",
     )
     STOPPED = (
         "stopped by a callback",

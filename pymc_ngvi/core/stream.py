@@ -117,31 +117,25 @@ class StreamTarget(Protocol):
     @property
     def total_size(self) -> int:
         """Rows of all batches together."""
-        ...
 
     @property
     def is_read_once(self) -> bool:
         """Whether there is one pass through the data, and no other."""
-        ...
 
     def read(self, seed: int, place: Place) -> Batch:
         """Read the batch at a place; where there are passes in random orders, ``seed`` tells these."""
-        ...
 
     def keep(self, which: int, q: Spread) -> tuple[int, Expectation]:
         """Keep some rows of the batch that was read last; return their number, and their `of_kept`.
 
         Of all batches together, these are about as many as one batch has.
         """
-        ...
 
     def of_kept(self, which: int, q: Spread) -> Expectation:
         """Return the expectation of the log likelihood of rows that were kept of a batch, under a Gaussian."""
-        ...
 
     def of_prior(self, q: Spread) -> Expectation:
         """Return the expectation of what is no likelihood of a batch, under a Gaussian."""
-        ...
 
     def of_batch(self, q: Spread, rules: RowRules | None = None) -> Expectation:
         """Return the expectation of the log likelihood of the batch that was read last, under a Gaussian.
@@ -152,4 +146,3 @@ class StreamTarget(Protocol):
         rules : RowRules, optional
             Those that another Gaussian needed for the same batch: others are chosen for wider rows alone.
         """
-        ...

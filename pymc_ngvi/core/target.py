@@ -297,7 +297,6 @@ class Spread(Protocol):
 
     def covariances(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
         """Return entries of the covariance, (n,)."""
-        ...
 
     def covariance_times(self, vectors: Array) -> Array:
         """Return the covariance times each vector, (n_vectors, n_dim)."""

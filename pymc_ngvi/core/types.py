@@ -102,11 +102,9 @@ class Estimator(Protocol):
 
     def has_hessian(self, target: Density) -> bool:
         """Tell whether `hessian_at_mean` can be formed."""
-        ...
 
     def hessian_at_mean(self, target: Density, state: GaussianState) -> MeanHessian:
         """Return the Hessian of log p at the mean of a state."""
-        ...
 
 
 class Update(Protocol):

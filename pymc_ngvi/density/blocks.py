@@ -87,8 +87,7 @@ class _Slot:
 
     @functools.cached_property
     def _dense(self) -> Array:
-        result: Array = self.of_globals.toarray()
-        return result
+        return self.of_globals.toarray()
 
     def at(self, g: Array, local: Array | None, n_nodes: int) -> Array:
         """Return values, (n_rows or 1, n_nodes or 1, n), at globals (n, p) and locals (n_local, n_nodes * n)."""

@@ -321,8 +321,7 @@ class ByRows:
 
     @property
     def _derivatives(self) -> list[SecondDerivatives]:
-        found: list[SecondDerivatives] = self._of_terms(self._kept.derivatives, self._differentiated)
-        return found
+        return self._of_terms(self._kept.derivatives, self._differentiated)
 
     def _of_terms[T](self, what: OfTerms[T], make: Callable[[Expectations], T]) -> T:
         """Return what follows from the rows, made once for the same data."""

@@ -146,5 +146,4 @@ class Constrainer(FunctionsAtDraws):
     def _outputs(self) -> list[Variable]:
         model = self.model
         outputs = model.replace_rvs_by_values([model[name] for name in self._computed_names()])
-        held: list[Variable] = self._minibatches.hold(outputs)
-        return held
+        return self._minibatches.hold(outputs)

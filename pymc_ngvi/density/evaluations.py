@@ -154,5 +154,4 @@ class Evaluations:
             return jets.logp if name == "logp" else jets.logp_grad
         outputs = [graphs.logp] if name == "logp" else graphs.logp_grad
         draws, batched = graph.over_draws(outputs, graphs.theta)
-        function: Callable[[Array], tuple[Array, ...]] = self._functions.compile([draws], batched)
-        return function
+        return self._functions.compile([draws], batched)

@@ -220,8 +220,7 @@ class Columns:
 
     def __call__(self, theta: Array) -> Array:
         """Return them at draws, (n_draws, n_columns)."""
-        result: Array = self.offset + theta @ self.matrix.T
-        return result
+        return self.offset + theta @ self.matrix.T
 
 
 def _of_columns(linear: LinearMap, several: NDArray[np.intp], group: Group) -> Columns:

@@ -241,14 +241,12 @@ def _group_means(y: Array, group: NDArray[np.intp], weight: float) -> Array:
     flat, of = y.ravel(), group.ravel() + 1
     counts, sums = np.bincount(of), np.bincount(of, weights=flat)
     means = (sums + weight * flat.mean()) / (counts + weight)
-    result: Array = means[of].reshape(y.shape)
-    return result
+    return means[of].reshape(y.shape)
 
 
 def _bernoulli_estimate(y: Array, group: NDArray[np.intp]) -> Array:
     mean = _group_means(y, group, 1.0)
-    result: Array = logit(np.clip(mean, 0.02, 0.98))
-    return result
+    return logit(np.clip(mean, 0.02, 0.98))
 
 
 def _poisson_estimate(y: Array, group: NDArray[np.intp]) -> Array:

@@ -60,6 +60,8 @@ class LogDensity(ModelDensity):
     Attributes
     ----------
     graphs : FlatGraphs
+    factors_from : callable or None
+        What ``factors`` was.
 
     Raises
     ------
@@ -92,6 +94,7 @@ class LogDensity(ModelDensity):
         check_backend(backend, compile_kwargs)
         check_model(model)
         self._state = ModelState.of(model)
+        self.factors_from = factors
         if factors is None:
             self.summed_out = summed_out(model)
         else:

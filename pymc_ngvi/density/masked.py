@@ -1,63 +1,58 @@
-"""A model whose observations can be left out: each has a weight, 0 or 1, that data of the model hold."""
+"""Log p in which the rows of an observed variable have weights, 0 or 1: with them, rows are left out."""
 
-from dataclasses import dataclass
-from typing import Any
+import functools
+
+from collections.abc import Sequence
 
 import numpy as np
 import pymc as pm
 
+from pytensor import shared
+
 from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.density.logdensity import LogDensity
+from pymc_ngvi.density.observed_logp import ObservedLogp
+from pymc_ngvi.reading.factors import Factor, factors_of
+
+#: Difference of two log densities that is rounding.
+_ROUNDING = 1e-9
 
 
-@dataclass(frozen=True)
-class MaskedModel:
-    """A copy of a model in which the log density of an observed variable is a weighted one.
+class MaskedDensity:
+    """The log density of a model whose factor of an observed variable has a weight for each row.
 
-    Parameters
-    ----------
-    model : pymc.Model
-        With a Potential of the name of the variable.
-    name : str
-        Of the variable.
-    weights : str
-        Name of the ``pm.Data`` with the weights.
+    Raises ValueError where log p is another one than that of ``given`` while all weights are 1.
     """
 
-    model: pm.Model
-    name: str
-    weights: str
+    def __init__(self, given: LogDensity, rows: ObservedLogp) -> None:
+        self.name, self._given, self._shape = rows.name, given, rows.shape
+        self._weights = shared(np.ones(self._shape), name=f"weights of {self.name}", shape=self._shape)
 
-    @classmethod
-    def of(cls, model: pm.Model, name: str, shape: tuple[int, ...]) -> "MaskedModel":
-        """Return the copy, in which all observations are there.
+    @functools.cached_property
+    def density(self) -> LogDensity:
+        """Log p, whose weights change with `leave_out`."""
+        self.leave_out(np.empty(0, dtype=np.intp))
+        density = LogDensity(self._given.model, factors=self._factors)
+        points = density.initial_point() + 0.5 * np.random.default_rng(0).standard_normal((2, density.n_dim))
+        logp, of_model = density.logp(points), self._given.logp(points)
+        if not np.allclose(logp, of_model, rtol=_ROUNDING, atol=_ROUNDING, equal_nan=True):
+            raise ValueError(
+                f"Rows of {self.name!r} can't be left out: with a weight of 1 for each, log p is {logp[0]:.6g} near "
+                f"the start, and {of_model[0]:.6g} in the model. Fit the model without these rows."
+            )
+        return density
 
-        Parameters
-        ----------
-        model : pymc.Model
-        name : str
-            Of an observed variable.
-        shape : tuple of int
-            Of its log density.
-        """
-        copy: Any = model.copy()
-        order = {rv.name: i for i, rv in enumerate(model.free_RVs)}
-        copy.free_RVs.sort(key=lambda rv: order[rv.name])  # a copy may have them in another order
-        rv = copy[name]
-        value, weights = copy.rvs_to_values[rv], f"{name}_weights"
-        while weights in copy.named_vars:
-            weights += "_"
-        with copy:
-            logp = pm.logp(rv, value)
-            for known in (copy.rvs_to_values, copy.rvs_to_transforms):
-                known.pop(rv, None)
-            copy.values_to_rvs.pop(value)
-            copy.observed_RVs.remove(rv)
-            copy.named_vars.pop(name)
-            pm.Potential(name, pm.Data(weights, np.ones(shape)) * logp)
-        return cls(copy, name, weights)
+    def _factors(self, model: pm.Model) -> Sequence[Factor]:
+        return [self._weighted(factor) if factor.name == self.name else factor for factor in factors_of(model)]
+
+    def _weighted(self, factor: Factor) -> Factor:
+        """Return a factor that goes for a Potential, as it is the log density of no distribution."""
+        logp = self._weights * factor.logp
+        logp.name = self.name
+        return Factor(logp, "potential", logp)
 
     def leave_out(self, rows: AnyArray) -> None:
         """Give some observations, numbered in one row, a weight of 0, and all others one of 1."""
-        weights = np.ones(self.model[self.weights].get_value(borrow=True).shape)
+        weights = np.ones(self._shape)
         weights.reshape(-1)[rows] = 0.0
-        pm.set_data({self.weights: weights}, model=self.model)
+        self._weights.set_value(weights)

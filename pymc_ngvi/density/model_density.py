@@ -324,5 +324,4 @@ class ModelDensity(ABC):
     def hessian(self, theta: Array) -> Array:
         """Return the dense symmetric Hessian at each draw, (n_draws, n_dim, n_dim)."""
         products = self.hessian_products(theta, np.eye(self.n_dim))
-        symmetric: Array = 0.5 * (products + products.swapaxes(-1, -2))
-        return symmetric
+        return 0.5 * (products + products.swapaxes(-1, -2))

@@ -193,8 +193,7 @@ def _copied(prior: Variable) -> Variable:
     """Return a distribution with random numbers of its own: one may be given for several variables."""
     node = prior.owner
     inputs = [shared(np.random.default_rng()) if isinstance(i.type, RandomType) else i for i in node.inputs]
-    copied: Variable = node.clone_with_new_inputs(inputs).outputs[prior.index]
-    return copied
+    return node.clone_with_new_inputs(inputs).outputs[prior.index]
 
 
 def _fitting(rv: Variable, prior: Any) -> Variable:

@@ -37,7 +37,7 @@ class ObservedLogp:
     """
 
     def __init__(self, density: LogDensity, name: str) -> None:
-        self._density, self._theta = density, density.graphs.theta
+        self.name, self._density, self._theta = name, density, density.graphs.theta
         [factor] = [factor for factor in density.graphs.factors if factor.name == name]
         if isinstance(getattr(factor.variable.owner, "op", None), MinibatchRandomVariable):
             raise ValueError(f"{name!r} is scaled by total_size: its rows are a part of the data only.")
@@ -69,8 +69,7 @@ class ObservedLogp:
             parts = [np.asarray(self._function(theta[i : i + size])[0]) for i in range(0, len(theta), size)]
         shape = (len(theta), *self.shape)
         whole = np.concatenate([np.broadcast_to(part, (len(part), *shape[1:])) for part in parts])
-        result: Array = np.asarray(whole, dtype=np.float64).reshape(len(theta), -1)
-        return result
+        return np.asarray(whole, dtype=np.float64).reshape(len(theta), -1)
 
     def dependence(self) -> sparse.csr_array:
         """Return which coordinates each observation depends on, (n_rows, n_dim): True where it does."""

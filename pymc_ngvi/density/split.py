@@ -174,8 +174,7 @@ class SplitDensity:
         b = point[forest.locals_] + 0.3 * rng.standard_normal(forest.n_local)
         step = rng.uniform(0.3, 1.0, forest.n_local) * rng.choice([-1.0, 1.0], forest.n_local)
         first, *others = np.concatenate(self._elements(g, b + np.concatenate([0 * moved[:1], moved]) * step), axis=1)
-        changed: NDArray[np.bool_] = np.array(others) != first
-        return changed
+        return np.array(others) != first
 
     def _elements(self, g: Array, local: Array) -> list[Array]:
         """Return the elements at several local points beside one of the globals, (n_points, n_elements) each."""

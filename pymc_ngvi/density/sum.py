@@ -42,8 +42,7 @@ class Sum(CountedElsewhere, ModelDensity):
 
     def logp(self, theta: Array) -> Array:
         """Evaluate the log density alone, (n_draws,), at points (n_draws, n_dim)."""
-        result: Array = sum(self.log_likelihoods(theta), self.prior.logp(theta))
-        return result
+        return sum(self.log_likelihoods(theta), self.prior.logp(theta))
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Evaluate the log density and its gradient; see `ModelDensity`."""

@@ -63,5 +63,4 @@ def log_densities(model: pm.Model, names: Sequence[str], *, jacobian: bool = Fal
     """
     if not names:
         return []
-    terms: list[Variable] = model.logp(vars=[model[name] for name in names], jacobian=jacobian, sum=False)
-    return terms
+    return model.logp(vars=[model[name] for name in names], jacobian=jacobian, sum=False)

@@ -129,17 +129,14 @@ class FamilyOptions(Protocol):
     @property
     def update(self) -> str | None:
         """The update."""
-        ...
 
     @property
     def estimator(self) -> str | None:
         """The estimator."""
-        ...
 
     @property
     def step(self) -> str | None:
         """The step rule."""
-        ...
 
     @property
     def n_components(self) -> int | str | None:

@@ -57,8 +57,7 @@ class OfSparsePrecision[S: FilledStructure](Gaussian[S]):
 
     def whitened_precision(self, other: Self) -> Array:
         """Return the precision of another state, whitened."""
-        whitened: Array = self._cholesky.whitened(other._cholesky.matrix)
-        return whitened
+        return self._cholesky.whitened(other._cholesky.matrix)
 
     def _refuse(self, *args: object, **kwargs: object) -> Never:
         self.structure.refuse()

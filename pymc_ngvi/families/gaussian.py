@@ -92,8 +92,7 @@ class Gaussian[S: Structure]:
 
     def draws(self, base: Array) -> Array:
         """Map standard normals, (n_draws, n_dim), to draws."""
-        result: Array = self.location + self.unwhiten(base)
-        return result
+        return self.location + self.unwhiten(base)
 
     def log_density(self, theta: Array) -> Array:
         """Return log q at the rows of ``theta``."""
@@ -123,8 +122,7 @@ class Gaussian[S: Structure]:
         unit = np.zeros((len(index), self.n_dim))
         unit[np.arange(len(index)), index] = 1.0
         roots = self.whiten(unit)
-        result: Array = roots @ roots.T
-        return result
+        return roots @ roots.T
 
     def covariances(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
         """Return entries of the covariance, (n,)."""
@@ -166,8 +164,7 @@ class Gaussian[S: Structure]:
 
     def curvature_diagonal(self, curvature: Array) -> Array:
         """Return the diagonal of A."""
-        result: Array = curvature.reshape(-1)[self.structure.on_diagonal(curvature)]
-        return result
+        return curvature.reshape(-1)[self.structure.on_diagonal(curvature)]
 
     def add_to_diagonal(self, curvature: Array, value: float) -> Array:
         """Return A + value * I."""
@@ -205,8 +202,7 @@ class Gaussian[S: Structure]:
 
     def outer_diagonal(self, outer: Outer) -> Array:
         """Return the diagonal of the mean of outer products."""
-        result: Array = np.einsum("bi,bi->i", outer.left, outer.right) / len(outer.left) + outer.diagonal
-        return result
+        return np.einsum("bi,bi->i", outer.left, outer.right) / len(outer.left) + outer.diagonal
 
     # --- steps ---
 
@@ -255,8 +251,7 @@ class Gaussian[S: Structure]:
 
     def scaled_columns(self, scale: Array) -> Array:
         """Return the factor with each column multiplied."""
-        result: Array = self.factor * scale[self.structure.columns]
-        return result
+        return self.factor * scale[self.structure.columns]
 
     def plus(self, location_step: Array, factor_step: Array, *, signed: bool = False) -> Self | None:
         """Add to mean and factor; None where a diagonal entry of it would not stay positive (if signed: not 0)."""

@@ -80,8 +80,7 @@ class MixtureState:
     @property
     def weights(self) -> Array:
         """Weights, (n_components,)."""
-        result: Array = np.exp(self.log_weights)
-        return result
+        return np.exp(self.log_weights)
 
     @property
     def means(self) -> Array:
@@ -148,19 +147,16 @@ class MixtureState:
     def responsibilities(self, theta: Array) -> Array:
         """Return the probability that a draw belongs to each component, (n_draws, n_components)."""
         terms, log_q = self.log_densities(theta)
-        result: Array = np.exp(terms - log_q[:, None])
-        return result
+        return np.exp(terms - log_q[:, None])
 
     def mean(self) -> Array:
         """Return the mean."""
-        result: Array = self.weights @ self.means
-        return result
+        return self.weights @ self.means
 
     def sd(self) -> Array:
         """Return the standard deviations."""
         apart = self.means - self.mean()
-        result: Array = np.sqrt(self.weights @ (self.sds**2 + apart**2))
-        return result
+        return np.sqrt(self.weights @ (self.sds**2 + apart**2))
 
     def cov(self) -> Array:
         """Return the covariance."""
@@ -170,8 +166,7 @@ class MixtureState:
         """Return the covariance of some coordinates, (len(index), len(index))."""
         apart = (self.means - self.mean())[:, index]
         within = [w * c.cov_block(index) for w, c in zip(self.weights, self.components, strict=True)]
-        result: Array = np.sum(within, axis=0) + (apart.T * self.weights) @ apart
-        return result
+        return np.sum(within, axis=0) + (apart.T * self.weights) @ apart
 
     # --- components ---
 

@@ -134,8 +134,7 @@ class PushforwardState:
         n = len(index)
         weights = _regression(covariance[:, n:], covariance[n:, n:])[:n]
         change = self.gaussian.cov_block(border) - covariance[n:, n:]
-        result: Array = covariance[:n, :n] + linalg.symmetrise(weights @ change @ weights.T)
-        return result
+        return covariance[:n, :n] + linalg.symmetrise(weights @ change @ weights.T)
 
     # --- pieces ---
 
@@ -188,5 +187,4 @@ def _regression(covariances: Array, border: Array) -> Array:
     if factor is None:
         return np.zeros_like(covariances)
     half = linalg.solve_lower(factor, np.ascontiguousarray(covariances.T))
-    weights: Array = linalg.solve_lower(factor, half, transpose=True).T
-    return weights
+    return linalg.solve_lower(factor, half, transpose=True).T

@@ -44,8 +44,7 @@ _LOG_SHAPE = "log_shape"
 
 def mixing_variable(shape: float, rate: float, uniforms: Array) -> Array:
     """Return the quantiles of InvGamma(shape, rate) at ``uniforms``, an array of numbers from 0 (included) to 1."""
-    result: Array = rate / gammainccinv(shape, uniforms)
-    return result
+    return rate / gammainccinv(shape, uniforms)
 
 
 @stored("student_t")
@@ -131,21 +130,18 @@ class StudentTState:
 
     def scaled(self, z: Array, w: Array) -> Array:
         """Return mu + sqrt(w) C z for standard normals, (n_draws, n_dim), and mixing variables, (n_draws,)."""
-        result: Array = self.gaussian.draws(np.sqrt(w)[:, None] * z)
-        return result
+        return self.gaussian.draws(np.sqrt(w)[:, None] * z)
 
     def log_density(self, theta: Array) -> Array:
         """Return log q at the rows of ``theta``."""
         a, half = self.shape, 0.5 * self.n_dim
         peak = gammaln(a + half) - gammaln(a) - half * (LOG_2PI + np.log(a)) - self._log_det()
-        result: Array = peak - (a + half) * np.log1p(self.squared_distance(theta) / (2.0 * a))
-        return result
+        return peak - (a + half) * np.log1p(self.squared_distance(theta) / (2.0 * a))
 
     def squared_distance(self, theta: Array) -> Array:
         """Return (theta - mu)^T Sigma^-1 (theta - mu), (n_draws,)."""
         peak = -self._log_det() - 0.5 * self.n_dim * LOG_2PI
-        result: Array = np.maximum(2.0 * (peak - self.gaussian.log_density(theta)), 0.0)
-        return result
+        return np.maximum(2.0 * (peak - self.gaussian.log_density(theta)), 0.0)
 
     def entropy(self) -> float:
         """Return -E_q[log q]."""
@@ -155,13 +151,11 @@ class StudentTState:
 
     def mean(self) -> Array:
         """Return the mean."""
-        result: Array = self.gaussian.mean()
-        return result
+        return self.gaussian.mean()
 
     def sd(self) -> Array:
         """Return the standard deviations; inf where there are none."""
-        result: Array = np.sqrt(self._inflation()) * self.gaussian.sd()
-        return result
+        return np.sqrt(self._inflation()) * self.gaussian.sd()
 
     def cov(self) -> Array:
         """Return the covariance; entries of the diagonal are inf where there is none."""
@@ -170,8 +164,7 @@ class StudentTState:
     def cov_block(self, index: NDArray[np.intp]) -> Array:
         """Return the covariance of some coordinates, (len(index), len(index))."""
         of_gaussian, inflation = self.gaussian.cov_block(index), self._inflation()
-        result: Array = inflation * of_gaussian if np.isfinite(inflation) else np.full_like(of_gaussian, np.inf)
-        return result
+        return inflation * of_gaussian if np.isfinite(inflation) else np.full_like(of_gaussian, np.inf)
 
     # --- pieces ---
 

@@ -52,8 +52,7 @@ def block_labels(layout: Layout, blocks: Sequence[Sequence[str]] | None = None) 
         part = labels[v.where]  # a view
         part[part < 0] = len(parsed) + i
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
-    rank: NDArray[np.intp] = np.argsort(np.argsort(first))[inverse]
-    return rank
+    return np.argsort(np.argsort(first))[inverse]
 
 
 def _parsed(blocks: object) -> list[list[str]]:

@@ -58,7 +58,7 @@ def options_for(given: Given, density: ModelDensity | None = None) -> FitOptions
     if density is not None and density.has_minibatch and given["step"] is None:
         filled["step"] = stochastic_step(**{axis: filled[axis] for axis in AXES})
     if density is not None and given["estimator"] == "gauss_newton" and density.n_dim > _MANY_WEIGHTS:
-        filled |= _for_many_weights(given, filled)
+        filled |= {"step": "ivon"} if given["step"] is None and _go_together({**filled, "step": "ivon"}) else {}
     if density is not None and _goes_by_rows(given, filled, density):
         filled["estimator"] = "quadrature"
     options = FitOptions(**filled)
@@ -97,11 +97,6 @@ def _for_batches(given: Given) -> Mapping[str, str]:
     if given["family"] not in (None, AUTO, *_OF_BATCHES):
         raise ValueError(f"batches= goes with family={' or '.join(map(repr, _OF_BATCHES))}; got {given['family']!r}.")
     return {"estimator": "quadrature", "posterior": "gaussian"}
-
-
-def _for_many_weights(given: Given, filled: Given) -> Mapping[str, str]:
-    """Return the step rule for large networks, where it goes with what was given."""
-    return {"step": "ivon"} if given["step"] is None and _go_together({**filled, "step": "ivon"}) else {}
 
 
 def names_a_method(given: Given) -> bool:

@@ -76,12 +76,14 @@ def density_of(
     if isinstance(model, Streamed):
         return StreamDensity(model, backend, compile_kwargs)
     last = last or _BUILT.get(id(model))
-    density = None
+    density, factors = None, None
     if isinstance(last, LogDensity) and last.given is model:
+        factors = last.factors_from
         try:
             density = last.again(backend, compile_kwargs)
         except CannotReuse as reason:
             logger.info(f"The functions of the model are built anew: {reason}.")
-    density = density or LogDensity(model, backend, compile_kwargs)
-    _BUILT[id(model)] = density
+    density = density or LogDensity(model, backend, compile_kwargs, factors=factors)
+    if factors is None:  # others are not those of the model
+        _BUILT[id(model)] = density
     return density

@@ -73,8 +73,7 @@ def run(rule: Rule, state: LoopState, n: int, observe: Observer) -> LoopState:
         Not modified.
     n : int
     observe : callable
-        Called after each iteration. StopIteration from it ends the fit (status STOPPED, OUT_OF_SECONDS or PAUSED); so
-        does KeyboardInterrupt, from it or during a step (INTERRUPTED), with the last completed iteration kept.
+        Called after each iteration. StopIteration from it ends the fit (status STOPPED, OUT_OF_SECONDS or PAUSED).
     """
     if state.status is Status.CONVERGED or n == 0:
         return state
@@ -86,8 +85,6 @@ def run(rule: Rule, state: LoopState, n: int, observe: Observer) -> LoopState:
             state = LoopState(new, Status.RUNNING, state.history.appended(-new.elbo, new.gap))
             status = rule.terminate(new)
             observe(state)
-    except KeyboardInterrupt:
-        status = Status.INTERRUPTED
     except StopIteration as stop:
         # A fit that had converged in this very iteration is no less converged for being stopped.
         status = status or (stop.status if isinstance(stop, OutOfSeconds) else Status.STOPPED)

@@ -34,5 +34,4 @@ def remember(learner: object, memory: dict[str, object]) -> None:
 
 
 def _learned(learner: object) -> tuple[str, ...]:
-    names: tuple[str, ...] = getattr(type(learner), "learned", ())
-    return names
+    return getattr(type(learner), "learned", ())

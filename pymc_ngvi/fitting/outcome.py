@@ -61,14 +61,14 @@ def report_outcome(q: VariationalState, record: FitRecord) -> None:
         logger.info(remark)
     if record.n_dropped:
         logger.info(f"{record.n_dropped} draws were left out because log p or its gradient was not finite there.")
+    status = record.status
+    if record.remark and (status in (Status.NOT_STARTED, Status.INTERRUPTED, Status.STOPPED) or record.converged):
+        logger.info(record.remark)
     if record.is_pool:
         return
     if record.stream is not None and record.stream.warning:
         warnings.warn(record.stream.warning, UserWarning, skip_file_prefixes=OURS)
-    status = record.status
-    if status in (Status.NOT_STARTED, Status.RUNNING, Status.INTERRUPTED, Status.STOPPED):
-        logger.info(f"{status.sentence} {status.cure}")
-    elif status is not Status.CONVERGED:
+    if not (status in (Status.NOT_STARTED, Status.INTERRUPTED, Status.STOPPED) or record.converged):
         unknown = status is Status.LEVELLED and math.isnan(record.gap)
         verdict = "Whether the fit has converged is not known" if unknown else "The fit did not converge"
         warnings.warn(

@@ -79,6 +79,10 @@ class FitRecord:
         Which posteriors there were to choose from, at which prices; None where one was named.
     summed_out : tuple of str
         Discrete variables that were summed out of the model.
+    status_before : Status or None
+        How the iterations had ended, or were under way, when the call was interrupted.
+    undone : tuple of str
+        What of the call was not done, in noun phrases: it was interrupted, or an exception came in between.
     """
 
     status: Status
@@ -115,6 +119,8 @@ class FitRecord:
     on_request: str = ""
     plan: Plan | None = field(default=None, compare=False, repr=False)
     summed_out: tuple[str, ...] = ()
+    status_before: Status | None = None
+    undone: tuple[str, ...] = ()
 
     def _what(self) -> str:
         """Return the family, on which coordinates, and why."""
@@ -123,13 +129,22 @@ class FitRecord:
 
     @property
     def sentence(self) -> str:
-        """What happened: the sentence of the status, or one about some coordinates, and what is odd about the data."""
-        if not self.constant:
-            return self._of_status
-        return (
-            f"Observed values do not vary: {', '.join(self.constant)}. Where their standard deviation is unknown, "
-            f"nothing bounds it from below: check the data. {self._of_status}"
-        )
+        """What happened: of the status, or of some coordinates; what was not done; what is odd about the data."""
+        said = [self._of_status, f"Not done: {', '.join(self.undone)}." if self.undone else ""]
+        if self.constant:
+            said.insert(
+                0,
+                f"Observed values do not vary: {', '.join(self.constant)}. Where their standard deviation is unknown, "
+                "nothing bounds it from below: check the data.",
+            )
+        return " ".join(filter(None, said))
+
+    @property
+    def remark(self) -> str:
+        """What happened, and what to do about it; empty where the fit converged, or is followed, and all was done."""
+        if (self.converged or self.is_pool) and self.status is not Status.INTERRUPTED and not self.undone:
+            return ""
+        return f"{self.sentence} {self.status.cure}"
 
     @property
     def _of_status(self) -> str:
@@ -162,14 +177,15 @@ class FitRecord:
     @property
     def outcome(self) -> str:
         """How the fit ended, in two or three words."""
-        prefix = "Gaussian fit " if self.is_pool and not self.comes_first else ""
+        is_of_gaussian = self.is_pool and not self.comes_first and self.status is not Status.INTERRUPTED
+        prefix = "Gaussian fit " if is_of_gaussian else ""
         words = f"{prefix}{self.status.label}"
         return words[0].upper() + words[1:]
 
     @property
     def converged(self) -> bool:
-        """Whether the fit stopped because it had converged."""
-        return self.status is Status.CONVERGED
+        """Whether iterations stopped because they had converged."""
+        return Status.CONVERGED in (self.status, self.status_before)
 
     def attrs(self) -> dict[str, str | float]:
         """Return the outcome as attributes of a file or tree; numbers that are not finite are left out."""
@@ -185,6 +201,11 @@ class FitRecord:
                 f"The fit diverged: there is no posterior to draw from. {self.status.sentence} {self.status.cure} "
                 "mean_flat, sd_flat and q show where it ended."
             )
+
+    def refuse_interrupted(self) -> None:
+        """Raise KeyboardInterrupt if the call was interrupted: for who needs a whole one."""
+        if self.status is Status.INTERRUPTED:
+            raise KeyboardInterrupt
 
     @property
     def next_step(self) -> str:

@@ -47,6 +47,11 @@ class SavedFit:
         """Return what the fit has come to since; None where it has not gone on yet."""
         return None if self._session is None else self._session.outcome()
 
+    @property
+    def undone(self) -> tuple[str, ...]:
+        """What a fit that was interrupted has left out since."""
+        return () if self._session is None else self._session.undone
+
     def snapshot(self) -> Snapshot:
         """Return what the fit needs to go on in another process."""
         return self._snapshot if self._session is None else self._session.snapshot()

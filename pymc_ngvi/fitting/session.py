@@ -16,13 +16,13 @@ from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.prices import fit_seconds
-from pymc_ngvi.core.refusal import OtherForm
+from pymc_ngvi.core.refusal import Failed, OtherForm
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Array, Rule, VariationalState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.begun import MAX_WIDENED, NO_STRUCTURE, Begun, make_rule
-from pymc_ngvi.fitting.lost import LOST
+from pymc_ngvi.fitting.errors import spared
 from pymc_ngvi.fitting.memory import memory_of, remember
 from pymc_ngvi.fitting.modes.found import Searched
 from pymc_ngvi.fitting.modes.search import ModeSearch
@@ -95,6 +95,8 @@ class FitSession:
         self._observer, self._search = observer, search
         self._searched: Searched | None = None
         self._pause_after = math.inf
+        self._assessed: tuple[Elbo, float] | None = None
+        self._failed: tuple[str, ...] = ()
 
     @classmethod
     def begin(
@@ -222,12 +224,12 @@ class FitSession:
                 raise loop.Paused
 
         last, stalled, self._pause_after = self._state.n_iterations + n, None, pause_after
+        self._assessed, self._failed = None, ()
         try:
             for _ in range(MAX_WIDENED):
                 with contextlib.suppress(OtherForm):
                     self._state = self._looped(last, observe)
                     if self.is_paused:
-                        self._keep()
                         return
                     self._assess()
                     if not self._rows_fail():
@@ -243,11 +245,6 @@ class FitSession:
             self._choose_between(stalled)
             self._look_elsewhere(last, observe, progress)
             self._state = self._watched.ended(self._state)
-        except KeyboardInterrupt:
-            self._keep()
-        except LOST:
-            self._keep()
-            raise
         finally:
             progress.update(self._state, last=True)
             self._seconds += time.perf_counter() - clock
@@ -267,42 +264,58 @@ class FitSession:
         density, target = self._problem.density, self._problem.target
         return fit_seconds(density, target.n_gradients, target.n_hessians, self._options.choice.estimator)
 
-    def _keep(self) -> None:
-        """Keep what there is: nothing is lost but a check at the end, as the loop has figures of its own."""
-        self._elbo, self._gap = Elbo(self._state.rule.elbo, np.inf), self._state.rule.gap
+    @property
+    def _figures(self) -> tuple[Elbo, float]:
+        """The ELBO and the gap: of the assessment, or, where there is none, those that the loop has of its own."""
+        return self._assessed or (Elbo(self._state.rule.elbo, np.inf), self._state.rule.gap)
+
+    @property
+    def undone(self) -> tuple[str, ...]:
+        """What a fit that was interrupted has left out."""
+        is_under_way = self._state.status in (Status.NOT_STARTED, Status.RUNNING, Status.PAUSED)
+        parts = {
+            "iterations until convergence": is_under_way,
+            "the assessment of the result": self._assessed is None,
+            "the search for other modes": self._search is not None,
+        }
+        return tuple(part for part, is_left in parts.items() if is_left)
 
     def _ended(self) -> "_Earlier":
-        return _Earlier(Begun(self._problem, self._rule, self._state, self._options), self._elbo, self._gap)
+        return _Earlier(Begun(self._problem, self._rule, self._state, self._options), *self._figures)
 
     def _choose_between(self, earlier: "_Earlier | None") -> None:
         """Take an earlier end as the result, after iterations that have led to nothing better."""
-        if earlier is None or self._state.status is Status.CONVERGED or self._elbo.value >= earlier.elbo.value:
+        if earlier is None or self._state.status is Status.CONVERGED or self._figures[0].value >= earlier.elbo.value:
             return
         history = self._state.history
         self._problem, self._rule, state, self._options = earlier.fit
         self._state = dataclasses.replace(state, history=history)
-        self._elbo, self._gap = earlier.elbo, earlier.gap
+        self._assessed = earlier.elbo, earlier.gap
 
     def _look_elsewhere(self, last: int, observe: loop.Observer, progress: FitProgress) -> None:
         """Look for other modes, fit from these, and keep the best of all."""
-        first = best = Ended(self._state, self._elbo, self._gap)
-        if self._search is None or not first.state.status.ended_by_itself or first.state.n_iterations >= last:
-            return  # it may go on, and end later
-        search, self._search = self._search, None
-        target = self._problem.target
+        first = best = Ended(self._state, *self._figures)
+        is_at_end = first.state.status.ended_by_itself and first.state.n_iterations < last  # or else it may go on
+        if self._search is None or self._assessed is None or not is_at_end:
+            return
+        target, what, searched = self._problem.target, "the search for other modes", None
         try:
-            found = search.after(
-                first.q, first.elbo.value, target.n_gradients, target.n_hessians,
-                is_sound=first.state.status.can_be_followed, show=progress.show,
-            )  # fmt: skip
-            if found is None or not found.modes:
-                self._searched = None if found is None else Searched(n_searched=found.n_gradients)
-                return
-            fit = functools.partial(self._fit_from, first=first, last=last, observe=observe)
-            best, why, modes = explored(search, found, self._rule, self._problem.family, first, fit)
-            self._searched = Searched(why, modes, found.n_gradients)
+            with spared(what.capitalize(), "The fit that was found first is kept."):
+                found = self._search.after(
+                    first.q, first.elbo.value, target.n_gradients, target.n_hessians,
+                    is_sound=first.state.status.can_be_followed, show=progress.show,
+                )  # fmt: skip
+                if found is not None and found.modes:
+                    fit = functools.partial(self._fit_from, first=first, last=last, observe=observe)
+                    best, why, modes = explored(self._search, found, self._rule, self._problem.family, first, fit)
+                    searched = Searched(why, modes, found.n_gradients)
+                elif found is not None:
+                    searched = Searched(n_searched=found.n_gradients)
+        except Failed as reason:
+            self._failed = (*self._failed, f"{what} ({reason})")
         finally:
-            self._state, self._elbo, self._gap = best
+            self._state, self._assessed = best.state, (best.elbo, best.gap)
+        self._search, self._searched = None, searched
 
     def _fit_from(self, state: VariationalState, *, first: Ended, last: int, observe: loop.Observer) -> Ended | None:
         """Fit from another state; return None where nothing came of it."""
@@ -313,14 +326,20 @@ class FitSession:
             self._assess()
         except OtherForm:
             return None
-        return Ended(self._state, self._elbo, self._gap)
+        return Ended(self._state, *self._figures)
 
     def _assess(self) -> None:
         """Measure the state on draws that had no part in reaching it."""
-        assessment = self._rule.assess(self._state.rule)
-        self._elbo, self._gap = elbo_of(self._state.rule.q, assessment), assessment.gap
-        status = self._rule.conclude(self._state.status, assessment)
-        self._state = dataclasses.replace(self._state, status=status)
+        self._assessed, what = None, "the assessment of the result"
+        try:
+            with spared(what.capitalize(), "The fit is kept, with the ELBO on its own draws."):
+                assessment = self._rule.assess(self._state.rule)
+                elbo = elbo_of(self._state.rule.q, assessment)
+                status = self._rule.conclude(self._state.status, assessment)
+        except Failed as reason:
+            self._failed = (*self._failed, f"{what} ({reason})")
+            return
+        self._state, self._assessed = dataclasses.replace(self._state, status=status), (elbo, assessment.gap)
 
     def _widen(self, q: VariationalState) -> None:
         """Begin again from where a state is, with what was left out of the Hessian, or of the rows."""
@@ -329,6 +348,7 @@ class FitSession:
             begin = Begun.by_draws
         else:
             begin = Begun.wider
+        self._assessed = None
         begun = begin(density, self._options, self._seed, mean, sd)
         self._problem, self._rule, self._state, self._options = begun
 
@@ -378,8 +398,8 @@ class FitSession:
         density, target = self._problem.density, self._problem.target
         return FitRecord(
             status=self._state.status,
-            elbo=self._elbo,
-            gap=self._gap,
+            elbo=self._figures[0],
+            gap=self._figures[1],
             n_iterations=self._state.n_iterations,
             n_gradients=target.n_gradients,
             n_hessians=target.n_hessians,
@@ -396,5 +416,6 @@ class FitSession:
             searched=self._searched is not None,
             seed=self._seed,
             summed_out=density.summed_out_names,
+            undone=self._failed,
             **(vars(self._options.choice) | vars(self._searched or Searched()) | self._of_batches()),
         )

@@ -5,25 +5,107 @@ second. It keeps every stabilising rewrite of the default mode and leaves out wh
 (fusion, in-place operation, C-only Ops).
 """
 
+import functools
+
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal, get_args
 
+import numpy as np
 import pymc as pm
 import pytensor
+import pytensor.tensor as pt
 
+from numpy.typing import NDArray
 from pymc.pytensorf import resolve_backend_compile_kwargs
 from pytensor.compile.mode import Mode
-from pytensor.graph.basic import Apply
-from pytensor.graph.op import HasInnerGraph
-from pytensor.graph.rewriting.basic import dfs_rewriter
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import HasInnerGraph, Op
+from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.link.vm import VMLinker
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.subtensor import AdvancedIncSubtensor
 from pytensor.xtensor.type import XTensorType
 
+from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.graphs import large, rewrites
-from pymc_ngvi.graphs.scatter import add_by_group
+
+# --- adding up by group: the gradient of ``b[group]``, in every multilevel model ---
+# PyTensor runs it by ``numpy.add.at``, which goes through its arguments one by one where they have several axes. With a
+# constant index, the entries can be put in order once, and added up by ``numpy.add.reduceat``.
+
+
+class AddByGroup(Op):
+    """``x[..., index, ...] += y`` for a constant vector index that repeats entries.
+
+    Parameters
+    ----------
+    idx_list : tuple
+        As of `AdvancedIncSubtensor`; 0 stands for the vector.
+    axis : int
+        Of the vector, in x and in y.
+    """
+
+    __props__ = ("idx_list", "axis")
+
+    def __init__(self, idx_list: tuple[slice | int, ...], axis: int) -> None:
+        self.idx_list = idx_list
+        self.axis = axis
+
+    def make_node(
+        self, x: Variable, y: Variable, order: Variable, starts: Variable, groups: Variable, *others: Variable
+    ) -> Apply:
+        """Take x and y, what puts y in the order of its groups, where each begins there, and its place in x."""
+        inputs = [pt.as_tensor(i) for i in (x, y, order, starts, groups, *others)]
+        return Apply(self, inputs, [inputs[0].type()])
+
+    def perform(self, node: Apply, inputs: list[AnyArray], output_storage: list[list[AnyArray | None]]) -> None:
+        """Add up."""
+        x, y, order, starts, groups, *others = inputs
+        indices = (groups, *(other.reshape(()) for other in others))
+        where = tuple(i if isinstance(i, slice) else indices[i] for i in self.idx_list)
+        out = x.copy()
+        # No group twice: plain addition is right.
+        out[where] += np.add.reduceat(y.take(order, axis=self.axis), starts, axis=self.axis)
+        output_storage[0][0] = out
+
+
+@node_rewriter([AdvancedIncSubtensor])  # type: ignore[untyped-decorator]
+def add_by_group(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Use `AddByGroup` where the index is a constant vector, beside scalars and whole axes."""
+    op = node.op
+    x, y, *indices = node.inputs
+    if op.set_instead_of_inc or op.ignore_duplicates or not _is_plain(op.idx_list):
+        return None
+    if not all(isinstance(index, Constant) and index.type.dtype.startswith("int") for index in indices):
+        return None
+    vector = np.asarray(indices[0].data)
+    if vector.ndim != 1 or vector.size < 2 or vector.min() < 0 or any(i.data.size != 1 for i in indices[1:]):
+        return None
+    axis = op.idx_list.index(0)
+    if y.type.ndim != x.type.ndim - len(indices) + 1 or y.type.shape[axis] != vector.size:
+        return None
+    order, starts, groups = _groups(vector)
+    return [AddByGroup(op.idx_list, axis)(x, y, order, starts, groups, *indices[1:])]
+
+
+def _is_plain(idx_list: tuple[slice | int, ...]) -> bool:
+    """Tell whether the vector comes first among neighbouring indices, and all else are whole axes."""
+    places = [place for place, i in enumerate(idx_list) if not isinstance(i, slice)]
+    in_order = [idx_list[place] for place in places] == list(range(len(places)))
+    neighbours = places == list(range(places[0], places[0] + len(places))) if places else False
+    return in_order and neighbours and all(i == slice(None) for i in idx_list if isinstance(i, slice))
+
+
+def _groups(vector: AnyArray) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+    order = np.argsort(vector, kind="stable")
+    groups, starts = np.unique(vector[order], return_index=True)
+    return order.astype(np.intp), starts.astype(np.intp), groups.astype(np.intp)
+
+
+# --- compilation modes: the quick mode, the compiled ones, and the choice between them ---
 
 Backend = Literal["auto", "quick", "numba", "c", "jax"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
@@ -34,6 +116,7 @@ _COMPILED = ("numba", "c", "jax", "given mode")
 _EXCLUDED = ("fusion", "inplace", "cxx_only", "BlasOpt", "scan_make_inplace", *rewrites.EXCLUDED)
 
 
+@functools.cache
 def quick_mode(*, is_large: bool = False) -> Mode:
     """Return the mode that runs graphs by Python thunks on NumPy.
 
@@ -80,16 +163,14 @@ def compile_options(
         return dict(compile_kwargs)
     if backend not in _COMPILED:
         return {**(compile_kwargs or {}), "mode": quick_mode(is_large=is_large)}
-    options: dict[str, Any] = resolve_backend_compile_kwargs(backend, compile_kwargs)
-    return options
+    return resolve_backend_compile_kwargs(backend, compile_kwargs)
 
 
 def compile_flags(backend: str) -> AbstractContextManager[None]:
     """Return the context in which functions are compiled for a backend."""
     if backend not in _COMPILED:
         return without_c()
-    context: AbstractContextManager[None] = pytensor.config.change_flags(floatX="float64")
-    return context
+    return pytensor.config.change_flags(floatX="float64")
 
 
 def without_c(model: pm.Model | None = None) -> AbstractContextManager[None]:
@@ -107,8 +188,7 @@ def without_c(model: pm.Model | None = None) -> AbstractContextManager[None]:
     """
     dtypes = {rv.type.dtype for rv in model.basic_RVs if isinstance(rv.type, XTensorType)} if model is not None else ()
     floats = "float32" if "float32" in dtypes else "float64"
-    context: AbstractContextManager[None] = pytensor.config.change_flags(cxx="", floatX=floats, traceback__limit=0)
-    return context
+    return pytensor.config.change_flags(cxx="", floatX=floats, traceback__limit=0)
 
 
 def python_loops(nodes: Iterable[Apply]) -> list[Apply]:

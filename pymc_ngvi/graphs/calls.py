@@ -82,5 +82,4 @@ def _numpy_function(op: object, n_inputs: int) -> Callable[..., AnyArray]:
 def _named(name: str) -> Callable[..., AnyArray]:
     """Return the function of a name such as "exp" or "scipy.special.expit"."""
     module, _, name = name.rpartition(".")
-    function: Callable[..., AnyArray] = getattr(importlib.import_module(module or "numpy"), name)
-    return function
+    return getattr(importlib.import_module(module or "numpy"), name)

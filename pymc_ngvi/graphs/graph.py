@@ -56,7 +56,11 @@ def on_flat_vector(model: pm.Model, layout: Layout, outputs: list[Variable], the
     if _has_named_dims([*outputs, *replacements]):
         # The static shape of a value variable may be unknown; ours is known, and any such type fits.
         outputs, replacements = _without_named_dims(list(graph_replace(outputs, replacements, strict=False))), {}
-    if not _is_float64(outputs):
+    if any(
+        getattr(var.type, "dtype", "") in ("float32", "float16")
+        for node in toposort(outputs)
+        for var in (*node.inputs, *node.outputs)
+    ):
         return _in_float64(outputs, replacements)
     return list(graph_replace(outputs, replacements, strict=False)) if replacements else outputs
 
@@ -80,14 +84,6 @@ def _without_named_dims(outputs: list[Variable]) -> list[Variable]:
 
 def _values(var: Variable) -> Variable:
     return var.values if isinstance(var.type, XTensorType) else var
-
-
-def _is_float64(outputs: list[Variable]) -> bool:
-    return not any(
-        getattr(var.type, "dtype", "") in ("float32", "float16")
-        for node in toposort(outputs)
-        for var in (*node.inputs, *node.outputs)
-    )
 
 
 def _in_float64(outputs: list[Variable], replacements: dict[Variable, Variable]) -> list[Variable]:

@@ -51,8 +51,7 @@ class ByParameters(ps.ScalarOp):
     @property
     def on_arrays(self) -> Callable[..., Array]:
         """The function of arrays that broadcast."""
-        function: Callable[..., Array] = getattr(tails, self.name)
-        return function
+        return getattr(tails, self.name)
 
     def impl(self, *inputs: float) -> Array:
         """Return the value of one element."""

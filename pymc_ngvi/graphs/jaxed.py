@@ -31,12 +31,10 @@ def in_float64() -> AbstractContextManager[Any]:
     import jax
 
     if hasattr(jax, "enable_x64"):
-        context: AbstractContextManager[Any] = jax.enable_x64(True)
-        return context
+        return jax.enable_x64(True)
     from jax.experimental import enable_x64
 
-    old: AbstractContextManager[Any] = enable_x64(True)
-    return old
+    return enable_x64(True)
 
 
 class InFloat64:
@@ -98,8 +96,7 @@ def _on_host(op: ByParameters, **kwargs: Any) -> Callable[..., Any]:
 
     def on_bits(*bits: Any) -> AnyArray:
         values = [np.ascontiguousarray(part).view(np.float64)[..., 0] for part in bits]
-        result: AnyArray = np.ascontiguousarray(op.on_arrays(*values), dtype=np.float64)[..., None].view(np.int32)
-        return result
+        return np.ascontiguousarray(op.on_arrays(*values), dtype=np.float64)[..., None].view(np.int32)
 
     def evaluated(*inputs: Any) -> Any:
         inputs = jax.numpy.broadcast_arrays(*inputs)  # so that axes over which JAX maps come first in all of them

@@ -165,7 +165,7 @@ class _BatchedLoop:
         self.places = self.op.get_oinp_iinp_iout_oout_mappings()
         info = self.op.info
         self.n_batch = node.outputs[0].type.ndim - self.op.output_types[0].ndim
-        self.batched = {k for k, given in enumerate(node.inputs) if not self._is_shared(given)}
+        self.batched = {k for k, given in enumerate(node.inputs) if not all(given.type.broadcastable[: self.n_batch])}
         self.first_state = 1 + info.n_seqs
         self.first_untraced = self.first_state + info.n_mit_mot + info.n_mit_sot + info.n_sit_sot
         self.first_length = self.first_untraced + info.n_untraced_sit_sot
@@ -187,16 +187,8 @@ class _BatchedLoop:
         loop = _loop(self.op, self.op.info, inner_of, new_step)
         return [self._output(k, out) for k, out in enumerate(loop(*outer, return_list=True))]
 
-    def _is_shared(self, given: Variable) -> bool:
-        """Tell whether an input is the same for all entries."""
-        return bool(all(given.type.broadcastable[: self.n_batch]))
-
     def _is_state(self, k: int) -> bool:
         return bool(self.first_state <= k < self.first_length)
-
-    def _has_steps(self, k: int) -> bool:
-        """Tell whether an input has an axis of steps."""
-        return bool(1 <= k < self.first_untraced)
 
     def _depends(self, out: Variable, entries: list[Variable]) -> bool:
         """Tell whether an output of the step differs between entries of the batch."""
@@ -220,7 +212,7 @@ class _BatchedLoop:
                 continue
             if self._is_state(k):  # whose shape stays the same from step to step
                 given = _over_batch(given, self.n_batch, self.node.inputs)
-            result.append(pt.moveaxis(given, self.n_batch, 0) if self._has_steps(k) else given)
+            result.append(pt.moveaxis(given, self.n_batch, 0) if 1 <= k < self.first_untraced else given)
         return result
 
     def _entries(self, entries: list[Variable]) -> list[Variable]:

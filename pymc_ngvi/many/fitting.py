@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.shared_context import SharedContext
-from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactError, StartError, Status
+from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactError, StartError
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
@@ -121,10 +121,6 @@ class Asked(NamedTuple):
         return seed_of(np.random.SeedSequence(self.entropy, spawn_key=(index,)))
 
 
-class Interrupted(Exception):
-    """The fit was interrupted from the keyboard."""
-
-
 class _Warm(NGVI):
     """Fits that start from another one, where variables have the same shapes.
 
@@ -178,7 +174,7 @@ class Fitter:
         self.pilot, self._candidate = self._candidate if self._may_leave_search else None, None
 
     def row(self, index: int, case: Case) -> Row:
-        """Fit a case, and return what is kept of it, also where it fails; Interrupted passes."""
+        """Fit a case, and return what is kept of it, also where it fails; KeyboardInterrupt passes."""
         row = Row(index, self.asked.seed(index))
         began, arrays = time.perf_counter(), {}
         try:
@@ -189,8 +185,6 @@ class Fitter:
                 if index < N_PILOTS:
                     self._look_at_pilot(approx)
                 self._summarise(row, approx, case.truth)
-        except Interrupted:
-            raise
         except Exception as error:  # whatever it is: the other fits go on
             row.error = _in_short(error, arrays)
         row.about["seconds"] = time.perf_counter() - began
@@ -205,8 +199,8 @@ class Fitter:
         with _QUIETLY, one_thread():
             inference.configure(random_seed=self.asked.seed(index))
             approx = inference.fit(progressbar=False, **self.asked.of_fit)
-        if _is_interrupted(approx):
-            raise Interrupted
+        assert approx.record is not None
+        approx.record.refuse_interrupted()
         return approx
 
     def _look_at_pilot(self, approx: NGVIApproximation) -> None:
@@ -241,13 +235,6 @@ class Fitter:
         row.left_out = bool(of_pilot and of_pilot.searched and not (record.searched or record.comes_first))
         if asked.folder is not None:
             write_draws(approx.sample(asked.draws, random_seed=row.seed), asked.folder, row.index)
-
-
-def _is_interrupted(approx: NGVIApproximation) -> bool:
-    """Tell whether a fit was left at a request from the keyboard."""
-    record = approx.record
-    assert record is not None
-    return record.status is Status.INTERRUPTED or record.reason == str(Reason.INTERRUPTED)
 
 
 def _has_other_modes(approx: NGVIApproximation) -> bool:

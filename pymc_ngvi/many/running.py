@@ -14,7 +14,7 @@ from pymc_ngvi.density.shards.cluster import Cluster
 from pymc_ngvi.density.shards.errors import BrokenExecutorError
 from pymc_ngvi.many.elsewhere import Numbered, fit_elsewhere
 from pymc_ngvi.many.entries import Case
-from pymc_ngvi.many.fitting import N_PILOTS, Fitter, Interrupted, Row
+from pymc_ngvi.many.fitting import N_PILOTS, Fitter, Row
 from pymc_ngvi.many.on_dask import cluster_of, on_dask
 from pymc_ngvi.many.processes import in_processes
 from pymc_ngvi.many.progress import shown
@@ -75,9 +75,9 @@ def fitted_rows(fitter: Fitter, cases: Iterable[Case], place: Place, total: int 
             for row in shown(_fits(fitter, _read(cases), place), total, progressbar):
                 rows.append(row)
                 _share(labels, row)
-        except (KeyboardInterrupt, Interrupted):
+        except KeyboardInterrupt:
             if not rows:
-                raise KeyboardInterrupt from None
+                raise
             _warn(f"Interrupted from the keyboard: {_kept(rows, total)}")
         except (_Unreadable, BrokenExecutorError) as error:
             if not rows:

@@ -162,16 +162,14 @@ class Adaptation:
     def _of_y(self, y: Array) -> Array:
         """Return the log density of y."""
         g = self._bend.inverse(y)
-        values: Array = self._function(g)[0] - self._bend.log_slope(g)
-        return values
+        return self._function(g)[0] - self._bend.log_slope(g)
 
 
 def thin_tails(draws: Weighted, least: float = 0.0) -> NDArray[np.bool_]:
     """Tell of which coordinates the sd is known less well than that of a Gaussian, and than ``least``, (p,)."""
     weights = weights_of_draws(draws)
     of_gaussian = float(np.sqrt(0.5 * np.sum(weights**2)))
-    result: NDArray[np.bool_] = relative_sd_errors(draws.g, weights) > max(least, _THIN * of_gaussian)
-    return result
+    return relative_sd_errors(draws.g, weights) > max(least, _THIN * of_gaussian)
 
 
 def thin_squares(draws: Weighted, least: float = 0.0) -> Array:
@@ -179,5 +177,4 @@ def thin_squares(draws: Weighted, least: float = 0.0) -> Array:
     thin = thin_tails(draws, least)
     mean, sd = moments_of_draws(draws)
     z = (draws.g[:, thin] - mean[thin]) / np.where(sd[thin] > 0.0, sd[thin], 1.0)
-    result: Array = np.max(z**2, axis=1, initial=0.0)
-    return result
+    return np.max(z**2, axis=1, initial=0.0)

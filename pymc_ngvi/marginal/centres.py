@@ -95,8 +95,7 @@ class Centres:
 
     def variance(self) -> Array:
         """Return the conditional variances, (n, n_local)."""
-        result: Array = np.sum(self.factor**2, axis=2)
-        return result
+        return np.sum(self.factor**2, axis=2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,8 +157,7 @@ class Shape:
 
 def far_off(mean: Array, variance: Array) -> NDArray[np.bool_]:
     """Tell where the nodes see one flank, or all of the mass is at one of them."""
-    result: NDArray[np.bool_] = (variance < _LEAST) | (variance > _MOST) | (np.abs(mean) > _FARTHEST)
-    return result
+    return (variance < _LEAST) | (variance > _MOST) | (np.abs(mean) > _FARTHEST)
 
 
 def corrected_centres(centres: Centres, shape: Shape, forest: Forest) -> Centres:

@@ -25,8 +25,6 @@ N_CANDIDATES = {1: 5, 2: 4, 3: 3, 4: 2, 5: 2}
 _WIDTH = 1.05
 #: Skewness of a split normal with scales 1 -+ d/2, over d, about 0; largest d.
 _SKEWNESS, _MOST_APART = 0.8, 1.2
-#: Standard deviations to either side that hold all but a few draws in a hundred thousand.
-_REACH = 4.5
 _ROOT = float(np.sqrt(2.0 / np.pi))
 _LOG_2PI = float(np.log(2.0 * np.pi))
 
@@ -73,8 +71,7 @@ class SplitNormal(NamedTuple):
         below = u < share
         # Each half is half a normal density; its quantiles are those of that normal, from the mode outwards.
         inner = np.where(below, 0.5 * u * total / self.left, 1.0 - 0.5 * (1.0 - u) * total / self.right)
-        result: Array = self.mode + np.where(below, self.left, self.right) * ndtri(inner)
-        return result
+        return self.mode + np.where(below, self.left, self.right) * ndtri(inner)
 
     @property
     def moments(self) -> tuple[Array, Array]:
@@ -86,18 +83,12 @@ class SplitNormal(NamedTuple):
     def standard_quantile(self, u: Array) -> Array:
         """Return quantiles of the one that is moved and scaled to mean 0 and variance 1, for u (..., n_local)."""
         mean, sd = self.moments
-        result: Array = (self.quantile(u) - mean) / sd
-        return result
+        return (self.quantile(u) - mean) / sd
 
     def standard_log_density(self, z: Array) -> Array:
         """Return the log density of the one that is moved and scaled to mean 0 and variance 1, (..., n_local)."""
         mean, sd = self.moments
         return self.log_density(mean + sd * z) + np.log(sd)
-
-    @property
-    def range(self) -> tuple[Array, Array]:
-        """Where all but a few draws in a hundred thousand are, (n_local,) each."""
-        return self.mode - _REACH * self.left, self.mode + _REACH * self.right
 
     def log_density(self, z: Array) -> Array:
         """Return the log density, (..., n_local)."""
@@ -115,7 +106,6 @@ def draw_effects(
     shifts: Array,
     choices: Array,
     of_draw: NDArray[np.intp],
-    mapped: tuple[Array, NDArray[np.bool_]] | None = None,
 ) -> Effects:
     """Draw local coordinates.
 
@@ -134,23 +124,19 @@ def draw_effects(
         Uniform numbers that choose.
     of_draw : ndarray of int, shape (n,)
         Which of the points a draw has for its globals, ascending.
-    mapped : tuple, optional
-        Draws that are there already, (n, n_local), and which coordinates are to be drawn nevertheless, (n_local,).
-        Efficiencies of the others are 0.
     """
     k = N_CANDIDATES[forest.n_levels]
     plan = terms.plan(forest, len(g), k**forest.n_levels)
     efficiency = np.zeros(forest.n_local)
-    local, rough = (np.empty((len(of_draw), forest.n_local)), None) if mapped is None else mapped
-    parts = [part for part in plan.parts if rough is None or rough[part.places].any()]
+    local = np.empty((len(of_draw), forest.n_local))
     for start in range(0, len(g), plan.size):
         rows = slice(start, min(start + plan.size, len(g)))
         first, last = np.searchsorted(of_draw, [rows.start, rows.stop])
         number = of_draw[first:last] - start
-        for part in parts:
+        for part in plan.parts:
             own, near = part.forest, centres[rows].of(part.places, part.forest.n_levels)
             proposal = SplitNormal.of_skewness(skewness[part.places])
-            z = candidate_points(proposal, k, shifts[rows, part.places])
+            z = proposal.quantile(spaced(k, shifts[rows, part.places]))
             tables = weights_of(part, g[rows], near, z, -proposal.log_density(z))
             chosen, of_candidates = _chosen(own, tables, z, choices[first:last, part.places], number)
             local[first:last, part.places] = near[number].at_own(chosen[:, None], own)[:, 0]
@@ -160,13 +146,8 @@ def draw_effects(
 
 def spaced(k: int, shifts: Array) -> Array:
     """Return ``k`` evenly spaced probabilities for each of some shifts, (n, k, n_local) from (n, n_local)."""
-    result: Array = np.clip((np.arange(k)[:, None] + shifts[:, None]) / k, 1e-15, 1.0 - 1e-15)
-    return result
-
-
-def candidate_points(proposal: SplitNormal, k: int, shifts: Array) -> Array:
-    """Return ``k`` candidates of each standardised coordinate, (n, k, n_local)."""
-    return proposal.quantile(spaced(k, shifts))
+    edge = 1e-15
+    return np.clip((np.arange(k)[:, None] + shifts[:, None]) / k, edge, 1.0 - edge)
 
 
 def weights_of(part: SomeBlocks, g: Array, centres: Centres, z: Array, log_weight: Array) -> list[Array]:

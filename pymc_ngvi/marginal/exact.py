@@ -170,8 +170,7 @@ def _run(sampler: Sampler) -> Sampled:
 def _cov_of_globals(q: GaussianState, forest: Forest) -> Array:
     block = getattr(q, "cov_block", None)
     if block is not None:
-        result: Array = block(forest.globals_)
-        return result
+        return block(forest.globals_)
     return q.cov()[np.ix_(forest.globals_, forest.globals_)]
 
 

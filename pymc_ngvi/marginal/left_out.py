@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.parts import DataParts, passes, rows_of_set
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.logdensity import LogDensity
-from pymc_ngvi.density.masked import MaskedModel
+from pymc_ngvi.density.masked import MaskedDensity
 from pymc_ngvi.density.observed_logp import ObservedLogp
 from pymc_ngvi.density.split import SplitDensity
 from pymc_ngvi.marginal.centres import Centres
@@ -63,8 +62,8 @@ class IntegratedAgain:
     ----------
     state : PoolState
         Of `IntegratedTrees` with local coordinates.
-    masked : MaskedModel
-        Which belongs to it alone.
+    masked : MaskedDensity
+        Whose weights it changes.
 
     Raises
     ------
@@ -72,12 +71,13 @@ class IntegratedAgain:
         If an element of log p depends on several groups.
     """
 
-    def __init__(self, state: PoolState, masked: MaskedModel) -> None:
+    def __init__(self, state: PoolState, masked: MaskedDensity) -> None:
         assert isinstance(state.rest, IntegratedTrees)
         assert state.rest.quadrature is not None
         self._state, self._masked, self._quadrature = state, masked, state.rest.quadrature
         self._forest: Forest = state.rest.forest
-        density = LogDensity(masked.model)
+        density = masked.density
+        masked.leave_out(np.empty(0, dtype=np.intp))
         terms = _Terms(SplitDensity(density, self._forest, state.gaussian.mean()))
         rules = ladder(self._forest.n_levels)
         self._rule = max(self._quadrature.rule, rules[min(_RULE, len(rules) // 2)], key=lambda rule: rule.n_nodes)

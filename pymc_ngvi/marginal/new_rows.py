@@ -314,8 +314,7 @@ def owners_of_rows(point: Array, step: Array, forest: Forest, row_logp: RowLogp)
 def _evenly(n: int, k: int, rng: np.random.Generator) -> Array:
     """Return uniform numbers, (n, k), of which each column has one in each of n equal steps."""
     steps = rng.permuted(np.tile(np.arange(n), (k, 1)), axis=1).T
-    result: Array = (steps + rng.random((n, k))) / n
-    return result
+    return (steps + rng.random((n, k))) / n
 
 
 def _parts(n: int, width: int) -> Iterator[slice]:

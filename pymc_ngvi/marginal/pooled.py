@@ -228,8 +228,7 @@ class PoolState:
     def sd_errors(self) -> Array:
         """Relative standard errors of the standard deviations of the globals, (n_globals,), from their weights."""
         of_weights, size = effective_size_of(self.weights), self.effective_size
-        errors: Array = relative_sd_errors(self.pool.g, self.weights) * np.sqrt(of_weights / size)
-        return errors
+        return relative_sd_errors(self.pool.g, self.weights) * np.sqrt(of_weights / size)
 
     def for_draws(self, n: int) -> Pool:
         """Return a pool whose effective size is ``n``, as far as the budget goes; the last one is kept."""
@@ -237,8 +236,7 @@ class PoolState:
             return self.pool
         if self._last.get("n") != n:
             self._last.update(n=n, pool=self.rest.enlarged(self.pool, n))
-        result: Pool = self._last["pool"]
-        return result
+        return self._last["pool"]
 
     @functools.cached_property
     def _last(self) -> dict[str, Any]:

@@ -78,8 +78,7 @@ class Proposal:
         n = len(self.mixture.shares) - self.n_far
         log_fitted = self.bend.log_density(self.mixture.first(n).log_density, g)
         log_fitted += np.log(self.mixture.shares[:n].sum())
-        result: NDArray[np.bool_] = log_fitted < self.log_density(g) - np.log(2.0)
-        return result
+        return log_fitted < self.log_density(g) - np.log(2.0)
 
     def beside(self, other: "Proposal", part: float) -> "Proposal":
         """Return the proposal of which a part is another one."""
@@ -340,7 +339,7 @@ def _with_tails(mixture: StudentMixture, bend: Bend) -> StudentMixture:
     largest = int(np.argmax(mixture.shares))
     cov = mixture.factors[largest] @ mixture.factors[largest].T
     centre = mixture.shares @ mixture.means
-    means, factors = list(mixture.means), list(mixture.factors)
+    means, factors = [], []
     for tail in bend.tails:
         mean, wide = centre.copy(), 1.3 * cov
         width = max(abs(mean[tail.at]) / 1.5, float(np.sqrt(cov[tail.at, tail.at])))
@@ -350,6 +349,6 @@ def _with_tails(mixture: StudentMixture, bend: Bend) -> StudentMixture:
         means.append(mean)
         factors.append(np.linalg.cholesky(wide))
     n = len(bend.tails)
-    part = min(_OF_TAIL * n, _OF_TAILS)
-    shares = np.concatenate([(1.0 - part) * mixture.shares, np.full(n, part / n)])
-    return StudentMixture(shares, np.array(means), np.array(factors), mixture.df)
+    df = float(np.broadcast_to(mixture.df, len(mixture.shares))[largest])
+    tails = StudentMixture(np.full(n, 1.0 / n), np.array(means), np.array(factors), df)
+    return mixture.joined(tails, min(_OF_TAIL * n, _OF_TAILS))

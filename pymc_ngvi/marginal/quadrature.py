@@ -135,8 +135,7 @@ def _by_root(forest: Forest, values: Array) -> Array:
         return values
     order = np.argsort(forest.block, kind="stable")
     starts = np.searchsorted(forest.block[order], np.arange(forest.n_blocks))
-    result: Array = np.add.reduceat(values[:, order], starts, axis=1)
-    return result
+    return np.add.reduceat(values[:, order], starts, axis=1)
 
 
 def upwards(forest: Forest, k: int, values: Array, log_weight: Array) -> tuple[list[Array], list[Array]]:
@@ -242,13 +241,11 @@ def blocks_off_centre(forest: Forest, shape: Shape, rule: PathRule, of_blocks: A
     off = _is_off(shape, rule, 1.0)
     if forest.n_levels > 1:
         off = _by_root(forest, off.astype(np.float64)) > 0.0
-    bad: NDArray[np.bool_] = off | ~np.isfinite(of_blocks)
-    return bad
+    return off | ~np.isfinite(of_blocks)
 
 
 def _is_off(shape: Shape, rule: PathRule, slack: float) -> NDArray[np.bool_]:
     """Tell which coordinates have nodes about the wrong centres, (n, n_local)."""
     far, least, most = rule.limits
     low, high = shape.variances()
-    bad: NDArray[np.bool_] = (np.abs(shape.mean) > far * slack) | (low < least / slack) | (high > most * slack)
-    return bad
+    return (np.abs(shape.mean) > far * slack) | (low < least / slack) | (high > most * slack)

@@ -58,8 +58,7 @@ class Whitening:
     def whitened(self, g: Array) -> Array:
         """Return the whitened globals, (n, p)."""
         u = np.linalg.solve(self.factor, (self.forward(g) - self.mean).T).T
-        result: Array = np.clip(u, -_FARTHEST, _FARTHEST)
-        return result
+        return np.clip(u, -_FARTHEST, _FARTHEST)
 
     def features(self, g: Array, *, cubes: bool = True) -> Array:
         """Return 1, the whitened globals, their products and cubes, and what is straight in tails, (n, n_features)."""
@@ -73,15 +72,6 @@ class Whitening:
             if cubes:
                 parts.append(np.clip(u, -_FARTHEST_CUBED, _FARTHEST_CUBED) ** 3)
         return np.concatenate(parts, axis=1)
-
-    def linear_features(self, g: Array) -> Array:
-        """Return those of `features` that are linear in the whitened globals or in tails, (n, n_linear)."""
-        return np.concatenate([np.ones((len(g), 1)), self.whitened(g), self.in_tails(g)], axis=1)
-
-    @property
-    def n_linear(self) -> int:
-        """Number of these."""
-        return 1 + len(self.mean) + len(self.tailed)
 
     @property
     def _has_products(self) -> bool:
@@ -118,8 +108,7 @@ def gram_of(features: Array, weights: Array) -> Array:
 
 def leverage_of(gram: Array, features: Array) -> Array:
     """Return the variances of predictions, in that of residuals."""
-    result: Array = np.sum(features * np.linalg.solve(gram, features.T).T, axis=1)
-    return result
+    return np.sum(features * np.linalg.solve(gram, features.T).T, axis=1)
 
 
 def covering(gram: Array, features: Array, weights: Array, reach: float, most: int) -> NDArray[np.intp]:
@@ -176,8 +165,7 @@ def predictor(features: Array, targets: Array, weights: Array, p: int) -> Array:
     if n_features > 0.8 * n:
         ridge[1 + p :] = _RIDGE_OF_FEW * n
     weighted = (weights[:, None] * features).T
-    result: Array = np.linalg.solve(weighted @ features + np.diag(ridge), weighted @ targets)
-    return result
+    return np.linalg.solve(weighted @ features + np.diag(ridge), weighted @ targets)
 
 
 @stored("exact.base_rule")
@@ -209,8 +197,7 @@ class BaseRule:
 
         A low log m says nothing there: about the wrong centres, it is too low by any amount.
         """
-        result: NDArray[np.bool_] = leverage_of(self.gram, features) > self.reach
-        return result
+        return leverage_of(self.gram, features) > self.reach
 
     @classmethod
     def fitted(

@@ -69,8 +69,7 @@ class ProposalRounds:
 def weights_of_draws(draws: Weighted) -> Array:
     """Return weights that add up to 1, of draws of which one has weight at least."""
     weights = np.exp(draws.log_weights - draws.log_weights.max())
-    result: Array = weights / weights.sum()
-    return result
+    return weights / weights.sum()
 
 
 def moments_of_draws(draws: Weighted) -> tuple[Array, Array]:

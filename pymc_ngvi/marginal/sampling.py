@@ -58,8 +58,7 @@ class Round:
     @property
     def log_weights(self) -> Array:
         """Log weights, (n,)."""
-        result: Array = self.log_marginal - self.proposal.log_density(self.g)
-        return result
+        return self.log_marginal - self.proposal.log_density(self.g)
 
     @property
     def efficiency(self) -> float:
@@ -111,8 +110,7 @@ def relative_sd_errors(g: Array, weights: Array) -> Array:
     square = (g - weights @ g) ** 2
     variance = weights @ square
     influence = weights[:, None] * (square - variance)
-    error: Array = 0.5 * np.sqrt(np.sum(influence**2, axis=0)) / np.where(variance > 0.0, variance, 1.0)
-    return error
+    return 0.5 * np.sqrt(np.sum(influence**2, axis=0)) / np.where(variance > 0.0, variance, 1.0)
 
 
 @stored("exact.pool")
@@ -140,8 +138,7 @@ class Pool:
     @property
     def log_ratio(self) -> Array:
         """Log weights before they are smoothed, (n,)."""
-        result: Array = self.log_marginal - self.log_density
-        return result
+        return self.log_marginal - self.log_density
 
     def weights(self) -> tuple[Array, float]:
         """Return the smoothed weights, (n,), that add up to 1, and k-hat."""

@@ -40,8 +40,7 @@ class StudentMixture:
         constants = gammaln((df + p) / 2.0) - gammaln(df / 2.0) - 0.5 * p * np.log(df * np.pi)
         constants += np.log(self.shares) - np.log(np.diagonal(self.factors, axis1=1, axis2=2)).sum(axis=1)
         falls = 0.5 * (df + p)[:, None] * np.log1p(squares(self.factors, self.means, x) / df[:, None])
-        result: Array = logsumexp(constants[:, None] - falls, axis=0)
-        return result
+        return logsumexp(constants[:, None] - falls, axis=0)
 
     def draws(self, n: int, rng: np.random.Generator) -> Array:
         """Return ``n`` draws from one scrambled Sobol sequence."""
@@ -54,8 +53,7 @@ class StudentMixture:
         df = self._each_df[which]
         chi2 = 2.0 * gammaincinv(0.5 * df, uniform[:, p])
         z = ndtri(uniform[:, :p]) * np.sqrt(df / chi2)[:, None]
-        result: Array = self.means[which] + np.einsum("nij,nj->ni", self.factors[which], z)
-        return result
+        return self.means[which] + np.einsum("nij,nj->ni", self.factors[which], z)
 
     def joined(self, other: "StudentMixture", part: float) -> "StudentMixture":
         """Return a mixture of which a part is another one."""

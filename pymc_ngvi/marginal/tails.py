@@ -130,8 +130,7 @@ class Bend:
             mirrored = y.copy()
             mirrored[:, at] *= signs
             parts.append(of_y(mirrored))
-        folded: Array = logsumexp(parts, axis=0) + self.log_slope(g)
-        return folded
+        return logsumexp(parts, axis=0) + self.log_slope(g)
 
     def log_slope(self, g: Array) -> Array:
         """Return log dy/dg, (n,)."""
@@ -149,8 +148,7 @@ class Bend:
 
 
 def _exponent(g: Array, ratio: Ratio) -> Array:
-    result: Array = np.clip(g[:, ratio.by] - ratio.centre, -_FARTHEST, _FARTHEST)
-    return result
+    return np.clip(g[:, ratio.by] - ratio.centre, -_FARTHEST, _FARTHEST)
 
 
 def find_bend(

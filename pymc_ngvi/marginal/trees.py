@@ -180,8 +180,7 @@ class IntegratedTrees(GivenGlobals):
             assert self.quadrature is not None
             made = Conditionals(self.quadrature, state.pool.g, state.weights, self.sequences.seed)
             state._last["conditionals"] = made
-        found: Conditionals = state._last["conditionals"]
-        return found
+        return state._last["conditionals"]
 
     def moments(self, state: PoolState, mean: Array) -> tuple[Array, Array]:
         """Return means and standard deviations of local coordinates, by quadrature at the draws of the pool."""

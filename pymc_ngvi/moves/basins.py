@@ -113,8 +113,7 @@ class Basins:
 
     def inside(self, number: int, x: Array) -> NDArray[np.bool_]:
         """Tell which points are in a basin."""
-        result: NDArray[np.bool_] = self.labels(x) == number
-        return result
+        return self.labels(x) == number
 
     def explained(self, x: Array) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
         """Return which Gaussian explains each point best, and whether that is clear."""

@@ -55,15 +55,13 @@ class ChainCoordinates:
 
     def mean(self) -> Array:
         """Return the point of coordinates 0, (n_dim,)."""
-        result: Array = self.draws(np.zeros((1, self.n_dim)))[0]
-        return result
+        return self.draws(np.zeros((1, self.n_dim)))[0]
 
     def log_density(self, x: Array) -> Array:
         """Return the log density of the Gaussian that the coordinates whiten, (n_points,)."""
         at_mean = float(self.gaussian.log_density(self.gaussian.mean()[None])[0])
         log_det = float(np.log(self.scale).sum() + np.log(self.root).sum())
-        result: Array = at_mean - log_det - 0.5 * np.sum(self.w(x) ** 2, axis=1)
-        return result
+        return at_mean - log_det - 0.5 * np.sum(self.w(x) ** 2, axis=1)
 
     def _stretched(self, w: Array, root: Array) -> Array:
         return w + ((w @ self.directions) * (root - 1.0)) @ self.directions.T

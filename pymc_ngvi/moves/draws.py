@@ -58,8 +58,7 @@ class MovedDraws(GivenGlobals):
     def of_chains(self) -> Array:
         """Weights of the chains, which add up to 1, (n_chains,)."""
         n_chains, modes = self.x.shape[1], self.checks.mode_weights or (1.0,)
-        weights: Array = np.repeat(modes, n_chains // len(modes)) * len(modes) / n_chains
-        return weights
+        return np.repeat(modes, n_chains // len(modes)) * len(modes) / n_chains
 
     @property
     def modes(self) -> NDArray[np.intp]:
@@ -161,5 +160,4 @@ class MovedDraws(GivenGlobals):
     def cov_block(self, state: PoolState, index: NDArray[np.intp]) -> Array:
         """Return the covariance of some coordinates."""
         apart = state.pool.g[:, index] - state.mean()[index]
-        result: Array = apart.T @ (state.weights[:, None] * apart)
-        return result
+        return apart.T @ (state.weights[:, None] * apart)

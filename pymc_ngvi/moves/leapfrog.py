@@ -71,8 +71,7 @@ class PhasePoints:
     @property
     def finite(self) -> NDArray[np.bool_]:
         """Where log p and its gradient are finite."""
-        result: NDArray[np.bool_] = np.isfinite(self.logp) & np.isfinite(self.slope).all(axis=1)
-        return result
+        return np.isfinite(self.logp) & np.isfinite(self.slope).all(axis=1)
 
 
 class Arrived(NamedTuple):
@@ -148,10 +147,8 @@ def trajectory(
 
 def _change(start: PhasePoints, momenta: Array, end: PhasePoints, p: Array) -> Array:
     """Return the change of the log density of points with momenta: minus that of the energy."""
-    change: Array = end.logp - start.logp - 0.5 * np.sum(p**2 - momenta**2, axis=1)
-    return change
+    return end.logp - start.logp - 0.5 * np.sum(p**2 - momenta**2, axis=1)
 
 
 def _probability(change: Array) -> Array:
-    result: Array = np.exp(np.minimum(np.where(np.isfinite(change), change, -np.inf), 0.0))
-    return result
+    return np.exp(np.minimum(np.where(np.isfinite(change), change, -np.inf), 0.0))

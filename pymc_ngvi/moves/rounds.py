@@ -9,27 +9,519 @@ import math
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from numpy.typing import NDArray
+from scipy.special import ndtri
+from scipy.stats import rankdata
+
 from pymc_ngvi.core.types import Array, GaussianState, HasGradient
-from pymc_ngvi.moves.arrival import (
-    Mixing,
-    effective_sizes,
-    height_above,
-    is_far,
-    mixing_of,
-    most_trend,
-    peak_size,
-    worth_of,
-)
 from pymc_ngvi.moves.basins import MOST_STEPS, Basins, Climbs, Counted, are_apart, basins_among
 from pymc_ngvi.moves.bridge import UNKNOWN, LogMass, ModeWeights, log_mass
-from pymc_ngvi.moves.chains import Chains, Stretch
 from pymc_ngvi.moves.coordinates import ChainCoordinates
-from pymc_ngvi.moves.starts import starts_of
-from pymc_ngvi.moves.verdict import LEAST_SIZE, MOST_OUTFLOW, MovedChecks
+from pymc_ngvi.moves.leapfrog import PhasePoints, phase_points_at, trajectory
+from pymc_ngvi.moves.verdict import LEAST_SIZE, MOST_DIVERGING, MOST_OUTFLOW, MovedChecks
+
+# --- many chains at once: trajectories of a length and a step size that all of them tell ---
+# Step sizes go by the acceptance of all chains. Where some of the trajectories diverge, there may be a place, such as
+# the neck of a funnel, into which steps that are right elsewhere do not lead; chains that have never been there show
+# nothing of it. Then fewer trajectories are to be refused [2]_. In each iteration, a part of the chains takes smaller
+# steps: those get out of places where the usual ones are refused.
+#
+# Trajectories have the length after which the slowest coordinates have got farthest for each gradient, as all chains
+# together tell along one long trajectory; [1]_ does so by the distance from the centre, which tails and many quick
+# coordinates drown here.
+#
+# References
+# ----------
+# .. [1] M. D. Hoffman, A. Radul and P. Sountsov (2021). An adaptive-MCMC scheme for setting trajectory lengths in
+#    Hamiltonian Monte Carlo. AISTATS. https://proceedings.mlr.press/v130/hoffman21a.html
+# .. [2] M. Betancourt and M. Girolami (2015). Hamiltonian Monte Carlo for hierarchical models. In Current Trends in
+#    Bayesian Methodology with Applications. https://doi.org/10.48550/arXiv.1312.0906
+
+#: First length of trajectories: a quarter of a period. First step size, times the fourth root of the dimension.
+_QUARTER, _FIRST_STEP = 0.5 * math.pi, 0.5
+#: Refusals that are aimed at; part that is left of these where too many trajectories diverge, and the fewest.
+_REFUSED, _FEWER, _FEWEST = 0.2, 0.25, 0.01
+#: By how much lengths differ from the usual one, as a part; the golden section spreads them evenly.
+_JITTER, _GOLDEN = 0.4, 0.618_033_988_749_895
+#: Part of the chains that take smaller steps in an iteration, and these as parts of the usual one.
+_PART, _SMALLER = 0.25, (0.5, 0.25, 0.1)
+#: Part of the coordinates by which the length is chosen, the slowest; standard deviations beyond which none is farther.
+_SLOWEST, _FAR = 0.1, 3.0
+#: Steps of a trajectory at most; of the one by which the length is chosen, at least and at most.
+_MOST_STEPS, _FEWEST_SEEN, _MOST_SEEN = 200, 4, 100
+#: Gain of the logarithm of the step size for an error of the acceptance of 1: in the first iterations, and then.
+_N_FIRST, _GAIN_FIRST, _GAIN = 3, 0.6, 0.3
+#: By how many times what is aimed at more are refused, at most, as counts for the step size.
+_WORST = 4.0
+
+
+class Stretch(NamedTuple):
+    """Draws of all chains in successive iterations, (n_draws, n_chains, n_dim), and log p, (n_draws, n_chains)."""
+
+    x: Array
+    logp: Array
+
+
+class Chains:
+    """Chains in motion.
+
+    Parameters
+    ----------
+    target : HasGradient
+    coordinates : ChainCoordinates
+    x : ndarray, shape (n_chains, n_dim)
+        Where they begin; log p and its gradient are finite there.
+    rng : numpy.random.Generator
+    inside : callable, optional
+        Tells which points are of the region that chains are to stay in: a trajectory that ends elsewhere is refused.
+
+    Attributes
+    ----------
+    step, length : float
+        Of trajectories, in the coordinates.
+    acceptance, diverging : float
+        Mean probability of acceptance in the last run of iterations; part of its trajectories that diverged.
+    refused : float
+        Part of the trajectories that is aimed at to be refused.
+    outflow : float
+        Part of the trajectories of that run that would have left the region.
+    """
+
+    def __init__(
+        self,
+        target: HasGradient,
+        coordinates: ChainCoordinates,
+        x: Array,
+        rng: np.random.Generator,
+        inside: Callable[[Array], NDArray[np.bool_]] | None = None,
+    ) -> None:
+        self._target, self._rng, self._inside = target, rng, inside
+        self._jitter = rng.random()
+        self.coordinates = coordinates
+        self.step, self.length = _FIRST_STEP * x.shape[1] ** -0.25, _QUARTER
+        self.acceptance, self.outflow, self._n_left = math.nan, 0.0, 0
+        self.refused, self.diverging = _REFUSED, 0.0
+        self._points = phase_points_at(target, coordinates, x)
+
+    @property
+    def n_chains(self) -> int:
+        """Number of chains."""
+        return len(self._points.x)
+
+    @property
+    def size(self) -> int:
+        """Numbers that say where they all are."""
+        return self._points.x.size
+
+    @property
+    def n_steps(self) -> int:
+        """Steps of a trajectory, in the mean."""
+        return int(np.clip(math.ceil(self.length / self.step), 1, _MOST_STEPS))
+
+    def run(self, n: int, *, n_adapting: int = 0, every: int = 1) -> Stretch:
+        """Return draws of ``n`` iterations: every so many of those after the first, in which the step size is adapted.
+
+        Parameters
+        ----------
+        n, n_adapting : int
+        every : int, default 1
+        """
+        shape = ((n - n_adapting) // every, *self._points.x.shape)
+        self._n_left, is_first = 0, math.isnan(self.acceptance)
+        kept, accepted, diverging = Stretch(np.empty(shape), np.empty(shape[:2])), np.zeros(n), np.zeros(n)
+        for i in range(n):
+            accepted[i], diverging[i] = self._iterate()
+            if i < n_adapting:
+                gain = _GAIN_FIRST if i < _N_FIRST else _GAIN
+                # relative to what is aimed at: as quick for one refusal in a hundred as for one in five
+                error = 1.0 - (1.0 - accepted[i]) / self.refused
+                self.step *= math.exp(gain * _REFUSED * max(error, -_WORST))
+            elif (i - n_adapting) % every == every - 1:
+                at = (i - n_adapting) // every
+                kept.x[at], kept.logp[at] = self._points.x, self._points.logp
+        self.diverging = float(diverging[n_adapting:].mean())
+        if self.diverging > MOST_DIVERGING and not is_first:
+            self.refused = max(_FEWER * self.refused, _FEWEST)
+        self.acceptance = float(accepted[n_adapting:].mean())
+        self.outflow = self._n_left / (n * shape[1])
+        return kept
+
+    def _iterate(self) -> tuple[float, float]:
+        """Move all chains; return the acceptance of those with the usual step size, and the part that diverges."""
+        n, rng = len(self._points.x), self._rng
+        self._jitter = (self._jitter + _GOLDEN) % 1.0
+        length = self.length * (1.0 + _JITTER * (2.0 * self._jitter - 1.0))
+        n_steps = int(np.clip(math.ceil(length / self.step), 1, _MOST_STEPS))
+        usual = rng.random(n) >= _PART
+        size = self.step * np.where(usual, 1.0, rng.choice(_SMALLER, n))
+        probability, diverged = self._move(n_steps, size[:, None])
+        counted = usual if usual.any() else ~usual
+        return float(probability[counted].mean()), float(diverged[counted].mean())
+
+    def _move(
+        self, n_steps: int, size: float | Array, watch: "_Distances | None" = None
+    ) -> tuple[Array, NDArray[np.bool_]]:
+        momenta = self._rng.standard_normal(self._points.x.shape)
+        before = self._points
+        self._points, probability, diverged = trajectory(
+            self._target, self.coordinates, before, momenta, n_steps, size, self._rng, watch
+        )
+        if self._inside is not None:
+            self._refuse_leaving(before)
+        return probability, diverged
+
+    def _refuse_leaving(self, before: PhasePoints) -> None:
+        """Put points that have left the region back to where they were."""
+        assert self._inside is not None
+        now = self._points
+        moved = np.flatnonzero((now.x != before.x).any(axis=1))
+        left = moved[~self._inside(now.x[moved])]
+        now.x[left], now.logp[left], now.slope[left] = before.x[left], before.logp[left], before.slope[left]
+        self._n_left += len(left)
+
+    def join(self, stuck: NDArray[np.intp], n_starts: int) -> None:
+        """Let chains that do not move go on from where others are that began at the same point, if these do.
+
+        Parameters
+        ----------
+        stuck : ndarray of int
+        n_starts : int
+            Chains that began at the same point are together.
+        """
+        each, rows = self.n_chains // n_starts, np.arange(self.n_chains)
+        for chain in stuck.tolist():
+            first = chain - chain % each
+            others = np.setdiff1d(np.arange(first, first + each), stuck)
+            if len(others):
+                rows[chain] = self._rng.choice(others)
+        if len(stuck):
+            self._points = self._points.at(rows)
+
+    def refit(self, draws: Array, size: float) -> None:
+        """Take coordinates found of draws, (n_draws, n_dim), worth so many, and choose the length of trajectories."""
+        self.coordinates = self.coordinates.refitted(draws, size)
+        self._points = phase_points_at(self._target, self.coordinates, self._points.x)
+        n_steps = int(np.clip(math.ceil(2.0 * self.length / self.step), _FEWEST_SEEN, _MOST_SEEN))
+        seen = _Distances(self.coordinates, self._points, n_steps)
+        self._move(n_steps, self.step, seen)
+        self.length = seen.best * self.step
+
+
+class _Distances:
+    """Sees how far the slowest coordinates get along a trajectory, in place and in distance from the centre.
+
+    The square of the distance from the start is 0 there, and 1, in twice the variance, where that is forgotten.
+    """
+
+    def __init__(self, coordinates: ChainCoordinates, points: PhasePoints, n_steps: int) -> None:
+        self._coordinates, self._first = coordinates, _places(coordinates, points)
+        self._twice = 2.0 * self._first.var(axis=0) + np.finfo(np.float64).tiny
+        self._of_step = np.zeros((n_steps, self._first.shape[1]))
+
+    def __call__(self, i: int, points: PhasePoints, probability: Array) -> None:
+        squares = (_places(self._coordinates, points) - self._first) ** 2
+        self._of_step[i] = probability @ squares / (len(squares) * self._twice)
+
+    @property
+    def best(self) -> int:
+        """Steps in which the slowest coordinates get farthest, for each gradient."""
+        n_steps, n = self._of_step.shape
+        slowest = np.sort(np.minimum(self._of_step, 1.0), axis=1)[:, : max(1, round(_SLOWEST * n))]
+        return int(np.argmax(slowest.mean(axis=1) / np.arange(1, n_steps + 1))) + 1
+
+
+def _places(coordinates: ChainCoordinates, points: PhasePoints) -> Array:
+    """Return coordinates, and their distances from the centre, of which far ones count as less far."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        w = np.clip(np.nan_to_num(coordinates.w(points.x)), -_FAR, _FAR)
+    return np.concatenate([w, np.abs(w)], axis=1)
+
+
+# --- where superchains begin: far out from the fits, where log p is finite ---
+
+#: Standard deviations of starts, from and to, in those of a fit; part that is left of these for each further try, and
+#: tries.
+_SPREAD, _NEARER, _TRIES = (2.0, 3.0), 0.85, 24
+
+
+class StartRegion(Protocol):
+    """A Gaussian, or coordinates that whiten one."""
+
+    @property
+    def n_dim(self) -> int:
+        """Number of coordinates."""
+
+    def mean(self) -> Array:
+        """Return the mean, (n_dim,)."""
+
+    def draws(self, base: Array) -> Array:
+        """Return the points of standard normals, (n_points, n_dim)."""
+
+
+def starts_of(
+    target: HasGradient,
+    fits: Sequence[StartRegion],
+    n: int,
+    rng: np.random.Generator,
+    inside: Callable[[Array], NDArray[np.bool_]] | None = None,
+) -> Array | None:
+    """Return points far out from fits, which take turns, (n, n_dim); None where log p is finite at too few.
+
+    Parameters
+    ----------
+    target : HasGradient
+    fits : sequence of StartRegion
+        That of the largest mass first.
+    n : int
+    rng : numpy.random.Generator
+    inside : callable, optional
+        Tells which points will do.
+    """
+    x = np.full((n, fits[0].n_dim), np.nan)
+    missing, spread = np.arange(n), np.linspace(*_SPREAD, n)
+    for _ in range(_TRIES):
+        z = spread[missing, None] * rng.standard_normal((len(missing), x.shape[1]))
+        drawn = np.array([fits[i % len(fits)].draws(z[None, at])[0] for at, i in enumerate(missing.tolist())])
+        usable = np.isfinite(drawn).all(axis=1)
+        drawn[~usable] = fits[0].mean()
+        logp, grad = target.logp_grad(drawn)
+        usable &= np.isfinite(logp) & np.isfinite(grad).all(axis=1)
+        if inside is not None:
+            usable[usable] = inside(drawn[usable])
+        x[missing[usable]] = drawn[usable]
+        missing, spread = missing[~usable], spread * _NEARER
+        if not len(missing):
+            return x
+    return None
+
+
+# --- whether chains have arrived: chains that began at one point do not differ more than others, nor drift ---
+# The chains of a superchain begin at one point. Chains that have not forgotten it are alike within their superchain,
+# and differ between superchains: where that is not much more than chance, they have forgotten it [1]_. Chains that
+# never move pass any comparison of chains that began apart, as draws of the same distribution; they do not pass this
+# one.
+#
+# All is judged by normal scores of ranks, of each quantity and of its distance from its median: means exist, and
+# spreads are judged as well as places. Ranks take little notice of a few draws that are very far out, but means do:
+# no draw may have a log p that is far below that of all others, as that of a chain is which has not left where it
+# began.
+#
+# References
+# ----------
+# .. [1] C. C. Margossian, M. D. Hoffman, P. Sountsov, L. Riou-Durand, A. Vehtari and A. Gelman (2024). Nested R-hat:
+#    assessing the convergence of Markov chain Monte Carlo when running many short chains. Bayesian Analysis.
+#    https://doi.org/10.1214/24-BA1453
+
+#: Numbers that are ranked at once.
+_AT_ONCE = 2**22
+#: Change of a mean between halves, in standard deviations, that does not count; error of the first kind of all tests.
+_SLIGHT, _LEVEL = 0.05, 0.01
+#: How far below the median log p may be, in distances of a low quantile from it: tails of log p are exponential.
+_LOW, _FARTHEST = 0.05, 10.0
+#: Part of the draws whose log p tells what is high; parts that are looked at for chains that stay in a peak.
+_HIGHEST, _PEAKS = 0.1, (0.01, 0.005, 0.0025)
+#: Quantities whose effective sizes are computed: those that mix most slowly.
+_MOST_SIZES = 32
+#: Draws of a chain that an effective size takes.
+_FEWEST_DRAWS = 4
+#: The tails whose effective sizes count.
+_TAILS = (0.05, 0.95)
+
+
+class Mixing(NamedTuple):
+    """What is measured of draws of chains, for each quantity, (n_quantities,); NaN of what is constant, or NaN.
+
+    Parameters
+    ----------
+    rhat : ndarray
+        Nested R-hat, the larger one of places and spreads.
+    trend : ndarray
+        Change between the halves of the chains, in its standard errors.
+    memory : ndarray
+        Correlation of successive draws, the larger one of places and spreads.
+    """
+
+    rhat: Array
+    trend: Array
+    memory: Array
+
+    def joined(self, other: "Mixing") -> "Mixing":
+        """Return that of these quantities and of others."""
+        return Mixing(*(np.concatenate(both) for both in zip(self, other, strict=True)))
+
+
+def nested_rhat(values: Array, n_starts: int) -> Array:
+    """Return nested R-hat, (n_quantities,).
+
+    Parameters
+    ----------
+    values : ndarray, shape (n_draws, n_chains, n_quantities)
+        Chains that began at the same point are together.
+    n_starts : int
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> frozen = np.broadcast_to(np.repeat(np.random.default_rng(1).normal(size=(8, 1)), 16, axis=0), (10, 128, 1))
+    >>> bool(nested_rhat(frozen, 8)[0] > 1e6)
+    True
+    """
+    n, n_chains, k = values.shape
+    chains = values.mean(axis=0).reshape(n_starts, n_chains // n_starts, k)
+    within = values.var(axis=0, ddof=1).mean(axis=0) if n > 1 else 0.0
+    between = chains.mean(axis=1).var(axis=0, ddof=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rhat: Array = np.sqrt(1.0 + between / (chains.var(axis=1, ddof=1).mean(axis=0) + within))
+    return rhat
+
+
+def worth_of(values: Array, n_starts: int) -> float:
+    """Return how many independent draws chains are worth, roughly: two of each superchain at least.
+
+    Means of superchains differ by as much as means of so many draws do, in the median of quantities.
+
+    Parameters
+    ----------
+    values : ndarray, shape (n_draws, n_chains, n_quantities)
+    n_starts : int
+    """
+    rhat = nested_rhat(values, n_starts)
+    square = float(np.median(rhat[np.isfinite(rhat)] ** 2 - 1.0)) if np.isfinite(rhat).any() else np.inf
+    return float(np.clip(n_starts / max(square, 1e-9), 2.0 * n_starts, values.shape[0] * values.shape[1]))
+
+
+def mixing_of(values: Array, n_starts: int) -> Mixing:
+    """Return what is measured of the quantities of chains, (n_draws, n_chains, n_quantities)."""
+    n, n_chains, k = values.shape
+    each = max(1, _AT_ONCE // (n * n_chains))
+    parts = [_of_columns(values[:, :, i : i + each], n_starts) for i in range(0, k, each)]
+    return Mixing(*(np.concatenate(of_all) for of_all in zip(*parts, strict=True)))
+
+
+def _of_columns(values: Array, n_starts: int) -> Mixing:
+    shape = values.shape
+    with np.errstate(invalid="ignore"):
+        ranks = rankdata(values.reshape(-1, shape[2]).T, axis=1).T.reshape(shape)
+        measured = [
+            (nested_rhat(scores, n_starts), _trend(scores), _memory(scores)) for scores in _places_and_spreads(ranks)
+        ]
+    rhat, trend, memory = (np.maximum(a, b) for a, b in zip(*measured, strict=True))
+    varies = np.ptp(ranks, axis=(0, 1)) > 0.0  # False for NaN
+    return Mixing(*(np.where(varies, of, np.nan) for of in (rhat, trend, memory)))
+
+
+def _places_and_spreads(ranks: Array) -> tuple[Array, Array]:
+    """Return normal scores of quantities, and of their distances from the median, by the ranks of the first."""
+    n = ranks.shape[0] * ranks.shape[1]
+    return ndtri((ranks - 0.5) / n), ndtri(np.maximum(np.abs(2.0 * ranks - n - 1.0), 0.5) / n)
+
+
+def _trend(scores: Array) -> Array:
+    """Return by how much means change from one half of the chains to the other, in standard errors; 0 for little."""
+    half = len(scores) // 2
+    if not half:
+        return np.zeros(scores.shape[2])
+    changes = scores[-half:].mean(axis=0) - scores[:half].mean(axis=0)
+    mean, error = changes.mean(axis=0), changes.std(axis=0, ddof=1) / np.sqrt(len(changes))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(np.abs(mean) > _SLIGHT, np.abs(mean) / error, 0.0)
+
+
+def _memory(scores: Array) -> Array:
+    """Return the correlation of successive draws."""
+    apart = scores - scores.mean(axis=(0, 1))
+    variance = (apart**2).mean(axis=(0, 1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        result: Array = (apart[1:] * apart[:-1]).mean(axis=(0, 1)) / variance
+    return result
+
+
+def is_far(logp: Array) -> NDArray[np.bool_]:
+    """Tell which draws have a log p so low that they can be none of the posterior, by all draws, (n_draws, n_chains).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> logp = -0.5 * np.random.default_rng(1).chisquare(5, (50, 128))
+    >>> logp[:20, 3] = -1_000.0
+    >>> int(is_far(logp).sum())
+    20
+    """
+    low, middle = np.quantile(logp, [_LOW, 0.5])
+    return logp < middle - _FARTHEST * (middle - low)
+
+
+def peak_size(logp: Array) -> float:
+    """Return the effective size of being among the highest draws by log p: small where few chains stay in a peak.
+
+    That is the least one of a hundredth, and of a half and a quarter of it: a peak that is seldom entered hides among
+    others.
+
+    Parameters
+    ----------
+    logp : ndarray, shape (n_draws, n_chains)
+    """
+    from arviz_stats.base import array_stats
+
+    if len(logp) < _FEWEST_DRAWS or not np.ptp(logp):
+        return math.inf
+    shown = np.ascontiguousarray(logp[:, :, None])
+    sizes = [array_stats.ess(shown, chain_axis=1, draw_axis=0, method="quantile", prob=1.0 - part) for part in _PEAKS]
+    return float(np.min(sizes))
+
+
+def height_above(logp: Array, highest: float) -> float:
+    """Return how far log p at points on the way was above that at all draws, in ranges of the highest tenth of these.
+
+    Where chains have arrived, points on their way are distributed as draws are, but for errors of the steps. There are
+    a few for each draw: if log p has an upper tail as that of an exponential, the highest one of these is beyond a
+    whole range with a chance of about one in a hundred. It is far beyond where chains pass by a narrow peak, into
+    which no trajectory leads. A range is one nat at least.
+
+    Parameters
+    ----------
+    logp : ndarray
+        At draws.
+    highest : float
+        At points on the way.
+    """
+    top = float(logp.max())
+    return (highest - top) / max(top - float(np.quantile(logp, 1.0 - _HIGHEST)), 1.0)
+
+
+def most_trend(n_quantities: int) -> float:
+    """Return the standard errors that a change of so many quantities may have by chance."""
+    return float(-ndtri(_LEVEL / (4.0 * max(n_quantities, 1))))  # two sides, places and spreads
+
+
+def effective_sizes(values: Array, memory: Array) -> tuple[float, float]:
+    """Return the least effective sizes, bulk and tail, of those quantities that mix most slowly.
+
+    Parameters
+    ----------
+    values : ndarray, shape (n_draws, n_chains, n_quantities)
+    memory : ndarray, shape (n_quantities,)
+        By which these are known; NaN of what is left out.
+    """
+    from arviz_stats.base import array_stats  # which takes a while to import
+
+    known = np.flatnonzero(np.isfinite(memory))
+    slowest = known[np.argsort(-memory[known], kind="stable")[:_MOST_SIZES]]
+    if not len(slowest):
+        return math.inf, math.inf
+    if len(values) < _FEWEST_DRAWS:
+        return 0.0, 0.0
+    shown = np.ascontiguousarray(values[:, :, slowest])
+    bulk = array_stats.ess(shown, chain_axis=1, draw_axis=0, method="bulk")
+    tail = array_stats.ess(shown, chain_axis=1, draw_axis=0, method="tail", prob=_TAILS)
+    return float(np.min(bulk)), float(np.min(tail))
+
+
+# Chains are moved in rounds, each longer than the one before, until they have arrived or there are no more gradients.
 
 #: Points at which superchains begin.
 N_STARTS = 8

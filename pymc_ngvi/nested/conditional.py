@@ -181,8 +181,7 @@ class ConditionalFits:
         if found is None:
             return None
         state, location = found
-        result: GaussianState = replace(state, location=location)
-        return result
+        return replace(state, location=location)
 
 
 def _form(given: RowsGiven) -> tuple[type[Gaussian[Any]], Any]:

@@ -133,13 +133,11 @@ class Defence:
     def _density_ratio(self, along: Array) -> Array:
         """Return the density of draws that are moved out, as a multiple of the normal density, (..., n_draws)."""
         squares = along**2 - ((self.signs * along - _OUT) / _WIDTH) ** 2
-        result: Array = (np.exp(0.5 * squares) / _WIDTH) @ self.probabilities
-        return result
+        return (np.exp(0.5 * squares) / _WIDTH) @ self.probabilities
 
 
 def _directions(given: RowsGiven, at: LatentGaussian, predictors: NDArray[np.intp]) -> Array:
     """Return unit vectors of whitened coordinates along which predictors change most, (n, n_dim); 0 for constants."""
     whitened: Array = at.q.whiten(given.rows.linear_map.plain.rows(predictors))
     norm = np.linalg.norm(whitened, axis=1, keepdims=True)
-    result: Array = whitened / np.where(norm > 0.0, norm, np.inf)
-    return result
+    return whitened / np.where(norm > 0.0, norm, np.inf)

@@ -108,14 +108,12 @@ class Kriging:
     @property
     def basis_terms(self) -> Array:
         """The polynomial at the points, whitened."""
-        result: Array = self.basis @ self.triangle
-        return result
+        return self.basis @ self.triangle
 
 
 def _kernel(a: Array, b: Array, length: float) -> Array:
     squares = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2.0 * a @ b.T
-    result: Array = np.exp(-0.5 * np.maximum(squares, 0.0) / length**2)
-    return result
+    return np.exp(-0.5 * np.maximum(squares, 0.0) / length**2)
 
 
 def _fitted(points: Array, terms: Array, values: Array, kinds: Iterable[tuple[float, float]]) -> list[Kriging]:
@@ -279,8 +277,7 @@ class Emulated(Plain):
             return np.zeros(len(points), dtype=bool)
         tree = cKDTree(_standardised(np.array(self._points), self._whitening)[0])
         nearest = tree.query(_standardised(points, self._whitening)[0])[1]
-        result: NDArray[np.bool_] = np.array(self._known)[nearest] < lowest
-        return result
+        return np.array(self._known)[nearest] < lowest
 
     def _loneliest(self, points: Array) -> int:
         """Return which point is farthest from all that is known: the first ones are to fill the space."""

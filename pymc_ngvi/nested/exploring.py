@@ -141,8 +141,7 @@ def _around(mode: LatentMode, n: int) -> Array:
     """Return points that fill the space about a mode, near it and farther out, (n, p)."""
     uniform = qmc.Halton(len(mode.at), scramble=False).random(n + 1)[1:]
     sizes = np.resize(_SIZES_OF_DESIGN, n)
-    points: Array = mode.at + (sizes[:, None] * ndtri(uniform)) @ np.linalg.cholesky(mode.cov).T
-    return points
+    return mode.at + (sizes[:, None] * ndtri(uniform)) @ np.linalg.cholesky(mode.cov).T
 
 
 def _ridge(emulated: Emulated, sampled: Sampled) -> Proposal | None:
@@ -162,8 +161,7 @@ def _ridge(emulated: Emulated, sampled: Sampled) -> Proposal | None:
 
     def evaluate(y: Array) -> Array:
         g = bend.inverse(y)
-        result: Array = emulated.evaluate(g) - bend.log_slope(g)
-        return result
+        return emulated.evaluate(g) - bend.log_slope(g)
 
     y, weights = bend.forward(pool.g), pool.weights()[0]
     sd = np.sqrt(weights @ (y - weights @ y) ** 2)

@@ -61,8 +61,7 @@ class _StandardDeviations:
         u = self._whitening.whitened(g)
         if self._slopes is not None and len(g) == 1:
             inside = np.clip(u, self._lowest, self._highest)
-            result: Array = np.exp(quadratic_terms(inside) @ self._slopes)
-            return result
+            return np.exp(quadratic_terms(inside) @ self._slopes)
         sd = factors.sd
         self._points += list(u)
         self._log_sds += list(np.log(sd))

@@ -65,8 +65,7 @@ class Learned:
         own = self._margins.log_density(g)
         if self._slopes is not None:
             own += _terms(self._margins.forward(g)) @ self._slopes
-        result: Array = np.logaddexp(np.log(1.0 - _OF_WIDER) + own, np.log(_OF_WIDER) + self._wider.log_density(g))
-        return result
+        return np.logaddexp(np.log(1.0 - _OF_WIDER) + own, np.log(_OF_WIDER) + self._wider.log_density(g))
 
     def guess(self, n: int, rng: np.random.Generator) -> Guess:
         """Return it as a predicted density, from which ``n`` values can be drawn."""
@@ -111,8 +110,7 @@ def _ridge(terms: Array, values: Array) -> Array:
     scale = np.maximum(apart.std(axis=0), 1e-12)
     apart /= scale
     gram = apart.T @ apart + _RIDGE * np.eye(apart.shape[1])
-    result: Array = np.linalg.solve(gram, apart.T @ (values - values.mean())) / scale
-    return result
+    return np.linalg.solve(gram, apart.T @ (values - values.mean())) / scale
 
 
 class RememberedMarginal:

@@ -60,8 +60,7 @@ class ManyGaussians:
     def log_density(self, base: Array) -> Array:
         """Return the log densities, (n, m), of the draws of standard normals, (n, n_dim, m)."""
         d = base.shape[1]
-        result: Array = 0.5 * (d - np.einsum("ndm,ndm->nm", base, base)) - self.factors.entropy[:, None]
-        return result
+        return 0.5 * (d - np.einsum("ndm,ndm->nm", base, base)) - self.factors.entropy[:, None]
 
 
 @dataclass(frozen=True, eq=False)

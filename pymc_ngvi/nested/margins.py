@@ -104,8 +104,7 @@ class Margins:
         p, df = g.shape[1], self._df
         constant = gammaln((df + p) / 2.0) - gammaln(df / 2.0) - 0.5 * p * np.log(df * np.pi)
         squares = (self.forward(g) ** 2).sum(axis=1)
-        result: Array = constant - 0.5 * (df + p) * np.log1p(squares / df) + self.log_slope(g)
-        return result
+        return constant - 0.5 * (df + p) * np.log1p(squares / df) + self.log_slope(g)
 
     def draws(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws of it, (n, p)."""
@@ -125,8 +124,7 @@ class Margins:
         """Of u, (p, p)."""
         cov: Array = self.factor @ self.factor.T
         sd = np.sqrt(np.diag(cov))
-        result: Array = cov / np.outer(sd, sd)
-        return result
+        return cov / np.outer(sd, sd)
 
     def forward(self, g: Array) -> Array:
         """Return the normals of coordinates, (n, p)."""
@@ -135,16 +133,14 @@ class Margins:
     def inverse(self, z: Array) -> Array:
         """Return the coordinates of normals, (n, p)."""
         u = self.mean + z @ self.factor.T
-        result: Array = self.location + self.scale * np.sinh(self._clipped((np.arcsinh(u) + self.skewness) / self.tail))
-        return result
+        return self.location + self.scale * np.sinh(self._clipped((np.arcsinh(u) + self.skewness) / self.tail))
 
     def log_slope(self, g: Array) -> Array:
         """Return the log determinants of the derivatives of `forward`, (n,)."""
         h = (g - self.location) / self.scale
         a = self._clipped(self.tail * np.arcsinh(h) - self.skewness)
         each = np.log(np.cosh(a)) - 0.5 * np.log1p(h**2) + np.log(self.tail / self.scale)
-        result: Array = each.sum(axis=1) - np.log(np.diag(self.factor)).sum()
-        return result
+        return each.sum(axis=1) - np.log(np.diag(self.factor)).sum()
 
     def _apart(self, g: Array) -> Array:
         """Return u, (n, p)."""

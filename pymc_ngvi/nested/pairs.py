@@ -129,8 +129,7 @@ class WeightedPairs:
         """Log m at each value of the hyperparameters, (n,)."""
         if not self.is_joint:
             return self.log_by_elbo
-        result: Array = logsumexp(self.log_ratio, axis=1) - np.log(self.log_ratio.shape[1])
-        return result
+        return logsumexp(self.log_ratio, axis=1) - np.log(self.log_ratio.shape[1])
 
     @property
     def lacking(self) -> float:
@@ -159,8 +158,7 @@ class WeightedPairs:
             return self.weights[:, None] * self._of_own
         total = logsumexp(self.log_ratio, axis=1, keepdims=True)
         within = np.exp(self.log_ratio - np.where(np.isfinite(total), total, 0.0))
-        result: Array = self.weights[:, None] * within
-        return result
+        return self.weights[:, None] * within
 
     @property
     def effective_size(self) -> float:
@@ -254,8 +252,7 @@ class WeightedPairs:
 
 def normalised_weights(log_weights: Array) -> Array:
     """Return weights that add up to 1."""
-    result: Array = np.exp(log_weights - logsumexp(log_weights))
-    return result
+    return np.exp(log_weights - logsumexp(log_weights))
 
 
 def variances_of(log_ratio: Array) -> Array:
@@ -273,5 +270,4 @@ def _standardised(values: Array, root: Array) -> Array:
     apart = values - weights @ values
     apart *= root[:, None]
     norm = np.sqrt(np.sum(apart**2, axis=0))
-    result: Array = apart / np.where(norm > 0.0, norm, 1.0)
-    return result
+    return apart / np.where(norm > 0.0, norm, 1.0)

@@ -61,13 +61,11 @@ class Guess:
     def draws(self, n: int, at: float) -> Array:
         """Return ``n`` values, as evenly as can be: by weight, along an order in which neighbours are near."""
         order = by_neighbours(self.whitening.whitened(self._pool.g), self.weights, 0.5 / n)
-        result: Array = self._pool.g[order[evenly_picked(self.weights[order], n, at)]]
-        return result
+        return self._pool.g[order[evenly_picked(self.weights[order], n, at)]]
 
     def mean(self, function: Callable[[Array], Array]) -> Array:
         """Return the mean of functions of the hyperparameters."""
-        result: Array = self.weights @ function(self._pool.g)
-        return result
+        return self.weights @ function(self._pool.g)
 
     def wide(self, bend: Bend) -> Proposal:
         """Return a proposal that is wider, with heavier tails."""

@@ -43,8 +43,7 @@ class Each(Way):
     def _chosen(self) -> Bools | None:
         if self.condition is None or not self.facts.is_known(self.condition):
             return None
-        chosen: Bools = np.asarray(self.facts.value(self.condition)).astype(bool) == self.branch
-        return chosen
+        return np.asarray(self.facts.value(self.condition)).astype(bool) == self.branch
 
     def spread(self, part: Dependence) -> Dependence:  # noqa: D102
         chosen = self._chosen()

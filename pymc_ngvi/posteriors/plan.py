@@ -72,6 +72,7 @@ class Decision(Enum):
     TOO_DEAR = "too dear"
     FAILED = "failed"
     NOT_NEEDED = "not needed"
+    INTERRUPTED = "interrupted"
     NOT_ASKED = "not asked for"
     ON_REQUEST = "made when asked for"
 
@@ -166,6 +167,23 @@ class Plan:
     def taken(self) -> Candidate | None:
         """The candidate that the posterior is."""
         return next((candidate for candidate in self.candidates if candidate.outcome is Decision.TAKEN), None)
+
+    def interrupted(self) -> "Plan":
+        """Return the plan of a call that ends here: what is not needed so far was not done."""
+        left = self.not_needed
+        return replace(
+            self, candidates=tuple(c.became(Decision.INTERRUPTED) if c in left else c for c in self.candidates)
+        )
+
+    @property
+    def not_needed(self) -> tuple[Candidate, ...]:
+        """Candidates that nothing was decided of yet."""
+        return tuple(c for c in self.candidates if c.outcome is Decision.NOT_NEEDED)
+
+    @property
+    def undone(self) -> tuple[str, ...]:
+        """What an interrupt has left out, in noun phrases."""
+        return tuple(f"the {c.kind} posterior" for c in self.candidates if c.outcome is Decision.INTERRUPTED)
 
     def of(self, kind: str) -> Candidate | None:
         """Return the candidate of a kind, if there is one."""

@@ -4,6 +4,7 @@ import functools
 import math
 
 from collections.abc import Callable, ValuesView
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -11,6 +12,7 @@ from pymc_ngvi.core.prices import expected_fit_seconds, fit_seconds, in_words
 from pymc_ngvi.core.refusal import Failed, Longer, Reason, Unavailable
 from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.fitting.errors import spared
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.fitting.record import FitRecord
@@ -24,6 +26,8 @@ from pymc_ngvi.posteriors.plan import GAUSSIAN, Candidate, Decision, Plan, TimeB
 _MOST_SECONDS = 120.0
 #: The same of the last resort, at least, where a model has no other posterior: what else there is would not do.
 _OF_LAST_RESORT = 60.0
+#: Said where a posterior has failed by an exception, and was not asked for.
+_NEXT = "The fit goes on with the next posterior that the model may have, or is a Gaussian: print(approx.plan)."
 #: Chance that a Gaussian fit by draws is not the posterior, so that the last resort is needed after it.
 _NEEDED = 0.9
 #: Seconds that a fit may take after others were tried in vain, at least, and as a part of what is expected.
@@ -38,7 +42,7 @@ class Beginning(NamedTuple):
     """What other posteriors begin from: a Gaussian fit, its record, a seed, and what is wanted: a kind, or "auto".
 
     ``is_off`` tells whether the Gaussian can't be relied on, where nothing better has been found; ``tried``, what was
-    tried before it, in vain.
+    tried before it: ``state`` is what came of that. ``tell`` is told how to get what there is so far.
     """
 
     density: ModelDensity
@@ -50,6 +54,8 @@ class Beginning(NamedTuple):
     progressbar: bool
     is_off: Callable[[], bool] = bool
     tried: tuple[Candidate, ...] = ()
+    state: PoolState | None = None
+    tell: Callable[[Callable[[], "Found"]], object] = bool
 
     def start(self) -> PosteriorStart:
         """Return what a kind of posterior begins from."""
@@ -87,12 +93,27 @@ class _Offer(NamedTuple):
 
 def posterior_after(given: Beginning) -> Found:
     """Return the posterior that is wanted; where all will do, the first exact one, or else one that is not."""
-    return _PosteriorSearch(given).run()
+    search = _PosteriorSearch(given)
+    given.tell(search.so_far)
+    return search.run()
+
+
+def trying(kind: PosteriorKind[Any], wanted: str) -> AbstractContextManager[None]:
+    """Let a fit go on after an exception in a kind of posterior."""
+    return spared(kind.title, _NEXT if wanted == "auto" else "The Gaussian fit is kept.")
 
 
 def only_gaussian(why: Unavailable, tried: tuple[Candidate, ...] = ()) -> Plan:
     """Return the plan of a fit that nothing follows, with what was tried before it ended."""
     return Plan((Candidate(GAUSSIAN, Decision.TAKEN), *tried), f"Nothing follows it: {why}.")
+
+
+def nothing_after(why: Unavailable, tried: tuple[Candidate, ...], state: PoolState | None) -> Found:
+    """Return what there is after a fit that nothing can follow: what came before it, or else the Gaussian."""
+    if state is None:
+        return Found(None, only_gaussian(why, tried), why_not=why)
+    kept = [c.became(Decision.TAKEN, "not exact") if c.kind == state.kind else c for c in tried]
+    return Found(state, Plan((Candidate(GAUSSIAN, Decision.FAILED, reason=str(why)), *kept)))
 
 
 class _PosteriorSearch:
@@ -106,26 +127,36 @@ class _PosteriorSearch:
         self._table = {
             name: Candidate(name, Decision.NOT_ASKED) for name in KINDS if given.wanted not in ("auto", name)
         } | {candidate.kind: candidate for candidate in given.tried}
-        self._reasons: list[Unavailable] = [Failed(Reason.NOT_PASSED, candidate.reason) for candidate in given.tried]
+        failed = [candidate for candidate in given.tried if candidate.outcome is Decision.FAILED]
+        self._reasons: list[Unavailable] = [Failed(Reason.NOT_PASSED, candidate.reason) for candidate in failed]
+        self._states: list[PoolState] = [] if given.state is None else [given.state]
 
     def run(self) -> Found:
         """Return what comes of it."""
         try:
             self._look()
-            states = self._tried()
-            if self._given.wanted == "auto" and not any(state.checks.is_reliable for state in states):
-                states = self._last_resort() or states
-            if not states:
+            self._try_in_turn()
+            if self._given.wanted == "auto" and not any(state.checks.is_reliable for state in self._states):
+                self._last_resort()
+            if not self._states:
                 # What can be had by asking for it counts most, then what was tried; of equals, the first.
                 raise max(
                     self._reasons, key=lambda reason: 2 * isinstance(reason, _TooDear) + isinstance(reason, Failed)
                 )
-            state = states[0]
-            is_exact = state.checks.is_exact
-            if self._given.wanted == "auto" and not is_exact:
+            state = self._states[0]
+            if self._given.wanted == "auto" and not state.checks.is_exact:
                 self._check_better(state)
         except Unavailable as reason:
             return Found(None, self._plan(Decision.TAKEN), why_not=reason)
+        return self._found(state)
+
+    def so_far(self) -> Found:
+        """Return what there is if the search ends here."""
+        found = self._found(self._states[0]) if self._states else Found(None, self._plan(Decision.TAKEN))
+        return found._replace(plan=found.plan.interrupted())
+
+    def _found(self, state: PoolState) -> Found:
+        is_exact = state.checks.is_exact
         self._became(state.kind, Decision.TAKEN, "" if is_exact else "not exact")
         also = [reason for reason in self._reasons if isinstance(reason, Failed) or not is_exact]
         return Found(state, self._plan(Decision.CAME_FIRST), _also(also))
@@ -157,7 +188,8 @@ class _PosteriorSearch:
                 self._offers[dear.kind.name] = dear
                 self._reasons = [reason for reason in self._reasons if not isinstance(reason, _TooDear)]
                 self._became(dear.kind.name, Decision.NOT_NEEDED)
-        if self._offers and given.wanted == "auto" and not given.record.modes and is_even(given.density, given.q):
+        is_open = bool(self._offers) and given.wanted == "auto" and not given.record.modes
+        if is_open and self._of_gaussian(lambda: is_even(given.density, given.q), otherwise=False):
             said = "its importance weights are nearly equal: the Gaussian is the posterior near this mode"
             raise Unavailable(Reason.SUPERFLUOUS, said)
 
@@ -176,12 +208,14 @@ class _PosteriorSearch:
         if kind.name in self._table:
             return
         try:
-            found = kind.possible(self._given.density)
+            with trying(kind, self._given.wanted):
+                found = kind.possible(self._given.density)
+                candidate = kind.price(found, self._given.density, by_rows=self._start.by_rows)
         except Unavailable as reason:
-            self._table[kind.name] = Candidate(kind.name, Decision.REFUSED, reason=str(reason))
-            self._reasons.append(reason)
+            outcome = Decision.FAILED if reason.code is Reason.EXCEPTION else Decision.REFUSED
+            self._table[kind.name] = Candidate(kind.name, outcome, reason=str(reason))
+            self._reasons.append(_by_name(kind.name, reason))
             return
-        candidate = kind.price(found, self._given.density, by_rows=self._start.by_rows)
         self._table[kind.name] = candidate
         offer = _Offer(candidate, kind, found, self._budget.left(is_plain=kind.is_plain(found)))
         if candidate.seconds > offer.limit:
@@ -198,9 +232,8 @@ class _PosteriorSearch:
 
     # --- what is tried ---
 
-    def _tried(self) -> list[PoolState]:
-        """Return the first exact posterior, or those that are not exact."""
-        states: list[PoolState] = []
+    def _try_in_turn(self) -> None:
+        """Find the first exact posterior, or those that are not exact."""
         while self._offers or self._others():
             offer = self._offers.pop(min(self._offers, key=lambda kind: self._offers[kind].candidate.expected_seconds))
             name, seconds = offer.kind.name, offer.candidate.seconds
@@ -215,17 +248,18 @@ class _PosteriorSearch:
                 continue
             except Unavailable as reason:
                 self._left -= self._table[name].seconds
-                self._reasons.append(reason)
+                self._reasons.append(_by_name(name, reason))
                 self._became(name, Decision.FAILED, str(reason))
                 continue
             self._left -= self._table[name].seconds
             if state.checks.is_exact:
-                return [state]
-            states.append(state)
-        return states
+                self._states.insert(0, state)
+                return
+            self._states.append(state)
+            self._became(name, Decision.FAILED, "not exact")
 
-    def _last_resort(self) -> list[PoolState]:
-        """Return what is tried where the Gaussian can't be relied on either, and the seconds suffice.
+    def _last_resort(self) -> None:
+        """Try the last resort where the Gaussian can't be relied on either, and the seconds suffice.
 
         Where it takes no longer than anything may that follows a Gaussian, it is tried without a diagnosis: this is to
         find out what no short one would.
@@ -236,16 +270,30 @@ class _PosteriorSearch:
                 self._offer(kind)
         quick = self._budget.left(is_plain=True)
         is_quick = any(offer.candidate.seconds <= quick for offer in self._offers.values())
-        if self._offers and ((is_quick and not is_nearly_even(given.density, given.q)) or given.is_off()):
-            return self._tried()
+
+        def is_off() -> bool:
+            return (is_quick and not is_nearly_even(given.density, given.q)) or given.is_off()
+
+        if bool(self._offers) and self._of_gaussian(is_off, otherwise=True):
+            self._try_in_turn()
+            return
         self._offers.clear()
         self._reasons = before  # a Gaussian that will do needs no other reason
-        return []
 
     def _run(self, offer: _Offer) -> PoolState:
         may_take = functools.partial(self._may_take, offer)
-        with announced(offer.kind.title, self._table[offer.kind.name].seconds, self._given.progressbar):
+        seconds = self._table[offer.kind.name].seconds
+        with announced(offer.kind.title, seconds, self._given.progressbar), trying(offer.kind, self._given.wanted):
             return offer.kind.run(self._start, offer.found, may_take, is_only=not self._offers)
+
+    def _of_gaussian[T](self, judge: Callable[[], T], *, otherwise: T) -> T:
+        """Return what is found of the Gaussian, or something else where that fails."""
+        try:
+            with spared("The assessment of the Gaussian", _NEXT):
+                return judge()
+        except Failed as reason:
+            self._reasons.append(Failed(reason.code, f"the assessment of the Gaussian failed ({reason})"))
+            return otherwise
 
     def _may_take(self, offer: _Offer, seconds: float) -> bool:
         """Tell whether a posterior that turns out to take longer may go on, or another one is to be tried before it."""
@@ -259,11 +307,22 @@ class _PosteriorSearch:
     def _check_better(self, state: PoolState) -> None:
         """Raise where a posterior is not reliable, and its weights are worse than those of the Gaussian."""
         given, checks = self._given, state.checks
-        if not checks.is_reliable and efficiency_of(given.density, given.q) > checks.efficiency:
+        if checks.is_reliable:
+            return
+        if self._of_gaussian(lambda: efficiency_of(given.density, given.q), otherwise=0.0) > checks.efficiency:
             failures = "; ".join(checks.failures)
             said = f"the weights of the {state.kind} posterior are worse than its own: {failures}"
             self._became(state.kind, Decision.FAILED, said)
             raise Failed(Reason.NOT_PASSED, said)
+
+
+def _by_name(kind: str, reason: Unavailable) -> Unavailable:
+    """Return a reason that says which posterior it is about, where that was an exception."""
+    if reason.code is not Reason.EXCEPTION:
+        return reason
+    named = Failed(reason.code, f"the {kind} posterior failed ({reason})")
+    named.__cause__ = reason.__cause__
+    return named
 
 
 def _asks_for(budget: TimeBudget, seconds: float, kind: str) -> str:

@@ -70,8 +70,7 @@ class _Reader:
             if not isinstance(var, Constant) or np.size(var.data) != 1:
                 raise CannotFollow(f"{var} is not one number")
             self._values[var] = self.writer.constant(float(np.reshape(var.data, ())))
-        value: Written = self._values[var]
-        return value
+        return self._values[var]
 
     def _node(self, node: Apply) -> None:
         op, first = node.op, node.outputs[0]
@@ -96,7 +95,7 @@ class _Reader:
         if isinstance(op, ps.Composite):
             return self._composite(op, args)
         if kind in FOLDED:
-            return [reduce(lambda x, y: call(FOLDED[kind], x, y), self._early_first(args))]
+            return [reduce(lambda x, y: call(FOLDED[kind], x, y), sorted(args, key=self._is_of_late))]
         if kind in LOGICAL:
             if any(dtype != "bool" for dtype in dtypes):
                 raise CannotFollow(f"{op} is of bits")
@@ -135,10 +134,6 @@ class _Reader:
         if number not in names:
             raise CannotFollow("a polygamma function of higher order")
         return x.to(names[number])
-
-    def _early_first(self, args: list[Written]) -> list[Written]:
-        """Return arguments, those that hang on inputs that are the same for many points first."""
-        return sorted(args, key=self._is_of_late)
 
     def _is_of_late(self, value: Written) -> bool:
         if value.at not in self._ranks:

@@ -50,8 +50,7 @@ def path_of(rows: Rows, sum_: Variable) -> list[Variable]:
     summed = rows.slots[-rows.n_summed :]
     zeros = {slot: pt.zeros((1, 1)) for slot in summed}
     outputs = [sum_, *pytensor.grad(sum_.sum(), summed)]
-    result: list[Variable] = clone_replace(outputs, zeros, rebuild_strict=False)
-    return result
+    return clone_replace(outputs, zeros, rebuild_strict=False)
 
 
 def of_sum(rows: Rows, sum_: Variable) -> tuple[list[int], list[Variable], Variable]:

@@ -169,10 +169,7 @@ def _function(everything: Variable, point: Variable, compile_: Compile) -> Calla
 def _weights(theta: Variable, sums: list[Variable], n: int) -> Callable[[Array], list[Array]]:
     """Return the sums, and then the rows of their derivatives, as a function of theta."""
     flat = pt.concatenate([var.ravel() for var in sums])
-    function: Callable[[Array], list[Array]] = quickly(
-        [theta], [flat, *(graph.gradient(flat[k], theta) for k in range(n))]
-    )
-    return function
+    return quickly([theta], [flat, *(graph.gradient(flat[k], theta) for k in range(n))])
 
 
 def _map(

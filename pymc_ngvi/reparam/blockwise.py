@@ -211,8 +211,7 @@ def _raised(matrices: Array) -> Array:
     values = np.abs(values)
     largest = values.max(axis=1, keepdims=True)
     values = np.maximum(values, np.where(largest > 0.0, _LEAST_EIGENVALUE * largest, 1.0))
-    result: Array = (vectors * values[:, None, :]) @ vectors.swapaxes(1, 2)
-    return result
+    return (vectors * values[:, None, :]) @ vectors.swapaxes(1, 2)
 
 
 def _product(inverses: Array, columns: Array) -> Array:
@@ -222,8 +221,7 @@ def _product(inverses: Array, columns: Array) -> Array:
 
 def _solve(inverses: Array, columns: Array) -> Array:
     if inverses.shape[-1] == 1:
-        result: Array = columns / inverses
-        return result
+        return columns / inverses
     return _flat(stacks.solve_lower, inverses, columns)
 
 

@@ -75,8 +75,7 @@ class RowSpaceDensity(OfAllData, CountedElsewhere):
         return (self.space.axes() * self.space.scale()[:, None]).T
 
     def _from_theta(self, grad: Array) -> Array:
-        result: Array = grad @ self._map.T
-        return result
+        return grad @ self._map.T
 
     def gaussian(self, q: GaussianState) -> LowRankState:
         """Return the Gaussian of theta that a Gaussian of these coordinates stands for."""

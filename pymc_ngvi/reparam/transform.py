@@ -168,8 +168,7 @@ class Conditional:
             return at_centre
         away = theta[:, self.blocks.border] - centre.theta[:, self.blocks.border]
         whitened = np.clip(away @ self._slopes, -_FARTHEST, _FARTHEST)
-        result: Array = at_centre + centre.scales.rows(np.zeros(n_draws, dtype=np.intp)).times(whitened)
-        return result
+        return at_centre + centre.scales.rows(np.zeros(n_draws, dtype=np.intp)).times(whitened)
 
     @functools.cached_property
     def _centre(self) -> Modes:

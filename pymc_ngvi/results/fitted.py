@@ -8,7 +8,7 @@ import pymc as pm
 
 from pymc_ngvi.core.seeds import Seed, generator_of
 from pymc_ngvi.core.types import Array, VariationalState
-from pymc_ngvi.density import Layout, ModelDensity
+from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.data import DataSnapshot
 from pymc_ngvi.fitting.outcome import Outcome
@@ -115,8 +115,7 @@ class Fitted:
         """What another fit begins from: q, or the Gaussian that belongs to an exact or a nested posterior."""
         if self._next_step is None or self._gaussian is not None:
             return self.gaussian.q
-        q: VariationalState = getattr(self._state, "gaussian")  # noqa: B009 (of pools alone)
-        return q
+        return getattr(self._state, "gaussian")  # noqa: B009 (of pools alone)
 
     @property
     def plan(self) -> Plan | None:
@@ -181,14 +180,17 @@ class Fitted:
         if gaussian is not None:
             self.hist, self.gap_hist, self._data = gaussian.hist, gaussian.gap_hist, gaussian._data
 
-    def _fits_of(self, model: pm.Model) -> Callable[[int], Posterior]:
-        """Return what fits another model, again and again as its data change, to the same kind of posterior."""
+    def _fits_of(self, density: LogDensity) -> Callable[[int], Posterior]:
+        """Return what fits another log p, again and again as its data change, to the same kind of posterior."""
         kind = "gaussian" if self._next_step is None else getattr(self._state, "kind", "auto")
-        inference = type(self)._inference(model, posterior=kind)
+        inference = type(self)._inference(density.given, posterior=kind)
+        inference.begin_with(density)
 
         def fitted(random_seed: int) -> Posterior:
             inference.configure(random_seed=random_seed)
             found: Fitted = inference.fit(progressbar=False)
+            assert found.record is not None
+            found.record.refuse_interrupted()
             return found._posterior
 
         return fitted

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pymc as pm
 import xarray as xr
 
 from numpy.typing import ArrayLike, NDArray
@@ -20,7 +19,7 @@ from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.blocks import CannotSplit
-from pymc_ngvi.density.masked import MaskedModel
+from pymc_ngvi.density.masked import MaskedDensity
 from pymc_ngvi.density.observed_logp import ObservedLogp
 from pymc_ngvi.marginal.left_out import IntegratedAgain, Predictives
 from pymc_ngvi.marginal.pooled import PoolState
@@ -39,8 +38,8 @@ _N_DRAWS, _MOST_NUMBERS, _N_OF_REFIT = 2_000, 2**27, 20_000
 _FEWEST_DRAWS = 200
 _LOG = "log"
 
-#: From a model to what fits it, again and again as its data change: from a seed to the posterior.
-type Refit = Callable[[pm.Model], Callable[[int], Posterior]]
+#: From log p to what fits it, again and again as its data change: from a seed to the posterior.
+type Refit = Callable[[LogDensity], Callable[[int], Posterior]]
 
 
 class Wanted(NamedTuple):
@@ -78,22 +77,21 @@ class Scores(NamedTuple):
 def leave_out(
     posterior: Posterior,
     elementwise: ObservedLogp,
-    name: str,
     asked: Wanted,
     rng: np.random.Generator,
     refit: Refit | None,
 ) -> "ELPDData":
     """Return predictive densities; see `NGVIApproximation.leave_out`."""
     parts = asked.parts
-    predictives = _integrated(posterior, name, elementwise.shape, parts) or _by_draws(
-        posterior, elementwise, parts, rng
-    )
+    assert isinstance(posterior.density, LogDensity)
+    masked = MaskedDensity(posterior.density, elementwise)
+    predictives = _integrated(posterior, masked, parts) or _by_draws(posterior, elementwise, parts, rng)
     scores = _scored(predictives, parts)
     good = _good_khat(len(predictives.log_weights))
     again = [int(i) for i in np.flatnonzero(~(scores.khat <= good))]
     left = again
     if again and refit is not None:
-        left = _fitted_again(posterior, elementwise, name, parts, scores, again, rng, refit)
+        left = _fitted_again(posterior, elementwise, masked, parts, scores, again, rng, refit)
     if left:
         logger.warning(
             f"{len(left):,} of {len(scores.khat):,} parts have a k-hat above {good:.2f}: what is said of these can't "
@@ -105,23 +103,23 @@ def leave_out(
 # --- by weights ---
 
 
-def _integrated(posterior: Posterior, name: str, shape: tuple[int, ...], parts: DataParts) -> Predictives | None:
+def _integrated(posterior: Posterior, masked: MaskedDensity, parts: DataParts) -> Predictives | None:
     """Return densities with groups integrated again; None where the posterior has none, or they can't be told apart."""
-    made = _again(posterior, name, shape)
-    return None if made is None else made.predictives(parts)
-
-
-def _again(posterior: Posterior, name: str, shape: tuple[int, ...]) -> IntegratedAgain | None:
-    state = getattr(posterior.distribution, "q", None)
-    if not isinstance(state, PoolState) or not isinstance(state.rest, IntegratedTrees) or state.rest.quadrature is None:
-        return None
     try:
-        return IntegratedAgain(state, MaskedModel.of(posterior.model, name, shape))
+        again = _again(posterior, masked)
     except CannotSplit:
         return None
     except Exception:  # an operation that is not to be vectorised: draws do as well
         logger.debug("Groups can't be integrated again.", exc_info=True)
         return None
+    return None if again is None else again.predictives(parts)
+
+
+def _again(posterior: Posterior, masked: MaskedDensity) -> IntegratedAgain | None:
+    state = getattr(posterior.distribution, "q", None)
+    if not isinstance(state, PoolState) or not isinstance(state.rest, IntegratedTrees) or state.rest.quadrature is None:
+        return None
+    return IntegratedAgain(state, masked)
 
 
 def _by_draws(
@@ -192,15 +190,14 @@ def _in_sample(posterior: Posterior, elementwise: ObservedLogp, parts: DataParts
 
 
 def _fitted_again(
-    posterior: Posterior, elementwise: ObservedLogp, name: str, parts: DataParts, scores: Scores, again: Sequence[int],
-    rng: np.random.Generator, refit: Refit,
+    posterior: Posterior, elementwise: ObservedLogp, masked: MaskedDensity, parts: DataParts, scores: Scores,
+    again: Sequence[int], rng: np.random.Generator, refit: Refit,
 ) -> list[int]:  # fmt: skip
     """Fill in the scores of some parts by fits without them; return those whose fits failed."""
     began, failed = time.perf_counter(), list[int]()
     each = posterior.record.run_seconds if posterior.record is not None else 0.0
     logger.info(f"{len(again):,} of {len(scores.khat):,} parts are left out by fits, of {in_words(each)} each.")
-    masked = MaskedModel.of(posterior.model, name, elementwise.shape)
-    fitted = refit(masked.model)
+    fitted = refit(masked.density)
     for part in again:
         masked.leave_out(parts.rows_out(part))
         try:
@@ -210,25 +207,17 @@ def _fitted_again(
             failed.append(part)
             continue
         which = np.flatnonzero(parts.part == part)
-        scores.elpd[which] = _without(found, posterior, elementwise, name, parts.only(part), rng)
+        scores.elpd[which] = _without(found, elementwise, masked, parts.only(part), rng)
         scores.khat[part] = 0.0  # as `arviz_stats.reloo` has it
     logger.info(f"Fits without {len(again):,} parts took {in_words(time.perf_counter() - began)}.")
     return failed
 
 
 def _without(
-    found: Posterior,
-    posterior: Posterior,
-    elementwise: ObservedLogp,
-    name: str,
-    part: DataParts,
-    rng: np.random.Generator,
+    found: Posterior, elementwise: ObservedLogp, masked: MaskedDensity, part: DataParts, rng: np.random.Generator
 ) -> Array:
     """Return the scores of a part under a fit without it."""
-    state = getattr(found.distribution, "q", None)
-    again = None
-    if isinstance(state, PoolState) and isinstance(state.rest, IntegratedTrees) and state.rest.quadrature is not None:
-        again = IntegratedAgain(state, MaskedModel.of(posterior.model, name, elementwise.shape))
+    again = _again(found, masked)
     if again is not None:
         predictives = again.predictives(part, is_without=True)
         log_weights, scored = predictives.log_weights, predictives.log_scored
@@ -282,6 +271,11 @@ def observed_name(posterior: Posterior, var_name: str | None) -> str:
     """Return the observed variable that is asked for; raise ValueError where that is none, or several."""
     names = [str(rv.name) for rv in posterior.model.observed_RVs]
     if not names:
+        if posterior.model.potentials:
+            raise ValueError(
+                "The model has no observed variable, and which rows a pm.Potential is made of is not known: none can "
+                "be left out. Write it as a pm.CustomDist(..., observed=)."
+            )
         raise ValueError("The model has no observed variable: there is nothing to leave out.")
     if var_name is None:
         if len(names) > 1:
@@ -297,7 +291,20 @@ def elementwise_of(posterior: Posterior, name: str) -> ObservedLogp:
     density = posterior.density
     if not isinstance(density, LogDensity):
         raise ValueError("The rows are in shards or batches: they can't be left out. Fit a part of the data alone.")
-    return ObservedLogp(density, name)
+    elementwise, rv = ObservedLogp(density, name), posterior.model[name]
+    beside = [str(v.name) for v in rv.owner.outputs if v is not rv and v in posterior.model.basic_RVs]
+    if beside:
+        raise ValueError(
+            f"{', '.join(map(repr, [name, *beside]))} have one log density together: rows of one of them can't be left "
+            "out. Fit a model that observes one variable, such as all of them in one array."
+        )
+    if not elementwise.shape and rv.ndim:
+        raise ValueError(
+            f"The values of {name!r} have one log density together, as those of a time series or of a mixture with "
+            "common labels: none can be left out. Write it value by value, each given those before, as pm.Normal(..., "
+            "observed=) with lagged values among the predictors."
+        )
+    return elementwise
 
 
 def asked_for(
@@ -366,7 +373,7 @@ def _groups(
             known = np.unique(inside.indices)
             labels = np.asarray(model.coords.get(groups) or np.arange(v.shape[0]))
             return np.searchsorted(known, inside.indices).astype(np.intp), labels[known], groups
-    dims = sorted({d for dims in model.named_vars_to_dims.values() for d in dims or () if d})
+    dims = sorted({d for dims in model.named_vars_to_dims.values() for d in dims or () if d and d != groups})
     raise ValueError(
         f"Rows of {name!r} do not belong to one {groups!r} each, as far as the model tells: {suggestion(groups, dims)} "
         f"Or give groups as an array with a label for each row, shape {shape}."

@@ -16,14 +16,21 @@ from pymc_ngvi.core.refusal import Reason, Unavailable
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import DENSE, INDEPENDENT, FullState
+from pymc_ngvi.fitting.errors import SoFar
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind
-from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan
-from pymc_ngvi.posteriors.search import First, last_resorts, plan_without_gaussian
+from pymc_ngvi.posteriors.plan import GAUSSIAN, Candidate, Decision, Plan
+from pymc_ngvi.posteriors.search import (
+    First,
+    last_resorts,
+    plan_without_gaussian,
+    seconds_after_others,
+    trying,
+)
 from pymc_ngvi.results.fitted import Fitted
 from pymc_ngvi.results.posterior_step import PosteriorStep, made_from, with_moments, with_pool
 
@@ -34,13 +41,17 @@ _LEAST_SECONDS = 1e-3
 
 
 class NoneFirst(NamedTuple):
-    """No posterior came before a Gaussian fit: the options of that, and what was tried in vain for as long as it may.
+    """A Gaussian fit is to be made: its options, the seconds that it may take, and what was tried before it.
 
-    What was tried leaves fewer seconds.
+    ``state`` is the posterior that came of that, which is not exact; ``errors`` has the exceptions that were not
+    raised, as a Gaussian may come of it all the same.
     """
 
     options: FitOptions
     tried: tuple[Candidate, ...] = ()
+    most_seconds: float = math.inf
+    state: PoolState | None = None
+    errors: tuple[BaseException, ...] = ()
 
 
 def posterior_first[A: Fitted](
@@ -48,6 +59,7 @@ def posterior_first[A: Fitted](
     density: ModelDensity,
     seed: int,
     make: Callable[..., A],
+    so_far: SoFar[A],
     *,
     include_transformed: bool,
     progressbar: bool = True,
@@ -61,6 +73,8 @@ def posterior_first[A: Fitted](
     seed : int
     make : callable
         The class of approximations.
+    so_far : SoFar
+        Is told what there is.
     include_transformed, progressbar : bool
     """
     first = plan_without_gaussian(options, density)
@@ -73,21 +87,41 @@ def posterior_first[A: Fitted](
     if options.max_seconds is not None:
         less = dataclasses.replace(options, max_seconds=max(options.max_seconds - candidate.seconds, _LEAST_SECONDS))
     try:
-        state = _alone(kind, first, density, step.stream, progressbar)
+        with trying(kind, options.posterior):
+            state = _alone(kind, first, density, step.stream, progressbar)
     except Unavailable as reason:
+        failed = (candidate.became(Decision.FAILED, str(reason)),)
+        if reason.code is Reason.EXCEPTION:
+            return NoneFirst(less, failed, errors=(reason.__cause__ or reason,))
         is_in_vain = kind.is_last and reason.code is not Reason.HOPELESS  # or else it may begin from a fit
-        return NoneFirst(less, (candidate.became(Decision.FAILED, str(reason)),) if is_in_vain else ())
+        return NoneFirst(less, failed, seconds_after_others(density)) if is_in_vain else NoneFirst(less)
     if state.checks.effective_size < _FEWEST and is_auto:
         return NoneFirst(less)
     plan = first.plan.having(candidate.became(Decision.TAKEN, "" if state.checks.is_exact else "not exact"))
+    left = first.most_seconds - candidate.seconds
+
+    def approx_of(state: PoolState, plan: Plan) -> A:
+        approx = make(density, state, random_seed=seed, include_transformed=include_transformed)
+        record = _record(density, state, seed, time.perf_counter() - clock - density.compile_seconds + before)
+        approx.take(None, dataclasses.replace(step, wanted=state.kind), with_pool(record, state, plan, 0.0, 0.0))
+        approx.hist, approx.gap_hist = np.array([-record.elbo.value]), np.array([math.nan])
+        return approx
+
+    def tell(plan: Plan) -> None:
+        """Say what there is, while what the plan has left is tried."""
+        plan = plan.interrupted()
+        so_far.is_now(lambda: (approx_of(state, plan), plan.undone), will_do=True)
+
+    tell(plan)
+    if is_auto and not state.checks.is_exact and (follows := plan.not_needed):
+        of_gaussian = next(c.seconds for c in plan.candidates if c.kind == GAUSSIAN)
+        if any(of_gaussian + c.seconds <= left for c in follows):
+            return NoneFirst(less, (candidate.became(Decision.CAME_FIRST, "not exact"),), left, state=state)
+        for c in follows:
+            plan = plan.having(c.became(Decision.TOO_DEAR))
     if is_auto and not state.checks.is_reliable:
-        left = first.most_seconds - candidate.seconds
-        state, plan = _by_last_resort(state, plan, density, step.stream, left, progressbar)
-    approx = make(density, state, random_seed=seed, include_transformed=include_transformed)
-    record = _record(density, state, seed, time.perf_counter() - clock - density.compile_seconds + before)
-    approx.take(None, dataclasses.replace(step, wanted=state.kind), with_pool(record, state, plan, 0.0, 0.0))
-    approx.hist, approx.gap_hist = np.array([-record.elbo.value]), np.array([math.nan])
-    return approx
+        return approx_of(*_by_last_resort(state, plan, density, step.stream, left, progressbar, tell))
+    return approx_of(state, plan)
 
 
 def _alone(kind: PosteriorKind[Any], first: First, density: ModelDensity, seed: int, progressbar: bool) -> PoolState:
@@ -101,23 +135,26 @@ def _alone(kind: PosteriorKind[Any], first: First, density: ModelDensity, seed: 
 
 
 def _by_last_resort(
-    state: PoolState, plan: Plan, density: ModelDensity, seed: int, seconds: float, progressbar: bool
-) -> tuple[PoolState, Plan]:
+    state: PoolState, plan: Plan, density: ModelDensity, seed: int, seconds: float, progressbar: bool,
+    tell: Callable[[Plan], None],
+) -> tuple[PoolState, Plan]:  # fmt: skip
     """Return what the last resort makes of a posterior that can't be relied on, or else that one."""
     for kind, offer in last_resorts(density):
         if offer.seconds > seconds:
             plan = plan.having(offer.became(Decision.TOO_DEAR))
             continue
+        tell(plan.having(offer))
         try:
-            with announced(kind.title, offer.seconds, progressbar):
-                new = made_from(kind, density, state.gaussian, seed, may_take=functools.partial(operator.ge, seconds))
+            with announced(kind.title, offer.seconds, progressbar), trying(kind, "auto"):
+                may_take = functools.partial(operator.ge, seconds)
+                new = with_moments(made_from(kind, density, state.gaussian, seed, may_take=may_take))
         except Unavailable as reason:
             plan = plan.having(offer.became(Decision.FAILED, str(reason)))
             continue
         before = plan.of(state.kind)
         assert before is not None
         plan = plan.having(before.became(Decision.CAME_FIRST, "not exact"))
-        return with_moments(new), plan.having(offer.became(Decision.TAKEN))
+        return new, plan.having(offer.became(Decision.TAKEN))
     return state, plan
 
 

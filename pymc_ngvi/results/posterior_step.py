@@ -25,7 +25,7 @@ from pymc_ngvi.core.types import GaussianState, VariationalState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.fitting.begun import first_state
-from pymc_ngvi.fitting.lost import keeping
+from pymc_ngvi.fitting.errors import SoFar
 from pymc_ngvi.fitting.modes.found import N_SEEN, not_covered
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, FitOptions
@@ -41,6 +41,7 @@ from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan
 from pymc_ngvi.posteriors.search import (
     Beginning,
     Found,
+    nothing_after,
     only_gaussian,
     posterior_after,
     seconds_after_others,
@@ -100,15 +101,20 @@ class PosteriorStep:
         """Seed of what it draws, apart from those of the fit."""
         return int(np.random.default_rng([_STREAM, self.seed]).integers(2**62))
 
-    def after[A: Fitted](self, gaussian: A, make: Callable[..., A], *, progressbar: bool = True) -> A:
-        """Return another posterior, or the Gaussian with the reason why not, such as an interrupt.
+    def after[A: Fitted](
+        self, gaussian: A, make: Callable[..., A], so_far: SoFar[A], earlier: PoolState | None, *, progressbar: bool
+    ) -> A:
+        """Return another posterior, or the Gaussian with the reason why not.
 
         Parameters
         ----------
         gaussian : NGVIApproximation
         make : callable
             The class of approximations.
-        progressbar : bool, default True
+        so_far : SoFar
+        earlier : PoolState or None
+            A posterior that came before it, which is not exact.
+        progressbar : bool
 
         Raises
         ------
@@ -119,16 +125,29 @@ class PosteriorStep:
         record = gaussian.record
         assert record is not None
         clock, before = time.perf_counter(), gaussian.density.compile_seconds
-        found = self._found(gaussian, record, progressbar)
+
+        def tell(search: Callable[[], Found]) -> None:
+            """Say what there is while posteriors are tried: the Gaussian, or the first of them."""
+
+            def now() -> tuple[A, tuple[str, ...]]:
+                found = search()
+                undone = found.plan.undone or (self._others,)
+                if found.state is not None:
+                    return self._with(found, gaussian, make, clock, before), undone
+                gaussian.record = dataclasses.replace(record, plan=found.plan)
+                return gaussian, undone
+
+            so_far.is_now(now)
+
+        found = self._search(gaussian, record, progressbar, earlier, tell)
         if found.state is None:
             reason = found.why_not
             assert reason is not None
             gaussian.record = dataclasses.replace(record, plan=found.plan)
-            is_interrupted = record.status is Status.INTERRUPTED or reason.code is Reason.INTERRUPTED
-            if self.wanted != "auto" and not is_interrupted:
+            if self.wanted != "auto":
                 raise NotExactError(
                     f"No {self.wanted} posterior: {reason}. The Gaussian fit is kept: `error.approx`.", gaussian
-                )
+                ) from reason
             gaussian.record = dataclasses.replace(
                 gaussian.record, posterior=f"Gaussian: {reason}.", reason=str(reason.code), on_request=reason.on_request
             )
@@ -142,7 +161,7 @@ class PosteriorStep:
         record = gaussian.record
         assert record is not None
         clock, before = time.perf_counter(), gaussian.density.compile_seconds
-        found = self._found(gaussian, record, progressbar)
+        found = self._search(gaussian, record, progressbar)
         if found.state is not None and found.state.checks.is_exact:
             return self._with(found, gaussian, make, clock, before), self
         lasts = [c for c in found.plan.candidates if c.outcome is Decision.FAILED and KINDS[c.kind].is_last]
@@ -154,6 +173,8 @@ class PosteriorStep:
         gaussian: A,
         make: Callable[..., A],
         n: int,
+        so_far: SoFar[A],
+        earlier: PoolState | None,
         *,
         progressbar: bool,
         theme: Theme | None,
@@ -162,22 +183,35 @@ class PosteriorStep:
         step = self
         gaussian._follow(session.outcome())
         if session.is_paused:
-            with keeping(gaussian):
-                exact, step = self.meanwhile(gaussian, make, progressbar=progressbar)
+            exact, step = self.meanwhile(gaussian, make, progressbar=progressbar)
             if exact is not None:
                 return exact
             density, record = gaussian.density, gaussian.record
             assert record is not None
-            with (
-                FitProgress(progressbar, theme) as progress, few_threads(density), watching(density, progress),
-                keeping(gaussian, lambda: gaussian._follow(session.outcome())),
-            ):  # fmt: skip
+            with FitProgress(progressbar, theme) as progress, few_threads(density), watching(density, progress):
                 session.run(n - record.n_iterations, progress, most=seconds_after_others(density))
             gaussian._follow(session.outcome())
         if self.wanted == "gaussian":
             return gaussian
-        with keeping(gaussian):
-            return step.after(gaussian, make, progressbar=progressbar)
+        return step.after(gaussian, make, so_far, earlier, progressbar=progressbar)
+
+    def tell_of_fit[A: Fitted](self, session: FitSession, gaussian: A, so_far: SoFar[A]) -> None:
+        """Say what there is while a fit is under way."""
+
+        def now() -> tuple[A, tuple[str, ...]]:
+            gaussian._follow(session.outcome())
+            assert gaussian.record is not None
+            if self.wanted == "gaussian":
+                return gaussian, session.undone
+            why = Unavailable(Reason.NOT_FOLLOWED, "the fit did not come to its end")
+            gaussian.record = dataclasses.replace(gaussian.record, plan=only_gaussian(why, self.tried))
+            return gaussian, (*session.undone, self._others)
+
+        so_far.is_now(now)
+
+    @property
+    def _others(self) -> str:
+        return "other posteriors" if self.wanted == "auto" else f"the {self.wanted} posterior"
 
     def _with[A: Fitted](self, found: Found, gaussian: A, make: Callable[..., A], clock: float, before: float) -> A:
         """Return the approximation that a search has led to."""
@@ -195,7 +229,7 @@ class PosteriorStep:
         gaussian = approx.gaussian
         record = gaussian.record
         assert record is not None
-        found = self._found(gaussian, record, progressbar=True)
+        found = self._search(gaussian, record, progressbar=True)
         if found.state is None:
             logger.info(f"The posterior stays as it was: {found.why_not}.")
             return approx
@@ -211,8 +245,8 @@ class PosteriorStep:
         seed = int(np.random.default_rng([self.stream, len(approx.hist)]).integers(2**62))
         try:
             new = made_from(KINDS[state.kind], approx.density, state.gaussian, seed)
-        except (Unavailable, KeyboardInterrupt) as reason:
-            logger.info(f"The posterior stays as it was: {str(reason) or 'interrupted from the keyboard'}.")
+        except Unavailable as reason:
+            logger.info(f"The posterior stays as it was: {reason}.")
             return approx
         if _rank(new) > _rank(state):
             approx.set_state(cast(VariationalState, with_moments(new)))
@@ -245,25 +279,29 @@ class PosteriorStep:
         gaussian._session = session
         return gaussian
 
-    def _found(self, gaussian: Fitted, record: FitRecord, progressbar: bool) -> Found:
+    def _search(
+        self,
+        gaussian: Fitted,
+        record: FitRecord,
+        progressbar: bool,
+        earlier: PoolState | None = None,
+        tell: Callable[[Callable[[], Found]], object] = bool,
+    ) -> Found:
         """Return what comes of the plan."""
         if not record.status.can_be_followed:
             why = Unavailable(Reason.NOT_FOLLOWED, f"the fit ended {str(record.status)!r}")
-            return Found(None, only_gaussian(why, self.tried), why_not=why)
-        density = gaussian.density
+            return nothing_after(why, self.tried, earlier)
+        density, most = gaussian.density, self.max_seconds
         before = density.n_gradients, density.n_hessians
         try:
             with few_threads(density), np.errstate(over="ignore"):  # what overflows has no weight
-                q, most = cast(GaussianState, gaussian.q), self.max_seconds
-                is_off = functools.partial(_is_off, gaussian)
+                q, is_off = cast(GaussianState, gaussian.q), functools.partial(_is_off, gaussian)
                 return posterior_after(
-                    Beginning(density, q, record, self.stream, most, self.wanted, progressbar, is_off, self.tried)
-                )
-        except KeyboardInterrupt:
-            kind = "an exact or nested" if self.wanted == "auto" else f"the {self.wanted}"
-            said = f"before {kind} posterior was there; posterior='gaussian' stops at this fit"
-            why = Unavailable(Reason.INTERRUPTED, f"interrupted from the keyboard {said}")
-            return Found(None, only_gaussian(why, self.tried), why_not=why)
+                    Beginning(
+                        density, q, record, self.stream, most, self.wanted, progressbar, is_off, self.tried, earlier,
+                        tell,
+                    )
+                )  # fmt: skip
         finally:
             density.n_gradients, density.n_hessians = before  # those of the fit
 

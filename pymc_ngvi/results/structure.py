@@ -13,11 +13,159 @@ import pandas as pd  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.density.row_kinds import ModelRows
+from pymc_ngvi.density.row_kinds import ModelRows, NoRows, PredictorKind, RowKind
 from pymc_ngvi.families.dissection import find_structure
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.graphs.layout import Layout
-from pymc_ngvi.results.row_words import rows_in_words
+
+# --- the rows of a model in words: how many, of which variable, and functions of what ---
+
+#: Kinds of one variable that have lines of their own; names in a list; both at most.
+_N_KINDS, _N_IN_WORDS = 3, 6
+#: Share of entries from which on X is called dense.
+_DENSE = 0.999
+
+
+def rows_in_words(rows: ModelRows, layout: Layout) -> list[str]:
+    """Return lines that say what the rows are; names in backticks.
+
+    Parameters
+    ----------
+    rows : ModelRows
+    layout : Layout
+        Of the coordinates.
+    """
+    n = sum(kind.n for kind in rows.kinds)
+    if not (n or rows.why_not or rows.rest):
+        return []
+    if not n:
+        return [f"No rows: {rows.why_not or _rest(rows.rest)}."]
+    lines = [f"Log p is a sum over {count(n, 'row')}:"]
+    if rows.rest:
+        lines = [f"Not all of log p is a sum over rows: {_rest(rows.rest)}. The other parts are:"]
+    lines += [f"- {words}" for _, words in kinds_in_words(rows.kinds, layout)]
+    lines.append(_matrix(rows))
+    if rows.why_not and not rows.rest:
+        lines.append(f"No expectations are taken by rows: {rows.why_not}.")
+    return lines
+
+
+def _rest(rest: Sequence[NoRows]) -> str:
+    return "; ".join(f"{_of(part)} is none ({part.why})" for part in rest)
+
+
+def _of(part: RowKind | NoRows) -> str:
+    before = {"observed": "", "prior": "the prior of ", "potential": "the Potential "}[part.role]
+    return f"{before}`{part.variable}`"
+
+
+def kinds_in_words(kinds: Sequence[RowKind], layout: Layout) -> list[tuple[list[RowKind], str]]:
+    """Return kinds of rows that are said together, and the words; priors of single coordinates are."""
+    of_variable: dict[tuple[str, str], list[RowKind]] = {}
+    alone = [
+        kind
+        for kind in kinds
+        if kind.role == "prior" and len(kind.predictors) == 1 and kind.predictors[0].is_coordinate
+    ]
+    for kind in kinds:
+        if kind not in alone:
+            of_variable.setdefault((kind.role, kind.variable), []).append(kind)
+    words = []
+    for group in of_variable.values():
+        few = len(group) <= _N_KINDS
+        words += [([kind], _kind(kind, layout)) for kind in group] if few else [(group, _many(group))]
+    if alone:
+        names = list(dict.fromkeys(f"`{kind.variable}`" for kind in alone))
+        prior = "prior" if len(names) == 1 else "priors"
+        n = sum(kind.n for kind in alone)
+        said = f"{count(n, 'row')} of the {prior} of {_in_words(names)}, each a function of one coordinate"
+        words.append((alone, said))
+    return words
+
+
+def _kind(kind: RowKind, layout: Layout) -> str:
+    k = len(kind.predictors)
+    each = ", each a function" if kind.n > 1 else ", a function"
+    fewer = f" that varies in {count(kind.n_directions, 'direction')}" if kind.n_directions < k else ""
+    of = f"{count(k, 'predictor')}{fewer}: {_predictors(kind, layout)}"
+    return f"{count(kind.n, 'row')} of {_of(kind)}{each} of {of}"
+
+
+def _many(group: list[RowKind]) -> str:
+    numbers = [len(kind.predictors) for kind in group]
+    n = sum(kind.n for kind in group)
+    predictors = count(max(numbers), "predictor")
+    how_many = predictors if min(numbers) == max(numbers) else f"{min(numbers)} to {predictors}"
+    return f"{count(n, 'row')} of {_of(group[0])}, functions of {how_many}, of {len(group)} kinds"
+
+
+def _predictors(kind: RowKind, layout: Layout) -> str:
+    """Return what the predictors of a kind are, those that all rows share last."""
+    own: dict[str, int] = {}
+    shared = []
+    for predictor in kind.predictors:
+        if kind.n > 1 and predictor.n_different == 1:
+            shared.append(_shared(predictor, layout))
+        else:
+            words = _own(predictor, layout, kind.n)
+            own[words] = own.get(words, 0) + 1
+    parts = [f"{n} {words}" if n > 1 else words for words, n in own.items()]
+    parts = [_plural(part) for part in parts]
+    if shared:
+        parts.append(f"{_in_words(shared)}, shared by all" if kind.n > 1 else _in_words(shared))
+    return "; ".join(parts)
+
+
+def _own(predictor: PredictorKind, layout: Layout, n_rows: int) -> str:
+    if predictor.is_coordinate and n_rows == 1:
+        return f"`{layout.label(int(predictor.coordinates[0]))}`"
+    names = _names(predictor, layout)
+    return f"element of {names}" if predictor.is_coordinate else f"linear in {names}"
+
+
+def _plural(part: str) -> str:
+    """Put an article or a plural to a part."""
+    first, _, rest = part.partition(" ")
+    if first.isdigit():
+        return f"{first} elements {rest.removeprefix('element ')}" if rest.startswith("element") else f"{first} {rest}"
+    return f"an {part}" if first == "element" else f"one {part}" if first == "linear" else part
+
+
+def _shared(predictor: PredictorKind, layout: Layout) -> str:
+    if predictor.is_coordinate:
+        return f"`{layout.label(int(predictor.coordinates[0]))}`"
+    return f"one linear in {_names(predictor, layout)}"
+
+
+def _names(predictor: PredictorKind, layout: Layout) -> str:
+    at = predictor.coordinates
+    names = [f"`{v.value_name}`" for v in layout.variables if np.any((at >= v.where.start) & (at < v.where.stop))]
+    return _in_words(names)
+
+
+def _matrix(rows: ModelRows) -> str:
+    """Return how large X is, and how dense."""
+    if not rows.n_linear:
+        return "All predictors are coordinates themselves."
+    n, n_dim = rows.n_linear, rows.n_dim
+    per_row = rows.n_entries / n
+    shape = f"X, which makes the linear predictors: {n:,} x {n_dim:,}"
+    return f"{shape}, dense." if per_row >= _DENSE * n_dim else f"{shape}, {per_row:.3g} entries a row."
+
+
+def count(n: int, noun: str) -> str:
+    """Return a number with its noun."""
+    return f"{n:,} {noun}" + ("" if n == 1 else "s")
+
+
+def _in_words(words: Sequence[str]) -> str:
+    shown = list(words)
+    if len(shown) > _N_IN_WORDS:
+        shown = [*shown[: _N_IN_WORDS - 1], f"{len(shown) - _N_IN_WORDS + 1} more"]
+    return ", ".join(shown[:-1]) + " and " + shown[-1] if len(shown) > 1 else shown[0]
+
+
+# --- what a model is made of, in words and as a table: the border, the blocks, the rows, and whose they are ---
 
 Integers = NDArray[np.intp]
 
@@ -242,7 +390,7 @@ class ModelStructure:
         """Which coordinates are independent of each other given which others, in a sentence."""
         n = self.n_dim
         if n < 2:
-            return f"{_count(n, 'coordinate')}."
+            return f"{count(n, 'coordinate')}."
         if self.n_entries == n * (n + 1) // 2:
             return f"Dense: the Hessian of log p couples all {n:,} coordinates."
         if self.n_blocks < 2 or self.n_dim - self.n_global < _LEAST_LOCAL * n:
@@ -263,7 +411,7 @@ class ModelStructure:
 
     def _globals(self, parts: list[Part]) -> str:
         n = sum(len(p.coordinates) for p in parts)
-        return f"{_count(n, 'global parameter')} ({self._numbers(parts)})" if n else ""
+        return f"{count(n, 'global parameter')} ({self._numbers(parts)})" if n else ""
 
     def _blocks(self, parts: list[Part]) -> list[str]:
         if len(parts) > _N_GROUPS:
@@ -272,7 +420,7 @@ class ModelStructure:
             parts = [Part("blocks", self._variables_of(coordinates), coordinates, sizes)]
         result = []
         for part in parts:
-            blocks = _count(len(part.sizes), "block" if len(part.sizes) == 1 else "independent block")
+            blocks = count(len(part.sizes), "block" if len(part.sizes) == 1 else "independent block")
             result.append(f"{blocks} of size {_range(part.sizes)} from {self._names(part.variables)}")
         return result
 
@@ -288,7 +436,7 @@ class ModelStructure:
             each = [f"{len(p.coordinates):,} of {self.name(p.variables[0])}" for p in separators]
             by = f"coordinates of their own, {_listed(each, 'and')}"
         sizes = f"size {part.sizes[0]:,}" if part.sizes[0] == part.sizes[-1] else f"up to {part.sizes.max():,}"
-        return f"{whole}: cut into {_count(len(part.sizes), 'block')} of {sizes} by {by}"
+        return f"{whole}: cut into {count(len(part.sizes), 'block')} of {sizes} by {by}"
 
     def _singles(self, parts: list[Part]) -> str:
         n = sum(len(p.coordinates) for p in parts)
@@ -296,19 +444,18 @@ class ModelStructure:
         if not n:
             return ""
         split = [p._replace(variables=(v,), coordinates=self._within(p, v)) for p in parts for v in p.variables]
-        return f"{_count(n, 'coordinate')} that {verb} on no other ({self._numbers(split)})"
+        return f"{count(n, 'coordinate')} that {verb} on no other ({self._numbers(split)})"
 
     def _sums(self) -> list[str]:
         """Return what couples the coordinates of sums, all with all."""
         found = []
         for inside in self.sums:
             names = _listed([self.name(v) for v in self._variables_of(inside)], "and")
-            found.append(f"beside these, a sum over {_count(len(inside), 'coordinate')} of {names}")
+            found.append(f"beside these, a sum over {count(len(inside), 'coordinate')} of {names}")
         return found
 
     def _within(self, part: Part, variable: int) -> Integers:
-        inside: Integers = part.coordinates[self._variable[part.coordinates] == variable]
-        return inside
+        return part.coordinates[self._variable[part.coordinates] == variable]
 
     def name(self, variable: int) -> str:
         """Return the name of a variable of the layout, in backticks."""
@@ -344,10 +491,6 @@ class ModelStructure:
             sizes = _range(self.block_sizes[inside]) if len(inside) else ""
             rows.append((variable.value_name, variable.size, role, sizes))
         return pd.DataFrame(rows, columns=["name", "size", "role", "block_sizes"])
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}" + ("" if n == 1 else "s")
 
 
 def _range(sizes: Integers) -> str:

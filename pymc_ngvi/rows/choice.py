@@ -133,5 +133,4 @@ class _RuleSearch:
         with np.errstate(invalid="ignore"):
             apart = np.abs(new - old)[: self._function.n_moments]
             apart[1:] *= _OF_DERIVATIVES
-        result: Array = np.where(np.isfinite(apart).all(axis=0), apart.max(axis=0), np.inf)
-        return result
+        return np.where(np.isfinite(apart).all(axis=0), apart.max(axis=0), np.inf)

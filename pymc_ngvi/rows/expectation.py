@@ -165,8 +165,7 @@ class RowFunction:
             *points_at(mean[:1, : self.n_shared], root[:1], nodes),
             *points_at(mean[:, self.n_shared :], root[:, self.n_shared :], nodes),
         ]
-        result: Array = weights @ evaluated(self.function, [*points, *data], (len(nodes), len(mean)))
-        return result
+        return weights @ evaluated(self.function, [*points, *data], (len(nodes), len(mean)))
 
 
 @dataclass

@@ -11,7 +11,7 @@ References
    https://doi.org/10.1137/130932132
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.rows.expectation import Compiled, evaluated
+from pymc_ngvi.rows.expectation import Compiled, evaluated, row_slices
 
 #: How far nodes reach, in widths, where what is integrated is e^-26 of its top; the first distance between them.
 _REACH, _FIRST = 7.2, 1.2
@@ -156,8 +156,7 @@ class Integrated:
 
     def drawn(self, rng: np.random.Generator, *inputs: Array) -> Array:
         """Return one draw of z given the predictors for each of the points, (n_points, n_rows)."""
-        result: Array = self._in_parts(lambda some, place: _drawn(some, place, rng), 1, inputs)[0]
-        return result
+        return self._in_parts(lambda some, place: _drawn(some, place, rng), 1, inputs)[0]
 
     @np.errstate(all="ignore")  # densities overflow far from the mode: the caller sees what is not finite
     def _in_parts(
@@ -170,12 +169,12 @@ class Integrated:
         result = [np.empty((n_points, n_rows)) for _ in range(n)]
         most = max(1, _AT_A_TIME // (1 + int(2 * _REACH / _FIRST) * 2))
         n_at_once = min(n_points, most)
-        for rows in _slices(n_rows, max(1, most // n_at_once)):
+        for rows in row_slices(n_rows, max(1, most // n_at_once)):
             own, here = [_of(x, rows) for x in points], [_of(x, rows) for x in data]
             whole = _Integrand(self.function, own, here, [_of(a, rows) for a in slopes])
             shape = (n_points, min(rows.stop, n_rows) - rows.start)
             place = _placed(whole, shape)
-            for at in _slices(n_points, n_at_once):
+            for at in row_slices(n_points, n_at_once):
                 some = whole.at_points([x[at] for x in own])
                 found = take(some, _Place(place.centre[at], place.scale[at], place.bend[at]))
                 for total, part in zip(result, found, strict=True):
@@ -186,10 +185,6 @@ class Integrated:
 def _of(values: Array, rows: slice) -> Array:
     """Return the columns of some rows; a single column is that of all."""
     return values if values.shape[1] == 1 else np.ascontiguousarray(values[:, rows])
-
-
-def _slices(n: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
 
 # --- where nodes are ---
@@ -312,7 +307,7 @@ def _log_mean(of: _Integrand, place: _Place) -> list[Array]:
         nodes = _interleaved(nodes)
         some, own = of.rows(rows), _Place(place.centre[:, rows], place.scale[:, rows], place.bend[:, rows])
         coarse, spacing = total, 0.5 * spacing
-        for at in _slices(len(nodes) - 1, max(1, _AT_A_TIME // total.size)):
+        for at in row_slices(len(nodes) - 1, max(1, _AT_A_TIME // total.size)):
             total = total + _sum(*_integrand(some, own, _between(nodes[at.start : at.stop + 1])), top)
         result[:, rows] = np.log(total * (spacing / _ROOT_2_PI)) + top
         left = (np.abs(np.log(total / (2.0 * coarse))) > _CHANGE).any(axis=0)

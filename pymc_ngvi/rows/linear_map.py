@@ -42,7 +42,6 @@ class AffineMap(Protocol):
     @property
     def joint(self) -> "LinearMap":
         """X as a matrix of theta and of sums over many coordinates, if there are any."""
-        ...
 
     def covariances(self, q: Spread) -> Entries:
         """Return what gives entries of the covariance under q of what `joint` is a matrix of."""

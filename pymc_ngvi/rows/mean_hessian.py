@@ -93,8 +93,7 @@ class PredictorMeanHessian(MeanHessian):
         """Return the matrix times each direction, (n_directions, n_dim)."""
         if 2 * len(directions) < directions.shape[1]:
             return self.linear.quadratic_times(self.matrix, directions)
-        result: Array = directions @ self._dense
-        return result
+        return directions @ self._dense
 
     def diagonal(self) -> Array:
         """Return the diagonal, (n_dim,)."""

@@ -52,5 +52,4 @@ def are_concave(rows: RowFunction, slot: int, about: Array, along: Array) -> NDA
         size = 1.0 + np.abs(values[:-2]) + np.abs(values[2:])
         # Where values are not finite, the function is out of its range.
         bent = (bends > _ROUNDING * size) & np.isfinite(size)
-    result: NDArray[np.bool_] = ~bent.any(axis=0)
-    return result
+    return ~bent.any(axis=0)

@@ -10,6 +10,7 @@ from scipy import sparse
 
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.values import Array
+from pymc_ngvi.rows.covariances import consecutive
 from pymc_ngvi.rows.expectation import Compiled
 from pymc_ngvi.rows.linear_map import AffineMap
 
@@ -54,7 +55,7 @@ class SecondDerivatives:
         for draws in (slice(start, start + size) for start in range(0, len(eta), size)):
             for rows in (slice(start, start + n_rows) for start in range(0, len(self.index), n_rows)):
                 columns = [c[rows] if a >= self.n_shared else c[:1] for a, c in enumerate(self.index.T)]
-                predictors = [eta[draws, _places(column)] for column in columns]
+                predictors = [eta[draws, consecutive(column)] for column in columns]
                 data = [d if d.shape[1] == 1 else d[:, rows] for d in self.data]
                 with np.errstate(all="ignore"):  # densities overflow far from the mode: the caller sees it
                     for number, values in enumerate(self.function(*predictors, *data)):
@@ -118,10 +119,3 @@ class RowHessian:
         low, high = values(np.concatenate([point - step * along, point + step * along]))
         apart = (low - here) + (high - here) - step**2 * float(moved @ (matrix @ moved))
         return not np.isfinite(apart) or abs(apart) <= _TOLERANCE * step**2 * size
-
-
-def _places(index: NDArray[np.int64]) -> slice | NDArray[np.int64]:
-    """Return a slice where an index is one: no copy is made then."""
-    if len(index) and index[-1] - index[0] == len(index) - 1 and (np.diff(index) == 1).all():
-        return slice(int(index[0]), int(index[-1]) + 1)
-    return index

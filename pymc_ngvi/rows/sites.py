@@ -206,8 +206,7 @@ def _are(index: NDArray[np.intp], n: int) -> NDArray[np.bool_]:
 
 
 def _mean(rows: RowFunction, mean: Array, cov: Array) -> Array:
-    result: Array = _by_quadrature(rows, mean, roots(cov)).whitened[0]
-    return result
+    return _by_quadrature(rows, mean, roots(cov)).whitened[0]
 
 
 @dataclass(frozen=True)

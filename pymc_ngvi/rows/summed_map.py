@@ -83,8 +83,7 @@ class SummedMap:
         unit[np.arange(n_sums), n + np.arange(n_sums)] = 1.0
         of_sums = self.joint.quadratic_times(matrix, unit)
         beside = 2.0 * of_sums[:, :n] + of_sums[:, n:] @ self.weights
-        result: Array = self.joint.quadratic_diagonal(matrix)[:n] + np.sum(self.weights * beside, axis=0)
-        return result
+        return self.joint.quadratic_diagonal(matrix)[:n] + np.sum(self.weights * beside, axis=0)
 
     def covariances(self, q: Spread) -> Entries:
         """Return what gives entries of the covariance of theta and t under a Gaussian of theta."""
@@ -109,5 +108,4 @@ class SummedMap:
     def _of_joint(self, vectors: Array) -> Array:
         """Return derivatives by theta, (n, n_dim), from those by theta and t as if these were apart."""
         n = self.n_dim
-        result: Array = vectors[:, :n] + vectors[:, n:] @ self.weights
-        return result
+        return vectors[:, :n] + vectors[:, n:] @ self.weights

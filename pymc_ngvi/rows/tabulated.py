@@ -103,8 +103,7 @@ class TabulatedRowFunction(RowFunction):
         levels = unpacked(code, len(self.blocks))
         nodes = rule(1, levels).nodes
         values = self._at(nodes @ root[:, :, 0].T + mean[:, 0], rows)
-        result: Array = bend_rule(levels[0]) @ values
-        return result
+        return bend_rule(levels[0]) @ values
 
     def values(self, predictors: list[Array], at: Index | slice) -> Array:  # type: ignore[override]
         """Return values, (n_points, n_rows), at predictors of that shape."""
@@ -202,16 +201,14 @@ def _series(coefficients: Array, x: Array) -> Array:
         before += c
         before += twice * last
         last, before = before, last
-    result: Array = coefficients[0] + x * last - before
-    return result
+    return coefficients[0] + x * last - before
 
 
 def _needed(size: Array) -> Array:
     """Return the degrees that some polynomials need, (n,), by the sizes of coefficients: few different ones."""
     matters = size > _LEFT + _ROUNDING * size.max(axis=0)
     last = len(size) - 1 - matters[::-1].argmax(axis=0)
-    result: Array = np.minimum(_STEP * np.maximum(-(-last // _STEP), 1), len(size) - 1)
-    return result
+    return np.minimum(_STEP * np.maximum(-(-last // _STEP), 1), len(size) - 1)
 
 
 def _of_values(degree: int) -> Array:

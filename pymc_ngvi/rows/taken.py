@@ -57,8 +57,7 @@ class Taken:
     @property
     def values(self) -> Array:
         """The expectation of each row, (n_rows,)."""
-        result: Array = self._whitened[0]
-        return result
+        return self._whitened[0]
 
     def choose(self, tolerance: float) -> None:
         """Choose the rules of rows that are wider than those they have were chosen for, or much narrower."""

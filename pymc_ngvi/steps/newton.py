@@ -192,8 +192,7 @@ class _Equations:
     def _quadratic(self, x: Array) -> Array:
         """Return what z changes by where variances fall by x, the mean following."""
         mean = self._mean_step((self._third * x) @ self.whitened)
-        result: Array = 0.5 * (self._third * (self.whitened @ mean) + self._fourth * x)
-        return result
+        return 0.5 * (self._third * (self.whitened @ mean) + self._fourth * x)
 
     def _conjugate_gradients(self, right: Array) -> Array | None:
         """Solve for z; None where the equations are not positive definite."""

@@ -191,13 +191,14 @@ def left_out(**how: object) -> Callable[[int], Row]:
 
 def _beside_fits(approx: pymc_ngvi.NGVIApproximation, found: object, how: dict) -> str:
     """Say how far some of the scores are from those of fits without the part."""
-    from pymc_ngvi.density.masked import MaskedModel
+    from pymc_ngvi.density.masked import MaskedDensity
     from pymc_ngvi.density.observed_logp import ObservedLogp
 
     size = N_OF_GROUP if how else 1
     logp, apart = ObservedLogp(approx.density, "y"), []
-    masked = MaskedModel.of(approx.model, "y", logp.shape)
-    inference = pymc_ngvi.NGVI(masked.model, posterior="exact", random_seed=2)
+    masked = MaskedDensity(approx.density, logp)
+    inference = pymc_ngvi.NGVI(approx.model, posterior="exact", random_seed=2)
+    inference.begin_with(masked.density)
     start = time.process_time()
     for part in range(N_LEFT_OUT):
         rows = np.arange(part * size, (part + 1) * size)

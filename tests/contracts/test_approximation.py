@@ -8,7 +8,6 @@ import cloudpickle
 import numpy as np
 import pymc as pm
 import pytensor
-import pytensor.tensor as pt
 import pytest
 import xarray as xr
 
@@ -21,12 +20,11 @@ from scipy import stats
 
 from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
 from pymc_ngvi.core import draws
-from pymc_ngvi.core.psis import WeightVerdict, khat_limit, pareto_khat
+from pymc_ngvi.core.psis import WeightVerdict
 from pymc_ngvi.density import on_draws
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.on_draws import OnDraws
 from pymc_ngvi.families import DiagonalState, FullState
-from pymc_ngvi.fitting.outcome import Outcome
 
 # PyMC compiles the initial point of some models with C, and PyTensor then looks for a BLAS to link to.
 no_blas = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS:UserWarning")
@@ -76,11 +74,8 @@ def model() -> pm.Model:
 
 @pytest.fixture
 def kind() -> str:
-    """Structure of q and what its factor is of; tests marked `each_kind` go through all."""
+    """Structure of q and what its factor is of."""
     return "full"
-
-
-each_kind = pytest.mark.parametrize("kind", ["full", "full precision", "block"])
 
 
 def state_of_kind(kind: str, n_dim: int, seed: int = 3):
@@ -96,13 +91,6 @@ def approx(kind) -> NGVIApproximation:
 def mixture() -> GaussianMixtureState:
     factors = np.array([[[0.3, 0.0], [0.1, 0.2]], [[0.5, 0.0], [-0.3, 0.4]]])
     return GaussianMixtureState(np.array([0.3, 0.7]), np.array([[-2.0, 1.0], [1.5, 0.0]]), factors)
-
-
-@pytest.fixture
-def mixture_approx() -> NGVIApproximation:
-    with pm.Model() as model:
-        pm.Normal("v", shape=2)
-    return NGVIApproximation(LogDensity(model), mixture(), random_seed=4)
 
 
 def assert_moments(draws, mean, cov, n_se=4.5):
@@ -139,7 +127,6 @@ def test_sample_has_the_form_of_pymc(python_mode, model, approx):
     assert ours["posterior"].attrs["inference_library_version"] == "0.1.0"
 
 
-@each_kind
 def test_sample_holds_draws_of_q_on_the_constrained_scale(approx):
     posterior = approx.sample(4_000, random_seed=5, include_transformed=True)["posterior"].to_dataset().isel(chain=0)
     names = [v.value_name for v in approx.layout.variables]
@@ -150,7 +137,6 @@ def test_sample_holds_draws_of_q_on_the_constrained_scale(approx):
     assert_allclose(posterior["mu"], level.sum(1)[:, None] + slope[:, :1] * np.linspace(-1, 1, 12), rtol=1e-12)
 
 
-@each_kind
 def test_sample_stats_are_the_log_densities_on_the_unconstrained_scale(python_mode, model, approx):
     tree = approx.sample(5, random_seed=2, include_transformed=True, log_p=True)
     posterior = tree["posterior"].to_dataset().isel(chain=0)
@@ -163,15 +149,6 @@ def test_sample_stats_are_the_log_densities_on_the_unconstrained_scale(python_mo
     assert_allclose(tree["sample_stats"]["log_p"].values[0], expected_p, rtol=1e-10)
     assert_allclose(tree["sample_stats"]["log_q"].values[0], expected_q, rtol=1e-10)
     assert not approx.sample(5)["sample_stats"].data_vars  # unasked, nothing is evaluated
-
-
-def test_include_transformed_is_honoured(model, approx):
-    assert "scale_log__" not in approx.sample(3)["posterior"].data_vars
-    assert "scale_log__" in approx.sample(3, include_transformed=True)["posterior"].data_vars
-    shown = NGVIApproximation(approx.density, approx.q, include_transformed=True)
-    assert "scale_log__" in shown.sample(3)["posterior"].data_vars
-    assert "scale_log__" in shown.state.mean
-    assert "scale_log__" not in approx.state.mean
 
 
 def test_sample_returns_a_multitrace(approx):
@@ -202,19 +179,8 @@ def test_seeds(approx):
     assert_array_equal(approx.draw_flat(3, np.random.RandomState(1)), approx.draw_flat(3, np.random.RandomState(1)))
 
 
-@each_kind
-def test_equal_seeds_are_common_random_numbers(approx, kind):
-    n_dim = approx.layout.n_dim
-    z = np.random.default_rng(9).standard_normal((4, n_dim))
-    for q in (state_of_kind(kind, n_dim, 1), state_of_kind(kind, n_dim, 2)):
-        approx.set_state(q)
-        assert_array_equal(approx.draw_flat(4, 9), q.draws(z))
-
-
-@pytest.mark.parametrize("kind", ["full", "block", "sparse", "mixture"])
-def test_large_draws_are_made_in_batches_and_are_the_same(kind, monkeypatch, request):
+def test_large_draws_are_made_in_batches_and_are_the_same(approx, monkeypatch):
     """Nothing is left out, repeated or drawn from another stream, whatever the size of the last batch."""
-    approx = request.getfixturevalue("mixture_approx" if kind == "mixture" else "approx")
     at_once = approx.draw_flat(50, random_seed=3)
     monkeypatch.setattr(draws, "_CHUNK_ELEMENTS", 49 * approx.layout.n_dim)
     monkeypatch.setattr(draws, "_BATCH_ELEMENTS", 7 * approx.layout.n_dim + 1)
@@ -287,7 +253,6 @@ def test_posterior_predictive_and_loo(python_mode, model, approx):
 # -------------------------------------------------------------------- views of q
 
 
-@each_kind
 def test_views_by_name(model, approx):
     q = approx.q
     assert_array_equal(approx.mean_flat, q.mean())
@@ -300,7 +265,6 @@ def test_views_by_name(model, approx):
         assert_array_equal(sd[v.value_name], q.sd()[v.where].reshape(v.shape))
 
 
-@each_kind
 def test_cov_of(approx):
     where = {v.name: v.where for v in approx.layout.variables}
     index = np.r_[where["level"], where["scale"]]
@@ -358,7 +322,6 @@ def test_moments_are_nodes_that_follow_the_state(approx, mode, kind):
         assert_allclose(functions["cov"](), q.cov())
 
 
-@each_kind
 def test_tracker(python_mode, approx, kind):
     tracker = Tracker(mean=approx.mean.eval, std=approx.std.eval)
     states = [state_of_kind(kind, 6, seed) for seed in (1, 2)]
@@ -369,7 +332,6 @@ def test_tracker(python_mode, approx, kind):
     assert_allclose(tracker["std"], [q.sd() for q in states])
 
 
-@each_kind
 def test_params_are_shared_values(approx, kind):
     assert {p.name for p in approx.params} == set(approx.q.params())
     new = state_of_kind(kind, 6, 12)
@@ -401,20 +363,6 @@ def test_sample_node(python_mode, model, approx):
     assert_array_equal(mu[0], mu[1])
 
 
-def test_sample_node_in_the_default_mode_warns_of_nothing(approx, model):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        node = approx.sample_node(model["slope"], size=50)
-        function = pytensor.function([], node)
-    first = function()
-    assert first.shape == (50, 3)
-    q = FullState(approx.mean_flat + 100.0, approx.q.factor)
-    approx.set_state(q)
-    # A compiled function follows the state; its random generator does not advance by itself.
-    assert_allclose(function(), first + 100.0)
-
-
-@each_kind
 def test_pymcs_own_sampling_of_a_group_works(python_mode, approx):
     tree = Approximation.sample(approx, 2_000, random_seed=1)
     where = {v.name: v.where for v in approx.layout.variables}["slope"]
@@ -440,42 +388,6 @@ def test_variables_keep_their_coordinates_whatever_the_orders(python_mode):
         assert_allclose(approx.sample(1)["posterior"]["c"], [[13]], atol=1e-6)
 
 
-# -------------------------------------------------------------------- a family with uniforms: a mixture
-
-
-def test_mixture_samples(mixture_approx):
-    q = mixture()
-    draws = mixture_approx.sample(20_000, random_seed=2)["posterior"]["v"].values[0]
-    assert_moments(draws, q.mean(), q.cov())
-    share = np.mean(draws[:, 0] < -0.5)  # six standard deviations from the first component, four from the second
-    assert abs(share - 0.3) < 4 * np.sqrt(0.21 / 20_000)
-    assert_allclose(mixture_approx.log_q(draws[:5]), q.log_density(draws[:5]))
-
-
-@pytest.mark.parametrize("mode", [None, "FAST_COMPILE"])
-def test_mixture_nodes(mixture_approx, mode):
-    q, group = mixture(), mixture_approx.groups[0]
-    assert group.symbolic_initial.type.shape == (None, 3)
-    node = mixture_approx.sample_node(mixture_approx.model["v"], size=10_000)
-    nodes = [node, group.symbolic_random]
-    replacements = mixture_approx.make_size_and_deterministic_replacements(200, False)
-    nodes[1:] = pytensor.graph.replace.graph_replace(nodes[1:], replacements, strict=False)
-    draws, theta = pytensor.function([], nodes, mode=mode)()
-    assert_moments(draws, q.mean(), q.cov())
-    assert len(np.unique(theta[:, 0])) == 200
-
-
-def test_mixture_deterministic_is_the_mean(python_mode, mixture_approx):
-    v = mixture_approx.model["v"]
-    fixed = mixture_approx.sample_node(v, size=3, deterministic=True).eval()
-    assert_allclose(fixed, np.tile(mixture().mean(), (3, 1)))
-    flag = pt.bscalar("flag")
-    node = mixture_approx.set_size_and_deterministic(mixture_approx.groups[0].symbolic_random, 4, flag)
-    function = pytensor.function([flag], node)
-    assert_allclose(function(1), np.tile(mixture().mean(), (4, 1)))
-    assert np.ptp(function(0), axis=0).min() > 0
-
-
 # -------------------------------------------------------------------- quality
 
 
@@ -494,25 +406,6 @@ def test_khat_of_the_exact_posterior():
         pm.Normal("v", 1.0, 2.0, shape=3)
     q = DiagonalState.from_scale(np.ones(3), np.full(3, 2.0))
     assert NGVIApproximation(LogDensity(model), q).khat(1_000) == -np.inf
-
-
-def test_khat_where_log_p_is_not_finite():
-    x = np.random.default_rng(0).normal(size=5_000)
-    log_q = -0.5 * x**2
-    log_p = -0.5 * (2 * x) ** 2
-    expected = pareto_khat(log_p, log_q)
-    holes = np.where(np.abs(x) > 2, -np.inf, log_p)  # in the tail of q, where the weights are small
-    holes[np.abs(x) > 2.5] = np.nan
-    assert abs(pareto_khat(holes, log_q) - expected) < 0.05
-    assert pareto_khat(np.full(5_000, -np.inf), log_q) == np.inf
-    assert pareto_khat(np.where(x > 3, np.inf, log_p), log_q) == np.inf
-    with pytest.raises(ValueError, match="at least 100 draws; got 99"):
-        pareto_khat(log_p[:99], log_q[:99])
-
-
-def test_khat_limit():
-    assert khat_limit(10_000) == 0.7
-    assert khat_limit(100) == 0.5
 
 
 def record(status: Status) -> FitRecord:
@@ -578,27 +471,6 @@ def test_summary_fits_the_terminal(approx, monkeypatch, columns):
     assert f"({len(summary.table)} rows; all of them are in .table)" in summary._repr_html_()
 
 
-def test_refine_goes_to_the_fit(approx):
-    with pytest.raises(RuntimeError, match="no fit to go on with"):
-        approx.refine(10)
-
-    q, outcome = state_of_kind("full", 6, 21), record(Status.CONVERGED)
-    asked = []
-
-    class Fit:
-        def refine(self, *args, **kwargs):
-            asked.append((args, kwargs))
-            return Outcome(q, outcome, np.array([2.0]), np.array([0.5]))
-
-    approx._session = Fit()
-    assert approx.refine(10, progressbar=False, tol=0.01) is approx
-    assert asked == [((10, False, None), {"tol": 0.01, "max_draws": None})]
-    assert approx.q is q
-    assert approx.record is outcome
-    assert (approx.hist, approx.gap_hist) == (2.0, 0.5)
-
-
-@each_kind
 def test_pickle(python_mode, approx, kind):
     approx.record = record(Status.CONVERGED)
     approx.mean.eval()
@@ -795,37 +667,6 @@ def test_errors_of_the_model_itself_are_not_hidden():
     assert not constrainer._function.one_by_one
 
 
-def test_batches_do_not_change_values(monkeypatch, model):
-    density = LogDensity(model)
-    theta = np.random.default_rng(0).normal(size=(29, density.n_dim))
-    expected = Constrainer(density)(theta)
-    monkeypatch.setattr(on_draws, "_BATCH_ELEMENTS", 50)
-    for name, value in Constrainer(density)(theta).items():
-        assert_array_equal(value, expected[name])
-
-
-def test_constrainer_pickles_without_its_function(model):
-    density = LogDensity(model)
-    constrainer = Constrainer(density)
-    theta = np.zeros((2, density.n_dim))
-    expected = constrainer(theta)
-    copy = cloudpickle.loads(cloudpickle.dumps(constrainer))
-    assert copy._function is None
-    assert_array_equal(copy(theta)["mu"], expected["mu"])
-
-
-@pytest.mark.parametrize("moment", ["mean", "std"])
-def test_expressions_of_moments_leave_q_alone(approx, moment):
-    """PyTensor works in place on what an Op returns: it must be a copy."""
-    before = {name: value.copy() for name, value in approx.q.params().items()}
-    twice = getattr(approx, moment) * 2
-    first, second = twice.eval(), twice.eval()
-    assert_array_equal(first, second)
-    for name, value in approx.q.params().items():
-        assert_array_equal(value, before[name])
-
-
-@each_kind
 def test_what_is_shown_of_q_is_a_copy(approx):
     before = {name: value.copy() for name, value in approx.q.params().items()}
     approx.mean_flat[:] = 99.0

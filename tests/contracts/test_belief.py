@@ -1,7 +1,5 @@
 """The filter over measured gaps: predictions that simulated steps bear out, combination by precision, surprises."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -9,19 +7,9 @@ from matrix import two_seeds
 
 from pymc_ngvi.estimators.summary import moments_at_draws
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.steps.schedule.belief import UNKNOWN, Belief
+from pymc_ngvi.steps.schedule.belief import Belief
 
 N_DIM, N_REPLICATES = 30, 8
-
-
-def measurement(gap, floor, floor_sd):
-    """Return moments with a raw gap such that the corrected one is ``gap``."""
-    return replace(
-        noisy_moments(np.zeros(N_DIM), 1.0, np.random.default_rng(1))[1],
-        gap=gap + floor,
-        floor=floor,
-        floor_sd=floor_sd,
-    )
 
 
 def noisy_moments(error, noise, rng):
@@ -78,40 +66,3 @@ def test_standard_deviation_of_a_measurement(seed, size, least):
     gap = 0.5 * error @ error
     assert abs(means.mean() - gap) < 5 * means.std() / np.sqrt(len(means))
     assert least < np.sqrt(np.mean((means - gap) ** 2) / np.mean(sds**2)) < 1.25
-
-
-def test_equal_errors_meet_in_the_middle():
-    # At a gap of 0 the standard deviation of a measurement is floor_sd itself: the prediction decides it.
-    both = Belief(0.0, 0.01).measured(measurement(0.01, 0.05, 0.01))
-    np.testing.assert_allclose([both.mean, both.sd], [0.005, 0.01 / np.sqrt(2)])
-    np.testing.assert_allclose(both.bound, 0.005 + 0.02 / np.sqrt(2))
-
-
-def test_the_more_precise_counts_for_more():
-    near_prediction = Belief(0.02, 0.001).measured(measurement(0.03, 0.05, 0.02))
-    near_measurement = Belief(0.02, 0.1).measured(measurement(0.03, 0.05, 0.001))
-    assert 0.02 < near_prediction.mean < 0.0205
-    assert 0.0295 < near_measurement.mean < 0.03
-    assert near_prediction.sd < 0.001
-
-
-@pytest.mark.parametrize("measured", [0.5, -0.4], ids=["above", "below"])
-def test_a_surprise_overrules_the_prediction(measured):
-    moments = measurement(measured, 0.05, 0.01)
-    assert Belief(0.02, 0.005).measured(moments) == Belief.of(moments)
-
-
-def test_without_a_prediction_the_measurement_is_all():
-    moments = measurement(0.03, 0.05, 0.01)
-    assert UNKNOWN.measured(moments) == Belief.of(moments)
-    assert UNKNOWN.bound == np.inf
-
-
-def test_without_noise_the_measurement_is_all():
-    assert Belief(0.02, 0.005).measured(measurement(0.001, 0.0, 0.0)) == Belief(0.001, 0.0)
-
-
-def test_a_prediction_is_uncertain_by_its_model():
-    """However well the gap before the step is known."""
-    predicted = Belief(0.0, 0.0).after_step(1.0, 0.1)
-    np.testing.assert_allclose([predicted.mean, predicted.sd], [0.1, 0.03])

@@ -10,8 +10,7 @@ import pymc as pm
 import pytest
 import xarray as xr
 
-from gaussian import MEANS, SDS, SEEDS, gaussian_model
-from matrix import fit
+from gaussian import MEANS, SDS, SEEDS, fit, gaussian_model
 from mixture_posteriors import posterior
 from mixture_targets import target
 from numpy.testing import assert_allclose
@@ -19,11 +18,11 @@ from texts import run
 
 import pymc_ngvi
 
-from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
+from pymc_ngvi import LogDensity, NGVIApproximation, Status
 from pymc_ngvi.core.psis import Weights
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.results.diagnosis.cures import Context, context_of
-from pymc_ngvi.results.diagnosis.findings import Finding, findings_of
+from pymc_ngvi.results.diagnosis.findings import findings_of
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass, other_modes
 from pymc_ngvi.results.diagnosis.moves import Moved
 from pymc_ngvi.results.distributions.variational import distribution_of
@@ -202,22 +201,6 @@ def test_an_exact_posterior_is_a_cure_where_it_was_not_tried(changes, expected, 
     assert ("exact" in cure) is expected
 
 
-def test_moments_of_q_are_asked_for_only_to_name_places(gaussian):
-    """Of effects relative to their modes, they take thousands of searches."""
-    context = Context(
-        gaussian.layout, None, "full", has_groups=False, has_hessian=True, other_posterior=lambda: "exact"
-    )
-    none, where = np.empty((0, 4)), np.zeros(4)
-    moved = Moved(none, none, none, none[:, 0], none[:, 0], 0.0, 4, 0.1, 0, 0)
-    without_moments = object()
-    rest = context, 0.0, 0.0, Weights(0.1, 900.0, 1_000, 0), moved, None, []
-    found = findings_of(*rest, [], without_moments)
-    q = DiagonalState(where, where + 1.0)
-    more = findings_of(*rest, [MissedMass("mode", 0.4, where + 9.0)], q)
-    assert len(more) == len(found) + 1
-    assert "= 9 (q: 0)" in " ".join(f.text for f in more)
-
-
 @pytest.mark.parametrize("share", [0.4, 0.001])
 def test_an_exact_posterior_is_no_cure_where_a_mode_is_missed(share, gaussian):
     """It would miss the same one."""
@@ -386,34 +369,6 @@ def test_changed_data_are_refused():
         pm.set_data({"data": np.ones(3)})
     with pytest.raises(ValueError, match="changed after the fit"):
         approx.diagnose()
-
-
-def test_thousands_of_dimensions_take_fewer_draws():
-    n = 6_000
-    with pm.Model() as model:
-        pm.Normal("z", 0.0, 1.0, shape=n)
-    diagnosis = NGVIApproximation(LogDensity(model), DiagonalState(np.zeros(n), np.ones(n))).diagnose(random_seed=1)
-    assert diagnosis.reliable, diagnosis.reasons
-    assert 48 <= diagnosis.n_moved < 140
-    assert 1_000 <= diagnosis.n_log_p < 5_000
-    assert 0 < np.isfinite(diagnosis.by_coordinate["khat"]).sum() < n
-
-
-def test_a_finding_is_its_sentence_and_its_cure():
-    assert str(Finding("It is wrong.", "Mend it.", True)) == "It is wrong. Mend it."
-    assert str(Finding("It is so.", "", False)) == "It is so."
-
-
-def test_other_figures_are_those_of_the_fit():
-    approx = fit(logistic())
-    diagnosis = approx.diagnose(random_seed=1)
-    assert isinstance(approx.record, FitRecord)
-    assert approx.status is Status.CONVERGED
-    assert diagnosis.outcome == "converged"
-    assert diagnosis.gap == approx.gap
-    assert isinstance(diagnosis.elbo, Elbo)
-    assert abs(diagnosis.elbo.value - approx.elbo.value) < 4.0 * np.hypot(diagnosis.elbo.se, approx.elbo.se)
-    assert diagnosis.khat == pytest.approx(approx.khat(random_seed=2), abs=0.2)
 
 
 def test_the_examples_of_the_page_run():

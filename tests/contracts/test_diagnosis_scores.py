@@ -9,12 +9,8 @@ import pytest
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.density.functionals import functionals_of
 from pymc_ngvi.results.diagnosis import diagnose as making
-from pymc_ngvi.results.diagnosis import drifts
-from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, SUMMARY, Budget
-from pymc_ngvi.results.diagnosis.drifts import Drifts
-from pymc_ngvi.results.diagnosis.functionals import FunctionalDrift
-from pymc_ngvi.results.diagnosis.moment_drift import Estimates, MomentDrift
-from pymc_ngvi.results.diagnosis.scores import ScoreDrift, score_drift_of
+from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS
+from pymc_ngvi.results.diagnosis.scores import score_drift_of
 
 N_GROUPS, SIZE, N_DRAWS = 40, 8, 512
 SEEDS = [1, 2]
@@ -123,31 +119,6 @@ def test_of_draws_in_the_wrong_order_predictors_tell(exact):
     assert "linear predictor" in " ".join(diagnosis.reasons).lower()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_few_evaluations_are_enough_where_own_checks_speak_for_a_posterior(exact, seed, monkeypatch):
-    """Where evaluations are dear, gradients of some draws are looked at, and what is left out is said."""
-    cheap = judged(exact._posterior, seed)
-    assert cheap.verdict == "reliable"
-    assert (cheap.n_moved, cheap.n_trajectories, cheap.left_out) == (64, 2, ())
-    assert cheap.n_gradients < 2_500
-    of = Budget.of
-
-    def dear(share, costs, record, wanted):
-        return of(share, making.replace(costs, gradient=(1.0 if share == SUMMARY else 3.0) / 150), record, wanted)
-
-    monkeypatch.setattr(making.Budget, "of", dear)
-    for share in (SUMMARY, DIAGNOSIS):
-        diagnosis = judged(exact._posterior, seed, share)
-        assert diagnosis.verdict == "reliable"
-        assert diagnosis.n_moved == 0
-        assert diagnosis.n_gradients < 250
-        assert "moved draws, which tell of log p and of Deterministics" in diagnosis.left_out
-        assert not any("importance weights" in text for text in diagnosis.left_out)
-        assert "by gradients" in str(diagnosis) or "gradients of log p at draws tell" in str(diagnosis)
-    monkeypatch.setattr(drifts, "_FEWEST_SCORED", 10_000)
-    assert judged(exact._posterior, seed).verdict == "not judged"
-
-
 def test_deterministics_are_judged_by_moved_draws(exact, monkeypatch):
     """What gradients do not see, draws of which only a function is wrong, is seen as before."""
     posterior = exact._posterior
@@ -170,24 +141,3 @@ def test_deterministics_are_judged_by_moved_draws(exact, monkeypatch):
     diagnosis = judged(making.replace(posterior, constrain=Wrong()), 1)
     assert diagnosis.verdict == "not reliable"
     assert "`spread`" in diagnosis.reasons[0]
-
-
-def test_where_gradients_were_looked_at_all_has_to_be_seen_twice():
-    """Errors of few draws, and of products with gradients, are known roughly: 3 standard errors come by chance."""
-    nothing = Estimates(np.zeros(2), np.ones(2))
-
-    def found(first, second, *, by_gradients):
-        sets = []
-        for value in (first, second):
-            large = Estimates(np.array([value, 0.0]), np.full(2, 0.1))
-            drift = FunctionalDrift(None, large, nothing, nothing, nothing, 64)
-            scores = ScoreDrift(large, nothing, 512, drift) if by_gradients else None
-            sets.append(Drifts(None, MomentDrift(nothing, nothing, nothing, None), None, drift, scores))
-        both = sets[0].seen_again(sets[1])
-        seen = [both.functionals.mean.value[0]]
-        return seen + ([both.predictors.mean.value[0], both.scores.mean.value[0]] if by_gradients else [])
-
-    assert found(0.8, 0.1, by_gradients=True) == [0.1] * 3
-    assert found(0.8, -0.6, by_gradients=True) == [0.0] * 3
-    assert found(0.8, 0.6, by_gradients=True) == [0.6] * 3
-    assert found(0.8, 0.1, by_gradients=False) == [pytest.approx(0.45)]

@@ -5,15 +5,12 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from gaussian import SEEDS
-from matrix import fit
+from gaussian import SEEDS, fit
 from numpy.testing import assert_allclose
 
-from pymc_ngvi import LogDensity, NGVIApproximation
+from pymc_ngvi import LogDensity
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
-from pymc_ngvi.results.diagnosis.budget import Budget
-from pymc_ngvi.results.diagnosis.equal_modes import equal_modes
-from pymc_ngvi.results.diagnosis.symmetries import families_of
+from pymc_ngvi.results.diagnosis.equal_modes import equal_modes, families_of
 from pymc_ngvi.results.distributions.variational import distribution_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
@@ -212,21 +209,3 @@ def test_the_diagnosis_and_the_summary_name_what_is_symmetric(seed):
     summary = " ".join(str(approx.summary()).split())
     assert "q covers one of 2 equal modes" in summary
     assert "Not reliable" in summary
-
-
-def test_few_evaluations_are_left_to_symmetries_where_all_are_few():
-    density, q = at_factors(3)
-    for most in (8, 16, 40):
-        assert found_in(density, q, most=most)[1] <= most
-    assert Budget(0, 0, 6_000).compared(512) == 512
-    assert Budget(0, 0, 600, cut=True).compared(512) == 30
-    assert Budget(0, 0, 200, cut=True).compared(512) == 0
-
-
-def test_symmetries_that_were_not_looked_for_are_listed(monkeypatch):
-    density, q = place(sign_of_one(), theta=2.0)
-    approx = NGVIApproximation(density, q)
-    monkeypatch.setattr("pymc_ngvi.results.diagnosis.diagnose.budget_of", lambda *_: Budget(1_000, 1, 200, cut=True))
-    diagnosis = approx.diagnose(random_seed=1)
-    assert "symmetries of log p" in diagnosis.left_out
-    assert not any("equal modes" in reason for reason in diagnosis.reasons)

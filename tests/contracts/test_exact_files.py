@@ -105,30 +105,6 @@ def test_a_pickle_gives_the_same_bits(name):
     assert_same(approx, again)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda a: pickle.loads(pickle.dumps(a)), copy.copy])
-def test_copies(copied):
-    approx = fitted("one")
-    again = copied(approx)
-    assert_array_equal(approx.draw_flat(50, random_seed=2), again.draw_flat(50, random_seed=2))
-    assert_array_equal(again.mean.eval(), approx.mean_flat)
-
-
-def test_a_shallow_copy_does_not_go_on():
-    """It would go on with the fit of the other."""
-    approx = fitted("one")
-    with pytest.raises(RuntimeError, match="no fit to go on with"):
-        copy.copy(approx).refine(1)
-    assert approx.gaussian._session is not None
-
-
-def test_graphs_of_one_that_is_gone():
-    alone = elsewhere(fitted("one"))
-    arrays = alone._state.params()
-    assert type(alone._state).from_params(arrays) is fitted("one")._state  # known by its number
-    with pytest.raises(ValueError, match="No exact, nested or moved posterior has this number"):
-        type(alone._state).from_params({**arrays, "number": np.array([5])})
-
-
 def test_the_fit_goes_on():
     approx = fit(model_of("one"), tol=2.0)
     before = approx.mean_flat

@@ -16,7 +16,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 import pymc_ngvi
 
 from pymc_ngvi import NGVI
-from pymc_ngvi.results.diagnosis import drifts as checks
 from pymc_ngvi.results.summary.summary import _error_sentence
 
 matplotlib.use("agg")
@@ -326,34 +325,3 @@ def test_bambi():
     assert rate.shape == (1, 300, len(COUNTS))
     linear = tree.posterior["Intercept"] + effects.sel(g__factor_dim="g3")
     assert_allclose(rate.values[..., GROUP == 3].mean(axis=-1), np.exp(linear), rtol=1e-10)
-
-
-# --- diagnosis --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("wrong", "verdict"),
-    [
-        (((3, -0.4), None), "reliable"),
-        (((3, -0.4), (3, -0.4)), "not reliable"),
-        (((3, -0.4), (5, -0.4)), "reliable"),
-        (((3, -0.4), (3, 0.4)), "reliable"),
-    ],
-)
-def test_what_moved_draws_have_against_an_exact_posterior_is_seen_twice(wrong, verdict, monkeypatch):
-    """Some of thousands of coordinates stand out in a few draws by chance, but not the same one twice."""
-    moved, n_made = checks._once, 0
-
-    def off(*args):
-        nonlocal n_made
-        found = moved(*args)
-        if wrong[n_made]:
-            at, value = wrong[n_made]
-            found.moments.sd.value[at], found.moments.sd.se[at] = value, 0.04
-        n_made += 1
-        return found
-
-    monkeypatch.setattr(checks, "_once", off)
-    approx = fit(model_of("one"))
-    assert approx.diagnose().verdict == verdict
-    assert n_made == 2

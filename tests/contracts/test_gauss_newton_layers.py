@@ -14,8 +14,8 @@ from scipy import special
 import pymc_ngvi
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.density.gauss_newton import diagonal
-from pymc_ngvi.density.gauss_newton import gradients as row_gradients
+from pymc_ngvi.core.linalg import diagonal
+from pymc_ngvi.density.gauss_newton import matrix as row_gradients
 from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.fitting.registry import Choice
 from pymc_ngvi.steps.stochastic import decay

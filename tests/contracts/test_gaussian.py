@@ -25,7 +25,7 @@ from pymc_ngvi.families.fill import find_filled
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
 from pymc_ngvi.families.matrices.sparse.fronts import fronts_of
-from pymc_ngvi.families.matrices.sparse.repeated import RepeatedFronts
+from pymc_ngvi.families.matrices.sparse.precisions import RepeatedFronts
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
 from pymc_ngvi.steps.adaptive.secant import moments_of, natural_gradient

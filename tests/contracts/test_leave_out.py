@@ -185,6 +185,9 @@ def test_a_fit_that_fails_leaves_the_rest(caplog, monkeypatch):
         def __init__(self, model, **options):
             pass
 
+        def begin_with(self, density):
+            pass
+
         def configure(self, **options):
             raise RuntimeError
 

@@ -83,23 +83,29 @@ def test_the_rule_decides_when_to_stop(last, status):
     assert_history(state, last)
 
 
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [(StopIteration, Status.STOPPED), (KeyboardInterrupt, Status.INTERRUPTED)],
-    ids=["StopIteration", "KeyboardInterrupt"],
-)
-def test_an_observer_that_raises_keeps_the_iteration_it_saw(error, status):
+def interrupted(rule, observe=ignore):
+    """Return the last state that is observed before an interrupt."""
+    states = [loop.start(rule, None)]
+
+    def keep(state):
+        states.append(state)
+        observe(state)
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(rule, states[0], 100, keep)
+    return states[-1]
+
+
+def test_an_observer_that_stops_the_fit_keeps_the_iteration_it_saw():
     rule = Counting()
-    state = loop.run(rule, loop.start(rule, None), 10, raise_at(3, error))
-    assert state.status is status
+    state = loop.run(rule, loop.start(rule, None), 10, raise_at(3, StopIteration))
+    assert state.status is Status.STOPPED
     assert_history(state, 3)
 
 
-def test_an_interrupt_during_a_step_keeps_the_last_completed_iteration():
-    rule = Counting(interrupt_at=4)
-    state = loop.run(rule, loop.start(rule, None), 10, ignore)
-    assert state.status is Status.INTERRUPTED
-    assert_history(state, 3)
+def test_an_interrupt_ends_the_loop_and_the_last_completed_iteration_was_observed():
+    assert_history(interrupted(Counting(interrupt_at=4)), 3)
+    assert_history(interrupted(Counting(), raise_at(3, KeyboardInterrupt)), 3)
 
 
 def test_a_fit_that_had_converged_in_the_iteration_of_the_stop_is_converged():
@@ -117,10 +123,13 @@ def test_other_errors_are_not_swallowed():
 def test_resuming_equals_never_having_stopped(stop):
     rule = Counting(last=7)
     whole = loop.run(rule, loop.start(rule, None), 100, ignore)
-    observe, n = (ignore, 3) if stop is None else (raise_at(3, stop), 100)
-    part = loop.run(rule, loop.start(rule, None), n, observe)
+    if stop is KeyboardInterrupt:
+        part = interrupted(rule, raise_at(3, stop))
+    else:
+        observe, n = (ignore, 3) if stop is None else (raise_at(3, stop), 100)
+        part = loop.run(rule, loop.start(rule, None), n, observe)
+        assert part.status.resumable
     assert part.n_iterations == 3
-    assert part.status.resumable
     resumed = loop.run(rule, loop.reopen(rule, part), 100, ignore)
     assert resumed.status is whole.status is Status.CONVERGED
     assert_history(resumed, 7)

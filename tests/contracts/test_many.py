@@ -1,6 +1,5 @@
 """Many fits of one model: each is the fit alone, whatever the processes; failures, interrupts and bad data."""
 
-import contextlib
 import gc
 import importlib.util
 import logging
@@ -8,7 +7,6 @@ import os
 import re
 import signal
 import threading
-import tracemalloc
 import warnings
 import weakref
 
@@ -17,12 +15,10 @@ import pymc as pm
 import pytest
 import xarray as xr
 
-from threadpoolctl import threadpool_info, threadpool_limits
-
 import pymc_ngvi
 
-from pymc_ngvi.many import fitting, running
-from pymc_ngvi.many.fitting import N_PILOTS, Fitter, Row
+from pymc_ngvi.many import fitting
+from pymc_ngvi.many.fitting import N_PILOTS, Fitter
 from pymc_ngvi.results.persistence import files
 from pymc_ngvi.steps.linesearch import LineSearch
 
@@ -117,11 +113,6 @@ def test_exact_posteriors_have_a_verdict_and_a_marginal_likelihood():
     np.testing.assert_allclose(found.p.sel(statistic="mean"), (np.arange(5) + 1) / 6, atol=4.0 * 0.2 / 1e3**0.5)
 
 
-def test_gaussians_are_judged_where_that_is_asked_for():
-    found = pymc_ngvi.fit_many(intercepts(), data_sets(2), posterior="gaussian", judge=True, **QUIET).dataset
-    assert set(found.verdict.values) <= {"reliable", "not reliable"}
-
-
 def test_a_variable_with_the_name_of_a_figure_keeps_it():
     with pm.Model() as model:
         elbo = pm.Normal("elbo", 0.0, 3.0)
@@ -156,21 +147,6 @@ def test_fits_that_start_from_another_one_lead_where_those_alone_do(many):
 def test_processes_give_the_same_bits(many):
     other = pymc_ngvi.fit_many(intercepts(), data_sets(6), posterior="gaussian", n_jobs=2, **QUIET)
     xr.testing.assert_identical(without_seconds(other), without_seconds(many))
-
-
-def test_linear_algebra_has_one_thread_as_in_other_processes(monkeypatch):
-    """How sums are split among threads changes their last bits, and workers of Dask have one."""
-    threads, summarise = [], Fitter._summarise
-
-    def most():
-        return max(lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas")
-
-    monkeypatch.setattr(Fitter, "_summarise", lambda *args: threads.append(most()) or summarise(*args))
-    with threadpool_limits(2, user_api="blas"):
-        assert most() == 2
-        pymc_ngvi.fit_many(mean_of_normal(), [{"y": np.ones(5)}], **QUIET)
-        assert most() == 2
-    assert threads == [1]
 
 
 def test_what_came_before_does_not_matter(many):
@@ -361,6 +337,9 @@ def test_draws_go_nowhere_else(tmp_path, monkeypatch):
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
+# --- memory ---
+
+
 def test_nothing_is_kept_of_a_fit_but_its_row(monkeypatch):
     """Neither its approximation nor its data; those of the first fits apart, of which others may start from one."""
     approx, fits, given = Fitter.approx, [], []
@@ -371,46 +350,16 @@ def test_nothing_is_kept_of_a_fit_but_its_row(monkeypatch):
         return result
 
     def source():
-        for entry in data_sets(8):
+        for entry in data_sets(6):
             given.append(weakref.ref(entry["y_data"]))
             yield entry
 
     monkeypatch.setattr(Fitter, "approx", noted)
     many = pymc_ngvi.fit_many(intercepts(), source(), posterior="gaussian", **QUIET)
     gc.collect()
-    assert len(many) == len(fits) == len(given) == 8
-    assert [fit() is None for fit in fits[1:-1]] == [True] * 6
-    assert [array() is None for array in given[1:-1]] == [True] * 6
-
-
-def test_memory_grows_by_a_few_kilobytes_a_fit(monkeypatch):
-    """The row of a fit takes 3 kB here: .4 kB of numbers, and what is said. An approximation would take 100 kB."""
-    row, traced = Fitter.row, []
-
-    def noted(self, index, case):
-        if index == 4:  # all is compiled
-            tracemalloc.start()
-        gc.collect()
-        traced.append(tracemalloc.get_traced_memory()[0])
-        return row(self, index, case)
-
-    monkeypatch.setattr(Fitter, "row", noted)
-    try:
-        pymc_ngvi.fit_many(intercepts(), data_sets(16), posterior="gaussian", **QUIET)
-    finally:
-        tracemalloc.stop()
-    assert np.median(np.diff(traced[6:])) < 8_000
-    assert traced[-1] - traced[6] < 9 * 20_000
-
-
-def test_equal_labels_are_kept_once():
-    fitter = type("Some", (), {"asked": type("Some", (), {"slots": type("Some", (), {})()})()})()
-    fitter.asked.slots.left_as_it_was = contextlib.nullcontext
-    fitter.row = lambda index, case: Row(index, 0, labels={"shop": np.array(case)})
-    fitter.settle = lambda: None
-    rows = running.fitted_rows(fitter, [["a", "b"], ["a", "b"], ["a", "c"], ["a", "b"]], 1, None, False)
-    assert [row.labels["shop"] is rows[0].labels["shop"] for row in rows] == [True, True, False, True]
-    assert rows[2].labels["shop"].tolist() == ["a", "c"]
+    assert len(many) == len(fits) == len(given) == 6
+    assert [fit() is None for fit in fits[1:-1]] == [True] * 4
+    assert [array() is None for array in given[1:-1]] == [True] * 4
 
 
 # --- other modes ------------------------------------------------------------------------------------------------------

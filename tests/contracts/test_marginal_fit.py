@@ -7,18 +7,16 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from marginal_terms import Groups, forest_of, singles
+from marginal_terms import Groups
 
 import pymc_ngvi
 
 from pymc_ngvi import NotExactError
-from pymc_ngvi.core import prices
 from pymc_ngvi.core.refusal import Reason, Unavailable
 from pymc_ngvi.density.blocks import CannotSplit
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors import plan
 from pymc_ngvi.posteriors.kinds import latent_gaussian
-from pymc_ngvi.posteriors.kinds.trees import Work
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 
@@ -190,17 +188,6 @@ def test_what_costs_too_much_is_left_out(models, monkeypatch):
     assert re.match(cost, approx.record.posterior)
     # Also after a method that was named.
     assert fit(models[True], family="sparse", posterior="exact").is_exact
-
-
-def test_work():
-    """It grows with globals and levels."""
-    few, many = Work.of(singles(50, 2), 0.01), Work.of(singles(50, 30), 0.01)
-    deep = Work.of(forest_of([-1, 0, 1, 2] * 20, 2), 0.01)
-    assert few.seconds < many.seconds < deep.seconds
-    # Of values by rows, calls count while rows are few.
-    rows = [prices.value_seconds(None, n) for n in (100, 1_000, 1_000_000)]
-    assert rows[1] < 1.5 * rows[0]
-    assert rows[2] > 50.0 * rows[1]
 
 
 def test_a_large_regression_is_left_to_the_gaussian():

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from marginal_terms import TREES, forest_of
-
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.marginal.forest import MOST_GLOBALS, MOST_LEVELS, Forest, NoForest, find_forest
+from pymc_ngvi.marginal.forest import MOST_GLOBALS, MOST_LEVELS, NoForest, find_forest
 
 
 def pattern_of(n_globals, blocks):
@@ -94,17 +92,6 @@ def test_shapes(name):
     assert forest.n_dim == pattern.n_dim
 
 
-def test_different_sizes_side_by_side():
-    blocks = [hub(3), dense(1), nested(2, 2), dense(3), dense(2), chain(5), dense(1)] * 8
-    pattern = pattern_of(3, blocks)
-    forest = find_forest(pattern, pattern.n_dim)
-    check(forest, pattern)
-    np.testing.assert_array_equal(np.bincount(forest.block), [b[0] for b in blocks])
-    # A path of each: 2 levels of a hub, 3 of a / b / c and of three, 3 of a chain of 5.
-    depth = [forest.level[forest.block == i].max() + 1 for i in range(len(blocks))]
-    assert depth == [2, 1, 3, 3, 2, 3, 1] * 8
-
-
 def test_the_root_of_a_hub_is_the_hub_wherever_it_stands():
     for first in (0, 2, 4):
         size, edges = 5, [(first, i) for i in range(5) if i != first]
@@ -180,32 +167,6 @@ def test_a_dense_pattern_has_globals_only(n_dim):
     only_globals(find_forest(Pattern.of(np.ones((n_dim, n_dim))), n_dim), n_dim)
 
 
-def test_few_blocks_of_a_small_model_are_not_worth_it():
-    pattern = pattern_of(2, [dense(1)] * 3)
-    only_globals(find_forest(pattern, 5), 5)
-    pattern = pattern_of(2, [dense(1)] * 8)  # eight schools
-    assert find_forest(pattern, 10).n_local == 8
-
-
-def test_too_many_globals():
-    n = MOST_GLOBALS + 1
-    message = f"{n} coordinates (none of them independent of others) would be global, and at most {n - 1} can be"
-    for pattern in (None, Pattern.of(np.ones((n, n)))):
-        with pytest.raises(NoForest) as caught:
-            find_forest(pattern, n)
-        assert str(caught.value) == message
-
-
-@pytest.mark.parametrize("n_globals", [MOST_GLOBALS, MOST_GLOBALS + 1])
-def test_globals_beside_blocks_up_to_the_limit(n_globals):
-    pattern = pattern_of(n_globals, [dense(1)] * 3 * MOST_GLOBALS)
-    if n_globals <= MOST_GLOBALS:
-        assert find_forest(pattern, pattern.n_dim).n_globals == n_globals
-        return
-    with pytest.raises(NoForest, match=rf"^{n_globals} coordinates \(those that blocks depend on\) would be global"):
-        find_forest(pattern, pattern.n_dim)
-
-
 def test_crossed_effects_of_which_one_has_few_levels():
     """The levels of the factor that has few are globals; where both have many, there is no forest."""
     for n_few in (20, 2 * MOST_GLOBALS):
@@ -220,35 +181,6 @@ def test_crossed_effects_of_which_one_has_few_levels():
         else:
             with pytest.raises(NoForest):
                 find_forest(pattern, pattern.n_dim)
-
-
-@pytest.mark.parametrize("size", [5, 6])
-def test_dense_blocks_up_to_the_limit(size):
-    pattern = pattern_of(1, [dense(size)] * 2 * MOST_GLOBALS)
-    if size <= MOST_LEVELS:
-        assert find_forest(pattern, pattern.n_dim).n_levels == size
-        return
-    with pytest.raises(NoForest, match=r"^blocks of up to 6 coordinates have no tree of at most 5 levels$"):
-        find_forest(pattern, pattern.n_dim)
-
-
-def test_a_wide_tree_is_no_obstacle():
-    """It is the length of the paths that costs, not the size of the blocks."""
-    pattern = pattern_of(1, [hub(150)] * 20)
-    forest = find_forest(pattern, pattern.n_dim)
-    assert (forest.n_levels, np.bincount(forest.block).max()) == (2, 151)
-
-
-@pytest.mark.parametrize("name", TREES)
-def test_paths_of_forests_written_down(name):
-    forest = forest_of(TREES[name], 2)
-    assert isinstance(forest, Forest)
-    for c in range(forest.n_local):
-        walk, at = [], c
-        while at >= 0:
-            walk.insert(0, at)
-            at = forest.parent[at]
-        assert forest.path[c, : forest.level[c] + 1].tolist() == walk
 
 
 def test_scales_that_touch_fewer_coordinates_than_an_effect_does():

@@ -15,7 +15,7 @@ import pymc_ngvi
 
 from pymc_ngvi import ConvergenceWarning, LogDensity, Status
 from pymc_ngvi.fitting.registry import choose
-from pymc_ngvi.steps.stochastic.passes import on_passes
+from pymc_ngvi.steps.stochastic.base import on_passes
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

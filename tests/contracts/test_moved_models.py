@@ -12,9 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import pymc_ngvi
 
-from pymc_ngvi import LogDensity, NotExactError, fit_ngvi
-from pymc_ngvi.moves.verdict import LEAST_SIZE, MOST_RHAT
-from pymc_ngvi.posteriors.kinds import KINDS
+from pymc_ngvi import NotExactError, fit_ngvi
 from pymc_ngvi.posteriors.plan import Decision
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
@@ -190,15 +188,6 @@ def test_it_does_not_go_with_minibatches():
         fit(model, posterior="moved")
 
 
-def test_its_price_grows_with_the_data_and_chance_is_even():
-    kind, prices = KINDS["moved"], []
-    for n in (300, 30_000):
-        density = LogDensity(rare(n=n))
-        prices.append(kind.price(kind.possible(density), density, by_rows=True))
-    assert prices[1].seconds > 10.0 * prices[0].seconds
-    assert prices[0].chance < 1.0
-
-
 def test_a_deterministic_that_fails_is_left_out(monkeypatch):
     def fails(*args, **options):
         raise FloatingPointError
@@ -212,18 +201,6 @@ def test_a_deterministic_that_fails_is_left_out(monkeypatch):
 
 
 # --- as a result ------------------------------------------------------------------------------------------------------
-
-
-def test_every_condition_has_its_figure():
-    checks = moved(overdispersed).checks
-    assert [c.name for c in checks.conditions] == [
-        "nested R-hat", "trend", "far draws", "diverging", "height", "bulk size", "tail size", "peak size",
-    ]  # fmt: skip
-    assert all(c.holds for c in checks.conditions)
-    assert checks.rhat <= MOST_RHAT
-    assert checks.effective_size == min(checks.bulk, checks.tail) >= LEAST_SIZE
-    assert checks.n_quantities > 5 + 1  # linear predictors as well
-    assert f"{checks.effective_size:,.0f}" in repr(moved(overdispersed))
 
 
 def test_chains_are_chains():

@@ -11,16 +11,13 @@ from scipy.special import logsumexp
 
 import pymc_ngvi
 
-from pymc_ngvi import NotExactError, fit_ngvi
-from pymc_ngvi.families import DiagonalState, FullState
+from pymc_ngvi import fit_ngvi
+from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.moves import rounds
-from pymc_ngvi.moves.basins import Climbs, Counted, basins_among
-from pymc_ngvi.moves.bridge import LogMass, ModeWeights, _bridge, log_mass
-from pymc_ngvi.moves.coordinates import ChainCoordinates
+from pymc_ngvi.moves.basins import basins_among
 from pymc_ngvi.moves.draws import MovedDraws
 from pymc_ngvi.moves.rounds import N_STARTS, moved_until_arrived
-from pymc_ngvi.moves.verdict import LEAST_SIZE, MovedChecks
-from pymc_ngvi.posteriors.kinds import moved as kind
+from pymc_ngvi.moves.verdict import MovedChecks
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -151,143 +148,6 @@ def test_too_few_gradients_for_separate_modes_are_said(monkeypatch):
     assert "chains stay in 2 modes, and the weights of the modes are unknown" in ended.checks.sentence
 
 
-def test_frozen_chains_in_two_modes_have_not_arrived():
-    """Superchains of each mode that stay where they began."""
-    target = Normals([0.7, 0.3], apart_along_first(3, 12.0))
-
-    class Stiff:
-        """The right modes for climbs, but no trajectory gets anywhere: half of the steps lead outside."""
-
-        def logp_grad(self, x):
-            logp, grad = target.logp_grad(x)
-            return np.where(np.round(1e6 * x).sum(axis=1) % 8 == 0, logp, logp - 1e4), grad
-
-    ended = moved(Stiff(), standard(3, sd=[6.0, 1.0, 1.0]), most=200_000)
-    assert not ended.checks.is_exact
-
-
-# --- basins -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def two_basins(rng):
-    centres = apart_along_first(3, 10.0)
-    target = Counted(Normals([0.7, 0.3], centres))
-    coordinates = ChainCoordinates.of(standard(3, sd=[5.0, 1.0, 1.0]))
-    x = np.repeat(centres, 64, axis=0) + rng.standard_normal((20, 128, 3))
-    return basins_among(Climbs(target, coordinates, 0.25), x), target
-
-
-def test_points_are_in_the_basin_that_they_climb_to(two_basins):
-    basins, target = two_basins
-    assert len(basins) == 2
-    x = np.array([[5.0, 0.0, 0.0], [-5.0, 0.0, 0.0], [0.3, 3.0, 0.0], [-0.3, 0.0, -3.0], [30.0, 0.0, 0.0]])
-    before = target.n
-    labels = basins.labels(x)
-    assert_array_equal(labels == labels[0], [True, False, True, False, True])
-    assert target.n > before  # those between
-    before = target.n
-    assert_array_equal(basins.inside(labels[0], x[:2]), [True, False])
-    assert target.n == before  # there is no doubt
-
-
-def test_chains_that_cross_are_in_no_separate_basins(rng):
-    centres = apart_along_first(3, 10.0)
-    climbs = Climbs(Normals([0.7, 0.3], centres), ChainCoordinates.of(standard(3, sd=[5.0, 1.0, 1.0])), 0.25)
-    of_draws = rng.integers(2, size=(20, 128))
-    assert basins_among(climbs, centres[of_draws] + rng.standard_normal((20, 128, 3))) is None
-    alone = rng.standard_normal((20, 128, 3)) + centres[0]
-    assert basins_among(climbs, alone) is None
-
-
-# --- masses -----------------------------------------------------------------------------------------------------------
-
-
-def of_gaussian(d, seed):
-    """Return a Gaussian, and independent draws of it as chains, with log p that is 3 nats too high."""
-    rng = np.random.default_rng(seed)
-    factor = np.tril(rng.standard_normal((d, d))) / np.sqrt(d) + np.eye(d)
-    q = FullState(np.arange(d, dtype=float), factor)
-    x = q.draws(rng.standard_normal((20 * N_CHAINS, d))).reshape(20, N_CHAINS, d)
-    logp = q.log_density(x.reshape(-1, d)).reshape(20, N_CHAINS) + 3.0
-    return q, x, logp
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("d", [2, 30])
-def test_the_mass_of_a_gaussian(d, seed):
-    q, x, logp = of_gaussian(d, seed)
-    rng = np.random.default_rng(seed)
-    start = ChainCoordinates.of(standard(d))
-    found = log_mass(lambda t: q.log_density(t) + 3.0, start, x, logp, N_STARTS, x.size / d, rng)
-    assert found.se < 0.08
-    assert_allclose(found.value, 3.0, atol=MOST_ERRORS * found.se)
-    half = log_mass(
-        lambda t: np.where(t[:, 0] > 0.0, q.log_density(t) + 3.0, -np.inf), start, x, logp, N_STARTS, x.size / d, rng
-    )
-    # A half of the proposed draws counts; all of the draws are of both halves, so that this mass is no mass of them.
-    assert half.value < found.value - 0.1
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_the_mass_of_what_is_skewed(seed):
-    """Logarithms of exponential variables: a Gaussian is far off in the tails."""
-    rng = np.random.default_rng(seed)
-    x = np.log(rng.exponential(size=(40, N_CHAINS, 6)))
-
-    def log_p(theta):
-        with np.errstate(over="ignore"):
-            return np.sum(theta - np.exp(theta), axis=1)
-
-    logp = log_p(x.reshape(-1, 6)).reshape(40, N_CHAINS)
-    found = log_mass(log_p, ChainCoordinates.of(standard(6)), x, logp, N_STARTS, logp.size, rng)
-    assert 0.0 < found.se < 0.03
-    assert_allclose(found.value, 0.0, atol=MOST_ERRORS * found.se)
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("sd", [0.8, 1.3])
-def test_a_gaussian_of_another_width_is_a_bridge_all_the_same(sd, seed):
-    """In twenty coordinates, few draws of one are where those of the other are."""
-    rng = np.random.default_rng(seed)
-    x, p = rng.standard_normal((40, N_CHAINS, 20)), standard(20)
-    logp = p.log_density(x.reshape(-1, 20)).reshape(40, N_CHAINS)
-    found = _bridge(p.log_density, ChainCoordinates.of(standard(20, sd=sd)), x, logp, rng)
-    assert 0.0 < found.se < 0.06
-    assert_allclose(found.value, 0.0, atol=MOST_ERRORS * found.se)
-
-
-def test_a_gaussian_that_is_elsewhere_tells_no_mass(rng):
-    _, x, logp = of_gaussian(4, 1)
-    found = log_mass(lambda t: np.full(len(t), -np.inf), ChainCoordinates.of(standard(4)), x, logp, N_STARTS, 2e3, rng)
-    assert found.se == np.inf
-
-
-def test_errors_of_weights():
-    """Of two modes, a weight w has the error w (1 - w) times that of the difference."""
-    found = ModeWeights.of([LogMass(np.log(0.7) + 5.0, 0.03), LogMass(np.log(0.3) + 5.0, 0.04)])
-    assert_allclose(found.weights, [0.7, 0.3])
-    assert_allclose(found.errors, 0.21 * 0.05)
-    # As many independent draws have a part of .7 with the error root(.21 / n).
-    assert_allclose(found.size, 0.21 / (0.21 * 0.05) ** 2)
-    assert_allclose(found.total, [5.0, np.hypot(0.7 * 0.03, 0.3 * 0.04)])
-    drawn = np.random.default_rng(1).normal([np.log(0.5), np.log(0.3), np.log(0.2)], [0.02, 0.03, 0.1], (100_000, 3))
-    three = ModeWeights.of([LogMass(np.log(w), e) for w, e in ((0.5, 0.02), (0.3, 0.03), (0.2, 0.1))])
-    simulated = np.exp(drawn) / np.exp(drawn).sum(axis=1, keepdims=True)
-    assert_allclose(three.errors, simulated.std(axis=0), rtol=0.02)
-    # Whatever it may be, a mass that is hardly met by its Gaussian is not known: neither is any weight.
-    for unknown in (LogMass(-9.0, 0.5), LogMass(np.nan, np.inf)):
-        assert ModeWeights.of([LogMass(0.0, 0.1), unknown]).size == 0.0
-
-
-def test_weights_that_are_not_known_well_are_refused():
-    checks = MovedChecks(1.0, 0.0, 3.0, 900.0, 900.0, 3, 50, 256, 16, 1_000, 0.8, n_modes=2, mode_weights=(0.7, 0.3),
-                         weight_errors=(0.05, 0.05), weights_size=0.21 / 0.05**2)  # fmt: skip
-    assert checks.weights_size < LEAST_SIZE
-    assert not checks.is_reliable
-    assert "the weights of the modes are unknown (0.700 +- 0.050, 0.300 +- 0.050)" in checks.sentence
-
-
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
@@ -361,13 +221,6 @@ def test_files_keep_modes(both, tmp_path):
     assert_array_equal(again.draw_flat(100, 1), both.draw_flat(100, 1))
     assert_array_equal(again.mean_flat, both.mean_flat)
     assert again.log_marginal_likelihood == both.log_marginal_likelihood
-
-
-def test_weights_that_can_not_be_had_are_named(monkeypatch):
-    monkeypatch.setattr(kind, "_MOST", 10.0)
-    monkeypatch.setattr(rounds, "_parted", lambda *args: None)
-    with pytest.raises(NotExactError, match="the weights of the modes are unknown"):
-        fit(two_answers(), posterior="moved")
 
 
 @pytest.fixture(scope="module")

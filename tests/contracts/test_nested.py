@@ -12,15 +12,14 @@ import pymc as pm
 import pytest
 
 from latent_models import counts, level, process, regression
+from scipy import stats
 from scipy.special import logsumexp
 
 import pymc_ngvi
 
 from pymc_ngvi import LogDensity, fit_ngvi
 from pymc_ngvi.core.refusal import Reason, Unavailable
-from pymc_ngvi.nested import rounds
 from pymc_ngvi.nested.posterior import nested_posterior
-from pymc_ngvi.nested.verdict import NestedChecks
 
 #: Values of hyperparameters where a test is not about how good a posterior is.
 FEW = 96
@@ -159,20 +158,6 @@ def test_sums_are_those_of_an_exact_posterior():
     np.testing.assert_allclose(x.std(axis=0) / exact.sd_of_functions, 1.0, atol=0.08)
 
 
-def test_draws_have_the_weights_and_numbers_that_effective_sizes_need():
-    approx = fitted(process)
-    tree = approx.sample(500, random_seed=1)
-    stats, pairs = tree.sample_stats, approx._state.rest.pairs
-    weights = np.exp(stats["log_weight"].to_numpy()[0])
-    assert np.isfinite(weights).all()
-    assert np.isin(np.round(weights, 14), np.round(pairs.of_pairs, 14)).all()
-    assert len(np.unique(stats["global_draw"])) == tree.posterior.attrs["distinct_global_draws"]
-    # Another number of draws is of the same pool.
-    known = {row.tobytes() for row in pairs.latents.reshape(-1, pairs.latents.shape[2])}
-    theta = approx._state.draw(37, np.random.default_rng(5))[:, approx._state.locals_]
-    assert all(row.tobytes() in known for row in np.ascontiguousarray(theta))
-
-
 def test_a_kernel_that_is_unknown_needs_no_fit_of_all_coordinates():
     approx = fitted(process)
     assert "Gaussian fits of the latent variables" in approx.record.closing_line()
@@ -232,51 +217,6 @@ def test_the_same_seed_gives_the_same_bits():
     np.testing.assert_array_equal(first.mean(), second.mean())
 
 
-def test_predictions_that_are_off_are_corrected(monkeypatch):
-    """Weights see to them: predictions that lean to one side are drawn from, and the posterior is as it was."""
-    state, lean = without_fit(counts), rounds.Guess._of
-
-    def leaning(self, g):
-        u = self.whitening.whitened(g)
-        return lean(self, g) + 0.7 * np.tanh(u[:, 0]) - 0.5 * np.tanh(u[:, 1])
-
-    monkeypatch.setattr(rounds.Guess, "_of", leaning)
-    other = nested_posterior(LogDensity(counts()), None, 1)
-    assert other.effective_size < 0.95 * state.effective_size * len(other.pool.g) / len(state.pool.g)
-    error = 3.0 / np.sqrt(other.effective_size)
-    np.testing.assert_allclose((other.mean() - state.mean()) / state.sd(), 0.0, atol=error)
-    np.testing.assert_allclose(other.sd() / state.sd(), 1.0, atol=error)
-
-
-def test_checks_say_what_is_wrong():
-    good = NestedChecks(0.1, 450.0, 600, 16, 8_000.0, 0.3, 2, 100, 700)
-    assert good.is_exact
-    assert "exact up to simulation error" in good.sentence
-    few = replace(good, effective_size=300.0)
-    assert few.is_reliable
-    assert not few.is_exact
-    assert "nearly exact: the effective size of the hyperparameters is 300, below 400" in few.sentence
-    uneven = replace(good, variance=4.0, error=0.05)
-    assert uneven.is_reliable
-    assert not uneven.is_exact
-    assert "approximate: given the hyperparameters, log weights" in uneven.sentence
-    many = replace(good, n_globals=8)  # their proposal is learned from its own draws
-    assert many.is_reliable
-    assert not many.is_exact
-    assert "nearly exact: the proposal of 8 hyperparameters was learned" in many.sentence
-    assert replace(good, n_globals=7).is_exact
-    bad = replace(good, khat=0.9, effective_size=50.0, n_globals=1, moved=4.0, lost=0.1)
-    assert len(bad.failures) == 4
-    assert "Not reliable: k-hat" in bad.sentence
-    assert "1 hyperparameter sampled" in bad.sentence
-    assert not replace(uneven, error=0.4).is_reliable
-    # A heavy tail may be that of a scale near 0, missed by all but a few draws: the other weights are equal then.
-    assert not replace(good, khat=0.9, effective_size=590.0).is_reliable
-    assert replace(good, khat=0.65).is_reliable
-    assert not replace(good, khat=0.69).is_exact
-    assert replace(good, khat=0.51).is_exact  # within its error
-
-
 def _no_forest(density):
     raise Unavailable(Reason.NO_FOREST, "there are no blocks")
 
@@ -327,3 +267,69 @@ def test_more_data_of_one_model():
     assert first.is_nested
     assert second.is_nested
     assert second.mean_flat[5] > 4.0 > first.mean_flat[5]
+
+
+# --- many scales, and thin tails ---
+
+N_SCALES, N_EACH, NOISE = 8, 5, 0.5
+
+
+@pytest.fixture(scope="module")
+def scales():
+    rng = np.random.default_rng(7)
+    true = np.linspace(0.1, 2.0, N_SCALES)
+    y = rng.normal(0.0, true[:, None], (N_SCALES, N_EACH)) + rng.normal(0.0, NOISE, (N_SCALES, N_EACH))
+    with pm.Model() as model:
+        s = pm.HalfNormal("s", 1.0, shape=N_SCALES)
+        z = pm.Normal("z", 0.0, 1.0, shape=(N_SCALES, N_EACH))
+        pm.Normal("y", s[:, None] * z, NOISE, observed=y)
+    return model, y
+
+
+def test_eight_scales_are_exact(scales):
+    """Each is compared with an integral of one dimension: effects have a closed form, and scales are independent."""
+    model, y = scales
+    state = nested_posterior(LogDensity(model), None, 1)
+    assert state.checks.is_reliable
+    assert state.checks.effective_size > 400
+    grid = np.linspace(-9.0, 3.0, 4_001)
+    log_p = stats.halfnorm.logpdf(np.exp(grid)) + grid
+    log_p = log_p + stats.norm.logpdf(y[:, :, None], 0.0, np.sqrt(np.exp(2.0 * grid) + NOISE**2)).sum(axis=1)
+    part = np.exp(log_p - logsumexp(log_p, axis=1, keepdims=True))
+    mean = part @ grid
+    sd = np.sqrt(np.einsum("jk,jk->j", part, (grid - mean[:, None]) ** 2))
+    error = 4.0 / np.sqrt(state.checks.effective_size)
+    ours = state.mean()[state.globals_], state.sd()[state.globals_]
+    assert (np.abs(ours[0] - mean) < error * sd).all()
+    assert (np.abs(ours[1] / sd - 1.0) < 1.5 * error).all()
+    evidence = (logsumexp(log_p, axis=1) + np.log(grid[1] - grid[0])).sum()
+    value, se = state.log_normaliser()
+    assert value == pytest.approx(evidence, abs=4.0 * se + 0.02)
+
+
+#: Prior standard deviation of a level of which there is one count, 0: its density is nearly that of the prior below.
+SD = 4.0
+
+
+def rare():
+    """One level for each of three counts of 0; a shape that is a hyperparameter."""
+    with pm.Model() as model:
+        alpha = pm.Gamma("alpha", 4.0, 2.0)
+        level = pm.Normal("level", 0.0, SD, shape=3)
+        pm.NegativeBinomial("y", mu=pm.math.exp(level), alpha=alpha, observed=np.zeros(3, dtype=int))
+    return model
+
+
+def test_tails_of_counts_are_those_of_the_integral():
+    """Beyond 3.5 standard deviations of the Gaussian, in the posterior as users get it."""
+    model = rare()
+    with model:
+        approx = pm.fit(method="ngvi", posterior="nested", random_seed=1, progressbar=False)
+    assert approx.is_exact
+    x = stats.norm.ppf((np.arange(4_000) + 0.5) / 4_000, scale=SD)
+    alpha = stats.gamma(4.0, scale=0.5).ppf((np.arange(500) + 0.5) / 500)
+    density = (alpha[:, None] / (alpha[:, None] + np.exp(x))) ** alpha[:, None]  # the prior is in the quantiles
+    of_all = density.sum(axis=1) ** 3
+    cut = np.quantile(approx.sample(4_000, random_seed=1)["posterior"]["level"], 0.001)
+    share = of_all @ (density[:, x < cut].sum(axis=1) / density.sum(axis=1)) / of_all.sum()
+    assert 0.5 < 0.001 / share < 2.0

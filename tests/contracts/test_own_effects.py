@@ -7,18 +7,11 @@ import pytest
 from scipy import integrate, optimize, special
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.density.hyperparameters import latent_rows
-from pymc_ngvi.density.own_effects import RowsLeft, own_effects_of
+from pymc_ngvi.density.hyperparameters import RowsLeft, latent_rows, own_effects_of
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.full import FullState
-from pymc_ngvi.families.matrices.sparse.precisions import Precisions
-from pymc_ngvi.nested.conditional import ConditionalFits
-from pymc_ngvi.nested.many import ManyFitter
-from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.integrated import Integrated
-from pymc_ngvi.rows.own_draws import OwnDraws
-from pymc_ngvi.rows.seen import ManySeen
-from pymc_ngvi.rows.tabulated import TabulatedRowFunction
+from pymc_ngvi.rows.many_own import OwnDraws
 
 SCALES = (0.0, 0.01, 0.3, 1.0, 5.0)
 PREDICTORS = np.array([-8.0, -2.0, 0.0, 1.0, 4.0, 9.0])
@@ -91,22 +84,6 @@ def test_an_integrated_row_is_what_quadrature_by_scipy_gives(function, data):
             np.testing.assert_allclose(variance[1 + 2 * k, 0], second, rtol=2e-3)
 
 
-def test_without_a_scale_a_row_is_itself():
-    y, eta = np.arange(40.0)[None], np.linspace(-3.0, 6.0, 40)[None].repeat(20, axis=0)
-    found = Integrated(poisson, 1)(eta, y, np.zeros((1, 40)))[0]
-    np.testing.assert_allclose(found, poisson(eta, y)[0], rtol=1e-12, atol=1e-11)
-
-
-def test_rows_do_not_hang_on_what_else_is_evaluated():
-    """Modes are interpolated between points of a row, which may be far apart."""
-    rows, y = Integrated(poisson, 1), np.array([[0.0, 3.0, 1e4]])
-    eta = np.linspace(-20.0, 12.0, 60)[:, None].repeat(3, axis=1)
-    scale = np.array([[0.1, 2.0, 0.5]])
-    together = rows(eta, y, scale)[0]
-    apart = np.concatenate([rows(eta[k : k + 1], y, scale)[0] for k in range(60)])
-    np.testing.assert_allclose(together, apart, rtol=1e-11, atol=1e-7)
-
-
 def test_far_from_its_mode_a_row_is_minus_infinity_or_right():
     """With a predictor of 700 the rate overflows; a scale brings it back at a price that is known."""
     rows = Integrated(poisson, 1)
@@ -114,22 +91,6 @@ def test_far_from_its_mode_a_row_is_minus_infinity_or_right():
     value, _, _ = by_quadrature(poisson, 60.0, 0.5, (3.0,))
     np.testing.assert_allclose(found[0], value, rtol=1e-9)
     assert not found[1] > -1e6
-
-
-@pytest.mark.parametrize(("function", "data"), [(poisson, (0.0,)), (bernoulli, (1.0,)), (poisson, (30.0,))])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_draws_have_the_distribution_of_the_effect_given_its_row(function, data, seed):
-    """Uniform values of the distribution function: of 20,000 draws, the Kolmogorov distance is below .0115 in 99 %."""
-    n, scale, eta = 20_000, 2.0, 0.5
-    own = [np.array([[x]]) for x in data]
-    z = Integrated(function, 1).drawn(
-        np.random.default_rng(seed), np.full((n, 1), eta), *own, np.array([[scale]])
-    )[:, 0]  # fmt: skip
-    grid = np.linspace(-10.0, 10.0, 20_001)
-    density = np.exp(function(eta + scale * grid, *data)[0] - 0.5 * grid**2)
-    reached = np.cumsum(density) / density.sum()
-    apart = np.abs(np.interp(np.sort(z), grid, reached) - (np.arange(n) + 0.5) / n).max()
-    assert apart < 0.0135
 
 
 @pytest.mark.parametrize("scale", [0.05, 0.7, -2.0])
@@ -147,55 +108,6 @@ def test_draws_of_many_rows_have_the_distribution_of_the_effect_given_its_row(sc
             apart = np.abs(np.interp(np.sort(z[:, k]), grid, reached) - (np.arange(n) + 0.5) / n).max()
             assert apart < 0.0135
     assert draws.is_used
-
-
-@pytest.mark.parametrize(("function", "y", "eta"), [(poisson, 0.0, 0.5), (poisson, 30.0, 3.0), (bernoulli, 1.0, -3.0)])
-def test_proposals_for_many_draws_are_near_to_what_they_stand_for(function, y, eta, monkeypatch):
-    """Without steps of the sampler, means are off by less than .02 standard deviations, wherever predictors are."""
-    monkeypatch.setattr("pymc_ngvi.rows.own_draws._STEPS", 0)
-    n, scale = 40_000, np.array([[0.6, 0.6]])
-    rng = np.random.default_rng(1)
-    points = np.stack([np.full(n, eta), eta + rng.normal(0.0, 1.5, n)], axis=1)
-    z = OwnDraws(function).drawn(rng, points, [np.full((1, 2), y)], scale)[:, 0]
-    mean, variance = Integrated(function, 1).moments(np.array([[eta]]), np.array([[y]]), np.array([[0.6]]))
-    assert abs(z.mean() - mean[0, 0]) < (0.02 + 3.0 / np.sqrt(n)) * np.sqrt(variance[0, 0])
-    np.testing.assert_allclose(z.std(), np.sqrt(variance[0, 0]), rtol=0.03)
-
-
-def test_few_draws_and_strange_predictors_are_drawn_one_by_one():
-    draws, y, a = OwnDraws(poisson), np.array([[1.0, 4.0]]), np.array([[0.5, 0.5]])
-    few = draws.drawn(np.random.default_rng(1), np.zeros((20, 2)), [y], a)
-    one_by_one = Integrated(poisson, 1).drawn(np.random.default_rng(1), np.zeros((20, 2)), y, a)
-    np.testing.assert_array_equal(few, one_by_one)
-    assert not draws.is_used
-    for strange in (np.inf, np.nan):
-        points = np.zeros((5_000, 2))
-        points[7, 0] = strange
-        z = draws.drawn(np.random.default_rng(1), points, [y], a)
-        assert np.isfinite(np.delete(z, 7, axis=0)).all()
-        assert not draws.is_used
-
-
-def test_polynomials_stand_for_a_function():
-    rng, n = np.random.default_rng(1), 30
-    y, scale = rng.poisson(3.0, (1, n)).astype(float), np.full((1, n), 0.7)
-    make = [np.arange(n)[:, None], [y, scale], np.ones((1, 1), dtype=bool)]
-    plain, tabulated = (kind(Integrated(poisson, 1), *make) for kind in (RowFunction, TabulatedRowFunction))
-    for middle, width in ((1.0, 0.3), (1.1, 0.4), (4.0, 0.3), (4.0, 0.02)):  # stays, stays, moves, shrinks
-        mean, root = middle + 0.1 * rng.standard_normal((n, 1)), np.full((n, 1, 1), width)
-        codes = rng.integers(0, 4, n).astype(np.int16)
-        expected = plain.whitened(mean, root, codes, np.arange(n))
-        np.testing.assert_allclose(tabulated.whitened(mean, root, codes, np.arange(n)), expected, rtol=1e-8, atol=1e-8)
-        points = mean[:, 0] + rng.normal(0.0, 3.0, (7, n))  # mostly outside of the intervals
-        some = np.array([3, 8, 20])
-        np.testing.assert_allclose(
-            tabulated.values([points[:, some]], some), plain.values([points[:, some]], some), rtol=1e-8, atol=1e-8
-        )
-    calls = []
-    counted = TabulatedRowFunction(lambda *inputs: calls.append(inputs) or Integrated(poisson, 1)(*inputs), *make)
-    for _ in range(5):
-        counted.whitened(mean, root, codes, np.arange(n))
-    assert len(calls) == 1
 
 
 # --- in models ---
@@ -259,14 +171,6 @@ def test_log_p_is_integrated_over_each_effect(form, likelihood):
     np.testing.assert_allclose(given.logp(x), total, rtol=1e-8)
 
 
-def test_forms_of_the_same_model_are_one():
-    """Log p of what is left is the same for all, but for what the scale of effects adds to a centred one's density."""
-    x = np.array([[0.4, 0.3, -0.2, 0.1, 0.5]])
-    values = [left_of(model_of(form)).logp(x) for form in ("centred", "about 0", "not")]
-    np.testing.assert_allclose(values[0], values[1], rtol=1e-9)
-    np.testing.assert_allclose(values[0], values[2], rtol=1e-9)
-
-
 @pytest.mark.parametrize("form", ["about 0", "not"])
 def test_a_scale_of_nearly_0_is_harmless(form):
     """Effects are 0 then, and rows what they are without."""
@@ -297,28 +201,6 @@ def test_moments_are_those_of_draws(form):
     assert np.abs(drawn.std(axis=0) / sd - 1.0).max() < 4.0 / np.sqrt(2 * n) + 0.01
 
 
-def test_the_pattern_is_that_of_what_is_left():
-    """With a mean of the effects that hangs on others, rows read these instead."""
-    for form in ("centred", "not"):
-        given = left_of(model_of(form))
-        x = given.start() + 0.1
-        step, unit = 1e-3, np.eye(5)
-        second = np.array(
-            [
-                [
-                    (given.logp((x + step * (a + b))[None]) - given.logp((x + step * a)[None])
-                     - given.logp((x + step * b)[None]) + given.logp(x[None]))[0] / step**2
-                    for b in unit
-                ]
-                for a in unit
-            ]
-        )  # fmt: skip
-        expected = np.abs(second) > 1e-3
-        found = np.ones((5, 5), dtype=bool) if given.pattern is None else given.pattern.matrix.toarray()
-        assert (np.tril(found) >= np.tril(expected)).all()
-        assert expected[1:, 0].all()
-
-
 @pytest.mark.parametrize(
     ("likelihood", "why"), [("student", "is not concave in its own effect"), ("normal", "no effect is read by one row")]
 )
@@ -347,36 +229,6 @@ def test_a_condition_on_effects_keeps_them():
         e = pm.Normal("e", 0.0, 1.0, shape=6)
         pm.Poisson("y", 3.0 + b + s * e, observed=np.arange(6))
     assert type(latent_rows(LogDensity(model))) is RowsGiven
-
-
-@pytest.mark.parametrize("form", ["centred", "about 0", "not"])
-def test_many_hyperparameters_at_once_are_as_one_after_the_other(form):
-    given = left_of(model_of(form))
-    rng = np.random.default_rng(1)
-    values = given.whole._given.get_value() + 0.3 * rng.standard_normal((4, len(given.outside)))
-    x = given.start()[:, None] + 0.3 * rng.standard_normal((4, given.n_dim, 2))
-    rows, agrees = given.over.at(values)
-    assert agrees.all()
-    found = rows.values(x)
-    some = np.array([3, 1])
-    np.testing.assert_allclose(rows[some].values(x[some]), found[some], rtol=1e-9)
-    base = rng.standard_normal((1, given.n_dim, 4_000))
-    fitter = ManyFitter(Precisions(given.over.entries.pattern))
-    for k, value in enumerate(values):
-        assert given.give(value)
-        np.testing.assert_allclose(found[k], given.logp(x[k].T), rtol=1e-9)
-        one = ConditionalFits(given).fit(value, ())
-        seen = ManySeen(one.seen.mean[None], [c[None] for c in one.seen.covariances])
-        fits = fitter.fit(rows[np.array([k])], seen, None, 1e-4)
-        np.testing.assert_allclose(fits.elbo, one.elbo, atol=1e-3)
-        factors = fits.factors
-        mean, sd = fits.rows.moments_inside(fits.mean, factors.sd, fits.seen, fits.rules, factors.covariance)
-        expected = given.moments_inside(one.q)
-        assert np.abs((mean[0] - expected[0]) / sd[0]).max() < 0.01
-        np.testing.assert_allclose(sd[0], expected[1], rtol=0.01)
-    drawn = fits.rows.drawn_inside(fits.draws(base), rng)[0]
-    assert np.abs((drawn.mean(axis=1) - mean[0]) / sd[0]).max() < 4.0 / np.sqrt(4_000)
-    assert np.abs(drawn.std(axis=1) / sd[0] - 1.0).max() < 4.0 / np.sqrt(8_000) + 0.01
 
 
 def test_a_nested_posterior_is_that_of_a_grid():

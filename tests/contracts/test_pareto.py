@@ -8,8 +8,7 @@ import pytest
 
 from arviz_stats.base import array_stats
 
-from pymc_ngvi.core.pareto import smoothed_tail
-from pymc_ngvi.core.psis import smoothed
+from pymc_ngvi.core.psis import smoothed, smoothed_tail
 
 
 @pytest.mark.parametrize("n", [30, 100, 225, 226, 1_000, 4_097])

@@ -1,6 +1,5 @@
 """An approximation in a file, and back: the same bits, what is refused, and what goes on as if it had not stopped."""
 
-import ast
 import builtins
 import contextlib
 import functools
@@ -8,13 +7,11 @@ import gc
 import json
 import os
 import pickle
-import re
 import warnings
 
 from copy import copy as shallow_copy
 from copy import deepcopy
 from dataclasses import fields
-from enum import Enum
 from pathlib import Path
 
 import arviz_base
@@ -30,15 +27,10 @@ from texts import DOCS, run
 
 import pymc_ngvi
 
-from pymc_ngvi import ConvergenceWarning, LogDensity, NGVIApproximation, Status, load
-from pymc_ngvi.core.stored import all_stored, stored
-from pymc_ngvi.core.types import PathMoments
+from pymc_ngvi import ConvergenceWarning, LogDensity, NGVIApproximation, load
 from pymc_ngvi.families import BlockState, BlockStructure, DiagonalState
-from pymc_ngvi.fitting.memory import memory_of, remember
 from pymc_ngvi.fitting.registry import ALLOWED, AXES, Choice
-from pymc_ngvi.reparam.differences import DifferenceSteps
 from pymc_ngvi.results.persistence import files
-from pymc_ngvi.results.persistence.encoding import DamagedError, Decoder, Encoder
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 
@@ -202,12 +194,6 @@ KINDS = {
     "noncentred": {"reparam": "noncentred", "model": hierarchical, "family": "block"},
     "minibatches": {"model": minibatches, "step": "decay"},
 }
-
-
-def test_kinds_are_of_each_family_and_each_step_rule():
-    assert set(AXES["step"]) <= set(KINDS)
-    assert {kind.get("family") for kind in KINDS.values()} >= set(AXES["family"])
-    assert KINDS["full"] == KINDS["adaptive"]  # so that one of them will do
 
 
 # Without two: "full" is "adaptive" again, and "rvb1" has its round trip with new names.
@@ -638,17 +624,6 @@ def edited(tree, group, edit):
     return tree
 
 
-@pytest.mark.parametrize("kind", ["mixture", "student_t"])
-def test_files_that_do_not_name_the_class_of_the_gaussians_are_read(kind):
-    def edit(content):
-        content["q"]["dict"] = [pair for pair in content["q"]["dict"] if pair[0] != "of"]
-
-    model = made(MODELS[kind])
-    approx = fit(model, 2, family=kind)
-    tree = edited(approx.to_datatree(), "approximation", edit)
-    assert_same_q(load(tree, model).q, approx.q)
-
-
 EVIL = {
     "newer version of pymc_ngvi: it holds a '.*', which": [
         {"class": "os.system", "of": {"command": "touch owned"}},
@@ -727,173 +702,6 @@ def test_nothing_is_unpickled(file, monkeypatch):
     assert refined(approx, 2).record.n_iterations == 7
 
 
-# --- tags -------------------------------------------------------------------------------------------------------------
-
-
-def imported(name="pymc_ngvi", found=None):
-    """Return the modules that come with the package, by the imports at the heads of its files."""
-    found = set() if found is None else found
-    path = Path(pymc_ngvi.__file__).parents[1] / Path(*name.split("."))
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    if name in found or not path.exists():
-        return found
-    found.add(name)
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pymc_ngvi"):
-            for each in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
-                imported(each, found)
-    return found
-
-
-def test_every_tag_of_the_source_is_known_once_the_package_is_imported_and_no_other_is():
-    root = Path(pymc_ngvi.__file__).parents[1]
-    written = {}
-    for path in root.glob("pymc_ngvi/**/*.py"):
-        module = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
-        for tag in re.findall(r'^@stored\("(.+?)"', path.read_text(encoding="utf-8"), re.MULTILINE):
-            assert tag not in written
-            written[tag] = module
-    assert len(written) > 40
-    assert set(written.values()) <= imported()
-    assert {tag: entry.cls.__module__ for tag, entry in all_stored().items()} == written
-
-
-def test_a_tag_is_of_one_class():
-    with pytest.raises(ValueError, match=r"The tag 'fit\.elbo' of .*Other is that of pymc_ngvi\.core\.elbo\.Elbo"):
-
-        @stored("fit.elbo")
-        class Other(Enum):
-            ONE = 1
-
-
-def test_what_has_no_fields_has_to_name_its_content():
-    with pytest.raises(TypeError, match="say what its content is"):
-        stored("test.bare")(type("Bare", (), {}))
-    assert "test.bare" not in all_stored()
-
-
-def test_a_subclass_has_no_tag():
-    with pytest.raises(TypeError, match="PathMoments, of which a file can hold nothing"):
-        round_trip(object.__new__(PathMoments))
-
-
-@contextlib.contextmanager
-def renamed(classes):
-    """Give classes other modules and names, as long as the context lasts."""
-    names = {cls: (cls.__module__, cls.__name__, cls.__qualname__) for cls in classes}
-    for i, cls in enumerate(names):
-        cls.__module__, cls.__name__, cls.__qualname__ = "elsewhere", f"Renamed{i}", f"Renamed{i}"
-    try:
-        yield
-    finally:
-        for cls, known in names.items():
-            cls.__module__, cls.__name__, cls.__qualname__ = known
-
-
-@pytest.mark.parametrize("kind", ["adam", "sparse", "t from gradients", "rvb1"])
-def test_files_survive_a_rename_of_any_class(kind, tmp_path):
-    options = dict(KINDS[kind])
-    model = made(options.pop("model", None) or MODELS.get(options.get("family"), regression))
-    approx = fit(model, 4, **options)
-    approx.save(tmp_path / "before.nc")
-    with renamed(entry.cls for entry in all_stored().values()):
-        again = load(tmp_path / "before.nc", model)
-        assert outcome(again.record) == outcome(approx.record)
-        again.save(tmp_path / "after.nc")
-    last = load(tmp_path / "after.nc", model)
-    assert_array_equal(refined(last, 2).mean_flat, refined(approx, 2).mean_flat)
-
-
-def test_what_is_no_content_is_not_written():
-    steps = DifferenceSteps(3)
-    steps.update(np.arange(2), np.full((4, 2), 4.0))
-    steps.n_calls = 7
-    memory = memory_of(steps)
-    assert set(memory) == {"scales", "known"}
-    fresh = DifferenceSteps(3)
-    remember(fresh, memory | {"n_calls": 7})
-    assert_array_equal(fresh.scales, [0.5, 0.5, 1.0])
-    assert fresh.known
-    assert not hasattr(fresh, "n_calls")
-    record = Choice("full", "natural", "price", "adaptive")
-    object.__setattr__(record, "cache", np.zeros(3))
-    encoder = Encoder()
-    assert "cache" not in json.dumps(encoder.encode(record, "value"))
-    assert not encoder.arrays
-
-
-@pytest.mark.parametrize("memory", [{"known": True}, {"known": True, "scales": np.ones(2)}, {"known": 1, "scales": 1}])
-def test_a_memory_of_another_form(memory):
-    with pytest.raises(ValueError, match=r"learned|another form"):
-        remember(DifferenceSteps(3), memory)
-
-
-# --- values -----------------------------------------------------------------------------------------------------------
-
-
-def round_trip(value, **options):
-    encoder = Encoder(**options)
-    text = json.dumps(encoder.encode(value, "value"), allow_nan=False)
-    return Decoder({k: np.array(v, order="C") for k, v in encoder.arrays.items()}).decode(json.loads(text))
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        None, True, 3, 2**70, "text", 0.1, np.inf, -np.inf, [1, (2.5, "x")], (), {"a": {1: (None,)}}, np.float64(0.1),
-        np.bool_(True), np.int64(-3), np.float64(-np.inf), Status.LEVELLED,
-    ],
-    ids=lambda v: f"{type(v)} {v!s}",
-)  # fmt: skip
-def test_values_come_back(value):
-    again = round_trip(value)
-    assert again == value
-    assert type(again) is type(value)
-
-
-@pytest.mark.parametrize("inline", [True, False])
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.arange(6.0).reshape(2, 3), np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.array(0.1), np.empty((0, 3)),
-        np.array([True, False]), np.array([np.nan, np.inf, -0.0]), np.arange(5)[::2], np.arange(3, dtype=np.int8),
-        np.array(["a", "b"]), np.array(["a", 1, None], dtype=object), np.array(["2020-01-01"], dtype="M8[D]"),
-    ],
-    ids=lambda a: f"{a.dtype}{a.shape}{a.strides}",
-)  # fmt: skip
-def test_arrays_come_back(array, inline):
-    again = round_trip(array, inline=inline)
-    assert_array_equal(again, array)
-    assert again.dtype == array.dtype
-    assert again.shape == array.shape
-    if array.dtype.kind == "f":
-        assert_array_equal(np.signbit(again), np.signbit(array))
-    if not array.flags.c_contiguous and array.flags.f_contiguous:
-        assert again.flags.f_contiguous
-
-
-def test_one_array_in_two_places_is_stored_once():
-    array = np.arange(3.0)
-    encoder = Encoder()
-    encoder.encode({"first": array, "second": array}, "value")
-    assert list(encoder.arrays) == ["value.first"]
-    again = round_trip({"first": array, "second": array})
-    assert again["first"] is again["second"]
-
-
-def test_what_cannot_be_encoded_is_named():
-    with pytest.raises(TypeError, match=r"value\.a\.1 is a builtins\.object"):
-        Encoder().encode({"a": [1, object()]}, "value")
-    with pytest.raises(TypeError, match="is an array of complex128"):
-        Encoder().encode(np.array([1j]), "value")
-
-
-def test_a_json_of_great_depth():
-    deep = "[" * 100_000 + "]" * 100_000
-    with pytest.raises((RecursionError, DamagedError)):
-        Decoder({}).decode(json.loads(deep))
-
-
 # --- cloudpickle ------------------------------------------------------------------------------------------------------
 
 
@@ -911,17 +719,6 @@ def test_a_pickle_gives_the_same_numbers(kind):
     assert_allclose(copy.khat(200, random_seed=1), approx.khat(200, random_seed=1), rtol=1e-6)
     one, other = (a.sample(5, random_seed=1)["posterior"].to_dataset() for a in (copy, approx))
     xr.testing.assert_allclose(one, other, rtol=1e-12)
-
-
-def test_a_loaded_approximation_can_be_pickled_and_a_pickled_one_saved(file, tmp_path):
-    copy = cloudpickle.loads(cloudpickle.dumps(load(file, made(regression))))
-    copy.save(tmp_path / "copy.nc")
-    again = load(tmp_path / "copy.nc", made(regression))
-    assert_same_q(copy.q, again.q)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        gone_on = [approx.refine(3, progressbar=False) for approx in (again, load(file, made(regression)))]
-    assert_same_q(*(approx.q for approx in gone_on))
 
 
 @pytest.mark.parametrize(
@@ -947,19 +744,6 @@ def test_a_pickled_fit_goes_on_as_if_it_had_not_stopped(library, kind):
     # Functions are compiled again, and may round in another way.
     assert_allclose(copy.hist, approx.hist, rtol=1e-9)
     assert_allclose(copy.mean_flat, approx.mean_flat, rtol=1e-6, atol=1e-8)
-
-
-class Named(NGVIApproximation):
-    """A subclass, as a user may write one."""
-
-
-def test_a_model_stays_one_where_it_is_pickled_beside_its_approximations():
-    model = regression()
-    first, second = fit(model, 1), Named(LogDensity(model), fit(model, 1).q)
-    copies = cloudpickle.loads(cloudpickle.dumps([model, first, second]))
-    assert copies[1].model is copies[2].model is copies[0]
-    assert [type(copy) for copy in copies[1:]] == [NGVIApproximation, Named]
-    assert type(pickle.loads(pickle.dumps(second))) is Named
 
 
 def test_copies():

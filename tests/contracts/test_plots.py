@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from texts import run
 
 from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
-from pymc_ngvi.core.psis import khat_limit, pareto_khat
+from pymc_ngvi.core.psis import pareto_khat
 from pymc_ngvi.families import FullState
 from pymc_ngvi.results.plotting import plot_comparison, plot_fit, plot_khat
 
@@ -42,11 +42,6 @@ def drawn(figure):
 
 def lines_of(ax):
     return {line.get_label(): line for line in ax.lines}
-
-
-def words_of(ax):
-    legend = ax.get_legend()
-    return [text.get_text() for text in legend.get_texts()] + [legend.get_title().get_text()]
 
 
 def is_clipped(ax):
@@ -79,31 +74,6 @@ def test_ten_iterations_are_drawn_one_by_one():
     assert not is_clipped(gap)
 
 
-def test_first_iterations_do_not_squash_the_rest():
-    losses, gaps = ten_iterations()
-    elbo, _ = plot_fit(losses, gaps, RECORD)
-    low, high = elbo.get_ylim()
-    assert -20.0 < low < -13.0
-    assert -12.5 < high < -12.0
-    n_hidden = int(np.sum(-losses < low))
-    assert n_hidden >= 3
-    assert words_of(elbo)[-1] == f"{n_hidden} of 10 lower, down to -3,012"
-
-
-def test_all_iterations_are_in_sight_where_none_is_far():
-    elbo, _ = plot_fit(np.linspace(14.0, 12.5, 8), np.ones(8), RECORD)
-    low, high = elbo.get_ylim()
-    assert low < -14.0
-    assert high > -12.5
-    assert words_of(elbo)[-1] == ""
-
-
-def test_no_draws_where_there_are_none():
-    for ax in plot_fit(*ten_iterations(), dataclasses.replace(RECORD, estimator="quadrature"), tol=0.05):
-        assert not any("draws" in label for label in lines_of(ax))
-        assert any(label.startswith("at the end: ") for label in lines_of(ax))
-
-
 def test_the_end_and_the_tolerance_are_marked():
     elbo, gap = plot_fit(*ten_iterations(), RECORD, tol=0.05)
     end = lines_of(elbo)["at the end, on fresh draws: -12.50"]
@@ -117,29 +87,6 @@ def test_the_end_and_the_tolerance_are_marked():
     assert len(plot_fit(*ten_iterations(), RECORD)[1].lines) == len(gap.lines) - 1
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_100_000_iterations_are_drawn_in_groups(seed):
-    rng = np.random.default_rng(seed)
-    n = 100_000
-    losses = 12.5 + 4_000.0 * np.exp(-np.arange(n) / 300) + rng.standard_t(3, size=n)
-    losses[70_000] = np.nan
-    elbo, gap = plot_fit(losses, np.full(n, 0.1), dataclasses.replace(RECORD, n_iterations=n))
-    line = lines_of(elbo)["on the draws in use"]
-    x, y = line.get_data()
-    assert len(x) == 500
-    assert 1 <= x[0] < x[-1] <= n
-    assert line.get_marker() == "None"
-    size = n // 500
-    assert_array_equal(y[-1], np.median(-losses[-size:]))
-    band = elbo.collections[0].get_paths()[0].vertices[:, 1]
-    assert band.min() == -np.nanmax(losses)
-    assert band.max() == -np.nanmin(losses)
-    low, high = elbo.get_ylim()
-    assert high - low < 100.0  # the noise has sd 1.7, the first iterations are 4,000 lower
-    assert not is_clipped(elbo)
-    assert gap.get_xlim()[1] > n
-
-
 def test_values_that_are_not_finite_leave_gaps():
     losses, gaps = ten_iterations()
     losses[[0, 4]], gaps[[0, 4]] = [np.inf, np.nan], [np.inf, np.nan]
@@ -147,27 +94,6 @@ def test_values_that_are_not_finite_leave_gaps():
     for ax in (elbo, gap):
         assert_array_equal(np.isnan(ax.lines[0].get_ydata()), np.isin(np.arange(10), [0, 4]))
         assert np.isfinite(ax.get_ylim()).all()
-
-
-def test_gaps_of_zero_are_at_the_bottom():
-    gaps = np.array([30.0, 2.0, 0.1, 0.0, -0.01, 1e-13])
-    _, gap = plot_fit(np.ones(6), gaps, dataclasses.replace(RECORD, gap=0.0))
-    assert gap.get_ylim()[0] >= 0.01  # one of 1e-13 does not rule the axis
-    assert np.all(gap.lines[0].get_ydata() > 0.0)
-    assert_allclose(gap.lines[0].get_ydata()[3:], gap.get_ylim()[0])
-
-
-def test_a_gap_far_off_does_not_squash_the_others():
-    _, gap = plot_fit(np.ones(6), np.array([1e200, 3.0, 1.0, 0.1, 0.05, 0.03]), RECORD)
-    low, high = gap.get_ylim()
-    assert high / low < 1e9
-
-
-def test_one_panel_where_the_other_is_not_known():
-    losses, gaps = ten_iterations()
-    unknown = dataclasses.replace(RECORD, gap=np.nan)
-    assert [ax.get_ylabel() for ax in plot_fit(losses, np.full(10, np.nan), unknown)] == ["ELBO (nats)"]
-    assert [ax.get_ylabel() for ax in plot_fit(np.empty(0), gaps, RECORD)] == ["still to be gained (nats)"]
 
 
 def test_title_says_how_the_fit_ended():
@@ -179,13 +105,6 @@ def test_title_says_how_the_fit_ended():
     title = " ".join(ax.get_title(loc="left").split())
     assert title.startswith("Stalled after 1 iteration, gap 0.030 nats. No step raises the ELBO")
     assert not is_clipped(ax)
-
-
-def test_a_fit_is_drawn_into_a_given_figure():
-    left, right = pyplot.figure(figsize=(9, 4), layout="constrained").subfigures(1, 2)
-    axes = plot_fit(*ten_iterations(), RECORD, figure=right)
-    assert {ax.figure for ax in axes} == {right}
-    assert left.axes == []
 
 
 def test_nothing_to_show_is_refused():
@@ -236,59 +155,12 @@ def test_fitted_tail_is_near_the_weights(k):
     assert_allclose(share, 0.002, rtol=0.6)  # 40 weights: 4 Monte Carlo errors
 
 
-def test_limits_are_beside_it():
-    log_p, log_q = pareto_weights(0.4)
-    ax = plot_khat(log_p, log_q)
-    limit = khat_limit(len(log_p))
-    lines = lines_of(ax)
-    usable, no_mean = lines[f"k = {limit:.2g}: limit of use"], lines["k = 1: no mean"]
-    assert_allclose(usable.get_xdata(), no_mean.get_xdata())
-    assert no_mean.get_ydata()[-1] > usable.get_ydata()[-1] > ax.lines[2].get_ydata()[-1]
-    # Far out, the logarithm of the share falls by 1/k.
-    x, y = np.log(no_mean.get_data())
-    assert_allclose((y[-1] - y[-20]) / (x[-1] - x[-20]), -1.0, rtol=0.1)
-
-
 def test_title_says_what_khat_means():
     ax = plot_khat(*pareto_weights(1.3))
     title = " ".join(ax.get_title(loc="left").split())
     assert title.startswith("Pareto k-hat 1.")
     assert "importance weights can't correct q" in title
     assert not is_clipped(ax)
-
-
-def test_all_weight_on_few_draws():
-    log_p, log_q = pareto_weights(0.4)
-    log_p[:5] = [np.nan, -np.inf, np.inf, 900.0, -900.0]
-    ax = plot_khat(log_p, log_q)
-    drawn(ax.figure)
-    assert ax.texts[0].get_text() == "largest weight: 1 of their sum"
-
-
-def test_draws_outside_the_support_count():
-    log_p, log_q = pareto_weights(0.4)
-    log_p[: len(log_p) // 2] = -np.inf
-    assert_allclose(plot_khat(log_p, log_q).lines[0].get_ydata()[-1], 0.5)
-
-
-def test_weights_that_are_all_equal():
-    ax = plot_khat(np.full(500, 3.0), np.zeros(500))
-    drawn(ax.figure)
-    left, right = ax.get_xlim()
-    assert left < 0.5
-    assert right > 2.0
-    assert ax.texts[0].get_text() == "largest weight: 0.002 of their sum"
-
-
-def test_khat_into_given_axes():
-    _, axes = pyplot.subplots(1, 2)
-    assert plot_khat(*pareto_weights(0.4), ax=axes[1]) is axes[1]
-    assert not axes[0].lines
-
-
-def test_khat_of_few_draws_is_refused():
-    with pytest.raises(ValueError, match="at least 100 draws"):
-        plot_khat(np.zeros(50), np.zeros(50))
 
 
 # --- beside a reference -----------------------------------------------------------------------------------------------
@@ -354,33 +226,6 @@ def test_those_that_differ_most_are_shown(kind, n):
     figure = drawn(plot.viz["figure"].item())
     texts = [text.get_text() for text in figure.texts] + [figure.get_suptitle()]
     assert f"{n} of 61 coordinates: those that differ most" in texts
-
-
-@pytest.mark.parametrize("kind", ["forest", "dist", "pair"])
-def test_legend_names_both(kind):
-    plot = plot_comparison(tree_of(), tree_of(seed=2), ["level", "beta[dose]"], kind)
-    figure = drawn(plot.viz["figure"].item())
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["ngvi", "reference"]
-    box = legend.get_window_extent()
-    assert box.y0 >= 0
-    assert box.y1 <= min(ax.get_tightbbox().y0 for ax in figure.axes if ax.axison) + 1
-
-
-def test_options_are_passed_on():
-    plot = plot_comparison(tree_of(), tree_of(seed=2), kind="dist", visuals={"credible_interval": False})
-    assert "credible_interval" not in plot.viz.children
-    plot = plot_comparison(tree_of(), tree_of(seed=2), figure_kwargs={"figsize": (3, 9), "figsize_units": "inches"})
-    assert_allclose(plot.viz["figure"].item().get_size_inches(), [3, 9])
-
-
-def test_long_names_do_not_reach_into_the_intervals():
-    labels = ("age", "dose", "time since the last visit to a doctor")
-    plot = plot_comparison(tree_of(labels=labels), tree_of(seed=2, labels=labels))
-    drawn(plot.viz["figure"].item())
-    text = plot.viz["variable_label"][f"beta[{labels[2]}]"].item()
-    axes = plot.viz["plot"].sel(column="forest").item()
-    assert text.get_window_extent().x1 <= axes.get_window_extent().x0 + 2
 
 
 @pytest.mark.parametrize(

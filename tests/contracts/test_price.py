@@ -12,17 +12,13 @@ import pytest
 from latent_models import grouped
 from rich.console import Console
 
-from pymc_ngvi import ConvergenceWarning, LogDensity, NotExactError, Status, fit_ngvi
+from pymc_ngvi import ConvergenceWarning, NotExactError, Status, fit_ngvi
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.prices import in_words
-from pymc_ngvi.core.refusal import Failed, Reason
+from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.fitting import progress
-from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.fitting.progress import announced
-from pymc_ngvi.posteriors import plan
-from pymc_ngvi.posteriors.kinds import KINDS, latent_gaussian, trees
 from pymc_ngvi.posteriors.plan import TimeBudget
-from pymc_ngvi.posteriors.search import plan_without_gaussian
 from pymc_ngvi.results.diagnosis.cures import context_of
 
 
@@ -36,13 +32,6 @@ def skewed():
 
 def fit(model, **options):
     return fit_ngvi(model, random_seed=1, progressbar=False, **options)
-
-
-@pytest.fixture(name="scarce")
-def _scarce(monkeypatch):
-    """No posterior may follow a fit for long."""
-    monkeypatch.setattr(plan, "_ALWAYS", 0.0)
-    monkeypatch.setattr(plan, "_MOST_WORK", 0.01)
 
 
 # --- what may be taken ------------------------------------------------------------------------------------------------
@@ -140,47 +129,6 @@ def test_max_seconds_beside_a_posterior_that_is_asked_for():
     with pytest.raises(NotExactError, match=r"would take about [\d.]+ s, and max_seconds=0\.1 leaves") as error:
         fit(grouped(), posterior="exact", max_seconds=0.1)
     assert error.value.approx.converged
-
-
-@pytest.fixture(name="tried")
-def _tried(monkeypatch):
-    """Both posteriors fail, and are noted; each takes 12 s by estimate."""
-    tried = []
-
-    def fails(kind):
-        def run(*given, **options):
-            tried.append(kind)
-            raise Failed(Reason.NOT_PASSED, f"the {kind} one failed")
-
-        return run
-
-    for kind in KINDS.values():
-        monkeypatch.setattr(kind, "run", fails(kind.name))
-    monkeypatch.setattr(latent_gaussian, "nested_seconds", lambda given: 12.0)
-    monkeypatch.setattr(trees, "work_of", lambda *args, by_rows: trees.Work(1_000.0, 0.011))
-    return tried
-
-
-@pytest.mark.usefixtures("_no_last_resort")
-def test_two_posteriors_share_what_there_is(tried):
-    approx = fit(grouped())
-    assert tried == ["exact"]
-    assert re.search("the nested posterior would take about 12 s; max_seconds=", approx.record.posterior)
-    assert (approx.record.reason, approx.record.on_request) == (Reason.TOO_DEAR, "nested")
-    fit(grouped(), max_seconds=60.0)
-    assert tried == ["exact", "exact", "nested"]
-
-
-def test_a_nested_posterior_in_the_place_of_a_fit_has_a_price():
-    x = np.linspace(0, 1, 12)[:, None]
-    with pm.Model() as model:
-        scale = pm.HalfNormal("scale", 1.0)
-        f = pm.gp.Latent(cov_func=scale**2 * pm.gp.cov.ExpQuad(1, 0.3)).prior("f", X=x)
-        pm.Poisson("y", pm.math.exp(f), observed=np.arange(12) % 4)
-    density = LogDensity(model)
-    found = plan_without_gaussian(options_for({}, density), density)
-    assert [candidate.kind for candidate in found.plan.candidates] == ["nested", "gaussian"]
-    assert plan_without_gaussian(options_for({"max_seconds": 0.01}, density), density) is None
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------

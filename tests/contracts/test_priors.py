@@ -21,9 +21,7 @@ import pymc_ngvi
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.density.new_priors import NewPriors
 from pymc_ngvi.density.normalised import unnormalised
-from pymc_ngvi.density.terms import TermSums, log_densities
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.reading.lineage import top_level_priors
 from pymc_ngvi.results.priors.sensitivity import _log_likelihood
 
@@ -227,22 +225,6 @@ def test_a_q_that_weights_can_not_correct_is_a_doubt():
         found = approx.with_prior(mu=pm.Normal.dist(0.0, 1.1))
     assert not found.is_reliable
     assert found.khat < 0.7
-
-
-def test_weights_of_equal_globals_are_one_weight():
-    """A hundred draws at each of two values of the globals are worth two of these."""
-    draws = JointDraws(np.zeros((200, 1)), np.zeros(200), np.repeat([4, 7], 100), np.arange(200) % 8)
-    assert_allclose(np.exp(draws.by_globals(np.log(np.repeat([1.0, 3.0], 100)))), [100.0 / 3.0, 100.0])
-
-
-def test_too_many_numbers_to_hold_become_draws_of_equal_weight(grouped, monkeypatch):
-    from pymc_ngvi.marginal import pooled
-
-    monkeypatch.setattr(pooled, "_MOST_HELD", 600 * grouped.layout.n_dim)
-    made = grouped._distribution.joint(4_000, np.random.default_rng(1))
-    assert made.theta.shape == (600, grouped.layout.n_dim)
-    assert not made.log_weights.any()
-    assert_allclose(made.theta.mean(axis=0), grouped.mean_flat, atol=MOST_ERRORS / np.sqrt(600) * grouped.sd_flat.max())
 
 
 # --- other priors: what goes in and out -------------------------------------------------------------------------------
@@ -458,30 +440,6 @@ def test_a_saved_posterior_has_the_same_under_another_prior(grouped):
     assert_allclose(one.log_marginal_likelihood.value, two.log_marginal_likelihood.value)
 
 
-def test_draws_that_could_not_be_made_have_no_weight(monkeypatch):
-    q = DiagonalState.from_scale(np.array([0.9]), np.array([0.42]))
-    approx = NGVIApproximation(LogDensity(normal_mean()), q)
-    draw = q.draws
-
-    def with_gaps(base):
-        theta = draw(base)
-        theta[::10] = np.nan
-        return theta
-
-    monkeypatch.setattr(type(q), "draws", lambda self, base: with_gaps(base))
-    found = approx.with_prior(mu=pm.Normal.dist(0.5, 0.5))
-    assert 2_000 < found.effective_sample_size <= 3_600
-    assert np.isfinite(found.sample(1_000).posterior["mu"]).all()
-
-
-def test_the_default_seed_belongs_to_the_fit(exact):
-    one, two = (exact.with_prior({"mu": pm.Normal.dist(0.0, 2.0)}) for _ in range(2))
-    assert_array_equal(one.draws.theta, two.draws.theta)
-    assert_array_equal(one.sample(50).posterior["mu"], two.sample(50).posterior["mu"])
-    other = exact.with_prior(mu=pm.Normal.dist(0.0, 2.0), random_seed=2)
-    assert not np.array_equal(one.sample(50).posterior["mu"], other.sample(50).posterior["mu"])
-
-
 def test_draws_and_the_summary_are_those_of_the_new_prior(grouped):
     found = grouped.with_prior(sd=pm.Gamma.dist(4.0, 10.0))
     tree = found.sample(500, var_names=["sd"])
@@ -649,26 +607,3 @@ def test_an_off_gaussian_is_weighted_before_it_is_scaled():
     found = NGVIApproximation(LogDensity(normal_mean()), q).prior_sensitivity("mu")
     assert abs(found.tree.posterior["mu"].mean() - mean) < 0.1 * sd
     assert found.doubts == ()
-
-
-def test_the_picture_shows_those_that_depend_most_on_the_prior(grouped):
-    from matplotlib import pyplot
-
-    plot = grouped.plot_prior_sensitivity(["level", "sd", "effect"], draws=1_000)
-    figure = plot.viz["figure"].item()
-    assert len(figure.axes) == 12  # six elements, prior and likelihood
-    assert "6 of 14" in figure.get_suptitle()
-    assert len(figure.legends) == 1
-    table = grouped.prior_sensitivity(["level", "sd", "effect"], draws=1_000).table
-    most = table["prior"].sort_values(ascending=False).index[:6]
-    titles = {axes.get_title().split("\n")[0] for axes in figure.axes}
-    assert titles == set(most)
-    pyplot.close(figure)
-
-
-def test_terms_are_sums_at_draws():
-    model = normal_mean()
-    terms = TermSums(model, LogDensity(model).layout, lambda: log_densities(model, ["mu", "y"]))
-    theta = np.array([[0.3], [-1.0]])
-    expected = stats.norm.logpdf(theta[:, 0]) + stats.norm.logpdf(Y - theta).sum(axis=1)
-    assert_allclose(terms(theta), expected, rtol=1e-10)

@@ -7,9 +7,6 @@ import sys
 import pymc as pm
 import pytest
 
-from pymc.progress_bar import default_progress_theme
-from rich.theme import Theme
-
 from pymc_ngvi import NGVI, ConvergenceWarning, fit_ngvi
 from pymc_ngvi.core.elbo import format_gap
 from pymc_ngvi.fitting import progress
@@ -113,39 +110,6 @@ def test_nothing_is_cut(capsys, monkeypatch, columns):
     for header, number in zip(HEADERS, numbers.split(), strict=True):
         end = headers.index(header) + len(header)
         assert numbers[:end].rstrip().endswith(number), header
-
-
-def test_many_iterations_are_few_updates(monkeypatch):
-    """At most 20 updates a second: a clock that moves .01 s per iteration lets every fifth or so through."""
-    clock = iter(0.01 * i for i in range(1, 10_000))
-    monkeypatch.setattr("pymc_ngvi.fitting.progress.time.monotonic", lambda: next(clock))
-    updates = []
-
-    line = FitProgress(enabled=False)
-    with line:
-        monkeypatch.setattr(line._progress, "update", lambda *a, **k: updates.append(k["completed"]))
-        for i in range(1000):
-            line.update(_state(i))
-        line.update(_state(999), last=True)
-    expected = 1000 * 0.01 / progress._SECONDS_BETWEEN_UPDATES
-    assert 0.8 * expected <= len(updates) <= expected + 2
-    assert updates[-1] == 999, "the last one is always shown"
-
-
-def test_theme_of_the_user(monkeypatch):
-    """The styles of the theme reach the console that the line is drawn on."""
-    themes = []
-    console = progress.Console
-
-    def recorded(*args, theme, **kwargs):
-        themes.append(theme)
-        return console(*args, theme=theme, **kwargs)
-
-    monkeypatch.setattr(progress, "Console", recorded)
-    mine = Theme({"bar.complete": "green"})
-    pm.fit(0, "ngvi", skewed_model(), backend="quick", progressbar_theme=mine)
-    fit_ngvi(0, model=skewed_model(), backend="quick")
-    assert themes == [mine, default_progress_theme]
 
 
 @pytest.mark.parametrize("end", ["error", "interrupt"])

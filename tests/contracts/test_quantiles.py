@@ -38,12 +38,10 @@ def test_few_points_do_for_a_smooth_density():
     )
 
 
-def test_beyond_the_points_they_stay_or_go_on():
+def test_beyond_the_points_they_stay():
     points, density, areas = on_grid(stats.norm(2.0, 3.0), 200, reach=stats.norm.cdf(-2.0))
     beyond = np.array([-5.0, 5.0])
     np.testing.assert_allclose(quantiles(beyond, points, density, areas), points[[0, -1]], rtol=1e-12)
-    # Of a normal, what goes on straight is right.
-    np.testing.assert_allclose(quantiles(beyond, points, density, areas, goes_on=True), 2.0 + 3.0 * beyond, rtol=1e-9)
 
 
 def test_points_may_be_the_same_for_all():

@@ -5,7 +5,7 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi import LogDensity, fit_ngvi
-from pymc_ngvi.results.row_words import rows_in_words
+from pymc_ngvi.results.structure import rows_in_words
 
 RNG = np.random.default_rng(5)
 GROUP = np.repeat(np.arange(8), 5)

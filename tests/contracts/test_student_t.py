@@ -29,10 +29,15 @@ from pymc_ngvi.estimators import price, stein
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.families.student_t import LEAST_SHAPE, MOST_SHAPE, StudentTFamily, StudentTState
 from pymc_ngvi.fitting import loop, starting
-from pymc_ngvi.mixtures.student_t.gradients import GaussianPart, Tails, measured
-from pymc_ngvi.mixtures.student_t.metric import Metric, shape_information, tail_velocity
-from pymc_ngvi.mixtures.student_t.scale_mixture import AsGaussian, ScaleMixture
-from pymc_ngvi.mixtures.student_t.tails import AsStudentT
+from pymc_ngvi.mixtures.student_t.gradients import (
+    GaussianPart,
+    Metric,
+    Tails,
+    measured,
+    shape_information,
+    tail_velocity,
+)
+from pymc_ngvi.mixtures.student_t.scale_mixture import AsGaussian, AsStudentT, ScaleMixture
 from pymc_ngvi.steps.adaptive.rule import Adaptive
 from pymc_ngvi.updates import cholesky, natural, natural_pd, sqrt
 

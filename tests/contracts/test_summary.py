@@ -9,9 +9,7 @@ import pytest
 from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.results.diagnosis.kept import Kept
-from pymc_ngvi.results.sampling import sample_tree
-from pymc_ngvi.results.summary.sections import POPULATION
-from pymc_ngvi.results.summary.table import kept_rows
+from pymc_ngvi.results.summary.summary import POPULATION, kept_rows
 
 GROUP = np.repeat(np.arange(12), 4)
 Y = np.random.default_rng(3).normal(size=48)
@@ -70,14 +68,6 @@ def test_fixed_effects_come_first_and_group_effects_on_request(multilevel):
     assert len(effects) == 24
     assert list(effects.index[:2]) == ["b[0, intercept]", "b[0, visit]"]
     np.testing.assert_array_equal(more.table.loc[summary.table.index], summary.table)
-
-
-def test_no_draws_are_made_but_those_of_the_table(multilevel, monkeypatch):
-    """Sizes are those of any point."""
-    made, draws = [], DiagonalState.draws
-    monkeypatch.setattr(DiagonalState, "draws", lambda self, base: made.append(len(base)) or draws(self, base))
-    assert POPULATION in multilevel.summary(200, khat_draws=None, random_seed=1).sections
-    assert made == [200]
 
 
 def test_names_are_shown_as_asked_for(multilevel):
@@ -139,16 +129,6 @@ def test_html_is_escaped_and_takes_the_colours_of_the_page():
     assert "<script" not in html
     assert "&lt;script&gt;" in html
     assert not re.search(r"#[0-9a-f]{3,6}\b|rgb\(", html)
-
-
-def test_only_what_is_shown_is_evaluated_where_rows_are_many(plain, monkeypatch):
-    whole = plain.summary(60, khat_draws=None, random_seed=5).table
-    monkeypatch.setattr("pymc_ngvi.results.summary.summary._MOST_HELD", 1_000)
-    asked = []
-    module = "pymc_ngvi.results.summary.summary.sample_tree"
-    monkeypatch.setattr(module, lambda *given: asked.append(given[2:]) or sample_tree(*given))
-    np.testing.assert_array_equal(plain.summary(60, khat_draws=None, random_seed=5).table, whole)
-    assert {"mu"}.isdisjoint(*(how.var_names or ["mu"] for n, _, how in asked if n == 60))
 
 
 def fitted(approx, status):

@@ -13,7 +13,7 @@ from pymc_ngvi.fitting import auto, session
 from pymc_ngvi.fitting.modes import climbs
 from pymc_ngvi.mixtures.finite import search as mixture_search
 from pymc_ngvi.reading import sums as wide
-from pymc_ngvi.results.diagnosis import followed, missed_mass
+from pymc_ngvi.results.diagnosis import diagnose, missed_mass
 
 QUIET = {"progressbar": False, "random_seed": 1, "posterior": "gaussian"}
 
@@ -192,8 +192,8 @@ def test_modes_are_looked_for(monkeypatch):
     for module in (climbs, mixture_search):
         monkeypatch.setattr(module, "local_component", lambda *given: ends.append(found := local(*given)) or found)
     monkeypatch.setattr(Weights, "verdict", lambda self, n_dim=None: WeightVerdict.UNEVEN)
-    monkeypatch.setattr(followed, "_OF_GRADIENTS", 10.0)
-    monkeypatch.setattr(followed, "has_one_mode", lambda density: False)
+    monkeypatch.setattr(diagnose, "_OF_GRADIENTS", 10.0)
+    monkeypatch.setattr(diagnose, "has_one_mode", lambda density: False)
     posterior, rng = approx._posterior, np.random.default_rng(1)
     for look in (
         lambda: approx.diagnose(random_seed=1),

@@ -15,13 +15,9 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.effects import SplitNormal
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.joint import JointDraws
-from pymc_ngvi.marginal.new_rows import CoupledRows, beside, owners_of_rows
-from pymc_ngvi.results.new_rows.elements import _Candidates
-from pymc_ngvi.results.new_rows.given import NewRows
-from pymc_ngvi.results.new_rows.updated import _fewer
+from pymc_ngvi.marginal.new_rows import beside
 
-N_GROUPS, N_OF_GROUP, N_NEW = 12, 5, 3
+N_GROUPS, N_OF_GROUP = 12, 5
 GRID = np.linspace(1e-3, 6.0, 6_000)
 LABELS = [f"s{i}" for i in range(N_GROUPS)]
 
@@ -322,89 +318,6 @@ def test_impossible_rows_are_told_of():
         approx.update({"y": [-1.0]})
 
 
-# --- parts ---
-
-
-def two_levels():
-    """Two schools of two classes: places 0 to 5 are school, class, class, school, class, class."""
-    parent, level = np.array([-1, 0, 0, -1, 3, 3]), np.array([0, 1, 1, 0, 1, 1])
-    return Forest(np.array([0]), np.arange(1, 7), parent, level)
-
-
-@pytest.mark.parametrize("rows", [[[0, 1]], [[0, 1], [3, 5], [3, 4]], [[], [0], [2], [0, 2]]])
-def test_rows_are_found_to_belong_to_their_deepest_coordinate(rows):
-    def logp(theta):
-        return np.stack([theta[:, 0] + np.sum(theta[:, [1 + i for i in row]] ** 2, axis=1) for row in rows], axis=1)
-
-    owners = owners_of_rows(np.full(7, 0.3), np.ones(6), two_levels(), logp)
-    assert owners.tolist() == [max(row, default=-1) for row in rows]
-
-
-@pytest.mark.parametrize("row", [[0, 3], [1, 4], [1, 2], [0, 4]])
-def test_rows_of_several_trees_are_refused(row):
-    def logp(theta):
-        return np.sum(theta[:, [1 + i for i in row]], axis=1)[:, None]
-
-    with pytest.raises(CoupledRows):
-        owners_of_rows(np.full(7, 0.3), np.ones(6), two_levels(), logp)
-
-
-def test_trees_of_two_levels_are_integrated_as_normals_are():
-    rng = np.random.default_rng(7)
-    n, forest = 40, two_levels()
-    factor = np.zeros((n, 6, 2))
-    factor[:, :, 0] = rng.uniform(0.5, 1.0, size=(n, 6))
-    factor[:, forest.level == 1, 1] = rng.uniform(0.3, 0.6, size=(n, 4))
-    mean = rng.normal(size=(n, 6))
-    whole = np.zeros((n, 6, 6))
-    for c in range(6):
-        for at in range(forest.level[c] + 1):
-            whole[:, c, forest.path[c, at]] = factor[:, c, at]
-    theta = np.column_stack([np.arange(n, dtype=float), mean + np.einsum("nij,nj->ni", whole, rng.normal(size=(n, 6)))])
-    y, design = np.array([0.5, -1.0]), np.array([[1.0, 1.0, 0, 0, 0, 0], [1.0, 0, 1.0, 0, 0, 0]])
-
-    def logp(points):
-        return stats.norm.logpdf(y, points[:, 1:] @ design.T, 0.7)
-
-    found = beside(theta, lambda g: Centres(mean, factor)[g[:, 0].astype(int)], forest, logp, np.zeros(6))
-    cov = whole @ whole.transpose(0, 2, 1)
-    of_rows = design @ cov @ design.T + 0.49 * np.eye(2)
-    right = [stats.multivariate_normal.logpdf(y, design @ m, c) for m, c in zip(mean, of_rows, strict=True)]
-    np.testing.assert_allclose(found.log_ratio, right, atol=5e-3)
-    # Draws keep their standardised coordinates: the mean of many at one point is the new conditional mean.
-    np.testing.assert_array_equal(found.theta[:, 4:], theta[:, 4:])
-    gain = np.linalg.solve(of_rows, design @ cov)
-    after = mean + np.einsum("nij,ni->nj", gain, y - mean @ design.T)
-    at_mean = theta.copy()
-    at_mean[:, 1:] = mean
-    found = beside(at_mean, lambda g: Centres(mean, factor)[g[:, 0].astype(int)], forest, logp, np.zeros(6))
-    np.testing.assert_allclose(found.theta[:, 1:], after, atol=2e-3)
-
-
-def test_one_candidate_is_kept_with_a_chance_in_proportion_to_its_weight():
-    rng = np.random.default_rng(8)
-    n, log_density = 40_000, np.log([1.0, 3.0, 6.0])
-    kept = _Candidates(1, {"a": np.array([0, -1])}, rng)
-    for i, one in enumerate(log_density):
-        kept.add({"a": np.full((n, 2), float(i))}, np.full((n, 1), one))
-    counts = np.bincount(kept.drawn["a"][:, 0].astype(int)) / n
-    np.testing.assert_allclose(counts, [0.1, 0.3, 0.6], atol=5 * 0.5 / np.sqrt(n))
-    assert (kept.drawn["a"][:, 1] == 0.0).all()
-    np.testing.assert_allclose(kept.log_mean, np.log(10.0 / 3.0))
-    np.testing.assert_allclose(kept.variance, 46.0 / 100.0 - 1.0 / 3.0)
-
-
-def test_new_elements_are_told_apart(fit):
-    rows = NewRows(fit._posterior, {"index": ["s1", "new"], "y": [0.0, 1.0]})
-    assert rows.grown == ["a"]
-    assert rows.is_new["a"].tolist() == [False] * N_GROUPS + [True]
-    free = rows.free(np.zeros((3, fit.layout.n_dim)))
-    drawn = rows.drawn(free, 1)["a"]
-    assert drawn.shape == (3, N_GROUPS + 1)
-    assert len(np.unique(drawn[:, -1])) == 3
-    assert (drawn[:, :-1] == 0.0).all()
-
-
 # --- data that are no rows ---
 
 
@@ -591,13 +504,3 @@ def test_a_skewed_group_is_integrated_as_it_is(skewness):
     weights = np.exp(both - logsumexp(both))
     np.testing.assert_allclose(found.log_ratio, logsumexp(both) + np.log(grid[1] - grid[0]), atol=0.03)
     np.testing.assert_allclose(found.theta[0, 1], weights @ grid, atol=0.03)  # z = 0 before and after
-
-
-def test_draws_that_are_thinned_are_worth_more_each():
-    made = JointDraws(np.arange(8.0)[:, None], np.zeros(8), np.arange(8) // 2, np.arange(8) % 4, 0.25)
-    few = _fewer(made, 4)
-    assert few.theta.ravel().tolist() == [0.0, 2.0, 4.0, 6.0]
-    assert few.of_globals.tolist() == [0, 1, 2, 3]
-    assert few.worth == 0.5
-    assert _fewer(made, 5) is made
-    assert _fewer(made, 1).worth == 1.0

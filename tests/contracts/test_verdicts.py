@@ -1,7 +1,5 @@
 """One verdict for all reports: k-hat beside the effective sample size, kept figures, budgets, cures that fit."""
 
-import types
-
 import numpy as np
 import pymc as pm
 import pytest
@@ -11,12 +9,9 @@ from scipy import stats
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.core.psis import WeightVerdict, khat_limit, weigh
-from pymc_ngvi.density.by_rows import ByRows
-from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, SUMMARY, seconds_of
+from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, SUMMARY
 from pymc_ngvi.results.diagnosis.cures import context_of
 from pymc_ngvi.results.diagnosis.kept import Kept
-from pymc_ngvi.results.distributions.variational import distribution_of
 
 EVEN = WeightVerdict.EVEN
 
@@ -216,46 +211,3 @@ def test_few_evaluations_do_not_reassure(schools, monkeypatch, seconds):
     assert schools.diagnose().verdict in ("not reliable", "not judged")
     summary = " ".join(schools.summary().lines)
     assert "Not reliable" in summary or "Not judged: " in summary
-
-
-def test_a_budget_follows_no_clock(easy, monkeypatch):
-    evaluations(easy, monkeypatch, 1e-3)
-    first = str(easy.diagnose())
-    easy._reports = Kept()
-    assert str(easy.diagnose()) == first
-
-
-def test_a_fit_by_large_hessians_allows_more(monkeypatch):
-    """Of 40 correlated coordinates, a Hessian costs as 80 gradients; of the same number that are independent, as 3.
-
-    By rows it costs as 3, whatever is correlated.
-    """
-
-    def seconds(x):
-        with pm.Model() as model:
-            beta = pm.Normal("beta", shape=40)
-            pm.Normal("y", x @ beta, 1.0, observed=np.zeros(len(x)))
-        density = LogDensity(model)
-        monkeypatch.setitem(vars(density._evaluations), "gradient_seconds", 1.0)
-        record = types.SimpleNamespace(n_gradients=100, n_hessians=100, reparam=None)
-        q = DiagonalState(np.zeros(40), np.ones(40))
-        return seconds_of((0.0, 1.0), distribution_of(q).costs(density, record), record)
-
-    x = np.random.default_rng(1).normal(size=(50, 40))
-    np.testing.assert_allclose(seconds(x), 100 + 100 * 3, rtol=0.01)
-    monkeypatch.setattr(ByRows, "found", None)
-    np.testing.assert_allclose(seconds(x), 100 + 100 * 80, rtol=0.01)
-    np.testing.assert_allclose(seconds(np.eye(40)), 100 + 100 * 3, rtol=0.01)
-
-
-def test_cost_of_a_gradient_grows_with_rows_and_predictors():
-    def seconds(n_rows, n_columns):
-        x = np.ones((n_rows, n_columns))
-        with pm.Model() as model:
-            beta = pm.Normal("beta", shape=n_columns)
-            pm.Bernoulli("y", logit_p=x @ beta, observed=np.zeros(n_rows))
-        return LogDensity(model).gradient_seconds
-
-    small, large = seconds(1_000, 20), seconds(100_000, 20)
-    assert large > 50.0 * small
-    assert seconds(100_000, 50) > 1.2 * large

@@ -5,7 +5,6 @@ Wrong options are in test_options.py, wrong starts in test_starting.py.
 
 import functools
 import os
-import signal
 import tracemalloc
 import warnings
 
@@ -18,10 +17,8 @@ import pytest
 from operations import OnceDifferentiableSquare, PlainSquare, UndefinedGradient
 from scipy import integrate
 
-from pymc_ngvi import NGVI, ConvergenceWarning, MissingDerivativeError, StartError, Status, fit_ngvi
+from pymc_ngvi import ConvergenceWarning, MissingDerivativeError, StartError, Status, fit_ngvi
 from pymc_ngvi.density.by_rows import ByRows
-from pymc_ngvi.posteriors.kinds import KINDS
-from pymc_ngvi.steps import Adaptive, LineSearch
 
 ALIKE = np.full(30, 2.0)
 QUIET = {"progressbar": False, "backend": "quick"}
@@ -40,10 +37,6 @@ def fit(model, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         return fit_ngvi(model=model, **{**QUIET, "random_seed": 1, "posterior": "gaussian", **options})
-
-
-def same_bits(a, b):
-    return all(np.array_equal(a.q.params()[name], b.q.params()[name]) for name in a.q.params())
 
 
 # --- models that can't be fitted --------------------------------------------------------------------------------------
@@ -438,64 +431,7 @@ def test_float32_model():
     np.testing.assert_allclose(single.sd_flat, double.sd_flat, rtol=1e-5)
 
 
-# --- Ctrl-C -----------------------------------------------------------------------------------------------------------
-
-
-def skewed_model():
-    return build(lambda: pm.Normal("loc", pm.Gamma("rate", 2.0, 3.0), shape=2))
-
-
-@pytest.mark.usefixtures("_sigint")
-@pytest.mark.parametrize("iteration", [1, 3])
-def test_interrupt_keeps_the_last_iteration(iteration, caplog):
-    """A real SIGINT, as Ctrl-C sends it."""
-
-    def interrupt(approx, losses, i):
-        if i == iteration:
-            signal.raise_signal(signal.SIGINT)
-
-    approx = fit_ngvi(model=skewed_model(), random_seed=1, posterior="gaussian", callbacks=[interrupt], **QUIET)
-    assert approx.status is Status.INTERRUPTED
-    assert approx.n_iterations == len(approx.hist) == iteration
-    assert "refine(n)" in caplog.text
-    assert same_bits(approx, fit(skewed_model(), n=iteration))
-    assert approx.sample(5).posterior["loc"].shape == (1, 5, 2)
-    assert np.isfinite(approx.elbo.value)
-    approx.refine(1000, progressbar=False)
-    assert approx.converged
-    assert same_bits(approx, fit(skewed_model()))
-
-
-BY_DRAWS_OR_NOT = pytest.mark.parametrize(
-    ("rule", "options"), [(Adaptive, {"estimator": "price"}), (LineSearch, {})], ids=["draws", "quadrature"]
-)
-
-
-@BY_DRAWS_OR_NOT
-@pytest.mark.parametrize("step", [1, 2])
-def test_interrupt_during_a_step_keeps_the_one_before(step, rule, options, monkeypatch):
-    calls = []
-    plain_step = rule.step
-
-    def interrupted(self, state):
-        new = plain_step(self, state)
-        calls.append(new)
-        if len(calls) == step:
-            raise KeyboardInterrupt
-        return new
-
-    with monkeypatch.context() as patch:
-        patch.setattr(rule, "step", interrupted)
-        approx = fit(skewed_model(), **options)
-    assert approx.status is Status.INTERRUPTED
-    assert approx.n_iterations == step - 1
-    assert same_bits(approx, fit(skewed_model(), n=step - 1, **options))
-    approx.refine(1000, progressbar=False)
-    whole = fit(skewed_model(), **options)
-    if rule is LineSearch:  # a step that is taken twice may choose finer rules of quadrature
-        np.testing.assert_allclose(approx.elbo.value, whole.elbo.value, atol=1e-3)
-    else:
-        assert same_bits(approx, whole)
+# --- data that are at fault -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -546,77 +482,6 @@ def test_data_that_do_not_vary_are_fine_where_their_scale_is_given():
     approx = fit(build(lambda: pm.Normal("y", pm.Normal("a", 0.0, 10.0), 1.0, observed=ALIKE)))
     assert approx.converged
     assert approx.record.constant == ()
-
-
-def in_groups():
-    y = np.random.default_rng(3).normal(np.repeat([-1.0, 0.0, 1.0, 2.0], 5))
-    return build(
-        lambda: pm.Normal("y", pm.Normal("a", 0.0, pm.HalfNormal("tau"), shape=4)[np.repeat(range(4), 5)], observed=y)
-    )
-
-
-@pytest.mark.usefixtures("_sigint")
-@pytest.mark.parametrize(
-    ("wanted", "said"), [("auto", "an exact or nested posterior"), ("exact", "the exact posterior")]
-)
-def test_interrupt_after_the_gaussian_fit_keeps_it(wanted, said, monkeypatch, caplog):
-    def interrupted(*given, **options):
-        signal.raise_signal(signal.SIGINT)
-
-    for kind in KINDS.values():
-        monkeypatch.setattr(kind, "run", interrupted)
-    approx = fit(in_groups(), posterior=wanted)
-    assert approx.converged
-    assert not approx.record.is_pool
-    assert f"interrupted from the keyboard before {said} was there" in approx.record.posterior
-    assert approx.record.posterior in caplog.text
-    assert same_bits(approx, fit(in_groups()))
-
-
-def test_interrupt_while_an_exact_posterior_goes_on_keeps_it(monkeypatch, caplog):
-    def interrupted(*given, **options):
-        raise KeyboardInterrupt
-
-    approx = fit(in_groups(), posterior="exact")
-    before = approx.record.posterior
-    monkeypatch.setattr(KINDS["exact"], "run", interrupted)
-    with caplog.at_level("INFO", "pymc.ngvi"):
-        approx.refine(100, progressbar=False, tol=1e-3)
-    assert approx.is_exact
-    assert approx.record.posterior == before
-    assert "stays as it was: interrupted" in caplog.text
-
-
-@pytest.mark.parametrize("place", ["_start", "_problem"])
-def test_interrupt_before_there_is_anything_is_one(place, monkeypatch):
-    """No other error takes its place, and the next fit begins as if there had been none."""
-
-    def interrupted(*given, **options):
-        raise KeyboardInterrupt
-
-    inference = NGVI(in_groups(), random_seed=1, posterior="gaussian")
-    with monkeypatch.context() as patch:
-        patch.setattr(NGVI, place, interrupted)
-        with pytest.raises(KeyboardInterrupt) as caught:
-            inference.fit(**QUIET)
-    assert caught.value.__context__ is None
-    assert same_bits(inference.fit(**QUIET), fit(in_groups()))
-
-
-@BY_DRAWS_OR_NOT
-def test_interrupt_while_the_result_is_assessed(rule, options, monkeypatch):
-    """The fit is at its end: it is kept, with the figures of its own draws."""
-
-    def interrupted(self, state):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(rule, "assess", interrupted)
-        approx = fit(skewed_model(), **options)
-    assert approx.converged
-    assert same_bits(approx, fit(skewed_model(), **options))
-    assert (approx.elbo.value, approx.elbo.se) == (-approx.hist[-1], np.inf)
-    assert approx.gap == approx.gap_hist[-1]
 
 
 # --- kinks ------------------------------------------------------------------------------------------------------------

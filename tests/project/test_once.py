@@ -2,7 +2,12 @@
 
 import numpy as np
 import pymc as pm
+import pytensor
+import pytensor.tensor as pt
 import pytest
+
+from pytensor.graph.rewriting.basic import node_rewriter
+from pytensor.graph.rewriting.db import EquilibriumDB, RewriteDatabaseQuery
 
 from pymc_ngvi import LogDensity
 
@@ -64,3 +69,25 @@ def test_simplified_graphs_are_those_of_the_model_and_give_the_same_bits(once):
 @pytest.mark.usefixtures("_anew")
 def test_what_asks_for_it_is_compiled_anew():
     assert function_of(regression())[1] is not function_of(regression())[1]
+
+
+@pytest.mark.parametrize("options", [{"mode": "FAST_COMPILE"}, {"name": "f"}], ids=["mode", "name"])
+def test_functions_that_are_asked_for_in_another_way_are_others(options):
+    x = pt.vector("x")
+    first, same, other = (pytensor.function([x], 2.0 * x, **given) for given in ({}, {}, options))
+    assert first is same
+    assert first is not other
+
+
+def test_what_counts_its_calls_is_compiled_for_each():
+    counts = [pytensor.shared(0.0, "count") for _ in range(2)]
+    functions = [pytensor.function([], count, updates=[(count, count + 1.0)]) for count in counts]
+    assert [float(functions[k]()) for k in (0, 0, 1)] == [0.0, 1.0, 0.0]
+
+
+def test_rewrites_that_come_later_take_part():
+    db, query = EquilibriumDB(), RewriteDatabaseQuery(include=["mine"])
+    for name in ("one", "other"):
+        db.register(name, node_rewriter(None)(lambda fgraph, node: None), "mine")
+        assert db.query(query) is db.query(query)
+        assert name in {rewriter.name for rewriter in db.query(query).get_node_rewriters()}

@@ -28,7 +28,7 @@ FLOORS = (
     "graphs", "rows", "ops", "reading", "rows.engines", "density",
     "steps.schedule", "steps.adaptive", "steps.stochastic", "steps", "reparam", "mixtures.finite",
     "mixtures.student_t", "mixtures", "marginal", "nested", "moves", "posteriors.plan", "fitting", "posteriors",
-    "results.costs", "results.row_words", "results.structure", "results.convert", "results.components",
+    "results.costs", "results.structure", "results.convert", "results.components",
     "results.posterior", "results.distributions", "results.corrections", "results.diagnosis", "results.sampling",
     "results.moments", "results.marginal_likelihood", "results.sites", "results.left_out",
     "results.samplers", "results.plotting", "results.summary", "results.bambi",
@@ -39,7 +39,7 @@ FLOORS = (
 
 
 #: Rooms, and modules, that import PyTensor.
-WITH_PYTENSOR = ("graphs", "ops", "reading", "rows.engines", "density", "results.approximation", "results.group")
+WITH_PYTENSOR = ("graphs", "ops", "reading", "rows.engines", "density", "results.approximation")
 
 
 def name_of(path):

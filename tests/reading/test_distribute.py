@@ -14,7 +14,7 @@ from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.reading.distribute import as_sum, factors_outside
-from pymc_ngvi.reading.scaled_matrices import scales_outside
+from pymc_ngvi.reading.found import scales_outside
 
 N, P = 60, 20
 RNG = np.random.default_rng(8)

@@ -15,7 +15,7 @@ from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence
 from pymc_ngvi.density import second_order
 from pymc_ngvi.density.by_rows import ByRows
-from pymc_ngvi.density.predictor_hessian import PredictorHessian, predictor_hessian
+from pymc_ngvi.density.second_order import PredictorHessian, predictor_hessian
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.reading.affine import predictors
 from pymc_ngvi.rows.linear_map import LinearMap

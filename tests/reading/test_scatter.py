@@ -5,8 +5,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from pymc_ngvi.graphs.backends import quick_mode
-from pymc_ngvi.graphs.scatter import AddByGroup
+from pymc_ngvi.graphs.backends import AddByGroup, quick_mode
 
 #: Unsorted, with repetitions, and with a group that has no member.
 INDEX = np.array([3, 0, 3, 5, 1, 0, 3])

@@ -114,8 +114,7 @@ class ColouredHessian:
 def significant(rows: Array) -> NDArray[np.bool_]:
     """Tell which entries of rows of a matrix are more than rounding errors of the largest of the row."""
     size = np.abs(rows)
-    result: NDArray[np.bool_] = size > _ROUNDING * size.max(axis=1, keepdims=True, initial=0.0)
-    return result
+    return size > _ROUNDING * size.max(axis=1, keepdims=True, initial=0.0)
 
 
 def batch(widest: int, n_directions: int) -> tuple[int, int]:

@@ -110,8 +110,7 @@ def _occurs_once(places: Indices, n_places: int) -> NDArray[np.bool_]:
         counts = np.bincount(places, minlength=n_places)
     else:
         _, places, counts = np.unique(places, return_inverse=True, return_counts=True)
-    once: NDArray[np.bool_] = (counts == 1)[places]
-    return once
+    return (counts == 1)[places]
 
 
 # --- the choice of colours --------------------------------------------------------------------------------------------

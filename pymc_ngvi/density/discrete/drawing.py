@@ -183,5 +183,4 @@ def draw_chains(emissions: Array, first: Array, transitions: Array, rng: np.rand
 
 def _drawn_states(logits: Array, rng: np.random.Generator) -> AnyArray:
     """Draw a state, (n_draws, ...), for log probabilities (n_draws, n_states, ...), up to a constant."""
-    noise: AnyArray = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
-    return noise
+    return (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)

@@ -79,8 +79,7 @@ class Space:
         i, j = self.pairs
         x1 = x[1 : 1 + self.n_dim]
         if x is y:
-            same: Array = x1[i] * x1[j]
-            return same
+            return x1[i] * x1[j]
         y1 = y[1 : 1 + self.n_dim]
         both: Array = x1[i] * y1[j]
         both += x1[j] * y1[i]

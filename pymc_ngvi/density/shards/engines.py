@@ -36,7 +36,6 @@ class ShardRunner(Protocol):
         BrokenExecutorError
             Where nothing can be evaluated any more.
         """
-        ...
 
     def close(self, recipe: "Recipe") -> None:
         """Forget the shards."""

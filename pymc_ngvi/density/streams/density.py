@@ -1,29 +1,316 @@
 """The log density of a model whose data come in batches: the prior, and the likelihood of one batch at a time."""
 
+import hashlib
+
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pymc as pm
+import pytensor
 
-from pytensor.graph.traversal import ancestors
+from pymc.data import MinibatchOp
+from pymc.logprob.basic import transformed_conditional_logp
+from pymc.variational.minibatch_rv import MinibatchRandomVariable
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors, walk
+from pytensor.tensor import as_tensor
 
 from pymc_ngvi.core.hessians import MatrixHessian
+from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.stream import Batch, Place
 from pymc_ngvi.core.target import Expectation, RowRules, Spread
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.checks import quoted
+from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.row_kinds import ModelRows
-from pymc_ngvi.density.streams.batch import print_of
 from pymc_ngvi.density.streams.errors import BatchError
-from pymc_ngvi.density.streams.likelihoods import BatchLikelihood, Likelihood, batch_form, likelihoods_of
 from pymc_ngvi.density.streams.source import BatchSource
 from pymc_ngvi.density.sum import Sum
+from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.reading.factors import Factor, factors_of
+
+# --- what a model takes of a batch: arrays for its data, of the right names, shapes and types ---
+
+#: Rows whose values tell batches apart.
+_N_PRINTED = 512
+
+
+@dataclass(frozen=True)
+class BatchForm:
+    """What a model needs of each batch.
+
+    Parameters
+    ----------
+    shapes : dict
+        Of the data in the model, by name.
+    dtypes : dict
+    names : tuple of str
+        Of those that a batch has.
+    by_row : tuple of str
+        Of those whose first axis is that of the rows.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, np.dtype[Any]]
+    names: tuple[str, ...] = ()
+    by_row: tuple[str, ...] = ()
+
+    def arrays(self, data: Any, where: str) -> dict[str, AnyArray]:
+        """Return the arrays of a batch.
+
+        Parameters
+        ----------
+        data : mapping, or array where the model has one ``pm.Data``
+        where : str
+            The batch, for messages.
+
+        Raises
+        ------
+        BatchError
+            Where they are not what the model needs, saying which, what was given, and what is needed.
+        """
+        arrays = {name: self._array(name, value, where) for name, value in self._named(data, where).items()}
+        lengths = {name: len(arrays[name]) for name in self.by_row if name in arrays}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name!r} {n}" for name, n in lengths.items())
+            raise BatchError(f"{where} has arrays with different numbers of rows: {listed}.")
+        if lengths and not min(lengths.values()):
+            raise BatchError(f"{where} is empty: it has no rows. Leave it out.")
+        return arrays
+
+    def _named(self, data: Any, where: str) -> Mapping[str, Any]:
+        if isinstance(data, np.ndarray) and len(self.shapes) == 1:
+            data = {next(iter(self.shapes)): data}
+        if not isinstance(data, Mapping):
+            names = quoted(self.names or self.shapes)
+            raise BatchError(
+                f"{where} is a {type(data).__name__}; it should be a dict of arrays with the names of the model's "
+                f"pm.Data ({names})."
+            )
+        unknown = [name for name in data if name not in self.shapes]
+        if unknown:
+            raise BatchError(
+                f"{where} has {unknown[0]!r}, which is no pm.Data of the model: "
+                f"{suggestion(unknown[0], list(self.shapes))}"
+            )
+        missing = [name for name in self.names if name not in data]
+        if missing:
+            raise BatchError(f"{where} lacks {quoted(missing)}; it has {quoted(data) or 'nothing'}.")
+        extra = [name for name in data if self.names and name not in self.names]
+        if extra:
+            raise BatchError(f"{where} has {quoted(extra)}, which the first batch has not.")
+        return data
+
+    def _array(self, name: str, value: Any, where: str) -> AnyArray:
+        array, own = np.asarray(value), self.shapes[name]
+        if array.ndim != len(own) or array.shape[1:] != own[1:]:
+            wanted = ", ".join(["rows", *map(str, own[1:])]) if own else ""
+            raise BatchError(f"{where} has {name!r} of shape {array.shape}; the model's pm.Data has ({wanted}).")
+        if array.dtype.kind not in "biuf":
+            raise BatchError(
+                f"{where} has {name!r} of type {array.dtype}; the model's pm.Data has {self.dtypes[name]}."
+            )
+        if array.dtype.kind == "f" and (bad := np.isnan(array)).any():
+            row = int(np.argwhere(bad)[0][0]) if array.ndim else 0
+            raise BatchError(
+                f"{where} has {int(bad.sum())} NaN in {name!r}, the first in row {row}. Leave these rows out, or fill "
+                "in what is missing."
+            )
+        converted = array.astype(self.dtypes[name], order="C")
+        if array.dtype.kind == "f" and converted.dtype.kind != "f" and not np.array_equal(converted, array):
+            raise BatchError(
+                f"{where} has {name!r} with fractions; the model's pm.Data has {self.dtypes[name]}: make it float."
+            )
+        return converted
+
+
+def print_of(arrays: Mapping[str, AnyArray]) -> str:
+    """Return what tells a batch from others: of its shapes, and of its first rows."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, array in arrays.items():
+        digest.update(f"{name}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array[:_N_PRINTED]).tobytes() if array.ndim else array.tobytes())
+    return digest.hexdigest()
+
+
+# --- which parts of a model are about batches, and what they say of one batch: its log likelihood, not scaled ---
+
+
+class Likelihood(NamedTuple):
+    """An observed variable whose rows come in batches.
+
+    Parameters
+    ----------
+    name : str
+    rv : Variable
+        Without its scale.
+    value : Variable
+    total_size : int
+    """
+
+    name: str
+    rv: Variable
+    value: Variable
+    total_size: int
+
+
+def batch_form(model: pm.Model) -> BatchForm:
+    """Return what the model has in the place of batches: all of its ``pm.Data``.
+
+    Raises
+    ------
+    ValueError
+        Where there are none, or where there is a ``pm.Minibatch``.
+    """
+    values = [value for value in model.rvs_to_values.values() if value is not None]
+    if any(v.owner is not None and isinstance(v.owner.op, MinibatchOp) for v in ancestors([*model.basic_RVs, *values])):
+        raise ValueError(
+            "The model reads pm.Minibatch data, which are all in memory, and batches are given: take one of them. With "
+            "batches, put pm.Data in the place of pm.Minibatch."
+        )
+    data = {var.name: var.get_value(borrow=True) for var in model.data_vars if isinstance(var, SharedVariable)}
+    if not data:
+        raise ValueError(
+            "batches are dicts of arrays for the model's pm.Data, and the model has none: write, for example, "
+            "X = pm.Data('X', first_rows)."
+        )
+    return BatchForm({name: a.shape for name, a in data.items()}, {name: a.dtype for name, a in data.items()})
+
+
+def likelihoods_of(model: pm.Model, names: Iterable[str]) -> list[Likelihood]:
+    """Return the observed variables that depend on data in batches.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    names : iterable of str
+        Of the data that are in batches.
+
+    Raises
+    ------
+    ValueError
+        For variables that depend on these and can't be parts of a sum over batches; where there are none; for a
+        ``total_size`` that is missing or no number of rows.
+    """
+    names = list(names)
+    data, variables = {model[name] for name in names}, set(model.basic_RVs)
+    free = [rv.name for rv in model.free_RVs if _depends(rv.owner.inputs, data, variables)]
+    if free:
+        raise ValueError(
+            f"Free variables {quoted(free)} depend on data in batches ({quoted(names)}): each batch would have another "
+            "prior, or other variables. Let only observed variables depend on these."
+        )
+    potentials = [term.name for term in model.potentials if _depends([term], data, variables)]
+    if potentials:
+        raise ValueError(
+            f"Potentials {quoted(potentials)} depend on data in batches ({quoted(names)}), and have no total_size: "
+            "write them as observed variables (pm.CustomDist)."
+        )
+    found = [rv for rv in model.observed_RVs if _depends([*rv.owner.inputs, model.rvs_to_values[rv]], data, variables)]
+    if not found:
+        raise ValueError(f"No observed variable depends on the data in batches ({quoted(names)}).")
+    fixed = [rv.name for rv in found if not _depends([model.rvs_to_values[rv]], data, variables)]
+    if fixed:
+        raise ValueError(
+            f"The observed values of {quoted(fixed)} are not in the batches, which have {quoted(names)}: make them "
+            "pm.Data, and give them in each batch."
+        )
+    return [Likelihood(rv.name, rv.owner.inputs[0], model.rvs_to_values[rv], _total_size(rv)) for rv in found]
+
+
+def _total_size(rv: Any) -> int:
+    if not isinstance(rv.owner.op, MinibatchRandomVariable):
+        raise ValueError(
+            f"{rv.name!r} depends on data in batches and has no total_size: give it total_size=, the number of rows of "
+            "all batches together."
+        )
+    first, *others = rv.owner.inputs[1:]
+    known = [size for size in others if not _is_none(size)]
+    if _is_none(first) or known or not rv.type.ndim:
+        raise ValueError(
+            f"total_size of {rv.name!r} should be one number, of the rows of all batches together; batches are along "
+            "the first axis."
+        )
+    return int(np.asarray(first.data if isinstance(first, Constant) else first.eval()))
+
+
+def _is_none(size: Any) -> bool:
+    return isinstance(size, Constant) and size.data is None
+
+
+def _depends(inputs: list[Variable], data: set[Variable], variables: set[Variable]) -> bool:
+    """Tell whether data enter, other than through random variables."""
+
+    def expand(var: Variable) -> list[Variable] | None:
+        return None if var.owner is None or var in variables else list(var.owner.inputs)
+
+    return any(var in data for var in walk(inputs, expand))
+
+
+class BatchLikelihood:
+    """The log likelihood of a batch, which may be replaced by others of the same shapes.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        Its own data stay what they are.
+    likelihoods : list of Likelihood
+    arrays : mapping
+        The batch.
+
+    Attributes
+    ----------
+    log_p : LogDensity
+    """
+
+    def __init__(self, model: pm.Model, likelihoods: list[Likelihood], arrays: Mapping[str, AnyArray]) -> None:
+        self._likelihoods = likelihoods
+        self._data: dict[str, Any] = {
+            name: pytensor.shared(array, name, shape=model[name].type.shape, borrow=True)
+            for name, array in arrays.items()
+        }
+        self.log_p = LogDensity(model, factors=self._factors_of)
+
+    def _factors_of(self, model: pm.Model) -> tuple[Factor, ...]:
+        values = {rv: model.rvs_to_values[rv] for rv in model.free_RVs}
+        observed = {part.rv: part.value for part in self._likelihoods}
+        transforms = {**model.rvs_to_transforms, **dict.fromkeys(observed)}
+        logps = transformed_conditional_logp(
+            list(observed), rvs_to_values={**values, **observed}, rvs_to_transforms=transforms
+        )
+        lengths = [part.value.shape[0] for part in self._likelihoods]
+        own = {model[name]: var for name, var in self._data.items()}
+        logps, lengths = (graph_replace(outputs, own, strict=False) for outputs in (logps, lengths))
+        with without_c():
+            self._lengths = pytensor.function([], lengths, mode=quick_mode())
+        logps = [as_tensor(logp, allow_xtensor_conversion=True) for logp in logps]
+        return tuple(Factor(part.rv, "observed", logp) for part, logp in zip(self._likelihoods, logps, strict=True))
+
+    @property
+    def rows(self) -> Expectations:
+        """Those that it is a sum over."""
+        assert self.log_p.rows is not None
+        return self.log_p.rows
+
+    @property
+    def n_rows(self) -> list[int]:
+        """Rows of the batch, by likelihood."""
+        return [int(n) for n in self._lengths()]
+
+    def take(self, arrays: Mapping[str, AnyArray]) -> None:
+        """Go to another batch."""
+        for name, array in arrays.items():
+            self._data[name].set_value(array, borrow=True)
+
+
+# --- the log density of a model whose data come in batches: the prior, and the likelihood of one batch at a time ---
 
 #: Likelihoods of batches of different lengths that are kept, at most; their rows together, in those of the longest.
 _MOST_KEPT, _MOST_ROWS = 16, 2.5

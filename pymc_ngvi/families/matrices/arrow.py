@@ -117,8 +117,7 @@ class ArrowStructure(Packing, Structure):
     def squares(self, factor: Array, sign: int, vectors: Array) -> Array:
         """Return v^T P v for the precision P of each vector, where the factor is of the covariance, or of P."""
         first, last = (self._solve if sign > 0 else self._times)(factor, vectors, sign < 0)
-        result: Array = np.sum(first**2, axis=0) + np.sum(last**2, axis=0)
-        return result
+        return np.sum(first**2, axis=0) + np.sum(last**2, axis=0)
 
     def _rows(self, operation: Callable[[Array, Array], Array], blocks: list[Array], rows: Array) -> Array:
         """Return what an operation makes of blocks and of their rows of local coordinates, (n_local, m)."""

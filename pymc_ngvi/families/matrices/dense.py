@@ -56,8 +56,7 @@ class Dense(Structure):
 
     def times(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the factor, or its transpose, times each vector."""
-        result: Array = vectors @ (factor if transposed else factor.T)
-        return result
+        return vectors @ (factor if transposed else factor.T)
 
     def solve(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the inverse of the factor, or of its transpose, times each vector, (n_dim,) or (n_vectors, n_dim)."""
@@ -67,8 +66,7 @@ class Dense(Structure):
 
     def product(self, left: Array, right: Array) -> Array:
         """Return the product of two factors."""
-        result: Array = left @ right
-        return result
+        return left @ right
 
     def left_quotient(self, left: Array, right: Array) -> Array:
         """Return the inverse of the first factor times the second one."""
@@ -80,25 +78,21 @@ class Dense(Structure):
 
     def gram(self, factor: Array, *, transposed: bool = False) -> Array:
         """Return F F^T, or F^T F."""
-        result: Array = factor.T @ factor if transposed else factor @ factor.T
-        return result
+        return factor.T @ factor if transposed else factor @ factor.T
 
     def sd(self, factor: Array, sign: int) -> Array:
         """Return the standard deviations for a factor of the covariance, or, for sign -1, of the precision."""
         root = factor if sign > 0 else linalg.solve_lower(factor, np.eye(len(factor))).T
-        result: Array = np.sqrt(np.einsum("ij,ij->i", root, root))
-        return result
+        return np.sqrt(np.einsum("ij,ij->i", root, root))
 
     def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
         """Return entries of F F^T, (n,), or, for sign -1, of its inverse."""
         if not len(rows):
             return np.empty(0)
         if rows is cols or np.array_equal(rows, cols):
-            variances: Array = self.sd(factor, sign)[rows] ** 2
-            return variances
+            return self.sd(factor, sign)[rows] ** 2
         root = factor if sign > 0 else linalg.solve_lower(factor, np.eye(len(factor))).T
-        result: Array = (root @ root.T)[rows, cols]
-        return result
+        return (root @ root.T)[rows, cols]
 
     def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array | None:
         """Return the factor for the first two moments of a mixture of two Gaussians: of the covariance only."""
@@ -118,8 +112,7 @@ class Dense(Structure):
 
     def squared(self, curvature: Array) -> Array:
         """Return A A."""
-        result: Array = curvature @ curvature
-        return result
+        return curvature @ curvature
 
     def cholesky(self, curvature: Array, *, reverse: bool) -> Array | None:
         """Return the factor L with A = L L^T, in reverse L^T L; None where A is not positive definite."""
@@ -146,8 +139,7 @@ class Dense(Structure):
 
     def outer(self, left: Array, right: Array) -> Array:
         """Return the mean of left_b right_b^T."""
-        result: Array = left.T @ (right / len(left))
-        return result
+        return left.T @ (right / len(left))
 
     def lower(self, outer: Array) -> Array:
         """Return the lower triangle."""

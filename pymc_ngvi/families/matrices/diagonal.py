@@ -64,8 +64,7 @@ class Diagonal(Structure):
 
     def sd(self, factor: Array, sign: int) -> Array:
         """Return the sizes of the entries, or, for sign -1, their inverses."""
-        result: Array = np.abs(factor) ** sign
-        return result
+        return np.abs(factor) ** sign
 
     def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
         """Return entries of the square, or, for sign -1, of its inverse, (n,)."""
@@ -75,13 +74,11 @@ class Diagonal(Structure):
         """Return the factor for the first two moments of a mixture of two Gaussians, coordinate by coordinate."""
         first, second = (factor ** (2 * sign) for factor in factors)
         variance = (1.0 - weight) * first + weight * second + weight * (1.0 - weight) * apart**2
-        result: Array = np.sqrt(variance) ** sign
-        return result
+        return np.sqrt(variance) ** sign
 
     def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
         """Return the diagonal of -C^T H C."""
-        result: Array = -hessian.diagonal() * factor ** (2 * sign)
-        return result
+        return -hessian.diagonal() * factor ** (2 * sign)
 
     def squared(self, curvature: Array) -> Array:
         """Return the square."""
@@ -91,8 +88,7 @@ class Diagonal(Structure):
         """Return the square root; None where an entry is not positive, and more than what rounding leaves."""
         if not np.isfinite(curvature).all() or np.any(curvature <= ROUNDING * relative_terms(curvature)):
             return None
-        result: Array = np.sqrt(curvature)
-        return result
+        return np.sqrt(curvature)
 
     def cholesky_of_function(self, curvature: Array, function: Callable[[Array], Array]) -> Array | None:
         """Return the square root of a positive function; None where that is not finite."""
@@ -109,8 +105,7 @@ class Diagonal(Structure):
 
     def outer(self, left: Array, right: Array) -> Array:
         """Return the diagonal of the mean of left_b right_b^T."""
-        result: Array = np.einsum("bi,bi->i", left, right) / len(left)
-        return result
+        return np.einsum("bi,bi->i", left, right) / len(left)
 
     def lower(self, outer: Array) -> Array:
         """Return the diagonal."""

@@ -232,8 +232,7 @@ class Packing:
         firsts = np.repeat(np.cumsum(self.sizes) - self.sizes, self.sizes)
         if not np.array_equal(firsts[rows], firsts[cols]):
             raise ValueError("The pattern has an entry between two blocks of the structure.")
-        places: NDArray[np.intp] = (np.cumsum(sizes) - sizes)[rows] + cols - firsts[rows]
-        return places
+        return (np.cumsum(sizes) - sizes)[rows] + cols - firsts[rows]
 
     def from_values(self, pattern: Pattern, values: Array) -> Array:
         """Return the packed symmetric matrix with these values in the entries of a pattern.

@@ -34,20 +34,17 @@ def times(a: Array, b: Array) -> Array:
 
 def symmetrise(stack: Array) -> Array:
     """Return the symmetric part of each matrix."""
-    symmetric: Array = 0.5 * (stack + transposed(stack))
-    return symmetric
+    return 0.5 * (stack + transposed(stack))
 
 
 def mirrored(stack: Array) -> Array:
     """Return the symmetric matrices with the lower triangles of a stack."""
-    result: Array = np.tril(stack) + transposed(np.tril(stack, -1))
-    return result
+    return np.tril(stack) + transposed(np.tril(stack, -1))
 
 
 def half_triangle(stack: Array) -> Array:
     """Return each lower triangle with its diagonal halved."""
-    result: Array = 0.5 * (np.tril(stack) + np.tril(stack, -1))
-    return result
+    return 0.5 * (np.tril(stack) + np.tril(stack, -1))
 
 
 def suffix_products(factors: Array, left: Array, right: Array) -> Array:
@@ -75,8 +72,7 @@ def solve_lower(factors: Array, rhs: Array) -> Array:
     """Solve ``factor x = rhs`` for a stack of lower-triangular factors, by halves."""
     n_blocks, size = factors.shape[:2]
     if size == 1:
-        result: Array = rhs / factors
-        return result
+        return rhs / factors
     if n_blocks == 1:
         return linalg.solve_lower(factors[0], rhs[0])[None]
     half = size // 2

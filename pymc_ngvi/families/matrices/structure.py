@@ -71,8 +71,7 @@ class Structure(Protocol):
     def squares(self, factor: Array, sign: int, vectors: Array) -> Array:
         """Return v^T P v for the precision P of each vector, where the factor is of the covariance, or of P."""
         half = self.solve(factor, vectors) if sign > 0 else self.times(factor, vectors, transposed=True)
-        result: Array = np.sum(half * half, axis=-1)
-        return result
+        return np.sum(half * half, axis=-1)
 
     # --- factors ---
 
@@ -93,7 +92,6 @@ class Structure(Protocol):
 
     def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
         """Return entries of F F^T, (n,), or, for sign -1, of its inverse."""
-        ...
 
     def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array | None:
         """Return the factor for the first two moments, as far as these are held, of a mixture of two Gaussians.

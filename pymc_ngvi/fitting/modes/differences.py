@@ -45,8 +45,7 @@ class HessianByDifferences(MeanHessian):
     def products(self, directions: Array) -> Array:
         """Return the matrix times each direction, (n_directions, n_dim)."""
         ahead, behind = (self.density.logp_grad(self.point + side * directions)[1] for side in (_LENGTH, -_LENGTH))
-        result: Array = (ahead - behind) / (2.0 * _LENGTH)
-        return result
+        return (ahead - behind) / (2.0 * _LENGTH)
 
     def diagonal(self) -> Array:
         """Return the diagonal, (n_dim,)."""

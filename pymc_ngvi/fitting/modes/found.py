@@ -103,8 +103,7 @@ def shares(density: ModelDensity, states: Sequence[VariationalState], seed: int)
     log_p = np.where(np.isfinite(log_p), log_p, -np.inf)
     log_mixture = logsumexp(parts, axis=0)
     masses = logsumexp(log_p - log_mixture + parts - log_mixture, axis=1)
-    result: Array = np.exp(masses - logsumexp(masses))
-    return result
+    return np.exp(masses - logsumexp(masses))
 
 
 def not_covered(modes: Sequence[OtherMode], q: VariationalState, draw: Array) -> tuple[OtherMode, ...]:

@@ -70,8 +70,7 @@ def _newton_steps(density: ModelDensity, points: Array, grad: Array, scale: Arra
     steps = np.einsum("nij,nj->ni", vectors, slopes / np.maximum(np.abs(values), _LEAST_CURVATURE))
     longest = _MOST_LENGTH * np.sqrt(points.shape[1])
     length = np.maximum(np.linalg.norm(steps, axis=1, keepdims=True), 1e-300)
-    result: Array = scale * steps * np.minimum(1.0, longest / length)
-    return result
+    return scale * steps * np.minimum(1.0, longest / length)
 
 
 def abouts(density: ModelDensity, points: Array, grad: Array, scales: Array) -> list[GaussianState | None]:

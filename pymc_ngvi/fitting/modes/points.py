@@ -97,8 +97,7 @@ def _wide(q: GaussianState, width: float, n: int, rng: np.random.Generator) -> A
 def _spread(draws: Array) -> Array:
     """Return robust standard deviations."""
     lower, upper = np.quantile(draws, [0.25, 0.75], axis=0)
-    result: Array = np.maximum((upper - lower) / (2.0 * _QUARTILE), 1e-12)
-    return result
+    return np.maximum((upper - lower) / (2.0 * _QUARTILE), 1e-12)
 
 
 def _best_of_parts(density: ModelDensity, q: GaussianState | None, draws: Array, n_parts: int) -> NDArray[np.intp]:
@@ -112,5 +111,4 @@ def _best_of_parts(density: ModelDensity, q: GaussianState | None, draws: Array,
 
 
 def _finite(values: Array) -> Array:
-    result: Array = np.where(np.isfinite(values), values, -np.inf)
-    return result
+    return np.where(np.isfinite(values), values, -np.inf)

@@ -122,8 +122,7 @@ class _ComponentHessian(MeanHessian):
         precise = [c.precision_product(directions) for c in self.target.mixture.components]
         for score, share, of_precision in zip(scores, responsibilities.T, precise, strict=True):
             products += share.mean() * of_precision - (directions @ score.T * share) @ score / len(score)
-        result: Array = products + (directions @ mean_score.T) @ mean_score / len(mean_score)
-        return result
+        return products + (directions @ mean_score.T) @ mean_score / len(mean_score)
 
     def diagonal(self) -> Array:
         """Return the diagonal, (n_dim,)."""
@@ -143,5 +142,4 @@ class _ComponentHessian(MeanHessian):
             result = result + state.outer_mean(Outer(whitened * share[:, None], whitened, 0.0))
             result -= share.mean() * precision
         whitened = state.whiten(mean_score)
-        mean: Array = result - state.outer_mean(Outer(whitened, whitened, 0.0))
-        return mean
+        return result - state.outer_mean(Outer(whitened, whitened, 0.0))

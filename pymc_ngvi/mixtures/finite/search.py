@@ -83,8 +83,7 @@ def _barzilai_borwein(moved: Array, fall: Array, otherwise: Array, *, long: bool
     with np.errstate(all="ignore"):
         product = np.sum(moved * fall, axis=1)
         size = np.sum(moved**2, axis=1) / product if long else product / np.sum(fall**2, axis=1)
-    result: Array = np.where((product > 0.0) & np.isfinite(size), size, otherwise)
-    return result
+    return np.where((product > 0.0) & np.isfinite(size), size, otherwise)
 
 
 def modes(

@@ -6,26 +6,154 @@ each component, where the ELBO must not fall; what gains no more than its noise 
 are averaged over fresh sets, which tell what is left to gain.
 """
 
-from dataclasses import replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import Assessment, Estimator, Evaluation, StepRule, Target, Update
-from pymc_ngvi.families.mixture import MixtureState
-from pymc_ngvi.mixtures.finite.evaluation import (
-    MixtureEvaluation,
-    MixtureMoments,
-    without_idle,
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import (
+    Array,
+    Assessment,
+    Estimator,
+    Evaluation,
+    GaussianState,
+    Outer,
+    StepRule,
+    Target,
+    Update,
 )
+from pymc_ngvi.families.mixture import MixtureState
+from pymc_ngvi.mixtures.finite.evaluation import MixtureEvaluation, MixtureMoments, without_idle
 from pymc_ngvi.mixtures.finite.search import addition, modes
-from pymc_ngvi.mixtures.finite.splitting import join_overlapping, split
-from pymc_ngvi.mixtures.finite.state import Accepted, MixtureFit
 from pymc_ngvi.mixtures.finite.steps import MixtureSchedule, MixtureSteps
 from pymc_ngvi.steps.adaptive.certificate import is_kinked
 from pymc_ngvi.steps.adaptive.rule import Adaptive
+from pymc_ngvi.steps.adaptive.state import AdaptiveState
 from pymc_ngvi.steps.schedule.base import MAX_LOST, Schedule
+
+# --- what one iteration of the step rule `trust_region` hands to the next ---
+
+Stage = Literal["gaussian", "search", "solve", "grow", "average"]
+
+
+@stored("mixture.accepted")
+@dataclass(frozen=True)
+class Accepted:
+    """The best mixture so far, and its ELBO on fresh draws with the standard error.
+
+    Parameters
+    ----------
+    q : MixtureState
+    elbo, se : float
+    spread : float
+        Variance of log p - log q under q.
+    lost : float
+        Part of q at which log p is not finite.
+    """
+
+    q: MixtureState
+    elbo: float
+    se: float
+    spread: float
+    lost: float
+
+
+@stored("mixture.fit")
+@dataclass(frozen=True)
+class MixtureFit:
+    """What one iteration hands to the next.
+
+    Parameters
+    ----------
+    stage : {"gaussian", "search", "solve", "grow", "average"}
+        What the next step does.
+    start : GaussianState
+        The start, from which modes are looked for.
+    of_gaussian : AdaptiveState
+        Of the single Gaussian.
+    of_mixture : MixtureSteps or None
+        Of the mixture under way: a candidate, before it is known whether it pays, or the accepted one at the end.
+    gaussian : GaussianState or None
+        The single Gaussian, once it is fitted.
+    accepted : Accepted or None
+        The best mixture so far.
+    level : int
+        Names the random stream of the current draws.
+    n_steps, n_failed, n_collapsed : int
+        Steps of the single Gaussian, candidates in a row that did not pay, and those of which a component collapsed or
+        ran away.
+    n_lost : int
+        Draws left out in earlier parts of the fit.
+    tried : tuple of ndarray
+        Where components were added to the accepted mixture.
+    status : Status or None
+        Why to stop.
+    """
+
+    stage: Stage
+    start: GaussianState
+    of_gaussian: AdaptiveState
+    of_mixture: MixtureSteps | None = None
+    gaussian: GaussianState | None = None
+    accepted: Accepted | None = None
+    level: int = 0
+    n_steps: int = 0
+    n_failed: int = 0
+    n_collapsed: int = 0
+    n_lost: int = 0
+    tried: tuple[Array, ...] = ()
+    status: Status | None = None
+
+    @property
+    def q(self) -> MixtureState:
+        """The approximation if the fit ended here: no candidate that may not pay."""
+        if self.accepted is not None and self.stage != "average":
+            return self.accepted.q
+        return MixtureState.of([self.of_gaussian.q]) if self.of_mixture is None else self.of_mixture.q
+
+    @property
+    def elbo(self) -> float:
+        """ELBO of ``q``: on the current draws, or, where a candidate is on trial, as measured when it was accepted."""
+        if self.accepted is not None and self.stage != "average":
+            return self.accepted.elbo
+        return self._under_way.elbo
+
+    @property
+    def gap(self) -> float:
+        """Estimated nats that ``q`` still lacks; NaN where a candidate is on trial."""
+        return self._under_way.gap if self.stage in ("gaussian", "search", "average") else np.nan
+
+    @property
+    def n_draws(self) -> int:
+        """Draws in use, of all components together."""
+        of = self.of_mixture
+        return self.of_gaussian.n_draws if of is None else of.n_draws * of.q.n_components
+
+    @property
+    def step_size(self) -> float:
+        """The last step size."""
+        return self._under_way.step_size
+
+    @property
+    def n_dropped(self) -> int:
+        """Draws left out so far because log p or its gradient was not finite."""
+        return self.n_lost + self._under_way.n_dropped
+
+    @property
+    def growing(self) -> NDArray[np.intp]:
+        """Coordinates in which the standard deviations of the single Gaussian grow without end."""
+        return self.of_gaussian.growing
+
+    @property
+    def _under_way(self) -> AdaptiveState | MixtureSteps:
+        return self.of_gaussian if self.of_mixture is None else self.of_mixture
+
+
+# --- the step rule of mixtures: from one Gaussian to as many components as pay, each within a trust region ---
 
 #: Times the largest set, to compare: gradients are cheap, and what a component gains may be little.
 _MANY = 4
@@ -283,3 +411,90 @@ def _under_way(state: MixtureFit) -> MixtureSteps:
     if state.of_mixture is None:
         raise RuntimeError("No mixture is under way before the single Gaussian is fitted.")
     return state.of_mixture
+
+
+# --- components in two halves, where one misses the shape of log p, and two in one, where they overlap ---
+
+#: Distance of the halves from where the whole was, in its own standard deviations: mean and covariance of the two
+#: together are those of the whole.
+_APART = 0.6
+#: Mean responsibility of one component for the draws of another, from which the two may be one.
+_OVERLAP = 0.1
+
+
+def split(q: MixtureState, evaluation: MixtureEvaluation, rank: int = 0) -> MixtureState | None:
+    """Return a mixture with one component in two halves, along the direction in which it errs most.
+
+    Parameters
+    ----------
+    q : MixtureState
+    evaluation : MixtureEvaluation
+        At its draws.
+    rank : int, default 0
+        0 for the component that errs most: by its weight times the variance of log p - log q; 1 for the next, ...
+
+    Returns
+    -------
+    MixtureState or None
+        None where there is no such component.
+    """
+    spread = q.weights * np.array(
+        [np.var(r[np.isfinite(r)]) if np.isfinite(r).any() else 0.0 for r in evaluation.ratios]
+    )
+    if rank >= q.n_components or not spread.any():
+        return None
+    c = int(np.argsort(-spread)[rank])
+    whole, ratios = q.components[c], evaluation.ratios[c]
+    direction = _direction(evaluation.base.z, ratios, _together(whole))
+    tighter = 1.0 / (1.0 - _APART**2) - 1.0
+    matrix = tighter * whole.outer_mean(Outer(direction[None], direction[None], 0.0))
+    scaled = whole.precision_scaled_by(whole.add_to_diagonal(matrix, 1.0), np.zeros(q.n_dim))
+    if scaled is None:
+        return None
+    step = whole.unwhiten(_APART * direction)
+    halves = [replace(scaled[0], location=whole.location + sign * step) for sign in (1.0, -1.0)]
+    log_half = q.log_weights[c] - np.log(2.0)
+    log_weights = np.append(q.log_weights, log_half)
+    log_weights[c] = log_half
+    return MixtureState.of([*q.with_component(c, halves[0]).components, halves[1]], log_weights)
+
+
+def join_overlapping(q: MixtureState, evaluation: MixtureEvaluation) -> MixtureState | None:
+    """Return a mixture in which the two components that overlap most are one, of the same mean and covariance.
+
+    None where no component has part in the draws of another, or where the two would make a singular one.
+    """
+    shares = np.array([q.responsibilities(part.theta).mean(axis=0) for part in evaluation.parts])
+    np.fill_diagonal(shares, 0.0)
+    c, k = np.unravel_index(np.argmax(shares), shares.shape)
+    if shares[c, k] < _OVERLAP:
+        return None
+    both = np.logaddexp(q.log_weights[c], q.log_weights[k])
+    try:
+        one = q.components[k].merged(q.components[c], float(np.exp(q.log_weights[c] - both)))
+    except np.linalg.LinAlgError:
+        return None
+    log_weights = q.log_weights.copy()
+    log_weights[k] = both
+    joined = MixtureState(log_weights, q.with_component(int(k), one).components)
+    return joined.without(np.arange(q.n_components) == c)
+
+
+def _together(state: GaussianState) -> NDArray[np.intp]:
+    """Return the coordinates whose whitened curvature a state stores whole: in these a direction may be any."""
+    if not state.exact_metric:
+        return np.empty(0, dtype=np.intp)
+    return np.arange(state.n_dim) if state.globals_ is None else state.globals_
+
+
+def _direction(z: Array, ratios: Array, together: NDArray[np.intp]) -> Array:
+    """Return the whitened direction in which log p - log q is farthest from its mean, (n_dim,): an axis, or of some."""
+    keep = np.isfinite(ratios)
+    error = (ratios[keep] - ratios[keep].mean()) ** 2
+    weighted = z[keep] * (error / max(error.sum(), 1e-300))[:, None]
+    direction = np.zeros(z.shape[1])
+    if len(together):
+        direction[together] = np.linalg.eigh(weighted[:, together].T @ z[np.ix_(keep, together)])[1][:, -1]
+    else:
+        direction[np.argmax(np.sum(weighted * z[keep], axis=0))] = 1.0
+    return direction

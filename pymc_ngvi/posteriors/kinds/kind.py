@@ -1,11 +1,14 @@
 """What the plan asks of a kind of posterior."""
 
+import logging
+
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 from pymc_ngvi.core.refusal import Unavailable
 from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.fitting.errors import spared
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.plan import Candidate
 
@@ -79,6 +82,7 @@ class PosteriorKind[Found]:
 def if_available[Found](find: Callable[[ModelDensity], Found], density: ModelDensity) -> Found | None:
     """Return what a model is found to have for a kind of posterior; None where that is Unavailable."""
     try:
-        return find(density)
+        with spared("Looking for a posterior", "It is left out.", logging.DEBUG):
+            return find(density)
     except Unavailable:
         return None

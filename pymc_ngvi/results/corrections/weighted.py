@@ -1,8 +1,11 @@
 """Draws of q weighted or resampled by importance, and moments that are corrected by their weights."""
 
+import functools
+import math
 import warnings
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,12 +16,382 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.draws import chunks
 from pymc_ngvi.core.messages import OURS
+from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, WeightVerdict, khat_limit, weigh
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.results.convert import constrained_dataset
-from pymc_ngvi.results.corrections.importance import Correction, ImportanceWeights
-from pymc_ngvi.results.corrections.resampling import without_replacement
-from pymc_ngvi.results.corrections.weighted_moments import MomentSums, WeightedMoments
 from pymc_ngvi.results.posterior import Posterior
+
+# --- weighted means and standard deviations with their Monte Carlo errors, from sums that draws are added to ---
+
+#: Powers of the values that are summed: those of a squared variance.
+_N_POWERS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """A mean, or a standard deviation, with and without weights; all arrays have the shape of one draw.
+
+    Parameters
+    ----------
+    corrected, se : ndarray
+        With weights, and its Monte Carlo standard error.
+    uncorrected : ndarray
+        Of the same draws, equally weighted.
+    change_se : ndarray
+        Standard error of the difference: the two have most of their noise in common.
+    """
+
+    corrected: Array
+    se: Array
+    uncorrected: Array
+    change_se: Array
+
+    @property
+    def change(self) -> Array:
+        """What the weights change."""
+        return self.corrected - self.uncorrected
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedMoments:
+    """Mean and standard deviation."""
+
+    mean: Moment
+    sd: Moment
+
+
+class MomentSums:
+    """Sums over draws of ``weight^j (value - centre)^k``, from which moments and their errors follow.
+
+    Errors are those of the delta method: a weighted mean of f moves with each draw by w (f - mean), since the weights
+    are normalised by their sum.
+
+    Parameters
+    ----------
+    n_draws : int
+        That will have been added at the end.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pymc_ngvi.results.corrections.weighted import MomentSums
+    >>> sums = MomentSums(4)
+    >>> sums.add(np.array([0.0, 1.0]), np.array([0.1, 0.2]))
+    >>> sums.add(np.array([2.0, 3.0]), np.array([0.3, 0.4]))
+    >>> mean = sums.result().mean
+    >>> float(mean.corrected.round(6)), float(mean.uncorrected), float(mean.se.round(6))
+    (2.0, 1.5, 0.489898)
+    """
+
+    def __init__(self, n_draws: int) -> None:
+        self._n_draws = n_draws
+        self._centre: Array | None = None
+        self._sums: Array = np.zeros(0)
+
+    def add(self, values: Array, weights: Array) -> None:
+        """Add draws, (n, ...), with their weights, (n,), which sum to 1 over all draws."""
+        values = np.asarray(values, dtype=np.float64)
+        known = ~np.isnan(values.reshape(len(values), -1)).any(axis=1)  # draws that q could not make
+        values, weights = values[known], weights[known]
+        if self._centre is None:
+            if not len(values):
+                return
+            self._centre = values.mean(axis=0)
+            self._sums = np.zeros((3, _N_POWERS, *values.shape[1:]))
+        with np.errstate(all="ignore"):  # values may overflow on the constrained scale
+            powers = np.ones_like(values)
+            by_power = np.stack([np.ones(len(weights)), weights, weights**2])
+            for k in range(_N_POWERS):
+                self._sums[:, k] += np.tensordot(by_power, powers, axes=1)
+                powers = powers * (values - self._centre)
+
+    def result(self) -> WeightedMoments:
+        """Return the moments of all that was added."""
+        assert self._centre is not None
+        with np.errstate(all="ignore"):
+            plain = self._sums[0] / self._sums[0, 0]
+            mean, plain_mean = self._sums[1, 1], plain[1]
+            var = np.maximum(self._sums[1, 2] - mean**2, 0.0)
+            plain_var = np.maximum(plain[2] - plain_mean**2, 0.0)
+            sd, plain_sd = np.sqrt(var), np.sqrt(plain_var)
+            one = np.ones_like(mean)
+            # What one draw moves, as polynomials in its value: f - mean, and (f - mean)^2 - var over 2 sd.
+            of_mean = [np.stack([-m, one]) for m in (mean, plain_mean)]
+            of_sd = [
+                np.stack([m**2 - v, -2.0 * m, one]) / (2.0 * s)
+                for m, v, s in ((mean, var, sd), (plain_mean, plain_var, plain_sd))
+            ]
+            return WeightedMoments(
+                Moment(mean + self._centre, *self._errors(of_mean[0], of_mean[1], plain_mean + self._centre)),
+                Moment(sd, *self._errors(of_sd[0], of_sd[1], plain_sd)),
+            )
+
+    def _errors(self, moved: Array, plain_moved: Array, plain: Array) -> tuple[Array, Array, Array]:
+        """Return the standard error with weights, the moment without them, and the error of the difference."""
+        n = self._n_draws
+        square = self._product(2, moved, moved)
+        of_change = (
+            square - 2.0 / n * self._product(1, moved, plain_moved) + self._product(0, plain_moved, plain_moved) / n**2
+        )
+        return np.sqrt(np.maximum(square, 0.0)), plain, np.sqrt(np.maximum(of_change, 0.0))
+
+    def _product(self, power: int, left: Array, right: Array) -> Array:
+        """Return the sum over draws of weight^power times two polynomials in the centred value."""
+        total: Array = np.zeros_like(left[0])
+        for i, a in enumerate(left):
+            for j, b in enumerate(right):
+                total = total + a * b * self._sums[power, i + j]
+        return total
+
+
+# --- draws without weights from draws with weights, none of them twice ---
+
+
+def without_replacement(weights: Array, n: int, rng: np.random.Generator) -> tuple[NDArray[np.intp], float]:
+    """Choose draws with probabilities in proportion to their weights, by systematic sampling [1]_.
+
+    The probability that a draw is among the ``n`` is ``n`` times its weight, exactly, so that plain means over them
+    have the weighted mean as their expectation. Where that would exceed 1 the draw is taken for certain, and the rest
+    of its weight is left out: with a pool several times larger than ``n`` this is little.
+
+    Parameters
+    ----------
+    weights : ndarray, shape (n_pool,)
+        They sum to 1.
+    n : int
+        At most the number of positive weights.
+    rng : numpy.random.Generator
+        Advanced.
+
+    Returns
+    -------
+    chosen : ndarray of int, shape (n,)
+        Different from each other, in random order.
+    left_out : float
+        The weight that certain draws have beyond ``1/n``.
+
+    Raises
+    ------
+    ValueError
+        For fewer positive weights than ``n``.
+
+    References
+    ----------
+    .. [1] Madow (1949). On the theory of systematic sampling, II. Annals of Mathematical Statistics 20(3).
+       https://doi.org/10.1214/aoms/1177729988
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pymc_ngvi.results.corrections.weighted import without_replacement
+    >>> chosen, left_out = without_replacement(np.array([0.5, 0.0, 0.25, 0.25]), 2, np.random.default_rng(1))
+    >>> 0 in chosen, 1 in chosen, left_out
+    (True, False, 0.0)
+    """
+    order = rng.permutation(np.flatnonzero(weights > 0.0))
+    if len(order) < n:
+        raise ValueError(f"{n:,} different draws were asked for, and {len(order):,} have any weight: take fewer.")
+    chances = _inclusion(weights[order], n)
+    certain = chances >= 1.0
+    others, chances = order[~certain], chances[~certain]
+    rest = n - int(certain.sum())
+    chosen = order[certain]
+    if rest:
+        ends = np.cumsum(chances)
+        ends *= rest / ends[-1]  # rounding: the last end has to be above the last point
+        points = rng.random() + np.arange(rest)
+        chosen = np.concatenate([chosen, others[np.searchsorted(ends, points, side="right")]])
+    left_out = float(np.maximum(weights - 1.0 / n, 0.0).sum())
+    return rng.permutation(chosen), left_out
+
+
+def _inclusion(weights: Array, n: int) -> Array:
+    """Return probabilities that add up to n: in proportion to the weights, but 1 where they would exceed it."""
+    largest = np.sort(weights)[::-1]
+    rest = np.cumsum(largest[::-1])[::-1]  # the sum from each on
+    # The first that need not be certain when all larger ones are.
+    n_certain = int(np.argmax((n - np.arange(len(largest))) * largest <= rest * (1.0 + 1e-12)))
+    return np.minimum(weights * ((n - n_certain) / rest[n_certain]), 1.0)
+
+
+# --- pareto-smoothed importance weights [1]_, and what they correct set against their own Monte Carlo error ---
+# References
+# ----------
+# .. [1] Vehtari, Simpson, Gelman, Yao, Gabry (2024). Pareto smoothed importance sampling. JMLR 25(72).
+#    https://doi.org/10.48550/arXiv.1507.02646
+
+#: Part of the draws that weights are worth which leave nothing to correct, whatever the shape of their tail.
+_NOTHING_TO_CORRECT = 0.99
+#: More draws than these are not proposed to anybody.
+_MOST_DRAWS = 1_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class ImportanceWeights:
+    """Weights p/q of draws of q, their tail smoothed.
+
+    Parameters
+    ----------
+    log_weights : ndarray, shape (n_draws,)
+        Normalised: their exponentials sum to 1. -inf where p is 0.
+    khat : float
+        Pareto k-hat of the weights, as `pymc_ngvi.core.psis.pareto_khat` has it.
+    verdict : WeightVerdict, optional
+        What they say of q; without it, k-hat decides.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pymc_ngvi.results.corrections.weighted import ImportanceWeights
+    >>> x = 1.2 * np.random.default_rng(1).normal(size=10_000)
+    >>> w = ImportanceWeights.of(log_p=-0.5 * x**2, log_q=-0.5 * (x / 1.2) ** 2)
+    >>> round(float(w.weights @ x**2), 2), round(w.effective_sample_size, -2)
+    (1.0, 9500.0)
+    """
+
+    log_weights: Array
+    khat: float
+    verdict: WeightVerdict | None = None
+
+    @classmethod
+    def of(cls, log_p: Array, log_q: Array) -> "ImportanceWeights":
+        """Smooth the weights of draws.
+
+        Parameters
+        ----------
+        log_p, log_q : ndarray, shape (n_draws,)
+            Log densities at the same draws of q, on the unconstrained scale; constants do not matter. Draws whose
+            ``log_p`` is -inf or NaN get no weight.
+
+        Raises
+        ------
+        ValueError
+            For fewer than 100 draws; where log p is finite at none of them, or infinite at one.
+        """
+        if len(log_p) < MIN_KHAT_DRAWS:
+            raise ValueError(f"Importance weights need at least {MIN_KHAT_DRAWS} draws; got {len(log_p)}.")
+        ratio = np.asarray(log_p, dtype=np.float64) - np.asarray(log_q, dtype=np.float64)
+        finite = np.isfinite(ratio)
+        if np.any(ratio == np.inf) or not finite.any():
+            what = "infinite at some" if finite.any() else "finite at none"
+            raise ValueError(f"log p is {what} of {len(ratio):,} draws of q: weights p/q can't correct it.")
+        log_weights, found = weigh(log_p, log_q)
+        return cls(log_weights, found.khat, found.verdict())
+
+    @functools.cached_property
+    def weights(self) -> Array:
+        """The weights, (n_draws,); they sum to 1."""
+        return np.exp(self.log_weights)
+
+    @property
+    def n_draws(self) -> int:
+        """Number of draws."""
+        return len(self.log_weights)
+
+    @property
+    def effective_sample_size(self) -> float:
+        """Draws of the posterior that would do as well, about: 1 / sum of squared weights."""
+        return float(1.0 / np.sum(self.weights**2))
+
+    def check(self, per_draw: int = 1) -> None:
+        """Raise ValueError where k-hat says that weights can't help.
+
+        Parameters
+        ----------
+        per_draw : int, default 1
+            Draws of q for each draw that the user asked for.
+        """
+        limit = khat_limit(self.n_draws)
+        helps = self.khat <= limit if self.verdict is None else self.verdict.helps
+        if helps or self.effective_sample_size > _NOTHING_TO_CORRECT * self.n_draws:
+            return
+        more = ""
+        if self.khat < khat_limit(_MOST_DRAWS):
+            needed = math.ceil(10.0 ** (1.0 / (1.0 - self.khat)) / per_draw)
+            more = f"Take {_rounded(max(needed, 2_000))} draws or more, if it stays so; or "
+        advice = f"{more}fit a richer family (family='mixture', 'student_t'), reparametrise, or use pm.sample."
+        raise ValueError(
+            f"Pareto k-hat is {self.khat:.2f}, and {self.n_draws:,} draws of q allow for {limit:.2f} at most: "
+            f"importance weights can't correct what q misses. {advice[0].upper()}{advice[1:]} "
+            "Without importance weights, q is drawn from as it is."
+        )
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What weights change, against the error that they bring.
+
+    Both are root mean squares over means and standard deviations of all unconstrained coordinates, in posterior
+    standard deviations.
+
+    Parameters
+    ----------
+    size : float
+        Of the correction, its own noise taken out; 0 where it is not told from noise.
+    error : float
+        Monte Carlo error of the corrected moments.
+    khat, effective_sample_size : float
+        Of the weights.
+    n_draws : int
+        Of q.
+    """
+
+    size: float
+    error: float
+    khat: float
+    effective_sample_size: float
+    n_draws: int
+
+    @classmethod
+    def of(cls, weights: ImportanceWeights, sums: MomentSums) -> "Correction":
+        """Judge by the moments of the unconstrained coordinates."""
+        found = sums.result()
+        scale = found.sd.corrected
+        pairs = (found.mean, found.sd)
+        with np.errstate(all="ignore"):
+            square = np.mean([(m.change**2 - m.change_se**2) / scale**2 for m in pairs])
+            error = np.mean([(m.se / scale) ** 2 for m in pairs])
+        size = math.sqrt(max(float(square), 0.0))
+        return cls(size, math.sqrt(float(error)), weights.khat, weights.effective_sample_size, weights.n_draws)
+
+    @property
+    def helps(self) -> bool:
+        """Whether the weights correct more than their error is."""
+        return self.size > self.error
+
+    def attrs(self) -> dict[str, float | str]:
+        """Return the figures as attributes of a Dataset."""
+        return {
+            "khat": self.khat,
+            "effective_sample_size": self.effective_sample_size,
+            "correction_size": self.size,
+            "correction_error": self.error,
+            "correction": self.sentence(),
+        }
+
+    def sentence(self, per_draw: int = 1) -> str:
+        """Say what the weights change and with what error; ``per_draw``: draws of q for one that is asked for."""
+        figures = (
+            f"Importance weights change means and standard deviations by {self.size:.3f} posterior standard deviations "
+            f"(root mean square), with a Monte Carlo error of {self.error:.3f} (effective sample size "
+            f"{self.effective_sample_size:,.0f} of {self.n_draws:,} draws of q)"
+        )
+        if self.helps:
+            return figures + "."
+        if self.size == 0.0:
+            return f"{figures}: they do not help. There is nothing to correct that so many draws could show."
+        needed = 1.2 * self.n_draws * (self.error / self.size) ** 2 / per_draw
+        cure = f"Take {_rounded(needed)} draws, or none of it" if needed < _MOST_DRAWS else "Leave it out"
+        return f"{figures}: they do not help. {cure}: the moments of q itself are nearer."
+
+
+def _rounded(count: float) -> str:
+    """Return a count, rounded up to two digits."""
+    unit = 10 ** max(math.floor(math.log10(count)) - 1, 0)
+    return f"{math.ceil(count / unit) * unit:,}"
+
+
+# --- draws of q weighted or resampled by importance, and moments that are corrected by their weights ---
 
 #: Draws of q for each one that is resampled, and the fewest of them.
 POOL, SMALLEST_POOL = 10, 10_000

@@ -4,35 +4,38 @@ import copy
 import functools
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.elbo import Elbo
-from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights
+from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, WeightVerdict
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.functionals import Functionals, functionals_of
 from pymc_ngvi.density.one_mode import has_one_mode
+from pymc_ngvi.families import traits_of
+from pymc_ngvi.families.gaussian import Gaussian
+from pymc_ngvi.fitting.modes.climbs import Curvature, cost, modes_from
 from pymc_ngvi.fitting.progress import WorkProgress
 from pymc_ngvi.fitting.threads import few_threads
+from pymc_ngvi.results.diagnosis import findings, functional_findings
 from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, FEWEST_WEIGHED, Budget
 from pymc_ngvi.results.diagnosis.cures import Context, context_of
 from pymc_ngvi.results.diagnosis.diagnosis import SYMMETRIES, Diagnosis
-from pymc_ngvi.results.diagnosis.drifts import FEW_MOVED, FEW_TRAJECTORIES, Drifts, drifts_of, most_moved
 from pymc_ngvi.results.diagnosis.equal_modes import MOST_EVALUATIONS, N_DRAWS, EqualModes, equal_modes
 from pymc_ngvi.results.diagnosis.finding import MOVED, SCORED, Finding
 from pymc_ngvi.results.diagnosis.findings import findings_of, not_moved, of_fit, of_joint, unsettled
-from pymc_ngvi.results.diagnosis.followed import followed
 from pymc_ngvi.results.diagnosis.functional_findings import of_first_order, of_functionals, of_weighted
-from pymc_ngvi.results.diagnosis.functionals import first_order_of
+from pymc_ngvi.results.diagnosis.functionals import FunctionalDrift, first_order_of, functional_drift_of
+from pymc_ngvi.results.diagnosis.joint_drift import JointDrift, joint_drift_of
 from pymc_ngvi.results.diagnosis.kept import Kept
-from pymc_ngvi.results.diagnosis.missed_mass import MissedMass, other_fit, other_modes
-from pymc_ngvi.results.diagnosis.moment_drift import MomentDrift
-from pymc_ngvi.results.diagnosis.moves import Moved
-from pymc_ngvi.results.diagnosis.scores import ScoreDrift
+from pymc_ngvi.results.diagnosis.missed_mass import MissedMass, other_fit, other_modes, outside
+from pymc_ngvi.results.diagnosis.moment_drift import MomentDrift, drift_of
+from pymc_ngvi.results.diagnosis.moves import Moved, move
+from pymc_ngvi.results.diagnosis.scores import ScoreDrift, score_drift_of
 from pymc_ngvi.results.diagnosis.weighted_shift import weighted_shift_of
 from pymc_ngvi.results.diagnosis.weights import (
     DRAWS,
@@ -46,6 +49,232 @@ from pymc_ngvi.results.diagnosis.weights import (
     weights_and_elbo,
 )
 from pymc_ngvi.results.posterior import Posterior
+
+# --- draws of a Gaussian with large weights, followed to where log p is highest: some may have hit another mode ---
+
+#: Draws that are followed, and the part of the gradients that this may take.
+_N_FOLLOWED, _OF_GRADIENTS = 4, 0.2
+
+
+def followed(
+    posterior: Posterior,
+    budget: Budget,
+    weights: Weights,
+    ratio: Array | None,
+    again: np.random.Generator | None,
+    elbo: float,
+    rng: np.random.Generator,
+) -> list[MissedMass]:
+    """Return the modes that draws of a Gaussian with large weights lead to, and that it does not cover.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    budget : Budget
+    weights : Weights
+    ratio : ndarray, shape (n_draws,), or None
+        Their logarithms.
+    again : Generator or None
+        Makes the draws again; None for those that belong to the fit.
+    elbo : float
+    rng : Generator
+    """
+    density, q = posterior.density, posterior.distribution
+    gaussian, record = q.gaussian, posterior.record
+    uneven = weights.verdict(q.n_dim) in (WeightVerdict.UNEVEN, WeightVerdict.FAR)
+    is_gaussian = record is not None and traits_of(record.family).is_gaussian and isinstance(gaussian, Gaussian)
+    if ratio is None or not uneven or not is_gaussian or record is None or record.reparam is not None:
+        return []
+    if _N_FOLLOWED * cost(q.n_dim) > _OF_GRADIENTS * budget.n_gradients or has_one_mode(density):
+        return []
+    heaviest = np.argsort(-np.where(np.isfinite(ratio), ratio, -np.inf))[:_N_FOLLOWED]
+    theta = first_weighed(posterior, len(ratio), len(ratio), again)[heaviest]
+    scales = np.broadcast_to(q.sd(), theta.shape)
+    curvature: Curvature = "rows" if record.estimator == "quadrature" else "hessians"
+    modes, _ = modes_from(density, gaussian, theta, scales, curvature=curvature)
+    found = [outside(density, q, elbo, mode.gaussian, rng) for mode in modes]
+    return sorted((place for place in found if place is not None), key=lambda place: -place.share)
+
+
+# --- draws moved towards the posterior, and all that drifts: moments, log p, and what is computed of draws ---
+
+#: Numbers in the draws that are moved; at least so many draws.
+_MOVED_ELEMENTS, _FEWEST_MOVED = 2**20, 48
+#: Moved draws below which nothing is said of their moments.
+_LEAST_MOVED = 32
+#: How many times as many draws are moved where the first ask for more.
+_AGAIN = 3
+#: Draws that are moved where a posterior's own checks speak for it, and trajectories of each.
+FEW_MOVED, FEW_TRAJECTORIES = 64, 2
+#: Gradients at other draws, then, and fewest of these.
+_SCORED, _FEWEST_SCORED = 512, 64
+#: Part of a budget that is too small for all of these that such gradients take.
+_OF_SCORES = 0.4
+
+
+@dataclass(frozen=True)
+class Drifts:
+    """Moved draws, and what drifts.
+
+    Parameters
+    ----------
+    moved : Moved
+    moments : MomentDrift or None
+        By gradients at other draws where these are looked at, else of moved ones; None where too few could be moved.
+    joint : JointDrift or None
+        None where too few draws could be moved.
+    functionals : FunctionalDrift or None
+        Of what moved draws are to tell; None where there are none, or they would take too long.
+    scores : ScoreDrift or None
+        What gradients at other draws say.
+    """
+
+    moved: Moved
+    moments: MomentDrift | None = None
+    joint: JointDrift | None = None
+    functionals: FunctionalDrift | None = None
+    scores: ScoreDrift | None = None
+
+    def asks_for_more(self, is_nested: bool) -> bool:
+        """Tell whether other moved draws may tell what is error from what is chance.
+
+        Where gradients at many draws were looked at as well, that takes more than a suspicion. A nested posterior
+        without them is Gaussian given its hyperparameters, and has no check of its own of what is computed of draws:
+        there, a suspicion is enough.
+        """
+        moments, joint, functionals, scores = self.moments, self.joint, self.functionals, self.scores
+        if moments is not None and findings.stands_out(moments):
+            return True
+        # Of few draws, errors are known roughly: nothing is said before it was seen of more.
+        if functionals is not None and functional_findings.functional_stands_out(functionals):
+            return True
+        if self.predictors is not None and functional_findings.functional_stands_out(self.predictors):
+            return True
+        if moments is None or joint is None:
+            return False
+        if findings.joint_stands_out(joint, moments):
+            return True
+        of_functionals = is_nested and functionals is not None and functional_findings.is_suspicious(functionals)
+        return scores is None and (of_functionals or joint.is_suspicious)
+
+    @property
+    def predictors(self) -> FunctionalDrift | None:
+        """Linear predictors by gradients, where these are looked at."""
+        return None if self.scores is None else self.scores.predictors
+
+    def seen_again(self, other: "Drifts") -> "Drifts":
+        """Return, of moments, what this and an independent one have in common; of all else, what both show together.
+
+        Where gradients were looked at, a posterior's own checks speak for it, and all has to be seen twice: errors of
+        few draws are known roughly, and of products with gradients as well.
+        """
+        if self.moments is None or other.moments is None:
+            return other
+        joint, functionals, scores = other.joint, other.functionals, other.scores
+        if self.joint is not None and joint is not None:
+            joint = self.joint.with_others(joint)
+        if self.scores is not None and scores is not None:
+            scores = self.scores.seen_again(scores)
+        if self.functionals is not None and functionals is not None:
+            both = self.functionals.with_others if scores is None else self.functionals.seen_again
+            functionals = both(functionals)
+        return Drifts(other.moved, self.moments.seen_again(other.moments), joint, functionals, scores)
+
+
+def most_moved(n_dim: int, n_draws: int) -> int:
+    """Return how many of some draws can be moved at once."""
+    return min(n_draws, max(_FEWEST_MOVED, _MOVED_ELEMENTS // max(n_dim, 1)))
+
+
+def drifts_of(
+    posterior: Posterior,
+    rng: np.random.Generator,
+    n_draws: int,
+    n_trajectories: int,
+    budget: Budget,
+    functionals: Functionals | None,
+    advance: Callable[[float], None],
+) -> Drifts:
+    """Move draws and return what drifts.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    rng : numpy.random.Generator
+    n_draws, n_trajectories : int
+    budget : Budget
+    functionals : Functionals or None
+        What to compute of draws.
+    advance : callable
+        Told how many gradients were evaluated.
+
+    Notes
+    -----
+    Of a pool, thousands of coordinates err by chance: what other checks speak against has to be seen twice, in the same
+    coordinates. What is computed of draws, and log p, are judged by both sets of draws together, of which the second is
+    larger: no importance weights tell what is wrong with these.
+
+    Where the own checks of a pool speak for it, few draws are moved first, and gradients at more of them looked at.
+    """
+    first = (FEW_MOVED, FEW_TRAJECTORIES) if budget.scored else (n_draws, n_trajectories)
+    found = _once(posterior, rng, *first, budget, functionals, advance)
+    record = posterior.record
+    if record is not None and record.is_pool and found.asks_for_more(record.is_nested):
+        if not budget.cut:
+            factor = 1 if budget.scored else _AGAIN
+            n_draws, budget = factor * n_draws, replace(budget, n_gradients=factor * budget.n_gradients)
+        found = found.seen_again(_once(posterior, rng, n_draws, n_trajectories, budget, functionals, lambda _: None))
+    return found
+
+
+def most_scored(budget: Budget) -> int:
+    """Return at how many draws a budget has gradients evaluated, beside those of moved draws: 0 for too few."""
+    if not budget.scored:
+        return 0
+    n = min(_SCORED, max(int(_OF_SCORES * budget.n_gradients), min(_FEWEST_SCORED, budget.n_gradients)))
+    return n if n >= _FEWEST_SCORED else 0
+
+
+def _once(
+    posterior: Posterior,
+    rng: np.random.Generator,
+    n_draws: int,
+    n_trajectories: int,
+    budget: Budget,
+    functionals: Functionals | None,
+    advance: Callable[[float], None],
+) -> Drifts:
+    q, density = posterior.distribution, posterior.density
+    scores, n_scored = None, most_scored(budget)
+    if n_scored and (scores := score_drift_of(posterior, rng, n_scored, functionals)) is not None:
+        functionals = None if functionals is None else functionals.without_predictors()
+    advance(n_scored)
+    base, plan = q.base(most_moved(q.n_dim, n_draws), rng), q.plan(density)
+    moved = move(
+        density, plan, base, rng, n_trajectories=n_trajectories, max_gradients=budget.n_gradients - n_scored,
+        strict=budget.cut, advance=advance,
+    )  # fmt: skip
+    if len(moved.end) < _LEAST_MOVED:
+        return Drifts(moved, None if scores is None else scores.moments, scores=scores)
+    took = moved.n_gradients * density.gradient_seconds
+    moments = drift_of(moved, q.mean(), q.sd(), _log_q(posterior, moved))
+    return Drifts(
+        moved,
+        moments if scores is None else replace(scores.moments, log_p=moments.log_p),
+        joint_drift_of(moved),
+        None if functionals is None else functional_drift_of(functionals, moved.control, moved.end, took),
+        scores,
+    )
+
+
+def _log_q(posterior: Posterior, moved: Moved) -> tuple[Array, Array] | None:
+    """Return log q at starts and at controls; None where it is not known."""
+    q = posterior.distribution
+    start, control = q.log_density(moved.start), q.log_density(moved.control)
+    return None if start is None or control is None else (start, control)
+
+
+# --- a diagnosis of an approximate posterior, made of its parts: weights, moved draws, and mass elsewhere ---
 
 #: Draws that are moved, trajectories of each, and gradients of all, about: by default, and thorough.
 _QUICK, _THOROUGH = (256, 4, 6_000), (512, 16, 40_000)

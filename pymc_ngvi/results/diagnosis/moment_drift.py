@@ -40,8 +40,7 @@ class Estimates:
         """
         value = np.abs(self.value)
         found = np.flatnonzero((value - certain * self.se > size) & (value > critical(len(value)) * self.se))
-        result: NDArray[np.intp] = found[np.argsort(-np.abs(self.value[found]))]
-        return result
+        return found[np.argsort(-np.abs(self.value[found]))]
 
     def seen_again(self, other: "Estimates") -> "Estimates":
         """Return, of each coordinate, the estimate that stands out less; 0 where the two differ in sign."""
@@ -123,8 +122,7 @@ def _controlled(values: Array, control: Array) -> Estimates:
 
 
 def _standard_error(values: Array) -> Array:
-    result: Array = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-    return result
+    return values.std(axis=0, ddof=1) / np.sqrt(len(values))
 
 
 def _slope(values: Array, control: Array) -> Array:

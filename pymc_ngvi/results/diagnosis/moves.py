@@ -209,5 +209,4 @@ def _turned(gaussian: GaussianState, control: Array, momenta: Array, n_steps: in
     """Turn draws of a Gaussian by the angle that the same leapfrog steps turn those of a standard normal."""
     angle = n_steps * float(np.arccos(1.0 - 0.5 * min(size, 1.9) ** 2))
     centre = gaussian.mean()
-    result: Array = centre + np.cos(angle) * (control - centre) + np.sin(angle) * (gaussian.draws(momenta) - centre)
-    return result
+    return centre + np.cos(angle) * (control - centre) + np.sin(angle) * (gaussian.draws(momenta) - centre)

@@ -58,7 +58,7 @@ def rank_drift(before: Array, after: Array) -> tuple[Estimates, Estimates]:
         shift_se = (new - old).std(axis=0, ddof=1) / old_sd / np.sqrt(n)
         squares = ((new - new_mean) / new_sd) ** 2 - ((old - old_mean) / old_sd) ** 2
         growth = relative(np.log(new_sd / old_sd), 0.5 * squares.std(axis=0, ddof=1) / np.sqrt(n))
-    return _where(usable, Estimates(shift, shift_se)), _where(usable, growth)
+    return where_usable(usable, Estimates(shift, shift_se)), where_usable(usable, growth)
 
 
 def limit_drift(before: Array, after: Array, level: float) -> Estimates:
@@ -85,7 +85,7 @@ def limit_drift(before: Array, after: Array, level: float) -> Estimates:
     certain = 2.0 * np.abs(np.sum(outer >= n, axis=0) - 0.5 * n_outer) / np.sqrt(n_outer)
     density = np.exp(-0.5 * ndtri(level) ** 2) / np.sqrt(2.0 * np.pi)
     least = np.sqrt(2.0 * level * (1.0 - level) / n) / density
-    return _where(varied, Estimates(value, np.maximum(np.abs(value) / np.maximum(certain, 0.1), 0.5 * least)))
+    return where_usable(varied, Estimates(value, np.maximum(np.abs(value) / np.maximum(certain, 0.1), 0.5 * least)))
 
 
 def relative(log_ratio: Array, se: Array) -> Estimates:
@@ -95,5 +95,6 @@ def relative(log_ratio: Array, se: Array) -> Estimates:
         return Estimates(growth, se * np.where(log_ratio == 0.0, 1.0, growth / log_ratio))
 
 
-def _where(usable: NDArray[np.bool_], estimates: Estimates) -> Estimates:
+def where_usable(usable: NDArray[np.bool_], estimates: Estimates) -> Estimates:
+    """Return estimates, 0 with an error of 1 where they are of no use."""
     return Estimates(np.where(usable, estimates.value, 0.0), np.where(usable, estimates.se, 1.0))

@@ -16,7 +16,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.functionals import Functionals
 from pymc_ngvi.results.diagnosis.functionals import TAIL, beyond_by_kind
 from pymc_ngvi.results.diagnosis.moment_drift import Estimates
-from pymc_ngvi.results.diagnosis.ranks import relative
+from pymc_ngvi.results.diagnosis.ranks import relative, where_usable
 
 #: Part of the values that has to differ from the next one.
 _DIFFERENT = 0.9
@@ -63,7 +63,7 @@ def weighted_shift_of(functionals: Functionals, theta: Array, log_ratio: Array) 
     scores = ndtri((np.arange(len(values)) + 0.5) / len(values))[:, None]
     sorted_weights = _weights(log_ratio)[order]  # of each column, in the order of its values, with the same scores
     parts = (*_moments(scores, sorted_weights), *(_limit(scores, sorted_weights, p) for p in (TAIL, 1.0 - TAIL)))
-    return WeightedShift(functionals, *(_where(usable, part) for part in parts))
+    return WeightedShift(functionals, *(where_usable(usable, part) for part in parts))
 
 
 def _weights(log_ratio: Array) -> Array:
@@ -76,8 +76,7 @@ def _few_ties(ordered: Array) -> NDArray[np.bool_]:
     """Tell which columns, in order, have no NaN, which is last, and few values that are the same."""
     with np.errstate(invalid="ignore"):
         different = np.mean(np.diff(ordered, axis=0) > 0.0, axis=0)
-    result: NDArray[np.bool_] = ~np.isnan(ordered[-1]) & (different > _DIFFERENT)
-    return result
+    return ~np.isnan(ordered[-1]) & (different > _DIFFERENT)
 
 
 def _moments(scores: Array, weights: Array) -> tuple[Estimates, Estimates]:
@@ -100,7 +99,3 @@ def _limit(scores: Array, weights: Array, level: float) -> Estimates:
     sd = np.sqrt(np.sum(weights * (scores - mean) ** 2, axis=0))
     density = np.exp(-0.5 * ((found - mean) / sd) ** 2) / (np.sqrt(2.0 * np.pi) * sd)
     return Estimates(found - ndtri(level), error / density)
-
-
-def _where(usable: NDArray[np.bool_], estimates: Estimates) -> Estimates:
-    return Estimates(np.where(usable, estimates.value, 0.0), np.where(usable, estimates.se, 1.0))

@@ -86,15 +86,13 @@ class PoolDistribution(Distribution):
     @property
     def gaussian(self) -> GaussianState:
         """The Gaussian fit."""
-        gaussian: GaussianState = self.q.gaussian
-        return gaussian
+        return self.q.gaussian
 
     def rough_log_density(self, theta: Array) -> Array | None:
         """Return that of the Gaussian fit, or of the Gaussians at all modes."""
         theta = np.asarray(theta, dtype=np.float64)
         fits = [mode.gaussian for mode in self.q.in_modes] or [self.q.gaussian, *self.q.others]
-        result: Array = logsumexp([fit.log_density(theta) for fit in fits], axis=0) - np.log(len(fits))
-        return result
+        return logsumexp([fit.log_density(theta) for fit in fits], axis=0) - np.log(len(fits))
 
     def in_modes(self) -> "Sequence[Distribution]":
         """Return what it is at each of its modes; empty where it does not tell them apart."""

@@ -54,8 +54,7 @@ class StateDistribution[Q: VariationalState](Distribution):
     @property
     def n_dim(self) -> int:
         """Number of coordinates."""
-        n_dim: int = self.q.n_dim
-        return n_dim
+        return self.q.n_dim
 
     @property
     def name(self) -> str:
@@ -141,8 +140,7 @@ class StudentTDistribution(StateDistribution[StudentTState]):
     @property
     def gaussian(self) -> GaussianState:
         """The Gaussian that is scaled."""
-        gaussian: GaussianState = self.q.gaussian
-        return gaussian
+        return self.q.gaussian
 
 
 class MixtureDistribution(StateDistribution[MixtureState]):

@@ -8,7 +8,7 @@ from rich.theme import Theme
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.density.shards.density import ShardedDensity
-from pymc_ngvi.fitting.lost import keeping
+from pymc_ngvi.fitting.errors import SoFar
 from pymc_ngvi.fitting.options import check_n
 from pymc_ngvi.fitting.outcome import report_outcome
 from pymc_ngvi.results.fitted import Fitted
@@ -116,19 +116,21 @@ class FitMethods(Fitted):
             if not isinstance(gaussian.density, ShardedDensity):
                 raise ValueError("The model has no shards: leave executor out.")
             gaussian.density.shards.use(executor)
-        session = gaussian._session
+        session, is_followed = gaussian._session, self._next_step is not None
+        anew = ("the posterior anew, after these iterations",) if is_followed else ()
 
-        def follow() -> None:
+        def now() -> tuple[Self, tuple[str, ...]]:
             if (reached := session.outcome()) is not None:
                 gaussian._follow(reached)
+            return self, (*session.undone, *anew)
 
-        with keeping(self, follow):
-            outcome = session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
-        gaussian._follow(outcome)
-        with keeping(self):
-            approx = self if self._next_step is None else self._next_step.again(self)
-        report_outcome(gaussian._state, approx._record_of("refine"))
-        return approx
+        with SoFar[Self]() as so_far:
+            so_far.is_now(now)
+            gaussian._follow(session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws))
+            so_far.is_now(lambda: (self, anew))
+            so_far.result = self if self._next_step is None else self._next_step.again(self)
+        report_outcome(gaussian._state, so_far.result._record_of("refine"))
+        return so_far.result
 
     def _further(self, n: int, tol: float | None, max_draws: int | None, executor: object) -> Self:
         """Go on with a nested posterior that no Gaussian fit came before."""
@@ -138,5 +140,8 @@ class FitMethods(Fitted):
                 "no tol, max_draws or executor. approx.gaussian.refine takes them."
             )
         self.refuse_changed_data("The posterior can't be gone on with for other data")
-        step = self._next_step
-        return step.further(self) if check_n(n) and step is not None else self
+        with SoFar[Self]() as so_far:
+            so_far.is_now(lambda: (self, ("more hyperparameters",)))
+            step = self._next_step
+            so_far.result = step.further(self) if check_n(n) and step is not None else self
+        return so_far.result

@@ -92,4 +92,4 @@ class LeftOutMethods(Fitted):
         name, rng = observed_name(posterior, var_name), self.generator(random_seed)
         elementwise = elementwise_of(posterior, name)
         asked = asked_for(posterior, elementwise, name, rng, horizon=horizon, groups=groups, folds=folds, future=future)
-        return leave_out(posterior, elementwise, name, asked, rng, self._fits_of if refit else None)
+        return leave_out(posterior, elementwise, asked, rng, self._fits_of if refit else None)

@@ -194,8 +194,7 @@ def q_of(content: Content, density: ModelDensity) -> VariationalState:
     if entry is None:
         raise UnknownTagError(tag)
     if hasattr(entry.cls, "of_content"):
-        made: VariationalState = entry.cls.of_content(params["content"], density)
-        return made
+        return entry.cls.of_content(params["content"], density)
     if tag not in _STATES:
         raise DamagedError(f"q is a {tag!r}, which is none")
     kind = _STATES[tag]
@@ -206,8 +205,7 @@ def q_of(content: Content, density: ModelDensity) -> VariationalState:
     if q.n_dim != density.n_dim or theta.shape != (1, density.n_dim) or not np.isfinite(q.log_density(theta)).all():
         raise DamagedError("the arrays of q don't go together")
     if reparam is None:
-        found: VariationalState = q
-        return found
+        return q
     if not isinstance(density, LogDensity):
         raise DamagedError("its q is relative to the modes of groups, and the data of these are given in shards")
     transform = reparametrised(density, structure, reparam).transform

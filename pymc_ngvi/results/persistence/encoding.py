@@ -224,5 +224,4 @@ def _dtype(name: object) -> np.dtype:
     dated = isinstance(name, str) and name.startswith(("<M8", "<m8"))
     if not isinstance(name, str) or (name not in (*_NUMBERS, "str", "object") and not dated):
         raise DamagedError(f"it has an array of type {name!r}")
-    result: np.dtype = np.dtype(name)
-    return result
+    return np.dtype(name)

@@ -87,8 +87,7 @@ def plot_comparison(
     plot.add_legend("model", title="", **({"loc": "outside lower center", "ncols": 2} if is_matplotlib else {}))
     if len(shown) < len(columns):
         plot.add_title(f"{len(shown)} of {len(columns):,} coordinates: those that differ most")
-    result: Plot = plot
-    return result
+    return plot
 
 
 # --- the kinds ---

@@ -131,7 +131,14 @@ def plot_components(
         side = min(2.0 + 1.7 * n, 12.0)
         figure = pyplot.figure(figsize=(6.5, 3.2) if n == 1 else (side, side), layout="constrained")
     axes = figure.subplots(n, n, squeeze=False)
-    styles = _styles(q.weights)
+    styles: list[dict[str, Any]] = [
+        {
+            "color": _HUES[c % len(_HUES)],
+            "linestyle": _LINES[c // len(_HUES) % len(_LINES)],
+            "alpha": max(_FAINTEST, float(np.sqrt(weight / q.weights.max()))),
+        }
+        for c, weight in enumerate(q.weights)
+    ]
     mixed = np.clip(panels.shares @ np.array([colors.to_rgb(style["color"]) for style in styles]), 0.0, 1.0)
     for i in range(n):
         for j in range(n):
@@ -173,8 +180,7 @@ def _ellipses(mean: Array, cov: Array) -> Array:
     angles = np.linspace(0.0, 2.0 * np.pi, _N_ANGLES)
     circle = np.stack([np.cos(angles), np.sin(angles)], axis=1) @ factor.T
     radii = np.sqrt(-2.0 * np.log1p(-np.array(_LEVELS)))
-    result: Array = mean + radii[:, None, None] * circle
-    return result
+    return mean + radii[:, None, None] * circle
 
 
 def _densities(panels: _Panels, i: int) -> tuple[Array, Array]:
@@ -187,18 +193,6 @@ def _densities(panels: _Panels, i: int) -> tuple[Array, Array]:
 
 
 # --- drawing ---
-
-
-def _styles(weights: Array) -> list[dict[str, Any]]:
-    """Return what the lines of each component look like."""
-    return [
-        {
-            "color": _HUES[c % len(_HUES)],
-            "linestyle": _LINES[c // len(_HUES) % len(_LINES)],
-            "alpha": max(_FAINTEST, float(np.sqrt(weight / weights.max()))),
-        }
-        for c, weight in enumerate(weights)
-    ]
 
 
 def _draw_densities(ax: Axes, panels: _Panels, i: int, styles: list[dict[str, Any]]) -> None:

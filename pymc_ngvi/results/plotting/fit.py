@@ -100,7 +100,7 @@ def _outcome(record: FitRecord) -> str:
     """Return how the fit ended; where it did not converge, in a whole sentence."""
     n = record.n_iterations
     line = f"{record.outcome} after {n:,} iteration{'s'[: n != 1]}, gap {format_gap(record.gap, ' nats')}"
-    return line if record.converged or record.is_pool else f"{line}. {record.sentence}"
+    return f"{line}. {record.sentence}" if record.remark else line
 
 
 def _label_iterations(ax: Axes, n: int) -> None:

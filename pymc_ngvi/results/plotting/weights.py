@@ -120,8 +120,7 @@ def _weights(log_p: Array, log_q: Array) -> Array:
     top = log_ratio.max()
     # Where the largest is infinite, it has all of the weight.
     weights = (log_ratio == top).astype(np.float64) if np.isinf(top) else np.exp(log_ratio - top)
-    result: Array = weights / weights.mean()
-    return result
+    return weights / weights.mean()
 
 
 def _draw_tails(ax: Axes, tail: Array, n: int, khat: float) -> None:

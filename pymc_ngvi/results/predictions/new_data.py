@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.values import AnyArray
@@ -86,8 +86,7 @@ class NewData:
 
     def before(self, name: str) -> AnyArray:
         """Return some data of the fit."""
-        values: AnyArray = self.model[name].get_value(borrow=True)
-        return values
+        return self.model[name].get_value(borrow=True)
 
     def dims(self, name: str) -> tuple[str | None, ...]:
         """Return the names of the axes of a variable of the model; None where one has no name."""
@@ -275,8 +274,7 @@ def _array(model: pm.Model, name: str, values: ArrayLike) -> AnyArray:
     for given, fixed in zip(array.shape, variable.type.shape, strict=True):
         if fixed not in (None, given):
             raise ValueError(f"{name!r} has shape {array.shape}; the model takes {variable.type.shape} only.")
-    converted: NDArray[Any] = array.astype(variable.dtype)
-    return converted
+    return array.astype(variable.dtype)
 
 
 def _plain_array(name: str, values: ArrayLike) -> AnyArray:

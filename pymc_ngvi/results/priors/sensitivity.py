@@ -162,8 +162,7 @@ def _log_likelihood(posterior: Posterior, theta: Array, names: Sequence[str], *,
         return TermSums(model, layout, lambda: log_densities(model, names))(theta)
     others = [*(v.name for v in layout.variables), *(term.name for term in model.potentials)]
     rest = TermSums(model, layout, lambda: log_densities(model, others, jacobian=True))
-    result: Array = posterior.density.logp(theta) - rest(theta)
-    return result
+    return posterior.density.logp(theta) - rest(theta)
 
 
 def _shown(posterior: Posterior, theta: Array, var_names: Names, seed: int) -> xr.Dataset:
@@ -182,12 +181,7 @@ def _shown(posterior: Posterior, theta: Array, var_names: Names, seed: int) -> x
     trace = to_multitrace(posterior.model, values, {}, 1)
     made = to_datatree(trace, posterior.model, include_transformed=False)["posterior"].to_dataset()
     shown = made[names] if planned is None else planned.arranged(made)[0]
-    return shown[[name for name, of in shown.data_vars.items() if _varies(of)]]
-
-
-def _varies(draws: xr.DataArray) -> bool:
-    """Tell whether any element of a variable differs between draws: of a constant, there is nothing to say."""
-    return bool((np.ptp(draws.to_numpy(), axis=(0, 1)) > 0.0).any())
+    return shown[[name for name, of in shown.data_vars.items() if (np.ptp(of.to_numpy(), axis=(0, 1)) > 0.0).any()]]
 
 
 def _one_number(name: str, values: Array) -> xr.Dataset:

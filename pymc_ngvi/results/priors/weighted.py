@@ -74,8 +74,7 @@ class WeightedDistribution(Distribution):
     @functools.cached_property
     def _weights(self) -> Array:
         log_weights = weigh(self.log_ratio, np.zeros(len(self.log_ratio)))[0]
-        weights: Array = np.exp(log_weights)
-        return weights
+        return np.exp(log_weights)
 
     @property
     def n_dim(self) -> int:
@@ -100,8 +99,7 @@ class WeightedDistribution(Distribution):
         """Return draws of equal weight, evenly by weight: as few repetitions as can be."""
         order = np.argsort(self.theta[:, self.in_order_of], kind="stable")
         rows = order[picked(self._weights[order], rng.permutation((np.arange(n) + rng.random()) / n))]
-        drawn: Array = self.theta[rows]
-        return drawn
+        return self.theta[rows]
 
     def effective(self, n: int) -> float:
         """Return how many independent draws ``n`` of its draws are worth."""
@@ -109,13 +107,11 @@ class WeightedDistribution(Distribution):
 
     def mean(self) -> Array:
         """Return the mean."""
-        mean: Array = self._weights @ self.theta
-        return mean
+        return self._weights @ self.theta
 
     def sd(self) -> Array:
         """Return the standard deviations."""
-        sd: Array = np.sqrt(self._weights @ (self.theta - self.mean()) ** 2)
-        return sd
+        return np.sqrt(self._weights @ (self.theta - self.mean()) ** 2)
 
     def cov(self) -> Array:
         """Return the covariance."""
@@ -124,8 +120,7 @@ class WeightedDistribution(Distribution):
     def cov_block(self, index: NDArray[np.intp]) -> Array:
         """Return the covariance of some coordinates."""
         apart = self.theta[:, index] - self.mean()[index]
-        result: Array = apart.T @ (self._weights[:, None] * apart)
-        return result
+        return apart.T @ (self._weights[:, None] * apart)
 
     @property
     def gaussian(self) -> GaussianState:

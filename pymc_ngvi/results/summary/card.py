@@ -42,10 +42,8 @@ def html_card(title: str, record: FitRecord | None, verdict: str | None, body: s
             "time": f"{record.compile_seconds:.1f} s compiling + {record.run_seconds:.1f} s running",
         }
     parts = [f'<div style="font-size:1.1em"><b>{escape(outcome)}</b> · {escape(title)}</div>']
-    if record is not None and not (record.converged or record.is_pool):
-        parts.append(_line(f"{record.status.sentence} {record.status.cure}"))
     if record is not None:
-        parts += [_line(said) for said in (record.posterior, record.of_discrete) if said]
+        parts += [_line(said) for said in (record.remark, record.posterior, record.of_discrete) if said]
     if numbers:
         cells = "".join(f"<span>{escape(name)} <b>{escape(value)}</b></span>" for name, value in numbers.items())
         parts.append(f'<div style="display:flex;flex-wrap:wrap;gap:.2em 1.5em;margin:.4em 0">{cells}</div>')

@@ -1,16 +1,17 @@
 """What a fit says of itself and of the parameters, as a text and a table."""
 
 import importlib
+import itertools
 import math
 import shutil
 import textwrap
 import threading
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
@@ -19,15 +20,333 @@ import xarray as xr
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.marginal.verdict import SAID_ERROR
-from pymc_ngvi.reading.roles import Extent, Roles, find_roles
+from pymc_ngvi.reading.roles import Extent, Grouping, Roles, find_roles
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
 from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.results.sampling import Sampling, sample_tree
 from pymc_ngvi.results.summary.card import html_card
-from pymc_ngvi.results.summary.sections import ShownVariables, arranged, names_of_terms, plan_sections
-from pymc_ngvi.results.summary.table import Rows, as_html, as_text, rows_of
 from pymc_ngvi.results.summary.verdict import verdict_on
+
+# --- tables of a summary as lines of text and as HTML, with as many digits as the draws can tell ---
+
+#: Elements shown of a variable, the last one included, as the table gets longer.
+_KEPT = (20, 10, 6, 4, 2)
+#: Standard deviations outside of these are shown in powers of ten.
+_LEAST, _MOST = 1e-4, 1e6
+#: Stands for rows that are left out.
+_GAP = "..."
+Rows = list[tuple[str, list[str]]]
+
+
+def rows_of(table: pd.DataFrame, *, by_sd: bool, limit: int) -> Rows:
+    """Return labels and cells of a table, of long variables only the first elements and the last.
+
+    Parameters
+    ----------
+    table : pandas.DataFrame
+    by_sd : bool
+        Whether to show numbers to the second digit of the standard deviation in column ``sd``, instead of as the table
+        prints them.
+    limit : int
+        Rows to show, about.
+    """
+    places = kept_rows(_variables(table), limit)
+    some = table.iloc[[i for i in places if i is not None]]
+    cells = iter(_by_sd(some) if by_sd and "sd" in some else _as_printed(some))
+    labels = iter(some.index)
+    blank = [_GAP] * len(table.columns)
+    return [(_GAP, blank) if i is None else (str(next(labels)), next(cells)) for i in places]
+
+
+def kept_rows(variables: Sequence[str], limit: int) -> list[int | None]:
+    """Return the places of the rows to show; None stands for those that are left out.
+
+    Parameters
+    ----------
+    variables : sequence of str
+        The variable that each row is of.
+    limit : int
+
+    Examples
+    --------
+    >>> kept_rows(["a", *5 * ["b"]], 6)
+    [0, 1, 2, 3, 4, 5]
+    >>> kept_rows(["a", *5 * ["b"]], 5)
+    [0, 1, 2, 3, None, 5]
+    """
+    n = len(variables)
+    if n <= limit:
+        return list(range(n))
+    edges = [0, *(i for i in range(1, n) if variables[i] != variables[i - 1]), n]
+    spans = list(itertools.pairwise(edges))
+    keep = next((k for k in _KEPT if sum(min(b - a, k) for a, b in spans) <= limit), _KEPT[-1])
+    result: list[int | None] = []
+    for a, b in spans:
+        result += range(a, b) if b - a <= keep else [*range(a, a + keep - 1), None, b - 1]
+    if sum(i is not None for i in result) > limit:  # of many variables
+        half = limit // 2
+        result = [*result[:half], None, *result[len(result) - half :]]
+    return result
+
+
+def _variables(table: pd.DataFrame) -> list[str]:
+    """Return the variable that each row is of."""
+    return [str(label).split("[")[0] for label in table.index]
+
+
+def _by_sd(table: pd.DataFrame) -> list[list[str]]:
+    """Return cells with digits to the second of the standard deviation, as many for all of a vector where that fits."""
+    values, sd, variables = table.to_numpy(dtype=np.float64), table["sd"].to_numpy(), np.array(_variables(table))
+    digits = [_digits(s) for s in sd]
+    for name in dict.fromkeys(variables):
+        of = [digits[i] for i in np.flatnonzero(variables == name)]
+        if min(of) >= 0 and max(of) - min(of) == 1:
+            digits = [max(of) if v == name else d for v, d in zip(variables, digits, strict=True)]
+    return [[_number(x, d) for x in row] for row, d in zip(values, digits, strict=True)]
+
+
+def _digits(sd: float) -> int:
+    """Return how many digits after the point to show for a standard deviation; -1 for four significant ones."""
+    return max(0, 1 - math.floor(math.log10(sd))) if _LEAST <= sd < _MOST else -1
+
+
+def _number(x: float, digits: int) -> str:
+    text = f"{x:.4g}" if digits < 0 or not math.isfinite(x) else f"{x:,.{digits}f}"
+    return text[1:] if text.startswith("-") and not text.strip("-0.,") else text  # no -0.00
+
+
+def _as_printed(table: pd.DataFrame) -> list[list[str]]:
+    """Return cells as the table shows them: ArviZ rounds each in its own way."""
+    columns = [table[[c]].to_string(index=False, header=False).split("\n") for c in table.columns]
+    return [[cell.strip() for cell in row] for row in zip(*columns, strict=True)]
+
+
+def as_text(columns: Sequence[str], sections: Mapping[str, Rows]) -> str:
+    """Return one table with a heading above each section, the columns of all of them aligned."""
+    indent = 2 * (len(sections) > 1 or "" not in sections)
+    rows = [row for part in sections.values() for row in part]
+    label_width = max([len(label) for label, _ in rows], default=0) + indent
+    widths = [max([len(c), *(len(cells[j]) for _, cells in rows)]) for j, c in enumerate(columns)]
+    lines = [_line("", columns, label_width, widths)]
+    for heading, part in sections.items():
+        lines += [heading] * bool(heading)
+        lines += [_line(" " * indent + label, cells, label_width, widths) for label, cells in part]
+    return "\n".join(lines)
+
+
+def _line(label: str, cells: Sequence[str], label_width: int, widths: Sequence[int]) -> str:
+    return "  ".join([label.ljust(label_width), *(c.rjust(w) for c, w in zip(cells, widths, strict=True))]).rstrip()
+
+
+def as_html(columns: Sequence[str], sections: Mapping[str, Rows]) -> str:
+    """Return the same as an HTML table that takes its colours from the page."""
+    number = "text-align:right;padding:.1em .8em;white-space:nowrap;font-variant-numeric:tabular-nums"
+    label_style = "text-align:left;padding:.1em .8em .1em 0;font-weight:normal"
+    head = "".join(f'<th scope="col" style="{number}">{escape(c)}</th>' for c in columns)
+    body = []
+    for heading, part in sections.items():
+        if heading:
+            style = "text-align:left;padding:.6em 0 .1em;border-bottom:1px solid currentColor"
+            body.append(
+                f'<tr><th colspan="{len(columns) + 1}" scope="colgroup" style="{style}">{escape(heading)}</th></tr>'
+            )
+        for label, cells in part:
+            numbers = "".join(f'<td style="{number}">{escape(c)}</td>' for c in cells)
+            body.append(f'<tr><th scope="row" style="{label_style}">{escape(label)}</th>{numbers}</tr>')
+    return (
+        '<div style="overflow-x:auto"><table style="border-collapse:collapse;background:none;color:inherit">'
+        f"<thead><tr><td></td>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+# --- what a summary shows, and in which order: parameters of the population, then those of each group, then effects ---
+
+#: Heading of what belongs to no group.
+POPULATION = "Population-level parameters"
+#: Axes of draws.
+_SAMPLE = ("chain", "draw")
+
+
+class ShownVariables(NamedTuple):
+    """Which variables a summary shows.
+
+    Parameters
+    ----------
+    sections : dict
+        Names by heading, in the order in which they are shown; one heading, "", where there are no groups.
+    notes : tuple of str
+        Sentences below the table: numbers of observations and of levels, what was left out.
+    """
+
+    sections: Mapping[str, tuple[str, ...]]
+    notes: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """All names that are shown."""
+        return [name for names in self.sections.values() for name in names]
+
+
+def plan_sections(roles: Roles, sizes: Mapping[str, int], *, group_effects: bool) -> ShownVariables:
+    """Return what a summary shows of a model.
+
+    Parameters
+    ----------
+    roles : Roles
+    sizes : mapping of str to int
+        Numbers of elements by name, in the order of the draws.
+    group_effects : bool
+        Whether to show the effects of groups, too.
+    """
+    groups = roles.groups
+    apart = {*roles.rows, *roles.raw}
+    apart.update(name for g in groups for name in (*g.scales, *g.packed, *g.effects, *g.offsets))
+    sections = {POPULATION: [name for name in sizes if name not in apart]}
+    for g in groups:
+        sections[f"{_what(g)}: {_levels(g)}"] = g.scales
+    if group_effects:
+        for g in groups:
+            sections[f"Effects: {_levels(g)}"] = g.effects or g.offsets
+    shown = {heading: tuple(names) for heading, names in sections.items() if names} or {"": tuple(sizes)}
+    if not groups:
+        shown = {"": tuple(name for names in shown.values() for name in names)}
+    return ShownVariables(shown, (*_counts(roles), *_left_out(roles, sizes, group_effects=group_effects)))
+
+
+def _what(group: Grouping) -> str:
+    correlated = group.packed or any("corr" in name for name in group.scales)
+    return "Standard deviations and correlations" if correlated else "Standard deviations"
+
+
+def _levels(group: Grouping) -> str:
+    return f"{group.name} ({group.n_levels:,} levels)"
+
+
+def _counts(roles: Roles) -> list[str]:
+    """Return the sentences with the numbers of observations and of levels, as mixed-model programs print them."""
+    of = list(roles.observations.items())
+    observed = f"{of[0][1]:,}" if len(of) == 1 else ", ".join(f"{name} {n:,}" for name, n in of)
+    sentences = [f"Number of observations: {observed}."] if of else []
+    if roles.groups:
+        sentences.append("Number of levels: " + ", ".join(f"{g.name} {g.n_levels:,}" for g in roles.groups) + ".")
+    return [" ".join(sentences)] if sentences else []
+
+
+def _left_out(roles: Roles, sizes: Mapping[str, int], *, group_effects: bool) -> list[str]:
+    """Return sentences that say what the summary leaves out, and how to see it."""
+    sentences = []
+    effects = [] if group_effects else [name for g in roles.groups for name in g.effects or g.offsets]
+    if effects:
+        n = sum(sizes[name] for name in effects)
+        sentences.append(f"Not shown: {n:,} group effects ({', '.join(effects)}); see summary(group_effects=True).")
+    offsets = [name for g in roles.groups if g.effects for name in g.offsets]
+    others = {
+        "standardised effects": [*offsets, *roles.raw],
+        "packed Cholesky factors": [name for g in roles.groups for name in g.packed],
+        "values for each observation": list(roles.rows),
+    }
+    parts = [f"{kind} ({', '.join(names)})" for kind, names in others.items() if names]
+    if parts:
+        last = [name for names in others.values() for name in names][-1]
+        start = "Nor are shown" if effects else "Not shown:"
+        sentences.append(f'{start} {", ".join(parts)}; see, by name, summary(var_names=["{last}"]).')
+    return sentences
+
+
+def arranged(
+    posterior: xr.Dataset, plan: ShownVariables, scales: set[str], terms: Mapping[str, Sequence[str]]
+) -> tuple[xr.Dataset, dict[str, slice]]:
+    """Return the draws that a summary shows, and where the rows of each section will be.
+
+    Of matrices of correlations among ``scales``, only the entries below the diagonal are kept, each once.
+
+    Parameters
+    ----------
+    posterior : xarray.Dataset
+    plan : ShownVariables
+    scales : set of str
+    terms : mapping of str to sequence of str
+        Labels for the axes of scales that have none, as `names_of_terms` finds them.
+
+    Returns
+    -------
+    dataset : xarray.Dataset
+        Variables in the order of the sections.
+    where : dict
+        Slice of rows by heading.
+    """
+    kept: dict[str, xr.DataArray] = {}
+    where: dict[str, slice] = {}
+    start = 0
+    for heading, names in plan.sections.items():
+        stop = start
+        correlations = {name for name in names if name in scales and _is_correlation(posterior[name])}
+        for name in sorted(names, key=lambda n: n in correlations):  # standard deviations first
+            draws = _labelled(posterior[name], terms.get(name, ()))
+            draws = _below_diagonal(draws) if name in correlations else draws
+            n = math.prod(draws.sizes[d] for d in draws.dims if d not in _SAMPLE)
+            if n:
+                kept[name] = draws
+                stop += n
+        where[heading] = slice(start, stop)
+        start = stop
+    # Coords that variables share are equal; those of others would only be in the way.
+    return xr.Dataset(kept), where
+
+
+def names_of_terms(few: xr.Dataset, groups: Sequence[Grouping]) -> dict[str, list[str]]:
+    """Return the names of the terms that standard deviations and correlations belong to, by name of these.
+
+    They are those of the axis of the effects that is not the axis of levels; a Cholesky factor has plain axes.
+
+    Parameters
+    ----------
+    few : xarray.Dataset
+        Draws of all variables, two or more.
+    groups : sequence of Grouping
+    """
+    result = {}
+    for g in groups:
+        labels = None
+        for name in (n for n in (*g.effects, *g.offsets) if n in few):
+            axes = [few[d] for d in few[name].dims if d in few.coords and d not in _SAMPLE]
+            named = [a.values.astype(str).tolist() for a in axes if a.size != g.n_levels and a.dtype.kind in "OUST"]
+            labels = named[0] if len(named) == 1 else labels
+        if labels is not None:
+            result.update(dict.fromkeys(g.scales, labels))
+    return result
+
+
+def _labelled(draws: xr.DataArray, labels: Sequence[str]) -> xr.DataArray:
+    """Give plain axes of as many entries as there are labels these labels."""
+    plain = [d for d in draws.dims if str(d).startswith(f"{draws.name}_dim_") and draws.sizes[d] == len(labels)]
+    return draws.assign_coords({d: list(labels) for d in plain})
+
+
+def _is_correlation(draws: xr.DataArray) -> bool:
+    """Tell whether draws are symmetric matrices with ones on their diagonal."""
+    values = draws.transpose(*_SAMPLE, ...).to_numpy()
+    if values.ndim != 4 or values.shape[2] != values.shape[3]:
+        return False
+    unit = np.allclose(np.diagonal(values, axis1=2, axis2=3), 1.0)
+    return bool(unit and np.allclose(values, values.swapaxes(2, 3), equal_nan=True))
+
+
+def _below_diagonal(draws: xr.DataArray) -> xr.DataArray:
+    draws = draws.transpose(*_SAMPLE, ...)
+    later, earlier = np.tril_indices(draws.shape[2], -1)
+    rows, cols = (
+        np.asarray(draws[dim].values if dim in draws.coords else range(draws.sizes[dim])) for dim in draws.dims[2:]
+    )
+    pairs = [f"{cols[j]}, {rows[i]}" for i, j in zip(later, earlier, strict=True)]
+    dim = f"{draws.name}_pair"
+    values = draws.to_numpy()[:, :, later, earlier]
+    coords = {d: draws.coords[d] for d in _SAMPLE if d in draws.coords}
+    return xr.DataArray(values, dims=(*_SAMPLE, dim), coords={**coords, dim: pairs}, name=draws.name)
+
+
+# --- what a fit says of itself and of the parameters, as a text and a table ---
 
 #: Rows of the table that a summary prints, about; ``table`` has them all.
 _MAX_ROWS = 60

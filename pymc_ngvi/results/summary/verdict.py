@@ -55,8 +55,7 @@ def _lines_of_fit(record: FitRecord | None) -> list[str]:
     if record is None:
         return ["This approximation was not made by a fit."]
     lines = [record.closing_line(), record.posterior, record.of_discrete]
-    if not (record.converged or record.is_pool):
-        lines.insert(1, f"{record.sentence} {record.status.cure}")
+    lines.insert(1, record.remark)
     return list(filter(None, lines))
 
 

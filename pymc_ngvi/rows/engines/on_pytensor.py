@@ -112,8 +112,7 @@ class OnTwoAxes:
     def __call__(self, *inputs: Array) -> Sequence[Array]:
         """Return values, of three axes with those of all rows last."""
         if inputs[0].ndim == _TWO:
-            values: Sequence[Array] = self.function(*inputs)
-            return values
+            return self.function(*inputs)
         shape = np.broadcast_shapes(*[x.shape for x in inputs])
         flat = [
             x.reshape(len(x), 1) if is_one else np.broadcast_to(x, (len(x), *shape[1:])).reshape(len(x), -1)

@@ -100,8 +100,7 @@ class GlobalGradient:
     @property
     def se(self) -> Array:
         """Its standard error, (n_globals,)."""
-        result: Array = np.sqrt(self.variance) / self.n_draws
-        return result
+        return np.sqrt(self.variance) / self.n_draws
 
     def is_settled(self) -> bool:
         """Tell whether no global parameter moves, as far as several sets tell."""

@@ -78,7 +78,7 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
             moments,
             belief=Belief.of(moments),
             n_dropped=evaluation.n_dropped,
-            n_settling=MAX_SETTLING if _can_settle(q) else 0,
+            n_settling=MAX_SETTLING if q.globals_ is not None and 0 < len(q.globals_) < q.n_dim else 0,
             drift=GlobalGradient.measured(None, q, moments, base.n_draws),
             growth=Growth(first=q.sd()),
             n_recoveries=MAX_RECOVERIES,
@@ -286,8 +286,3 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
     def _has_learned(self, state: AdaptiveState) -> bool:
         # Strides do for thousands of group effects what learning on a fixed set does for other models.
         return has_effects(state.q, THOUSANDS) or state.n_learned >= (_N_LEARNED if state.q.exact_metric else 1)
-
-
-def _can_settle(q: GaussianState) -> bool:
-    """Tell whether a state has both global parameters and others."""
-    return q.globals_ is not None and 0 < len(q.globals_) < q.n_dim

@@ -97,8 +97,7 @@ class Quadratic:
         n_dim = len(theta)
         if len(self.precision) == n_dim and n_dim > 1:
             return self.precision * theta
-        result: Array = unpack(self.precision, n_dim) @ theta
-        return result
+        return unpack(self.precision, n_dim) @ theta
 
     def value(self, seen: SeenByQuadratics) -> float:
         """Return the expectation under a Gaussian."""
@@ -108,8 +107,7 @@ class Quadratic:
 
     def grad(self, seen: SeenByQuadratics) -> Array:
         """Return the expectation of the gradient."""
-        result: Array = self.linear - self.times(seen.mean)
-        return result
+        return self.linear - self.times(seen.mean)
 
 
 def is_diagonal(q: GaussianState) -> bool:
@@ -157,8 +155,7 @@ def gap_by_newton(q: GaussianState, grad: Array, hessian: Array) -> float:
 
 def moves(q: GaussianState, grads: Array) -> Array:
     """Return how far errors in gradients, (n, n_dim), move means, in standard deviations."""
-    result: Array = q.covariance_times(grads) / q.sd()
-    return result
+    return q.covariance_times(grads) / q.sd()
 
 
 def sign_of_order(q: GaussianState, sites: Sequence[Quadratic]) -> str:

@@ -8,8 +8,9 @@ measured on draws of its own. Where Hessians are used, an average of measured ga
 
 import abc
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from pymc_ngvi.core.draws import BASE_DRAWS, sobol_draws
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
+    Array,
     Assessment,
     BaseDraws,
     Direction,
@@ -30,12 +32,81 @@ from pymc_ngvi.core.types import (
     Target,
     Update,
 )
-from pymc_ngvi.estimators import gauss_newton, price
+from pymc_ngvi.estimators import gauss_newton, price, stein
+from pymc_ngvi.estimators.draws import evaluation_of
 from pymc_ngvi.steps.adaptive.certificate import has_diverged, loses_draws
-from pymc_ngvi.steps.adaptive.measure import UNKNOWN, Measured, measured_gap
+from pymc_ngvi.steps.adaptive.measure import UNKNOWN, Measured, measured_at, measured_gap
 from pymc_ngvi.steps.schedule.tolerance import Tolerance
-from pymc_ngvi.steps.stochastic.levelling import Windows
-from pymc_ngvi.steps.stochastic.passes import on_batches, on_passes, replicates
+
+# --- when a noisy ELBO has stopped rising: means over windows of iterations, and the slope through the last three ---
+# References
+# ----------
+# .. [1] L. S. L. Tan (2025). Analytic natural gradient updates for Cholesky factor in Gaussian variational
+#    approximation. https://doi.org/10.48550/arXiv.2109.00375
+
+#: Nats per window below which the slope of the ELBO counts as none.
+_LEAST_SLOPE = 0.01
+#: Window means that the line goes through.
+_N_MEANS = 3
+
+
+@stored("stochastic.windows")
+@dataclass(frozen=True)
+class Windows:
+    """Means of a noisy figure over windows of iterations; of the past, only the last three means are kept.
+
+    Parameters
+    ----------
+    size : int
+        Iterations in a window.
+    n : int
+        Iterations in the current one.
+    mean, squares : float
+        Of the figure over the current window: the mean, and the sum of squared deviations from it.
+    means : tuple of float
+        Of the last complete windows, at most three.
+    se : float
+        Standard error of the last of them, from the scatter within the window.
+    """
+
+    size: int
+    n: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    means: tuple[float, ...] = ()
+    se: float = np.inf
+
+    def with_value(self, value: float) -> Self:
+        """Return these windows with one more value; one that is not finite is left out."""
+        if not np.isfinite(value):
+            return self
+        n = self.n + 1
+        apart = value - self.mean
+        mean = self.mean + apart / n
+        squares = self.squares + apart * (value - mean)
+        if n < self.size:
+            return type(self)(self.size, n, mean, squares, self.means, self.se)
+        se = float(np.sqrt(squares / (n - 1) / n)) if n > 1 else np.inf
+        return type(self)(self.size, means=(*self.means, mean)[-_N_MEANS:], se=se)
+
+    @property
+    def just_completed(self) -> bool:
+        """Whether the last value completed a window."""
+        return self.n == 0 and bool(self.means)
+
+    @property
+    def slope(self) -> float:
+        """Slope per window of the least-squares line through the last three means; inf before there are three."""
+        # Through three equidistant points, the middle one has no say.
+        return 0.5 * (self.means[-1] - self.means[0]) if len(self.means) == _N_MEANS else np.inf
+
+    @property
+    def has_levelled(self) -> bool:
+        """Whether the figure has stopped rising, as the last complete windows tell."""
+        return self.just_completed and bool(self.slope < _LEAST_SLOPE)
+
+
+# --- what the stochastic step rules share: fresh draws in every iteration, and when to stop ---
 
 #: Draws in one window of the stop rule, and iterations at least.
 _WINDOW_DRAWS, _WINDOW_LEAST = 1_000, 50
@@ -371,3 +442,89 @@ def _noisy_elbo(evaluation: Evaluation, base: BaseDraws) -> float:
     z = base.z if evaluation.finite.all() else base.z[evaluation.finite]
     # No BLAS: on more than 10,000 numbers it wakes its threads, for longer than the rest of an iteration takes.
     return float(evaluation.elbo + 0.5 * (np.square(z).sum() / len(z) - z.shape[1]))
+
+
+# --- how many nats a state lacks on all of the data, where log p reads minibatches ---
+# Each replicate of the draws is evaluated on a pass through the data of its own, in a random order. What noise a pass
+# has, as where its last batch begins another one, then is in the scatter of replicates, like that of the draws.
+
+#: Part of the gradients of a fit that a measurement may take.
+_PART = 0.25
+#: Draws, at least and at most.
+_FEWEST, _MOST = 64, 2_048
+
+
+@dataclass(frozen=True, eq=False)
+class OnPasses:
+    """A state on all of the data.
+
+    Parameters
+    ----------
+    measured : Measured
+        What is left to gain.
+    evaluation : Evaluation
+    units : ndarray of int, shape (n_replicates, n_draws / n_replicates)
+        Draws on one pass.
+    """
+
+    measured: Measured
+    evaluation: Evaluation
+    units: NDArray[np.intp]
+
+
+def on_passes(target: Target, q: GaussianState, rng: np.random.Generator) -> OnPasses | None:
+    """Evaluate a state, and measure its gap from gradients, on all of the data.
+
+    Parameters
+    ----------
+    target : Target
+        Reads minibatches.
+    q : GaussianState
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    OnPasses or None
+        None where the fit has taken so few gradients that this would take longer.
+    """
+    affordable = _PART * target.n_gradients / target.n_batches
+    if affordable < _FEWEST:
+        return None
+    base = sobol_draws(min(2 ** int(np.log2(affordable)), _MOST), target.n_dim, rng)
+    evaluation = _by_replicate(q, base, lambda theta: _on_pass(target, theta, int(rng.integers(2**31))))
+    # The Hessian that the target knows is that of one batch.
+    measured = measured_at(target, q, base, evaluation, stein, full_metric=False)
+    return OnPasses(measured, evaluation, replicates(base))
+
+
+def on_batches(target: Target, q: GaussianState, base: BaseDraws, rng: np.random.Generator) -> Evaluation:
+    """Evaluate each replicate of the draws on a minibatch of its own."""
+
+    def evaluate(theta: Array) -> tuple[Array, Array]:
+        target.next_batch(rng)
+        return target.logp_grad(theta)
+
+    return _by_replicate(q, base, evaluate)
+
+
+def replicates(base: BaseDraws) -> NDArray[np.intp]:
+    """Return the rows of each replicate, (n_replicates, n_draws / n_replicates)."""
+    return np.arange(base.n_draws).reshape(base.n_replicates, -1)
+
+
+def _by_replicate(q: GaussianState, base: BaseDraws, evaluate: Callable[[Array], tuple[Array, Array]]) -> Evaluation:
+    theta = q.draws(base.z)
+    parts = [evaluate(theta[rows]) for rows in base.replicates()]
+    logp, grad = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return evaluation_of(q, theta, logp, grad)
+
+
+def _on_pass(target: Target, theta: Array, seed: int) -> tuple[Array, Array]:
+    n_batches = target.n_batches
+    logp, grad = np.zeros(len(theta)), np.zeros_like(theta)
+    for number in range(n_batches):
+        target.take_batch(seed, number)
+        values, slopes = target.logp_grad(theta)
+        logp += values / n_batches
+        grad += slopes / n_batches
+    return logp, grad

@@ -195,8 +195,7 @@ class FilledStructure(Structure):
 
     def sd(self, factor: Array, sign: int) -> Array:
         """Return the standard deviations."""
-        result: Array = np.sqrt(self.factor(factor).inverse[self.fronts.diagonal])
-        return result
+        return np.sqrt(self.factor(factor).inverse[self.fronts.diagonal])
 
     def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
         """Return entries of the covariance, (n,); those that the factor has not take a solution each."""
@@ -215,8 +214,7 @@ class FilledStructure(Structure):
     def squares(self, factor: Array, sign: int, vectors: Array) -> Array:
         """Return v^T S v for the precision S of each vector."""
         half = self.times(factor, vectors, transposed=True)
-        result: Array = np.sum(half * half, axis=-1)
-        return result
+        return np.sum(half * half, axis=-1)
 
     # --- curvatures ---
 
@@ -250,8 +248,7 @@ class FilledStructure(Structure):
         at = self.fronts.places(i, j)
         matrix = np.zeros((self.n_dim, self.n_dim))
         matrix[i[at >= 0], j[at >= 0]] = curvature[at[at >= 0]]
-        result: Array = matrix + np.tril(matrix, -1).T
-        return result
+        return matrix + np.tril(matrix, -1).T
 
     def panels_of(self, pattern: Pattern, values: Array) -> Array:
         """Return the lower triangle of a symmetric matrix as panels.

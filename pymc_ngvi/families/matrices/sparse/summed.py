@@ -136,8 +136,7 @@ class SummedStructure(FilledStructure):
     def sd(self, factor: Array, sign: int) -> Array:
         """Return the standard deviations."""
         every = np.arange(self.n_dim)
-        result: Array = np.sqrt(self.summed(factor).inverse(every, every, self.fronts.diagonal))
-        return result
+        return np.sqrt(self.summed(factor).inverse(every, every, self.fronts.diagonal))
 
     def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
         """Return entries of the covariance, (n,); those that the sparse part has not take a solution each."""

@@ -171,13 +171,11 @@ class SummedCholesky:
 
     @functools.cached_property
     def _s_inverse(self) -> Array:
-        result: Array = self._b_inverse.T @ self._b_inverse
-        return result
+        return self._b_inverse.T @ self._b_inverse
 
     def _within(self, small: Array, vectors: Array) -> Array:
         """Multiply with a small matrix in the space of Q, and with the identity elsewhere."""
-        result: Array = vectors + self._q @ ((small - np.eye(len(small))) @ (self._q.T @ vectors))
-        return result
+        return vectors + self._q @ ((small - np.eye(len(small))) @ (self._q.T @ vectors))
 
     # --- vectors are columns, (n_dim, n_vectors) ---
 
@@ -205,14 +203,12 @@ class SummedCholesky:
     @functools.cached_property
     def _beside(self) -> Array:
         """L^-T Q (I - S^-1), (n_dim, k)."""
-        result: Array = self._roots - self._roots @ self._s_inverse
-        return result
+        return self._roots - self._roots @ self._s_inverse
 
     def inverse(self, rows: Ints, cols: Ints, at: Ints) -> Array:
         """Return entries of the inverse, which P has at these places of its panels."""
         apart = np.einsum("ij,ij->i", self._beside[rows], self._roots[cols])
-        result: Array = self.pinned.inverse[at] - apart
-        return result
+        return self.pinned.inverse[at] - apart
 
     # --- symmetric matrices, in numbers of which the metric is simple ---
 

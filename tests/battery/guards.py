@@ -1,0 +1,476 @@
+"""Guards of `marginal/` and `nested/`: how each is switched off, and a model that fails without it.
+
+A guard is what protects from an answer that is wrong, or refused where it need not be. A model has a reference that is
+independent of the package: a closed form, or a sum over a grid. What is found is in guards.md.
+"""
+
+import functools
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+
+from scipy import stats
+from scipy.special import expit, gammaln, log_expit, logsumexp
+
+import pymc_ngvi
+
+from pymc_ngvi.marginal import (
+    adaptation,
+    confirmed,
+    fitting,
+    log_marginal,
+    verdict,
+)
+from pymc_ngvi.marginal.tails import Bend, find_bend
+from pymc_ngvi.nested import defence, emulator, exploring, learning, margins, pairs, posterior, rounds
+from pymc_ngvi.nested import verdict as nested_verdict
+
+EXACT, APPROXIMATE, REFUSED = "exact", "approximate", "refused"
+#: What a mean may be off, in standard deviations, and a standard deviation, relative; and the log of the evidence,
+#: beside five of its own errors. Draws for functions of these.
+MOST_OFF, MOST_OFF_IN_EVIDENCE, N_DRAWS = 0.1, 0.03, 20_000
+
+
+class Known(NamedTuple):
+    """A model, moments of its first unconstrained coordinates, the logarithm of its evidence, and a function of draws.
+
+    `also` is of draws of variables: by how much something is off, in what it may.
+    """
+
+    model: pm.Model
+    mean: Any
+    sd: Any
+    evidence: float = np.nan
+    also: Any = None
+
+
+class Result(NamedTuple):
+    """What a fit says of itself, and by how much it is off, in what it may."""
+
+    claim: str
+    off: float = np.nan
+
+
+def result_of(known, kind, seed):
+    """Fit, and compare."""
+    try:
+        approx = pymc_ngvi.fit_ngvi(model=known.model, posterior=kind, random_seed=seed, progressbar=False)
+    except pymc_ngvi.NotExactError:
+        return Result(REFUSED)
+    if not approx.checks.is_reliable:
+        return Result(REFUSED)
+    n = len(known.mean)
+    off = [*np.abs(approx.mean_flat[:n] - known.mean) / known.sd, *np.abs(approx.sd_flat[:n] / known.sd - 1.0)]
+    result = float(np.max(off)) / MOST_OFF
+    if np.isfinite(known.evidence):
+        found = approx.log_marginal_likelihood
+        result = max(result, abs(found.value - known.evidence) / (MOST_OFF_IN_EVIDENCE + 5.0 * found.se))
+    if known.also is not None:
+        result = max(result, known.also(approx.sample(N_DRAWS, random_seed=seed)["posterior"]))
+    return Result(EXACT if approx.is_exact else APPROXIMATE, result)
+
+
+def on_grid(model, log_density, *axes, has_evidence=True):
+    """Return moments by a sum over a grid of the first coordinates."""
+    grid = np.meshgrid(*axes, indexing="ij")
+    values = log_density(*grid)
+    points, total = np.stack(grid).reshape(len(axes), -1), logsumexp(values)
+    weights = np.exp(values - total).ravel()
+    mean = points @ weights
+    sd = np.sqrt((points - mean[:, None]) ** 2 @ weights)
+    volume = np.prod([axis[1] - axis[0] for axis in axes])
+    return Known(model, mean, sd, float(total + np.log(volume)) if has_evidence else np.nan)
+
+
+# --- densities of few coordinates -------------------------------------------------------------------------------------
+
+
+def of_density(log_density, mean, sd):
+    """Return a model whose log density is a function of one vector."""
+    with pm.Model() as model:
+        x = pm.Flat("x", shape=len(mean), initval=np.zeros(len(mean)))
+        pm.Potential("log_density", log_density(x))
+    return Known(model, np.array(mean), np.array(sd))
+
+
+def shelf(weight=0.01, middle=-10.0, width=3.0, bend=0.05):
+    """A bulk, and one percent on a thin bent shelf far from it."""
+
+    def log_density(x):
+        apart = ((x[0] - middle) / width) ** 2 + ((x[1] - bend * x[0] ** 2) / 0.3) ** 2
+        on_shelf = np.log(weight / (0.3 * width)) - 0.5 * apart
+        return pt.logaddexp(np.log1p(-weight) - 0.5 * (x**2).sum(), on_shelf)
+
+    square = middle**2 + width**2
+    fourth = middle**4 + 6.0 * middle**2 * width**2 + 3.0 * width**4
+    mean = weight * np.array([middle, bend * square])
+    squares = 1.0 - weight + weight * np.array([square, bend**2 * fourth + 0.09])
+    return of_density(log_density, mean, np.sqrt(squares - mean**2))
+
+
+def spike(p=5, weight=0.15, scale=0.1):
+    """A narrow peak in a wide one."""
+
+    def log_density(x):
+        square = (x**2).sum()
+        narrow = np.log1p(-weight) - p * np.log(scale) - 0.5 * square / scale**2
+        return pt.logaddexp(narrow, np.log(weight) - 0.5 * square)
+
+    return of_density(log_density, np.zeros(p), np.full(p, np.sqrt(weight + (1.0 - weight) * scale**2)))
+
+
+def heavy(df=1.2):
+    """Two coordinates without a standard deviation."""
+    return of_density(lambda x: -0.5 * (df + 1.0) * pt.log1p(x**2 / df).sum(), np.zeros(2), np.full(2, np.inf))
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+def groups(y, log_p, likelihood, *axes, tau=2.0, is_centred=False):
+    """Return a model of one effect for each count, about a mean; `log_p` is of a count, from its effect."""
+    with pm.Model() as model:
+        mu, size = pm.Normal("mu", 0.0, 3.0), pm.HalfNormal("tau", tau)
+        effect = (
+            pm.Normal("a", mu, size, shape=len(y)) if is_centred else mu + size * pm.Normal("z", 0.0, 1.0, shape=len(y))
+        )
+        likelihood(effect, y)
+    z = np.linspace(-8.0, 8.0, 801)
+    log_weight = stats.norm.logpdf(z) + np.log(z[1] - z[0])
+    values, counts = np.unique(y, return_counts=True)
+
+    def log_density(mean, log_size):
+        prior = stats.norm.logpdf(mean, 0.0, 3.0) + stats.halfnorm.logpdf(np.exp(log_size), scale=tau) + log_size
+        effects = mean[..., None] + np.exp(log_size)[..., None] * z
+        return prior + sum(
+            n * logsumexp(log_p(value, effects) + log_weight, axis=-1) for value, n in zip(values, counts, strict=True)
+        )
+
+    return on_grid(model, log_density, *axes)
+
+
+def rare_counts():
+    """Counts of which most are 0: effects may be 0, too, and the logarithm of their scale has a thin tail."""
+    rng = np.random.default_rng(12)
+    y = rng.poisson(0.3 * np.exp(1.5 * rng.normal(size=40)))
+    log_p = lambda value, a: value * a - np.exp(np.minimum(a, 50.0)) - gammaln(value + 1.0)  # noqa: E731
+    likelihood = lambda effect, y: pm.Poisson("y", pt.exp(effect), observed=y)  # noqa: E731
+    return groups(y, log_p, likelihood, np.linspace(-6.0, 1.5, 61), np.linspace(-9.0, 1.7, 86))
+
+
+def binary(n=7):
+    """Few binary outcomes each, with large effects: conditional densities are skewed, and some half flat."""
+    y = np.random.default_rng(3)
+    y = y.binomial(n, expit(-2.0 + 4.0 * y.normal(size=60)))
+    log_p = lambda k, a: stats.binom.logpmf(k, n, 0.5) + n * np.log(2.0) + k * log_expit(a) + (n - k) * log_expit(-a)  # noqa: E731
+    likelihood = lambda effect, y: pm.Binomial("y", n, logit_p=effect, observed=y)  # noqa: E731
+    return groups(y, log_p, likelihood, np.linspace(-5.5, 1.5, 50), np.linspace(0.5, 2.4, 50), tau=5.0, is_centred=True)
+
+
+def folded(sd=0.1, n=10):
+    """Effects whose signs are not seen: each has two modes, far apart."""
+    y = np.abs(np.random.default_rng(16).normal(0.5, 2.0, n))
+    with pm.Model() as model:
+        mu, tau = pm.Normal("mu", 0.0, 2.0), pm.HalfNormal("tau", 2.0)
+        a = pm.Normal("a", mu, tau, shape=n)
+        pm.Potential("y", pt.logaddexp(-0.5 * ((y - a) / sd) ** 2, -0.5 * ((y + a) / sd) ** 2).sum())
+
+    def log_density(mean, log_size):
+        prior = stats.norm.logpdf(mean, 0.0, 2.0) + stats.halfnorm.logpdf(np.exp(log_size), scale=2.0) + log_size
+        wide = np.hypot(sd, np.exp(log_size))
+        sides = [stats.norm.logpdf(sign * y, mean[..., None], wide[..., None]) for sign in (1.0, -1.0)]
+        return prior + np.logaddexp(*sides).sum(axis=-1)
+
+    return on_grid(model, log_density, np.linspace(-8.0, 8.0, 161), np.linspace(-4.0, 2.6, 133), has_evidence=False)
+
+
+# --- latent Gaussian models -------------------------------------------------------------------------------------------
+
+
+def level(n=20):
+    """A random walk seen with noise, which may be nearly 0."""
+    rng = np.random.default_rng(1)
+    y = np.cumsum(0.5 * rng.normal(size=n)) + rng.normal(size=n)
+    with pm.Model() as model:
+        step, noise = pm.HalfNormal("step", 1.0), pm.HalfNormal("noise", 2.0)
+        x = pm.GaussianRandomWalk("x", sigma=step, init_dist=pm.Normal.dist(0.0, 3.0), shape=n)
+        pm.Normal("y", x, noise, observed=y)
+    walk = np.minimum.outer(np.arange(n), np.arange(n)).astype(float)
+
+    def log_density(log_step, log_noise):
+        step, noise = np.exp(log_step)[..., None, None], np.exp(log_noise)[..., None, None]
+        root = np.linalg.cholesky(9.0 + step**2 * walk + noise**2 * np.eye(n))
+        z = np.linalg.solve(root, np.broadcast_to(y[:, None], (*root.shape[:-1], 1)))[..., 0]
+        log_p = -0.5 * (z**2).sum(axis=-1) - np.log(np.diagonal(root, axis1=-2, axis2=-1)).sum(axis=-1)
+        prior = stats.halfnorm.logpdf(step) + stats.halfnorm.logpdf(noise, scale=2.0)
+        return log_p - 0.5 * n * np.log(2.0 * np.pi) + prior[..., 0, 0] + log_step + log_noise
+
+    return on_grid(model, log_density, np.linspace(-9.0, 1.2, 60), np.linspace(-9.0, 0.8, 112))
+
+
+def scales(p=8, n=5, true=(0.1, 2.0)):
+    """Independent scales of effects seen with noise."""
+    rng = np.random.default_rng(7)
+    true = np.linspace(*true, p)[:, None]
+    y = rng.normal(0.0, true, (p, n)) + rng.normal(0.0, 0.5, (p, n))
+    with pm.Model() as model:
+        s, z = pm.HalfNormal("s", 1.0, shape=p), pm.Normal("z", 0.0, 1.0, shape=(p, n))
+        pm.Normal("y", s[:, None] * z, 0.5, observed=y)
+    grid = np.linspace(-12.0, 3.0, 4_001)
+
+    def of_one(y):
+        log_p = stats.norm.logpdf(y[:, None], 0.0, np.hypot(np.exp(grid), 0.5)).sum(axis=0)
+        return on_grid(model, lambda t: log_p + stats.halfnorm.logpdf(np.exp(t)) + t, grid)
+
+    each = [of_one(row) for row in y]
+    return Known(
+        model,
+        np.concatenate([one.mean for one in each]),
+        np.concatenate([one.sd for one in each]),
+        sum(one.evidence for one in each),
+    )
+
+
+def rare_levels(sd, n=3):
+    """One count of 0 for each level: its density is nearly that of the prior, on one side."""
+    with pm.Model() as model:
+        alpha, x = pm.Gamma("alpha", 4.0, 2.0), pm.Normal("level", 0.0, sd, shape=n)
+        pm.NegativeBinomial("y", mu=pt.exp(x), alpha=alpha, observed=np.zeros(n, dtype=int))
+    t, grid = np.linspace(-6.0, 4.0, 501)[:, None], np.linspace(-8.0 * sd, 8.0 * sd, 4_001)
+    log_p = stats.norm.logpdf(grid, 0.0, sd) + np.exp(t) * (t - np.logaddexp(t, grid)) + np.log(grid[1] - grid[0])
+    of_level = logsumexp(log_p, axis=1)
+    log_m = stats.gamma.logpdf(np.exp(t[:, 0]), 4.0, scale=0.5) + t[:, 0] + n * of_level
+    known = on_grid(model, lambda at: log_m, t[:, 0])
+    density = np.exp(log_m - logsumexp(log_m)) @ np.exp(log_p - of_level[:, None])
+    mean, fourth = density @ grid, density @ (grid / sd) ** 4
+
+    def also(posterior):
+        found = ((posterior["level"].to_numpy()[0] / sd) ** 4).mean(axis=0)
+        return np.abs(found / fourth - 1.0).max() / 0.08
+
+    sds = np.full(n, np.sqrt(density @ (grid - mean) ** 2))
+    return Known(model, np.r_[known.mean, np.full(n, mean)], np.r_[known.sd, sds], known.evidence, also)
+
+
+def slopes(n=2, x=(0.0, 1.0), n_prior=200_000):
+    """Correlated intercepts and slopes of two groups: log m has a closed form, and draws of the prior are weighted."""
+    rng = np.random.default_rng(4)
+    design = np.stack([np.ones(len(x)), x], axis=1)
+    y = (rng.normal(size=(n, 2)) * [0.5, 0.3]) @ design.T + rng.normal(size=(n, len(x)))
+    with pm.Model() as model:
+        root, _, _ = pm.LKJCholeskyCov("root", n=2, eta=2.0, sd_dist=pm.Exponential.dist(1.0, shape=2))
+        b = pm.MvNormal("b", mu=np.zeros(2), chol=root, shape=(n, 2))
+        pm.Normal("y", b[:, :1] + b[:, 1:] * np.array(x), 1.0, observed=y)
+    sd, r = rng.exponential(size=(n_prior, 2)), 2.0 * rng.beta(2.0, 2.0, n_prior) - 1.0
+    lower = np.zeros((n_prior, 2, 2))
+    lower[:, 0, 0], lower[:, 1, 0], lower[:, 1, 1] = sd[:, 0], sd[:, 1] * r, sd[:, 1] * np.sqrt(1.0 - r**2)
+    cov = np.eye(len(x)) + design @ lower @ np.swapaxes(lower, 1, 2) @ design.T
+    square = np.einsum("ki,nij,kj->n", y, np.linalg.inv(cov), y)
+    log_p = -0.5 * (square + n * np.linalg.slogdet(cov)[1] + y.size * np.log(2.0 * np.pi))
+    points = np.stack([np.log(lower[:, 0, 0]), lower[:, 1, 0], np.log(lower[:, 1, 1])], axis=1)
+    weights = np.exp(log_p - logsumexp(log_p))
+    mean = weights @ points
+    evidence = float(logsumexp(log_p) - np.log(n_prior))
+    return Known(model, mean, np.sqrt(weights @ (points - mean) ** 2), evidence)
+
+
+MODELS = {
+    "shelf": shelf,
+    "spike": spike,
+    "heavy": heavy,
+    "rare counts": rare_counts,
+    "binary": binary,
+    "folded": folded,
+    "level": level,
+    "scales": scales,
+    "few scales": functools.partial(scales, 8, 2, (0.02, 0.6)),
+    "slopes": slopes,
+    "rare levels": functools.partial(rare_levels, 6.0),
+    "rarest levels": functools.partial(rare_levels, 10.0),
+}
+
+
+# --- the guards -------------------------------------------------------------------------------------------------------
+
+
+class Guard(NamedTuple):
+    """A guard, and a model that fails without it.
+
+    `off` is what is replaced: of a module or a class, an attribute, by what. `claim` is what a fit says of itself with
+    the guard; without it, it says less, or is wrong. Without a model, `tries` says on what fits it made no difference.
+    """
+
+    against: str
+    off: tuple
+    model: str | None = None
+    kind: str = EXACT
+    seed: int = 1
+    claim: str = EXACT
+    tries: str = ""
+
+
+def nothing(*args, **options):
+    """Do nothing."""
+
+
+def without_tails(log_m, mean, cov, ratios):
+    """Return coordinates in which ratios alone are taken."""
+    return Bend((), find_bend(lambda g: np.full(len(g), np.nan), mean, cov, ratios).ratios)
+
+
+def of_one_mode(self, *args, _begin=fitting.Sampler.__init__, **options):
+    """Begin from one mode."""
+    _begin(self, *args, **{**options, "others": ()})
+
+
+def by_last_round(self, _best=adaptation.Adaptation.best):
+    """Return the proposal that is best for the draws of the last round alone."""
+    kept, self.rounds = self.rounds, type(self.rounds)()
+    self.rounds.add(kept._rounds[-1])
+    try:
+        return _best(self)
+    finally:
+        self.rounds = kept
+
+
+def of_moments(g, weights, like=None):
+    """Return margins that are Gaussian."""
+    apart = g - weights @ g
+    cov = (weights[:, None] * apart).T @ apart + 1e-10 * np.eye(g.shape[1])
+    return margins.Margins.of_gaussian(weights @ g, cov)
+
+
+def not_bounded(self):
+    """Return predictions as they are, wherever."""
+    found = self.predicted()
+    return None if found is None else lambda points: found.predict(points)[0]
+
+
+_NO_DEFENCE = defence.Defence(np.empty(0, dtype=np.intp), np.empty(0), np.empty(0))
+
+GUARDS = {
+    # --- marginal: globals ---
+    "tails": Guard(
+        "Logarithms of scales that may be 0 have straight tails, which no Student t follows.",
+        ((fitting, "find_bend", without_tails),),
+        "rare counts",
+    ),
+    "other modes": Guard(
+        "Mass at modes that the Gaussian fit did not begin from.",
+        ((fitting.Sampler, "__init__", of_one_mode),),
+        "shelf",
+    ),
+    "pooled rounds": Guard(
+        "A proposal that is fitted to its own draws alone forgets what others found.",
+        ((adaptation.Adaptation, "best", by_last_round),),
+        "spike",
+    ),
+    "pools anew": Guard(
+        "A first pool shows what adaptation did not.",
+        ((fitting, "_MOST_POOLS", 0),),
+        "shelf",
+    ),
+    "verdict: sd": Guard(
+        "A standard deviation that is hardly known, or that there is none of.",
+        ((verdict, "MOST_ERROR", np.inf),),
+        "heavy",
+        claim=REFUSED,
+    ),
+    # --- marginal: quadrature ---
+    "confirmed": Guard(
+        "Nodes about wrong centres.",
+        ((confirmed, "blocks_off_centre", lambda forest, shape, rule, of_blocks: np.zeros(of_blocks.shape, bool)),),
+        "rare counts",
+    ),
+    "nodes": Guard(
+        "As many nodes as it takes at the Gaussian fit.",
+        ((log_marginal.LogMarginal, "choose_rule", nothing),),
+        "binary",
+    ),
+    "nodes at the posterior": Guard(
+        "Nodes that were enough at the Gaussian fit are not where the posterior is.",
+        ((fitting.Sampler, "_needs_more_nodes", lambda *args: False),),
+        "binary",
+    ),
+    "verdict: rule": Guard(
+        "More nodes would change log m.",
+        ((verdict, "TOLERANCE", np.inf),),
+        "folded",
+        claim=REFUSED,
+    ),
+    # --- nested ---
+    "ridges": Guard(
+        "Thin tails of log m, which predictions from its bulk know nothing of and few draws hit.",
+        ((exploring, "_ridge", nothing),),
+        "level",
+        "nested",
+    ),
+    "wide rounds": Guard(
+        "What is predicted too low: a part of the hyperparameters is drawn from farther out.",
+        ((rounds, "_OF_WIDE", 1e-9),),
+        "level",
+        "nested",
+    ),
+    "rounds": Guard(
+        "Predictions are told of what the first round found.",
+        ((exploring, "_PARTS", (0.35,)),),
+        "level",
+        "nested",
+    ),
+    "ratios": Guard(
+        "Entries of Cholesky factors, which have the diagonal of their row as their scale: a funnel.",
+        ((posterior, "ratios", lambda *args: []),),
+        "slopes",
+        "nested",
+    ),
+    "bounded predictions": Guard(
+        "Polynomials that rise without end beyond what is known.",
+        ((emulator.Emulated, "bounded", not_bounded),),
+        "slopes",
+        "nested",
+    ),
+    "defence": Guard(
+        "Latent variables whose density falls more slowly than its Gaussian.",
+        ((defence.Defence, "of", lambda *args: _NO_DEFENCE),),
+        "rare levels",
+        "nested",
+    ),
+    "weights of pairs": Guard(
+        "Latent variables that are not Gaussian given the hyperparameters.",
+        ((pairs, "MOST_VARIANCE", -1.0), (nested_verdict, "MOST_VARIANCE", -1.0)),
+        "rare levels",
+        "nested",
+    ),
+    "margins": Guard(
+        "Many hyperparameters with skewed margins and heavy tails.",
+        ((margins.Margins, "fitted", of_moments),),
+        "scales",
+        "nested",
+        claim=APPROXIMATE,
+    ),
+    "rounds of learning": Guard(
+        "Proposals of many hyperparameters that the curvature at a mode says little of.",
+        ((learning, "_MOST_ROUNDS", 1),),
+        "scales",
+        "nested",
+        claim=APPROXIMATE,
+    ),
+    "verdict: many hyperparameters": Guard(
+        "Thin tails of scales, where proposals are learned from their own draws.",
+        ((nested_verdict, "MOST_EMULATED", 99),),
+        "few scales",
+        "nested",
+        seed=2,
+        claim=APPROXIMATE,
+    ),
+    "verdict: error of log m": Guard(
+        "An ELBO whose lack of log m is not known well.",
+        ((nested_verdict, "MOST_ERROR", np.inf),),
+        "rarest levels",
+        "nested",
+        claim=REFUSED,
+    ),
+}

@@ -1,0 +1,482 @@
+"""Weighted draws of the outside: known densities, their integrals, and errors that are honest."""
+
+import numpy as np
+import pytest
+
+from marginal_terms import TREES, Gaussian, Groups, NumpyTerms, exact_state, forest_of, singles
+from numpy.testing import assert_allclose
+from scipy import integrate, stats
+from scipy.special import expit, gammaln, log_expit, logsumexp, ndtr
+
+from pymc_ngvi.marginal.centres import Centres
+from pymc_ngvi.marginal.fitting import Sampler
+from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal
+from pymc_ngvi.marginal.proposals import (
+    Base,
+    StudentMixture,
+    effective_size,
+    first_proposal,
+)
+from pymc_ngvi.marginal.rounds import ProposalRounds
+from pymc_ngvi.marginal.sampling import (
+    Round,
+    Sequences,
+    relative_sd_errors,
+)
+from pymc_ngvi.marginal.tails import Bend, Tail
+from pymc_ngvi.marginal.trees import IntegratedTrees, leave_groups_out
+from pymc_ngvi.marginal.verdict import MOST_MISSED
+from pymc_ngvi.nested.mode import find_mode
+
+MEAN = np.array([0.5, -2.0, 3.0])
+
+FACTOR = np.array([[1.2, 0.0, 0.0], [-0.4, 0.7, 0.0], [0.3, 0.9, 2.0]])
+
+COV = FACTOR @ FACTOR.T
+
+
+def mixture(df=7.0):
+    means = np.array([MEAN, MEAN + np.array([2.0, -1.0, 0.0])])
+    return StudentMixture(np.array([0.7, 0.3]), means, np.array([FACTOR, 0.5 * FACTOR]), df)
+
+
+@pytest.mark.parametrize("df", [7.0, 20.0])
+def test_log_density_is_that_of_scipy(df):
+    x = MEAN + 3.0 * np.random.default_rng(1).normal(size=(20, 3))
+    one = StudentMixture(np.ones(1), MEAN[None], FACTOR[None], df)
+    assert_allclose(one.log_density(x), stats.multivariate_t(MEAN, COV, df).logpdf(x), rtol=1e-10)
+    two = mixture(df)
+    parts = [
+        np.log(share) + stats.multivariate_t(m, f @ f.T, df).logpdf(x)
+        for share, m, f in zip(two.shares, two.means, two.factors, strict=True)
+    ]
+    assert_allclose(two.log_density(x), np.logaddexp(*parts), rtol=1e-10)
+
+
+def test_a_proposal_with_a_tail_integrates_to_1():
+    """With its component about the fold, and the Jacobian of the bend."""
+    bend = Bend((Tail(0, -1, 0.8, -0.5),))
+    proposal = first_proposal(Base(np.array([1.0]), np.array([[0.9]])), bend, 7.0, 1.3)
+    assert len(proposal.mixture.shares) == 2
+    assert_allclose(proposal.mixture.shares.sum(), 1.0)
+    for q in (proposal, proposal.widened()):
+        total = sum(
+            integrate.quad(lambda g, q=q: np.exp(q.log_density(np.array([[g]]))[0]), low, low + 20.0, limit=200)[0]
+            for low in np.arange(-200.0, 200.0, 20.0)
+        )
+        assert_allclose(total, 1.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_draws_have_the_moments_and_the_distribution_of_the_density(seed):
+    two = mixture()
+    n = 4_096
+    x = two.draws(n, np.random.default_rng(seed))
+    mean = two.shares @ two.means
+    cov = sum(
+        share * (7.0 / 5.0 * f @ f.T + np.outer(m - mean, m - mean))
+        for share, m, f in zip(two.shares, two.means, two.factors, strict=True)
+    )
+    # Quasi-random draws are better than independent ones: within the errors of these in any case.
+    sd = np.sqrt(np.diag(cov))
+    assert (np.abs(x.mean(axis=0) - mean) < sd / np.sqrt(n)).all()
+    assert (np.abs(np.cov(x.T) - cov) < 4.0 * np.outer(sd, sd) / np.sqrt(n)).all()
+    component = stats.multivariate_t(MEAN, COV, 7.0)
+    inside = np.sum(np.linalg.solve(FACTOR, (x - MEAN).T) ** 2, axis=0) < 3.0
+    independent = np.random.default_rng(seed)
+    reference = np.concatenate(
+        [
+            component.rvs(140_000, random_state=independent),
+            stats.multivariate_t(two.means[1], 0.25 * COV, 7.0).rvs(60_000, random_state=independent),
+        ]
+    )
+    expected = (np.sum(np.linalg.solve(FACTOR, (reference - MEAN).T) ** 2, axis=0) < 3.0).mean()
+    assert abs(inside.mean() - expected) < 4.0 * 0.5 / np.sqrt(n)
+
+
+def test_tails_of_draws_are_those_of_a_t():
+    """Squared distances over p are F distributed."""
+    one = StudentMixture(np.ones(1), MEAN[None], FACTOR[None], 7.0)
+    x = np.concatenate([one.draws(1_024, np.random.default_rng(s)) for s in range(8)])
+    square = np.sum(np.linalg.solve(FACTOR, (x - MEAN).T) ** 2, axis=0) / 3.0
+    for p in (0.5, 0.9, 0.99):
+        part = (square > stats.f.isf(1.0 - p, 3, 7)).mean()
+        assert abs(part - (1.0 - p)) < 4.0 * np.sqrt(p * (1.0 - p) / len(x))
+
+
+def test_rounds_are_pooled_as_draws_of_the_mixture():
+    """Estimates have the right mean, whatever the rounds; a round far off does no harm."""
+    rng = np.random.default_rng(7)
+
+    def log_m(x):
+        return stats.norm.logpdf(x[:, 0], 0.3, 1.0)
+
+    rounds = []
+    for centre, n in [(0.0, 512), (8.0, 256)]:
+        q = first_proposal(Base(np.array([centre]), np.eye(1)), Bend(), 7.0, 1.0)
+        x = q.draws(n, rng)
+        rounds.append(Round(q, x, log_m(x)))
+    together = ProposalRounds()
+    for one in rounds:
+        together.add(one)
+    g, values, log_weights = together.pooled()
+    assert_allclose(values, log_m(g))
+    w = np.exp(log_weights)
+    assert w.mean() == pytest.approx(1.0, abs=0.02)
+    assert (w @ g[:, 0]) / w.sum() == pytest.approx(0.3, abs=0.02)
+    # Weights are bounded by those of the nearer proposal.
+    assert w.max() < 1.5 * np.exp(rounds[0].log_weights).max() + 1e-9
+    assert rounds[0].efficiency > 0.9 > 0.1 > rounds[1].efficiency
+
+
+def pool_of(seed, shift=0.3):
+    """Return a pool of 8 sequences for a Gaussian, its proposal, and what makes more."""
+    q = first_proposal(Base(np.zeros(2), np.eye(2)), Bend(), 7.0, 1.2)
+
+    def function(g):
+        return 1.7 + stats.norm.logpdf(g, shift).sum(axis=1), np.zeros(len(g), dtype=bool)
+
+    sequences = Sequences(function, seed)
+    return sequences.first(q), q, sequences
+
+
+def test_a_pool_has_weights_and_a_normaliser():
+    pool, q, sequences = pool_of(1)
+    assert pool.g.shape == (2_000, 2)
+    np.testing.assert_array_equal(pool.scrambling, np.repeat(np.arange(8), 250))
+    weights, khat = pool.weights()
+    assert_allclose(weights.sum(), 1.0)
+    assert khat < 0.5
+    assert_allclose(weights @ pool.g, 0.3, atol=4.0 / np.sqrt(2_000))
+    assert_allclose(weights @ ndtr(pool.g - 0.3), 0.5, atol=0.02)
+    value, se = pool.log_normaliser()
+    assert abs(value - 1.7) < 4.0 * se < 0.1
+    # A larger pool begins with the smaller one, in however many steps it was made.
+    at_once = sequences.enlarged(pool, q, 3_000)
+    in_steps = sequences.enlarged(sequences.enlarged(pool, q, 2_200), q, 3_000)
+    for larger in (at_once, in_steps):
+        assert effective_size(larger.log_ratio) >= 3_000
+        n = min(len(at_once.g), len(in_steps.g))
+        np.testing.assert_array_equal(larger.g[:2_000], pool.g)
+        np.testing.assert_array_equal(larger.g[:n], at_once.g[:n])
+        np.testing.assert_array_equal(larger.scrambling, np.arange(len(larger.g)) // 250)
+    assert len(sequences.enlarged(pool, q, 1e9).g) == 16_000
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_the_standard_error_of_the_normaliser_is_honest(shift):
+    """Over 60 seeds: about as large as the spread."""
+    values, errors = zip(*[pool_of(seed, shift=shift)[0].log_normaliser() for seed in range(60)], strict=True)
+    z = (np.array(values) - 1.7) / np.array(errors)
+    # t with 7 degrees of freedom has an sd of 1.18; its sd over 60 seeds has an error of about .15.
+    assert 0.7 < np.std(z) < 1.8
+    assert abs(np.mean(z)) < 0.6
+    assert (np.abs(z) < stats.t.ppf(0.975, 7)).mean() > 0.85
+
+
+SEEDS = [1, 2]
+
+
+def near(state, expected, slack=5e-4):
+    """Assert that the normaliser is within its error, which is small."""
+    value, se = state.log_normaliser()
+    assert se < 0.02
+    assert abs(value - expected) < 5.0 * se + slack
+
+
+def sampled(terms, forest, mean, cov, first_centres, seed=1):
+    quadrature = LogMarginal(terms, forest, first_centres)
+    sampler = Sampler(quadrature, np.asarray(mean, dtype=float), np.asarray(cov, dtype=float), seed)
+    return IntegratedTrees(sampler.run(), sampler.sequences, forest, quadrature, None).with_pool(None)
+
+
+def plain(log_p, mean, cov, seed=1):
+    """Return the posterior of a model without local coordinates."""
+    sampler = Sampler(log_p, np.asarray(mean, dtype=float), np.asarray(cov, dtype=float), seed)
+    return IntegratedTrees(sampler.run(), sampler.sequences, forest_of([], len(mean)), None, None).with_pool(None)
+
+
+@pytest.mark.parametrize(("name", "seed"), [("singles", 1), ("pairs", 2), ("nested", 1), ("five levels", 2)])
+def test_a_gaussian(name, seed):
+    """Of any shape of trees: half of log |2 pi P^-1|."""
+    gaussian = Gaussian(forest_of(TREES[name], 3), np.random.default_rng(1))
+    cov = np.linalg.inv(gaussian.precision)
+    mean = gaussian.mean[:3] + 0.4
+    state = sampled(gaussian.terms, gaussian.forest, mean, 0.6 * cov[:3, :3], gaussian.centres, seed)
+    assert state.checks.is_exact
+    near(state, 0.5 * (np.linalg.slogdet(cov)[1] + len(cov) * np.log(2.0 * np.pi)))
+    np.testing.assert_allclose(state.mean(), gaussian.mean, atol=0.06 * np.sqrt(np.diag(cov)).max())
+    np.testing.assert_allclose(state.cov(), cov, atol=0.12 * np.diag(cov).max())
+
+
+def test_a_linear_mixed_model():
+    """Known variances: the data are multivariate normal."""
+    rng = np.random.default_rng(2)
+    n_groups, per_group, sd_b, sd_y = 15, 4, 0.7, 0.9
+    group = np.repeat(np.arange(n_groups), per_group)
+    x = np.column_stack([np.ones(len(group)), rng.normal(size=len(group))])
+    y = x @ [0.5, -0.3] + sd_b * rng.normal(size=n_groups)[group] + sd_y * rng.normal(size=len(group))
+    by_group = np.eye(n_groups)[group]
+
+    def of_locals(g, b):
+        residual = y - (g @ x.T)[:, None] - b @ by_group.T
+        return stats.norm.logpdf(b, 0.0, sd_b) + stats.norm.logpdf(residual, 0.0, sd_y) @ by_group
+
+    terms = NumpyTerms(lambda g: stats.norm.logpdf(g, 0.0, 2.0).sum(axis=1), of_locals, size=100)
+    cov = 4.0 * x @ x.T + sd_b**2 * by_group @ by_group.T + sd_y**2 * np.eye(len(y))
+    state = sampled(
+        terms,
+        singles(n_groups, 2),
+        [0.3, -0.2],
+        0.02 * np.eye(2),
+        lambda g: Centres(np.zeros((len(g), n_groups)), np.full((len(g), n_groups, 1), 0.5)),
+    )
+    near(state, stats.multivariate_normal(np.zeros(len(y)), cov).logpdf(y))
+    # Each group given all others: the ratio of two such densities.
+    left = leave_groups_out(state)
+    assert (left.khat < 0.7).all()
+    for i in (0, 7):
+        rest = group != i
+        expected = stats.multivariate_normal(np.zeros(len(y)), cov).logpdf(y)
+        expected -= stats.multivariate_normal(np.zeros(rest.sum()), cov[np.ix_(rest, rest)]).logpdf(y[rest])
+        np.testing.assert_allclose(left.log_density[i], expected, atol=0.03)
+    np.testing.assert_array_equal(left.roots, 2 + np.arange(n_groups))
+
+
+def test_counts_with_gamma_rates():
+    """Integrated over its rate, each count is negative binomial; over the mean of the rates by a grid.
+
+    The skewness of effects is the same whatever the globals: few nodes will do for the posterior of these, but the
+    integral would miss .45 nats.
+    """
+    rng = np.random.default_rng(3)
+    a = 2.5
+    y = rng.poisson(rng.gamma(a, 4.0 / a, size=30)).astype(float)
+
+    def of_locals(g, b):
+        rate = a * np.exp(-g[:, None, :1])  # b is the log of a Gamma variable of mean exp(g)
+        prior = a * np.log(rate) - gammaln(a) + a * b - rate * np.exp(b)
+        return prior + y * b - np.exp(b) - gammaln(y + 1.0)
+
+    terms = NumpyTerms(lambda g: stats.norm.logpdf(g[:, 0], 1.0, 0.7), of_locals, size=200)
+    state = sampled(
+        terms,
+        singles(30),
+        [1.0],
+        [[0.05]],
+        lambda g: Centres(np.ones((len(g), 30)), np.full((len(g), 30, 1), 0.5)),
+    )
+    line = np.linspace(-3.0, 5.0, 4_001)
+    mean = np.exp(line)[:, None]
+    log_m = stats.norm.logpdf(line, 1.0, 0.7) + stats.nbinom.logpmf(y, a, a / (a + mean)).sum(axis=1)
+    near(state, logsumexp(log_m) + np.log(line[1] - line[0]), slack=0.01)
+    assert state.checks.is_exact
+    assert state.checks.n_nodes < 9
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_gamma_prior_and_counts(seed):
+    """Of log lambda, one skewed coordinate."""
+    y, a, b = np.array([0.0, 1.0, 0.0, 2.0]), 1.3, 0.8
+    total, n = y.sum(), len(y)
+
+    def log_p(t):
+        t = t[:, 0]
+        prior = a * np.log(b) - gammaln(a) + a * t - b * np.exp(t)
+        return prior + total * t - n * np.exp(t) - gammaln(y + 1.0).sum()
+
+    expected = a * np.log(b) - gammaln(a) + gammaln(a + total) - (a + total) * np.log(b + n) - gammaln(y + 1.0).sum()
+    near(plain(log_p, [-0.2], [[0.2]], seed), expected)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_normal_sample_with_unknown_mean_and_variance(seed):
+    """The conjugate prior: normal given the variance, whose inverse is Gamma distributed."""
+    y = np.random.default_rng(4).normal(1.0, 2.0, size=9)
+    m, k, a, b, n = 0.5, 0.4, 2.0, 3.0, 9
+
+    def log_p(t):
+        mu, v = t[:, 0], np.exp(np.clip(t[:, 1], -300.0, 300.0))
+        prior = stats.norm.logpdf(mu, m, np.sqrt(v / k)) + stats.invgamma.logpdf(v, a, scale=b) + t[:, 1]
+        return prior + stats.norm.logpdf(y[:, None], mu, np.sqrt(v)).sum(axis=0)
+
+    k_n, a_n = k + n, a + 0.5 * n
+    b_n = b + 0.5 * n * y.var() + 0.5 * k * n / (k + n) * (y.mean() - m) ** 2
+    expected = gammaln(a_n) - gammaln(a) + a * np.log(b) - a_n * np.log(b_n)
+    expected += 0.5 * np.log(k / k_n) - 0.5 * n * np.log(2.0 * np.pi)
+    state = plain(log_p, [1.0, 1.0], np.diag([0.3, 0.1]), seed)
+    near(state, expected)
+    mean = (k * m + n * y.mean()) / k_n
+    sd = np.sqrt(b_n / (a_n - 1.0) / k_n)
+    np.testing.assert_allclose(state.mean()[0], mean, atol=0.06 * sd)
+    np.testing.assert_allclose(state.sd()[0], sd, rtol=0.06)
+    draws = state.draw(2_000, np.random.default_rng(seed))
+    np.testing.assert_allclose(draws[:, 0].mean(), mean, atol=5.0 * sd / np.sqrt(2_000))
+
+
+def test_the_standard_error_covers_the_truth():
+    """In 20 seeds as often as it should: t with 7 degrees of freedom, at 95 %, misses more than 4 times in 1 of 400."""
+    missed = 0
+    for seed in range(20):
+        state = plain(lambda t: t[:, 0] - np.exp(t[:, 0]) - 0.5 * t[:, 1] ** 2, [-0.4, 0.0], np.diag([0.7, 0.8]), seed)
+        value, se = state.log_normaliser()
+        assert 1e-5 < se < 0.02
+        n = len(np.unique(state.pool.scrambling))
+        missed += abs(value - 0.5 * np.log(2.0 * np.pi)) > stats.t.ppf(0.975, n - 1) * se
+    assert missed <= 4
+
+
+Y = np.array([2.8, 0.8, -0.3, 0.7, -0.1, 0.1, 1.8, 1.2])  # eight schools, in units of 10
+
+SIGMA = np.array([1.5, 1.0, 1.6, 1.1, 0.9, 1.1, 1.0, 1.8])
+
+
+def binary_groups(n_groups=100, size=7, mu=-2.0, tau=4.0, **kwargs):
+    """Groups of few binary outcomes with large effects: conditionals are skewed, and some are half flat."""
+    rng = np.random.default_rng(3)
+    p = 1.0 / (1.0 + np.exp(-(mu + tau * rng.normal(size=n_groups))))
+    return Groups.logit(rng.binomial(size, p), size, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def binary():
+    """The groups, and what brute force says of them."""
+    groups = binary_groups()
+    return groups, groups.brute_force(np.linspace(-6.0, 2.0, 41), np.linspace(0.6, 2.4, 41))
+
+
+@pytest.fixture(scope="module")
+def eight_schools():
+    """What brute force says of eight schools; the same in both parametrisations."""
+    return Groups.normal(Y, SIGMA).brute_force(np.linspace(-6.0, 7.0, 53), np.linspace(-14.0, 3.0, 137))
+
+
+def errors(state, truth):
+    """Return errors of means and of sds of the globals in posterior sds."""
+    return (state.mean()[:2] - truth.mean[:2]) / truth.sd[:2], state.sd()[:2] / truth.sd[:2] - 1.0
+
+
+def start(truth, off=0.5, part=0.5):
+    """Return moments of the globals as of a Gaussian fit that is off by so many sds, and too narrow."""
+    return truth.mean[:2] + off * truth.sd[:2], part * np.diag(truth.sd[:2] ** 2)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_as_many_nodes_as_it_takes(binary, seed):
+    groups, truth = binary
+    state = exact_state(groups, *start(truth), seed)
+    assert state.checks.n_nodes > 13
+    assert state.checks.rule_error < TOLERANCE
+    assert state.checks.is_exact
+    em, es = errors(state, truth)
+    assert_allclose(em, 0.0, atol=0.06)
+    assert_allclose(es, 0.0, atol=0.06)
+    # The effects themselves, too.
+    assert_allclose((state.mean() - truth.mean)[2:] / truth.sd[2:], 0.0, atol=0.06)
+    assert_allclose(state.sd()[2:] / truth.sd[2:], 1.0, atol=0.06)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("centred", [True, False])
+def test_the_tail_of_a_log_scale(eight_schools, centred, seed):
+    """Eight schools: where tau may be 0. Without its tail, the sd of log tau comes out a tenth too small."""
+    state = exact_state(Groups.normal(Y, SIGMA, centred=centred), *start(eight_schools), seed)
+    assert [(t.at, t.side) for t in state.rest.sampled.bend.tails] == [(1, -1)]
+    assert state.checks.is_exact
+    em, es = errors(state, eight_schools)
+    assert_allclose(em, 0.0, atol=0.05)
+    assert_allclose(es, 0.0, atol=0.05)
+    # The quantile of 1 % lies far down the tail.
+    order = np.argsort(eight_schools.g[:, 1])
+    exact = np.interp(0.01, np.cumsum(eight_schools.weights[order]), eight_schools.g[order, 1])
+    draws = state.draw(2_000, np.random.default_rng(seed))[:, 1]
+    density = 0.01  # the tail falls as exp(log tau) does: its density is its probability
+    assert abs(np.quantile(draws, 0.01) - exact) < 4.0 * np.sqrt(0.01 * 0.99 / 2_000) / density
+
+
+def test_the_same_seed_gives_the_same_bits(binary):
+    groups, truth = binary
+    first, second, other = (exact_state(groups, *start(truth), seed) for seed in (4, 4, 5))
+    np.testing.assert_array_equal(first.pool.g, second.pool.g)
+    np.testing.assert_array_equal(first.pool.log_ratio, second.pool.log_ratio)
+    np.testing.assert_array_equal(first.mean(), second.mean())
+    a, b = (s.draw(50, np.random.default_rng(1)) for s in (first, second))
+    np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(first.pool.g, other.pool.g)
+    # A larger pool begins with the smaller one, whoever asks for it.
+    larger, again = first.for_draws(3_000), second.for_draws(3_000)
+    n = len(first.pool.g)
+    assert len(larger.g) > n
+    np.testing.assert_array_equal(larger.g[:n], first.pool.g)
+    np.testing.assert_array_equal(larger.log_ratio, again.log_ratio)
+
+
+#: A shelf along x: weight, mean and sd there, sd of y about a parabola.
+SHELF, WEIGHT = (-6.0, 2.5), 0.06
+
+
+def shelf(g):
+    """Bulk N(0, I), and a thin shelf far to the left of it on which y follows x along a parabola."""
+    x, y = g.T
+    bulk = -0.5 * (x**2 + y**2) - np.log(2 * np.pi)
+    mean, sd = SHELF
+    on_shelf = -0.5 * ((x - mean) / sd) ** 2 - 0.5 * ((y - 0.05 * x**2) / 0.3) ** 2 - np.log(2 * np.pi * sd * 0.3)
+    return np.logaddexp(np.log1p(-WEIGHT) + bulk, np.log(WEIGHT) + on_shelf)
+
+
+def sd_of_x():
+    mean, sd = SHELF
+    square = WEIGHT * (mean**2 + sd**2) + (1 - WEIGHT)
+    return np.sqrt(square - (WEIGHT * mean) ** 2)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_shelf_far_from_the_bulk_is_found(seed):
+    sampled = Sampler(shelf, np.zeros(2), np.eye(2), seed).run()
+    weights, _ = sampled.pool.weights()
+    mean = weights @ sampled.pool.g
+    sd = np.sqrt(weights @ (sampled.pool.g - mean) ** 2)
+    assert abs(sd[0] / sd_of_x() - 1.0) < 0.1
+    assert sampled.missed < MOST_MISSED
+
+
+def sinusoid(theta):
+    """log p of the frequency (on the logit scale), two amplitudes and the log noise of a sinusoid in noise."""
+    rng, t = np.random.default_rng(3), np.linspace(0, 10, 25)
+    y = np.sin(2 * np.pi * 0.35 * t + 0.5) + rng.normal(0, 0.8, 25)
+    u, a, b, log_s = theta.T
+    angle = 2 * np.pi * 1.2 * expit(u)[:, None] * t
+    apart = y - a[:, None] * np.sin(angle) - b[:, None] * np.cos(angle)
+    prior = log_expit(u) + log_expit(-u) - 0.5 * (a**2 + b**2) - 0.5 * np.exp(2 * log_s) + log_s
+    return prior - 0.5 * np.exp(-2 * log_s) * np.sum(apart**2, axis=1) - 25 * log_s
+
+
+@pytest.mark.parametrize("is_heavy", [False, True])
+def test_errors_of_standard_deviations_are_their_spread(is_heavy):
+    """Over 60 sets of weighted draws, from a t of 5 or 30 degrees of freedom that is too wide."""
+    sds, errors = [], []
+    df = 5.0 if is_heavy else 30.0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        g = 1.3 * rng.standard_t(df, size=(1_000, 2))
+        log_weights = -3.0 * np.log1p(g**2 / 5.0) + 0.5 * (df + 1) * np.log1p((g / 1.3) ** 2 / df)
+        log_weights = log_weights.sum(axis=1) if is_heavy else -0.2 * np.sum(g**2, axis=1)
+        weights = np.exp(log_weights - logsumexp(log_weights))
+        sds.append(np.sqrt(weights @ (g - weights @ g) ** 2))
+        errors.append(relative_sd_errors(g, weights))
+    spread = np.std(sds, axis=0) / np.mean(sds, axis=0)
+    np.testing.assert_allclose(np.median(errors, axis=0), spread, rtol=0.35)
+
+
+# --- where it begins ---
+
+
+def test_the_mode_of_a_quadratic_and_its_curvature():
+    precision, top = np.array([[2.0, 0.9, 0.0], [0.9, 1.0, -0.3], [0.0, -0.3, 5.0]]), np.array([3.0, -2.0, 0.5])
+
+    def quadratic(x):
+        return -0.5 * np.einsum("ni,ij,nj->n", x - top, precision, x - top)
+
+    mode = find_mode(quadratic, np.zeros(3), np.full(3, 0.5))
+    assert quadratic(mode.at[None])[0] > -0.02  # what a step must promise
+    assert_allclose(mode.cov, np.linalg.inv(precision), rtol=1e-6, atol=1e-8)

@@ -1,0 +1,110 @@
+"""Verdicts on each kind of posterior: what fails is named in a clause, and stands against what it should."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pymc_ngvi.marginal.fitting import MOST_DIFFERENCE
+from pymc_ngvi.marginal.log_marginal import TOLERANCE
+from pymc_ngvi.marginal.verdict import (
+    LEAST_CANDIDATES,
+    LEAST_SIZE,
+    MOST_ERROR,
+    MOST_KHAT,
+    MOST_LOST,
+    MOST_MISSED,
+    SAID_ERROR,
+    Checks,
+)
+from pymc_ngvi.moves.verdict import LEAST_SIZE as LEAST_MOVED
+from pymc_ngvi.moves.verdict import MOST_HEIGHT, MOST_RHAT, MovedChecks
+from pymc_ngvi.nested.verdict import MOST_MOVED, MOST_VARIANCE, NestedChecks
+
+TREES = Checks(0.2, 1_900.0, 2_250, 4, n_local=300, n_nodes=9, rule_error=0.01, difference=0.05, candidates=0.9)
+NESTED = NestedChecks(0.1, 450.0, 600, 16, 8_000.0, 0.3, 2, 100, 700)
+MOVED = MovedChecks(
+    rhat=1.0, trend=0.0, most_trend=4.0, bulk=4e3, tail=4e3, n_quantities=9, n_draws=60, n_chains=128, n_starts=8,
+    n_gradients=1, acceptance=0.8, peak=4e3,
+)  # fmt: skip
+#: Of each condition: a value just within it, one beyond, and words of the clause.
+CONDITIONS = {
+    (TREES, "khat"): (MOST_KHAT - 0.01, MOST_KHAT + 0.3, "k-hat of the weights of the global parameters is 0.80"),
+    (TREES, "effective_size"): (LEAST_SIZE, LEAST_SIZE - 1.0, "effective size of the draws is 999, below 1,000"),
+    (TREES, "rule_error"): (TOLERANCE - 1e-6, TOLERANCE + 0.01, "the quadrature has not settled with 9 nodes"),
+    (TREES, "difference"): (MOST_DIFFERENCE - 1e-6, MOST_DIFFERENCE + 0.01, "differs from the full one"),
+    (TREES, "lost"): (MOST_LOST, MOST_LOST + 0.01, "1.2 % of the draws have quadrature nodes off their centres"),
+    (TREES, "candidates"): (LEAST_CANDIDATES, LEAST_CANDIDATES - 0.15, "rest on 20 % of their candidates"),
+    (TREES, "sd_error"): (MOST_ERROR, 0.31, "known to 31 % only"),
+    (TREES, "missed"): (MOST_MISSED, 1.5, "missed"),
+    (NESTED, "khat"): (0.51, 0.69, "k-hat"),  # within its error
+    (NESTED, "effective_size"): (400.0, 300.0, "the effective size of the hyperparameters is 300, below 400"),
+    (NESTED, "variance"): (MOST_VARIANCE, 4.0, "given the hyperparameters, log weights"),
+    (NESTED, "moved"): (MOST_MOVED, 4.0, "move a mean by 4.0"),
+    (NESTED, "lost"): (0.0, 0.1, "10 % of the hyperparameters"),
+    (NESTED, "n_globals"): (7, 8, "the proposal of 8 hyperparameters was learned"),
+    (MOVED, "rhat"): (MOST_RHAT, MOST_RHAT + 0.1, "R-hat"),
+    (MOVED, "trend"): (4.0, 4.1, "4.1"),
+    (MOVED, "height"): (MOST_HEIGHT, MOST_HEIGHT + 1.0, "narrow peak"),
+    (MOVED, "bulk"): (LEAST_MOVED, LEAST_MOVED - 1.0, f"{LEAST_MOVED - 1:,.0f}"),
+    (MOVED, "peak"): (1e3, 50.0, "an effective sample size of 50"),
+}
+#: A posterior without these can be relied on, but not be called exact.
+NOT_VITAL = {(NESTED, name) for name in ("khat", "effective_size", "variance", "n_globals")}
+
+
+def name_of(condition):
+    return f"{type(condition[0]).__name__}-{condition[1]}"
+
+
+@pytest.mark.parametrize("condition", CONDITIONS, ids=name_of)
+def test_each_condition_has_its_clause(condition):
+    good, name = condition
+    within, beyond, words = CONDITIONS[condition]
+    assert good.is_exact
+    assert replace(good, **{name: within}).is_exact
+    bad = replace(good, **{name: beyond})
+    [clause] = bad.shortfalls
+    assert words in clause
+    assert clause in bad.sentence
+    assert not bad.is_exact
+    assert bad.is_reliable == (condition in NOT_VITAL)
+
+
+@pytest.mark.parametrize(
+    "condition", [c for c in CONDITIONS if c[1] not in ("candidates", "n_globals", "peak")], ids=name_of
+)
+def test_what_is_not_known_stands_against_it(condition):
+    good, name = condition
+    assert not replace(good, **{name: np.nan}).is_exact
+
+
+@pytest.mark.parametrize("good", [TREES, NESTED, MOVED], ids=lambda good: type(good).__name__)
+def test_several_clauses(good):
+    beyond = {name: value for (of, name), (_, value, _) in CONDITIONS.items() if of is good and name != "variance"}
+    bad = replace(good, **beyond)
+    assert len(bad.shortfalls) == len(beyond)
+    assert all(clause in bad.sentence for clause in bad.failures)
+
+
+def test_khat_counts_with_its_error():
+    """It has less of it with more draws; -inf where all weights are equal, inf where one draw has all the weight."""
+    few, many = (replace(TREES, khat=MOST_KHAT + 0.06, n_draws=n) for n in (1_000, 1_000_000))
+    assert few.is_exact
+    assert not many.is_exact
+    assert replace(TREES, khat=-np.inf).is_exact
+    assert not replace(TREES, khat=np.inf).is_exact
+    # Of hyperparameters, a heavy tail may be that of a scale near 0 that few draws have found.
+    assert not replace(NESTED, khat=0.69).is_exact
+    assert replace(NESTED, khat=0.65).is_reliable
+    assert not replace(NESTED, khat=0.9, effective_size=590.0).is_reliable
+
+
+def test_what_is_said():
+    assert TREES.sentence == "Exact up to simulation error (effective sample size 1,900), of the mode that was found."
+    assert "a standard deviation" not in replace(TREES, sd_error=SAID_ERROR).sentence
+    assert "1,900; a standard deviation is known to 9 % only)" in replace(TREES, sd_error=0.09).sentence
+    assert "exact up to simulation error" in NESTED.sentence
+    assert "nearly exact" in replace(NESTED, effective_size=300.0).sentence
+    assert "approximate" in replace(NESTED, variance=4.0, error=0.05).sentence
+    assert "Not reliable: k-hat" in replace(NESTED, khat=0.9, effective_size=50.0).sentence

@@ -1,0 +1,150 @@
+"""Rows and groups are left out of likelihoods of all kinds: beside integrals over grids."""
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from scipy import stats
+from scipy.special import logsumexp
+
+import pymc_ngvi
+
+
+def fitted(model, **options):
+    return pymc_ngvi.fit_ngvi(model=model, random_seed=1, progressbar=False, **options)
+
+
+# --- rows that are left out by a fit ---
+
+GRID = np.linspace(-6.0, 6.0, 2_001)
+
+
+#: Without the first seven rows, of which one is censored, the posterior is far wider.
+Y = np.array([-0.9, -1.7, -0.2, 1.2, -0.7, -1.5, -2.4, 0.3])
+PART = np.arange(8) == 7
+
+
+def censored(a):
+    y = np.minimum(Y, 1.0)
+    pm.Censored("y", pm.Normal.dist(a, 1.0), lower=None, upper=1.0, observed=y)
+    return np.where(y >= 1.0, stats.norm.logsf(1.0, GRID[:, None]), stats.norm.logpdf(y, GRID[:, None]))
+
+
+def of_a_graph(a):
+    pm.CustomDist("y", a, dist=lambda a, size: 2.0 * pm.Normal.dist(a, 1.0, size=size), observed=2.0 * Y)
+    return stats.norm.logpdf(Y, GRID[:, None]) - np.log(2.0)
+
+
+def with_labels(a):
+    spread = np.array([0.8, 1.2])
+    pm.Normal("y", a, pm.math.stack([0.8, 1.2])[pm.Bernoulli("wide", 0.3, shape=8)], observed=Y)
+    parts = stats.norm.logpdf(Y[:, None], GRID[:, None, None], spread) + np.log([0.7, 0.3])
+    return logsumexp(parts, axis=-1)
+
+
+def read_by_another(a):
+    """The second variable depends on the first one, whose rows are left out of the first one alone."""
+    pm.Normal("z", 0.5 * pm.Normal("y", a, 1.0, observed=Y), 1.0, observed=Y)
+    return stats.norm.logpdf(Y, GRID[:, None])
+
+
+@pytest.mark.parametrize("kind", [censored, of_a_graph, with_labels, read_by_another])
+def test_rows_that_are_left_out_by_a_fit(kind):
+    with pm.Model() as model:
+        rows = kind(pm.Normal("a", 0.0, 2.0, initval=0.1))
+    rest = stats.norm.logpdf(GRID, scale=2.0) + rows[:, -1]
+    of_part = rows[:, :-1].sum(axis=1)
+    found = fitted(model).leave_out(groups=PART, var_name="y", random_seed=1)
+    assert float(found.pareto_k[0]) == 0.0  # as where it was left out by a fit
+    right = logsumexp(rest + of_part) - logsumexp(rest)
+    # Four errors of 20,000 draws of the fit without it.
+    error = np.sqrt((np.exp(rest - logsumexp(rest)) @ np.exp(2.0 * (of_part - right)) - 1.0) / 20_000)
+    assert float(found.elpd_i[0]) == pytest.approx(right, abs=4 * error)
+
+
+# --- groups that are integrated again ---
+
+N_GROUPS, N_OF_GROUP = 6, 4
+GROUP = np.repeat(np.arange(N_GROUPS), N_OF_GROUP)
+TAU, Z = np.exp(np.linspace(-8.0, 2.0, 121)), np.linspace(-6.0, 6.0, 241)
+
+
+def _by_groups(log_rows):
+    """Return log p of each group given the others, from a function of effects that returns log p of rows."""
+    rows = log_rows(TAU[:, None] * Z)
+    groups = [logsumexp(stats.norm.logpdf(Z) + rows[g == GROUP].sum(axis=0), axis=1) for g in range(N_GROUPS)]
+    groups = [group + np.log(Z[1] - Z[0]) for group in groups]
+    joint = stats.halfnorm.logpdf(TAU) + np.log(TAU) + sum(groups)
+    return np.array([logsumexp(joint) - logsumexp(joint - group) for group in groups])
+
+
+def labelled_counts(effect):
+    y = np.random.default_rng(4).poisson(np.exp(1.0 + 0.5 * np.arange(N_GROUPS)[GROUP] / N_GROUPS)) * (
+        np.arange(len(GROUP)) % 3 > 0
+    )
+    pm.Poisson("y", pm.Bernoulli("active", 0.7, shape=len(y)) * pm.math.exp(1.0 + effect[GROUP]), observed=y)
+    y = y[:, None, None]
+    inactive = np.where(y == 0, np.log(0.3), -np.inf)
+    return lambda at: np.logaddexp(np.log(0.7) + stats.poisson.logpmf(y, np.exp(1.0 + at)), inactive)
+
+
+def censored_values(effect):
+    y = np.minimum(np.random.default_rng(5).normal(0.3 * np.arange(N_GROUPS)[GROUP], 1.0), 1.0)
+    pm.Censored("y", pm.Normal.dist(effect[GROUP], 1.0), lower=None, upper=1.0, observed=y)
+    y = y[:, None, None]
+    return lambda at: np.where(y >= 1.0, stats.norm.logsf(1.0, at), stats.norm.logpdf(y, at))
+
+
+@pytest.mark.parametrize("kind", [labelled_counts, censored_values])
+def test_groups(kind):
+    with pm.Model(coords={"site": np.arange(N_GROUPS)}) as model:
+        effect = pm.Normal("effect", 0.0, pm.HalfNormal("tau", 1.0), dims="site")
+        rows = kind(effect)
+    approx = fitted(model)
+    assert approx.is_exact
+    found = approx.leave_out(groups="site", random_seed=1)
+    # Four errors of two thousand draws of tau, by which densities of groups vary by a half.
+    np.testing.assert_allclose(found.elpd_i, _by_groups(rows), atol=4 * 0.5 / np.sqrt(2_000))
+
+
+def test_the_model_is_fitted_with_all_rows_again():
+    """What was built to leave rows out does not serve the next fit of the model."""
+    with pm.Model() as model:
+        censored(pm.Normal("a", 0.0, 2.0))
+    approx = fitted(model, posterior="gaussian")
+    approx.leave_out(groups=PART, random_seed=1)
+    again = fitted(model, posterior="gaussian")
+    np.testing.assert_array_equal(again.mean.eval(), approx.mean.eval())
+
+
+# --- what can't be left out ---
+
+
+def walk():
+    pm.GaussianRandomWalk("y", sigma=pm.HalfNormal("s"), init_dist=pm.Normal.dist(), observed=np.arange(6.0))
+
+
+def common_labels():
+    label, m = pm.Bernoulli("label", 0.5, shape=3), pm.Normal("m", [0.0, 1.0], 1.0)
+    for name in ("y", "z"):
+        pm.Normal(name, m[label], 1.0, observed=np.arange(3.0))
+
+
+def potential():
+    pm.Potential("y", pm.logp(pm.Normal.dist(pm.Normal("m"), 1.0), np.arange(3.0)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (walk, "The values of 'y' have one log density together"),
+        (common_labels, "'y', 'z' have one log density together"),
+        (potential, "which rows a pm.Potential is made of is not known"),
+    ],
+)
+def test_what_has_no_rows_is_refused(kind, message):
+    with pm.Model() as model:
+        kind()
+    approx = fitted(model, posterior="gaussian")
+    with pytest.raises(ValueError, match=message):
+        approx.leave_out(var_name=None if kind is potential else "y")
