@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Notebooks that run at a time.
 JOBS ?= 1
 # Tests whose outcome could hang on rounding, and those of what the package takes from PyMC.
-OF_KERNELS := $(foreach name,linalg gaussian block_family filled_family normals updates positive_definite,\
+OF_KERNELS := $(foreach name,linalg gaussian filled_family normals updates positive_definite,\
 	$(wildcard tests/*/test_$(name).py))
 OF_PYMC := $(foreach name,approximation export guide interaction layout minibatch model persistence predict \
 	register samplers,$(wildcard tests/*/test_$(name).py))

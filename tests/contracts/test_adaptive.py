@@ -25,6 +25,7 @@ from targets import Quadratic, Walled, cauchy, flat, kinked, logistic, poisson, 
 from pymc_ngvi import Status
 from pymc_ngvi.fitting import loop, outcome
 from pymc_ngvi.fitting.registry import Choice
+from pymc_ngvi.steps.adaptive.scales import Conditioned
 
 TOL = 0.05  # the default, nats
 SMALL_GAP = 0.02  # nats; below it a reported gap need not be right
@@ -255,6 +256,29 @@ def test_one_coordinate_far_off_is_not_hidden_by_a_large_tolerance(choice, error
     rule = make_rule(target, choice, seed=1, n_draws=64, tol=10.0)
     assert rule.terminate(rule.init(state_of(choice.family, np.zeros(40), np.eye(40)))) is Status.CONVERGED
     assert rule.terminate(rule.init(state_of(choice.family, mean, cov))) is None
+
+
+def test_given_coordinates_have_a_gaussian_of_their_own_and_the_others_the_density_given_them():
+    """Where a scale may be lost, steps of the others are taken at places of it."""
+    target, index, point, sd = logistic(), np.array([3, 1]), np.array([0.4, -1.0]), np.array([0.5, 2.0])
+    conditioned = Conditioned(target, index, point, sd)
+    theta = np.random.default_rng(1).standard_normal((3, target.n_dim))
+    given = theta.copy()
+    given[:, index] = point
+    standard = (theta[:, index] - point) / sd
+    logp, expected = target.logp_grad(given)
+    expected[:, index] = -standard / sd
+    found = conditioned.logp_grad(theta)
+    np.testing.assert_allclose(found[0], logp - 0.5 * (standard**2).sum(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(found[1], expected, rtol=1e-12)
+    hessian, unit = target.mean_hessian(given).products(np.eye(target.n_dim)), np.eye(target.n_dim)
+    hessian[index], hessian[:, index] = 0.0, 0.0
+    hessian[index, index] = -1.0 / sd**2
+    mean = conditioned.mean_hessian(theta)
+    np.testing.assert_allclose(mean.products(unit), hessian, atol=1e-12)
+    np.testing.assert_allclose(mean.diagonal(), np.diag(hessian), atol=1e-12)
+    q = state_of("full", theta[0], unit)
+    np.testing.assert_allclose(mean.whitened(q), -hessian, atol=1e-12)
 
 
 # --- reproducible, resumable ------------------------------------------------------------------------------------------

@@ -332,6 +332,12 @@ def test_components_that_overlap_become_one_and_others_do_not():
     assert again.n_components == 2
     np.testing.assert_allclose(np.sort(again.weights), np.sort(m.weights), atol=1e-12)
     np.testing.assert_allclose(again.cov(), pair.cov(), atol=1e-10)
+    beside = FullState(states[0].location + 0.3 * states[0].sd(), 1.1 * states[0].factor)
+    uneven = MixtureState.of([states[0], beside, states[1]], np.log([0.1, 0.3, 0.6]))
+    one = join_overlapping(uneven, evaluate_mixture(density, uneven, base, price))
+    np.testing.assert_allclose(np.sort(one.weights), [0.4, 0.6], atol=1e-12)
+    np.testing.assert_allclose(one.mean(), uneven.mean(), atol=1e-10)
+    np.testing.assert_allclose(one.cov(), uneven.cov(), atol=1e-10)
 
 
 def test_steps_stay_within_the_radius():

@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose
 from scipy import stats
 
 from pymc_ngvi import ConvergenceWarning, LogDensity
+from pymc_ngvi.core.hessians import MatrixHessian
 from pymc_ngvi.core.normal_rules import blocks, n_levels, rule
 from pymc_ngvi.core.refusal import RowHessianGivenUp
 from pymc_ngvi.core.target import RowRules
@@ -153,6 +154,12 @@ def several_groups():
     pm.Poisson("y", pt.exp(sd[0] * z[GROUP] + sd[1] * w[np.arange(N) % 5] * X), observed=COUNTS)
 
 
+def wide():
+    """As many coefficients as rows: predictors are looked at through the factor of a Gaussian."""
+    design = np.random.default_rng(4).normal(size=(12, 9))
+    pm.Bernoulli("y", logit_p=design @ pm.Normal("beta", 0.0, 1.0, shape=9), observed=BINARY[:12])
+
+
 def sums():
     """Elements to which others are added."""
     a, b = pm.Normal("a", 0, 1, shape=N), pm.Normal("b", 0, 1, shape=3)
@@ -162,7 +169,7 @@ def sums():
 MODELS = (
     logistic, poisson, shared_data, negative_binomial, zero_inflated, student, censored, missing, ordered, categorical,
     potential, custom, noncentred, noncentred_normal, walk,
-    correlated, process, sums, shared_last,
+    correlated, process, sums, shared_last, wide,
 )  # fmt: skip
 #: And some whose expectations draws do not show within the same errors.
 OF_DERIVATIVES = (*MODELS, not_centred, simplex, branches, clipped, several_groups)
@@ -294,9 +301,15 @@ def test_expectations_are_those_of_draws(densities, build):
         pairs = 0.5 * (drawn[: len(z)] + drawn[len(z) :])
         assert abs(pairs.mean() - exact) < 4.5 * pairs.std() / np.sqrt(len(z)) + 1e-9 * (1.0 + abs(exact))
     assert found.error < (0.5 if build is custom else 1e-3)
+    dense_hessian = MatrixHessian(found.hessian.products(np.eye(density.n_dim)))
+    for state in (q, dense(density, 3)):
+        curvature = state.curvature(dense_hessian)
+        assert_allclose(found.hessian.whitened(state), curvature, atol=1e-10 * np.abs(curvature).max())
 
 
-@pytest.mark.parametrize("build", [logistic, student, noncentred_normal, censored], ids=lambda build: build.__name__)
+@pytest.mark.parametrize(
+    "build", [logistic, student, noncentred_normal, censored, wide], ids=lambda build: build.__name__
+)
 def test_gradient_and_hessian_are_derivatives_of_the_value(densities, build):
     """In the mean, and by Price's theorem in the covariance."""
     density = densities(build)

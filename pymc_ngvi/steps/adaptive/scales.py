@@ -156,7 +156,7 @@ class _GivenHessian(MeanHessian):
 
     def diagonal(self) -> Array:
         """Return the diagonal, (n_dim,)."""
-        diagonal = self.whole.diagonal()
+        diagonal = self.whole.diagonal().copy()
         diagonal[self.index] = -1.0 / self.variance
         return diagonal
 
