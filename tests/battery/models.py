@@ -71,8 +71,10 @@ def _stored(name, build, **options):
 
 
 def _of_users(name):
-    """What NUTS knows of unconstrained coordinates: moments, and the least effective size."""
+    """What NUTS knows of unconstrained coordinates: moments, and the least effective size; None where there is nothing."""
     with np.load(Path(users_models.__file__).with_name("references.npz")) as file:
+        if f"{name}/mean" not in file:
+            return None
         names, mean, sd, (size, _) = (file[f"{name}/{part}"] for part in ("names", "mean", "sd", "quality"))
     return Known.exactly(names, mean, sd, size=size)
 
