@@ -148,7 +148,7 @@ def heavy_groups(seed):
     near(values.std() / sd, 1.0, 5.0 * np.sqrt((stats.kurtosis(values) + 2) / 4 / 20_000) + 0.03)
 
 
-@case(wrong="the scale of a walk of 50 days too narrow by a tenth, its limit 0.3 sd off, the evidence 0.1")
+@case(wrong="the scale of a walk of 50 days too narrow by a tenth, its limit 0.3 sd off, the evidence 0.1", in_all=False)
 def walk_exact_narrow(seed):
     rng = np.random.default_rng(77)
     for n in (33, 66, 180, 180, 40, 40):
@@ -418,7 +418,7 @@ def update_discrete(seed):
     near(found.log_predictive_density, after - closed.switch_moments(t, closed.SWITCH)[2], 0.1)
 
 
-@case(wrong="the log predictive density of new rows is 0.7 off, and its error said to be 0.002")
+@case(wrong="the log predictive density of new rows is 0.7 off, and its error said to be 0.002", in_all=False)
 def update_skewed(seed):
     rng = np.random.default_rng(4)
     u, g = rng.normal(0, 1.5, 40), np.repeat(np.arange(40), 2)
