@@ -4,7 +4,7 @@ import functools
 import json
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import exact_models
@@ -59,20 +59,26 @@ def _store():
 
 def _stored(name, build, **options):
     def known():
-        return Known.from_store(_store(), name) if f"{name}/mean" in _store() else _of_users(name)
+        if f"{name}/mean" not in _store():
+            return _of_users(name)
+        known = Known.from_store(_store(), name)
+        return replace(known, evidence=np.full(2, np.nan)) if name in _NO_EVIDENCE else known
 
     def columns(posterior, model):
         draws, names, _ = quantities(posterior, model)
         if f"{name}/mean" in _store():
             return draws, names
+        model = TWINS[name]() if name in TWINS else model
         return unconstrain(posterior, model), coordinate_names(model)
 
     return Entry(build, known, columns, **options)
 
 
 def _of_users(name):
-    """What NUTS knows of unconstrained coordinates: moments, and the least effective size."""
+    """What NUTS knows of unconstrained coordinates: moments, and the least effective size; None where nothing is."""
     with np.load(Path(users_models.__file__).with_name("references.npz")) as file:
+        if f"{name}/mean" not in file:
+            return None
         names, mean, sd, (size, _) = (file[f"{name}/{part}"] for part in ("names", "mean", "sd", "quality"))
     return Known.exactly(names, mean, sd, size=size)
 
@@ -91,6 +97,11 @@ _BUILT = {
     "kink: laplace prior": rows_models.lasso_fixed,
     "kink: laplace prior, its scale unknown": rows_models.lasso,
 }
+#: Models without a marginal likelihood: with an improper prior, or an order that cuts off a part of the prior.
+_NO_EVIDENCE = (
+    "regression: children flat", "regression: ordered logit", "structured: normal mixture", "structured: hidden markov",
+    "scan: hidden markov",
+)  # fmt: skip
 #: Models of which less than an exact posterior is to come.
 _LEAST = {
     "regression: poisson two parameters": GAUSSIAN,

@@ -132,16 +132,23 @@ def heavy_groups(seed):
         a, t, ms, ts = pm.Normal("a", 0, 10), pm.HalfNormal("t", 2), pm.Normal("ms", 0, 1), pm.HalfNormal("ts", 1)
         z, w = pm.Normal("z", 0, 1, shape=12), pm.Normal("w", 0, 1, shape=12)
         mean, sd = pm.Deterministic("gm", a + t * z), pm.math.exp(ms + ts * w)
-        pm.Normal("y", mean[g], sd[g], observed=rng.normal(mu[g], sg[g]))
-    approx = fit(model, seed)
-    posterior = approx.sample(20_000, random_seed=seed)["posterior"]
-    values = posterior["gm"].to_numpy()[..., 5].ravel()
-    size = posterior.attrs["effective_sample_size"]
-    near(values.std() / 0.1453, 1.0, 5.0 * np.sqrt(2.0 / size) * np.sqrt(stats.kurtosis(values) / 2 + 1) + 0.03)
-    near(np.mean(values > 4.929), 0.05, 5.0 * np.sqrt(0.05 * 0.95 / size) + 0.003)
+        y = rng.normal(mu[g], sg[g])
+        pm.Normal("y", mean[g], sd[g], observed=y)
+    draws = fit(model, seed).sample(20_000, random_seed=seed)["posterior"]
+    a, t, ms, ts = (draws[name].to_numpy().reshape(-1, 1) for name in ("a", "t", "ms", "ts"))
+    # given these, the group's mean is integrated out by hand, and its standard deviation on a grid
+    at, grid = y[g == 5], np.linspace(-5, 5, 81)
+    s2, middle = np.exp(2 * (ms + ts * grid)), at.mean()
+    log_p = -0.5 * grid**2 - 1.5 * np.log(s2) - 0.5 * ((at - middle) ** 2).sum() / s2
+    log_p += stats.norm.logpdf(middle, a, np.sqrt(t**2 + s2 / 4))
+    p, precision = np.exp(log_p - logsumexp(log_p, axis=1, keepdims=True)), 1 / t**2 + 4 / s2
+    mean = (a / t**2 + 4 * middle / s2) / precision
+    sd = np.sqrt((p * (mean**2 + 1 / precision)).sum(1).mean() - (p * mean).sum(1).mean() ** 2)
+    values = draws["gm"].to_numpy()[..., 5].ravel()
+    near(values.std() / sd, 1.0, 5.0 * np.sqrt((stats.kurtosis(values) + 2) / 4 / 20_000) + 0.03)
 
 
-@case(wrong="the scale of a walk of 50 days too narrow by a tenth, its limit 0.3 sd off, the evidence 0.1")
+@case(wrong="the scale of a walk of 50 days too narrow by a tenth, its limit 0.3 sd off, the evidence 0.1", in_all=False)
 def walk_exact_narrow(seed):
     rng = np.random.default_rng(77)
     for n in (33, 66, 180, 180, 40, 40):
@@ -411,7 +418,7 @@ def update_discrete(seed):
     near(found.log_predictive_density, after - closed.switch_moments(t, closed.SWITCH)[2], 0.1)
 
 
-@case(wrong="the log predictive density of new rows is 0.7 off, and its error said to be 0.002")
+@case(wrong="the log predictive density of new rows is 0.7 off, and its error said to be 0.002", in_all=False)
 def update_skewed(seed):
     rng = np.random.default_rng(4)
     u, g = rng.normal(0, 1.5, 40), np.repeat(np.arange(40), 2)

@@ -16,9 +16,9 @@ def test_outcome(outcome):
     assert kind_of(approx) >= entry.least, approx.record.posterior
     if entry.is_reliable is not None:
         assert is_reliable == entry.is_reliable, diagnosis.reasons
-    if not is_reliable or entry.known is None:
+    known = None if entry.known is None else entry.known()
+    if not is_reliable or known is None:
         return
-    known = entry.known()
     wrong = wrong_of(approx, known, entry.columns)
     if kind_of(approx) > GAUSSIAN and np.isfinite(known.evidence[0]):
         evidence = approx.log_marginal_likelihood
