@@ -19,13 +19,32 @@ import pymc_ngvi
 
 from pymc_ngvi.marginal import (
     adaptation,
+    centres,
     confirmed,
     fitting,
     log_marginal,
+    proposals,
+    quadrature,
+    regression,
+    sampling,
     verdict,
 )
 from pymc_ngvi.marginal.tails import Bend, find_bend
-from pymc_ngvi.nested import defence, emulator, exploring, learning, margins, pairs, posterior, rounds
+from pymc_ngvi.nested import (
+    batches,
+    conditional,
+    defence,
+    emulator,
+    exploring,
+    found,
+    learning,
+    margins,
+    mode,
+    pairs,
+    posterior,
+    rounds,
+)
+from pymc_ngvi.nested import log_marginal as nested_log_marginal
 from pymc_ngvi.nested import verdict as nested_verdict
 
 EXACT, APPROXIMATE, REFUSED = "exact", "approximate", "refused"
@@ -122,6 +141,12 @@ def spike(p=5, weight=0.15, scale=0.1):
     return of_density(log_density, np.zeros(p), np.full(p, np.sqrt(weight + (1.0 - weight) * scale**2)))
 
 
+def bananas(p=3, bend=1.2, scale=0.15):
+    """Coordinates that follow the square of the first one closely: a thin bent ridge, as no single Student t is."""
+    follow, sd = np.r_[0.0, np.full(p - 1, bend)], np.r_[1.0, np.full(p - 1, np.sqrt(2.0 * bend**2 + scale**2))]
+    return of_density(lambda x: -0.5 * (x[0] ** 2 + (((x[1:] - bend * x[0] ** 2) / scale) ** 2).sum()), follow, sd)
+
+
 def heavy(df=1.2):
     """Two coordinates without a standard deviation."""
     return of_density(lambda x: -0.5 * (df + 1.0) * pt.log1p(x**2 / df).sum(), np.zeros(2), np.full(2, np.inf))
@@ -152,13 +177,13 @@ def groups(y, log_p, likelihood, *axes, tau=2.0, is_centred=False):
     return on_grid(model, log_density, *axes)
 
 
-def rare_counts():
+def rare_counts(*, is_centred=False):
     """Counts of which most are 0: effects may be 0, too, and the logarithm of their scale has a thin tail."""
     rng = np.random.default_rng(12)
     y = rng.poisson(0.3 * np.exp(1.5 * rng.normal(size=40)))
     log_p = lambda value, a: value * a - np.exp(np.minimum(a, 50.0)) - gammaln(value + 1.0)  # noqa: E731
     likelihood = lambda effect, y: pm.Poisson("y", pt.exp(effect), observed=y)  # noqa: E731
-    return groups(y, log_p, likelihood, np.linspace(-6.0, 1.5, 61), np.linspace(-9.0, 1.7, 86))
+    return groups(y, log_p, likelihood, np.linspace(-6.0, 1.5, 61), np.linspace(-9.0, 1.7, 86), is_centred=is_centred)
 
 
 def binary(n=7):
@@ -168,6 +193,27 @@ def binary(n=7):
     log_p = lambda k, a: stats.binom.logpmf(k, n, 0.5) + n * np.log(2.0) + k * log_expit(a) + (n - k) * log_expit(-a)  # noqa: E731
     likelihood = lambda effect, y: pm.Binomial("y", n, logit_p=effect, observed=y)  # noqa: E731
     return groups(y, log_p, likelihood, np.linspace(-5.5, 1.5, 50), np.linspace(0.5, 2.4, 50), tau=5.0, is_centred=True)
+
+
+def growth(n=12, times=4):
+    """Growth curves, each with its own slope: trees of two effects, log m in closed form."""
+    rng = np.random.default_rng(21)
+    design = np.stack([np.ones(times), np.arange(times)], axis=1)
+    y = (rng.normal(size=(n, 2)) * [0.3, 0.6]) @ design.T + rng.normal(size=(n, times))
+    with pm.Model() as model:
+        sd = pm.HalfNormal("sd", 1.0, shape=2)
+        a, b = pm.Normal("a", 0.0, sd[0], shape=n), pm.Normal("b", 0.0, sd[1], shape=n)
+        pm.Normal("y", a[:, None] + b[:, None] * design[:, 1], 1.0, observed=y)
+
+    def log_density(*log_sd):
+        sd = np.exp(np.stack(log_sd, axis=-1))
+        cov = (design * sd[..., None, :] ** 2) @ design.T + np.eye(times)
+        square = np.einsum("ki,...ij,kj->...", y, np.linalg.inv(cov), y)
+        log_p = -0.5 * (square + n * np.linalg.slogdet(cov)[1] + y.size * np.log(2.0 * np.pi))
+        return log_p + (stats.halfnorm.logpdf(sd) + np.log(sd)).sum(axis=-1)
+
+    axis = np.linspace(-9.0, 1.5, 91)
+    return on_grid(model, log_density, axis, axis)
 
 
 def folded(sd=0.1, n=10):
@@ -211,10 +257,9 @@ def level(n=20):
     return on_grid(model, log_density, np.linspace(-9.0, 1.2, 60), np.linspace(-9.0, 0.8, 112))
 
 
-def scales(p=8, n=5, true=(0.1, 2.0)):
+def scales(true, n, seed=7):
     """Independent scales of effects seen with noise."""
-    rng = np.random.default_rng(7)
-    true = np.linspace(*true, p)[:, None]
+    rng, p, true = np.random.default_rng(seed), len(true), np.array(true)[:, None]
     y = rng.normal(0.0, true, (p, n)) + rng.normal(0.0, 0.5, (p, n))
     with pm.Model() as model:
         s, z = pm.HalfNormal("s", 1.0, shape=p), pm.Normal("z", 0.0, 1.0, shape=(p, n))
@@ -280,13 +325,17 @@ def slopes(n=2, x=(0.0, 1.0), n_prior=200_000):
 MODELS = {
     "shelf": shelf,
     "spike": spike,
+    "bananas": bananas,
     "heavy": heavy,
     "rare counts": rare_counts,
+    "rare counts, centred": functools.partial(rare_counts, is_centred=True),
     "binary": binary,
+    "growth": growth,
     "folded": folded,
     "level": level,
-    "scales": scales,
-    "few scales": functools.partial(scales, 8, 2, (0.02, 0.6)),
+    "three scales": functools.partial(scales, (0.05, 0.3, 1.0), 4, 10),
+    "eight scales": functools.partial(scales, np.linspace(0.1, 2.0, 8), 5),
+    "eight small scales": functools.partial(scales, np.linspace(0.02, 0.6, 8), 2),
     "slopes": slopes,
     "rare levels": functools.partial(rare_levels, 6.0),
     "rarest levels": functools.partial(rare_levels, 10.0),
@@ -349,7 +398,46 @@ def not_bounded(self):
     return None if found is None else lambda points: found.predict(points)[0]
 
 
+def plain_moments(y, w, base, shrinkage):
+    """Return weighted moments."""
+    apart = y - w @ y
+    return w @ y, (w[:, None] * apart).T @ apart + 1e-10 * np.eye(y.shape[1])
+
+
+def blind_rule(*args):
+    """Return what a rule says, and that its nodes are where they should be."""
+    values, _ = quadrature.by_rule(*args)
+    return values, np.isnan(values)
+
+
+def never(mean, variance):
+    """Tell of no coordinate that nodes are far off."""
+    return np.zeros(mean.shape, dtype=bool)
+
+
 _NO_DEFENCE = defence.Defence(np.empty(0, dtype=np.intp), np.empty(0), np.empty(0))
+
+#: Fits that are right with a guard and as right without it, by the kind of model. Fewer than ten settle nothing.
+OF_FEW = "shelf, spike, two modes, gammas (2), Student t, mixture weight, shoulder"
+OF_GROUPS = "binary (2), small effects, rare counts (2), schools (2), large counts, unequal counts, two outcomes each"
+OF_WALKS = "level (20 and 12 steps), three scales, schools, a walk of small numbers"
+PLAIN_8 = f"not settled, 8 fits: {OF_FEW}"
+RIDGES = f"{PLAIN_8}; thin horns (4) are missed with it, too"
+HEAVY = f"{PLAIN_8}, with either of the two switched off"
+PLAIN_10 = f"none after 10 fits: {OF_FEW}, spike (2)"
+MISSED = f"none after 12 fits: {OF_FEW}, another shoulder (2), shelf (2)"
+THIN = f"none after 11 fits: {OF_FEW}, another shoulder (2), a banana"
+DEFENCE = (
+    f"none after 15 fits: {OF_FEW}, another shoulder (2), bananas (5); two are worse: 0.14 for 0.09, 0.20 for 0.11"
+)
+SHRINKAGE = f"none after 13 fits: {OF_FEW}, spike (2), bananas (2): 0.12 for 0.09 on one, 14 skewed coordinates"
+TREES_10 = f"none after 10 fits: {OF_GROUPS}"
+TREES_11 = f"none after 11 fits: {OF_GROUPS}, growth"
+TREES_3 = "not settled, 3 fits: binary, small effects, rare counts"
+NESTED_5 = f"not settled, 5 fits: {OF_WALKS}"
+ANNEALING = "not settled, 4 fits: 8 scales (2), 24 scales (2); evidence 0.12 +- 0.02 too low without it, of 24"
+LEARNING = "not settled, 4 fits: 8 scales (2), 24 scales (2)"
+RARE = "not settled, 1 fit: rare levels"
 
 GUARDS = {
     # --- marginal: globals ---
@@ -368,6 +456,24 @@ GUARDS = {
         ((adaptation.Adaptation, "best", by_last_round),),
         "spike",
     ),
+    "components": Guard(
+        "A posterior that is bent: several components follow it, one does not.",
+        ((proposals, "_DRAWS_PER_COORDINATE", np.inf),),
+        "bananas",
+        seed=2,
+    ),
+    "adaptation": Guard(
+        "A first proposal, which is about the Gaussian fit.",
+        ((fitting, "_MOST_ROUNDS", 0),),
+        "bananas",
+        seed=2,
+    ),
+    "looks": Guard(
+        "Mass far from what a proposal has drawn, where it goes on looking good.",
+        ((adaptation.Adaptation, "looked_about", lambda self, proposal: proposal),),
+        "bananas",
+        seed=2,
+    ),
     "pools anew": Guard(
         "A first pool shows what adaptation did not.",
         ((fitting, "_MOST_POOLS", 0),),
@@ -383,7 +489,12 @@ GUARDS = {
     "confirmed": Guard(
         "Nodes about wrong centres.",
         ((confirmed, "blocks_off_centre", lambda forest, shape, rule, of_blocks: np.zeros(of_blocks.shape, bool)),),
-        "rare counts",
+        "growth",
+    ),
+    "parabolas": Guard(
+        "Nodes on one flank of a conditional density.",
+        ((centres, "far_off", never), (quadrature, "far_off", never)),
+        "rare counts, centred",
     ),
     "nodes": Guard(
         "As many nodes as it takes at the Gaussian fit.",
@@ -406,6 +517,18 @@ GUARDS = {
         "Thin tails of log m, which predictions from its bulk know nothing of and few draws hit.",
         ((exploring, "_ridge", nothing),),
         "level",
+        "nested",
+    ),
+    "tails of hyperparameters": Guard(
+        "Logarithms of scales that may be 0, whose tails no polynomial has.",
+        ((fitting, "find_bend", without_tails),),
+        "three scales",
+        "nested",
+    ),
+    "search for the mode": Guard(
+        "Hyperparameters that are not where a fit begins.",
+        ((mode, "_MOST", 0), (mode, "_MOST_OF_EACH", 0), (mode, "_MOST_AGAIN", 0)),
+        "three scales",
         "nested",
     ),
     "wide rounds": Guard(
@@ -447,21 +570,21 @@ GUARDS = {
     "margins": Guard(
         "Many hyperparameters with skewed margins and heavy tails.",
         ((margins.Margins, "fitted", of_moments),),
-        "scales",
+        "eight scales",
         "nested",
         claim=APPROXIMATE,
     ),
     "rounds of learning": Guard(
         "Proposals of many hyperparameters that the curvature at a mode says little of.",
         ((learning, "_MOST_ROUNDS", 1),),
-        "scales",
+        "eight scales",
         "nested",
         claim=APPROXIMATE,
     ),
     "verdict: many hyperparameters": Guard(
         "Thin tails of scales, where proposals are learned from their own draws.",
         ((nested_verdict, "MOST_EMULATED", 99),),
-        "few scales",
+        "eight small scales",
         "nested",
         seed=2,
         claim=APPROXIMATE,
@@ -472,5 +595,201 @@ GUARDS = {
         "rarest levels",
         "nested",
         claim=REFUSED,
+    ),
+    # --- without a model ---
+    "ridges of log p": Guard(
+        "Thin bent ridges, along which proposals do not go.",
+        ((adaptation, "ridges", nothing),),
+        tries=RIDGES,
+    ),
+    "missed": Guard(
+        "A pool that draws far out would move.",
+        ((adaptation.Adaptation, "missed", lambda *args: 0.0),),
+        tries=MISSED,
+    ),
+    "thin squares": Guard(
+        "Thin tails, of which a pool has few draws.",
+        ((adaptation, "thin_squares", lambda draws, least=0.0: np.zeros(len(draws.g))),),
+        tries=THIN,
+    ),
+    "defence of pools": Guard(
+        "Weights that are not bounded.",
+        ((fitting.Sampler, "_defended", lambda self, proposal: proposal),),
+        tries=DEFENCE,
+    ),
+    "wider proposals": Guard(
+        "Pools with heavy weights.",
+        ((proposals.Proposal, "widened", lambda self: self),),
+        tries=PLAIN_10,
+    ),
+    "shrinkage": Guard(
+        "Covariances of few draws in many dimensions.",
+        ((proposals, "_shrunk_moments", plain_moments),),
+        tries=SHRINKAGE,
+    ),
+    "tempered weights": Guard(
+        "Proposals that are fitted to a few draws of all the weight.",
+        ((fitting, "tempered", lambda w, least: w), (adaptation, "tempered", lambda w, least: w)),
+        tries=PLAIN_10,
+    ),
+    "first round is forgotten": Guard(
+        "Values by rules that were not learned yet.",
+        ((adaptation.ProposalRounds, "forget_first", nothing),),
+        tries=PLAIN_8,
+    ),
+    "heavy pools": Guard(
+        "Pools whose k-hat is high are drawn anew.",
+        ((fitting, "_HEAVY", np.inf), (fitting, "has_light_tail", lambda khat, n: True)),
+        tries=HEAVY,
+    ),
+    "degrees of freedom": Guard(
+        "Proposals with lighter tails than the posterior.",
+        ((fitting, "_LEAST_DF", 100.0),),
+        tries=PLAIN_8,
+    ),
+    "components at tails": Guard(
+        "Straight tails, which have a component of their own.",
+        ((proposals, "_OF_TAIL", 1e-9),),
+        tries=PLAIN_8,
+    ),
+    "base rule is checked": Guard(
+        "A quick rule that is wrong at the posterior.",
+        ((fitting.Sampler, "_check", lambda *args: 0.0),),
+        tries=TREES_11,
+    ),
+    "reach of a base rule": Guard(
+        "Polynomials beyond what they were fitted to.",
+        ((regression.BaseRule, "is_beyond", lambda self, features: np.zeros(len(features), bool)),),
+        tries=TREES_11,
+    ),
+    "base rule off its centres": Guard(
+        "Predicted centres that are wrong.",
+        ((log_marginal, "by_rule", blind_rule),),
+        tries=TREES_11,
+    ),
+    "far draws by the reference": Guard(
+        "A rule of one node, which does not know that it is off.",
+        ((proposals.Proposal, "is_far", lambda self, g: np.zeros(len(g), bool)),),
+        tries=TREES_11,
+    ),
+    "base rule covers": Guard(
+        "Draws beyond the reach of the base rule.",
+        ((fitting.Sampler, "_cover", nothing),),
+        tries=TREES_10,
+    ),
+    "farthest draws": Guard(
+        "Regressions that extrapolate.",
+        ((log_marginal.LogMarginal, "farthest", lambda *args: np.empty(0, dtype=int)),),
+        tries=TREES_11,
+    ),
+    "more draws to learn from": Guard(
+        "Rules learned from few draws.",
+        ((fitting.Sampler, "_learn_from_more", nothing),),
+        tries=TREES_10,
+    ),
+    "two nodes in tails": Guard(
+        "Skewness that changes with a scale.",
+        ((fitting.Sampler, "_least_nodes", property(lambda self: 0)),),
+        tries=TREES_11,
+    ),
+    "wider nodes for corrections": Guard(
+        "Centres that are far off.",
+        ((log_marginal.LogMarginal, "_wider", lambda self, turn: self.rule),),
+        tries=TREES_10,
+    ),
+    "centres on the way": Guard(
+        "Draws far out, to which regressions extrapolate.",
+        ((log_marginal, "_MOST_FOUND", 0),),
+        tries=TREES_11,
+    ),
+    "weights of regressions": Guard(
+        "Regressions that draws far from the posterior decide.",
+        ((fitting, "_FLATTENED", 0.0),),
+        tries=TREES_10,
+    ),
+    "values of lost draws": Guard(
+        "Lost draws, whose own weights say nothing.",
+        ((sampling.Pool, "part_lost", lambda self, weights: float(weights[self.lost].sum())),),
+        tries=TREES_3,
+    ),
+    "told of what is off": Guard(
+        "Predictions that are wrong where there is weight.",
+        ((exploring, "_tell", nothing),),
+        tries=NESTED_5,
+    ),
+    "heavy draws are evaluated": Guard(
+        "Single draws with much predicted weight.",
+        ((exploring, "_MOST_HEAVY", 0),),
+        tries=NESTED_5,
+    ),
+    "beside nothing": Guard(
+        "Predictions beside points where there is no fit.",
+        ((emulator.Emulated, "_beside_nothing", lambda self, points, lowest: np.zeros(len(points), bool)),),
+        tries=NESTED_5,
+    ),
+    "near enough": Guard(
+        "Predictions that are not sure.",
+        ((emulator.Emulated, "_worst", lambda *args: []),),
+        tries=NESTED_5,
+    ),
+    "design": Guard(
+        "Predictions from values on the way to the mode alone.",
+        ((exploring, "_around", lambda found, n: found.at[None]),),
+        tries=NESTED_5,
+    ),
+    "mode goes on": Guard(
+        "A search that ends on a ridge.",
+        ((mode, "_MOST_AGAIN", 0),),
+        tries=NESTED_5,
+    ),
+    "calibrated weights": Guard(
+        "Simulation error of few values.",
+        ((pairs.WeightedPairs, "_calibrated", lambda self, weights: weights),),
+        tries=NESTED_5,
+    ),
+    "annealing": Guard(
+        "A first proposal of many hyperparameters that is far off.",
+        ((posterior, "may_anneal", lambda given: False),),
+        tries=ANNEALING,
+    ),
+    "polynomial of learning": Guard(
+        "Dependences that margins and correlations do not have.",
+        ((learning, "_slopes", nothing),),
+        tries=LEARNING,
+    ),
+    "wider part of learning": Guard(
+        "Thin tails of a learned proposal.",
+        ((learning, "_OF_WIDER", 1e-9),),
+        tries=LEARNING,
+    ),
+    "tempered weights of learning": Guard(
+        "Proposals learned from few values.",
+        ((learning, "tempered", lambda w, least: w),),
+        tries=LEARNING,
+    ),
+    "what ELBOs lack": Guard(
+        "Fits whose ELBO is below log m.",
+        ((found, "missing", lambda ratio: (0.0, 0.0)), (batches, "missing", lambda ratio: (0.0, 0.0))),
+        tries=RARE,
+    ),
+    "lacking by regression": Guard(
+        "The same at all hyperparameters.",
+        ((rounds.Rounds, "_lacking", lambda self, g: np.zeros(len(g))),),
+        tries=RARE,
+    ),
+    "parts of steps": Guard(
+        "Conditional fits that a full step overshoots.",
+        ((conditional, "_SIZES", (1.0,)),),
+        tries=RARE,
+    ),
+    "line search": Guard(
+        "Conditional fits where no step goes up.",
+        ((conditional.ConditionalFits, "_by_search", nothing),),
+        tries=RARE,
+    ),
+    "fits begun again": Guard(
+        "Hyperparameters without a fit in a batch.",
+        ((nested_log_marginal, "_TURNS", 0),),
+        tries=RARE,
     ),
 }

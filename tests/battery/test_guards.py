@@ -42,3 +42,12 @@ def test_it_is_wrong_without_the_guard(name, monkeypatch):
     assert not is_right(result, guard.claim), result
     # More is claimed than is right, or less than could be.
     assert CLAIMS.index(result.claim) < CLAIMS.index(guard.claim) or result.off > 1.0, result
+
+
+@pytest.mark.parametrize("name", GUARDS)
+def test_it_has_a_model_or_what_was_tried(name):
+    """What is switched off is there: a guard that goes leaves the table."""
+    guard = GUARDS[name]
+    assert bool(guard.model) != bool(guard.tries)
+    for owner, attribute, _ in guard.off:
+        assert hasattr(owner, attribute)
