@@ -5,12 +5,11 @@ through these, so that Hessians of its graph are wrong. Here, the solutions at a
 first and second derivatives with respect to initial states and parameters where these are asked for.
 """
 
-import contextlib
-import contextvars
 import functools
 import warnings
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
@@ -18,16 +17,14 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 
-from numpy.typing import NDArray
 from pymc.ode import DifferentialEquation
-from pytensor.compile import Function
 from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import toposort
 
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs.backends import quick_mode, without_c
@@ -35,214 +32,62 @@ from pymc_ngvi.graphs.calls import Calls, NoNumPyFunction
 from pymc_ngvi.graphs.inner import copy_of
 from pymc_ngvi.graphs.loops import vectorised
 
-# --- differential equations of many draws at once by an explicit method, each draw with steps of its own ---
-# A draw that needs small steps does not slow down the others, and one whose solution ends spoils none. Equations that
-# are stiff are left to others.
-#
-# References
-# ----------
-# .. [1] E. Hairer, S. P. Norsett and G. Wanner (1993). Solving ordinary differential equations I, section II.10
-#    (DOP853). https://doi.org/10.1007/978-3-540-78862-1
-
-#: Relative and absolute error of a step: as of LSODA.
-_TOLERANCE = 1.49e-8
-#: Steps of a draw at most: in all, and more for each time.
-_MOST_STEPS_OF_DRAW, _PER_TIME = 400, 4
-#: Safety of step sizes, and by how much they change at most.
-_SAFETY, _LEAST, _MOST = 0.9, 0.2, 6.0
-#: First step, as a part of the time to the first output.
-_FIRST = 0.1
-
-#: From states, (n, m), times, (n,), and which draws they are of, (n,), to slopes, (n, m).
-type Slope = Callable[[Array, Array, NDArray[np.intp]], Array]
-
-
-def solved(slope: Slope, start: Array, begin: float, times: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Integrate equations.
-
-    Parameters
-    ----------
-    slope : callable
-    start : ndarray, shape (n_draws, n_states)
-    begin : float
-        The time of the start.
-    times : ndarray, shape (n_times,)
-        Ascending.
-
-    Returns
-    -------
-    path : ndarray, shape (n_draws, n_times, n_states)
-    done : ndarray of bool, shape (n_draws,)
-        Of which draws it is the solution: others need more steps, or have none.
-    """
-    from scipy.integrate import DOP853  # .2 s to import
-
-    n_draws, n_times = len(start), len(times)
-    path = np.full((n_draws, n_times, start.shape[1]), np.nan)
-    y, t, at = start.copy(), np.full(n_draws, begin), np.zeros(n_draws, dtype=np.intp)
-    step = np.full(n_draws, _FIRST * max(float(times[0]) - begin, 1e-12))
-    active = np.flatnonzero(np.isfinite(start).all(axis=1))
-    first = np.full(start.shape, np.nan)
-    with np.errstate(all="ignore"):
-        first[active] = slope(start[active], t[active], active)
-        for _ in range(_MOST_STEPS_OF_DRAW + _PER_TIME * n_times):
-            if not len(active):
-                break
-            goal = times[at[active]]
-            left = goal - t[active]
-            hits = step[active] >= left * (1.0 - 1e-12)
-            h = np.where(hits, left, step[active])
-            new, last, error = _step(DOP853, slope, y[active], first[active], t[active], h, active)
-            taken = error < 1.0  # not NaN
-            factor = _SAFETY * np.where(error > 0.0, error, 1e-10) ** -0.125
-            factor = np.clip(np.where(np.isfinite(factor), factor, _LEAST), _LEAST, _MOST)
-            rows = active[taken]
-            y[rows], first[rows], t[rows] = new[taken], last[taken], np.where(hits, goal, t[active] + h)[taken]
-            # A step that was cut short to hit a time does not make the next one small.
-            grown = np.where(taken & hits, np.maximum(h * factor, step[active]), h * factor)
-            step[active] = grown
-            there = active[taken & hits]
-            path[there, at[there]] = y[there]
-            at[there] += 1
-            ended = (at[active] == n_times) | ~(step[active] > 1e-14 * np.maximum(np.abs(t[active]), 1e-12))
-            active = active[~ended]
-    return path, at == n_times
-
-
-def _step(
-    method: type, slope: Slope, y: Array, first: Array, t: Array, h: Array, which: NDArray[np.intp]
-) -> tuple[Array, Array, Array]:
-    """Return states after a step of each draw, slopes there, and errors in what they may be."""
-    n_stages = method.n_stages  # type: ignore[attr-defined]
-    a, b, c = method.A, method.B, method.C  # type: ignore[attr-defined]
-    slopes = np.empty((n_stages + 1, *y.shape))
-    slopes[0] = first
-    flat = slopes.reshape(n_stages + 1, -1)
-    for s in range(1, n_stages):
-        moved = (a[s, :s] @ flat[:s]).reshape(y.shape)
-        slopes[s] = slope(y + h[:, None] * moved, t + c[s] * h, which)
-    new = y + h[:, None] * (b @ flat[:n_stages]).reshape(y.shape)
-    slopes[n_stages] = slope(new, t + h, which)
-    scale = _TOLERANCE * (1.0 + np.maximum(np.abs(y), np.abs(new)))
-    fifth = (method.E5 @ flat).reshape(y.shape) / scale  # type: ignore[attr-defined]
-    third = (method.E3 @ flat).reshape(y.shape) / scale  # type: ignore[attr-defined]
-    of_five, of_three = (np.mean(e**2, axis=1) for e in (fifth, third))
-    below = of_five + 0.01 * of_three
-    error = np.abs(h) * of_five / np.sqrt(np.where(below > 0.0, below, 1.0))
-    return new, slopes[n_stages], error
-
-
-# --- differential equations (`pm.ode.DifferentialEquation`): one integration for all draws, with exact derivatives ---
-
 #: Derivatives of a solution: those of Hessians.
 _HIGHEST_ORDER = 2
-#: Steps of the integration from one time to the next.
-_MOST_STEPS = 5_000
-#: Whether equations that take many steps count as having no solution.
-_IN_FEW_STEPS = contextvars.ContextVar("in few steps", default=False)
-
-#: From each state and parameter, and t, (n_draws,), to parts of the right-hand side and its derivatives.
-type PartsOf = Callable[[Sequence[Array]], list[Array]]
 
 
+@dataclass(frozen=True)
 class Equations:
-    """The right-hand side f(y, t, p) of dy/dt, with its derivatives.
+    """The right-hand side f(y, t, p) of dy/dt, symbolic: dy/dt is a list or a vector."""
 
-    Parameters
-    ----------
-    function : callable
-        Symbolic: y, t and p to dy/dt, a list or a vector.
-    times : tuple of float
-    start : float
-        The time of the initial state.
-    n_states, n_parameters : int
+    function: Callable[..., Any]
+    times: tuple[float, ...]
+    #: The time of the initial state.
+    start: float
+    n_states: int
+    n_parameters: int
+
+    def sizes(self, order: int) -> list[int]:
+        """Return the lengths of a solution at one time and of each of its derivatives."""
+        return [self.n_states * (self.n_states + self.n_parameters) ** k for k in range(order + 1)]
+
+
+@functools.lru_cache(maxsize=16)
+def slopes_of(equations: Equations, order: int) -> Callable[[Array, float], list[Array]]:
+    """Return a function of states with parameters, (n_draws, n), and t: f and its derivatives, with an axis more each.
+
+    Each part that is not 0 is a function of numbers, evaluated for all draws by calls of NumPy, where there are such.
     """
+    n = equations.n_states + equations.n_parameters
+    numbers, t = [pt.scalar(dtype="float64") for _ in range(n)], pt.scalar("t", dtype="float64")
+    both = pt.stack(numbers)
+    given = equations.function(both[: equations.n_states], t, both[equations.n_states :])
+    listed = given if isinstance(given, list | tuple) else [pt.atleast_1d(given)[i] for i in range(equations.n_states)]
+    level = _simplified({(i,): pt.as_tensor(g).astype("float64") for i, g in enumerate(listed)})
+    parts = dict(level)
+    for _ in range(order):
+        level = _simplified(_differentiated(level, numbers))
+        parts |= level
+    inputs = [pt.vector(dtype="float64") for _ in range(n + 1)]
+    with without_c():
+        batched = vectorised(list(parts.values()), dict(zip([*numbers, t], inputs, strict=True)))
+        function: Any = pytensor.function(inputs, batched, mode=quick_mode(), on_unused_input="ignore")
+    try:
+        evaluate: Any = Calls(function.maker.fgraph.inputs, function.maker.fgraph.outputs)
+    except NoNumPyFunction:
+        evaluate = lambda arrays: function(*arrays)  # noqa: E731
+    every: Any = slice(None)
+    places = [(len(axes), [(every, i, *at) for at in set(permutations(axes))]) for i, *axes in parts]
 
-    def __init__(
-        self, function: Callable[..., Any], times: tuple[float, ...], start: float, n_states: int, n_parameters: int
-    ) -> None:
-        self.function, self.times, self.start = function, times, start
-        self.n_states, self.n_parameters = n_states, n_parameters
-        self._compiled: dict[int, Slopes] = {}
-
-    @property
-    def _key(self) -> tuple[object, ...]:
-        return self.function, self.times, self.start, self.n_states, self.n_parameters
-
-    def __eq__(self, other: object) -> bool:
-        """Compare what was given."""
-        return isinstance(other, Equations) and self._key == other._key
-
-    def __hash__(self) -> int:
-        """Return that of what was given."""
-        return hash(self._key)
-
-    def __getstate__(self) -> dict[str, object]:
-        """Return what to pickle: functions are compiled again."""
-        return {**self.__dict__, "_compiled": {}}
-
-    def slopes(self, order: int) -> "Slopes":
-        """Return the function for f and its derivatives up to an order."""
-        if order not in self._compiled:
-            with without_c():
-                self._compiled[order] = self._compile(order)
-        return self._compiled[order]
-
-    def _compile(self, order: int) -> "Slopes":
-        n = self.n_states + self.n_parameters
-        numbers = [pt.scalar(dtype="float64") for _ in range(n)]
-        t, times = pt.scalar("t", dtype="float64"), pt.vector("t", dtype="float64")
-        both = pt.stack(numbers)
-        given = self.function(both[: self.n_states], t, both[self.n_states :])
-        listed = given if isinstance(given, list | tuple) else [pt.atleast_1d(given)[i] for i in range(self.n_states)]
-        level = _simplified({(i,): pt.as_tensor(g).astype("float64") for i, g in enumerate(listed)})
-        parts = dict(level)
-        for _ in range(order):
-            level = _simplified(_differentiated(level, numbers))
-            parts.update(level)
-        vectors = [pt.vector(dtype="float64") for _ in numbers]
-        batched = vectorised(list(parts.values()), dict(zip([*numbers, t], [*vectors, times], strict=True)))
-        function = pytensor.function([*vectors, times], batched, mode=quick_mode(), on_unused_input="ignore")
-        shapes = [(self.n_states, *[n] * k) for k in range(order + 1)]
-        return Slopes(_with_little_overhead(function), list(parts), shapes)
-
-
-class Slopes:
-    """Evaluates the right-hand side of equations and its derivatives, those parts that are not 0.
-
-    Parameters
-    ----------
-    function : callable
-        From a list of each state and parameter, (n_draws,), and t, to the parts.
-    places : list of tuple
-        Where each part is in f or a derivative; axes of derivatives in ascending order stand for all orders.
-    shapes : list of tuple
-        Of f and its derivatives.
-    """
-
-    def __init__(self, function: PartsOf, places: list[tuple[int, ...]], shapes: list[tuple[int, ...]]) -> None:
-        self._function, self._shapes = function, shapes
-        every: Any = slice(None)
-        self._places = [(len(axes), [(every, i, *order) for order in set(permutations(axes))]) for i, *axes in places]
-
-    def __call__(self, both: Array, t: Array | float) -> list[Array]:
-        """Return f, (n_draws, n_states), and its derivatives, with an axis more each."""
-        result = [np.zeros((len(both), *shape)) for shape in self._shapes]
-        values = self._function(
-            [*np.ascontiguousarray(both.T), np.broadcast_to(np.asarray(t, dtype=np.float64), len(both))]
-        )
-        for (order, places), value in zip(self._places, values, strict=True):
-            for at in places:
-                result[order][at] = value
+    def slopes(both: Array, t: float) -> list[Array]:
+        result = [np.zeros((len(both), equations.n_states, *[n] * k)) for k in range(order + 1)]
+        values = evaluate([*np.ascontiguousarray(both.T), np.full(len(both), t)])
+        for (k, of_order), value in zip(places, values, strict=True):
+            for at in of_order:
+                result[k][at] = value
         return result
 
-
-def _with_little_overhead(function: Function) -> PartsOf:
-    """Return a function by calls of NumPy alone, where there are such: thunks would take most of the time."""
-    try:
-        return Calls(function.maker.fgraph.inputs, function.maker.fgraph.outputs)
-    except NoNumPyFunction:
-        return lambda numbers: function(*numbers)
+    return slopes
 
 
 def _differentiated(level: dict[tuple[int, ...], Variable], numbers: list[Variable]) -> dict[tuple[int, ...], Variable]:
@@ -271,13 +116,7 @@ class Solution(Op):
     """The solution at all times, (n_times, n_states), and its derivatives.
 
     Inputs are the initial state and the parameters, each with the same leading axes, or none, for draws. Each order of
-    derivatives adds an axis, of initial states and parameters together.
-
-    Parameters
-    ----------
-    equations : Equations
-    order : {0, 1, 2}
-        Of the highest derivative.
+    derivatives, up to `order`, adds an axis, of initial states and parameters together.
     """
 
     __props__ = ("equations", "order")
@@ -321,14 +160,11 @@ class Solution(Op):
         eq = self.equations
         batch = np.broadcast_shapes(*(i.shape[:-1] for i in inputs))
         both = np.concatenate([np.broadcast_to(i, (*batch, i.shape[-1])) for i in inputs], axis=-1)
-        solved = _solve(eq, self.order, both.reshape(-1, both.shape[-1]))
-        n = eq.n_states + eq.n_parameters
-        start = 0
-        for k, cell in enumerate(storage):
-            size = eq.n_states * n**k
-            part = solved[:, :, start : start + size]
-            cell[0] = np.ascontiguousarray(part).reshape(*batch, len(eq.times), eq.n_states, *(n,) * k)
-            start += size
+        solution = _solve(eq, self.order, both.reshape(-1, both.shape[-1]))
+        parts = np.split(solution, np.cumsum(eq.sizes(self.order))[:-1], axis=-1)
+        for k, (cell, part) in enumerate(zip(storage, parts, strict=True)):
+            shape = (*batch, len(eq.times), eq.n_states, *[both.shape[-1]] * k)
+            cell[0] = np.ascontiguousarray(part).reshape(shape)
 
 
 @_vectorize_node.register(Solution)  # type: ignore[untyped-decorator]
@@ -336,105 +172,64 @@ def _vectorised_solution(op: Solution, node: Apply, *inputs: Variable) -> Apply:
     return op.make_node(*inputs)
 
 
-@contextlib.contextmanager
-def in_few_steps() -> Iterator[None]:
-    """Solve no equations that take many steps: draws far from the data are not to take minutes."""
-    token = _IN_FEW_STEPS.set(True)
-    try:
-        yield
-    finally:
-        _IN_FEW_STEPS.reset(token)
-
-
 def _solve(equations: Equations, order: int, both: Array) -> Array:
-    """Return solutions and derivatives, flat, (n_draws, n_times, n); NaN where there is none."""
-    n_states = equations.n_states
-    slopes = equations.slopes(order)
-    stacked = functools.partial(_stacked, slopes, order, n_states)
-    result, done = solved(
-        lambda state, t, which: stacked(both[which, n_states:], state, t),
-        _initial(both[:, :n_states], both.shape[1], order), equations.start, np.array(equations.times, dtype=float),
-    )  # fmt: skip
-    if not _IN_FEW_STEPS.get() and len(rest := np.flatnonzero(~done)):
-        result[rest] = _solve_stiff(equations, order, both[rest])
-    result[~np.isfinite(result).all(axis=(1, 2))] = np.nan
-    return result
+    """Return solutions and derivatives, flat, (n_draws, n_times, n); NaN where there is none.
 
-
-def _solve_stiff(equations: Equations, order: int, both: Array) -> Array:
-    """Return the same by a method for stiff equations.
-
-    Draws whose equations can't be solved spoil those that are solved with them: these are solved again, in halves.
+    The equations of all draws are one system. Draws whose equations can't be solved spoil the others of a call:
+    all are solved again, in halves.
     """
-    solved = _integrate(equations, order, both) if np.isfinite(both).all() else None
-    if solved is not None:
-        return solved
-    n = equations.n_states + equations.n_parameters
+    solution = _integrate(equations, order, both) if np.isfinite(both).all() else None
+    if solution is not None:
+        return solution
     if len(both) <= 1:
-        size = equations.n_states * sum(n**k for k in range(order + 1))
-        return np.full((len(both), len(equations.times), size), np.nan)
-    return np.concatenate([_solve_stiff(equations, order, half) for half in np.array_split(both, 2)])
+        return np.full((len(both), len(equations.times), sum(equations.sizes(order))), np.nan)
+    return np.concatenate([_solve(equations, order, half) for half in np.array_split(both, 2)])
 
 
 def _integrate(equations: Equations, order: int, both: Array) -> Array | None:
     """Integrate the equations of all draws as one system; None where that fails."""
-    from scipy.integrate import ODEintWarning, odeint
+    from scipy.integrate import ODEintWarning, odeint  # 0.2 s to import
 
-    n_draws, n_states = len(both), equations.n_states
-    start = _initial(both[:, :n_states], both.shape[1], order)
+    slopes = slopes_of(equations, order)
+    start = np.zeros((len(both), sum(equations.sizes(order))))
+    start[:, : equations.n_states] = both[:, : equations.n_states]
+    if order > 0:  # the identity by initial states
+        start[:, equations.n_states :][:, : equations.sizes(1)[1]] = np.eye(equations.n_states, both.shape[1]).ravel()
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", ODEintWarning)
         # The norm of its errors is the largest of all. Equations of one draw do not depend on those of others.
         path, report = odeint(
-            lambda state, t: _stacked(
-                equations.slopes(order), order, n_states, both[:, n_states:], state.reshape(n_draws, -1), t
-            ).ravel(),
+            lambda state, t: _slopes_of_all(equations, order, slopes, both, state.reshape(start.shape), t).ravel(),
             start.ravel(),
             np.array([equations.start, *equations.times], dtype=float),
             ml=start.shape[1] - 1,
             mu=start.shape[1] - 1,
-            mxstep=_MOST_STEPS,
             full_output=True,
         )
     if "successful" not in report["message"] or not np.isfinite(path).all():
         return None
-    return np.moveaxis(path[1:].reshape(-1, n_draws, start.shape[1]), 0, 1)
+    return np.moveaxis(path[1:].reshape(-1, *start.shape), 0, 1)
 
 
-def _initial(y0: Array, n: int, order: int) -> Array:
-    """Return initial states with their derivatives, flat, (n_draws, ...): the identity by initial states."""
-    n_draws, n_states = y0.shape
-    parts = [y0]
+def _slopes_of_all(
+    equations: Equations, order: int, slopes: Callable[[Array, float], list[Array]], both: Array, state: Array, t: float
+) -> Array:
+    """Return the derivatives by time of states, and of their derivatives, flat, (n_draws, ...)."""
+    n_states, n = equations.n_states, both.shape[1]
+    parts = np.split(state, np.cumsum(equations.sizes(order))[:-1], axis=1)
+    f = slopes(np.concatenate([parts[0], both[:, n_states:]], axis=1), t)
+    result = [f[0]]
     if order > 0:
-        parts.append(np.tile(np.eye(n_states, n).ravel(), (n_draws, 1)))
+        # Derivatives of states and parameters by initial states and parameters.
+        inner = np.zeros((len(both), n, n))
+        inner[:, :n_states] = parts[1].reshape(-1, n_states, n)
+        inner[:, np.arange(n_states, n), np.arange(n_states, n)] = 1.0
+        result.append(f[1] @ inner)
     if order > 1:
-        parts.append(np.zeros((n_draws, n_states * n * n)))
-    return np.concatenate(parts, axis=1)
-
-
-def _stacked(slopes: Slopes, order: int, n_states: int, p: Array, state: Array, t: Array | float) -> Array:
-    """Return the derivatives by time of all states, and of their derivatives, (n_draws, ...)."""
-    n_draws = len(p)
-    n = n_states + p.shape[1]
-    found = slopes(np.concatenate([state[:, :n_states], p], axis=1), t)
-    result = np.empty(state.shape)
-    result[:, :n_states] = found[0]
-    if order == 0:
-        return result
-    jacobian = found[1]
-    # Derivatives of states and parameters by initial states and parameters.
-    inner = np.zeros((n_draws, n, n))
-    inner[:, :n_states] = state[:, n_states : n_states * (1 + n)].reshape(n_draws, n_states, n)
-    inner[:, np.arange(n_states, n), np.arange(n_states, n)] = 1.0
-    result[:, n_states : n_states * (1 + n)] = (jacobian @ inner).reshape(n_draws, -1)
-    if order == 1:
-        return result
-    hessian = found[2]
-    second = state[:, n_states * (1 + n) :].reshape(n_draws, n_states, n * n)
-    curved = inner[:, None].swapaxes(-1, -2) @ hessian @ inner[:, None]
-    result[:, n_states * (1 + n) :] = (jacobian[:, :, :n_states] @ second).reshape(n_draws, -1)
-    result[:, n_states * (1 + n) :] += curved.reshape(n_draws, -1)
-    return result
+        curved = inner[:, None].swapaxes(-1, -2) @ f[2] @ inner[:, None]
+        second = parts[2].reshape(-1, n_states, n * n)
+        result.append((f[1][:, :, :n_states] @ second).reshape(curved.shape) + curved)
+    return np.concatenate([part.reshape(len(both), -1) for part in result], axis=1)
 
 
 @node_rewriter([DifferentialEquation])  # type: ignore[untyped-decorator]
@@ -450,18 +245,14 @@ def _with_derivatives(fgraph: object, node: Apply) -> list[Variable] | None:
 _solutions = dfs_rewriter(_with_derivatives)
 
 
-def _is_of(var: Variable, kind: type[Op]) -> bool:
-    return var.owner is not None and isinstance(var.owner.op, kind)
-
-
 def has_equations(outputs: list[Variable]) -> bool:
     """Tell whether a graph has solutions of differential equations."""
-    return any(_is_of(var, Solution) for var in ancestors(outputs))
+    return any(isinstance(node.op, Solution) for node in toposort(outputs))
 
 
 def with_solutions(outputs: list[Variable]) -> list[Variable]:
     """Replace PyMC's solutions of differential equations by those that have two derivatives."""
-    if not any(_is_of(var, DifferentialEquation) for var in ancestors(outputs)):
+    if not any(isinstance(node.op, DifferentialEquation) for node in toposort(outputs)):
         return outputs
     fgraph = copy_of(outputs)
     _solutions.rewrite(fgraph)
@@ -470,8 +261,7 @@ def with_solutions(outputs: list[Variable]) -> list[Variable]:
 
 def solved_once(outputs: list[Variable]) -> list[Variable]:
     """Let all that needs a solution, or derivatives of it, take them from one integration."""
-    found = [var for var in ancestors(outputs) if _is_of(var, Solution)]
-    if not found:
+    if not has_equations(outputs):
         return outputs
     fgraph = copy_of(outputs)
     groups: dict[tuple[object, ...], list[Apply]] = {}

@@ -148,7 +148,9 @@ def heavy_groups(seed):
     near(values.std() / sd, 1.0, 5.0 * np.sqrt((stats.kurtosis(values) + 2) / 4 / 20_000) + 0.03)
 
 
-@case(wrong="the scale of a walk of 50 days too narrow by a tenth, its limit 0.3 sd off, the evidence 0.1", in_all=False)
+@case(
+    wrong="the scale of a walk of 50 days too narrow by a tenth, its limit 0.3 sd, the evidence 0.1 off", in_all=False
+)
 def walk_exact_narrow(seed):
     rng = np.random.default_rng(77)
     for n in (33, 66, 180, 180, 40, 40):

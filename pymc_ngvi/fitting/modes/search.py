@@ -22,7 +22,6 @@ from pymc_ngvi.fitting.modes.found import is_outside
 from pymc_ngvi.fitting.modes.points import points_for
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.problem import Problem
-from pymc_ngvi.graphs.odes import in_few_steps
 
 logger = logging.getLogger("pymc.ngvi")
 
@@ -170,14 +169,13 @@ class ModeSearch:
     ) -> FoundModes | None:
         """Return what climbs lead to; see `after`."""
         density, before = self.density, self.density.n_gradients
-        with in_few_steps():
-            points = points_for(density, q, np.random.default_rng(self.stream), n_climbs, n_looked, is_sound=is_sound)
-            if not len(points.theta):
-                return None
-            modes, which = modes_from(
-                density, q, points.theta, points.scales,
-                home_mass=elbo if points.n_own else None, curvature=self.curvature,
-            )  # fmt: skip
+        points = points_for(density, q, np.random.default_rng(self.stream), n_climbs, n_looked, is_sound=is_sound)
+        if not len(points.theta):
+            return None
+        modes, which = modes_from(
+            density, q, points.theta, points.scales,
+            home_mass=elbo if points.n_own else None, curvature=self.curvature,
+        )  # fmt: skip
         home = modes[which[0]] if points.n_own and which[0] >= 0 else None
         others = [mode for mode in modes if self._is_other(mode, home, q, elbo)]
         others = sorted(others, key=lambda mode: -mode.log_mass)
