@@ -1,43 +1,231 @@
 """`NGVI`, the inference object: options in, approximation out."""
 
+import logging
 import math
 import time
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Never
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+)
+from typing import (
+    Any,
+    Never,
+)
+from weakref import (
+    WeakValueDictionary,
+)
 
 import numpy as np
 import pymc as pm
 
-from numpy.typing import ArrayLike
-from pymc.variational.inference import Inference
-from rich.theme import Theme
+from numpy.typing import (
+    ArrayLike,
+)
+from pymc.model import (
+    modelcontext,
+)
+from pymc.variational.inference import (
+    Inference,
+)
+from rich.theme import (
+    Theme,
+)
 
-from pymc_ngvi.core.seeds import Seed, seed_of
-from pymc_ngvi.core.types import Array, Rule, VariationalState
-from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.density.shards.shards import Shards
-from pymc_ngvi.density.streams.density import Streamed
-from pymc_ngvi.fitting.begun import first_state
-from pymc_ngvi.fitting.defaults import names_a_method, options_for
-from pymc_ngvi.fitting.earlier import Earlier
-from pymc_ngvi.fitting.errors import SoFar, or_the_first
-from pymc_ngvi.fitting.given import check_not_empty, density_of, model_given, streamed
-from pymc_ngvi.fitting.modes.search import ModeSearch
-from pymc_ngvi.fitting.options import MOST_ITERATIONS, OF_CONSTRUCTOR, OPTIONS, FitOptions, check_callbacks, check_n
-from pymc_ngvi.fitting.outcome import report_outcome
-from pymc_ngvi.fitting.problem import Problem, problem_of
-from pymc_ngvi.fitting.progress import FitProgress, watching
-from pymc_ngvi.fitting.session import FitSession
-from pymc_ngvi.fitting.signatures import refuse_for, refuse_unknown, takes
-from pymc_ngvi.fitting.threads import few_threads
-from pymc_ngvi.graphs.backends import Backend
-from pymc_ngvi.posteriors.search import seconds_until_others
-from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.callbacks import Callback, observer_of
-from pymc_ngvi.results.posterior_first import NoneFirst, posterior_first
-from pymc_ngvi.results.posterior_step import PosteriorStep, check_wanted
+from pymc_ngvi.core.seeds import (
+    Seed,
+    seed_of,
+)
+from pymc_ngvi.core.types import (
+    Array,
+    Rule,
+    VariationalState,
+)
+from pymc_ngvi.density import (
+    CannotReuse,
+    LogDensity,
+    ModelDensity,
+)
+from pymc_ngvi.density.shards.density import (
+    ShardedDensity,
+)
+from pymc_ngvi.density.shards.shards import (
+    Shards,
+)
+from pymc_ngvi.density.streams.density import (
+    StreamDensity,
+    Streamed,
+)
+from pymc_ngvi.density.streams.source import (
+    BatchSource,
+)
+from pymc_ngvi.fitting.begun import (
+    first_state,
+)
+from pymc_ngvi.fitting.defaults import (
+    names_a_method,
+    options_for,
+)
+from pymc_ngvi.fitting.earlier import (
+    Earlier,
+)
+from pymc_ngvi.fitting.errors import (
+    SoFar,
+    or_the_first,
+)
+from pymc_ngvi.fitting.modes.search import (
+    ModeSearch,
+)
+from pymc_ngvi.fitting.options import (
+    MOST_ITERATIONS,
+    OF_CONSTRUCTOR,
+    OPTIONS,
+    FitOptions,
+    check_callbacks,
+    check_n,
+)
+from pymc_ngvi.fitting.outcome import (
+    report_outcome,
+)
+from pymc_ngvi.fitting.problem import (
+    Problem,
+    problem_of,
+)
+from pymc_ngvi.fitting.progress import (
+    FitProgress,
+    watching,
+)
+from pymc_ngvi.fitting.session import (
+    FitSession,
+    Observer,
+)
+from pymc_ngvi.fitting.signatures import (
+    refuse_for,
+    refuse_unknown,
+    takes,
+)
+from pymc_ngvi.fitting.threads import (
+    few_threads,
+)
+from pymc_ngvi.graphs.backends import (
+    Backend,
+)
+from pymc_ngvi.posteriors.search import (
+    seconds_until_others,
+)
+from pymc_ngvi.results.approximation import (
+    NGVIApproximation,
+)
+from pymc_ngvi.results.posterior_first import (
+    NoneFirst,
+    posterior_first,
+)
+from pymc_ngvi.results.posterior_step import (
+    PosteriorStep,
+    check_wanted,
+)
+
+# --- callbacks of users, which a fit calls after each iteration ---
+
+#: Called with the approximation, the losses (None without ``score``) and the number of the iteration.
+type Callback = Callable[[NGVIApproximation, Array | None, int], object]
+
+
+def observer_of(approx: NGVIApproximation, callbacks: Sequence[Callback]) -> Observer | None:
+    """Return what calls them, with the approximation up to date; None where there are none."""
+
+    def observe(q: VariationalState, losses: Array | None, n_iterations: int) -> None:
+        approx.become(q)
+        for callback in callbacks:
+            callback(approx, losses, n_iterations)
+
+    return observe if callbacks else None
+
+
+# --- `NGVI`, the inference object: options in, approximation out ---
+
+# --- what a fit is given: a model, shards in its place, or a model whose data come in batches; and its log density ---
+
+logger = logging.getLogger("pymc.ngvi")
+#: Of models, by identity, for as long as the result of a fit holds them: the next fit builds nothing anew.
+_BUILT: WeakValueDictionary[int, LogDensity] = WeakValueDictionary()
+
+type Batches = Iterable[Mapping[str, ArrayLike]]
+
+
+def model_given(model: pm.Model | None, shards: object, batches: Batches | None) -> pm.Model | None:
+    """Return the model, given or of the context; None where there are shards in its place.
+
+    Raises
+    ------
+    TypeError
+        For a model or batches beside shards; for shards that are none.
+    """
+    if shards is None:
+        return modelcontext(model)
+    if not isinstance(shards, Shards):
+        raise TypeError(f"shards should be pymc_ngvi.Shards(build, keys); got {shards!r}.")
+    if model is not None:
+        raise TypeError("Give a model or shards: these have models of their own.")
+    if batches is not None:
+        raise TypeError("Give shards or batches: shards read their data themselves.")
+    return None
+
+
+def streamed(model: pm.Model, batches: Batches, last: Streamed | None) -> Streamed:
+    """Return a model with where its data come from, which stays the same while the batches do."""
+    source = last.source if last is not None and last.source.given is batches else BatchSource(batches)
+    return Streamed(model, source)
+
+
+def check_not_empty(density: ModelDensity) -> None:
+    """Raise ValueError for a model whose free variables have no elements."""
+    if not density.n_dim:
+        names = ", ".join(repr(v.name) for v in density.layout.variables)
+        raise ValueError(f"The free variables of the model ({names}) have no elements: there is nothing to fit.")
+
+
+def density_of(
+    model: pm.Model | Shards | Streamed,
+    last: ModelDensity | None,
+    backend: str,
+    compile_kwargs: Mapping[str, object] | None,
+) -> ModelDensity:
+    """Return the log density for the next fit: what was built for the last one serves again, where it can.
+
+    Parameters
+    ----------
+    model : pymc.Model, Shards or Streamed
+    last : ModelDensity or None
+        Of the last fit, perhaps of another model.
+    backend, compile_kwargs
+        As of `LogDensity`.
+    """
+    if isinstance(model, Shards):
+        return ShardedDensity(model, backend, compile_kwargs)
+    if isinstance(model, Streamed):
+        return StreamDensity(model, backend, compile_kwargs)
+    last = last or _BUILT.get(id(model))
+    density, factors = None, None
+    if isinstance(last, LogDensity) and last.given is model:
+        factors = last.factors_from
+        try:
+            density = last.again(backend, compile_kwargs)
+        except CannotReuse as reason:
+            logger.info(f"The functions of the model are built anew: {reason}.")
+    density = density or LogDensity(model, backend, compile_kwargs, factors=factors)
+    if factors is None:  # others are not those of the model
+        _BUILT[id(model)] = density
+    return density
+
+
+# --- `NGVI`, the inference object: options in, approximation out ---
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,24 +1,318 @@
 """Goes through the cases, one after the other, in processes or on Dask, and collects rows as they are done."""
 
 import itertools
+import multiprocessing
 import os
+import signal
 import warnings
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
+from concurrent.futures.process import (
+    BrokenProcessPool,
+)
+from typing import (
+    Any,
+)
 
 import numpy as np
 
-from pymc_ngvi.core.messages import OURS
-from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.density.shards.cluster import Cluster
-from pymc_ngvi.density.shards.errors import BrokenExecutorError
-from pymc_ngvi.many.elsewhere import Numbered, fit_elsewhere
-from pymc_ngvi.many.entries import Case
-from pymc_ngvi.many.fitting import N_PILOTS, Fitter, Row
-from pymc_ngvi.many.on_dask import cluster_of, on_dask
-from pymc_ngvi.many.processes import in_processes
-from pymc_ngvi.many.progress import shown
-from pymc_ngvi.many.searches import judge_unsearched
+from pymc.progress_bar import (
+    default_progress_theme,
+)
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.progress import (
+    TimeRemainingColumn as Remaining,
+)
+
+from pymc_ngvi.core.messages import (
+    OURS,
+    shortened,
+)
+from pymc_ngvi.core.values import (
+    AnyArray,
+)
+from pymc_ngvi.density.shards.cluster import (
+    Advice,
+    Cluster,
+    Lost,
+    client_of,
+)
+from pymc_ngvi.density.shards.errors import (
+    BrokenExecutorError,
+)
+from pymc_ngvi.fitting.progress import (
+    console_for,
+)
+from pymc_ngvi.many.elsewhere import (
+    IN_HAND,
+    Kit,
+    Numbered,
+    Rows,
+    Run,
+    Sent,
+    failed,
+    fit_elsewhere,
+)
+from pymc_ngvi.many.entries import (
+    Case,
+)
+from pymc_ngvi.many.fitting import (
+    N_PILOTS,
+    Fitter,
+    Row,
+)
+
+# --- fits on the workers of a Dask cluster ---
+
+_ADVICE = Advice("fits", "Make another one, with Client(cluster).", "Start some, and call again.")
+
+
+def cluster_of(client: object) -> Cluster:
+    """Return the cluster behind a client.
+
+    Raises
+    ------
+    TypeError
+        For anything but a client that waits for its results.
+    BrokenExecutorError
+        For one that is closed.
+    """
+    found = client_of(client)
+    if found is None or found.asynchronous:
+        what = shortened(client) if found is None else "one that is asynchronous"
+        raise TypeError(
+            f"client should be a distributed.Client; got {what}. For the address of a scheduler, or a cluster, give "
+            "Client(address). Processes of this machine are started by n_jobs."
+        )
+    cluster = Cluster(found, _ADVICE)
+    cluster.check()
+    cluster.look()  # whether it has workers now
+    return cluster
+
+
+def on_dask(fitter: Fitter, cluster: Cluster) -> Run:
+    """Return what fits on the workers of a cluster.
+
+    What all fits need is the result of a task: it is sent once, workers get it from each other, and Dask makes it again
+    where it was lost.
+    """
+    kits = _Kits(cluster.client, Kit.of(fitter).content)
+
+    def run(cases: Iterator[Sent], is_alone: bool) -> Rows:
+        """Return the cases that went with their workers; those in hand are waited for, and no others begun, then."""
+        in_hand: dict[int, tuple[Any, bytes]] = {}
+        lost: list[Sent] = []
+        try:
+            while True:
+                n_in_hand = 1 if is_alone else IN_HAND * _n_workers(cluster)
+                for index, case in itertools.islice(cases, 0 if lost else max(n_in_hand - len(in_hand), 0)):
+                    in_hand[index] = _submitted(cluster.client, _row_of_kit, kits.one(), index, case), case
+                if not in_hand:
+                    return lost
+                index, future = next(cluster.completed({index: future for index, (future, _) in in_hand.items()}))
+                row = _row_from(future, cluster, fitter, index)
+                _, case = in_hand.pop(index)
+                if isinstance(row, Lost):
+                    lost.append((index, case))
+                else:
+                    yield row
+        finally:
+            for future, _ in in_hand.values():
+                future.cancel()
+
+    return run
+
+
+def _n_workers(cluster: Cluster) -> int:
+    """Return how many workers there are; at least one, for which cases wait."""
+    try:
+        return max(cluster.n_workers(), 1)
+    except OSError:  # the scheduler is busy
+        return 1
+
+
+class _Kits:
+    """What all fits need, on the cluster."""
+
+    def __init__(self, client: Any, content: bytes) -> None:
+        self._client, self._content = client, content
+        self._kit: Any = None
+
+    def one(self) -> Any:
+        """Return it, sent again where the cluster has forgotten it, as after a restart."""
+        if self._kit is None or self._kit.status in ("error", "lost", "cancelled"):
+            self._kit = _submitted(self._client, Kit, self._content)
+        return self._kit
+
+
+def _submitted(client: Any, function: Callable[..., object], *args: object) -> Any:
+    with warnings.catch_warnings():
+        # That they are sent with a task is meant: they are there again where a worker has died.
+        warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
+        return client.submit(function, *args, pure=False)
+
+
+def _row_from(future: Any, cluster: Cluster, fitter: Fitter, index: int) -> Row | Lost:
+    try:
+        row: Row | Lost = cluster.value(future)
+    except Exception as error:
+        cluster.check()
+        return failed(fitter, index, error)
+    return row
+
+
+def _row_of_kit(kit: Kit, index: int, case: bytes) -> Row:
+    """Fit a case, on a worker."""
+    return kit.row(index, case)
+
+
+# --- goes through the cases, one after the other, in processes or on Dask, and collects rows as they are done ---
+
+# --- fits in processes of this machine ---
+
+
+def in_processes(fitter: Fitter, n_jobs: int) -> Run:
+    """Return what fits in so many processes."""
+    kit = Kit.of(fitter)
+
+    def run(cases: Iterator[Sent], is_alone: bool) -> Rows:
+        """Return the cases in hand when a process ended, none where all are done."""
+        n_processes, n_in_hand = (1, 1) if is_alone else (n_jobs, n_jobs * IN_HAND)
+        context = multiprocessing.get_context("spawn")  # a fork would take over locks of threads
+        pool = ProcessPoolExecutor(n_processes, context, initializer=_begin, initargs=(kit,))
+        in_hand: dict[int, bytes] = {}
+        futures: dict[Future[Row], int] = {}
+        try:
+            while True:
+                for index, case in itertools.islice(cases, n_in_hand - len(in_hand)):
+                    in_hand[index] = case
+                    futures[pool.submit(_row, index, case)] = index
+                if not in_hand:
+                    return []
+                for future in wait(futures, return_when=FIRST_COMPLETED).done:
+                    row = _row_of(future, fitter, futures.pop(future))
+                    del in_hand[row.index]
+                    yield row
+        except BrokenProcessPool:
+            return list(in_hand.items())
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    return run
+
+
+def _row_of(future: Future[Row], fitter: Fitter, index: int) -> Row:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        raise
+    except Exception as error:
+        return failed(fitter, index, error)
+
+
+# --- in a process ---
+
+
+class _Here:
+    kit: Kit
+
+
+def _begin(kit: Kit) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process sees to it
+    _Here.kit = kit
+
+
+def _row(index: int, case: bytes) -> Row:
+    return _Here.kit.row(index, case)
+
+
+# --- goes through the cases, one after the other, in processes or on Dask, and collects rows as they are done ---
+
+# --- the progress of many fits: how many are done, how many failed, and the time that is left ---
+
+
+def shown(rows: Iterable[Row], total: int | None, enabled: bool) -> Iterator[Row]:
+    """Hand rows on, and show how many there were.
+
+    Parameters
+    ----------
+    rows : iterable of Row
+    total : int or None
+        None where it is not known: then neither is what is left.
+    enabled : bool
+    """
+    columns: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}")]
+    columns += [BarColumn(), TimeElapsedColumn(), TextColumn("left:"), Remaining()] if total else [TimeElapsedColumn()]
+    console, in_text = console_for(default_progress_theme)
+    with Progress(*columns, console=console, disable=not enabled or in_text) as progress:
+        task, failed = progress.add_task(_words(0, total, 0), total=total), 0
+        for done, row in enumerate(rows, 1):
+            failed += bool(row.error)
+            progress.update(task, completed=done, description=_words(done, total, failed))
+            yield row
+
+
+def _words(done: int, total: int | None, failed: int) -> str:
+    of = "" if total is None else f" of {total:,}"
+    return f"{done:,}{of} fits" + (f", {failed:,} failed" if failed else "")
+
+
+# --- goes through the cases, one after the other, in processes or on Dask, and collects rows as they are done ---
+
+# --- what is said of fits that were not searched for other modes, by those that were ---
+
+
+def judge_unsearched(rows: Sequence[Row]) -> str:
+    """Say of each fit whose search was left out what those found that were searched.
+
+    Where these have found other modes, it is not reliable for want of knowing: its verdict is "not judged".
+
+    Returns
+    -------
+    str
+        A warning; empty where there is none to give.
+    """
+    left_out = [row for row in rows if row.left_out and not row.error]
+    searched = [row for row in rows if row.about.get("searched")]
+    having = [row.index for row in searched if row.about["other_modes"]]
+    for row in left_out:
+        if having:
+            row.about["sentence"] += f" Not searched for other modes, which {_part(having, searched)} have."
+            if row.about["verdict"] == "reliable":
+                row.about["verdict"] = "not judged"
+        else:
+            row.about["sentence"] += f" Not searched for other modes: {len(searched):,} fits were, which have none."
+    if not (having and left_out):
+        return ""
+    return (
+        f"{_part(having, searched)} that were searched for other modes have some (fit {having[0]} is the first). The "
+        f"{len(left_out):,} others were not searched, and are not judged: search='each' looks in all."
+    )
+
+
+def _part(having: Sequence[int], searched: Sequence[Row]) -> str:
+    return f"{len(having):,} of {len(searched):,} fits"
+
+
+# --- goes through the cases, one after the other, in processes or on Dask, and collects rows as they are done ---
 
 #: Fits that a warning names, at most.
 _MOST_NAMED = 5

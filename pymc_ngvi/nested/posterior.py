@@ -7,23 +7,359 @@ References
    https://doi.org/10.1111/j.1467-9868.2008.00700.x
 """
 
+from collections.abc import (
+    Iterator,
+)
+from dataclasses import (
+    dataclass,
+)
+from typing import (
+    Any,
+    NamedTuple,
+)
+
 import numpy as np
 
-from pymc_ngvi.core.refusal import Reason, Unavailable
-from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.density import LogDensity, ModelDensity
-from pymc_ngvi.density.gaussian_over import gaussian_over
-from pymc_ngvi.density.hyperparameters import latent_rows, ratios
-from pymc_ngvi.density.rows_given import NotRows, RowsGiven
-from pymc_ngvi.marginal.fitting import Hopeless
-from pymc_ngvi.marginal.pooled import PoolState, effective_size_of
-from pymc_ngvi.nested.exploring import Exploration, Uneven, explore
-from pymc_ngvi.nested.found import Marginal
-from pymc_ngvi.nested.gaussians import GaussianMarginal
-from pymc_ngvi.nested.latents import Latents
-from pymc_ngvi.nested.log_marginal import LatentMarginal
-from pymc_ngvi.nested.seconds import may_anneal, n_values_of
-from pymc_ngvi.nested.verdict import NestedChecks
+from numpy.typing import (
+    NDArray,
+)
+
+from pymc_ngvi.core.refusal import (
+    Reason,
+    Unavailable,
+)
+from pymc_ngvi.core.stored import (
+    stored,
+)
+from pymc_ngvi.core.types import (
+    Array,
+    GaussianState,
+)
+from pymc_ngvi.density import (
+    LogDensity,
+    ModelDensity,
+)
+from pymc_ngvi.density.gaussian_over import (
+    GaussianOver,
+    gaussian_over,
+)
+from pymc_ngvi.density.hyperparameters import (
+    latent_rows,
+    ratios,
+)
+from pymc_ngvi.density.rows_given import (
+    NotRows,
+    RowsGiven,
+)
+from pymc_ngvi.families.matrices.sparse.precisions import (
+    Factors,
+)
+from pymc_ngvi.marginal.fitting import (
+    Hopeless,
+)
+from pymc_ngvi.marginal.pooled import (
+    GivenGlobals,
+    PoolState,
+    effective_size_of,
+)
+from pymc_ngvi.marginal.regression import (
+    Whitening,
+    quadratic_terms,
+)
+from pymc_ngvi.marginal.sampling import (
+    Pool,
+    evenly_picked,
+)
+from pymc_ngvi.nested.exploring import (
+    Exploration,
+    Uneven,
+    explore,
+)
+from pymc_ngvi.nested.found import (
+    Drawn,
+    KnownMarginal,
+    Marginal,
+)
+from pymc_ngvi.nested.log_marginal import (
+    LatentMarginal,
+)
+from pymc_ngvi.nested.pairs import (
+    WeightedPairs,
+)
+from pymc_ngvi.nested.seconds import (
+    may_anneal,
+    n_values_of,
+)
+from pymc_ngvi.nested.verdict import (
+    NestedChecks,
+)
+
+# --- latent variables that are Gaussian given the hyperparameters: log m in closed form, and exact draws ---
+# Each value of the hyperparameters takes a Cholesky factor and a solution, and nothing is iterated.
+
+#: Numbers of fronts, and of the predictors of all rows, in a batch; hyperparameters in it at most.
+_OF_FRONTS, _OF_ROWS, _MOST_AT_ONCE = 2**22, 2**21, 256
+#: Standard deviations that are computed for each term of a polynomial, by which others are predicted; the golden ratio.
+_PER_TERM, _GOLDEN = 3, 0.6180339887498949
+
+
+class _Fits(NamedTuple):
+    """Gaussians at some of the hyperparameters that were asked for.
+
+    Parameters
+    ----------
+    which : ndarray of int, shape (n,)
+    mean : ndarray, shape (n, n_dim)
+    factors : Factors
+    log_marginal : ndarray, shape (n,)
+    """
+
+    which: NDArray[np.intp]
+    mean: Array
+    factors: Factors
+    log_marginal: Array
+
+
+class _StandardDeviations:
+    """Standard deviations of latent variables: of some hyperparameters, and predicted for others.
+
+    They are wanted for moments alone, and take longer than a factor: where that is large, and there is one at a time,
+    most are predicted.
+
+    Parameters
+    ----------
+    whitening : Whitening
+    """
+
+    def __init__(self, whitening: Whitening) -> None:
+        self._whitening = whitening
+        self._points, self._log_sds = list[Array](), list[Array]()
+        self._slopes: Array | None = None
+        self._lowest = self._highest = np.empty(0)
+
+    def of(self, g: Array, factors: Factors) -> Array:
+        """Return those of Gaussians, (n, n_dim), at hyperparameters (n, p)."""
+        u = self._whitening.whitened(g)
+        if self._slopes is not None and len(g) == 1:
+            inside = np.clip(u, self._lowest, self._highest)
+            return np.exp(quadratic_terms(inside) @ self._slopes)
+        sd = factors.sd
+        self._points += list(u)
+        self._log_sds += list(np.log(sd))
+        terms = quadratic_terms(np.array(self._points))
+        if len(terms) >= _PER_TERM * terms.shape[1]:
+            self._slopes = np.linalg.lstsq(terms, np.array(self._log_sds), rcond=None)[0]
+            self._lowest, self._highest = np.min(self._points, axis=0), np.max(self._points, axis=0)
+        return sd
+
+
+class GaussianMarginal:
+    """Evaluates log m, and draws; see `Marginal`.
+
+    Parameters
+    ----------
+    over : GaussianOver
+    """
+
+    is_exact = True
+
+    def __init__(self, over: GaussianOver) -> None:
+        self.known: list[KnownMarginal] = []
+        self.scale, self.records = np.ones(over.n_given), True
+        self._over, self._precisions = over, over.precisions
+        self._size = max(1, min(_OF_FRONTS // self._precisions.fronts.n_fronts, _OF_ROWS // over.n_rows, _MOST_AT_ONCE))
+        self.n_fits = 0
+
+    @property
+    def n_dim(self) -> int:
+        """Number of latent variables."""
+        return len(self._over.x)
+
+    def __call__(self, g: Array) -> Array:
+        """Return log m at some values, (n,) from (n, p), -inf where there is no fit."""
+        result = np.full(len(g), -np.inf)
+        for fits in self._fits(g):
+            result[fits.which] = fits.log_marginal
+        if self.records:
+            self.known += [KnownMarginal(g[k], float(result[k])) for k in np.flatnonzero(np.isfinite(result))]
+        return result
+
+    def variance(self) -> float:
+        """Return 0: weights are those of the hyperparameters."""
+        return 0.0
+
+    def doubt(self) -> float:
+        """Return 0: ELBOs lack nothing."""
+        return 0.0
+
+    def begin_round(self, whitening: Whitening) -> None:
+        """Take the coordinates in which standard deviations are predicted."""
+        self._sds = _StandardDeviations(whitening)
+
+    def drawn(self, g: Array, base: Array, rng: np.random.Generator, is_deep: NDArray[np.bool_]) -> list[Drawn | None]:
+        """Return the Gaussians at values of the hyperparameters, and draws; see `Marginal`."""
+        result: list[Drawn | None] = [None] * len(g)
+        spread = np.argsort((np.arange(len(g)) * _GOLDEN) % 1.0)  # neighbours, which follow each other, far apart
+        nothing = np.zeros(base.shape[1])
+        for fits in self._fits(g[spread]):
+            which = spread[fits.which]
+            normals = np.ascontiguousarray(np.swapaxes(base[which], 1, 2))
+            x = np.swapaxes(fits.mean[:, :, None] + fits.factors.solve(normals, transposed=True), 1, 2)
+            sd = self._sds.of(g[which], fits.factors)
+            for i, k in enumerate(which.tolist()):
+                value = float(fits.log_marginal[i])
+                if not np.isfinite(value):
+                    continue
+                result[k] = Drawn(value, fits.mean[i], sd[i], x[i], np.full(base.shape[1], value), nothing)
+        return result
+
+    def _fits(self, g: Array) -> Iterator[_Fits]:
+        for start in range(0, len(g), self._size):
+            part = g[start : start + self._size]
+            self.n_fits += len(part)
+            found = self._over.at(part)
+            there = np.isfinite(found.grad).all(axis=1) & np.isfinite(found.precision).all(axis=1)
+            if not there.any():
+                continue
+            factors, ok = self._precisions.factored(found.precision[there])
+            if factors is None:
+                continue
+            which = np.flatnonzero(there)[ok]
+            mean = self._over.x + factors.times_covariance(found.grad[which])
+            # The ELBO of the Gaussian: its entropy, and the mean of log p, which falls from the mode by d / 2.
+            value = self._over.logp(part[which], mean[:, None])[:, 0] + factors.entropy - 0.5 * self.n_dim
+            yield _Fits(start + which, mean, factors, np.where(np.isfinite(value), value, -np.inf))
+
+
+# --- the nested posterior of a latent Gaussian model [1]_, with variational fits in the place of Laplace's method ---
+
+# --- latent variables given hyperparameters: draws that are kept, each with a weight ---
+
+#: Interleaved parts of the values of the hyperparameters, whose spread is the error of the normalising constant.
+_N_PARTS = 8
+
+
+@stored("nested.state")
+@dataclass(frozen=True, eq=False)
+class Latents(GivenGlobals):
+    """What is left given hyperparameters: the latent variables of weighted pairs.
+
+    Parameters
+    ----------
+    pairs : WeightedPairs
+    checks : NestedChecks
+    """
+
+    pairs: WeightedPairs
+    checks: NestedChecks
+
+    kind = "nested"
+    is_nested = True
+
+    def with_pool(self, globals_: NDArray[np.intp], locals_: NDArray[np.intp], gaussian: Any) -> PoolState:
+        """Return the posterior, of these coordinates."""
+        pairs, n = self.pairs, len(self.pairs.g)
+        # Neighbours are in different parts.
+        pool = Pool(pairs.g, pairs.log_marginal, pairs.log_density, np.arange(n) % _N_PARTS, np.zeros(n, dtype=bool))
+        return PoolState(pool, self, globals_, locals_, gaussian)
+
+    # --- files ---
+
+    def content(self, state: PoolState) -> dict[str, Any]:
+        """Return what a file keeps."""
+        return {"globals_": state.globals_, "locals_": state.locals_, "pairs": self.pairs, "checks": self.checks}
+
+    @classmethod
+    def of_content(cls, content: dict[str, Any], density: ModelDensity) -> PoolState:
+        """Return the posterior on a model.
+
+        Raises
+        ------
+        ValueError
+            If the parts do not go together.
+        """
+        for name, kind in {"pairs": WeightedPairs, "checks": NestedChecks}.items():
+            if not isinstance(content[name], kind):
+                raise ValueError(f"what the nested posterior has as {name!r} is something else")
+        globals_, locals_, gaussian = content["globals_"], content["locals_"], content["gaussian"]
+        fits = np.array_equal(np.sort(np.concatenate([globals_, locals_])), np.arange(density.n_dim))
+        if not fits or gaussian.n_dim != density.n_dim:
+            raise ValueError("the nested posterior is of another dimension")
+        content["pairs"].check(len(globals_), len(locals_))
+        return cls(content["pairs"], content["checks"]).with_pool(globals_, locals_, gaussian)
+
+    # --- weights ---
+
+    def weights(self, pool: Pool) -> tuple[Array, float]:
+        """Return weights of the hyperparameters, and k-hat."""
+        return self.pairs.weights, self.pairs.khat
+
+    def effective_size(self, of_globals: float) -> float:
+        """Return that of the pairs."""
+        return self.pairs.effective_size
+
+    def correction(self, state: PoolState) -> tuple[float, float]:
+        """Return the error of log m."""
+        return 0.0, self.checks.error
+
+    def verdict(self, state: PoolState) -> NestedChecks:
+        """Return what was measured."""
+        return self.checks
+
+    def draws_with_ratio(self, state: PoolState, n: int) -> tuple[Array, Array] | None:
+        """Return all draws at ``n`` values of the hyperparameters, picked by weight, and log p - log q.
+
+        None where pairs are weighted together.
+        """
+        if self.pairs.is_joint:
+            return None
+        rows = evenly_picked(self.pairs.weights, n, 0.5)
+        latents = self.pairs.latents[rows, : self.pairs.n_own]
+        theta = np.empty((*latents.shape[:2], state.n_dim))
+        theta[:, :, state.globals_] = self.pairs.g[rows][:, None]
+        theta[:, :, state.locals_] = latents
+        return theta, self.pairs.own_log_ratio[rows]
+
+    def weight_of(self, state: PoolState, theta: Array) -> Array:
+        """Return the log weights of pairs, (n_draws,); NaN for what is none of these draws."""
+        return self.pairs.log_weights_of(theta[:, state.globals_], theta[:, state.locals_])
+
+    # --- draws and moments ---
+
+    def draw(
+        self, state: PoolState, pool: Pool, order: NDArray[np.intp], uniform: list[Array]
+    ) -> tuple[NDArray[np.intp], Array]:
+        """Return values of the hyperparameters, and draws there; they are in order as they are, by neighbours."""
+        first, second = self.pairs.pick(uniform[0])
+        return first, self.pairs.latents[first, second]
+
+    def joint(self, state: PoolState, pool: Pool, rng: np.random.Generator) -> tuple[NDArray[np.intp], Array, Array]:
+        """Return the pairs."""
+        weights = self.pairs.of_pairs
+        first, second = np.nonzero(weights)
+        return first, self.pairs.latents[first, second], np.log(weights[first, second])
+
+    def moments(self, state: PoolState, mean: Array) -> tuple[Array, Array]:
+        """Return means and standard deviations of the latent variables."""
+        return self.pairs.moments()
+
+    def cov_block(self, state: PoolState, index: NDArray[np.intp]) -> Array:
+        """Return the covariance of some coordinates: correlations are those of the pairs."""
+        place = np.empty(state.n_dim, dtype=np.intp)
+        place[state.globals_] = np.arange(len(state.globals_))
+        place[state.locals_] = np.arange(len(state.locals_))
+        is_local = np.isin(index, state.locals_)
+        g, x = self.pairs.correlations(place[index[is_local]])
+        columns = np.empty((len(g), len(index)))
+        columns[:, ~is_local] = g[:, place[index[~is_local]]]
+        columns[:, is_local] = x
+        sd = state.sd()[index]
+        result: Array = (columns.T @ columns) * np.outer(sd, sd)
+        result[np.arange(len(index)), np.arange(len(index))] = sd**2
+        return result
+
+
+# --- the nested posterior of a latent Gaussian model [1]_, with variational fits in the place of Laplace's method ---
 
 #: Standard deviations of hyperparameters to begin with; those of a Gaussian fit times this, within limits.
 _SCALE, _OF_FIT, _LEAST, _MOST = 0.5, 2.0, 0.05, 1.0

@@ -9,14 +9,14 @@ from numpy.testing import assert_allclose, assert_array_equal
 from pymc_ngvi import ConvergenceWarning, LogDensity, Status, fit_ngvi
 from pymc_ngvi.core.refusal import Reason, Unavailable
 from pymc_ngvi.families import FullState
-from pymc_ngvi.fitting.modes.differences import CurvedByDifferences
-from pymc_ngvi.fitting.modes.laplace import highest_mode
+from pymc_ngvi.fitting.modes.climbs import CurvedByDifferences
 from pymc_ngvi.marginal.adaptation import Hopeless
 from pymc_ngvi.marginal.exact import exact_posterior, forest_of
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.posteriors import search
 from pymc_ngvi.posteriors.kinds import KINDS, trees
 from pymc_ngvi.posteriors.kinds.kind import PosteriorStart
+from pymc_ngvi.posteriors.kinds.moved import highest_mode
 from pymc_ngvi.posteriors.plan import Decision
 from pymc_ngvi.results import posterior_first, posterior_step
 

@@ -5,7 +5,7 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi.density import Layout
-from pymc_ngvi.fitting.blocks import block_labels
+from pymc_ngvi.fitting.problem import block_labels
 
 
 @pytest.fixture(scope="module")

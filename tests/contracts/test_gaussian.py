@@ -8,10 +8,9 @@ import pytest
 from scipy import linalg, sparse, stats
 
 from pymc_ngvi.core.hessians import MatrixHessian
-from pymc_ngvi.core.moments import Moments
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.target import MeanHessian
-from pymc_ngvi.core.types import Outer, PathMoments
+from pymc_ngvi.core.types import Moments, Outer, PathMoments
 from pymc_ngvi.families import (
     BlockFamily,
     BlockStructure,

@@ -11,8 +11,8 @@ from scipy import stats
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density.gaussian_over import gaussian_over
 from pymc_ngvi.density.hyperparameters import latent_rows
-from pymc_ngvi.nested.gaussians import GaussianMarginal
 from pymc_ngvi.nested.log_marginal import LatentMarginal
+from pymc_ngvi.nested.posterior import GaussianMarginal
 
 
 def _slopes(n_groups=9, per_group=7, seed=1):

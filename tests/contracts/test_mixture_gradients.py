@@ -17,7 +17,7 @@ from pymc_ngvi.estimators import gauss_newton, price
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.families.mixture import COMPONENTS
 from pymc_ngvi.mixtures import ComponentTarget
-from pymc_ngvi.mixtures.finite.steps import stepped_weights
+from pymc_ngvi.mixtures.finite.trust_region import stepped_weights
 from pymc_ngvi.updates import natural
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")

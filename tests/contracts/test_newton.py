@@ -8,8 +8,7 @@ from pymc_ngvi import LogDensity, Status, fit_ngvi
 from pymc_ngvi.core.target import RowRules
 from pymc_ngvi.estimators.quadrature import Quadrature
 from pymc_ngvi.families import FullState
-from pymc_ngvi.steps.linesearch import LineSearch
-from pymc_ngvi.steps.newton import newton
+from pymc_ngvi.steps.linesearch import LineSearch, newton
 from pymc_ngvi.updates.natural import natural
 
 QUADRATURE = Quadrature()

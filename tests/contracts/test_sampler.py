@@ -8,6 +8,7 @@ from numpy.testing import assert_allclose
 from scipy import integrate, stats
 from scipy.special import expit, gammaln, log_expit, logsumexp, ndtr
 
+from pymc_ngvi.marginal.adaptation import ProposalRounds
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.fitting import Sampler
 from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal
@@ -17,7 +18,6 @@ from pymc_ngvi.marginal.proposals import (
     effective_size,
     first_proposal,
 )
-from pymc_ngvi.marginal.rounds import ProposalRounds
 from pymc_ngvi.marginal.sampling import (
     Round,
     Sequences,

@@ -19,8 +19,7 @@ from pymc_ngvi.density.shards.engines import forget, kept
 from pymc_ngvi.families.full import FullState
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.marginal.exact import forest_of
-from pymc_ngvi.marginal.in_shards import TermsInShards
-from pymc_ngvi.marginal.on_model import FittedDensity
+from pymc_ngvi.marginal.on_model import FittedDensity, TermsInShards
 
 KEYS = range(models.N_SHARDS)
 

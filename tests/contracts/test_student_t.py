@@ -24,20 +24,22 @@ from targets import (
 
 from pymc_ngvi import Status
 from pymc_ngvi.core.draws import BASE_DRAWS
-from pymc_ngvi.core.history import History
 from pymc_ngvi.estimators import price, stein
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.families.student_t import LEAST_SHAPE, MOST_SHAPE, StudentTFamily, StudentTState
 from pymc_ngvi.fitting import loop, starting
-from pymc_ngvi.mixtures.student_t.gradients import (
+from pymc_ngvi.fitting.loop import History
+from pymc_ngvi.mixtures.student_t.scale_mixture import (
+    AsGaussian,
+    AsStudentT,
     GaussianPart,
     Metric,
+    ScaleMixture,
     Tails,
     measured,
     shape_information,
     tail_velocity,
 )
-from pymc_ngvi.mixtures.student_t.scale_mixture import AsGaussian, AsStudentT, ScaleMixture
 from pymc_ngvi.steps.adaptive.rule import Adaptive
 from pymc_ngvi.updates import cholesky, natural, natural_pd, sqrt
 

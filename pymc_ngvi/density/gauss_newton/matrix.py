@@ -1,29 +1,407 @@
 """The Gauss-Newton matrix of a model, in the place of its Hessian: -sum_i g_i g_i^T, and the Hessian of the prior."""
 
 import contextlib
+import logging
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections import (
+    defaultdict,
+)
+from collections.abc import (
+    Callable,
+    Iterator,
+)
+from dataclasses import (
+    dataclass,
+)
+from typing import (
+    Literal,
+    NamedTuple,
+)
 
 import numpy as np
 import pytensor.tensor as pt
 
-from pytensor.compile import Function
-from pytensor.graph.basic import Variable
+from numpy.typing import (
+    NDArray,
+)
+from pytensor.compile import (
+    Function,
+)
+from pytensor.graph.basic import (
+    Constant,
+    Variable,
+)
+from pytensor.graph.replace import (
+    graph_replace,
+)
+from pytensor.graph.traversal import (
+    ancestors,
+)
+from pytensor.tensor.subtensor import (
+    Subtensor,
+    indices_from_subtensor,
+)
 
-from pymc_ngvi.core.refusal import PatternWidened
-from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, slices
-from pymc_ngvi.core.target import Independent, MeanHessian, Whitener
-from pymc_ngvi.core.types import Array
-from pymc_ngvi.core.values import Outer
-from pymc_ngvi.density.gauss_newton.layers import by_layers
-from pymc_ngvi.density.gauss_newton.parts import GaussNewtonGraphs, units
-from pymc_ngvi.density.gauss_newton.squares import gradients_by_rows, squares_by_rows
-from pymc_ngvi.density.sparse_hessian import SparseHessian
-from pymc_ngvi.graphs import graph
-from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.ops import cost
+from pymc_ngvi.core.refusal import (
+    PatternWidened,
+)
+from pymc_ngvi.core.sparsity.coloured import (
+    CACHED_ELEMENTS,
+    slices,
+)
+from pymc_ngvi.core.target import (
+    Independent,
+    MeanHessian,
+    Whitener,
+)
+from pymc_ngvi.core.types import (
+    Array,
+)
+from pymc_ngvi.core.values import (
+    Outer,
+)
+from pymc_ngvi.density.gauss_newton.parts import (
+    NO_DERIVATIVE,
+    GaussNewtonGraphs,
+    size_of,
+    units,
+    weighted_gradient,
+)
+from pymc_ngvi.density.gauss_newton.taps import (
+    Copied,
+    DenseLayer,
+    NoLayers,
+    Own,
+    Tap,
+    find_taps,
+    is_part,
+)
+from pymc_ngvi.density.sparse_hessian import (
+    SparseHessian,
+)
+from pymc_ngvi.graphs import (
+    graph,
+)
+from pymc_ngvi.graphs.backends import (
+    without_c,
+)
+from pymc_ngvi.graphs.loops import (
+    vectorised,
+)
+from pymc_ngvi.ops import (
+    cost,
+)
+
+# --- the gradients of rows, and the sums of their squares, as graphs: one backward pass for all rows ---
+# Rows do not depend on each other, so that the derivatives of the sum of their log densities with respect to the
+#    outputs
+# of a layer, :math:`\delta`, (n_rows, n_out), are those of each row. The derivatives of row i with respect to the
+#    weights
+# are :math:`x_i \delta_i^T`, whose squares sum up to :math:`(x^2)^T (\delta^2)`. Where weights are used more than once,
+# :math:`\sum_{a, b} (x_a \circ x_b)^T (\delta_a \circ \delta_b)`. All else that rows share, biases and scales, is
+#    small:
+# its derivatives are found row by row.
+
+#: Uses of one matrix of weights, whose products are formed in pairs.
+_MOST_USES = 4
+#: Elements of the derivatives of all rows with respect to what they share, where these are found row by row.
+_MOST_ELEMENTS = 2**21
+
+
+def squares_by_rows(row: Variable, theta: Variable, weights: Variable) -> Variable:
+    """Return sum_i w_i^2 g_i^2, (n_dim,), where g_i is the gradient of an element of ``row``.
+
+    Parameters
+    ----------
+    row : pytensor vector or matrix
+        Log densities, with rows along the first axis.
+    theta : pytensor vector
+    weights : pytensor variable
+        w, like ``row``.
+
+    Raises
+    ------
+    NoLayers
+        Where the graph does not show that one backward pass gives the gradients of all rows.
+    """
+    row, taps = find_taps(row, theta)
+    if row.type.ndim == 1:
+        return _squares((weights * row).sum(), theta, taps, row.type.shape[0])
+    unit = _unit(row)
+    total = _squares((weights * row * unit).sum(), theta, taps, row.type.shape[0])
+    [batched] = vectorised([total], {unit: pt.constant(np.eye(unit.type.shape[0]))})
+    return batched.sum(axis=0) if batched.type.ndim == 2 else batched
+
+
+def gradients_by_rows(row: Variable, theta: Variable, weights: Variable) -> Variable:
+    """Return w_i g_i, (n_rows, n_dim), where g_i is the gradient of an element of ``row``; as `squares_by_rows`.
+
+    Where ``row`` has columns, the gradients of the first column come first.
+    """
+    row, taps = find_taps(row, theta)
+    if row.type.ndim == 1:
+        return _gradients((weights * row).sum(), row, theta, taps)
+    unit = _unit(row)
+    total = _gradients((weights * row * unit).sum(), row, theta, taps)
+    [batched] = vectorised([total], {unit: pt.constant(np.eye(unit.type.shape[0]))})
+    return batched.reshape((-1, theta.type.shape[0])) if batched.type.ndim == 3 else batched
+
+
+def _unit(row: Variable) -> Variable:
+    """Return a vector that takes one column of a matrix, or several."""
+    n_columns = row.type.shape[1]
+    if n_columns is None:
+        raise NoLayers("columns without a number")
+    return pt.vector("unit", dtype="float64", shape=(n_columns,))
+
+
+def _slopes(cost: Variable, taps: list[Tap]) -> dict[Variable, Variable]:
+    """Return the derivatives of a scalar with respect to the taps."""
+    slopes = pt.grad(cost, [tap.tap for tap in taps], disconnected_inputs="ignore") if taps else []
+    return dict(zip([tap.tap for tap in taps], slopes, strict=True))
+
+
+def _squares(cost: Variable, theta: Variable, taps: list[Tap], n_rows: int | None) -> Variable:
+    slopes, uses = _slopes(cost, taps), _uses(taps, theta)
+    _check_apart([_elements(piece, theta) for piece in uses])
+    total = pt.zeros_like(theta)
+    for piece, its in uses.items():
+        squares = _of_piece(piece, its, theta, slopes, n_rows)
+        at = _elements(piece, theta)
+        total = pt.inc_subtensor(total[int(at[0]) : int(at[-1]) + 1], squares.ravel()) if len(at) else total
+    return total
+
+
+def _gradients(cost: Variable, row: Variable, theta: Variable, taps: list[Tap]) -> Variable:
+    slopes, uses = _slopes(cost, taps), _uses(taps, theta)
+    _check_apart([_elements(piece, theta) for piece in uses])
+    total = pt.zeros((row.shape[0], theta.type.shape[0]))
+    for piece, its in uses.items():
+        shared = [tap for tap in its if isinstance(tap, DenseLayer | Copied)]
+        if len(shared) < len(its):
+            raise NoLayers("parts of single rows")
+        gradients = _each_row(piece, shared, slopes)
+        at = _elements(piece, theta)
+        where = total[:, int(at[0]) : int(at[-1]) + 1]
+        total = pt.inc_subtensor(where, gradients.reshape((row.shape[0], len(at)))) if len(at) else total
+    return total
+
+
+def _uses(taps: list[Tap], theta: Variable) -> dict[Variable, list[Tap]]:
+    """Return the taps that each part of theta leads to."""
+    uses: defaultdict[Variable, list[Tap]] = defaultdict(list)
+    for tap in taps:
+        for piece in _pieces(tap.shared, theta):
+            uses[piece].append(tap)
+    return uses
+
+
+def _pieces(var: Variable, theta: Variable) -> list[Variable]:
+    """Return the parts of theta, as they are taken from it, that a variable depends on."""
+    nodes = dict.fromkeys(v.owner for v in ancestors([var]) if v.owner is not None and theta in v.owner.inputs)
+    pieces = [node.outputs[0] if isinstance(node.op, Subtensor) else theta for node in nodes]
+    return list(dict.fromkeys(pieces)) or [theta]
+
+
+def _elements(piece: Variable, theta: Variable) -> NDArray[np.intp]:
+    """Return the indices of a part of theta: a range."""
+    every = np.arange(theta.type.shape[0])
+    if piece is theta:
+        return every
+    [index] = indices_from_subtensor(piece.owner.inputs[1:], piece.owner.op.idx_list)
+    bounds = [index.start, index.stop, index.step] if isinstance(index, slice) else [index]
+    if not all(bound is None or isinstance(bound, Constant) for bound in bounds):
+        raise NoLayers("a part that is not fixed")
+    values = [None if bound is None else int(bound.data) for bound in bounds]
+    at = np.atleast_1d(every[slice(*values)] if isinstance(index, slice) else every[values[0]])
+    if not np.array_equal(at, np.arange(at[0], at[0] + len(at)) if len(at) else at):
+        raise NoLayers("a part with gaps")
+    return at
+
+
+def _check_apart(parts: list[NDArray[np.intp]]) -> None:
+    every = np.concatenate([np.empty(0, dtype=np.intp), *parts])
+    if len(np.unique(every)) < len(every):
+        raise NoLayers("parts that overlap")
+
+
+def _of_piece(
+    piece: Variable, taps: list[Tap], theta: Variable, slopes: dict[Variable, Variable], n_rows: int | None
+) -> Variable:
+    """Return the sums of squares with respect to one part of theta."""
+    dense = [tap for tap in taps if isinstance(tap, DenseLayer)]
+    weights = taps[0].shared
+    alike = all(tap.shared is weights for tap in dense) and len(dense) == len(taps) <= _MOST_USES
+    if alike and is_part(weights, theta):
+        return _back(weights, _products(dense, slopes), piece)
+    if len(taps) == 1 and isinstance(taps[0], Own):
+        return _back(taps[0].tap, slopes[taps[0].tap] ** 2, piece)
+    shared = [tap for tap in taps if isinstance(tap, DenseLayer | Copied)]
+    if len(shared) < len(taps):
+        raise NoLayers("parts of single rows that are used more than once")
+    sizes = [int(np.prod([n or 1 for n in tap.shared.type.shape])) for tap in shared]
+    if (n_rows or 1) * sum(sizes) > _MOST_ELEMENTS:
+        raise NoLayers("too many derivatives")
+    return (_each_row(piece, shared, slopes) ** 2).sum(axis=0)
+
+
+def _products(taps: list[DenseLayer], slopes: dict[Variable, Variable]) -> Variable:
+    pairs = [tap.pair(slopes[tap.tap]) for tap in taps]
+    total = pt.add(
+        pt.constant(0.0),
+        *[
+            (1.0 if a == b else 2.0) * pt.dot((x * pairs[b][0]).T, slope * pairs[b][1])
+            for a, (x, slope) in enumerate(pairs)
+            for b in range(a + 1)
+        ],
+    )
+    return total.T if taps[0].transposed else total
+
+
+def _back(var: Variable, values: Variable, piece: Variable) -> Variable:
+    """Return what stands at the elements of ``var``, at those of the part of theta that they are."""
+    return pt.grad((var * values).sum(), piece, consider_constant=[values])
+
+
+def _each_row(piece: Variable, taps: list[DenseLayer | Copied], slopes: dict[Variable, Variable]) -> Variable:
+    """Return the gradient of each row with respect to a part of theta, (n_rows, ...)."""
+    along = [tap.shared.type() for tap in taps]
+    cost = pt.add(
+        pt.constant(0.0), *[(tap.shared * direction).sum() for tap, direction in zip(taps, along, strict=True)]
+    )
+    back = pt.grad(cost, piece, consider_constant=along)
+    by_rows = [tap.by_rows(slopes[tap.tap]) for tap in taps]
+    [rows] = vectorised([back], dict(zip(along, by_rows, strict=True)))
+    return rows
+
+
+# The Gauss-Newton matrix of a model, in the place of its Hessian: -sum_i g_i g_i^T, and the Hessian of the prior.
+
+# --- what is made of the gradients of all rows in one backward pass, where a check on single rows agrees ---
+
+# --- whether the gradients of all rows, found in one backward pass, are those of single rows ---
+
+#: Elements of log densities, and points, at which the squares by layers are checked.
+_N_CHECKED, _N_POINTS = 6, 2
+#: Relative error, and error relative to the largest entry, beyond which they are wrong.
+_RELATIVE, _ABSOLUTE = 1e-6, 1e-9
+
+
+def agrees(parts: GaussNewtonGraphs, weights: list[Variable], total: Variable) -> bool:
+    """Tell whether sums of squares are those of explicit gradients, at random points, of rows at random.
+
+    Parameters
+    ----------
+    parts : GaussNewtonGraphs
+    weights : list of pytensor variables
+        Factors of the log densities of rows.
+    total : pytensor vector
+        The sums of squares, with these weights.
+    """
+    rng = np.random.default_rng(0)
+    grad = weighted_gradient(parts.rows, weights, parts.theta)
+    outputs = parts.graphs.simplify([total, grad, *parts.scales])
+    function = parts.functions.compile_for_few([parts.theta, *weights], outputs)
+    shapes = _shapes(parts)
+    for _ in range(_N_POINTS):
+        point = parts.start + 0.5 * rng.standard_normal(len(parts.start))
+        with np.errstate(all="ignore"):
+            if not _agrees_at(function, point, shapes, rng):
+                return False
+    return True
+
+
+def _shapes(parts: GaussNewtonGraphs) -> list[tuple[int, ...]]:
+    """Return the shapes of the log densities, for the data as they are now."""
+    if all(size_of(row) is not None for row in parts.rows):
+        return [row.type.shape for row in parts.rows]
+    function = parts.functions.compile_for_few([parts.theta], [row.shape for row in parts.rows])
+    return [tuple(int(n) for n in shape) for shape in function(parts.start)]
+
+
+def _agrees_at(function: Function, point: Array, shapes: list[tuple[int, ...]], rng: np.random.Generator) -> bool:
+    """Tell whether squares are those of explicit gradients of single rows, at one point."""
+    n_each = [int(np.prod(shape)) for shape in shapes]
+    ends = np.cumsum([0, *n_each])
+    chosen = rng.choice(ends[-1], size=min(_N_CHECKED, ends[-1]), replace=False)
+    factors = rng.uniform(0.5, 1.5, size=len(chosen))
+
+    def at(which: NDArray[np.intp], values: Array) -> list[Array]:
+        flat = np.zeros(ends[-1])
+        flat[which] = values
+        parts = zip(ends[:-1], ends[1:], shapes, strict=True)
+        return [np.ascontiguousarray(flat[a:b].reshape(shape)) for a, b, shape in parts]
+
+    total, _, *others = function(point, *at(chosen, factors))
+    scales = np.repeat([float(s) for s in others], n_each)
+    expected = np.zeros(len(point))
+    for element, factor in zip(chosen, factors, strict=True):
+        gradient = function(point, *at(np.array([element]), np.array([factor])))[1]
+        expected += gradient**2 / scales[element]
+    close = np.abs(total - expected) <= _RELATIVE * np.abs(expected) + _ABSOLUTE * expected.max(initial=0.0)
+    return bool(np.all(np.isfinite(expected)) and np.all(close))
+
+
+# --- what is made of the gradients of all rows in one backward pass, where a check on single rows agrees ---
+
+logger = logging.getLogger("pymc.ngvi")
+
+
+class ByLayers(NamedTuple):
+    """A function of the flat vector.
+
+    Parameters
+    ----------
+    found : pytensor variable
+        At one draw.
+    draws, batched : pytensor variables
+        Draws, (n_draws, n_dim), and what is found at each, along the first axis.
+    """
+
+    found: Variable
+    draws: Variable
+    batched: Variable
+
+
+def by_layers(
+    parts: GaussNewtonGraphs,
+    of_rows: Callable[[list[Variable]], Variable],
+    squares_of: Callable[[Variable], Variable] = lambda found: found,
+) -> ByLayers | None:
+    """Return a function of the flat vector, as graphs, that has the gradients of all rows in one backward pass.
+
+    Parameters
+    ----------
+    parts : GaussNewtonGraphs
+    of_rows : callable
+        From weights of the log densities of rows to the graph.
+    squares_of : callable, optional
+        From the graph to the sums of squared gradients, (n_dim,). Default: it has these.
+
+    Returns
+    -------
+    ByLayers or None
+        For weights 1. None where the graph of the model does not show that rows are apart, or single rows disagree.
+    """
+    if parts.graphs.shares_calls:  # recursions, whose steps are no layers
+        return None
+    weights = [row.type() for row in parts.rows]
+    try:
+        with without_c():
+            found = of_rows(weights)
+            if not agrees(parts, weights, squares_of(found)):
+                logger.info("Gradients by layers are not those of single rows: they are found one by one.")
+                return None
+            ones = {w: pt.ones_like(row) for w, row in zip(weights, parts.rows, strict=True)}
+            [found] = parts.graphs.simplify(list(graph_replace([found], ones, strict=False)))
+            draws, [batched] = graph.over_draws([found], parts.theta)
+    except (NoLayers, graph.MissingDerivativeError, *NO_DERIVATIVE) as error:
+        logger.debug("No gradients by layers: %s", error)
+        return None
+    return ByLayers(found, draws, batched)
+
+
+# The Gauss-Newton matrix of a model, in the place of its Hessian: -sum_i g_i g_i^T, and the Hessian of the prior.
 
 # --- the sums over rows of squared gradients: the diagonal of the Gauss-Newton matrix ---
 # Squares are found in one of three ways. By layers: one backward pass for all rows, where the graph shows that rows do

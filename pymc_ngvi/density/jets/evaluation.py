@@ -1,17 +1,977 @@
 """Log p, its gradient and its Hessian at many points, from one pass through its graph."""
 
-from collections.abc import Callable
+from collections.abc import (
+    Callable,
+)
+from dataclasses import (
+    dataclass,
+)
+from functools import (
+    reduce,
+    singledispatch,
+)
+from typing import (
+    Any,
+)
 
 import numpy as np
+import pytensor.scalar as ps
 
-from pytensor.compile import Function
-from pytensor.graph.basic import Constant, Variable
-from pytensor.graph.traversal import toposort
+from pytensor.compile import (
+    Function,
+)
+from pytensor.compile.builders import (
+    OpFromGraph,
+)
+from pytensor.graph.basic import (
+    Apply,
+    Constant,
+    Variable,
+)
+from pytensor.graph.op import (
+    HasInnerGraph,
+    Op,
+    _NoPythonOp,
+)
+from pytensor.graph.traversal import (
+    toposort,
+)
+from pytensor.scan.op import (
+    Scan,
+)
+from pytensor.tensor.basic import (
+    Alloc,
+    ExtractDiag,
+    Join,
+    MakeVector,
+    ScalarFromTensor,
+    TensorFromScalar,
+)
+from pytensor.tensor.blockwise import (
+    Blockwise,
+)
+from pytensor.tensor.elemwise import (
+    CAReduce,
+    DimShuffle,
+    Elemwise,
+)
+from pytensor.tensor.extra_ops import (
+    CumOp,
+)
+from pytensor.tensor.linalg.constructors import (
+    BlockDiagonal,
+)
+from pytensor.tensor.linalg.decomposition.cholesky import (
+    Cholesky,
+)
+from pytensor.tensor.linalg.inverse import (
+    MatrixInverse,
+)
+from pytensor.tensor.linalg.solvers.general import (
+    Solve,
+)
+from pytensor.tensor.linalg.solvers.psd import (
+    CholeskySolve,
+)
+from pytensor.tensor.linalg.solvers.triangular import (
+    SolveTriangular,
+)
+from pytensor.tensor.linalg.summary import (
+    Det,
+    SLogDet,
+)
+from pytensor.tensor.math import (
+    All,
+    Dot,
+    Max,
+    Sum,
+)
+from pytensor.tensor.math import (
+    Any as AnyTrue,
+)
+from pytensor.tensor.shape import (
+    Reshape,
+    Shape,
+    Shape_i,
+    SpecifyShape,
+)
+from pytensor.tensor.special import (
+    LogAddExp,
+    LogSumExp,
+)
+from pytensor.tensor.subtensor import (
+    AdvancedIncSubtensor,
+    AdvancedSubtensor,
+    IncSubtensor,
+    Subtensor,
+    indices_from_subtensor,
+)
 
-from pymc_ngvi.core.values import AnyArray, Array
-from pymc_ngvi.density.jets.arrays import JetKind, NoJet, Space
-from pymc_ngvi.density.jets.program import Program, Rules
-from pymc_ngvi.graphs.graph import MissingDerivativeError
+from pymc_ngvi.core.values import (
+    AnyArray,
+    Array,
+)
+from pymc_ngvi.density.jets.arrays import (
+    JetKind,
+    NoJet,
+    Space,
+)
+from pymc_ngvi.density.jets.scalars import (
+    JetOperation,
+    ScalarFunctions,
+    scalar_functions,
+)
+from pymc_ngvi.graphs.graph import (
+    MissingDerivativeError,
+)
+from pymc_ngvi.graphs.large import (
+    short_log_add_exp,
+)
+
+# --- a graph as a list of rules on jets ---
+
+# --- rules for operations element by element ---
+
+#: Arguments by which an operation is differentiated at most: there are derivatives by all pairs.
+_MOST_JETS = 8
+
+#: From the points and jets of the inputs to jets of the output, or of each output.
+type Rule = Callable[..., AnyArray | list[AnyArray]]
+
+
+def elementwise(node: Apply, kinds: list[JetKind]) -> "Rule | JetOperation":
+    """Return the rule of an operation, or what it has to be made of."""
+    op, dtypes = node.op, tuple(i.type.dtype for i in node.inputs)
+    scalar_op = op.scalar_op
+    if len(node.outputs) > 1:
+        raise NoJet(f"{op} has several outputs")
+    is_real = node.outputs[0].type.dtype.startswith("float")
+    jets = [k for k, kind in enumerate(kinds) if kind is JetKind.JET and is_real]
+    if not jets:
+        return JetOperation(scalar_op, dtypes, ())
+    if isinstance(scalar_op, ps.Switch):
+        return _switch if kinds[0] is not JetKind.JET else _no_rule(op)
+    if isinstance(scalar_op, ps.ScalarMaximum) and len(kinds) == 2:
+        return lambda space, x, y: _switch(space, _is_at_least(x[:1], y[:1]), x, y)
+    if isinstance(scalar_op, ps.ScalarMinimum) and len(kinds) == 2:
+        return lambda space, x, y: _switch(space, _is_at_least(-x[:1], -y[:1]), x, y)
+    if isinstance(scalar_op, ps.Add):
+        return _add
+    if isinstance(scalar_op, ps.Sub):
+        return _on_all_terms(np.subtract) if len(jets) == 2 else lambda space, x, y: _add(space, x, -y)
+    if isinstance(scalar_op, ps.Neg):
+        return _on_all_terms(np.negative)
+    if isinstance(scalar_op, ps.Mul) and len(jets) == 1 and len(kinds) == 2:
+        return _on_all_terms(np.multiply)
+    if isinstance(scalar_op, ps.TrueDiv) and jets == [0]:
+        return _on_all_terms(np.true_divide)
+    if len(jets) > _MOST_JETS:
+        raise NoJet(f"{op} has {len(jets)} arguments that have derivatives")
+    return JetOperation(scalar_op, dtypes, tuple(jets))
+
+
+def _no_rule(op: object) -> Rule:
+    raise NoJet(f"{op} has no rule for these arguments")
+
+
+def _is_at_least(x: AnyArray, y: AnyArray) -> AnyArray:
+    return (x >= y) | np.isnan(x)
+
+
+def _on_all_terms(function: Callable[..., AnyArray]) -> Rule:
+    """Return the rule of a function that is linear in its jets."""
+    return lambda space, *x: function(*x)
+
+
+def _add(space: Space, *terms: AnyArray) -> AnyArray:
+    """Add up jets, and what has no derivatives."""
+    jets, rest = ([x for x in terms if (len(x) == space.n_terms) is is_jet] for is_jet in (True, False))
+    out = reduce(np.add, jets)
+    if not rest:
+        return out
+    more = reduce(np.add, rest)
+    shape = np.broadcast_shapes(out.shape[1:], more.shape[1:])
+    out = np.broadcast_to(out, (len(out), *shape)).copy() if out.shape[1:] != shape or len(jets) == 1 else out
+    out[0] += more[0]
+    return out
+
+
+def _switch(space: Space, condition: AnyArray, x: AnyArray, y: AnyArray) -> AnyArray:
+    if len(x) == len(y):
+        return np.where(condition, x, y)
+    n = max(len(x), len(y))
+    parts = [part if len(part) == n else np.concatenate([part, np.zeros((n - 1, *part.shape[1:]))]) for part in (x, y)]
+    return np.where(condition, *parts)
+
+
+class Elementwise:
+    """The rule of a function of some jets, by its derivatives.
+
+    Parameters
+    ----------
+    by : tuple of int
+        The inputs that are jets.
+    functions : ScalarFunctions
+    """
+
+    def __init__(self, by: tuple[int, ...], functions: ScalarFunctions) -> None:
+        self._functions, n = functions, len(by)
+        self._slopes = [(1 + a, k) for a, k in enumerate(by) if functions.constants[1 + a] != 0.0]
+        pairs = [(by[a], by[b]) for a in range(n) for b in range(a + 1)]
+        self._curves = [(1 + n + c, *pair) for c, pair in enumerate(pairs) if functions.constants[1 + n + c] != 0.0]
+
+    def __call__(self, space: Space, *inputs: AnyArray) -> AnyArray:
+        """Return the jets of the output."""
+        values = [x[0] for x in inputs]
+        if not self._slopes or not space.order:
+            return space.lifted(np.asarray(self._functions.value(values))[None])
+        found = self._functions(values)
+        value = np.asarray(found[0])
+        out = np.empty((space.n_terms, *value.shape))
+        out[0], rest = value, out[1:]
+        for at, (c, k) in enumerate(self._slopes):
+            if at:
+                rest += found[c] * inputs[k][1:]
+            else:
+                np.multiply(found[c], inputs[k][1:], out=rest)
+        if space.order == 2:
+            second = space.seconds(out)
+            for c, k, m in self._curves:
+                second += found[c] * space.products(inputs[k], inputs[m])
+        return out
+
+
+# --- a graph as a list of rules on jets ---
+
+# --- the rule for loops: jets are carried from step to step ---
+
+#: Runs a step: from inputs to outputs.
+type Step = Callable[[Space, list[AnyArray]], list[AnyArray]]
+#: Translates a graph: from inputs, their kinds and outputs to what runs it, and the kinds of outputs.
+type Translate = Callable[[list[Variable], list[JetKind], list[Variable]], tuple[Step, list[JetKind]]]
+
+
+class Loop:
+    """Runs a loop at all points.
+
+    Parameters
+    ----------
+    node : Apply
+        Of a Scan.
+    kinds : list of JetKind
+        Of its inputs.
+    translate : callable
+
+    Attributes
+    ----------
+    kinds : list of JetKind
+        Of the outputs.
+
+    Raises
+    ------
+    NoJet
+        For loops that end when a condition is met, and those that PyTensor makes of derivatives.
+    """
+
+    def __init__(self, node: Apply, kinds: list[JetKind], translate: Translate) -> None:
+        op: Scan = node.op
+        info = op.info
+        if info.as_while or info.n_mit_mot or info.n_untraced_sit_sot:
+            raise NoJet(f"{op} is a loop of another sort")
+        self._taps = [*info.mit_sot_in_slices, *info.sit_sot_in_slices]
+        self._n_seqs, self._n_states = info.n_seqs, len(self._taps)
+        self._n_collected = info.n_nit_sot
+        first_state = 1 + info.n_seqs
+        if kinds[0] is not JetKind.FIXED:
+            raise NoJet("the number of steps depends on the point")
+        states = kinds[first_state : first_state + self._n_states]
+        seqs, others = kinds[1:first_state], kinds[first_state + self._n_states + self._n_collected :]
+        inner = op.fgraph
+        while True:
+            given = [*seqs, *[k for k, taps in zip(states, self._taps, strict=True) for _ in taps], *others]
+            self._step, found = translate(inner.inputs, given, inner.outputs)
+            wider = [max(old, new) for old, new in zip(states, found[: self._n_states], strict=True)]
+            if wider == states:
+                break
+            states = wider
+        self.kinds = [*states, *found[self._n_states :]]
+
+    def __call__(self, space: Space, *inputs: AnyArray) -> list[AnyArray]:
+        """Return the outputs of the loop."""
+        n_steps = int(inputs[0][0, 0])
+        at = 1 + self._n_seqs
+        seqs, buffers = inputs[1:at], inputs[at : at + self._n_states]
+        others = inputs[at + self._n_states + self._n_collected :]
+        states = [
+            [self._as(space, buffer[:, :, k], kind) for k in range(-min(taps))]
+            for buffer, taps, kind in zip(buffers, self._taps, self.kinds, strict=False)
+        ]
+        collected: list[list[AnyArray]] = [[] for _ in range(self._n_collected)]
+        for t in range(n_steps):
+            lagged = [past[tap] for past, taps in zip(states, self._taps, strict=True) for tap in taps]
+            outputs = self._step(space, [*[seq[:, :, t] for seq in seqs], *lagged, *others])
+            for past, out, kind in zip(states, outputs, self.kinds, strict=False):
+                past.append(self._as(space, out, kind))
+            for kept, out in zip(collected, outputs[self._n_states :], strict=True):
+                kept.append(out)
+        results = [self._filled(space, b, past, k) for b, past, k in zip(buffers, states, self.kinds, strict=False)]
+        return results + [np.stack(kept, axis=2) for kept in collected]
+
+    @staticmethod
+    def _as(space: Space, x: AnyArray, kind: JetKind) -> AnyArray:
+        """Return a state with the same axes at each step."""
+        if kind is JetKind.JET:
+            return space.lifted(x)
+        return np.broadcast_to(x, (1, space.n_points, *x.shape[2:]))
+
+    def _filled(self, space: Space, buffer: AnyArray, past: list[AnyArray], kind: JetKind) -> AnyArray:
+        """Return the last states, as many as the buffer has room for."""
+        length = buffer.shape[2]
+        found = np.stack(past[-length:], axis=2)
+        if len(past) >= length:
+            return found
+        rest = [self._as(space, buffer[:, :, k], kind) for k in range(len(past), length)]
+        return np.concatenate([found, np.stack(rest, axis=2)], axis=2)
+
+
+# --- a graph as a list of rules on jets ---
+
+#: In the place of what nothing reads any more.
+_NOTHING: AnyArray = np.empty(0)
+
+
+@dataclass
+class _Call:
+    """A rule, the slots that it reads and writes, and those that nothing reads afterwards."""
+
+    rule: Rule | Loop | JetOperation
+    read: list[int]
+    write: list[int]
+    last: list[int]
+
+
+class Rules:
+    """Makes the rules of element by element operations, all at once, when the graph has been gone through."""
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+
+    def add(self, call: _Call) -> None:
+        """Note a call that waits for its rule."""
+        if isinstance(call.rule, JetOperation):
+            self._calls.append(call)
+
+    def make(self) -> None:
+        """Give each call its rule."""
+        operations = list(dict.fromkeys(call.rule for call in self._calls if isinstance(call.rule, JetOperation)))
+        functions = scalar_functions(operations)
+        rules = {operation: _rule(operation, functions[operation]) for operation in operations}
+        for call in self._calls:
+            if isinstance(call.rule, JetOperation):
+                call.rule = rules[call.rule]
+
+
+def _rule(operation: JetOperation, functions: ScalarFunctions) -> Rule:
+    if operation.by:
+        return Elementwise(operation.by, functions)
+    return lambda space, *inputs: np.asarray(functions.value([x[0] for x in inputs]))[None]
+
+
+def _stands_for_others(node: Apply) -> bool:
+    """Tell whether other nodes take the place of one: a graph that it wraps, or products of two for that of many."""
+    op = node.op
+    if isinstance(op, Elemwise):
+        return isinstance(op.scalar_op, ps.Mul) and len(node.inputs) > 2
+    return isinstance(op, LogAddExp) or (isinstance(op, OpFromGraph) and not isinstance(op, LogSumExp))
+
+
+class Program:
+    """Evaluates outputs of a graph, with their derivatives.
+
+    Parameters
+    ----------
+    inputs : list of pytensor variables
+    kinds : list of JetKind
+        Of the inputs.
+    outputs : list of pytensor variables
+    rules : Rules
+
+    Attributes
+    ----------
+    kinds : list of JetKind
+        Of the outputs.
+
+    Raises
+    ------
+    NoJet
+        Where an operation has no rule.
+    """
+
+    def __init__(self, inputs: list[Variable], kinds: list[JetKind], outputs: list[Variable], rules: Rules) -> None:
+        self._rules, self._calls = rules, list[_Call]()
+        self._slots = {var: k for k, var in enumerate(inputs)}
+        self._kinds, self._n_inputs = list(kinds), len(inputs)
+        self._constants: dict[int, AnyArray] = {}
+        for node in toposort(outputs, blockers=inputs):
+            self._translate(node)
+        self._outputs = [self._slot(out) for out in outputs]
+        self.kinds = [self._kinds[k] for k in self._outputs]
+        self._find_last_uses()
+
+    def _new(self, var: Variable, kind: JetKind) -> int:
+        self._slots[var] = len(self._kinds)
+        self._kinds.append(kind)
+        return self._slots[var]
+
+    def _slot(self, var: Variable) -> int:
+        if var not in self._slots:
+            assert isinstance(var, Constant)
+            self._constants[self._new(var, JetKind.FIXED)] = np.asarray(var.data)[None, None]
+        return self._slots[var]
+
+    def _translate(self, node: Apply) -> None:
+        op = node.op
+        if _stands_for_others(node):
+            self._inline(node)
+            return
+        read = [self._slot(i) for i in node.inputs]
+        kinds = [self._kinds[k] for k in read]
+        if isinstance(op, Scan):
+            loop = Loop(node, kinds, self._inner)
+            self._call(loop, read, [self._new(out, kind) for out, kind in zip(node.outputs, loop.kinds, strict=True)])
+            return
+        rule = elementwise(node, kinds) if isinstance(op, Elemwise) else structural(op, node, kinds)
+        kind = JetKind.FIXED if isinstance(op, Shape | Shape_i) else max(kinds, default=JetKind.FIXED)
+        of_integers = min(kind, JetKind.VALUE)
+        is_real = [out.type.dtype.startswith("float") for out in node.outputs]
+        write = [self._new(out, kind if real else of_integers) for out, real in zip(node.outputs, is_real, strict=True)]
+        self._call(rule, read, write)
+
+    def _inline(self, node: Apply) -> None:
+        """Go through the graph that a node stands for."""
+        if isinstance(node.op, LogAddExp):
+            outputs = [short_log_add_exp(node.inputs)]
+        elif isinstance(node.op, Elemwise):
+            outputs = [reduce(node.op, node.inputs)]
+        else:
+            inner = node.op.fgraph
+            outputs = inner.bind(dict(zip(inner.inputs, node.inputs, strict=True)))
+        for part in toposort(outputs, blockers=list(self._slots)):
+            self._translate(part)
+        for out, inner_out in zip(node.outputs, outputs, strict=True):
+            self._slots[out] = self._slot(inner_out)
+
+    def _inner(
+        self, inputs: list[Variable], kinds: list[JetKind], outputs: list[Variable]
+    ) -> "tuple[Program, list[JetKind]]":
+        program = Program(inputs, kinds, outputs, self._rules)
+        return program, program.kinds
+
+    def _call(self, rule: Rule | Loop | JetOperation, read: list[int], write: list[int]) -> None:
+        call = _Call(rule, read, write, [])
+        self._calls.append(call)
+        self._rules.add(call)
+
+    def _find_last_uses(self) -> None:
+        kept = {*self._outputs, *self._constants, *range(self._n_inputs)}
+        seen: set[int] = set(kept)
+        for call in reversed(self._calls):
+            call.last = [k for k in dict.fromkeys([*call.read, *call.write]) if k not in seen]
+            seen.update(call.last)
+
+    def __call__(self, space: Space, inputs: list[AnyArray]) -> list[AnyArray]:
+        """Return the outputs."""
+        values: list[AnyArray] = [*inputs, *[_NOTHING] * (len(self._kinds) - self._n_inputs)]
+        for slot, constant in self._constants.items():
+            values[slot] = constant
+        for call in self._calls:
+            assert not isinstance(call.rule, JetOperation)
+            found = call.rule(space, *[values[k] for k in call.read])
+            if isinstance(found, list):
+                for slot, value in zip(call.write, found, strict=True):
+                    values[slot] = value
+            else:
+                values[call.write[0]] = found
+            for slot in call.last:
+                values[slot] = _NOTHING
+        return [values[k] for k in self._outputs]
+
+
+# --- rules for operations of linear algebra, on the last axes: whatever axes are before them is a batch ---
+# Each is solved for the derivatives that are not known yet: those of A X = B, of A = L L', and of log |A|.
+
+
+@singledispatch
+def of_matrices(op: Op) -> Rule:
+    """Return the rule of an operation on matrices.
+
+    Raises
+    ------
+    NoJet
+        Where there is none.
+    """
+    raise NoJet(f"{op} has no rule")
+
+
+#: Operations that have one.
+OPERATIONS = (BlockDiagonal, Cholesky, CholeskySolve, Det, MatrixInverse, SLogDet, Solve, SolveTriangular)
+
+
+def _crossed(space: Space, x: AnyArray, y: AnyArray) -> AnyArray:
+    """Return what the first derivatives of two matrices add to the second ones of their product."""
+    i, j = space.pairs
+    x1, y1 = x[1 : 1 + space.n_dim], y[1 : 1 + space.n_dim]
+    both: AnyArray = np.matmul(x1[i], y1[j])
+    both += np.matmul(x1[j], y1[i])
+    return both
+
+
+@of_matrices.register(Dot)
+def _product(op: Dot) -> Rule:
+    def rule(space: Space, x: AnyArray, y: AnyArray) -> AnyArray:
+        if len(x) == 1 or len(y) == 1:
+            return np.matmul(x, y)
+        out: AnyArray = np.matmul(x, y[:1])
+        out[1:] += np.matmul(x[:1], y[1:])
+        if space.order == 2:
+            space.seconds(out)[:] += _crossed(space, x, y)
+        return out
+
+    return rule
+
+
+def _or_nan(function: Callable[..., AnyArray], *arrays: AnyArray) -> AnyArray:
+    """Return a function of many matrices; NaN for those for which it fails."""
+    try:
+        return function(*arrays)
+    except np.linalg.LinAlgError:
+        batch = np.broadcast_shapes(*[x.shape[:-2] for x in arrays])
+        arrays = tuple(np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in arrays)
+        out = np.full(arrays[-1].shape, np.nan)
+        for at in np.ndindex(*batch):
+            try:
+                out[at] = function(*[x[at] for x in arrays])
+            except np.linalg.LinAlgError:
+                continue
+        return out
+
+
+def _solution(space: Space, a: AnyArray, b: AnyArray) -> AnyArray:
+    """Return X of A X = B."""
+    value = _or_nan(np.linalg.solve, a[:1], b[:1])
+    if len(a) == len(b) == 1:
+        return value
+    inverse, n = _or_nan(np.linalg.inv, a[:1]), space.n_dim
+    rest = b[1:] if len(a) == 1 else (b[1:] if len(b) > 1 else 0.0) - np.matmul(a[1:], value)
+    out = np.empty((space.n_terms, *value.shape[1:]))
+    out[:1] = value
+    out[1 : 1 + n] = np.matmul(inverse, rest[:n])
+    if space.order == 2:
+        seconds = rest[n:] if len(a) == 1 else rest[n:] - _crossed(space, a, out)
+        space.seconds(out)[:] = np.matmul(inverse, seconds)
+    return out
+
+
+def _lower_factor(space: Space, a: AnyArray) -> AnyArray:
+    """Return L of A = L L'; only the lower triangle of A is read."""
+    a = np.tril(a) + np.tril(a, -1).mT
+    factor = _or_nan(np.linalg.cholesky, a[:1])
+    if len(a) == 1:
+        return factor
+    inverse, n = _or_nan(np.linalg.inv, factor), space.n_dim
+    half = np.tril(np.ones(a.shape[-2:])) - 0.5 * np.eye(a.shape[-1])
+
+    def derivatives(of_product: AnyArray) -> AnyArray:
+        return np.matmul(factor, half * (inverse @ of_product @ inverse.mT))
+
+    out = np.empty((space.n_terms, *factor.shape[1:]))
+    out[:1] = factor
+    out[1 : 1 + n] = derivatives(a[1 : 1 + n])
+    if space.order == 2:
+        space.seconds(out)[:] = derivatives(space.seconds(a) - _crossed(space, out, out.mT))
+    return out
+
+
+def _log_determinant(space: Space, a: AnyArray) -> tuple[AnyArray, AnyArray]:
+    """Return the sign and the logarithm of |A|."""
+    sign, value = np.linalg.slogdet(a[:1])
+    if len(a) == 1:
+        return sign, value
+    relative = np.matmul(_or_nan(np.linalg.inv, a[:1]), a[1:])
+    out = np.empty((space.n_terms, *value.shape[1:]))
+    out[:1] = value
+    out[1:] = np.trace(relative, axis1=-2, axis2=-1)
+    if space.order == 2:
+        i, j = space.pairs
+        space.seconds(out)[:] -= (relative[i] * relative[j].mT).sum(axis=(-2, -1))
+    return sign, out
+
+
+@of_matrices.register
+def _inverse(op: MatrixInverse) -> Rule:
+    return lambda space, a: _solution(space, a, np.eye(a.shape[-1])[(None,) * (a.ndim - 2)])
+
+
+def _of_columns(op: Solve | SolveTriangular | CholeskySolve, solution: Callable[..., AnyArray]) -> Rule:
+    """Return the rule of a solution for a matrix of right-hand sides, or for one."""
+    if op.b_ndim == 2:
+        return solution
+    return lambda space, a, b: solution(space, a, b[..., None])[..., 0]
+
+
+def _by_factor(space: Space, factor: AnyArray, b: AnyArray) -> AnyArray:
+    return _solution(space, factor.mT, _solution(space, factor, b))
+
+
+@of_matrices.register
+def _solve(op: Solve) -> Rule:
+    if op.assume_a == "pos":
+        is_lower = op.lower
+        return _of_columns(op, lambda space, a, b: _by_factor(space, _lower_factor(space, a if is_lower else a.mT), b))
+    return _of_columns(op, _solution)
+
+
+@of_matrices.register
+def _solve_triangular(op: SolveTriangular) -> Rule:
+    triangle = np.tril if op.lower else np.triu
+
+    def solution(space: Space, a: AnyArray, b: AnyArray) -> AnyArray:
+        a = triangle(a)
+        if op.unit_diagonal:
+            a *= 1.0 - np.eye(a.shape[-1])
+            a[:1] += np.eye(a.shape[-1])
+        return _solution(space, a, b)
+
+    return _of_columns(op, solution)
+
+
+@of_matrices.register
+def _cholesky_solve(op: CholeskySolve) -> Rule:
+    is_lower = op.lower
+    return _of_columns(op, lambda space, a, b: _by_factor(space, np.tril(a) if is_lower else np.triu(a).mT, b))
+
+
+@of_matrices.register
+def _cholesky(op: Cholesky) -> Rule:
+    return _lower_factor if op.lower else lambda space, a: _lower_factor(space, a.mT).mT
+
+
+@of_matrices.register
+def _sign_and_log_determinant(op: SLogDet) -> Rule:
+    return lambda space, a: list(_log_determinant(space, a))
+
+
+@of_matrices.register
+def _determinant(op: Det) -> Rule:
+    def rule(space: Space, a: AnyArray) -> AnyArray:
+        sign, out = _log_determinant(space, a)
+        if space.order == 2 and len(out) > 1:
+            space.seconds(out)[:] += space.products(out, out)
+        value = sign * np.exp(out[:1])
+        out[:1] = 1.0
+        return value * out
+
+    return rule
+
+
+@of_matrices.register
+def _block_diagonal(op: BlockDiagonal) -> Rule:
+    def rule(space: Space, *blocks: AnyArray) -> AnyArray:
+        n_rows, n_columns = (sum(block.shape[axis] for block in blocks) for axis in (-2, -1))
+        lead = np.broadcast_shapes(*[block.shape[1:-2] for block in blocks])
+        out = np.zeros((max(map(len, blocks)), *lead, n_rows, n_columns))
+        row = column = 0
+        for block in blocks:
+            height, width = block.shape[-2:]
+            out[: len(block), ..., row : row + height, column : column + width] = block
+            row, column = row + height, column + width
+        return out
+
+    return rule
+
+
+# --- rules for operations that move, add up and select elements ---
+
+_Kinds = list[JetKind]
+#: Leading axes of an array of jets.
+_LEAD = 2
+
+
+@singledispatch
+def structural(op: Op, node: Apply, kinds: _Kinds) -> Rule:
+    """Return the rule of an operation.
+
+    Raises
+    ------
+    NoJet
+        Where there is none.
+    """
+    if JetKind.JET in kinds or isinstance(op, HasInnerGraph | _NoPythonOp):
+        raise NoJet(f"{op} has no rule")
+    return _at_each_point(node)
+
+
+def _at_each_point(node: Apply) -> Rule:
+    """Return the rule of whatever has no derivatives: PyTensor's own function, at one point after the other."""
+    dtypes = [i.type.dtype for i in node.inputs]
+
+    def at_point(inputs: tuple[AnyArray, ...], k: int) -> list[AnyArray]:
+        values = [np.asarray(x[0, min(k, x.shape[1] - 1)], dtype) for x, dtype in zip(inputs, dtypes, strict=True)]
+        storage: list[list[Any]] = [[None] for _ in node.outputs]
+        node.op.perform(node, values, storage)
+        return [np.asarray(value) for [value] in storage]
+
+    def rule(space: Space, *inputs: AnyArray) -> list[AnyArray]:
+        found = [at_point(inputs, k) for k in range(max((x.shape[1] for x in inputs), default=1))]
+        return [np.stack(values)[None] for values in zip(*found, strict=True)]
+
+    return rule
+
+
+def _only_first_varies(node: Apply, kinds: _Kinds, n_free: int = 1) -> None:
+    if any(kind is not JetKind.FIXED for kind in kinds[n_free:]):
+        raise NoJet(f"the arguments of {node.op} depend on the point")
+
+
+def _fixed(x: AnyArray) -> AnyArray:
+    """Return what is the same at all points, without the leading axes."""
+    return np.asarray(x[0, 0])
+
+
+def _axes(axes: tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:
+    return tuple(_LEAD + axis % ndim for axis in (range(ndim) if axes is None else axes))
+
+
+@structural.register(TensorFromScalar)
+@structural.register(ScalarFromTensor)
+@structural.register(SpecifyShape)
+def _same(op: Op, node: Apply, kinds: _Kinds) -> Rule:
+    return lambda space, x, *rest: x
+
+
+@structural.register
+def _dim_shuffle(op: DimShuffle, node: Apply, kinds: _Kinds) -> Rule:
+    kept = [axis for axis in op.new_order if axis != "x"]
+    dropped = tuple(_LEAD + a for a in range(node.inputs[0].type.ndim) if a not in kept)
+    remaining = sorted(kept)
+    order = (0, 1, *[_LEAD + remaining.index(a) for a in kept])
+    new = tuple(_LEAD + k for k, axis in enumerate(op.new_order) if axis == "x")
+    is_ordered = kept == remaining
+
+    def rule(space: Space, x: AnyArray) -> AnyArray:
+        x = x.squeeze(dropped) if dropped else x
+        x = x if is_ordered else x.transpose(order)
+        return np.expand_dims(x, new) if new else x
+
+    return rule
+
+
+def _indices(node: Apply, n_before: int) -> Callable[[tuple[AnyArray, ...]], tuple[Any, ...]]:
+    """Return a function from the inputs of a node to the indices among them, with those of the leading axes."""
+    if all(hasattr(i, "data") for i in node.inputs[n_before:]):
+        found = _with_numbers(node, [np.asarray(i.data) for i in node.inputs[n_before:]])
+        return lambda inputs: found
+    return lambda inputs: _with_numbers(node, [_fixed(x) for x in inputs[n_before:]])
+
+
+def _with_numbers(node: Apply, values: list[AnyArray]) -> tuple[Any, ...]:
+    numbers = [int(value) if value.ndim == 0 else value for value in values]
+    return (slice(None), slice(None), *indices_from_subtensor(numbers, node.op.idx_list))
+
+
+@structural.register
+def _subtensor(op: Subtensor, node: Apply, kinds: _Kinds) -> Rule:
+    _only_first_varies(node, kinds)
+    at = _indices(node, 1)
+    return lambda space, *x: x[0][at(x)]
+
+
+@structural.register
+def _advanced_subtensor(op: AdvancedSubtensor, node: Apply, kinds: _Kinds) -> Rule:
+    _only_first_varies(node, kinds)
+    _check_adjacent(op)
+    at = _indices(node, 1)
+    return lambda space, *x: x[0][at(x)]
+
+
+def _check_adjacent(op: Op) -> None:
+    """See that axes of arrays that index stay where they are, whatever axes are put before them."""
+    at = [k for k, entry in enumerate(op.idx_list) if not isinstance(entry, slice)]
+    if at != list(range(at[0], at[0] + len(at))):
+        raise NoJet(f"{op} indexes axes that are apart")
+
+
+@structural.register(IncSubtensor)
+@structural.register(AdvancedIncSubtensor)
+def _change_elements(op: IncSubtensor | AdvancedIncSubtensor, node: Apply, kinds: _Kinds) -> Rule:
+    _only_first_varies(node, kinds, 2)
+    is_advanced, is_set = isinstance(op, AdvancedIncSubtensor), op.set_instead_of_inc
+    if is_advanced:
+        _check_adjacent(op)
+    at, ndim = _indices(node, 2), node.inputs[1].type.ndim
+
+    def rule(space: Space, *inputs: AnyArray) -> AnyArray:
+        where = at(inputs)
+        x, y = space.lifted(inputs[0]).copy(), space.lifted(inputs[1])
+        part = x[where]
+        y = np.expand_dims(y, tuple(range(_LEAD, _LEAD + part.ndim - _LEAD - ndim)))
+        if is_set:
+            x[where] = y
+        elif is_advanced:
+            np.add.at(x, where, y)
+        else:
+            part += y
+            x[where] = part
+        return x
+
+    return rule
+
+
+@structural.register
+def _reshape(op: Reshape, node: Apply, kinds: _Kinds) -> Rule:
+    _only_first_varies(node, kinds)
+    return lambda space, x, shape: x.reshape((*x.shape[:_LEAD], *_fixed(shape)))
+
+
+@structural.register
+def _alloc(op: Alloc, node: Apply, kinds: _Kinds) -> Rule:
+    _only_first_varies(node, kinds)
+
+    def rule(space: Space, x: AnyArray, *shape: AnyArray) -> AnyArray:
+        lengths = tuple(int(_fixed(n)) for n in shape)
+        x = np.expand_dims(x, tuple(range(_LEAD, _LEAD + len(lengths) - (x.ndim - _LEAD))))
+        return np.broadcast_to(x, (*x.shape[:_LEAD], *lengths))
+
+    return rule
+
+
+@structural.register
+def _length(op: Shape_i, node: Apply, kinds: _Kinds) -> Rule:
+    return lambda space, x: np.full((1, 1), x.shape[_LEAD + op.i])
+
+
+@structural.register
+def _shape(op: Shape, node: Apply, kinds: _Kinds) -> Rule:
+    return lambda space, x: np.array(x.shape[_LEAD:])[None, None]
+
+
+@structural.register
+def _make_vector(op: MakeVector, node: Apply, kinds: _Kinds) -> Rule:
+    return lambda space, *x: np.stack(_together(space, x), axis=_LEAD)
+
+
+@structural.register
+def _join(op: Join, node: Apply, kinds: _Kinds) -> Rule:
+    axis = _LEAD + op.axis % node.outputs[0].type.ndim
+    return lambda space, *x: np.concatenate(_together(space, x), axis=axis)
+
+
+def _together(space: Space, parts: tuple[AnyArray, ...]) -> list[AnyArray]:
+    """Return arrays with the same leading axes."""
+    same = all(part.shape[:_LEAD] == parts[0].shape[:_LEAD] for part in parts)
+    return list(parts) if same else [space.lifted(part) for part in parts]
+
+
+@structural.register
+def _sum(op: Sum, node: Apply, kinds: _Kinds) -> Rule:
+    axes = _axes(op.axis, node.inputs[0].type.ndim)
+    return lambda space, x: x.sum(axis=axes)
+
+
+@structural.register(All)
+@structural.register(AnyTrue)
+def _truth(op: CAReduce, node: Apply, kinds: _Kinds) -> Rule:
+    axes, function = _axes(op.axis, node.inputs[0].type.ndim), np.all if isinstance(op, All) else np.any
+    return lambda space, x: function(x[:1], axis=axes)
+
+
+@structural.register
+def _max(op: Max, node: Apply, kinds: _Kinds) -> Rule:
+    axes = _axes(op.axis, node.inputs[0].type.ndim)
+
+    def rule(space: Space, x: AnyArray) -> AnyArray:
+        kept = np.moveaxis(x, axes, range(-len(axes), 0))
+        flat = kept.reshape((*kept.shape[: kept.ndim - len(axes)], -1))
+        largest = flat[:1].argmax(axis=-1)[..., None]
+        return np.take_along_axis(flat, np.broadcast_to(largest, (len(flat), *largest.shape[1:])), axis=-1)[..., 0]
+
+    return rule
+
+
+@structural.register
+def _cumulated(op: CumOp, node: Apply, kinds: _Kinds) -> Rule:
+    if op.mode != "add" or op.axis is None:
+        raise NoJet(f"{op} has no rule")
+    axis = _LEAD + op.axis % node.inputs[0].type.ndim
+    return lambda space, x: np.cumsum(x, axis=axis)
+
+
+@structural.register
+def _diagonal(op: ExtractDiag, node: Apply, kinds: _Kinds) -> Rule:
+    first, second = _axes((op.axis1, op.axis2), node.inputs[0].type.ndim)
+    return lambda space, x: np.diagonal(x, op.offset, first, second)
+
+
+@structural.register
+def _log_sum_exp(op: LogSumExp, node: Apply, kinds: _Kinds) -> Rule:
+    axes = _axes(op.axis, node.inputs[0].type.ndim)
+
+    def rule(space: Space, x: AnyArray) -> AnyArray:
+        value = x[:1]
+        largest = value.max(axis=axes, keepdims=True, initial=-np.inf)
+        largest = np.where(np.isinf(largest), 0.0, largest)
+        share = np.exp(value - largest)
+        total = share.sum(axis=axes, keepdims=True)
+        y0 = (np.log(total) + largest).squeeze(axes)
+        if len(x) == 1 or not space.order:
+            return y0
+        share /= total
+        y = np.empty((space.n_terms, *y0.shape[1:]))
+        y[:1] = y0
+        y[1:] = (share * x[1:]).sum(axis=axes)
+        if space.order == 2:
+            space.seconds(y)[:] += (share * space.products(x, x)).sum(axis=axes) - space.products(y, y)
+        return y
+
+    return rule
+
+
+@structural.register(Dot)
+def _matrices(op: Op, node: Apply, kinds: _Kinds) -> Rule:
+    return of_matrices(op)
+
+
+for _operation in OPERATIONS:
+    structural.register(_operation, _matrices)
+
+
+@structural.register
+def _for_each(op: Blockwise, node: Apply, kinds: _Kinds) -> Rule:
+    if isinstance(op.core_op, AdvancedSubtensor):
+        return _elements_of_each(op, node, kinds)
+    return of_matrices(op.core_op)
+
+
+def _elements_of_each(op: Blockwise, node: Apply, kinds: _Kinds) -> Rule:
+    """Select elements of each entry of a batch, by indices that may be its own."""
+    _only_first_varies(node, kinds)
+    if not all(isinstance(entry, int) for entry in op.core_op.idx_list):
+        raise NoJet(f"{op} indexes by more than arrays")
+    n_batch = op.batch_ndim(node)
+
+    def rule(space: Space, x: AnyArray, *indices: AnyArray) -> AnyArray:
+        at = [_fixed(index) for index in indices]
+        ndim = max(index.ndim for index in at)
+        at = [np.expand_dims(index, tuple(range(n_batch, n_batch + ndim - index.ndim))) for index in at]
+        entries = np.ix_(*[np.arange(length) for length in x.shape[_LEAD : _LEAD + n_batch]])
+        own = [entry.reshape(entry.shape + (1,) * (ndim - n_batch)) for entry in entries]
+        where: tuple[Any, ...] = (slice(None), slice(None), *own, *[at[k] for k in op.core_op.idx_list])
+        return np.asarray(x[where])
+
+    return rule
+
+
+# --- log p, its gradient and its Hessian at many points, from one pass through its graph ---
 
 #: Coordinates up to which second derivatives by all pairs are carried along.
 MOST_DIMENSIONS = 20

@@ -6,24 +6,101 @@ need to know no more than about where they are, and how wide.
 
 import functools
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import (
+    Callable,
+)
+from dataclasses import (
+    dataclass,
+)
+from typing import (
+    NamedTuple,
+)
 
 import numpy as np
 
-from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
-from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.density import LogDensity, ModelDensity
-from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.functionals import Functionals, functionals_of
-from pymc_ngvi.fitting.modes.laplace import highest_mode
-from pymc_ngvi.fitting.modes.search import ModeSearch
-from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.moves.draws import MovedDraws
-from pymc_ngvi.moves.rounds import moved_until_arrived
-from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
-from pymc_ngvi.posteriors.plan import Candidate
+from pymc_ngvi.core.refusal import (
+    Failed,
+    Reason,
+    Unavailable,
+)
+from pymc_ngvi.core.types import (
+    Array,
+    GaussianState,
+)
+from pymc_ngvi.density import (
+    LogDensity,
+    ModelDensity,
+)
+from pymc_ngvi.density.constrain import (
+    Constrainer,
+)
+from pymc_ngvi.density.functionals import (
+    Functionals,
+    functionals_of,
+)
+from pymc_ngvi.fitting.modes.climbs import (
+    Mode,
+    is_flat,
+)
+from pymc_ngvi.fitting.modes.newton import (
+    abouts,
+    climbed,
+)
+from pymc_ngvi.fitting.modes.search import (
+    ModeSearch,
+)
+from pymc_ngvi.marginal.pooled import (
+    PoolState,
+)
+from pymc_ngvi.mixtures.finite.search import (
+    ascend,
+)
+from pymc_ngvi.moves.draws import (
+    MovedDraws,
+)
+from pymc_ngvi.moves.rounds import (
+    moved_until_arrived,
+)
+from pymc_ngvi.posteriors.kinds.kind import (
+    PosteriorKind,
+    PosteriorStart,
+)
+from pymc_ngvi.posteriors.plan import (
+    Candidate,
+)
+
+# --- the highest mode that log p is found to have from points about the start, with the Gaussian about it ---
+# It is found by gradients alone, without a fit: log p is climbed from several points at once, and then from the end of
+# the best climb by Newton's method, with curvatures from differences of gradients.
+
+#: Points from which log p is climbed, and how far from the start they are, at most, in each coordinate.
+_N_POINTS, _APART = 8, 1.0
+
+
+def highest_mode(density: ModelDensity, rng: np.random.Generator) -> Mode | None:
+    """Return a mode with the Gaussian of Laplace's method; None where log p rises without end, or is flat.
+
+    Parameters
+    ----------
+    density : ModelDensity
+    rng : numpy.random.Generator
+    """
+    start = density.initial_point()
+    apart = rng.uniform(-_APART, _APART, (_N_POINTS, len(start))) * np.linspace(0.0, 1.0, _N_POINTS)[:, None]
+    with np.errstate(all="ignore"):
+        ends, logp = ascend(density, start + apart)
+        best = int(np.argmax(logp))
+        if not np.isfinite(logp[best]):
+            return None
+        scale = np.ones((1, len(start)))
+        end, height, grad = climbed(density, ends[best][None], scale)
+        [about] = abouts(density, end, grad, scale)
+        if about is None or not is_flat(density, about):
+            return None
+        return Mode(about, float(height[0]), float(height[0]) - float(about.log_density(end)[0]))
+
+
+# --- moved posteriors: draws of a Gaussian are moved, as many chains at once, until they have arrived ---
 
 #: Chains: where many points are evaluated at once, and where few are; points from which on they are many.
 _MANY, _FEW, _AT_ONCE = 128, 64, 16
