@@ -160,13 +160,7 @@ type Batches = Iterable[Mapping[str, ArrayLike]]
 
 
 def model_given(model: pm.Model | None, shards: object, batches: Batches | None) -> pm.Model | None:
-    """Return the model, given or of the context; None where there are shards in its place.
-
-    Raises
-    ------
-    TypeError
-        For a model or batches beside shards; for shards that are none.
-    """
+    """Return the model, given or of the context; None where there are shards in its place."""
     if shards is None:
         return modelcontext(model)
     if not isinstance(shards, Shards):
@@ -197,16 +191,7 @@ def density_of(
     backend: str,
     compile_kwargs: Mapping[str, object] | None,
 ) -> ModelDensity:
-    """Return the log density for the next fit: what was built for the last one serves again, where it can.
-
-    Parameters
-    ----------
-    model : pymc.Model, Shards or Streamed
-    last : ModelDensity or None
-        Of the last fit, perhaps of another model.
-    backend, compile_kwargs
-        As of `LogDensity`.
-    """
+    """Return the log density for the next fit: what was built for the last one serves again, where it can."""
     if isinstance(model, Shards):
         return ShardedDensity(model, backend, compile_kwargs)
     if isinstance(model, Streamed):

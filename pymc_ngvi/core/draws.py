@@ -51,14 +51,6 @@ def sobol_draws(n_draws: int, n_dim: int, rng: np.random.Generator) -> BaseDraws
 
     One scrambled Sobol set serves all replicates, each shifted by a vector of its own: scrambling anew took a tenth of
     a whole fit.
-
-    Parameters
-    ----------
-    n_draws : int
-        A power of 2, at least 2.
-    n_dim : int
-    rng : numpy.random.Generator
-        Advanced.
     """
     n_replicates = _n_replicates(n_draws // 2)
     half = n_draws // n_replicates // 2
@@ -75,32 +67,14 @@ def sobol_draws(n_draws: int, n_dim: int, rng: np.random.Generator) -> BaseDraws
 
 
 def antithetic_draws(n_draws: int, n_dim: int, rng: np.random.Generator) -> BaseDraws:
-    """Return plain standard normals and their negatives: pairs z, -z in up to eight replicates.
-
-    Parameters
-    ----------
-    n_draws : int
-        Even.
-    n_dim : int
-    rng : numpy.random.Generator
-        Advanced.
-    """
+    """Return plain standard normals and their negatives: pairs z, -z in up to eight replicates."""
     n_replicates = _n_replicates(n_draws // 2)
     z = rng.standard_normal((n_replicates, n_draws // n_replicates // 2, n_dim))
     return BaseDraws(np.concatenate([z, -z], axis=1).reshape(n_draws, n_dim), n_replicates)
 
 
 def plain_draws(n_draws: int, n_dim: int, rng: np.random.Generator) -> BaseDraws:
-    """Return independent standard normals in up to eight replicates.
-
-    Parameters
-    ----------
-    n_draws : int
-        At least 1.
-    n_dim : int
-    rng : numpy.random.Generator
-        Advanced.
-    """
+    """Return independent standard normals in up to eight replicates."""
     return BaseDraws(rng.standard_normal((n_draws, n_dim)), _n_replicates(n_draws), antithetic=False)
 
 

@@ -14,16 +14,11 @@ from pymc_ngvi.core.values import Array
 
 @dataclass(frozen=True)
 class MatrixHessian(MeanHessian):
-    """A Hessian that is known: a symmetric matrix.
+    """A Hessian that is known: a symmetric matrix."""
 
-    Parameters
-    ----------
-    matrix : ndarray, shape (n_dim, n_dim)
-    pattern : Pattern, optional
-        Entries that `values` returns.
-    """
-
+    #: shape (n_dim, n_dim).
     matrix: Array
+    #: Entries that `values` returns.
     pattern: Pattern | None = None
 
     def products(self, directions: Array) -> Array:
@@ -42,13 +37,7 @@ class MatrixHessian(MeanHessian):
 
 
 class PatternHessian(MeanHessian):
-    """A sparse Hessian that is known.
-
-    Parameters
-    ----------
-    pattern : Pattern
-    values : ndarray, shape (n_entries,)
-    """
+    """A sparse Hessian that is known."""
 
     def __init__(self, pattern: Pattern, values: Array) -> None:
         self._pattern, self._values = pattern, values
@@ -72,15 +61,7 @@ class PatternHessian(MeanHessian):
 
 
 class Later(MeanHessian):
-    """A Hessian that is evaluated when something is asked of it.
-
-    Parameters
-    ----------
-    pattern : Pattern or None
-        Entries that can differ from 0; None where the matrix counts as dense.
-    evaluate : callable
-        Returns it.
-    """
+    """A Hessian that is evaluated when something is asked of it."""
 
     def __init__(self, pattern: Pattern | None, evaluate: Callable[[], MeanHessian]) -> None:
         self._pattern, self._evaluate = pattern, evaluate

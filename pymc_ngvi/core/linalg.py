@@ -78,17 +78,6 @@ def cholesky(matrix: Array, terms: Array | None = None) -> Array | None:
 
     A matrix that is a sum, such as (1 - rho) I + rho A, may cancel: then what rounding leaves has the size of the
     terms, and whether LAPACK finds it positive depends on the order in which a processor adds.
-
-    Parameters
-    ----------
-    matrix : ndarray, shape (n, n)
-        Symmetric.
-    terms : ndarray, shape (n,), optional
-        Sizes of the terms that the diagonal was added up from; by default the diagonal itself.
-
-    Returns
-    -------
-    ndarray, shape (n, n), or None
     """
     if not np.isfinite(matrix).all():
         return None
@@ -132,27 +121,14 @@ def cholesky_of_product(root: Array) -> Array | None:
 
 
 def keeps_its_sign(before: Array, step: Array, *, signed: bool = False) -> bool:
-    """Tell whether each entry of ``before + step`` is positive, and more than what rounding leaves of the two.
-
-    Parameters
-    ----------
-    before, step : ndarray, shape (n,)
-    signed : bool
-        Whether negative entries are good, too.
-    """
+    """Tell whether each entry of ``before + step`` is positive, and more than what rounding leaves of the two."""
     after = before + step
     least = ROUNDING * np.maximum(np.abs(before), np.abs(step))
     return bool(((np.abs(after) if signed else after) > least).all())
 
 
 def solve_lower(factor: Array, rhs: Array, *, transpose: bool = False) -> Array:
-    """Solve ``factor x = rhs``, or ``factor^T x = rhs``, for a lower-triangular factor.
-
-    Raises
-    ------
-    numpy.linalg.LinAlgError
-        Where an entry of the diagonal is 0.
-    """
+    """Solve ``factor x = rhs``, or ``factor^T x = rhs``, for a lower-triangular factor."""
     return _solve_triangular(factor, rhs, lower=True, transpose=transpose)
 
 
@@ -185,17 +161,7 @@ def fits_in_memory(needed: int) -> bool:
 
 
 def check_memory(needed: int, family: str, n_dim: int, families: list[str]) -> None:
-    """Raise MemoryError before allocating what does not fit in this machine's memory.
-
-    Parameters
-    ----------
-    needed : int
-        Bytes.
-    family, n_dim
-        Of the approximation, for the message.
-    families : list of str
-        All there are.
-    """
+    """Raise MemoryError before allocating what does not fit in this machine's memory."""
     if not fits_in_memory(needed):
         available = _machine_memory()
         others = ", ".join(repr(name) for name in families if name != family)

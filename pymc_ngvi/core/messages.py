@@ -14,21 +14,7 @@ OURS = tuple(os.path.join(folder, "") for folder in (_PACKAGE, os.path.dirname(p
 
 
 def suggestion(name: object, valid: Iterable[str], also_called: Mapping[str, str] | None = None) -> str:
-    """Return a sentence that lists the valid names, the one that was meant first if that can be told.
-
-    Parameters
-    ----------
-    name : object
-        What was given.
-    valid : iterable of str
-    also_called : mapping of str to str, optional
-        Other words for some of them, in lower case, without hyphens.
-
-    Examples
-    --------
-    >>> suggestion("mean-field", ["full", "diagonal"], {"diagonal": "meanfield factorised"})
-    "did you mean 'diagonal'? Valid: 'full', 'diagonal'."
-    """
+    """Return a sentence that lists the valid names, the one that was meant first if that can be told."""
     valid = list(valid)
     known = {_plain(v): v for v in valid}
     known |= {word: v for v, others in (also_called or {}).items() for word in others.split()}

@@ -40,16 +40,12 @@ _ZERO, _DECIMALS = 1e-12, 12
 
 
 class NormalRule(NamedTuple):
-    """Nodes, and the weights of expectations with them.
+    """Nodes, and the weights of expectations with them."""
 
-    Parameters
-    ----------
-    nodes : ndarray, shape (n_nodes, k)
-    weights : ndarray, shape (1 + k + k (k + 1) / 2, n_nodes)
-        Those of f, of z f, and of (z z^T - I) f, lower triangle by rows, for a standard normal z.
-    """
-
+    #: shape (n_nodes, k).
     nodes: Array
+    #: Those of f, of z f, and of (z z^T - I) f, lower triangle by rows, for a standard normal z; shape (1 + k + k (k
+    #: + 1) / 2, n_nodes).
     weights: Array
 
 

@@ -12,20 +12,13 @@ Ints = NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class DataParts:
-    """Which rows are left out together, and which are predicted without them.
+    """Which rows are left out together, and which are predicted without them."""
 
-    Parameters
-    ----------
-    out : csr_array of float, shape (n_parts, n_rows)
-        1 where a row is left out.
-    scored : csr_array of float, shape (n_scores, n_rows)
-        1 where a row is predicted, with others of the same score together.
-    part : ndarray of int, shape (n_scores,)
-        That is left out for each score.
-    """
-
+    #: 1 where a row is left out; shape (n_parts, n_rows).
     out: sparse.csr_array
+    #: 1 where a row is predicted, with others of the same score together; shape (n_scores, n_rows).
     scored: sparse.csr_array
+    #: That is left out for each score; shape (n_scores,).
     part: Ints
 
     @property
@@ -64,17 +57,7 @@ class DataParts:
 
     @classmethod
     def of_future(cls, rank: Ints, least: int, horizon: int) -> "DataParts":
-        """Return one part for each origin: all rows of that rank or later are left out, the next ones predicted.
-
-        Parameters
-        ----------
-        rank : ndarray of int, shape (n_rows,)
-            Place of each row in time.
-        least : int
-            The first rank that is left out.
-        horizon : int
-            Ranks that are predicted, together.
-        """
+        """Return one part for each origin: all rows of that rank or later are left out, the next ones predicted."""
         origins = np.arange(least, rank.max() + 2 - horizon)[:, None]
         out = sparse.csr_array((rank >= origins).astype(float))
         scored = sparse.csr_array(((rank >= origins) & (rank < origins + horizon)).astype(float))
@@ -87,19 +70,7 @@ def rows_of_set(sets: sparse.csr_array, i: int) -> Ints:
 
 
 def passes(blocks: list[Ints]) -> Ints:
-    """Return numbers of sets such that no two with the same number have a block in common.
-
-    Parameters
-    ----------
-    blocks : list of ndarray of int
-        Of each set.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> passes([np.array([0]), np.array([0, 1]), np.array([2])]).tolist()
-    [0, 1, 0]
-    """
+    """Return numbers of sets such that no two with the same number have a block in common."""
     free: dict[int, int] = {}
     result = np.zeros(len(blocks), dtype=np.intp)
     for i, of_set in enumerate(blocks):

@@ -15,17 +15,12 @@ from scipy import sparse
 class Pattern:
     """The lower triangle of a sparse symmetric matrix, the whole diagonal included.
 
-    Parameters
-    ----------
-    rows, cols : ndarray of int, shape (n_entries,)
-        ``rows >= cols``, sorted by row, then by column, without repetition.
-    n_dim : int
-
     Notes
     -----
     *Values* of a matrix with this pattern are an array, (n_entries,), in the same order.
     """
 
+    #: ``rows >= cols``, sorted by row, then by column, without repetition; shape (n_entries,).
     rows: NDArray[np.intp]
     cols: NDArray[np.intp]
     n_dim: int
@@ -72,17 +67,11 @@ class Pattern:
 
 @dataclass(frozen=True, eq=False)
 class SummedPattern:
-    """Where a symmetric matrix can differ from 0 that is sparse but for sums t = A theta over many coordinates.
+    """Where a symmetric matrix can differ from 0 that is sparse but for sums t = A theta over many coordinates."""
 
-    Parameters
-    ----------
-    pattern : Pattern
-        Of the matrix by theta and t together, (n_dim + n_sums).
-    weights : ndarray, shape (n_sums, n_dim)
-        A.
-    """
-
+    #: Of the matrix by theta and t together, (n_dim + n_sums).
     pattern: Pattern
+    #: A; shape (n_sums, n_dim).
     weights: NDArray[np.float64]
 
     @property

@@ -28,18 +28,6 @@ _NEGLIGIBLE = 10.0 * np.finfo(float).eps
 def smoothed_tail(log_weights: Array) -> tuple[Array, float]:
     """Replace the largest weights by quantiles of the generalised Pareto distribution that fits them.
 
-    Parameters
-    ----------
-    log_weights : ndarray, shape (n,)
-        Finite.
-
-    Returns
-    -------
-    log_weights : ndarray, shape (n,)
-        Of weights that add up to 1; as they were where no distribution fits.
-    shape : float
-        Of the distribution, k: -inf where there is no tail, or all its weights are equal; inf where none fits.
-
     References
     ----------
     .. [1] Vehtari, Simpson, Gelman, Yao, Gabry (2024). Pareto smoothed importance sampling. JMLR 25(72).
@@ -110,20 +98,7 @@ _WORST_KHAT, _LEAST_EFFECTIVE, _FEW = 1.0, 0.02, 50
 
 
 def smoothed(log_ratio: Array) -> tuple[Array, float]:
-    """Return log weights with a Pareto-smoothed tail, and the shape of the tail, k-hat.
-
-    Parameters
-    ----------
-    log_ratio : ndarray, shape (n_draws,)
-        log p - log q; what is not finite has no weight.
-
-    Returns
-    -------
-    log_weights : ndarray, shape (n_draws,)
-        Up to a constant.
-    khat : float
-        -inf where all weights, or all in the tail, are equal; inf where there is no weight.
-    """
+    """Return log weights with a Pareto-smoothed tail, and the shape of the tail, k-hat."""
     finite = np.isfinite(log_ratio)
     if not finite.any():
         return np.full(len(log_ratio), -np.inf), float("inf")

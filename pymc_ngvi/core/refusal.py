@@ -112,16 +112,7 @@ class RowHessianGivenUp(OtherForm):
 
 
 class Unavailable(Refused):
-    """A posterior of some kind can't be had.
-
-    Parameters
-    ----------
-    code : Reason
-    sentence : str
-        Why, in a clause.
-    on_request : str
-        The value of ``posterior`` that would have it all the same; empty where none has.
-    """
+    """A posterior of some kind can't be had."""
 
     def __init__(self, code: Reason, sentence: str, on_request: str = "") -> None:
         super().__init__(code, sentence)

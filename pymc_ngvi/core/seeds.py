@@ -24,25 +24,7 @@ _END = 2**30
 
 
 def generator_of(random_seed: object) -> np.random.Generator:
-    """Return the generator that a seed stands for.
-
-    Parameters
-    ----------
-    random_seed : int, sequence of int, SeedSequence, BitGenerator, Generator, RandomState or None
-        A Generator is returned itself, and goes on; a RandomState is advanced. None: another stream at every call.
-
-    Raises
-    ------
-    ValueError
-        For what is no seed.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from pymc_ngvi.core.seeds import generator_of
-    >>> generator_of([1, 2]).integers(10) == np.random.default_rng([1, 2]).integers(10)
-    np.True_
-    """
+    """Return the generator that a seed stands for."""
     if isinstance(random_seed, np.random.RandomState):
         return np.random.default_rng(random_seed.randint(2**32, size=4, dtype=np.uint32))
     if isinstance(random_seed, np.random.Generator | np.random.BitGenerator | np.random.SeedSequence | None):
@@ -51,18 +33,7 @@ def generator_of(random_seed: object) -> np.random.Generator:
 
 
 def seed_of(random_seed: object) -> int:
-    """Return a seed as one whole number of at least 0; equal seeds give equal numbers.
-
-    Parameters
-    ----------
-    random_seed : int, sequence of int, SeedSequence, BitGenerator, Generator, RandomState or None
-        Whole numbers stand for themselves, and so does a sequence of one. Generators are advanced.
-
-    Raises
-    ------
-    ValueError
-        For what is no seed.
-    """
+    """Return a seed as one whole number of at least 0; equal seeds give equal numbers."""
     if isinstance(random_seed, np.random.RandomState):
         return int(random_seed.randint(_END, dtype=np.int64))
     if isinstance(random_seed, np.random.Generator | np.random.BitGenerator | None):

@@ -11,11 +11,6 @@ class SharedContext:
     """A context that the first thread that needs it enters, and the last one leaves.
 
     Each for itself would save what another one has changed, and leave that behind.
-
-    Parameters
-    ----------
-    make : callable
-        Returns the context.
     """
 
     def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:

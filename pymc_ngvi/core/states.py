@@ -138,13 +138,7 @@ class GaussianState(FittedState, Whitener, Protocol):
     # --- steps ---
 
     def precision_scaled_by(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
-        """Multiply the precision by a whitened matrix.
-
-        Returns
-        -------
-        state, displacement : the state of covariance C M^-1 C^T about the same mean, and C M^-1 grad
-            None where M is not positive definite.
-        """
+        """Multiply the precision by a whitened matrix."""
 
     def precision_scaled_by_function(
         self, curvature: Array, function: Callable[[Array], Array], grad: Array

@@ -9,22 +9,14 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A class that a file may hold.
+    """A class that a file may hold."""
 
-    Parameters
-    ----------
-    tag : str
-        Its name in files.
-    cls : type
-    content : tuple of str
-        Attributes that a file keeps.
-    make : callable
-        Takes these by keyword.
-    """
-
+    #: Its name in files.
     tag: str
     cls: type
+    #: Attributes that a file keeps.
     content: tuple[str, ...]
+    #: Takes these by keyword.
     make: Callable[..., Any]
 
     def fields(self, value: object) -> dict[str, Any]:
@@ -40,32 +32,6 @@ def stored[T: type](tag: str, *, content: tuple[str, ...] | None = None, make: s
     """Let files hold instances of the decorated class.
 
     Subclasses are not included: each has a tag of its own, or none.
-
-    Parameters
-    ----------
-    tag : str
-        Its name in files. Never change it, nor use it for another class: files would no longer load.
-    content : tuple of str, optional
-        Attributes that a file keeps. Default: the fields of a dataclass or NamedTuple. Give names for another class,
-        or where some fields follow from the others.
-    make : str, optional
-        Class method that makes an instance of the content; default: the class itself.
-
-    Raises
-    ------
-    ValueError
-        If another class has this tag.
-    TypeError
-        If the content is neither given nor that of a dataclass, NamedTuple or Enum.
-
-    Examples
-    --------
-    >>> @stored("example.point")
-    ... @dataclasses.dataclass(frozen=True)
-    ... class Point:
-    ...     x: float
-    >>> with_tag("example.point").fields(Point(1.0))
-    {'x': 1.0}
     """
 
     def register(cls: T) -> T:

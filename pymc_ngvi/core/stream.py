@@ -10,77 +10,50 @@ from pymc_ngvi.core.target import Expectation, RowRules, Spread
 
 @stored("stream.place")
 class Place(NamedTuple):
-    """Which batch is the next one.
+    """Which batch is the next one."""
 
-    Parameters
-    ----------
-    number : int
-        Of the pass through the data, from 0.
-    position : int
-        In that pass, from 0.
-    n_before : int
-        Rows of that pass that were read before.
-    """
-
+    #: Of the pass through the data, from 0.
     number: int = 0
+    #: In that pass, from 0.
     position: int = 0
+    #: Rows of that pass that were read before.
     n_before: int = 0
 
 
 class Batch(NamedTuple):
-    """A batch that was read.
+    """A batch that was read."""
 
-    Parameters
-    ----------
-    which : int
-        Tells batches of a pass apart; the same in each pass.
-    n_rows : int
-    is_last : bool
-        Whether it is the last one of its pass.
-    print : str
-        Other data have another one.
-    """
-
+    #: Tells batches of a pass apart; the same in each pass.
     which: int
     n_rows: int
+    #: Whether it is the last one of its pass.
     is_last: bool
+    #: Other data have another one.
     print: str
 
 
 @stored("stream.report")
 @dataclass(frozen=True)
 class StreamReport:
-    """What a fit has to say of data in batches.
+    """What a fit has to say of data in batches."""
 
-    Parameters
-    ----------
-    n_passes : int
-        Through all of the data.
-    n_more : int
-        Batches of another pass that was not ended.
-    n_batches, n_rows : int
-        That were read.
-    gap : float
-        Nats that the last of several passes has gained: less is left. After the only pass, the nats that another one
-        is to be expected to gain.
-    moved : float
-        How far means have moved by the last pass, or would by another one, in posterior standard deviations, at most.
-    was_read_once : bool
-        Whether there was one pass only, because the data could not be read again.
-    is_held : bool
-        Whether q moved at the ends of passes alone, because batches differ from pass to pass.
-    ordered : str
-        What speaks for an order of the data, in a clause; empty where nothing does.
-    """
-
+    #: Through all of the data.
     n_passes: int
+    #: Batches of another pass that was not ended.
     n_more: int
+    #: That were read.
     n_batches: int
     n_rows: int
+    #: Nats that the last of several passes has gained: less is left. After the only pass, the nats that another one
+    #: is to be expected to gain.
     gap: float
+    #: How far means have moved by the last pass, or would by another one, in posterior standard deviations, at most.
     moved: float
+    #: Whether there was one pass only, because the data could not be read again.
     was_read_once: bool
+    #: Whether q moved at the ends of passes alone, because batches differ from pass to pass.
     is_held: bool
+    #: What speaks for an order of the data, in a clause; empty where nothing does.
     ordered: str
 
     def __str__(self) -> str:
@@ -138,11 +111,4 @@ class StreamTarget(Protocol):
         """Return the expectation of what is no likelihood of a batch, under a Gaussian."""
 
     def of_batch(self, q: Spread, rules: RowRules | None = None) -> Expectation:
-        """Return the expectation of the log likelihood of the batch that was read last, under a Gaussian.
-
-        Parameters
-        ----------
-        q : GaussianState
-        rules : RowRules, optional
-            Those that another Gaussian needed for the same batch: others are chosen for wider rows alone.
-        """
+        """Return the expectation of the log likelihood of the batch that was read last, under a Gaussian."""

@@ -36,17 +36,7 @@ type _LogDerivatives = tuple[Array, list[Array], list[Array]]
 def _nodes_of(
     fall: Callable[[Array], tuple[Array, Array]], slope: Array, bend: Array, most: Array
 ) -> tuple[Array, Array]:
-    """Return nodes and weights, (n_nodes, n), from 0 to where a convex function of s has risen enough.
-
-    Parameters
-    ----------
-    fall : callable
-        The function, 0 at 0, and its slope.
-    slope, bend : Array
-        At 0: its slope and second derivative.
-    most : Array
-        Where it has risen enough for sure.
-    """
+    """Return nodes and weights, (n_nodes, n), from 0 to where a convex function of s has risen enough."""
     reach = np.minimum(most, np.minimum(_FALL / np.maximum(slope, 1e-300), np.sqrt(2.0 * _FALL / bend)))
     for _ in range(_N_STEPS):
         height, slope = fall(reach)
@@ -138,12 +128,6 @@ class _Latest:
     """Derivatives of a function, all of which are kept until the next call with other arguments.
 
     Those of first and second order are asked for one after the other, and differ little in what they take.
-
-    Parameters
-    ----------
-    function : callable
-    most_x : float
-        The end of its support, which begins at 0.
     """
 
     def __init__(self, function: Callable[..., tuple[Array, ...]], most_x: float) -> None:

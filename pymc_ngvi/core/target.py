@@ -44,13 +44,7 @@ class MeanHessian(Protocol):
         """Return the diagonal, (n_dim,)."""
 
     def values(self) -> Array:
-        """Return the entries of ``pattern``, (n_entries,).
-
-        Raises
-        ------
-        ValueError
-            Where the matrix counts as dense.
-        """
+        """Return the entries of ``pattern``, (n_entries,)."""
         raise ValueError("This Hessian counts as dense: it has no pattern.")
 
     @property
@@ -59,13 +53,7 @@ class MeanHessian(Protocol):
         return None
 
     def summed_values(self) -> Array:
-        """Return the entries of ``summed``, by coordinates and sums, (n_entries,).
-
-        Raises
-        ------
-        ValueError
-            Where it is None.
-        """
+        """Return the entries of ``summed``, by coordinates and sums, (n_entries,)."""
         raise ValueError("This Hessian is known by no sums over many coordinates.")
 
     def whitened(self, state: Whitener) -> Array:
@@ -152,12 +140,7 @@ class OfAllData:
 
 
 class CountedElsewhere:
-    """The part of a `Target` whose evaluations another one counts.
-
-    Attributes
-    ----------
-    counter : Target
-    """
+    """The part of a `Target` whose evaluations another one counts."""
 
     counter: Target
 
@@ -191,63 +174,42 @@ class GaussNewtonTarget(Protocol):
 @stored("row_rules")
 @dataclass(frozen=True)
 class RowRules:
-    """Which rule of quadrature the expectation of each row is taken by.
+    """Which rule of quadrature the expectation of each row is taken by."""
 
-    Parameters
-    ----------
-    level : ndarray of int, shape (n_rows,)
-        Codes of the levels in all directions; 0 is the coarsest rule.
-    sd : ndarray, shape (n_rows,)
-        The largest standard deviation of the predictors of each row under the q for which its rule was chosen.
-    """
-
+    #: Codes of the levels in all directions; 0 is the coarsest rule; shape (n_rows,).
     level: NDArray[np.int16]
+    #: The largest standard deviation of the predictors of each row under the q for which its rule was chosen; shape
+    #: (n_rows,).
     sd: NDArray[np.float32]
 
 
 @stored("row_bends")
 @dataclass(frozen=True, eq=False)
 class Bends:
-    """How the expected derivatives of rows change with q, where each row is a function f of one predictor.
+    """How the expected derivatives of rows change with q, where each row is a function f of one predictor."""
 
-    Parameters
-    ----------
-    second, third, fourth : ndarray, shape (n_rows,)
-        E[f''], E[f^(3)], E[f^(4)].
-    is_bent : ndarray of bool, shape (n_rows,)
-        Where the last two are more than rounding.
-    """
-
+    #: E[f''], E[f^(3)], E[f^(4)]; shape (n_rows,).
     second: Array
     third: Array
     fourth: Array
+    #: Where the last two are more than rounding; shape (n_rows,).
     is_bent: NDArray[np.bool_]
 
 
 class Expectation(NamedTuple):
-    """What log p is on average under one q.
+    """What log p is on average under one q."""
 
-    Parameters
-    ----------
-    value : float
-        E[log p], nats; not finite where that does not exist, or can't be told.
-    error : float
-        Nats by which it may be wrong, as far as finer rules of quadrature tell; NaN where none was tried.
-    grad : ndarray, shape (n_dim,)
-        E[grad log p].
-    hessian : MeanHessian
-        E[hess log p].
-    rules : RowRules
-        What it was taken by.
-    bends : Bends or None
-        None where some row is a function of several predictors.
-    """
-
+    #: E[log p], nats; not finite where that does not exist, or can't be told.
     value: float
+    #: Nats by which it may be wrong, as far as finer rules of quadrature tell; NaN where none was tried.
     error: float
+    #: E[grad log p]; shape (n_dim,).
     grad: Array
+    #: E[hess log p].
     hessian: MeanHessian
+    #: What it was taken by.
     rules: RowRules
+    #: None where some row is a function of several predictors.
     bends: Bends | None = None
 
 
@@ -258,27 +220,10 @@ class RowsTarget(Protocol):
     def expected(
         self, q: "Spread", rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
     ) -> Expectation:
-        """Return the expectation under a Gaussian.
-
-        Parameters
-        ----------
-        q : GaussianState
-        rules : RowRules, optional
-            To be used as they are. Default: those that q needs.
-        adapt : bool
-            Whether to choose others for rows whose predictors are wider than they were, or much narrower.
-        least : float
-            Nats; no other rules are taken where the value by these, or the coarsest, is lower.
-        """
+        """Return the expectation under a Gaussian."""
 
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
-        """Tell whether rows are all of log p at draws, some of which may be outside its support.
-
-        Parameters
-        ----------
-        draw : callable
-            Returns draws, (n_draws, n_dim); not called where rows leave nothing out.
-        """
+        """Tell whether rows are all of log p at draws, some of which may be outside its support."""
 
 
 class BentRowsTarget(RowsTarget, Protocol):

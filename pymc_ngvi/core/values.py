@@ -24,13 +24,9 @@ class Outer(NamedTuple):
     """A curvature error as a mean of outer products: cheaper than a matrix where they are few.
 
     In the lower triangle, I - A is ``diagonal`` times the identity plus the mean of ``left_b right_b^T``.
-
-    Parameters
-    ----------
-    left, right : ndarray, shape (n_outer, n_dim)
-    diagonal : float
     """
 
+    #: shape (n_outer, n_dim).
     left: Array
     right: Array
     diagonal: float
@@ -39,20 +35,13 @@ class Outer(NamedTuple):
 @stored("draws.base")
 @dataclass(frozen=True)
 class BaseDraws:
-    """Standard normals in independent randomised replicates, each closed under z -> -z where antithetic.
+    """Standard normals in independent randomised replicates, each closed under z -> -z where antithetic."""
 
-    Parameters
-    ----------
-    z : ndarray, shape (n_draws, n_dim)
-        Replicate after replicate.
-    n_replicates : int
-        Divides n_draws.
-    antithetic : bool
-        Each replicate is a half and its negative; otherwise all draws are independent.
-    """
-
+    #: Replicate after replicate; shape (n_draws, n_dim).
     z: Array
+    #: Divides n_draws.
     n_replicates: int
+    #: Each replicate is a half and its negative; otherwise all draws are independent.
     antithetic: bool = True
 
     @property
@@ -77,23 +66,17 @@ class BaseDraws:
 @stored("draws.evaluation")
 @dataclass(frozen=True)
 class Evaluation:
-    """log p and its gradient at the draws of one state.
+    """log p and its gradient at the draws of one state."""
 
-    Parameters
-    ----------
-    theta : ndarray, shape (n_draws, n_dim)
-    logp : ndarray, shape (n_draws,)
-    grad : ndarray, shape (n_draws, n_dim)
-    finite : ndarray of bool, shape (n_draws,)
-        Draws at which both are finite; the others take no part in any mean.
-    elbo : float
-        Mean of log p over the finite draws plus the entropy; -inf where no draw is finite.
-    """
-
+    #: shape (n_draws, n_dim).
     theta: Array
+    #: shape (n_draws,).
     logp: Array
+    #: shape (n_draws, n_dim).
     grad: Array
+    #: Draws at which both are finite; the others take no part in any mean; shape (n_draws,).
     finite: NDArray[np.bool_]
+    #: Mean of log p over the finite draws plus the entropy; -inf where no draw is finite.
     elbo: float
 
     @property
@@ -109,46 +92,32 @@ class Evaluation:
 
 @stored("draws.assessment")
 class Assessment(NamedTuple):
-    """A state on draws that had no part in reaching it.
+    """A state on draws that had no part in reaching it."""
 
-    Parameters
-    ----------
-    theta : ndarray, shape (n_draws, n_dim)
-    logp : ndarray, shape (n_draws,)
-    units : ndarray of int, shape (n_units, ...)
-        Rows that depend on each other: those of an antithetic pair, or those evaluated on one minibatch.
-    gap : float
-        Nats of ELBO still to be gained, at least 0; NaN where unknown.
-    gap_sd : float
-        Standard deviation of its error.
-    against : Status or None
-        What a fit that seems to have converged is in truth.
-    certified : bool
-        The gap is known to be within the tolerance: a fit that has not converged by its own account has.
-    elbo : Elbo or None
-        Where it is known without draws.
-    """
-
+    #: shape (n_draws, n_dim).
     theta: Array
+    #: shape (n_draws,).
     logp: Array
+    #: Rows that depend on each other: those of an antithetic pair, or those evaluated on one minibatch; shape
+    #: (n_units, ...).
     units: NDArray[np.intp]
+    #: Nats of ELBO still to be gained, at least 0; NaN where unknown.
     gap: float
+    #: Standard deviation of its error.
     gap_sd: float
+    #: What a fit that seems to have converged is in truth.
     against: Status | None = None
+    #: The gap is known to be within the tolerance: a fit that has not converged by its own account has.
     certified: bool = False
+    #: Where it is known without draws.
     elbo: Elbo | None = None
 
 
 @stored("moments.parameters")
 class Parameters(NamedTuple):
-    """A direction, or any other quantity, in the coordinates of mean and factor.
+    """A direction, or any other quantity, in the coordinates of mean and factor."""
 
-    Parameters
-    ----------
-    location : ndarray, shape (n_dim,)
-    factor : ndarray
-        In the form of the family's factor.
-    """
-
+    #: shape (n_dim,).
     location: Array
+    #: In the form of the family's factor.
     factor: Array

@@ -21,11 +21,6 @@ class FunctionsAtDraws(ABC):
 
     What evaluates them is made at the first call and reads the model's shared data when it is called, so that it
     follows ``pm.set_data``. Where they draw random numbers, draws are evaluated one by one.
-
-    Attributes
-    ----------
-    model : pymc.Model
-    layout : Layout
     """
 
     model: pm.Model

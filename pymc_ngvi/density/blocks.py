@@ -60,22 +60,16 @@ class Trees(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class _Slot:
-    """A predictor of each row.
+    """A predictor of each row."""
 
-    Parameters
-    ----------
-    is_local, is_same : bool
-        Whether it depends on local coordinates; and whether it is one predictor for all rows.
-    offset : ndarray, shape (n_rows,)
-    of_globals : csr_array, shape (n_rows, n_globals)
-    of_locals : csr_array, shape (n_rows, n_local)
-        One row each where all rows have the same predictor.
-    """
-
+    #: Whether it depends on local coordinates; and whether it is one predictor for all rows.
     is_local: bool
     is_same: bool
+    #: shape (n_rows,).
     offset: Array
+    #: shape (n_rows, n_globals).
     of_globals: sparse.csr_array
+    #: One row each where all rows have the same predictor; shape (n_rows, n_local).
     of_locals: sparse.csr_array
 
     def part(self, rows: slice, place: Integers, n_local: int) -> "_Slot":
@@ -102,22 +96,13 @@ class _Slot:
 
 @dataclass(frozen=True, eq=False)
 class _Kind:
-    """Rows that are the same function, in the order of the blocks that they belong to.
-
-    Parameters
-    ----------
-    function : callable
-    slots : list of _Slot
-    data : list of ndarray
-        (n_rows, 1, 1) or (1, 1, 1) each.
-    owner : ndarray of int, shape (n_rows,)
-        Place of the coordinate that each belongs to; -1 for none.
-    n_local : int
-    """
+    """Rows that are the same function, in the order of the blocks that they belong to."""
 
     function: Compiled
     slots: list[_Slot]
+    #: (n_rows, 1, 1) or (1, 1, 1) each.
     data: list[Array]
+    #: Place of the coordinate that each belongs to; -1 for none; shape (n_rows,).
     owner: Integers
     n_local: int
 
@@ -148,16 +133,10 @@ class _Kind:
 
 @dataclass(frozen=True, eq=False)
 class BlockTerms:
-    """The terms of some blocks.
-
-    Parameters
-    ----------
-    kinds : list of _Kind
-    slope : ndarray, shape (n_local,)
-        What is linear.
-    """
+    """The terms of some blocks."""
 
     kinds: list[_Kind]
+    #: What is linear; shape (n_local,).
     slope: Array
 
     # Far out, densities overflow: the caller sees it.
@@ -173,24 +152,7 @@ class BlockTerms:
 
 
 class RowTerms:
-    """The terms of log p, from its rows.
-
-    Parameters
-    ----------
-    rows : Expectations
-    forest : Forest
-        With local coordinates.
-
-    Attributes
-    ----------
-    n_rows : ndarray of int, shape (n_blocks,)
-        Rows of each block.
-
-    Raises
-    ------
-    CannotSplit
-        If a row depends on local coordinates that are not on one path.
-    """
+    """The terms of log p, from its rows."""
 
     def __init__(self, rows: Expectations, forest: Trees) -> None:
         self._forest = forest

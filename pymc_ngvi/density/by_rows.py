@@ -54,13 +54,6 @@ class ByRows:
     """The rows of a log density, where they are all of it.
 
     What was found serves all fits of a model, which share what is compiled.
-
-    Parameters
-    ----------
-    graphs : FlatGraphs
-    functions : Functions
-    start : ndarray, shape (n_dim,)
-        About which rows are compared with log p.
     """
 
     def __init__(self, graphs: FlatGraphs, functions: Functions, start: Array) -> None:
@@ -99,13 +92,7 @@ class ByRows:
         return "" if self._refused is None else self._refused.sentence
 
     def give_up(self, why: str) -> None:
-        """Go without rows from now on, as long as the data are these.
-
-        Parameters
-        ----------
-        why : str
-            A clause.
-        """
+        """Go without rows from now on, as long as the data are these."""
         self._refuse(Refused(Reason.ROWS_GIVEN_UP, why))
 
     def _refuse(self, refused: Refused) -> None:
@@ -134,13 +121,7 @@ class ByRows:
         return kept.refused
 
     def _look(self, *, anew: bool = False) -> None:
-        """Take log p apart with the data as they are, or note why it does not come apart.
-
-        Parameters
-        ----------
-        anew : bool
-            Whether it did not with the data before these.
-        """
+        """Take log p apart with the data as they are, or note why it does not come apart."""
         kept = self._kept
         try:
             rows = kept.parts = self._taken_apart(anew)
@@ -194,13 +175,7 @@ class ByRows:
         return self._functions.compile_for_rows([self._graphs.theta], self._graphs.logp)
 
     def check(self, point: Array) -> None:
-        """See whether the rows add up to log p at a point, (n_dim,).
-
-        Raises
-        ------
-        RowsGivenUp
-            Where they don't: they are given up.
-        """
+        """See whether the rows add up to log p at a point, (n_dim,)."""
         rows = self.found
         if rows is not None and not rows.agrees(point[None], self.logp(point[None])):
             self.give_up(NOT_LOG_P)

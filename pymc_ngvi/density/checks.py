@@ -15,23 +15,7 @@ from pytensor.tensor.shape import Shape, Shape_i
 
 
 def check_model(model: pm.Model) -> None:
-    """Raise ValueError, with names and a cure, if the model can't be fitted by a continuous approximation.
-
-    Parameters
-    ----------
-    model : pymc.Model
-
-    Raises
-    ------
-    ValueError
-        No free variable; a Simulator; an observed variable that reads a Minibatch without
-        ``total_size``; a free variable that depends on a Minibatch.
-
-    Warns
-    -----
-    UserWarning
-        For Potentials that depend on a Minibatch.
-    """
+    """Raise ValueError, with names and a cure, if the model can't be fitted by a continuous approximation."""
     simulators = [rv.name for rv in model.basic_RVs if isinstance(getattr(rv.owner, "op", None), SimulatorRV)]
     if simulators:
         raise ValueError(

@@ -34,40 +34,6 @@ class GuideFunctions:
     """Derivatives of a guide along local directions, batched over pairs of a draw and a direction.
 
     Directions, (n_rows, n_dim), are 0 in the coordinates of the border.
-
-    Parameters
-    ----------
-    density : LogDensity
-        Gives the backend, the layout, and the guide where none is named. Its ``compile_seconds`` grow.
-    structure : ArrowStructure
-    guide : pytensor scalar, optional
-        A function of the value variables of the model. Default: the log density itself.
-    order : {3, 2}
-        2: only `slopes` are wanted.
-
-    Attributes
-    ----------
-    is_exact : bool
-        Whether the guide is the log density itself.
-
-    Raises
-    ------
-    MissingDerivativeError
-        If an operation has no derivative of the third order (a ValueError).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import pymc as pm
-    >>> from pymc_ngvi.families.matrices.arrow import ArrowStructure
-    >>> from pymc_ngvi.density import LogDensity
-    >>> from pymc_ngvi.density.conditional import GuideFunctions
-    >>> with pm.Model() as model:
-    ...     mu = pm.Normal("mu")
-    ...     b = pm.Normal("b", mu, 0.5)
-    >>> functions = GuideFunctions(LogDensity(model), ArrowStructure.of([-1, 0]))
-    >>> functions.through(np.zeros((1, 2)), np.array([[0.0, 1.0]]))
-    array([[ 4., -4.]])
     """
 
     def __init__(
@@ -105,17 +71,7 @@ class GuideFunctions:
         return {**self.__dict__, "_functions": {}}
 
     def slopes(self, theta: Array, directions: Array) -> tuple[Array, Array]:
-        """Return the gradient of the guide at each point, and its Hessian times the direction of that row.
-
-        Parameters
-        ----------
-        theta, directions : ndarray, shape (n_rows, n_dim)
-
-        Returns
-        -------
-        gradient, product : ndarray, shape (n_rows, n_dim)
-            In the local coordinates; what is in the others has no meaning.
-        """
+        """Return the gradient of the guide at each point, and its Hessian times the direction of that row."""
         gradient, product = self._evaluate("slopes", theta, directions)
         return gradient, product
 
@@ -195,13 +151,7 @@ class GuideFunctions:
 
 
 class _Pieces:
-    """A flat vector as one vector for each variable: what depends on some of them alone can be told.
-
-    Parameters
-    ----------
-    layout : Layout
-    what : str
-    """
+    """A flat vector as one vector for each variable: what depends on some of them alone can be told."""
 
     def __init__(self, layout: Layout, what: str) -> None:
         self.what = what

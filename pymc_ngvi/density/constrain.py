@@ -18,31 +18,9 @@ Values = dict[str, AnyArray]
 class Constrainer(FunctionsAtDraws):
     """Evaluates free variables on their constrained scale, and Deterministics, at unconstrained draws.
 
-    Parameters
-    ----------
-    density : ModelDensity
-        Whose model and layout are used.
-    deterministics : bool, default True
-        Whether to evaluate the model's Deterministics too.
-    names : collection of str, optional
-        The variables to evaluate, in the model's order; default: all.
-
     Notes
     -----
     Deterministics that read ``pm.Minibatch`` data have, in all draws, the rows of the batch that ``density`` has then.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import pymc as pm
-    >>> from pymc_ngvi.density import LogDensity
-    >>> from pymc_ngvi.density.constrain import Constrainer
-    >>> with pm.Model() as model:
-    ...     scale = pm.HalfNormal("scale")
-    ...     twice = pm.Deterministic("twice", 2 * scale)
-    >>> values = Constrainer(LogDensity(model))(np.array([[0.0], [np.log(3.0)]]))
-    >>> {name: value.round(3).tolist() for name, value in values.items()}
-    {'scale_log__': [0.0, 1.099], 'scale': [1.0, 3.0], 'twice': [2.0, 6.0]}
     """
 
     def __init__(
@@ -85,21 +63,7 @@ class Constrainer(FunctionsAtDraws):
         self._forget()
 
     def __call__(self, theta: Array, *, random_seed: int | None = None) -> Values:
-        """Evaluate all variables at draws.
-
-        Parameters
-        ----------
-        theta : ndarray, shape (n_draws, n_dim)
-            Unconstrained; at least one row.
-        random_seed : int, optional
-            Seeds Deterministics that draw random numbers; without effect on others.
-
-        Returns
-        -------
-        dict
-            Name to array, (n_draws, *shape): the value variables (``sd_log__``), then transformed variables on
-            their constrained scale (``sd``), then Deterministics; the names and the order of a PyMC trace.
-        """
+        """Evaluate all variables at draws."""
         flat = self.layout.unflatten(np.ascontiguousarray(theta, dtype=np.float64))
         value_vars = [self.model.rvs_to_values[rv] for rv in self._fitted()]
         values: Values = {

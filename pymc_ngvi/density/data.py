@@ -11,13 +11,7 @@ from pymc_ngvi.core.values import AnyArray
 
 
 class DataSnapshot:
-    """Remembers the data that a model had, to tell later whether it was changed.
-
-    Parameters
-    ----------
-    model : pymc.Model
-        Its ``pm.Data`` are remembered by reference: ``pm.set_data`` puts new arrays in their place.
-    """
+    """Remembers the data that a model had, to tell later whether it was changed."""
 
     def __init__(self, model: pm.Model) -> None:
         self._model = model

@@ -36,14 +36,7 @@ _PASSES = 2
 
 
 class Evaluations:
-    """Evaluates log p and its gradient, many points in a call.
-
-    Parameters
-    ----------
-    graphs : FlatGraphs
-    functions : Functions
-    by_rows : ByRows
-    """
+    """Evaluates log p and its gradient, many points in a call."""
 
     def __init__(self, graphs: FlatGraphs, functions: Functions, by_rows: ByRows) -> None:
         self._graphs, self._functions, self._by_rows = graphs, functions, by_rows

@@ -38,30 +38,7 @@ _ROUNDING = 1e-9
 
 
 class Expectations:
-    """Expectations of a log density that is a sum over rows.
-
-    Parameters
-    ----------
-    reading : Reading
-        Of log p. With a rest, its terms are all there is to be had.
-    compile_ : callable
-        How graphs are compiled.
-    backend : str
-        Whose engine evaluates rows.
-
-    Attributes
-    ----------
-    engine : Engine
-    terms : Terms
-    n_rows_in_all : int
-        Rows among which the error of quadrature is to be shared, where this is a part of a log density; 0 where it is
-        not.
-
-    Raises
-    ------
-    TooDenseError
-        Where predictors have covariances that are too many to hold.
-    """
+    """Expectations of a log density that is a sum over rows."""
 
     def __init__(self, reading: Reading, compile_: Compile, backend: str = "quick") -> None:
         self.n_rows_in_all = 0
@@ -101,30 +78,14 @@ class Expectations:
         return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(rows.index.ravel() for rows in self._rows)]))
 
     def anchor(self, theta: Array, logp: Array) -> bool:
-        """Take what is constant in log p from its value at a point, and tell whether others agree.
-
-        Parameters
-        ----------
-        theta : ndarray, shape (n_points, n_dim)
-        logp : ndarray, shape (n_points,)
-            There; finite at the first point.
-        """
+        """Take what is constant in log p from its value at a point, and tell whether others agree."""
         self._constant = 0.0
         rows = self.at(theta)
         self._constant = float(logp[0] - rows[0])
         return self.agrees(theta, logp)
 
     def agrees(self, theta: Array, logp: Array, *, everywhere: bool = False) -> bool:
-        """Tell whether log p is what the rows add up to at points, (n_points, n_dim), where it is finite.
-
-        Parameters
-        ----------
-        theta : ndarray, shape (n_points, n_dim)
-        logp : ndarray, shape (n_points,)
-            There.
-        everywhere : bool
-            Whether rows that add up to a finite number where log p is -inf are to count as wrong.
-        """
+        """Tell whether log p is what the rows add up to at points, (n_points, n_dim), where it is finite."""
         keep = np.isfinite(logp)
         size = 1.0 + np.abs(logp[keep]) + abs(self._constant)
         with np.errstate(invalid="ignore"):
@@ -196,17 +157,7 @@ class Expectations:
         return result
 
     def on(self, linear: AffineMap, predictors: NDArray[np.intp], constant: float) -> "Expectations":
-        """Return the sum of those rows that are functions of some predictors, these being affine in other coordinates.
-
-        Parameters
-        ----------
-        linear : AffineMap
-            To these predictors.
-        predictors : ndarray of int, shape (n_predictors,)
-            Ascending.
-        constant : float
-            To be added.
-        """
+        """Return the sum of the rows that are functions of some predictors, these being affine in other coordinates."""
         other = copy.copy(self)
         place = np.full(len(self.terms.slope), -1, dtype=np.int64)
         place[predictors] = np.arange(len(predictors))
@@ -218,16 +169,7 @@ class Expectations:
         return other
 
     def of_rows(self, functions: list[RowFunction], linear: AffineMap, constant: float) -> "Expectations":
-        """Return the sum of other rows of as many predictors, these being affine in other coordinates.
-
-        Parameters
-        ----------
-        functions : list of RowFunction
-        linear : AffineMap
-            To the predictors.
-        constant : float
-            To be added.
-        """
+        """Return the sum of other rows of as many predictors, these being affine in other coordinates."""
         other = copy.copy(self)
         other._rows, other._other, other._constant = functions, linear, self._constant + constant
         other._sum_up(linear)
@@ -305,18 +247,7 @@ class Expectations:
         least: float = -np.inf,
         seen: Seen | None = None,
     ) -> Expectation:
-        """Return expectations under a Gaussian.
-
-        Parameters
-        ----------
-        q : GaussianState
-        entries : Patterns
-            Those that may be asked of the Hessian.
-        rules, adapt, least
-            See `RowsTarget.expected`.
-        seen : Seen, optional
-            Of the Gaussian, where that is known.
-        """
+        """Return expectations under a Gaussian."""
         seen = self.seen(q) if seen is None else seen
         return self.under_seen(seen, entries, rules, adapt=adapt, least=least, roots=self._roots_of(q))
 

@@ -34,26 +34,7 @@ Outputs = list[Variable]
 
 
 class FlatGraphs:
-    """Log density and gradient as graphs of one flat vector, simplified. The gradient is made when it is asked for.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    layout : Layout
-    factors : sequence of Factor
-        Of which log p is the sum.
-    may_be_large : bool
-        Whether a recursion that is written out is treated as such.
-
-    Attributes
-    ----------
-    theta, logp : pytensor variables
-    parts : list of pytensor scalars
-        The sums of the elements of factors, simplified: log p is their sum.
-    minibatches : Minibatches
-        The rows in use.
-    is_large : bool
-    """
+    """Log density and gradient as graphs of one flat vector, simplified. The gradient is made when it is asked for."""
 
     def __init__(self, model: pm.Model, layout: Layout, factors: Sequence[Factor], *, may_be_large: bool) -> None:
         self.model, self.layout, self.factors = model, layout, factors
@@ -139,26 +120,7 @@ class FlatGraphs:
 
 
 class Functions:
-    """Compiles graphs of a model, and keeps what is compiled; fits that reuse a model share it.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    backend : str
-    compile_kwargs : dict or None
-    is_large : bool
-    choose : callable
-        Returns the backend, where that is "auto", when the first function is compiled.
-
-    Attributes
-    ----------
-    made : Made
-        What was compiled and found.
-    seconds : float
-        Spent on building and compiling.
-    needs_hessians : bool
-        Whether Hessians are to be expected, for the choice of a backend: compiling may pay for these alone.
-    """
+    """Compiles graphs of a model, and keeps what is compiled; fits that reuse a model share it."""
 
     def __init__(
         self,

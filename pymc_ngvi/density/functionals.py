@@ -31,19 +31,12 @@ type Evaluate = Callable[[Array], dict[str, AnyArray]]
 
 @dataclass(frozen=True)
 class Group:
-    """Elements of one quantity that are compared, and their sum.
+    """Elements of one quantity that are compared, and their sum."""
 
-    Parameters
-    ----------
-    name : str
-        Of a Deterministic, or `PREDICTORS`.
-    shape : tuple of int
-    index : ndarray of int
-        Elements that are compared; the sum is that of all, where these are two at least.
-    """
-
+    #: Of a Deterministic, or `PREDICTORS`.
     name: str
     shape: tuple[int, ...]
+    #: Elements that are compared; the sum is that of all, where these are two at least.
     index: NDArray[np.intp]
 
     @property
@@ -83,23 +76,15 @@ class Group:
 
 @dataclass(frozen=True)
 class Functionals:
-    """Quantities that can be computed of draws, and are no coordinates.
+    """Quantities that can be computed of draws, and are no coordinates."""
 
-    Parameters
-    ----------
-    groups : tuple of Group
-        In the order of their columns.
-    evaluate : callable
-        Values by name of group, (n_draws, *shape), of draws, (n_draws, n_dim).
-    seconds : float
-        Estimated, of one draw.
-    of_predictors : Columns, optional
-        Those of the last group, where that is of linear predictors.
-    """
-
+    #: In the order of their columns.
     groups: tuple[Group, ...]
+    #: Values by name of group, (n_draws, *shape), of draws, (n_draws, n_dim).
     evaluate: Evaluate
+    #: Estimated, of one draw.
     seconds: float
+    #: Those of the last group, where that is of linear predictors.
     of_predictors: "Columns | None" = None
 
     def only_predictors(self) -> "Functionals":
@@ -207,15 +192,11 @@ def _predictors(density: ModelDensity) -> tuple[LinearMap, NDArray[np.intp]] | N
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Linear predictors, as columns.
+    """Linear predictors, as columns."""
 
-    Parameters
-    ----------
-    offset : ndarray, shape (n_columns,)
-    matrix : ndarray, shape (n_columns, n_dim)
-    """
-
+    #: shape (n_columns,).
     offset: Array
+    #: shape (n_columns, n_dim).
     matrix: Array
 
     def __call__(self, theta: Array) -> Array:

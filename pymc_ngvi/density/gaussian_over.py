@@ -32,51 +32,33 @@ from pymc_ngvi.rows.separable import Separable
 
 
 class Numbers(NamedTuple):
-    """What coefficients are made of, at one value of what is given.
+    """What coefficients are made of, at one value of what is given."""
 
-    Parameters
-    ----------
-    designs : ndarray
-        Entries of X: the sparse ones, and all of the dense columns.
-    slopes : ndarray
-        Of each row by each of its predictors, and what is linear in predictors.
-    bends : ndarray
-        Second derivatives of rows, by pairs of predictors.
-    """
-
+    #: Entries of X: the sparse ones, and all of the dense columns.
     designs: Array
+    #: Of each row by each of its predictors, and what is linear in predictors.
     slopes: Array
+    #: Second derivatives of rows, by pairs of predictors.
     bends: Array
 
 
 class Places(NamedTuple):
-    """Where these are; all arrays are as long as they are.
+    """Where these are; all arrays are as long as they are."""
 
-    Parameters
-    ----------
-    rows, cols : ndarray of int
-        Of entries of X.
-    directions : ndarray of int
-        Of the plan of the predictors' matrix, from which each entry is read.
-    slope_of : ndarray of int
-        The predictor that each slope is by.
-    slope_kind : ndarray of int
-        Slopes of one kind and slot.
-    slope_row : ndarray of int, shape (n_slopes, 3)
-        Kind, row and slot; -1 for what is linear.
-    bend_of : ndarray of int, shape (n_bends, 2)
-        The predictors that each second derivative is by.
-    bend_row : ndarray of int, shape (n_bends, 3)
-        Kind, row and pair of slots.
-    """
-
+    #: Of entries of X.
     rows: NDArray[np.intp]
     cols: NDArray[np.intp]
+    #: Of the plan of the predictors' matrix, from which each entry is read.
     directions: NDArray[np.intp]
+    #: The predictor that each slope is by.
     slope_of: NDArray[np.intp]
+    #: Slopes of one kind and slot.
     slope_kind: NDArray[np.intp]
+    #: Kind, row and slot; -1 for what is linear; shape (n_slopes, 3).
     slope_row: NDArray[np.intp]
+    #: The predictors that each second derivative is by; shape (n_bends, 2).
     bend_of: NDArray[np.intp]
+    #: Kind, row and pair of slots; shape (n_bends, 3).
     bend_row: NDArray[np.intp]
 
     @classmethod
@@ -163,37 +145,16 @@ _MOST_PRODUCTS = 500
 
 
 class Coefficients(NamedTuple):
-    """Of log p as a polynomial: gradient and minus the second derivatives at a point.
+    """Of log p as a polynomial: gradient and minus the second derivatives at a point."""
 
-    Parameters
-    ----------
-    grad : ndarray, shape (n, n_dim)
-    precision : ndarray, shape (n, n_entries)
-    """
-
+    #: shape (n, n_dim).
     grad: Array
+    #: shape (n, n_entries).
     precision: Array
 
 
 class GaussianOver:
-    """Coefficients at many values of what is given.
-
-    Parameters
-    ----------
-    given : RowsGiven
-
-    Attributes
-    ----------
-    x : ndarray, shape (n_dim,)
-        At which point.
-    pattern : Pattern
-        Of precisions.
-
-    Raises
-    ------
-    NotApart
-        Where log p is no such polynomial, or its coefficients hang on too many functions of what is given.
-    """
+    """Coefficients at many values of what is given."""
 
     def __init__(self, given: RowsGiven) -> None:
         self._given = given

@@ -39,64 +39,21 @@ _INSTEAD = "Use reparam='rvb2', which works with any likelihood."
 
 @dataclass(frozen=True)
 class _Likelihood:
-    """A distribution with its canonical link.
-
-    Parameters
-    ----------
-    name : str
-    link : type of scalar Op, or None
-        The inverse link; None for the identity.
-    written : str
-        How a model has to state it.
-    estimate : callable or None
-        From data, and the block of each observation, to eta; None where no expansion is needed.
-    derivatives : callable or None
-        From data and eta to the first and second derivative of the log likelihood.
-    """
+    """A distribution with its canonical link."""
 
     name: str
+    #: The inverse link; None for the identity.
     link: type | None
+    #: How a model has to state it.
     written: str
+    #: From data, and the block of each observation, to eta; None where no expansion is needed.
     estimate: Callable[[Array, NDArray[np.intp]], Array] | None = None
+    #: From data and eta to the first and second derivative of the log likelihood.
     derivatives: Callable[[Array, Array], tuple[Array, Array]] | None = None
 
 
 def quadratic_guide(density: LogDensity, structure: ArrowStructure) -> Variable:
-    """Return the guide as a function of the value variables of the model.
-
-    Parameters
-    ----------
-    density : LogDensity
-    structure : ArrowStructure
-        The blocks that observations are grouped by.
-
-    Returns
-    -------
-    pytensor scalar
-        For `pymc_ngvi.density.conditional.GuideFunctions`.
-
-    Raises
-    ------
-    ValueError
-        If an observed variable is not Poisson, Bernoulli or Normal with its canonical link; without observed
-        variables; without local coordinates.
-
-    Examples
-    --------
-    >>> import pymc as pm
-    >>> from pymc_ngvi.families.matrices.arrow import ArrowStructure
-    >>> from pymc_ngvi.density import LogDensity
-    >>> from pymc_ngvi.density.conditional import GuideFunctions
-    >>> from pymc_ngvi.density.guide import quadratic_guide
-    >>> with pm.Model() as model:
-    ...     mu = pm.Normal("mu")
-    ...     b = pm.Normal("b", mu, 0.5, shape=2)
-    ...     y = pm.Poisson("y", pm.math.exp(b), observed=[3, 0])
-    >>> density = LogDensity(model)
-    >>> structure = ArrowStructure.of([-1, 0, 1])
-    >>> guide = quadratic_guide(density, structure)
-    >>> functions = GuideFunctions(density, structure, guide)
-    """
+    """Return the guide as a function of the value variables of the model."""
     if not structure.n_local:
         raise ValueError(
             "reparam='rvb1' standardises local coordinates, such as the effects of groups that are independent given "
@@ -126,20 +83,6 @@ def prior_guide(density: LogDensity) -> Variable:
     """Return the log density without the data, as a function of the value variables of the model.
 
     Effects relative to their prior mean and scale given the global parameters are those of the non-centred form.
-
-    Examples
-    --------
-    >>> import pymc as pm
-    >>> from pymc_ngvi.families.matrices.arrow import ArrowStructure
-    >>> from pymc_ngvi.density import LogDensity
-    >>> from pymc_ngvi.density.conditional import GuideFunctions
-    >>> from pymc_ngvi.density.guide import prior_guide
-    >>> with pm.Model() as model:
-    ...     mu = pm.Normal("mu")
-    ...     b = pm.Normal("b", mu, 0.5, shape=2)
-    ...     y = pm.Poisson("y", pm.math.exp(b), observed=[3, 0])
-    >>> density = LogDensity(model)
-    >>> functions = GuideFunctions(density, ArrowStructure.of([-1, 0, 1]), prior_guide(density))
     """
     return logp_of([factor for factor in density.graphs.factors if factor.role != "observed"])
 

@@ -23,13 +23,7 @@ from pymc_ngvi.rows.mean_hessian import Known, PredictorMeanHessian
 
 
 class Together:
-    """Products of the mean Hessians over several sets of draws, evaluated for all sets when they are for the first.
-
-    Parameters
-    ----------
-    second : SecondOrder
-    draws : list of ndarray, shape (n_draws, n_dim)
-    """
+    """Products of the mean Hessians over several sets of draws, evaluated for all sets when they are for the first."""
 
     def __init__(self, second: SecondOrder, draws: list[Array]) -> None:
         self._second, self._draws = second, draws
@@ -50,15 +44,6 @@ class ModelHessian(MeanHessian):
     """The mean over draws of the Hessian of a model's log density.
 
     It counts as one evaluation at each of its draws, in however many calls.
-
-    Parameters
-    ----------
-    counter : Target
-        Counts the evaluation.
-    second : SecondOrder
-    theta : ndarray, shape (n_draws, n_dim)
-    together : callable, optional
-        From directions to products, or None, where Hessians at other draws are evaluated as well.
     """
 
     def __init__(
@@ -98,13 +83,6 @@ class ModelHessian(MeanHessian):
         """Return the entries of `pattern`, (n_entries,): the lower triangle, in the order of the pattern.
 
         It takes one product for each of a few sums of columns, whose entries don't overlap.
-
-        Raises
-        ------
-        PatternWidened
-            Where a check, now and then, found that the pattern lacked entries: it has them now.
-        ValueError
-            Where the Hessian counts as dense.
         """
         values = self._values_by_predictors()
         if values is None:
@@ -133,14 +111,7 @@ class ModelHessian(MeanHessian):
 
 
 class PatternedHessian(MeanHessian):
-    """The mean over draws of a Hessian that is not evaluated by rows, at the entries that rows tell of.
-
-    Parameters
-    ----------
-    by_rows : ByRows
-    whole : MeanHessian
-    n_dim : int
-    """
+    """The mean over draws of a Hessian that is not evaluated by rows, at the entries that rows tell of."""
 
     def __init__(self, by_rows: ByRows, whole: MeanHessian, n_dim: int) -> None:
         self._by_rows, self._whole, self._n_dim = by_rows, whole, n_dim
@@ -159,15 +130,7 @@ class PatternedHessian(MeanHessian):
         return self._whole.diagonal()
 
     def values(self) -> Array:
-        """Return the entries of `pattern`, (n_entries,).
-
-        Raises
-        ------
-        RowsGivenUp
-            Where the Hessian has entries that rows tell nothing of.
-        ValueError
-            Where the Hessian counts as dense.
-        """
+        """Return the entries of `pattern`, (n_entries,)."""
         pattern = self.pattern
         if pattern is None or not self._by_rows.gives_pattern:
             return self._whole.values()
@@ -187,15 +150,6 @@ class RowsHessian(MeanHessian):
     """The mean over draws of the Hessian of a sum over rows.
 
     It counts as one evaluation at each of its draws.
-
-    Parameters
-    ----------
-    counter : Target
-        Counts the evaluation.
-    by_rows : ByRows
-    theta : ndarray, shape (n_draws, n_dim)
-    otherwise : callable
-        Returns what takes its place where rows turn out not to be those of log p.
     """
 
     def __init__(self, counter: Target, by_rows: ByRows, theta: Array, otherwise: Callable[[], MeanHessian]) -> None:
@@ -223,16 +177,7 @@ class RowsHessian(MeanHessian):
         return self._evaluated.diagonal()
 
     def values(self) -> Array:
-        """Return the entries of `pattern`, (n_entries,).
-
-        Raises
-        ------
-        RowsGivenUp, RowHessianGivenUp
-            Where the rows, or their second derivatives, turn out not to be those of log p, whose pattern is another
-            one.
-        ValueError
-            Where the Hessian counts as dense.
-        """
+        """Return the entries of `pattern`, (n_entries,)."""
         return super().values() if self.pattern is None else self._of_rows.values()
 
     @property
@@ -261,19 +206,7 @@ _MOST_PAIRS = 10_000_000
 
 
 class Hessians:
-    """What is known of the Hessian of a log density, and its means over draws.
-
-    Parameters
-    ----------
-    graphs : FlatGraphs
-    functions : Functions
-    observed : LikelihoodRows
-        For Gauss-Newton diagonals.
-    by_rows : ByRows
-    evaluations : Evaluations
-    start : ndarray, shape (n_dim,)
-        A point where log p is finite.
-    """
+    """What is known of the Hessian of a log density, and its means over draws."""
 
     def __init__(
         self,

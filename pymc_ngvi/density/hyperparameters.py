@@ -59,19 +59,7 @@ def own_effects_of(rows: Expectations) -> tuple[OwnEffects | None, str]:
 
 
 class RowsLeft(RowsGiven):
-    """Log p as rows in the coordinates that are left when those that are given are, and effects are integrated out.
-
-    Parameters
-    ----------
-    whole : RowsGiven
-        With values that are given.
-    effects : OwnEffects
-
-    Attributes
-    ----------
-    kept : ndarray of int, shape (n_dim,)
-        Which of ``inside`` are left.
-    """
+    """Log p as rows in the coordinates that are left when those that are given are, and effects are integrated out."""
 
     def __init__(self, whole: RowsGiven, effects: OwnEffects) -> None:
         self.whole, self.effects = whole, effects
@@ -197,11 +185,6 @@ def latent_rows(density: LogDensity) -> RowsGiven:
 
     These are the few parameters with a transform (scales, correlations, shapes), and others that enter rows beside a
     predictor: what is left is Gaussian but for functions of one predictor each, or nearly so.
-
-    Raises
-    ------
-    NotRows
-        Where no such choice is found; the message says why, in a clause.
     """
     found: RowsGiven | NotRows = density.functions.made.latent_rows.of(lambda: _found_or_not(density))
     if isinstance(found, NotRows):

@@ -26,12 +26,7 @@ _CAN_NOT = (NotImplementedError, RuntimeError, ValueError, TypeError)
 
 
 class Prior:
-    """Draws of the prior of a model, by one function for all fits of it: it reads the data as they are when called.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    """
+    """Draws of the prior of a model, by one function for all fits of it: it reads the data as they are when called."""
 
     def __init__(self, model: pm.Model) -> None:
         self._model = model
@@ -43,20 +38,7 @@ class Prior:
         return {"_model": self._model, "_function": None, "_generators": []}
 
     def draws(self, layout: Layout, n_draws: int, seed: int) -> Array:
-        """Return draws, the same as those of `pymc.draw` with this seed.
-
-        Parameters
-        ----------
-        layout : Layout
-            Of the free variables.
-        n_draws, seed : int
-
-        Returns
-        -------
-        ndarray, shape (n, n_dim)
-            Unconstrained. Draws that are not finite are left out; none where the prior can't be drawn from
-            (``pm.Flat``).
-        """
+        """Return draws, the same as those of `pymc.draw` with this seed."""
         try:
             with without_c(self._model), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of draws that are not finite
@@ -85,25 +67,16 @@ class Prior:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A model at the time when its log density was made.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    layout : Layout
-        Where each variable is in the flat vector, with names, shapes, dims and coords.
-    data : DataSnapshot
-        The data that the model had.
-    start : ndarray, shape (n_dim,)
-        The model's initial point, flat and unconstrained.
-    prior : Prior
-        Makes draws of the prior.
-    """
+    """A model at the time when its log density was made."""
 
     model: pm.Model
+    #: Where each variable is in the flat vector, with names, shapes, dims and coords.
     layout: Layout
+    #: The data that the model had.
     data: DataSnapshot
+    #: The model's initial point, flat and unconstrained; shape (n_dim,).
     start: Array
+    #: Makes draws of the prior.
     prior: Prior
 
     @classmethod

@@ -20,14 +20,7 @@ _SEED = 0
 def initial_point_function(
     model: pm.Model, overrides: Mapping[Variable | str, object] | None = None
 ) -> Callable[[], dict[str, AnyArray]]:
-    """Return a function that gives the initial point by value name, unconstrained, for the data as they are then.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    overrides : mapping, optional
-        Values on the constrained scale, by free variable.
-    """
+    """Return a function that gives the initial point by value name, unconstrained, for the data as they are then."""
     with without_c(model):
         function = make_initial_point_fn(model=_for_initial_points(model), overrides=overrides, jitter_rvs=set())
 
@@ -52,13 +45,7 @@ def _for_initial_points(model: pm.Model) -> pm.Model | SimpleNamespace:
 
 
 class _OfArrays:
-    """A transform of variables with named dimensions, for values without.
-
-    Parameters
-    ----------
-    transform : pymc.logprob.transforms.Transform
-    dims : tuple of str
-    """
+    """A transform of variables with named dimensions, for values without."""
 
     def __init__(self, transform: Transform, dims: tuple[str, ...]) -> None:
         self.name = transform.name

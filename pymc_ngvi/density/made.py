@@ -68,12 +68,7 @@ class OfTerms[T]:
 
 
 class DataSeen:
-    """The values of data at some time.
-
-    Parameters
-    ----------
-    shared : sequence of shared variables
-    """
+    """The values of data at some time."""
 
     def __init__(self, shared: Sequence[SharedVariable]) -> None:
         self._shared = shared
@@ -99,33 +94,23 @@ def _are_equal(one: object, other: object) -> bool:
 
 @dataclass
 class RowsFound:
-    """The rows of a log density, or why it has none.
+    """The rows of a log density, or why it has none."""
 
-    Attributes
-    ----------
-    reading : Reading or None
-        Log p taken apart, with whatever data; None where it did not come apart.
-    parts : Expectations or None
-        The same for expectations.
-    agreed : Terms or None
-        Those that were seen to be all of log p.
-    refused : Refused or None
-        Why there are no rows with the data that are in ``seen``.
-    no_hessian : bool
-        Whether second derivatives of rows were found to be wrong.
-    last_structure : Pattern or None
-        Of the Hessian by rows, with whatever data.
-    """
-
+    #: Log p taken apart, with whatever data; None where it did not come apart.
     reading: Reading | None = None
+    #: The same for expectations.
     parts: Expectations | None = None
+    #: Those that were seen to be all of log p.
     agreed: Terms | None = None
+    #: Why there are no rows with the data that are in ``seen``.
     refused: Refused | None = None
     seen: DataSeen | None = None
+    #: Whether second derivatives of rows were found to be wrong.
     no_hessian: bool = False
     derivatives: OfTerms[Any] = field(default_factory=OfTerms)
     hessian: OfTerms[Any] = field(default_factory=OfTerms)
     structure: OfTerms[Pattern | None] = field(default_factory=OfTerms)
+    #: Of the Hessian by rows, with whatever data.
     last_structure: Pattern | None = None
     with_sums: OfTerms[SummedPattern | None] = field(default_factory=OfTerms)
     are_smooth: OfTerms[bool] = field(default_factory=OfTerms)
@@ -139,50 +124,34 @@ def _by_key() -> collections.defaultdict[Any, Once[Any]]:
 
 @dataclass
 class Made:
-    """What was built of a model.
+    """What was built of a model."""
 
-    Attributes
-    ----------
-    logp, logp_grad : Once
-        At many points.
-    logp_at_few : Once
-        At points one by one, compiled quickly.
-    gradient_seconds : dict of Once
-        Estimated time of a gradient, from rows or not.
-    jets : Once
-    products, coloured : Once
-        Products of Hessians with directions: at a point, and at draws.
-    squares, row_gradients, n_rows, rest : Once
-        Of the Gauss-Newton matrix.
-    rows : RowsFound
-    latent_rows : Once
-        Log p as rows, its hyperparameters given; or why it is none.
-    terms_of_shard : Once
-        The terms of a shard at its own coordinates.
-    terms_beside : dict of Once
-        The terms of log p, by the globals beside these.
-    constrained : dict of Once
-        Functions of constrained values, by what is evaluated.
-    discrete : Once
-        Draws of discrete variables that were summed out.
-    """
-
+    #: At many points.
     logp: Once[Batched] = field(default_factory=Once)
     logp_grad: Once[Batched] = field(default_factory=Once)
+    #: At points one by one, compiled quickly.
     logp_at_few: Once[Function] = field(default_factory=Once)
+    #: Estimated time of a gradient, from rows or not.
     gradient_seconds: collections.defaultdict[bool, Once[float]] = field(default_factory=_by_key)
     jets: Once[Jets] = field(default_factory=Once)
+    #: Products of Hessians with directions: at a point, and at draws.
     products: Once[Function] = field(default_factory=Once)
     coloured: Once[Function] = field(default_factory=Once)
+    #: Of the Gauss-Newton matrix.
     squares: Once[Any] = field(default_factory=Once)
     row_gradients: Once[Any] = field(default_factory=Once)
     n_rows: Once[Function] = field(default_factory=Once)
     rest: Once[Function] = field(default_factory=Once)
     rows: RowsFound = field(default_factory=RowsFound)
+    #: Log p as rows, its hyperparameters given; or why it is none.
     latent_rows: Once[Any] = field(default_factory=Once)
+    #: The terms of a shard at its own coordinates.
     terms_of_shard: Once[Any] = field(default_factory=Once)
+    #: The terms of log p, by the globals beside these.
     terms_beside: collections.defaultdict[tuple[int, ...], Once[Any]] = field(default_factory=_by_key)
+    #: Functions of constrained values, by what is evaluated.
     constrained: collections.defaultdict[tuple[object, ...], Once[Any]] = field(default_factory=_by_key)
+    #: Draws of discrete variables that were summed out.
     discrete: Once[Any] = field(default_factory=Once)
 
     @property

@@ -37,15 +37,6 @@ class Minibatches:
     """The row indices of all ``pm.Minibatch`` calls that some graphs depend on.
 
     Arrays of one call share their rows; separate calls have their own. The first batch is made with a fixed seed.
-
-    Parameters
-    ----------
-    outputs : list of pytensor variables
-
-    Raises
-    ------
-    ValueError
-        If the arrays of one call have no rows, or different numbers of them.
     """
 
     def __init__(self, outputs: list[Variable]) -> None:

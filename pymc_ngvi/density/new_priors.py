@@ -45,32 +45,17 @@ _EXAMPLE = "with_prior(sd=pm.HalfNormal.dist(2.0))"
 
 @dataclass(frozen=True, eq=False)
 class NewPriors:
-    """Other priors, checked to have the support and the shape of those that a model has.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    layout : Layout
-        Of the fit.
-    new : dict of str to pytensor variable
-        Distributions by the name of the free variable. Their parameters may be variables of the model.
-    """
+    """Other priors, checked to have the support and the shape of those that a model has."""
 
     model: pm.Model
+    #: Of the fit.
     layout: Layout
+    #: Distributions by the name of the free variable. Their parameters may be variables of the model.
     new: Mapping[str, Variable]
 
     @classmethod
     def of(cls, model: pm.Model, layout: Layout, priors: Mapping[str, Any]) -> "NewPriors":
-        """Check what was given.
-
-        Raises
-        ------
-        ValueError
-            For a name that is no free variable; for a prior of another support or shape, or a discrete one.
-        TypeError
-            For what is no distribution.
-        """
+        """Check what was given."""
         if not priors:
             raise ValueError(f"Name at least one free variable, and its new prior: {_EXAMPLE}.")
         _check_names(model, layout, priors)

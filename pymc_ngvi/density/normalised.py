@@ -84,11 +84,6 @@ def log_excess(model: pm.Model) -> float:
 
     The constant of LKJ priors has the wrong sign in versions of PyMC: it is compared with the integral [1]_.
 
-    Parameters
-    ----------
-    model : pymc.Model
-        Of which `unnormalised` says nothing.
-
     References
     ----------
     .. [1] D. Lewandowski, D. Kurowicka, H. Joe (2009). Generating random correlation matrices based on vines and
@@ -105,13 +100,7 @@ def log_excess(model: pm.Model) -> float:
 
 
 def log_lkj_integral(n: int, eta: float) -> float:
-    """Return the log of the integral of det(R)^(eta - 1) over correlation matrices of n variables.
-
-    Examples
-    --------
-    >>> float(log_lkj_integral(2, 1.0))  # log 2: the correlation is uniform between -1 and 1
-    0.6931471805599453
-    """
+    """Return the log of the integral of det(R)^(eta - 1) over correlation matrices of n variables."""
     k = np.arange(1, n)
     log_beta = betaln(eta + (n - k - 1) / 2.0, eta + (n - k - 1) / 2.0)
     return float(np.sum((n - k) * ((2.0 * eta - 2.0 + n - k) * np.log(2.0) + log_beta)))

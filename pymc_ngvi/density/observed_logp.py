@@ -22,19 +22,7 @@ _AT_ONCE = 2**20
 
 
 class ObservedLogp:
-    """Log densities of the observations of a variable, functions of theta.
-
-    Parameters
-    ----------
-    density : LogDensity
-    name : str
-        Of an observed variable, or of a Potential.
-
-    Raises
-    ------
-    ValueError
-        If it is scaled by ``total_size``.
-    """
+    """Log densities of the observations of a variable, functions of theta."""
 
     def __init__(self, density: LogDensity, name: str) -> None:
         self.name, self._density, self._theta = name, density, density.graphs.theta

@@ -46,72 +46,39 @@ _MOST_PREDICTORS = 8
 
 @dataclass(frozen=True, eq=False)
 class LinearPredictor:
-    """The linear predictor of rows, as a function of the predictors that these have.
-
-    Parameters
-    ----------
-    function : RowFunction
-    along : int
-        One of these in which it is linear, whatever the others are.
-    slope : ndarray, shape (n_rows,)
-        Its derivative in that one.
-    """
+    """The linear predictor of rows, as a function of the predictors that these have."""
 
     function: RowFunction
+    #: One of these in which it is linear, whatever the others are.
     along: int
+    #: Its derivative in that one; shape (n_rows,).
     slope: Array
 
 
 @dataclass(frozen=True, eq=False)
 class ObservedKind:
-    """Observations whose log densities are the same function of different predictors.
+    """Observations whose log densities are the same function of different predictors."""
 
-    Parameters
-    ----------
-    elements : ndarray of int, shape (n_rows,)
-        Which elements of the log density of the variable they are.
-    rows : RowFunction
-    linear : LinearPredictor or None
-        None where there is none that is like those of a generalised linear model.
-    """
-
+    #: Which elements of the log density of the variable they are; shape (n_rows,).
     elements: Ints
     rows: RowFunction
+    #: None where there is none that is like those of a generalised linear model.
     linear: LinearPredictor | None
 
 
 @dataclass(frozen=True, eq=False)
 class ObservedRows:
-    """The rows of an observed variable.
+    """The rows of an observed variable."""
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Of its log density, elementwise.
-    kinds : list of ObservedKind
-    linear_map : AffineMap
-        Of all predictors.
-    """
-
+    #: Of its log density, elementwise.
     shape: tuple[int, ...]
     kinds: list[ObservedKind]
+    #: Of all predictors.
     linear_map: AffineMap
 
 
 def observed_rows(density: LogDensity, name: str) -> ObservedRows:
-    """Return the rows of an observed variable.
-
-    Parameters
-    ----------
-    density : LogDensity
-    name : str
-        Of the variable.
-
-    Raises
-    ------
-    NotApart
-        Where its log density is not one of each observation, or not a function of few linear predictors.
-    """
+    """Return the rows of an observed variable."""
     [rv] = [rv for rv in density.model.observed_RVs if rv.name == name]
     if isinstance(rv.owner.op, MinibatchRandomVariable):
         raise NotApart("it is scaled by total_size")

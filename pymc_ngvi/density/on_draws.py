@@ -22,18 +22,7 @@ _AT_ONCE = 32
 
 
 class OnDraws:
-    """Evaluates functions of one flat vector at draws of it, by NumPy calls: nothing is compiled to machine code.
-
-    Parameters
-    ----------
-    model : pymc.Model
-        Under whose context the graph is compiled.
-    theta : pytensor vector
-    outputs : list of pytensor variables
-        Functions of ``theta``, simplified.
-    one_by_one : bool, default False
-        Evaluate draw by draw. Otherwise that is the way where PyTensor can't vectorise the graph.
-    """
+    """Evaluates functions of one flat vector at draws of it, by NumPy calls: nothing is compiled to machine code."""
 
     def __init__(self, model: pm.Model, theta: Variable, outputs: list[Variable], *, one_by_one: bool = False) -> None:
         self._model, self._theta, self._outputs = model, theta, outputs

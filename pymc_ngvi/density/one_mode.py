@@ -64,27 +64,7 @@ _CONCAVE = (ps.Log, ps.Log1p)
 
 
 def has_one_mode(density: ModelDensity) -> bool:
-    """Tell whether log p is known to be concave, so that it has one mode.
-
-    Parameters
-    ----------
-    density : ModelDensity
-
-    Examples
-    --------
-    >>> import pymc as pm
-    >>> from pymc_ngvi.density import LogDensity
-    >>> def model(sd):
-    ...     with pm.Model() as model:
-    ...         pm.Poisson("y", pm.math.exp(pm.Normal("a", 0.0, sd, shape=3)), observed=[3, 0, 2])
-    ...     return model
-    >>> has_one_mode(LogDensity(model(2.0)))
-    True
-    >>> with pm.Model() as mixed:
-    ...     y = pm.Normal("y", pm.Normal("a", 0.0, pm.HalfNormal("sd"), shape=3), 1.0, observed=[3.0, 0.0, 2.0])
-    >>> has_one_mode(LogDensity(mixed))
-    False
-    """
+    """Tell whether log p is known to be concave, so that it has one mode."""
     rows = None if density.is_sharded or density.is_streamed else density.by_rows.found
     return rows is not None and all(_is_concave(kind) for kind in rows.terms.rows)
 

@@ -8,16 +8,7 @@ from pytensor.graph.basic import Variable
 
 
 class Pieces:
-    """Pieces of the flat vector, taken from globals or local coordinates.
-
-    Parameters
-    ----------
-    globals_ : ndarray of int, shape (n_globals,)
-        Ascending.
-    n_dim : int
-    global_, local : pytensor vectors
-        Of static length.
-    """
+    """Pieces of the flat vector, taken from globals or local coordinates."""
 
     def __init__(self, globals_: NDArray[np.intp], n_dim: int, global_: Variable, local: Variable) -> None:
         self.global_, self.local = global_, local

@@ -22,18 +22,11 @@ type Holds = Callable[[Array], NDArray[np.bool_]]
 
 @dataclass(frozen=True, eq=False)
 class Pointwise:
-    """Log p by its rows, and -inf where a condition fails that rows leave out.
-
-    Parameters
-    ----------
-    rows : Expectations
-    gradient : RowGradient
-    holds : callable or None
-        None where no condition is left out.
-    """
+    """Log p by its rows, and -inf where a condition fails that rows leave out."""
 
     rows: Expectations
     gradient: RowGradient
+    #: None where no condition is left out.
     holds: Holds | None
 
     @classmethod

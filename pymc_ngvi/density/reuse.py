@@ -21,17 +21,11 @@ class CannotReuse(RefusedFor):
 
 @dataclass(frozen=True)
 class ModelState:
-    """What is built into the functions of a model.
+    """What is built into the functions of a model."""
 
-    Parameters
-    ----------
-    parts : tuple
-        Variables, their values, transforms and initial values: compared by identity.
-    shapes : dict
-        Of the data, and of all else that the model shares, by variable.
-    """
-
+    #: Variables, their values, transforms and initial values: compared by identity.
     parts: tuple[object, ...]
+    #: Of the data, and of all else that the model shares, by variable.
     shapes: dict[Variable, tuple[int, ...]]
 
     @classmethod

@@ -114,14 +114,7 @@ class ModelRows:
 
 
 def described_rows(graphs: FlatGraphs, by_rows: ByRows) -> ModelRows:
-    """Return what the rows of a model are, or why there are none; variable by variable.
-
-    Parameters
-    ----------
-    graphs : FlatGraphs
-    by_rows : ByRows
-        Those that a fit goes by.
-    """
+    """Return what the rows of a model are, or why there are none; variable by variable."""
     reading = by_rows.reading
     if reading is None:
         return ModelRows(why_not=by_rows.why_not)

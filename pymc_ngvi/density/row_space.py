@@ -36,21 +36,15 @@ class RowSpace:
     """Coordinates z of a model: those ``kept``, and some in the place of those ``normal``.
 
     Those with normal priors are mean + sd * (basis z + what is perpendicular), which q has as the prior has it.
-
-    Parameters
-    ----------
-    kept, normal : ndarray of int, shapes (n_kept,), (n_normal,)
-        Coordinates of theta.
-    mean, sd : ndarray, shape (n_normal,)
-        Of the priors.
-    basis : ndarray, shape (n_normal, n_basis)
-        Orthonormal columns.
     """
 
+    #: Coordinates of theta; shape (n_kept,), (n_normal,).
     kept: NDArray[np.intp]
     normal: NDArray[np.intp]
+    #: Of the priors; shape (n_normal,).
     mean: Array
     sd: Array
+    #: Orthonormal columns; shape (n_normal, n_basis).
     basis: Array
 
     @property
@@ -104,27 +98,15 @@ class RowSpace:
 
 @dataclass(frozen=True, eq=False)
 class SeenFromRows:
-    """Log p by rows, in the coordinates of a `RowSpace`.
-
-    Parameters
-    ----------
-    space : RowSpace
-    rows : Expectations
-        All rows but the normal priors, with all constants: those of the priors, and of what is perpendicular.
-    """
+    """Log p by rows, in the coordinates of a `RowSpace`."""
 
     space: RowSpace
+    #: All rows but the normal priors, with all constants: those of the priors, and of what is perpendicular.
     rows: Expectations
 
 
 def seen_from_rows(rows: Expectations) -> SeenFromRows | None:
-    """Return log p in the space of its rows; None where that has not far fewer dimensions.
-
-    Parameters
-    ----------
-    rows : Expectations
-        Anchored.
-    """
+    """Return log p in the space of its rows; None where that has not far fewer dimensions."""
     linear = rows.linear_map.plain
     n_dim = linear.rest.shape[1]
     if n_dim < _LEAST:

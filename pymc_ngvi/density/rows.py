@@ -21,36 +21,14 @@ _INSTEAD = "Use estimator='price', which needs only derivatives of the whole log
 
 @dataclass(frozen=True)
 class LikelihoodRows:
-    """The log density of a model in two parts: the rows of its observed variables, and all else.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    factors : sequence of Factor
-        Of the model.
-    """
+    """The log density of a model in two parts: the rows of its observed variables, and all else."""
 
     model: pm.Model
+    #: Of the model.
     factors: Sequence[Factor]
 
     def graphs(self) -> tuple[list[Variable], list[Variable], Variable]:
-        """Return the log density by rows, and what is left of it, as functions of the value variables.
-
-        Returns
-        -------
-        rows : list of pytensor variables
-            Elementwise log density of each observed variable, scaled by its ``total_size``.
-        scales : list of pytensor scalars
-            That factor, of each; 1 without a ``total_size``.
-        rest : pytensor scalar
-            Log density of the free variables, Jacobians included.
-
-        Raises
-        ------
-        ValueError
-            Without observed variables; with Potentials; with an observed variable whose log density is not a sum over
-            its elements.
-        """
+        """Return the log density by rows, and what is left of it, as functions of the value variables."""
         observed = self._of_role("observed")
         self._check_kinds(observed)
         values = [self.model.rvs_to_values[factor.variable] for factor in observed]

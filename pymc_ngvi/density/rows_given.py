@@ -48,26 +48,7 @@ from pymc_ngvi.rows.quadratic import is_concave, is_quadratic
 
 
 class FewRows:
-    """Some rows and some predictors.
-
-    Parameters
-    ----------
-    reading : Reading
-        At one value.
-    theta : pytensor vector
-    over, over_simplified : OverGiven
-        Of graphs, and of those that were simplified before.
-    engine : Engine
-    which : sequence of ndarray of int
-        Rows, for each kind.
-    beside : ndarray of int
-        Predictors beside those of these rows.
-
-    Attributes
-    ----------
-    predictors : ndarray of int
-        All of them, ascending.
-    """
+    """Some rows and some predictors."""
 
     def __init__(
         self,
@@ -136,18 +117,7 @@ class FewRows:
         self.points, self._of_fixed = points, self._fixed(points)[:, self.predictors]
 
     def at(self, values: Array) -> tuple[Array, Array, list[RowFunction]]:
-        """Return predictors at points, what is linear in them, and functions of rows.
-
-        Parameters
-        ----------
-        values : ndarray, shape (n, n_given)
-
-        Returns
-        -------
-        eta, slope : ndarray, shapes (n, n_points, n_predictors), (n, n_predictors)
-        functions : list of RowFunction
-            Of the rows of all values, those of one after those of another.
-        """
+        """Return predictors at points, what is linear in them, and functions of rows."""
         n = len(values)
         with np.errstate(all="ignore"):
             eta = np.tile(self._of_fixed, (n, 1, 1))
@@ -193,40 +163,11 @@ class NotRows(Refused):
 
 
 class RowsGiven(OfAllData):
-    """Log p as rows in the coordinates that are left where others are given.
-
-    Parameters
-    ----------
-    density : LogDensity
-        Without minibatches.
-    outside : ndarray of int, shape (n_outside,)
-        Coordinates that are given, ascending.
-
-    Attributes
-    ----------
-    first : ndarray, shape (n_outside,)
-        Values that are given first, near those where the model starts.
-    inside : ndarray of int, shape (n_inside,)
-        All others.
-    kept : ndarray of int, shape (n_dim,)
-        Which of these are left: all of them, unless effects are integrated out; see `own_effects`.
-    rows : Expectations
-    n_gradients, n_hessians : int
-        Expectations so far.
-    data : list of pytensor shared variables
-        That log p reads.
-    closed_form : tuple or None
-        What was found of that with which data; see `gaussian_over`.
-    is_uneven : bool
-        Whether it has been found that what is left is far from a Gaussian.
-
-    Raises
-    ------
-    NotRows
-    """
+    """Log p as rows in the coordinates that are left where others are given."""
 
     has_hessian = True
     is_uneven = False
+    #: What was found of that with which data; see `gaussian_over`.
     closed_form: tuple[DataSeen, Any] | None
 
     def __init__(self, density: LogDensity, outside: NDArray[np.intp]) -> None:

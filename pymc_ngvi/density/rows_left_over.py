@@ -15,21 +15,7 @@ from pymc_ngvi.rows.own_effects import OwnEffects
 
 
 class RowsLeftOver:
-    """Rows of what is left at many values of what is given.
-
-    Parameters
-    ----------
-    whole : RowsOver
-        Of all coordinates.
-    effects : OwnEffects
-    functions : sequence of RowFunction
-        Of the whole at one value.
-
-    Raises
-    ------
-    NotApart
-    TooDenseError
-    """
+    """Rows of what is left at many values of what is given."""
 
     def __init__(self, whole: RowsOver, effects: OwnEffects, functions: Sequence[RowFunction]) -> None:
         self._whole = whole

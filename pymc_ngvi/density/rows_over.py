@@ -33,30 +33,7 @@ _ROUNDING, _NATS = 1e-9, 0.01
 
 
 class RowsOver:
-    """Rows at many values of what is given.
-
-    Parameters
-    ----------
-    reading : Reading
-        At one value.
-    given : pytensor shared vector
-        What is given.
-    parts : list of pytensor scalars
-        Whose sum log p is, functions of ``theta``.
-    theta : pytensor vector
-    engine : Engine
-    compile_ : callable
-    points : ndarray, shape (n_points, n_dim)
-        At the first, what is constant in log p is taken from its value; at others, it is compared with rows.
-    tolerance : float
-        Nats that quadrature may be off by in each row.
-
-    Raises
-    ------
-    NotApart
-        Where rows are no arithmetic with numbers, or predictors are sums over many coordinates.
-    TooDenseError
-    """
+    """Rows at many values of what is given."""
 
     def __init__(
         self,

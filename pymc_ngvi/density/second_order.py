@@ -48,22 +48,7 @@ _STEP, _TOLERANCE = 1e-5, 1e-3
 
 
 class PredictorHessian:
-    """Mean Hessians of a log density by its linear predictors: elementwise those of rows, by products that of the rest.
-
-    Parameters
-    ----------
-    parts : Expectations
-        The density, taken apart.
-    simplify, compile_ : callable
-        How graphs are simplified, and compiled.
-
-    Raises
-    ------
-    NotApart
-        Where in the rest, predictors interact with too many others.
-    MissingDerivativeError
-        If an operation of a row has no second derivative.
-    """
+    """Mean Hessians of a log density by its linear predictors: elementwise for rows, by products for the rest."""
 
     def __init__(self, parts: Expectations, simplify: Simplify, compile_: Compile) -> None:
         self._parts, self._simplify, self._compile = parts, simplify, compile_
@@ -90,13 +75,7 @@ class PredictorHessian:
         return self._parts.linear_map
 
     def mean(self, theta: Array) -> sparse.csr_array:
-        """Return the mean Hessian with respect to the predictors over draws, (n_draws, n_dim).
-
-        Raises
-        ------
-        NotApart
-            Where data have changed so that log p does not come apart any more.
-        """
+        """Return the mean Hessian with respect to the predictors over draws, (n_draws, n_dim)."""
         self._refresh()
         rows = self._rows.mean(theta)
         return rows if self._rest is None else rows + self._rest.mean(self._parts.linear_map, theta)
@@ -120,20 +99,7 @@ class PredictorHessian:
 
 
 class RestHessian:
-    """Mean Hessians of what is no sum over rows, by predictors.
-
-    Parameters
-    ----------
-    parts : list of pytensor scalars
-        Functions of the predictors, to be added.
-    predictors : pytensor vector
-    simplify, compile_ : callable
-
-    Raises
-    ------
-    NotApart
-        Where predictors interact with too many others.
-    """
+    """Mean Hessians of what is no sum over rows, by predictors."""
 
     def __init__(self, parts: list[Variable], predictors: Variable, simplify: Simplify, compile_: Compile) -> None:
         with without_c():
@@ -186,26 +152,7 @@ logger = logging.getLogger("pymc.ngvi")
 
 
 class SecondOrder:
-    """Second derivatives of a log density. Nothing is built before something is asked for.
-
-    Parameters
-    ----------
-    graphs : FlatGraphs
-    functions : Functions
-    rows : LikelihoodRows
-        For Gauss-Newton matrices.
-    start : ndarray, shape (n_dim,)
-        A point where log p is finite.
-    evaluations : Evaluations
-        Gives gradients that nobody counts.
-    by_rows : ByRows
-        Takes log p apart.
-
-    Attributes
-    ----------
-    sparse : SparseHessian
-    gauss_newton : GaussNewtonMatrix
-    """
+    """Second derivatives of a log density. Nothing is built before something is asked for."""
 
     def __init__(
         self,

@@ -19,36 +19,18 @@ Values = dict[str, AnyArray]
 
 @dataclass(frozen=True)
 class Simulated:
-    """One draw of everything.
+    """One draw of everything."""
 
-    Parameters
-    ----------
-    values : dict
-        Free variables and Deterministics by name, as users know them.
-    unconstrained : dict
-        Free variables by the names of their value variables.
-    observed : dict
-        Observed variables by name.
-    """
-
+    #: Free variables and Deterministics by name, as users know them.
     values: Values
+    #: Free variables by the names of their value variables.
     unconstrained: Values
+    #: Observed variables by name.
     observed: Values
 
 
 def simulate(model: pm.Model, n: int, seed: int) -> list[Simulated]:
-    """Draw parameters and data.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    n, seed : int
-
-    Raises
-    ------
-    ValueError
-        Where the model has no observed variables, a ``pm.Potential``, or priors that can't be drawn from.
-    """
+    """Draw parameters and data."""
     if not model.observed_RVs:
         raise ValueError("The model has no observed variables: there are no data to simulate.")
     if model.potentials:

@@ -27,27 +27,7 @@ _SMALLEST, _MOST_DENSE = 10, 2_000
 
 
 class SparseHessian:
-    """The sparsity of the Hessian of a log density: found when it is first asked for, checked, and widened if need be.
-
-    Parameters
-    ----------
-    logp : pytensor scalar
-    theta : pytensor vector
-    start : ndarray, shape (n_dim,)
-        A point where log p is finite.
-    varying : list of shared variables
-        Those that change from batch to batch; all others are constants until they get another value.
-    products : callable
-        As of `ColouredHessian`.
-    error : callable
-        Returns what keeps the Hessian from being evaluated, if anything does.
-    widest : int
-
-    Attributes
-    ----------
-    n_widened : int
-        Times that entries were missing.
-    """
+    """The sparsity of the Hessian of a log density: found when first asked for, checked, and widened if need be."""
 
     def __init__(
         self,
@@ -78,14 +58,7 @@ class SparseHessian:
         return {**self.__dict__, "_search": None}
 
     def again(self, start: Array, products: Products, error: Callable[[], Exception | None]) -> "SparseHessian":
-        """Return what a new object would find for the data as they are now, without the work that is done already.
-
-        Parameters
-        ----------
-        start : ndarray, shape (n_dim,)
-        products, error : callable
-            As those of the class.
-        """
+        """Return what a new object would find for the data as they are now, without the work that is done already."""
         other = SparseHessian.__new__(SparseHessian)
         other.__dict__.update(self.__dict__)  # a copy would be without the search, as a pickle is
         other._start, other._products, other._error = start, products, error
@@ -185,15 +158,7 @@ class SparseHessian:
         return self._last[1]
 
     def mean_values(self, theta: Array) -> Array:
-        """Return the mean over draws at the entries of the pattern, (n_entries,).
-
-        Raises
-        ------
-        PatternWidened
-            At the first call, the second, fourth, eighth, ..., where a check found missing entries.
-        ValueError
-            Where the Hessian counts as dense.
-        """
+        """Return the mean over draws at the entries of the pattern, (n_entries,)."""
         coloured = self.coloured
         if coloured is None:
             raise ValueError("The Hessian of this model counts as dense: it has no pattern.")

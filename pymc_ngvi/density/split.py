@@ -40,53 +40,22 @@ _N_MOVED, _SEED = 8, 20_260_301
 
 
 class _Made(NamedTuple):
-    """What is made once for the same globals.
-
-    Parameters
-    ----------
-    pieces : Pieces
-    of_globals, of_locals : Function
-        The sum of the terms of globals alone; the elements of all others.
-    arrays : list of pytensor vectors
-        These elements.
-    elements : pytensor vector
-        All of them, one array after the other.
-    facts : Facts
-        Of ``elements``, as functions of local coordinates.
-    """
+    """What is made once for the same globals."""
 
     pieces: Pieces
+    #: The sum of the terms of globals alone; the elements of all others.
     of_globals: Function
     of_locals: Function
+    #: These elements.
     arrays: list[Variable]
+    #: All of them, one array after the other.
     elements: Variable
+    #: Of ``elements``, as functions of local coordinates.
     facts: Facts
 
 
 class SplitDensity:
-    """The terms of log p, compiled.
-
-    Parameters
-    ----------
-    density : LogDensity
-    forest : Forest
-        With local coordinates.
-    point : ndarray, shape (n_dim,)
-        Where log p is finite; dependences are looked for about it.
-
-    Attributes
-    ----------
-    n_elements : int
-        Elements of log p that depend on local coordinates.
-    n_evaluations : int
-        Pairs of a draw and a node at which all of them were evaluated.
-    compile_seconds : float
-
-    Raises
-    ------
-    CannotSplit
-        If an element depends on local coordinates that are not on one path.
-    """
+    """The terms of log p, compiled."""
 
     def __init__(self, density: LogDensity, forest: Trees, point: Array) -> None:
         self.forest = forest
@@ -195,18 +164,7 @@ class SplitDensity:
         return max(1, int(_CACHED // (n_nodes * max(self.n_elements, self.forest.n_local))))
 
     def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
-        """Evaluate the terms.
-
-        Parameters
-        ----------
-        g : ndarray, shape (n, n_globals)
-        local : ndarray, shape (n, n_nodes, n_local)
-
-        Returns
-        -------
-        of_globals : ndarray, shape (n,)
-        of_locals : ndarray, shape (n, n_nodes, n_local)
-        """
+        """Evaluate the terms."""
         n, n_nodes, n_local = local.shape
         self.n_evaluations += n * n_nodes
         with np.errstate(all="ignore"):  # far out, densities overflow: the caller sees it
@@ -222,24 +180,15 @@ class SplitDensity:
 
 
 class _Sums(NamedTuple):
-    """Sums of elements by coordinate.
+    """Sums of elements by coordinate."""
 
-    Parameters
-    ----------
-    alone : ndarray of int
-        Elements that depend on no local coordinate.
-    places : ndarray of int
-        Coordinates that have elements, ascending.
-    starts : ndarray of int or None
-        Where the run of each of these begins, if its elements are neighbours; one element each if there are as many.
-    matrix : csr_array or None
-        Otherwise: (n_local, n_elements).
-    n_elements : int
-    """
-
+    #: Elements that depend on no local coordinate.
     alone: Integers
+    #: Coordinates that have elements, ascending.
     places: Integers
+    #: Where the run of each of these begins, if its elements are neighbours; one element each if there are as many.
     starts: Integers | None
+    #: Otherwise: (n_local, n_elements).
     matrix: sparse.csr_array | None
     n_elements: int
 

@@ -10,13 +10,7 @@ from pymc_ngvi.density.model_density import ModelDensity
 
 
 class Sum(CountedElsewhere, ModelDensity):
-    """The sum of a prior and of likelihoods, which say what they are at points.
-
-    Parameters
-    ----------
-    prior : LogDensity
-        Counts evaluations; its model stands for all of them.
-    """
+    """The sum of a prior and of likelihoods, which say what they are at points."""
 
     def __init__(self, prior: LogDensity) -> None:
         self.prior = self.counter = prior

@@ -13,29 +13,7 @@ from pymc_ngvi.graphs.layout import Layout
 
 
 class TermSums(FunctionsAtDraws):
-    """Sums of terms of log p at unconstrained draws.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    layout : Layout
-        Of the fit.
-    make : callable
-        Returns the terms, arrays that are functions of the value variables.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import pymc as pm
-    >>> from pymc_ngvi.density import LogDensity
-    >>> from pymc_ngvi.density.terms import TermSums, log_densities
-    >>> with pm.Model() as model:
-    ...     s = pm.HalfNormal("s")
-    ...     y = pm.Normal("y", 0.0, s, observed=[1.0, 2.0])
-    >>> of_prior = TermSums(model, LogDensity(model).layout, lambda: log_densities(model, ["s"]))
-    >>> of_prior(np.zeros((1, 1))).round(3)  # log(2) - log(2 pi) / 2 - 1 / 2
-    array([-0.726])
-    """
+    """Sums of terms of log p at unconstrained draws."""
 
     def __init__(self, model: pm.Model, layout: Layout, make: Callable[[], list[Variable]]) -> None:
         self.model, self.layout, self._make = model, layout, make
@@ -52,15 +30,7 @@ class TermSums(FunctionsAtDraws):
 
 
 def log_densities(model: pm.Model, names: Sequence[str], *, jacobian: bool = False) -> list[Variable]:
-    """Return the log densities of variables and Potentials by name, elementwise, as functions of the value variables.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    names : sequence of str
-    jacobian : bool, default False
-        Whether those of transformed variables are on the unconstrained scale.
-    """
+    """Return the log densities of variables and Potentials by name, elementwise, in the value variables."""
     if not names:
         return []
     return model.logp(vars=[model[name] for name in names], jacobian=jacobian, sum=False)

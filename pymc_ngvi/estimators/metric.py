@@ -19,22 +19,7 @@ SEEN = 0.1
 
 
 def in_full_metric(target: Density, q: GaussianState, theta: Array, moments: Moments) -> Moments | None:
-    """Return moments whose gap, floor and floor_sd count errors of the mean by the full curvature of log p.
-
-    Parameters
-    ----------
-    target : Density
-    q : GaussianState
-    theta : ndarray, shape (n_draws, n_dim)
-        Draws of q, all finite.
-    moments : Moments
-        Of q, in its own metric.
-
-    Returns
-    -------
-    Moments or None
-        None where the full curvature is not known, or not positive definite.
-    """
+    """Return moments whose gap, floor and floor_sd count errors of the mean by the full curvature of log p."""
     u = moments.replicates
     factor = None if u is None else _full_curvature_factor(target, q, theta[:_N_DRAWS])
     if u is None or factor is None:

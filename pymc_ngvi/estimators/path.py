@@ -19,23 +19,6 @@ def from_gradients(
     """Estimate the curvature from products of whitened gradients and base draws.
 
     Without sticking the landing, the gradient is that of log p alone, and the identity is added exactly.
-
-    Parameters
-    ----------
-    order : callable
-        Whitened gradients and base draws, (n_draws, n_dim) each, to the outer products whose mean is I - A.
-    state : GaussianState
-    base : BaseDraws
-        The draws of ``evaluation``.
-    evaluation : Evaluation
-        At the draws of ``state``; draws that are not finite are left out.
-    stl : bool
-        Whether gradients are those of log p - log q.
-
-    Returns
-    -------
-    Moments
-        `PathMoments`, without Monte Carlo errors, where there is one replicate only.
     """
     keep = evaluation.finite
     grad, z = (evaluation.grad, base.z) if keep.all() else (evaluation.grad[keep], base.z[keep])

@@ -18,20 +18,7 @@ def by_replicate(
     *,
     stl: bool,
 ) -> Moments:
-    """Estimate the gradient by its mean over draws, the curvature by a function of the draws of each replicate.
-
-    Parameters
-    ----------
-    curvatures : callable
-        Draws of q, (n_draws, n_dim), of each replicate to its whitened curvature, in the form of the family.
-    state : GaussianState
-    base : BaseDraws
-        The draws of ``evaluation``.
-    evaluation : Evaluation
-        At the draws of ``state``; draws that are not finite are left out.
-    stl : bool
-        Whether gradients are those of log p - log q.
-    """
+    """Estimate the gradient by its mean over draws, the curvature by a function of the draws of each replicate."""
     grads, draws = [], []
     for rows in base.replicates():
         keep = evaluation.finite[rows]
@@ -46,21 +33,7 @@ def by_replicate(
 
 
 def moments_at_draws(state: GaussianState, grads: Array, curvatures: Array) -> Moments:
-    """Combine independent replicates of whitened gradient and curvature.
-
-    Parameters
-    ----------
-    state : GaussianState
-    grads : ndarray, shape (n_replicates, n_dim)
-    curvatures : ndarray, shape (n_replicates, ...)
-        In the form of the family.
-
-    Returns
-    -------
-    Moments
-        With the noise floor 1/(2 R (R-1)) sum_r |u_r - mean u|^2, u = (grad, (A - I)/sqrt 2), and the standard
-        deviation sqrt(tr(Cov(u)^2)/2) / R of the corrected gap at the optimum.
-    """
+    """Combine independent replicates of whitened gradient and curvature."""
     n_replicates = len(grads)
     grad, curvature = grads.mean(axis=0), curvatures.mean(axis=0)
     errors = np.array([state.flat(state.curvature_error(c)) for c in curvatures])

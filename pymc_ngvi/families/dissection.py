@@ -36,37 +36,16 @@ _SPACINGS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
 class Dissection(NamedTuple):
-    """A structure and what the linear algebra of one step costs with it.
+    """A structure and what the linear algebra of one step costs with it."""
 
-    Parameters
-    ----------
-    labels : ndarray of int, shape (n_dim,)
-        Of each coordinate's block; -1 in the border.
-    flops : float
-    """
-
+    #: Of each coordinate's block; -1 in the border; shape (n_dim,).
     labels: NDArray[np.intp]
     flops: float
 
 
 @functools.lru_cache(maxsize=4)
 def find_structure(pattern: Pattern) -> ArrowStructure:
-    """Return the arrow structure in which steps cost least.
-
-    Parameters
-    ----------
-    pattern : Pattern
-        Of the precision.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> arrow = np.eye(5)
-    >>> arrow[:, 1] = arrow[1, :] = 1.0
-    >>> structure = find_structure(Pattern.of(arrow))
-    >>> structure.border, structure.sizes
-    (array([1]), array([1, 1, 1, 1]))
-    """
+    """Return the arrow structure in which steps cost least."""
     graph = pattern.matrix
     candidates = [*by_degree(graph), by_independence(graph)]
     # Chains and fields are the large components beside a small border.

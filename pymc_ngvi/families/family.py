@@ -23,22 +23,14 @@ class Product(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Why something does not go with a family.
-
-    Parameters
-    ----------
-    axis : {"update", "estimator", "step"}
-    names : tuple of str
-        Of entries on this axis.
-    sentence : str
-        The reason, and what to take instead.
-    update : tuple of str
-        Where it holds for some updates only: these.
-    """
+    """Why something does not go with a family."""
 
     axis: str
+    #: Of entries on this axis.
     names: tuple[str, ...]
+    #: The reason, and what to take instead.
     sentence: str
+    #: Where it holds for some updates only: these.
     update: tuple[str, ...] = ()
 
 

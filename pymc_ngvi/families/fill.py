@@ -23,25 +23,7 @@ _LITTLE = 4e-3
 
 @functools.lru_cache(maxsize=4)
 def find_filled(pattern: Pattern) -> FilledStructure | None:
-    """Return the structure of a factor with fill-in, where its steps cost less than with an arrow; None elsewhere.
-
-    Parameters
-    ----------
-    pattern : Pattern
-        Of the precision.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from scipy import sparse
-    >>> n = 5_000
-    >>> chain = Pattern.of(sparse.diags_array([np.ones(n), np.ones(n - 1)], offsets=[0, 1]))
-    >>> structure = find_filled(chain)
-    >>> structure.fronts.n_entries < 8 * n
-    True
-    >>> find_filled(Pattern.of(np.eye(n))) is None
-    True
-    """
+    """Return the structure of a factor with fill-in, where its steps cost less than with an arrow; None elsewhere."""
     of_arrow = step_seconds(find_structure(pattern))
     if of_arrow < _LITTLE:
         return None
@@ -56,15 +38,7 @@ def find_summed(pattern: SummedPattern) -> SummedStructure:
 
 
 def cheapest_with_fill(summed: SummedPattern | None, pattern: Callable[[], Pattern | None]) -> FilledStructure | None:
-    """Return the structure of a factor with fill-in that costs least; None where another form costs less.
-
-    Parameters
-    ----------
-    summed : SummedPattern or None
-        Of the precision beside sums over many coordinates, where there may be any.
-    pattern : callable
-        Returns that of all coordinates, None where it counts as dense; not called where it would be large.
-    """
+    """Return the structure of a factor with fill-in that costs least; None where another form costs less."""
     beside = None if summed is None else find_summed(summed)
     if beside is not None and summed is not None and summed.n_pairs > _MANY_PAIRS:
         return beside

@@ -42,36 +42,9 @@ class PushforwardState:
 
     The density is exact. Moments are those of 4,096 quasi-random draws with a fixed seed, adjusted by regression to
     the exact ones of the coordinates that the transform leaves as they are.
-
-    Parameters
-    ----------
-    gaussian : GaussianState
-        Of phi.
-    transform : Transform
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import pymc as pm
-    >>> from pymc_ngvi.families import DiagonalState
-    >>> from pymc_ngvi.families.matrices.arrow import ArrowStructure
-    >>> from pymc_ngvi.families.pushforward import PushforwardState
-    >>> from pymc_ngvi.density import LogDensity
-    >>> from pymc_ngvi.density.conditional import GuideFunctions
-    >>> from pymc_ngvi.reparam import Conditional
-    >>> with pm.Model() as model:
-    ...     mu = pm.Normal("mu")
-    ...     b = pm.Normal("b", mu, 0.5)
-    >>> density = LogDensity(model)
-    >>> structure = ArrowStructure.of([-1, 0])
-    >>> transform = Conditional(GuideFunctions(density, structure), structure, density.initial_point())
-    >>> gaussian = DiagonalState.from_scale(np.zeros(2), np.ones(2))
-    >>> q = PushforwardState(gaussian, transform)
-    >>> q.cov().round(2)
-    array([[1.  , 1.  ],
-           [1.  , 1.25]])
     """
 
+    #: Of phi.
     gaussian: GaussianState
     transform: Transform = field(repr=False)
 

@@ -17,40 +17,18 @@ _SMALL, _LESS = 40, 48
 
 
 class FamilyChoice(NamedTuple):
-    """A family and why it was taken.
+    """A family and why it was taken."""
 
-    Parameters
-    ----------
-    name : str
-        Of a registered family.
-    reason : str
-        For the closing line of the fit; empty where there was nothing to choose.
-    is_makeshift : bool
-        Taken because nothing better fits in memory.
-    """
-
+    #: Of a registered family.
     name: str
+    #: For the closing line of the fit; empty where there was nothing to choose.
     reason: str = ""
+    #: Taken because nothing better fits in memory.
     is_makeshift: bool = False
 
 
 def choose_family(density: ModelDensity, *, may_fill: bool = False, may_sum: bool = False) -> FamilyChoice:
-    """Return the family that suits a model.
-
-    Parameters
-    ----------
-    density : ModelDensity
-    may_fill : bool
-        Whether the fit goes with a sparse precision with fill-in.
-    may_sum : bool
-        Whether it goes with one beside sums over many coordinates, too.
-
-    Returns
-    -------
-    FamilyChoice
-        "sparse" where the precision has the structure for it and a step costs less than with a dense covariance;
-        "full" otherwise; "diagonal" where neither fits in memory.
-    """
+    """Return the family that suits a model."""
     n_dim = density.n_dim
     if n_dim < _SMALL:
         return FamilyChoice(DENSE)
@@ -78,14 +56,7 @@ def _columns(structure: ArrowStructure | FilledStructure) -> int:
 
 
 def cheapest_filled(density: ModelDensity, *, sums: bool) -> FilledStructure | None:
-    """Return the structure of a factor with fill-in that costs least; None where another form costs less.
-
-    Parameters
-    ----------
-    density : ModelDensity
-    sums : bool
-        Whether there may be sums over many coordinates beside what is sparse.
-    """
+    """Return the structure of a factor with fill-in that costs least; None where another form costs less."""
     return cheapest_with_fill(density.summed if sums else None, lambda: density.pattern)
 
 

@@ -116,20 +116,6 @@ def first_state(
 
     The fit is one with draws where no Gaussian stays in the support, or where rows turn out not to be all of log p; and
     q gets the entries of the Hessian that its structure left out.
-
-    Parameters
-    ----------
-    problem : Problem
-    options : FitOptions
-    seed : int
-    start : mapping or Earlier, optional
-        Means by name, or an earlier fit.
-    start_sigma : mapping or float, optional
-
-    Raises
-    ------
-    StartError
-        If log p is not finite around the start.
     """
     density = problem.density
     for _ in range(MAX_WIDENED):

@@ -30,21 +30,7 @@ type Given = Mapping[str, Any]
 
 
 def options_for(given: Given, density: ModelDensity | None = None) -> FitOptions:
-    """Check what was given, and fill in what was not.
-
-    Parameters
-    ----------
-    given : mapping
-        Options of `NGVI`; others than those of `FitOptions` are left alone, and those left out have their defaults.
-    density : ModelDensity, optional
-        Of the model; without it, nothing is adapted to a model.
-
-    Raises
-    ------
-    ValueError
-        For options that make no sense, or not for this model; MissingDerivativeError where an operation of the model
-        has no second derivative and the options ask for one.
-    """
+    """Check what was given, and fill in what was not."""
     given = {name: given.get(name, default) for name, default in OPTIONS.items()}
     filled = dict(given)
     if given["posterior"] == AUTO and names_a_method(given):
@@ -75,13 +61,7 @@ def options_for(given: Given, density: ModelDensity | None = None) -> FitOptions
 
 
 def _for_batches(given: Given) -> Mapping[str, str]:
-    """Return what goes with data in batches: expectations by quadrature, and a Gaussian.
-
-    Raises
-    ------
-    ValueError
-        For options that ask for something else.
-    """
+    """Return what goes with data in batches: expectations by quadrature, and a Gaussian."""
     wanted = {"update": "natural", "estimator": "quadrature", "step": "linesearch", "reparam": None}
     for name, value in wanted.items():
         if given[name] not in (None, value):

@@ -36,32 +36,19 @@ class EarlierFit(Protocol):
 
 @dataclass(frozen=True)
 class Earlier:
-    """Mean and covariance of an earlier fit, for the variables that a model shares with it.
+    """Mean and covariance of an earlier fit, for the variables that a model shares with it."""
 
-    Parameters
-    ----------
-    q : VariationalState
-        Of the earlier fit, unconstrained.
-    mean : dict
-        By name of the value variable.
-    ours, theirs : ndarray of int, shape (n_shared,)
-        Flat coordinates of the shared variables in the model, and in q.
-    """
-
+    #: Of the earlier fit, unconstrained.
     q: VariationalState
+    #: By name of the value variable.
     mean: dict[str, Array]
+    #: Flat coordinates of the shared variables in the model, and in q; shape (n_shared,).
     ours: NDArray[np.intp]
     theirs: NDArray[np.intp]
 
     @classmethod
     def of(cls, approx: EarlierFit, density: ModelDensity) -> "Earlier":
-        """Find the variables of an approximation in a model, by the names of their unconstrained values.
-
-        Raises
-        ------
-        ValueError
-            If none is there, or one has another shape.
-        """
+        """Find the variables of an approximation in a model, by the names of their unconstrained values."""
         old, new = ({v.value_name: v for v in layout.variables} for layout in (approx.layout, density.layout))
         shared = [name for name in new if name in old]
         if not shared:
@@ -82,18 +69,7 @@ class Earlier:
         return cls(q, {n: mean[old[n].where].reshape(old[n].shape) for n in shared}, ours, theirs)
 
     def state(self, rule: Rule, problem: Problem, point: Array, scales: Sequence[Array]) -> VariationalState | None:
-        """Return the start with the best ELBO on the first draws; None where log p is not finite at all of them.
-
-        Parameters
-        ----------
-        rule : StepRule
-            Evaluates starts.
-        problem : Problem
-        point : ndarray, shape (n_dim,)
-            Mean, in the coordinates of the problem.
-        scales : sequence of ndarray, shape (n_dim,)
-            Standard deviations to choose among, for coordinates that the earlier fit did not have.
-        """
+        """Return the start with the best ELBO on the first draws; None where log p is not finite at all of them."""
         best, best_elbo = None, -np.inf
         for state in self._states(problem, point, scales):
             evaluation = rule.first_evaluation(state)

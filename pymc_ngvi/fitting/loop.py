@@ -40,14 +40,9 @@ class _Room:
 @stored("history", content=("first", "second"), make="of_columns")
 @dataclass(frozen=True)
 class History:
-    """Rows of figures; immutable, but the next one shares its memory.
+    """Rows of figures; immutable, but the next one shares its memory."""
 
-    Parameters
-    ----------
-    n : int
-        Rows.
-    """
-
+    #: Rows.
     n: int = 0
     _room: _Room = field(default_factory=lambda: _Room(np.empty((_FIRST_CAPACITY, 2)), 0))
 
@@ -93,18 +88,11 @@ class History:
 @stored("loop.state")
 @dataclass(frozen=True)
 class LoopState:
-    """A fit at the end of an iteration; the loop goes on from any such value as if it had never stopped.
-
-    Parameters
-    ----------
-    rule : RuleState
-    status : Status
-    history : History
-        -ELBO and estimated gap after each iteration, on the draws then in use or by quadrature.
-    """
+    """A fit at the end of an iteration; the loop goes on from any such value as if it had never stopped."""
 
     rule: RuleState
     status: Status
+    #: -ELBO and estimated gap after each iteration, on the draws then in use or by quadrature.
     history: History
 
     @property
@@ -145,17 +133,7 @@ def start(rule: Rule, q: VariationalState) -> LoopState:
 
 
 def run(rule: Rule, state: LoopState, n: int, observe: Observer) -> LoopState:
-    """Run up to ``n`` more iterations.
-
-    Parameters
-    ----------
-    rule : StepRule
-    state : LoopState
-        Not modified.
-    n : int
-    observe : callable
-        Called after each iteration. StopIteration from it ends the fit (status STOPPED, OUT_OF_SECONDS or PAUSED).
-    """
+    """Run up to ``n`` more iterations."""
     if state.status is Status.CONVERGED or n == 0:
         return state
     status = rule.terminate(state.rule) if state.n_iterations == 0 else None

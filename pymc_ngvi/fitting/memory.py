@@ -14,13 +14,7 @@ def memory_of(learner: object) -> dict[str, object]:
 
 
 def remember(learner: object, memory: dict[str, object]) -> None:
-    """Put back what was learned into an object that has evaluated nothing yet.
-
-    Raises
-    ------
-    ValueError
-        If something is missing, or of another form than such an object holds.
-    """
+    """Put back what was learned into an object that has evaluated nothing yet."""
     for name in _learned(learner):
         if name not in memory:
             raise ValueError(f"it does not have {name!r} among what the fit had learned, {sorted(memory)}")

@@ -93,22 +93,6 @@ class FitOptions:
     The one list of these options: their types, defaults and order are those of `NGVI` and `fit_ngvi`, whose
     documentation says what they mean. None, for those that have a default of their own, stays only where the choice of
     family, update, estimator and step rule does not use them, or where the step rule knows.
-
-    Parameters
-    ----------
-    family, update, estimator, step : str, optional
-    tol : float
-    n_draws, max_draws, base_draws : optional
-    stl : bool
-    step_size, step_decay, window : optional
-    factor, blocks, reparam, max_seconds, n_components, components : optional
-    family_reason : str
-        Why the family was chosen, where the user named none; the user can't give it.
-
-    Raises
-    ------
-    ValueError
-        For an option that makes no sense, saying what was given and what is valid.
     """
 
     family: FamilyName | None = None
@@ -130,6 +114,7 @@ class FitOptions:
     max_seconds: float | None = None
     n_components: int | Literal["auto"] | None = field(default=None, metadata={"check": _checked_components_number})
     components: ComponentsName | None = None
+    #: Why the family was chosen, where the user named none; the user can't give it.
     family_reason: str = ""
 
     def __post_init__(self) -> None:

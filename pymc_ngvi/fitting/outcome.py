@@ -20,19 +20,12 @@ logger = logging.getLogger("pymc.ngvi")
 
 
 class Outcome(NamedTuple):
-    """What a fit has come to.
+    """What a fit has come to."""
 
-    Parameters
-    ----------
-    q : VariationalState
-        On the model's unconstrained scale.
-    record : FitRecord
-    hist, gap_hist : ndarray, shape (n_iterations,)
-        Loss, and estimated nats still to be gained, after each iteration.
-    """
-
+    #: On the model's unconstrained scale.
     q: VariationalState
     record: FitRecord
+    #: Loss, and estimated nats still to be gained, after each iteration; shape (n_iterations,).
     hist: Array
     gap_hist: Array
 
@@ -45,15 +38,7 @@ def constant_after(status: Status, density: ModelDensity) -> tuple[str, ...]:
 
 
 def report_outcome(q: VariationalState, record: FitRecord) -> None:
-    """Say how a fit went, and what posterior came of it; warn where it did not converge.
-
-    Parameters
-    ----------
-    q : VariationalState
-        Of the fit.
-    record : FitRecord
-        Of what the user gets.
-    """
+    """Say how a fit went, and what posterior came of it; warn where it did not converge."""
     stream = "" if record.stream is None else str(record.stream)
     said = [record.closing_line(), stream, record.posterior, record.of_discrete, record.next_step]
     logger.info(" ".join(filter(None, said)))

@@ -94,27 +94,7 @@ _EXPECTED = "blocks should be a sequence of sequences of names, such as [['a', '
 
 
 def block_labels(layout: Layout, blocks: Sequence[Sequence[str]] | None = None) -> NDArray[np.intp]:
-    """Return which block each coordinate belongs to.
-
-    Parameters
-    ----------
-    layout : Layout
-    blocks : sequence of sequences of str, optional
-        Each inner sequence names the coordinates of one block. A name is that of a free variable (``sd``), of its
-        value variable (``sd_log__``), or the label of one coordinate (``beta[3]``). What is left of each variable
-        forms a block of its own; by default each variable does.
-
-    Returns
-    -------
-    ndarray of int, shape (n_dim,)
-        Labels from 0 on, in the order of each block's first coordinate.
-
-    Raises
-    ------
-    ValueError
-        If ``blocks`` is no sequence of sequences of names, a block is empty, a name is unknown, or a coordinate is in
-        two blocks.
-    """
+    """Return which block each coordinate belongs to."""
     parsed = _parsed(blocks)
     labels = np.full(layout.n_dim, -1, dtype=np.intp)
     for block, names in enumerate(parsed):
@@ -186,23 +166,15 @@ def _coordinates(layout: Layout, name: str) -> NDArray[np.intp]:
 
 @dataclass(frozen=True)
 class Problem:
-    """A density to be approximated, in coordinates that may not be the model's own.
+    """A density to be approximated, in coordinates that may not be the model's own."""
 
-    Parameters
-    ----------
-    density : ModelDensity
-        Of the model.
-    target : Target
-        What is fitted: ``density`` itself, or its reparametrisation.
-    family : Family
-        Makes states of location and scale.
-    transform : Conditional or None
-        From the scale of states to the model's own unconstrained scale; None where they are on it.
-    """
-
+    #: Of the model.
     density: ModelDensity
+    #: What is fitted: ``density`` itself, or its reparametrisation.
     target: Target
+    #: Makes states of location and scale.
     family: Family[FittedState]
+    #: From the scale of states to the model's own unconstrained scale; None where they are on it.
     transform: Conditional | None = None
 
     @property
@@ -268,15 +240,7 @@ class Problem:
 
 
 def problem_of(density: ModelDensity, options: FitOptions) -> Problem:
-    """Return what the options make of a model.
-
-    Raises
-    ------
-    ValueError
-        Where the model has not the structure that they ask for.
-    MemoryError
-        Where the approximation does not fit in memory.
-    """
+    """Return what the options make of a model."""
     if options.choice.estimator == "quadrature" and density.n_directions is None:
         raise ValueError(NO_ROWS)
     if options.choice.estimator == "gauss_newton" and density.is_sharded:
@@ -307,11 +271,6 @@ def problem_by_draws(density: ModelDensity, options: FitOptions) -> tuple[Proble
     """Return what the options make of a model with draws in place of exact expectations, and the options.
 
     What was chosen to be sparse beside sums over many coordinates is not so by draws: another family takes its place.
-
-    Raises
-    ------
-    ValueError
-        Where such a precision was asked for by name.
     """
     options = options.with_draws()
     if options.family_reason and options.choice.family == STRUCTURED and density.pattern is None:
@@ -330,16 +289,10 @@ def _target(density: ModelDensity, options: FitOptions) -> Target:
 
 @dataclass(frozen=True)
 class _Form:
-    """What families see of a model.
-
-    Parameters
-    ----------
-    density : ModelDensity
-    known : ArrowStructure or None
-        Of a reparametrised model.
-    """
+    """What families see of a model."""
 
     density: ModelDensity
+    #: Of a reparametrised model.
     known: ArrowStructure | None = None
 
     @property
@@ -367,20 +320,7 @@ class _Form:
 def make_family(
     options: FitOptions, density: ModelDensity, structure: ArrowStructure | None = None
 ) -> Family[FittedState]:
-    """Return what makes a state of location and scale.
-
-    Parameters
-    ----------
-    options : FitOptions
-    density : ModelDensity
-    structure : ArrowStructure, optional
-        Of a reparametrised model.
-
-    Raises
-    ------
-    ValueError
-        Where the model has not the structure that the family takes.
-    """
+    """Return what makes a state of location and scale."""
     return FAMILIES[options.choice.family].of(_Form(density, structure), options)
 
 

@@ -41,14 +41,7 @@ _COLUMNS = {
 
 
 class FitProgress:
-    """A line that shows where a fit is; the number of iterations is not known in advance, so it has no bar.
-
-    Parameters
-    ----------
-    enabled : bool
-    theme : rich.theme.Theme, optional
-        PyMC's by default.
-    """
+    """A line that shows where a fit is; the number of iterations is not known in advance, so it has no bar."""
 
     def __init__(self, enabled: bool = True, theme: Theme | None = None) -> None:
         columns: list[ProgressColumn] = [SpinnerColumn()]
@@ -124,14 +117,7 @@ def watching(density: ModelDensity, progress: FitProgress) -> AbstractContextMan
 
 
 class WorkProgress:
-    """A bar for work other than a fit: it appears after two seconds, and goes when the work is done.
-
-    Parameters
-    ----------
-    description : str
-    total : float
-        Amount of work.
-    """
+    """A bar for work other than a fit: it appears after two seconds, and goes when the work is done."""
 
     def __init__(self, description: str, total: float) -> None:
         self._description, self._total, self._done = description, total, 0.0

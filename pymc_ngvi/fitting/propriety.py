@@ -43,17 +43,11 @@ _MOST_STEPS, _MOST_HALVINGS, _SOLVED, _LEAST_PIVOT = 30, 30, 1e-4, 1e-12
 
 
 class PosteriorTails(NamedTuple):
-    """What is known of the tails of a posterior.
+    """What is known of the tails of a posterior."""
 
-    Parameters
-    ----------
-    improper : tuple of int
-        Coordinates in which it is improper.
-    known : bool
-        Whether all tails that may be improper could be followed.
-    """
-
+    #: Coordinates in which it is improper.
     improper: tuple[int, ...]
+    #: Whether all tails that may be improper could be followed.
     known: bool
 
 
@@ -132,16 +126,7 @@ def _name(density: LogDensity, index: int) -> str:
 
 
 def tails_of(density: LogDensity, mean: Array, sd: Array, *, level: bool = False) -> PosteriorTails:
-    """Look at the tails of coordinates with flat priors.
-
-    Parameters
-    ----------
-    density : LogDensity
-    mean, sd : ndarray, shape (n_dim,)
-        Of q.
-    level : bool
-        Whether a tail that rises tells nothing, as while q is on its way to the data.
-    """
+    """Look at the tails of coordinates with flat priors."""
     if density.second.error() is not None or density.n_dim > _MOST_DIM:
         return PosteriorTails((), False)
     flat = flat_coordinates(density.model, density.layout)
@@ -177,16 +162,7 @@ def _falls(density: LogDensity, at: int, mean: Array, sd: Array, level: bool) ->
 
 
 def _side_falls(values: Array, least: Array, most: float) -> bool | None:
-    """Tell whether a tail falls by more than the least in each span; None where that is not known, or where it rises.
-
-    Parameters
-    ----------
-    values : ndarray
-        Log densities, from near to far.
-    least : ndarray
-    most : float
-        Nats by which it may rise and yet be known not to fall.
-    """
+    """Tell whether a tail falls by more than the least in each span; None where that is not known or it rises."""
     falls = -np.diff(values)
     if np.isneginf(values).any() or falls.sum() > _DEEP:
         return True

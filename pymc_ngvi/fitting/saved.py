@@ -16,18 +16,7 @@ _LOGP_RTOL = 1e-6
 
 
 class SavedFit:
-    """A fit that was saved: made again when it is to go on.
-
-    Parameters
-    ----------
-    density : ModelDensity
-        Of the model, made again.
-    q : VariationalState
-        Where the fit had come to, on the model's unconstrained scale.
-    snapshot : Snapshot
-    log_p : float or None
-        At the mean of q when the fit was saved; None where it was not evaluated.
-    """
+    """A fit that was saved: made again when it is to go on."""
 
     def __init__(self, density: ModelDensity, q: VariationalState, snapshot: Snapshot, log_p: float | None) -> None:
         self._density, self._q, self._snapshot, self.log_p = density, q, snapshot, log_p

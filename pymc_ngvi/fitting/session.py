@@ -60,23 +60,7 @@ class _Earlier(NamedTuple):
 
 
 class FitSession:
-    """A fit that can be gone on with from where it ended; `begin` and `resumed` make one.
-
-    Parameters
-    ----------
-    begun : tuple
-        The problem, the step rule, the state of the loop, and the options.
-    seed : int
-        Of the base draws.
-    score : bool
-        Whether to keep the history of the loss.
-    seconds, compile_seconds : float
-        Spent so far: in all, and on graphs.
-    observer : callable, optional
-        Is told of each iteration; see `Observer`.
-    search : ModeSearch, optional
-        For other modes, after the fit.
-    """
+    """A fit that can be gone on with from where it ended; `begin` and `resumed` make one."""
 
     def __init__(
         self,
@@ -112,21 +96,7 @@ class FitSession:
         clock: float | None = None,
         search: ModeSearch | None = None,
     ) -> "FitSession":
-        """Return a fit at its start.
-
-        Parameters
-        ----------
-        problem : Problem
-            What is fitted.
-        rule : StepRule
-            That evaluated the start, from the options.
-        q : VariationalState
-            The start, in the coordinates of the problem.
-        options, seed, score, observer, search
-            As of the class.
-        clock : float, optional
-            ``time.perf_counter()`` when the fit began; default: now.
-        """
+        """Return a fit at its start."""
         clock = time.perf_counter() if clock is None else clock
         begun = Begun.at(problem, rule, options, seed, q)
         return cls(
@@ -136,13 +106,7 @@ class FitSession:
 
     @classmethod
     def resumed(cls, density: ModelDensity, snapshot: Snapshot) -> "FitSession":
-        """Return the fit that a snapshot was taken of, on a model.
-
-        Raises
-        ------
-        ValueError
-            If the snapshot is not one of such a fit.
-        """
+        """Return the fit that a snapshot was taken of, on a model."""
         if isinstance(snapshot.state.rule, IncrementalState):
             raise ValueError(_NO_BATCHES)
         problem = problem_of(density, snapshot.options)

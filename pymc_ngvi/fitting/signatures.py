@@ -49,13 +49,7 @@ _ALSO_CALLED = {
 
 
 def takes[**P, R](arguments: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
-    """Let a method show the fields of a dataclass as its arguments.
-
-    Parameters
-    ----------
-    arguments : type
-        A dataclass with the fields of `OF_CONSTRUCTOR`.
-    """
+    """Let a method show the fields of a dataclass as its arguments."""
 
     def decorate(method: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
         declared = {field.name: field for field in fields(arguments)}  # type: ignore[arg-type]

@@ -16,36 +16,23 @@ from pymc_ngvi.steps.adaptive.state import AdaptiveState
 @stored("fit.snapshot")
 @dataclass(frozen=True)
 class Snapshot:
-    """All that a fit needs to go on in another process, beside the model.
-
-    Parameters
-    ----------
-    options : FitOptions
-    seed : int
-    scored : bool
-    state : LoopState
-        Without what follows from the rest of it.
-    seconds, compile_seconds : float
-    n_gradients, n_hessians : int
-        Evaluations so far.
-    memory : dict
-        What a reparametrised density has learned.
-    searched : Searched or None
-        What came of a search for other modes, if there was one.
-    is_to_search : bool
-        Whether other modes are yet to be looked for.
-    """
+    """All that a fit needs to go on in another process, beside the model."""
 
     options: FitOptions
     seed: int
     scored: bool
+    #: Without what follows from the rest of it.
     state: LoopState
     seconds: float
     compile_seconds: float
+    #: Evaluations so far.
     n_gradients: int
     n_hessians: int
+    #: What a reparametrised density has learned.
     memory: dict[str, object]
+    #: What came of a search for other modes, if there was one.
     searched: Searched | None = None
+    #: Whether other modes are yet to be looked for.
     is_to_search: bool = False
 
 

@@ -42,21 +42,7 @@ class _TriedStart(NamedTuple):
 
 
 def start_point(density: ModelDensity, start: Mapping[str, ArrayLike] | None) -> Array:
-    """Return the flat unconstrained starting mean, (n_dim,).
-
-    Parameters
-    ----------
-    density : ModelDensity
-    start : mapping or None
-        Values by variable name (constrained) or by value-variable name, like ``sd_log__`` (unconstrained, which wins
-        where both are given). Names of Deterministics and data are allowed and have no effect, so that the result of
-        ``pm.find_MAP`` can be passed. Variables left out start at the model's initial point.
-
-    Raises
-    ------
-    ValueError, TypeError
-        For an unknown name or a wrong shape; for anything that has no names.
-    """
+    """Return the flat unconstrained starting mean, (n_dim,)."""
     if start is None:
         return density.initial_point()
     if not isinstance(start, Mapping):
@@ -102,15 +88,7 @@ def _shape_message(given: str, shape: tuple[int, ...], variable: Variable, rv: A
 
 
 def start_scales(density: ModelDensity, start_sigma: Mapping[str, ArrayLike] | float | None) -> list[Array]:
-    """Return the starting standard deviations to choose among, (n_dim,) each.
-
-    Parameters
-    ----------
-    density : ModelDensity
-    start_sigma : mapping, float or None
-        Standard deviations on the unconstrained scale, by variable or value-variable name, for all variables (a
-        number), or to be chosen (None). Variables left out of a mapping take part in the choice.
-    """
+    """Return the starting standard deviations to choose among, (n_dim,) each."""
     scales = [np.full(density.n_dim, s) for s in START_SCALES]
     if start_sigma is None:
         return scales
@@ -190,23 +168,6 @@ def choose_start(
     """Return the starting state with the best ELBO on the first draws.
 
     It is narrower than all scales where log p falls exponentially over the narrowest.
-
-    Parameters
-    ----------
-    rule : StepRule
-        Evaluates starts.
-    family : Family
-    point : ndarray, shape (n_dim,)
-    scales : sequence of ndarray, shape (n_dim,)
-        To choose among.
-    density : ModelDensity
-    wide : sequence of ndarray of int
-        Coordinates that may also start at 0 instead (`large_scales`), those of each array together.
-
-    Raises
-    ------
-    StartError
-        If log p is not finite at any draw of any of them, naming the terms of the model that are not.
     """
 
     def tried(location: Array, scale: Array) -> _TriedStart:

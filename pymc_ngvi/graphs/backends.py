@@ -38,15 +38,7 @@ from pymc_ngvi.graphs import large, rewrites
 
 
 class AddByGroup(Op):
-    """``x[..., index, ...] += y`` for a constant vector index that repeats entries.
-
-    Parameters
-    ----------
-    idx_list : tuple
-        As of `AdvancedIncSubtensor`; 0 stands for the vector.
-    axis : int
-        Of the vector, in x and in y.
-    """
+    """``x[..., index, ...] += y`` for a constant vector index that repeats entries."""
 
     __props__ = ("idx_list", "axis")
 
@@ -118,18 +110,7 @@ _EXCLUDED = ("fusion", "inplace", "cxx_only", "BlasOpt", "scan_make_inplace", *r
 
 @functools.cache
 def quick_mode(*, is_large: bool = False) -> Mode:
-    """Return the mode that runs graphs by Python thunks on NumPy.
-
-    Parameters
-    ----------
-    is_large : bool, default False
-        Apply few rewrites, as for graphs with thousands of nodes.
-
-    Returns
-    -------
-    pytensor.compile.mode.Mode
-        Stabilised like the default mode; compiles nothing, inner graphs (Scan, OpFromGraph) included.
-    """
+    """Return the mode that runs graphs by Python thunks on NumPy."""
     include = large.FEW if is_large else ("fast_run", *rewrites.INCLUDED)
     # After specialisation (2) and the Python-only rewrites (49.1), when no other rewrite makes new Elemwise.
     query = RewriteDatabaseQuery(include=["py_only", *include], exclude=list(_EXCLUDED)).register(
@@ -142,22 +123,7 @@ def quick_mode(*, is_large: bool = False) -> Mode:
 def compile_options(
     backend: str, compile_kwargs: Mapping[str, object] | None, *, is_large: bool = False
 ) -> dict[str, Any]:
-    """Translate a backend's name and the user's ``compile_kwargs`` into options of ``pytensor.function``.
-
-    Parameters
-    ----------
-    backend : {"quick", "numba", "c", "jax"}
-        Already decided: not "auto". Others, which evaluate rows alone, are taken as "quick".
-    compile_kwargs : dict or None
-        The user's; a ``mode`` in it wins over "quick" (the caller refuses it beside another backend).
-    is_large : bool, default False
-        As of `quick_mode`.
-
-    Returns
-    -------
-    dict
-        With a ``mode``.
-    """
+    """Translate a backend's name and the user's ``compile_kwargs`` into options of ``pytensor.function``."""
     if compile_kwargs and "mode" in compile_kwargs:
         return dict(compile_kwargs)
     if backend not in _COMPILED:
@@ -191,17 +157,7 @@ def without_c(model: pm.Model | None = None) -> AbstractContextManager[None]:
 
 
 def python_loops(nodes: Iterable[Apply]) -> list[Apply]:
-    """Return the Elemwise nodes that run element by element in Python in the quick mode, inner graphs included.
-
-    Parameters
-    ----------
-    nodes : iterable of Apply
-        Of a graph before or after rewriting.
-
-    Returns
-    -------
-    list of Apply
-    """
+    """Return the Elemwise nodes that run element by element in Python in the quick mode, inner graphs included."""
     found = []
     for node in nodes:
         if isinstance(node.op, Elemwise):

@@ -22,17 +22,7 @@ class NoNumPyFunction(Exception):
 
 
 class Calls:
-    """A list of calls of NumPy functions. Where thunks of PyTensor take 5 microseconds, one of these takes less than 1.
-
-    Parameters
-    ----------
-    inputs, outputs : list of pytensor variables
-        The graph, rewritten for NumPy.
-
-    Raises
-    ------
-    NoNumPyFunction
-    """
+    """A list of calls of NumPy functions: less than 1 microsecond each, where a thunk of PyTensor takes 5."""
 
     def __init__(self, inputs: Sequence[Variable], outputs: Sequence[Variable]) -> None:
         self._slots = {var: k for k, var in enumerate(inputs)}

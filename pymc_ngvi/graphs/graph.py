@@ -215,17 +215,7 @@ def row_derivatives(rows: list[Variable], theta: Variable, direction: Variable) 
 def gauss_newton(
     rows: list[Variable], scales: list[Variable], rest: Variable, theta: Variable, direction: Variable
 ) -> Variable:
-    """Return u^T (sum_i s_i g_i g_i^T - hess rest) u along ``direction`` u.
-
-    Parameters
-    ----------
-    rows : list of pytensor variables
-        Log densities; g_i is the gradient of an element without its scale.
-    scales : list of pytensor scalars
-        s, of each of ``rows``, contained in them.
-    rest : pytensor scalar
-        The rest of the log density.
-    """
+    """Return u^T (sum_i s_i g_i g_i^T - hess rest) u along ``direction`` u."""
     derivatives = row_derivatives(rows, theta, direction)
     squares = [(d**2).sum() / s for d, s in zip(derivatives, scales, strict=True)]
     [grad] = simplify([gradient(rest, theta)])
@@ -263,12 +253,7 @@ def _named(what: str, order: str) -> Iterator[None]:
 
 
 def over_draws(outputs: list[Variable], theta: Variable) -> tuple[Variable, list[Variable]]:
-    """Vectorise functions of one flat vector over draws.
-
-    Returns
-    -------
-    matrix, outputs : the symbolic draws, (n_draws, n_dim), and the outputs with a leading axis of draws
-    """
+    """Vectorise functions of one flat vector over draws."""
     matrix = pt.matrix("draws", dtype="float64", shape=(None, theta.type.shape[0]))
     batched = vectorised(odes.solved_once(outputs), {theta: matrix})
     # What does not depend on theta comes back without the axis.

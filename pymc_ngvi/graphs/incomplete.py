@@ -26,13 +26,7 @@ _HIGHEST_ORDER = 2
 
 
 class ByParameters(ps.ScalarOp):
-    """A derivative of the incomplete beta function I_x(a, b), or the gamma function P(k, x), by parameters.
-
-    Parameters
-    ----------
-    by : str
-        Parameters, each as often as it is differentiated by: "a", "b", "aa", "ab" and "bb", "k" and "kk".
-    """
+    """A derivative of the incomplete beta function I_x(a, b), or the gamma function P(k, x), by parameters."""
 
     def __init__(self, by: str) -> None:
         self.parameters = "k" if by[0] == "k" else "ab"

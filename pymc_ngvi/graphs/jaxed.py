@@ -41,10 +41,6 @@ class InFloat64:
     """A function that PyTensor compiles for JAX, called inside `in_float64`.
 
     It returns arrays of NumPy: outside that context, JAX would go on with its own in the user's precision.
-
-    Parameters
-    ----------
-    function : pytensor function
     """
 
     def __init__(self, function: Any) -> None:

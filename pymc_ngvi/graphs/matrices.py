@@ -46,12 +46,6 @@ def hold_by_rows(outputs: list[Variable], indices: Collection[Variable]) -> list
     """Make shared variables, stored row by row, of constants whose rows are taken by an index that changes.
 
     Arrays made of data frames are stored column by column: taking 1,000 rows of 785 columns was seven times as slow.
-
-    Parameters
-    ----------
-    outputs : list of pytensor variables
-    indices : collection of pytensor variables
-        The indices of rows.
     """
     found = {}
     for node in toposort(outputs):

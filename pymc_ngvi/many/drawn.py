@@ -8,15 +8,7 @@ from pymc_ngvi.results.persistence.files import check_path, is_zarr, write
 
 
 def made_folder(path: str | Path) -> Path:
-    """Return where draws go: a folder, or a zarr store by a suffix that says so; made where it is not there.
-
-    Raises
-    ------
-    ValueError
-        Where a file is there.
-    ImportError, FileNotFoundError, FileExistsError
-        As `check_path`, for zarr.
-    """
+    """Return where draws go: a folder, or a zarr store by a suffix that says so; made where it is not there."""
     if is_zarr(path):
         folder = check_path(path)
         import zarr

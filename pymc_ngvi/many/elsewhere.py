@@ -23,13 +23,7 @@ type Run = Callable[[Iterator[Sent], bool], Rows]
 
 
 class Kit:
-    """What a process fits with: made when the first case comes, and kept for the others.
-
-    Parameters
-    ----------
-    content : bytes
-        What is asked and the pilot, pickled.
-    """
+    """What a process fits with: made when the first case comes, and kept for the others."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content

@@ -22,16 +22,10 @@ type Entry = Mapping[str, ArrayLike]
 
 
 class Case(NamedTuple):
-    """What is fitted: data, and what they were simulated with, where they were.
-
-    Parameters
-    ----------
-    entry : dict
-    truth : Simulated or None
-        Whose values are ranked among draws.
-    """
+    """What is fitted: data, and what they were simulated with, where they were."""
 
     entry: Entry
+    #: Whose values are ranked among draws.
     truth: Simulated | None = None
 
 
@@ -40,13 +34,7 @@ class BadEntryError(ValueError):
 
 
 def opened(data: Iterable[Entry]) -> tuple[Iterator[Entry], int | None]:
-    """Return the entries one after the other, and how many there are, None where that is not known.
-
-    Raises
-    ------
-    TypeError
-        For anything but an iterable of dicts.
-    """
+    """Return the entries one after the other, and how many there are, None where that is not known."""
     if isinstance(data, Mapping) or not isinstance(data, Iterable):
         what = "a dict, which is the data of one fit: write [data]" if isinstance(data, Mapping) else shortened(data)
         raise TypeError(f"data should be an iterable of dicts, one for each fit; got {what}.")
@@ -55,31 +43,18 @@ def opened(data: Iterable[Entry]) -> tuple[Iterator[Entry], int | None]:
 
 @dataclass(frozen=True)
 class Slots:
-    """Where the data of a fit go in a model.
+    """Where the data of a fit go in a model."""
 
-    Parameters
-    ----------
-    model : pymc.Model
-        The one that is fitted: that of the user, or a copy in which observed values can be changed.
-    names : dict
-        Names in ``model`` by the names that entries have.
-    dims : frozenset of str
-        Those among the names of entries that are dims of the model.
-    """
-
+    #: The one that is fitted: that of the user, or a copy in which observed values can be changed.
     model: pm.Model
+    #: Names in ``model`` by the names that entries have.
     names: dict[str, str]
+    #: Those among the names of entries that are dims of the model.
     dims: frozenset[str]
 
     @classmethod
     def of(cls, model: pm.Model, entry: Entry) -> "Slots":
-        """Return the places for entries that have the names of the first one.
-
-        Raises
-        ------
-        BadEntryError
-            For names that the model does not have, or can't change.
-        """
+        """Return the places for entries that have the names of the first one."""
         _check_is_dict(entry)
         data = {v.name for v in model.data_vars if hasattr(v, "get_value")}
         observed = {rv.name: model.rvs_to_values[rv] for rv in model.observed_RVs}
@@ -108,13 +83,7 @@ class Slots:
         return cls(model, names, dims)
 
     def checked(self, entry: Entry) -> dict[str, AnyArray]:
-        """Return the arrays of an entry by their names in the model, and the labels of dims.
-
-        Raises
-        ------
-        BadEntryError
-            Where names, numbers of axes or types are not those of the model, or lengths do not agree.
-        """
+        """Return the arrays of an entry by their names in the model, and the labels of dims."""
         _check_is_dict(entry)
         expected = {*self.names, *self.dims}
         if set(entry) != expected:

@@ -49,71 +49,46 @@ type Search = Literal["first", "each"]
 
 @dataclass
 class Row:
-    """What is kept of one fit.
-
-    Parameters
-    ----------
-    index, seed : int
-    digest : bytes
-        Of the data.
-    values : dict
-        By variable: means, standard deviations and limits, (4, *shape).
-    dims, labels : dict
-        Names of the axes of each variable, where they have names; labels by dim.
-    ranks : dict
-        By variable: how many draws are below the value that the data were simulated with.
-    about : dict
-        What is said of the fit, by name.
-    error : str
-        Why there is none; empty where there is.
-    left_out : bool
-        Whether a search for other modes was left out.
-    """
+    """What is kept of one fit."""
 
     index: int
     seed: int
+    #: Of the data.
     digest: bytes = b""
+    #: By variable: means, standard deviations and limits, (4, *shape).
     values: dict[str, AnyArray] = field(default_factory=dict)
+    #: Names of the axes of each variable, where they have names; labels by dim.
     dims: dict[str, tuple[str, ...]] = field(default_factory=dict)
     labels: dict[str, AnyArray] = field(default_factory=dict)
+    #: By variable: how many draws are below the value that the data were simulated with.
     ranks: dict[str, AnyArray] = field(default_factory=dict)
+    #: What is said of the fit, by name.
     about: dict[str, Any] = field(default_factory=dict)
+    #: Why there is none; empty where there is.
     error: str = ""
+    #: Whether a search for other modes was left out.
     left_out: bool = False
 
 
 class Asked(NamedTuple):
-    """What is the same for all fits.
-
-    Parameters
-    ----------
-    slots : Slots
-    of_constructor, of_fit : dict
-        Options of `NGVI` and of `NGVI.fit`.
-    entropy : int
-        From which the seeds of all fits follow.
-    draws : int
-        From which means, standard deviations and limits are taken.
-    prob : float
-        Of the intervals.
-    names : frozenset of str or None
-        Variables that are kept; None for all.
-    judge : bool
-        Whether to judge each fit by `NGVIApproximation.diagnose`.
-    search : {"first", "each"}
-    folder : Path or None
-        Where draws are written.
-    """
+    """What is the same for all fits."""
 
     slots: Slots
+    #: Options of `NGVI` and of `NGVI.fit`.
     of_constructor: dict[str, Any]
     of_fit: dict[str, Any]
+    #: From which the seeds of all fits follow.
     entropy: int
+    #: From which means, standard deviations and limits are taken.
     draws: int
+    #: Of the intervals.
     prob: float
+    #: Variables that are kept; None for all.
     names: frozenset[str] | None
+    #: Whether to judge each fit by `NGVIApproximation.diagnose`.
     judge: bool
     search: Search
+    #: Where draws are written.
     folder: Path | None
 
     def seed(self, index: int) -> int:
@@ -122,17 +97,11 @@ class Asked(NamedTuple):
 
 
 class _Warm(NGVI):
-    """Fits that start from another one, where variables have the same shapes.
+    """Fits that start from another one, where variables have the same shapes."""
 
-    Attributes
-    ----------
-    pilot : NGVIApproximation or None
-        None: fits start as a fit alone does.
-    is_searched : bool
-        Whether those that start from another one look for other modes.
-    """
-
+    #: None: fits start as a fit alone does.
     pilot: NGVIApproximation | None = None
+    #: Whether those that start from another one look for other modes.
     is_searched: bool = False
 
     def _from(self, density: ModelDensity) -> Mapping[str, ArrayLike] | Earlier | None:
@@ -154,14 +123,7 @@ class _Warm(NGVI):
 
 
 class Fitter:
-    """Fits entries.
-
-    Parameters
-    ----------
-    asked : Asked
-    pilot : NGVIApproximation, optional
-        What fits start from that have variables of the same shapes; few of these look for other modes.
-    """
+    """Fits entries."""
 
     def __init__(self, asked: Asked, pilot: NGVIApproximation | None = None) -> None:
         self.asked, self.pilot = asked, pilot

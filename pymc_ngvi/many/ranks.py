@@ -14,30 +14,13 @@ LOG_DENSITY = "log_density"
 
 
 class Ranks:
-    """Ranks variables and log p(theta, y): the latter sees errors that no variable shows alone.
-
-    Parameters
-    ----------
-    truth : Simulated
-    rng : Generator
-        Of ranks among draws that equal the truth.
-    """
+    """Ranks variables and log p(theta, y): the latter sees errors that no variable shows alone."""
 
     def __init__(self, truth: Simulated, rng: np.random.Generator) -> None:
         self._truth, self._rng = truth, rng
 
     def among(self, draws: Mapping[str, AnyArray], theta: Array, density: ModelDensity) -> dict[str, AnyArray]:
-        """Return ranks by name.
-
-        Parameters
-        ----------
-        draws : dict
-            Of variables as users know them, (n, *shape).
-        theta : ndarray, shape (n, n_dim)
-            Unconstrained.
-        density : ModelDensity
-            With the data that were simulated.
-        """
+        """Return ranks by name."""
         result = {name: self._of(values, self._truth.values[name]) for name, values in draws.items()}
         at = density.layout.flatten(self._truth.unconstrained)
         logp = density.logp(np.vstack([at[None], theta]))

@@ -86,15 +86,7 @@ _ADVICE = Advice("fits", "Make another one, with Client(cluster).", "Start some,
 
 
 def cluster_of(client: object) -> Cluster:
-    """Return the cluster behind a client.
-
-    Raises
-    ------
-    TypeError
-        For anything but a client that waits for its results.
-    BrokenExecutorError
-        For one that is closed.
-    """
+    """Return the cluster behind a client."""
     found = client_of(client)
     if found is None or found.asynchronous:
         what = shortened(client) if found is None else "one that is asynchronous"
@@ -250,15 +242,7 @@ def _row(index: int, case: bytes) -> Row:
 
 
 def shown(rows: Iterable[Row], total: int | None, enabled: bool) -> Iterator[Row]:
-    """Hand rows on, and show how many there were.
-
-    Parameters
-    ----------
-    rows : iterable of Row
-    total : int or None
-        None where it is not known: then neither is what is left.
-    enabled : bool
-    """
+    """Hand rows on, and show how many there were."""
     columns: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}")]
     columns += [BarColumn(), TimeElapsedColumn(), TextColumn("left:"), Remaining()] if total else [TimeElapsedColumn()]
     console, in_text = console_for(default_progress_theme)
@@ -284,11 +268,6 @@ def judge_unsearched(rows: Sequence[Row]) -> str:
     """Say of each fit whose search was left out what those found that were searched.
 
     Where these have found other modes, it is not reliable for want of knowing: its verdict is "not judged".
-
-    Returns
-    -------
-    str
-        A warning; empty where there is none to give.
     """
     left_out = [row for row in rows if row.left_out and not row.error]
     searched = [row for row in rows if row.about.get("searched")]
@@ -326,15 +305,7 @@ class _Unreadable(Exception):
 
 
 def workers_of(n_jobs: object, client: object) -> Place:
-    """Return where fits are made.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For what is no number of processes, or no client, or for both.
-    BrokenExecutorError
-        For a client that is closed.
-    """
+    """Return where fits are made."""
     n = _count_of(n_jobs)
     if client is None:
         return n
@@ -354,13 +325,6 @@ def fitted_rows(fitter: Fitter, cases: Iterable[Case], place: Place, total: int 
 
     Those that are done are returned after an interrupt from the keyboard, where the data can't be read on, and where a
     cluster is gone. There are warnings of this, of what failed, and of other modes that were found in some.
-
-    Raises
-    ------
-    KeyboardInterrupt, BrokenExecutorError, Exception
-        Where none is done; the last one is that of the data.
-    ValueError
-        Where all have failed.
     """
     rows: list[Row] = []
     labels: dict[str, AnyArray] = {}

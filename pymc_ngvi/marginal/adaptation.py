@@ -155,29 +155,7 @@ class Hopeless(Refused):
 
 
 class Adaptation:
-    """Rounds of draws, and the proposals that are fitted to them.
-
-    Parameters
-    ----------
-    function : callable
-        From globals to log m.
-    base : Base
-        What moments shrink towards.
-    bend : Bend
-    df : float
-        Degrees of freedom of proposals.
-    rng : Generator
-    is_plain : bool
-        Whether log m takes no quadrature.
-    start : StudentMixture, optional
-        Of y: from whose components a kind of proposals is fitted.
-
-    Attributes
-    ----------
-    rounds : ProposalRounds
-    n_drawn : int
-        Draws so far, those of pools not included.
-    """
+    """Rounds of draws, and the proposals that are fitted to them."""
 
     def __init__(
         self,

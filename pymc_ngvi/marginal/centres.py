@@ -21,16 +21,12 @@ _LEAST, _MOST, _FARTHEST = 0.04, 25.0, 1.5
 
 @dataclass(frozen=True, eq=False)
 class Centres:
-    """Conditional means and Cholesky factors for some draws of the globals.
+    """Conditional means and Cholesky factors for some draws of the globals."""
 
-    Parameters
-    ----------
-    mean : ndarray, shape (n, n_local)
-    factor : ndarray, shape (n, n_local, n_levels)
-        Row c: entries in the columns of the path of c; the last of them is positive, what is beyond is 0.
-    """
-
+    #: shape (n, n_local).
     mean: Array
+    #: Row c: entries in the columns of the path of c; the last of them is positive, what is beyond is 0; shape (n,
+    #: n_local, n_levels).
     factor: Array
 
     def __len__(self) -> int:
@@ -100,23 +96,17 @@ class Centres:
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """Moments of the standardised coordinates z under the conditional density, where m = 0 and L L^T = I are asked for.
+    """Moments of the standardised coordinates z under the conditional density; m = 0 and L L^T = I are asked for."""
 
-    Parameters
-    ----------
-    mean : ndarray, shape (n, n_local)
-    cov : ndarray, shape (n, n_local, n_levels, n_levels)
-        Of the path of each coordinate; the identity beyond its end.
-    skew : ndarray, shape (n, n_local)
-        Third standardised cumulant.
-    peak, width : ndarray, shape (n, n_local)
-        Where a parabola through the largest value and its neighbours has its top, given the coordinates above, and the
-        standard deviation of the Gaussian that it is the logarithm of; 0 and 1 where nodes are not far off.
-    """
-
+    #: shape (n, n_local).
     mean: Array
+    #: Of the path of each coordinate; the identity beyond its end; shape (n, n_local, n_levels, n_levels).
     cov: Array
+    #: Third standardised cumulant; shape (n, n_local).
     skew: Array
+    #: Where a parabola through the largest value and its neighbours has its top, given the coordinates above, and the
+    #: standard deviation of the Gaussian that it is the logarithm of; 0 and 1 where nodes are not far off; shape (n,
+    #: n_local).
     peak: Array
     width: Array
 

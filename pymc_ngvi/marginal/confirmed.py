@@ -18,44 +18,23 @@ _MOST_CORRECTIONS = 8
 
 
 class Confirmed(NamedTuple):
-    """What is known of one part of the blocks.
+    """What is known of one part of the blocks."""
 
-    Parameters
-    ----------
-    log_marginal : ndarray, shape (n,)
-        Its share of log m.
-    centres : Centres
-    skew : ndarray, shape (n, n_places)
-    lost : ndarray of bool, shape (n,)
-        Draws with a block whose centre was not found.
-    n_corrected : ndarray of int, shape (n,)
-        How often some block had to be evaluated again.
-    """
-
+    #: Its share of log m; shape (n,).
     log_marginal: Array
     centres: Centres
+    #: shape (n, n_places).
     skew: Array
+    #: Draws with a block whose centre was not found; shape (n,).
     lost: NDArray[np.bool_]
+    #: How often some block had to be evaluated again; shape (n,).
     n_corrected: NDArray[np.intp]
 
 
 def confirmed(
     part: SomeBlocks, rule: PathRule, g: Array, centres: Centres, wider: Callable[[int], PathRule], size: int
 ) -> Confirmed:
-    """Integrate a part; where nodes of a block were about the wrong centre, again about a better one.
-
-    Parameters
-    ----------
-    part : SomeBlocks
-    rule : PathRule
-    g : ndarray, shape (n, n_globals)
-    centres : Centres
-        To begin with, of all parts.
-    wider : callable
-        From the number of corrections so far to the rule of the next one.
-    size : int
-        Draws at a time, by the rule to begin with.
-    """
+    """Integrate a part; where nodes of a block were about the wrong centre, again about a better one."""
     n, forest = len(g), part.forest
     n_values = size * len(rule.nodes)
     about = centres.of(part.places, forest.n_levels)

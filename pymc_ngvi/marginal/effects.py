@@ -30,28 +30,18 @@ _LOG_2PI = float(np.log(2.0 * np.pi))
 
 
 class Effects(NamedTuple):
-    """Draws of local coordinates.
+    """Draws of local coordinates."""
 
-    Parameters
-    ----------
-    local : ndarray, shape (n, n_local)
-    efficiency : ndarray, shape (n_local,)
-        Effective number of candidates over their number, a mean over draws.
-    """
-
+    #: shape (n, n_local).
     local: Array
+    #: Effective number of candidates over their number, a mean over draws; shape (n_local,).
     efficiency: Array
 
 
 class SplitNormal(NamedTuple):
-    """Two halves of normal densities with one mode; mean 0 and about unit variance before it is widened.
+    """Two halves of normal densities with one mode; mean 0 and about unit variance before it is widened."""
 
-    Parameters
-    ----------
-    mode, left, right : ndarray, shape (n_local,)
-        The last two are standard deviations.
-    """
-
+    #: The last two are standard deviations; shape (n_local,).
     mode: Array
     left: Array
     right: Array
@@ -107,24 +97,7 @@ def draw_effects(
     choices: Array,
     of_draw: NDArray[np.intp],
 ) -> Effects:
-    """Draw local coordinates.
-
-    Parameters
-    ----------
-    terms : SplitDensity
-    forest : Forest
-    g : ndarray, shape (n_points, n_globals)
-    centres : Centres
-        Of each of these.
-    skewness : ndarray, shape (n_local,)
-        Of proposals.
-    shifts : ndarray, shape (n_points, n_local)
-        Uniform numbers that move the candidates.
-    choices : ndarray, shape (n, n_local)
-        Uniform numbers that choose.
-    of_draw : ndarray of int, shape (n,)
-        Which of the points a draw has for its globals, ascending.
-    """
+    """Draw local coordinates."""
     k = N_CANDIDATES[forest.n_levels]
     plan = terms.plan(forest, len(g), k**forest.n_levels)
     efficiency = np.zeros(forest.n_local)
@@ -151,16 +124,7 @@ def spaced(k: int, shifts: Array) -> Array:
 
 
 def weights_of(part: SomeBlocks, g: Array, centres: Centres, z: Array, log_weight: Array) -> list[Array]:
-    """Return, for each level, the weights of candidates given those above, (n, k^level, k, n_places).
-
-    Parameters
-    ----------
-    part : SomeBlocks
-    g : ndarray, shape (n, n_globals)
-    centres : Centres
-    z, log_weight : ndarray, shape (n, k, n_places)
-        Candidates, and minus the log density that they are drawn from.
-    """
+    """Return, for each level, the weights of candidates given those above, (n, k^level, k, n_places)."""
     _, values = part.terms(g, centres.at_own(_products(z, part.forest), part.forest))
     values = np.where(np.isfinite(values), values, -np.inf)
     with np.errstate(all="ignore"):

@@ -79,20 +79,15 @@ _LEAST_PIVOT = 1e-8
 
 @dataclass(frozen=True, eq=False)
 class LinearCentres:
-    """Centres of a Gaussian given its globals: a linear mean, one factor.
+    """Centres of a Gaussian given its globals: a linear mean, one factor."""
 
-    Parameters
-    ----------
-    mean : ndarray, shape (n_local,)
-        At ``centre``.
-    slope : ndarray, shape (n_local, n_globals)
-    factor : ndarray, shape (n_local, n_levels)
-    centre : ndarray, shape (n_globals,)
-    """
-
+    #: At ``centre``; shape (n_local,).
     mean: Array
+    #: shape (n_local, n_globals).
     slope: Array
+    #: shape (n_local, n_levels).
     factor: Array
+    #: shape (n_globals,).
     centre: Array
 
     def __call__(self, g: Array) -> Centres:
@@ -102,16 +97,7 @@ class LinearCentres:
 
 
 def linear_centres(forest: Forest, precision: sparse.csr_array, mean: Array) -> LinearCentres:
-    """Return the conditional distribution of the local coordinates given the globals.
-
-    Parameters
-    ----------
-    forest : Forest
-    precision : csr_array, shape (n_dim, n_dim)
-        Of the Gaussian. Where eliminating what is below leaves a coordinate without positive precision, its own entry
-        is taken.
-    mean : ndarray, shape (n_dim,)
-    """
+    """Return the conditional distribution of the local coordinates given the globals."""
     local = precision[forest.locals_]
     factor = _factor(forest, local[:, forest.locals_].tocsr())
     beside = np.asarray(local[:, forest.globals_].todense())
@@ -179,13 +165,7 @@ _WIDER, _MOST_FARTHER = 3.0, 0.05
 
 
 def forest_of(density: ModelDensity) -> Forest:
-    """Return the globals and trees of a model.
-
-    Raises
-    ------
-    Unavailable
-        Where it has none that will do.
-    """
+    """Return the globals and trees of a model."""
     if density.has_minibatch:
         raise Unavailable(Reason.IN_PART, "the model reads pm.Minibatch data")
     try:
@@ -246,27 +226,7 @@ def exact_posterior(
     *,
     most_values: float = math.inf,
 ) -> PoolState:
-    """Return the exact posterior.
-
-    Parameters
-    ----------
-    density : ModelDensity
-    q : GaussianState
-        The Gaussian fit.
-    forest : Forest
-    seed : int
-    may_take : callable
-        Tells whether the pool may take so many evaluations of log p: asked where no cheap rule will do.
-    others : sequence of GaussianState
-        At other modes: globals are looked for there, too.
-    most_values : float
-        Of log p, where they are not those of rows, beyond which it is given up.
-
-    Raises
-    ------
-    Unavailable
-        Where terms of log p depend on several blocks at once.
-    """
+    """Return the exact posterior."""
     mean = q.mean()
     cov = _cov_of_globals(q, forest)
     elsewhere = [(other.mean()[forest.globals_], _cov_of_globals(other, forest)) for other in others]

@@ -75,30 +75,7 @@ class TooManyValues(Hopeless):
 
 
 class Sampler:
-    """Samples the globals.
-
-    Parameters
-    ----------
-    function : LogMarginal or callable
-        log m(g) by quadrature; or log p, where all coordinates are globals.
-    mean : ndarray, shape (p,)
-    cov : ndarray, shape (p, p)
-        Of the globals under the Gaussian fit.
-    seed : int
-    may_take : callable
-        Tells whether the pool may take so many evaluations of log p: asked where no cheap rule will do.
-    wanted : float
-        Effective size that the pool is to have.
-    others : sequence of tuple
-        Mean and covariance of the globals at other modes.
-    ratios : sequence of tuple of int
-        Globals of which the exponential of others is a scale, and these.
-
-    Attributes
-    ----------
-    sequences : Sequences
-        Make the pool, and more of it later.
-    """
+    """Samples the globals."""
 
     def __init__(
         self,

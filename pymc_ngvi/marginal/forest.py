@@ -41,23 +41,15 @@ class NoForest(Refused):
 @stored("exact.forest")
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """Global coordinates, and trees of local ones.
+    """Global coordinates, and trees of local ones."""
 
-    Parameters
-    ----------
-    globals_ : ndarray of int, shape (n_globals,)
-        Ascending.
-    locals_ : ndarray of int, shape (n_local,)
-        Ascending; "place" below is one in this array.
-    parent : ndarray of int, shape (n_local,)
-        Place of the coordinate above; -1 for a root.
-    level : ndarray of int, shape (n_local,)
-        0 for a root.
-    """
-
+    #: Ascending; shape (n_globals,).
     globals_: Integers
+    #: Ascending; "place" below is one in this array; shape (n_local,).
     locals_: Integers
+    #: Place of the coordinate above; -1 for a root; shape (n_local,).
     parent: Integers
+    #: 0 for a root; shape (n_local,).
     level: Integers
 
     @property
@@ -107,16 +99,7 @@ class Forest:
         return tuple(result)
 
     def to_parents(self, values: Array, level: int, axis: int) -> tuple[Integers, Array]:
-        """Return the places that the coordinates of a level have above them, and the sums of values over siblings.
-
-        Parameters
-        ----------
-        values : ndarray
-            Along one axis, those of the coordinates of the level, in the order of `at_level`.
-        level : int
-            At least 1.
-        axis : int
-        """
+        """Return the places that the coordinates of a level have above them, and the sums of values over siblings."""
         order, parents, starts = self._children[level]
         sums: Array = np.add.reduceat(np.take(values, order, axis=axis), starts, axis=axis)
         return parents, sums
@@ -134,33 +117,7 @@ class Forest:
 
 
 def find_forest(pattern: Pattern | None, n_dim: int, variables: Sequence[slice] = ()) -> Forest:
-    """Return the globals and trees of which integrals cost least.
-
-    Parameters
-    ----------
-    pattern : Pattern or None
-        Of the Hessian of log p; None where it counts as dense.
-    n_dim : int
-    variables : sequence of slice
-        Where each variable is: those of few elements are tried as the globals, beside coordinates that touch many
-        others. A scale may touch fewer than an effect that others are nested in.
-
-    Raises
-    ------
-    NoForest
-        If there is none within the limits.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> hessian = np.eye(101)
-    >>> hessian[0] = 1.0  # a global
-    >>> for hub in range(1, 101, 10):  # ten hubs with nine leaves each
-    ...     hessian[hub, hub : hub + 10] = 1.0
-    >>> forest = find_forest(Pattern.of(hessian), 101)
-    >>> forest.globals_, forest.n_blocks, forest.n_levels
-    (array([0]), 10, 2)
-    """
+    """Return the globals and trees of which integrals cost least."""
     if pattern is None or n_dim <= _FEW:
         return _only_globals(n_dim)
     graph = pattern.matrix

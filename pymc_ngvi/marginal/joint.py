@@ -13,25 +13,17 @@ _N_PARTS = 8
 
 
 class JointDraws(NamedTuple):
-    """Weighted draws of all coordinates.
+    """Weighted draws of all coordinates."""
 
-    Parameters
-    ----------
-    theta : ndarray, shape (n, n_dim)
-    log_weights : ndarray, shape (n,)
-        Up to a constant; -inf for a draw that does not count.
-    of_globals : ndarray of int, shape (n,)
-        Equal where the globals are.
-    part : ndarray of int, shape (n,)
-        Which of some independent parts a draw is of.
-    worth : float
-        Independent draws that one of them is worth, in the mean, where all weigh the same.
-    """
-
+    #: shape (n, n_dim).
     theta: Array
+    #: Up to a constant; -inf for a draw that does not count; shape (n,).
     log_weights: Array
+    #: Equal where the globals are; shape (n,).
     of_globals: NDArray[np.intp]
+    #: Which of some independent parts a draw is of; shape (n,).
     part: NDArray[np.intp]
+    #: Independent draws that one of them is worth, in the mean, where all weigh the same.
     worth: float = 1.0
 
     @classmethod

@@ -38,38 +38,18 @@ Ints = NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class Predictives:
-    """Log densities, at draws, of what is left out and of what is predicted.
+    """Log densities, at draws, of what is left out and of what is predicted."""
 
-    Parameters
-    ----------
-    log_weights : ndarray, shape (n_draws,)
-        Of the draws, with all data.
-    log_out : ndarray, shape (n_draws, n_parts)
-        Of each part given the rest: by as much a draw is less likely without it.
-    log_scored : ndarray, shape (n_draws, n_scores)
-        Of each score, without its part.
-    """
-
+    #: Of the draws, with all data; shape (n_draws,).
     log_weights: Array
+    #: Of each part given the rest: by as much a draw is less likely without it; shape (n_draws, n_parts).
     log_out: Array
+    #: Of each score, without its part; shape (n_draws, n_scores).
     log_scored: Array
 
 
 class IntegratedAgain:
-    """Integrals of groups with and without some rows, at globals of a pool.
-
-    Parameters
-    ----------
-    state : PoolState
-        Of `IntegratedTrees` with local coordinates.
-    masked : MaskedDensity
-        Whose weights it changes.
-
-    Raises
-    ------
-    CannotSplit
-        If an element of log p depends on several groups.
-    """
+    """Integrals of groups with and without some rows, at globals of a pool."""
 
     def __init__(self, state: PoolState, masked: MaskedDensity) -> None:
         assert isinstance(state.rest, IntegratedTrees)
@@ -95,14 +75,7 @@ class IntegratedAgain:
         return block
 
     def predictives(self, parts: DataParts, *, is_without: bool = False) -> Predictives:
-        """Return the predictive densities.
-
-        Parameters
-        ----------
-        parts : DataParts
-        is_without : bool
-            Whether the posterior is one without the part, of which there is one: its draws stay as they are.
-        """
+        """Return the predictive densities."""
         state, forest = self._state, self._forest
         work = _Work.of(parts, self._block)
         of_pool = self._picked(work.n_passes)

@@ -45,32 +45,18 @@ _SLACK = 1.3
 
 @dataclass
 class LogMarginal:
-    """log m(g) by quadrature.
-
-    Parameters
-    ----------
-    terms : SplitDensity
-    forest : Forest
-    first_centres : callable or None
-        From globals to the centres to begin with: those of q. None where centres have been learned already.
-
-    Attributes
-    ----------
-    rule : PathRule
-        The reference.
-    base : BaseRule or None
-    rule_error : float
-        Change of log m that the next larger rule brings, an sd over draws; NaN before a choice was made.
-    n_corrected : int
-        Draws whose centres had to be corrected.
-    """
+    """log m(g) by quadrature."""
 
     terms: TermsOfBlocks
     forest: Forest
+    #: From globals to the centres to begin with: those of q. None where centres have been learned already.
     first_centres: Callable[[Array], Centres] | None
+    #: The reference.
     rule: PathRule = field(init=False)
     base: BaseRule | None = None
+    #: Change of log m that the next larger rule brings, an sd over draws; NaN before a choice was made.
     rule_error: float = float("nan")
+    #: Draws whose centres had to be corrected.
     n_corrected: int = 0
     whitening: Whitening | None = None
     skew: Array | None = None
@@ -107,13 +93,7 @@ class LogMarginal:
     def of_content(
         cls, content: dict[str, Any], terms: TermsOfBlocks, forest: Forest, forward: Callable[[Array], Array]
     ) -> "LogMarginal":
-        """Return the inverse of `content`; ``forward`` maps globals to y.
-
-        Raises
-        ------
-        ValueError
-            If the arrays are not of the sizes of the forest.
-        """
+        """Return the inverse of `content`; ``forward`` maps globals to y."""
         of_rule = {name: content[name] for name in ("base", "rule_error", "skew")}
         whitening = Whitening(forward, **content["whitening"])
         result = cls(terms, forest, None, **of_rule, whitening=whitening)
@@ -291,20 +271,7 @@ class LogMarginal:
         self.rule = rules[-1]
 
     def learn_base(self, points: Referred, weights: Array, *, tolerance: float, least: int, reach: float) -> None:
-        """Look for a rule of fewer nodes whose log m differs from the reference's by a polynomial.
-
-        Parameters
-        ----------
-        points : Referred
-        weights : ndarray, shape (n,)
-            By which draws count.
-        tolerance : float
-            Leave-one-out residual, an sd in nats, that the rule may have.
-        least : int
-            Nodes that it has at least.
-        reach : float
-            Variance of its predictions, in that of residuals, up to which they are used.
-        """
+        """Look for a rule of fewer nodes whose log m differs from the reference's by a polynomial."""
         whitening = self.whitening
         assert whitening is not None
         self.base = None

@@ -48,23 +48,16 @@ class CoupledRows(RefusedFor):
 
 @dataclass(frozen=True, eq=False)
 class WithNewRows:
-    """What new rows make of draws.
+    """What new rows make of draws."""
 
-    Parameters
-    ----------
-    log_ratio : ndarray, shape (n,)
-        Log predictive density of the new rows given the globals of each draw; -inf where it was not found.
-    theta : ndarray, shape (n, n_dim)
-        The draws, with the coordinates of trees moved to their new conditional moments.
-    moved : ndarray, shape (n,)
-        How far the conditional mean of any coordinate has moved, at most, in standard deviations that it had.
-    skewness : float
-        Of any of these coordinates given the globals, at most, as far as it is known.
-    """
-
+    #: Log predictive density of the new rows given the globals of each draw; -inf where it was not found; shape (n,).
     log_ratio: Array
+    #: The draws, with the coordinates of trees moved to their new conditional moments; shape (n, n_dim).
     theta: Array
+    #: How far the conditional mean of any coordinate has moved, at most, in standard deviations that it had; shape
+    #: (n,).
     moved: Array
+    #: Of any of these coordinates given the globals, at most, as far as it is known.
     skewness: float = 0.0
 
 
@@ -104,13 +97,7 @@ def _quadrature(state: PoolState) -> tuple[LogMarginal, Forest]:
 
 
 def with_new_rows(theta: Array, state: PoolState, row_logp: RowLogp) -> WithNewRows:
-    """Return what new rows make of draws of an exact posterior.
-
-    Raises
-    ------
-    CoupledRows
-        If a row depends on coordinates that are not on one path.
-    """
+    """Return what new rows make of draws of an exact posterior."""
     quadrature, forest = _quadrature(state)
     assert quadrature.skew is not None
     return beside(theta, quadrature.predicted, forest, row_logp, quadrature.skew, quadrature.whitening)
@@ -131,26 +118,7 @@ def beside(
     skewness: Array,
     whitening: Whitening | None = None,
 ) -> WithNewRows:
-    """Return what rows make of draws beside trees of which three moments are known.
-
-    Parameters
-    ----------
-    theta : ndarray, shape (n, n_dim)
-    centres : callable
-        From globals, (n, n_globals), to the conditional moments of all local coordinates.
-    forest : Forest
-    row_logp : callable
-        Log densities of the new rows.
-    skewness : ndarray, shape (n_local,)
-        Conditional, of standardised coordinates.
-    whitening : Whitening, optional
-        Of the globals, in which integrals are predicted from those at some draws. None: all are computed.
-
-    Raises
-    ------
-    CoupledRows
-        If a row depends on coordinates that are not on one path.
-    """
+    """Return what rows make of draws beside trees of which three moments are known."""
     g = theta[:, forest.globals_]
     terms = _TermsOfRows.of(theta[0], centres, forest, row_logp, skewness)
     trees = terms.trees
@@ -190,30 +158,19 @@ def _learn(integral: LogMarginal, g: Array, whitening: Whitening) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _TermsOfRows:
-    """The trees that new rows depend on, as these were without them, and the rows, as `integrate` takes them.
-
-    Parameters
-    ----------
-    trees : Forest
-    places : ndarray of int
-        Of their coordinates among all local ones.
-    owner : ndarray of int, shape (n_rows,)
-        The deepest coordinate that each row depends on; -1 for none.
-    row_logp : callable
-    centres : callable
-        Of all local coordinates.
-    point : ndarray, shape (n_dim,)
-        Where coordinates are that no row depends on.
-    shape : SplitNormal
-        Of standardised coordinates.
-    """
+    """The trees that new rows depend on, as these were without them, and the rows, as `integrate` takes them."""
 
     trees: Forest
+    #: Of their coordinates among all local ones.
     places: Ints
+    #: The deepest coordinate that each row depends on; -1 for none; shape (n_rows,).
     owner: Ints
     row_logp: RowLogp
+    #: Of all local coordinates.
     centres: Callable[[Array], Centres]
+    #: Where coordinates are that no row depends on; shape (n_dim,).
     point: Array
+    #: Of standardised coordinates.
     shape: SplitNormal
 
     @classmethod
@@ -278,16 +235,6 @@ def owners_of_rows(point: Array, step: Array, forest: Forest, row_logp: RowLogp)
 
     A row depends on at most one coordinate of each level. It is known by its number, whose digits are read from moves
     of half of the coordinates at a time.
-
-    Parameters
-    ----------
-    point : ndarray, shape (n_dim,)
-    step : ndarray, shape (n_local,)
-        By which coordinates are moved.
-
-    Raises
-    ------
-    CoupledRows
     """
     step = step * np.random.default_rng(_SEED).uniform(0.3, 1.0, forest.n_local)
     same = row_logp(point[None])[0]

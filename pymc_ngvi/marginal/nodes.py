@@ -23,17 +23,11 @@ LADDER: dict[int, tuple[int, ...]] = {
 @stored("exact.rule")
 @dataclass(frozen=True)
 class PathRule:
-    """A product rule on the standardised coordinates of a path: the integral of h is the sum of exp(log_weight) h.
+    """A product rule on the standardised coordinates of a path: the integral of h is the sum of exp(log_weight) h."""
 
-    Parameters
-    ----------
-    n_nodes : int
-        In each coordinate.
-    n_levels : int
-        Coordinates of the longest path.
-    """
-
+    #: In each coordinate.
     n_nodes: int
+    #: Coordinates of the longest path.
     n_levels: int
 
     @property

@@ -63,17 +63,6 @@ class TermsInShards:
     """The terms of log p; see `pymc_ngvi.marginal.parts.TermsOfBlocks`.
 
     Groups may have rows in several shards: what these say adds up.
-
-    Parameters
-    ----------
-    density : ShardedDensity
-        A sum over rows.
-    forest : Forest
-
-    Raises
-    ------
-    CannotSplit
-        If a row of the prior depends on several blocks at once; ShardError, if one of a shard does.
     """
 
     def __init__(self, density: ShardedDensity, forest: Forest) -> None:
@@ -146,17 +135,6 @@ class FittedDensity:
     """What an exact posterior evaluates of a model, for as long as it is there.
 
     Terms are compiled when they are first asked for: moments and draws of the globals of a loaded posterior need none.
-
-    Parameters
-    ----------
-    density : ModelDensity
-    forest : Forest
-    point : ndarray, shape (n_dim,)
-        Where log p is finite: the mean of the Gaussian fit.
-    log_p : float, optional
-        What log p was there. By default it is what it is now.
-    by_rows : bool, default True
-        Whether terms may be those of rows, which leave what is constant or linear in the globals to the term of these.
     """
 
     def __init__(
@@ -169,12 +147,7 @@ class FittedDensity:
 
     @contextmanager
     def limited(self, n_values: float) -> Iterator[None]:
-        """Give up, in this context, beyond so many values of log p that are not those of rows.
-
-        Raises
-        ------
-        Hopeless
-        """
+        """Give up, in this context, beyond so many values of log p that are not those of rows."""
         self._left = n_values
         try:
             yield
@@ -206,13 +179,7 @@ class FittedDensity:
             return self._density.logp(theta)
 
     def of_whole_groups(self) -> "FittedDensity":
-        """Return the same density, whose terms of a group have all that log p has of it.
-
-        Raises
-        ------
-        ValueError
-            Where the data are in shards, or elements of log p can't be told apart.
-        """
+        """Return the same density, whose terms of a group have all that log p has of it."""
         if isinstance(self._density, ShardedDensity):
             raise ValueError("Groups can't be left out of data in shards: fit again without them.")
         whole = FittedDensity(self._density, self._forest, self._point, self.log_p_at_point(), by_rows=False)
@@ -242,13 +209,7 @@ class FittedDensity:
         return whole(self, forest, n_nodes) if isinstance(split, SplitDensity) else split.plan(n_draws, n_nodes)
 
     def split(self) -> SplitDensity | TermsByRows | TermsInShards:
-        """Return the terms, compiled: those of rows where log p is a sum of these.
-
-        Raises
-        ------
-        CannotSplit
-            If an element of log p depends on several blocks at once.
-        """
+        """Return the terms, compiled: those of rows where log p is a sum of these."""
         if self._terms is None:
             with self._density.info.data.restored():
                 self._check()

@@ -22,38 +22,24 @@ _FEWEST_DRAWS, _HELD = 32, 2**21
 
 @dataclass(frozen=True, eq=False)
 class SomeBlocks:
-    """Some of the blocks.
+    """Some of the blocks."""
 
-    Parameters
-    ----------
-    forest : Forest
-        Of these alone, with all globals.
-    places : ndarray of int or slice
-        Where their coordinates are among all local ones.
-    blocks : slice
-        Which they are.
-    terms : callable
-        From globals, (n, p), and their local coordinates, (n, n_nodes, n_places), to the term of the globals, (n,), and
-        theirs, (n, n_nodes, n_places). The first is 0 in all parts but one.
-    """
-
+    #: Of these alone, with all globals.
     forest: Forest
+    #: Where their coordinates are among all local ones.
     places: Integers | slice
+    #: Which they are.
     blocks: slice
+    #: From globals, (n, p), and their local coordinates, (n, n_nodes, n_places), to the term of the globals, (n,),
+    #: and theirs, (n, n_nodes, n_places). The first is 0 in all parts but one.
     terms: Callable[[Array, Array], tuple[Array, Array]]
 
 
 @dataclass(frozen=True, eq=False)
 class BatchPlan:
-    """How the terms are evaluated.
+    """How the terms are evaluated."""
 
-    Parameters
-    ----------
-    size : int
-        Draws at a time.
-    parts : list of SomeBlocks
-    """
-
+    #: Draws at a time.
     size: int
     parts: list[SomeBlocks]
 

@@ -106,30 +106,20 @@ class GivenGlobals:
 @stored("pool.state")
 @dataclass(frozen=True, eq=False)
 class PoolState:
-    """A posterior whose globals are a weighted pool.
+    """A posterior whose globals are a weighted pool."""
 
-    Parameters
-    ----------
-    pool : Pool
-        Globals as weighted draws.
-    rest : GivenGlobals
-        The others given these.
-    globals_, locals_ : ndarray of int
-        Coordinates that are in the pool, and the others.
-    gaussian : GaussianState
-        The fit that it began from.
-    others : tuple of GaussianState
-        Fits at other modes, where it began as well.
-    number : int
-        Stands for it among the shared variables of a graph; the same when it is pickled.
-    """
-
+    #: Globals as weighted draws.
     pool: Pool
+    #: The others given these.
     rest: GivenGlobals
+    #: Coordinates that are in the pool, and the others.
     globals_: NDArray[np.intp]
     locals_: NDArray[np.intp]
+    #: The fit that it began from.
     gaussian: Any
+    #: Fits at other modes, where it began as well.
     others: tuple[Any, ...] = field(default=(), kw_only=True)
+    #: Stands for it among the shared variables of a graph; the same when it is pickled.
     number: int = field(default_factory=lambda: uuid.uuid4().int >> 66, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -152,13 +142,7 @@ class PoolState:
 
     @classmethod
     def from_params(cls, params: dict[str, Array]) -> "PoolState":
-        """Return the state with these parameters.
-
-        Raises
-        ------
-        ValueError
-            If it is not in memory any more.
-        """
+        """Return the state with these parameters."""
         known = _KNOWN.get(int(params["number"][0]))
         if known is None:
             raise ValueError(
@@ -175,13 +159,7 @@ class PoolState:
 
     @classmethod
     def of_content(cls, content: dict[str, Any], density: ModelDensity) -> "PoolState":
-        """Return the posterior on a model: the inverse of `content`.
-
-        Raises
-        ------
-        ValueError
-            If the parts do not go together.
-        """
+        """Return the posterior on a model: the inverse of `content`."""
         entry = with_tag(content["of"])
         if entry is None or not issubclass(entry.cls, GivenGlobals):
             raise ValueError(f"it is a {content['of']!r}, which is none")

@@ -47,20 +47,13 @@ _N_REFINED = 6
 @stored("exact.proposal")
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """A density of the globals.
+    """A density of the globals."""
 
-    Parameters
-    ----------
-    mixture : StudentMixture
-        Of y.
-    bend : Bend
-        Between y and the globals.
-    n_far : int, default 0
-        Components, the last ones, that are far wider than what was fitted.
-    """
-
+    #: Of y.
     mixture: StudentMixture
+    #: Between y and the globals.
     bend: Bend
+    #: Components, the last ones, that are far wider than what was fitted.
     n_far: int = 0
 
     def log_density(self, g: Array) -> Array:
@@ -182,19 +175,6 @@ def best_proposal(
     start: StudentMixture | None = None,
 ) -> Proposal:
     """Return the proposal of several kinds that does best on draws it was not fitted to.
-
-    Parameters
-    ----------
-    g : ndarray, shape (n, p)
-    log_weights : ndarray, shape (n,)
-        Of these draws; may be tempered.
-    log_marginal : ndarray, shape (n,)
-    base : Base
-    bend : Bend
-    df : float
-        Degrees of freedom.
-    start : StudentMixture, optional
-        Of y: one more kind is fitted from its components.
 
     Notes
     -----

@@ -19,38 +19,24 @@ _WIDEST, _STEP, _FARTHEST = 5.0, 3.0, 1e6
 
 
 class PartIntegral(NamedTuple):
-    """What one pass of quadrature gives for some blocks.
+    """What one pass of quadrature gives for some blocks."""
 
-    Parameters
-    ----------
-    of_globals : ndarray, shape (n,)
-        The term of the globals, in one of the parts; 0 in all others.
-    of_blocks : ndarray, shape (n, n_blocks)
-        The logarithm of the integral of each block.
-    shape : Shape or None
-        Moments, where they were asked for.
-    """
-
+    #: The term of the globals, in one of the parts; 0 in all others; shape (n,).
     of_globals: Array
+    #: The logarithm of the integral of each block; shape (n, n_blocks).
     of_blocks: Array
+    #: Moments, where they were asked for.
     shape: Shape | None
 
 
 class Integral(NamedTuple):
-    """What one pass of quadrature gives.
+    """What one pass of quadrature gives."""
 
-    Parameters
-    ----------
-    log_marginal : ndarray, shape (n,)
-        log m(g), the logarithm of the integral of exp(log p) over all local coordinates.
-    shape : Shape or None
-        Moments of the standardised local coordinates, where they were asked for.
-    of_blocks : ndarray, shape (n, n_blocks) or None
-        The integral of each block, where it was asked for.
-    """
-
+    #: log m(g), the logarithm of the integral of exp(log p) over all local coordinates; shape (n,).
     log_marginal: Array
+    #: Moments of the standardised local coordinates, where they were asked for.
     shape: Shape | None
+    #: The integral of each block, where it was asked for; shape (n, n_blocks) or None.
     of_blocks: Array | None = None
 
 
@@ -64,19 +50,7 @@ def integrate(
     moments: bool = True,
     by_block: bool = False,
 ) -> Integral:
-    """Integrate the local coordinates out, about given centres.
-
-    Parameters
-    ----------
-    terms : SplitDensity
-    forest : Forest
-    rule : PathRule
-    g : ndarray, shape (n, n_globals)
-    centres : Centres
-        Of each draw.
-    moments : bool, default True
-    by_block : bool, default False
-    """
+    """Integrate the local coordinates out, about given centres."""
     n = len(g)
     plan = terms.plan(forest, n, len(rule.nodes))
     log_marginal = np.zeros(n)
@@ -139,23 +113,7 @@ def _by_root(forest: Forest, values: Array) -> Array:
 
 
 def upwards(forest: Forest, k: int, values: Array, log_weight: Array) -> tuple[list[Array], list[Array]]:
-    """Sum the nodes of each coordinate out, the deepest first.
-
-    Parameters
-    ----------
-    forest : Forest
-    k : int
-        Nodes of each coordinate.
-    values : ndarray, shape (n, k ** n_levels, n_local)
-        Terms of log p at all products of nodes; the node of the root changes slowest.
-    log_weight : ndarray, shape (n or 1, k, n_local or 1)
-        Of the nodes.
-
-    Returns
-    -------
-    tables : for each level, (n, k^level, k, n_places): log terms of a coordinate and of all below it, with its weights
-    messages : for each level, (n, k^level, n_places): their log sums over the coordinate's own nodes
-    """
+    """Sum the nodes of each coordinate out, the deepest first."""
     n_levels = forest.n_levels
     tables: list[Array] = []
     messages: list[Array] = []

@@ -17,22 +17,16 @@ _MOST_REMEMBERED = 2**24
 
 @dataclass
 class Referred:
-    """Globals at which the reference rule was evaluated.
+    """Globals at which the reference rule was evaluated."""
 
-    Parameters
-    ----------
-    g : ndarray, shape (n, p)
-    log_marginal : ndarray, shape (n,)
-    centres : Centres
-    skew : ndarray, shape (n, n_local)
-    lost : ndarray of bool, shape (n,)
-        Whose centres were not found.
-    """
-
+    #: shape (n, p).
     g: Array
+    #: shape (n,).
     log_marginal: Array
     centres: Centres
+    #: shape (n, n_local).
     skew: Array
+    #: Whose centres were not found; shape (n,).
     lost: NDArray[np.bool_]
 
     def __getitem__(self, rows: NDArray[np.intp]) -> "Referred":

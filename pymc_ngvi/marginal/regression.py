@@ -25,25 +25,17 @@ _BEYOND = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Whitening:
-    """Standardises the globals for regressions, in coordinates y without straight tails.
+    """Standardises the globals for regressions, in coordinates y without straight tails."""
 
-    Parameters
-    ----------
-    forward : callable
-        From globals to y.
-    mean : ndarray, shape (p,)
-    factor : ndarray, shape (p, p)
-        Lower Cholesky factor of the covariance of y.
-    tailed : tuple of int
-        Globals with a straight tail: in it, logarithms of scales are linear in these, not in y.
-    straight : callable, optional
-        From globals to coordinates that are linear there; by default, globals are.
-    """
-
+    #: From globals to y.
     forward: Callable[[Array], Array]
+    #: shape (p,).
     mean: Array
+    #: Lower Cholesky factor of the covariance of y; shape (p, p).
     factor: Array
+    #: Globals with a straight tail: in it, logarithms of scales are linear in these, not in y.
     tailed: tuple[int, ...] = ()
+    #: From globals to coordinates that are linear there; by default, globals are.
     straight: Callable[[Array], Array] | None = None
 
     @classmethod
@@ -115,20 +107,6 @@ def covering(gram: Array, features: Array, weights: Array, reach: float, most: i
     """Choose draws to add to those of a regression, so that it is within reach of all but the farthest.
 
     Each one is that which lowers the mean variance of predictions most.
-
-    Parameters
-    ----------
-    gram : ndarray, shape (n_features, n_features)
-    features : ndarray, shape (n, n_features)
-    weights : ndarray, shape (n,)
-        That each one would have.
-    reach : float
-        Variance of a prediction, in that of residuals, that is within reach.
-    most : int
-
-    Returns
-    -------
-    ndarray of int, shape (at most ``most``,)
     """
     cov = features @ np.linalg.solve(gram, features.T)
     # What is farthest would have all the say, and a polynomial may not be right there.
@@ -171,25 +149,17 @@ def predictor(features: Array, targets: Array, weights: Array, p: int) -> Array:
 @stored("exact.base_rule")
 @dataclass(frozen=True, eq=False)
 class BaseRule:
-    """A cheap rule, and the polynomial of the globals that is added to its log m.
+    """A cheap rule, and the polynomial of the globals that is added to its log m."""
 
-    Parameters
-    ----------
-    rule : PathRule
-        Of no nodes where the polynomial is log m by itself.
-    coefficients : ndarray, shape (n_features,)
-    residual : float
-        Leave-one-out, an sd in nats.
-    gram : ndarray, shape (n_features, n_features)
-        Of the features that the polynomial was fitted to.
-    reach : float
-        Variance of a prediction, in that of residuals, beyond which it extrapolates.
-    """
-
+    #: Of no nodes where the polynomial is log m by itself.
     rule: PathRule
+    #: shape (n_features,).
     coefficients: Array
+    #: Leave-one-out, an sd in nats.
     residual: float
+    #: Of the features that the polynomial was fitted to; shape (n_features, n_features).
     gram: Array
+    #: Variance of a prediction, in that of residuals, beyond which it extrapolates.
     reach: float
 
     def is_beyond(self, features: Array) -> NDArray[np.bool_]:

@@ -50,24 +50,7 @@ def ridges(
     along: NDArray[np.intp],
     evaluate: Callable[[Array], Array] | None = None,
 ) -> StudentMixture | None:
-    """Follow log m from its mode along some coordinates, in both directions; None where nothing was found.
-
-    Parameters
-    ----------
-    log_density : callable
-        From points, (n, p), to log densities, (n,).
-    mode, sd : ndarray, shape (p,)
-        Where to begin, and standard deviations.
-    along : ndarray of int
-        Coordinates.
-    evaluate : callable, optional
-        Where ``log_density`` only predicts it: evaluates it, and lets predictions know. It is asked at few points.
-
-    Returns
-    -------
-    StudentMixture or None
-        A component for each point of a ridge: as wide as the others are there, and as long as the way to the next.
-    """
+    """Follow log m from its mode along some coordinates, in both directions; None where nothing was found."""
 
     def standardised(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
         def of(u: Array) -> Array:

@@ -42,17 +42,12 @@ MOST_KHAT = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """Draws of one proposal.
-
-    Parameters
-    ----------
-    proposal : Proposal
-    g : ndarray, shape (n, p)
-    log_marginal : ndarray, shape (n,)
-    """
+    """Draws of one proposal."""
 
     proposal: Proposal
+    #: shape (n, p).
     g: Array
+    #: shape (n,).
     log_marginal: Array
 
     @property
@@ -97,12 +92,6 @@ def relative_sd_errors(g: Array, weights: Array) -> Array:
     The influence of a draw on a variance v is w ((x - m)^2 - v). Of n equal weights of a Gaussian, this is
     1 / sqrt(2 n); of a thin tail that few draws are in, it is many times as large.
 
-    Parameters
-    ----------
-    g : ndarray, shape (n, p)
-    weights : ndarray, shape (n,)
-        They add up to 1.
-
     References
     ----------
     .. [1] A. B. Owen (2013). Monte Carlo theory, methods and examples, chapter 9. https://artowen.su.domains/mc/
@@ -116,23 +105,16 @@ def relative_sd_errors(g: Array, weights: Array) -> Array:
 @stored("exact.pool")
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Weighted draws of the globals.
+    """Weighted draws of the globals."""
 
-    Parameters
-    ----------
-    g : ndarray, shape (n, p)
-    log_marginal, log_density : ndarray, shape (n,)
-        log m, and the log density of the proposal.
-    scrambling : ndarray of int, shape (n,)
-        Which of the independent sequences a draw is of.
-    lost : ndarray of bool, shape (n,)
-        Whose log m is not to be trusted.
-    """
-
+    #: shape (n, p).
     g: Array
+    #: log m, and the log density of the proposal; shape (n,).
     log_marginal: Array
     log_density: Array
+    #: Which of the independent sequences a draw is of; shape (n,).
     scrambling: NDArray[np.intp]
+    #: Whose log m is not to be trusted; shape (n,).
     lost: NDArray[np.bool_]
 
     @property
@@ -190,13 +172,7 @@ class Pool:
 
 
 class Plain:
-    """log p itself as a function of all coordinates: nothing is integrated.
-
-    Parameters
-    ----------
-    log_p : callable
-        From points, (n, n_dim), to log p, (n,).
-    """
+    """log p itself as a function of all coordinates: nothing is integrated."""
 
     base = None
 
@@ -216,26 +192,16 @@ class Plain:
 @stored("exact.sampled")
 @dataclass
 class Sampled:
-    """Globals of the posterior, as weighted draws, and what was measured on the way.
-
-    Parameters
-    ----------
-    pool : Pool
-    proposal : Proposal
-    bend : Bend
-    difference : float
-        Between log m by the base rule and by the reference, on draws held out, an sd in nats; 0 without a base rule.
-    n_adapted : int
-        Draws that went into proposals.
-    missed : float, default 0
-        By how much draws far out move the moments of the pool, in what they may.
-    """
+    """Globals of the posterior, as weighted draws, and what was measured on the way."""
 
     pool: Pool
     proposal: Proposal
     bend: Bend
+    #: Between log m by the base rule and by the reference, on draws held out, an sd in nats; 0 without a base rule.
     difference: float
+    #: Draws that went into proposals.
     n_adapted: int
+    #: By how much draws far out move the moments of the pool, in what they may.
     missed: float = 0.0
 
 
@@ -243,12 +209,6 @@ class Sequences:
     """Makes pools of scrambled sequences.
 
     Each sequence has a seed of its own: which call asks for it does not matter.
-
-    Parameters
-    ----------
-    function : callable
-        From globals to log m.
-    seed : int
     """
 
     def __init__(self, function: LogMarginalFunction, seed: int) -> None:

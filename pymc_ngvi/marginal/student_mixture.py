@@ -18,20 +18,15 @@ _END = 1e-12
 @stored("exact.student_mixture")
 @dataclass(frozen=True, eq=False)
 class StudentMixture:
-    """A mixture of multivariate Student t distributions.
+    """A mixture of multivariate Student t distributions."""
 
-    Parameters
-    ----------
-    shares : ndarray, shape (k,)
-    means : ndarray, shape (k, p)
-    factors : ndarray, shape (k, p, p)
-        Lower Cholesky factors of the scale matrices.
-    df : float or ndarray, shape (k,)
-    """
-
+    #: shape (k,).
     shares: Array
+    #: shape (k, p).
     means: Array
+    #: Lower Cholesky factors of the scale matrices; shape (k, p, p).
     factors: Array
+    #: shape (k,).
     df: float | Array
 
     def log_density(self, x: Array) -> Array:

@@ -36,40 +36,26 @@ _MOST = 5
 
 @stored("exact.tail")
 class Tail(NamedTuple):
-    """A straight tail.
+    """A straight tail."""
 
-    Parameters
-    ----------
-    at : int
-        Which of the globals.
-    side : {-1, 1}
-        Towards which end it falls.
-    rate : float
-        Slope of the log density, at most 1.
-    corner : float
-        Where it begins.
-    """
-
+    #: Which of the globals.
     at: int
+    #: Towards which end it falls.
     side: int
+    #: Slope of the log density, at most 1.
     rate: float
+    #: Where it begins.
     corner: float
 
 
 @stored("exact.ratio")
 class Ratio(NamedTuple):
-    """A coordinate that is divided by the exponential of another one.
+    """A coordinate that is divided by the exponential of another one."""
 
-    Parameters
-    ----------
-    at, by : int
-        Which of the globals.
-    centre : float
-        Value of the other one where nothing changes.
-    """
-
+    #: Which of the globals.
     at: int
     by: int
+    #: Value of the other one where nothing changes.
     centre: float
 
 
@@ -161,16 +147,7 @@ def find_bend(
 
 
 def find_tails(log_marginal: Callable[[Array], Array], mean: Array, sd: Array, ratios: tuple[Ratio, ...] = ()) -> Bend:
-    """Look for straight tails, one coordinate at a time, going farther out where they may be.
-
-    Parameters
-    ----------
-    log_marginal : callable
-        From globals, (n, p), to log m, (n,).
-    mean, sd : ndarray, shape (p,)
-        After ratios are taken.
-    ratios : tuple of Ratio
-    """
+    """Look for straight tails, one coordinate at a time, going farther out where they may be."""
     p, bend = len(mean), Bend((), ratios)
 
     def value(y: Array) -> Array:

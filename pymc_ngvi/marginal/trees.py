@@ -79,21 +79,13 @@ _N_JUDGED = 64
 
 @dataclass(frozen=True, eq=False)
 class Conditionals:
-    """The local coordinates given the globals of a pool.
+    """The local coordinates given the globals of a pool."""
 
-    Parameters
-    ----------
-    quadrature : LogMarginal
-        With centres that it has learned.
-    g : ndarray, shape (n, n_globals)
-        The pool, on which candidates are judged.
-    weights : ndarray, shape (n,)
-        Of the pool; they add up to 1.
-    seed : int
-    """
-
+    #: With centres that it has learned.
     quadrature: LogMarginal
+    #: The pool, on which candidates are judged; shape (n, n_globals).
     g: Array
+    #: Of the pool; they add up to 1; shape (n,).
     weights: Array
     seed: int
 
@@ -149,25 +141,16 @@ _MOST_LEFT_OUT, _MOST_NUMBERS, _AT_ONCE = 4_000, 2**27, 2**22
 @stored("exact.state")
 @dataclass(frozen=True, eq=False)
 class IntegratedTrees(GivenGlobals):
-    """What is left given globals: independent trees of local coordinates, or nothing.
+    """What is left given globals: independent trees of local coordinates, or nothing."""
 
-    Parameters
-    ----------
-    sampled : Sampled
-        Globals as weighted draws, and where they come from.
-    sequences : Sequences
-        Make more of them.
-    forest : Forest
-    quadrature : LogMarginal or None
-        Gives local coordinates; None where there are none.
-    density : FittedDensity
-        What all of these evaluate.
-    """
-
+    #: Globals as weighted draws, and where they come from.
     sampled: Sampled
+    #: Make more of them.
     sequences: Sequences
     forest: Forest
+    #: Gives local coordinates; None where there are none.
     quadrature: LogMarginal | None
+    #: What all of these evaluate.
     density: FittedDensity
 
     kind = "exact"
@@ -193,13 +176,7 @@ class IntegratedTrees(GivenGlobals):
 
     @classmethod
     def of_content(cls, content: dict[str, Any], density: ModelDensity) -> PoolState:
-        """Return the posterior on a model.
-
-        Raises
-        ------
-        ValueError
-            If the parts do not go together.
-        """
+        """Return the posterior on a model."""
         for name, kind in {"forest": Forest, "sampled": Sampled, "checks": Checks}.items():
             if not isinstance(content[name], kind):
                 raise ValueError(f"what the exact posterior has as {name!r} is something else")
@@ -349,19 +326,13 @@ class IntegratedTrees(GivenGlobals):
 
 
 class LeftOut(NamedTuple):
-    """Predictive densities of groups given all others.
+    """Predictive densities of groups given all others."""
 
-    Parameters
-    ----------
-    log_density : ndarray, shape (n_blocks,)
-    khat : ndarray, shape (n_blocks,)
-        Of the weights of the globals; above .7, a density can't be relied on.
-    roots : ndarray of int, shape (n_blocks,)
-        The coordinate at the root of each block.
-    """
-
+    #: shape (n_blocks,).
     log_density: Array
+    #: Of the weights of the globals; above .7, a density can't be relied on; shape (n_blocks,).
     khat: Array
+    #: The coordinate at the root of each block; shape (n_blocks,).
     roots: NDArray[np.intp]
 
 

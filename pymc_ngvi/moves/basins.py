@@ -37,18 +37,11 @@ _WORTH = 4.0
 
 
 class Climbs(NamedTuple):
-    """Climbs of log p in coordinates of chains.
-
-    Parameters
-    ----------
-    target : HasGradient
-    coordinates : ChainCoordinates
-    longest : float
-        Length of a step at most: that of chains on trajectories, which do not jump over valleys.
-    """
+    """Climbs of log p in coordinates of chains."""
 
     target: HasGradient
     coordinates: ChainCoordinates
+    #: Length of a step at most: that of chains on trajectories, which do not jump over valleys.
     longest: float
 
     def ends(self, x: Array) -> tuple[Array, Array]:
@@ -84,19 +77,12 @@ class Counted:
 
 @dataclass(frozen=True, eq=False)
 class Basins:
-    """A division of the space by where climbs of log p end.
-
-    Parameters
-    ----------
-    climbs : Climbs
-    modes : ndarray, shape (n_basins, n_dim)
-        In the coordinates of climbs.
-    about : list of ChainCoordinates
-        Those of the draws in each basin.
-    """
+    """A division of the space by where climbs of log p end."""
 
     climbs: Climbs
+    #: In the coordinates of climbs; shape (n_basins, n_dim).
     modes: Array
+    #: Those of the draws in each basin.
     about: list[ChainCoordinates]
 
     def __len__(self) -> int:
@@ -135,15 +121,7 @@ def are_apart(x: Array) -> bool:
 
 
 def basins_among(climbs: Climbs, x: Array) -> Basins | None:
-    """Return the basins that chains are in, and do not cross; None where there is one, or too many, or chains cross.
-
-    Parameters
-    ----------
-    climbs : Climbs
-        In coordinates of all chains together.
-    x : ndarray, shape (n_draws, n_chains, n_dim)
-        Where chains were in a round.
-    """
+    """Return the basins that chains are in, and do not cross; None where there is one, or too many, or chains cross."""
     ends, logp = climbs.ends(x[-1])
     modes = _distinct(climbs, ends, logp)
     if not 1 < len(modes) <= MOST_BASINS or not climbs.are_flat(modes):

@@ -55,19 +55,6 @@ def log_mass(
     """Return the log mass of what chains are draws of.
 
     Gaussians are fitted to every second superchain, and met by the draws of the others; then the other way round.
-
-    Parameters
-    ----------
-    log_p : callable
-        From points, (n_points, n_dim), to log p, (n_points,): -inf outside of the region that chains are in.
-    coordinates : ChainCoordinates
-        From which those of the draws are found.
-    x, logp : ndarray, shapes (n_draws, n_chains, n_dim) and (n_draws, n_chains)
-        Chains, with log p: those of a superchain are together.
-    n_starts : int
-    size : float
-        Effective number of the draws.
-    rng : numpy.random.Generator
     """
     is_even = np.arange(x.shape[1]) // (x.shape[1] // n_starts) % 2 == 0
 
@@ -134,19 +121,12 @@ def _effective(values: Array) -> float:
 
 @dataclass(frozen=True)
 class ModeWeights:
-    """Weights of modes.
+    """Weights of modes."""
 
-    Parameters
-    ----------
-    weights, errors : ndarray, shape (n_modes,)
-        With their standard errors.
-    size : float
-        Independent draws whose numbers at the modes would tell any mean as well.
-    total : LogMass
-    """
-
+    #: With their standard errors; shape (n_modes,).
     weights: Array
     errors: Array
+    #: Independent draws whose numbers at the modes would tell any mean as well.
     size: float
     total: LogMass
 

@@ -22,20 +22,15 @@ class ChainCoordinates:
 
     C whitens the Gaussian. All else is found of draws: the centre, scales, and the few directions U in which their
     variance, ``root`` squared, is not that of noise. At first, w is whitened by the Gaussian alone.
-
-    Parameters
-    ----------
-    gaussian : GaussianState
-    centre, scale : ndarray, shape (n_dim,)
-    directions : ndarray, shape (n_dim, n_directions)
-        Orthonormal columns.
-    root : ndarray, shape (n_directions,)
     """
 
     gaussian: GaussianState
+    #: shape (n_dim,).
     centre: Array
     scale: Array
+    #: Orthonormal columns; shape (n_dim, n_directions).
     directions: Array
+    #: shape (n_directions,).
     root: Array
 
     @classmethod

@@ -23,25 +23,17 @@ _STREAM = 8_000_000
 @stored("moved.state")
 @dataclass(frozen=True, eq=False)
 class MovedDraws(GivenGlobals):
-    """Draws of chains.
+    """Draws of chains."""
 
-    Parameters
-    ----------
-    x : ndarray, shape (n_draws, n_chains, n_dim)
-        Those in the same mode are together, as many in each.
-    logp : ndarray, shape (n_draws, n_chains)
-    checks : MovedChecks
-        Which has the weights of the modes.
-    mass : LogMass
-        Log marginal likelihood; NaN where it is not known yet.
-    density : ModelDensity, optional
-        Which tells it, when it is asked for.
-    """
-
+    #: Those in the same mode are together, as many in each; shape (n_draws, n_chains, n_dim).
     x: Array
+    #: shape (n_draws, n_chains).
     logp: Array
+    #: Which has the weights of the modes.
     checks: MovedChecks
+    #: Log marginal likelihood; NaN where it is not known yet.
     mass: LogMass = UNKNOWN
+    #: Which tells it, when it is asked for.
     density: ModelDensity | None = None
 
     kind = "moved"
@@ -73,13 +65,7 @@ class MovedDraws(GivenGlobals):
 
     @classmethod
     def of_content(cls, content: dict[str, Any], density: ModelDensity) -> PoolState:
-        """Return the posterior on a model.
-
-        Raises
-        ------
-        ValueError
-            If the parts do not go together.
-        """
+        """Return the posterior on a model."""
         x, logp, checks, gaussian = (content[name] for name in ("x", "log_p", "checks", "gaussian"))
         if not isinstance(checks, MovedChecks):
             raise ValueError("what the moved posterior has as 'checks' is something else")

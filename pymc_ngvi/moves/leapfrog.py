@@ -31,15 +31,10 @@ class MomentumMetric(Protocol):
 
 
 class WhitenedMomenta(NamedTuple):
-    """Velocities drawn from a Gaussian.
-
-    Parameters
-    ----------
-    gaussian : GaussianState
-    centre : ndarray, shape (n_dim,)
-    """
+    """Velocities drawn from a Gaussian."""
 
     gaussian: GaussianState
+    #: shape (n_dim,).
     centre: Array
 
     @classmethod
@@ -103,24 +98,7 @@ def trajectory(
     rng: np.random.Generator,
     watch: Watch | None = None,
 ) -> Arrived:
-    """Return where points are after one leapfrog trajectory each.
-
-    Parameters
-    ----------
-    target : HasGradient
-    metric : MomentumMetric
-    points : PhasePoints
-        Finite.
-    momenta : ndarray, shape (n_points, n_dim)
-        Whitened: standard normal.
-    n_steps : int
-    size : float or ndarray, shape (n_points, 1)
-        Of a step; each point may have its own.
-    rng : numpy.random.Generator
-        For acceptance.
-    watch : callable, optional
-        Sees points on the way.
-    """
+    """Return where points are after one leapfrog trajectory each."""
     now, p = points, momenta
     with np.errstate(all="ignore"):
         p = p + 0.5 * size * now.slope

@@ -67,29 +67,7 @@ class Stretch(NamedTuple):
 
 
 class Chains:
-    """Chains in motion.
-
-    Parameters
-    ----------
-    target : HasGradient
-    coordinates : ChainCoordinates
-    x : ndarray, shape (n_chains, n_dim)
-        Where they begin; log p and its gradient are finite there.
-    rng : numpy.random.Generator
-    inside : callable, optional
-        Tells which points are of the region that chains are to stay in: a trajectory that ends elsewhere is refused.
-
-    Attributes
-    ----------
-    step, length : float
-        Of trajectories, in the coordinates.
-    acceptance, diverging : float
-        Mean probability of acceptance in the last run of iterations; part of its trajectories that diverged.
-    refused : float
-        Part of the trajectories that is aimed at to be refused.
-    outflow : float
-        Part of the trajectories of that run that would have left the region.
-    """
+    """Chains in motion."""
 
     def __init__(
         self,
@@ -123,13 +101,7 @@ class Chains:
         return int(np.clip(math.ceil(self.length / self.step), 1, _MOST_STEPS))
 
     def run(self, n: int, *, n_adapting: int = 0, every: int = 1) -> Stretch:
-        """Return draws of ``n`` iterations: every so many of those after the first, in which the step size is adapted.
-
-        Parameters
-        ----------
-        n, n_adapting : int
-        every : int, default 1
-        """
+        """Return draws of ``n`` iterations: some of those after the first, in which the step size is adapted."""
         shape = ((n - n_adapting) // every, *self._points.x.shape)
         self._n_left, is_first = 0, math.isnan(self.acceptance)
         kept, accepted, diverging = Stretch(np.empty(shape), np.empty(shape[:2])), np.zeros(n), np.zeros(n)
@@ -184,14 +156,7 @@ class Chains:
         self._n_left += len(left)
 
     def join(self, stuck: NDArray[np.intp], n_starts: int) -> None:
-        """Let chains that do not move go on from where others are that began at the same point, if these do.
-
-        Parameters
-        ----------
-        stuck : ndarray of int
-        n_starts : int
-            Chains that began at the same point are together.
-        """
+        """Let chains that do not move go on from where others are that began at the same point, if these do."""
         each, rows = self.n_chains // n_starts, np.arange(self.n_chains)
         for chain in stuck.tolist():
             first = chain - chain % each
@@ -269,18 +234,7 @@ def starts_of(
     rng: np.random.Generator,
     inside: Callable[[Array], NDArray[np.bool_]] | None = None,
 ) -> Array | None:
-    """Return points far out from fits, which take turns, (n, n_dim); None where log p is finite at too few.
-
-    Parameters
-    ----------
-    target : HasGradient
-    fits : sequence of StartRegion
-        That of the largest mass first.
-    n : int
-    rng : numpy.random.Generator
-    inside : callable, optional
-        Tells which points will do.
-    """
+    """Return points far out from fits, which take turns, (n, n_dim); None where log p is finite at too few."""
     x = np.full((n, fits[0].n_dim), np.nan)
     missing, spread = np.arange(n), np.linspace(*_SPREAD, n)
     for _ in range(_TRIES):
@@ -333,20 +287,13 @@ _TAILS = (0.05, 0.95)
 
 
 class Mixing(NamedTuple):
-    """What is measured of draws of chains, for each quantity, (n_quantities,); NaN of what is constant, or NaN.
+    """What is measured of draws of chains, for each quantity, (n_quantities,); NaN of what is constant, or NaN."""
 
-    Parameters
-    ----------
-    rhat : ndarray
-        Nested R-hat, the larger one of places and spreads.
-    trend : ndarray
-        Change between the halves of the chains, in its standard errors.
-    memory : ndarray
-        Correlation of successive draws, the larger one of places and spreads.
-    """
-
+    #: Nested R-hat, the larger one of places and spreads.
     rhat: Array
+    #: Change between the halves of the chains, in its standard errors.
     trend: Array
+    #: Correlation of successive draws, the larger one of places and spreads.
     memory: Array
 
     def joined(self, other: "Mixing") -> "Mixing":
@@ -355,21 +302,7 @@ class Mixing(NamedTuple):
 
 
 def nested_rhat(values: Array, n_starts: int) -> Array:
-    """Return nested R-hat, (n_quantities,).
-
-    Parameters
-    ----------
-    values : ndarray, shape (n_draws, n_chains, n_quantities)
-        Chains that began at the same point are together.
-    n_starts : int
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> frozen = np.broadcast_to(np.repeat(np.random.default_rng(1).normal(size=(8, 1)), 16, axis=0), (10, 128, 1))
-    >>> bool(nested_rhat(frozen, 8)[0] > 1e6)
-    True
-    """
+    """Return nested R-hat, (n_quantities,)."""
     n, n_chains, k = values.shape
     chains = values.mean(axis=0).reshape(n_starts, n_chains // n_starts, k)
     within = values.var(axis=0, ddof=1).mean(axis=0) if n > 1 else 0.0
@@ -383,11 +316,6 @@ def worth_of(values: Array, n_starts: int) -> float:
     """Return how many independent draws chains are worth, roughly: two of each superchain at least.
 
     Means of superchains differ by as much as means of so many draws do, in the median of quantities.
-
-    Parameters
-    ----------
-    values : ndarray, shape (n_draws, n_chains, n_quantities)
-    n_starts : int
     """
     rhat = nested_rhat(values, n_starts)
     square = float(np.median(rhat[np.isfinite(rhat)] ** 2 - 1.0)) if np.isfinite(rhat).any() else np.inf
@@ -441,16 +369,7 @@ def _memory(scores: Array) -> Array:
 
 
 def is_far(logp: Array) -> NDArray[np.bool_]:
-    """Tell which draws have a log p so low that they can be none of the posterior, by all draws, (n_draws, n_chains).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> logp = -0.5 * np.random.default_rng(1).chisquare(5, (50, 128))
-    >>> logp[:20, 3] = -1_000.0
-    >>> int(is_far(logp).sum())
-    20
-    """
+    """Tell which draws, (n_draws, n_chains), have a log p so low that they can be none of the posterior."""
     low, middle = np.quantile(logp, [_LOW, 0.5])
     return logp < middle - _FARTHEST * (middle - low)
 
@@ -460,10 +379,6 @@ def peak_size(logp: Array) -> float:
 
     That is the least one of a hundredth, and of a half and a quarter of it: a peak that is seldom entered hides among
     others.
-
-    Parameters
-    ----------
-    logp : ndarray, shape (n_draws, n_chains)
     """
     from arviz_stats.base import array_stats
 
@@ -481,13 +396,6 @@ def height_above(logp: Array, highest: float) -> float:
     a few for each draw: if log p has an upper tail as that of an exponential, the highest one of these is beyond a
     whole range with a chance of about one in a hundred. It is far beyond where chains pass by a narrow peak, into
     which no trajectory leads. A range is one nat at least.
-
-    Parameters
-    ----------
-    logp : ndarray
-        At draws.
-    highest : float
-        At points on the way.
     """
     top = float(logp.max())
     return (highest - top) / max(top - float(np.quantile(logp, 1.0 - _HIGHEST)), 1.0)
@@ -499,14 +407,7 @@ def most_trend(n_quantities: int) -> float:
 
 
 def effective_sizes(values: Array, memory: Array) -> tuple[float, float]:
-    """Return the least effective sizes, bulk and tail, of those quantities that mix most slowly.
-
-    Parameters
-    ----------
-    values : ndarray, shape (n_draws, n_chains, n_quantities)
-    memory : ndarray, shape (n_quantities,)
-        By which these are known; NaN of what is left out.
-    """
+    """Return the least effective sizes, bulk and tail, of those quantities that mix most slowly."""
     from arviz_stats.base import array_stats  # which takes a while to import
 
     known = np.flatnonzero(np.isfinite(memory))
@@ -565,26 +466,6 @@ def moved_until_arrived(
 
     Where they stay in several basins of log p, as many chains again begin in each, and do not leave it. The masses of
     the basins tell how much these weigh.
-
-    Parameters
-    ----------
-    target : HasGradient
-    fits : sequence of GaussianState
-        The first one gives the coordinates; superchains begin at all of them.
-    n_chains : int
-        A multiple of 8.
-    rng : numpy.random.Generator
-    quantities : callable, optional
-        What has to have arrived beside coordinates and log p.
-    label : callable, optional
-        Names coordinates, log p, and these, by number.
-    may_go_on : callable, optional
-        Tells whether another round may be taken, after which so many gradients would have been evaluated.
-
-    Returns
-    -------
-    MovedChains or None
-        None where log p is not finite around the fits.
     """
     starts = starts_of(target, fits, N_STARTS, rng)
     if starts is None:
@@ -620,15 +501,7 @@ def moved_until_arrived(
 
 
 class _Moving:
-    """Chains that are moved in rounds: all of them together, or those of each basin on their own.
-
-    Parameters
-    ----------
-    counted : Counted
-    chains : list of Chains
-        As many of each basin.
-    basins : Basins, optional
-    """
+    """Chains that are moved in rounds: all of them together, or those of each basin on their own."""
 
     def __init__(self, counted: Counted, chains: list[Chains], basins: Basins | None = None) -> None:
         self._counted, self.chains, self.basins = counted, chains, basins

@@ -20,67 +20,47 @@ MOST_OUTFLOW = 0.01
 @stored("moved.checks")
 @dataclass(frozen=True)
 class MovedChecks(Verdict):
-    """What was measured of moved draws.
+    """What was measured of moved draws."""
 
-    Parameters
-    ----------
-    rhat : float
-        The largest nested R-hat of any quantity.
-    trend, most_trend : float
-        The largest change of a mean between the halves of the chains, in its standard errors; what it may be by chance.
-    bulk, tail : float
-        The least effective sizes; NaN where the other conditions do not hold, and they were not computed.
-    n_quantities : int
-        Coordinates, log p, and what else was looked at.
-    n_draws, n_chains, n_starts : int
-        Draws of each chain; chains; points at which these began.
-    n_gradients : int
-        Evaluated in all.
-    acceptance : float
-    slowest : str
-        The quantity with the largest R-hat.
-    n_modes : int
-        That chains do not cross: each has superchains of its own, which stay there.
-    mode_weights, weight_errors : tuple of float
-        Of these, with standard errors; empty of one mode, or where they are not known.
-    weights_size : float
-        Independent draws whose numbers at the modes would tell any mean as well as the weights do.
-    outflow : float
-        Part of the trajectories that would have left their mode.
-    n_far : int
-        Draws whose log p is far below that of all others.
-    diverging : float
-        Part of the trajectories that diverged.
-    height : float
-        How far log p on the way was above that at all draws, in ranges of the highest tenth of these.
-    peak : float
-        Effective size of being among the highest draws by log p.
-    n_fits, lacking
-        0: there are no fits given globals, whose ELBOs lack something.
-    """
-
+    #: The largest nested R-hat of any quantity.
     rhat: float
+    #: The largest change of a mean between the halves of the chains, in its standard errors; what it may be by
+    #: chance.
     trend: float
     most_trend: float
+    #: The least effective sizes; NaN where the other conditions do not hold, and they were not computed.
     bulk: float
     tail: float
+    #: Coordinates, log p, and what else was looked at.
     n_quantities: int
+    #: Draws of each chain; chains; points at which these began.
     n_draws: int
     n_chains: int
     n_starts: int
+    #: Evaluated in all.
     n_gradients: int
     acceptance: float
+    #: The quantity with the largest R-hat.
     slowest: str = ""
+    #: 0: there are no fits given globals, whose ELBOs lack something.
     n_fits: int = 0
     lacking: float = 0.0
+    #: That chains do not cross: each has superchains of its own, which stay there.
     n_modes: int = 1
+    #: Of these, with standard errors; empty of one mode, or where they are not known.
     mode_weights: tuple[float, ...] = ()
     weight_errors: tuple[float, ...] = ()
+    #: Independent draws whose numbers at the modes would tell any mean as well as the weights do.
     weights_size: float = math.inf
+    #: Part of the trajectories that would have left their mode.
     outflow: float = 0.0
+    #: Draws whose log p is far below that of all others.
     n_far: int = 0
+    #: Part of the trajectories that diverged.
     diverging: float = 0.0
+    #: How far log p on the way was above that at all draws, in ranges of the highest tenth of these.
     height: float = 0.0
+    #: Effective size of being among the highest draws by log p.
     peak: float = math.inf
 
     @property

@@ -39,33 +39,19 @@ _FIRST_SCALES = (1.0, 0.1, 0.01)
 
 @dataclass(frozen=True, eq=False)
 class LatentGaussian:
-    """The Gaussian of the latent variables at one value of the hyperparameters.
-
-    Parameters
-    ----------
-    q : GaussianState
-    elbo : float
-        Nats, of log p at these hyperparameters.
-    seen : Seen
-        What rows see of q: from which a fit at other hyperparameters begins.
-    rules : RowRules
-        By which rows were integrated.
-    """
+    """The Gaussian of the latent variables at one value of the hyperparameters."""
 
     q: GaussianState
+    #: Nats, of log p at these hyperparameters.
     elbo: float
+    #: What rows see of q: from which a fit at other hyperparameters begins.
     seen: Seen
+    #: By which rows were integrated.
     rules: RowRules
 
 
 class ConditionalFits:
-    """Fits the latent variables at one value of the hyperparameters after another.
-
-    Attributes
-    ----------
-    n_fits, n_expectations : int
-        Taken so far.
-    """
+    """Fits the latent variables at one value of the hyperparameters after another."""
 
     def __init__(self, given: RowsGiven) -> None:
         self._given, self._before = given, given.n_hessians
@@ -87,20 +73,7 @@ class ConditionalFits:
         left: float = _SOLVED,
         thorough: bool = True,
     ) -> LatentGaussian | None:
-        """Return the fit at some values, (n_outside,); None where there is none.
-
-        Parameters
-        ----------
-        values : ndarray, shape (n_outside,)
-        near : sequence of Seen
-            What rows may see of it, to begin from.
-        rules : RowRules, optional
-            By which rows are integrated: those of a fit near it. By default, they are chosen.
-        left : float
-            Nats that a fit may lack.
-        thorough : bool
-            Whether to go on to a line search where full steps from a start lead nowhere.
-        """
+        """Return the fit at some values, (n_outside,); None where there is none."""
         self.n_fits += 1
         if not self._given.give(values):
             return None

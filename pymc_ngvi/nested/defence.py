@@ -37,32 +37,18 @@ def n_far_of(n_draws: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Defence:
-    """Directions in which draws are moved out, the same for all hyperparameters.
+    """Directions in which draws are moved out, the same for all hyperparameters."""
 
-    Parameters
-    ----------
-    predictors : ndarray of int, shape (n,)
-        Of rows: a direction is that in which one of them changes most.
-    signs : ndarray, shape (n,)
-        Whether it is moved up or down.
-    probabilities : ndarray, shape (n,)
-        By which one of them is picked; they add up to 1.
-    """
-
+    #: Of rows: a direction is that in which one of them changes most; shape (n,).
     predictors: NDArray[np.intp]
+    #: Whether it is moved up or down; shape (n,).
     signs: Array
+    #: By which one of them is picked; they add up to 1; shape (n,).
     probabilities: Array
 
     @classmethod
     def of(cls, given: RowsGiven, at: LatentGaussian) -> "Defence":
-        """Return the directions in which log p - log q grows, by how much it does.
-
-        Parameters
-        ----------
-        given : RowsGiven
-            With the hyperparameters of the fit.
-        at : LatentGaussian
-        """
+        """Return the directions in which log p - log q grows, by how much it does."""
         if given.is_quadratic:
             return cls(np.empty(0, dtype=np.intp), np.empty(0), np.empty(0))
         rows, q = given.rows, at.q
@@ -91,18 +77,7 @@ class Defence:
         return rng.choice(len(self), (n, n_far), p=self.probabilities)
 
     def moved(self, given: RowsGiven, at: LatentGaussian, base: Array, picked: NDArray[np.intp]) -> tuple[Array, Array]:
-        """Return standard normals of which the last are moved out, and log q' - log q there, q' being the mixture.
-
-        Parameters
-        ----------
-        given : RowsGiven
-            With the hyperparameters of the fit.
-        at : LatentGaussian
-        base : ndarray, shape (n_draws, n_dim)
-            Standard normals.
-        picked : ndarray of int, shape (n_far,)
-            Directions.
-        """
+        """Return standard normals of which the last are moved out, and log q' - log q there, q' being the mixture."""
         if not len(picked):
             return base, np.zeros(len(base))
         directions = _directions(given, at, self.predictors)

@@ -47,34 +47,24 @@ _ANEW, _AT_A_TIME = 8, 4_096
 
 @dataclass(frozen=True, eq=False)
 class Kriging:
-    """Predictions from values at points.
+    """Predictions from values at points."""
 
-    Parameters
-    ----------
-    points : ndarray, shape (n, p)
-    terms : ndarray, shape (n, n_terms)
-        Of the polynomial, and whatever else is added up.
-    length, nugget : float
-    alpha, beta : ndarray, shapes (n,), (n_terms,)
-        Weights of the kernel, and of the polynomial.
-    root, basis, triangle : ndarray
-        Cholesky factor of the kernel matrix, and an orthogonal factorisation of the polynomial whitened by it.
-    variance : float
-        Of the process.
-    score : float
-        Minus twice the mean log density of each value given all others.
-    """
-
+    #: shape (n, p).
     points: Array
+    #: Of the polynomial, and whatever else is added up; shape (n, n_terms).
     terms: Array
     length: float
     nugget: float
+    #: Weights of the kernel, and of the polynomial; shape (n,), (n_terms,).
     alpha: Array
     beta: Array
+    #: Cholesky factor of the kernel matrix, and an orthogonal factorisation of the polynomial whitened by it.
     root: Array
     basis: Array
     triangle: Array
+    #: Of the process.
     variance: float
+    #: Minus twice the mean log density of each value given all others.
     score: float
 
     @classmethod
@@ -145,13 +135,6 @@ class Predicted:
 
 class Emulated(Plain):
     """A log density that is evaluated where its prediction is not near enough, and predicted elsewhere.
-
-    Parameters
-    ----------
-    function : callable
-        From points, (n, p), to values, (n,); -inf where there is none.
-    most : int
-        Evaluations at most.
 
     Notes
     -----

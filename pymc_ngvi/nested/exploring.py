@@ -50,19 +50,12 @@ class Uneven(Hopeless):
 
 @dataclass(frozen=True, eq=False)
 class Exploration:
-    """What is known of the hyperparameters, and of the latent variables given these.
-
-    Parameters
-    ----------
-    pairs : WeightedPairs
-    lost : float
-        Part of the predicted weight that is where there is no fit.
-    moved : float
-        By how much values from farther out move a mean, in its standard errors; 0 where it is by little.
-    """
+    """What is known of the hyperparameters, and of the latent variables given these."""
 
     pairs: WeightedPairs
+    #: Part of the predicted weight that is where there is no fit.
     lost: float
+    #: By how much values from farther out move a mean, in its standard errors; 0 where it is by little.
     moved: float
 
 
@@ -77,27 +70,7 @@ def explore(
     *,
     anneals: bool = False,
 ) -> Exploration:
-    """Sample the hyperparameters, and the latent variables given these.
-
-    Parameters
-    ----------
-    marginal : Marginal
-    start, scale : ndarray, shape (p,)
-        Where to begin, and standard deviations, roughly.
-    n_values : int
-        Of the hyperparameters, in a round.
-    seed : int
-    most_variance : float
-        Of log weights at the mode, of draws given the hyperparameters.
-    ratios : sequence of tuple of int
-        Hyperparameters of which the exponential of others is a scale, and these.
-    anneals : bool
-        Whether draws of many hyperparameters may be annealed.
-
-    Raises
-    ------
-    Hopeless, Uneven
-    """
+    """Sample the hyperparameters, and the latent variables given these."""
     p = len(start)
     marginal.scale = scale
     mode = find_mode(marginal, start, scale)

@@ -35,46 +35,31 @@ SOLVED, LEFT = 1e-4, 0.01
 
 
 class KnownMarginal(NamedTuple):
-    """log m at one value of the hyperparameters, in closed form.
+    """log m at one value of the hyperparameters, in closed form."""
 
-    Parameters
-    ----------
-    g : ndarray, shape (p,)
-    value : float
-        Nats.
-    correction, doubt : float
-        As of `EvaluatedMarginal`.
-    """
-
+    #: shape (p,).
     g: Array
+    #: Nats.
     value: float
+    #: As of `EvaluatedMarginal`.
     correction: float = 0.0
     doubt: float = 0.0
 
 
 class EvaluatedMarginal(NamedTuple):
-    """log m at one value of the hyperparameters.
+    """log m at one value of the hyperparameters."""
 
-    Parameters
-    ----------
-    g : ndarray, shape (p,)
-    value : float
-        Nats.
-    correction : float
-        What was added to the ELBO.
-    doubt : float
-        By how much half of the variance is more than the mean weight says.
-    seen : Seen
-        What rows see of the conditional fit.
-    rules : RowRules
-        By which these were integrated.
-    """
-
+    #: shape (p,).
     g: Array
+    #: Nats.
     value: float
+    #: What was added to the ELBO.
     correction: float
+    #: By how much half of the variance is more than the mean weight says.
     doubt: float
+    #: What rows see of the conditional fit.
     seen: Seen
+    #: By which these were integrated.
     rules: RowRules
 
 
@@ -117,52 +102,28 @@ class Marginal(Protocol):
     def drawn(
         self, g: Array, base: Array, rng: np.random.Generator, is_deep: NDArray[np.bool_]
     ) -> list["Drawn | None"]:
-        """Return the Gaussians at values of the hyperparameters, and draws; None where there is none.
-
-        Parameters
-        ----------
-        g : ndarray, shape (n, p)
-        base : ndarray, shape (n, n_draws, n_dim)
-            Standard normals.
-        rng : numpy.random.Generator
-        is_deep : ndarray of bool, shape (n,)
-            Where not to take the long way if what is known leads nowhere.
-        """
+        """Return the Gaussians at values of the hyperparameters, and draws; None where there is none."""
 
 
 class Drawn(NamedTuple):
-    """The Gaussian of the latent variables at one value of the hyperparameters, and draws of it.
+    """The Gaussian of the latent variables at one value of the hyperparameters, and draws of it."""
 
-    Parameters
-    ----------
-    elbo : float
-        Nats, of log p at these hyperparameters.
-    mean, sd : ndarray, shape (n_dim,)
-    latents : ndarray, shape (n_draws, n_dim)
-    log_ratio : ndarray, shape (n_draws,)
-        log p(y, x, theta) - log q'(x | theta), -inf where p is 0: q' is what they are drawn from, a part of them from
-        farther out than q.
-    log_mixed : ndarray, shape (n_draws,)
-        log q' - log q.
-    """
-
+    #: Nats, of log p at these hyperparameters.
     elbo: float
+    #: shape (n_dim,).
     mean: Array
     sd: Array
+    #: shape (n_draws, n_dim).
     latents: Array
+    #: log p(y, x, theta) - log q'(x | theta), -inf where p is 0: q' is what they are drawn from, a part of them from
+    #: farther out than q; shape (n_draws,).
     log_ratio: Array
+    #: log q' - log q; shape (n_draws,).
     log_mixed: Array
 
 
 def lacking(log_ratio: Callable[[Array], Array], base: Array) -> tuple[float, float]:
-    """Return what an ELBO lacks, see `missing`; from the first draws where their weights are even, and more elsewhere.
-
-    Parameters
-    ----------
-    log_ratio : callable
-        From standard normals, (n_draws, n_dim), to log p - log q, less the ELBO.
-    base : ndarray, shape (n_draws, n_dim)
-    """
+    """Return what an ELBO lacks, see `missing`: from the first draws where weights are even, else from more."""
     first = log_ratio(base[:FEWEST])
     n = n_wanted(first, len(base))
     more = base[len(first) : n]
@@ -179,13 +140,7 @@ def n_wanted(log_ratio: Array, most: int) -> int:
 
 
 def missing(log_ratio: Array) -> tuple[float, float]:
-    """Return log E_q[p / q] less the ELBO, and how far that is from half of the variance.
-
-    Parameters
-    ----------
-    log_ratio : ndarray, shape (n_draws,)
-        Log p - log q at draws of q, less the ELBO.
-    """
+    """Return log E_q[p / q] less the ELBO, and how far that is from half of the variance."""
     keep = np.isfinite(log_ratio)
     if keep.mean() < 1.0 - _MOST_LOST:
         return 0.0, np.inf

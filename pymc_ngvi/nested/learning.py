@@ -91,16 +91,7 @@ type Function = Callable[[Array], Array]
 
 
 class Annealing:
-    """Draws on their way.
-
-    Parameters
-    ----------
-    function : callable
-        The log density: from points, (n, p), to values, (n,), -inf where there is none.
-    mode : LatentMode
-        Where to begin.
-    rng : numpy.random.Generator
-    """
+    """Draws on their way."""
 
     def __init__(self, function: Function, mode: LatentMode, rng: np.random.Generator) -> None:
         self._function, self._rng = function, rng
@@ -111,12 +102,7 @@ class Annealing:
         self._seen: list[Array] = []
 
     def go(self) -> None:
-        """Go to the posterior.
-
-        Raises
-        ------
-        Hopeless
-        """
+        """Go to the posterior."""
         for _ in range(_MOST):
             self._step()
             self._move()
@@ -205,15 +191,7 @@ _GOOD, _LEAST_PART, _WANTED, _MOST_MORE = 0.15, 0.02, 460.0, 6.0
 
 
 class Learned:
-    """A proposal: margins, times a polynomial's exponential, and a part that is wider.
-
-    Parameters
-    ----------
-    margins : Margins
-    points, values : ndarray, shapes (n, p), (n,)
-        Where log m has been evaluated. What margins leave of it is a polynomial in their normals, as far as that is
-        better for values that it was not fitted to.
-    """
+    """A proposal: margins, times a polynomial's exponential, and a part that is wider."""
 
     def __init__(self, margins: Margins, points: Array, values: Array) -> None:
         self._margins, self._wider = margins, margins.widened(_WIDER, _HEAVIER)
@@ -273,13 +251,7 @@ def _ridge(terms: Array, values: Array) -> Array:
 
 
 class RememberedMarginal:
-    """Evaluates log m, and remembers the values.
-
-    Attributes
-    ----------
-    of_rounds : tuple of ndarray
-        Points, (n, p), and values, (n,), that rounds have found.
-    """
+    """Evaluates log m, and remembers the values."""
 
     def __init__(self, marginal: Marginal, n_dim: int) -> None:
         self._marginal = marginal
@@ -309,16 +281,6 @@ def learn(
     marginal: Marginal, mode: LatentMode, n_values: int, seed: int, *, anneals: bool
 ) -> tuple[WeightedPairs, Array, float]:
     """Return rounds of hyperparameters, pooled; see `Rounds.pooled`.
-
-    Parameters
-    ----------
-    marginal : Marginal
-    mode : LatentMode
-    n_values : int
-        Of the hyperparameters, usually.
-    seed : int
-    anneals : bool
-        Whether draws may be annealed.
 
     Notes
     -----

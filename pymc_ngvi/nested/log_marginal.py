@@ -83,13 +83,6 @@ class Starts:
 
     As they are fixed, and as the steps from a start depend on nothing else, the Gaussian at some hyperparameters is a
     function of these alone: what is drawn from it has a known density.
-
-    Parameters
-    ----------
-    known : sequence of EvaluatedMarginal
-    whitening : Whitening
-    kinds : sequence of int
-        Predictors that rows have, kind by kind.
     """
 
     def __init__(self, known: Sequence[EvaluatedMarginal], whitening: Whitening, kinds: Sequence[int]) -> None:
@@ -166,19 +159,7 @@ _NODES = 16
 
 
 class ManyConditionals:
-    """Fits the latent variables at many hyperparameters.
-
-    Parameters
-    ----------
-    given : RowsGiven
-    over : RowsOver or RowsLeftOver
-        Its rows at many values.
-
-    Attributes
-    ----------
-    n_fits : int
-        Taken so far.
-    """
+    """Fits the latent variables at many hyperparameters."""
 
     def __init__(self, given: RowsGiven, over: RowsOver | RowsLeftOver) -> None:
         self._given, self._over = given, over
@@ -197,17 +178,7 @@ class ManyConditionals:
     def at(
         self, g: Array, seen: Sequence[Seen], rules: Sequence[RowRules], base: Array
     ) -> Iterator[tuple[int, EvaluatedMarginal]]:
-        """Yield log m at hyperparameters, (n, p), where there are fits.
-
-        Parameters
-        ----------
-        g : ndarray, shape (n, p)
-        seen : sequence of Seen
-            From which to begin.
-        rules : sequence of RowRules
-        base : ndarray, shape (n_draws, n_dim)
-            Standard normals behind corrections; the first are used where they will do.
-        """
+        """Yield log m at hyperparameters, (n, p), where there are fits."""
         for part, rows in self._parts(g):
             start, by = ManySeen.of([seen[k] for k in part]), ManyRules.of([rules[k] for k in part])
             fits = self._fitter.fit(rows, start, by, SOLVED)
@@ -317,22 +288,7 @@ _TURNS, _FAR = 2, 6.0
 
 
 class LatentMarginal:
-    """Evaluates log m, each time from the nearest conditional fit.
-
-    Parameters
-    ----------
-    given : RowsGiven
-    seed : int
-        Of the draws behind corrections.
-
-    Attributes
-    ----------
-    known : list of EvaluatedMarginal
-    scale : ndarray, shape (p,)
-        Units of distances between hyperparameters.
-    records : bool
-        Whether fits are kept, for others to begin from.
-    """
+    """Evaluates log m, each time from the nearest conditional fit."""
 
     def __init__(self, given: RowsGiven, seed: int) -> None:
         self._given, self.fits = given, ConditionalFits(given)

@@ -19,27 +19,17 @@ type Which = NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class ManyGaussians:
-    """Gaussians that were fitted.
+    """Gaussians that were fitted."""
 
-    Parameters
-    ----------
-    which : ndarray of int, shape (n,)
-        Of the hyperparameters that were asked for, those where there is one.
-    rows : ManyRows
-        There.
-    mean, precision : ndarray, shapes (n, n_dim), (n, n_entries)
-    factors : Factors
-    elbo : ndarray, shape (n,)
-        Nats, of log p at these hyperparameters.
-    seen : ManySeen
-    rules : ManyRules
-    """
-
+    #: Of the hyperparameters that were asked for, those where there is one; shape (n,).
     which: Which
+    #: There.
     rows: ManyRows
+    #: shape (n, n_dim), (n, n_entries).
     mean: Array
     precision: Array
     factors: Factors
+    #: Nats, of log p at these hyperparameters; shape (n,).
     elbo: Array
     seen: ManySeen
     rules: ManyRules
@@ -102,34 +92,14 @@ class _State:
 
 
 class ManyFitter:
-    """Fits Gaussians at many hyperparameters by natural steps that have to raise the ELBO.
-
-    Parameters
-    ----------
-    precisions : Precisions
-
-    Attributes
-    ----------
-    n_expectations : int
-        Taken so far.
-    """
+    """Fits Gaussians at many hyperparameters by natural steps that have to raise the ELBO."""
 
     def __init__(self, precisions: Precisions) -> None:
         self._precisions = precisions
         self.n_expectations = 0
 
     def fit(self, rows: ManyRows, start: ManySeen, rules: ManyRules | None, left: float) -> ManyGaussians | None:
-        """Return the fits, as far as there are any, begun from what rows may see of them.
-
-        Parameters
-        ----------
-        rows : ManyRows
-        start : ManySeen
-        rules : ManyRules or None
-            By which rows are integrated; None to choose them.
-        left : float
-            Nats that a fit may lack.
-        """
+        """Return the fits, as far as there are any, begun from what rows may see of them."""
         state, which = self._begun(rows, start, rules)
         parts = list[tuple[Which, _State]]()
         for _ in range(_MOST_STEPS):

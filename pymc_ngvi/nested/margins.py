@@ -34,23 +34,16 @@ _STEPS, _FARTHEST = 60, 30.0
 
 @dataclass(frozen=True, eq=False)
 class Margins:
-    """A map between coordinates and standard normals.
+    """A map between coordinates and standard normals."""
 
-    Parameters
-    ----------
-    location, scale, skewness, tail : ndarray, shape (p,)
-        Of the margins.
-    mean : ndarray, shape (p,)
-        Of u.
-    factor : ndarray, shape (p, p)
-        Lower Cholesky factor of the covariance of u.
-    """
-
+    #: Of the margins; shape (p,).
     location: Array
     scale: Array
     skewness: Array
     tail: Array
+    #: Of u; shape (p,).
     mean: Array
+    #: Lower Cholesky factor of the covariance of u; shape (p, p).
     factor: Array
 
     @classmethod
@@ -65,14 +58,6 @@ class Margins:
         """Return the most likely margins of weighted draws, (n, p), and the correlations of what these make of them.
 
         Both shrink, the more so the fewer draws there are.
-
-        Parameters
-        ----------
-        g : ndarray, shape (n, p)
-        weights : ndarray, shape (n,)
-            They add up to 1.
-        like : Margins, optional
-            Whose correlations those of few draws shrink to; by default, they shrink to 0.
         """
         p, size = g.shape[1], 1.0 / float(np.sum(weights**2))
         mean = weights @ g

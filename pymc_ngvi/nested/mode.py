@@ -30,30 +30,16 @@ type Function = Callable[[Array], Array]
 
 
 class LatentMode(NamedTuple):
-    """A mode.
+    """A mode."""
 
-    Parameters
-    ----------
-    at : ndarray, shape (p,)
-    cov : ndarray, shape (p, p)
-        Inverse of minus the second derivatives, by differences.
-    """
-
+    #: shape (p,).
     at: Array
+    #: Inverse of minus the second derivatives, by differences; shape (p, p).
     cov: Array
 
 
 def find_mode(function: Function, start: Array, scale: Array) -> LatentMode | None:
-    """Go up; None where the function is not finite at the start.
-
-    Parameters
-    ----------
-    function : callable
-        From points, (n, p), to values, (n,).
-    start : ndarray, shape (p,)
-    scale : ndarray, shape (p,)
-        Standard deviations, roughly.
-    """
+    """Go up; None where the function is not finite at the start."""
     at, value = np.array(start), float(function(start[None])[0])
     if not np.isfinite(value):
         return None
@@ -70,17 +56,7 @@ def find_mode(function: Function, start: Array, scale: Array) -> LatentMode | No
 
 
 class _Climb:
-    """Where a search has come to.
-
-    Attributes
-    ----------
-    at : ndarray, shape (p,)
-    value : float
-    scale : ndarray, shape (p,)
-        Units of differences.
-    inverse : ndarray, shape (p, p)
-        About the inverse of minus the second derivatives.
-    """
+    """Where a search has come to."""
 
     def __init__(self, function: Function, at: Array, value: float, scale: Array) -> None:
         self._function, self.at, self.value, self.scale = function, at, value, scale

@@ -30,51 +30,34 @@ _AT_ONCE = 2**22
 @stored("nested.pairs")
 @dataclass(frozen=True, eq=False)
 class WeightedPairs:
-    """Weighted pairs of hyperparameters and latent variables.
+    """Weighted pairs of hyperparameters and latent variables."""
 
-    Parameters
-    ----------
-    g : ndarray, shape (n, p)
-        Hyperparameters, in an order in which neighbours are near each other.
-    log_density : ndarray, shape (n,)
-        Of the proposal of these.
-    log_ratio : ndarray, shape (n, m)
-        log p(y, x, theta) - log q'(x | theta), -inf where p is 0: q' is what x is drawn from.
-    elbo : ndarray, shape (n,)
-        Of log p at these hyperparameters.
-    log_by_elbo : ndarray, shape (n,)
-        log m by the ELBO and what it lacks, from a regression.
-    latents : ndarray, shape (n, m, d)
-        Draws of the latent variables.
-    means, sds : ndarray, shape (n, d)
-        Of the Gaussians that these are drawn from.
-    features : ndarray, shape (n, n_features)
-        Functions of the hyperparameters,
-    target : ndarray, shape (n_features,)
-        and their means under the predicted density of these, from many more draws.
-    predicted : ndarray, shape (n,)
-        That log density.
-    is_wide : ndarray of bool, shape (n,)
-        Which hyperparameters are of the wide proposal.
-    log_mixed : ndarray, shape (n, m)
-        log q' - log q; empty where all are draws of q.
-    n_far : int
-        How many of the m, the last ones, are drawn from farther out than q.
-    """
-
+    #: Hyperparameters, in an order in which neighbours are near each other; shape (n, p).
     g: Array
+    #: Of the proposal of these; shape (n,).
     log_density: Array
+    #: log p(y, x, theta) - log q'(x | theta), -inf where p is 0: q' is what x is drawn from; shape (n, m).
     log_ratio: Array
+    #: Of log p at these hyperparameters; shape (n,).
     elbo: Array
+    #: log m by the ELBO and what it lacks, from a regression; shape (n,).
     log_by_elbo: Array
+    #: Draws of the latent variables; shape (n, m, d).
     latents: Array
+    #: Of the Gaussians that these are drawn from; shape (n, d).
     means: Array
     sds: Array
+    #: Functions of the hyperparameters,; shape (n, n_features).
     features: Array
+    #: and their means under the predicted density of these, from many more draws; shape (n_features,).
     target: Array
+    #: That log density; shape (n,).
     predicted: Array
+    #: Which hyperparameters are of the wide proposal; shape (n,).
     is_wide: NDArray[np.bool_]
+    #: log q' - log q; empty where all are draws of q; shape (n, m).
     log_mixed: Array = field(default_factory=lambda: np.empty((0, 0)))
+    #: How many of the m, the last ones, are drawn from farther out than q.
     n_far: int = 0
 
     def __len__(self) -> int:
@@ -235,13 +218,7 @@ class WeightedPairs:
         return _standardised(g, root), _standardised(x, root)
 
     def without_wide(self, log_density: Array) -> Array:
-        """Return weights of the hyperparameters, (n,), 0 for those of the wide proposal.
-
-        Parameters
-        ----------
-        log_density : ndarray, shape (n,)
-            Of the other proposals.
-        """
+        """Return weights of the hyperparameters, (n,), 0 for those of the wide proposal."""
         return normalised_weights(np.where(self.is_wide, -np.inf, self.log_marginal - log_density))
 
     def _parts(self) -> list[slice]:

@@ -104,19 +104,14 @@ _PER_TERM, _GOLDEN = 3, 0.6180339887498949
 
 
 class _Fits(NamedTuple):
-    """Gaussians at some of the hyperparameters that were asked for.
+    """Gaussians at some of the hyperparameters that were asked for."""
 
-    Parameters
-    ----------
-    which : ndarray of int, shape (n,)
-    mean : ndarray, shape (n, n_dim)
-    factors : Factors
-    log_marginal : ndarray, shape (n,)
-    """
-
+    #: shape (n,).
     which: NDArray[np.intp]
+    #: shape (n, n_dim).
     mean: Array
     factors: Factors
+    #: shape (n,).
     log_marginal: Array
 
 
@@ -125,10 +120,6 @@ class _StandardDeviations:
 
     They are wanted for moments alone, and take longer than a factor: where that is large, and there is one at a time,
     most are predicted.
-
-    Parameters
-    ----------
-    whitening : Whitening
     """
 
     def __init__(self, whitening: Whitening) -> None:
@@ -154,12 +145,7 @@ class _StandardDeviations:
 
 
 class GaussianMarginal:
-    """Evaluates log m, and draws; see `Marginal`.
-
-    Parameters
-    ----------
-    over : GaussianOver
-    """
+    """Evaluates log m, and draws; see `Marginal`."""
 
     is_exact = True
 
@@ -242,13 +228,7 @@ _N_PARTS = 8
 @stored("nested.state")
 @dataclass(frozen=True, eq=False)
 class Latents(GivenGlobals):
-    """What is left given hyperparameters: the latent variables of weighted pairs.
-
-    Parameters
-    ----------
-    pairs : WeightedPairs
-    checks : NestedChecks
-    """
+    """What is left given hyperparameters: the latent variables of weighted pairs."""
 
     pairs: WeightedPairs
     checks: NestedChecks
@@ -271,13 +251,7 @@ class Latents(GivenGlobals):
 
     @classmethod
     def of_content(cls, content: dict[str, Any], density: ModelDensity) -> PoolState:
-        """Return the posterior on a model.
-
-        Raises
-        ------
-        ValueError
-            If the parts do not go together.
-        """
+        """Return the posterior on a model."""
         for name, kind in {"pairs": WeightedPairs, "checks": NestedChecks}.items():
             if not isinstance(content[name], kind):
                 raise ValueError(f"what the nested posterior has as {name!r} is something else")
@@ -380,21 +354,7 @@ def latent_rows_of(density: ModelDensity) -> RowsGiven:
 def nested_posterior(
     density: ModelDensity, gaussian: GaussianState | None, seed: int, most_variance: float = np.inf
 ) -> PoolState:
-    """Return the nested posterior.
-
-    Parameters
-    ----------
-    density : ModelDensity
-    gaussian : GaussianState or None
-        A fit of all coordinates to begin from.
-    seed : int
-    most_variance : float
-        Of log weights of draws given the hyperparameters, at the mode of these, beyond which there is to be none.
-
-    Raises
-    ------
-    Unavailable
-    """
+    """Return the nested posterior."""
     given = latent_rows_of(density)
     start = (density.initial_point() if gaussian is None else gaussian.mean())[given.outside]
     scale = np.full(len(start), _SCALE)

@@ -36,16 +36,7 @@ _STREAM, _PICKS = 8_000_000, 8_000_001
 
 
 class Guess:
-    """A predicted density of the hyperparameters, normalised and drawn from by a pool.
-
-    Parameters
-    ----------
-    value : callable
-        From points, (n, p), to predictions of log m.
-    whitening : Whitening
-    pool : Pool
-        Draws of a proposal that covers it.
-    """
+    """A predicted density of the hyperparameters, normalised and drawn from by a pool."""
 
     def __init__(self, value: Callable[[Array], Array], whitening: Whitening, pool: Pool) -> None:
         self._value, self.whitening, self._pool = value, whitening, pool
@@ -89,17 +80,7 @@ class _Round:
 
 
 class Rounds:
-    """Evaluates rounds of hyperparameters and pools them.
-
-    Parameters
-    ----------
-    marginal : Marginal
-    n_values : int
-        Of the hyperparameters, in a round.
-    seed : int
-    ridge : Proposal, optional
-        About ridges of log m: half of what is not drawn from what is predicted is of it.
-    """
+    """Evaluates rounds of hyperparameters and pools them."""
 
     def __init__(self, marginal: Marginal, n_values: int, seed: int, ridge: Proposal | None = None) -> None:
         self._marginal, self._seed, self._ridge = marginal, seed, ridge
@@ -146,11 +127,6 @@ class Rounds:
 
         Weights are those of draws of the mixture of all proposals. What was lost is the part of the predicted weight
         that is where there is no fit.
-
-        Raises
-        ------
-        Hopeless
-            If that is all of it.
         """
         g = np.concatenate([r.g for r in self._rounds])
         log_parts = np.array([np.log(len(r.g)) + r.log_density(g) for r in self._rounds])
@@ -216,15 +192,7 @@ class Rounds:
 
 
 def by_neighbours(points: Array, weights: Array, least: float) -> NDArray[np.intp]:
-    """Return an order in which neighbours are near each other: halves by weight, halved again along what is longest.
-
-    Parameters
-    ----------
-    points : ndarray, shape (n, p)
-    weights : ndarray, shape (n,)
-    least : float
-        Weight below which a part is not divided.
-    """
+    """Return an order in which neighbours are near each other: halves by weight, halved again along what is longest."""
     order, first = np.arange(len(points)), np.zeros(1, dtype=np.intp)
     while True:  # all parts at once
         size = np.diff(np.append(first, len(order)))

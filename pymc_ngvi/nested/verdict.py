@@ -25,46 +25,31 @@ MOST_ERROR, _MOST_LOST = 0.15, 0.01
 @stored("nested.weights")
 @dataclass(frozen=True)
 class NestedChecks(Verdict):
-    """What was measured of a nested posterior.
+    """What was measured of a nested posterior."""
 
-    Parameters
-    ----------
-    khat : float
-        Of the weights of the hyperparameters.
-    effective_size : float
-        Of these weights, in values.
-    n_values, n_draws : int
-        Values of the hyperparameters; draws of the latent variables at each.
-    pair_size : float
-        Effective size of the weights of both together, in draws.
-    variance : float
-        Of log weights given the hyperparameters.
-    n_globals, n_local : int
-        Hyperparameters; latent variables.
-    n_fits : int
-        Fits of the latent variables at given hyperparameters.
-    moved : float
-        By how much values from farther out move a mean, in its standard errors; 0 where it is by less than .05 sd.
-    lost : float
-        Part of the weight that is where there is no fit.
-    error : float
-        Of log m where pairs are not weighted together, an sd over the hyperparameters in nats; 0 where they are.
-    lacking : float
-        Nats that the ELBOs lack of log m, in the mean.
-    """
-
+    #: Of the weights of the hyperparameters.
     khat: float
+    #: Of these weights, in values.
     effective_size: float
+    #: Values of the hyperparameters; draws of the latent variables at each.
     n_values: int
     n_draws: int
+    #: Effective size of the weights of both together, in draws.
     pair_size: float
+    #: Of log weights given the hyperparameters.
     variance: float
+    #: Hyperparameters; latent variables.
     n_globals: int
     n_local: int
+    #: Fits of the latent variables at given hyperparameters.
     n_fits: int
+    #: By how much values from farther out move a mean, in its standard errors; 0 where it is by less than .05 sd.
     moved: float = 0.0
+    #: Part of the weight that is where there is no fit.
     lost: float = 0.0
+    #: Of log m where pairs are not weighted together, an sd over the hyperparameters in nats; 0 where they are.
     error: float = 0.0
+    #: Nats that the ELBOs lack of log m, in the mean.
     lacking: float = 0.0
 
     @property

@@ -32,22 +32,14 @@ _SECONDS_PER_SOLUTION, _SOLVED_AT_ONCE = 0.1, 256  # of differential equations, 
 
 @dataclass(frozen=True)
 class Cost:
-    """Estimated cost of a graph.
+    """Estimated cost of a graph."""
 
-    Parameters
-    ----------
-    quick_seconds : float
-        One evaluation, by Python thunks on NumPy, the thunks' own time shared among ``batch`` evaluations.
-    numba_seconds : float
-        One evaluation, compiled.
-    numba_compile_seconds : float
-    widest : int
-        Elements of the largest intermediate of one evaluation, of those that each evaluation has anew.
-    """
-
+    #: One evaluation, by Python thunks on NumPy, the thunks' own time shared among ``batch`` evaluations.
     quick_seconds: float
+    #: One evaluation, compiled.
     numba_seconds: float
     numba_compile_seconds: float
+    #: Elements of the largest intermediate of one evaluation, of those that each evaluation has anew.
     widest: int
 
     def prefers_numba(self, n_evaluations: int) -> bool:
@@ -57,19 +49,7 @@ class Cost:
 
 
 def estimate(outputs: list[Variable], batch: int = 16, passes: int = 1, *, along: Variable | None = None) -> Cost:
-    """Estimate the cost of one evaluation of ``outputs`` from static shapes; unknown ones count as the data's.
-
-    Parameters
-    ----------
-    outputs : list of pytensor variables
-    along : Variable, optional
-        What differs from one evaluation of a batch to the next: elements that do not depend on it, such as the rows of
-        a minibatch, are shared. By default, all count for each.
-    batch : int, default 16
-        Evaluations in one call, which share the time of the thunks.
-    passes : int, default 1
-        Over the elements of each node.
-    """
+    """Estimate the cost of one evaluation of ``outputs`` from static shapes; unknown ones count as the data's."""
     nodes = list(toposort(outputs))
     unknown = max(data_sizes(nodes), default=1)
     sizes = [largest(node.outputs, unknown) for node in nodes]
@@ -111,15 +91,7 @@ def evaluation_seconds(
     along: Variable | None = None,
     compiled: bool = False,
 ) -> float:
-    """Return the time of one evaluation of ``outputs``, with what `estimate` leaves out: matrices, exp and so on.
-
-    Parameters
-    ----------
-    outputs, batch, passes, along
-        As of `estimate`.
-    compiled : bool, default False
-        Whether it is compiled to machine code.
-    """
+    """Return the time of one evaluation of ``outputs``, with what `estimate` leaves out: matrices, exp and so on."""
     nodes = list(toposort(outputs))
     cost, work = estimate(outputs, batch, passes, along=along), _work(nodes, max(data_sizes(nodes), default=1))
     more = work.read * _SECONDS_PER_READ + work.functions * _SECONDS_PER_FUNCTION

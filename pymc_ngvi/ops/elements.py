@@ -29,13 +29,7 @@ type Uses = list[tuple[Variable, Bools]]
 
 @dataclass(frozen=True)
 class Elements:
-    """How the elements of the outputs of a node are made of those of its inputs; nothing is known of it but that.
-
-    Parameters
-    ----------
-    node : Apply
-    facts : Facts
-    """
+    """How the elements of the outputs of a node are made of those of its inputs; nothing is known of it but that."""
 
     node: Apply
     facts: Facts
@@ -50,21 +44,7 @@ class Elements:
         return [everything(parts, facts.shape(out)) for out in node.outputs]
 
     def uses(self, used: list[Bools], of: Of, pairs: Pairs) -> Uses | None:
-        """Return which elements of inputs come linearly into used ones of the outputs, and note what interacts.
-
-        Parameters
-        ----------
-        used : list of ndarray of bool
-            In the shape of each output.
-        of : callable
-        pairs : Pairs
-            To which interactions of the node itself are added.
-
-        Returns
-        -------
-        list or None
-            None where all that the outputs depend on interacts.
-        """
+        """Return which elements of inputs come linearly into used ones of the outputs, and note what interacts."""
         return None
 
     def is_linear(self, varying: list[Variable]) -> bool:
@@ -78,25 +58,17 @@ class Elements:
 
 @dataclass(frozen=True)
 class FromWays(Elements):
-    """An output that inputs come into, each in its way.
+    """An output that inputs come into, each in its way."""
 
-    Parameters
-    ----------
-    ways : list of (Variable, Way)
-    linear : collection of Variable
-        Those in which it is linear, given the others.
-    products : list of (Variable, Variable)
-        Pairs of these that multiply each other, or that one divides.
-    is_inner : bool
-        Whether the products are those of the columns of one with the rows of the other.
-    factors : collection of Variable
-        Where one of these is known to be 0, so is the output.
-    """
-
+    #: shape (Variable, Way).
     ways: Sequence[tuple[Variable, Way]]
+    #: Those in which it is linear, given the others.
     linear: Sequence[Variable] = ()
+    #: Pairs of these that multiply each other, or that one divides; shape (Variable, Variable).
     products: Sequence[tuple[Variable, Variable]] = ()
+    #: Whether the products are those of the columns of one with the rows of the other.
     is_inner: bool = False
+    #: Where one of these is known to be 0, so is the output.
     factors: Sequence[Variable] = ()
 
     def depends(self, of: Of) -> list[Dependence]:  # noqa: D102
@@ -153,13 +125,9 @@ class Rearranged(Elements):
     """Outputs each element of which is one element of an input, or known.
 
     The Op is run on whole numbers in the place of values, to see where these go.
-
-    Parameters
-    ----------
-    inputs : list of Variable
-        The first ones, whose elements move.
     """
 
+    #: The first ones, whose elements move.
     inputs: Sequence[Variable]
 
     def origins(self, numbers: list[Ints]) -> list[Ints]:

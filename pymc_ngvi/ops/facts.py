@@ -29,23 +29,7 @@ class Kind(enum.Enum):
 
 
 class Facts:
-    """Kinds of all variables of a graph; values and shapes of those that matter for derivatives with respect to theta.
-
-    Parameters
-    ----------
-    output : pytensor scalar
-    theta : pytensor vector
-        Of known length.
-    varying : collection of shared variables
-        Their values are not to be used: they change, but their shapes don't.
-    conditions : bool
-        Whether values and shapes are wanted of all that depends on theta, conditions of switches among it.
-
-    Attributes
-    ----------
-    nodes : list of Apply
-        Those through which derivatives of ``output`` pass, each after its inputs.
-    """
+    """Kinds of all variables of a graph; values and shapes of those that matter for derivatives by theta."""
 
     def __init__(
         self, output: Variable, theta: Variable, varying: Collection[Variable] = (), *, conditions: bool = False

@@ -24,13 +24,7 @@ class CannotLift(NotApart):
 
 
 class Apart(Exception):
-    """Elements come from different variables.
-
-    Parameters
-    ----------
-    labels : ndarray of int, shape (n_rows,)
-        The same for elements that come from the same one.
-    """
+    """Elements come from different variables."""
 
     def __init__(self, labels: Ints) -> None:
         super().__init__("elements come from different variables")

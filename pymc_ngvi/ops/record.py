@@ -21,29 +21,19 @@ NOT_HOMOGENEOUS = "does not multiply its result by a power of what its argument 
 
 
 class Extra(NamedTuple):
-    """What a node takes beside a pass over its elements: counts of each sort.
+    """What a node takes beside a pass over its elements: counts of each sort."""
 
-    Parameters
-    ----------
-    thunks : int
-        Calls of other functions.
-    in_python : int
-        Elements that Python computes one by one.
-    in_tails : int
-        Derivatives of incomplete beta and gamma functions.
-    solutions : int
-        Of differential equations.
-    read : int
-        Elements of a matrix that is multiplied.
-    functions : int
-        Elements of an exp, a log and the like.
-    """
-
+    #: Calls of other functions.
     thunks: int = 0
+    #: Elements that Python computes one by one.
     in_python: int = 0
+    #: Derivatives of incomplete beta and gamma functions.
     in_tails: int = 0
+    #: Of differential equations.
     solutions: int = 0
+    #: Elements of a matrix that is multiplied.
     read: int = 0
+    #: Elements of an exp, a log and the like.
     functions: int = 0
 
 
@@ -63,32 +53,23 @@ class OpRecord:
     """What is known of an operation.
 
     A string in the place of a function says why there is none, in words that follow the name of the operation.
-
-    Parameters
-    ----------
-    elements : callable or str
-        From a node and what is known of its graph to how its elements are made of those of its inputs: on what they
-        depend, in what they are linear, what interacts in them, and what moves. None where this node is like one of
-        which nothing is known.
-    lift : callable or str
-        From what lifts, a node, an output and flat positions in it to these elements as a function of rows.
-    degrees : callable or str
-        From a node to the power of each input's factor in that of the output, where an input is multiplied by a number:
-        what can be factored out. None for an input that no factor comes out of.
-    axis : callable or str
-        From a node, an output and an axis of it to the axis of the inputs that it is, so that rows along it stay apart.
-        None where there is no such axis.
-    work : callable or str
-        From a node, and the size of what has none that is known, to what it takes beside a pass over its elements.
-    by_batch : bool, default False
-        Whether the same holds of a batch of it.
     """
 
+    #: From a node and what is known of its graph to how its elements are made of those of its inputs: on what they
+    #: depend, in what they are linear, what interacts in them, and what moves. None where this node is like one of
+    #: which nothing is known.
     elements: Callable[[Apply, Facts], Elements | None] | str
+    #: From what lifts, a node, an output and flat positions in it to these elements as a function of rows.
     lift: Callable[[Lifting, Apply, Variable, Ints], Variable] | str = OF_MANY
+    #: From a node to the power of each input's factor in that of the output, where an input is multiplied by a
+    #: number: what can be factored out. None for an input that no factor comes out of.
     degrees: Callable[[Apply], Sequence[float | None]] | str = NOT_HOMOGENEOUS
+    #: From a node, an output and an axis of it to the axis of the inputs that it is, so that rows along it stay
+    #: apart. None where there is no such axis.
     axis: Callable[[Apply, Variable, int], int | None] | str = MIXES
+    #: From a node, and the size of what has none that is known, to what it takes beside a pass over its elements.
     work: Callable[[Apply, int], Extra] | str = PASS
+    #: Whether the same holds of a batch of it.
     by_batch: bool = field(default=False, kw_only=True)
 
     @classmethod

@@ -196,16 +196,7 @@ type Axis = Callable[[Apply, Variable, int], int | None]
 
 
 def moves(n: int | None = 1, axis: Axis | str = MIXES, *, always: bool = False) -> OpRecord:
-    """Return the record of an operation that moves the elements of its first ``n`` inputs, or of all (None).
-
-    Parameters
-    ----------
-    n : int or None, default 1
-    axis : callable or str
-        See `OpRecord`.
-    always : bool
-        Whether it does so though the other inputs, which say where to, are not known.
-    """
+    """Return the record of an operation that moves the elements of its first ``n`` inputs, or of all (None)."""
     powers = "moves several arguments, which have no common factor" if n != 1 else _first_alone
     elements, lift = partial(_moved, n=n, always=always), partial(_lifted_move, n=n, always=always)
     return OpRecord(elements, lift, powers, axis, by_batch=True)
@@ -387,12 +378,7 @@ REDUCTIONS: dict[type, OpRecord] = {
 
 
 def _known_operand(node: Apply, facts: Facts) -> tuple[int, Matrix] | None:
-    """Return which operand of a matrix product, if one, is a known matrix, the same for a whole batch; and the matrix.
-
-    Returns
-    -------
-    place, matrix : 0 or 1, and an array of two axes, sparse or dense
-    """
+    """Return which operand of a product, if one, is a known matrix, the same for a whole batch; and the matrix."""
     for place, var in enumerate(node.inputs):
         if facts.is_known(var):
             value = facts.value(var)

@@ -87,18 +87,7 @@ LOGICAL: dict[type, str] = {ps.AND: "and", ps.OR: "or", ps.XOR: "xor", ps.Invert
 
 
 def register(kind: type, name: str, scalar: Operation, form: ScalarForm = ScalarForm.FUNCTION) -> None:
-    """Add a scalar operation.
-
-    Parameters
-    ----------
-    kind : type
-        Of the scalar Op.
-    name : str
-        In programs.
-    scalar : pymc_ngvi.rows.programs.operations.Operation
-        What evaluates it, and its derivatives.
-    form : ScalarForm
-    """
+    """Add a scalar operation."""
     NAMES[kind], OPERATIONS[name], FORMS[kind] = name, scalar, form
 
 

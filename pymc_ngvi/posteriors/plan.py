@@ -29,17 +29,11 @@ GAUSSIAN = "gaussian"
 
 @dataclass(frozen=True)
 class TimeBudget:
-    """What a call has taken, and what it may take.
+    """What a call has taken, and what it may take."""
 
-    Parameters
-    ----------
-    of_fit : float
-        Estimated seconds of the Gaussian fit.
-    max_seconds : float or None
-        Of the whole call, where the user says so.
-    """
-
+    #: Estimated seconds of the Gaussian fit.
     of_fit: float
+    #: Of the whole call, where the user says so.
     max_seconds: float | None = None
 
     def left(self, *, is_plain: bool = False) -> float:
@@ -80,28 +74,18 @@ class Decision(Enum):
 @stored("plan.candidate")
 @dataclass(frozen=True)
 class Candidate:
-    """A posterior that may come of a model.
+    """A posterior that may come of a model."""
 
-    Parameters
-    ----------
-    kind : str
-        "gaussian", or the name of a kind: the value of the option ``posterior`` that asks for it.
-    outcome : Decision
-    seconds : float
-        Its price, estimated seconds on one thread; NaN where it is not known, or there is none.
-    chance : float
-        That it turns out to be exact, up to simulation error.
-    reason : str
-        Why it can't be had, or failed, in a clause.
-    of_failure : float
-        Part of the price that is spent by the time that it is known not to be exact.
-    """
-
+    #: "gaussian", or the name of a kind: the value of the option ``posterior`` that asks for it.
     kind: str
     outcome: Decision = Decision.NOT_NEEDED
+    #: Its price, estimated seconds on one thread; NaN where it is not known, or there is none.
     seconds: float = math.nan
+    #: That it turns out to be exact, up to simulation error.
     chance: float = 0.0
+    #: Why it can't be had, or failed, in a clause.
     reason: str = ""
+    #: Part of the price that is spent by the time that it is known not to be exact.
     of_failure: float = 1.0
 
     @property
@@ -134,26 +118,11 @@ class Candidate:
 @stored("plan")
 @dataclass(frozen=True)
 class Plan:
-    """How the posterior of a model was chosen: ``print(approx.plan)`` shows the table.
+    """How the posterior of a model was chosen: ``print(approx.plan)`` shows the table."""
 
-    Parameters
-    ----------
-    candidates : tuple of Candidate
-        In the order in which they were to be tried; those that can't be had, last.
-    limit : str
-        What they may take, in a sentence.
-
-    Examples
-    --------
-    >>> exact = Candidate("exact", Decision.TAKEN, 1.6, 1.0)
-    >>> print(Plan((Candidate("gaussian", Decision.CAME_FIRST, 0.3), exact), TimeBudget(0.3).sentence))
-    posterior  seconds  expected     outcome
-    Gaussian       0.3  approximate  came first
-    exact          1.6  exact        taken
-    After the Gaussian fit, about 21 s may follow.
-    """
-
+    #: In the order in which they were to be tried; those that can't be had, last.
     candidates: tuple[Candidate, ...]
+    #: What they may take, in a sentence.
     limit: str = ""
 
     def __str__(self) -> str:

@@ -171,13 +171,7 @@ class _PosteriorSearch:
     # --- what there is ---
 
     def _look(self) -> None:
-        """Find the candidates, but for those that could not come first: to look for some takes as long as a small fit.
-
-        Raises
-        ------
-        Unavailable
-            Where the Gaussian is the posterior.
-        """
+        """Find the candidates but those that could not come first: to look for some takes as long as a small fit."""
         given = self._given
         for kind in self._looked_for():
             if all(offer.candidate.expected_seconds >= kind.least for offer in self._offers.values()):

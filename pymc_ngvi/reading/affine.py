@@ -13,28 +13,7 @@ from pymc_ngvi.ops.registry import elements
 
 
 def predictors(logp: Variable, theta: Variable, facts: Facts) -> list[Variable]:
-    """Return the affine functions of theta that what is not affine is made of, in the order of the graph.
-
-    Parameters
-    ----------
-    logp : pytensor scalar
-    theta : pytensor vector
-    facts : Facts
-        Of log p.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import pytensor.tensor as pt
-    >>> from pymc_ngvi.reading.affine import predictors
-    >>> from pymc_ngvi.ops.facts import Facts
-    >>> theta = pt.vector("theta", shape=(3,))
-    >>> eta = pt.dot(np.ones((5, 2)), theta[:2])
-    >>> logp = -pt.exp(eta + theta[2]).sum()
-    >>> [found] = predictors(logp, theta, Facts(logp, theta))
-    >>> found.type.shape
-    (5,)
-    """
+    """Return the affine functions of theta that what is not affine is made of, in the order of the graph."""
     affine, nodes = affine_functions(theta, facts)
     # Conditions count, too, through which no derivative passes.
     others = (node for node in toposort([logp]) if node not in nodes)

@@ -24,23 +24,7 @@ _ROUNDING = 1e-9
 
 
 class Basis:
-    """Some of the predictors of rows, of which all others are affine functions.
-
-    Parameters
-    ----------
-    lift : Lift
-        Of rows.
-    n_rows : int
-    predictors : callable
-        From a number of points to all predictors there, (n_points, n_predictors).
-    first : sequence of pytensor variables
-        Slots of the lift that are to be in the basis rather than others.
-
-    Attributes
-    ----------
-    slots : list of pytensor variables
-        Of the basis.
-    """
+    """Some of the predictors of rows, of which all others are affine functions."""
 
     def __init__(
         self, lift: Lift, n_rows: int, predictors: Callable[[int], Array], first: Sequence[Variable] = ()
@@ -84,14 +68,7 @@ def _given(name: str, values: Array, data: dict[Variable, Array]) -> Variable:
 
 
 def _combination(values: Array, others: list[Array]) -> tuple[Array, Array] | None:
-    """Return the slopes, (n_others, n_rows), and the offset of a predictor that is an affine function of others.
-
-    Parameters
-    ----------
-    values : ndarray, shape (n_points, n_rows)
-    others : list of ndarray, of that shape
-        None of them an affine function of the rest.
-    """
+    """Return the slopes, (n_others, n_rows), and the offset of a predictor that is an affine function of others."""
     known = np.stack([np.ones_like(values), *others], axis=-1).swapaxes(0, 1)
     slopes = (np.linalg.pinv(known) @ values.T[..., None])[..., 0]
     slopes[np.abs(slopes) <= _ROUNDING * np.abs(slopes).max(axis=1, keepdims=True)] = 0.0

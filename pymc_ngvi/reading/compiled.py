@@ -16,11 +16,6 @@ class CompiledOnce:
     """Compiles functions; those of equal graphs, whose inputs have other names, are the same.
 
     Other data make rows anew, and mostly the same ones.
-
-    Parameters
-    ----------
-    compile_ : callable
-        How.
     """
 
     def __init__(self, compile_: CompileAll) -> None:

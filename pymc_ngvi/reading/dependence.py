@@ -11,18 +11,7 @@ from pymc_ngvi.ops.registry import elements
 
 
 class Dependences:
-    """Computes the dependence of variables when it is asked for, and keeps it.
-
-    Parameters
-    ----------
-    facts : Facts
-    theta : pytensor vector
-
-    Attributes
-    ----------
-    opaque : set of str
-        Ops that were not understood: each element of their outputs counts as one that depends on all of their inputs.
-    """
+    """Computes the dependence of variables when it is asked for, and keeps it."""
 
     def __init__(self, facts: Facts, theta: Variable) -> None:
         self.facts = facts

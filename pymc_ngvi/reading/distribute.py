@@ -31,29 +31,7 @@ _MOST_NESTED = 50
 
 
 def factors_outside(logp: Variable, facts: Facts) -> Variable:
-    """Take unknown factors out of linear functions, where they are the same for all elements that are added up.
-
-    Parameters
-    ----------
-    logp : pytensor scalar
-        Simplified.
-    facts : Facts
-        Of log p.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import pytensor.tensor as pt
-    >>> from pymc_ngvi.reading.affine import predictors
-    >>> from pymc_ngvi.reading.distribute import factors_outside
-    >>> from pymc_ngvi.ops.facts import Facts
-    >>> theta = pt.vector("theta", shape=(3,))
-    >>> eta = pt.dot(np.ones((5, 2)), pt.exp(theta[2]) * theta[:2, None])
-    >>> logp = -pt.exp(eta).sum()
-    >>> logp = factors_outside(logp, Facts(logp, theta))
-    >>> [var.type.shape for var in predictors(logp, theta, Facts(logp, theta))]
-    [(3,), (5, 1)]
-    """
+    """Take unknown factors out of linear functions, where they are the same for all elements that are added up."""
     written = {}
     for node in facts.nodes:
         axes = _added_axes(node, facts)
@@ -181,24 +159,7 @@ def _products_as_sums(logp: Variable, facts: Facts) -> Variable:
 
 
 def sums_outside(logp: Variable, facts: Facts) -> Variable:
-    """Multiply the elements of sums that log p is made of by unknown factors, not the sums.
-
-    Parameters
-    ----------
-    logp : pytensor scalar
-    facts : Facts
-        Of log p.
-
-    Examples
-    --------
-    >>> import pytensor.tensor as pt
-    >>> from pymc_ngvi.reading.distribute import sums_outside
-    >>> from pymc_ngvi.ops.facts import Facts
-    >>> theta = pt.vector("theta", shape=(3,))
-    >>> logp = pt.exp(theta[0]) * (theta[1:] ** 2).sum()
-    >>> sums_outside(logp, Facts(logp, theta)).owner.inputs[0].type.shape
-    (2,)
-    """
+    """Multiply the elements of sums that log p is made of by unknown factors, not the sums."""
     sums = _LinearSums(facts)
     written, stack, seen = {}, [logp], {logp}
     while stack:

@@ -16,19 +16,12 @@ type Role = Literal["observed", "prior", "potential"]
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """The log density of a random variable given those that it depends on, or a Potential.
+    """The log density of a random variable given those that it depends on, or a Potential."""
 
-    Parameters
-    ----------
-    variable : pytensor variable
-        Of the model.
-    role : {"observed", "prior", "potential"}
-    logp : pytensor variable
-        Elementwise, Jacobian included; a function of the value variables of the model.
-    """
-
+    #: Of the model.
     variable: Variable
     role: Role
+    #: Elementwise, Jacobian included; a function of the value variables of the model.
     logp: Variable
 
     @property
@@ -38,14 +31,7 @@ class Factor:
 
 
 def factors_of(model: pm.Model, variables: Sequence[Variable] | None = None) -> tuple[Factor, ...]:
-    """Return the factors of a model, made together, so that they share what they have in common.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    variables : sequence of pytensor variables, optional
-        Those whose factors are wanted. Default: all.
-    """
+    """Return the factors of a model, made together, so that they share what they have in common."""
     if variables is None:
         variables = [*model.free_RVs, *model.observed_RVs, *model.potentials]
     with without_c(model):

@@ -44,15 +44,7 @@ class _Scaled(NamedTuple):
 
 
 def scales_outside(logp: Variable, facts: Facts) -> Variable:
-    """Take unknown numbers out of factorisations, solutions and products of matrices that are known but for these.
-
-    Parameters
-    ----------
-    logp : pytensor scalar
-        Simplified.
-    facts : Facts
-        Of log p.
-    """
+    """Take unknown numbers out of factorisations, solutions and products of matrices that are known but for these."""
     scaled: dict[Variable, _Scaled] = {}
     written: dict[Variable, Variable] = {}
     for node in facts.nodes:
@@ -123,28 +115,7 @@ def written_apart(logp: Variable, theta: Variable) -> tuple[Variable, Facts]:
 
 
 class Predictors:
-    """Linear predictors, and log p as a function of them.
-
-    Parameters
-    ----------
-    logp : pytensor variable
-        Simplified; or a vector of its parts.
-    theta : pytensor vector
-    compile_ : callable
-        How graphs are compiled.
-
-    Attributes
-    ----------
-    vector : pytensor vector
-        All of them, one after the other.
-    version : int
-        Number of the data that they were found with.
-
-    Raises
-    ------
-    ValueError
-        Where log p has a part that is no function of them.
-    """
+    """Linear predictors, and log p as a function of them."""
 
     def __init__(self, logp: Variable, theta: Variable, compile_: Compile) -> None:
         self._theta = theta
@@ -192,13 +163,7 @@ class Predictors:
         return inner
 
     def refresh(self) -> bool:
-        """Take the data as they are now: ``pm.set_data`` puts other arrays in the place of the old ones.
-
-        Returns
-        -------
-        bool
-            Whether they have changed.
-        """
+        """Take the data as they are now: ``pm.set_data`` puts other arrays in the place of the old ones."""
         if all(new is old for new, old in zip(self._now(), self._data, strict=True)):
             return False
         self.retake()
@@ -239,13 +204,7 @@ class Predictors:
         return MatrixPlan.of(self.dependence, self._theta.type.shape[0])
 
     def with_sums(self, used: Ints) -> JointPredictors | None:
-        """Return them as functions of coordinates and sums over many of these; None where there are no such sums.
-
-        Parameters
-        ----------
-        used : ndarray of int
-            Those in which log p is not linear.
-        """
+        """Return them as functions of coordinates and sums over many of these; None where there are no such sums."""
         return joint_predictors(self._found, self._theta, self._facts, used, self._compile)
 
     @property

@@ -20,17 +20,7 @@ def is_smooth(rows: Rows) -> bool:
 
 
 def interacting(rows: Rows) -> list[tuple[int, int]]:
-    """Return the pairs of predictors by which a row can have a second derivative other than 0.
-
-    Parameters
-    ----------
-    rows : Rows
-
-    Returns
-    -------
-    list of (int, int)
-        Numbers of two predictors of a row, the first not before the second.
-    """
+    """Return the pairs of predictors by which a row can have a second derivative other than 0."""
     number = {slot: i for i, slot in enumerate(rows.slots)}
     depends: dict[Variable, Slots] = {slot: frozenset([slot]) for slot in rows.slots}
     pairs: dict[Variable, Pairs] = {}

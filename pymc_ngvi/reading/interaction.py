@@ -23,31 +23,16 @@ _MAX_ENTRIES = 40_000_000
 
 @dataclass(frozen=True)
 class HessianPattern:
-    """The sparsity of a Hessian.
+    """The sparsity of a Hessian."""
 
-    Parameters
-    ----------
-    pattern : Pattern or None
-        Every entry that is not 0 for all theta, and perhaps others; None where there are too many.
-    opaque : tuple of str
-        Ops that were not understood, taken as functions in which all coordinates that they depend on interact.
-    """
-
+    #: Every entry that is not 0 for all theta, and perhaps others; None where there are too many.
     pattern: Pattern | None
+    #: Ops that were not understood, taken as functions in which all coordinates that they depend on interact.
     opaque: tuple[str, ...]
 
 
 class PatternSearch:
     """Finds which entries of a Hessian can differ from 0, as often as data change.
-
-    Parameters
-    ----------
-    logp : pytensor scalar
-        Simplified; it is not modified.
-    theta : pytensor vector
-        Of known length.
-    varying : collection of shared variables, optional
-        Those that will change. The others count as constants, zeros among them too: pm.Data as it is now.
 
     Notes
     -----
@@ -57,15 +42,6 @@ class PatternSearch:
     nothing.
 
     The work grows with the data and with the entries, never with the square of the dimension.
-
-    Examples
-    --------
-    >>> import pytensor.tensor as pt
-    >>> from pymc_ngvi.reading.interaction import PatternSearch
-    >>> theta = pt.vector("theta", shape=(4,))
-    >>> logp = -((theta[1:] - theta[:-1]) ** 2).sum()
-    >>> PatternSearch(logp, theta).run().pattern.matrix.astype(int).toarray().tolist()
-    [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
     """
 
     def __init__(self, logp: Variable, theta: Variable, varying: Collection[Variable] = ()) -> None:
@@ -91,15 +67,7 @@ class PatternSearch:
 
 
 class _Walk:
-    """Goes from log p towards theta, through all that enters it linearly, and notes what interacts.
-
-    Parameters
-    ----------
-    facts : Facts
-    dependences : Dependences
-    pairs : Pairs
-        To which interactions are added.
-    """
+    """Goes from log p towards theta, through all that enters it linearly, and notes what interacts."""
 
     def __init__(self, facts: Facts, dependences: Dependences, pairs: Pairs) -> None:
         self.facts = facts

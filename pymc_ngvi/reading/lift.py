@@ -24,63 +24,31 @@ from pymc_ngvi.ops.registry import operation
 
 
 class Source(NamedTuple):
-    """Where known values of rows are from.
+    """Where known values of rows are from."""
 
-    Parameters
-    ----------
-    var : pytensor variable
-        Whose value they are elements of; or, of weights, whose elements they weigh.
-    elements : ndarray of int
-        Which, flat.
-    is_weight : bool
-    """
-
+    #: Whose value they are elements of; or, of weights, whose elements they weigh.
     var: Variable
+    #: Which, flat.
     elements: Ints
     is_weight: bool = False
 
 
 @dataclass
 class Lift:
-    """Lifts elements of variables to rows.
-
-    Parameters
-    ----------
-    facts : Facts
-    predictors : pytensor vector
-
-    Attributes
-    ----------
-    slots : dict
-        Inputs of the lifted function, (n_points, n_rows) each, with the predictor that each row reads there.
-    data : dict
-        Inputs for known values, (1, n_rows) each or (1, 1), with these.
-    sources : dict
-        Where these are from.
-    """
+    """Lifts elements of variables to rows."""
 
     facts: Facts
     predictors: Variable
+    #: Inputs of the lifted function, (n_points, n_rows) each, with the predictor that each row reads there.
     slots: dict[Variable, Ints] = field(default_factory=dict)
+    #: Inputs for known values, (1, n_rows) each or (1, 1), with these.
     data: dict[Variable, Array] = field(default_factory=dict)
+    #: Where these are from.
     sources: dict[Variable, Source] = field(default_factory=dict)
     _done: dict[tuple[Variable, bytes], Variable] = field(default_factory=dict)
 
     def of(self, var: Variable, index: Ints) -> Variable:
-        """Return elements of a variable as a function of rows.
-
-        Parameters
-        ----------
-        var : pytensor variable
-        index : ndarray of int, shape (n_rows,) or (1,)
-            Flat positions in it.
-
-        Raises
-        ------
-        CannotLift
-        Apart
-            If elements have to be lifted in groups.
-        """
+        """Return elements of a variable as a function of rows."""
         key = (var, hashlib.blake2b(index.tobytes(), digest_size=16).digest())
         if key not in self._done:
             self._done[key] = self._lifted(var, index)

@@ -47,23 +47,7 @@ _COPIES = (ps.Identity, ps.Cast)
 
 
 class Lineage:
-    """Answers what in a model is made of what; free variables are known by name.
-
-    Parameters
-    ----------
-    model : pymc.Model
-
-    Examples
-    --------
-    >>> import pymc as pm
-    >>> with pm.Model() as model:
-    ...     sd = pm.HalfNormal("sd")
-    ...     z = pm.Normal("z", shape=3)
-    ...     b = pm.Deterministic("b", sd * z)
-    >>> lineage = Lineage(model)
-    >>> sorted(lineage.parents(b)), sorted(lineage.multipliers(z)), sorted(lineage.prior(z))
-    (['sd', 'z'], ['sd'], [])
-    """
+    """Answers what in a model is made of what; free variables are known by name."""
 
     def __init__(self, model: pm.Model) -> None:
         self.model = model

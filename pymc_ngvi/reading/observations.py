@@ -18,17 +18,6 @@ def n_axes(rv: Any, n_dim: int) -> int:
     Each row of multivariate data is one observation. The elements of a time series are one each, and so are those of a
     single vector, such as the values of a Gaussian process; a single vector of counts or proportions is one
     observation.
-
-    Parameters
-    ----------
-    rv : TensorVariable
-        Observed.
-    n_dim : int
-        Number of axes of its data.
-
-    Returns
-    -------
-    int
     """
     if rv.owner is not None and isinstance(rv.owner.op, MinibatchRandomVariable):
         rv = rv.owner.inputs[0]

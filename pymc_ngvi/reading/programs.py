@@ -22,25 +22,7 @@ from pymc_ngvi.rows.programs.writer import CannotFollow, Writer, Written
 def read(
     inputs: Sequence[Variable], outputs: Sequence[Variable], early: Sequence[Variable] = ()
 ) -> tuple[Writer, list[Written]]:
-    """Write a graph as a program.
-
-    Parameters
-    ----------
-    inputs, outputs : list of pytensor variables
-        An input may be a variable that others are made of: the graph is cut there.
-    early : list of pytensor variables
-        Inputs that are the same for many points: what hangs on these alone is put together first.
-
-    Returns
-    -------
-    tuple of Writer and list of Written
-        What was written, and the outputs.
-
-    Raises
-    ------
-    CannotFollow
-        Where an operation is none of single elements, or not known.
-    """
+    """Write a graph as a program."""
     conditions = [k for k, var in enumerate(inputs) if var.type.dtype == "bool"]
     reader = _Reader(Writer(len(inputs), conditions), inputs, set(early))
     return reader.writer, reader.of(list(outputs))

@@ -18,30 +18,7 @@ type Simplify = Callable[[list[Variable]], list[Variable]]
 
 
 class Reading:
-    """A log density taken apart.
-
-    Parameters
-    ----------
-    parts : sequence of pytensor scalars
-        Whose sum it is; simplified.
-    theta : pytensor vector
-    simplify, compile_ : callable
-        How graphs are simplified, and compiled.
-
-    Attributes
-    ----------
-    predictors : Predictors
-    terms : Terms
-    leaves_out_conditions : bool
-        Whether log p is -inf under conditions that rows know nothing of.
-    conditions : list of pytensor variables or None
-        Those, of the predictors; None where some part of log p is -inf, but not all.
-
-    Raises
-    ------
-    ValueError, TooDenseError
-        Where it does not come apart.
-    """
+    """A log density taken apart."""
 
     def __init__(self, parts: Sequence[Variable], theta: Variable, simplify: Simplify, compile_: Compile) -> None:
         self._of_weights = CompiledOnce(quickly)
@@ -63,13 +40,7 @@ class Reading:
             self.terms: Terms = terms_of(parts, self.predictors.vector, self._facts, self._of_weights, before)
 
     def refresh(self) -> bool:
-        """Take the data as they are now; tell whether they have changed.
-
-        Raises
-        ------
-        ValueError, TooDenseError
-            Where log p does not come apart any more.
-        """
+        """Take the data as they are now; tell whether they have changed."""
         self.predictors.refresh()
         if self.predictors.version == self._version:
             return False
@@ -78,13 +49,7 @@ class Reading:
         return True
 
     def renew(self) -> bool:
-        """Take the values of data as they are now, the same elements of log p being rows as before.
-
-        Returns
-        -------
-        bool
-            False where that does not serve: `retake` is needed. That the rows add up to log p is not seen to.
-        """
+        """Take the values of data as they are now, the same elements of log p being rows as before."""
         if self.terms.rest:
             return False
         self.predictors.renew()

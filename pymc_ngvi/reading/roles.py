@@ -36,49 +36,31 @@ class Extent(NamedTuple):
 
 @dataclass
 class Grouping:
-    """A grouping factor.
+    """A grouping factor."""
 
-    Parameters
-    ----------
-    name : str
-        Of its dimension; of its effects where that has no name.
-    n_levels : int
-    scales : list of str
-        Free variables and Deterministics with the standard deviations and correlations of the effects.
-    effects : list of str
-        Free variables and Deterministics with a value for each level.
-    offsets : list of str
-        Free variables that the effects are made of, by a multiplication with the standard deviations.
-    packed : list of str
-        Cholesky factors whose standard deviations and correlations are among ``scales``.
-    """
-
+    #: Of its dimension; of its effects where that has no name.
     name: str
     n_levels: int
+    #: Free variables and Deterministics with the standard deviations and correlations of the effects.
     scales: list[str] = field(default_factory=list)
+    #: Free variables and Deterministics with a value for each level.
     effects: list[str] = field(default_factory=list)
+    #: Free variables that the effects are made of, by a multiplication with the standard deviations.
     offsets: list[str] = field(default_factory=list)
+    #: Cholesky factors whose standard deviations and correlations are among ``scales``.
     packed: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Roles:
-    """The roles that variables play.
-
-    Parameters
-    ----------
-    groups : tuple of Grouping
-    rows : tuple of str
-        Deterministics with a value for each observation, such as fitted values.
-    raw : tuple of str
-        Standardised free variables that Deterministics among ``rows`` are made of, element for element.
-    observations : dict
-        Number of observations by observed variable.
-    """
+    """The roles that variables play."""
 
     groups: tuple[Grouping, ...] = ()
+    #: Deterministics with a value for each observation, such as fitted values.
     rows: tuple[str, ...] = ()
+    #: Standardised free variables that Deterministics among ``rows`` are made of, element for element.
     raw: tuple[str, ...] = ()
+    #: Number of observations by observed variable.
     observations: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -114,35 +96,6 @@ def find_roles(model: pm.Model, layout: Layout, pattern: Pattern | None, extents
     Effects of a group are a variable with an axis along which no two of its coordinates share an entry of the Hessian,
     and which has a parameter in its prior, or is multiplied by one: the coefficients of a regression, a random walk
     and a Gaussian process couple. Where nothing tells, a variable has no role; where the search fails, none has.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    layout : Layout
-        Of its free variables.
-    pattern : Pattern or None
-        Of the Hessian of log p; None where it is not known: then no group is found.
-    extents : mapping of str to Extent
-        Constrained, of each free variable and each Deterministic to find a role for.
-
-    Returns
-    -------
-    Roles
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import pymc as pm
-    >>> from pymc_ngvi.density import LogDensity
-    >>> with pm.Model() as model:
-    ...     mu = pm.Normal("mu")
-    ...     tau = pm.HalfNormal("tau")
-    ...     b = pm.Normal("b", mu, tau, shape=3)
-    ...     y = pm.Normal("y", b[[0, 0, 1, 1, 2, 2]], 1.0, observed=np.zeros(6))
-    >>> density = LogDensity(model)
-    >>> extents = {"mu": Extent((), ()), "tau": Extent((), ()), "b": Extent((None,), (3,))}
-    >>> find_roles(model, density.layout, density.structural_pattern, extents).groups
-    (Grouping(name='b', n_levels=3, scales=['tau'], effects=['b'], offsets=[], packed=[]),)
     """
     # Roles only arrange what is shown. The search reads graphs that users write, with operations of their own: what it
     # raises on one that it does not know cannot be listed, and no such graph is a reason to withhold the results.

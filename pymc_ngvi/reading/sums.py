@@ -32,20 +32,7 @@ _MANY, _MOST_SUMS = 200, 6
 
 
 def wide_sums(found: list[Variable], theta: Variable, facts: Facts) -> list[list[Variable]]:
-    """Return affine functions of theta, few numbers each of which depends on many coordinates.
-
-    Parameters
-    ----------
-    found : list of pytensor variables
-        Predictors, affine functions of theta.
-    theta : pytensor vector
-    facts : Facts
-
-    Returns
-    -------
-    list of list of pytensor variables
-        Those together that are equal; no one a function of another; none where they are too many.
-    """
+    """Return affine functions of theta, few numbers each of which depends on many coordinates."""
     below, affine = set(ancestors(found)), affine_nodes(theta, facts)
     dependences, sums = Dependences(facts, theta), list[list[Variable]]()
     for node in facts.nodes:
@@ -67,25 +54,16 @@ def wide_sums(found: list[Variable], theta: Variable, facts: Facts) -> list[list
 
 @dataclass(frozen=True)
 class JointPredictors:
-    """Predictors as functions of coordinates and sums.
-
-    Parameters
-    ----------
-    linear_map : SummedMap
-    dependence : Dependence
-        On which coordinates, and then sums, each predictor depends.
-    evaluate : callable
-        From coordinates and sums, (n, n_dim + n_sums), to predictors, (n, n_predictors).
-    plan : MatrixPlan
-        How to find their matrix.
-    weights : callable
-        From theta, (n_dim,), to the sums and the rows of their derivatives.
-    """
+    """Predictors as functions of coordinates and sums."""
 
     linear_map: SummedMap
+    #: On which coordinates, and then sums, each predictor depends.
     dependence: Dependence
+    #: From coordinates and sums, (n, n_dim + n_sums), to predictors, (n, n_predictors).
     evaluate: Callable[[Array], Array]
+    #: How to find their matrix.
     plan: MatrixPlan
+    #: From theta, (n_dim,), to the sums and the rows of their derivatives.
     weights: Callable[[Array], list[Array]]
 
     @classmethod
@@ -109,17 +87,7 @@ class JointPredictors:
 def joint_predictors(
     found: list[Variable], theta: Variable, facts: Facts, used: Ints, compile_: Compile
 ) -> JointPredictors | None:
-    """Return predictors as functions of coordinates and sums over many; None where there are no such sums.
-
-    Parameters
-    ----------
-    found : list of pytensor variables
-    theta : pytensor vector
-    facts : Facts
-    used : ndarray of int
-        Those predictors in which log p is not linear: sums that no one of them has count as none.
-    compile_ : callable
-    """
+    """Return predictors as functions of coordinates and sums over many; None where there are no such sums."""
     sums = wide_sums(found, theta, facts)
     with without_c():
         while sums:

@@ -38,17 +38,6 @@ def sum_of(value: Variable, slots: Collection[Variable]) -> tuple[Variable, Slot
     """Return a variable through which alone a row depends on some of its predictors, and these, two at least.
 
     Given all other predictors, the variable is an affine function of them.
-
-    Parameters
-    ----------
-    value : pytensor variable
-        A row, as a function of ``slots``.
-    slots : collection of pytensor variables
-
-    Returns
-    -------
-    tuple or None
-        The variable with most of them; None where there is none.
     """
     depends: dict[Variable, Slots] = {slot: frozenset([slot]) for slot in slots}
     affine = dict(depends)
@@ -95,35 +84,23 @@ _FEW = 2
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Elements of log p that are the same function of different predictors.
+    """Elements of log p that are the same function of different predictors."""
 
-    Parameters
-    ----------
-    index : ndarray of int, shape (n_rows, k)
-        The predictors of each row.
-    slots : list of pytensor variables
-        Inputs of the function, (n_points, n_rows), one for each of the k.
-    data : dict
-        Inputs for known values, (1, n_rows) or (1, 1), with these.
-    value : pytensor variable
-        The function, (n_points, n_rows).
-    sum_ : pytensor variable or None
-        Through which alone it depends on the last ``n_summed`` predictors, an affine function of these given the
-        others.
-    n_summed : int
-    is_whole : bool
-        Whether this is one row, and more than arithmetic with numbers.
-    sources : dict
-        Where data are from.
-    """
-
+    #: The predictors of each row; shape (n_rows, k).
     index: Ints
+    #: Inputs of the function, (n_points, n_rows), one for each of the k.
     slots: list[Variable]
+    #: Inputs for known values, (1, n_rows) or (1, 1), with these.
     data: dict[Variable, Array]
+    #: The function, (n_points, n_rows).
     value: Variable
+    #: Through which alone it depends on the last ``n_summed`` predictors, an affine function of these given the
+    #: others.
     sum_: Variable | None = None
     n_summed: int = 0
+    #: Whether this is one row, and more than arithmetic with numbers.
     is_whole: bool = False
+    #: Where data are from.
     sources: dict[Variable, Source] = field(default_factory=dict)
 
     def by_sum(self) -> "Rows":
@@ -153,22 +130,14 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Summand:
-    """Elements of a variable that log p is linear in, as rows or as what can't be rows.
-
-    Parameters
-    ----------
-    rows : list of Rows
-    rest : pytensor scalar or None
-        What is no sum over rows, as a function of the predictors.
-    why : str
-        Why it is none.
-    weights : dict
-        Of all elements, flat, by the number of the part of log p that has them.
-    """
+    """Elements of a variable that log p is linear in, as rows or as what can't be rows."""
 
     rows: list[Rows]
+    #: What is no sum over rows, as a function of the predictors.
     rest: Variable | None
+    #: Why it is none.
     why: str
+    #: Of all elements, flat, by the number of the part of log p that has them.
     weights: dict[int, Array]
 
     def of_part(self, part: int) -> Iterator[Rows]:
@@ -182,27 +151,17 @@ class Summand:
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """The sum of the parts of log p, functions of predictors, as another sum.
-
-    Parameters
-    ----------
-    rows : list of Rows
-    slope : ndarray, shape (n_predictors,)
-        What is linear.
-    rest : list of pytensor scalars
-        What is no sum over rows, as functions of the predictors.
-    why : list of str
-        Why each of these is none.
-    weigh : Weighed
-    summands : list of Summand
-        What rows and rest were found as.
-    """
+    """The sum of the parts of log p, functions of predictors, as another sum."""
 
     rows: list[Rows]
+    #: What is linear; shape (n_predictors,).
     slope: Array
+    #: What is no sum over rows, as functions of the predictors.
     rest: list[Variable]
+    #: Why each of these is none.
     why: list[str]
     weigh: "Weighed"
+    #: What rows and rest were found as.
     summands: list[Summand]
 
     def renewed(self, predictors: Variable, facts: Facts) -> "Terms | None":
@@ -306,21 +265,6 @@ class Weighed:
     """The variables that parts of log p are linear in, and the weights of their elements by part.
 
     The slopes are constant, but may be written with the shapes of what they are slopes in.
-
-    Parameters
-    ----------
-    parts : sequence of pytensor scalars
-    linear_in : list of lists of pytensor variables
-        Those of each part.
-    facts : Facts
-    compile_ : CompiledOnce
-
-    Attributes
-    ----------
-    inputs, outputs : list of pytensor variables
-        Of the function from the variables, whatever their values, to the weights: one for each of ``pairs``.
-    pairs : list of (int, pytensor variable)
-        Part and variable.
     """
 
     def __init__(
@@ -370,25 +314,7 @@ def _linear_in(part: Variable, predictors: Variable, facts: Facts) -> list[Varia
 
 
 def lifted(var: Variable, index: Ints, predictors: Variable, facts: Facts) -> list[tuple[Ints, Lift, Variable]]:
-    """Lift elements of a variable, in as many groups as it takes.
-
-    Parameters
-    ----------
-    var : pytensor variable
-    index : ndarray of int, shape (n_elements,)
-        Flat positions in it.
-    predictors : pytensor vector
-    facts : Facts
-
-    Returns
-    -------
-    list of (ndarray of int, Lift, pytensor variable)
-        The elements of each group, what they were lifted by, and the function of rows.
-
-    Raises
-    ------
-    CannotLift
-    """
+    """Lift elements of a variable, in as many groups as it takes."""
     waiting = [index]
     made: list[tuple[Ints, Lift, Variable]] = []
     while waiting:

@@ -21,22 +21,7 @@ Matrices = list[Array]
 
 
 class Blocks:
-    """The local coordinates of an arrow structure, in the order of its blocks.
-
-    Attributes
-    ----------
-    coordinates : ndarray of int, shape (n_local,)
-        Block after block: the order of all arrays of local coordinates, (n_draws, n_local).
-    directions : ndarray, shape (width, n_dim)
-        The k-th is the sum of the unit vectors of the k-th coordinates of all blocks.
-    width : int
-        Size of the largest block.
-
-    Raises
-    ------
-    ValueError
-        If there are no local coordinates.
-    """
+    """The local coordinates of an arrow structure, in the order of its blocks."""
 
     def __init__(self, structure: ArrowStructure) -> None:
         if not structure.n_local:
@@ -113,15 +98,10 @@ class Scales:
     """L, the lower Cholesky factor of a covariance, of all blocks of all draws, held as V = L^-1.
 
     The precision is V^T V, so that V is found without the covariance.
-
-    Parameters
-    ----------
-    blocks : Blocks
-    inverses : list of ndarray, shape (n_draws, n_blocks, k, k) for each size k
-        V, lower triangular with a positive diagonal.
     """
 
     blocks: Blocks
+    #: V, lower triangular with a positive diagonal; shape (n_draws, n_blocks, k, k) for each size k.
     inverses: Matrices
 
     def times(self, local: Array) -> Array:
@@ -160,22 +140,7 @@ class Scales:
 
 
 def scales_of(blocks: Blocks, precisions: Matrices, *, raised: bool) -> tuple[Scales, NDArray[np.bool_]]:
-    """Factor the inverses of symmetric blocks.
-
-    Parameters
-    ----------
-    blocks : Blocks
-    precisions : list of ndarray, shape (n_draws, n_blocks, k, k) for each size k
-    raised : bool
-        Where a block is not positive definite: take its absolute eigenvalues, raised to a part of the largest one.
-        Otherwise the factor is NaN there.
-
-    Returns
-    -------
-    scales : Scales
-    definite : ndarray of bool, shape (n_draws, n_blocks)
-        Which blocks are positive definite as they are.
-    """
+    """Factor the inverses of symmetric blocks."""
     inverses, definite = [], []
     for matrices in precisions:
         factors = _inverse_cholesky(matrices)

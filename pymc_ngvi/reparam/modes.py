@@ -38,23 +38,15 @@ class Guide(Protocol):
 
 @dataclass(frozen=True)
 class Modes:
-    """Modes of the local coordinates given the global ones of some draws.
+    """Modes of the local coordinates given the global ones of some draws."""
 
-    Parameters
-    ----------
-    theta : ndarray, shape (n_draws, n_dim)
-        The global coordinates, with the mode of the local ones.
-    scales : Scales
-        L, with L L^T the inverse of minus the Hessian there.
-    found : ndarray of bool, shape (n_draws,)
-        The draws for which all modes were found.
-    n_evaluations : int
-        Draws at which gradient and Hessian were evaluated.
-    """
-
+    #: The global coordinates, with the mode of the local ones; shape (n_draws, n_dim).
     theta: Array
+    #: L, with L L^T the inverse of minus the Hessian there.
     scales: Scales
+    #: The draws for which all modes were found; shape (n_draws,).
     found: NDArray[np.bool_]
+    #: Draws at which gradient and Hessian were evaluated.
     n_evaluations: int
 
 
@@ -72,15 +64,7 @@ class _ModeSearch:
 
 
 def find_modes(guide: Guide, blocks: Blocks, theta: Array) -> Modes:
-    """Return the modes of the guide in the local coordinates.
-
-    Parameters
-    ----------
-    guide : Guide
-    blocks : Blocks
-    theta : ndarray, shape (n_draws, n_dim)
-        Global coordinates, with local ones to start from.
-    """
+    """Return the modes of the guide in the local coordinates."""
     theta = theta.copy()
     n_draws = len(theta)
     local = theta[:, blocks.coordinates]

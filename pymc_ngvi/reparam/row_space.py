@@ -17,14 +17,7 @@ from pymc_ngvi.families.lowrank import LowRankState
 
 
 class RowSpaceDensity(OfAllData, CountedElsewhere):
-    """Log density of a model in the coordinates of a `RowSpace`; all that is perpendicular integrated out.
-
-    Parameters
-    ----------
-    density : LogDensity
-        Of the model; counts evaluations.
-    seen : SeenFromRows
-    """
+    """Log density of a model in the coordinates of a `RowSpace`; all that is perpendicular integrated out."""
 
     has_hessian = True
 

@@ -64,15 +64,7 @@ def difference_rows(n_directions: int, n_draws: int, size: int) -> Iterator[tupl
 
 
 def arrow_pattern(structure: ArrowStructure) -> tuple[Pattern, Callable[[Matrices, Array], Array]]:
-    """Return the pattern of arrow matrices, and what finds their values.
-
-    Returns
-    -------
-    pattern : Pattern
-    values : callable
-        Of the blocks, (n_blocks, k, k) for each size k, and of the columns of the border, (n_border, n_dim). Between
-        two coordinates of the border it takes the mean of both derivatives.
-    """
+    """Return the pattern of arrow matrices, and what finds their values."""
     pattern = structure.pattern
     place = np.full(structure.n_dim, -1, dtype=np.intp)
     place[structure.border] = np.arange(structure.n_border)
@@ -295,13 +287,7 @@ class ReparametrisedDensity(OfAllData):
             return [m.sum(axis=0) for m in modes.scales.congruence(matrices, transposed=True)]
 
     def _differences(self, phi: Array, modes: Modes, directions: Array) -> tuple[Array, Array]:
-        """Return the sum over draws of the Hessian times directions, and of each draw the curvatures along them.
-
-        Returns
-        -------
-        products : ndarray, shape (n_directions, n_dim)
-        curvatures : ndarray, shape (n_draws, n_directions)
-        """
+        """Return the sum over draws of the Hessian times directions, and of each draw the curvatures along them."""
         n_draws, n_directions = len(phi), len(directions)
         lengths = self._steps.along(directions)
         products, curvatures = np.zeros(directions.shape), np.zeros((n_draws, n_directions))

@@ -134,24 +134,6 @@ class NGVIGroup(Group):
     """All free variables of a model as one PyMC variational group with any `VariationalState` as q.
 
     The order of the variables is the layout's. The group is for `NGVIApproximation`; it is not registered with PyMC.
-
-    Parameters
-    ----------
-    layout : Layout
-    q : VariationalState
-        Its ``n_dim`` is the layout's.
-    model : pymc.Model
-    random_seed : int, optional
-
-    Attributes
-    ----------
-    state_class : type
-        The class of q.
-
-    Raises
-    ------
-    ValueError
-        If q and the layout differ in dimension.
     """
 
     short_name = "ngvi"
@@ -197,13 +179,7 @@ class NGVIGroup(Group):
         self._finalize_init()
 
     def set_state(self, q: VariationalState) -> None:
-        """Put the parameters of ``q`` in place of the current ones; compiled functions see them.
-
-        Raises
-        ------
-        ValueError
-            If ``q`` is of another class, or its parameters have other names.
-        """
+        """Put the parameters of ``q`` in place of the current ones; compiled functions see them."""
         names = set(q.params())
         if type(q) is not self.state_class or names != set(self.shared_params):
             raise ValueError(
@@ -253,13 +229,7 @@ class NGVIGroup(Group):
 
     @_node_property
     def cov(self) -> TensorVariable:
-        """Covariance, (n_dim, n_dim), unconstrained.
-
-        Raises
-        ------
-        ValueError
-            Above 5,000 dimensions.
-        """
+        """Covariance, (n_dim, n_dim), unconstrained."""
         check_cov_size(self.ddim)
         return self._apply(_Moment, moment="cov")
 

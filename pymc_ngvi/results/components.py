@@ -10,14 +10,7 @@ from pymc_ngvi.results.convert import Labels, flat_dataset, free_names
 
 
 def components_dataset(mixture: MixtureState, layout: Layout) -> xr.Dataset:
-    """Return weights, means and standard deviations of components, unconstrained.
-
-    Returns
-    -------
-    xarray.Dataset
-        By value name (``sd_log__``), with dims ``component``, ``moment`` ("mean", "sd") and those of the variable;
-        ``weights`` by component. A name that the model has taken itself gets ``q_`` before it.
-    """
+    """Return weights, means and standard deviations of components, unconstrained."""
     component, moment, weights = names_of(layout)
     leading: dict[str, Labels] = {component: np.arange(mixture.n_components), moment: ["mean", "sd"]}
     moments = np.stack([mixture.means, mixture.sds], axis=1)
@@ -37,13 +30,7 @@ def weights_by_component(mixture: MixtureState, layout: Layout) -> xr.DataArray:
 
 
 def responsibilities(mixture: MixtureState, layout: Layout, theta: Array) -> xr.DataArray:
-    """Return the probability that each draw belongs to each component, (n_draws, n_components).
-
-    Raises
-    ------
-    ValueError
-        Where draws do not have ``n_dim`` columns.
-    """
+    """Return the probability that each draw belongs to each component, (n_draws, n_components)."""
     if theta.ndim != 2 or theta.shape[1] != mixture.n_dim:
         raise ValueError(
             f"draws should be unconstrained, of shape (n_draws, {mixture.n_dim}), such as draw_flat(n) returns; "

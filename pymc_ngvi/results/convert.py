@@ -25,18 +25,7 @@ type Labels = Sequence[str] | NDArray[np.generic]
 def to_multitrace(
     model: pm.Model, values: dict[str, NDArray[np.generic]], stats: dict[str, NDArray[np.generic]], chains: int = 1
 ) -> MultiTrace:
-    """Return draws as a PyMC trace.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    values : dict
-        Name to draws, (chains * n_draws, ...), in the order in which they are stored.
-    stats : dict
-        Name to one number a draw, (chains * n_draws,).
-    chains : int, default 1
-        Chains of equal length, one after the other.
-    """
+    """Return draws as a PyMC trace."""
     parts = [_part(values, chain, chains) for chain in range(chains)]
     of_stats = [_part(stats, chain, chains) for chain in range(chains)]
     return MultiTrace([_chain(model, *both, chain) for chain, both in enumerate(zip(parts, of_stats, strict=True))])
@@ -81,21 +70,7 @@ def _no_function(*_: object) -> Never:
 def to_datatree(
     trace: MultiTrace, model: pm.Model, more: Mapping[str, xr.Dataset] | None = None, **options: Any
 ) -> xr.DataTree:
-    """Convert a trace of approximate draws as PyMC does, add groups to it, and sign it.
-
-    Parameters
-    ----------
-    trace : MultiTrace
-    model : pymc.Model
-    more : mapping of str to Dataset, optional
-        Groups that PyMC does not know, by name.
-    **options
-        Of ``pymc.to_inference_data``.
-
-    Returns
-    -------
-    xarray.DataTree
-    """
+    """Convert a trace of approximate draws as PyMC does, add groups to it, and sign it."""
     dims = _dims_that_do_not_fit(trace, model) | dict(options.pop("dims", None) or {})
     tree: xr.DataTree = pm.to_inference_data(trace, model=model, dims=dims, **options)
     for group, dataset in (more or {}).items():
@@ -113,15 +88,7 @@ def to_datatree(
 def flat_dataset(
     layout: Layout, vectors: Array, leading: Mapping[str, Sequence[str] | NDArray[np.generic]] | None = None
 ) -> xr.Dataset:
-    """Return unconstrained vectors as a Dataset by value name, dims and coords where they are named.
-
-    Parameters
-    ----------
-    layout : Layout
-    vectors : ndarray, shape (..., n_dim)
-    leading : mapping of str to sequence, optional
-        Dims before the last axis, and their coords.
-    """
+    """Return unconstrained vectors as a Dataset by value name, dims and coords where they are named."""
     leading = leading or {}
     data = {}
     for v in layout.variables:
@@ -161,17 +128,7 @@ def constrained_dataset(model: pm.Model, values: dict[str, NDArray[np.generic]])
 def axes_of(
     model: pm.Model, name: str, shape: tuple[int, ...], *, leading: bool = False
 ) -> tuple[tuple[str, ...], dict[str, AnyArray]]:
-    """Return the dims and coords of a variable of a model, or of a part of it.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    name : str
-    shape : tuple of int
-        Its own, or that of its first axes.
-    leading : bool, default False
-        Whether the shape may be that of the first axes alone.
-    """
+    """Return the dims and coords of a variable of a model, or of a part of it."""
     named = model.named_vars_to_dims.get(name)
     dims = None if named is None else named[: len(shape)] if leading else named
     if dims is None or None in dims or len(dims) != len(shape):
@@ -205,22 +162,7 @@ def _plain_dims(name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def indices_of(layout: Layout, names: str | Sequence[str], others: Iterable[str] = ()) -> NDArray[np.intp]:
-    """Return the flat coordinates of the named variables, in the order of the names.
-
-    Parameters
-    ----------
-    layout : Layout
-    names : str or sequence of str
-        Of random variables (``sd``) or of their value variables (``sd_log__``), or labels of single coordinates
-        (``beta[3]``).
-    others : iterable of str
-        Names that the caller knows, for the message.
-
-    Raises
-    ------
-    ValueError
-        For an unknown name, listing the known ones.
-    """
+    """Return the flat coordinates of the named variables, in the order of the names."""
     wanted = [names] if isinstance(names, str) else list(names)
     where = {v.name: v.where for v in layout.variables} | {v.value_name: v.where for v in layout.variables}
     if any(name not in where for name in wanted):

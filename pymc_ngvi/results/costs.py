@@ -17,20 +17,13 @@ _SEARCH, _NO_SEARCH = (8.0, 4.0, 6e-4), (2.5, 0.5, 2e-5)
 
 @dataclass(frozen=True)
 class Costs:
-    """Estimated seconds of single evaluations.
+    """Estimated seconds of single evaluations."""
 
-    Parameters
-    ----------
-    gradient : float
-        Of the density that was fitted, with a step of a trajectory.
-    weight : float
-        Of a draw and its importance weight.
-    hessian : float
-        Of the density that was fitted.
-    """
-
+    #: Of the density that was fitted, with a step of a trajectory.
     gradient: float
+    #: Of a draw and its importance weight.
     weight: float
+    #: Of the density that was fitted.
     hessian: float
 
 

@@ -43,27 +43,16 @@ type Refit = Callable[[LogDensity], Callable[[int], Posterior]]
 
 
 class Wanted(NamedTuple):
-    """What is left out.
-
-    Parameters
-    ----------
-    kind : {"rows", "groups", "folds", "future"}
-    parts : DataParts
-    dims : tuple of str
-        Of the scores.
-    shape : tuple of int
-    coords : dict
-    horizon : int
-    least : int
-        Of the future: the first place in time that is predicted.
-    """
+    """What is left out."""
 
     kind: str
     parts: DataParts
+    #: Of the scores.
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     coords: dict[str, Any]
     horizon: int = 1
+    #: Of the future: the first place in time that is predicted.
     least: int = 0
 
 
@@ -316,13 +305,7 @@ def asked_for(
     horizon: int = 1,
     **given: Any,
 ) -> Wanted:
-    """Return what is to be left out; of ``groups``, ``folds`` and ``future`` one at most is not None.
-
-    Raises
-    ------
-    ValueError
-        Where more are given, or what is given does not go with the rows.
-    """
+    """Return what is to be left out; of ``groups``, ``folds`` and ``future`` one at most is not None."""
     chosen = [key for key, value in given.items() if value is not None]
     if len(chosen) > 1:
         raise ValueError(f"Leave out {' or '.join(chosen)}: one of them at a time.")

@@ -31,26 +31,17 @@ _NO_HISTORY: Array = np.empty(0)
 
 @dataclass(frozen=True)
 class MovePlan:
-    """In what coordinates draws move.
+    """In what coordinates draws move."""
 
-    Parameters
-    ----------
-    target : Target
-        log p in those coordinates.
-    gaussian : GaussianState
-        Whitens; velocities are drawn from it.
-    draw : callable
-        Makes draws of q, in those coordinates, of the rows of its base draws.
-    coupled : bool, default False
-        Whether q is the Gaussian that whitens, so that a control can move with each draw.
-    transform : Transform, optional
-        From those coordinates to the model's.
-    """
-
+    #: log p in those coordinates.
     target: Target
+    #: Whitens; velocities are drawn from it.
     gaussian: GaussianState
+    #: Makes draws of q, in those coordinates, of the rows of its base draws.
     draw: Callable[[Array], Array]
+    #: Whether q is the Gaussian that whitens, so that a control can move with each draw.
     coupled: bool = False
+    #: From those coordinates to the model's.
     transform: Transform | None = None
 
     def on_model_scale(self, points: Array) -> Array:
@@ -198,32 +189,21 @@ class Distribution(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """An approximate posterior of a model: a distribution, the model, and how the distribution was fitted.
-
-    Parameters
-    ----------
-    distribution : Distribution
-    density : ModelDensity
-        log p of the model, and its layout.
-    constrain : Constrainer
-        From the unconstrained scale to all variables.
-    record : FitRecord, optional
-        None where no fit has made it.
-    hist, gap_hist : ndarray, shape (n_iterations,)
-        Loss and gap of each iteration.
-    data : DataSnapshot, optional
-        Of the model, when it was fitted.
-    include_transformed : bool, default False
-        Whether draws have the unconstrained variables, too.
-    """
+    """An approximate posterior of a model: a distribution, the model, and how the distribution was fitted."""
 
     distribution: Distribution
+    #: log p of the model, and its layout.
     density: ModelDensity
+    #: From the unconstrained scale to all variables.
     constrain: Constrainer
+    #: None where no fit has made it.
     record: FitRecord | None = None
+    #: Loss and gap of each iteration; shape (n_iterations,).
     hist: Array = field(default_factory=lambda: _NO_HISTORY)
     gap_hist: Array = field(default_factory=lambda: _NO_HISTORY)
+    #: Of the model, when it was fitted.
     data: DataSnapshot | None = None
+    #: Whether draws have the unconstrained variables, too.
     include_transformed: bool = False
 
     @property

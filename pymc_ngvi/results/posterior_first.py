@@ -64,19 +64,7 @@ def posterior_first[A: Fitted](
     include_transformed: bool,
     progressbar: bool = True,
 ) -> A | NoneFirst:
-    """Return the posterior that comes first in the plan, where one does.
-
-    Parameters
-    ----------
-    options : FitOptions
-    density : ModelDensity
-    seed : int
-    make : callable
-        The class of approximations.
-    so_far : SoFar
-        Is told what there is.
-    include_transformed, progressbar : bool
-    """
+    """Return the posterior that comes first in the plan, where one does."""
     first = plan_without_gaussian(options, density)
     if first is None:
         return NoneFirst(options)

@@ -74,26 +74,17 @@ def check_wanted(options: FitOptions, density: ModelDensity) -> None:
 @stored("exact.step")
 @dataclass(frozen=True)
 class PosteriorStep:
-    """What comes after a Gaussian fit, or before one.
+    """What comes after a Gaussian fit, or before one."""
 
-    Parameters
-    ----------
-    wanted : str
-        "auto", or the name of a kind.
-    seed : int
-        Of the fit.
-    max_seconds : float, optional
-        Estimated seconds that the fit and what comes after it may take.
-    options : FitOptions, optional
-        Of a Gaussian fit that was not made, as another posterior came in the place of it.
-    tried : tuple of Candidate
-        What was tried before the fit, in vain, and is not to be tried again.
-    """
-
+    #: "auto", or the name of a kind.
     wanted: str
+    #: Of the fit.
     seed: int
+    #: Estimated seconds that the fit and what comes after it may take.
     max_seconds: float | None = None
+    #: Of a Gaussian fit that was not made, as another posterior came in the place of it.
     options: FitOptions | None = None
+    #: What was tried before the fit, in vain, and is not to be tried again.
     tried: tuple[Candidate, ...] = ()
 
     @property
@@ -104,24 +95,7 @@ class PosteriorStep:
     def after[A: Fitted](
         self, gaussian: A, make: Callable[..., A], so_far: SoFar[A], earlier: PoolState | None, *, progressbar: bool
     ) -> A:
-        """Return another posterior, or the Gaussian with the reason why not.
-
-        Parameters
-        ----------
-        gaussian : NGVIApproximation
-        make : callable
-            The class of approximations.
-        so_far : SoFar
-        earlier : PoolState or None
-            A posterior that came before it, which is not exact.
-        progressbar : bool
-
-        Raises
-        ------
-        NotExactError
-            Where one was asked for and a check of it failed, or it would take more seconds than there are; the Gaussian
-            fit is its ``approx``.
-        """
+        """Return another posterior, or the Gaussian with the reason why not."""
         record = gaussian.record
         assert record is not None
         clock, before = time.perf_counter(), gaussian.density.compile_seconds

@@ -27,14 +27,7 @@ _DENSE = 0.999
 
 
 def rows_in_words(rows: ModelRows, layout: Layout) -> list[str]:
-    """Return lines that say what the rows are; names in backticks.
-
-    Parameters
-    ----------
-    rows : ModelRows
-    layout : Layout
-        Of the coordinates.
-    """
+    """Return lines that say what the rows are; names in backticks."""
     n = sum(kind.n for kind in rows.kinds)
     if not (n or rows.why_not or rows.rest):
         return []

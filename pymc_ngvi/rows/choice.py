@@ -20,19 +20,14 @@ _ROUNDING = 1e-13
 
 
 class ChosenRules(NamedTuple):
-    """Rules of rows, and what they give.
+    """Rules of rows, and what they give."""
 
-    Parameters
-    ----------
-    codes : ndarray of int, shape (n_rows,)
-    whitened : ndarray, shape (1 + k + k (k + 1) / 2, n_rows)
-        See `RowFunction.whitened`.
-    error : ndarray, shape (n_rows,)
-        Nats by which expectations may be wrong, as far as finer rules tell; infinite where they are not finite.
-    """
-
+    #: shape (n_rows,).
     codes: Levels
+    #: See `RowFunction.whitened`; shape (1 + k + k (k + 1) / 2, n_rows).
     whitened: Array
+    #: Nats by which expectations may be wrong, as far as finer rules tell; infinite where they are not finite; shape
+    #: (n_rows,).
     error: Array
 
 
@@ -42,16 +37,6 @@ def chosen(
     """Choose the rules of rows, from given ones on.
 
     Where the expectation differs too much from that by the next finer rule in one of the directions, that one is taken.
-
-    Parameters
-    ----------
-    function : RowFunction
-    mean, root, rows, codes
-        See `RowFunction.whitened`.
-    whitened : ndarray
-        By the given rules.
-    tolerance : float
-        Nats that the expectation of a row may be off by.
     """
     search = _RuleSearch(function, mean, root, rows, codes, whitened)
     left = np.arange(len(codes))

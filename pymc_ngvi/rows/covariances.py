@@ -16,22 +16,7 @@ _MOST_PRODUCTS, _AT_A_TIME = 50_000_000, 2**20
 
 
 class PairCovariances:
-    """Covariances of pairs of predictors, x_i^T V x_j.
-
-    Parameters
-    ----------
-    linear : LinearMap
-    pairs : list of ndarray of int, shape (n_pairs, 2)
-
-    Attributes
-    ----------
-    pairs : list of ndarray of int
-
-    Raises
-    ------
-    TooDenseError
-        Where the sparse rows of X have too many entries.
-    """
+    """Covariances of pairs of predictors, x_i^T V x_j."""
 
     def __init__(self, linear: LinearMap, pairs: list[Ints]) -> None:
         self._linear, self.pairs = linear, pairs
@@ -102,21 +87,7 @@ def _products(rest: sparse.csr_array, pair: Ints) -> tuple[Ints, Ints, Ints, Arr
 
 
 def paired_entries(starts: Ints, pair: Ints, most: int) -> tuple[Ints, Ints, Ints]:
-    """Return, for pairs of rows of a sparse matrix, how many pairs of entries each has, and which entries these are.
-
-    Parameters
-    ----------
-    starts : ndarray of int, shape (n_rows + 1,)
-        Where the entries of each row begin.
-    pair : ndarray of int, shape (n_pairs, 2)
-    most : int
-        Pairs of entries at most.
-
-    Raises
-    ------
-    TooDenseError
-        Where there are more.
-    """
+    """Return, for pairs of rows of a sparse matrix, how many pairs of entries each has, and which entries these are."""
     i, j = pair.T
     lengths = np.diff(starts)
     n_i, n_j = lengths[i], lengths[j]

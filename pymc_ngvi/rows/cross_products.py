@@ -14,20 +14,7 @@ _DENSE = 0.25
 
 
 class CrossProducts:
-    """The entries of X^T M X, where X = sum_k a_k X_k and M = sum_m b_m M_m.
-
-    Parameters
-    ----------
-    designs : sequence of csr_array, shape (n_predictors, n_dim)
-        X_k.
-    weights : sequence of csr_array, shape (n_predictors, n_predictors)
-        M_m, symmetric.
-
-    Attributes
-    ----------
-    pattern : Pattern
-        Where they can differ from 0.
-    """
+    """The entries of X^T M X, where X = sum_k a_k X_k and M = sum_m b_m M_m."""
 
     def __init__(self, designs: Sequence[sparse.csr_array], weights: Sequence[sparse.csr_array]) -> None:
         d, factors, found = designs[0].shape[1], list[tuple[int, int, int]](), list[sparse.csr_array]()

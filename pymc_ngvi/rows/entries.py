@@ -22,37 +22,25 @@ _MOST_PRODUCTS = 20_000_000
 
 
 class _Products(NamedTuple):
-    """Covariances of pairs of predictors, as sums over entries of the covariance of x.
+    """Covariances of pairs of predictors, as sums over entries of the covariance of x."""
 
-    Parameters
-    ----------
-    sparsity : Sparsity
-        From entries to all pairs.
-    first, second : ndarray of int, shape (n_products,)
-        Entries of X that are multiplied.
-    """
-
+    #: From entries to all pairs.
     sparsity: Sparsity
+    #: Entries of X that are multiplied; shape (n_products,).
     first: Ints
     second: Ints
 
 
 class _DenseRows(NamedTuple):
-    """Rows of the dense columns of X: those that have many entries, and those that are one coordinate, or none.
+    """Rows of the dense columns of X: those that have many entries, and those that are one coordinate, or none."""
 
-    Parameters
-    ----------
-    many : ndarray of int, shape (n_many,)
-    values : ndarray, shape (n or 1, n_many, n_dense)
-        Of these rows.
-    single : ndarray of int, shape (n_single,)
-    column, square : ndarray, shape (n or 1, n_single)
-        Where the entry of each other row is, and its square.
-    """
-
+    #: shape (n_many,).
     many: NDArray[np.intp]
+    #: Of these rows; shape (n or 1, n_many, n_dense).
     values: Array
+    #: shape (n_single,).
     single: NDArray[np.intp]
+    #: Where the entry of each other row is, and its square; shape (n or 1, n_single).
     column: NDArray[np.intp]
     square: Array
 
@@ -90,26 +78,7 @@ class _DenseRows(NamedTuple):
 
 
 class Entries:
-    """Entries of symmetric matrices by x that rows ask for: of its covariance, and of its precision.
-
-    Parameters
-    ----------
-    sparsity : Sparsity
-        Of X, but for its dense columns.
-    columns : ndarray of int
-        These.
-    pairs : list of ndarray of int, shape (n_pairs, 2)
-        Pairs of predictors that rows have, (i, j), each list of them for one pair of slots of one kind.
-
-    Attributes
-    ----------
-    rows, cols : ndarray of int, shape (n_entries,)
-        The lower triangle: all that are asked for, and the diagonal.
-
-    Raises
-    ------
-    TooDenseError
-    """
+    """Entries of symmetric matrices by x that rows ask for: of its covariance, and of its precision."""
 
     def __init__(self, sparsity: Sparsity, columns: NDArray[np.intp], pairs: list[Ints]) -> None:
         self.n_dim, self._columns, self.pairs = sparsity.n_dim, columns, pairs
@@ -190,15 +159,7 @@ class EntriesAt:
         return result
 
     def quadratic(self, weights: Sequence[Array], matrix: sparse.csr_array) -> Array:
-        """Return the entries of X^T M X, (n, n_entries).
-
-        Parameters
-        ----------
-        weights : sequence of ndarray, shape (n, n_pairs)
-            M at each list of pairs, (i, j); twice that where i is another slot of a row than j.
-        matrix : scipy.sparse.csr_array
-            M of all, as one block-diagonal matrix.
-        """
+        """Return the entries of X^T M X, (n, n_entries)."""
         own, maps = self.entries, self.maps
         n = len(maps)
         result = np.asarray(self.sums.T @ np.concatenate(weights, axis=1).ravel()).reshape(n, -1)

@@ -35,26 +35,17 @@ _LEAST_VARIANCE = 1e-12
 
 @dataclass
 class RowFunction:
-    """A function of the predictors of a row, compiled, with the data of each row.
-
-    Parameters
-    ----------
-    function : callable
-    index : ndarray of int, shape (n_rows, k)
-        Predictors.
-    data : list of ndarray
-        (1, n_rows) or (1, 1) each.
-    interacts : ndarray of bool, shape (k, k)
-        By which pairs of predictors a second derivative may differ from 0.
-    n_shared : int, default 0
-        How many of the first predictors are the same for all rows, as a scale is: the function takes these with one
-        column, and what hangs on them alone is computed once.
-    """
+    """A function of the predictors of a row, compiled, with the data of each row."""
 
     function: Compiled
+    #: Predictors; shape (n_rows, k).
     index: NDArray[np.int64]
+    #: (1, n_rows) or (1, 1) each.
     data: list[Array]
+    #: By which pairs of predictors a second derivative may differ from 0; shape (k, k).
     interacts: NDArray[np.bool_]
+    #: How many of the first predictors are the same for all rows, as a scale is: the function takes these with one
+    #: column, and what hangs on them alone is computed once.
     n_shared: int = field(default=0, kw_only=True)
 
     def at(self, index: NDArray[np.int64], keep: NDArray[np.bool_]) -> "RowFunction":
@@ -128,19 +119,6 @@ class RowFunction:
         """Return E[f], E[f z] and E[f (z z^T - I)] of rows, each by its own rule.
 
         Of rows with one predictor, E[f (z^3 - 3 z)] and E[f (z^4 - 6 z^2 + 3)] as well.
-
-        Parameters
-        ----------
-        mean, root : ndarray, shapes (n_rows, k), (n_rows, k, k)
-            Of the predictors: mean, and Cholesky factor of the covariance.
-        codes : ndarray of int, shape (n_rows,)
-            Rules.
-        rows : ndarray of int, shape (n_rows,)
-            Which rows these are.
-
-        Returns
-        -------
-        ndarray, shape (n_moments + n_bends, n_rows)
         """
         result = np.empty((self.n_moments + self.n_bends, len(codes)))
         for code, at in by_code(codes):
@@ -174,28 +152,19 @@ class SummedRowFunction(RowFunction):
 
     Given the others, u, only one direction counts of what these are made of, z: that in which the sum moves. What is
     perpendicular to it integrates out. What hangs on u alone is computed once for all nodes along the sum.
-
-    Parameters
-    ----------
-    n_summed : int
-    along : callable
-        From u and the data to the sum where all that it is a sum of is 0, and the products that its slopes in these are
-        made of: first factors that may hang on u, then as many that hang on data alone.
-    owners : list of int
-        In which of these each product is the slope, or a part of it.
-    of_sum : callable
-        The function, given those of u that it depends on otherwise, the sum, and the data.
-    beside : list of int
-        Which of u these are.
-    shares_u : bool, default False
-        Whether all rows have the same u: functions take these with one column.
     """
 
     n_summed: int
+    #: From u and the data to the sum where all that it is a sum of is 0, and the products that its slopes in these
+    #: are made of: first factors that may hang on u, then as many that hang on data alone.
     along: Compiled
+    #: In which of these each product is the slope, or a part of it.
     owners: list[int]
+    #: The function, given those of u that it depends on otherwise, the sum, and the data.
     of_sum: Compiled
+    #: Which of u these are.
     beside: list[int]
+    #: Whether all rows have the same u: functions take these with one column.
     shares_u: bool = field(default=False, kw_only=True)
 
     n_bends = 0
@@ -289,14 +258,7 @@ def _stacked(found: Sequence[Array], n_nodes: int) -> Array:
 
 
 def _sum_of(slopes: Array, of_nodes: Array, per_row: Array) -> Array:
-    """Return the sum over a and j of slopes[a] of_nodes[j] per_row[a, j], (n_nodes, n_rows).
-
-    Parameters
-    ----------
-    slopes : ndarray, shape (n, n_nodes, n_rows or 1)
-    of_nodes : ndarray, shape (k, n_nodes)
-    per_row : ndarray, shape (n, k, n_rows)
-    """
+    """Return the sum over a and j of slopes[a] of_nodes[j] per_row[a, j], (n_nodes, n_rows)."""
     if slopes.shape[2] == 1:
         factors = (slopes[:, None, :, 0] * of_nodes).reshape(-1, len(slopes[0]))
         return np.asarray(factors.T @ per_row.reshape(len(factors), -1))
@@ -304,14 +266,7 @@ def _sum_of(slopes: Array, of_nodes: Array, per_row: Array) -> Array:
 
 
 def _weighted(weights: Array, slopes: Array, values: Array) -> Array:
-    """Return weighted sums over nodes of each slope times values, (n, n_weights, n_rows).
-
-    Parameters
-    ----------
-    weights : ndarray, shape (n_weights, n_nodes)
-    slopes : ndarray, shape (n, n_nodes, n_rows or 1)
-    values : ndarray, shape (n_nodes, n_rows)
-    """
+    """Return weighted sums over nodes of each slope times values, (n, n_weights, n_rows)."""
     if slopes.shape[2] == 1:
         factors = (slopes[:, None, :, 0] * weights).reshape(-1, len(values))
         return np.asarray(factors @ values).reshape(len(slopes), len(weights), -1)
@@ -319,19 +274,7 @@ def _weighted(weights: Array, slopes: Array, values: Array) -> Array:
 
 
 def _joined(first: NormalRule, value: Array, once: Array, twice: Array, root: Array) -> Array:
-    """Return expectations in all directions.
-
-    Parameters
-    ----------
-    first : NormalRule
-        Of u.
-    value : ndarray, shape (n_nodes, n_rows)
-        Expectations given u.
-    once, twice : ndarray, shapes (n_products, 1 + m, n_rows), (n_products, n_products, n_rows)
-        Those of derivatives by the products: times 1 and u, and of second order.
-    root : ndarray, shape (n_products, n, n_rows)
-        From these to what is summed.
-    """
+    """Return expectations in all directions."""
     m = first.nodes.shape[1]
     of_u = first.weights @ value
     of_z = np.einsum("bar,bjr->ajr", root, once)

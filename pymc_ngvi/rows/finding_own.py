@@ -25,18 +25,7 @@ _PRIOR_AND_ROW, _NONE = 2, "no effect is read by one row alone"
 def find_own(
     functions: Sequence[RowFunction], sets: sparse.csr_array, linear_in: NDArray[np.bool_], start: Array
 ) -> tuple[OwnEffects | None, str]:
-    """Find effects that rows read as their own; None where there are none, and why.
-
-    Parameters
-    ----------
-    functions : sequence of RowFunction
-    sets : scipy.sparse.csr_array of bool, shape (n_predictors, n_dim)
-        The coordinates that each predictor depends on.
-    linear_in : ndarray of bool, shape (n_predictors,)
-        In which predictors log p has a linear part beside its rows.
-    start : ndarray, shape (n_predictors,)
-        Where the predictors are.
-    """
+    """Find effects that rows read as their own; None where there are none, and why."""
     n_dim = sets.shape[1]
     sets = sparse.csr_array(sets, dtype=np.int64)
     readers = [_reading(rows, sets) for rows in functions]

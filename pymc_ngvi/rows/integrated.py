@@ -70,23 +70,15 @@ class _Place:
 
 @dataclass(frozen=True, eq=False)
 class _Integrand:
-    """f(eta + a z) - z^2 / 2 for some points of some rows.
+    """f(eta + a z) - z^2 / 2 for some points of some rows."""
 
-    Parameters
-    ----------
-    function : callable
-        f.
-    points : list of ndarray
-        The predictors eta, (n_points, n_rows) or (n_points, 1) each.
-    data : list of ndarray
-        (1, n_rows) or (1, 1) each.
-    slopes : list of ndarray
-        a, one for each predictor, in the shapes of data.
-    """
-
+    #: f.
     function: Compiled
+    #: The predictors eta, (n_points, n_rows) or (n_points, 1) each.
     points: list[Array]
+    #: (1, n_rows) or (1, 1) each.
     data: list[Array]
+    #: a, one for each predictor, in the shapes of data.
     slopes: list[Array]
 
     def __call__(self, z: Array) -> Array:
@@ -119,26 +111,9 @@ class _Integrand:
 
 @dataclass(frozen=True)
 class Integrated:
-    """A function of rows with an effect integrated out.
+    """A function of rows with an effect integrated out."""
 
-    Parameters
-    ----------
-    function : callable
-        f, concave along the effect, of ``n_predictors`` predictors and data.
-    n_predictors : int
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from pymc_ngvi.rows.integrated import Integrated
-    >>> normal = Integrated(lambda eta, y: [-0.5 * (y - eta) ** 2], 1)
-    >>> eta, y, a = np.array([[0.3]]), np.array([[2.0]]), np.array([[1.5]])
-    >>> float(
-    ...     normal(eta, y, a)[0][0, 0] + 0.5 * (2.0 - 0.3) ** 2 / (1 + 1.5**2) + 0.5 * np.log(1 + 1.5**2)
-    ... ).__abs__() < 1e-10
-    True
-    """
-
+    #: f, concave along the effect, of ``n_predictors`` predictors and data.
     function: Compiled
     n_predictors: int
 

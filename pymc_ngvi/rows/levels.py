@@ -35,15 +35,7 @@ def by_code(codes: Levels) -> Iterator[tuple[int, Index | slice]]:
 
 
 def merged(codes: Levels, n_blocks: int, n_nodes: Callable[[int], int]) -> Levels:
-    """Return codes of rules as fine or finer, and no more of them than save time.
-
-    Parameters
-    ----------
-    codes : ndarray of int, shape (n_rows,)
-    n_blocks : int
-    n_nodes : callable
-        From a code to the nodes of its rule.
-    """
+    """Return codes of rules as fine or finer, and no more of them than save time."""
     counts = np.bincount(codes)
     found = np.flatnonzero(counts)
     becomes = {code: code for code in found.tolist()}

@@ -57,36 +57,20 @@ class AffineMap(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class LinearMap:
-    """Predictors eta = offset + X theta.
+    """Predictors eta = offset + X theta."""
 
-    Parameters
-    ----------
-    offset : ndarray, shape (n_rows,)
-    dense : ndarray, shape (n_rows, n_dense)
-        Columns of X that are dense.
-    columns : ndarray of int, shape (n_dense,)
-        Which these are.
-    rest : scipy.sparse.csr_array, shape (n_rows, n_dim)
-        All others; 0 in the dense ones.
-    """
-
+    #: shape (n_rows,).
     offset: Array
+    #: Columns of X that are dense; shape (n_rows, n_dense).
     dense: Array
+    #: Which these are; shape (n_dense,).
     columns: NDArray[np.intp]
+    #: All others; 0 in the dense ones; shape (n_rows, n_dim).
     rest: sparse.csr_array
 
     @classmethod
     def of(cls, evaluate: Callable[[Array], Array], dependence: Dependence, n_dim: int) -> "LinearMap":
-        """Find the matrix of an affine function from its values.
-
-        Parameters
-        ----------
-        evaluate : callable
-            From (n, n_dim) to (n, n_rows).
-        dependence : Dependence
-            On which coordinates each of the rows depends.
-        n_dim : int
-        """
+        """Find the matrix of an affine function from its values."""
         return MatrixPlan.of(dependence, n_dim).matrix(evaluate)
 
     @property
@@ -200,22 +184,14 @@ class LinearMap:
 
 @dataclass(frozen=True, eq=False)
 class MatrixPlan:
-    """How to find the matrix of an affine function from its values, whatever these are.
-
-    Parameters
-    ----------
-    n_rows : int
-    columns : ndarray of int
-        Those to be held as dense ones.
-    directions : ndarray, shape (n_directions, n_dim)
-        Where to evaluate: sums of columns that no row has two of, then the dense ones.
-    rows, cols, colours : ndarray of int, shape (n_entries,)
-        Entries of the others, and which of the directions each is read from.
-    """
+    """How to find the matrix of an affine function from its values, whatever these are."""
 
     n_rows: int
+    #: Those to be held as dense ones.
     columns: NDArray[np.intp]
+    #: Where to evaluate: sums of columns that no row has two of, then the dense ones; shape (n_directions, n_dim).
     directions: Array
+    #: Entries of the others, and which of the directions each is read from; shape (n_entries,).
     rows: NDArray[np.intp]
     cols: NDArray[np.intp]
     colours: NDArray[np.intp]

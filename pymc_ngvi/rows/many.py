@@ -29,25 +29,16 @@ _AT_A_TIME = 2**18
 
 @dataclass(frozen=True, eq=False)
 class ManyExpected:
-    """Expectations under Gaussians.
+    """Expectations under Gaussians."""
 
-    Parameters
-    ----------
-    value : ndarray, shape (n,)
-        Of log p.
-    slope : ndarray, shape (n, n_predictors)
-        Of its derivatives by the predictors.
-    precision : ndarray, shape (n, n_entries)
-        Entries of minus the mean Hessian by x.
-    rules : ManyRules
-    matrix : scipy.sparse.csr_array or None
-        The mean Hessian by the predictors, block-diagonal; None where some were left out.
-    """
-
+    #: Of log p; shape (n,).
     value: Array
+    #: Of its derivatives by the predictors; shape (n, n_predictors).
     slope: Array
+    #: Entries of minus the mean Hessian by x; shape (n, n_entries).
     precision: Array
     rules: ManyRules
+    #: The mean Hessian by the predictors, block-diagonal; None where some were left out.
     matrix: sparse.csr_array | None = None
 
     def __getitem__(self, which: NDArray[np.intp]) -> "ManyExpected":
@@ -65,26 +56,17 @@ class ManyExpected:
 
 @dataclass(frozen=True, eq=False)
 class ManyRows:
-    """Log densities that are sums over the same rows.
-
-    Parameters
-    ----------
-    maps : ManyMaps
-    entries : Entries
-    functions : list of RowFunction
-        Of all rows of all of them: row r of the k-th is row k n_rows + r.
-    slope : ndarray, shape (n, n_predictors)
-        What is linear.
-    constant : ndarray, shape (n,)
-    tolerance : float
-        Nats that quadrature may be off by in each row.
-    """
+    """Log densities that are sums over the same rows."""
 
     maps: ManyMaps
     entries: Entries
+    #: Of all rows of all of them: row r of the k-th is row k n_rows + r.
     functions: list[RowFunction]
+    #: What is linear; shape (n, n_predictors).
     slope: Array
+    #: shape (n,).
     constant: Array
+    #: Nats that quadrature may be off by in each row.
     tolerance: float
 
     def __len__(self) -> int:
@@ -172,16 +154,7 @@ class ManyRows:
     def moments_inside(
         self, mean: Array, sd: Array, seen: ManySeen, rules: ManyRules, covariance: Array
     ) -> tuple[Array, Array]:
-        """Return means and sds of all that is not given, (n, n_inside) each, by Gaussians of what is left.
-
-        Parameters
-        ----------
-        mean, sd : ndarray, shape (n, n_dim)
-            Of what is left.
-        seen : ManySeen
-        rules : ManyRules
-        covariance : ndarray, shape (n, n_entries)
-        """
+        """Return means and sds of all that is not given, (n, n_inside) each, by Gaussians of what is left."""
         return mean, sd
 
     @np.errstate(all="ignore")

@@ -15,18 +15,13 @@ from pymc_ngvi.core.values import Array
 
 @dataclass(frozen=True, eq=False)
 class Sparsity:
-    """Where a sparse matrix has entries, row by row.
+    """Where a sparse matrix has entries, row by row."""
 
-    Parameters
-    ----------
-    starts : ndarray of int, shape (n_rows + 1,)
-    indices : ndarray of int, shape (n_entries,)
-    n_dim : int
-        Number of columns.
-    """
-
+    #: shape (n_rows + 1,).
     starts: Ints
+    #: shape (n_entries,).
     indices: Ints
+    #: Number of columns.
     n_dim: int
 
     @property
@@ -56,25 +51,17 @@ class Sparsity:
 
 @dataclass(frozen=True, eq=False)
 class ManyMaps:
-    """Affine functions of one pattern, eta_k = offset_k + X_k x_k.
+    """Affine functions of one pattern, eta_k = offset_k + X_k x_k."""
 
-    Parameters
-    ----------
-    offset : ndarray, shape (n, n_predictors)
-    dense : ndarray, shape (n, n_predictors, n_dense), or (1, ...) where it is the same for all
-        Columns of X that are dense.
-    columns : ndarray of int, shape (n_dense,)
-        Which these are.
-    data : ndarray, shape (n, n_entries)
-        Entries of the others.
-    sparsity : Sparsity
-        Where these are.
-    """
-
+    #: shape (n, n_predictors).
     offset: Array
+    #: Columns of X that are dense; shape (n, n_predictors, n_dense), or (1, ...) where it is the same for all.
     dense: Array
+    #: Which these are; shape (n_dense,).
     columns: NDArray[np.intp]
+    #: Entries of the others; shape (n, n_entries).
     data: Array
+    #: Where these are.
     sparsity: Sparsity
 
     def __len__(self) -> int:

@@ -74,18 +74,6 @@ def quantiles(normals: Array, points: Array, density: Array, areas: Array) -> Ar
 
     Cubics between the points have the right values and slopes there. Probabilities are added up from either end, so
     that both tails keep their digits. Beyond the points, quantiles stay at the first and last of these.
-
-    Parameters
-    ----------
-    normals : ndarray, shape (n_normals,)
-    points, density : ndarray, shape (n_points, ...)
-        Ascending, and the densities there, but for a constant.
-    areas : ndarray, shape (n_points + 1, ...)
-        Integrals of these: below the first point, from each to the next one, and above the last.
-
-    Returns
-    -------
-    ndarray, shape (n_normals, ...)
     """
     below, above = np.cumsum(areas, axis=0), np.cumsum(areas[::-1], axis=0)[::-1]
     total = below[-1]
@@ -147,13 +135,7 @@ class _Cells(NamedTuple):
 
 
 class OwnDraws:
-    """Draws effects of one kind of rows with one predictor.
-
-    Parameters
-    ----------
-    function : callable
-        f, concave, of predictor and data.
-    """
+    """Draws effects of one kind of rows with one predictor."""
 
     def __init__(self, function: Compiled) -> None:
         self._function = function
@@ -169,17 +151,7 @@ class OwnDraws:
 
     @np.errstate(all="ignore")
     def drawn(self, rng: np.random.Generator, eta: Array, data: list[Array], slope: Array) -> Array:
-        """Return one draw of z for each predictor, (n_points, n_rows).
-
-        Parameters
-        ----------
-        rng : numpy.random.Generator
-        eta : ndarray, shape (n_points, n_rows)
-        data : list of ndarray
-            (1, n_rows) or (1, 1) each.
-        slope : ndarray, shape (1, n_rows)
-            a.
-        """
+        """Return one draw of z for each predictor, (n_points, n_rows)."""
         first, number = distinct(data, eta.shape[1])
         some = [d if d.shape[1] == 1 else d[:, first] for d in data]
         log_a = np.log(np.abs(slope[0])) / _OF_LOG
@@ -322,25 +294,17 @@ def _are_alike(some: list[Array], others: list[Array]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _OwnAtMany:
-    """The effects of one group at many values.
+    """The effects of one group at many values."""
 
-    Parameters
-    ----------
-    mean, sd, ratio : ndarray, shape (n, n_effects)
-        Of their priors' predictors, and w; see `own_effects`.
-    slope : ndarray, shape (n, n_effects)
-        By which rows read a standard normal in place of the effect.
-    predictors : ndarray of int, shape (n_effects,)
-        Of their priors.
-    slot : int
-        By which of their predictors rows read them.
-    """
-
+    #: Of their priors' predictors, and w; see `own_effects`; shape (n, n_effects).
     mean: Array
     sd: Array
     ratio: Array
+    #: By which rows read a standard normal in place of the effect; shape (n, n_effects).
     slope: Array
+    #: Of their priors; shape (n_effects,).
     predictors: Ints
+    #: By which of their predictors rows read them.
     slot: int
 
     def __getitem__(self, which: NDArray[np.intp]) -> "_OwnAtMany":
@@ -351,15 +315,9 @@ class _OwnAtMany:
 
 @dataclass(frozen=True, eq=False)
 class ManyRowsLeft(ManyRows):
-    """Rows with effects integrated out, of the coordinates that are left.
+    """Rows with effects integrated out, of the coordinates that are left."""
 
-    Parameters
-    ----------
-    own : list of _OwnAtMany
-        Of the first functions, in their order.
-    narrowing : Narrowing
-    """
-
+    #: Of the first functions, in their order.
     own: list[_OwnAtMany]
     narrowing: "Narrowing"
 
@@ -429,30 +387,7 @@ class ManyRowsLeft(ManyRows):
 
 
 class Narrowing:
-    """Integrates effects out of rows at many values.
-
-    Parameters
-    ----------
-    effects : OwnEffects
-    functions : list of RowFunction
-        At one value.
-    entries : Entries
-        Of all coordinates.
-
-    Attributes
-    ----------
-    entries : Entries
-        Of those that are left.
-    n_inside : int
-    kept : ndarray of int
-    draws : list of OwnDraws
-        Of the effects of each group.
-
-    Raises
-    ------
-    NotApart
-        Where entries that are needed are in no pattern.
-    """
+    """Integrates effects out of rows at many values."""
 
     def __init__(
         self, effects: OwnEffects, functions: Sequence[RowFunction], sparsity: Sparsity, columns: Ints

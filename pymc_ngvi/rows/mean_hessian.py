@@ -45,23 +45,15 @@ NO_PATTERNS = Known()
 
 @dataclass(frozen=True, eq=False)
 class PredictorMeanHessian(MeanHessian):
-    """X^T M X for a symmetric sparse M.
+    """X^T M X for a symmetric sparse M."""
 
-    Parameters
-    ----------
-    linear : AffineMap
-        The predictors.
-    matrix : scipy.sparse.csr_array, shape (n_predictors, n_predictors)
-        M.
-    entries : Patterns
-        Entries that `values` and `summed_values` return; asked only where one of these is.
-    roots : Roots, optional
-        X C for the Gaussian that the expectation was taken under.
-    """
-
+    #: The predictors.
     linear: AffineMap
+    #: M; shape (n_predictors, n_predictors).
     matrix: sparse.csr_array
+    #: Entries that `values` and `summed_values` return; asked only where one of these is.
     entries: Patterns = NO_PATTERNS
+    #: X C for the Gaussian that the expectation was taken under.
     roots: Roots | None = None
 
     @property
@@ -100,28 +92,12 @@ class PredictorMeanHessian(MeanHessian):
         return self.linear.quadratic_diagonal(self.matrix)
 
     def values(self) -> Array:
-        """Return the entries of the pattern, (n_entries,).
-
-        Raises
-        ------
-        ValueError
-            Where the matrix counts as dense.
-        PatternLacks
-            Where it has entries that the pattern lacks, and still does.
-        """
+        """Return the entries of the pattern, (n_entries,)."""
         pattern = self.pattern
         return super().values() if pattern is None else self._in(pattern, self.linear)
 
     def summed_values(self) -> Array:
-        """Return the entries of `summed`, by coordinates and sums, (n_entries,).
-
-        Raises
-        ------
-        ValueError
-            Where there are no sums.
-        PatternLacks
-            Where the matrix has entries that the pattern lacks.
-        """
+        """Return the entries of `summed`, by coordinates and sums, (n_entries,)."""
         summed = self.summed
         return super().summed_values() if summed is None else self._in(summed.pattern, self.linear.joint)
 

@@ -32,21 +32,15 @@ _REFINED = 3
 
 
 class OwnGroup(NamedTuple):
-    """Effects that rows of one kind read, one each.
+    """Effects that rows of one kind read, one each."""
 
-    Parameters
-    ----------
-    coordinates : ndarray of int, shape (n,)
-    kind, rows, slot
-        The kind of rows that read them, which of these, (n,), and by which of their predictors.
-    prior_kind, prior_rows
-        Their priors.
-    """
-
+    #: shape (n,).
     coordinates: Ints
+    #: The kind of rows that read them, which of these, (n,), and by which of their predictors.
     kind: int
     rows: Ints
     slot: int
+    #: Their priors.
     prior_kind: int
     prior_rows: Ints
 
@@ -61,16 +55,10 @@ class Priors(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class OwnEffects:
-    """Effects that rows read as their own.
-
-    Parameters
-    ----------
-    groups : list of OwnGroup
-    n_dim : int
-        Number of coordinates.
-    """
+    """Effects that rows read as their own."""
 
     groups: list[OwnGroup]
+    #: Number of coordinates.
     n_dim: int
 
     @property
@@ -109,30 +97,19 @@ class OwnEffects:
 
 @dataclass(frozen=True, eq=False)
 class Narrowed:
-    """Rows in the coordinates that are left, at one value of what they hang on.
+    """Rows in the coordinates that are left, at one value of what they hang on."""
 
-    Parameters
-    ----------
-    functions : list of RowFunction
-        First those with effects integrated out, one for each group.
-    linear : LinearMap
-        To predictors, of coordinates that are left and of sums, if there are any.
-    constant : float
-        What is to be added to log p.
-    effects : OwnEffects
-    priors : list of Priors
-    ratios : list of ndarray
-        w, of each group.
-    prior_predictors : list of ndarray of int
-        p, of each group.
-    """
-
+    #: First those with effects integrated out, one for each group.
     functions: list[RowFunction]
+    #: To predictors, of coordinates that are left and of sums, if there are any.
     linear: LinearMap
+    #: What is to be added to log p.
     constant: float
     effects: OwnEffects
     priors: list[Priors]
+    #: w, of each group.
     ratios: list[Array]
+    #: p, of each group.
     prior_predictors: list[Ints]
 
     def drawn(self, eta: Array, rng: np.random.Generator) -> Array:
@@ -163,16 +140,7 @@ class Narrowed:
         return found
 
     def moments(self, mean: Array, covariances: Sequence[Array], nodes: Array, weights: Array) -> tuple[Array, Array]:
-        """Return means and standard deviations of the effects, (n_effects,) each, where predictors are normal.
-
-        Parameters
-        ----------
-        mean : ndarray, shape (n_predictors,)
-        covariances : sequence of ndarray
-            See `pairs`.
-        nodes, weights : ndarray, shapes (n_nodes,), (n_nodes,)
-            Of a rule for the standard normal distribution.
-        """
+        """Return means and standard deviations of the effects, (n_effects,) each, where predictors are normal."""
         means, sds, given = list[Array](), list[Array](), iter(covariances)
         for rows, prior, w, p in self._each():
             k, n = rows.k, len(rows.index)
@@ -211,15 +179,7 @@ def _inputs(rows: RowFunction, eta: Array) -> list[Array]:
 
 
 def narrowed(effects: OwnEffects, functions: Sequence[RowFunction], linear: LinearMap) -> Narrowed | None:
-    """Integrate effects out; None where a prior is no normal density.
-
-    Parameters
-    ----------
-    effects : OwnEffects
-    functions : sequence of RowFunction
-    linear : LinearMap
-        To predictors, of all coordinates and of sums, if there are any.
-    """
+    """Integrate effects out; None where a prior is no normal density."""
     made, priors, ratios, predictors, constant = list[RowFunction](), [], [], [], 0.0
     for group in effects.groups:
         eta, p = predictors_of(group, functions)

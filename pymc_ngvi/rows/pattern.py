@@ -15,31 +15,7 @@ _MOST_ENTRIES = 40_000_000
 
 
 def pattern_of(predictors: Dependence, pairs: Iterable[tuple[Ints, Ints]]) -> Pattern:
-    """Return where X^T M X can differ from 0.
-
-    Parameters
-    ----------
-    predictors : Dependence
-        The coordinates that each predictor depends on, where X is not 0.
-    pairs : iterable of (ndarray of int, ndarray of int)
-        Rows and columns of entries of M, (n,) each, in either triangle.
-
-    Raises
-    ------
-    TooDenseError
-        Where these are too many to hold.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from scipy import sparse
-    >>> from pymc_ngvi.rows.pattern import pattern_of
-    >>> from pymc_ngvi.core.sparsity.dependence_sets import Dependence
-    >>> sets = sparse.csr_array(np.array([[True, True, False], [False, False, True]]))
-    >>> eta = Dependence(sets, np.array([0, 1]))
-    >>> pattern_of(eta, [(np.array([0, 1]), np.array([0, 1]))]).matrix.astype(int).toarray().tolist()
-    [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
-    """
+    """Return where X^T M X can differ from 0."""
     index = predictors.index.ravel()
     found = Pairs(predictors.sets.shape[1])
     for rows, cols in pairs:

@@ -32,18 +32,7 @@ def is_concave(rows: RowFunction, about: Array) -> bool:
 
 
 def are_concave(rows: RowFunction, slot: int, about: Array, along: Array) -> NDArray[np.bool_]:
-    """Tell which functions of rows are concave in one of their predictors on lines, (n_rows,).
-
-    Parameters
-    ----------
-    rows : RowFunction
-    slot : int
-        Which predictor.
-    about : ndarray, shape (n_rows, k)
-        Where the others are, and the middle of the line.
-    along : ndarray, shape (n_points,)
-        The line, relative to that; equally far from each other.
-    """
+    """Tell which functions of rows are concave in one of their predictors on lines, (n_rows,)."""
     points = [np.broadcast_to(about[:, a], (len(along), len(about))).copy() for a in range(rows.k)]
     points[slot] += along[:, None]
     with np.errstate(all="ignore"):

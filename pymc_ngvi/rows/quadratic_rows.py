@@ -13,12 +13,6 @@ def derivatives_of(rows: RowFunction, eta: Array) -> tuple[Array, Array]:
 
     Differences of a polynomial of the second degree are exact whatever the step; that of least rounding is as long as
     the function is wide, and reaches as far as its top.
-
-    Parameters
-    ----------
-    rows : RowFunction
-    eta : ndarray, shape (n_rows, k)
-        Where the predictors are.
     """
     slope, second = _differences(rows, eta, np.ones_like(eta))
     a, b = pairs_of_slots(rows.k)

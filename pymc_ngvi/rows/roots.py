@@ -19,15 +19,7 @@ _MOST_NUMBERS, _AT_A_TIME = 2**25, 2**20
 
 
 class Roots:
-    """Y = X C: covariances of predictors are products of its rows, and whitened curvatures are Y^T M Y.
-
-    Parameters
-    ----------
-    linear : LinearMap
-        All columns of which are dense.
-    root : ndarray, shape (n_dim, n_dim)
-        C, lower triangular.
-    """
+    """Y = X C: covariances of predictors are products of its rows, and whitened curvatures are Y^T M Y."""
 
     def __init__(self, linear: LinearMap, root: Array) -> None:
         self._root = root

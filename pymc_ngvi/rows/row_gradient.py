@@ -18,26 +18,17 @@ _MOST_AT_ONCE = 2**20
 
 @dataclass(frozen=True, eq=False)
 class FirstDerivatives:
-    """Rows with their derivatives by their predictors, those alone that are not 0 everywhere.
+    """Rows with their derivatives by their predictors, those alone that are not 0 everywhere."""
 
-    Parameters
-    ----------
-    function : callable
-        Returns the value and the derivatives, at most (n_points, n_rows), from predictors and data.
-    index : ndarray of int, shape (n_rows, k)
-        The predictors of each row.
-    by : list of int
-        By which predictor of a row each derivative is.
-    data : list of ndarray
-        (1, n_rows) or (1, 1) each.
-    n_shared : int, default 0
-        How many of the first predictors are the same for all rows: the function takes these with one column.
-    """
-
+    #: Returns the value and the derivatives, at most (n_points, n_rows), from predictors and data.
     function: Compiled
+    #: The predictors of each row; shape (n_rows, k).
     index: NDArray[np.int64]
+    #: By which predictor of a row each derivative is.
     by: list[int]
+    #: (1, n_rows) or (1, 1) each.
     data: list[Array]
+    #: How many of the first predictors are the same for all rows: the function takes these with one column.
     n_shared: int = 0
 
     def _is_one(self, a: int) -> bool:
@@ -64,17 +55,7 @@ class FirstDerivatives:
 
 
 class RowGradient:
-    """A sum over rows with its gradient.
-
-    Parameters
-    ----------
-    linear : AffineMap
-        The predictors.
-    slope : ndarray, shape (n_predictors,)
-        What is linear in these.
-    derivatives : sequence of FirstDerivatives
-        Of each kind of rows.
-    """
+    """A sum over rows with its gradient."""
 
     def __init__(self, linear: AffineMap, slope: Array, derivatives: Sequence[FirstDerivatives]) -> None:
         self._linear, self._slope, self._kinds = linear, slope, derivatives

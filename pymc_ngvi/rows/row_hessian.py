@@ -25,26 +25,17 @@ _STEP, _TOLERANCE = 1e-14, 1e-3
 
 @dataclass(frozen=True, eq=False)
 class SecondDerivatives:
-    """The second derivatives of rows by their predictors, those alone that are not 0 everywhere.
+    """The second derivatives of rows by their predictors, those alone that are not 0 everywhere."""
 
-    Parameters
-    ----------
-    function : callable
-        Returns the derivative by each pair, at most (n_points, n_rows), from predictors and data.
-    index : ndarray of int, shape (n_rows, k)
-        The predictors of each row.
-    pairs : list of (int, int)
-        Predictors of a row, the first not before the second.
-    data : list of ndarray
-        (1, n_rows) or (1, 1) each.
-    n_shared : int, default 0
-        How many of the first predictors are the same for all rows: the function takes these with one column.
-    """
-
+    #: Returns the derivative by each pair, at most (n_points, n_rows), from predictors and data.
     function: Compiled
+    #: The predictors of each row; shape (n_rows, k).
     index: NDArray[np.int64]
+    #: Predictors of a row, the first not before the second; shape (int, int).
     pairs: list[tuple[int, int]]
+    #: (1, n_rows) or (1, 1) each.
     data: list[Array]
+    #: How many of the first predictors are the same for all rows: the function takes these with one column.
     n_shared: int = 0
 
     def add(self, eta: Array, total: Array) -> None:
@@ -71,14 +62,7 @@ class SecondDerivatives:
 
 
 class RowHessian:
-    """Mean Hessians over draws.
-
-    Parameters
-    ----------
-    linear : AffineMap
-        The predictors.
-    derivatives : list of SecondDerivatives
-    """
+    """Mean Hessians over draws."""
 
     def __init__(self, linear: AffineMap, derivatives: list[SecondDerivatives]) -> None:
         self.linear = linear
@@ -100,15 +84,7 @@ class RowHessian:
         return sparse.csr_array((values, (i, j)), shape=(n, n))
 
     def agrees(self, point: Array, values: Callable[[Array], Array], rng: np.random.Generator) -> bool:
-        """Tell whether the curvature at a point, along a random line, is what differences of values are there.
-
-        Parameters
-        ----------
-        point : ndarray, shape (n_dim,)
-        values : callable
-            Sums over rows at points, (n_points, n_dim).
-        rng : Generator
-        """
+        """Tell whether the curvature at a point, along a random line, is what differences of values are there."""
         matrix, along = self.mean(point[None]), rng.standard_normal((1, len(point)))
         moved = self.linear.times(along)[0]
         size = float(np.abs(moved) @ (abs(matrix) @ np.abs(moved)))

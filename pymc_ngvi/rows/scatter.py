@@ -11,15 +11,7 @@ from pymc_ngvi.core.values import Array
 
 
 class Scatter:
-    """Adds up gradients and Hessians of rows; where entries belong is found once.
-
-    Parameters
-    ----------
-    index : sequence of ndarray of int, shape (n_rows, k)
-        The predictors of each row, for each kind of rows.
-    n : int
-        Number of predictors.
-    """
+    """Adds up gradients and Hessians of rows; where entries belong is found once."""
 
     def __init__(self, index: Sequence[Ints], n: int) -> None:
         self._n = n
@@ -30,18 +22,7 @@ class Scatter:
         self._starts = np.searchsorted(entries, n * np.arange(n + 1))
 
     def __call__(self, grads: Sequence[Array], hessians: Sequence[Array]) -> tuple[Array, sparse.csr_array]:
-        """Return the sums.
-
-        Parameters
-        ----------
-        grads, hessians : sequence of ndarray, shapes (n_rows, k) and (n_rows, k, k)
-            For each kind of rows.
-
-        Returns
-        -------
-        grad : ndarray, shape (n,)
-        hessian : csr_array, shape (n, n)
-        """
+        """Return the sums."""
         grad = np.bincount(self._at, np.concatenate([g.ravel() for g in grads]), minlength=self._n)
         values = np.concatenate([h.ravel() for h in hessians])
         sums = np.bincount(self._place, values, minlength=len(self._columns))

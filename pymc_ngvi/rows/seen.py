@@ -14,16 +14,11 @@ from pymc_ngvi.rows.levels import Levels
 
 
 class Seen(NamedTuple):
-    """What rows see of a Gaussian.
+    """What rows see of a Gaussian."""
 
-    Parameters
-    ----------
-    mean : ndarray, shape (n_predictors,)
-    covariances : list of ndarray
-        Of all pairs of predictors that a row has: an array, (n_rows,), for each pair of each kind of rows.
-    """
-
+    #: shape (n_predictors,).
     mean: Array
+    #: Of all pairs of predictors that a row has: an array, (n_rows,), for each pair of each kind of rows.
     covariances: list[Array]
 
 

@@ -24,31 +24,16 @@ _ROUNDING = 1e-11
 
 @dataclass(frozen=True, eq=False)
 class Separable:
-    """Numbers as combinations of some of them.
+    """Numbers as combinations of some of them."""
 
-    Parameters
-    ----------
-    members : ndarray of int, shape (n_members,)
-        Which of the numbers.
-    weights : ndarray, shape (n, n_members)
-    """
-
+    #: Which of the numbers; shape (n_members,).
     members: NDArray[np.intp]
+    #: shape (n, n_members).
     weights: Array
 
     @classmethod
     def of(cls, samples: Array, scale: Array, tolerance: float) -> "Separable | None":
-        """Find which numbers all follow from; None where they are as many as there are samples, nearly.
-
-        Parameters
-        ----------
-        samples : ndarray, shape (n_samples, n)
-            The numbers, each time that what they hang on has other values.
-        scale : ndarray, shape (n,)
-            Their sizes; 0 for those that are 0 always.
-        tolerance : float
-            Part of the sizes that is rounding.
-        """
+        """Find which numbers all follow from; None where they are as many as there are samples, nearly."""
         n_samples, n = samples.shape
         whole = samples * np.divide(1.0, scale, out=np.zeros(n), where=scale > 0.0)
         left, members = whole.copy(), list[int]()

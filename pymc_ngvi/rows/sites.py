@@ -34,49 +34,31 @@ _LEAST_LEFT = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class RowSites:
-    """Sites of rows of one kind, and their cavities.
+    """Sites of rows of one kind, and their cavities."""
 
-    Parameters
-    ----------
-    mean, cov : ndarray, shapes (n_rows, k), (n_rows, k, k)
-        Of the predictors under q.
-    grad, hessian : ndarray, shapes (n_rows, k), (n_rows, k, k)
-        E[grad f], E[hess f].
-    are_free : ndarray of bool, shape (n_rows,)
-        Whether q lets all predictors vary by themselves: else derivatives in them may be many things.
-    influence : ndarray, shape (n_rows,)
-        The part of the precision of q that is the site's, in the direction in which it is largest.
-    cavity_mean, cavity_cov : ndarray, shapes (n_rows, k), (n_rows, k, k)
-        NaN where the site is more precise than q.
-    log_predictive : ndarray, shape (n_rows,)
-        log E[exp(f)] under the cavity; NaN where there is none.
-    error : ndarray, shape (n_rows,)
-        By which this may be wrong, as far as finer rules of quadrature tell.
-    """
-
+    #: Of the predictors under q; shape (n_rows, k), (n_rows, k, k).
     mean: Array
     cov: Array
+    #: E[grad f], E[hess f]; shape (n_rows, k), (n_rows, k, k).
     grad: Array
     hessian: Array
+    #: Whether q lets all predictors vary by themselves: else derivatives in them may be many things; shape (n_rows,).
     are_free: NDArray[np.bool_]
+    #: The part of the precision of q that is the site's, in the direction in which it is largest; shape (n_rows,).
     influence: Array
+    #: NaN where the site is more precise than q; shape (n_rows, k), (n_rows, k, k).
     cavity_mean: Array
     cavity_cov: Array
+    #: log E[exp(f)] under the cavity; NaN where there is none; shape (n_rows,).
     log_predictive: Array
+    #: By which this may be wrong, as far as finer rules of quadrature tell; shape (n_rows,).
     error: Array
 
 
 # Densities overflow far from the mode; what is not finite is NaN in the end.
 @np.errstate(all="ignore")
 def row_sites(rows: RowFunction, mean: Array, cov: Array) -> RowSites:
-    """Return sites and cavities of rows of one kind.
-
-    Parameters
-    ----------
-    rows : RowFunction
-    mean, cov : ndarray, shapes (n_rows, k), (n_rows, k, k)
-        Of the predictors under q.
-    """
+    """Return sites and cavities of rows of one kind."""
     root = roots(cov)
     value, grad, hessian, own_error = _expected(rows, mean, root)
     across = root.swapaxes(1, 2)
@@ -152,17 +134,11 @@ def _by_quadrature(rows: RowFunction, mean: Array, root: Array) -> ChosenRules:
 
 @dataclass(frozen=True)
 class _Tilted:
-    """The function of a row over its site, times a number.
+    """The function of a row over its site, times a number."""
 
-    Parameters
-    ----------
-    function : callable
-        Log density of rows, from predictors and data.
-    k : int
-        Predictors.
-    """
-
+    #: Log density of rows, from predictors and data.
     function: Compiled
+    #: Predictors.
     k: int
 
     def __call__(self, *inputs: Array) -> Sequence[Array]:
@@ -180,14 +156,7 @@ class _Tilted:
 
 
 def site_moments(rows: RowFunction, mean: Array, cov: Array) -> tuple[Array, Array]:
-    """Return mean and variance, (n_rows,) each, of a function of predictors; NaN where these are.
-
-    Parameters
-    ----------
-    rows : RowFunction
-    mean, cov : ndarray, shapes (n_rows, k), (n_rows, k, k)
-        Of the predictors.
-    """
+    """Return mean and variance, (n_rows,) each, of a function of predictors; NaN where these are."""
     first, second = np.full(len(mean), np.nan), np.full(len(mean), np.nan)
     at = np.flatnonzero(np.isfinite(mean).all(axis=1))
     if not len(at):

@@ -17,17 +17,11 @@ from pymc_ngvi.rows.linear_map import Entries, LinearMap
 
 @dataclass(frozen=True, eq=False)
 class SummedMap:
-    """Predictors eta = offset + S theta + T t with sums t = A theta: a `LinearMap` of theta, held by its parts.
+    """Predictors eta = offset + S theta + T t with sums t = A theta: a `LinearMap` of theta, held by its parts."""
 
-    Parameters
-    ----------
-    joint : LinearMap
-        That of theta and t, one after the other.
-    weights : ndarray, shape (n_sums, n_dim)
-        A.
-    """
-
+    #: That of theta and t, one after the other.
     joint: LinearMap
+    #: A; shape (n_sums, n_dim).
     weights: Array
 
     @property

@@ -29,16 +29,7 @@ _LEAST = 1e-6
 
 
 class _Tables:
-    """Polynomials, each of all rows with the same data.
-
-    Attributes
-    ----------
-    coefficients : ndarray, shape (1 + largest degree, n)
-    degree : ndarray of int, shape (n,)
-        0 where there is none.
-    middle, half : ndarray, shape (n,)
-        Their intervals.
-    """
+    """Polynomials, each of all rows with the same data."""
 
     def __init__(self, data: list[Array]) -> None:
         self.data = data

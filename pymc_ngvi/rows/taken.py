@@ -20,23 +20,7 @@ _AT_A_TIME = 2**17
 
 
 class Taken:
-    """Expectations of rows of one kind.
-
-    Parameters
-    ----------
-    rows : RowFunction
-    mean, cov : ndarray, shapes (n_rows, k), (n_rows, k, k)
-        Of the predictors.
-    given : tuple of ndarray, shape (n_rows,) each, or None
-        Rules, and the standard deviations that they were chosen for; the coarsest by default.
-
-    Attributes
-    ----------
-    codes, sd : ndarray, shape (n_rows,)
-        Rules, and the standard deviations that they were chosen for.
-    error : float
-        Nats by which the sum may be wrong; NaN where not all rules were chosen here.
-    """
+    """Expectations of rows of one kind."""
 
     def __init__(
         self, rows: RowFunction, mean: Array, cov: Array, given: tuple[Levels, NDArray[np.float32]] | None
@@ -104,15 +88,7 @@ class Taken:
 def changed(
     codes: Levels, before: NDArray[np.float32], now: NDArray[np.float32]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which rows are wider, and which narrower, than those that their rules were chosen for.
-
-    Parameters
-    ----------
-    codes : ndarray, shape (n_rows,)
-        Rules.
-    before, now : ndarray, shape (n_rows,)
-        Standard deviations of the widest predictor.
-    """
+    """Return which rows are wider, and which narrower, than those that their rules were chosen for."""
     fine = codes > 0
     wider, narrower = now > _WIDER * before, fine & (now < _NARROWER * before)
     if wider.any() or narrower.any():

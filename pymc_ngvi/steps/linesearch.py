@@ -121,41 +121,27 @@ _LOWEST = -50.0
 
 @dataclass(frozen=True, eq=False)
 class Newton:
-    """A step of Newton from a Gaussian.
+    """A step of Newton from a Gaussian."""
 
-    Parameters
-    ----------
-    q : GaussianState
-        With a dense covariance.
-    moments : Moments
-        Whitened by it.
-    rows : ndarray of int, shape (n,)
-        That are not quadratic.
-    whitened : ndarray, shape (n, n_dim)
-        Directions of their predictors.
-    sites : ndarray, shape (n_rows,)
-        Of all rows.
-    excess : ndarray, shape (n_rows,)
-        Expected curvature of rows less their sites.
-    grad : ndarray, shape (n_dim,)
-        Whitened step of the mean.
-    change : ndarray, shape (n,)
-        Of sites.
-    slope : float
-        Rise of the ELBO with the step size, nats.
-    farthest : float
-        Standard deviations by which the mean of a predictor moves.
-    """
-
+    #: With a dense covariance.
     q: GaussianState
+    #: Whitened by it.
     moments: Moments
+    #: That are not quadratic; shape (n,).
     rows: NDArray[np.intp]
+    #: Directions of their predictors; shape (n, n_dim).
     whitened: Array
+    #: Of all rows; shape (n_rows,).
     sites: Array
+    #: Expected curvature of rows less their sites; shape (n_rows,).
     excess: Array
+    #: Whitened step of the mean; shape (n_dim,).
     grad: Array
+    #: Of sites; shape (n,).
     change: Array
+    #: Rise of the ELBO with the step size, nats.
     slope: float
+    #: Standard deviations by which the mean of a predictor moves.
     farthest: float
 
     @property
@@ -190,24 +176,7 @@ class Newton:
 def newton(
     target: BentRowsTarget, q: GaussianState, moments: Moments, bends: Bends | None, sites: Array | None
 ) -> Newton | None:
-    """Return the step of Newton from a Gaussian.
-
-    Parameters
-    ----------
-    target : BentRowsTarget
-    q : GaussianState
-    moments : Moments
-        Whitened by it.
-    bends : Bends or None
-    sites : ndarray, shape (n_rows,), or None
-        None where they are not known.
-
-    Returns
-    -------
-    Newton or None
-        None where rows have several predictors or are too many, where the covariance is not dense, and where no rise
-        of the ELBO is in sight.
-    """
+    """Return the step of Newton from a Gaussian."""
     if bends is None or not _may_serve(q, bends) or moments.curvature.shape != (q.n_dim, q.n_dim):
         return None
     rows = np.flatnonzero(bends.is_bent)
@@ -322,63 +291,41 @@ _NO_DRAWS = BaseDraws(np.empty((0, 0)), 1)
 @stored("linesearch.state")
 @dataclass(frozen=True)
 class LineSearchState:
-    """What one iteration hands to the next.
-
-    Parameters
-    ----------
-    q : GaussianState
-    elbo : float
-    moments : Moments
-    rules : RowRules or None
-        By which the ELBO was taken; None where it is not finite.
-    error : float
-        Nats by which it may be wrong; NaN where the rules were chosen for another state.
-    step_size : float
-        The last one accepted.
-    next_step_size : float
-        To be tried next.
-    pairs : tuple of Pair
-        Recent steps.
-    left : float
-        Nats still to be gained, as the gradient and the curvature that the steps have met tell.
-    gain : float
-        Nats gained by the last step.
-    idle : int
-        Steps in a row that gained nothing.
-    stalled, blind : bool
-        The last search found no step; none of those that it tried has a finite ELBO.
-    growth : Growth
-        Of standard deviations.
-    n_recoveries : int
-        Times that may follow in which lost scales are looked for.
-    bends : Bends or None
-        How expected derivatives of rows change.
-    sites : ndarray, shape (n_rows,), or None
-        The part of the precision that is of each row; None where it is not known.
-    bent : bool
-        Whether the ELBO fell by a natural step of full size: steps of Newton are tried from then on.
-    n_newton : int
-        Times that these may fail, or leave the support.
-    """
+    """What one iteration hands to the next."""
 
     q: GaussianState
     elbo: float
     moments: Moments
+    #: By which the ELBO was taken; None where it is not finite.
     rules: RowRules | None = None
+    #: Nats by which it may be wrong; NaN where the rules were chosen for another state.
     error: float = np.nan
+    #: The last one accepted.
     step_size: float = 1.0
+    #: To be tried next.
     next_step_size: float = 1.0
+    #: Recent steps.
     pairs: tuple[Pair, ...] = ()
+    #: Nats still to be gained, as the gradient and the curvature that the steps have met tell.
     left: float = np.inf
+    #: Nats gained by the last step.
     gain: float = np.inf
+    #: Steps in a row that gained nothing.
     idle: int = 0
+    #: The last search found no step; none of those that it tried has a finite ELBO.
     stalled: bool = False
     blind: bool = False
+    #: Of standard deviations.
     growth: Growth = field(default_factory=Growth)
+    #: Times that may follow in which lost scales are looked for.
     n_recoveries: int = MAX_RECOVERIES
+    #: How expected derivatives of rows change.
     bends: Bends | None = None
+    #: The part of the precision that is of each row; None where it is not known; shape (n_rows,), or None.
     sites: Array | None = None
+    #: Whether the ELBO fell by a natural step of full size: steps of Newton are tried from then on.
     bent: bool = False
+    #: Times that these may fail, or leave the support.
     n_newton: int = _MOST_FAILURES
 
     n_draws = 0
@@ -652,15 +599,7 @@ class Start(Protocol):
 
 
 class Trials:
-    """Trials of one search, compared with the state where it starts by the same rules of quadrature, if it is close.
-
-    Attributes
-    ----------
-    left_support : bool
-        Whether rules that a trial needs found points where log p is not finite, and those of the start none.
-    all_finite : bool
-        Whether no trial had such points.
-    """
+    """Trials of one search, compared with the state where it starts by the same rules of quadrature, if it is close."""
 
     def __init__(self, by_rules: Callable[..., ExactEvaluation], start: Start) -> None:
         self._by_rules, self._q = by_rules, start.q

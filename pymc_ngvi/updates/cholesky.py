@@ -17,39 +17,11 @@ from pymc_ngvi.updates.line import step_along
 
 
 def natural_direction(state: GaussianState, moments: Moments) -> Parameters:
-    """Return the natural gradient of the ELBO in the coordinates of mean and Cholesky factor.
-
-    Parameters
-    ----------
-    state : GaussianState
-        With a factor of the covariance or of the precision.
-    moments : Moments
-        Whitened by ``state``.
-
-    Returns
-    -------
-    location, factor : the direction in the coordinates of each
-    """
+    """Return the natural gradient of the ELBO in the coordinates of mean and Cholesky factor."""
     # A precision factor shrinks where the covariance grows.
     return Parameters(state.unwhiten(moments.grad), state.factor_sign * state.times_lower_half(moments.error(state)))
 
 
 def cholesky[S: GaussianState](state: S, moments: Moments, step_size: float, correct: bool) -> S | None:
-    """Take one natural-gradient step in the mean and the Cholesky factor.
-
-    Parameters
-    ----------
-    state : GaussianState
-        With a factor of the covariance or of the precision. Not modified.
-    moments : Moments
-        Whitened by ``state``.
-    step_size : float
-    correct : bool
-        Nothing: there is no correction in the paper.
-
-    Returns
-    -------
-    GaussianState or None
-        None where the diagonal of the factor would not stay positive: there a shorter step is needed.
-    """
+    """Take one natural-gradient step in the mean and the Cholesky factor."""
     return step_along(natural_direction, state, moments, step_size)

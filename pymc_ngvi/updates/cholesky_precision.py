@@ -15,21 +15,5 @@ from pymc_ngvi.updates.cholesky import cholesky
 
 
 def cholesky_precision[S: GaussianState](state: S, moments: Moments, step_size: float, correct: bool) -> S | None:
-    """Take one natural-gradient step in the mean and the Cholesky factor of the precision.
-
-    Parameters
-    ----------
-    state : GaussianState
-        With a factor of the precision. Not modified.
-    moments : Moments
-        Whitened by ``state``.
-    step_size : float
-    correct : bool
-        Nothing: there is no correction in the paper.
-
-    Returns
-    -------
-    GaussianState or None
-        None where the diagonal of the factor would not stay positive.
-    """
+    """Take one natural-gradient step in the mean and the Cholesky factor of the precision."""
     return cholesky(state, moments, step_size, correct)

@@ -18,41 +18,12 @@ from pymc_ngvi.updates.line import step_along
 
 
 def euclidean_direction(state: GaussianState, moments: Moments) -> Parameters:
-    """Return the gradient of the ELBO in the coordinates of mean and Cholesky factor.
-
-    Parameters
-    ----------
-    state : GaussianState
-        With a factor of the covariance or of the precision.
-    moments : Moments
-        Whitened by ``state``.
-
-    Returns
-    -------
-    location, factor : the direction in the coordinates of each
-    """
+    """Return the gradient of the ELBO in the coordinates of mean and Cholesky factor."""
     return Parameters(
         state.dewhiten(moments.grad), state.factor_sign * state.inverse_transpose_times(moments.error(state))
     )
 
 
 def euclidean[S: GaussianState](state: S, moments: Moments, step_size: float, correct: bool) -> S | None:
-    """Take one step of gradient ascent.
-
-    Parameters
-    ----------
-    state : GaussianState
-        Not modified.
-    moments : Moments
-        Whitened by ``state``.
-    step_size : float
-        In the units of the coordinates: must be small where a standard deviation is.
-    correct : bool
-        Nothing: there is no correction.
-
-    Returns
-    -------
-    GaussianState or None
-        None where the diagonal of the factor would not stay positive.
-    """
+    """Take one step of gradient ascent."""
     return step_along(euclidean_direction, state, moments, step_size)

@@ -38,25 +38,7 @@ def _corrected_eigenvalues(eigenvalues: Array, rho: float) -> Array:
 
 
 def natural[S: GaussianState](state: S, moments: Moments, step_size: float, correct: bool) -> S | None:
-    """Take one natural-gradient step in the precision parametrisation.
-
-    Parameters
-    ----------
-    state : GaussianState
-        Not modified.
-    moments : Moments
-        Whitened by ``state``.
-    step_size : float
-        In (0, 1].
-    correct : bool
-        Where the new precision would not be positive definite: keep it so by the correction of Lin, Schmidt and
-        Khan in the directions that are lost (True; families that know of none return None), or return None (False).
-
-    Returns
-    -------
-    GaussianState or None
-        None where no valid precision results.
-    """
+    """Take one natural-gradient step in the precision parametrisation."""
     if not moments.is_finite():
         return None
     rho, curvature = step_size, moments.curvature

@@ -20,24 +20,7 @@ from pymc_ngvi.core.types import GaussianState, Moments
 
 
 def natural_pd[S: GaussianState](state: S, moments: Moments, step_size: float, correct: bool) -> S | None:
-    """Take one step of the improved Bayesian learning rule.
-
-    Parameters
-    ----------
-    state : GaussianState
-        With a factor of the covariance. Not modified.
-    moments : Moments
-        Whitened by ``state``.
-    step_size : float
-        Any positive number; the paper's are at most 1.
-    correct : bool
-        Nothing: the precision needs no correction.
-
-    Returns
-    -------
-    GaussianState or None
-        None where a moment is not finite.
-    """
+    """Take one step of the improved Bayesian learning rule."""
     if not moments.is_finite():
         return None
     rho, identity_part = step_size, 1.0 - step_size

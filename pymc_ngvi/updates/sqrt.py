@@ -22,23 +22,7 @@ _MOST_RESOLVED = 1e8
 
 
 def sqrt[S: GaussianState](state: S, moments: Moments, step_size: float, correct: bool) -> S | None:
-    """Take one natural-gradient step in the factor of the covariance, retracted to a positive diagonal.
-
-    Parameters
-    ----------
-    state : GaussianState
-        With a factor of the covariance. Not modified.
-    moments : Moments
-        Whitened by ``state``.
-    step_size : float
-    correct : bool
-        Nothing: the diagonal needs no correction.
-
-    Returns
-    -------
-    GaussianState or None
-        None where a moment is not finite, or so large that rounding would hide the retraction.
-    """
+    """Take one natural-gradient step in the factor of the covariance, retracted to a positive diagonal."""
     change = 0.5 * step_size * moments.error_diagonal(state)
     if not moments.is_finite() or np.max(np.abs(change), initial=0.0) > _MOST_RESOLVED:
         return None

@@ -31,7 +31,6 @@ from pymc_ngvi.marginal import (
 )
 from pymc_ngvi.marginal.tails import Bend, find_bend
 from pymc_ngvi.nested import (
-    batches,
     conditional,
     defence,
     emulator,
@@ -769,7 +768,7 @@ GUARDS = {
     ),
     "what ELBOs lack": Guard(
         "Fits whose ELBO is below log m.",
-        ((found, "missing", lambda ratio: (0.0, 0.0)), (batches, "missing", lambda ratio: (0.0, 0.0))),
+        ((found, "missing", lambda ratio: (0.0, 0.0)), (nested_log_marginal, "missing", lambda ratio: (0.0, 0.0))),
         tries=RARE,
     ),
     "lacking by regression": Guard(

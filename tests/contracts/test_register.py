@@ -16,7 +16,7 @@ import pytest
 import pymc_ngvi
 
 from pymc_ngvi import NGVI, NGVIApproximation, Status, fit_ngvi, register, unregister
-from pymc_ngvi.fitting import given
+from pymc_ngvi import inference as inference_module
 from pymc_ngvi.register import registered
 
 PLACES = (pymc, pymc.variational, pymc.variational.inference)
@@ -388,7 +388,7 @@ def test_inf_kwargs_are_not_modified():
 
 def test_nothing_is_computed_before_options_are_checked(monkeypatch):
     """A misspelt option must not cost the time that compiling takes."""
-    monkeypatch.setattr(given, "LogDensity", lambda *_: pytest.fail("the model was compiled first"))
+    monkeypatch.setattr(inference_module, "LogDensity", lambda *_: pytest.fail("the model was compiled first"))
     with pytest.raises(ValueError, match="Unknown family 'ful'"):
         pm.fit(method="ngvi", model=normal_model(), family="ful")
     with pytest.raises(ValueError, match="n is the most iterations"):

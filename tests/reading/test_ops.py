@@ -21,7 +21,7 @@ from pymc_ngvi import LogDensity
 from pymc_ngvi.density.jets.arrays import NoJet
 from pymc_ngvi.density.jets.evaluation import ForwardMode
 from pymc_ngvi.graphs import graph
-from pymc_ngvi.ops import movement, registry, scalars
+from pymc_ngvi.ops import registry, scalars
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.scalars import ScalarForm
 from pymc_ngvi.reading.affine import is_linear
@@ -199,7 +199,7 @@ def test_an_unknown_operation_takes_a_record_alone():
     logp, theta = reversed_logp()
     before = PatternSearch(logp, theta).run()
     assert before.pattern.matrix.nnz == 16
-    registry.register({Reversed: movement.moves()})
+    registry.register({Reversed: registry.moves()})
     after = PatternSearch(logp, theta).run()
     np.testing.assert_array_equal(after.pattern.matrix.toarray(), np.eye(4))
     assert after.opaque == ()
@@ -209,7 +209,7 @@ def test_an_unknown_operation_takes_a_record_alone():
 @pytest.mark.parametrize("known", [False, True])
 def test_rows_are_found_behind_an_unknown_operation(known):
     if known:
-        registry.register({Reversed: movement.moves()})
+        registry.register({Reversed: registry.moves()})
     with pm.Model() as model:
         x = pm.Normal("x", shape=4)
         pm.Poisson("y", pm.math.exp(Reversed()(x)), observed=np.arange(4))

@@ -27,17 +27,7 @@ _MOST_SEARCHED = 25_000_000
 
 
 class ColouredHessian:
-    """The mean Hessian at the entries of a pattern.
-
-    Parameters
-    ----------
-    pattern : Pattern
-    colouring : Colouring
-    products : callable
-        Hessian-vector products at several draws along several directions: one call of a compiled function.
-    widest : int
-        Elements of the largest temporary for one draw and one direction.
-    """
+    """The mean Hessian at the entries of a pattern."""
 
     def __init__(self, pattern: Pattern, colouring: Colouring, products: Products, widest: int) -> None:
         self.pattern, self.colouring = pattern, colouring

@@ -32,31 +32,12 @@ _N_CUTS = 8
 
 @dataclass(frozen=True, eq=False)
 class Colouring:
-    """Columns of a symmetric matrix, grouped so that the sums over groups determine all entries.
+    """Columns of a symmetric matrix, grouped so that the sums over groups determine all entries."""
 
-    Parameters
-    ----------
-    colours : ndarray of int, shape (n_dim,)
-        0, ..., n_colours - 1.
-    n_colours : int
-    places : ndarray of int, shape (n_entries,)
-        Where each entry of the pattern is found in the products, flattened.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from pymc_ngvi.core.sparsity.colouring import Colouring
-    >>> from pymc_ngvi.core.pattern import Pattern
-    >>> matrix = np.diag([4.0, 5.0, 6.0, 7.0]) + np.diag([1.0, 2.0, 3.0], 1) + np.diag([1.0, 2.0, 3.0], -1)
-    >>> colouring = Colouring.of(Pattern.of(matrix))
-    >>> colouring.n_colours
-    3
-    >>> colouring.recover(colouring.directions() @ matrix)
-    array([4., 1., 5., 2., 6., 3., 7.])
-    """
-
+    #: 0, ..., n_colours - 1; shape (n_dim,).
     colours: Indices
     n_colours: int
+    #: Where each entry of the pattern is found in the products, flattened; shape (n_entries,).
     places: Indices
 
     @classmethod
@@ -76,18 +57,7 @@ class Colouring:
         return directions
 
     def recover(self, products: Array) -> Array:
-        """Return the entries of the lower triangle.
-
-        Parameters
-        ----------
-        products : ndarray, shape (n_colours, n_dim)
-            The matrix times each of `directions`.
-
-        Returns
-        -------
-        ndarray, shape (n_entries,)
-            In the order of the pattern.
-        """
+        """Return the entries of the lower triangle."""
         return products.ravel()[self.places]
 
 

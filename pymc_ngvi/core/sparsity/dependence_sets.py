@@ -29,16 +29,11 @@ class Dependence:
 
     A million observations of a hundred thousand groups have no more than a hundred thousand different sets, so that
     an element holds the number of its set only.
-
-    Parameters
-    ----------
-    sets : scipy.sparse.csr_array of bool, shape (n_sets, n_dim)
-        Set 0 is empty.
-    index : ndarray of int
-        The set of each element, in the shape of the array.
     """
 
+    #: Set 0 is empty; shape (n_sets, n_dim).
     sets: sparse.csr_array
+    #: The set of each element, in the shape of the array.
     index: Ints
 
     @classmethod
@@ -66,14 +61,7 @@ class Dependence:
         return self.collected(where, out)
 
     def collected(self, where: Ints, shape: tuple[int, ...]) -> "Dependence":
-        """Return an array of ``shape``, each element of which is the union of the elements that ``where`` sends to it.
-
-        Parameters
-        ----------
-        where : ndarray of int
-            Flat position in the result, for each element.
-        shape : tuple of int
-        """
+        """Return an array of ``shape``, each element of which is the union of those that ``where`` sends to it."""
         n_out, n_sets = math.prod(shape), self.sets.shape[0]
         members = _ones(where.ravel(), self.index.ravel(), (n_out, n_sets))
         return _united(members, self.sets, shape)
@@ -98,15 +86,11 @@ class Dependence:
 
 @dataclass(frozen=True, eq=False)
 class RowKinds:
-    """Where a matrix is not 0, each kind of row kept once.
+    """Where a matrix is not 0, each kind of row kept once."""
 
-    Parameters
-    ----------
-    rows : scipy.sparse.csr_array of bool, shape (n_kinds, n_columns)
-    kind : ndarray of int, shape (n_rows,)
-    """
-
+    #: shape (n_kinds, n_columns).
     rows: sparse.csr_array
+    #: shape (n_rows,).
     kind: Ints
 
     @classmethod
@@ -132,16 +116,7 @@ class RowKinds:
         return cls(_ones(part, np.arange(len(part)), (n_parts, len(part))), part.astype(np.int64))
 
     def met(self, used: Bools) -> Bools:
-        """Return which rows of an array, (n_columns, m), the used elements of ``matrix @ array`` contain.
-
-        Parameters
-        ----------
-        used : ndarray of bool, shape (..., n_rows, m)
-
-        Returns
-        -------
-        ndarray of bool, shape (..., n_columns, m)
-        """
+        """Return which rows of an array, (n_columns, m), the used elements of ``matrix @ array`` contain."""
         by_row = np.moveaxis(used, -2, 0)
         flat = by_row.reshape(len(by_row), -1)
         n_rows = len(self.kind)

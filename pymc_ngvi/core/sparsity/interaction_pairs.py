@@ -38,15 +38,7 @@ class Pairs:
         self._within[id(part.sets)][1][part.index[used]] = True
 
     def add_across(self, a: Dependence, b: Dependence, used: Bools) -> None:
-        """Let the coordinates of each element of ``a`` interact with those of the same element of ``b``.
-
-        Parameters
-        ----------
-        a, b : Dependence
-            Of factors of a product, which are broadcast together.
-        used : ndarray of bool
-            In the shape of the product.
-        """
+        """Let the coordinates of each element of ``a`` interact with those of the same element of ``b``."""
         a, b = _aligned(a, used.ndim), _aligned(b, used.ndim)
         shapes = list(zip(a.index.shape, b.index.shape, used.shape, strict=True))
         one_a = tuple(axis for axis, (length, _, full) in enumerate(shapes) if length == 1 != full)
@@ -65,13 +57,7 @@ class Pairs:
             self._across.append((a.sets[ia[keep]], b.sets[ib[keep]]))
 
     def pattern(self, max_entries: int) -> Pattern:
-        """Return the pattern of all that interact.
-
-        Raises
-        ------
-        TooDenseError
-            Where it would have more entries.
-        """
+        """Return the pattern of all that interact."""
         left, right = self._factors()
         reach = np.diff(left.indptr).astype(np.int64) * np.diff(right.indptr)
         if reach.max(initial=0) > 2 * max_entries or reach.sum() > _MAX_PAIRS:

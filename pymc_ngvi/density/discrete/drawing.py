@@ -32,10 +32,6 @@ class DiscreteDraws:
     """Draws discrete variables that were summed out, and evaluates Deterministics that depend on them.
 
     Functions read the model's data when they are called.
-
-    Parameters
-    ----------
-    summed : SummedOut
     """
 
     def __init__(self, summed: SummedOut) -> None:
@@ -46,14 +42,7 @@ class DiscreteDraws:
         self._rest = _OverDraws(*_rest(summed))
 
     def __call__(self, values: Values, random_seed: int | None) -> dict[str, AnyArray]:
-        """Return draws of discrete variables, then Deterministics, (n_draws, ...), for draws of the others.
-
-        Parameters
-        ----------
-        values : mapping of str to ndarray, (n_draws, ...)
-            Free variables on their constrained scale.
-        random_seed : int or None
-        """
+        """Return draws of discrete variables, then Deterministics, (n_draws, ...), for draws of the others."""
         seeds = [int(s.generate_state(1)[0]) for s in np.random.SeedSequence(random_seed).spawn(len(self._chains) + 2)]
         drawn = self._by_state(values, seeds.pop())
         for name, terms in self._chains.items():
@@ -65,14 +54,7 @@ class DiscreteDraws:
 
 
 class _OverDraws:
-    """Functions of named variables, evaluated at many draws of these.
-
-    Parameters
-    ----------
-    inputs : dict of str to pytensor variables
-    outputs : dict of str to pytensor variables
-        Random ones are drawn anew for each draw.
-    """
+    """Functions of named variables, evaluated at many draws of these."""
 
     def __init__(self, inputs: dict[str, Variable], outputs: dict[str, Variable]) -> None:
         self._inputs, self._outputs = inputs, outputs
@@ -151,22 +133,7 @@ def _rest(summed: SummedOut) -> Graphs:
 
 
 def draw_chains(emissions: Array, first: Array, transitions: Array, rng: np.random.Generator) -> AnyArray:
-    """Draw states of Markov chains given what depends on them: filtered forwards, drawn backwards.
-
-    Parameters
-    ----------
-    emissions : ndarray, shape (n_draws, n_states, ..., n_times)
-        Log densities of what depends on each state.
-    first : ndarray, shape (n_draws, n_states, ...)
-        Log probabilities of the first state.
-    transitions : ndarray, shape (n_draws, n_times - 1 or 1, n_states, n_states, ...)
-        Log probabilities of each state, the second axis of states, after each, the first.
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    ndarray of int, shape (n_draws, ..., n_times)
-    """
+    """Draw states of Markov chains given what depends on them: filtered forwards, drawn backwards."""
     n_times, steps = emissions.shape[-1], transitions.shape[1]
     filtered = [first + emissions[..., 0]]
     for t in range(1, n_times):

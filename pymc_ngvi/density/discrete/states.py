@@ -88,18 +88,7 @@ def _states_logp(op: SummedStates, values: Sequence[Variable], *inputs: Variable
 def joint_by_state(
     op: SummedStates, values: Sequence[Variable], inputs: Sequence[Variable], **options: object
 ) -> Variable:
-    """Return the log density of a discrete variable and of those that depend on it, in each state, along a first axis.
-
-    Parameters
-    ----------
-    op : SummedStates
-    values : sequence of pytensor variables
-        Of the variables that depend on it.
-    inputs : sequence of pytensor variables
-        Of the op.
-    **options
-        Of PyMC's log densities.
-    """
+    """Return the log density of a discrete variable and of those that depend on it, by state along a first axis."""
     discrete, *others = inline_ofg_outputs(op, inputs)
     dependents = others[: op.n_dependent_rvs]
     state = _state(discrete, dependents)
@@ -169,23 +158,7 @@ def _chain_logp(op: SummedChain, values: Sequence[Variable], *inputs: Variable, 
 
 
 def chain_terms(op: SummedChain, values: Sequence[Variable], inputs: Sequence[Variable]) -> dict[str, Variable]:
-    """Return log densities that a chain is drawn by: of what depends on each state, of the first, of transitions.
-
-    Parameters
-    ----------
-    op : SummedChain
-        Of a chain of first order.
-    values : sequence of pytensor variables
-        Of the variables that depend on it.
-    inputs : sequence of pytensor variables
-        Of the op.
-
-    Returns
-    -------
-    dict
-        "emissions", (n_states, ..., n_times), "first", (n_states, ...), and "transitions", (n_times - 1 or 1, n_states,
-        n_states, ...).
-    """
+    """Return log densities that a chain is drawn by: of what depends on each state, of the first, of transitions."""
     chain, *others = inline_ofg_outputs(op, inputs)
     emissions, states, shape = _hmm_emission_logp(op, chain, others[: op.n_dependent_rvs], values)
     first, transitions = _hmm_log_init_and_transition(chain, shape, states)
@@ -214,13 +187,7 @@ class NotSummed(Exception):
 
 
 def marginalised(model: pm.Model, names: Sequence[str]) -> pm.Model:
-    """Return a copy of a model without some discrete variables.
-
-    Raises
-    ------
-    NotSummed
-        Where these can't be summed out together.
-    """
+    """Return a copy of a model without some discrete variables."""
     theirs = ["finite_discrete_marginal", "discrete_markov_chain_marginal"]
     query = RewriteDatabaseQuery(include=["basic", _TAG], exclude=theirs)
     why: list[str] = []

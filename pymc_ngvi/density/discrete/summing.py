@@ -32,26 +32,17 @@ _OTHER_VERSION = f"the version of pymc_extras that is installed is not one that 
 
 @dataclass(frozen=True, eq=False)
 class SummedOut:
-    """A model without its discrete free variables, and the one that it was made of.
+    """A model without its discrete free variables, and the one that it was made of."""
 
-    Parameters
-    ----------
-    given : pymc.Model
-        The user's, which stays as it is.
-    model : pymc.Model
-        The same without discrete free variables. It reads the data and the coords of the other.
-    names : tuple of str
-        The discrete variables.
-    unused : tuple of str
-        Those of them on which no data depend, such as missing counts: they are left out, and drawn as predictions.
-    deterministics : tuple of str
-        Deterministics that depend on discrete variables.
-    """
-
+    #: The user's, which stays as it is.
     given: pm.Model
+    #: The same without discrete free variables. It reads the data and the coords of the other.
     model: pm.Model
+    #: The discrete variables.
     names: tuple[str, ...]
+    #: Those of them on which no data depend, such as missing counts: they are left out, and drawn as predictions.
     unused: tuple[str, ...]
+    #: Deterministics that depend on discrete variables.
     deterministics: tuple[str, ...]
 
     @property
@@ -79,22 +70,7 @@ def refuse_discrete(model: pm.Model) -> None:
 
 
 def summed_out(model: pm.Model) -> SummedOut | None:
-    """Sum discrete free variables out of a model.
-
-    Parameters
-    ----------
-    model : pymc.Model
-
-    Returns
-    -------
-    SummedOut or None
-        None for a model without such variables.
-
-    Raises
-    ------
-    ValueError
-        Where some of them can't be summed out, saying which and why.
-    """
+    """Sum discrete free variables out of a model."""
     discrete = [rv for rv in model.free_RVs if is_discrete(rv)]
     if not discrete:
         return None
@@ -234,13 +210,7 @@ def _view(model: pm.Model, unused: Sequence[Variable], left_out: Sequence[Variab
 
 
 def _marginalised(view: pm.Model, names: list[str]) -> pm.Model:
-    """Return a copy of a model without some variables.
-
-    Raises
-    ------
-    ValueError
-        Where pymc_extras can't do that.
-    """
+    """Return a copy of a model without some variables."""
     if not names:
         return clone_model(view)
     from pymc_ngvi.density.discrete.states import NotSummed, marginalised

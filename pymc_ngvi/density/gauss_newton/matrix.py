@@ -109,21 +109,7 @@ _MOST_ELEMENTS = 2**21
 
 
 def squares_by_rows(row: Variable, theta: Variable, weights: Variable) -> Variable:
-    """Return sum_i w_i^2 g_i^2, (n_dim,), where g_i is the gradient of an element of ``row``.
-
-    Parameters
-    ----------
-    row : pytensor vector or matrix
-        Log densities, with rows along the first axis.
-    theta : pytensor vector
-    weights : pytensor variable
-        w, like ``row``.
-
-    Raises
-    ------
-    NoLayers
-        Where the graph does not show that one backward pass gives the gradients of all rows.
-    """
+    """Return sum_i w_i^2 g_i^2, (n_dim,), where g_i is the gradient of an element of ``row``."""
     row, taps = find_taps(row, theta)
     if row.type.ndim == 1:
         return _squares((weights * row).sum(), theta, taps, row.type.shape[0])
@@ -288,16 +274,7 @@ _RELATIVE, _ABSOLUTE = 1e-6, 1e-9
 
 
 def agrees(parts: GaussNewtonGraphs, weights: list[Variable], total: Variable) -> bool:
-    """Tell whether sums of squares are those of explicit gradients, at random points, of rows at random.
-
-    Parameters
-    ----------
-    parts : GaussNewtonGraphs
-    weights : list of pytensor variables
-        Factors of the log densities of rows.
-    total : pytensor vector
-        The sums of squares, with these weights.
-    """
+    """Tell whether sums of squares are those of explicit gradients, at random points, of rows at random."""
     rng = np.random.default_rng(0)
     grad = weighted_gradient(parts.rows, weights, parts.theta)
     outputs = parts.graphs.simplify([total, grad, *parts.scales])
@@ -348,17 +325,11 @@ logger = logging.getLogger("pymc.ngvi")
 
 
 class ByLayers(NamedTuple):
-    """A function of the flat vector.
+    """A function of the flat vector."""
 
-    Parameters
-    ----------
-    found : pytensor variable
-        At one draw.
-    draws, batched : pytensor variables
-        Draws, (n_draws, n_dim), and what is found at each, along the first axis.
-    """
-
+    #: At one draw.
     found: Variable
+    #: Draws, (n_draws, n_dim), and what is found at each, along the first axis.
     draws: Variable
     batched: Variable
 
@@ -368,21 +339,7 @@ def by_layers(
     of_rows: Callable[[list[Variable]], Variable],
     squares_of: Callable[[Variable], Variable] = lambda found: found,
 ) -> ByLayers | None:
-    """Return a function of the flat vector, as graphs, that has the gradients of all rows in one backward pass.
-
-    Parameters
-    ----------
-    parts : GaussNewtonGraphs
-    of_rows : callable
-        From weights of the log densities of rows to the graph.
-    squares_of : callable, optional
-        From the graph to the sums of squared gradients, (n_dim,). Default: it has these.
-
-    Returns
-    -------
-    ByLayers or None
-        For weights 1. None where the graph of the model does not show that rows are apart, or single rows disagree.
-    """
+    """Return a function of the flat vector, as graphs, that has the gradients of all rows in one backward pass."""
     if parts.graphs.shares_calls:  # recursions, whose steps are no layers
         return None
     weights = [row.type() for row in parts.rows]
@@ -417,33 +374,20 @@ Way = Literal["layers", "rows", "axes"]
 
 @dataclass(frozen=True)
 class Squares:
-    """A compiled function for the sums of squared gradients.
-
-    Parameters
-    ----------
-    way : {"layers", "rows", "axes"}
-    function : Function
-        By layers: of draws, (n_draws, n_dim), summed over them. Else of one draw and of units, (n, n_rows), or
-        directions, (n, n_dim).
-    n_in_call : int
-        By layers: draws in one call. Else units, or directions.
-    n_units : int
-        Rows, or axes, in all.
-    """
+    """A compiled function for the sums of squared gradients."""
 
     way: Way
+    #: By layers: of draws, (n_draws, n_dim), summed over them. Else of one draw and of units, (n, n_rows), or
+    #: directions, (n, n_dim).
     function: Function
+    #: By layers: draws in one call. Else units, or directions.
     n_in_call: int
+    #: Rows, or axes, in all.
     n_units: int = 0
 
 
 class SquaredGradients:
-    """Evaluates the sums of squares. Nothing is built before something is asked for.
-
-    Parameters
-    ----------
-    parts : GaussNewtonGraphs
-    """
+    """Evaluates the sums of squares. Nothing is built before something is asked for."""
 
     def __init__(self, parts: GaussNewtonGraphs) -> None:
         self._parts = parts
@@ -516,12 +460,7 @@ def _one_by_one(squares: Squares, theta: Array) -> Array:
 
 
 class Rest:
-    """Means over draws of the Hessian. Nothing is built before something is asked for.
-
-    Parameters
-    ----------
-    parts : GaussNewtonGraphs
-    """
+    """Means over draws of the Hessian. Nothing is built before something is asked for."""
 
     def __init__(self, parts: GaussNewtonGraphs) -> None:
         self._parts = parts
@@ -584,27 +523,16 @@ _IN_CALL, _MOST = 4_000_000, 250_000_000
 
 @dataclass(frozen=True)
 class Gradients:
-    """A compiled function for the gradients of rows.
-
-    Parameters
-    ----------
-    way : {"layers", "rows", "axes"}
-    function : Function
-        By layers: of draws, (n_draws, n_dim), to gradients, (n_draws, n_rows, n_dim). Else of one draw and of units,
-        (n, n_rows), or directions, (n, n_dim), to gradients, (n, n_dim), or derivatives, (n, n_rows).
-    """
+    """A compiled function for the gradients of rows."""
 
     way: Way
+    #: By layers: of draws, (n_draws, n_dim), to gradients, (n_draws, n_rows, n_dim). Else of one draw and of units,
+    #: (n, n_rows), or directions, (n, n_dim), to gradients, (n, n_dim), or derivatives, (n, n_rows).
     function: Function
 
 
 class RowGradients:
-    """Evaluates the gradients of rows. Nothing is built before something is asked for.
-
-    Parameters
-    ----------
-    parts : GaussNewtonGraphs
-    """
+    """Evaluates the gradients of rows. Nothing is built before something is asked for."""
 
     def __init__(self, parts: GaussNewtonGraphs) -> None:
         self._parts = parts
@@ -613,11 +541,6 @@ class RowGradients:
         """Go through the gradients at draws, a few draws at a time: (n, n_dim).
 
         Each row counts with the root of its scale: -sum g g^T estimates the Hessian of all rows of the data.
-
-        Raises
-        ------
-        ValueError
-            Where those at one draw would take too much memory.
         """
         n_dim, n_rows = theta.shape[1], self._n_rows(theta[0])
         if n_rows * n_dim > _MOST:
@@ -684,12 +607,7 @@ class RowGradients:
 
 
 class GaussNewtonMatrix:
-    """Evaluates the Gauss-Newton matrix. Nothing is built before something is asked for.
-
-    Parameters
-    ----------
-    parts : GaussNewtonGraphs
-    """
+    """Evaluates the Gauss-Newton matrix. Nothing is built before something is asked for."""
 
     def __init__(self, parts: GaussNewtonGraphs) -> None:
         self.parts = parts
@@ -702,15 +620,7 @@ class GaussNewtonMatrix:
 
 
 class GaussNewtonHessian(MeanHessian):
-    """The mean over draws of the Gauss-Newton matrix.
-
-    Parameters
-    ----------
-    matrix : GaussNewtonMatrix
-    theta : ndarray, shape (n_draws, n_dim)
-    count : callable
-        Counts the evaluation.
-    """
+    """The mean over draws of the Gauss-Newton matrix."""
 
     def __init__(self, matrix: GaussNewtonMatrix, theta: Array, count: Callable[[int], None]) -> None:
         self._matrix, self._theta, self._count = matrix, theta, count

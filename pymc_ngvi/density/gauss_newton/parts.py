@@ -23,22 +23,7 @@ NO_DERIVATIVE = (NotImplementedError, MethodNotDefined, TypeError)
 
 
 class GaussNewtonGraphs:
-    """The graphs on the flat vector; nothing is built before it is asked for.
-
-    Parameters
-    ----------
-    graphs : FlatGraphs
-    functions : Functions
-    rows : LikelihoodRows
-    start : ndarray, shape (n_dim,)
-    widest : int
-        Elements of the largest temporary of log p.
-
-    Attributes
-    ----------
-    n_in_call : int
-        Directions in one call at one draw.
-    """
+    """The graphs on the flat vector; nothing is built before it is asked for."""
 
     def __init__(
         self, graphs: FlatGraphs, functions: Functions, rows: LikelihoodRows, start: Array, widest: int

@@ -32,18 +32,11 @@ class NoLayers(RefusedFor):
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """Weights of a matrix product with rows.
+    """Weights of a matrix product with rows."""
 
-    Parameters
-    ----------
-    shared : pytensor matrix
-        The weights, (n_in, n_out), or transposed.
-    inputs, tap : pytensor matrices
-        What is multiplied, (n_rows, n_in), and the product, (n_rows, n_out); or transposed.
-    transposed : bool
-    """
-
+    #: The weights, (n_in, n_out), or transposed.
     shared: Variable
+    #: What is multiplied, (n_rows, n_in), and the product, (n_rows, n_out); or transposed.
     inputs: Variable
     tap: Variable
     transposed: bool
@@ -61,18 +54,11 @@ class DenseLayer:
 
 @dataclass(frozen=True)
 class Copied:
-    """A variable that each row reads, element by element.
+    """A variable that each row reads, element by element."""
 
-    Parameters
-    ----------
-    shared : pytensor variable
-        Of length 1 along the axis of rows.
-    tap : pytensor variable
-        Copies of it, one for each row.
-    axis : int
-    """
-
+    #: Of length 1 along the axis of rows.
     shared: Variable
+    #: Copies of it, one for each row.
     tap: Variable
     axis: int
 
@@ -84,14 +70,9 @@ class Copied:
 
 @dataclass(frozen=True)
 class Own:
-    """Elements of theta that are of one row each, or of one group of rows.
+    """Elements of theta that are of one row each, or of one group of rows."""
 
-    Parameters
-    ----------
-    tap : pytensor variable
-        No element of theta is twice in a row of it.
-    """
-
+    #: No element of theta is twice in a row of it.
     tap: Variable
 
     @property
@@ -104,18 +85,7 @@ Tap = DenseLayer | Copied | Own
 
 
 def find_taps(row: Variable, theta: Variable) -> tuple[Variable, list[Tap]]:
-    """Find where theta comes into the log densities of rows, along their first axis.
-
-    Returns
-    -------
-    row : pytensor variable
-        The same log densities, which depend on the taps.
-    taps : list of DenseLayer, Copied or Own
-
-    Raises
-    ------
-    NoLayers
-    """
+    """Find where theta comes into the log densities of rows, along their first axis."""
     if row.type.ndim not in (1, 2) or row.type.broadcastable[0]:
         raise NoLayers("one row")
     fgraph = copy_of([row])

@@ -31,14 +31,7 @@ class JetKind(IntEnum):
 
 
 class Space:
-    """The points of one evaluation, and how many derivatives are wanted.
-
-    Parameters
-    ----------
-    n_dim, n_points : int
-    order : {0, 1, 2}
-        Of the highest derivatives.
-    """
+    """The points of one evaluation, and how many derivatives are wanted."""
 
     def __init__(self, n_dim: int, n_points: int, order: int) -> None:
         self.n_dim, self.n_points, self.order = n_dim, n_points, order

@@ -205,14 +205,7 @@ def _switch(space: Space, condition: AnyArray, x: AnyArray, y: AnyArray) -> AnyA
 
 
 class Elementwise:
-    """The rule of a function of some jets, by its derivatives.
-
-    Parameters
-    ----------
-    by : tuple of int
-        The inputs that are jets.
-    functions : ScalarFunctions
-    """
+    """The rule of a function of some jets, by its derivatives."""
 
     def __init__(self, by: tuple[int, ...], functions: ScalarFunctions) -> None:
         self._functions, n = functions, len(by)
@@ -252,26 +245,7 @@ type Translate = Callable[[list[Variable], list[JetKind], list[Variable]], tuple
 
 
 class Loop:
-    """Runs a loop at all points.
-
-    Parameters
-    ----------
-    node : Apply
-        Of a Scan.
-    kinds : list of JetKind
-        Of its inputs.
-    translate : callable
-
-    Attributes
-    ----------
-    kinds : list of JetKind
-        Of the outputs.
-
-    Raises
-    ------
-    NoJet
-        For loops that end when a condition is met, and those that PyTensor makes of derivatives.
-    """
+    """Runs a loop at all points."""
 
     def __init__(self, node: Apply, kinds: list[JetKind], translate: Translate) -> None:
         op: Scan = node.op
@@ -386,26 +360,7 @@ def _stands_for_others(node: Apply) -> bool:
 
 
 class Program:
-    """Evaluates outputs of a graph, with their derivatives.
-
-    Parameters
-    ----------
-    inputs : list of pytensor variables
-    kinds : list of JetKind
-        Of the inputs.
-    outputs : list of pytensor variables
-    rules : Rules
-
-    Attributes
-    ----------
-    kinds : list of JetKind
-        Of the outputs.
-
-    Raises
-    ------
-    NoJet
-        Where an operation has no rule.
-    """
+    """Evaluates outputs of a graph, with their derivatives."""
 
     def __init__(self, inputs: list[Variable], kinds: list[JetKind], outputs: list[Variable], rules: Rules) -> None:
         self._rules, self._calls = rules, list[_Call]()
@@ -503,13 +458,7 @@ class Program:
 
 @singledispatch
 def of_matrices(op: Op) -> Rule:
-    """Return the rule of an operation on matrices.
-
-    Raises
-    ------
-    NoJet
-        Where there is none.
-    """
+    """Return the rule of an operation on matrices."""
     raise NoJet(f"{op} has no rule")
 
 
@@ -699,13 +648,7 @@ _LEAD = 2
 
 @singledispatch
 def structural(op: Op, node: Apply, kinds: _Kinds) -> Rule:
-    """Return the rule of an operation.
-
-    Raises
-    ------
-    NoJet
-        Where there is none.
-    """
+    """Return the rule of an operation."""
     if JetKind.JET in kinds or isinstance(op, HasInnerGraph | _NoPythonOp):
         raise NoJet(f"{op} has no rule")
     return _at_each_point(node)
@@ -978,18 +921,7 @@ MOST_DIMENSIONS = 20
 
 
 class ForwardMode:
-    """A log density as rules on jets.
-
-    Parameters
-    ----------
-    logp : pytensor scalar
-    theta : pytensor vector
-
-    Raises
-    ------
-    NoJet
-        Where an operation has no rule.
-    """
+    """A log density as rules on jets."""
 
     def __init__(self, logp: Variable, theta: Variable) -> None:
         varying = _depends_on(theta, logp)
@@ -1010,14 +942,7 @@ class ForwardMode:
 
 
 class Jets:
-    """Evaluates a log density and its derivatives.
-
-    Parameters
-    ----------
-    program : Program
-    given : Function, optional
-        Returns what does not depend on theta.
-    """
+    """Evaluates a log density and its derivatives."""
 
     def __init__(self, program: Program, given: Function | None) -> None:
         self._program, self._given = program, given

@@ -21,17 +21,10 @@ _ON_NUMPY = dfs_rewriter(rewrites.expand_composite, rewrites.vectorise_elemwise)
 
 @dataclass(frozen=True)
 class JetOperation:
-    """A scalar operation, and by which of its arguments it is differentiated.
-
-    Parameters
-    ----------
-    scalar_op : ScalarOp
-    dtypes : tuple of str
-        Of the arguments.
-    by : tuple of int
-    """
+    """A scalar operation, and by which of its arguments it is differentiated."""
 
     scalar_op: ps.ScalarOp
+    #: Of the arguments.
     dtypes: tuple[str, ...]
     by: tuple[int, ...]
 
@@ -54,22 +47,7 @@ def _derivatives(value: Variable, at: list[Variable], order: str) -> list[Variab
 
 
 class ScalarFunctions:
-    """Evaluates the value and the derivatives of an operation on arrays that broadcast.
-
-    Parameters
-    ----------
-    inputs, outputs : list of pytensor scalars
-
-    Attributes
-    ----------
-    constants : list of float or None
-        Of each output, its value where that is always the same.
-
-    Raises
-    ------
-    NoJet
-        Where a part has no NumPy function.
-    """
+    """Evaluates the value and the derivatives of an operation on arrays that broadcast."""
 
     def __init__(self, inputs: list[Variable], outputs: list[Variable]) -> None:
         self.constants = [_number(out) for out in outputs]

@@ -31,21 +31,7 @@ def is_continued(rv: Variable, axis: int) -> bool:
 
 
 def continued(rv: Variable, known: Variable, n_known: int) -> Variable:
-    """Return a random variable whose first elements along its support are known, with draws of the others.
-
-    Parameters
-    ----------
-    rv : pytensor variable
-        A random walk, an AR or a multivariate normal, of the whole length.
-    known : pytensor variable
-        Of the same shape; what it has after the first ``n_known`` is not read.
-    n_known : int
-
-    Raises
-    ------
-    NotImplementedError
-        For several series in one variable, but for random walks.
-    """
+    """Return a random variable whose first elements along its support are known, with draws of the others."""
     op = rv.owner.op
     if isinstance(op, RandomWalkRV):
         return _walk(rv, known, n_known, axis=n_batch_axes(rv))
@@ -100,13 +86,7 @@ def _multivariate_normal(rv: Variable, known: Variable, n_known: int) -> Variabl
 
 
 def expected(rv: Variable) -> Variable:
-    """Return the mean of a random variable given its parents.
-
-    Raises
-    ------
-    NotImplementedError
-        Where PyMC does not know it, or there is none.
-    """
+    """Return the mean of a random variable given its parents."""
     if isinstance(rv.owner.op, ZeroSumNormalRV):
         return pt.zeros_like(rv)
     try:

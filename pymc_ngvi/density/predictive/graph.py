@@ -40,19 +40,6 @@ def statistics(
 
     A sum that is not divided by the number of rows is none of these: with it, weights of the rows that are there are
     made to add up to 1.
-
-    Parameters
-    ----------
-    outputs : sequence of pytensor variables
-    data : collection of pytensor variables
-        Those that are to change: shared, and still with their values of the fit.
-    lengths : collection of int
-        Of their rows.
-
-    Returns
-    -------
-    dict
-        The last variables of each such computation: in ``(x - m) / s``, ``m`` and ``s``.
     """
     nodes = list(toposort(outputs))
     from_data = _from(nodes, set(data))
@@ -121,41 +108,23 @@ def _evaluated(variables: Sequence[Variable]) -> list[AnyArray]:
 
 @dataclass(frozen=True)
 class Treatment:
-    """What becomes of a random variable in predictions. As it is, it is drawn given its parents.
+    """What becomes of a random variable in predictions. As it is, it is drawn given its parents."""
 
-    Parameters
-    ----------
-    known : ndarray, shape (n_draws or 1, *shape), optional
-        Posterior draws, or observed values, in the shape that the variable has given the new data.
-    mask : ndarray of bool, optional
-        Which elements are known, in a shape that broadcasts; None for all.
-    n_known : int, optional
-        The number of elements from which the variable goes on along its support: a walk, or a process.
-    mean : bool, default False
-        Whether what is not known is the mean given its parents, and not a draw.
-    size : tuple of int, optional
-        Lengths of the axes of independent draws, where the graph does not give the right ones.
-    """
-
+    #: Posterior draws, or observed values, in the shape that the variable has given the new data; shape (n_draws or
+    #: 1, *shape), optional.
     known: AnyArray | None = None
+    #: Which elements are known, in a shape that broadcasts; None for all.
     mask: NDArray[np.bool_] | None = None
+    #: The number of elements from which the variable goes on along its support: a walk, or a process.
     n_known: int | None = None
+    #: Whether what is not known is the mean given its parents, and not a draw.
     mean: bool = False
+    #: Lengths of the axes of independent draws, where the graph does not give the right ones.
     size: tuple[int, ...] | None = None
 
 
 class PredictiveGraph:
-    """A model with other data, and what is asked of it; the model itself stays as it is.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    data : mapping of str to ndarray
-        Arrays by the name of a ``pm.Data``. Means and other statistics by which the model standardises its data stay
-        those of its own.
-    lengths : mapping of str to int
-        Of the dims whose length the model keeps by itself.
-    """
+    """A model with other data, and what is asked of it; the model itself stays as it is."""
 
     def __init__(self, model: pm.Model, data: Mapping[str, AnyArray], lengths: Mapping[str, int]) -> None:
         self.model = model
@@ -241,39 +210,13 @@ class PredictiveGraph:
     def compiled(
         self, names: Sequence[str], treatments: Mapping[str, Treatment], n_draws: int
     ) -> tuple[OnDraws, Array]:
-        """Return the function of the named variables, and the draws of what is known at which to evaluate it.
-
-        Parameters
-        ----------
-        names : sequence of str
-        treatments : mapping of str to Treatment
-            Of the random variables that are not just drawn given their parents.
-        n_draws : int
-
-        Raises
-        ------
-        NotImplementedError
-            Where something is not known of a distribution: a clause that names the variable.
-        """
+        """Return the function of the named variables, and the draws of what is known at which to evaluate it."""
         return self._over_draws(treatments, n_draws, lambda parts: self._outputs(names, treatments, parts))
 
     def log_densities(
         self, observed: Mapping[str, AnyArray], treatments: Mapping[str, Treatment], n_draws: int
     ) -> tuple[OnDraws, Array]:
-        """Return the function of the log densities of new observations, elementwise, and draws as `compiled` does.
-
-        Parameters
-        ----------
-        observed : mapping of str to ndarray
-            By the name of an observed variable.
-        treatments : mapping of str to Treatment
-        n_draws : int
-
-        Raises
-        ------
-        NotImplementedError
-            As `compiled`.
-        """
+        """Return the function of the log densities of new observations, elementwise, and draws as `compiled` does."""
 
         def outputs(parts: Mapping[str, Variable]) -> list[Variable]:
             found = self._outputs(list(observed), treatments, parts)
@@ -287,15 +230,7 @@ class PredictiveGraph:
     def prior_log_densities(
         self, names: Sequence[str], treatments: Mapping[str, Treatment], n_draws: int
     ) -> tuple[OnDraws, Array]:
-        """Return the function of the log densities of known variables given their parents, elementwise.
-
-        Parameters
-        ----------
-        names : sequence of str
-        treatments : mapping of str to Treatment
-            Of which those of ``names`` are known.
-        n_draws : int
-        """
+        """Return the function of the log densities of known variables given their parents, elementwise."""
 
         def outputs(parts: Mapping[str, Variable]) -> list[Variable]:
             done, found = dict(self._new), {}

@@ -12,18 +12,7 @@ from pytensor.tensor.subtensor import AdvancedSubtensor, IncSubtensor, indices_f
 
 
 def indexed_axes(model: pm.Model, name: str) -> tuple[set[str], set[tuple[str, int]]]:
-    """Return the dims that a ``pm.Data`` indexes, and the variables, with the axis, where that has no dim.
-
-    Examples
-    --------
-    >>> import pymc as pm
-    >>> with pm.Model(coords={"group": ["a", "b"]}) as model:
-    ...     index = pm.Data("index", [0, 1, 1])
-    ...     effect = pm.Normal("effect", dims="group")
-    ...     mu = pm.Deterministic("mu", 1 + effect[index])
-    >>> indexed_axes(model, "index")
-    ({'group'}, set())
-    """
+    """Return the dims that a ``pm.Data`` indexes, and the variables, with the axis, where that has no dim."""
     data, dims = model[name], set()
     fixed: set[tuple[str, int]] = set()
     for var in ancestors([*model.basic_RVs, *model.deterministics, *model.potentials]):

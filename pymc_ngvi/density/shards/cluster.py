@@ -21,31 +21,18 @@ class Lost(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """What errors say of the work, and how it goes on.
+    """What errors say of the work, and how it goes on."""
 
-    Parameters
-    ----------
-    of : str
-        What is evaluated.
-    if_closed : str
-        After the client was closed.
-    if_gone : str
-        After all workers have gone.
-    """
-
+    #: What is evaluated.
     of: str
+    #: After the client was closed.
     if_closed: str
+    #: After all workers have gone.
     if_gone: str
 
 
 class Cluster:
-    """The workers behind a client, whatever they do.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    advice : Advice
-    """
+    """The workers behind a client, whatever they do."""
 
     def __init__(self, client: Any, advice: Advice) -> None:
         self.client = client
@@ -53,13 +40,7 @@ class Cluster:
         self._were_seen, self._is_warned, self._none_since = False, False, float("nan")
 
     def completed(self, waiting: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
-        """Yield numbers and futures as they are done, until all are.
-
-        Raises
-        ------
-        BrokenExecutorError
-            Where all workers have gone, and none has come back for minutes.
-        """
+        """Yield numbers and futures as they are done, until all are."""
         from distributed import as_completed
 
         left = {future.key: (number, future) for number, future in waiting.items()}

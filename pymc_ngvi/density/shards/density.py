@@ -37,21 +37,13 @@ class ShardRules(RowRules):
     """Which rules of quadrature expectations of shards are taken by.
 
     Shards choose theirs for a Gaussian, and choose them again where they have lost them: nothing grows with the data.
-
-    Parameters
-    ----------
-    level, sd
-        Of the prior's rows, followed by a number for each shard that tells rules apart; see `RowRules`.
-    prior : RowRules
-        Of the prior's rows.
-    references : tuple of Reference
-        Gaussians for which shards have chosen.
-    which : ndarray of int, shape (n_shards,)
-        That of each shard.
     """
 
+    #: Of the prior's rows.
     prior: RowRules
+    #: Gaussians for which shards have chosen.
     references: tuple[Reference, ...]
+    #: That of each shard; shape (n_shards,).
     which: NDArray[np.intp]
 
     @classmethod
@@ -66,25 +58,7 @@ class ShardRules(RowRules):
 
 
 class ShardedDensity(Sum):
-    """Log density of a model whose data are in shards; see `ModelDensity`.
-
-    Parameters
-    ----------
-    shards : Shards
-    backend, compile_kwargs
-        Of the prior; see `LogDensity`.
-
-    Attributes
-    ----------
-    shards : Shards
-    observations : dict
-        Number of observations by observed variable.
-
-    Raises
-    ------
-    ShardError
-        Where shards are not parts of one model, naming one.
-    """
+    """Log density of a model whose data are in shards; see `ModelDensity`."""
 
     is_sharded = True
 

@@ -27,15 +27,7 @@ class ShardRunner(Protocol):
     name: str
 
     def answers(self, recipe: "Recipe", requests: Requests, done: Done) -> list[object]:
-        """Return the answer of each shard to a request, or to its own, in the order of the keys.
-
-        Raises
-        ------
-        ShardError
-            Where a shard can't answer.
-        BrokenExecutorError
-            Where nothing can be evaluated any more.
-        """
+        """Return the answer of each shard to a request, or to its own, in the order of the keys."""
 
     def close(self, recipe: "Recipe") -> None:
         """Forget the shards."""
@@ -116,12 +108,7 @@ class InProcess:
 
 
 class ByExecutor:
-    """Evaluates shards by an executor: threads, processes, or anything with ``submit``.
-
-    Parameters
-    ----------
-    executor : concurrent.futures.Executor
-    """
+    """Evaluates shards by an executor: threads, processes, or anything with ``submit``."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor

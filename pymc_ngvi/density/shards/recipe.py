@@ -11,39 +11,23 @@ import cloudpickle
 
 @dataclass(frozen=True)
 class Recipe:
-    """How shards are made.
+    """How shards are made."""
 
-    Parameters
-    ----------
-    build : bytes
-        The function that makes the model of a key, pickled.
-    keys : tuple of hashable
-    keep : int or None
-        Shards that a process keeps, at most.
-    name : str
-        No other has it.
-    home : int
-        The process that asks.
-    without : tuple of str
-        Potentials that are left out.
-    """
-
+    #: The function that makes the model of a key, pickled.
     build: bytes
     keys: tuple[Hashable, ...]
+    #: Shards that a process keeps, at most.
     keep: int | None
+    #: No other has it.
     name: str
+    #: The process that asks.
     home: int
+    #: Potentials that are left out.
     without: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, build: Callable[..., object], keys: Sequence[Hashable], keep: int | None) -> "Recipe":
-        """Return a new one.
-
-        Raises
-        ------
-        TypeError
-            Where the function can't be pickled.
-        """
+        """Return a new one."""
         try:
             pickled = cloudpickle.dumps(build)
         except Exception as error:

@@ -17,22 +17,14 @@ from pymc_ngvi.core.types import Array
 
 
 class VariableForm(NamedTuple):
-    """What a free variable is.
+    """What a free variable is."""
 
-    Parameters
-    ----------
-    variable : str
-        Its name.
-    shape : tuple of int
-        Of its unconstrained value.
-    dims : tuple
-    coordinates : tuple
-        The values along each dim.
-    """
-
+    #: Its name.
     variable: str
+    #: Of its unconstrained value.
     shape: tuple[int, ...]
     dims: tuple[str | None, ...]
+    #: The values along each dim.
     coordinates: tuple[object, ...]
 
     @property
@@ -46,133 +38,86 @@ type Signature = Mapping[str, VariableForm]
 
 
 class Potential(NamedTuple):
-    """A potential of a shard's model.
+    """A potential of a shard's model."""
 
-    Parameters
-    ----------
-    values : ndarray, shape (n_points,)
-    data : str
-        A digest of the arrays that it reads.
-    """
-
+    #: shape (n_points,).
     values: Array
+    #: A digest of the arrays that it reads.
     data: str
 
 
 class Common(NamedTuple):
-    """What is the same in all shards.
+    """What is the same in all shards."""
 
-    Parameters
-    ----------
-    potentials : tuple of str
-        Those of the prior.
-    deterministics : frozenset of str
-        Those that are no functions of a shard's own data.
-    observations : dict
-        Number of observations of all shards by observed variable.
-    """
-
+    #: Those of the prior.
     potentials: tuple[str, ...]
+    #: Those that are no functions of a shard's own data.
     deterministics: frozenset[str]
+    #: Number of observations of all shards by observed variable.
     observations: dict[str, int]
 
 
 class ModelFacts(NamedTuple):
-    """What a shard says of its model.
+    """What a shard says of its model."""
 
-    Parameters
-    ----------
-    signature : mapping
-        Of its free variables.
-    observations : dict
-        Number of observations by observed variable.
-    log_prior : ndarray, shape (n_points,)
-        At the points of the request.
-    potentials : dict
-        The model's potentials there, by name.
-    deterministics : dict
-        Digests of the data that Deterministics read, by name.
-    lacking : tuple of str
-        Observed variables that lack values, which are free variables instead.
-    """
-
+    #: Of its free variables.
     signature: Signature
+    #: Number of observations by observed variable.
     observations: dict[str, int]
+    #: At the points of the request; shape (n_points,).
     log_prior: Array
+    #: The model's potentials there, by name.
     potentials: dict[str, Potential]
+    #: Digests of the data that Deterministics read, by name.
     deterministics: dict[str, str]
+    #: Observed variables that lack values, which are free variables instead.
     lacking: tuple[str, ...]
 
 
 class Outline(NamedTuple):
-    """What a shard says of its log likelihood.
+    """What a shard says of its log likelihood."""
 
-    Parameters
-    ----------
-    n_rows, n_directions : int or None
-        Rows, and directions in which their functions vary at most; None where it is no sum over rows.
-    why_not : str
-        Why it is none.
-    pattern : Pattern or None
-        Entries of the Hessian that can differ from 0; None where they are too many.
-    derivative_error : str
-        Names the operation that has no second derivative, if there is one.
-    gradient_seconds : float
-        Estimated time of the gradient at one point.
-    leaves_out_conditions : bool
-        Whether it is -inf under conditions that rows know nothing of.
-    """
-
+    #: Rows, and directions in which their functions vary at most; None where it is no sum over rows.
     n_rows: int | None
     n_directions: int | None
+    #: Why it is none.
     why_not: str
+    #: Entries of the Hessian that can differ from 0; None where they are too many.
     pattern: Pattern | None
+    #: Names the operation that has no second derivative, if there is one.
     derivative_error: str
+    #: Estimated time of the gradient at one point.
     gradient_seconds: float
+    #: Whether it is -inf under conditions that rows know nothing of.
     leaves_out_conditions: bool
 
 
 class ShardExpectation(NamedTuple):
-    """The expectation of the log likelihood of a shard under a Gaussian.
+    """The expectation of the log likelihood of a shard under a Gaussian."""
 
-    Parameters
-    ----------
-    value, error : float
-        As of `Expectation`.
-    grad : ndarray, shape (n_dim,)
-    hessian : ndarray
-        The values of the shard's pattern, or the matrix, (n_dim, n_dim).
-    rules : int
-        A number that tells rules of quadrature apart.
-    is_new : bool
-        Whether rules were chosen for this Gaussian.
-    agrees : bool
-        Whether the rows add up to the log likelihood, where that was looked at.
-    """
-
+    #: As of `Expectation`.
     value: float
     error: float
+    #: shape (n_dim,).
     grad: Array
+    #: The values of the shard's pattern, or the matrix, (n_dim, n_dim).
     hessian: Array
+    #: A number that tells rules of quadrature apart.
     rules: int
+    #: Whether rules were chosen for this Gaussian.
     is_new: bool
+    #: Whether the rows add up to the log likelihood, where that was looked at.
     agrees: bool
 
 
 @stored("shard_reference")
 @dataclass(frozen=True)
 class Reference:
-    """What rules of quadrature are chosen for.
+    """What rules of quadrature are chosen for."""
 
-    Parameters
-    ----------
-    q : GaussianState, int or None
-        Or the code of all rules; None where only the name is sent.
-    name : str
-        No other has it.
-    """
-
+    #: Or the code of all rules; None where only the name is sent.
     q: Spread | int | None
+    #: No other has it.
     name: str
 
     @property
@@ -183,48 +128,32 @@ class Reference:
 
 @dataclass(frozen=True)
 class Expect:
-    """Ask for the expectation under a Gaussian.
-
-    Parameters
-    ----------
-    q : GaussianState
-    name : str
-        Of q as a reference for rules.
-    references : tuple of Reference
-        Those for which rules were chosen before.
-    which : ndarray of int, shape (n_shards,), or None
-        That of each shard; None: rules are chosen, and rows compared with the log likelihood at the mean.
-    adapt : bool
-        Whether to choose new rules where rows are wider than they were, or much narrower.
-    is_dense : bool
-        Whether the Hessian is to be a matrix.
-    n_rows : int
-        Rows of all shards and of the prior.
-    """
+    """Ask for the expectation under a Gaussian."""
 
     q: Spread
+    #: Of q as a reference for rules.
     name: str
+    #: Those for which rules were chosen before.
     references: tuple[Reference, ...]
+    #: That of each shard; None: rules are chosen, and rows compared with the log likelihood at the mean; shape
+    #: (n_shards,), or None.
     which: NDArray[np.intp] | None
+    #: Whether to choose new rules where rows are wider than they were, or much narrower.
     adapt: bool
+    #: Whether the Hessian is to be a matrix.
     is_dense: bool
+    #: Rows of all shards and of the prior.
     n_rows: int
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Ask for something at points.
-
-    Parameters
-    ----------
-    what : {"logp", "logp_grad", "mean_hessian", "covers"}
-    theta : ndarray, shape (n_points, n_dim)
-    is_dense : bool
-        Whether a Hessian is to be a matrix.
-    """
+    """Ask for something at points."""
 
     what: str
+    #: shape (n_points, n_dim).
     theta: Array
+    #: Whether a Hessian is to be a matrix.
     is_dense: bool = True
 
 
@@ -242,28 +171,17 @@ class Open:
 
 @dataclass(frozen=True)
 class Apply:
-    """Ask for a function of the model.
+    """Ask for a function of the model."""
 
-    Parameters
-    ----------
-    function : callable
-        Of the key and the model; what it returns has to be small.
-    """
-
+    #: Of the key and the model; what it returns has to be small.
     function: Callable[..., object]
 
 
 @dataclass(frozen=True)
 class ApplyToLikelihood:
-    """Ask for a function of the log likelihood.
+    """Ask for a function of the log likelihood."""
 
-    Parameters
-    ----------
-    function : callable
-        Of the log likelihood, a `LogDensity`, and the arguments.
-    arguments : tuple
-    """
-
+    #: Of the log likelihood, a `LogDensity`, and the arguments.
     function: Callable[..., object]
     arguments: tuple[object, ...]
 

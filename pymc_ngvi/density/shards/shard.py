@@ -50,13 +50,7 @@ from pymc_ngvi.rows.mean_hessian import Known
 
 
 def facts_of(key: Hashable, model: pm.Model, theta: Array) -> ModelFacts:
-    """Return the facts of a shard's model, with its prior at points, (n_points, n_dim).
-
-    Raises
-    ------
-    ShardError
-        Where the model has no observed values.
-    """
+    """Return the facts of a shard's model, with its prior at points, (n_points, n_dim)."""
     shapes = {rv: tuple(rv.shape.eval()) for rv in model.observed_RVs}
     if not any(map(math.prod, shapes.values())) and not model.potentials:
         raise ShardError(f"Shard {key!r} is empty: its model has no observed values. Leave its key out.", key)
@@ -144,19 +138,7 @@ _OF_MODELS: WeakValueDictionary[int, "Shard"] = WeakValueDictionary()
 
 
 class Shard:
-    """A shard in the process that holds its data.
-
-    Parameters
-    ----------
-    recipe : Recipe
-    number : int
-        Of the key.
-
-    Raises
-    ------
-    ShardError
-        Where there is no model, whatever the reason.
-    """
+    """A shard in the process that holds its data."""
 
     def __init__(self, recipe: Recipe, number: int) -> None:
         self._recipe, self._number, self.key = recipe, number, recipe.keys[number]
@@ -183,13 +165,7 @@ class Shard:
         return Shard, (self._recipe, self._number)
 
     def answer(self, request: Request) -> object:
-        """Return what is asked for.
-
-        Raises
-        ------
-        ShardError
-            Where that fails, whatever the reason.
-        """
+        """Return what is asked for."""
         with self._lock, _naming(self.key):
             if isinstance(request, Expect):
                 return self._expected(request)
@@ -291,13 +267,7 @@ class Shard:
 
 
 def made(build: Callable[[Any], object], key: Hashable) -> pm.Model:
-    """Return the model of a key.
-
-    Raises
-    ------
-    ShardError
-        Where there is none, whatever the reason.
-    """
+    """Return the model of a key."""
     with _naming(key):
         model = build(key)
         if not isinstance(model, pm.Model):

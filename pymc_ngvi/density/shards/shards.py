@@ -90,10 +90,6 @@ class OnDask:
     """Evaluates shards on the workers of a cluster.
 
     The shards are results of tasks, so that Dask makes those of a lost worker again.
-
-    Parameters
-    ----------
-    client : distributed.Client
     """
 
     name = "on Dask"
@@ -210,13 +206,7 @@ _DIFFER = dict.fromkeys(("dims", "coordinates"), "differ")
 
 
 def check_same(keys: Sequence[Hashable], facts: Sequence[ModelFacts]) -> None:
-    """Compare each shard with the first.
-
-    Raises
-    ------
-    ShardError
-        Naming the first that has other variables, or another prior.
-    """
+    """Compare each shard with the first."""
     first = facts[0]
     if len(keys) > 1:
         _check_complete(keys, facts)
@@ -234,13 +224,7 @@ def check_same(keys: Sequence[Hashable], facts: Sequence[ModelFacts]) -> None:
 
 
 def common_potentials(keys: Sequence[Hashable], facts: Sequence[ModelFacts]) -> tuple[str, ...]:
-    """Return the potentials that are the same in all shards: parts of the prior.
-
-    Raises
-    ------
-    ShardError
-        Where that can't be told.
-    """
+    """Return the potentials that are the same in all shards: parts of the prior."""
     if len(facts) == 1:
         return ()
     return tuple(name for name in facts[0].potentials if _is_common(name, keys, facts))
@@ -494,13 +478,7 @@ class Shards:
 
 
 def engine_of(executor: Executor | object | None) -> ShardRunner:
-    """Return what evaluates shards.
-
-    Raises
-    ------
-    TypeError
-        For something that is no executor.
-    """
+    """Return what evaluates shards."""
     if executor is None:
         return InProcess()
     client = client_of(executor)

@@ -44,38 +44,18 @@ _N_PRINTED = 512
 
 @dataclass(frozen=True)
 class BatchForm:
-    """What a model needs of each batch.
+    """What a model needs of each batch."""
 
-    Parameters
-    ----------
-    shapes : dict
-        Of the data in the model, by name.
-    dtypes : dict
-    names : tuple of str
-        Of those that a batch has.
-    by_row : tuple of str
-        Of those whose first axis is that of the rows.
-    """
-
+    #: Of the data in the model, by name.
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, np.dtype[Any]]
+    #: Of those that a batch has.
     names: tuple[str, ...] = ()
+    #: Of those whose first axis is that of the rows.
     by_row: tuple[str, ...] = ()
 
     def arrays(self, data: Any, where: str) -> dict[str, AnyArray]:
-        """Return the arrays of a batch.
-
-        Parameters
-        ----------
-        data : mapping, or array where the model has one ``pm.Data``
-        where : str
-            The batch, for messages.
-
-        Raises
-        ------
-        BatchError
-            Where they are not what the model needs, saying which, what was given, and what is needed.
-        """
+        """Return the arrays of a batch."""
         arrays = {name: self._array(name, value, where) for name, value in self._named(data, where).items()}
         lengths = {name: len(arrays[name]) for name in self.by_row if name in arrays}
         if len(set(lengths.values())) > 1:
@@ -144,31 +124,17 @@ def print_of(arrays: Mapping[str, AnyArray]) -> str:
 
 
 class Likelihood(NamedTuple):
-    """An observed variable whose rows come in batches.
-
-    Parameters
-    ----------
-    name : str
-    rv : Variable
-        Without its scale.
-    value : Variable
-    total_size : int
-    """
+    """An observed variable whose rows come in batches."""
 
     name: str
+    #: Without its scale.
     rv: Variable
     value: Variable
     total_size: int
 
 
 def batch_form(model: pm.Model) -> BatchForm:
-    """Return what the model has in the place of batches: all of its ``pm.Data``.
-
-    Raises
-    ------
-    ValueError
-        Where there are none, or where there is a ``pm.Minibatch``.
-    """
+    """Return what the model has in the place of batches: all of its ``pm.Data``."""
     values = [value for value in model.rvs_to_values.values() if value is not None]
     if any(v.owner is not None and isinstance(v.owner.op, MinibatchOp) for v in ancestors([*model.basic_RVs, *values])):
         raise ValueError(
@@ -185,20 +151,7 @@ def batch_form(model: pm.Model) -> BatchForm:
 
 
 def likelihoods_of(model: pm.Model, names: Iterable[str]) -> list[Likelihood]:
-    """Return the observed variables that depend on data in batches.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    names : iterable of str
-        Of the data that are in batches.
-
-    Raises
-    ------
-    ValueError
-        For variables that depend on these and can't be parts of a sum over batches; where there are none; for a
-        ``total_size`` that is missing or no number of rows.
-    """
+    """Return the observed variables that depend on data in batches."""
     names = list(names)
     data, variables = {model[name] for name in names}, set(model.basic_RVs)
     free = [rv.name for rv in model.free_RVs if _depends(rv.owner.inputs, data, variables)]
@@ -255,20 +208,7 @@ def _depends(inputs: list[Variable], data: set[Variable], variables: set[Variabl
 
 
 class BatchLikelihood:
-    """The log likelihood of a batch, which may be replaced by others of the same shapes.
-
-    Parameters
-    ----------
-    model : pymc.Model
-        Its own data stay what they are.
-    likelihoods : list of Likelihood
-    arrays : mapping
-        The batch.
-
-    Attributes
-    ----------
-    log_p : LogDensity
-    """
+    """The log likelihood of a batch, which may be replaced by others of the same shapes."""
 
     def __init__(self, model: pm.Model, likelihoods: list[Likelihood], arrays: Mapping[str, AnyArray]) -> None:
         self._likelihoods = likelihoods
@@ -323,34 +263,14 @@ _NO_ROWS = (
 
 
 class Streamed(NamedTuple):
-    """A model, and where its data come from.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    source : BatchSource
-    """
+    """A model, and where its data come from."""
 
     model: pm.Model
     source: BatchSource
 
 
 class StreamDensity(Sum):
-    """Log density of a model whose data come in batches; see `ModelDensity`. All of the data take a pass each time.
-
-    Parameters
-    ----------
-    streamed : Streamed
-    backend, compile_kwargs
-        See `LogDensity`.
-
-    Raises
-    ------
-    ValueError
-        For a model that is no prior and likelihoods of batches.
-    BatchError
-        Where the first batch is not what the model needs.
-    """
+    """Log density of a model whose data come in batches; see `ModelDensity`. All of the data take a pass each time."""
 
     is_streamed = True
 
@@ -412,13 +332,7 @@ class StreamDensity(Sum):
         return self._source.is_random
 
     def read(self, seed: int, place: Place) -> Batch:
-        """Read the batch at a place; see `StreamTarget`.
-
-        Raises
-        ------
-        BatchError
-            Where it can't be read or used, or where the pass has another number of rows than ``total_size``.
-        """
+        """Read the batch at a place; see `StreamTarget`."""
         raw = self._source.read(seed, place)
         if raw is None:
             raise self._another_size(place, f"has {place.n_before:,} rows")

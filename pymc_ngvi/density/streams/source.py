@@ -24,33 +24,15 @@ _NO_OTHER = (
 
 
 class Raw(NamedTuple):
-    """What a source gave.
+    """What a source gave."""
 
-    Parameters
-    ----------
-    which : int
-        Number of the batch: of the item, or of its place in the order of the source.
-    data : object
-    """
-
+    #: Number of the batch: of the item, or of its place in the order of the source.
     which: int
     data: Any
 
 
 class BatchSource:
-    """An iterable of batches.
-
-    Parameters
-    ----------
-    given : iterable, or callable that returns one
-        With ``__len__`` and ``__getitem__``, items are read in a new random order in each pass. Others are read in
-        their own order, which may be random itself. An iterator can be read once.
-
-    Raises
-    ------
-    TypeError
-        For anything else.
-    """
+    """An iterable of batches."""
 
     def __init__(self, given: Any) -> None:
         self.given = given
@@ -72,13 +54,7 @@ class BatchSource:
         return self.n_batches is not None
 
     def look(self) -> Any:
-        """Return the first batch, which will be read once more by `read`.
-
-        Raises
-        ------
-        BatchError
-            Where there is none.
-        """
+        """Return the first batch, which will be read once more by `read`."""
         if self.is_random:
             if not self.n_batches:
                 raise BatchError("batches is empty: its len() is 0.")
@@ -97,13 +73,7 @@ class BatchSource:
         return self._ahead.data
 
     def read(self, seed: int, place: Place) -> Raw | None:
-        """Return the batch at a place; None after the last one of a pass.
-
-        Raises
-        ------
-        BatchError
-            Where it can't be read.
-        """
+        """Return the batch at a place; None after the last one of a pass."""
         if self.is_random:
             order = self._order_of(seed, place.number)
             if place.position >= len(order):
@@ -124,13 +94,7 @@ class BatchSource:
         return self._following(place) is not None
 
     def all(self) -> Iterator[Any]:
-        """Go through all batches, in the source's own order.
-
-        Raises
-        ------
-        BatchError
-            Where they can be read once, or can't be read.
-        """
+        """Go through all batches, in the source's own order."""
         if self.is_read_once:
             raise BatchError(
                 "batches is an iterator, which can be read once: what needs log p of all the data can't be had. Give "

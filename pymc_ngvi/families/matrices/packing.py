@@ -22,36 +22,24 @@ from pymc_ngvi.core.types import Array
 
 
 class Stack(NamedTuple):
-    """All blocks of one size.
-
-    Parameters
-    ----------
-    n_blocks, size : int
-    where : slice
-        Its coordinates in `Packing.order`.
-    entries : slice
-        Its entries in a packed matrix.
-    """
+    """All blocks of one size."""
 
     n_blocks: int
     size: int
+    #: Its coordinates in `Packing.order`.
     where: slice
+    #: Its entries in a packed matrix.
     entries: slice
 
 
 class Parts(NamedTuple):
-    """A packed matrix as arrays.
+    """A packed matrix as arrays."""
 
-    Parameters
-    ----------
-    blocks : list of ndarray, shape (n_blocks, k, k) for each size k
-    border : ndarray, shape (n_local, n_border)
-        Rows in the order of the blocks.
-    corner : ndarray, shape (n_border, n_border)
-    """
-
+    #: shape (n_blocks, k, k) for each size k.
     blocks: list[Array]
+    #: Rows in the order of the blocks; shape (n_local, n_border).
     border: Array
+    #: shape (n_border, n_border).
     corner: Array
 
 

@@ -51,11 +51,6 @@ def suffix_products(factors: Array, left: Array, right: Array) -> Array:
     """Return each factor times the lower triangle, with a halved diagonal, of a mean of outer products.
 
     One outer product takes no more than O(k^2) for a matrix of size k: sums over the columns from j on are suffix sums.
-
-    Parameters
-    ----------
-    factors : ndarray, shape (n_blocks, k, k)
-    left, right : ndarray, shape (n_blocks, k, n_outer)
     """
     total = sums = np.empty_like(factors)
     for b in range(left.shape[2]):
@@ -94,19 +89,7 @@ def solve_upper(factors: Array, rhs: Array) -> Array:
 
 
 def cholesky(stack: Array, terms: Array | None = None) -> Array | None:
-    """Return the lower Cholesky factors, or None where any matrix is not (numerically) positive definite.
-
-    Parameters
-    ----------
-    stack : ndarray, shape (n_blocks, k, k)
-        Symmetric.
-    terms : ndarray, shape (n_blocks, k), optional
-        As for `linalg.cholesky`.
-
-    Returns
-    -------
-    ndarray, shape (n_blocks, k, k), or None
-    """
+    """Return the lower Cholesky factors, or None where any matrix is not (numerically) positive definite."""
     if len(stack) == 1:
         factor = linalg.cholesky(stack[0], None if terms is None else terms[0])
         return None if factor is None else factor[None]

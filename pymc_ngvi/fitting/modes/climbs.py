@@ -54,12 +54,7 @@ _LENGTH = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class CurvedByDifferences:
-    """A log density whose Hessian comes from differences of gradients, at one point at a time.
-
-    Parameters
-    ----------
-    density : Density
-    """
+    """A log density whose Hessian comes from differences of gradients, at one point at a time."""
 
     density: Density
     has_hessian = True
@@ -72,15 +67,10 @@ class CurvedByDifferences:
 
 @dataclass(frozen=True, eq=False)
 class HessianByDifferences(MeanHessian):
-    """The Hessian at a point.
-
-    Parameters
-    ----------
-    density : Density
-    point : ndarray, shape (n_dim,)
-    """
+    """The Hessian at a point."""
 
     density: Density
+    #: shape (n_dim,).
     point: Array
 
     def products(self, directions: Array) -> Array:
@@ -131,17 +121,11 @@ type Curvature = Literal["hessians", "rows", "differences"]
 
 
 class Mode(NamedTuple):
-    """A mode of log p.
+    """A mode of log p."""
 
-    Parameters
-    ----------
-    gaussian : GaussianState
-        About it, with the curvature of log p there.
-    logp, log_mass : float
-        At the mode; of the mass about it, by Laplace's method.
-    """
-
+    #: About it, with the curvature of log p there.
     gaussian: GaussianState
+    #: At the mode; of the mass about it, by Laplace's method.
     logp: float
     log_mass: float
 
@@ -165,28 +149,7 @@ def modes_from(
     home_mass: float | None = None,
     curvature: Curvature = "hessians",
 ) -> tuple[list[Mode], NDArray[np.intp]]:
-    """Return the modes that climbs end at.
-
-    Parameters
-    ----------
-    density : ModelDensity
-    q : GaussianState
-        In many dimensions, climbs go in coordinates that it whitens, and Gaussians about modes are of its family.
-    points, scales : ndarray, shape (n_points, n_dim)
-        Where climbs begin, and standard deviations that are about right there.
-    home_mass : float, optional
-        Log mass of q, where the first point is its mean: in many dimensions, where its climb ends is told of only if
-        there are other modes.
-    curvature : {"hessians", "rows", "differences"}
-        What gives it in many dimensions: Hessians at points, rows, if q comes of expectations over these, or
-        differences of gradients, if no Hessian has been compiled, and q has a dense factor.
-
-    Returns
-    -------
-    modes : list of Mode
-    which : ndarray of int, shape (n_points,)
-        That each climb ended at; -1 where it ended at none of them.
-    """
+    """Return the modes that climbs end at."""
     with np.errstate(all="ignore"):
         if density.n_dim <= MOST_NEWTON:
             ends, logp, grad = climbed(density, points, scales)
@@ -234,16 +197,6 @@ def _away(density: "_Whitened", points: Array, mass: float, about: Callable[[Arr
 
     log p is -inf at all others: everywhere where none did. All climbs go together, as a call takes about as long for
     few points as for many, and they are looked at now and then, so that most are left after a few steps.
-
-    Parameters
-    ----------
-    density : Density
-        In coordinates whitened by the fit.
-    points : ndarray, shape (n_points, n_dim)
-    mass : float
-        Log mass of the fit.
-    about : callable
-        Returns a Gaussian with the curvature at a point; None where there is none.
     """
     z, n_dim = points.copy(), points.shape[1]
     logp = np.array(density.logp_grad(z)[0])
@@ -284,17 +237,7 @@ def _away(density: "_Whitened", points: Array, mass: float, about: Callable[[Arr
 
 
 class _Slow:
-    """Tells which climbs that get slow lead to no other mode: on shelves, on the way down funnels, to little mass.
-
-    Parameters
-    ----------
-    density : Density
-        In coordinates whitened by the fit.
-    about : callable
-        Returns a Gaussian with the curvature at a point; None where there is none.
-    mass : float
-        Log mass of the fit.
-    """
+    """Tells which climbs that get slow lead to no other mode: on shelves, on the way down funnels, to little mass."""
 
     def __init__(self, density: "_Whitened", about: Callable[[Array], Any], mass: float) -> None:
         self._density, self._about, self._mass = density, about, mass

@@ -24,55 +24,31 @@ N_SEEN = 2_000
 @stored("fit.other_mode")
 @dataclass(frozen=True)
 class OtherMode:
-    """A mode of the posterior that a fit is not at.
+    """A mode of the posterior that a fit is not at."""
 
-    Parameters
-    ----------
-    q : VariationalState
-        An approximation there, on the unconstrained scale.
-    share : float
-        Of the mass about all modes that were found.
-    is_equal : bool
-        Whether log p is as high there, and as wide: an image of the fit under a symmetry, where there is one.
-    """
-
+    #: An approximation there, on the unconstrained scale.
     q: VariationalState
+    #: Of the mass about all modes that were found.
     share: float
+    #: Whether log p is as high there, and as wide: an image of the fit under a symmetry, where there is one.
     is_equal: bool = False
 
 
 @stored("fit.searched")
 @dataclass(frozen=True)
 class Searched:
-    """What came of a search for other modes, as a record has it.
+    """What came of a search for other modes, as a record has it."""
 
-    Parameters
-    ----------
-    restarted : str
-        Why the fit is one from another mode, in a sentence; empty where it is not.
-    modes : tuple of OtherMode
-        That are left besides.
-    n_searched : int
-        Gradients that the search took.
-    """
-
+    #: Why the fit is one from another mode, in a sentence; empty where it is not.
     restarted: str = ""
+    #: That are left besides.
     modes: tuple[OtherMode, ...] = ()
+    #: Gradients that the search took.
     n_searched: int = 0
 
 
 def is_outside(density: ModelDensity, q: VariationalState, elbo: float, other: VariationalState, seed: int) -> bool:
-    """Tell whether most of another approximation is where q lacks mass.
-
-    Parameters
-    ----------
-    density : ModelDensity
-    q : VariationalState
-    elbo : float
-        Of q: its log mass.
-    other : VariationalState
-    seed : int
-    """
+    """Tell whether most of another approximation is where q lacks mass."""
     theta = draws_of(other, _N_DRAWS // 8, np.random.default_rng(seed))
     with np.errstate(all="ignore"):
         log_p, log_q = density.logp(theta), np.asarray(q.log_density(theta))
@@ -84,16 +60,6 @@ def shares(density: ModelDensity, states: Sequence[VariationalState], seed: int)
     """Return the mass of the posterior at each of some approximations, as parts of that at all of them.
 
     By importance sampling: draws of their mixture, each counted for the components that it may be of.
-
-    Parameters
-    ----------
-    density : ModelDensity
-    states : sequence of VariationalState
-    seed : int
-
-    Returns
-    -------
-    ndarray, shape (n_states,)
     """
     rng = np.random.default_rng(seed)
     theta = np.concatenate([draws_of(state, _N_DRAWS, rng) for state in states])
@@ -107,15 +73,7 @@ def shares(density: ModelDensity, states: Sequence[VariationalState], seed: int)
 
 
 def not_covered(modes: Sequence[OtherMode], q: VariationalState, draw: Array) -> tuple[OtherMode, ...]:
-    """Return the modes that draws of another posterior do not have their share at.
-
-    Parameters
-    ----------
-    modes : sequence of OtherMode
-    q : VariationalState
-        The fit beside them.
-    draw : ndarray, shape (n_draws, n_dim)
-    """
+    """Return the modes that draws of another posterior do not have their share at."""
     parts = np.array([q.log_density(draw), *(mode.q.log_density(draw) for mode in modes)])
     found = np.bincount(parts.argmax(axis=0), minlength=len(parts))[1:]
     expected = len(draw) * np.array([mode.share for mode in modes])

@@ -20,22 +20,7 @@ _DIFFERENCE = 1e-5
 
 
 def climbed(density: ModelDensity, points: Array, scale: Array) -> tuple[Array, Array, Array]:
-    """Climb log p from several points at once, by Newton steps with the absolute values of the curvatures.
-
-    Parameters
-    ----------
-    density : ModelDensity
-    points : ndarray, shape (n_points, n_dim)
-    scale : ndarray, shape (n_points, n_dim)
-        In which least curvatures and lengths of steps are measured.
-
-    Returns
-    -------
-    points : ndarray, shape (n_points, n_dim)
-    logp : ndarray, shape (n_points,)
-        -inf where it is not finite.
-    grad : ndarray, shape (n_points, n_dim)
-    """
+    """Climb log p from several points at once, by Newton steps with the absolute values of the curvatures."""
     x = points.copy()
     logp, grad = density.logp_grad(x)
     active = np.isfinite(logp) & np.isfinite(grad).all(axis=1)

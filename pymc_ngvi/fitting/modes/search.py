@@ -68,24 +68,16 @@ _LEAST_PRIOR, _QUARTILE = 16, 0.6745
 
 @dataclass(frozen=True)
 class Points:
-    """Points from which log p is climbed.
+    """Points from which log p is climbed."""
 
-    Parameters
-    ----------
-    theta, scales : ndarray, shape (n_points, n_dim)
-        With the standard deviations of what each was drawn from.
-    n_own : int
-        The first ones, that are of the fit.
-    n_looked : int
-        Points among which these are the best.
-    n_prior : int
-        Draws of the prior among those.
-    """
-
+    #: With the standard deviations of what each was drawn from; shape (n_points, n_dim).
     theta: Array
     scales: Array
+    #: The first ones, that are of the fit.
     n_own: int
+    #: Points among which these are the best.
     n_looked: int
+    #: Draws of the prior among those.
     n_prior: int
 
 
@@ -93,17 +85,6 @@ def points_for(
     density: ModelDensity, q: GaussianState, rng: np.random.Generator, n_climbs: int, n_looked: int, *, is_sound: bool
 ) -> Points:
     """Return where to climb from.
-
-    Parameters
-    ----------
-    density : ModelDensity
-    q : GaussianState
-        The fit.
-    rng : Generator
-    n_climbs, n_looked : int
-        Points, and points to take these from, about.
-    is_sound : bool
-        Whether the fit is a place to look around from.
 
     Notes
     -----
@@ -184,27 +165,18 @@ _MOST_FITS = 4
 
 
 class FoundModes(NamedTuple):
-    """What a search has found.
+    """What a search has found."""
 
-    Parameters
-    ----------
-    home : Mode or None
-        The one that the fit is at.
-    modes : list of Mode
-        Others, the one with most mass first.
-    n_prior, n_looked : int
-        Draws of the prior, and points in all, that were looked at.
-    n_fits : int
-        That the time allows.
-    n_gradients : int
-        That it took.
-    """
-
+    #: The one that the fit is at.
     home: Mode | None
+    #: Others, the one with most mass first.
     modes: list[Mode]
+    #: Draws of the prior, and points in all, that were looked at.
     n_prior: int
     n_looked: int
+    #: That the time allows.
     n_fits: int
+    #: That it took.
     n_gradients: int
 
 
@@ -218,25 +190,16 @@ def _say(seconds: float, of_fit: float, show: Callable[[str], None]) -> None:
 
 @dataclass(frozen=True)
 class ModeSearch:
-    """A search for other modes.
-
-    Parameters
-    ----------
-    density : ModelDensity
-    seed : int
-        Of the fit.
-    estimator : str
-        Of the fit.
-    curvature : {"hessians", "rows", "differences"}
-        What gives curvatures.
-    max_seconds : float or None
-        Estimated seconds that the whole call may take.
-    """
+    """A search for other modes."""
 
     density: ModelDensity
+    #: Of the fit.
     seed: int
+    #: Of the fit.
     estimator: str
+    #: What gives curvatures.
     curvature: Curvature
+    #: Estimated seconds that the whole call may take.
     max_seconds: float | None = None
 
     @classmethod
@@ -265,25 +228,7 @@ class ModeSearch:
         is_sound: bool,
         show: Callable[[str], None] = lambda _: None,
     ) -> FoundModes | None:
-        """Look for modes away from a fit; what is evaluated counts with nothing else.
-
-        Parameters
-        ----------
-        q : GaussianState
-            The fit.
-        elbo : float
-        n_gradients, n_hessians : int
-            That it took: expectations of both, where there are no draws.
-        is_sound : bool
-            Whether it is a place to look around from.
-        show : callable
-            Shows what is being done.
-
-        Returns
-        -------
-        FoundModes or None
-            None where there is nothing to look for, or no time.
-        """
+        """Look for modes away from a fit; what is evaluated counts with nothing else."""
         density = self.density
         if not isinstance(q, Gaussian) or not np.isfinite(elbo) or has_one_mode(density):
             return None

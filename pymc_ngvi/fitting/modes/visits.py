@@ -43,19 +43,12 @@ class Ended(NamedTuple):
 
 
 class Explored(NamedTuple):
-    """What came of a search.
-
-    Parameters
-    ----------
-    best : Ended
-    sentence : str
-        Why that is not the first fit; empty where it is.
-    modes : tuple of OtherMode
-        That are left besides.
-    """
+    """What came of a search."""
 
     best: Ended
+    #: Why that is not the first fit; empty where it is.
     sentence: str
+    #: That are left besides.
     modes: tuple[OtherMode, ...]
 
 
@@ -67,20 +60,7 @@ def explored(
     first: Ended,
     fit_from: Callable[[VariationalState], Ended | None],
 ) -> Explored:
-    """Fit from the modes that were found.
-
-    Parameters
-    ----------
-    search : ModeSearch
-    found : FoundModes
-        What it has found.
-    rule : StepRule
-    family : Family
-    first : Ended
-        The fit so far.
-    fit_from : callable
-        Makes a fit from a state; None where there is none.
-    """
+    """Fit from the modes that were found."""
     ends, n_left = [first], found.n_fits
     images: list[tuple[VariationalState, int]] = []
     known: list[tuple[Mode, int]] = [] if found.home is None else [(found.home, 0)]

@@ -23,19 +23,13 @@ from pymc_ngvi.families.mixture import MixtureState
 
 
 class Share(NamedTuple):
-    """What a component sees of q at some points.
+    """What a component sees of q at some points."""
 
-    Parameters
-    ----------
-    log_q : ndarray, shape (n_draws,)
-    log_share : ndarray, shape (n_draws,)
-        log(q_c / q).
-    score : ndarray, shape (n_draws, n_dim)
-        Its gradient.
-    """
-
+    #: shape (n_draws,).
     log_q: Array
+    #: log(q_c / q); shape (n_draws,).
     log_share: Array
+    #: Its gradient; shape (n_draws, n_dim).
     score: Array
 
 

@@ -16,25 +16,17 @@ from pymc_ngvi.mixtures.finite.component import ComponentTarget
 @stored("mixture.evaluation")
 @dataclass(frozen=True)
 class MixtureEvaluation:
-    """Draws of each component, each from the same base draws, seen as a problem of that component alone.
-
-    Parameters
-    ----------
-    base : BaseDraws
-    parts : tuple of Evaluation
-        Of the target of each component; ``parts[c].elbo`` is its reward E_{q_c}[log p - log q], from values of log q
-        at the draws, which have no noise where q is the posterior.
-    ratios : ndarray, shape (n_components, n_draws)
-        log p - log q at the draws; NaN where log p is not finite.
-    log_p : ndarray, shape (n_components, n_draws)
-        log p there; NaN where it is not finite.
-    log_weights : ndarray, shape (n_components,)
-    """
+    """Draws of each component, each from the same base draws, seen as a problem of that component alone."""
 
     base: BaseDraws
+    #: Of the target of each component; ``parts[c].elbo`` is its reward E_{q_c}[log p - log q], from values of log q
+    #: at the draws, which have no noise where q is the posterior.
     parts: tuple[Evaluation, ...]
+    #: log p - log q at the draws; NaN where log p is not finite; shape (n_components, n_draws).
     ratios: Array
+    #: log p there; NaN where it is not finite; shape (n_components, n_draws).
     log_p: Array
+    #: shape (n_components,).
     log_weights: Array
 
     @property
@@ -79,34 +71,19 @@ class MixtureEvaluation:
 @stored("mixture.moments")
 @dataclass(frozen=True)
 class MixtureMoments:
-    """Whitened moments of each component, and the gap of the mixture.
+    """Whitened moments of each component, and the gap of the mixture."""
 
-    Parameters
-    ----------
-    parts : tuple of Moments
-        Of the target of each component, whitened by it.
-    gap, floor, floor_sd : float
-        Nats that are left, what Monte Carlo noise alone would make them, and the standard deviation of the difference:
-        half the squared length of the natural gradient in the Fisher metric of component and draw together.
-    """
-
+    #: Of the target of each component, whitened by it.
     parts: tuple[Moments, ...]
+    #: Nats that are left, what Monte Carlo noise alone would make them, and the standard deviation of the difference:
+    #: half the squared length of the natural gradient in the Fisher metric of component and draw together.
     gap: float
     floor: float
     floor_sd: float
 
 
 def evaluate_mixture(density: Density, q: MixtureState, base: BaseDraws, estimator: Estimator) -> MixtureEvaluation:
-    """Evaluate log p and its gradient at draws of each component, in one batch.
-
-    Parameters
-    ----------
-    density : Density
-    q : MixtureState
-    base : BaseDraws
-        Serves each component.
-    estimator : Estimator
-    """
+    """Evaluate log p and its gradient at draws of each component, in one batch."""
     parts, all_ratios, log_p = [], [], []
     for c, part in enumerate(estimator.evaluate_each(density, q.components, base)):
         share, finite = ComponentTarget(density, q, c).share(part.theta), part.finite

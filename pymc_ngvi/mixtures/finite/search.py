@@ -35,24 +35,7 @@ _FEW, _MANY = 0.02, 0.5
 def ascend(
     density: HasGradient, points: Array, n_steps: int = _MAX_ASCENT, longest: float = math.inf
 ) -> tuple[Array, Array]:
-    """Climb log p from many points at once, each with Barzilai-Borwein steps of its own.
-
-    Parameters
-    ----------
-    density : HasGradient
-    points : ndarray, shape (n_points, n_dim)
-    n_steps : int
-        At most.
-    longest : float, optional
-        Length of a step at most: longer ones may end beyond a valley.
-
-    Returns
-    -------
-    points : ndarray, shape (n_points, n_dim)
-        Where they came to, near modes.
-    logp : ndarray, shape (n_points,)
-        -inf where log p was not finite at the start.
-    """
+    """Climb log p from many points at once, each with Barzilai-Borwein steps of its own."""
     x = points.copy()
     logp, grad = density.logp_grad(x)
     active = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
@@ -89,26 +72,7 @@ def _barzilai_borwein(moved: Array, fall: Array, otherwise: Array, *, long: bool
 def modes(
     density: Density, around: GaussianState, extra: Array, rng: np.random.Generator, n_most: int
 ) -> tuple[list[GaussianState], Array]:
-    """Look for modes of log p from dispersed points, and make a component of each.
-
-    Parameters
-    ----------
-    density : Density
-    around : GaussianState
-        The start: points are drawn from it, and components are of its family.
-    extra : ndarray, shape (n_extra, n_dim)
-        More points to begin from.
-    rng : numpy.random.Generator
-    n_most : int
-        Components at most: those with most mass.
-
-    Returns
-    -------
-    components : list of GaussianState
-        At distinct modes, with the curvature there.
-    log_mass : ndarray, shape (n_components,)
-        Log of the mass of log p that each stands for, by Laplace's method.
-    """
+    """Look for modes of log p from dispersed points, and make a component of each."""
     # A start that was shrunk, so that a single Gaussian has a good one, is no place to look around from.
     around = around.with_scale(around.location, np.maximum(around.sd(), _LEAST_SCALE))
     found: list[GaussianState] = []
@@ -144,22 +108,7 @@ def is_at(component: GaussianState, point: Array) -> bool:
 def local_component(
     density: Density, like: GaussianState, point: Array, tightness: tuple[float, float] | None = None
 ) -> GaussianState | None:
-    """Return a Gaussian about a point with the curvature of log p there, kept within limits.
-
-    Parameters
-    ----------
-    density : Density
-    like : GaussianState
-        Whose scales are the unit of the limits, and whose family the component gets.
-    point : ndarray, shape (n_dim,)
-    tightness : tuple of float, optional
-        Least and largest precision.
-
-    Returns
-    -------
-    GaussianState or None
-        None where the curvature is not finite.
-    """
+    """Return a Gaussian about a point with the curvature of log p there, kept within limits."""
     least, most = tightness or (_WIDEST**-2, _NARROWEST**-2)
     here = _moved_to(like, point)
     if not density.has_hessian:
@@ -180,23 +129,7 @@ def _moved_to(state: GaussianState, point: Array) -> GaussianState:
 def addition(
     density: Density, q: MixtureState, rng: np.random.Generator, tried: list[Array], log_evidence: float
 ) -> MixtureState | None:
-    """Return q with one more component, where p has most mass that q lacks.
-
-    Parameters
-    ----------
-    density : Density
-    q : MixtureState
-    rng : numpy.random.Generator
-    tried : list of ndarray
-        Places that did not serve; new ones are kept apart from them.
-    log_evidence : float
-        Of log p, about: the ELBO of q.
-
-    Returns
-    -------
-    MixtureState or None
-        None where q has enough everywhere.
-    """
+    """Return q with one more component, where p has most mass that q lacks."""
     thetas, parents = _candidates(q, rng)
     logp = density.logp_grad(thetas)[0]
     log_ratio = logp - q.log_density(thetas) - log_evidence

@@ -113,22 +113,7 @@ LEAST_LOG_WEIGHT = -69.0
 def moved_within(
     radius: float, update: Update, q: MixtureState, rewards: Array, moments: Sequence[Moments], step_size: float
 ) -> MixtureState:
-    """Return the mixture after one step of every component and of the weights.
-
-    Parameters
-    ----------
-    radius : float
-        Nats that KL(new || old) of a component, and of the weights, may have.
-    update : Update
-        Of the components.
-    q : MixtureState
-    rewards : ndarray, shape (n_components,)
-        Mean of log p - log q under each of them.
-    moments : sequence of Moments
-        Of each of them.
-    step_size : float
-        In (0, 1].
-    """
+    """Return the mixture after one step of every component and of the weights."""
     components = tuple(
         _component_within(radius, update, component, of_it, step_size)
         for component, of_it in zip(q.components, moments, strict=True)
@@ -181,48 +166,29 @@ _LEAST_SCALE, _MOST_SCALE = 1e-8, 1e6
 @stored("mixture.steps")
 @dataclass(frozen=True)
 class MixtureSteps(ScheduleState):
-    """What one iteration hands to the next: what every schedule does, and what follows.
-
-    Parameters
-    ----------
-    base : BaseDraws
-        Serves each component.
-    single : GaussianState
-        The Gaussian that the mixture began from.
-    is_candidate : bool
-        Not yet known to pay: once its sets are solved, it waits for a decision.
-    waits : bool
-        It does so now.
-    failure : Status or None
-        Why there is no going on: a component has collapsed or run away, or no draw is finite.
-    to_beat : float
-        ELBO of the accepted mixture, where this is a candidate.
-    radius : float
-        Of the trust region, nats.
-    n_refused : int
-        Averaged steps that would have lowered the ELBO.
-    """
+    """What one iteration hands to the next: what every schedule does, and what follows."""
 
     q: MixtureState
     evaluation: MixtureEvaluation
     moments: MixtureMoments
+    #: The Gaussian that the mixture began from.
     single: GaussianState | None = None
+    #: Not yet known to pay: once its sets are solved, it waits for a decision.
     is_candidate: bool = True
+    #: It does so now.
     waits: bool = False
+    #: Why there is no going on: a component has collapsed or run away, or no draw is finite.
     failure: Status | None = None
+    #: ELBO of the accepted mixture, where this is a candidate.
     to_beat: float = -np.inf
+    #: Of the trust region, nats.
     radius: float = _RADIUS
+    #: Averaged steps that would have lowered the ELBO.
     n_refused: int = 0
 
 
 class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
-    """Steps of a mixture of so many components.
-
-    Parameters
-    ----------
-    target, update, estimator, **options
-        Of `Schedule`; the update is applied to each component, and numbers of draws are those of each.
-    """
+    """Steps of a mixture of so many components."""
 
     default_draws = (16, 128)
     max_idle = 40  # a candidate may go down
@@ -261,17 +227,7 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
     def begin(
         self, q: MixtureState, level: int, single: GaussianState | None, n_draws: int | None = None
     ) -> MixtureSteps | None:
-        """Return a mixture on a new set of draws; None where no draw is finite.
-
-        Parameters
-        ----------
-        q : MixtureState
-        level : int
-        single : GaussianState or None
-            The Gaussian that the mixture began from.
-        n_draws : int, optional
-            Of each component; default: those of the first set.
-        """
+        """Return a mixture on a new set of draws; None where no draw is finite."""
         base = self.base_draws(level, n_draws or self._n_draws)
         q, evaluation = self.sound(q, base)
         if not np.isfinite(evaluation.elbo):
@@ -401,69 +357,46 @@ Stage = Literal["gaussian", "search", "solve", "grow", "average"]
 @stored("mixture.accepted")
 @dataclass(frozen=True)
 class Accepted:
-    """The best mixture so far, and its ELBO on fresh draws with the standard error.
-
-    Parameters
-    ----------
-    q : MixtureState
-    elbo, se : float
-    spread : float
-        Variance of log p - log q under q.
-    lost : float
-        Part of q at which log p is not finite.
-    """
+    """The best mixture so far, and its ELBO on fresh draws with the standard error."""
 
     q: MixtureState
     elbo: float
     se: float
+    #: Variance of log p - log q under q.
     spread: float
+    #: Part of q at which log p is not finite.
     lost: float
 
 
 @stored("mixture.fit")
 @dataclass(frozen=True)
 class MixtureFit:
-    """What one iteration hands to the next.
+    """What one iteration hands to the next."""
 
-    Parameters
-    ----------
-    stage : {"gaussian", "search", "solve", "grow", "average"}
-        What the next step does.
-    start : GaussianState
-        The start, from which modes are looked for.
-    of_gaussian : AdaptiveState
-        Of the single Gaussian.
-    of_mixture : MixtureSteps or None
-        Of the mixture under way: a candidate, before it is known whether it pays, or the accepted one at the end.
-    gaussian : GaussianState or None
-        The single Gaussian, once it is fitted.
-    accepted : Accepted or None
-        The best mixture so far.
-    level : int
-        Names the random stream of the current draws.
-    n_steps, n_failed, n_collapsed : int
-        Steps of the single Gaussian, candidates in a row that did not pay, and those of which a component collapsed or
-        ran away.
-    n_lost : int
-        Draws left out in earlier parts of the fit.
-    tried : tuple of ndarray
-        Where components were added to the accepted mixture.
-    status : Status or None
-        Why to stop.
-    """
-
+    #: What the next step does.
     stage: Stage
+    #: The start, from which modes are looked for.
     start: GaussianState
+    #: Of the single Gaussian.
     of_gaussian: AdaptiveState
+    #: Of the mixture under way: a candidate, before it is known whether it pays, or the accepted one at the end.
     of_mixture: MixtureSteps | None = None
+    #: The single Gaussian, once it is fitted.
     gaussian: GaussianState | None = None
+    #: The best mixture so far.
     accepted: Accepted | None = None
+    #: Names the random stream of the current draws.
     level: int = 0
+    #: Steps of the single Gaussian, candidates in a row that did not pay, and those of which a component collapsed or
+    #: ran away.
     n_steps: int = 0
     n_failed: int = 0
     n_collapsed: int = 0
+    #: Draws left out in earlier parts of the fit.
     n_lost: int = 0
+    #: Where components were added to the accepted mixture.
     tried: tuple[Array, ...] = ()
+    #: Why to stop.
     status: Status | None = None
 
     @property
@@ -781,21 +714,7 @@ _OVERLAP = 0.1
 
 
 def split(q: MixtureState, evaluation: MixtureEvaluation, rank: int = 0) -> MixtureState | None:
-    """Return a mixture with one component in two halves, along the direction in which it errs most.
-
-    Parameters
-    ----------
-    q : MixtureState
-    evaluation : MixtureEvaluation
-        At its draws.
-    rank : int, default 0
-        0 for the component that errs most: by its weight times the variance of log p - log q; 1 for the next, ...
-
-    Returns
-    -------
-    MixtureState or None
-        None where there is no such component.
-    """
+    """Return a mixture with one component in two halves, along the direction in which it errs most."""
     spread = q.weights * np.array(
         [np.var(r[np.isfinite(r)]) if np.isfinite(r).any() else 0.0 for r in evaluation.ratios]
     )

@@ -149,17 +149,7 @@ class Worth:
 def worth_between(
     mixture: MixtureState, gaussian: VariationalState, density: ModelDensity, n_draws: int, rng: np.random.Generator
 ) -> Worth:
-    """Return what a mixture gains over a Gaussian, from draws of both that are made of the same standard normals.
-
-    Parameters
-    ----------
-    mixture : MixtureState
-    gaussian : VariationalState
-    density : ModelDensity
-    n_draws : int
-        Of each.
-    rng : numpy.random.Generator
-    """
+    """Return what a mixture gains over a Gaussian, from draws of both that are made of the same standard normals."""
     found, done = np.empty((2, 2, n_draws)), 0  # of mixture and Gaussian: log p, log q
     for size in chunks(n_draws, mixture.n_dim):
         base, now = base_of(mixture, size, rng), slice(done, done + size)

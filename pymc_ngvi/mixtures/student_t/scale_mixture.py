@@ -163,19 +163,13 @@ class Metric:
 
     Vectors, (n, n_params), have those coordinates of mean, Sigma and 1/a in which the natural gradient is the vector of
     `ScaleMoments`.
-
-    Parameters
-    ----------
-    unit : ndarray, shape (n_error,)
-        Direction of the identity among curvatures.
-    root : float
-        Square root of M along the mean and along all changes of Sigma but of its size.
-    block : ndarray, shape (2, 2)
-        L of the size of Sigma and of 1/a.
     """
 
+    #: Direction of the identity among curvatures; shape (n_error,).
     unit: Array
+    #: Square root of M along the mean and along all changes of Sigma but of its size.
     root: float
+    #: L of the size of Sigma and of 1/a; shape (2, 2).
     block: Array
 
     @classmethod
@@ -251,14 +245,7 @@ def within(q: StudentTState, base: BaseDraws, evaluation: Evaluation, *, stl: bo
 
 
 class GaussianPart:
-    """The Hessians that the Gaussian inside a t sees, those of log p + log(N / q): the part of a target they need.
-
-    Parameters
-    ----------
-    density : Density
-        log p.
-    q : StudentTState
-    """
+    """The Hessians that the Gaussian inside a t sees, those of log p + log(N / q): the part of a target they need."""
 
     def __init__(self, density: Density, q: StudentTState) -> None:
         self._density, self._q = density, q
@@ -311,27 +298,18 @@ class _PartHessian(MeanHessian):
 @stored("scale_mixture.moments")
 @dataclass(frozen=True)
 class ScaleMoments:
-    """Natural gradient of a t, with its Monte Carlo error.
+    """Natural gradient of a t, with its Monte Carlo error."""
 
-    Parameters
-    ----------
-    gaussian : Moments
-        Whitened gradient and curvature A = I - C^T E[w hess h] C of the Gaussian inside; gap and its floor are those of
-        mean, Sigma and shape together.
-    of_estimator : Moments
-        The same with the size of A as the estimator has it.
-    vector : ndarray, shape (n_params,)
-        Natural gradient, in coordinates in which the Fisher information of theta and w is the identity: of the mean,
-        (I - A) / sqrt 2, and of 1/a, which is 0 where it leads out of its range.
-    metric : Metric
-    tail_step, tail_se : float
-        Change of 1/a in a step of size 1, and its standard error.
-    """
-
+    #: Whitened gradient and curvature A = I - C^T E[w hess h] C of the Gaussian inside; gap and its floor are those
+    #: of mean, Sigma and shape together.
     gaussian: Moments
+    #: The same with the size of A as the estimator has it.
     of_estimator: Moments
+    #: Natural gradient, in coordinates in which the Fisher information of theta and w is the identity: of the mean,
+    #: (I - A) / sqrt 2, and of 1/a, which is 0 where it leads out of its range; shape (n_params,).
     vector: Array
     metric: Metric
+    #: Change of 1/a in a step of size 1, and its standard error.
     tail_step: float
     tail_se: float
 
@@ -381,19 +359,6 @@ def measured(
     The shape takes gradients; so does the size of Sigma, whatever the estimator: their errors nearly cancel where
     both change. Of the rest of the curvature from Hessians and that from gradients, the one with less noise counts:
     under the heaviest tails, Hessians are dominated by few draws, some of them perhaps outside the support.
-
-    Parameters
-    ----------
-    target : Density
-    q : StudentTState
-    base : BaseDraws
-        z is (n_draws, n_dim + 1): standard normals and, in the last column, uniforms; at least two replicates.
-    evaluation : Evaluation
-        At the draws of ``q``; draws that are not finite are left out.
-    estimator : Estimator
-        For Gaussians.
-    stl : bool, default True
-        Sticking the landing: no noise at all at q = p. Of Hessians, the known ones of log q are used in any case.
     """
     inner, within_q = within(q, base, evaluation, stl=stl)
     part: Any = GaussianPart(target, q)
@@ -448,14 +413,9 @@ def _by_replicate(q: StudentTState, inner: BaseDraws, evaluation: Evaluation, *,
 @stored("scale_mixture.tails")
 @dataclass(frozen=True)
 class Tails:
-    """Whether tails heavier than a Gaussian's would raise the ELBO.
+    """Whether tails heavier than a Gaussian's would raise the ELBO."""
 
-    Parameters
-    ----------
-    step, se : float
-        1/a after a step from a Gaussian, and its standard error.
-    """
-
+    #: 1/a after a step from a Gaussian, and its standard error.
     step: float
     se: float
 
@@ -478,22 +438,7 @@ class Tails:
 def stepped(
     q: StudentTState, moments: ScaleMoments, direction: Array, update: Update, rho: float, *, correct: bool
 ) -> StudentTState | None:
-    """Return the state after a step; None where it is not valid.
-
-    Parameters
-    ----------
-    q : StudentTState
-    moments : ScaleMoments
-        There.
-    direction : ndarray, shape (n_params,)
-        In the coordinates of the natural gradient.
-    update : Update
-        Of mean and Sigma.
-    rho : float
-        Step size.
-    correct : bool
-        Handed to ``update``.
-    """
+    """Return the state after a step; None where it is not valid."""
     error = q.gaussian.unflat(np.sqrt(2.0) * direction[q.n_dim : -1])
     curvature = q.gaussian.add_to_diagonal(-error, 1.0)
     own = replace(moments.of_estimator, grad=direction[: q.n_dim], curvature=curvature, replicates=None)
@@ -515,38 +460,21 @@ _LEVEL = 100_000
 @stored("student_t.steps")
 @dataclass(frozen=True)
 class AsStudentT(ScheduleState):
-    """What one iteration hands to the next: what every schedule does, and what follows.
-
-    Parameters
-    ----------
-    base : BaseDraws
-        Standard normals and, in the last column, uniforms.
-    n_returns : int
-        Times that the fit has gone back to a Gaussian.
-    origin : StudentTState or None
-        The Gaussian that was given tails, where there was one.
-    origin_elbo : float
-        Its ELBO.
-    """
+    """What one iteration hands to the next: what every schedule does, and what follows."""
 
     q: StudentTState
     evaluation: Evaluation
     moments: ScaleMoments
+    #: Times that the fit has gone back to a Gaussian.
     n_returns: int = 0
+    #: The Gaussian that was given tails, where there was one.
     origin: StudentTState | None = None
+    #: Its ELBO.
     origin_elbo: float = -np.inf
 
 
 class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
-    """Steps of a Student-t.
-
-    Parameters
-    ----------
-    target, update, estimator, **options
-        Of `Schedule`; update and estimator are those of the Gaussian inside.
-    few_draws : int
-        Draws below which nothing is certified.
-    """
+    """Steps of a Student-t."""
 
     def __init__(
         self, target: Density, update: Update, estimator: Estimator, *, few_draws: int, **options: Any
@@ -682,22 +610,14 @@ _CHECK_LEVEL, _LEVELS, _LATER = 500_000, 10_000, 1_000_003
 @stored("scale_mixture.as_gaussian")
 @dataclass(frozen=True)
 class AsGaussian:
-    """A fit that is still that of a Gaussian.
-
-    Parameters
-    ----------
-    of_gaussian : AdaptiveState
-    checked : bool
-        Whether a larger set of draws at the end has shown that heavier tails gain nothing.
-    n_returns : int
-        Times that the fit came back to here.
-    n_lost : int
-        Draws left out in earlier parts of the fit.
-    """
+    """A fit that is still that of a Gaussian."""
 
     of_gaussian: AdaptiveState
+    #: Whether a larger set of draws at the end has shown that heavier tails gain nothing.
     checked: bool = False
+    #: Times that the fit came back to here.
     n_returns: int = 0
+    #: Draws left out in earlier parts of the fit.
     n_lost: int = 0
 
     @property

@@ -78,13 +78,7 @@ _N_POINTS, _APART = 8, 1.0
 
 
 def highest_mode(density: ModelDensity, rng: np.random.Generator) -> Mode | None:
-    """Return a mode with the Gaussian of Laplace's method; None where log p rises without end, or is flat.
-
-    Parameters
-    ----------
-    density : ModelDensity
-    rng : numpy.random.Generator
-    """
+    """Return a mode with the Gaussian of Laplace's method; None where log p rises without end, or is flat."""
     start = density.initial_point()
     apart = rng.uniform(-_APART, _APART, (_N_POINTS, len(start))) * np.linspace(0.0, 1.0, _N_POINTS)[:, None]
     with np.errstate(all="ignore"):
@@ -179,13 +173,7 @@ class MovedKind(PosteriorKind[ManyChains]):
 
 
 def _at_modes(density: ModelDensity, seed: int) -> list[GaussianState]:
-    """Return Gaussians about the modes of log p that are found, that with most mass first.
-
-    Raises
-    ------
-    Unavailable
-        Where there is no mode to begin at.
-    """
+    """Return Gaussians about the modes of log p that are found, that with most mass first."""
     before = density.n_gradients
     home = highest_mode(density, np.random.default_rng(seed))
     if home is None:

@@ -29,21 +29,14 @@ _N_POWERS = 5
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """A mean, or a standard deviation, with and without weights; all arrays have the shape of one draw.
+    """A mean, or a standard deviation, with and without weights; all arrays have the shape of one draw."""
 
-    Parameters
-    ----------
-    corrected, se : ndarray
-        With weights, and its Monte Carlo standard error.
-    uncorrected : ndarray
-        Of the same draws, equally weighted.
-    change_se : ndarray
-        Standard error of the difference: the two have most of their noise in common.
-    """
-
+    #: With weights, and its Monte Carlo standard error.
     corrected: Array
     se: Array
+    #: Of the same draws, equally weighted.
     uncorrected: Array
+    #: Standard error of the difference: the two have most of their noise in common.
     change_se: Array
 
     @property
@@ -65,22 +58,6 @@ class MomentSums:
 
     Errors are those of the delta method: a weighted mean of f moves with each draw by w (f - mean), since the weights
     are normalised by their sum.
-
-    Parameters
-    ----------
-    n_draws : int
-        That will have been added at the end.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from pymc_ngvi.results.corrections.weighted import MomentSums
-    >>> sums = MomentSums(4)
-    >>> sums.add(np.array([0.0, 1.0]), np.array([0.1, 0.2]))
-    >>> sums.add(np.array([2.0, 3.0]), np.array([0.3, 0.4]))
-    >>> mean = sums.result().mean
-    >>> float(mean.corrected.round(6)), float(mean.uncorrected), float(mean.se.round(6))
-    (2.0, 1.5, 0.489898)
     """
 
     def __init__(self, n_draws: int) -> None:
@@ -154,39 +131,10 @@ def without_replacement(weights: Array, n: int, rng: np.random.Generator) -> tup
     have the weighted mean as their expectation. Where that would exceed 1 the draw is taken for certain, and the rest
     of its weight is left out: with a pool several times larger than ``n`` this is little.
 
-    Parameters
-    ----------
-    weights : ndarray, shape (n_pool,)
-        They sum to 1.
-    n : int
-        At most the number of positive weights.
-    rng : numpy.random.Generator
-        Advanced.
-
-    Returns
-    -------
-    chosen : ndarray of int, shape (n,)
-        Different from each other, in random order.
-    left_out : float
-        The weight that certain draws have beyond ``1/n``.
-
-    Raises
-    ------
-    ValueError
-        For fewer positive weights than ``n``.
-
     References
     ----------
     .. [1] Madow (1949). On the theory of systematic sampling, II. Annals of Mathematical Statistics 20(3).
        https://doi.org/10.1214/aoms/1177729988
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from pymc_ngvi.results.corrections.weighted import without_replacement
-    >>> chosen, left_out = without_replacement(np.array([0.5, 0.0, 0.25, 0.25]), 2, np.random.default_rng(1))
-    >>> 0 in chosen, 1 in chosen, left_out
-    (True, False, 0.0)
     """
     order = rng.permutation(np.flatnonzero(weights > 0.0))
     if len(order) < n:
@@ -228,46 +176,18 @@ _MOST_DRAWS = 1_000_000
 
 @dataclass(frozen=True, eq=False)
 class ImportanceWeights:
-    """Weights p/q of draws of q, their tail smoothed.
+    """Weights p/q of draws of q, their tail smoothed."""
 
-    Parameters
-    ----------
-    log_weights : ndarray, shape (n_draws,)
-        Normalised: their exponentials sum to 1. -inf where p is 0.
-    khat : float
-        Pareto k-hat of the weights, as `pymc_ngvi.core.psis.pareto_khat` has it.
-    verdict : WeightVerdict, optional
-        What they say of q; without it, k-hat decides.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from pymc_ngvi.results.corrections.weighted import ImportanceWeights
-    >>> x = 1.2 * np.random.default_rng(1).normal(size=10_000)
-    >>> w = ImportanceWeights.of(log_p=-0.5 * x**2, log_q=-0.5 * (x / 1.2) ** 2)
-    >>> round(float(w.weights @ x**2), 2), round(w.effective_sample_size, -2)
-    (1.0, 9500.0)
-    """
-
+    #: Normalised: their exponentials sum to 1. -inf where p is 0; shape (n_draws,).
     log_weights: Array
+    #: Pareto k-hat of the weights, as `pymc_ngvi.core.psis.pareto_khat` has it.
     khat: float
+    #: What they say of q; without it, k-hat decides.
     verdict: WeightVerdict | None = None
 
     @classmethod
     def of(cls, log_p: Array, log_q: Array) -> "ImportanceWeights":
-        """Smooth the weights of draws.
-
-        Parameters
-        ----------
-        log_p, log_q : ndarray, shape (n_draws,)
-            Log densities at the same draws of q, on the unconstrained scale; constants do not matter. Draws whose
-            ``log_p`` is -inf or NaN get no weight.
-
-        Raises
-        ------
-        ValueError
-            For fewer than 100 draws; where log p is finite at none of them, or infinite at one.
-        """
+        """Smooth the weights of draws."""
         if len(log_p) < MIN_KHAT_DRAWS:
             raise ValueError(f"Importance weights need at least {MIN_KHAT_DRAWS} draws; got {len(log_p)}.")
         ratio = np.asarray(log_p, dtype=np.float64) - np.asarray(log_q, dtype=np.float64)
@@ -294,13 +214,7 @@ class ImportanceWeights:
         return float(1.0 / np.sum(self.weights**2))
 
     def check(self, per_draw: int = 1) -> None:
-        """Raise ValueError where k-hat says that weights can't help.
-
-        Parameters
-        ----------
-        per_draw : int, default 1
-            Draws of q for each draw that the user asked for.
-        """
+        """Raise ValueError where k-hat says that weights can't help."""
         limit = khat_limit(self.n_draws)
         helps = self.khat <= limit if self.verdict is None else self.verdict.helps
         if helps or self.effective_sample_size > _NOTHING_TO_CORRECT * self.n_draws:
@@ -323,23 +237,16 @@ class Correction:
 
     Both are root mean squares over means and standard deviations of all unconstrained coordinates, in posterior
     standard deviations.
-
-    Parameters
-    ----------
-    size : float
-        Of the correction, its own noise taken out; 0 where it is not told from noise.
-    error : float
-        Monte Carlo error of the corrected moments.
-    khat, effective_sample_size : float
-        Of the weights.
-    n_draws : int
-        Of q.
     """
 
+    #: Of the correction, its own noise taken out; 0 where it is not told from noise.
     size: float
+    #: Monte Carlo error of the corrected moments.
     error: float
+    #: Of the weights.
     khat: float
     effective_sample_size: float
+    #: Of q.
     n_draws: int
 
     @classmethod
@@ -400,42 +307,20 @@ _LEFT_OUT = 0.03
 
 
 class WeightedDraws(NamedTuple):
-    """Draws, and what is known of them.
+    """Draws, and what is known of them."""
 
-    Parameters
-    ----------
-    theta : ndarray, shape (n_draws, n_dim)
-        Unconstrained.
-    log_p : ndarray, shape (n_draws,), or None
-        Where it was evaluated.
-    stats : dict
-        More for ``sample_stats``, (n_draws,) each.
-    attrs : dict
-        For the groups ``posterior`` and ``sample_stats``.
-    """
-
+    #: Unconstrained; shape (n_draws, n_dim).
     theta: Array
+    #: Where it was evaluated; shape (n_draws,), or None.
     log_p: Array | None
+    #: More for ``sample_stats``, (n_draws,) each.
     stats: dict[str, NDArray[np.generic]]
+    #: For the groups ``posterior`` and ``sample_stats``.
     attrs: dict[str, Any]
 
 
 def weighted_draws(posterior: Posterior, draws: int, importance: str | None, rng: np.random.Generator) -> WeightedDraws:
-    """Return draws of q, or of q as corrected by importance weights.
-
-    Parameters
-    ----------
-    posterior : Posterior
-    draws : int
-    importance : {"psis", "psir"}, optional
-        Weights with the draws, or draws resampled from a pool.
-    rng : numpy.random.Generator
-
-    Raises
-    ------
-    ValueError
-        For another word; where weights can't help, or the density of q is not known.
-    """
+    """Return draws of q, or of q as corrected by importance weights."""
     if importance is None:
         return WeightedDraws(posterior.draw(draws, rng), None, {}, {})
     if importance not in ("psis", "psir"):
@@ -513,22 +398,7 @@ def _sums(
 def corrected_moments(
     posterior: Posterior, draws: int, rng: np.random.Generator, *, transformed: bool = False
 ) -> xr.Dataset:
-    """Return means and standard deviations corrected by importance weights, beside those of q.
-
-    Parameters
-    ----------
-    posterior : Posterior
-    draws : int
-        At least 100.
-    rng : numpy.random.Generator
-    transformed : bool, default False
-        Have the unconstrained variables, too.
-
-    Returns
-    -------
-    xarray.Dataset
-        See `NGVIApproximation.corrected`.
-    """
+    """Return means and standard deviations corrected by importance weights, beside those of q."""
     posterior.check_correctable("corrected()")
     posterior.check_weights()
     seed, model = int(rng.integers(2**63)), posterior.model

@@ -26,30 +26,20 @@ def seconds_of(share: tuple[float, float], costs: Costs, record: FitRecord | Non
 
 @dataclass(frozen=True)
 class Budget:
-    """What a report may evaluate.
+    """What a report may evaluate."""
 
-    Parameters
-    ----------
-    n_weights : int
-        Draws for importance weights; 0: none.
-    n_khats : int
-        Coordinates that get a k-hat.
-    n_gradients : int
-        For moved draws, about.
-    cut : bool
-        Whether moved draws get less than they do where evaluations are cheap.
-    weights_cut : bool
-        The same of importance weights.
-    scored : bool
-        Whether gradients at draws are looked at, and few draws are moved: where a posterior has checks of its own, and
-        these speak for it.
-    """
-
+    #: Draws for importance weights; 0: none.
     n_weights: int
+    #: Coordinates that get a k-hat.
     n_khats: int
+    #: For moved draws, about.
     n_gradients: int
+    #: Whether moved draws get less than they do where evaluations are cheap.
     cut: bool = False
+    #: The same of importance weights.
     weights_cut: bool = False
+    #: Whether gradients at draws are looked at, and few draws are moved: where a posterior has checks of its own, and
+    #: these speak for it.
     scored: bool = False
 
     def compared(self, wanted: int) -> int:
@@ -65,16 +55,7 @@ class Budget:
         record: FitRecord | None,
         wanted: "Budget",
     ) -> "Budget":
-        """Return as much of what is wanted as a share allows.
-
-        Parameters
-        ----------
-        share : tuple of float
-            `SUMMARY` or `DIAGNOSIS`.
-        costs : Costs
-        record : FitRecord or None
-        wanted : Budget
-        """
+        """Return as much of what is wanted as a share allows."""
         seconds = seconds_of(share, costs, record)
         n_weights = min(wanted.n_weights, int(_OF_WEIGHTS * seconds / costs.weight))
         if n_weights < min(FEWEST_WEIGHED, wanted.n_weights):

@@ -24,36 +24,23 @@ _FEWEST_GROUPS = 3
 
 @dataclass(frozen=True)
 class Context:
-    """What cures depend on.
-
-    Parameters
-    ----------
-    layout : Layout
-    record : FitRecord or None
-    family : str
-    has_groups : bool
-        Whether effects of groups are independent given global parameters.
-    has_hessian : bool
-    of_bambi : bool
-        Whether Bambi made its group effects non-centred.
-    other_posterior : callable
-        Returns the option ``posterior`` that was left out for its cost, or because a Gaussian was asked for, and is
-        worth a try; empty where none is.
-    last_resort : callable
-        Returns what goes with any model and is worth a try where no other posterior is, with its price; empty where it
-        was tried.
-    can_be_relative : bool
-        Whether effects of groups can be fitted relative to their conditional modes in reasonable time.
-    """
+    """What cures depend on."""
 
     layout: Layout
     record: FitRecord | None
     family: str
+    #: Whether effects of groups are independent given global parameters.
     has_groups: bool
     has_hessian: bool
+    #: Whether Bambi made its group effects non-centred.
     of_bambi: bool = False
+    #: Returns the option ``posterior`` that was left out for its cost, or because a Gaussian was asked for, and is
+    #: worth a try; empty where none is.
     other_posterior: Callable[[], str] = str
+    #: Returns what goes with any model and is worth a try where no other posterior is, with its price; empty where it
+    #: was tried.
     last_resort: Callable[[], str] = str
+    #: Whether effects of groups can be fitted relative to their conditional modes in reasonable time.
     can_be_relative: bool = True
 
     @property

@@ -161,20 +161,13 @@ _RATIOS = 1e-2, 1e2
 
 @dataclass(frozen=True)
 class ScoreDrift:
-    """By how much gradients say that draws are off.
+    """By how much gradients say that draws are off."""
 
-    Parameters
-    ----------
-    mean, sd : Estimates
-        Of coordinates: of means, in standard deviations of q, and of standard deviations, relative to these.
-    n_draws : int
-    predictors : FunctionalDrift or None
-        The same of linear predictors and their sum, of limits nothing; None where there are none.
-    """
-
+    #: Of coordinates: of means, in standard deviations of q, and of standard deviations, relative to these.
     mean: Estimates
     sd: Estimates
     n_draws: int
+    #: The same of linear predictors and their sum, of limits nothing; None where there are none.
     predictors: FunctionalDrift | None = None
 
     @property
@@ -198,17 +191,7 @@ class ScoreDrift:
 def score_drift_of(
     posterior: Posterior, rng: np.random.Generator, n: int, functionals: Functionals | None
 ) -> ScoreDrift | None:
-    """Return what gradients at ``n`` draws say; None where they are finite at too few of them.
-
-    Parameters
-    ----------
-    posterior : Posterior
-    rng : numpy.random.Generator
-        For the draws.
-    n : int
-    functionals : Functionals or None
-        Whose linear predictors are looked at.
-    """
+    """Return what gradients at ``n`` draws say; None where they are finite at too few of them."""
     q = posterior.distribution
     plan = q.plan(posterior.density)
     theta = plan.draw(q.base(n, rng))
@@ -271,20 +254,7 @@ def followed(
     elbo: float,
     rng: np.random.Generator,
 ) -> list[MissedMass]:
-    """Return the modes that draws of a Gaussian with large weights lead to, and that it does not cover.
-
-    Parameters
-    ----------
-    posterior : Posterior
-    budget : Budget
-    weights : Weights
-    ratio : ndarray, shape (n_draws,), or None
-        Their logarithms.
-    again : Generator or None
-        Makes the draws again; None for those that belong to the fit.
-    elbo : float
-    rng : Generator
-    """
+    """Return the modes that draws of a Gaussian with large weights lead to, and that it does not cover."""
     density, q = posterior.density, posterior.distribution
     gaussian, record = q.gaussian, posterior.record
     uneven = weights.verdict(q.n_dim) in (WeightVerdict.UNEVEN, WeightVerdict.FAR)
@@ -320,25 +290,16 @@ _OF_SCORES = 0.4
 
 @dataclass(frozen=True)
 class Drifts:
-    """Moved draws, and what drifts.
-
-    Parameters
-    ----------
-    moved : Moved
-    moments : MomentDrift or None
-        By gradients at other draws where these are looked at, else of moved ones; None where too few could be moved.
-    joint : JointDrift or None
-        None where too few draws could be moved.
-    functionals : FunctionalDrift or None
-        Of what moved draws are to tell; None where there are none, or they would take too long.
-    scores : ScoreDrift or None
-        What gradients at other draws say.
-    """
+    """Moved draws, and what drifts."""
 
     moved: Moved
+    #: By gradients at other draws where these are looked at, else of moved ones; None where too few could be moved.
     moments: MomentDrift | None = None
+    #: None where too few draws could be moved.
     joint: JointDrift | None = None
+    #: Of what moved draws are to tell; None where there are none, or they would take too long.
     functionals: FunctionalDrift | None = None
+    #: What gradients at other draws say.
     scores: ScoreDrift | None = None
 
     def asks_for_more(self, is_nested: bool) -> bool:
@@ -402,17 +363,6 @@ def drifts_of(
     advance: Callable[[float], None],
 ) -> Drifts:
     """Move draws and return what drifts.
-
-    Parameters
-    ----------
-    posterior : Posterior
-    rng : numpy.random.Generator
-    n_draws, n_trajectories : int
-    budget : Budget
-    functionals : Functionals or None
-        What to compute of draws.
-    advance : callable
-        Told how many gradients were evaluated.
 
     Notes
     -----
@@ -527,19 +477,7 @@ def diagnose(
     *,
     thorough: bool = False,
 ) -> Diagnosis:
-    """Make a diagnosis.
-
-    Parameters
-    ----------
-    posterior : Posterior
-    budget : Budget
-    of_weights : Generator or callable
-        For the weighed draws; or what returns the weights of those that belong to the fit.
-    rng : numpy.random.Generator
-        For the moved draws, and for what is far away.
-    thorough : bool, default False
-        Move more draws for longer, and look for mass elsewhere.
-    """
+    """Make a diagnosis."""
     density, record, layout = posterior.density, posterior.record, posterior.layout
     before = density.n_gradients
     equal, n_compared = _equal_modes(posterior, budget)

@@ -40,18 +40,11 @@ def transform_of(variable: Variable) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of a variable along which entries could be exchanged.
-
-    Parameters
-    ----------
-    variable : Variable
-    axis : int
-    length : int
-        Constrained.
-    """
+    """An axis of a variable along which entries could be exchanged."""
 
     variable: Variable
     axis: int
+    #: Constrained.
     length: int
 
     def exchange(self, theta: Array, i: int, j: int) -> None:
@@ -68,20 +61,12 @@ class Axis:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Two labels exchanged along some axes, or variables exchanged that are pairs by name; signs that change with them.
-
-    Parameters
-    ----------
-    axes : tuple of Axis
-    labels : tuple of int
-    pairs : tuple of tuple of Variable
-    mirrored : tuple of Variable
-        Probabilities of the two labels, unconstrained.
-    """
+    """Two labels exchanged along some axes, or variables that are pairs by name; signs that change with them."""
 
     axes: tuple[Axis, ...] = ()
     labels: tuple[int, int] = (0, 1)
     pairs: tuple[tuple[Variable, Variable], ...] = ()
+    #: Probabilities of the two labels, unconstrained.
     mirrored: tuple[Variable, ...] = ()
 
     def __call__(self, theta: Array) -> Array:
@@ -116,25 +101,16 @@ class Flip:
 
 @dataclass(frozen=True)
 class SymmetryFamily:
-    """Symmetries of one kind: of the labels along an axis, of the signs by label.
-
-    Parameters
-    ----------
-    kind : {"labels", "sign"}
-    names : tuple of str
-        Of the variables.
-    where : frozenset
-        Axes, pairs or variables that are part of it.
-    members : tuple of Exchange or of Flip
-        Exchanges of neighbours, in the order of the labels; signs label by label.
-    n_labels : int
-        Along the axis; 0 for whole variables.
-    """
+    """Symmetries of one kind: of the labels along an axis, of the signs by label."""
 
     kind: str
+    #: Of the variables.
     names: tuple[str, ...]
+    #: Axes, pairs or variables that are part of it.
     where: frozenset[object]
+    #: Exchanges of neighbours, in the order of the labels; signs label by label.
     members: tuple[Exchange | Flip, ...]
+    #: Along the axis; 0 for whole variables.
     n_labels: int = 0
 
 
@@ -262,25 +238,16 @@ _ELEMENTS = 2**20
 
 @dataclass(frozen=True)
 class EqualModes:
-    """A symmetry of log p that q does not have.
-
-    Parameters
-    ----------
-    kind : {"labels", "sign"}
-    names : tuple of str
-        Variables whose entries are exchanged, or change signs, together.
-    number : int
-        Of equal modes that it makes.
-    by_label : bool
-        Whether signs change for each label along an axis on its own.
-    covered : {"one", "some", "all"}
-        How many of these modes q covers; "some": there may be more of them.
-    """
+    """A symmetry of log p that q does not have."""
 
     kind: str
+    #: Variables whose entries are exchanged, or change signs, together.
     names: tuple[str, ...]
+    #: Of equal modes that it makes.
     number: int
+    #: Whether signs change for each label along an axis on its own.
     by_label: bool = False
+    #: How many of these modes q covers; "some": there may be more of them.
     covered: str = "one"
 
 
@@ -290,22 +257,6 @@ def equal_modes(
     """Return the symmetries of log p that map q to somewhere else, and how many evaluations of log p that took.
 
     A symmetry leaves log p as it is at each draw, not only in the mean; a single draw rules out almost all candidates.
-
-    Parameters
-    ----------
-    density : ModelDensity
-    q : Distribution
-    theta : ndarray, shape (n_draws, n_dim)
-        Draws of q.
-    layout : Layout
-    most : int
-        Evaluations at most.
-
-    Returns
-    -------
-    modes : tuple of EqualModes
-    n_log_p : int
-        0 where the density of q is not known: nothing tells then whether q covers an image.
     """
     comparison = _Comparison(density, q, theta, most)
     if comparison.log_q is None:

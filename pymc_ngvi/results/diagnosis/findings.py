@@ -34,17 +34,7 @@ _N_MODES_NAMED, _NEAR_FARTHEST = 3, 0.3
 def of_modes(
     context: Context, mean: Array, sd: Array, modes: Sequence[OtherMode], *, has_symmetries: bool
 ) -> list[Finding]:
-    """Say which modes a fit found beside its own, and that are not covered.
-
-    Parameters
-    ----------
-    context : Context
-    mean, sd : ndarray, shape (n_dim,)
-        Of q.
-    modes : sequence of OtherMode
-    has_symmetries : bool
-        Whether it was said already that modes are equal by symmetry.
-    """
+    """Say which modes a fit found beside its own, and that are not covered."""
     modes = [mode for mode in modes if not (mode.is_equal and has_symmetries)]
     if not modes:
         return []
@@ -132,26 +122,7 @@ def findings_of(
     further: Sequence[Finding] = (),
     seen: str = MOVED,
 ) -> tuple[Finding, ...]:
-    """Return all findings, the serious ones first.
-
-    Parameters
-    ----------
-    context : Context
-    gap, elbo : float
-        Nats; NaN where they are not known.
-    weights : Weights
-    moved : Moved
-    drift : MomentDrift or None
-        None where too few draws could be moved.
-    equal : sequence of EqualModes
-    places : sequence of MissedMass
-    q : HasMoments
-        Asked for its mean and standard deviations where places are named only: they may take thousands of draws.
-    further : sequence of Finding, optional
-        What other checks of moved draws found.
-    seen : str
-        By what moments are seen to be off, as a clause.
-    """
+    """Return all findings, the serious ones first."""
     if any(p.kind == "mode" and p.share > _ELSEWHERE for p in places):
         context = replace(context, other_posterior=str, last_resort=str)  # they would miss the same modes
     found = [

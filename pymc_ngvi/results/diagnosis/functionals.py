@@ -22,24 +22,16 @@ _MEASURES = ("mean", "sd", "lower", "upper")
 
 @dataclass(frozen=True)
 class FunctionalDrift:
-    """By how much such quantities change as draws are moved, by ranks.
-
-    Parameters
-    ----------
-    functionals : Functionals
-    mean, sd : Estimates
-        Of each column, as `rank_drift` has them.
-    lower, upper : Estimates
-        Of the limits of 89 % intervals, as `limit_drift` has them.
-    n_draws : int
-        On each side.
-    """
+    """By how much such quantities change as draws are moved, by ranks."""
 
     functionals: Functionals
+    #: Of each column, as `rank_drift` has them.
     mean: Estimates
     sd: Estimates
+    #: Of the limits of 89 % intervals, as `limit_drift` has them.
     lower: Estimates
     upper: Estimates
+    #: On each side.
     n_draws: int
 
     def beyond(self, of: Estimates, size: float, certain: float) -> NDArray[np.intp]:
@@ -87,21 +79,7 @@ def beyond_by_kind(whole: NDArray[np.bool_], of: Estimates, size: float, certain
 def functional_drift_of(
     functionals: Functionals, before: Array, after: Array, seconds: float
 ) -> FunctionalDrift | None:
-    """Return the drift of functionals from draws of q to moved ones.
-
-    Parameters
-    ----------
-    functionals : Functionals
-    before, after : ndarray, shape (n_draws, n_dim)
-        Rows belong together.
-    seconds : float
-        Estimated, that moving them took: evaluations take a part of it at most.
-
-    Returns
-    -------
-    FunctionalDrift or None
-        None where that allows too few draws.
-    """
+    """Return the drift of functionals from draws of q to moved ones."""
     n = min(len(before), functionals.affordable(seconds) // 2)
     if n < _LEAST_DRAWS:
         return None
@@ -119,14 +97,6 @@ def first_order_of(functionals: Functionals, theta: Array, log_ratio: Array) -> 
     Given hyperparameters, the mean of a function f under p differs from that under q by Cov_q(f, h), with h = log p -
     log q, and terms of higher order: what its Gaussians miss. At the optimum of q it vanishes where f is linear or
     quadratic; for totals of exponentials and the like it does not.
-
-    Parameters
-    ----------
-    functionals : Functionals
-    theta : ndarray, shape (n, m, n_dim)
-        Draws of q: ``m`` at each of ``n`` values of the hyperparameters, all of equal weight.
-    log_ratio : ndarray, shape (n, m)
-        log p - log q there.
     """
     n, m, n_dim = theta.shape
     values = functionals.at(theta.reshape(n * m, n_dim))

@@ -30,25 +30,16 @@ _MUCH, _CERTAIN = 0.5, 3.0
 
 @dataclass(frozen=True)
 class JointDrift:
-    """Changes of log p as draws are moved.
+    """Changes of log p as draws are moved."""
 
-    Parameters
-    ----------
-    location : Elbo
-        Their trimmed mean, in nats, with its standard error.
-    far : float
-        Nats about that, beyond which a change counts as far: what one draw of a Gaussian posterior in 10,000 is below
-        the median of log p.
-    rises : ndarray, shape (n_rises,)
-        Changes that are far above it.
-    n_falls, n_draws : int
-        Changes that are far below it, and all of them.
-    n_dim : int
-    """
-
+    #: Their trimmed mean, in nats, with its standard error.
     location: Elbo
+    #: Nats about that, beyond which a change counts as far: what one draw of a Gaussian posterior in 10,000 is below
+    #: the median of log p.
     far: float
+    #: Changes that are far above it; shape (n_rises,).
     rises: Array
+    #: Changes that are far below it, and all of them.
     n_falls: int
     n_draws: int
     n_dim: int

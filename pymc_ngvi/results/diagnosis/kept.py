@@ -11,26 +11,16 @@ from pymc_ngvi.results.posterior import Distribution, Posterior
 
 @dataclass
 class Kept:
-    """Results that are kept between calls, and what they are of.
-
-    Parameters
-    ----------
-    q : Distribution, optional
-    density : ModelDensity, optional
-    log_ratio : ndarray, shape (n_draws,), optional
-        Importance weights of draws that belong to the fit.
-    diagnosis : Diagnosis, optional
-    share : tuple of float
-        The budget that the diagnosis was given.
-    narrow : Constrainer, optional
-        Evaluates the variables that were named last.
-    """
+    """Results that are kept between calls, and what they are of."""
 
     q: Distribution | None = None
     density: ModelDensity | None = None
+    #: Importance weights of draws that belong to the fit; shape (n_draws,), optional.
     log_ratio: Array | None = None
     diagnosis: Diagnosis | None = None
+    #: The budget that the diagnosis was given.
     share: tuple[float, float] = (0.0, 0.0)
+    #: Evaluates the variables that were named last.
     narrow: Constrainer | None = None
 
     def follow(self, posterior: Posterior) -> "Kept":

@@ -71,23 +71,7 @@ _BACKENDS = ("quick", "numba", "c", "jax")
 
 
 def fitted_again(model: pm.Model, record: FitRecord, point: Array, seed: int, most_iterations: int) -> Outcome | None:
-    """Fit a model once more.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    record : FitRecord
-        Of the fit whose method is used again.
-    point : ndarray, shape (n_dim,)
-        Where the mean starts, unconstrained.
-    seed : int
-    most_iterations : int
-
-    Returns
-    -------
-    Outcome or None
-        None where the fit could not be made.
-    """
+    """Fit a model once more."""
     given = {name: getattr(record, name) for name in ("family", "update", "estimator", "step", "reparam")}
     try:
         with warnings.catch_warnings():
@@ -125,41 +109,20 @@ _MOST_ITERATIONS = 300
 
 @dataclass(frozen=True)
 class MissedMass:
-    """A place outside q.
+    """A place outside q."""
 
-    Parameters
-    ----------
-    kind : {"mode", "fit"}
-        A mode of log p, or the end of another fit.
-    share : float
-        Mass there as a part of that and the one that q stands for.
-    location : ndarray, shape (n_dim,)
-    elbo : float
-        Of the other fit; NaN for a mode.
-    """
-
+    #: A mode of log p, or the end of another fit.
     kind: str
+    #: Mass there as a part of that and the one that q stands for.
     share: float
+    #: shape (n_dim,).
     location: Array
+    #: Of the other fit; NaN for a mode.
     elbo: float = np.nan
 
 
 def other_modes(density: ModelDensity, q: Distribution, elbo: float, rng: np.random.Generator) -> list[MissedMass]:
-    """Climb log p from dispersed points and from draws of the prior, and return the modes outside q.
-
-    Parameters
-    ----------
-    density : ModelDensity
-    q : Distribution
-    elbo : float
-        Of q: its log mass.
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    list of MissedMass
-        The one with most mass first.
-    """
+    """Climb log p from dispersed points and from draws of the prior, and return the modes outside q."""
     around = _around(q)
     prior = density.info.prior_draws(_N_PRIOR, int(rng.integers(2**31)))
     prior = prior[np.isfinite(prior).all(axis=1)] if len(prior) else np.empty((0, q.n_dim))
@@ -214,13 +177,7 @@ def outside(
 
 
 def other_fit(posterior: Posterior, elbo: float, rng: np.random.Generator) -> MissedMass | None:
-    """Fit once more, from a dispersed start and with another seed.
-
-    Returns
-    -------
-    MissedMass or None
-        Where it came to; ``share`` is 0 where q is there, too. None where it could not be made, or did not converge.
-    """
+    """Fit once more, from a dispersed start and with another seed."""
     record, q = posterior.record, posterior.distribution
     if record is None or record.step != "adaptive" or traits_of(record.family).options:
         return None  # the record does not tell the options of a family

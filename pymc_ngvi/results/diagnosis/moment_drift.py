@@ -17,27 +17,14 @@ FAMILY_WISE = 0.01
 
 @dataclass(frozen=True)
 class Estimates:
-    """Estimates of one quantity for each coordinate.
+    """Estimates of one quantity for each coordinate."""
 
-    Parameters
-    ----------
-    value, se : ndarray, shape (n_dim,)
-        With Monte Carlo standard errors.
-    """
-
+    #: With Monte Carlo standard errors; shape (n_dim,).
     value: Array
     se: Array
 
     def beyond(self, size: float, certain: float = 0.0) -> NDArray[np.intp]:
-        """Return the coordinates whose value stands out, the largest first.
-
-        Parameters
-        ----------
-        size : float
-            That counts, exceeded by the value less ``certain`` standard errors; whatever the size, the value has to
-            differ from 0 in all coordinates together (`critical`).
-        certain : float, default 0
-        """
+        """Return the coordinates whose value stands out, the largest first."""
         value = np.abs(self.value)
         found = np.flatnonzero((value - certain * self.se > size) & (value > critical(len(value)) * self.se))
         return found[np.argsort(-np.abs(self.value[found]))]
@@ -56,23 +43,15 @@ def critical(n: int) -> float:
 
 @dataclass(frozen=True)
 class MomentDrift:
-    """By how much moved draws differ from q.
+    """By how much moved draws differ from q."""
 
-    Parameters
-    ----------
-    mean : Estimates
-        Of the mean, in standard deviations of q.
-    sd : Estimates
-        Of the standard deviation, relative to that of q.
-    skewness : Estimates
-        Of the skewness, beside that of q.
-    log_p : Elbo
-        Of E[log p], in nats, with its standard error.
-    """
-
+    #: Of the mean, in standard deviations of q.
     mean: Estimates
+    #: Of the standard deviation, relative to that of q.
     sd: Estimates
+    #: Of the skewness, beside that of q.
     skewness: Estimates
+    #: Of E[log p], in nats, with its standard error.
     log_p: Elbo
 
     def seen_again(self, other: "MomentDrift") -> "MomentDrift":
@@ -82,16 +61,7 @@ class MomentDrift:
 
 
 def drift_of(moved: Moved, mean: Array, sd: Array, log_q: tuple[Array, Array] | None = None) -> MomentDrift:
-    """Return the drift of moved draws.
-
-    Parameters
-    ----------
-    moved : Moved
-    mean, sd : ndarray, shape (n_dim,)
-        Of q.
-    log_q : tuple of ndarray, shape (n_draws,), optional
-        log q at ``moved.start`` and at ``moved.control``, whose difference has the mean 0: takes noise from E[log p].
-    """
+    """Return the drift of moved draws."""
     x, control = (moved.end - mean) / sd, (moved.control - mean) / sd
     location = _controlled(x, control)
     square = _controlled((x - location.value) ** 2, control**2 - 1.0)

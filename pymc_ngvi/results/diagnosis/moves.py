@@ -39,33 +39,22 @@ _LEAST_WITHIN, _FEWEST_TRAJECTORIES = 32, 2
 
 @dataclass(frozen=True)
 class Moved:
-    """Draws before and after trajectories, unconstrained.
+    """Draws before and after trajectories, unconstrained."""
 
-    Parameters
-    ----------
-    start, end : ndarray, shape (n_draws, n_dim)
-        Before and after; rows belong together.
-    control : ndarray, shape (n_draws, n_dim)
-        Draws of q that are correlated with ``end``.
-    log_p_start, log_p_end : ndarray, shape (n_draws,)
-    acceptance : float
-        Mean probability that a trajectory was accepted.
-    n_trajectories : int
-    step_size : float
-        Of the last trajectory, in whitened coordinates.
-    n_lost : int
-        Draws of q left out because log p or its gradient is not finite there.
-    n_gradients : int
-    """
-
+    #: Before and after; rows belong together; shape (n_draws, n_dim).
     start: Array
     end: Array
+    #: Draws of q that are correlated with ``end``; shape (n_draws, n_dim).
     control: Array
+    #: shape (n_draws,).
     log_p_start: Array
     log_p_end: Array
+    #: Mean probability that a trajectory was accepted.
     acceptance: float
     n_trajectories: int
+    #: Of the last trajectory, in whitened coordinates.
     step_size: float
+    #: Draws of q left out because log p or its gradient is not finite there.
     n_lost: int
     n_gradients: int
 
@@ -81,27 +70,7 @@ def move(
     strict: bool = False,
     advance: Callable[[float], None] = lambda _: None,
 ) -> Moved:
-    """Move draws of q by Metropolis-corrected Hamiltonian trajectories.
-
-    Parameters
-    ----------
-    density : ModelDensity
-    plan : MovePlan
-        Of q.
-    base : ndarray, shape (n_draws, ...)
-        What draws are made of, a row each.
-    rng : numpy.random.Generator
-        For momenta and acceptance.
-    n_trajectories : int
-        At least 1.
-    max_gradients : int, optional
-        Of the trajectories, about: fewer draws are moved where steps have to be small, but 48 at least.
-    strict : bool, default False
-        Move no draws where ``max_gradients`` do not suffice for 32 of them; take two trajectories where they do not
-        suffice for four.
-    advance : callable, optional
-        Told how many gradients were evaluated.
-    """
+    """Move draws of q by Metropolis-corrected Hamiltonian trajectories."""
     n_dim, before = plan.gaussian.n_dim, density.n_gradients
     step = min(_FIRST * n_dim**-0.25, _LARGEST)
     if strict and max_gradients is not None:

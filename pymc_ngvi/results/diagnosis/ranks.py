@@ -26,28 +26,7 @@ def normal_scores(values: Array) -> Array:
 
 
 def rank_drift(before: Array, after: Array) -> tuple[Estimates, Estimates]:
-    """Return by how much mean and standard deviation of normal scores change.
-
-    Parameters
-    ----------
-    before, after : ndarray, shape (n_draws, n_columns)
-        Rows belong together.
-
-    Returns
-    -------
-    mean : Estimates
-        In standard deviations of the scores before.
-    sd : Estimates
-        Relative to these. Columns that are constant, or NaN somewhere, have the value 0.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> x = np.random.default_rng(1).standard_normal((400, 1))
-    >>> mean, sd = rank_drift(np.exp(9.0 * x), np.exp(9.0 * (2.0 * x[::-1] + 1.0)))  # of the logarithm: +1, and twice
-    >>> bool(mean.value[0] > 0.5), bool(sd.value[0] > 0.5)
-    (True, True)
-    """
+    """Return by how much mean and standard deviation of normal scores change."""
     n = len(before)
     scores = normal_scores(np.concatenate([before, after]))
     old, new = scores[:n], scores[n:]
@@ -66,12 +45,6 @@ def limit_drift(before: Array, after: Array, level: float) -> Estimates:
 
     Its error is such that chance is judged by a sign test: of the outermost of all draws, as many should come from
     before as from after. Quantiles of few draws have longer tails.
-
-    Parameters
-    ----------
-    before, after : ndarray, shape (n_draws, n_columns)
-    level : float
-        Of the quantile.
     """
     n = len(before)
     at = np.sort(after, axis=0)[min(int(level * n), n - 1)]

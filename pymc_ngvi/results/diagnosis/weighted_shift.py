@@ -24,19 +24,12 @@ _DIFFERENT = 0.9
 
 @dataclass(frozen=True)
 class WeightedShift:
-    """Differences of weighted draws from those of q.
-
-    Parameters
-    ----------
-    functionals : Functionals
-    mean, lower, upper : Estimates
-        Of the mean and of the limits of 89 % intervals, in standard deviations, of each column.
-    sd : Estimates
-        Relative to that of q.
-    """
+    """Differences of weighted draws from those of q."""
 
     functionals: Functionals
+    #: Of the mean and of the limits of 89 % intervals, in standard deviations, of each column.
     mean: Estimates
+    #: Relative to that of q.
     sd: Estimates
     lower: Estimates
     upper: Estimates
@@ -47,16 +40,7 @@ class WeightedShift:
 
 
 def weighted_shift_of(functionals: Functionals, theta: Array, log_ratio: Array) -> WeightedShift:
-    """Return what weights change.
-
-    Parameters
-    ----------
-    functionals : Functionals
-    theta : ndarray, shape (n_draws, n_dim)
-        Draws of q.
-    log_ratio : ndarray, shape (n_draws,)
-        log p - log q there.
-    """
+    """Return what weights change."""
     values = functionals.at(theta)
     order = np.argsort(values, axis=0)
     usable = _few_ties(np.take_along_axis(values, order, axis=0))

@@ -23,18 +23,7 @@ _WIDTH, _ROW, _LEGEND = 7.0, 1.9, 0.8
 
 
 def plot_sensitivity(tree: xr.DataTree, table: pd.DataFrame, **options: Any) -> Any:
-    """Plot marginal distributions with prior and likelihood raised to powers; see `plot_prior_sensitivity`.
-
-    Parameters
-    ----------
-    tree : xarray.DataTree
-        Groups ``posterior``, ``log_prior`` and ``log_likelihood``.
-    table : pandas.DataFrame
-        Sensitivities of the elements of the variables, in their order. Of many, those most sensitive to the prior are
-        shown.
-    **options
-        Of ``arviz_plots.plot_psense_dist``.
-    """
+    """Plot marginal distributions with prior and likelihood raised to powers; see `plot_prior_sensitivity`."""
     need_matplotlib("plot_prior_sensitivity")
     plots = arviz_plots("plot_prior_sensitivity")
     columns = columns_of(tree["posterior"].to_dataset())

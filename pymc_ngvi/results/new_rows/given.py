@@ -26,33 +26,7 @@ type Values = Mapping[str, AnyArray]
 
 
 class NewRows:
-    """New rows, and the variables that these depend on.
-
-    Parameters
-    ----------
-    posterior : Posterior
-        Of the model, which has the data of the fit.
-    given : mapping
-
-    Attributes
-    ----------
-    new : NewData
-    observed : dict of str to ndarray
-        New values, by the name of an observed variable.
-    deterministics : list of str
-        That can be computed with the new rows.
-    data : list of str
-        Of the model, that all of these are computed from.
-    grown : list of str
-        Free variables that have elements which were not in the fit.
-    point : ndarray, shape (1, n_dim)
-        Where it is looked which rows depend on what; see `look_at`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `NGVIApproximation.update`.
-    """
+    """New rows, and the variables that these depend on."""
 
     def __init__(self, posterior: Posterior, given: Given) -> None:
         model = posterior.density.given
@@ -152,15 +126,7 @@ class NewRows:
     # --- elements that were not in the fit ---
 
     def known(self, free: Values, drawn: Values) -> dict[str, AnyArray]:
-        """Return the variables that the rows depend on, with elements that were not in the fit from ``drawn``.
-
-        Parameters
-        ----------
-        free : mapping of str to ndarray
-            As in the fit, (n, *shape).
-        drawn : mapping of str to ndarray
-            Those that have grown, (n or 1, *shape).
-        """
+        """Return the variables that the rows depend on, with elements that were not in the fit from ``drawn``."""
         found = {}
         for name in self._names:
             old = self._old(name, free)

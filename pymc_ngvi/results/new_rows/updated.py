@@ -61,20 +61,13 @@ _HELD = 2**26
 
 @dataclass(frozen=True, eq=False)
 class NewElements:
-    """New elements at draws of the posterior.
+    """New elements at draws of the posterior."""
 
-    Parameters
-    ----------
-    log_ratio : ndarray, shape (n,)
-        Log predictive density of the rows that depend on them.
-    drawn : dict of str to ndarray
-        The variables that have them, (n, *shape).
-    variance : float
-        Of the error of ``log_ratio``.
-    """
-
+    #: Log predictive density of the rows that depend on them; shape (n,).
     log_ratio: Array
+    #: The variables that have them, (n, *shape).
     drawn: dict[str, AnyArray]
+    #: Of the error of ``log_ratio``.
     variance: float
 
 
@@ -105,19 +98,7 @@ def with_new_elements(
     rows: NewRows, free: Values, log_weights: Array, depends: sparse.csr_array, numbers: dict[str, Ints],
     rng: np.random.Generator,
 ) -> NewElements:  # fmt: skip
-    """Return new elements at draws of the free variables.
-
-    Parameters
-    ----------
-    rows : NewRows
-    free : mapping of str to ndarray
-        As in the fit, (n, *shape).
-    log_weights : ndarray, shape (n,)
-        Of the draws, with the rows that depend on nothing new.
-    depends : csr_array, shape (n_rows, n_numbers)
-    numbers : dict of str to ndarray
-    rng : numpy.random.Generator
-    """
+    """Return new elements at draws of the free variables."""
     which = np.flatnonzero(np.diff(depends.indptr))
     few = rows.only(which)
     rows, depends = (rows, depends) if few is None else (few, depends[which])
@@ -160,17 +141,7 @@ def _tied(rows: NewRows, numbers: dict[str, Ints], same: Values, many: Values) -
 
 
 class _Proposal:
-    """Where candidates are drawn: from the prior; and, once it has learned, mostly about where rows say that they are.
-
-    Parameters
-    ----------
-    rows : NewRows
-    free : mapping of str to ndarray
-    parts : dict of str to ndarray of int
-        The part that each element belongs to, by variable; -1 for those that were in the fit.
-    n_parts : int
-    rng : numpy.random.Generator
-    """
+    """Where candidates are drawn: from the prior, and, once it has learned, mostly where rows say that they are."""
 
     def __init__(
         self, rows: NewRows, free: Values, parts: dict[str, Ints], n_parts: int, rng: np.random.Generator

@@ -43,16 +43,6 @@ class Encoder:
     """Turns values into JSON, and collects their arrays by the path at which they stand.
 
     An array that stands in several places is stored once.
-
-    Parameters
-    ----------
-    inline : bool, default False
-        Put arrays of few elements into the JSON.
-
-    Attributes
-    ----------
-    arrays : dict
-        Arrays by path.
     """
 
     def __init__(self, *, inline: bool = False) -> None:
@@ -62,13 +52,7 @@ class Encoder:
         self._seen: dict[int, tuple[object, Form]] = {}
 
     def encode(self, value: object, path: str) -> Json:
-        """Return the JSON of a value.
-
-        Raises
-        ------
-        TypeError
-            For a value of which a file can hold nothing, saying where it stands.
-        """
+        """Return the JSON of a value."""
         if value is None or isinstance(value, bool | str) or type(value) is int:
             return value
         if type(value) is float:
@@ -139,15 +123,7 @@ class Decoder:
         self._made: dict[str, NDArray[np.generic]] = {}
 
     def decode(self, form: Json) -> Any:
-        """Return the value.
-
-        Raises
-        ------
-        DamagedError
-            For anything that `Encoder` does not write.
-        UnknownTagError
-            For a class that has no tag here.
-        """
+        """Return the value."""
         if form is None or isinstance(form, bool | int | float | str):
             return form
         if isinstance(form, list):

@@ -24,19 +24,7 @@ _CODECS = frozenset(["bytes", "zstd", "gzip", "blosc", "crc32c", "transpose", "v
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
-    """Return where a tree is to be written, symbolic links followed.
-
-    Raises
-    ------
-    ValueError
-        For a suffix that names no format.
-    ImportError
-        For zarr, where it is not installed.
-    FileNotFoundError
-        If the folder does not exist.
-    FileExistsError
-        If something is there that would not be replaced by its like: a folder by a file, or the other way round.
-    """
+    """Return where a tree is to be written, symbolic links followed."""
     given = Path(os.path.realpath(path))
     suffix = given.suffix.lower()
     if suffix not in (*_NETCDF, _ZARR):
@@ -61,16 +49,7 @@ def is_zarr(path: str | os.PathLike[str]) -> bool:
 
 
 def write(tree: xr.DataTree, path: Path, *, as_zarr: bool = False) -> None:
-    """Write a tree to a path; what was there is replaced at the end, or kept where writing fails.
-
-    Parameters
-    ----------
-    tree : DataTree
-    path : Path
-        From `check_path`, or in a zarr store.
-    as_zarr : bool, default False
-        Whether to do so whatever the suffix.
-    """
+    """Write a tree to a path; what was there is replaced at the end, or kept where writing fails."""
     beside = path.with_name(f".{path.stem}-{uuid.uuid4().hex[:12]}{path.suffix}")
     try:
         if as_zarr or is_zarr(path):
@@ -108,15 +87,7 @@ def _remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[xr.DataTree]:
-    """Open a file or store for reading.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is none.
-    ValueError
-        If it is neither a netCDF-4 file nor a zarr store, or is damaged.
-    """
+    """Open a file or store for reading."""
     given = Path(path)
     if not given.exists():
         raise FileNotFoundError(f"There is no file {os.fspath(path)!r}.")

@@ -24,27 +24,18 @@ _N_SHOWN = 3
 @stored("model.free_variable")
 @dataclass(frozen=True)
 class FreeVariable:
-    """What a file keeps of a free variable, and what of it has to agree with the model.
+    """What a file keeps of a free variable, and what of it has to agree with the model."""
 
-    Parameters
-    ----------
-    name, value_name : str
-        Of the random variable, and of its unconstrained value.
-    shape : tuple of int
-        Unconstrained.
-    transform : str
-        Class names of its transform; empty where there is none.
-    dims : tuple of str, or None
-        Where they are those of the unconstrained value.
-    coords : dict
-        Labels of the dims.
-    """
-
+    #: Of the random variable, and of its unconstrained value.
     name: str
     value_name: str
+    #: Unconstrained.
     shape: tuple[int, ...]
+    #: Class names of its transform; empty where there is none.
     transform: str
+    #: Where they are those of the unconstrained value.
     dims: tuple[str, ...] | None
+    #: Labels of the dims.
     coords: dict[str, NDArray[np.generic]]
 
 
@@ -139,14 +130,7 @@ def digest(values: ArrayLike) -> str:
 
 
 class SavedData(DataSnapshot):
-    """Remembers the data that a model had when an approximation was fitted in another process.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    saved : mapping of str to str
-        `fingerprints` of then.
-    """
+    """Remembers the data that a model had when an approximation was fitted in another process."""
 
     def __init__(self, model: pm.Model, saved: Mapping[str, str]) -> None:
         super().__init__(model)
@@ -167,13 +151,7 @@ class SavedData(DataSnapshot):
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Give the model the data of then, for as long as the context lasts.
-
-        Raises
-        ------
-        ValueError
-            If they were never seen: the model has had others since the approximation was loaded.
-        """
+        """Give the model the data of then, for as long as the context lasts."""
         if not self._is_known:
             if changed := self.changed():
                 raise ValueError(

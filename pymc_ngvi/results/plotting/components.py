@@ -33,23 +33,17 @@ _MAX_ENTRIES, _MAX_CHARACTERS = 8, 22
 
 
 class _Panels(NamedTuple):
-    """What is drawn, in the coordinates that are shown.
+    """What is drawn, in the coordinates that are shown."""
 
-    Parameters
-    ----------
-    weights : ndarray, shape (n_components,)
-    means : ndarray, shape (n_components, n_coordinates)
-    covs : ndarray, shape (n_components, n_coordinates, n_coordinates)
-    draws : ndarray, shape (n_draws, n_coordinates)
-    shares : ndarray, shape (n_draws, n_components)
-        Responsibilities.
-    labels : list of str
-    """
-
+    #: shape (n_components,).
     weights: Array
+    #: shape (n_components, n_coordinates).
     means: Array
+    #: shape (n_components, n_coordinates, n_coordinates).
     covs: Array
+    #: shape (n_draws, n_coordinates).
     draws: Array
+    #: Responsibilities; shape (n_draws, n_components).
     shares: Array
     labels: list[str]
 

@@ -26,13 +26,7 @@ _CHARACTER = 0.55
 
 
 def need_matplotlib(function: str) -> ModuleType:
-    """Return ``matplotlib.pyplot``.
-
-    Raises
-    ------
-    ImportError
-        Where Matplotlib is not installed.
-    """
+    """Return ``matplotlib.pyplot``."""
     try:
         from matplotlib import pyplot
     except ImportError as error:

@@ -138,13 +138,7 @@ def _levels(term: Any, frame: Any) -> list[str | None]:
 
 
 def _of_known_levels(model: Any, terms: Sequence[tuple[str, Any, str, str]], frame: Any) -> Any:
-    """Return a data frame with levels of the fit in the place of new ones, for Bambi to evaluate.
-
-    Raises
-    ------
-    ValueError
-        Where a column with new levels is a predictor, too.
-    """
+    """Return a data frame with levels of the fit in the place of new ones, for Bambi to evaluate."""
     used = {name for _, term, *_ in terms for name in term.term.expr.var_names}
     for part in model.backend.distributional_components.values():
         common = part.component.design.common

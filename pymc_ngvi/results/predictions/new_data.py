@@ -23,44 +23,20 @@ _LISTED = 5
 
 @dataclass(frozen=True)
 class NewData:
-    """What is new in a model.
+    """What is new in a model."""
 
-    Parameters
-    ----------
-    model : pymc.Model
-        With the data of the fit.
-    arrays : dict of str to ndarray
-        By the name of a ``pm.Data``.
-    labels : dict of str to list
-        By dim, where these were given, or are those of the fit with others behind them.
-    of_fit : dict of str to list
-        Labels of the dims of the model, when it was fitted.
-    """
-
+    #: With the data of the fit.
     model: pm.Model
+    #: By the name of a ``pm.Data``.
     arrays: dict[str, AnyArray]
+    #: By dim, where these were given, or are those of the fit with others behind them.
     labels: dict[str, list[Any]]
+    #: Labels of the dims of the model, when it was fitted.
     of_fit: dict[str, list[Any]]
 
     @classmethod
     def of(cls, model: pm.Model, coords: Mapping[str, AnyArray], given: Given | None) -> "NewData":
-        """Check what was given.
-
-        Parameters
-        ----------
-        model : pymc.Model
-        coords : mapping of str to ndarray
-            Labels of the dims in the fit.
-        given : mapping, optional
-
-        Raises
-        ------
-        TypeError
-            For anything but a dict.
-        ValueError
-            For names that the model does not have; ragged arrays; numbers of axes, types and lengths that do not agree;
-            labels that repeat.
-        """
+        """Check what was given."""
         if hasattr(given, "columns"):
             raise TypeError(
                 "A DataFrame is for models of Bambi: give the model, too, as bambi_model=. For others, give a dict of "

@@ -44,28 +44,17 @@ class _Axis:
 
 @dataclass
 class Treatments:
-    """Decides on the treatment of random variables.
-
-    Parameters
-    ----------
-    posterior : Posterior
-    graph : PredictiveGraph
-    new : NewData
-    groups : {"known", "new", "average"}
-    effects : frozenset of str
-        The free variables that are effects of groups; read with ``groups="average"`` alone.
-    draws : mapping of str to ndarray
-        Of the free variables of the fit, (n_draws, *shape), constrained.
-    observed : mapping of str to ndarray
-        Values of observed variables, where all are there.
-    """
+    """Decides on the treatment of random variables."""
 
     posterior: Posterior
     graph: PredictiveGraph
     new: NewData
     groups: Groups
+    #: The free variables that are effects of groups; read with ``groups="average"`` alone.
     effects: frozenset[str]
+    #: Of the free variables of the fit, (n_draws, *shape), constrained.
     draws: Mapping[str, AnyArray]
+    #: Values of observed variables, where all are there.
     observed: Mapping[str, AnyArray]
     drawn: list[str] = field(default_factory=list)
     averaged: list[str] = field(default_factory=list)

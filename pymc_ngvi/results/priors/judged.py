@@ -20,47 +20,23 @@ _MOST_DRAWS, _NEARLY = 14_000, 0.9
 
 @dataclass(frozen=True)
 class Judged:
-    """What there is to say of weighted draws.
+    """What there is to say of weighted draws."""
 
-    Parameters
-    ----------
-    khat : float
-        Pareto k-hat of the weights.
-    effective_sample_size : float
-        Independent draws that the weighted ones are worth; where hyperparameters repeat, those of these.
-    n_draws : int
-    doubts : tuple of str
-        What stands against relying on them, in clauses.
-    cure : str
-        What to do where there are doubts.
-    weights_help : bool
-        Whether k-hat speaks for the weights.
-    """
-
+    #: Pareto k-hat of the weights.
     khat: float
+    #: Independent draws that the weighted ones are worth; where hyperparameters repeat, those of these.
     effective_sample_size: float
     n_draws: int
+    #: What stands against relying on them, in clauses.
     doubts: tuple[str, ...]
+    #: What to do where there are doubts.
     cure: str
+    #: Whether k-hat speaks for the weights.
     weights_help: bool
 
     @classmethod
     def of(cls, made: JointDraws, log_ratio: Array, doubts: tuple[str, ...], draws: int, fit: str) -> "Judged":
-        """Judge draws with new weights.
-
-        Parameters
-        ----------
-        made : JointDraws
-            With the weights that they had.
-        log_ratio : ndarray, shape (n,)
-            By which these change.
-        doubts : tuple of str
-            Against the draws as they were.
-        draws : int
-            That were asked for.
-        fit : str
-            What to do where no number of draws will do: a sentence that begins with "Fit".
-        """
+        """Judge draws with new weights."""
         log_weights = made.log_weights + log_ratio
         # Weights of equal globals stand or fall together.
         found = [weigh(of, np.zeros(len(of)))[1] for of in (log_weights, made.by_globals(log_weights))]

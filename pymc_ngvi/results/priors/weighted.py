@@ -24,12 +24,6 @@ def joint_draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple
 
     An exact, nested or moved posterior has weights. Draws of another q get their importance weights where these help;
     where they can't, the draws are those of q.
-
-    Parameters
-    ----------
-    posterior : Posterior
-    n : int
-    rng : numpy.random.Generator
     """
     q, density, record = posterior.distribution, posterior.density, posterior.record
     made = q.joint(n, rng)
@@ -50,25 +44,17 @@ def joint_draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple
 
 @dataclass(frozen=True, eq=False)
 class WeightedDistribution(Distribution):
-    """Weighted draws as a distribution that can be drawn from.
+    """Weighted draws as a distribution that can be drawn from."""
 
-    Parameters
-    ----------
-    of : Distribution
-        Whose draws they are.
-    theta : ndarray, shape (n, n_dim)
-    log_ratio : ndarray, shape (n,)
-        Log weights, not smoothed.
-    in_order_of : int
-        The coordinate by which draws are picked evenly.
-    said : mapping of str to float
-        Attributes of trees of draws.
-    """
-
+    #: Whose draws they are.
     of: Distribution
+    #: shape (n, n_dim).
     theta: Array
+    #: Log weights, not smoothed; shape (n,).
     log_ratio: Array
+    #: The coordinate by which draws are picked evenly.
     in_order_of: int
+    #: Attributes of trees of draws.
     said: Mapping[str, float]
 
     @functools.cached_property

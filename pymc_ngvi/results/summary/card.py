@@ -10,27 +10,7 @@ _FAINT = "color-mix(in srgb, currentColor 25%, transparent)"
 
 
 def html_card(title: str, record: FitRecord | None, verdict: str | None, body: str) -> str:
-    """Return a card: how the fit ended, the verdict, numbers of the fit, the table of parameters.
-
-    Parameters
-    ----------
-    title : str
-    record : FitRecord or None
-    verdict : str or None
-        None where nothing has judged the approximation yet.
-    body : str
-        HTML below.
-
-    Returns
-    -------
-    str
-        Without scripts; all texts escaped.
-
-    Examples
-    --------
-    >>> html_card("Gaussian <q>", None, None, "").count("&lt;q&gt;")
-    1
-    """
+    """Return a card: how the fit ended, the verdict, numbers of the fit, the table of parameters."""
     if record is None:
         outcome, numbers = "Not fitted", {}
     else:

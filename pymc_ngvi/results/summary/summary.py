@@ -40,17 +40,7 @@ Rows = list[tuple[str, list[str]]]
 
 
 def rows_of(table: pd.DataFrame, *, by_sd: bool, limit: int) -> Rows:
-    """Return labels and cells of a table, of long variables only the first elements and the last.
-
-    Parameters
-    ----------
-    table : pandas.DataFrame
-    by_sd : bool
-        Whether to show numbers to the second digit of the standard deviation in column ``sd``, instead of as the table
-        prints them.
-    limit : int
-        Rows to show, about.
-    """
+    """Return labels and cells of a table, of long variables only the first elements and the last."""
     places = kept_rows(_variables(table), limit)
     some = table.iloc[[i for i in places if i is not None]]
     cells = iter(_by_sd(some) if by_sd and "sd" in some else _as_printed(some))
@@ -60,21 +50,7 @@ def rows_of(table: pd.DataFrame, *, by_sd: bool, limit: int) -> Rows:
 
 
 def kept_rows(variables: Sequence[str], limit: int) -> list[int | None]:
-    """Return the places of the rows to show; None stands for those that are left out.
-
-    Parameters
-    ----------
-    variables : sequence of str
-        The variable that each row is of.
-    limit : int
-
-    Examples
-    --------
-    >>> kept_rows(["a", *5 * ["b"]], 6)
-    [0, 1, 2, 3, 4, 5]
-    >>> kept_rows(["a", *5 * ["b"]], 5)
-    [0, 1, 2, 3, None, 5]
-    """
+    """Return the places of the rows to show; None stands for those that are left out."""
     n = len(variables)
     if n <= limit:
         return list(range(n))
@@ -169,17 +145,11 @@ _SAMPLE = ("chain", "draw")
 
 
 class ShownVariables(NamedTuple):
-    """Which variables a summary shows.
+    """Which variables a summary shows."""
 
-    Parameters
-    ----------
-    sections : dict
-        Names by heading, in the order in which they are shown; one heading, "", where there are no groups.
-    notes : tuple of str
-        Sentences below the table: numbers of observations and of levels, what was left out.
-    """
-
+    #: Names by heading, in the order in which they are shown; one heading, "", where there are no groups.
     sections: Mapping[str, tuple[str, ...]]
+    #: Sentences below the table: numbers of observations and of levels, what was left out.
     notes: tuple[str, ...]
 
     @property
@@ -189,16 +159,7 @@ class ShownVariables(NamedTuple):
 
 
 def plan_sections(roles: Roles, sizes: Mapping[str, int], *, group_effects: bool) -> ShownVariables:
-    """Return what a summary shows of a model.
-
-    Parameters
-    ----------
-    roles : Roles
-    sizes : mapping of str to int
-        Numbers of elements by name, in the order of the draws.
-    group_effects : bool
-        Whether to show the effects of groups, too.
-    """
+    """Return what a summary shows of a model."""
     groups = roles.groups
     apart = {*roles.rows, *roles.raw}
     apart.update(name for g in groups for name in (*g.scales, *g.packed, *g.effects, *g.offsets))
@@ -260,21 +221,6 @@ def arranged(
     """Return the draws that a summary shows, and where the rows of each section will be.
 
     Of matrices of correlations among ``scales``, only the entries below the diagonal are kept, each once.
-
-    Parameters
-    ----------
-    posterior : xarray.Dataset
-    plan : ShownVariables
-    scales : set of str
-    terms : mapping of str to sequence of str
-        Labels for the axes of scales that have none, as `names_of_terms` finds them.
-
-    Returns
-    -------
-    dataset : xarray.Dataset
-        Variables in the order of the sections.
-    where : dict
-        Slice of rows by heading.
     """
     kept: dict[str, xr.DataArray] = {}
     where: dict[str, slice] = {}
@@ -299,12 +245,6 @@ def names_of_terms(few: xr.Dataset, groups: Sequence[Grouping]) -> dict[str, lis
     """Return the names of the terms that standard deviations and correlations belong to, by name of these.
 
     They are those of the axis of the effects that is not the axis of levels; a Cholesky factor has plain axes.
-
-    Parameters
-    ----------
-    few : xarray.Dataset
-        Draws of all variables, two or more.
-    groups : sequence of Grouping
     """
     result = {}
     for g in groups:
@@ -482,21 +422,13 @@ def card_of(posterior: Posterior, kept: Kept) -> str:
 
 @dataclass(frozen=True)
 class Planned:
-    """Which variables of a model are shown of a posterior, and how.
-
-    Parameters
-    ----------
-    roles : Roles
-    plan : ShownVariables
-    sizes : mapping of str to int
-        Numbers of elements of all variables.
-    few : xarray.Dataset
-        Two draws of all of them.
-    """
+    """Which variables of a model are shown of a posterior, and how."""
 
     roles: Roles
     plan: ShownVariables
+    #: Numbers of elements of all variables.
     sizes: Mapping[str, int]
+    #: Two draws of all of them.
     few: xr.Dataset
 
     @classmethod

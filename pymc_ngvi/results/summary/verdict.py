@@ -22,24 +22,7 @@ _NOT_CONVERGED = "Not reliable: the fit did not converge."
 def verdict_on(
     posterior: Posterior, kept: Kept, khat_draws: int | None, rng: np.random.Generator
 ) -> tuple[tuple[str, ...], float | None]:
-    """Return the sentences above the table of a summary, and k-hat.
-
-    Parameters
-    ----------
-    posterior : Posterior
-    kept : Kept
-    khat_draws : int or None
-        10,000: what belongs to the fit, within the budget of a summary. Another number: k-hat from so many draws.
-        None leaves the verdict out.
-    rng : Generator
-        For draws that do not belong to the fit.
-
-    Returns
-    -------
-    lines : tuple of str
-    khat : float or None
-        None where no importance weights were computed.
-    """
+    """Return the sentences above the table of a summary, and k-hat."""
     lines, seed = _lines_of_fit(posterior.record), int(rng.integers(2**63))
     sentence, weights = _verdict(posterior, kept, khat_draws, np.random.default_rng(seed))
     lines += [sentence] * bool(sentence)

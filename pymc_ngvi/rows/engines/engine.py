@@ -21,10 +21,4 @@ class Engine(Protocol):
         """Return rows with their derivatives by predictors; None where the gradient of log p is to be compiled."""
 
     def second_derivatives(self, rows: Rows) -> SecondDerivatives:
-        """Return the second derivatives of rows by their predictors, those alone that are not 0 everywhere.
-
-        Raises
-        ------
-        MissingDerivativeError
-            If an operation has no second derivative.
-        """
+        """Return the second derivatives of rows by their predictors, those alone that are not 0 everywhere."""

@@ -27,20 +27,6 @@ class OnJax:
     """A program as a function of arrays of NumPy.
 
     A new shape of the inputs is compiled anew: axes are filled up to powers of 2.
-
-    Parameters
-    ----------
-    program : RowProgram
-
-    Raises
-    ------
-    CannotFollow
-        If JAX lacks an operation, or is less exact in it than SciPy.
-
-    Attributes
-    ----------
-    at_a_time : int
-        Values to ask for at a time.
     """
 
     def __init__(self, program: RowProgram) -> None:

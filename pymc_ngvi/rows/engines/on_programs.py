@@ -24,35 +24,18 @@ from pymc_ngvi.rows.row_hessian import SecondDerivatives
 
 
 class _Sum(NamedTuple):
-    """What is read of rows along a sum.
+    """What is read of rows along a sum."""
 
-    Parameters
-    ----------
-    along : RowProgram
-        The sum where all that it is a sum of is 0, and the products that its slopes in these are made of.
-    owners : list of int
-        In which of these each product is the slope, or a part of it.
-    value : RowProgram
-        The function, given the sum.
-    """
-
+    #: The sum where all that it is a sum of is 0, and the products that its slopes in these are made of.
     along: RowProgram
+    #: In which of these each product is the slope, or a part of it.
     owners: list[int]
+    #: The function, given the sum.
     value: RowProgram
 
 
 class ProgramEngine:
-    """Reads rows as programs; rows that have operations it does not know are left to PyTensor.
-
-    Parameters
-    ----------
-    evaluated : callable
-        From a program to a function of arrays, floats or booleans, that broadcast, all with as many axes; it returns
-        the outputs, which broadcast to the shape that the inputs have together. It raises `CannotFollow` for a program
-        with an operation that it does not know.
-    compile_ : callable
-        How rows are compiled that are left to PyTensor.
-    """
+    """Reads rows as programs; rows that have operations it does not know are left to PyTensor."""
 
     def __init__(self, evaluated: Callable[[RowProgram], Compiled], compile_: CompileAll) -> None:
         self._evaluated, self._otherwise = evaluated, PyTensorEngine(compile_)
@@ -76,16 +59,7 @@ class ProgramEngine:
         return RowFunction(function, rows.index, data, interacts(rows), n_shared=n_shared)
 
     def _value(self, rows: Rows, n_shared: int, numbers: list[float | None]) -> RowProgram:
-        """Return the program of rows, whose graph is read once for each order of their predictors.
-
-        Parameters
-        ----------
-        rows : Rows
-        n_shared : int
-            How many of the first predictors all rows share.
-        numbers : list of float or None
-            Data that are numbers in the program.
-        """
+        """Return the program of rows, whose graph is read once for each order of their predictors."""
         known, key = self._read.setdefault(rows.value, {}), (n_shared, *rows.slots)
         if key not in known:
             early = [*rows.slots[:n_shared], *rows.data]

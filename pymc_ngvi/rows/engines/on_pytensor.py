@@ -29,13 +29,7 @@ _TWO = 2
 
 
 class PyTensorEngine:
-    """Compiles the graphs of rows, those of equal rows once.
-
-    Parameters
-    ----------
-    compile_ : callable
-        How.
-    """
+    """Compiles the graphs of rows, those of equal rows once."""
 
     def __init__(self, compile_: CompileAll) -> None:
         self._compile = CompiledOnce(compile_)
@@ -97,16 +91,10 @@ class PyTensorEngine:
 
 @dataclass(frozen=True)
 class OnTwoAxes:
-    """A function that is compiled for arrays (n_points, n_rows), of arrays with three axes, too.
-
-    Parameters
-    ----------
-    function : Function
-    one_column : tuple of bool
-        Which inputs have one column.
-    """
+    """A function that is compiled for arrays (n_points, n_rows), of arrays with three axes, too."""
 
     function: Function
+    #: Which inputs have one column.
     one_column: tuple[bool, ...]
 
     def __call__(self, *inputs: Array) -> Sequence[Array]:
@@ -132,16 +120,10 @@ class OnTwoAxes:
 
 @dataclass(frozen=True)
 class FewAtATime:
-    """Evaluates what may take much memory at a point.
-
-    Parameters
-    ----------
-    function : Function
-    n_evaluations : int
-        Numbers within it: finer rules of quadrature are for functions of few.
-    """
+    """Evaluates what may take much memory at a point."""
 
     function: Function
+    #: Numbers within it: finer rules of quadrature are for functions of few.
     n_evaluations: int
 
     def __call__(self, *predictors: Array) -> list[Array]:

@@ -37,12 +37,7 @@ class _InParts(NamedTuple):
 
 
 class OnNumPy:
-    """A program as a function of arrays.
-
-    Parameters
-    ----------
-    program : RowProgram
-    """
+    """A program as a function of arrays."""
 
     def __init__(self, program: RowProgram) -> None:
         self.program = program

@@ -34,30 +34,20 @@ type Tangent = Callable[..., Any]
 
 
 class Operation(NamedTuple):
-    """A scalar operation.
+    """A scalar operation."""
 
-    Parameters
-    ----------
-    function : callable
-        Of arrays that broadcast.
-    slopes : callable, optional
-        From the result and the arguments to the derivatives by these; None for one by which there is none.
-    tangent : callable, optional
-        From the result, the arguments and their derivatives (None where these are 0) to that of the result: in the
-        place of ``slopes`` where it takes less.
-    writes : bool
-        Whether the function takes ``out``, which may be an argument, for floats.
-    is_condition : bool
-        Whether it returns booleans.
-    is_step : bool
-        Whether it is piecewise constant.
-    """
-
+    #: Of arrays that broadcast.
     function: Callable[..., AnyArray]
+    #: From the result and the arguments to the derivatives by these; None for one by which there is none.
     slopes: Slopes | None = None
+    #: From the result, the arguments and their derivatives (None where these are 0) to that of the result: in the
+    #: place of ``slopes`` where it takes less.
     tangent: Tangent | None = None
+    #: Whether the function takes ``out``, which may be an argument, for floats.
     writes: bool = True
+    #: Whether it returns booleans.
     is_condition: bool = False
+    #: Whether it is piecewise constant.
     is_step: bool = False
 
 

@@ -5,15 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Call:
-    """An operation on values by number.
+    """An operation on values by number."""
 
-    Parameters
-    ----------
-    name : str
-        In `pymc_ngvi.rows.programs.operations.OPERATIONS`.
-    read : tuple of int
-    """
-
+    #: In `pymc_ngvi.rows.programs.operations.OPERATIONS`.
     name: str
     read: tuple[int, ...]
 
@@ -23,18 +17,10 @@ class RowProgram:
     """A function of rows. Values are numbered: first the inputs, then constants, then what calls make, in order.
 
     Programs of the same function, whatever graphs they were read from, are mostly equal.
-
-    Parameters
-    ----------
-    n_inputs : int
-    conditions : tuple of int
-        Inputs that are booleans.
-    constants : tuple of float
-    calls : tuple of Call
-    outputs : tuple of int
     """
 
     n_inputs: int
+    #: Inputs that are booleans.
     conditions: tuple[int, ...]
     constants: tuple[float, ...]
     calls: tuple[Call, ...]

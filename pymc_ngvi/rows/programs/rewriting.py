@@ -7,19 +7,7 @@ from pymc_ngvi.rows.programs.writer import Writer, Written
 
 
 def rewritten(program: RowProgram, numbers: Sequence[float | None] = ()) -> tuple[Writer, list[Written]]:
-    """Write a program once more.
-
-    Parameters
-    ----------
-    program : RowProgram
-    numbers : sequence of float or None
-        In the place of inputs, which the new program does not have then.
-
-    Returns
-    -------
-    tuple of Writer and list of Written
-        What was written, and the outputs.
-    """
+    """Write a program once more."""
     numbers = numbers or [None] * program.n_inputs
     kept = [k for k, number in enumerate(numbers) if number is None]
     writer = Writer(len(kept), [at for at, k in enumerate(kept) if k in program.conditions])
@@ -32,43 +20,14 @@ def rewritten(program: RowProgram, numbers: Sequence[float | None] = ()) -> tupl
 
 
 def firsts(program: RowProgram, n_first: int) -> tuple[RowProgram, list[int]]:
-    """Return the only output with its derivatives by the first inputs: those that are not 0 everywhere, and by which.
-
-    Parameters
-    ----------
-    program : RowProgram
-    n_first : int
-        How many inputs.
-
-    Raises
-    ------
-    CannotFollow
-        If an operation has none.
-    """
+    """Return the only output with its derivatives by the first inputs that are not 0 everywhere, and by which."""
     writer, [value] = rewritten(program)
     slopes = {a: slope for a in range(n_first) if (slope := writer.slope(value, writer.inputs[a])) is not None}
     return writer.written([value, *slopes.values()]), list(slopes)
 
 
 def seconds(program: RowProgram, n_first: int) -> tuple[RowProgram, list[tuple[int, int]]]:
-    """Return the second derivatives of the only output by the first inputs.
-
-    Parameters
-    ----------
-    program : RowProgram
-    n_first : int
-        How many inputs.
-
-    Returns
-    -------
-    tuple of RowProgram and list of (int, int)
-        The derivatives that are not 0 everywhere, and by which inputs each is, the first not before the second.
-
-    Raises
-    ------
-    CannotFollow
-        If an operation has none.
-    """
+    """Return the second derivatives of the only output by the first inputs."""
     writer, [value] = rewritten(program)
     pairs, found = [], []
     for a in range(n_first):

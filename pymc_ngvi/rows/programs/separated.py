@@ -13,14 +13,7 @@ type Product = tuple[Written, Written]
 
 
 class Separation:
-    """Writes values as sums of products.
-
-    Parameters
-    ----------
-    writer : Writer
-    first : collection of int
-        The inputs that the first factor of a product is a function of.
-    """
+    """Writes values as sums of products."""
 
     def __init__(self, writer: Writer, first: Collection[int]) -> None:
         self._writer, self._first = writer, set(first)

@@ -21,13 +21,7 @@ class CannotFollow(RefusedFor):
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """A value of a program that is being written; arithmetic on it writes more.
-
-    Parameters
-    ----------
-    writer : Writer
-    at : int
-    """
+    """A value of a program that is being written; arithmetic on it writes more."""
 
     writer: "Writer"
     at: int
@@ -68,14 +62,7 @@ type _Key = tuple[str, tuple[int, ...]] | tuple[str, bytes] | tuple[str, str, in
 
 
 class Writer:
-    """What has been written of a program.
-
-    Parameters
-    ----------
-    n_inputs : int
-    conditions : collection of int
-        Inputs that are booleans.
-    """
+    """What has been written of a program."""
 
     def __init__(self, n_inputs: int, conditions: Sequence[int] = ()) -> None:
         self._n_inputs = n_inputs
@@ -173,13 +160,7 @@ class Writer:
     # --- derivatives ---
 
     def slope(self, value: Written, by: Written) -> Written | None:
-        """Return the derivative of a value by an input; None where it is 0 everywhere.
-
-        Raises
-        ------
-        CannotFollow
-            If an operation has none.
-        """
+        """Return the derivative of a value by an input; None where it is 0 everywhere."""
         known = self._tangents.setdefault(by.at, {by.at: self.constant(1.0)})
         for k in self._needed([value.at]):
             if k not in known:

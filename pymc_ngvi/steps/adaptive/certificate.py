@@ -36,19 +36,6 @@ def has_diverged(
     taken on eight parts of the draws, on a minibatch each; the start has to be above the best of them by more than they
     range over: of nine equals, one stands out so far by chance once in many thousands. Draws below the upper quartile
     count as if they were there: that raises the ELBO, and where log p falls exponentially, few draws are all of it.
-
-    Parameters
-    ----------
-    q : GaussianState
-        The result.
-    evaluation : Evaluation
-        At draws of it that had no part in the fit.
-    units : ndarray of int, shape (n_units, n_draws)
-        Draws that are dependent.
-    first_elbo : float
-        Of the start, nats.
-    on_batches : bool
-        Whether each unit is evaluated on a minibatch of its own, of which it has the quartile.
     """
     if not (np.isfinite(q.mean()).all() and np.isfinite(q.sd()).all()):
         return True
@@ -67,16 +54,7 @@ def has_diverged(
 
 
 def assessed(target: Density, state: AdaptiveState, most: float) -> Assessment:
-    """Return what the fresh draws of a state say of it.
-
-    Parameters
-    ----------
-    target : Density
-    state : AdaptiveState
-        On fresh draws.
-    most : float
-        Nats that may be left.
-    """
+    """Return what the fresh draws of a state say of it."""
     evaluation, gap, gap_sd = state.evaluation, state.gap, state.belief.sd
     if not state.q.exact_metric and evaluation.finite.any():
         full = in_full_metric(target, state.q, evaluation.theta[evaluation.finite], state.moments)
@@ -92,15 +70,6 @@ def is_kinked(q: GaussianState, base: BaseDraws, evaluation: Evaluation, moments
     """Tell whether gradients show a curvature that Hessians miss: that of kinks, where log p has no Hessian.
 
     By Stein's identity the diagonal of A is 1 - E[w z] with w = C^T grad log p + z, kinks included.
-
-    Parameters
-    ----------
-    q : GaussianState
-    base : BaseDraws
-    evaluation : Evaluation
-        At the draws of ``q``.
-    moments : Moments
-        There, with Hessians.
     """
     pairs = base.pairs()
     pairs = pairs[evaluation.finite[pairs].all(axis=1)]

@@ -37,18 +37,11 @@ class Stride(NamedTuple):
 @stored("adaptive.drift")
 @dataclass(frozen=True)
 class GlobalGradient:
-    """Whitened gradient of the global parameters, averaged over fresh sets of draws along the way.
+    """Whitened gradient of the global parameters, averaged over fresh sets of draws along the way."""
 
-    Parameters
-    ----------
-    total : ndarray, shape (n_globals,)
-        Sum of gradients, times draws.
-    variance : ndarray, shape (n_globals,)
-        Of ``total``.
-    n_draws, n_sets : int
-    """
-
+    #: Sum of gradients, times draws; shape (n_globals,).
     total: Array
+    #: Of ``total``; shape (n_globals,).
     variance: Array
     n_draws: int
     n_sets: int
@@ -65,14 +58,7 @@ class GlobalGradient:
         return new if before is None else before._with(new)
 
     def with_more_sets(self, q: GaussianState, evaluated: Callable[[int], tuple[BaseDraws, Evaluation]]) -> Self:
-        """Return it with further sets of draws, of gradients alone, until its noise is low enough to judge.
-
-        Parameters
-        ----------
-        q : GaussianState
-        evaluated : callable
-            Number of a set, from 0, to its base draws and log p with gradients there.
-        """
+        """Return it with further sets of draws, of gradients alone, until its noise is low enough to judge."""
         new = self
         for k in range(_MAX_SETS):
             if new._is_clear():

@@ -27,23 +27,15 @@ _EXACT = 1.1, 1.3, 1e4
 @stored("adaptive.growth")
 @dataclass(frozen=True)
 class Growth:
-    """Standard deviations of q at the start and at the last looks.
+    """Standard deviations of q at the start and at the last looks."""
 
-    Parameters
-    ----------
-    n : int
-        Iterations so far.
-    first : ndarray, shape (n_dim,), or None
-        At the start.
-    looks : tuple of ndarray, shape (n_dim,)
-        After every twentieth iteration, the last three of them.
-    exact : bool
-        Whether the fit is one without noise.
-    """
-
+    #: Iterations so far.
     n: int = 0
+    #: At the start; shape (n_dim,), or None.
     first: Array | None = None
+    #: After every twentieth iteration, the last three of them; shape (n_dim,).
     looks: tuple[Array, ...] = ()
+    #: Whether the fit is one without noise.
     exact: bool = False
 
     def after(self, q: VariationalState) -> Self:

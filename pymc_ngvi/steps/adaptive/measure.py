@@ -16,21 +16,14 @@ _N_HESSIANS, _N_GRADIENTS = 64, 2_048
 
 
 class Measured(NamedTuple):
-    """What is left to gain.
+    """What is left to gain."""
 
-    Parameters
-    ----------
-    gap, sd : float
-        Nats, and the standard deviation of their error.
-    against : Status or None
-        What a fit deserves in spite of a small gap.
-    spread : float
-        Variance of log p - log q.
-    """
-
+    #: Nats, and the standard deviation of their error.
     gap: float
     sd: float
+    #: What a fit deserves in spite of a small gap.
     against: Status | None = None
+    #: Variance of log p - log q.
     spread: float = 0.0
 
 
@@ -43,15 +36,6 @@ def measured_gap(target: Target, q: GaussianState, rng: np.random.Generator, *, 
 
     With Hessians where the fit has used them, or where they add little to what it has cost. They miss kinks: where
     gradients show another curvature, a fit by gradients is measured by gradients, and one by Hessians is not believed.
-
-    Parameters
-    ----------
-    target : Target
-        Of all the data: the noise of a minibatch would count as a gap.
-    q : GaussianState
-    rng : numpy.random.Generator
-    second_order : bool
-        Whether the fit has used Hessians.
     """
     cheap = 2 * _N_HESSIANS * target.n_dim <= target.n_gradients
     if target.has_hessian and (second_order or cheap):
@@ -77,19 +61,7 @@ def measured_at(
     *,
     full_metric: bool = True,
 ) -> Measured:
-    """Measure the gap of a state that has been evaluated.
-
-    Parameters
-    ----------
-    target : Target
-    q : GaussianState
-    base : BaseDraws
-        The draws of ``evaluation``.
-    evaluation : Evaluation
-    estimator : Estimator
-    full_metric : bool, default True
-        Whether Hessians of the target may tell the gap along correlations that q leaves out.
-    """
+    """Measure the gap of a state that has been evaluated."""
     if not evaluation.finite.any():
         return Measured(np.nan, np.inf, Status.OUTSIDE_SUPPORT)
     moments = estimator.moments(target, q, base, evaluation)

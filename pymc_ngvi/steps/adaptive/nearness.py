@@ -45,13 +45,6 @@ def is_solved_for_globals(q: GaussianState, moments: Moments, least: float) -> b
 
     The noise of the effects would hide global parameters that are off by many standard deviations, for which a larger
     set is no better than this one, only dearer: they must be at rest on this set.
-
-    Parameters
-    ----------
-    q : GaussianState
-    moments : Moments
-    least : float
-        Nats below which a set counts as solved in any case.
     """
     if moments.gap > max(moments.floor * _MANY_FLOORS, least):
         return False
@@ -60,17 +53,7 @@ def is_solved_for_globals(q: GaussianState, moments: Moments, least: float) -> b
 
 
 def slack_among_effects(state: AdaptiveState, slack: float, tol: float) -> float:
-    """Return the nats by which the ELBO may fall in a step that does no harm, where some coordinates are group effects.
-
-    Parameters
-    ----------
-    state : AdaptiveState
-        Before the step.
-    slack : float
-        Nats that are allowed in any case.
-    tol : float
-        Nats that may be left where the posterior is near-Gaussian.
-    """
+    """Return the nats by which the ELBO may fall in a harmless step, where some coordinates are group effects."""
     if state.q.globals_ is not None and state.moments.gap < NEAR_NATS_PER_DIM * float(state.q.n_dim):
         # The noise in the scales of group effects, and that of the ELBO along them, are those of the same draws:
         # together they hide what a global parameter gains.

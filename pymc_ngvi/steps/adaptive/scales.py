@@ -46,14 +46,6 @@ class Conditioned:
     """The density of the other coordinates given some, times a Gaussian of these.
 
     A fit of it is one of the conditional posterior, by any family, in the coordinates of the whole.
-
-    Parameters
-    ----------
-    target : Density
-    index : ndarray of int, shape (n_given,)
-        Coordinates that are given.
-    point, sd : ndarray, shape (n_given,)
-        Of their Gaussian; what the others are given is ``point``.
     """
 
     def __init__(self, target: Density, index: NDArray[np.intp], point: Array, sd: Array) -> None:

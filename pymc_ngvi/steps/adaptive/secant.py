@@ -54,14 +54,7 @@ def moments_of(state: GaussianState, moments: Moments, direction: Array) -> Mome
 
 
 def trusted(pair: Pair, q: GaussianState) -> bool:
-    """Tell whether a pair measures a curvature that can be used.
-
-    Parameters
-    ----------
-    pair : Pair
-    q : GaussianState
-        From which the step was taken.
-    """
+    """Tell whether a pair measures a curvature that can be used."""
     product = q.inner(pair.step, pair.change)
     step_square, change_square = q.inner(pair.step, pair.step), q.inner(pair.change, pair.change)
     if step_square < LEAST_STEP**2:
@@ -73,15 +66,7 @@ def trusted(pair: Pair, q: GaussianState) -> bool:
 
 
 def correct(pairs: Sequence[Pair], gradient: Array, inner: Callable[[Array, Array], float] = np.dot) -> Array:
-    """Multiply a natural gradient by the inverse-BFGS matrix of the pairs (two-loop recursion).
-
-    Parameters
-    ----------
-    pairs : sequence of Pair
-    gradient : ndarray, shape (n_params,)
-    inner : callable, optional
-        Inner product, where it is not that of vectors.
-    """
+    """Multiply a natural gradient by the inverse-BFGS matrix of the pairs (two-loop recursion)."""
     direction = gradient.copy()
     coefficients = []
     for step, change in reversed(pairs):

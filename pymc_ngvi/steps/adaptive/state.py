@@ -17,38 +17,26 @@ from pymc_ngvi.steps.schedule.state import ScheduleState
 @stored("adaptive.state")
 @dataclass(frozen=True)
 class AdaptiveState(ScheduleState):
-    """What one iteration hands to the next: what every schedule does, and what follows.
-
-    Parameters
-    ----------
-    next_step_size : float
-        To be tried next on a fixed set.
-    pairs : tuple of Pair
-        Recent steps, for the secant correction.
-    n_learned : int
-        Steps on fixed sets near the optimum that were looked at for it; `_N_LEARNED` if one showed there is no need.
-    n_settling : int
-        Steps of group effects alone that may follow, at the start.
-    drift : GlobalGradient or None
-        Of global parameters, over the fresh sets since the last large step.
-    stride : Stride or None
-        The last one of global parameters that drifted.
-    growth : Growth
-        Of standard deviations.
-    n_recoveries : int
-        Times that may follow in which lost scales are looked for.
-    """
+    """What one iteration hands to the next: what every schedule does, and what follows."""
 
     q: GaussianState
     evaluation: Evaluation
     moments: Moments
+    #: To be tried next on a fixed set.
     next_step_size: float = 1.0
+    #: Recent steps, for the secant correction.
     pairs: tuple[Pair, ...] = ()
+    #: Steps on fixed sets near the optimum that were looked at for it; `_N_LEARNED` if one showed there is no need.
     n_learned: int = 0
+    #: Steps of group effects alone that may follow, at the start.
     n_settling: int = 0
+    #: Of global parameters, over the fresh sets since the last large step.
     drift: GlobalGradient | None = None
+    #: The last one of global parameters that drifted.
     stride: Stride | None = None
+    #: Of standard deviations.
     growth: Growth = field(default_factory=Growth)
+    #: Times that may follow in which lost scales are looked for.
     n_recoveries: int = 0
 
     @property

@@ -97,40 +97,24 @@ _NO_DRAWS = BaseDraws(np.empty((0, 0)), 1)
 
 
 class _Tried(NamedTuple):
-    """A state with what is known of it.
-
-    Parameters
-    ----------
-    q : GaussianState
-    seen : SeenByQuadratics
-    batch : Expectation
-        Of the log likelihood of the batch.
-    elbo : float
-        Where other batches are their sites.
-    moments : Moments
-        Of that.
-    """
+    """A state with what is known of it."""
 
     q: GaussianState
     seen: SeenByQuadratics
+    #: Of the log likelihood of the batch.
     batch: Expectation
+    #: Where other batches are their sites.
     elbo: float
+    #: Of that.
     moments: Moments
 
 
 class _Visit(NamedTuple):
-    """A batch, and what stands for the others.
-
-    Parameters
-    ----------
-    batch : Batch
-    others : Quadratic
-    weight : float
-        By which batches that were seen stand for all.
-    """
+    """A batch, and what stands for the others."""
 
     batch: Batch
     others: Quadratic
+    #: By which batches that were seen stand for all.
     weight: float
 
 

@@ -23,16 +23,11 @@ _FEWEST, _ERRORS, _LEAST, _MOST_SPREAD = 4, 3.5, 0.1, 4.0
 
 
 class SeenByQuadratics(NamedTuple):
-    """What quadratic functions see of a Gaussian.
+    """What quadratic functions see of a Gaussian."""
 
-    Parameters
-    ----------
-    mean : ndarray, shape (n_dim,)
-    cov : ndarray
-        Packed, entries off the diagonal twice.
-    """
-
+    #: shape (n_dim,).
     mean: Array
+    #: Packed, entries off the diagonal twice.
     cov: Array
 
     @classmethod
@@ -48,20 +43,13 @@ class SeenByQuadratics(NamedTuple):
 @stored("incremental.quadratic", content=("n_rows", "constant", "linear", "precision"))
 @dataclass(frozen=True, eq=False)
 class Quadratic:
-    """A quadratic function of theta, and of how many rows.
-
-    Parameters
-    ----------
-    n_rows : int
-    constant : float
-    linear : ndarray, shape (n_dim,)
-    precision : ndarray
-        The lower triangle by rows, (n_dim * (n_dim + 1) / 2,); or the diagonal, (n_dim,), for a q that takes no more.
-    """
+    """A quadratic function of theta, and of how many rows."""
 
     n_rows: int
     constant: float
+    #: shape (n_dim,).
     linear: Array
+    #: The lower triangle by rows, (n_dim * (n_dim + 1) / 2,); or the diagonal, (n_dim,), for a q that takes no more.
     precision: Array
 
     @classmethod
@@ -159,15 +147,7 @@ def moves(q: GaussianState, grads: Array) -> Array:
 
 
 def sign_of_order(q: GaussianState, sites: Sequence[Quadratic]) -> str:
-    """Return what speaks for an order of the data, in a clause; empty where nothing does.
-
-    Parameters
-    ----------
-    q : GaussianState
-        After a pass.
-    sites : sequence of Quadratic
-        Of batches in the order of the source.
-    """
+    """Return what speaks for an order of the data, in a clause; empty where nothing does."""
     if len(sites) < _FEWEST:
         return ""
     seen, sizes = SeenByQuadratics.of(q), np.array([site.n_rows for site in sites], dtype=float)

@@ -15,42 +15,28 @@ from pymc_ngvi.steps.incremental.sites import Quadratic
 @stored("incremental.site", content=("content", "print", "part"))
 @dataclass(frozen=True, eq=False)
 class Site:
-    """What a batch has said at its last visit.
-
-    Parameters
-    ----------
-    content : Quadratic
-    print : str
-        Of the batch.
-    part : Quadratic or None
-        The same of some of its rows, where the batch will not be seen again.
-    """
+    """What a batch has said at its last visit."""
 
     content: Quadratic
+    #: Of the batch.
     print: str
+    #: The same of some of its rows, where the batch will not be seen again.
     part: Quadratic | None = None
 
 
 @stored("incremental.change")
 @dataclass(frozen=True, eq=False)
 class Change:
-    """How far what batches say has moved since their last visits, over a pass.
+    """How far what batches say has moved since their last visits, over a pass."""
 
-    Parameters
-    ----------
-    grad : ndarray, shape (n_dim,)
-        Expected gradients less those of the sites kept, each under the q of the visit; the sum over batches.
-    hessian : ndarray
-        The same of Hessians, packed.
-    value : float
-        The same of expectations.
-    error : float
-        Nats by which quadrature may be off.
-    """
-
+    #: Expected gradients less those of the sites kept, each under the q of the visit; the sum over batches; shape
+    #: (n_dim,).
     grad: Array
+    #: The same of Hessians, packed.
     hessian: Array
+    #: The same of expectations.
     value: float = 0.0
+    #: Nats by which quadrature may be off.
     error: float = 0.0
 
 
@@ -60,49 +46,32 @@ class Change:
 ))  # fmt: skip
 @dataclass(frozen=True, eq=False)
 class IncrementalState:
-    """What one iteration, the visit of a batch, hands to the next.
-
-    Parameters
-    ----------
-    q : GaussianState
-    elbo : float
-        As the sites have it.
-    place : Place
-        The next batch.
-    sites : tuple of Site or None
-        By batch; None where there was no visit yet.
-    total : Quadratic
-        Their sum.
-    change : Change
-        In this pass.
-    gaps : tuple of float
-        What each pass that is over has shown of the q before it: nats that were to be gained then.
-    elbo_error : float
-        Nats by which the ELBO may be off.
-    step_size : float
-        The last one.
-    is_held : bool
-        Whether q moves at the ends of passes alone: batches are not the same in each pass.
-    is_blind : bool
-        Whether the last batch has no finite expectation.
-    moved : float
-        The farthest that a mean has moved in the last pass, in posterior standard deviations.
-    ordered : str
-        What speaks for an order of the data, in a clause; empty where nothing does.
-    """
+    """What one iteration, the visit of a batch, hands to the next."""
 
     q: GaussianState
+    #: As the sites have it.
     elbo: float
+    #: The next batch.
     place: Place
+    #: By batch; None where there was no visit yet.
     sites: tuple[Site | None, ...]
+    #: Their sum.
     total: Quadratic
+    #: In this pass.
     change: Change
+    #: What each pass that is over has shown of the q before it: nats that were to be gained then.
     gaps: tuple[float, ...] = ()
+    #: Nats by which the ELBO may be off.
     elbo_error: float = np.inf
+    #: The last one.
     step_size: float = 1.0
+    #: Whether q moves at the ends of passes alone: batches are not the same in each pass.
     is_held: bool = False
+    #: Whether the last batch has no finite expectation.
     is_blind: bool = False
+    #: The farthest that a mean has moved in the last pass, in posterior standard deviations.
     moved: float = np.inf
+    #: What speaks for an order of the data, in a clause; empty where nothing does.
     ordered: str = ""
 
     n_draws = 0

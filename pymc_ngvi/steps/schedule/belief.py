@@ -39,17 +39,11 @@ class Nats(Protocol):
 @stored("adaptive.belief")
 @dataclass(frozen=True)
 class Belief:
-    """Estimate of the nats still to be gained by a state.
+    """Estimate of the nats still to be gained by a state."""
 
-    Parameters
-    ----------
-    mean : float
-        Not clipped: may be below 0 after a single measurement.
-    sd : float
-        Standard deviation of the error of ``mean``; inf before any measurement.
-    """
-
+    #: Not clipped: may be below 0 after a single measurement.
     mean: float = np.inf
+    #: Standard deviation of the error of ``mean``; inf before any measurement.
     sd: float = np.inf
 
     @classmethod

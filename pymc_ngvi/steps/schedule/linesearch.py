@@ -36,24 +36,6 @@ def search[Q, E: Evaluated](
 ) -> Step[Q, E] | Failure:
     """Find a step that is accepted.
 
-    Parameters
-    ----------
-    propose : callable
-        Step size to state, or to None where there is none.
-    evaluate, accepts : callable
-    elbo : float
-        Where the search starts, nats.
-    slope : float
-        Rise of the ELBO with the step size there, nats.
-    first : float
-        Step size to try first.
-    most_trials : int
-        That are not hopeless.
-
-    Returns
-    -------
-    Step, or Failure where no step was accepted.
-
     Notes
     -----
     Far from the optimum a scale can be sent to where log p is -1e16 or not finite. Such hopeless trials say nothing of

@@ -29,57 +29,37 @@ class Evaluated(Protocol):
 
 @dataclass(frozen=True)
 class ScheduleState:
-    """What one iteration hands to the next.
-
-    Parameters
-    ----------
-    q : FittedState
-    level : int
-        Sets of draws used so far; names the random stream of the current one.
-    base : BaseDraws
-    evaluation : Evaluated
-        At the draws of ``q``.
-    moments : Nats
-        There.
-    fresh : bool
-        ``base`` had no part in reaching ``q``.
-    step_size : float
-        The last one accepted.
-    n_pooled : int
-        Draws behind ``q``, while steps are averaged; 0 while a fixed set is being solved.
-    belief : Belief
-        Of the gap of ``q``; measured on fresh draws only.
-    rounds : int
-        Sets of fresh draws tried at the largest size.
-    n_steps : int
-        Accepted steps on the current set.
-    best : float
-        ELBO on the current set before its last step, or an earlier one if that was higher.
-    idle : int
-        Accepted steps in a row that gained nothing.
-    stalled : bool
-        The last search found no acceptable step.
-    blind : bool
-        Of a stalled state: none of the steps that were tried has a finite ELBO.
-    n_dropped : int
-        Draws left out so far because log p or its gradient was not finite.
-    """
+    """What one iteration hands to the next."""
 
     q: FittedState
+    #: Sets of draws used so far; names the random stream of the current one.
     level: int
     base: BaseDraws
+    #: At the draws of ``q``.
     evaluation: Evaluated
+    #: There.
     moments: Nats
+    #: ``base`` had no part in reaching ``q``.
     fresh: bool = True
+    #: The last one accepted.
     step_size: float = 1.0
+    #: Draws behind ``q``, while steps are averaged; 0 while a fixed set is being solved.
     n_pooled: int = 0
+    #: Of the gap of ``q``; measured on fresh draws only.
     belief: Belief = UNKNOWN
+    #: Sets of fresh draws tried at the largest size.
     rounds: int = 0
+    #: Accepted steps on the current set.
     n_steps: int = 0
+    #: ELBO on the current set before its last step, or an earlier one if that was higher.
     best: float = -np.inf
+    #: Accepted steps in a row that gained nothing.
     idle: int = 0
+    #: The last search found no acceptable step.
     stalled: bool = False
+    #: Of a stalled state: none of the steps that were tried has a finite ELBO.
     blind: bool = False
+    #: Draws left out so far because log p or its gradient was not finite.
     n_dropped: int = 0
 
     @property
@@ -112,20 +92,12 @@ class ScheduleState:
 
 
 class Step[Q, E](NamedTuple):
-    """A step on a fixed set that was accepted.
+    """A step on a fixed set that was accepted."""
 
-    Parameters
-    ----------
-    q : FittedState
-        Where it led.
-    evaluation : Evaluated
-        There.
-    size : float
-    direction : ndarray, shape (n_params,), or None
-        The natural gradient that was followed, for a rule that learns from it.
-    """
-
+    #: Where it led.
     q: Q
+    #: There.
     evaluation: E
     size: float
+    #: The natural gradient that was followed, for a rule that learns from it; shape (n_params,), or None.
     direction: Array | None = None

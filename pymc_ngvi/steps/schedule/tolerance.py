@@ -22,13 +22,9 @@ class Tolerance:
     In fewer than 100 dimensions they are less, in proportion to the dimension down to a tenth, unless the posterior is
     far from every q of the family; for a q that tells group effects from global parameters, which are judged one by
     one, the proportion goes on above 100.
-
-    Parameters
-    ----------
-    tol : float
-        Of a fit in 100 dimensions.
     """
 
+    #: Of a fit in 100 dimensions.
     tol: float
 
     def most(self, q: FittedState) -> float:
@@ -45,14 +41,6 @@ class Tolerance:
 
         Where the posterior is far from it, half the variance of log p - log q under q tells how many nats the best q of
         the family lacks; to find that q to within a small part of them is enough.
-
-        Parameters
-        ----------
-        q : FittedState
-        spread : float
-            That variance.
-        exact : bool
-            Whether the Fisher information is the curvature of the ELBO at the optimum.
         """
         nats = float(np.clip(_UNREACHABLE * (0.5 * spread), self.least(q), self.most(q)))
         return nats if exact else _INEXACT * nats

@@ -53,27 +53,18 @@ _N_MEANS = 3
 @stored("stochastic.windows")
 @dataclass(frozen=True)
 class Windows:
-    """Means of a noisy figure over windows of iterations; of the past, only the last three means are kept.
+    """Means of a noisy figure over windows of iterations; of the past, only the last three means are kept."""
 
-    Parameters
-    ----------
-    size : int
-        Iterations in a window.
-    n : int
-        Iterations in the current one.
-    mean, squares : float
-        Of the figure over the current window: the mean, and the sum of squared deviations from it.
-    means : tuple of float
-        Of the last complete windows, at most three.
-    se : float
-        Standard error of the last of them, from the scatter within the window.
-    """
-
+    #: Iterations in a window.
     size: int
+    #: Iterations in the current one.
     n: int = 0
+    #: Of the figure over the current window: the mean, and the sum of squared deviations from it.
     mean: float = 0.0
     squares: float = 0.0
+    #: Of the last complete windows, at most three.
     means: tuple[float, ...] = ()
+    #: Standard error of the last of them, from the scatter within the window.
     se: float = np.inf
 
     def with_value(self, value: float) -> Self:
@@ -127,47 +118,31 @@ _ASSESSMENT = 1_000_000_000
 @stored("stochastic.state")
 @dataclass(frozen=True)
 class StochasticState[M]:
-    """What one iteration hands to the next.
+    """What one iteration hands to the next."""
 
-    Parameters
-    ----------
-    q : GaussianState
-        The result if the fit ended here.
-    iterate : GaussianState
-        What moves: q itself, unless the rule averages.
-    t : int
-        Iterations done.
-    elbo : float
-        log p - log q averaged over the draws of the last iteration, before its step.
-    gap : float
-        Nats still to be gained then, less the noise floor; NaN where the estimator does not tell.
-    n_draws : int
-    step_size : float
-        The last one.
-    levels, gaps : Windows
-        Of the ELBO, and of the gap.
-    memory : object
-        What the rule remembers, like momentum; None before its first step.
-    n_dropped : int
-        Draws left out so far because log p or its gradient was not finite.
-    n_failed : int
-        Iterations in a row without a step.
-    first_elbo : float
-        ELBO of the start on a few draws.
-    """
-
+    #: The result if the fit ended here.
     q: GaussianState
+    #: What moves: q itself, unless the rule averages.
     iterate: GaussianState
+    #: Iterations done.
     t: int
+    #: log p - log q averaged over the draws of the last iteration, before its step.
     elbo: float
+    #: Nats still to be gained then, less the noise floor; NaN where the estimator does not tell.
     gap: float
     n_draws: int
+    #: The last one.
     step_size: float
+    #: Of the ELBO, and of the gap.
     levels: Windows
     gaps: Windows
+    #: What the rule remembers, like momentum; None before its first step.
     memory: M | None = None
+    #: Draws left out so far because log p or its gradient was not finite.
     n_dropped: int = 0
+    #: Iterations in a row without a step.
     n_failed: int = 0
+    #: ELBO of the start on a few draws.
     first_elbo: float = -np.inf
 
     @property
@@ -456,37 +431,17 @@ _FEWEST, _MOST = 64, 2_048
 
 @dataclass(frozen=True, eq=False)
 class OnPasses:
-    """A state on all of the data.
+    """A state on all of the data."""
 
-    Parameters
-    ----------
-    measured : Measured
-        What is left to gain.
-    evaluation : Evaluation
-    units : ndarray of int, shape (n_replicates, n_draws / n_replicates)
-        Draws on one pass.
-    """
-
+    #: What is left to gain.
     measured: Measured
     evaluation: Evaluation
+    #: Draws on one pass; shape (n_replicates, n_draws / n_replicates).
     units: NDArray[np.intp]
 
 
 def on_passes(target: Target, q: GaussianState, rng: np.random.Generator) -> OnPasses | None:
-    """Evaluate a state, and measure its gap from gradients, on all of the data.
-
-    Parameters
-    ----------
-    target : Target
-        Reads minibatches.
-    q : GaussianState
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    OnPasses or None
-        None where the fit has taken so few gradients that this would take longer.
-    """
+    """Evaluate a state, and measure its gap from gradients, on all of the data."""
     affordable = _PART * target.n_gradients / target.n_batches
     if affordable < _FEWEST:
         return None

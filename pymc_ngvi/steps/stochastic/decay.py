@@ -59,17 +59,11 @@ _HELD = 18
 @stored("decay.steps")
 @dataclass(frozen=True)
 class Steps:
-    """What the rule remembers.
+    """What the rule remembers."""
 
-    Parameters
-    ----------
-    n_steps : int
-        Valid steps behind the average, or what the start is worth in such steps.
-    start : GaussianState or None
-        Where the fit began; None when it is needed no more.
-    """
-
+    #: Valid steps behind the average, or what the start is worth in such steps.
     n_steps: int = 0
+    #: Where the fit began; None when it is needed no more.
     start: GaussianState | None = None
 
 
@@ -171,16 +165,7 @@ class Pilot(NamedTuple):
 
 
 class Pooled:
-    """The log density on several minibatches: the mean over them, each scaled to all of the data.
-
-    Parameters
-    ----------
-    target : Target
-        Reads minibatches, and has second derivatives.
-    seed : int
-        Of the passes through the data.
-    n_batches : int
-    """
+    """The log density on several minibatches: the mean over them, each scaled to all of the data."""
 
     has_hessian = True
 
@@ -228,22 +213,7 @@ class _PooledHessian(MeanHessian):
 
 
 def pilot_fit(target: Target, update: Update, q: GaussianState, seed: int) -> Pilot | None:
-    """Solve the problem on the first minibatches.
-
-    Parameters
-    ----------
-    target : Target
-    update : Update
-        One that takes steps of size 1 with Hessians.
-    q : GaussianState
-        Where to start.
-    seed : int
-
-    Returns
-    -------
-    Pilot or None
-        None where the target has no second derivatives, or the start no finite draw on these data.
-    """
+    """Solve the problem on the first minibatches."""
     if not target.has_hessian:
         return None
     n_batches = min(target.n_batches, _N_BATCHES) if target.has_minibatch else 1

@@ -44,29 +44,19 @@ _LATE = 5.0
 @stored("ivon.memory")
 @dataclass(frozen=True)
 class Memory:
-    """What the rule remembers.
+    """What the rule remembers."""
 
-    Parameters
-    ----------
-    momentum : ndarray, shape (n_dim,)
-        Exponential average of the gradients, which starts at 0.
-    n_steps : int
-        Valid steps so far.
-    step : ndarray, shape (n_dim,)
-        The last one of the mean.
-    slope : float
-        Of the ELBO along it, before it was taken.
-    longest : float
-        Standard deviations by which a coordinate may move.
-    is_limited : bool
-        Whether that was less than some coordinate would have moved.
-    """
-
+    #: Exponential average of the gradients, which starts at 0; shape (n_dim,).
     momentum: Array
+    #: Valid steps so far.
     n_steps: int
+    #: The last one of the mean; shape (n_dim,).
     step: Array
+    #: Of the ELBO along it, before it was taken.
     slope: float
+    #: Standard deviations by which a coordinate may move.
     longest: float
+    #: Whether that was less than some coordinate would have moved.
     is_limited: bool = False
 
     @classmethod

@@ -41,13 +41,6 @@ class Triangles:
 
     A single one may be large: LAPACK takes it as it is. Of others, the inverses are multiplied with: among many, calls
     would take longer than the work.
-
-    Parameters
-    ----------
-    factors : ndarray, shape (n, k, k)
-        What is above the diagonal is 0.
-    once : bool
-        Whether there will be one solution only, for which few inverses are not worth their while.
     """
 
     def __init__(self, factors: Array, *, once: bool = False) -> None:
@@ -148,32 +141,16 @@ def _one_thread[**P, T](operation: Callable[P, T]) -> Callable[P, T]:
 
 @dataclass(frozen=True, eq=False)
 class SparseCholesky:
-    """A factor L of a sparse matrix, in the order of elimination.
-
-    Parameters
-    ----------
-    fronts : Fronts or RepeatedFronts
-    panels : ndarray, shape (n_panels,)
-        The columns of L, front by front.
-    """
+    """A factor L of a sparse matrix, in the order of elimination."""
 
     fronts: AnyFronts
+    #: The columns of L, front by front; shape (n_panels,).
     panels: Array
 
     @classmethod
     @_one_thread
     def of(cls, fronts: AnyFronts, matrix: Array, terms: Array | None = None) -> "SparseCholesky | None":
-        """Return the factor of a matrix; None where that is not positive definite.
-
-        Parameters
-        ----------
-        fronts : Fronts or RepeatedFronts
-        matrix : ndarray, shape (n_panels,)
-            Its lower triangle, as panels.
-        terms : ndarray, shape (n_dim,), optional
-            Sizes of numbers that the diagonal was added up from, beside what is left: pivots that are the rounding of
-            these are none.
-        """
+        """Return the factor of a matrix; None where that is not positive definite."""
         if not np.isfinite(matrix).all():
             return None
         work = np.zeros(fronts.n_fronts)

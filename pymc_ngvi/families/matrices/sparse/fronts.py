@@ -30,36 +30,24 @@ _RATIO = 1.25
 
 
 class FrontStack(NamedTuple):
-    """Fronts of one depth and size.
+    """Fronts of one depth and size."""
 
-    Parameters
-    ----------
-    own, beside : ndarray of int, shapes (n_fronts, k) and (n_fronts, m)
-        Places in the order of elimination; ``n_dim`` where filled up.
-    at : int
-        Where its fronts begin among all, each (k + m)^2.
-    panels : int
-        Where its panels begin among all, each (k + m) x k.
-    filled : ndarray of int
-        Where the fronts, raveled, have the diagonal of filled-up columns of their own.
-    lower : tuple of ndarray of int
-        Rows and columns of the lower triangle of an (m, m) matrix.
-    to : ndarray of int, shape (n_fronts / n_alike, n_lower)
-        Where these are in the front of the parent, among all fronts.
-    n_alike : int
-        So many fronts, one after the other, have the same beside them: what they change there is added up first.
-    is_leaf : bool
-        Whether no front changes any of these.
-    """
-
+    #: Places in the order of elimination; ``n_dim`` where filled up; shape (n_fronts, k) and (n_fronts, m).
     own: Ints
     beside: Ints
+    #: Where its fronts begin among all, each (k + m)^2.
     at: int
+    #: Where its panels begin among all, each (k + m) x k.
     panels: int
+    #: Where the fronts, raveled, have the diagonal of filled-up columns of their own.
     filled: Ints
+    #: Rows and columns of the lower triangle of an (m, m) matrix.
     lower: tuple[Ints, Ints]
+    #: Where these are in the front of the parent, among all fronts; shape (n_fronts / n_alike, n_lower).
     to: Ints
+    #: So many fronts, one after the other, have the same beside them: what they change there is added up first.
     n_alike: int = 1
+    #: Whether no front changes any of these.
     is_leaf: bool = False
 
     @property
@@ -81,22 +69,15 @@ class FrontStack(NamedTuple):
 
 
 class _Symbolic(NamedTuple):
-    """What is beside each part.
+    """What is beside each part."""
 
-    Parameters
-    ----------
-    place : ndarray of int, shape (n_dim,)
-        Of each coordinate, in the order of elimination.
-    start, n_own, n_beside : ndarray of int, shape (n_parts,)
-        First place, coordinates of its own, and beside it.
-    beside : ndarray of int
-        Places, part after part.
-    """
-
+    #: Of each coordinate, in the order of elimination; shape (n_dim,).
     place: Ints
+    #: First place, coordinates of its own, and beside it; shape (n_parts,).
     start: Ints
     n_own: Ints
     n_beside: Ints
+    #: Places, part after part.
     beside: Ints
 
     @property
@@ -107,31 +88,21 @@ class _Symbolic(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Where the fronts of all parts are.
+    """Where the fronts of all parts are."""
 
-    Parameters
-    ----------
-    k, m : ndarray of int, shape (n_parts,)
-        Coordinates of its own and beside, filled up.
-    at, panel : ndarray of int, shape (n_parts,)
-        Where its front begins among all, and its panel.
-    parent : ndarray of int, shape (n_parts,)
-        -1 where nothing is beside.
-    inner : ndarray of int
-        Where the fronts of the parents have what is beside, part after part.
-    first : ndarray of int, shape (n_parts,)
-        Where that begins.
-    stacks : list of ndarray of int
-        Parts of one depth and size, those first that are eliminated first.
-    """
-
+    #: Coordinates of its own and beside, filled up; shape (n_parts,).
     k: Ints
     m: Ints
+    #: Where its front begins among all, and its panel; shape (n_parts,).
     at: Ints
     panel: Ints
+    #: -1 where nothing is beside; shape (n_parts,).
     parent: Ints
+    #: Where the fronts of the parents have what is beside, part after part.
     inner: Ints
+    #: Where that begins; shape (n_parts,).
     first: Ints
+    #: Parts of one depth and size, those first that are eliminated first.
     stacks: list[Ints]
 
 

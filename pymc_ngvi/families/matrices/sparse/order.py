@@ -38,28 +38,16 @@ _SMALL = 4.0
 
 
 class Supernodes(NamedTuple):
-    """Coordinates that are eliminated together.
+    """Coordinates that are eliminated together."""
 
-    Parameters
-    ----------
-    part : ndarray of int, shape (n_dim,)
-        Of each coordinate.
-    depth : ndarray of int, shape (n_parts,)
-        The deepest are eliminated first; those of one depth touch each other nowhere by then.
-    """
-
+    #: Of each coordinate; shape (n_dim,).
     part: Ints
+    #: The deepest are eliminated first; those of one depth touch each other nowhere by then; shape (n_parts,).
     depth: Ints
 
 
 def candidates(graph: sparse.csr_array) -> list[Supernodes]:
-    """Return orders of which one should be good.
-
-    Parameters
-    ----------
-    graph : csr_array of bool, shape (n_dim, n_dim)
-        Symmetric pattern with a full diagonal.
-    """
+    """Return orders of which one should be good."""
     degree = np.diff(graph.indptr)
     limits = np.unique(np.array(_HIGH) * degree.mean())
     leaves = _leaves(graph, degree > limits[1])
@@ -217,15 +205,7 @@ def _depths(order: Ints, before: Ints) -> Ints:
 
 
 def independent(graph: sparse.csr_array, *, slowly: bool = False) -> NDArray[np.bool_]:
-    """Return a largest set of coordinates that touch each other nowhere, as far as it is found; those of low degree.
-
-    Parameters
-    ----------
-    graph : csr_array of bool, shape (n_dim, n_dim)
-    slowly : bool
-        Whether to choose some at a time, of lowest degree among what is left: that finds the levels of one factor where
-        several are crossed.
-    """
+    """Return a largest set of coordinates that touch each other nowhere, as far as it is found; those of low degree."""
     n_dim = graph.shape[0]
     # Those of low degree first; equals in an arbitrary order that is always the same: in that of their indices, a chain
     # would take a round for each coordinate.

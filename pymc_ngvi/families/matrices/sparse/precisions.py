@@ -21,15 +21,9 @@ from pymc_ngvi.families.matrices.sparse.order import Ints, Supernodes
 
 @dataclass(frozen=True, eq=False)
 class RepeatedFronts:
-    """The fronts of a block-diagonal matrix with ``n`` blocks; see `AnyFronts`.
+    """The fronts of a block-diagonal matrix with ``n`` blocks; see `AnyFronts`."""
 
-    Parameters
-    ----------
-    one : Fronts
-        Of each block.
-    n : int
-    """
-
+    #: Of each block.
     one: Fronts
     n: int
 
@@ -126,13 +120,7 @@ _DENSE = 0.5
 
 
 class Precisions:
-    """Sparse precisions of one pattern, and their factors.
-
-    Parameters
-    ----------
-    pattern : Pattern
-        Where they can differ from 0.
-    """
+    """Sparse precisions of one pattern, and their factors."""
 
     def __init__(self, pattern: Pattern) -> None:
         d = pattern.n_dim
@@ -179,20 +167,12 @@ class Precisions:
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """Cholesky factors L_k of precisions.
-
-    Parameters
-    ----------
-    of : Precisions
-    cholesky : SparseCholesky
-        Of all as one block-diagonal matrix.
-    at : ndarray of int, shape (n, n_entries)
-        Where panels have the entries.
-    n : int
-    """
+    """Cholesky factors L_k of precisions."""
 
     of: Precisions
+    #: Of all as one block-diagonal matrix.
     cholesky: SparseCholesky
+    #: Where panels have the entries; shape (n, n_entries).
     at: NDArray[np.intp]
     n: int
 

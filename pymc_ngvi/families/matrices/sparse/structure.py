@@ -30,14 +30,9 @@ _SAME = 1e-13
 
 
 class _Curvature(NamedTuple):
-    """A matrix that was whitened.
+    """A matrix that was whitened."""
 
-    Parameters
-    ----------
-    factor, whitened, precision : ndarray, shape (n_panels,)
-        By which it was; what it became; and the matrix.
-    """
-
+    #: By which it was; what it became; and the matrix; shape (n_panels,).
     factor: Array
     whitened: Array
     precision: Array
@@ -80,13 +75,7 @@ class FilledStructure(Structure):
 
     @classmethod
     def from_arrays(cls, rows: Ints, cols: Ints, part: Ints, depth: Ints) -> Self:
-        """Return the structure of a pattern and an order.
-
-        Raises
-        ------
-        ValueError
-            If there is no pattern or no order in them.
-        """
+        """Return the structure of a pattern and an order."""
         rows, cols, part, depth = (np.asarray(a, dtype=np.int64) for a in (rows, cols, part, depth))
         n_dim = len(part)
         same = len(rows) == len(cols)
@@ -251,13 +240,7 @@ class FilledStructure(Structure):
         return matrix + np.tril(matrix, -1).T
 
     def panels_of(self, pattern: Pattern, values: Array) -> Array:
-        """Return the lower triangle of a symmetric matrix as panels.
-
-        Raises
-        ------
-        ValueError
-            If the pattern has an entry that the factor has not.
-        """
+        """Return the lower triangle of a symmetric matrix as panels."""
         at = self.places(pattern.rows, pattern.cols)
         if (at < 0).any():
             raise ValueError("The Hessian has an entry that the structure of the precision leaves out.")
@@ -280,13 +263,7 @@ class FilledStructure(Structure):
         return at
 
     def precision(self, hessian: MeanHessian) -> Array:
-        """Return minus a mean Hessian as panels.
-
-        Raises
-        ------
-        ValueError
-            If it counts as dense, or has entries that the factor has not.
-        """
+        """Return minus a mean Hessian as panels."""
         if hessian.pattern is None:
             raise ValueError("The Hessian of this target counts as dense: take another family.")
         return -self.panels_of(hessian.pattern, hessian.values())

@@ -33,12 +33,6 @@ class SummedStructure(FilledStructure):
 
     A factor is held as the panels of the sparse part, pins added; the slopes; and the strength of the pins. A curvature
     is held as the numbers of `SummedCholesky.whitened`.
-
-    Parameters
-    ----------
-    fronts : Fronts
-        Of the sparse part.
-    sums : Sums
     """
 
     sums: Sums
@@ -153,13 +147,7 @@ class SummedStructure(FilledStructure):
     # --- curvatures ---
 
     def summed_precision(self, hessian: MeanHessian) -> Summed:
-        """Return minus a mean Hessian.
-
-        Raises
-        ------
-        ValueError
-            If it has no sums, or others, or entries that the factor has not.
-        """
+        """Return minus a mean Hessian."""
         found = hessian.summed
         if found is None or not np.array_equal(found.weights, self.weights):
             raise ValueError("The Hessian of this target has other sums than the structure of the precision.")

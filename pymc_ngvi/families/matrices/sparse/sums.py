@@ -39,17 +39,11 @@ _PINNED, _MOST_GLOBALS = 10.0, 16
 
 
 class Sums(NamedTuple):
-    """The sums beside a sparse matrix.
+    """The sums beside a sparse matrix."""
 
-    Parameters
-    ----------
-    weights : ndarray, shape (n_sums, n_dim)
-        A.
-    pins : ndarray of int, shape (n_pins,)
-        Coordinates that are pinned.
-    """
-
+    #: A; shape (n_sums, n_dim).
     weights: Array
+    #: Coordinates that are pinned; shape (n_pins,).
     pins: Ints
 
     @classmethod
@@ -63,51 +57,29 @@ class Sums(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """A symmetric matrix P + W A + A^T W^T.
+    """A symmetric matrix P + W A + A^T W^T."""
 
-    Parameters
-    ----------
-    panels : ndarray, shape (n_panels,)
-        The lower triangle of P.
-    slopes : ndarray, shape (n_dim, n_sums)
-        W.
-    """
-
+    #: The lower triangle of P; shape (n_panels,).
     panels: Array
+    #: W; shape (n_dim, n_sums).
     slopes: Array
 
 
 @dataclass(frozen=True, eq=False)
 class SummedCholesky:
-    """A factor of a matrix that is positive definite.
+    """A factor of a matrix that is positive definite."""
 
-    Parameters
-    ----------
-    pinned : SparseCholesky
-        Of P and the pins.
-    slopes : ndarray, shape (n_dim, n_sums)
-    strength : ndarray, shape (n_pins,)
-        Of the pins: K.
-    sums : Sums
-    """
-
+    #: Of P and the pins.
     pinned: SparseCholesky
+    #: shape (n_dim, n_sums).
     slopes: Array
+    #: Of the pins: K; shape (n_pins,).
     strength: Array
     sums: Sums
 
     @classmethod
     def of(cls, fronts: Fronts, sums: Sums, matrix: Summed, terms: Array | None = None) -> "SummedCholesky | None":
-        """Return the factor of a matrix; None where that is not positive definite.
-
-        Parameters
-        ----------
-        fronts : Fronts
-        sums : Sums
-        matrix : Summed
-        terms : ndarray, shape (n_dim,), optional
-            See `SparseCholesky.of`.
-        """
+        """Return the factor of a matrix; None where that is not positive definite."""
         if not linalg.all_finite(*matrix):
             return None
         at = fronts.diagonal[sums.pins]
