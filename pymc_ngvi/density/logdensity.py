@@ -137,7 +137,11 @@ def fastest_backend(
         return "quick"  # compilers take longer still for thousands of nodes, and do not compile integrations
     if not needs_hessians:
         return "numba" if graphs.forward is None and graphs.cost.prefers_numba(_EXPECTED_ALONE) else "quick"
-    if graphs.forward is not None and _forward_seconds(graphs, n_dim) < graphs.cost.numba_compile_seconds:
+    if (
+        graphs.forward is not None
+        and (graphs.cost.quick_seconds * (_EXPECTED_GRADIENTS + (1 + n_dim / 2) * _EXPECTED_HESSIANS))
+        < graphs.cost.numba_compile_seconds
+    ):
         return "quick"
     # Where compiling would not pay anyway, no gradient is made. Sparsity and rows only ever make for less work.
     if not _may_prefer_numba(graphs, n_dim):
@@ -149,11 +153,6 @@ def fastest_backend(
         n_products = hessians.second.sparse.n_colours_by_graph()
     numba = _may_prefer_numba(graphs, n_products) and graphs.cost.prefers_numba(_work(n_products))
     return "numba" if numba else "quick"
-
-
-def _forward_seconds(graphs: FlatGraphs, n_dim: int) -> float:
-    """Return the time expected of a fit with derivatives that are carried along."""
-    return graphs.cost.quick_seconds * (_EXPECTED_GRADIENTS + (1 + n_dim / 2) * _EXPECTED_HESSIANS)
 
 
 def _may_prefer_numba(graphs: FlatGraphs, n_products: int) -> bool:

@@ -173,7 +173,7 @@ class NGVIGroup(Group):
             part.name = f"{value.name}_vi_replacement"
             self.replacements[value] = part
             self.ordering[value.name] = (value.name, v.where, v.shape, dtype)
-        self.symbolic_initial = self._initial_type("NGVIGroup_symbolic_initial_tensor")
+        self.symbolic_initial = pt.matrix("NGVIGroup_symbolic_initial_tensor", shape=(None, self.ddim + self.n_uniform))
         arrays = self._current.arrays
         self.shared_params = {name: pytensor.shared(array, name, borrow=True) for name, array in arrays.items()}
         self._finalize_init()
@@ -193,9 +193,6 @@ class NGVIGroup(Group):
     def current_state(self) -> VariationalState:
         """Return q, made anew where the user has set other values in `params`."""
         return self._current.of({name: p.get_value(borrow=True) for name, p in self.shared_params.items()})
-
-    def _initial_type(self, name: str) -> TensorVariable:
-        return pt.matrix(name, shape=(None, self.ddim + self.n_uniform))
 
     def _new_initial(
         self, size: TensorVariable, deterministic: bool, more_replacements: dict[Variable, Variable] | None = None

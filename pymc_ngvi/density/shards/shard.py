@@ -80,7 +80,9 @@ def signature_of(model: pm.Model) -> Signature:
     for value in model.value_vars:
         rv = model.values_to_rvs[value]
         dims = tuple(model.named_vars_to_dims.get(rv.name) or ())
-        coords = tuple((dim, tuple(_comparable(model.coords.get(dim) or ()))) for dim in dims)
+        coords = tuple(
+            (dim, tuple("nan" if value != value else value for value in model.coords.get(dim) or ())) for dim in dims
+        )
         result[value.name] = VariableForm(rv.name, np.shape(point[value.name]), dims, coords)
     return result
 
@@ -111,11 +113,6 @@ def _arrays(of: Iterable[Variable], but: Iterable[Variable] = ()) -> Iterator[An
         array = var.get_value(borrow=True) if isinstance(var, SharedVariable) else array
         if isinstance(array, np.ndarray):
             yield array
-
-
-def _comparable(values: Iterable[object]) -> Iterator[object]:
-    """Yield values that are equal to themselves, which nan is not."""
-    return ("nan" if value != value else value for value in values)
 
 
 def _point(signature: Signature, row: Array) -> dict[str, Array]:

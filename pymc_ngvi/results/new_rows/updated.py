@@ -186,7 +186,7 @@ class _Proposal:
         for p, (at, mean, factor) in enumerate(self._learned):
             z = rng.standard_normal((n, len(at))) / np.sqrt(rng.chisquare(_DF, n) / _DF)[:, None]
             values[:, at] = np.where(from_prior[:, [p]], values[:, at], mean + z @ factor.T)
-            log_q[:, p] = _log_t(values[:, at], mean, factor)
+            log_q[:, p] = StudentMixture(np.ones(1), mean[None], factor[None], _DF).log_density(values[:, at])
         drawn = self._with(drawn, values)
         prior = self._rows.prior_logp(self._rows.known(self._free, drawn))
         log_prior = (self._sums @ self._elements(prior).T).T
@@ -207,11 +207,6 @@ class _Proposal:
             flat[:, at] = of_name
             result[name] = flat.reshape(drawn[name].shape)
         return result
-
-
-def _log_t(x: Array, mean: Array, factor: Array) -> Array:
-    """Return log densities of a multivariate Student t, (n,)."""
-    return StudentMixture(np.ones(1), mean[None], factor[None], _DF).log_density(x)
 
 
 class _Candidates:
