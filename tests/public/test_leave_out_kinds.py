@@ -36,8 +36,8 @@ def of_a_graph(a):
 
 
 def with_labels(a):
-    spread = np.array([0.8, 1.2])
-    pm.Normal("y", a, pm.math.stack([0.8, 1.2])[pm.Bernoulli("wide", 0.3, shape=8)], observed=Y)
+    spread = np.array([0.95, 1.05])
+    pm.Normal("y", a, pm.math.stack([0.95, 1.05])[pm.Bernoulli("wide", 0.3, shape=8)], observed=Y)
     parts = stats.norm.logpdf(Y[:, None], GRID[:, None, None], spread) + np.log([0.7, 0.3])
     return logsumexp(parts, axis=-1)
 
