@@ -14,8 +14,7 @@ from scipy import special
 import pymc_ngvi
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.core.linalg import diagonal
-from pymc_ngvi.density.gauss_newton import matrix as row_gradients
+from pymc_ngvi.density.gauss_newton import matrix
 from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.fitting.registry import Choice
 from pymc_ngvi.steps.stochastic import decay
@@ -269,7 +268,7 @@ def test_the_matrix_of_a_minibatch():
 
 
 def test_gradients_that_take_too_much_memory_are_refused(monkeypatch):
-    monkeypatch.setattr(row_gradients, "_MOST", N * 26 - 1)
+    monkeypatch.setattr(matrix, "_MOST", N * 26 - 1)
     density = LogDensity(one_layer(), "quick")
     with pytest.raises(ValueError, match=r"gradients of 12 rows in 26 dimensions.*pm\.Minibatch, or family='diagonal'"):
         density.gauss_newton(np.zeros((1, 26))).products(np.eye(26))
@@ -414,26 +413,26 @@ def test_effects_that_a_row_takes_twice():
 
 
 def test_squares_that_are_wrong_are_not_taken(monkeypatch, caplog):
-    right = diagonal.squares_by_rows
+    right = matrix.squares_by_rows
 
     def wrong(row, theta, weights):
         total = right(row, theta, weights)
         return pt.set_subtensor(total[-1], 1.1 * total[-1])
 
-    monkeypatch.setattr(diagonal, "squares_by_rows", wrong)
+    monkeypatch.setattr(matrix, "squares_by_rows", wrong)
     with caplog.at_level(logging.INFO, logger="pymc.ngvi"):
         check(one_layer(), one_layer_rows, "rows")
     assert "not those of single rows" in caplog.text
 
 
 def test_gradients_that_are_wrong_are_not_taken(monkeypatch, caplog):
-    right = row_gradients.gradients_by_rows
+    right = matrix.gradients_by_rows
 
     def wrong(row, theta, weights):
         total = right(row, theta, weights)
         return pt.set_subtensor(total[:, -1], 1.1 * total[:, -1])
 
-    monkeypatch.setattr(row_gradients, "gradients_by_rows", wrong)
+    monkeypatch.setattr(matrix, "gradients_by_rows", wrong)
     with caplog.at_level(logging.INFO, logger="pymc.ngvi"):
         check_matrix(one_layer(), one_layer_rows, "rows")
     assert "not those of single rows" in caplog.text

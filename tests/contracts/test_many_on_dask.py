@@ -19,7 +19,7 @@ import pymc_ngvi
 
 from pymc_ngvi.density.shards import cluster as of_cluster
 from pymc_ngvi.many import elsewhere, fitting
-from pymc_ngvi.many.running import on_dask
+from pymc_ngvi.many import running as on_dask
 
 pytest.importorskip("distributed")
 

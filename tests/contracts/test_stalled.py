@@ -25,12 +25,14 @@ def test_the_better_end_is_the_result(status, elbo, kept):
     first = Begun("rows", "by rows", LoopState("quadrature", Status.STALLED, History().appended(12.0, 3.0)), "exact")
     second = Begun("log p", "by draws", LoopState("draws", status, history), "with draws")
     session = FitSession(second, 1, score=True, seconds=0.0, compile_seconds=0.0)
-    session._elbo, session._gap = Elbo(elbo, 0.1), 2.0
+    session._assessed = Elbo(elbo, 0.1), 2.0
     session._choose_between(_Earlier(first, Elbo(STALLED, 0.0), 3.0))
     state, fit = session._state, (session._problem, session._rule, session._options)
     assert state.rule == kept
     assert fit == (("rows", "by rows", "exact") if kept == "quadrature" else ("log p", "by draws", "with draws"))
-    assert (session._elbo.value, session._gap) == ((STALLED, 3.0) if kept == "quadrature" else (elbo, 2.0))
+    assert (session._assessed[0].value, session._assessed[1]) == (
+        (STALLED, 3.0) if kept == "quadrature" else (elbo, 2.0)
+    )
     assert state.status is (Status.STALLED if kept == "quadrature" else status)
     assert state.n_iterations == 2  # those of both
 
@@ -38,6 +40,6 @@ def test_the_better_end_is_the_result(status, elbo, kept):
 def test_a_fit_that_never_stalled_keeps_its_end():
     begun = Begun("log p", "by draws", LoopState("draws", Status.STALLED, History()), "with draws")
     session = FitSession(begun, 1, score=True, seconds=0.0, compile_seconds=0.0)
-    session._elbo, session._gap = Elbo(-np.inf, np.inf), np.inf
+    session._assessed = Elbo(-np.inf, np.inf), np.inf
     session._choose_between(None)
     assert session._state is begun.state
