@@ -10,7 +10,6 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.loops import vectorised
 from pymc_ngvi.reading.found import Compile
@@ -45,16 +44,23 @@ class OverGiven:
 
     def pointwise(self, output: Variable, theta: Variable) -> Callable[[Array, Array], Array]:
         """Return a function of values, (n, n_given), and of points at each, (n, m, n_dim)."""
-        with without_c():
-            matrix, at_points = graph.over_draws([output], theta)
-            at_points = graph.with_shapes(at_points)
-        # One axis after the other: a static length of 1, of an axis of both, would be lost where PyTensor reshapes.
-        values = pt.matrix("values", dtype="float64", shape=(None, self._n))
-        points = pt.tensor3("points", dtype="float64", shape=(None, None, matrix.type.shape[1]))
-        [batched] = self._vectorised(at_points, {self._given: values, matrix: points})
-        batched = batched + 0.0 * (values[:, :1] + points[:, :, 0])
-        function = self._compile([values, points], batched)
-        return lambda at, theta: np.asarray(function(np.ascontiguousarray(at), np.ascontiguousarray(theta)))
+        points = pt.tensor3("points", dtype="float64", shape=(None, None, *theta.type.shape))
+
+        def compiled(length: int | None) -> Callable[[Array, Array], Array]:
+            values = pt.tensor3("values", dtype="float64", shape=(None, length, self._n))
+            [batched] = self._vectorised([output], {self._given: values, theta: points})
+            batched = batched + 0.0 * (values[:, :, 0] + points[:, :, 0])
+            function = self._compile([values, points], batched)
+            return lambda at, theta: np.asarray(
+                function(np.repeat(at[:, None], length or theta.shape[1], axis=1), np.ascontiguousarray(theta))
+            )
+
+        once = compiled(1)
+        try:
+            once(np.zeros((2, self._n)), np.zeros((2, 2, *theta.type.shape)))
+        except ValueError:  # a static length of 1 is lost where PyTensor reshapes: values are repeated at each point
+            return compiled(None)
+        return once
 
     def _vectorised(self, outputs: list[Variable], new: dict[Variable, Variable]) -> list[Variable]:
         """Return outputs with an axis in front; what is given is an input, and not shared, by then."""
