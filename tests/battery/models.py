@@ -91,17 +91,22 @@ _BUILT = {
         for name in ("rare_events", "epidemic", "near_binomial")
     },
     "no structure: 40 coefficients": exact_models.dense_regression,
-    "scan: hidden markov": scans_models.forward,
     "scan: kalman": scans_models.by_numbers,
     "kink: asymmetric laplace": rows_models.quantile,
     "kink: laplace prior": rows_models.lasso_fixed,
     "kink: laplace prior, its scale unknown": rows_models.lasso,
 }
-#: Models without a marginal likelihood: with an improper prior, or an order that cuts off a part of the prior.
+#: Models without a marginal likelihood: an improper prior, an order that cuts off a part of it, or a Potential of
+#: any scale; and those with an LKJ prior, whose constant has the wrong sign in PyMC, by which the references were made.
 _NO_EVIDENCE = (
     "regression: children flat", "regression: ordered logit", "structured: normal mixture", "structured: hidden markov",
-    "scan: hidden markov",
+    "counts and survival: occupancy", "scan: kalman", "structured: several outcomes", "size: growth",
 )  # fmt: skip
+#: What is called exact and is wrong today, though not with each seed: each is to be mended, and its line to go.
+WRONG = {
+    "functionals: crossed, not centred, high counts": "exact, and the standard deviation of a scale is 31 % short",
+    "series and fields: seasonal": "exact, and the 5 % limit of a sum of effects is 0.2 sd off",
+}
 #: Models of which less than an exact posterior is to come.
 _LEAST = {
     "regression: poisson two parameters": GAUSSIAN,

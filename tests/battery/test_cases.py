@@ -101,7 +101,7 @@ def two_sensors_24(seed):
     agrees(fit(sensors(24, 2.0), seed), of_sensors(0.655, -127.366))
 
 
-@case(seeds=(2,))  # the seed with which a fit crashed
+@case(seeds=(2,), wrong="a fit that crashed: a mode with 0.57 of the mass is missed, and the result called exact")
 def tails_crash(seed):
     agrees(fit(sensors(12, 4.0), seed), of_sensors(0.434, -100.110))
 
@@ -124,7 +124,7 @@ def rare_events(seed):
     agrees(fit(model, seed), from_moments({"a": (-8.538, 0.405, -9.241, -7.894)}, 7_072.0))
 
 
-@case(wrong="draws of effects of groups with few candidates: a standard deviation 7 % short")
+@case()
 def heavy_groups(seed):
     rng = np.random.default_rng(122)
     g, mu, sg = np.repeat(np.arange(12), 4), rng.normal(5, 1, 12), np.exp(rng.normal(0, 0.7, 12))
@@ -180,7 +180,7 @@ def lkj_three(seed):
     assert approx.diagnose(random_seed=1).reliable, approx.plan
 
 
-@case(wrong="a nested posterior that is not exact is taken, where the exact one is quicker and better", in_all=False)
+@case()
 def two_effects(seed):
     rng = np.random.default_rng(seed)
     g, x = np.repeat(np.arange(50), 10), rng.normal(size=500)
@@ -379,7 +379,7 @@ def initval_loo(seed):
     near(float(az.loo(approx.sample(2_000, random_seed=1, log_likelihood=True)).elpd), ELPD_OF_INITVAL, 0.5)
 
 
-@case(seeds=(1,), wrong="so is leaving out groups")
+@case(seeds=(1,))
 def initval_groups(seed):
     assert np.isfinite(fit(_with_initval(), seed).leave_out(groups="g").elpd)
 

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from battery.conftest import N_DRAWS, kind_of
-from battery.models import GAUSSIAN
+from battery.models import GAUSSIAN, WRONG
 
 
-def test_outcome(outcome):
+def test_outcome(outcome, request):
+    if outcome.name in WRONG:
+        request.applymarker(pytest.mark.xfail(reason=WRONG[outcome.name], strict=True))
     approx, entry = outcome.approx, outcome.entry
     diagnosis = approx.diagnose(random_seed=1) if "minibatch" not in outcome.name else None
     is_reliable = diagnosis is None or diagnosis.reliable
