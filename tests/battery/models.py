@@ -102,7 +102,7 @@ _NO_EVIDENCE = (
     "regression: children flat", "regression: ordered logit", "structured: normal mixture", "structured: hidden markov",
     "counts and survival: occupancy", "scan: kalman", "structured: several outcomes", "size: growth",
 )  # fmt: skip
-#: What is called exact and is wrong today, though not with each seed: each is to be mended, and its line to go.
+#: What is called exact and is wrong today, with the seed that is tried: each is to be mended, and its line to go.
 WRONG = {
     "functionals: crossed, not centred, high counts": "exact, and the standard deviation of a scale is 31 % short",
     "series and fields: seasonal": "exact, and the 5 % limit of a sum of effects is 0.2 sd off",
