@@ -124,7 +124,7 @@ def rare_events(seed):
     agrees(fit(model, seed), from_moments({"a": (-8.538, 0.405, -9.241, -7.894)}, 7_072.0))
 
 
-@case()
+@case(wrong="draws of effects of groups with few candidates: a standard deviation 7 % short")
 def heavy_groups(seed):
     rng = np.random.default_rng(122)
     g, mu, sg = np.repeat(np.arange(12), 4), rng.normal(5, 1, 12), np.exp(rng.normal(0, 0.7, 12))
@@ -134,8 +134,9 @@ def heavy_groups(seed):
         mean, sd = pm.Deterministic("gm", a + t * z), pm.math.exp(ms + ts * w)
         y = rng.normal(mu[g], sg[g])
         pm.Normal("y", mean[g], sd[g], observed=y)
-    draws = fit(model, seed).sample(20_000, random_seed=seed)["posterior"]
-    a, t, ms, ts = (draws[name].to_numpy().reshape(-1, 1) for name in ("a", "t", "ms", "ts"))
+    n = 100_000  # its tails are heavy: of 20,000, 8 % would be allowed
+    draws = fit(model, seed).sample(n, random_seed=seed)["posterior"]
+    a, t, ms, ts = (draws[name].to_numpy().reshape(-1, 1)[::5] for name in ("a", "t", "ms", "ts"))
     # given these, the group's mean is integrated out by hand, and its standard deviation on a grid
     at, grid = y[g == 5], np.linspace(-5, 5, 81)
     s2, middle = np.exp(2 * (ms + ts * grid)), at.mean()
@@ -145,7 +146,7 @@ def heavy_groups(seed):
     mean = (a / t**2 + 4 * middle / s2) / precision
     sd = np.sqrt((p * (mean**2 + 1 / precision)).sum(1).mean() - (p * mean).sum(1).mean() ** 2)
     values = draws["gm"].to_numpy()[..., 5].ravel()
-    near(values.std() / sd, 1.0, 5.0 * np.sqrt((stats.kurtosis(values) + 2) / 4 / 20_000) + 0.03)
+    near(values.std() / sd, 1.0, 5.0 * np.sqrt((stats.kurtosis(values) + 2) / 4 / n) + 0.03)
 
 
 @case(
@@ -180,7 +181,7 @@ def lkj_three(seed):
     assert approx.diagnose(random_seed=1).reliable, approx.plan
 
 
-@case()
+@case(wrong="a nested posterior worth 600 draws is taken, where the exact one is quicker and worth 2,000")
 def two_effects(seed):
     rng = np.random.default_rng(seed)
     g, x = np.repeat(np.arange(50), 10), rng.normal(size=500)
@@ -190,7 +191,7 @@ def two_effects(seed):
         u, v = pm.Normal("u", 0, s[0], shape=50), pm.Normal("v", 0, s[1], shape=50)
         pm.Poisson("y", pm.math.exp(a + u[g] + (b + v[g]) * x), observed=y)
     approx = fit(model, 1)
-    assert kind_of(approx) == EXACT, approx.record.posterior
+    assert approx.sample(2_000, random_seed=1)["posterior"].attrs["effective_global_draws"] > 1_000, approx.plan
 
 
 # --- shapes and types -------------------------------------------------------------------------------------------------
@@ -291,7 +292,9 @@ def leave_out_discrete(seed):
         w, a, s = pm.Beta("w", 2, 2), pm.Normal("a", 0, 2), pm.HalfNormal("s", 1)
         mu = pm.math.exp(a + pm.Normal("U", 0, s, dims="g")[g])
         pm.Poisson("y", pm.Bernoulli("act", w, shape=120) * mu, observed=y)
-    near(fit(model, seed).leave_out(random_seed=1).elpd, ELPD_OF_LABELS, 0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # as errors they led to another way, which was right
+        near(fit(model, seed).leave_out(random_seed=1).elpd, ELPD_OF_LABELS, 0.5)
 
 
 #: By az.loo of 16,000 draws of NUTS of the same model as a zero-inflated Poisson.
