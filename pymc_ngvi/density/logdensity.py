@@ -139,7 +139,7 @@ def fastest_backend(
         return "numba" if graphs.forward is None and graphs.cost.prefers_numba(_EXPECTED_ALONE) else "quick"
     if (
         graphs.forward is not None
-        and (graphs.cost.quick_seconds * (_EXPECTED_GRADIENTS + (1 + n_dim / 2) * _EXPECTED_HESSIANS))
+        and graphs.cost.quick_seconds * (_EXPECTED_GRADIENTS + (1 + n_dim / 2) * _EXPECTED_HESSIANS)
         < graphs.cost.numba_compile_seconds
     ):
         return "quick"

@@ -58,6 +58,8 @@ class OverGiven:
         once = compiled(1)
         try:
             once(np.zeros((2, self._n)), np.zeros((2, 2, *theta.type.shape)))
+        except np.linalg.LinAlgError:  # of these values, not of shapes; it is a ValueError, too
+            return once
         except ValueError:  # a static length of 1 is lost where PyTensor reshapes: values are repeated at each point
             return compiled(None)
         return once
