@@ -174,7 +174,7 @@ class _PosteriorSearch:
         """Find the candidates but those that could not come first: to look for some takes as long as a small fit."""
         given = self._given
         for kind in self._looked_for():
-            if all(offer.candidate.expected_seconds >= kind.least for offer in self._offers.values()):
+            if all(offer.candidate.order >= (False, kind.least) for offer in self._offers.values()):
                 self._offer(kind)
         for dear in list(self._dear.values()):
             # Taken after all: it is too dear by itself only, and another one would take longer.
@@ -229,7 +229,7 @@ class _PosteriorSearch:
     def _try_in_turn(self) -> None:
         """Find the first exact posterior, or those that are not exact."""
         while self._offers or self._others():
-            offer = self._offers.pop(min(self._offers, key=lambda kind: self._offers[kind].candidate.expected_seconds))
+            offer = self._offers.pop(min(self._offers, key=lambda kind: self._offers[kind].candidate.order))
             name, seconds = offer.kind.name, offer.candidate.seconds
             if seconds > self._left:  # after another one
                 self._leave_out(offer, self._left)
@@ -295,8 +295,7 @@ class _PosteriorSearch:
         self._table[longer.kind] = longer
         if seconds <= offer.candidate.seconds:
             return True
-        expected = longer.expected_seconds
-        return seconds <= self._left and all(expected <= o.candidate.expected_seconds for o in self._others())
+        return seconds <= self._left and all(longer.order <= o.candidate.order for o in self._others())
 
     def _check_better(self, state: PoolState) -> None:
         """Raise where a posterior is not reliable, and its weights are worse than those of the Gaussian."""
@@ -378,7 +377,9 @@ def _before_gaussian(
             after.append(kind.price(found, density, by_rows=by_rows))
         elif found is not None and by_rows:
             return []  # a Gaussian is seldom far off
-    follows = min((of_fit + candidate.expected_seconds for candidate in after), default=math.inf)
+    left = TimeBudget(of_fit, options.max_seconds).left()
+    sure = [c for c in after if c.chance >= 1.0 and c.seconds <= left]
+    follows = min((of_fit + candidate.expected_seconds for candidate in sure or after), default=math.inf)
     for kind in first:
         if by_rows and follows <= kind.least:
             continue  # it takes no less: it need not be looked for
@@ -387,7 +388,7 @@ def _before_gaussian(
         if found is None or not (is_asked or kind.comes_first(found, by_rows=by_rows)):
             continue
         candidate = kind.price(found, density, by_rows=by_rows)
-        if candidate.expected_seconds <= follows and candidate.seconds <= most:
+        if candidate.order <= (not sure, follows) and candidate.seconds <= most:
             return [candidate, *after]
     return []
 
