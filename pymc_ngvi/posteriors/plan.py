@@ -1,8 +1,8 @@
 """The plan: which posteriors may come of a model, what each takes and is expected to be, and what became of it.
 
 What is sure to be exact is tried before what may be, as it is worth more where both are: it has more effective draws.
-Others are tried in the order of their price over the chance that they turn out to be exact: of all orders, that one takes
-the fewest seconds to an exact posterior in the mean [1]_. A failure hands on what is left of the seconds.
+Others are tried in the order of their price over the chance that they turn out to be exact: of all orders, that one
+takes the fewest seconds to an exact posterior in the mean [1]_. A failure hands on what is left of the seconds.
 
 References
 ----------

@@ -1,6 +1,5 @@
 """The way through the plan: before a Gaussian fit, what needs none; after it, candidates in turn until one is exact."""
 
-import functools
 import math
 
 from collections.abc import Callable, ValuesView
@@ -8,8 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
-from pymc_ngvi.core.prices import expected_fit_seconds, fit_seconds, in_words
-from pymc_ngvi.core.refusal import Failed, Longer, Reason, Unavailable
+from pymc_ngvi.core.prices import Work, expected_fit_seconds, fit_seconds, in_words
+from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
 from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.fitting.errors import spared
@@ -236,10 +235,6 @@ class _PosteriorSearch:
                 continue
             try:
                 state = self._run(offer)
-            except Longer:  # another one may come before it
-                self._left -= seconds
-                self._offers[name] = offer._replace(candidate=self._table[name])
-                continue
             except Unavailable as reason:
                 self._left -= self._table[name].seconds
                 self._reasons.append(_by_name(name, reason))
@@ -275,10 +270,14 @@ class _PosteriorSearch:
         self._reasons = before  # a Gaussian that will do needs no other reason
 
     def _run(self, offer: _Offer) -> PoolState:
-        may_take = functools.partial(self._may_take, offer)
         seconds = self._table[offer.kind.name].seconds
+        work = Work() if self._given.wanted != "auto" and math.isinf(self._left) else Work(seconds, self._left)
         with announced(offer.kind.title, seconds, self._given.progressbar), trying(offer.kind, self._given.wanted):
-            return offer.kind.run(self._start, offer.found, may_take, is_only=not self._offers)
+            try:
+                return offer.kind.run(self._start, offer.found, work, is_only=not self._offers)
+            finally:
+                if math.isfinite(work.price):
+                    self._table[offer.kind.name] = replace(offer.candidate, seconds=work.price)
 
     def _of_gaussian[T](self, judge: Callable[[], T], *, otherwise: T) -> T:
         """Return what is found of the Gaussian, or something else where that fails."""
@@ -288,14 +287,6 @@ class _PosteriorSearch:
         except Failed as reason:
             self._reasons.append(Failed(reason.code, f"the assessment of the Gaussian failed ({reason})"))
             return otherwise
-
-    def _may_take(self, offer: _Offer, seconds: float) -> bool:
-        """Tell whether a posterior that turns out to take longer may go on, or another one is to be tried before it."""
-        longer = replace(offer.candidate, seconds=max(seconds, offer.candidate.seconds))
-        self._table[longer.kind] = longer
-        if seconds <= offer.candidate.seconds:
-            return True
-        return seconds <= self._left and all(longer.order <= o.candidate.order for o in self._others())
 
     def _check_better(self, state: PoolState) -> None:
         """Raise where a posterior is not reliable, and its weights are worse than those of the Gaussian."""
