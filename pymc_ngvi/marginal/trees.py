@@ -69,6 +69,7 @@ from pymc_ngvi.marginal.sampling import (
     Sequences,
     evenly_picked,
     picked,
+    tail_size,
 )
 from pymc_ngvi.marginal.verdict import (
     MOST_SHORT,
@@ -249,6 +250,7 @@ class IntegratedTrees(GivenGlobals):
             self.forest.n_local,
             **measured,
             sd_error=float(state.sd_errors.max(initial=0.0)),
+            tail=tail_size(state.pool.g, state.weights),
             missed=self.sampled.missed,
             n_modes=1 + len(state.others),
         )

@@ -7,8 +7,8 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.verdict import Condition, Verdict
 from pymc_ngvi.marginal.fitting import MOST_DIFFERENCE
 from pymc_ngvi.marginal.log_marginal import TOLERANCE
+from pymc_ngvi.marginal.sampling import LEAST_TAIL, has_light_tail
 from pymc_ngvi.marginal.sampling import MOST_KHAT as MOST_KHAT
-from pymc_ngvi.marginal.sampling import has_light_tail
 
 #: Relative error of a standard deviation from which on it is said; error, and what draws far out may move moments by,
 #: in what they may, at most.
@@ -43,6 +43,8 @@ class Checks(Verdict):
         Largest error of a mean of a local coordinate, in sds, or of an sd, as a part, that few candidates bring.
     sd_error : float
         Largest relative error of a standard deviation of the globals, from the weights.
+    tail : float
+        Effective size of the draws beyond a 5 or 95 % limit, the least of any of the globals.
     missed : float
         By how much draws far out move means and standard deviations of the globals, in what they may: 1 is .05
         standard deviations of a mean, and 5 % of a standard deviation.
@@ -63,6 +65,7 @@ class Checks(Verdict):
     lost: float = 0.0
     effects: float = 0.0
     sd_error: float = 0.0
+    tail: float = float("inf")
     missed: float = 0.0
     n_modes: int = 1
     n_fits: int = 0
@@ -82,6 +85,9 @@ class Checks(Verdict):
             Condition("sd", self.sd_error, MOST_ERROR,
                 f"a standard deviation of the global parameters is known to {sd_error:.0f} % only, from the weights "
                 "of a thin tail"),
+            Condition("tail", self.tail, LEAST_TAIL,
+                f"a limit of the global parameters rests on an effective size of {self.tail:.0f} draws beyond it, "
+                f"below {LEAST_TAIL:.0f}", at_least=True),
             Condition("missed", self.missed, MOST_MISSED,
                 "draws far out have weight, and move means or standard deviations of the global parameters: some of "
                 "the posterior has been missed"),

@@ -7,6 +7,7 @@ import pytest
 
 from pymc_ngvi.marginal.fitting import MOST_DIFFERENCE
 from pymc_ngvi.marginal.log_marginal import TOLERANCE
+from pymc_ngvi.marginal.sampling import LEAST_TAIL
 from pymc_ngvi.marginal.verdict import (
     LEAST_SIZE,
     MOST_ERROR,
@@ -36,6 +37,7 @@ CONDITIONS = {
     (TREES, "lost"): (MOST_LOST, MOST_LOST + 0.01, "1.2 % of the draws have quadrature nodes off their centres"),
     (TREES, "effects"): (MOST_SHORT - 1e-6, MOST_SHORT + 0.05, "of draws of one group effect is 8 % off"),
     (TREES, "sd_error"): (MOST_ERROR, 0.31, "known to 31 % only"),
+    (TREES, "tail"): (LEAST_TAIL, LEAST_TAIL - 1.0, "an effective size of 39 draws beyond it, below 40"),
     (TREES, "missed"): (MOST_MISSED, 1.5, "missed"),
     (NESTED, "khat"): (0.51, 0.69, "k-hat"),  # within its error
     (NESTED, "effective_size"): (400.0, 300.0, "the effective size of the hyperparameters is 300, below 400"),
