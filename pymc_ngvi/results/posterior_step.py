@@ -47,9 +47,9 @@ from pymc_ngvi.posteriors.search import (
     posterior_after,
     seconds_after_others,
 )
-from pymc_ngvi.results.diagnosis.budget import SUMMARY
 from pymc_ngvi.results.diagnosis.diagnose import standing_diagnosis
-from pymc_ngvi.results.diagnosis.kept import Kept
+from pymc_ngvi.results.diagnosis.diagnosis import Kept
+from pymc_ngvi.results.diagnosis.weights import SUMMARY
 from pymc_ngvi.results.fitted import Fitted
 
 logger = logging.getLogger("pymc.ngvi")
