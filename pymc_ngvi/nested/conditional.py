@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from pymc_ngvi.core import prices
 from pymc_ngvi.core.refusal import OtherForm
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.target import Target
@@ -21,6 +22,7 @@ from pymc_ngvi.families.matrices.dense import Dense
 from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
 from pymc_ngvi.families.sparse import SparseState
 from pymc_ngvi.families.summed import SummedState
+from pymc_ngvi.nested.seconds import PER_FIT, of_algebra
 from pymc_ngvi.rows.mean_hessian import PredictorMeanHessian
 from pymc_ngvi.rows.seen import Seen
 from pymc_ngvi.steps.linesearch import LineSearch
@@ -75,6 +77,7 @@ class ConditionalFits:
     ) -> LatentGaussian | None:
         """Return the fit at some values, (n_outside,); None where there is none."""
         self.n_fits += 1
+        before = self._given.n_hessians
         if not self._given.give(values):
             return None
         try:
@@ -85,6 +88,8 @@ class ConditionalFits:
                     return found
         except (OtherForm, np.linalg.LinAlgError):
             pass
+        finally:
+            prices.count(PER_FIT + (self._given.n_hessians - before) * of_algebra(self._given))
         return None
 
     def _by_steps(self, start: GaussianState, rules: RowRules | None, left: float) -> LatentGaussian | None:

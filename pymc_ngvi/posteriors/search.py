@@ -1,6 +1,5 @@
 """The way through the plan: before a Gaussian fit, what needs none; after it, candidates in turn until one is exact."""
 
-import functools
 import math
 
 from collections.abc import Callable, ValuesView
@@ -8,8 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
-from pymc_ngvi.core.prices import expected_fit_seconds, fit_seconds, in_words
-from pymc_ngvi.core.refusal import Failed, Longer, Reason, Unavailable
+from pymc_ngvi.core.prices import Work, expected_fit_seconds, fit_seconds, in_words
+from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
 from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.fitting.errors import spared
@@ -174,7 +173,7 @@ class _PosteriorSearch:
         """Find the candidates but those that could not come first: to look for some takes as long as a small fit."""
         given = self._given
         for kind in self._looked_for():
-            if all(offer.candidate.expected_seconds >= kind.least for offer in self._offers.values()):
+            if all(offer.candidate.order >= (False, kind.least) for offer in self._offers.values()):
                 self._offer(kind)
         for dear in list(self._dear.values()):
             # Taken after all: it is too dear by itself only, and another one would take longer.
@@ -229,17 +228,13 @@ class _PosteriorSearch:
     def _try_in_turn(self) -> None:
         """Find the first exact posterior, or those that are not exact."""
         while self._offers or self._others():
-            offer = self._offers.pop(min(self._offers, key=lambda kind: self._offers[kind].candidate.expected_seconds))
+            offer = self._offers.pop(min(self._offers, key=lambda kind: self._offers[kind].candidate.order))
             name, seconds = offer.kind.name, offer.candidate.seconds
             if seconds > self._left:  # after another one
                 self._leave_out(offer, self._left)
                 continue
             try:
                 state = self._run(offer)
-            except Longer:  # another one may come before it
-                self._left -= seconds
-                self._offers[name] = offer._replace(candidate=self._table[name])
-                continue
             except Unavailable as reason:
                 self._left -= self._table[name].seconds
                 self._reasons.append(_by_name(name, reason))
@@ -275,10 +270,14 @@ class _PosteriorSearch:
         self._reasons = before  # a Gaussian that will do needs no other reason
 
     def _run(self, offer: _Offer) -> PoolState:
-        may_take = functools.partial(self._may_take, offer)
         seconds = self._table[offer.kind.name].seconds
+        work = Work() if self._given.wanted != "auto" and math.isinf(self._left) else Work(seconds, self._left)
         with announced(offer.kind.title, seconds, self._given.progressbar), trying(offer.kind, self._given.wanted):
-            return offer.kind.run(self._start, offer.found, may_take, is_only=not self._offers)
+            try:
+                return offer.kind.run(self._start, offer.found, work, is_only=not self._offers)
+            finally:
+                if math.isfinite(work.price):
+                    self._table[offer.kind.name] = replace(offer.candidate, seconds=work.price)
 
     def _of_gaussian[T](self, judge: Callable[[], T], *, otherwise: T) -> T:
         """Return what is found of the Gaussian, or something else where that fails."""
@@ -288,15 +287,6 @@ class _PosteriorSearch:
         except Failed as reason:
             self._reasons.append(Failed(reason.code, f"the assessment of the Gaussian failed ({reason})"))
             return otherwise
-
-    def _may_take(self, offer: _Offer, seconds: float) -> bool:
-        """Tell whether a posterior that turns out to take longer may go on, or another one is to be tried before it."""
-        longer = replace(offer.candidate, seconds=max(seconds, offer.candidate.seconds))
-        self._table[longer.kind] = longer
-        if seconds <= offer.candidate.seconds:
-            return True
-        expected = longer.expected_seconds
-        return seconds <= self._left and all(expected <= o.candidate.expected_seconds for o in self._others())
 
     def _check_better(self, state: PoolState) -> None:
         """Raise where a posterior is not reliable, and its weights are worse than those of the Gaussian."""
@@ -378,7 +368,9 @@ def _before_gaussian(
             after.append(kind.price(found, density, by_rows=by_rows))
         elif found is not None and by_rows:
             return []  # a Gaussian is seldom far off
-    follows = min((of_fit + candidate.expected_seconds for candidate in after), default=math.inf)
+    left = TimeBudget(of_fit, options.max_seconds).left()
+    sure = [c for c in after if c.chance >= 1.0 and c.seconds <= left]
+    follows = min((of_fit + candidate.expected_seconds for candidate in sure or after), default=math.inf)
     for kind in first:
         if by_rows and follows <= kind.least:
             continue  # it takes no less: it need not be looked for
@@ -387,7 +379,7 @@ def _before_gaussian(
         if found is None or not (is_asked or kind.comes_first(found, by_rows=by_rows)):
             continue
         candidate = kind.price(found, density, by_rows=by_rows)
-        if candidate.expected_seconds <= follows and candidate.seconds <= most:
+        if candidate.order <= (not sure, follows) and candidate.seconds <= most:
             return [candidate, *after]
     return []
 

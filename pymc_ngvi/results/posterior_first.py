@@ -1,9 +1,7 @@
 """The posterior that comes before any Gaussian fit, in the place of one."""
 
 import dataclasses
-import functools
 import math
-import operator
 import time
 
 from collections.abc import Callable
@@ -12,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.prices import Work
 from pymc_ngvi.core.refusal import Reason, Unavailable
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.density import ModelDensity
@@ -116,9 +115,7 @@ def _alone(kind: PosteriorKind[Any], first: First, density: ModelDensity, seed: 
     """Return the posterior that comes before any Gaussian fit."""
     (candidate, *after), most = first.plan.candidates, first.most_seconds
     with announced(kind.title, candidate.seconds, progressbar):
-        state = made_from(
-            kind, density, None, seed, is_only=len(after) == 1, may_take=functools.partial(operator.ge, most)
-        )
+        state = made_from(kind, density, None, seed, is_only=len(after) == 1, work=Work(candidate.seconds, most))
     return with_moments(state)
 
 
@@ -134,8 +131,8 @@ def _by_last_resort(
         tell(plan.having(offer))
         try:
             with announced(kind.title, offer.seconds, progressbar), trying(kind, "auto"):
-                may_take = functools.partial(operator.ge, seconds)
-                new = with_moments(made_from(kind, density, state.gaussian, seed, may_take=may_take))
+                work = Work(offer.seconds, seconds)
+                new = with_moments(made_from(kind, density, state.gaussian, seed, work=work))
         except Unavailable as reason:
             plan = plan.having(offer.became(Decision.FAILED, str(reason)))
             continue

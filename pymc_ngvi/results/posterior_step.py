@@ -18,6 +18,7 @@ import numpy as np
 from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.prices import Work
 from pymc_ngvi.core.refusal import Reason, Unavailable
 from pymc_ngvi.core.status import NotExactError, Status
 from pymc_ngvi.core.stored import stored
@@ -296,12 +297,12 @@ def made_from(
     seed: int,
     *,
     is_only: bool = True,
-    may_take: Callable[[float], bool] = lambda seconds: True,
+    work: Work | None = None,
 ) -> PoolState:
     """Return a posterior that no fit comes before, from the Gaussian with the moments of another one if there is."""
     start = PosteriorStart(density, q, seed, [], density.n_directions is not None)
     with few_threads(density), np.errstate(over="ignore"):  # what overflows has no weight
-        return kind.run(start, kind.possible(density), may_take, is_only=is_only)
+        return kind.run(start, kind.possible(density), work or Work(), is_only=is_only)
 
 
 def _rank(state: PoolState) -> tuple[bool, bool, float]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core import normal_rules
+from pymc_ngvi.core import normal_rules, prices
 from pymc_ngvi.core.normal_rules import NormalRule, rule
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.rows.levels import Index, Levels, by_code, unpacked
@@ -287,6 +287,7 @@ def _joined(first: NormalRule, value: Array, once: Array, twice: Array, root: Ar
 
 def evaluated(function: Compiled, inputs: Sequence[Array], shape: tuple[int, ...]) -> Array:
     """Return the only output of a function, as an array of the shape of its points."""
+    prices.count(prices.PER_CALL + prices.PER_ROW_OF_VALUE * math.prod(shape))
     [result] = function(*inputs)
     return result if result.shape == shape else np.broadcast_to(np.asarray(result), shape)
 
