@@ -16,7 +16,7 @@ import xarray as xr
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.messages import OURS, suggestion
+from pymc_ngvi.core.messages import OURS, checked_names, suggestion
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, khat_limit, pareto_khat, weigh
 from pymc_ngvi.core.seeds import Seed, generator_of
 from pymc_ngvi.core.sizes import check_draws
@@ -590,11 +590,8 @@ def _shown(posterior: Posterior, theta: Array, var_names: Names, seed: int) -> x
         planned = Planned.of(posterior, group_effects=False)
         names = planned.plan.names
     else:
-        names = [var_names] if isinstance(var_names, str) else list(var_names)
         known = [v.name for v in posterior.layout.variables] + [d.name for d in posterior.density.deterministics]
-        for name in names:
-            if name not in known:
-                raise ValueError(f"var_names has {name!r}, which the model has not: {suggestion(name, known)}")
+        names = checked_names(var_names, known)
     values = narrow(posterior, Kept(), frozenset(names))(theta, random_seed=seed)
     trace = to_multitrace(posterior.model, values, {}, 1)
     made = to_datatree(trace, posterior.model, include_transformed=False)["posterior"].to_dataset()
