@@ -1,6 +1,5 @@
 """Draws of q weighted or resampled by importance, and moments that are corrected by their weights."""
 
-import functools
 import math
 import warnings
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.draws import chunks
 from pymc_ngvi.core.messages import OURS
-from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, WeightVerdict, khat_limit, weigh
+from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, khat_limit, weigh
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.results.convert import constrained_dataset
 from pymc_ngvi.results.posterior import Posterior
@@ -174,61 +173,32 @@ _NOTHING_TO_CORRECT = 0.99
 _MOST_DRAWS = 1_000_000
 
 
-@dataclass(frozen=True, eq=False)
-class ImportanceWeights:
-    """Weights p/q of draws of q, their tail smoothed."""
+def weighed(log_p: Array, log_q: Array) -> tuple[Array, Weights]:
+    """Return smoothed log weights of draws of q, normalised, -inf where p is 0, and what they say of q."""
+    if len(log_p) < MIN_KHAT_DRAWS:
+        raise ValueError(f"Importance weights need at least {MIN_KHAT_DRAWS} draws; got {len(log_p)}.")
+    ratio = np.asarray(log_p, dtype=np.float64) - np.asarray(log_q, dtype=np.float64)
+    finite = np.isfinite(ratio)
+    if np.any(ratio == np.inf) or not finite.any():
+        what = "infinite at some" if finite.any() else "finite at none"
+        raise ValueError(f"log p is {what} of {len(ratio):,} draws of q: weights p/q can't correct it.")
+    return weigh(log_p, log_q)
 
-    #: Normalised: their exponentials sum to 1. -inf where p is 0; shape (n_draws,).
-    log_weights: Array
-    #: Pareto k-hat of the weights, as `pymc_ngvi.core.psis.pareto_khat` has it.
-    khat: float
-    #: What they say of q; without it, k-hat decides.
-    verdict: WeightVerdict | None = None
 
-    @classmethod
-    def of(cls, log_p: Array, log_q: Array) -> "ImportanceWeights":
-        """Smooth the weights of draws."""
-        if len(log_p) < MIN_KHAT_DRAWS:
-            raise ValueError(f"Importance weights need at least {MIN_KHAT_DRAWS} draws; got {len(log_p)}.")
-        ratio = np.asarray(log_p, dtype=np.float64) - np.asarray(log_q, dtype=np.float64)
-        finite = np.isfinite(ratio)
-        if np.any(ratio == np.inf) or not finite.any():
-            what = "infinite at some" if finite.any() else "finite at none"
-            raise ValueError(f"log p is {what} of {len(ratio):,} draws of q: weights p/q can't correct it.")
-        log_weights, found = weigh(log_p, log_q)
-        return cls(log_weights, found.khat, found.verdict())
-
-    @functools.cached_property
-    def weights(self) -> Array:
-        """The weights, (n_draws,); they sum to 1."""
-        return np.exp(self.log_weights)
-
-    @property
-    def n_draws(self) -> int:
-        """Number of draws."""
-        return len(self.log_weights)
-
-    @property
-    def effective_sample_size(self) -> float:
-        """Draws of the posterior that would do as well, about: 1 / sum of squared weights."""
-        return float(1.0 / np.sum(self.weights**2))
-
-    def check(self, per_draw: int = 1) -> None:
-        """Raise ValueError where k-hat says that weights can't help."""
-        limit = khat_limit(self.n_draws)
-        helps = self.khat <= limit if self.verdict is None else self.verdict.helps
-        if helps or self.effective_sample_size > _NOTHING_TO_CORRECT * self.n_draws:
-            return
-        more = ""
-        if self.khat < khat_limit(_MOST_DRAWS):
-            needed = math.ceil(10.0 ** (1.0 / (1.0 - self.khat)) / per_draw)
-            more = f"Take {_rounded(max(needed, 2_000))} draws or more, if it stays so; or "
-        advice = f"{more}fit a richer family (family='mixture', 'student_t'), reparametrise, or use pm.sample."
-        raise ValueError(
-            f"Pareto k-hat is {self.khat:.2f}, and {self.n_draws:,} draws of q allow for {limit:.2f} at most: "
-            f"importance weights can't correct what q misses. {advice[0].upper()}{advice[1:]} "
-            "Without importance weights, q is drawn from as it is."
-        )
+def check_help(found: Weights, per_draw: int = 1) -> None:
+    """Raise ValueError where k-hat says that weights can't help."""
+    if found.verdict().helps or found.effective > _NOTHING_TO_CORRECT * found.n_draws:
+        return
+    more = ""
+    if found.khat < khat_limit(_MOST_DRAWS):
+        needed = math.ceil(10.0 ** (1.0 / (1.0 - found.khat)) / per_draw)
+        more = f"Take {_rounded(max(needed, 2_000))} draws or more, if it stays so; or "
+    advice = f"{more}fit a richer family (family='mixture', 'student_t'), reparametrise, or use pm.sample."
+    raise ValueError(
+        f"Pareto k-hat is {found.khat:.2f}, and {found.n_draws:,} draws of q allow for {khat_limit(found.n_draws):.2f} "
+        f"at most: importance weights can't correct what q misses. {advice[0].upper()}{advice[1:]} "
+        "Without importance weights, q is drawn from as it is."
+    )
 
 
 @dataclass(frozen=True)
@@ -250,7 +220,7 @@ class Correction:
     n_draws: int
 
     @classmethod
-    def of(cls, weights: ImportanceWeights, sums: MomentSums) -> "Correction":
+    def of(cls, weights: Weights, sums: MomentSums) -> "Correction":
         """Judge by the moments of the unconstrained coordinates."""
         found = sums.result()
         scale = found.sd.corrected
@@ -259,7 +229,7 @@ class Correction:
             square = np.mean([(m.change**2 - m.change_se**2) / scale**2 for m in pairs])
             error = np.mean([(m.se / scale) ** 2 for m in pairs])
         size = math.sqrt(max(float(square), 0.0))
-        return cls(size, math.sqrt(float(error)), weights.khat, weights.effective_sample_size, weights.n_draws)
+        return cls(size, math.sqrt(float(error)), weights.khat, weights.effective, weights.n_draws)
 
     @property
     def helps(self) -> bool:
@@ -333,23 +303,23 @@ def weighted_draws(posterior: Posterior, draws: int, importance: str | None, rng
 def _smoothed(posterior: Posterior, draws: int, rng: np.random.Generator) -> WeightedDraws:
     theta = posterior.draw(draws, rng)
     log_p = posterior.density.logp(theta)
-    weights = ImportanceWeights.of(log_p, posterior.log_q(theta))
-    weights.check()
+    log_weights, found = weighed(log_p, posterior.log_q(theta))
+    check_help(found)
     sums = MomentSums(draws)
-    sums.add(theta, weights.weights)
-    correction = Correction.of(weights, sums)
+    sums.add(theta, np.exp(log_weights))
+    correction = Correction.of(found, sums)
     _warn(correction)
     note = "draws of q, to be weighted by exp(log_weight) of sample_stats"
-    return WeightedDraws(theta, log_p, {"log_weight": weights.log_weights}, {"importance": note, **correction.attrs()})
+    return WeightedDraws(theta, log_p, {"log_weight": log_weights}, {"importance": note, **correction.attrs()})
 
 
 def _resampled(posterior: Posterior, draws: int, rng: np.random.Generator) -> WeightedDraws:
     n_pool, seed = max(POOL * draws, SMALLEST_POOL), int(rng.integers(2**63))
-    weights = _weights(posterior, n_pool, seed)
-    weights.check(POOL)
-    correction = Correction.of(weights, _sums(posterior, weights, seed)["theta"])
+    weights, found = _weights(posterior, n_pool, seed)
+    check_help(found, POOL)
+    correction = Correction.of(found, _sums(posterior, weights, seed)["theta"])
     _warn(correction, POOL)
-    chosen, left_out = without_replacement(weights.weights, draws, rng)
+    chosen, left_out = without_replacement(weights, draws, rng)
     if left_out > _LEFT_OUT:
         warnings.warn(
             f"{left_out:.0%} of the weight of {n_pool:,} draws of q is left out, since {draws:,} different draws "
@@ -374,20 +344,19 @@ def _pool(posterior: Posterior, draws: int, seed: int) -> Iterator[Array]:
         yield posterior.distribution.draw(size, rng)
 
 
-def _weights(posterior: Posterior, draws: int, seed: int) -> ImportanceWeights:
+def _weights(posterior: Posterior, draws: int, seed: int) -> tuple[Array, Weights]:
     pairs = [(posterior.density.logp(theta), posterior.log_q(theta)) for theta in _pool(posterior, draws, seed)]
     log_p, log_q = (np.concatenate(of) for of in zip(*pairs, strict=True))
-    return ImportanceWeights.of(log_p, log_q)
+    log_weights, found = weighed(log_p, log_q)
+    return np.exp(log_weights), found
 
 
-def _sums(
-    posterior: Posterior, weights: ImportanceWeights, seed: int, names: Sequence[str] = ()
-) -> dict[str, MomentSums]:
+def _sums(posterior: Posterior, weights: Array, seed: int, names: Sequence[str] = ()) -> dict[str, MomentSums]:
     """Return the sums over a pool for the unconstrained coordinates, "theta", and for variables by name."""
-    sums = {name: MomentSums(weights.n_draws) for name in ("theta", *names)}
+    sums = {name: MomentSums(len(weights)) for name in ("theta", *names)}
     start = 0
-    for theta in _pool(posterior, weights.n_draws, seed):
-        now = weights.weights[start : start + len(theta)]
+    for theta in _pool(posterior, len(weights), seed):
+        now = weights[start : start + len(theta)]
         values = posterior.constrain(theta, random_seed=(seed + start) % 2**31) if names else {}
         for name, total in sums.items():
             total.add(theta if name == "theta" else values[name], now)
@@ -402,13 +371,13 @@ def corrected_moments(
     posterior.check_correctable("corrected()")
     posterior.check_weights()
     seed, model = int(rng.integers(2**63)), posterior.model
-    weights = _weights(posterior, draws, seed)
-    weights.check()
+    weights, found = _weights(posterior, draws, seed)
+    check_help(found)
     shown = [rv.name for rv in model.free_RVs] + [d.name for d in posterior.density.deterministics]
     if transformed:
         shown += [v.value_name for v in posterior.layout.variables if v.value_name not in shown]
     sums = _sums(posterior, weights, seed, shown)
-    correction = Correction.of(weights, sums.pop("theta"))
+    correction = Correction.of(found, sums.pop("theta"))
     _warn(correction)
     result = _by_estimate(model, {name: total.result() for name, total in sums.items()})
     result.attrs = correction.attrs()

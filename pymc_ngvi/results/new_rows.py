@@ -19,7 +19,7 @@ from scipy.sparse import csgraph
 
 from pymc_ngvi.core.messages import OURS, checked_names, shortened
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, weigh
-from pymc_ngvi.core.seeds import Seed, generator_of
+from pymc_ngvi.core.seeds import Seed
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
@@ -585,7 +585,7 @@ _NOISE = 0.25
 _FIT = "Fit again with all of the rows."
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Updated(JudgedDraws):
     """The posterior given new rows as well: what `NGVIApproximation.update` returns. It prints as a summary.
 
@@ -606,13 +606,8 @@ class Updated(JudgedDraws):
         Of draws, where none is given.
     """
 
-    posterior: Posterior
     rows: NewRows
-    draws: JointDraws
     values: Mapping[str, AnyArray]
-    log_ratio: Array
-    judged: Judged
-    seed: int
 
     @property
     def n_rows(self) -> int:
@@ -620,17 +615,8 @@ class Updated(JudgedDraws):
         return self.rows.n_rows
 
     @property
-    def sentence(self) -> str:
-        """Whether it can be relied on, and what to do where not."""
-        n = self.n_rows
-        return self.judged.sentence(f"Posterior with {n:,} new row{'s' if n > 1 else ''}")
-
-    def __repr__(self) -> str:
-        """Return what it is, in short."""
-        return (
-            f"Updated({self.n_rows:,} new rows: k-hat {self.khat:.2f}, effective sample size "
-            f"{self.effective_sample_size:,.0f}, {'reliable' if self.is_reliable else 'not reliable'})"
-        )
+    def _what(self) -> str:
+        return f"{self.n_rows:,} new row{'s' if self.n_rows > 1 else ''}"
 
     @functools.cached_property
     def log_predictive_density(self) -> LogMarginalLikelihood:
@@ -675,7 +661,7 @@ class Updated(JudgedDraws):
         ValueError
             For variables that the model does not have.
         """
-        rng = generator_of(self.seed if random_seed is None else random_seed)
+        rng = self._generator(random_seed)
         order = np.argsort(self.draws.theta[:, 0], kind="stable")
         uniform = rng.permutation((np.arange(check_draws(draws)) + rng.random()) / draws)
         at = order[picked(self._weights[order], uniform)]
@@ -732,7 +718,7 @@ def updated(posterior: Posterior, new_data: Given, draws: int, rng: np.random.Ge
         raise ValueError(f"The new rows are impossible at all draws of the posterior. {_FIT}")
     judged = Judged.of(made, given.log_ratio, (*given.doubts, *doubts), draws, _FIT)
     made = made._replace(theta=given.theta)
-    result = Updated(posterior, rows, made, given.values, given.log_ratio, judged, int(rng.integers(2**62)))
+    result = Updated(posterior, made, given.log_ratio, judged, int(rng.integers(2**62)), rows, given.values)
     if result.doubts:
         warnings.warn(result.sentence, UserWarning, skip_file_prefixes=OURS)
     return result

@@ -52,7 +52,6 @@ class Judged:
     khat: float
     #: Independent draws that the weighted ones are worth; where hyperparameters repeat, those of these.
     effective_sample_size: float
-    n_draws: int
     #: What stands against relying on them, in clauses.
     doubts: tuple[str, ...]
     #: What to do where there are doubts.
@@ -79,27 +78,18 @@ class Judged:
             needed = math.ceil(1.2 * _FEWEST / size * draws / 1_000) * 1_000
             can_be_had = _effective(made, made.log_weights) > _NEARLY * draws
             cure = f"Take more draws, draws={needed:_}; or f{fit[1:]}" if can_be_had and needed <= _MOST_DRAWS else fit
-        return cls(worst.khat, size, len(log_weights), doubts, cure, helps)
-
-    def sentence(self, what: str) -> str:
-        """Say whether ``what`` can be relied on, and what to do where not."""
-        if self.doubts:
-            return f"{what}: not reliable: {'; '.join(self.doubts)}. {self.cure}"
-        return (
-            f"{what}: reliable. {self.n_draws:,} weighted draws have a Pareto k-hat of {self.khat:.2f}, and are worth "
-            f"{self.effective_sample_size:,.0f}."
-        )
+        return cls(worst.khat, size, doubts, cure, helps)
 
 
+@dataclass(frozen=True, eq=False)
 class JudgedDraws:
-    """What results that are made of weighted draws have in common: how good the weights are, and how they print.
+    """What results that are made of weighted draws have in common: how good the weights are, and how they print."""
 
-    Attributes
-    ----------
-    judged : Judged
-    """
-
+    posterior: Posterior
+    draws: JointDraws
+    log_ratio: Array
     judged: Judged
+    seed: int
 
     @property
     def khat(self) -> float:
@@ -120,6 +110,35 @@ class JudgedDraws:
     def is_reliable(self) -> bool:
         """Whether nothing stands against relying on it; where something does, a new fit is due."""
         return not self.doubts
+
+    @property
+    def n_draws(self) -> int:
+        """Weighted draws."""
+        return len(self.log_ratio)
+
+    @property
+    def _what(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def sentence(self) -> str:
+        """Whether it can be relied on, and what to do where not."""
+        if self.doubts:
+            return f"Posterior with {self._what}: not reliable: {'; '.join(self.doubts)}. {self.judged.cure}"
+        return (
+            f"Posterior with {self._what}: reliable. {self.n_draws:,} weighted draws have a Pareto k-hat of "
+            f"{self.khat:.2f}, and are worth {self.effective_sample_size:,.0f}."
+        )
+
+    def __repr__(self) -> str:
+        """Return what it is, in short."""
+        return (
+            f"{type(self).__name__}({self._what}: k-hat {self.khat:.2f}, effective sample size "
+            f"{self.effective_sample_size:,.0f}, {'reliable' if self.is_reliable else 'not reliable'})"
+        )
+
+    def _generator(self, random_seed: Seed) -> np.random.Generator:
+        return generator_of(self.seed if random_seed is None else random_seed)
 
     def summary(self) -> Summary:
         """Return a table of the variables."""
@@ -263,7 +282,7 @@ _FIT = (
 )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Reweighted(JudgedDraws):
     """The posterior under other priors: what `NGVIApproximation.with_prior` returns. It prints as a summary.
 
@@ -271,7 +290,6 @@ class Reweighted(JudgedDraws):
     ----------
     posterior : Posterior
         That was fitted.
-    priors : NewPriors
     draws : JointDraws
         With the weights that they have under the old priors.
     log_ratio : ndarray, shape (n_draws,)
@@ -280,19 +298,10 @@ class Reweighted(JudgedDraws):
         How good the weights are.
     seed : int
         Of draws, where none is given.
+    priors : NewPriors
     """
 
-    posterior: Posterior
     priors: NewPriors
-    draws: JointDraws
-    log_ratio: Array
-    judged: Judged
-    seed: int
-
-    @property
-    def n_draws(self) -> int:
-        """Weighted draws."""
-        return len(self.log_ratio)
 
     @property
     def model(self) -> pm.Model:
@@ -309,17 +318,8 @@ class Reweighted(JudgedDraws):
             return self.priors.changed_model
 
     @property
-    def sentence(self) -> str:
-        """Whether it can be relied on, and what to do where not."""
-        what = f"Posterior with other priors of {', '.join(f'`{name}`' for name in self.priors.names)}"
-        return self.judged.sentence(what)
-
-    def __repr__(self) -> str:
-        """Return what it is, in short."""
-        return (
-            f"Reweighted({', '.join(self.priors.names)}: k-hat {self.khat:.2f}, effective sample size "
-            f"{self.effective_sample_size:,.0f}, {'reliable' if self.is_reliable else 'not reliable'})"
-        )
+    def _what(self) -> str:
+        return f"other priors of {', '.join(f'`{name}`' for name in self.priors.names)}"
 
     # --- draws ---
 
@@ -375,9 +375,6 @@ class Reweighted(JudgedDraws):
             )
         return dataclasses.replace(made, lines=(self.sentence,), khat=self.khat)
 
-    def _generator(self, random_seed: Seed) -> np.random.Generator:
-        return generator_of(self.seed if random_seed is None else random_seed)
-
     # --- marginal likelihood ---
 
     @functools.cached_property
@@ -425,7 +422,7 @@ def reweighted(posterior: Posterior, priors: Mapping[str, Any], draws: int, rng:
     if not np.isfinite(made.log_weights + log_ratio).any():
         raise ValueError(f"The new prior of {' or '.join(new.names)} is 0 at all draws of the posterior: fit again.")
     judged = Judged.of(made, log_ratio, doubts, draws, _elsewhere(posterior) or _FIT)
-    result = Reweighted(posterior, new, made, log_ratio, judged, int(rng.integers(2**62)))
+    result = Reweighted(posterior, made, log_ratio, judged, int(rng.integers(2**62)), new)
     if judged.doubts:
         warnings.warn(result.sentence, UserWarning, skip_file_prefixes=OURS)
     return result

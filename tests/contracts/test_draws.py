@@ -12,19 +12,19 @@ from scipy import stats
 from texts import DOCS, run
 
 from pymc_ngvi import LogDensity, NGVIApproximation
-from pymc_ngvi.core.psis import pareto_khat
+from pymc_ngvi.core.psis import Weights, pareto_khat
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
-from pymc_ngvi.results.corrections import POOL, Correction, ImportanceWeights, MomentSums, without_replacement
+from pymc_ngvi.results.corrections import POOL, Correction, MomentSums, check_help, weighed, without_replacement
 
 #: Errors of estimates that are allowed: four standard errors.
 N_SE = 4.0
 
 
 def verdict_of(theta, log_p, log_q):
-    weights = ImportanceWeights.of(log_p, log_q)
+    log_weights, found = weighed(log_p, log_q)
     sums = MomentSums(len(theta))
-    sums.add(theta, weights.weights)
-    return Correction.of(weights, sums)
+    sums.add(theta, np.exp(log_weights))
+    return Correction.of(found, sums)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -34,44 +34,43 @@ def verdict_of(theta, log_p, log_q):
 def test_weights_are_the_ratios_but_in_the_tail(rng, constant):
     x = rng.normal(size=4_000)
     log_p, log_q = stats.norm(0.0, 1.2).logpdf(x), stats.norm.logpdf(x) + constant
-    found = ImportanceWeights.of(log_p, log_q)
-    assert found.weights.sum() == pytest.approx(1.0, rel=1e-12)
+    log_weights, found = weighed(log_p, log_q)
+    assert np.exp(log_weights).sum() == pytest.approx(1.0, rel=1e-12)
     assert found.khat == pareto_khat(log_p, log_q)
     ratio = log_p - log_q + constant
     body = np.argsort(ratio)[: 4_000 - int(np.ceil(3 * 4_000**0.5))]  # the rest is smoothed
-    difference = found.log_weights[body] - ratio[body]
+    difference = log_weights[body] - ratio[body]
     assert_allclose(difference, difference[0], rtol=0, atol=1e-10)
     # Means of ratios are 1: the tail is smoothed to about what it was.
     assert difference[0] == pytest.approx(-np.log(4_000 * np.exp(ratio).mean()), abs=0.01)
-    assert found.effective_sample_size == pytest.approx(1.0 / np.sum(found.weights**2))
+    assert found.effective == pytest.approx(1.0 / np.exp(2.0 * log_weights).sum())
 
 
 def test_draws_outside_the_support_have_no_weight(rng):
     x = rng.normal(size=1_000)
     log_p = np.where(x > 0.5, stats.norm.logpdf(x), -np.inf)
     log_p[x < -2.0] = np.nan
-    found = ImportanceWeights.of(log_p, stats.norm.logpdf(x))
-    assert_array_equal(found.weights > 0.0, x > 0.5)
-    assert_allclose(found.weights[x > 0.5], 1.0 / np.sum(x > 0.5))
+    weights = np.exp(weighed(log_p, stats.norm.logpdf(x))[0])
+    assert_array_equal(weights > 0.0, x > 0.5)
+    assert_allclose(weights[x > 0.5], 1.0 / np.sum(x > 0.5))
 
 
 def test_equal_weights_and_what_k_hat_allows(rng):
     x = rng.normal(size=2_000)
-    equal = ImportanceWeights.of(3.0 + stats.norm.logpdf(x), stats.norm.logpdf(x))
+    log_weights, equal = weighed(3.0 + stats.norm.logpdf(x), stats.norm.logpdf(x))
     assert equal.khat == -np.inf
-    assert_allclose(equal.weights, 1 / 2_000)
-    equal.check()
-    far = ImportanceWeights.of(stats.t(2).logpdf(x), stats.norm(0, 0.4).logpdf(x))
+    assert_allclose(np.exp(log_weights), 1 / 2_000)
+    check_help(equal)
+    _, far = weighed(stats.t(2).logpdf(x), stats.norm(0, 0.4).logpdf(x))
     with pytest.raises(
         ValueError, match=r"k-hat is \d\.\d\d, and 2,000 draws of q allow for 0\.70 at most.*Fit a rich"
     ):
-        far.check()
-    uneven = np.linspace(-1.0, 1.0, 200)
-    uneven -= np.logaddexp.reduce(uneven)
+        check_help(far)
+    uneven = Weights(0.7 - 1e-3, 150.0, 200, 0)
     with pytest.raises(ValueError, match=r"200 draws of q allow for 0\.57 at most.*Take 2,200 draws or more"):
-        ImportanceWeights(uneven, 0.7 - 1e-3).check()
+        check_help(uneven)
     with pytest.raises(ValueError, match=r"allow for 0\.57 at most.*Take 2,000 draws or more"):
-        ImportanceWeights(uneven, 0.6).check(10)
+        check_help(uneven._replace(khat=0.6), 10)
 
 
 # --- moments ----------------------------------------------------------------------------------------------------------

@@ -143,18 +143,12 @@ _RATIOS = 1e-2, 1e2
 class ScoreDrift:
     """By how much gradients say that draws are off."""
 
-    #: Of coordinates: of means, in standard deviations of q, and of standard deviations, relative to these.
-    mean: Estimates
-    sd: Estimates
+    #: Of coordinates, as moved draws tell it: of skewness and of log p nothing.
+    moments: MomentDrift
+
     n_draws: int
     #: The same of linear predictors and their sum, of limits nothing; None where there are none.
     predictors: FunctionalDrift | None = None
-
-    @property
-    def moments(self) -> MomentDrift:
-        """The same, as moved draws tell it."""
-        nothing = _nothing(len(self.mean.value))
-        return MomentDrift(self.mean, self.sd, nothing, Elbo(np.nan, np.nan))
 
     def in_words(self) -> str:
         """Return what was looked at."""
@@ -165,7 +159,7 @@ class ScoreDrift:
         """Return what this and an independent one have in common."""
         one, two = self.predictors, other.predictors
         predictors = None if one is None or two is None else one.seen_again(two)
-        return ScoreDrift(self.mean.seen_again(other.mean), self.sd.seen_again(other.sd), other.n_draws, predictors)
+        return ScoreDrift(self.moments.seen_again(other.moments), other.n_draws, predictors)
 
 
 def score_drift_of(
@@ -183,16 +177,16 @@ def score_drift_of(
     if finite.sum() < _LEAST:
         return None
     apart, step, sd = theta[finite] - q.mean(), step[finite], q.sd()
-    mean, spread = _estimates(apart, step, sd, plan.gaussian.sd() ** 2)
-    n_draws = int(finite.sum())
+    both = _estimates(apart, step, sd, plan.gaussian.sd() ** 2)
+    moments, n_draws = MomentDrift(*both, _nothing(len(sd)), Elbo(np.nan, np.nan)), int(finite.sum())
     if functionals is None or functionals.of_predictors is None:
-        return ScoreDrift(mean, spread, n_draws)
+        return ScoreDrift(moments, n_draws)
     matrix = functionals.of_predictors.matrix
     along, variances = apart @ matrix.T, np.sum(plan.gaussian.whiten(matrix) ** 2, axis=1)
     of_columns = _estimates(along, step @ matrix.T, along.std(axis=0), variances)
     nothing = _nothing(len(matrix))
     predictors = FunctionalDrift(functionals.only_predictors(), *of_columns, nothing, nothing, n_draws)
-    return ScoreDrift(mean, spread, n_draws, predictors)
+    return ScoreDrift(moments, n_draws, predictors)
 
 
 def _estimates(apart: Array, step: Array, sd: Array, variance: Array) -> tuple[Estimates, Estimates]:

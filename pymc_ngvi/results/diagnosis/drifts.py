@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import ndtri, softmax
 from scipy.stats import binom, chi2, rankdata
 
 from pymc_ngvi.core.elbo import Elbo
@@ -463,8 +463,6 @@ def where_usable(usable: NDArray[np.bool_], estimates: Estimates) -> Estimates:
     return Estimates(np.where(usable, estimates.value, 0.0), np.where(usable, estimates.se, 1.0))
 
 
-#: Standard errors from which on a drift that counts is worth moving other draws for.
-_SUSPICIOUS = 1.5
 #: Draws on each side below which nothing is compared.
 _LEAST_DRAWS = 32
 #: Probability below the lower limit, and above the upper one, of 89 % intervals; what is measured of each quantity.
@@ -489,14 +487,6 @@ class FunctionalDrift:
     def beyond(self, of: Estimates, size: float, certain: float) -> NDArray[np.intp]:
         """Return the columns of which one of the estimates drifts by more than a size."""
         return beyond_by_kind(self.functionals.is_whole, of, size, certain)
-
-    def is_suspicious(self, mean: float, sd: float, limit: float) -> bool:
-        """Tell whether more draws may show that something whole is off, which these are too few to be certain of."""
-        whole = self.functionals.is_whole
-        pairs = ((self.mean, mean), (self.sd, sd), (self.lower, limit), (self.upper, limit))
-        return any(
-            np.any(whole & (np.abs(of.value) > size) & (np.abs(of.value) > _SUSPICIOUS * of.se)) for of, size in pairs
-        )
 
     def with_others(self, other: "FunctionalDrift") -> "FunctionalDrift":
         """Return what two sets of moved draws show together."""
@@ -566,42 +556,22 @@ def first_order_of(functionals: Functionals, theta: Array, log_ratio: Array) -> 
 _DIFFERENT = 0.9
 
 
-@dataclass(frozen=True)
-class WeightedShift:
-    """By how much importance weights move what is computed of draws: where q is no Gaussian's image of the posterior.
+def weighted_shift_of(functionals: Functionals, theta: Array, log_ratio: Array) -> FunctionalDrift:
+    """Return by how much importance weights move what is computed of draws: where q is no Gaussian's image of it.
 
-    Quantities are compared as normal scores of the draws of q, as moved draws are (`ranks`). Both sides are the same
-    draws, so that the error of a difference is that of the weights alone.
+    Quantities are compared as normal scores of the draws of q, as moved draws are. Both sides are the same draws, so
+    that the error of a difference is that of the weights alone.
     """
-
-    functionals: Functionals
-    #: Of the mean and of the limits of 89 % intervals, in standard deviations, of each column.
-    mean: Estimates
-    #: Relative to that of q.
-    sd: Estimates
-    lower: Estimates
-    upper: Estimates
-
-    def beyond(self, of: Estimates, size: float, certain: float) -> NDArray[np.intp]:
-        """Return the columns of which an estimate stands out."""
-        return beyond_by_kind(self.functionals.is_whole, of, size, certain)
-
-
-def weighted_shift_of(functionals: Functionals, theta: Array, log_ratio: Array) -> WeightedShift:
-    """Return what weights change."""
     values = functionals.at(theta)
     order = np.argsort(values, axis=0)
     usable = _few_ties(np.take_along_axis(values, order, axis=0))
     scores = ndtri((np.arange(len(values)) + 0.5) / len(values))[:, None]
-    sorted_weights = _weights(log_ratio)[order]  # of each column, in the order of its values, with the same scores
+    sorted_weights = softmax(smoothed(log_ratio)[0])[
+        order
+    ]  # of each column, in the order of its values, with the same scores
     parts = (*_moments(scores, sorted_weights), *(_limit(scores, sorted_weights, p) for p in (TAIL, 1.0 - TAIL)))
-    return WeightedShift(functionals, *(where_usable(usable, part) for part in parts))
-
-
-def _weights(log_ratio: Array) -> Array:
-    log_weights = smoothed(log_ratio)[0]
-    weights: Array = np.exp(log_weights - log_weights.max())
-    return weights / weights.sum()
+    mean, sd, lower, upper = (where_usable(usable, part) for part in parts)
+    return FunctionalDrift(functionals, mean, sd, lower, upper, len(values))
 
 
 def _few_ties(ordered: Array) -> NDArray[np.bool_]:

@@ -32,7 +32,6 @@ from pymc_ngvi.results.diagnosis.drifts import (
     JointDrift,
     MomentDrift,
     Moved,
-    WeightedShift,
     beyond_by_kind,
 )
 from pymc_ngvi.results.diagnosis.equal_modes import EqualModes
@@ -195,7 +194,8 @@ def _can_be_relative(structure: ModelStructure) -> bool:
 
 # --- what there is to say of modes beside the one that an approximation is at, in sentences ---
 
-#: Part of the mass at other modes from which on it counts; square of a standard deviation, relative, that it may add.
+#: Part of the mass elsewhere, or of draws that are lost, from which on it counts; square of a standard deviation,
+#: relative, that other modes may add.
 _MUCH, _WIDER = 0.02, 0.2
 #: Coordinates that a sentence names at most; those that are farther apart than a part of the farthest.
 _N_MODES_NAMED, _NEAR_FARTHEST = 3, 0.3
@@ -240,10 +240,10 @@ def place_of(layout: Layout, point: Array, mean: Array, sd: Array) -> str:
 #: and from which on it is worth a remark. The same of skewness.
 MEAN, SD, SKEWNESS = 0.3, 0.2, 1.5
 SLIGHT_MEAN, SLIGHT_SD, SLIGHT_SKEWNESS = 0.15, 0.12, 0.5
-#: Mean square of the error, in standard deviations, that a gap may stand for; nats that are much in any case.
-_GAP_MEAN, _GAP_MUCH = 0.15, 0.5
-#: Part of the draws that may be lost, of all mass that may be elsewhere, and nats by which another fit may be better.
-_LOST, _ELSEWHERE, _BETTER = 0.02, 0.02, 0.5
+#: Nats of a gap that are much in any case.
+_GAP_MUCH = 0.5
+#: Nats by which another fit may be better.
+_BETTER = 0.5
 #: k-hat of a Gaussian's own weights that is a reason where moved draws tell nothing; part of the square of the distance
 #: between independent draws that these move by, on average, before they count as moved.
 _HEAVY, _FORGOTTEN = 0.7, 0.5
@@ -293,7 +293,7 @@ def findings_of(
     seen: str = MOVED,
 ) -> tuple[Finding, ...]:
     """Return all findings, the serious ones first."""
-    if any(p.kind == "mode" and p.share > _ELSEWHERE for p in places):
+    if any(p.kind == "mode" and p.share > _MUCH for p in places):
         context = replace(context, other_posterior=str, last_resort=str)  # they would miss the same modes
     found = [
         *of_fit(context, gap),
@@ -320,7 +320,7 @@ def of_fit(context: Context, gap: float) -> list[Finding]:
         )
     if record is not None:
         result += [Finding(f"Of the nested posterior, {doubt}.", _NESTED_CURE, True) for doubt in record.doubts]
-    if gap > min(0.5 * _GAP_MEAN**2 * n_dim, max(_GAP_MUCH, 0.01 * _GAP_MUCH * n_dim)):
+    if gap > min(0.5 * SLIGHT_MEAN**2 * n_dim, max(_GAP_MUCH, 0.01 * _GAP_MUCH * n_dim)):
         text = f"A better q of the same family is {format_gap(gap)} nats away, which is much in {n_dim:,} dimensions."
         result.append(Finding(text, "Go on with approx.refine(n, tol=...) and a smaller tol.", True))
     return result
@@ -337,7 +337,7 @@ def _of_support(context: Context, weights: Weights) -> list[Finding]:
     part = weights.n_lost / weights.n_draws
     text = f"log p or log q is not finite at {weights.n_lost:,} of {weights.n_draws:,} draws of q ({100 * part:.2g} %)."
     cure = "Give the variables their support by a prior or a transform rather than by a Potential or by the data."
-    return [Finding(text, cure, part > _LOST)]
+    return [Finding(text, cure, part > _MUCH)]
 
 
 # --- moved draws ---
@@ -497,7 +497,7 @@ def _changed(equal: EqualModes) -> str:
 
 def _of_places(context: Context, elbo: float, places: Sequence[MissedMass], q: HasMoments) -> list[Finding]:
     result = []
-    modes = [p for p in places if p.kind == "mode" and p.share > _ELSEWHERE]
+    modes = [p for p in places if p.kind == "mode" and p.share > _MUCH]
     if modes:
         number = f"{len(modes)} modes" if len(modes) > 1 else "a mode"
         text = (
@@ -510,7 +510,7 @@ def _of_places(context: Context, elbo: float, places: Sequence[MissedMass], q: H
             text = f"Another fit, from a dispersed start, has a higher ELBO than this one, {format_elbo(place.elbo)}."
             cure = "Take that one: give another random_seed, start or start_sigma, and compare ELBOs."
             result.append(Finding(text, cure, True))
-        elif place.kind == "fit" and place.share > _ELSEWHERE and not modes:
+        elif place.kind == "fit" and place.share > _MUCH and not modes:
             text = (
                 "Another fit, from a dispersed start, ends elsewhere, with an ELBO of "
                 f"{format_elbo(place.elbo)}, at {place_of(context.layout, place.location, q.mean(), q.sd())}."
@@ -549,99 +549,79 @@ def of_joint(context: Context, joint: JointDrift, moments: MomentDrift) -> list[
     return [Finding(text, cure, True)]
 
 
-#: Drift of the mean, in standard deviations, and of the standard deviation, relative, that is serious, by a standard
-#: error; and that is worth a remark. Of ranks, which show less than all of a large change.
-_MEAN, _SD = 0.3, 0.15
-_SLIGHT_MEAN, _SLIGHT_SD = 0.15, 0.1
-#: Standard deviations that a limit has to be off by under weights, to be serious; the same of what is worth a remark.
-_LIMIT, _SLIGHT_LIMIT = 0.3, 0.15
-#: The same of a mean, to first order.
+#: Drift of the standard deviation of what is computed, relative, that is serious, by a standard error; and that is
+#: worth a remark. Of ranks, which show less than all of a large change. Means and limits count as those of coordinates.
+_SD, _SLIGHT_SD = 0.15, 0.1
+#: Drift of a mean, to first order, that is worth a remark.
 _FIRST_ORDER = 0.1
-#: Quantities that a sentence names at most.
+#: Standard errors from which on a drift that counts is worth moving other draws for.
+_SUSPICIOUS = 1.5
 _WEIGHTED_CURE = "approx.sample(importance='psis') draws with these weights."
 
 
-def functional_stands_out(drift: FunctionalDrift, certain: float = 1.0) -> bool:
-    """Tell whether something that is computed of draws is off by much, and by so many standard errors more."""
-    pairs = ((drift.mean, _MEAN), (drift.sd, _SD), (drift.lower, _LIMIT), (drift.upper, _LIMIT))
-    return any(len(drift.beyond(of, size, certain)) for of, size in pairs)
+def _with_sizes(drift: FunctionalDrift) -> tuple[tuple[Estimates, float], ...]:
+    return (drift.mean, MEAN), (drift.sd, _SD), (drift.lower, MEAN), (drift.upper, MEAN)
+
+
+def functional_stands_out(drift: FunctionalDrift) -> bool:
+    """Tell whether something that is computed of draws is off by much, and by a standard error more."""
+    return any(len(drift.beyond(of, size, 1.0)) for of, size in _with_sizes(drift))
 
 
 def is_suspicious(drift: FunctionalDrift) -> bool:
-    """Tell whether more draws may show that something is."""
-    return drift.is_suspicious(_MEAN, _SD, _LIMIT)
+    """Tell whether more draws may show that something whole is off, which these are too few to be certain of."""
+    whole = drift.functionals.is_whole
+    return any(
+        np.any(whole & (np.abs(of.value) > np.maximum(size, _SUSPICIOUS * of.se))) for of, size in _with_sizes(drift)
+    )
+
+
+def _in_words(drift: FunctionalDrift, sizes: Sequence[float], certain: float, before: str = "") -> tuple[str, str]:
+    """Return what is off by more than the sizes of mean, sd and limits, empty for nothing, and what these are."""
+    of, parts, columns = drift.functionals, [], []
+    for what, estimates, size, form in (
+        ("the mean of", drift.mean, sizes[0], in_sds),
+        ("the standard deviation of", drift.sd, sizes[1], in_percent),
+        ("the lower 89 % limit of", drift.lower, sizes[2], in_sds),
+        ("the upper 89 % limit of", drift.upper, sizes[2], in_sds),
+    ):
+        found = drift.beyond(estimates, size, certain)
+        columns += found.tolist()
+        parts += [f"{before}{what} {', '.join(_functionals_named(of, found, estimates, form))}"] * bool(len(found))
+    names = {of.where(column)[0].name for column in columns}
+    others = f"Deterministics and {PREDICTORS}" if PREDICTORS in names else "Deterministics"
+    return ", and ".join(parts), PREDICTORS.capitalize() if names == {PREDICTORS} else others
 
 
 def of_functionals(context: Context, drift: FunctionalDrift, seen: str = MOVED) -> list[Finding]:
     """Return what is off by much, or, where nothing is, by little; ``seen``: by what, as a clause."""
-    of = drift.functionals
-    slight = (_SLIGHT_MEAN, _SLIGHT_SD, _SLIGHT_LIMIT)
-    for sizes, certain, how in (((_MEAN, _SD, _LIMIT), 1.0, "off"), (slight, 0.0, "slightly off")):
-        kinds = (
-            ("in the mean of", drift.mean, sizes[0], in_sds),
-            ("in the standard deviation of", drift.sd, sizes[1], in_percent),
-            ("in the lower 89 % limit of", drift.lower, sizes[2], in_sds),
-            ("in the upper 89 % limit of", drift.upper, sizes[2], in_sds),
-        )
-        found = [
-            (what, drift.beyond(estimates, size, certain), estimates, form) for what, estimates, size, form in kinds
-        ]
-        parts = [part for what, columns, estimates, form in found for part in _part(what, of, columns, estimates, form)]
-        if parts:
-            kind = _kind(of, *(columns for _, columns, _, _ in found))
-            text = f"{kind} are {how}: {seen} {', and '.join(parts)}."
-            serious = certain > 0.0
-            return [Finding(text, context.shape_cure() if serious else "", serious)]
-    return []
+    words, kind = _in_words(drift, (MEAN, _SD, MEAN), 1.0, "in ")
+    if words:
+        return [Finding(f"{kind} are off: {seen} {words}.", context.shape_cure(), True)]
+    words, kind = _in_words(drift, (SLIGHT_MEAN, _SLIGHT_SD, SLIGHT_MEAN), 0.0, "in ")
+    return [Finding(f"{kind} are slightly off: {seen} {words}.", "", False)] if words else []
 
 
-def of_weighted(shift: WeightedShift) -> list[Finding]:
-    """Return what importance weights change, where they can be used."""
-    of = shift.functionals
-    lower, upper = shift.beyond(shift.lower, _LIMIT, 1.0), shift.beyond(shift.upper, _LIMIT, 1.0)
-    parts = [
-        *_part("the lower 89 % limit of", of, lower, shift.lower, in_sds),
-        *_part("the upper 89 % limit of", of, upper, shift.upper, in_sds),
-    ]
-    if parts:
-        text = f"{_kind(of, lower, upper)} are skewed as q is not: importance weights move {', and '.join(parts)}."
+def of_weighted(shift: FunctionalDrift) -> list[Finding]:
+    """Return what importance weights change, where they can be used: limits by much, or anything by little."""
+    words, kind = _in_words(shift, (np.inf, np.inf, MEAN), 1.0)
+    if words:
+        text = f"{kind} are skewed as q is not: importance weights move {words}."
         return [Finding(text, _WEIGHTED_CURE, True)]
-    means, sds = shift.beyond(shift.mean, _SLIGHT_MEAN, 0.0), shift.beyond(shift.sd, _SD, 0.0)
-    limits = [shift.beyond(e, _SLIGHT_LIMIT, 0.0) for e in (shift.lower, shift.upper)]
-    parts = [
-        *_part("the mean of", of, means, shift.mean, in_sds),
-        *_part("the standard deviation of", of, sds, shift.sd, in_percent),
-        *_part("the lower 89 % limit of", of, limits[0], shift.lower, in_sds),
-        *_part("the upper 89 % limit of", of, limits[1], shift.upper, in_sds),
-    ]
-    if not parts:
-        return []
-    return [Finding(f"Importance weights move {', and '.join(parts)}.", _WEIGHTED_CURE, False)]
+    words, _ = _in_words(shift, (SLIGHT_MEAN, _SD, SLIGHT_MEAN), 0.0)
+    return [Finding(f"Importance weights move {words}.", _WEIGHTED_CURE, False)] if words else []
 
 
 def of_first_order(of: Functionals, estimates: Estimates) -> list[Finding]:
     """Return what an approximate nested posterior has off, by covariances with what its Gaussians miss."""
-    for size, certain in ((_MEAN, 1.0), (_FIRST_ORDER, 0.0)):
+    for size, certain in ((MEAN, 1.0), (_FIRST_ORDER, 0.0)):
         columns = beyond_by_kind(of.is_whole, estimates, size, certain)
-        if parts := _part("the mean of", of, columns, estimates, in_sds):
-            text = f"Given the hyperparameters, the posterior is no Gaussian, which moves {', '.join(parts)}."
+        if names := _functionals_named(of, columns, estimates, in_sds):
+            text = (
+                f"Given the hyperparameters, the posterior is no Gaussian, which moves the mean of {', '.join(names)}."
+            )
             return [Finding(text, "pm.sample draws from the posterior itself." if certain else "", certain > 0.0)]
     return []
-
-
-def _kind(of: Functionals, *columns: NDArray[np.intp]) -> str:
-    """Return what all of some columns are."""
-    names = {of.where(int(c))[0].name for found in columns for c in found}
-    if names == {PREDICTORS}:
-        return PREDICTORS.capitalize()
-    return f"Deterministics and {PREDICTORS}" if PREDICTORS in names else "Deterministics"
-
-
-def _part(
-    what: str, of: Functionals, columns: NDArray[np.intp], estimates: Estimates, form: Callable[[float, float], str]
-) -> list[str]:
-    names = _functionals_named(of, columns, estimates, form)
-    return [f"{what} {', '.join(names)}"] if names else []
 
 
 def _functionals_named(
