@@ -15,6 +15,7 @@ from pymc_ngvi.many.entries import Case, Slots
 from pymc_ngvi.many.fit_many import ManyFits, asked_of, checked_model, sign_with_options
 from pymc_ngvi.many.fitting import LOG_DENSITY, Fitter, Row, Search
 from pymc_ngvi.many.running import fitted_rows, workers_of
+from pymc_ngvi.results.convert import element_names
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -84,9 +85,9 @@ class Calibration:
         """
         chosen = self._chosen(only_reliable)
         labels, values = [], []
-        for name, array in chosen.items():
+        for array in chosen.values():
             flat = array.values.reshape(array.shape[0], -1)
-            labels += _labels(str(name), array)
+            labels += element_names(array, 1)
             values.append(flat)
         columns = _measured(np.concatenate(values, axis=1))
         return pd.DataFrame(columns, index=pd.Index(labels, name="quantity"))
@@ -157,16 +158,6 @@ class Calibration:
     def __repr__(self) -> str:
         """Return the verdict."""
         return f"Calibration({self.sentence})"
-
-
-def _labels(name: str, array: xr.DataArray) -> list[str]:
-    """Return the names of the elements of a quantity, as summaries of ArviZ have them."""
-    dims = array.dims[1:]
-    coords = [array[d].values if d in array.coords else np.arange(array.sizes[d]) for d in dims]
-    return [
-        f"{name}[{', '.join(str(c[i]) for c, i in zip(coords, at, strict=True))}]" if dims else name
-        for at in np.ndindex(*array.shape[1:])
-    ]
 
 
 def _measured(pit: Array) -> dict[str, Array]:

@@ -174,3 +174,13 @@ def indices_of(layout: Layout, names: str | Sequence[str], others: Iterable[str]
         raise ValueError(f"No {kind} is called {', '.join(map(repr, unknown))}; there are {known}.")
     ranges = [np.arange(where[name].start, where[name].stop) for name in wanted]
     return np.concatenate(ranges) if ranges else np.empty(0, dtype=np.intp)
+
+
+def element_names(variable: xr.DataArray, leading: int) -> list[str]:
+    """Return the names of elements in C order, the first dims left out: ``beta[age]``, or ``beta`` of a scalar."""
+    dims = variable.dims[leading:]
+    values = [variable[dim].values if dim in variable.coords else np.arange(variable.sizes[dim]) for dim in dims]
+    labels = [
+        ", ".join(str(v[i]) for v, i in zip(values, at, strict=True)) for at in np.ndindex(*variable.shape[leading:])
+    ]
+    return [f"{variable.name}[{label}]" if dims else str(variable.name) for label in labels]

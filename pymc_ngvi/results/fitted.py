@@ -55,7 +55,7 @@ from pymc_ngvi.results.distributions import (
     responsibilities,
     weights_by_component,
 )
-from pymc_ngvi.results.left_out import asked_for, elementwise_of, leave_out, observed_name
+from pymc_ngvi.results.left_out import asked_for, elementwise_of, leave_out
 from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood, leave_one_group_out, log_marginal_likelihood
 from pymc_ngvi.results.moments import constrained_state, covariance_of
 from pymc_ngvi.results.new_rows import Updated, updated
@@ -102,7 +102,7 @@ from pymc_ngvi.results.sampling import (
     sample_tree,
     sampler_init,
 )
-from pymc_ngvi.results.sites import sites
+from pymc_ngvi.results.sites import observed_name, sites
 from pymc_ngvi.results.structure import ModelStructure
 from pymc_ngvi.results.summary import Summary, card_of, summarise
 

@@ -15,7 +15,7 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.parts import DataParts
 from pymc_ngvi.core.prices import in_words
-from pymc_ngvi.core.psis import smoothed
+from pymc_ngvi.core.psis import khat_limit, smoothed
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.blocks import CannotSplit
@@ -76,7 +76,7 @@ def leave_out(
     masked = MaskedDensity(posterior.density, elementwise)
     predictives = _integrated(posterior, masked, parts) or _by_draws(posterior, elementwise, parts, rng)
     scores = _scored(predictives, parts)
-    good = _good_khat(len(predictives.log_weights))
+    good = khat_limit(len(predictives.log_weights))
     again = [int(i) for i in np.flatnonzero(~(scores.khat <= good))]
     left = again
     if again and refit is not None:
@@ -131,7 +131,7 @@ def _draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[Arra
     if distribution.kept_log_weights() is None:
         theta = distribution.proposed(n, rng)
         log_weights = distribution.log_weights(theta, posterior.density)
-        if smoothed(log_weights)[1] <= _good_khat(n):
+        if smoothed(log_weights)[1] <= khat_limit(n):
             return theta, log_weights
     return distribution.draw(n, rng), np.zeros(n)
 
@@ -147,22 +147,21 @@ def _sums(elementwise: ObservedLogp, theta: Array, parts: DataParts) -> tuple[Ar
     return np.concatenate(out), np.concatenate(scored)
 
 
+def _log_mean(log_weights: Array, log_scored: Array) -> tuple[Array, float]:
+    """Return the logarithms of weighted means of densities, by column, and the k-hat of the weights, smoothed here."""
+    known = np.isfinite(log_weights)
+    smooth, khat = smoothed(log_weights[known])
+    return np.asarray(logsumexp(smooth[:, None] + log_scored[known], axis=0) - logsumexp(smooth)), khat
+
+
 def _scored(predictives: Predictives, parts: DataParts) -> Scores:
     """Return scores by Pareto-smoothed weights of each part."""
     elpd, khat = np.empty(parts.scored.shape[0]), np.empty(parts.out.shape[0])
     order, counts = np.argsort(parts.part, kind="stable"), np.bincount(parts.part, minlength=len(khat))
     for i, of_part in enumerate(np.split(order, np.cumsum(counts)[:-1])):
         log_ratio = predictives.log_weights - predictives.log_out[:, i]
-        known = np.isfinite(log_ratio)
-        smooth, khat[i] = smoothed(log_ratio[known])
-        scored = predictives.log_scored[np.ix_(known, of_part)]
-        elpd[of_part] = logsumexp(smooth[:, None] + scored, axis=0) - logsumexp(smooth)
+        elpd[of_part], khat[i] = _log_mean(log_ratio, predictives.log_scored[:, of_part])
     return Scores(elpd, khat)
-
-
-def _good_khat(n: int) -> float:
-    """Return the k-hat up to which weights of so many draws are good, as ArviZ has it."""
-    return float(min(1.0 - 1.0 / np.log10(n), 0.7))
 
 
 def _in_sample(posterior: Posterior, elementwise: ObservedLogp, parts: DataParts, rng: np.random.Generator) -> Array:
@@ -170,9 +169,7 @@ def _in_sample(posterior: Posterior, elementwise: ObservedLogp, parts: DataParts
     n = int(np.clip(_MOST_NUMBERS // parts.scored.shape[0], 1, _N_DRAWS))
     theta, log_weights = _draws(posterior, n, rng)
     whole = DataParts(parts.scored, parts.scored, np.arange(parts.scored.shape[0]))
-    scored = _sums(elementwise, theta, whole)[1]
-    smooth = smoothed(log_weights)[0]
-    return np.asarray(logsumexp(smooth[:, None] + scored, axis=0) - logsumexp(smooth))
+    return _log_mean(log_weights, _sums(elementwise, theta, whole)[1])[0]
 
 
 # --- by fits ---
@@ -213,9 +210,7 @@ def _without(
     else:
         theta, log_weights = _draws(found, _N_OF_REFIT, rng)
         scored = _sums(elementwise, theta, part)[1]
-    known = np.isfinite(log_weights)
-    smooth = smoothed(log_weights[known])[0]
-    return np.asarray(logsumexp(smooth[:, None] + scored[known], axis=0) - logsumexp(smooth))
+    return _log_mean(log_weights, scored)[0]
 
 
 # --- for ArviZ ---
@@ -254,25 +249,6 @@ def _elpd_data(asked: Wanted, scores: Scores, in_sample: Array, n_draws: int, go
 
 
 # --- what is asked for ---
-
-
-def observed_name(posterior: Posterior, var_name: str | None) -> str:
-    """Return the observed variable that is asked for; raise ValueError where that is none, or several."""
-    names = [str(rv.name) for rv in posterior.model.observed_RVs]
-    if not names:
-        if posterior.model.potentials:
-            raise ValueError(
-                "The model has no observed variable, and which rows a pm.Potential is made of is not known: none can "
-                "be left out. Write it as a pm.CustomDist(..., observed=)."
-            )
-        raise ValueError("The model has no observed variable: there is nothing to leave out.")
-    if var_name is None:
-        if len(names) > 1:
-            raise ValueError(f"Several variables are observed, {', '.join(map(repr, names))}: say which, by var_name.")
-        return names[0]
-    if var_name not in names:
-        raise ValueError(f"No observed variable is called {var_name!r}: {suggestion(var_name, names)}")
-    return var_name
 
 
 def elementwise_of(posterior: Posterior, name: str) -> ObservedLogp:

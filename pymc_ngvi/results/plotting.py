@@ -20,7 +20,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.results.convert import indices_of
+from pymc_ngvi.results.convert import element_names, indices_of
 from pymc_ngvi.results.diagnosis.weights import weights_and_elbo
 from pymc_ngvi.results.posterior import Posterior
 
@@ -458,20 +458,8 @@ def columns_of(*variables: xr.DataArray) -> dict[str, Array]:
     for variable in variables:
         draws = variable.transpose("chain", "draw", ...)
         columns = np.asarray(draws, dtype=np.float64).reshape(draws.shape[0] * draws.shape[1], -1)
-        found |= dict(zip(_labels(draws), columns.T, strict=True))
+        found |= dict(zip(element_names(draws, 2), columns.T, strict=True))
     return found
-
-
-def _labels(variable: xr.DataArray) -> list[str]:
-    """Return the names of coordinates in C order: ``beta[age]``, or ``beta`` of a scalar."""
-    dims = variable.dims[2:]
-    if not dims:
-        return [str(variable.name)]
-    values = [variable[dim].values if dim in variable.coords else np.arange(variable.sizes[dim]) for dim in dims]
-    return [
-        f"{variable.name}[{', '.join(str(v[i]) for v, i in zip(values, at, strict=True))}]"
-        for at in np.ndindex(*variable.shape[2:])
-    ]
 
 
 def _most_different(columns: dict[str, tuple[Array, Array]], n: int) -> list[str]:

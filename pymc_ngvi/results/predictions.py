@@ -368,7 +368,12 @@ class Treatments:
                 continue
             if number < n_batch:
                 if self.groups == "known":
-                    raise ValueError(self._unknown(rv, number, axis))
+                    what = "levels" if axis.labels is not None else "elements, at"
+                    raise ValueError(
+                        f"{rv.name!r} has {what} {listed(axis.new)} along {self._axis(rv, number)} that were not in "
+                        "the fit. groups='new' draws them from their prior given the other parameters; groups='average' "
+                        "takes the mean of that prior."
+                    )
                 along = [1] * len(shape)
                 along[number] = -1
                 mask = mask & (axis.positions >= 0).reshape(along)
@@ -497,14 +502,6 @@ class Treatments:
         dim = self.new.dims(rv.name)[number]
         return f"axis {number}" if dim is None else f"dim {dim!r}"
 
-    def _unknown(self, rv: Any, number: int, axis: _Axis) -> str:
-        what = "levels" if axis.labels is not None else "elements, at"
-        return (
-            f"{rv.name!r} has {what} {listed(axis.new)} along {self._axis(rv, number)} that were not in the fit. "
-            "groups='new' draws them from their prior given the other parameters; groups='average' takes the mean of "
-            "that prior."
-        )
-
     def _should_go_on(self, rv: Any, number: int) -> str:
         return (
             f"Elements of {rv.name!r} along {self._axis(rv, number)} depend on each other, as those of a walk or a "
@@ -563,10 +560,15 @@ def predictions_at(
         needed_data = graph.data_needed(names)
         new.check_complete(needed_data)
         if effects is None:
-            effects = frozenset(_effects(posterior) if groups == "average" else ())
+            of_groups = roles_of(posterior, two_points(posterior)).groups if groups == "average" else ()
+            effects = frozenset(name for group in of_groups for name in (*group.effects, *group.offsets))
         observed = {name: values for name, values in find_observations(model).items() if not np.ma.is_masked(values)}
-        free = _free(posterior, theta)
-        free |= _discrete(posterior, graph, free, random_seed)
+        named = frozenset(v.name for v in posterior.layout.variables)
+        free = Constrainer.of(posterior.density, deterministics=False, names=named)(theta)
+        # Discrete variables that are summed out are drawn given these, unless new data change what they depend on.
+        discrete = posterior.density.discrete_given(free, random_seed)
+        summed_out = posterior.density.summed_out_names
+        free |= {name: discrete[name] for name in summed_out if not graph.depends_on_new(graph.model[name])}
         new.check_fixed({name: draws.shape[1:] for name, draws in free.items()})
         plan = Treatments(posterior, graph, new, groups, effects, free, observed)
         treatments = plan.of(needed)
@@ -583,27 +585,6 @@ def predictions_at(
             lambda: function(known), new, needed_data, "The model can't draw what it is to predict: {}"
         )
         return tree_of(new, dict(zip(names, values, strict=True)), needed_data, plan.attrs)
-
-
-def _free(posterior: Posterior, theta: Array) -> dict[str, AnyArray]:
-    """Return draws of the free variables on their constrained scale."""
-    names = frozenset(v.name for v in posterior.layout.variables)
-    return Constrainer.of(posterior.density, deterministics=False, names=names)(theta)
-
-
-def _discrete(
-    posterior: Posterior, graph: PredictiveGraph, free: dict[str, AnyArray], random_seed: int
-) -> dict[str, AnyArray]:
-    """Return draws of discrete variables that were summed out, but for those that the new data are about."""
-    drawn = posterior.density.discrete_given(free, random_seed)
-    names = posterior.density.summed_out_names
-    return {name: drawn[name] for name in names if not graph.depends_on_new(graph.model[name])}
-
-
-def _effects(posterior: Posterior) -> list[str]:
-    """Return the names of the free variables that are effects of groups."""
-    groups = roles_of(posterior, two_points(posterior)).groups
-    return [name for group in groups for name in (*group.effects, *group.offsets)]
 
 
 def _wanted(posterior: Posterior, var_names: str | Sequence[str] | None) -> list[str]:
@@ -678,11 +659,7 @@ def _axes_of(new: NewData, name: str, shape: tuple[int, ...]) -> tuple[tuple[str
         if named is not None and new.lengths.get(dim, n) != n:
             dim, labels = f"{name}_dim_{i}", None
         dims.append(dim)
-        coords[dim] = np.arange(n) if labels is None or len(labels) != n else _as_array(labels)
+        found = range(n) if labels is None or len(labels) != n else labels
+        is_mixed = len({type(label) for label in found}) > 1
+        coords[dim] = np.array(found, dtype=object if is_mixed else None)
     return tuple(dims), coords
-
-
-def _as_array(labels: Sequence[Any]) -> AnyArray:
-    """Return labels as an array; numbers beside text stay numbers."""
-    array: AnyArray = np.asarray(labels)
-    return np.array(labels, dtype=object) if len({type(label) for label in labels}) > 1 else array

@@ -375,15 +375,13 @@ def _covariance(posterior: Posterior, covariance: Covariance) -> Array:
 
 def refuse_part_of_data(posterior: Posterior) -> None:
     """Raise ValueError where the log density of the model is that of a part of the data."""
+    what = "reads pm.Minibatch data" * posterior.density.has_minibatch
     if posterior.density.is_sharded or posterior.density.is_streamed:
+        what = "has the data of one shard or batch alone"
+    if what:
         raise ValueError(
-            "The model has the data of one shard or batch alone, and a sampler needs the log density given all of "
-            "them. Build the model on all of the data, and pass it q by start= and start_sigma= of pm.fit."
-        )
-    if posterior.density.has_minibatch:
-        raise ValueError(
-            "The model reads pm.Minibatch data: NUTS needs the log density given all of them. Build the model on "
-            "all of the data, and pass it q by start= and start_sigma= of pm.fit."
+            f"The model {what}, and a sampler needs the log density given all of them. Build the model on all of the "
+            "data, and pass it q by start= and start_sigma= of pm.fit."
         )
 
 

@@ -33,7 +33,7 @@ def sites(posterior: Posterior, var_name: str | None) -> xr.Dataset:
         raise ValueError(
             f"The rows are in {parts}, and have no sites here. Fit a {one} alone to see those of its rows."
         )
-    q, name = _gaussian(posterior), _observed(posterior, var_name)
+    q, name = _gaussian(posterior), observed_name(posterior, var_name)
     posterior.check_weights()
     try:
         found = observed_rows(density, name)
@@ -72,19 +72,18 @@ def _gaussian(posterior: Posterior) -> GaussianState:
     return cast(GaussianState, q)
 
 
-def _observed(posterior: Posterior, var_name: str | None) -> str:
-    """Return the name of the observed variable that is asked for."""
+def observed_name(posterior: Posterior, var_name: str | None) -> str:
+    """Return the observed variable that is asked for; raise ValueError where that is none, or several."""
     names = [str(rv.name) for rv in posterior.model.observed_RVs]
+    if not names:
+        rows = ", and which rows a pm.Potential is made of is not known: write it as a pm.CustomDist(..., observed=)"
+        raise ValueError(f"The model has no observed variable{rows * bool(posterior.model.potentials)}.")
     if var_name is None and len(names) == 1:
         return names[0]
     if var_name not in names:
-        known = ", ".join(map(repr, names)) or "none"
-        asked = (
-            "Several variables are observed: say which, by var_name"
-            if var_name is None and names
-            else (f"No observed variable is called {var_name!r}" if var_name is not None else "No variable is observed")
-        )
-        raise ValueError(f"{asked}; there are {known}.")
+        several = "Several variables are observed: say which, by var_name"
+        asked = several if var_name is None else f"No observed variable is called {var_name!r}"
+        raise ValueError(f"{asked}; there are {', '.join(map(repr, names))}.")
     return var_name
 
 

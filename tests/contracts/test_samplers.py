@@ -290,7 +290,7 @@ def test_minibatches_are_refused():
         mu = pm.Normal("mu")
         pm.Normal("y", mu, observed=batch, total_size=20)
     approx = NGVIApproximation(LogDensity(model), DiagonalState(np.zeros(1), np.ones(1)))
-    with pytest.raises(ValueError, match=r"pm\.Minibatch data: NUTS needs"):
+    with pytest.raises(ValueError, match=r"pm\.Minibatch data, and a sampler needs"):
         approx.sampler_init()
 
 
