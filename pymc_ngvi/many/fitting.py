@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import xarray as xr
 
 from numpy.typing import ArrayLike
 
@@ -48,15 +47,6 @@ def made_folder(path: str | Path) -> Path:
         raise ValueError(f"draws_to should be a folder; {str(folder)!r} is a file.")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def write_draws(tree: xr.DataTree, folder: Path, index: int) -> None:
-    """Write the draws of a fit: as a whole or not at all. Processes don't meet: each fit has a file, or a group."""
-    name = f"fit_{index:06d}"
-    if is_zarr(folder):
-        write(tree, folder / name, as_zarr=True)
-    else:
-        write(tree, folder / f"{name}.nc")
 
 
 #: Name of the log density of parameters and data, which is ranked beside the variables.
@@ -193,8 +183,11 @@ class Fitter:
             row.digest = digest_of(arrays)
             with one_thread():
                 approx = self.approx(index, arrays)
-                if index < N_PILOTS:
-                    self._look_at_pilot(approx)
+                record = approx.record
+                if index < N_PILOTS and record is not None:
+                    self._may_leave_search &= not _has_other_modes(approx)
+                    if self._candidate is None and record.converged and not record.comes_first:
+                        self._candidate = approx  # that others may start from
                 self._summarise(row, approx, case.truth)
         except Exception as error:  # whatever it is: the other fits go on
             row.error = _in_short(error, arrays)
@@ -214,14 +207,6 @@ class Fitter:
         approx.record.refuse_interrupted()
         return approx
 
-    def _look_at_pilot(self, approx: NGVIApproximation) -> None:
-        """Keep the first one that others may start from."""
-        record = approx.record
-        assert record is not None
-        self._may_leave_search &= not _has_other_modes(approx)
-        if self._candidate is None and record.converged and not record.comes_first:
-            self._candidate = approx
-
     def _summarise(self, row: Row, approx: NGVIApproximation, truth: Simulated | None) -> None:
         asked, record = self.asked, approx.record
         assert record is not None
@@ -234,7 +219,8 @@ class Fitter:
         for name, draws in values.items():
             if name in unconstrained:
                 continue
-            row.values[name] = _statistics(draws, asked.prob)
+            limits = np.quantile(draws, [0.5 - asked.prob / 2.0, 0.5 + asked.prob / 2.0], axis=0)
+            row.values[name] = np.stack([draws.mean(axis=0), draws.std(axis=0), *limits])
             dims = model.named_vars_to_dims.get(name) or (None,) * (draws.ndim - 1)
             row.dims[name] = tuple(d or f"{name}_dim_{i}" for i, d in enumerate(dims))
             row.labels |= {d: approx.layout.coords[d] for d in dims if d and model.coords.get(d) is not None}
@@ -245,7 +231,10 @@ class Fitter:
         of_pilot = self._inference.pilot and self._inference.pilot.record
         row.left_out = bool(of_pilot and of_pilot.searched and not (record.searched or record.comes_first))
         if asked.folder is not None:
-            write_draws(approx.sample(asked.draws, random_seed=row.seed), asked.folder, row.index)
+            # As a whole or not at all. Processes don't meet: each fit has a file, or a group.
+            as_zarr = is_zarr(asked.folder)
+            path = asked.folder / (f"fit_{row.index:06d}" + ".nc" * (not as_zarr))
+            write(approx.sample(asked.draws, random_seed=row.seed), path, as_zarr=as_zarr)
 
 
 def _has_other_modes(approx: NGVIApproximation) -> bool:
@@ -255,19 +244,13 @@ def _has_other_modes(approx: NGVIApproximation) -> bool:
     return bool(record.modes or record.restarted) or (checks is not None and checks.n_modes > 1)
 
 
-def _statistics(draws: AnyArray, prob: float) -> AnyArray:
-    """Return means, standard deviations and limits over draws, (4, *shape)."""
-    lower, upper = np.quantile(draws, [0.5 - prob / 2.0, 0.5 + prob / 2.0], axis=0)
-    return np.stack([draws.mean(axis=0), draws.std(axis=0), lower, upper])
-
-
 def _about(approx: NGVIApproximation, record: FitRecord, *, judge: bool) -> dict[str, Any]:
     """Return what is said of a fit."""
     verdict, sentence = _verdict(approx, record, judge=judge)
     about = {
         "verdict": verdict,
         "sentence": sentence,
-        "posterior": _kind(approx, record),
+        "posterior": str(getattr(approx._state, "kind", "gaussian")),
         "status": str(record.status),
         "elbo": record.elbo.value,
         "elbo_se": record.elbo.se,
@@ -296,11 +279,6 @@ def _verdict(approx: NGVIApproximation, record: FitRecord, *, judge: bool) -> tu
     if checks is None:
         return "not judged", f"{record.posterior} judge=True judges it.".strip()
     return "reliable" if checks.is_reliable else "not reliable", record.posterior
-
-
-def _kind(approx: NGVIApproximation, record: FitRecord) -> str:
-    """Return what the posterior is, in a word."""
-    return str(getattr(approx._state, "kind", "gaussian")) if approx.checks is not None else "gaussian"
 
 
 @contextlib.contextmanager

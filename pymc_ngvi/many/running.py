@@ -305,18 +305,14 @@ class _Unreadable(Exception):
 
 def workers_of(n_jobs: object, client: object) -> Place:
     """Return where fits are made."""
-    n = _count_of(n_jobs)
-    if client is None:
-        return n
-    if n != 1:
-        raise ValueError("Give n_jobs, processes of this machine, or client, the workers of Dask, not both.")
-    return cluster_of(client)
-
-
-def _count_of(n_jobs: object) -> int:
     if isinstance(n_jobs, bool) or not isinstance(n_jobs, int) or (n_jobs < 1 and n_jobs != -1):
         raise ValueError(f"n_jobs should be the number of processes, at least 1, or -1 for all cores; got {n_jobs!r}.")
-    return len(os.sched_getaffinity(0)) if n_jobs == -1 and hasattr(os, "sched_getaffinity") else max(n_jobs, 1)
+    if client is None:
+        all_cores = n_jobs == -1 and hasattr(os, "sched_getaffinity")
+        return len(os.sched_getaffinity(0)) if all_cores else max(n_jobs, 1)
+    if n_jobs != 1:
+        raise ValueError("Give n_jobs, processes of this machine, or client, the workers of Dask, not both.")
+    return cluster_of(client)
 
 
 def fitted_rows(fitter: Fitter, cases: Iterable[Case], place: Place, total: int | None, progressbar: bool) -> list[Row]:
@@ -331,7 +327,9 @@ def fitted_rows(fitter: Fitter, cases: Iterable[Case], place: Place, total: int 
         try:
             for row in shown(_fits(fitter, _read(cases), place), total, progressbar):
                 rows.append(row)
-                _share(labels, row)
+                for dim, own in row.labels.items():  # those of rows before it, where they are equal
+                    if np.array_equal(before := labels.setdefault(dim, own), own):
+                        row.labels[dim] = before
         except KeyboardInterrupt:
             if not rows:
                 raise
@@ -344,13 +342,6 @@ def fitted_rows(fitter: Fitter, cases: Iterable[Case], place: Place, total: int 
     if of_modes := judge_unsearched(rows):
         _warn(of_modes)
     return rows
-
-
-def _share(labels: dict[str, AnyArray], row: Row) -> None:
-    """Let a row have the labels of rows before it, where they are equal: each has its own until then."""
-    for dim, own in row.labels.items():
-        if np.array_equal(before := labels.setdefault(dim, own), own):
-            row.labels[dim] = before
 
 
 def _kept(rows: Sequence[Row], total: int | None) -> str:

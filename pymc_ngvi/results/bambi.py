@@ -81,9 +81,10 @@ def uncentre_bambi_intercept(model: Any, idata: xr.DataTree) -> xr.DataTree:
         terms = [_label(term) for term in component.common_terms.values()]
         missing = [n for n in (name, *terms) if n not in posterior]
         if missing:
+            formula = getattr(getattr(model, "formula", None), "main", None) or type(model).__name__
             raise ValueError(
                 f"The posterior has no {', '.join(map(repr, missing))}: these are not draws from the model "
-                f"{_describe(model)}, or variables were left out of them."
+                f"{formula!r}, or variables were left out of them."
             )
         shift = _shift(posterior[name], [posterior[term] for term in terms], means)
         posterior[name] = (posterior[name] - shift).assign_attrs(posterior[name].attrs)
@@ -127,11 +128,6 @@ def _shift(intercept: xr.DataArray, coefficients: Sequence[xr.DataArray], means:
 
 def _label(term: Any) -> str:
     return str(term.alias or term.name)
-
-
-def _describe(model: object) -> str:
-    formula = getattr(model, "formula", None)
-    return repr(getattr(formula, "main", None) or type(model).__name__)
 
 
 # --- predictions of Bambi models for a data frame, with the effects of levels that were not in the fit ---
@@ -195,7 +191,10 @@ def predict_bambi(
                 data=frame,
                 random_seed=int(rng.integers(_BIGGEST_SEED)),
             )
-    return _tree(predictions[wanted], groups)
+    attrs = {"inference_library": "pymc_ngvi", "inference_library_version": __version__, "groups": groups}
+    predictions = predictions[wanted].transpose("chain", "draw", ...)
+    predictions.attrs = attrs
+    return xr.DataTree.from_dict({"predictions": predictions})
 
 
 def _draws(posterior: Posterior, model: Any, theta: Array, rng: np.random.Generator) -> xr.Dataset:
@@ -325,13 +324,6 @@ def _columns_named() -> Iterator[None]:
             f"new_data has no column {error.args[0]!r}, which the formula of the Bambi model names. Bambi asks for the "
             "columns of the response, too, where there are trials."
         ) from error
-
-
-def _tree(predictions: xr.Dataset, groups: str) -> xr.DataTree:
-    attrs = {"inference_library": "pymc_ngvi", "inference_library_version": __version__, "groups": groups}
-    predictions = predictions.transpose("chain", "draw", ...)
-    predictions.attrs = attrs
-    return xr.DataTree.from_dict({"predictions": predictions})
 
 
 # --- predictions for new data, of PyMC's models and Bambi's ---

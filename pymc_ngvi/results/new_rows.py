@@ -16,6 +16,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
+from scipy.special import softmax
 
 from pymc_ngvi.core.messages import OURS, checked_names, shortened
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, weigh
@@ -79,7 +80,8 @@ class NewRows:
         self._treatments = plan.of(needed)
         self._treatments |= {name: Treatment(size=values.shape) for name, values in self.observed.items()}
         self._check_priors()
-        self.grown = [name for name in numbers if name in self._treatments and _has_grown(self._treatments[name])]
+        treated = {name: t for name in numbers if (t := self._treatments.get(name)) is not None}
+        self.grown = [n for n, t in treated.items() if t.known is None or t.mask is not None or t.n_known is not None]
 
     def only(self, which: NDArray[np.intp]) -> "NewRows | None":
         """Return some of the rows alone, ascending; None where they can't be taken apart from the others."""
@@ -277,10 +279,6 @@ class NewRows:
     def _told[T](self, do: Callable[[], T]) -> T:
         """Do something with the model given the new rows; raise ValueError where it can't be done."""
         return given_new_data(do, self.new, self.data)
-
-
-def _has_grown(treatment: Treatment) -> bool:
-    return treatment.known is None or treatment.mask is not None or treatment.n_known is not None
 
 
 def length_of(values: Values) -> int:
@@ -711,7 +709,10 @@ def updated(posterior: Posterior, new_data: Given, draws: int, rng: np.random.Ge
     with posterior.with_data_of_fit():
         rows = NewRows(posterior, new_data)
         made, doubts = _draws(posterior, draws, rng)
-        made = _fewer(made, _MANY * draws) if rows.grown else made
+        if rows.grown and (step := len(made.theta) // (_MANY * draws)) > 1:  # evenly, about as many as are wanted
+            every = slice(None, None, step)
+            kept = made.theta[every], made.log_weights[every], made.of_globals[every], made.part[every]
+            made = JointDraws(*kept, min(1.0, step * made.worth))
         rows.look_at(made.theta[made.log_weights.argmax()])
         given = _with_rows(posterior, rows, made, rng)
     if not np.isfinite(made.log_weights + given.log_ratio).any():
@@ -739,7 +740,9 @@ def _with_rows(posterior: Posterior, rows: NewRows, made: JointDraws, rng: np.ra
     of_known = np.arange(rows.n_rows) if depends is None else np.flatnonzero(np.diff(depends.indptr) == 0)
     known = _with_known_rows(posterior, rows, of_known, made.theta)
     log_ratio, free, doubts = known.log_ratio, rows.free(known.theta), list[str]()
-    if (moved := _mean(known.moved, made.log_weights + log_ratio)) > _FARTHEST:
+    finite = np.isfinite(made.log_weights + log_ratio)
+    moved = float(softmax((made.log_weights + log_ratio)[finite]) @ known.moved[finite]) if finite.any() else 0.0
+    if moved > _FARTHEST:
         doubts.append(f"the conditional mean of a group moves by {moved:.1f} of its standard deviations")
     elif moved > _FARTHEST_SKEWED and known.skewness > _SKEWED:
         doubts.append("the conditional distribution of a group with new rows is skewed, and known by its moments only")
@@ -770,13 +773,6 @@ def _with_known_rows(posterior: Posterior, rows: NewRows, which: NDArray[np.intp
     return WithNewRows(logp(theta).sum(axis=1), theta, zero)
 
 
-def _mean(values: Array, log_weights: Array) -> float:
-    """Return a weighted mean."""
-    known = np.isfinite(log_weights)
-    weights = np.exp(log_weights[known] - log_weights[known].max(initial=-np.inf))
-    return float(weights @ values[known] / weights.sum()) if known.any() else 0.0
-
-
 def _draws(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[JointDraws, tuple[str, ...]]:
     """Return draws of the posterior, and what stands against relying on them."""
     state, has_rows = with_trees(getattr(posterior.distribution, "q", None)), not posterior.changed_data()
@@ -792,12 +788,3 @@ def _draws(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[
         said = f"the draws are those of {posterior.kind}, which is not compared with log p: its data are not there"
         return posterior.distribution.joint(draws, rng), (said,)
     return joint_draws(posterior, draws, rng)
-
-
-def _fewer(made: JointDraws, n: int) -> JointDraws:
-    """Return about as many of the draws as are wanted, evenly."""
-    step = len(made.theta) // n
-    if step < 2:
-        return made
-    theta, log_weights = made.theta[::step], made.log_weights[::step]
-    return JointDraws(theta, log_weights, made.of_globals[::step], made.part[::step], min(1.0, step * made.worth))

@@ -81,7 +81,10 @@ def write(tree: xr.DataTree, path: Path, *, as_zarr: bool = False) -> None:
             tree.to_netcdf(beside, engine="h5netcdf")
             os.replace(beside, path)
     finally:
-        _remove(beside)
+        if beside.is_dir():
+            shutil.rmtree(beside)
+        else:
+            beside.unlink(missing_ok=True)
 
 
 def _replace_folder(new: Path, path: Path) -> None:
@@ -99,13 +102,6 @@ def _replace_folder(new: Path, path: Path) -> None:
     shutil.rmtree(aside)
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[xr.DataTree]:
     """Open a file or store for reading."""
@@ -116,7 +112,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[xr.DataTree]:
     if given.is_dir():
         _check_store(given)
         options = {"engine": "zarr", "consolidated": False, "zarr_format": 3}
-    elif not _is_hdf5(given):
+    elif np.fromfile(given, dtype=np.uint8, count=len(_HDF5_SIGNATURE)).tobytes() != _HDF5_SIGNATURE:
         raise ValueError(f"{os.fspath(path)!r} is no netCDF-4 file: it was not written by approx.save.")
     try:
         tree = xr.open_datatree(given, decode_cf=False, **options)
@@ -126,11 +122,6 @@ def reading(path: str | os.PathLike[str]) -> Iterator[xr.DataTree]:
         yield tree
     finally:
         tree.close()
-
-
-def _is_hdf5(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE
 
 
 def _check_store(path: Path) -> None:
@@ -324,7 +315,8 @@ class Decoder:
         if "array" not in form:
             values = np.empty(len(form["values"]), dtype=object)
             values[:] = [self.decode(v) for v in form["values"]]
-            return _laid_out(values.astype(dtype).reshape(form["shape"]), form)
+            array = values.astype(dtype).reshape(form["shape"])
+            return np.asfortranarray(array) if form.get("turned") else array
         path = form["array"]
         if path not in self._made:
             if path not in self._arrays:
@@ -334,10 +326,6 @@ class Decoder:
             stored = np.ascontiguousarray(stored.astype(dtype, copy=False)).reshape(stored.shape)
             self._made[path] = stored.T if form.get("turned") else stored
         return self._made[path]
-
-
-def _laid_out(array: NDArray[np.generic], form: Form) -> NDArray[np.generic]:
-    return np.asfortranarray(array) if form.get("turned") else array
 
 
 def _entry_of(cls: type, path: str) -> Stored:
@@ -433,16 +421,13 @@ def _of_one(then: FreeVariable, now: FreeVariable) -> list[str]:
         f"{then.name!r} has other labels along {dim!r}: {_labels(labels)} in the file, {_labels(now.coords[dim])} in "
         "the model"
         for dim, labels in then.coords.items()
-        if not _same_labels(labels, now.coords[dim])
+        if labels.shape != now.coords[dim].shape
+        or list(map(str, labels.tolist())) != list(map(str, now.coords[dim].tolist()))
     ]
 
 
 def _shown(value: object) -> str:
     return "none" if value in (None, "") else repr(value)
-
-
-def _same_labels(left: NDArray[np.generic], right: NDArray[np.generic]) -> bool:
-    return left.shape == right.shape and [str(x) for x in left.tolist()] == [str(x) for x in right.tolist()]
 
 
 def _labels(labels: NDArray[np.generic]) -> str:

@@ -371,8 +371,8 @@ class Treatments:
                     what = "levels" if axis.labels is not None else "elements, at"
                     raise ValueError(
                         f"{rv.name!r} has {what} {listed(axis.new)} along {self._axis(rv, number)} that were not in "
-                        "the fit. groups='new' draws them from their prior given the other parameters; groups='average' "
-                        "takes the mean of that prior."
+                        "the fit. groups='new' draws them from their prior given the other parameters; "
+                        "groups='average' takes the mean of that prior."
                     )
                 along = [1] * len(shape)
                 along[number] = -1

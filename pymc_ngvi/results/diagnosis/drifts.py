@@ -83,7 +83,8 @@ def move(
     if strict and max_gradients is not None:
         n_trajectories, n_draws = _within(max_gradients, step, n_trajectories, len(base))
         if not n_draws:
-            return _unmoved(n_dim)
+            none, no_value = np.empty((0, n_dim)), np.empty(0)
+            return Moved(none, none, none, no_value, no_value, float("nan"), 0, float("nan"), 0, 0)
         base = base[:n_draws]
     x = plan.draw(base)
     x = x[np.isfinite(x).all(axis=1)]
@@ -131,11 +132,6 @@ def _affordable(n_draws: int, step: float, n_trajectories: int, max_gradients: i
         return n_draws
     n_steps = (n_trajectories + 1) * min(np.ceil(_QUARTER / step), _MOST_STEPS)
     return int(np.clip(max_gradients // n_steps, min(_LEAST_MOVED, n_draws), n_draws))
-
-
-def _unmoved(n_dim: int) -> Moved:
-    none = np.empty((0, n_dim))
-    return Moved(none, none, none, np.empty(0), np.empty(0), float("nan"), 0, float("nan"), 0, 0)
 
 
 def _within(

@@ -18,7 +18,6 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
 from pymc_ngvi.density.functionals import PREDICTORS, Functionals
 from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, Traits, traits_of
-from pymc_ngvi.fitting.modes.found import OtherMode
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import if_available
@@ -37,7 +36,6 @@ from pymc_ngvi.results.diagnosis.drifts import (
 from pymc_ngvi.results.diagnosis.equal_modes import EqualModes
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass
 from pymc_ngvi.results.posterior import Posterior
-from pymc_ngvi.results.structure import ModelStructure
 
 #: Largest dimension for which a mixture of dense components is worth a try.
 _MOST_MIXED = 300
@@ -122,16 +120,22 @@ class Context:
 def context_of(posterior: Posterior) -> Context:
     """Return what cures depend on."""
     record, layout, structure = posterior.record, posterior.layout, posterior.structure
+    blocks = [part for part in structure.parts if part.kind == "blocks"]
+    local = sum(len(part.sizes) for part in blocks)
+    # Of crossed effects, those of one factor are global: each costs two gradients of every draw. Their scale is a
+    # block, which has no mode where all of them are 0, as at a start.
+    of_groups = structure.n_global <= MANY_GLOBALS and all(len(part.sizes) >= _FEWEST_GROUPS for part in blocks)
     return Context(
         layout=layout,
         record=record,
         family=posterior.distribution.family if record is None or record.is_pool else record.family,
-        has_groups=_has_groups(structure),
+        # Not a chain that is cut, nor a field.
+        has_groups=local >= _FEWEST_GROUPS and any(part.kind == "global" for part in structure.parts),
         has_hessian=posterior.density.has_hessian,
         of_bambi=any("|" in v.name and v.name.endswith("_offset") for v in layout.variables),
         other_posterior=functools.cache(lambda: _other_posterior(posterior)),
         last_resort=functools.cache(lambda: _last_resort(posterior)),
-        can_be_relative=not posterior.density.is_streamed and _can_be_relative(structure),
+        can_be_relative=not posterior.density.is_streamed and of_groups,
     )
 
 
@@ -176,22 +180,6 @@ def _other_posterior(posterior: Posterior) -> str:
     return name
 
 
-def _has_groups(structure: ModelStructure) -> bool:
-    """Tell whether there are several blocks given global parameters: not a chain that is cut, nor a field."""
-    local = sum(len(part.sizes) for part in structure.parts if part.kind == "blocks")
-    return local >= _FEWEST_GROUPS and any(part.kind == "global" for part in structure.parts)
-
-
-def _can_be_relative(structure: ModelStructure) -> bool:
-    """Tell whether there are few global parameters, and blocks are effects of groups.
-
-    Of crossed effects, those of one factor are global: each costs two gradients of every draw. Their scale is a block,
-    which has no mode where all of them are 0, as at a start.
-    """
-    blocks = [part for part in structure.parts if part.kind == "blocks"]
-    return structure.n_global <= MANY_GLOBALS and all(len(part.sizes) >= _FEWEST_GROUPS for part in blocks)
-
-
 # --- what there is to say of modes beside the one that an approximation is at, in sentences ---
 
 #: Part of the mass elsewhere, or of draws that are lost, from which on it counts; square of a standard deviation,
@@ -201,14 +189,23 @@ _MUCH, _WIDER = 0.02, 0.2
 _N_MODES_NAMED, _NEAR_FARTHEST = 3, 0.3
 
 
-def of_modes(
-    context: Context, mean: Array, sd: Array, modes: Sequence[OtherMode], *, has_symmetries: bool
-) -> list[Finding]:
+class HasMoments(Protocol):
+    """What places are told apart from: a distribution with a mean and standard deviations."""
+
+    def mean(self) -> NDArray[np.float64]:
+        """Return the mean, (n_dim,)."""
+
+    def sd(self) -> NDArray[np.float64]:
+        """Return the standard deviations, (n_dim,)."""
+
+
+def of_modes(context: Context, q: HasMoments, *, has_symmetries: bool) -> list[Finding]:
     """Say which modes a fit found beside its own, and that are not covered."""
-    modes = [mode for mode in modes if not (mode.is_equal and has_symmetries)]
+    known = () if context.record is None else context.record.modes
+    modes = [mode for mode in known if not (mode.is_equal and has_symmetries)]
     if not modes:
         return []
-    total = sum(mode.share for mode in modes)
+    mean, sd, total = q.mean(), q.sd(), sum(mode.share for mode in modes)
     shifts = np.array([(np.asarray(mode.q.mean()) - mean) / sd for mode in modes])
     added = np.array([mode.share for mode in modes]) @ shifts**2
     if total < _MUCH and added.max() < _WIDER:
@@ -269,16 +266,6 @@ _FIXED = {
 _NESTED_CURE = "Give the hyperparameters more informative priors, fit with another random_seed, or use pm.sample."
 
 
-class HasMoments(Protocol):
-    """What places are told apart from: a distribution with a mean and standard deviations."""
-
-    def mean(self) -> NDArray[np.float64]:
-        """Return the mean, (n_dim,)."""
-
-    def sd(self) -> NDArray[np.float64]:
-        """Return the standard deviations, (n_dim,)."""
-
-
 def findings_of(
     context: Context,
     gap: float,
@@ -298,7 +285,7 @@ def findings_of(
     found = [
         *of_fit(context, gap),
         *_of_equal_modes(context, equal),
-        *_of_other_modes(context, equal, q),
+        *of_modes(context, q, has_symmetries=bool(equal)),
         *_of_support(context, weights),
         *([] if drift is None or _stuck(moved) else _of_drift(context, drift, seen)),
         *([] if _stuck(moved) else further),
@@ -324,11 +311,6 @@ def of_fit(context: Context, gap: float) -> list[Finding]:
         text = f"A better q of the same family is {format_gap(gap)} nats away, which is much in {n_dim:,} dimensions."
         result.append(Finding(text, "Go on with approx.refine(n, tol=...) and a smaller tol.", True))
     return result
-
-
-def _of_other_modes(context: Context, equal: Sequence[EqualModes], q: HasMoments) -> list[Finding]:
-    modes = () if context.record is None else context.record.modes
-    return of_modes(context, q.mean(), q.sd(), modes, has_symmetries=bool(equal)) if modes else []
 
 
 def _of_support(context: Context, weights: Weights) -> list[Finding]:
