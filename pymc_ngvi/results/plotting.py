@@ -120,7 +120,7 @@ def plot_fit(
         raise ValueError("There is nothing to show: no iteration was run, or score=False left its ELBO out.")
     pyplot = need_matplotlib("plot_fit")
     if figure is None:
-        figure = pyplot.figure(figsize=(6.5, 1.0 + 2.0 * len(panels)), layout="constrained")
+        figure = pyplot.figure(layout="constrained")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     end, n = "at the end" + ", on fresh draws" * (record.estimator != "quadrature"), record.n_iterations
     for ax, draw in zip(axes, panels, strict=True):
@@ -157,7 +157,7 @@ def _draw_gap(ax: Axes, losses: Array, gaps: Array, record: FitRecord, tol: floa
     _draw(ax, np.where(np.isfinite(gaps), np.maximum(gaps, bottom), np.nan), "")
     if np.isfinite(record.gap):
         text = f"{end}: {format_gap(record.gap)}"
-        ax.plot(len(gaps), max(record.gap, bottom), "D", color=OTHER, label=text, clip_on=False, zorder=3)
+        ax.plot(len(gaps), max(record.gap, bottom), "D", color=OTHER, label=text, clip_on=False)
     if tol is not None:
         ax.axhline(tol, color=FAINT, linestyle=":", label=f"tolerance: {tol:.3g}")
     ax.set_ylim(bottom)
@@ -167,7 +167,7 @@ def _draw_gap(ax: Axes, losses: Array, gaps: Array, record: FitRecord, tol: floa
 
 def _draw(ax: Axes, values: Array, label: str) -> None:
     few = len(values) <= _MAX_MARKED
-    ax.plot(np.arange(1, len(values) + 1), values, "o-" if few else "-", color=LINE, markersize=3, label=label)
+    ax.plot(np.arange(1, len(values) + 1), values, "o-" if few else "-", color=LINE, markersize=2, label=label)
 
 
 def _write_legend(ax: Axes, place: Literal["lower right", "upper right"], note: str) -> None:
@@ -259,7 +259,7 @@ def plot_khat(log_p: Array, log_q: Array, *, title: str | None = None, ax: Axes 
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.plot(shown[n_tail - 1 :], share[n_tail - 1 :], color=LINE)
-    ax.plot(shown[:n_tail], share[:n_tail], "o", color=LINE, markersize=2.5, label=f"weights; dots: tail of {n_tail:,}")
+    ax.plot(shown[:n_tail], share[:n_tail], "o", color=LINE, markersize=2, label=f"weights; dots: tail of {n_tail:,}")
     if n_tail < len(shown) and np.median(shown[:n_tail]) > shown[n_tail]:
         _draw_tails(ax, shown[: n_tail + 1], n, khat)
     ax.set_ylim(0.5 / n, 3.0)
@@ -280,7 +280,7 @@ def _draw_tails(ax: Axes, tail: Array, n: int, khat: float) -> None:
     start, excess = tail[-1], tail[:-1] - tail[-1]
     share = (len(tail) - 1) / n
     median = float(np.median(excess))
-    right = start + np.geomspace(1e-2 * median, 4.0 * excess.max(), _N_POINTS)
+    right = start + np.geomspace(1e-2 * median, 2.0 * excess.max(), _N_POINTS)
     limit = khat_limit(n)
     kinds = [(limit, OTHER, "--", f"k = {limit:.2g}: limit of use"), (1.0, WARNING, ":", "k = 1: no mean")]
     if np.isfinite(khat):
@@ -598,8 +598,7 @@ def plot_components(
     panels = _panels(q, layout, draws, index)
     n = len(index)
     if figure is None:
-        side = min(2.0 + 1.7 * n, 12.0)
-        figure = pyplot.figure(figsize=(6.5, 3.2) if n == 1 else (side, side), layout="constrained")
+        figure = pyplot.figure(figsize=(2 * n + 2, 2 * n + 2) if n > 1 else None, layout="constrained")
     axes = figure.subplots(n, n, squeeze=False)
     styles: list[dict[str, Any]] = [
         {
@@ -669,7 +668,6 @@ def _draw_densities(ax: Axes, panels: _Panels, i: int, styles: list[dict[str, An
     x, densities = _densities(panels, i)
     ax.plot(x, densities.sum(axis=0), color=_TOTAL)
     for density, style in zip(densities, styles, strict=True):
-        ax.fill_between(x, density, color=style["color"], alpha=0.18 * style["alpha"], linewidth=0)
         ax.plot(x, density, **style)
     ax.set_ylim(bottom=0.0)
 
@@ -679,8 +677,8 @@ def _draw_pair(ax: Axes, panels: _Panels, i: int, j: int, styles: list[dict[str,
     ax.scatter(panels.draws[:, i], panels.draws[:, j], c=mixed, s=5, alpha=0.35, linewidths=0, rasterized=True)
     pair = np.array([i, j])
     for mean, cov, style in zip(panels.means, panels.covs, styles, strict=True):
-        for width, line in zip((1.6, 0.9), _ellipses(mean[pair], cov[np.ix_(pair, pair)]), strict=True):
-            ax.plot(*line.T, linewidth=width, **style)
+        for line in _ellipses(mean[pair], cov[np.ix_(pair, pair)]):
+            ax.plot(*line.T, **style)
     ax.set_ylim(panels.limits(j))
 
 
