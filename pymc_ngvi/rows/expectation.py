@@ -206,7 +206,16 @@ class SummedRowFunction(RowFunction):
         middle = start + _sum_of(slopes, _one_and(m, levels[:-1]), path)
         across = [_sum_of(slopes, _one_and(m, levels[:-1])[:1], moves[:, a : a + 1]) for a in range(m, self.k)]
         sd = np.sqrt(sum(map(np.square, across)))
-        value, slope, bend = self._of_sum(points, middle, sd, second, data)
+        result = np.empty((3, *middle.shape))
+        nodes, own = second.nodes[:, :, None], [d[None] for d in data]
+        at_a_time = getattr(self.of_sum, "at_a_time", _STREAMED)
+        for some in row_slices(len(middle), max(1, at_a_time // (len(nodes) * middle.shape[1]))):
+            sums = nodes * sd[some]
+            sums += middle[some]
+            beside = [points[a][None, some] for a in self.beside]
+            values = evaluated(self.of_sum, [*beside, sums, *own], sums.shape)
+            result[:, some] = (second.weights @ values.reshape(len(sums), -1)).reshape(3, *sums.shape[1:])
+        value, slope, bend = result
         per_sd = np.divide(1.0, sd, out=sd)
         per_sd[np.isposinf(per_sd)] = 0.0
         slope *= per_sd
@@ -215,19 +224,6 @@ class SummedRowFunction(RowFunction):
         once = _weighted(first.weights[: 1 + m], slopes, slope)
         twice = np.stack([_weighted(first.weights[:1], s * slopes, bend)[:, 0] for s in slopes])
         return _joined(first, value, once, twice, moves[:, m:])
-
-    def _of_sum(self, points: list[Array], middle: Array, sd: Array, along: NormalRule, data: list[Array]) -> Array:
-        """Return expectations, times 1, zeta and zeta^2 - 1, given u, (3, n_nodes, n_rows)."""
-        result = np.empty((3, *middle.shape))
-        nodes, own = along.nodes[:, :, None], [d[None] for d in data]
-        at_a_time = getattr(self.of_sum, "at_a_time", _STREAMED)
-        for at in row_slices(len(middle), max(1, at_a_time // (len(nodes) * middle.shape[1]))):
-            sums = nodes * sd[at]
-            sums += middle[at]
-            beside = [points[a][None, at] for a in self.beside]
-            values = evaluated(self.of_sum, [*beside, sums, *own], sums.shape)
-            result[:, at] = (along.weights @ values.reshape(len(sums), -1)).reshape(3, *sums.shape[1:])
-        return result
 
 
 @functools.cache

@@ -288,7 +288,9 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
             advance = self._guarded(state, advance, moments, base, evaluation)
         if advance is None:
             return state
-        elbo = _noisy_elbo(evaluation, base)
+        z = base.z if evaluation.finite.all() else base.z[evaluation.finite]
+        # No BLAS: on more than 10,000 numbers it wakes its threads, for longer than the rest of an iteration takes.
+        elbo = float(evaluation.elbo + 0.5 * (np.square(z).sum() / len(z) - z.shape[1]))
         gap = moments.gap - moments.floor if np.isfinite(moments.floor) else np.nan
         return replace(
             state,
@@ -409,13 +411,6 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
         # With fewer draws than dimensions, a curvature from gradients alone is mostly noise.
         least, most = self.path_draws_within
         return int(np.clip(least / 16 * 2 ** np.ceil(np.log2(max(n_dim, 1))), least, most))
-
-
-def _noisy_elbo(evaluation: Evaluation, base: BaseDraws) -> float:
-    """Return the mean of log p - log q over the draws, whose log q follows from the base draws."""
-    z = base.z if evaluation.finite.all() else base.z[evaluation.finite]
-    # No BLAS: on more than 10,000 numbers it wakes its threads, for longer than the rest of an iteration takes.
-    return float(evaluation.elbo + 0.5 * (np.square(z).sum() / len(z) - z.shape[1]))
 
 
 # --- how many nats a state lacks on all of the data, where log p reads minibatches ---
