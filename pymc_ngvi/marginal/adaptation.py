@@ -167,9 +167,10 @@ class Adaptation:
         *,
         is_plain: bool,
         start: StudentMixture | None = None,
+        most_values: float = np.inf,
     ) -> None:
         self._function, self._base, self._bend, self._df, self._rng = function, base, bend, df, rng
-        self._is_plain = is_plain
+        self._is_plain, self._most_followed = is_plain, min(_MOST_FOLLOWED, 0.5 * most_values)
         self._least_error = 0.0 if is_plain else _SEEN
         self.rounds, self.n_drawn = ProposalRounds(), 0
         self._far: list[Round] = []
@@ -249,7 +250,7 @@ class Adaptation:
         draws = self.rounds.pooled()
         y = self._in_y(draws)
         p = y.g.shape[1]
-        along = np.argsort(-relative_sd_errors(y.g, weights_of_draws(y)))[: _MOST_FOLLOWED // work_in_dimensions(p)]
+        along = np.argsort(-relative_sd_errors(y.g, weights_of_draws(y)))[: int(self._most_followed / work_in_dimensions(p))]
         found = ridges(self._of_y, y.g[y.log_marginal.argmax()], moments_of_draws(y)[1], along) if len(along) else None
         if found is not None:
             self._ridges = found if self._ridges is None else self._ridges.joined(found, 0.5)

@@ -154,8 +154,8 @@ logger = logging.getLogger("pymc.ngvi")
 
 #: Level of the rules of quadrature behind the precision of the local coordinates.
 _COARSE = 1
-#: Globals up to which a model without local coordinates is sampled.
-_MOST_PLAIN = 15
+#: Globals up to which a model without local coordinates is sampled: of regressions with few events, all of up to 41 are.
+_MOST_PLAIN = 60
 #: Draws behind the precision of the local coordinates, and behind the look at the weights of q; their seed.
 _N_PRECISION, _N_WEIGHED, _SEED = 8, 256, 20_260_302
 #: Relative variance of the weights of q below which there is nothing to gain, and next to nothing.
@@ -232,7 +232,7 @@ def exact_posterior(
     elsewhere = [(other.mean()[forest.globals_], _cov_of_globals(other, forest)) for other in others]
     fitted = FittedDensity(density, forest, mean)
     if not forest.n_local:
-        sampler = Sampler(fitted.logp, mean, cov, seed, others=elsewhere)
+        sampler = Sampler(fitted.logp, mean, cov, seed, others=elsewhere, most_values=most_values)
         with fitted.limited(most_values):
             sampled = _run(sampler)
         return IntegratedTrees(sampled, sampler.sequences, forest, None, fitted).with_pool(q, tuple(others))

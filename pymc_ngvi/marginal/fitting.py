@@ -87,7 +87,9 @@ class Sampler:
         wanted: float = WANTED,
         others: Sequence[tuple[Array, Array]] = (),
         ratios: Sequence[tuple[int, int]] = (),
+        most_values: float = np.inf,
     ) -> None:
+        self._most_values = most_values
         self._may_take, self._wanted, self._others, self._ratios = may_take, wanted, others, ratios
         self._quadrature = function if isinstance(function, LogMarginal) else None
         self._function = function if isinstance(function, LogMarginal | Plain) else Plain(function)
@@ -105,8 +107,9 @@ class Sampler:
         is_plain = self._quadrature is None and not self._is_predicted
         modes = self._at_modes() if self._others else None
         self._adaptation = Adaptation(
-            self._function, self._base, self._bend, self._df, self._rng, is_plain=is_plain, start=modes
-        )
+            self._function, self._base, self._bend, self._df, self._rng,
+            is_plain=is_plain, start=modes, most_values=self._most_values,
+        )  # fmt: skip
         proposal = self._adapted()
         near, adapted = self._adaptation.rounds.pooled(), proposal
         if not self._is_predicted:

@@ -211,7 +211,7 @@ class _PosteriorSearch:
             self._reasons.append(_by_name(kind.name, reason))
             return
         self._table[kind.name] = candidate
-        offer = _Offer(candidate, kind, found, self._budget.left(is_plain=kind.is_plain(found)))
+        offer = _Offer(candidate, kind, found, self._budget.left())
         if candidate.seconds > offer.limit:
             self._leave_out(offer, offer.limit)
         else:
