@@ -24,6 +24,7 @@ from pymc_ngvi.marginal.regression import Whitening, covering, n_polynomial
 from pymc_ngvi.marginal.sampling import (
     Plain,
     Pool,
+    Round,
     Sampled,
     Sequences,
     evenly_picked,
@@ -87,9 +88,10 @@ class Sampler:
         wanted: float = WANTED,
         others: Sequence[tuple[Array, Array]] = (),
         ratios: Sequence[tuple[int, int]] = (),
+        look: Round | None = None,
         most_values: float = np.inf,
     ) -> None:
-        self._most_values = most_values
+        self._look, self._most_values = look, most_values
         self._may_take, self._wanted, self._others, self._ratios = may_take, wanted, others, ratios
         self._quadrature = function if isinstance(function, LogMarginal) else None
         self._function = function if isinstance(function, LogMarginal | Plain) else Plain(function)
@@ -177,6 +179,8 @@ class Sampler:
             proposal = Proposal(proposal.mixture.joined(self._at_modes(), _OF_MODES), self._bend)
             n *= 1 + len(self._others)
         adaptation.drawn(proposal, n, lambda g: self._first_values(proposal, g))
+        if self._look is not None:
+            adaptation.begin_from(self._look)
         efficiencies: list[float] = []
         n_large = 0
         for i in range(_MOST_ROUNDS):

@@ -86,7 +86,11 @@ class TreeKind(PosteriorKind[Forest]):
         """Return the posterior: only an exact one is worth anything."""
         assert start.q is not None
         work = work_of(found, start.density, by_rows=start.by_rows)
-        most = _FAR_MORE * work.n_values if found.n_local else max(_MORE_OF_PLAIN * work.n_values, ALWAYS_PLAIN / work.each)
+        most = (
+            _FAR_MORE * work.n_values
+            if found.n_local
+            else max(_MORE_OF_PLAIN * work.n_values, ALWAYS_PLAIN / work.each)
+        )
         try:
             state = exact_posterior(
                 start.density,
