@@ -66,8 +66,8 @@ _ROUGH_REACH, _REACH = 3.0, 1.0
 _DRAWS_PER_WANTED = 1.5
 #: Difference between base and reference on draws held out, an sd in nats, beyond which the reference takes over.
 MOST_DIFFERENCE = 0.15
-#: k-hat of a first pool from which on the proposal is made wider; efficiency up to which it is fitted anew, and error
-#: of a standard deviation from which on; how often.
+#: k-hat of a first pool from which on the proposal is fitted anew; efficiency up to which it is, and error of a standard
+#: deviation from which on; how often.
 _HEAVY, _POOR, _UNSURE, _MOST_POOLS = 0.4, 0.3, 0.05, 3
 
 
@@ -356,7 +356,7 @@ class Sampler:
             is_large = effective_size(pool.log_ratio) >= self._wanted and has_light_tail(khat, len(pool.g))
             if is_sure and (is_large or (khat < _HEAVY and efficiency > _POOR)):
                 break
-            new = self._fitted_anew(*latest, is_heavy=khat > _HEAVY)
+            new = self._fitted_anew(*latest)
             if self._is_predicted:  # draws cost nothing
                 proposal, pool = latest = new, self.sequences.first(new)
             else:
@@ -369,15 +369,14 @@ class Sampler:
             if has_light_tail(pool.weights()[1], len(pool.g)):
                 break
             # A large pool has draws in tails that small ones know nothing of.
-            proposal = self._fitted_anew(proposal, pool, is_heavy=False)
+            proposal = self._fitted_anew(proposal, pool)
             pool = self.sequences.enlarged(self.sequences.first(proposal), proposal, self._wanted)
         return proposal, pool
 
-    def _fitted_anew(self, proposal: Proposal, pool: Pool, *, is_heavy: bool) -> Proposal:
-        """Return a proposal that a pool has taught, made wider where weights are heavy."""
+    def _fitted_anew(self, proposal: Proposal, pool: Pool) -> Proposal:
+        """Return a proposal that a pool has taught."""
         self._adaptation.add(proposal, pool)
-        proposal = self._adaptation.best()
-        return self._defended(proposal.widened() if is_heavy else proposal)
+        return self._defended(self._adaptation.best())
 
 
 def _weights(log_weights: Array) -> Array:
