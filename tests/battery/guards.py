@@ -425,7 +425,6 @@ RIDGES = f"{PLAIN_8}; thin horns (4) are missed with it, too"
 HEAVY = f"{PLAIN_8}, with either of the two switched off"
 PLAIN_10 = f"none after 10 fits: {OF_FEW}, spike (2)"
 MISSED = f"none after 12 fits: {OF_FEW}, another shoulder (2), shelf (2)"
-THIN = f"none after 11 fits: {OF_FEW}, another shoulder (2), a banana"
 DEFENCE = (
     f"none after 15 fits: {OF_FEW}, another shoulder (2), bananas (5); two are worse: 0.14 for 0.09, 0.20 for 0.11"
 )
@@ -605,11 +604,6 @@ GUARDS = {
         "A pool that draws far out would move.",
         ((adaptation.Adaptation, "missed", lambda *args: 0.0),),
         tries=MISSED,
-    ),
-    "thin squares": Guard(
-        "Thin tails, of which a pool has few draws.",
-        ((adaptation, "thin_squares", lambda draws, least=0.0: np.zeros(len(draws.g))),),
-        tries=THIN,
     ),
     "defence of pools": Guard(
         "Weights that are not bounded.",
