@@ -670,11 +670,6 @@ GUARDS = {
         ((log_marginal.LogMarginal, "farthest", lambda *args: np.empty(0, dtype=int)),),
         tries=TREES_11,
     ),
-    "more draws to learn from": Guard(
-        "Rules learned from few draws.",
-        ((fitting.Sampler, "_learn_from_more", nothing),),
-        tries=TREES_10,
-    ),
     "two nodes in tails": Guard(
         "Skewness that changes with a scale.",
         ((fitting.Sampler, "_least_nodes", property(lambda self: 0)),),
