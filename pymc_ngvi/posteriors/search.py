@@ -122,7 +122,6 @@ class _PosteriorSearch:
         self._given, self._start, self._budget = given, given.start(), given.budget()
         self._left = self._budget.left()
         self._offers: dict[str, _Offer] = {}
-        self._dear: dict[str, _Offer] = {}
         self._table = {
             name: Candidate(name, Decision.NOT_ASKED) for name in KINDS if given.wanted not in ("auto", name)
         } | {candidate.kind: candidate for candidate in given.tried}
@@ -175,12 +174,6 @@ class _PosteriorSearch:
         for kind in self._looked_for():
             if all(offer.candidate.order >= (False, kind.least) for offer in self._offers.values()):
                 self._offer(kind)
-        for dear in list(self._dear.values()):
-            # Taken after all: it is too dear by itself only, and another one would take longer.
-            if any(dear.candidate.seconds <= offer.candidate.seconds for offer in self._offers.values()):
-                self._offers[dear.kind.name] = dear
-                self._reasons = [reason for reason in self._reasons if not isinstance(reason, _TooDear)]
-                self._became(dear.kind.name, Decision.NOT_NEEDED)
         is_open = bool(self._offers) and given.wanted == "auto" and not given.record.modes
         if is_open and self._of_gaussian(lambda: is_even(given.density, given.q), otherwise=False):
             said = "its importance weights are nearly equal: the Gaussian is the posterior near this mode"
@@ -210,7 +203,7 @@ class _PosteriorSearch:
             self._reasons.append(_by_name(kind.name, reason))
             return
         self._table[kind.name] = candidate
-        offer = _Offer(candidate, kind, found, self._budget.left(is_plain=kind.is_plain(found)))
+        offer = _Offer(candidate, kind, found, self._budget.left())
         if candidate.seconds > offer.limit:
             self._leave_out(offer, offer.limit)
         else:
@@ -219,7 +212,6 @@ class _PosteriorSearch:
     def _leave_out(self, offer: _Offer, left: float) -> None:
         """Note that a posterior takes too long."""
         name, seconds = offer.kind.name, offer.candidate.seconds
-        self._dear[name] = offer
         self._reasons.append(_too_dear(self._budget, left, seconds, name))
         self._became(name, Decision.TOO_DEAR, _asks_for(self._budget, seconds, name))
 
