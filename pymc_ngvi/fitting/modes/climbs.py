@@ -166,7 +166,10 @@ def modes_from(
                 return local_component(curved, q, point, (_WIDEST**-2, _NARROWEST**-2))
 
             z = whitened.of(points)
-            z, logp = ascend(whitened, z) if home_mass is None or is_first is None else _in_waves(whitened, z, home_mass, about, is_first)
+            if home_mass is None or is_first is None:
+                z, logp = ascend(whitened, z)
+            else:
+                z, logp = _in_waves(whitened, z, home_mass, about, is_first)
             ends = whitened.points(z)
 
             def make(i: int) -> GaussianState | None:

@@ -89,7 +89,7 @@ def explored(
             elif new is not None and i is not None and is_better(new.elbo, ends[i].elbo):
                 ends[i] = new
             if i is None or _among(search, ends, mode.gaussian) is None:
-                if not mode.is_start and (found.home is None or has_valley(search.density, mode.point, found.home.point, min(mode.logp, found.home.logp))):
+                if not mode.is_start and (found.home is None or _is_apart(search, mode, found.home)):
                     left.append(mode.gaussian)  # a fit does not stay there
                 continue
         known.append((mode, i))
@@ -111,6 +111,10 @@ def _among(search: ModeSearch, ends: Sequence[Ended], other: VariationalState) -
         i for i, end in enumerate(ends) if not is_outside(search.density, end.q, end.elbo.value, other, search.stream)
     )
     return next(covering, None)
+
+
+def _is_apart(search: ModeSearch, mode: Mode, other: Mode) -> bool:
+    return has_valley(search.density, mode.point, other.point, min(mode.logp, other.logp))
 
 
 def _fitted(
