@@ -12,6 +12,7 @@ from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
 from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.fitting.errors import spared
+from pymc_ngvi.fitting.modes.found import OtherMode, left_out, not_covered
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.fitting.record import FitRecord
@@ -134,7 +135,8 @@ class _PosteriorSearch:
         try:
             self._look()
             self._try_in_turn()
-            if self._given.wanted == "auto" and not any(state.checks.is_reliable for state in self._states):
+            is_any = any(state.checks.is_reliable and not self._missed_by(state) for state in self._states)
+            if self._given.wanted == "auto" and not is_any:
                 self._last_resort()
             if not self._states:
                 # What can be had by asking for it counts most, then what was tried; of equals, the first.
@@ -154,7 +156,7 @@ class _PosteriorSearch:
         return found._replace(plan=found.plan.interrupted())
 
     def _found(self, state: PoolState) -> Found:
-        is_exact = state.checks.is_exact
+        is_exact = state.checks.is_exact and not self._missed_by(state)
         self._became(state.kind, Decision.TAKEN, "" if is_exact else "not exact")
         also = [reason for reason in self._reasons if isinstance(reason, Failed) or not is_exact]
         return Found(state, self._plan(Decision.CAME_FIRST), _also(also))
@@ -233,11 +235,17 @@ class _PosteriorSearch:
                 self._became(name, Decision.FAILED, str(reason))
                 continue
             self._left -= self._table[name].seconds
-            if state.checks.is_exact:
+            missed = self._missed_by(state)
+            if state.checks.is_exact and not missed:
                 self._states.insert(0, state)
                 return
             self._states.append(state)
-            self._became(name, Decision.FAILED, "not exact")
+            self._became(name, Decision.FAILED, f"it {left_out(missed)}" if missed else "not exact")
+
+    def _missed_by(self, state: PoolState) -> tuple[OtherMode, ...]:
+        """Return the modes that a posterior leaves out."""
+        record = self._given.record
+        return not_covered(record.modes, state, record.seed)
 
     def _last_resort(self) -> None:
         """Try the last resort where the Gaussian can't be relied on either, and the seconds suffice.
@@ -253,7 +261,8 @@ class _PosteriorSearch:
         is_quick = any(offer.candidate.seconds <= quick for offer in self._offers.values())
 
         def is_off() -> bool:
-            return (is_quick and not is_nearly_even(given.density, given.q)) or given.is_off()
+            has_others = any(not mode.is_equal for mode in given.record.modes)
+            return has_others or (is_quick and not is_nearly_even(given.density, given.q)) or given.is_off()
 
         if bool(self._offers) and self._of_gaussian(is_off, otherwise=True):
             self._try_in_turn()

@@ -27,7 +27,7 @@ from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.fitting.begun import first_state
 from pymc_ngvi.fitting.errors import SoFar
-from pymc_ngvi.fitting.modes.found import N_SEEN, not_covered
+from pymc_ngvi.fitting.modes.found import left_out, not_covered
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, FitOptions
 from pymc_ngvi.fitting.problem import problem_of
@@ -324,16 +324,15 @@ def with_pool(
     record: FitRecord, state: PoolState, plan: Plan | None, compiling: float, running: float, also: str = ""
 ) -> FitRecord:
     """Return the record of a fit after which there is another posterior."""
-    modes, checks = record.modes, state.checks
-    if modes:
-        modes = not_covered(modes, state.gaussian, state.draw(N_SEEN, np.random.default_rng(record.seed)))
+    modes, checks = not_covered(record.modes, state, record.seed, equal=True), state.checks
+    missed = tuple(mode for mode in modes if not mode.is_equal)
     return dataclasses.replace(
         record,
         modes=modes,
-        posterior=checks.sentence + also,
+        posterior=checks.sentence + also if not missed else f"It {left_out(missed)}. {checks.sentence}{also}",
         reason="",
         on_request="",
-        is_exact=checks.is_exact,
+        is_exact=checks.is_exact and not missed,
         is_nested=state.rest.is_nested,
         doubts=checks.failures,
         plan=plan,
