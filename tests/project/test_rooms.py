@@ -33,7 +33,7 @@ FLOORS = (
     "results.moments", "results.marginal_likelihood", "results.sites", "results.left_out",
     "results.samplers", "results.plotting", "results.summary", "results.bambi",
     "results.predictions", "results.priors", "results.new_rows", "results.fitted",
-    "results.posterior_step", "results.posterior_first",
+    "results.choice",
     "results.persistence", "results.methods", "results", "inference", "function", "many", "register", "",
 )  # fmt: skip
 
