@@ -123,8 +123,8 @@ def value_seconds(density: Priced) -> float:
 
 # --- what has been used up ---
 
-#: How many times its price a posterior may take.
-MOST_TIMES = 2.0
+#: How many times its price a posterior may take; seconds to which no price is known better.
+MOST_TIMES, LEAST_PRICE = 2.0, 1.0
 
 
 class UsedUp(Unavailable):
@@ -136,9 +136,11 @@ class Work:
 
     def __init__(self, price: float = math.inf, most: float = math.inf) -> None:
         self.price, self.spent, self._most = price, 0.0, most
+        self.asked = 0.0
 
     def may_take(self, seconds: float) -> bool:
         """Tell whether it may take so many seconds, where it turns out to take longer; they are its price then."""
+        self.asked = max(self.asked, seconds)
         if seconds <= max(self._most, self.price):
             self.price = max(self.price, seconds)
         return seconds <= self.price
@@ -146,7 +148,7 @@ class Work:
     def count(self, seconds: float) -> None:
         """Count what is taken, and end at a multiple of the price."""
         self.spent += seconds
-        if self.spent > MOST_TIMES * self.price:
+        if self.spent > MOST_TIMES * max(self.price, LEAST_PRICE):
             raise UsedUp(Reason.TOO_LONG, f"it has taken {in_words(self.spent)}, and far more than was expected")
 
     @contextmanager

@@ -283,7 +283,7 @@ def _joined(first: NormalRule, value: Array, once: Array, twice: Array, root: Ar
 
 def evaluated(function: Compiled, inputs: Sequence[Array], shape: tuple[int, ...]) -> Array:
     """Return the only output of a function, as an array of the shape of its points."""
-    prices.count(prices.PER_CALL + prices.PER_ROW_OF_VALUE * math.prod(shape))
+    prices.count(prices.PER_CALL + prices.PER_ROW_OF_VALUE * 0.5 * len(inputs) * math.prod(shape))
     [result] = function(*inputs)
     return result if result.shape == shape else np.broadcast_to(np.asarray(result), shape)
 

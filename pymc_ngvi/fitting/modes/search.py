@@ -325,7 +325,7 @@ class ModeSearch:
             density.n_gradients, density.n_hessians = counted
 
     def _found(
-        self, q: GaussianState, elbo: float, n_climbs: int, n_looked: int, n_fits: int, *, is_sound: bool
+        self, q: Gaussian, elbo: float, n_climbs: int, n_looked: int, n_fits: int, *, is_sound: bool
     ) -> FoundModes | None:
         """Return what climbs lead to; see `after`."""
         density, before = self.density, self.density.n_gradients
