@@ -27,6 +27,7 @@ from pymc_ngvi.core.prices import (
     fit_seconds,
     in_words,
 )
+from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.types import (
     Array,
     GaussianState,
@@ -122,7 +123,7 @@ def points_for(
         n_own, n_seen = _N_OWN, _N_WEIGHED
         scales += [np.broadcast_to(q.sd(), (_N_OWN + n_heavy, q.n_dim))]
         is_first.append(np.ones(_N_OWN + n_heavy, dtype=np.bool_))
-    prior = density.info.prior_draws(n_looked // 2, int(rng.integers(2**31)))
+    prior = density.info.prior_draws(n_looked // 2, seed_of(rng))
     sets = [(prior, _spread(prior))] if len(prior) >= _LEAST_PRIOR else []
     if is_sound:
         n = (n_looked - len(prior)) // len(WIDER)
@@ -289,7 +290,7 @@ class ModeSearch:
     @property
     def stream(self) -> int:
         """Seed of what it draws, apart from those of the fit."""
-        return int(np.random.default_rng([_STREAM, self.seed]).integers(2**31))
+        return seed_of(np.random.default_rng([_STREAM, self.seed]))
 
     def after(
         self,
