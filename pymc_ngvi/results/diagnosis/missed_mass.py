@@ -60,10 +60,8 @@ from pymc_ngvi.fitting.threads import (
 from pymc_ngvi.mixtures.finite.search import (
     modes,
 )
-from pymc_ngvi.results.posterior import (
-    Distribution,
-    Posterior,
-)
+from pymc_ngvi.results.distributions import Distribution
+from pymc_ngvi.results.posterior import Posterior
 
 # --- another fit of a model, by the same method and from another place ---
 
