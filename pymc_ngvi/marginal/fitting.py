@@ -22,6 +22,7 @@ from pymc_ngvi.marginal.proposals import (
 from pymc_ngvi.marginal.referred import Referred, joined_points
 from pymc_ngvi.marginal.regression import Whitening, covering, n_polynomial
 from pymc_ngvi.marginal.sampling import (
+    LEAST_TAIL,
     Plain,
     Pool,
     Sampled,
@@ -29,6 +30,7 @@ from pymc_ngvi.marginal.sampling import (
     evenly_picked,
     has_light_tail,
     relative_sd_errors,
+    tail_size,
 )
 from pymc_ngvi.marginal.student_mixture import StudentMixture
 from pymc_ngvi.marginal.tails import find_bend
@@ -345,7 +347,8 @@ class Sampler:
         for _ in range(_MOST_POOLS):
             khat, efficiency = pool.weights()[1], effective_size(pool.log_ratio) / len(pool.g)
             errors = relative_sd_errors(self._bend.forward(pool.g), pool.weights()[0])
-            is_sure = errors.max() < _UNSURE and self._adaptation.missed(proposal, pool) < 1.0
+            is_sure = errors.max() < _UNSURE and tail_size(pool.g, pool.weights()[0]) > LEAST_TAIL
+            is_sure = is_sure and self._adaptation.missed(proposal, pool) < 1.0
             is_large = effective_size(pool.log_ratio) >= self._wanted and has_light_tail(khat, len(pool.g))
             if is_sure and (is_large or (khat < _HEAVY and efficiency > _POOR)):
                 break

@@ -12,7 +12,7 @@ from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.target import Target
 from pymc_ngvi.core.types import Array, BaseDraws, GaussianState, RowRules
 from pymc_ngvi.density.rows_given import RowsGiven
-from pymc_ngvi.estimators.quadrature import Quadrature
+from pymc_ngvi.estimators import Quadrature
 from pymc_ngvi.families.dissection import find_structure
 from pymc_ngvi.families.fill import cheapest_with_fill
 from pymc_ngvi.families.filled import FilledState
@@ -26,7 +26,7 @@ from pymc_ngvi.nested.seconds import PER_FIT, of_algebra
 from pymc_ngvi.rows.mean_hessian import PredictorMeanHessian
 from pymc_ngvi.rows.seen import Seen
 from pymc_ngvi.steps.linesearch import LineSearch
-from pymc_ngvi.updates.natural import natural
+from pymc_ngvi.updates import natural
 
 #: Nats that a conditional fit may lack, before what a line search makes of it; steps at most.
 _TOL, _MOST_STEPS = 0.01, 60

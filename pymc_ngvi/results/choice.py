@@ -41,9 +41,9 @@ from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart, if_available
 from pymc_ngvi.posteriors.plan import GAUSSIAN, Candidate, Decision, Plan, TimeBudget, in_order
-from pymc_ngvi.results.diagnosis.budget import SUMMARY
 from pymc_ngvi.results.diagnosis.diagnose import standing_diagnosis
-from pymc_ngvi.results.diagnosis.kept import Kept
+from pymc_ngvi.results.diagnosis.diagnosis import Kept
+from pymc_ngvi.results.diagnosis.weights import SUMMARY
 from pymc_ngvi.results.fitted import Fitted
 
 logger = logging.getLogger("pymc.ngvi")

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Assessment, BaseDraws, Density, Evaluation, GaussianState, Moments
-from pymc_ngvi.estimators.metric import in_full_metric
+from pymc_ngvi.estimators import in_full_metric
 from pymc_ngvi.steps.adaptive.state import AdaptiveState
 from pymc_ngvi.steps.schedule.base import FEW_DRAWS, MAX_LOST
 

@@ -32,8 +32,7 @@ from pymc_ngvi.core.types import (
     Target,
     Update,
 )
-from pymc_ngvi.estimators import gauss_newton, price, stein
-from pymc_ngvi.estimators.draws import evaluation_of
+from pymc_ngvi.estimators import evaluation_of, gauss_newton, price, stein
 from pymc_ngvi.steps.adaptive.certificate import has_diverged, loses_draws
 from pymc_ngvi.steps.adaptive.measure import UNKNOWN, Measured, measured_at, measured_gap
 from pymc_ngvi.steps.schedule.tolerance import Tolerance
