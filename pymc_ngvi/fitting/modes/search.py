@@ -1,7 +1,9 @@
 """A search for other modes of log p after a fit, where it is not known to have one alone.
 
 Draws of the prior, and of t distributions 3, 10 and 30 times as wide as the fit, climb log p for some steps. Modes that
-are far from the fit, and may have much of the mass by Laplace's method, are where it begins once more.
+are far from the fit, and may have much of the mass by Laplace's method, are where it begins once more. So are humps of
+log p beyond a valley on lines through the fit: all coordinates moved at once seldom hit a mode of which most are as they
+are at the fit. Where log p is concave given three coordinates or fewer, lines along these are enough.
 """
 
 import logging
@@ -14,6 +16,7 @@ from dataclasses import (
     replace,
 )
 from typing import (
+    Any,
     NamedTuple,
 )
 
@@ -43,10 +46,12 @@ from pymc_ngvi.families.gaussian import (
     Gaussian,
 )
 from pymc_ngvi.fitting.modes.climbs import (
+    VALLEY,
     Curvature,
     Mode,
     cost,
     far_from,
+    has_valley,
     modes_from,
 )
 from pymc_ngvi.fitting.modes.found import (
@@ -81,13 +86,9 @@ _NEAR, _N_AMONG, _OUTERMOST = np.geomspace(2.0, 200.0, 17), 33, 0.005
 _MOST_HUMPS, _MOST_CLIMBED = 12, 100
 #: Correlation in draws of the prior, times their root, below which it is none. Numbers in points that are held at once.
 _CORRELATED, _ELEMENTS = 4.0, 2**20
-#: Of so many climbs, one is of the first wave: of fewer, a mode that few climbs lead to would be missed more often.
-_WAVES = 2
 #: Coordinates at most given which log p is concave in all others, where profiles are enough; one of so many steps along
 #: a line, there; steps of a climb with one coordinate given; draws of the prior.
 _FEW, _EACH, _STEPS_OF_PROFILE, _N_PRIOR = 3, 3, 20, 128
-#: Nats that log p falls between two modes, or a hump and a fit, and points at which that is looked at.
-_VALLEY, _N_BETWEEN = 1.0, 17
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,6 @@ class Points:
     n_looked: int
     #: Draws of the prior among those.
     prior: Array
-    #: Those that are climbed from in any case; others, where these lead elsewhere.
-    is_first: NDArray[np.bool_]
 
 
 def points_for(
@@ -118,7 +117,7 @@ def points_for(
     log p is highest, and those where it is highest over what the fit explains. Of draws of the fit, those with the
     largest weights: where they are not in the tails of its own mode, they have hit another one.
     """
-    theta, scales, is_first, n_seen, n_own = [], [], list[NDArray[np.bool_]](), 0, 0
+    theta, scales, n_seen, n_own = [], [], 0, 0
     if is_sound:
         z = rng.standard_normal((_N_WEIGHED, q.n_dim))
         own = np.asarray(q.draws(z))
@@ -128,7 +127,6 @@ def points_for(
         theta += [q.mean()[None], own[: _N_OWN - 1], own[np.argsort(-ratio)[:n_heavy]]]
         n_own, n_seen = _N_OWN, _N_WEIGHED
         scales += [np.broadcast_to(q.sd(), (_N_OWN + n_heavy, q.n_dim))]
-        is_first.append(np.ones(_N_OWN + n_heavy, dtype=np.bool_))
     prior = density.info.prior_draws(n_looked // 2, int(rng.integers(2**31)))
     sets = [(prior, _spread(prior))] if len(prior) >= _LEAST_PRIOR else []
     if is_sound:
@@ -139,14 +137,11 @@ def points_for(
         best = draws[_best_of_parts(density, q if is_sound else None, draws, n)]
         theta.append(best)
         scales.append(np.broadcast_to(sd, best.shape))
-        is_first.append(np.arange(len(best)) % _WAVES == 0)
         n_seen += len(draws)
     if not theta:
         nowhere = np.empty((0, q.n_dim))
-        return Points(nowhere, nowhere, 0, 0, nowhere, np.empty(0, dtype=np.bool_))
-    return Points(
-        np.concatenate(theta), np.concatenate(scales), n_own, n_seen, prior, np.concatenate(is_first)
-    )  # fmt: skip
+        return Points(nowhere, nowhere, 0, 0, nowhere)
+    return Points(np.concatenate(theta), np.concatenate(scales), n_own, n_seen, prior)
 
 
 def humps(density: ModelDensity, q: GaussianState, prior: Array) -> Array:
@@ -242,7 +237,7 @@ def _beyond_valleys(logp: Array, home: NDArray[np.intp]) -> NDArray[np.bool_]:
     result[:, [0, -1]] = False  # on the way to what the prior does not allow
     for line, at, is_hump in zip(logp, home, result, strict=True):
         lowest = np.append(np.minimum.accumulate(line[at::-1])[::-1], np.minimum.accumulate(line[at:])[1:])
-        is_hump &= line > lowest + _VALLEY
+        is_hump &= line > lowest + VALLEY
     return result
 
 
@@ -380,7 +375,7 @@ class ModeSearch:
             density.n_gradients, density.n_hessians = counted
 
     def _found(
-        self, q: GaussianState, elbo: float, n_climbs: int, n_looked: int, n_fits: int, *, is_sound: bool
+        self, q: Gaussian[Any], elbo: float, n_climbs: int, n_looked: int, n_fits: int, *, is_sound: bool
     ) -> FoundModes | None:
         """Return what climbs lead to; see `after`."""
         density, before = self.density, self.density.n_gradients
@@ -388,17 +383,17 @@ class ModeSearch:
             prior = density.info.prior_draws(_N_PRIOR, self.stream)
             if len(prior) >= _LEAST_PRIOR:
                 places = profile_humps(density, q, prior, outside)
-                modes = [mode for mode in self._starts(q, elbo, places) if self._is_other(mode, None, q, elbo)]
+                modes = [mode for mode in self._starts(q, elbo, places, []) if self._is_other(mode, None, q, elbo)]
                 return FoundModes(None, modes, len(prior), len(prior), n_fits, density.n_gradients - before)
         points = points_for(density, q, np.random.default_rng(self.stream), n_climbs, n_looked, is_sound=is_sound)
         if not len(points.theta):
             return None
         modes, which = modes_from(
             density, q, points.theta, points.scales,
-            home_mass=elbo if points.n_own else None, curvature=self.curvature, is_first=points.is_first,
+            has_home=points.n_own > 0, curvature=self.curvature,
         )  # fmt: skip
         if points.n_own and len(points.prior):
-            modes += self._starts(q, elbo, humps(density, q, points.prior))
+            modes += self._starts(q, elbo, humps(density, q, points.prior), [mode.point for mode in modes])
         home = modes[which[0]] if points.n_own and which[0] >= 0 else None
         others = [mode for mode in modes if self._is_other(mode, home, q, elbo)]
         others = sorted(others, key=lambda mode: -mode.log_mass)
@@ -406,27 +401,24 @@ class ModeSearch:
         others = [mode for mode in others if _counts(mode, q if best == elbo else others[0].gaussian, best)]
         return FoundModes(home, others, len(points.prior), points.n_looked, n_fits, density.n_gradients - before)
 
-    def _starts(self, q: Gaussian, elbo: float, places: Array) -> list[Mode]:
+    def _starts(self, q: Gaussian[Any], elbo: float, places: Array, known: list[Array]) -> list[Mode]:
         """Return humps on lines through a fit from which log p leads elsewhere than from the fit.
 
         A mode of log p, where it leads, may have next to no mass in a funnel: the fit moved to the hump says more.
         """
-        density = self.density
-        points = np.concatenate([q.mean()[None], places[:_MOST_HUMPS]])
+        density, n_known = self.density, 1 + len(known)
+        points = np.concatenate([q.mean()[None], *(point[None] for point in known), places[:_MOST_HUMPS]])
         with np.errstate(all="ignore"):
-            logp = density.logp(points)
-            if len(points) > 1 and q.n_dim <= _MOST_CLIMBED:
+            logp, others = density.logp(points), list(range(n_known, len(points)))
+            if others and q.n_dim <= _MOST_CLIMBED:
                 ends, heights, _ = climbed(density, points, np.broadcast_to(q.sd(), points.shape))
-                tops = [0]
-                for i in range(1, len(points)):
-                    if all(has_valley(density, ends[i], ends[k], heights[[i, k]].min()) for k in tops):
+                tops = list(range(n_known))
+                for i in others:
+                    if all(has_valley(density.logp, ends[i], ends[k], heights[[i, k]].min()) for k in tops):
                         tops.append(i)
-                points, logp = points[tops], logp[tops]
+                others = tops[n_known:]
         masses = elbo + np.minimum(logp - logp[0], 0.0)
-        return [
-            Mode(replace(q, location=point), float(height), float(mass), is_start=True)
-            for point, height, mass in zip(points[1:], logp[1:], masses[1:], strict=True)
-        ]  # fmt: skip
+        return [Mode(replace(q, location=points[i]), float(logp[i]), float(masses[i]), is_start=True) for i in others]
 
     def _is_other(self, mode: Mode, home: Mode | None, q: GaussianState, elbo: float) -> bool:
         """Tell whether a mode is not the one that the fit is at."""
@@ -445,14 +437,6 @@ def _counts(mode: Mode, best: GaussianState, log_mass: float) -> bool:
     return mode.log_mass > log_mass - _WITHIN or mode.log_mass + np.log(max(square, 1.0)) > log_mass + np.log(
         _OF_VARIANCE
     )
-
-
-def has_valley(density: ModelDensity, one: Array, other: Array, height: float) -> bool:
-    """Tell whether log p falls below a height between two points."""
-    part = np.linspace(0.0, 1.0, _N_BETWEEN)[:, None]
-    with np.errstate(all="ignore"):
-        logp = density.logp((1.0 - part) * one + part * other)
-    return bool(np.nanmin(logp) < height - _VALLEY)
 
 
 def is_equal(mode: Mode, other: Mode) -> bool:
