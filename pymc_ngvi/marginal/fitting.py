@@ -121,7 +121,8 @@ class Sampler:
         if proposal is not adapted:  # rules need not be right far out where nothing is
             near = self._adaptation.rounds.pooled()
         weights = _weights(tempered(near.log_weights, _N_COMPARED))
-        self._needs_more_nodes(near.g, weights, _OF_TOLERANCE * TOLERANCE)
+        if not self._needs_more_nodes(near.g, weights, _OF_TOLERANCE * TOLERANCE):
+            self._learn_from_more(near.g, weights)
         proposal, pool, difference = self._settled(proposal)
         missed = self._adaptation.missed(proposal, pool)
         return Sampled(pool, proposal, self._bend, difference, n_adapted, missed)
@@ -236,6 +237,15 @@ class Sampler:
         rows = np.union1d(picked, quadrature.farthest(g, weights, self._known.g))
         self._known = quadrature.reference(g[rows])
         return True
+
+    def _learn_from_more(self, g: Array, weights: Array) -> None:
+        """See that rules are learned from draws enough: about few, most of the pool would be far from what is known."""
+        quadrature = self._quadrature
+        assert quadrature is not None
+        if (n_missing := self._n_learned - len(self._known.g)) > 0:
+            picked = evenly_picked(weights, n_missing, self._rng.random())
+            rows = np.union1d(picked, quadrature.farthest(g, weights, self._known.g))
+            self._known = joined_points([self._known, quadrature.reference(g[rows])])
 
     def _learn(self, tolerance: float, least: int) -> bool:
         """Learn centres and the base rule from all that is known; tell whether there is a base rule."""
