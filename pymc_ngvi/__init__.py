@@ -15,7 +15,7 @@ from pymc_ngvi.density import LogDensity, MissingDerivativeError
 from pymc_ngvi.density.normalised import normalised
 from pymc_ngvi.density.shards.errors import BrokenExecutorError, ShardError
 from pymc_ngvi.density.shards.shards import Shards
-from pymc_ngvi.density.streams.errors import BatchError
+from pymc_ngvi.density.streams.source import BatchError
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.function import fit_ngvi
 from pymc_ngvi.inference import NGVI

@@ -39,7 +39,10 @@ from pymc_ngvi.density.by_rows import (
     ByRows,
 )
 from pymc_ngvi.density.checks import (
+    CannotReuse,
+    ModelState,
     check_model,
+    same_options,
 )
 from pymc_ngvi.density.discrete.summing import (
     refuse_discrete,
@@ -63,17 +66,10 @@ from pymc_ngvi.density.hessians import (
 )
 from pymc_ngvi.density.info import (
     ModelInfo,
-)
-from pymc_ngvi.density.initial import (
     initial_point_function,
 )
 from pymc_ngvi.density.model_density import (
     ModelDensity,
-)
-from pymc_ngvi.density.reuse import (
-    CannotReuse,
-    ModelState,
-    same_options,
 )
 from pymc_ngvi.density.row_kinds import (
     ModelRows,

@@ -31,8 +31,8 @@ from pytensor.xtensor.vectorization import XRV
 from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.density.at_draws import TermSums, log_densities
 from pymc_ngvi.density.normalised import copy_marks, unnormalised_prior
-from pymc_ngvi.density.terms import TermSums, log_densities
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.layout import Layout
 

@@ -21,8 +21,7 @@ from pymc_ngvi.density.by_rows import ByRows
 from pymc_ngvi.density.evaluations import Evaluations
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
-from pymc_ngvi.density.gauss_newton.matrix import GaussNewtonMatrix
-from pymc_ngvi.density.gauss_newton.parts import GaussNewtonGraphs
+from pymc_ngvi.density.gauss_newton.matrix import GaussNewtonGraphs, GaussNewtonMatrix
 from pymc_ngvi.density.jets.evaluation import Jets
 from pymc_ngvi.density.rows import LikelihoodRows
 from pymc_ngvi.density.sparse_hessian import SparseHessian, colour

@@ -1,19 +1,31 @@
 """Gaussians: a mean and a factor of the covariance or of the precision, whatever structure the factor has."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Never, Self
 
 import numpy as np
 
 from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
-from pymc_ngvi.core.stored import entry_of, with_tag
+from pymc_ngvi.core.stored import entry_of, stored, with_tag
 from pymc_ngvi.core.types import Array, GaussianState, MeanHessian, Outer
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.families.family import Family
-from pymc_ngvi.families.matrices.structure import LOG_2PI, Structure
+from pymc_ngvi.families.family import (
+    ALL_GAUSSIAN,
+    GAUSS_NEWTON,
+    NO_IVON,
+    NO_OTHER_FACTOR,
+    OF_COVARIANCE,
+    Family,
+    FamilyOptions,
+    ModelForm,
+    Product,
+    Traits,
+)
+from pymc_ngvi.families.matrices.structure import LOG_2PI, Dense, Diagonal, Structure
 
 #: The tag of the class among the arrays of a Gaussian.
 TAG = "of"
@@ -361,3 +373,213 @@ class GaussianFamily[Q: Gaussian[Any]](Family[Q]):
     def memory_bytes(self, n_dim: int) -> int:
         """Return the memory that a fit takes beyond the model's own, at its peak."""
         return int(self.structure.memory_bytes(n_dim))
+
+
+# --- gaussian whose precision is low-rank plus diagonal: what the Gaussian of a fit in the space of rows is in theta
+# ---
+
+
+@stored("gaussian.lowrank", content=("location", "factor", "axes", "core"))
+@dataclass(frozen=True, eq=False)
+class LowRankState(Gaussian[Diagonal]):
+    """N(mean, S^-1) with S = D^1/2 (I + P K P^T) D^1/2, whitened by D^-1/2 (I + P K P^T)^-1/2; no steps go here.
+
+    Parameters
+    ----------
+    location, factor : ndarray, shape (n_dim,)
+        Mean, unconstrained; D^1/2.
+    axes, core : ndarray, shapes (n_dim, k), (k, k)
+        P, whose columns are orthonormal; K, symmetric, of either sign.
+    """
+
+    structure: Diagonal = field(default=Diagonal(), init=False, repr=False)
+    axes: Array
+    core: Array
+
+    exact_metric = True
+    factor_sign, factor_name = -1, "root_of_diagonal"
+
+    def params(self) -> dict[str, Array]:
+        """Return mean, D^1/2, axes and core, by name."""
+        return {**super().params(), "axes": self.axes, "core": self.core}
+
+    @classmethod
+    def of_arrays(cls, arrays: dict[str, Array]) -> Self:
+        """Return the state of these arrays: the inverse of `params`."""
+        return cls(arrays["mean"], arrays[cls.factor_name], arrays["axes"], arrays["core"])
+
+    def from_params(self, params: dict[str, Array]) -> Self:
+        """Return the state of other arrays."""
+        return self.of_arrays(params)
+
+    @cached_property
+    def _roots(self) -> tuple[Array, Array]:
+        """(I + K)^-1/2 and its inverse."""
+        values, vectors = np.linalg.eigh(self.core)
+        root, inverse = ((vectors * (1.0 + values) ** power) @ vectors.T for power in (-0.5, 0.5))
+        return root, inverse
+
+    def _stretched(self, vectors: Array, inverse: bool) -> Array:
+        return vectors + (vectors @ self.axes) @ (self._roots[inverse] - np.eye(len(self.core))) @ self.axes.T
+
+    def _whitener(self, vectors: Array, *, inverse: bool = False, transposed: bool = False) -> Array:
+        if inverse == transposed:
+            return super()._whitener(self._stretched(vectors, inverse), inverse=inverse)
+        return self._stretched(super()._whitener(vectors, inverse=inverse), inverse)
+
+    def _log_det(self) -> float:
+        return float(np.linalg.slogdet(self._roots[0])[1] - np.sum(np.log(self.factor)))
+
+    def log_density(self, theta: Array) -> Array:
+        """Return log q at the rows of ``theta``."""
+        z = self._stretched((theta - self.location) * self.factor, inverse=True)
+        return 0.5 * self.n_dim - 0.5 * np.sum(z * z, axis=-1) - self.entropy()
+
+    def sd(self) -> Array:
+        """Return the standard deviations."""
+        p, root = self.axes, self._roots[0]
+        return np.sqrt(1.0 + np.sum((p @ (root @ root - np.eye(len(root)))) * p, axis=1)) / self.factor
+
+    def covariances(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+        """Return entries of the covariance, (n,)."""
+        p, root = self.axes, self._roots[0]
+        within = np.einsum("nk,nk->n", (p @ (root @ root - np.eye(len(root))))[rows], p[cols])
+        return np.asarray((within + (rows == cols)) / (self.factor[rows] * self.factor[cols]))
+
+    def _refuse(self, *args: object, **kwargs: object) -> Never:
+        raise NotImplementedError("a low-rank Gaussian is no diagonal one: this is not known of it")
+
+    divergence = whitened_precision = outer_mean = squared = scaled_columns = _refuse
+    curvature = add_to_diagonal = curvature_error = curvature_diagonal = flat = unflat = precision_scaled_by = _refuse
+
+
+# --- gaussian with a dense covariance, held by the Cholesky factor of the covariance or of the precision ---
+
+
+@stored("gaussian.full", content=("location", "factor"))
+@dataclass(frozen=True, eq=False)
+class FullState(Unstructured[Dense]):
+    """N(mean, C C^T) with a lower-triangular C.
+
+    Parameters
+    ----------
+    location : ndarray, shape (n_dim,)
+        Mean, unconstrained.
+    factor : ndarray, shape (n_dim, n_dim)
+        C, lower triangular, positive diagonal. The precision is C^-T C^-1; it is never formed.
+    """
+
+    structure: Dense = field(default=Dense(), repr=False)
+
+    form = Dense
+    factor_name = "cholesky_factor"
+    exact_metric = True
+
+    @property
+    def root(self) -> Array:
+        """The factor of the covariance."""
+        return self.factor
+
+
+@stored("gaussian.full_precision", content=("location", "factor"))
+@dataclass(frozen=True, eq=False)
+class FullPrecisionState(Unstructured[Dense]):
+    """N(mean, (T T^T)^-1) with a lower-triangular T; the whitener is T^-T.
+
+    Parameters
+    ----------
+    location : ndarray, shape (n_dim,)
+        Mean, unconstrained.
+    factor : ndarray, shape (n_dim, n_dim)
+        T, lower triangular, positive diagonal.
+    """
+
+    structure: Dense = field(default=Dense(), repr=False)
+
+    form = Dense
+    factor_sign = -1
+    factor_name = "precision_cholesky_factor"
+    exact_metric = True
+
+
+@dataclass(frozen=True)
+class FullFamily(GaussianFamily[FullState | FullPrecisionState]):
+    """All Gaussians.
+
+    Parameters
+    ----------
+    state : type
+        By the factor of the covariance, or of the precision.
+    """
+
+    state: type[FullState] | type[FullPrecisionState] = FullState
+    structure: Dense = FullState.structure
+
+    traits: ClassVar = Traits(
+        name="full",
+        also_called="fullrank fullrankadvi mvn mvnormal multivariatenormal gaussian normal dense laplace unstructured",
+        states=(FullState, FullPrecisionState, LowRankState),
+        goes_with=(*ALL_GAUSSIAN, GAUSS_NEWTON),
+        refuses=(NO_IVON,),
+        factors=("covariance", "precision"),
+    )
+
+    @classmethod
+    def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
+        """Return the family with the factor that the options ask for."""
+        return cls(FullPrecisionState if options.factor == "precision" else FullState)
+
+
+# --- gaussian with independent coordinates ---
+
+
+@stored("gaussian.diagonal", content=("location", "scale"), make="from_scale")
+@dataclass(frozen=True, eq=False)
+class DiagonalState(Unstructured[Diagonal]):
+    """N(mean, diag(scale^2)); a curvature is the diagonal of A, (n_dim,), a factor the scales.
+
+    Parameters
+    ----------
+    location : ndarray, shape (n_dim,)
+        Mean, unconstrained.
+    factor : ndarray, shape (n_dim,)
+        Standard deviations, positive.
+    """
+
+    structure: Diagonal = field(default=Diagonal(), repr=False)
+
+    form = Diagonal
+    factor_name = "sd"
+    exact_metric = False
+
+    @property
+    def scale(self) -> Array:
+        """The standard deviations, (n_dim,)."""
+        return self.factor
+
+
+@dataclass(frozen=True)
+class DiagonalFamily(GaussianFamily[DiagonalState]):
+    """The Gaussians with independent coordinates."""
+
+    state: type[DiagonalState] = DiagonalState
+    structure: Diagonal = DiagonalState.structure
+
+    traits: ClassVar = Traits(
+        name="diagonal",
+        also_called="meanfield mf mfvi advi factorised factorized diag independent",
+        states=(DiagonalState,),
+        goes_with=(
+            *OF_COVARIANCE,
+            Product(("natural_pd",), ("stein",), ("ivon",)),
+            GAUSS_NEWTON,
+            Product(("natural",), ("gauss_newton",), ("ivon",)),
+        ),
+        refuses=(NO_OTHER_FACTOR,),
+        has_all_correlations=False,
+    )
+
+    @classmethod
+    def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
+        """Return the family, the same for every model."""
+        return cls()

@@ -12,7 +12,6 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.families.diagonal import DiagonalFamily
 from pymc_ngvi.families.family import (
     NO_IVON,
     NO_QUADRATURE,
@@ -24,8 +23,7 @@ from pymc_ngvi.families.family import (
     Refusal,
     Traits,
 )
-from pymc_ngvi.families.full import FullFamily
-from pymc_ngvi.families.gaussian import of_tag, with_tag_of
+from pymc_ngvi.families.gaussian import DiagonalFamily, FullFamily, of_tag, with_tag_of
 from pymc_ngvi.families.sparse import SparseFamily
 
 #: What components can be.

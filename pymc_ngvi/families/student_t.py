@@ -31,8 +31,7 @@ from pymc_ngvi.families.family import (
     Refusal,
     Traits,
 )
-from pymc_ngvi.families.full import FullState
-from pymc_ngvi.families.gaussian import of_tag, with_tag_of
+from pymc_ngvi.families.gaussian import FullState, of_tag, with_tag_of
 from pymc_ngvi.families.matrices.structure import LOG_2PI
 
 #: Least and largest shape a of a fit: 2.2 degrees of freedom, and 20,000, where q is as good as a Gaussian.

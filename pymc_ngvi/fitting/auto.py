@@ -6,8 +6,7 @@ from pymc_ngvi.core import prices
 from pymc_ngvi.core.linalg import fits_in_memory
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import DENSE, INDEPENDENT, STRUCTURED, FullState, SparseFamily
-from pymc_ngvi.families.dissection import find_structure
-from pymc_ngvi.families.fill import cheapest_with_fill, step_seconds
+from pymc_ngvi.families.dissection import cheapest_with_fill, find_structure, step_seconds
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 from pymc_ngvi.families.matrices.sparse.summed import SummedStructure

@@ -17,12 +17,10 @@ from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.ops.facts import Facts
-from pymc_ngvi.ops.lifting import Apart, CannotLift
+from pymc_ngvi.ops.facts import Apart, CannotLift, Facts
 from pymc_ngvi.ops.scalars import ScalarForm
-from pymc_ngvi.reading.affine import is_linear, varying_inputs
-from pymc_ngvi.reading.compiled import CompiledOnce
-from pymc_ngvi.reading.dependence import Dependences
+from pymc_ngvi.reading.affine import Dependences, is_linear, varying_inputs
+from pymc_ngvi.reading.factors import CompiledOnce
 from pymc_ngvi.reading.lift import Lift, Source
 
 # --- rows that depend on many predictors through one sum of these: given the others, that sum is all they see ---

@@ -10,7 +10,7 @@ from pymc_ngvi.core.seeds import Seed, generator_of
 from pymc_ngvi.core.types import Array, VariationalState
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.data import DataSnapshot
+from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.fitting.outcome import Outcome
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.saved import SavedFit

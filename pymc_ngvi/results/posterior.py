@@ -18,7 +18,7 @@ from pymc_ngvi.core.types import Array, GaussianState, Target
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.data import DataSnapshot
+from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.pushforward import Transform
 from pymc_ngvi.fitting.record import FitRecord

@@ -14,7 +14,7 @@ from pymc_ngvi.core.refusal import PatternLacks
 from pymc_ngvi.core.target import MeanHessian, Rooted, Whitener
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.rows.linear_map import AffineMap
-from pymc_ngvi.rows.roots import Roots
+from pymc_ngvi.rows.seen import Roots
 
 #: Relative difference of two products with a random vector that is rounding.
 _ROUNDING = 1e-8

@@ -14,14 +14,12 @@ import pymc as pm
 from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 
-from pymc_ngvi.core.hessians import Later, MatrixHessian, PatternHessian
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import RowsGivenUp
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.target import Expectation, MeanHessian, RowRules, Spread
+from pymc_ngvi.core.target import Expectation, Later, MatrixHessian, MeanHessian, PatternHessian, RowRules, Spread
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.info import ModelInfo, terms_by_variable
-from pymc_ngvi.density.initial import initial_point_function
+from pymc_ngvi.density.info import ModelInfo, initial_point_function, terms_by_variable
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.shards.requests import Evaluate, Expect, Open, Outline, Reference, ShardExpectation
 from pymc_ngvi.density.shards.shards import Shards

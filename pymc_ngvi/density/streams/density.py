@@ -20,18 +20,16 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, walk
 from pytensor.tensor import as_tensor
 
-from pymc_ngvi.core.hessians import MatrixHessian
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.stream import Batch, Place
-from pymc_ngvi.core.target import Expectation, RowRules, Spread
+from pymc_ngvi.core.target import Expectation, MatrixHessian, RowRules, Spread
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.checks import quoted
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.row_kinds import ModelRows
-from pymc_ngvi.density.streams.errors import BatchError
-from pymc_ngvi.density.streams.source import BatchSource
+from pymc_ngvi.density.streams.source import BatchError, BatchSource
 from pymc_ngvi.density.sum import Sum
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.reading.factors import Factor, factors_of

@@ -9,7 +9,21 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.messages import shortened
 from pymc_ngvi.core.stream import Place
-from pymc_ngvi.density.streams.errors import BatchError
+
+# --- what can go wrong with data in batches ---
+
+
+class BatchError(RuntimeError):
+    """A batch can't be used: it could not be read, or is not what the model needs.
+
+    Attributes
+    ----------
+    approx : NGVIApproximation or None
+        What the fit had come to, if it had begun: ``approx.refine()`` goes on with the batch that failed.
+    """
+
+    approx: object = None
+
 
 #: Number of the random streams behind orders of batches.
 _ORDERS = 7

@@ -76,13 +76,9 @@ from pymc_ngvi.steps.schedule.base import (
     MAX_LOST,
     Schedule,
 )
-from pymc_ngvi.steps.schedule.belief import (
-    Belief,
-)
-from pymc_ngvi.steps.schedule.linesearch import (
-    Failure,
-)
 from pymc_ngvi.steps.schedule.state import (
+    Belief,
+    Failure,
     ScheduleState,
     Step,
 )

@@ -69,9 +69,6 @@ from pymc_ngvi.steps.adaptive.certificate import (
     is_kinked,
     loses_draws,
 )
-from pymc_ngvi.steps.adaptive.global_gradient import (
-    MAX_ERROR,
-)
 from pymc_ngvi.steps.adaptive.nearness import (
     is_near,
 )
@@ -79,6 +76,7 @@ from pymc_ngvi.steps.adaptive.rule import (
     Adaptive,
 )
 from pymc_ngvi.steps.adaptive.state import (
+    MAX_ERROR,
     AdaptiveState,
 )
 from pymc_ngvi.steps.schedule.base import (
@@ -86,16 +84,12 @@ from pymc_ngvi.steps.schedule.base import (
     NEAR_NATS,
     Schedule,
 )
-from pymc_ngvi.steps.schedule.belief import (
-    Belief,
-)
-from pymc_ngvi.steps.schedule.linesearch import (
-    Failure,
-    search,
-)
 from pymc_ngvi.steps.schedule.state import (
+    Belief,
+    Failure,
     ScheduleState,
     Step,
+    search,
 )
 
 # --- natural gradients of a Student-t: a Gaussian problem with another target, and one more coordinate, the shape ---

@@ -15,7 +15,7 @@ from pymc.backends.arviz import find_observations
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.density import Layout
-from pymc_ngvi.density.data import DataSnapshot
+from pymc_ngvi.density.info import DataSnapshot
 
 #: Labels of a dimension that an error shows.
 _N_SHOWN = 3

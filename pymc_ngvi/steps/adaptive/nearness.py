@@ -2,10 +2,24 @@
 
 import numpy as np
 
-from pymc_ngvi.core.types import GaussianState, Moments
-from pymc_ngvi.steps.adaptive.rest import coordinatewise
+from pymc_ngvi.core.types import Array, GaussianState, Moments
 from pymc_ngvi.steps.adaptive.state import AdaptiveState
 from pymc_ngvi.steps.schedule.base import NEAR_NATS
+
+# --- whether single coordinates have come to rest, beside what is left in nats ---
+
+
+def coordinatewise(q: GaussianState, moments: Moments) -> tuple[Array, Array]:
+    """Return whitened gradient and diagonal curvature of the coordinates that are looked at one by one.
+
+    Of a q that tells them from group effects, these are the global parameters: of thousands of effects, one is always
+    far out by chance, and what they lack together is in the gap.
+    """
+    curvature = q.curvature_diagonal(moments.curvature)
+    if q.globals_ is None:
+        return moments.grad, curvature
+    return moments.grad[q.globals_], curvature[q.globals_]
+
 
 #: Whitened errors, and nats, below which the fit counts as near the optimum.
 NEAR_ERROR, NEAR_NATS_PER_DIM = 0.6, 0.01

@@ -25,16 +25,18 @@ from pymc_ngvi.core.stream import Batch, Place, StreamTarget
 from pymc_ngvi.core.types import Assessment, BaseDraws, Evaluation, Expectation, GaussianState, Moments, Target
 from pymc_ngvi.estimators.quadrature import ExactEvaluation
 from pymc_ngvi.steps.exact import ExactRule
-from pymc_ngvi.steps.incremental.sites import (
+from pymc_ngvi.steps.incremental.state import (
+    Change,
+    IncrementalState,
     Quadratic,
     SeenByQuadratics,
+    Site,
     as_hessian,
     gap_by_newton,
     moves,
     packed,
     sign_of_order,
 )
-from pymc_ngvi.steps.incremental.state import Change, IncrementalState, Site
 
 # --- after the only pass through data that can be read once: what a few rows of each batch say now ---
 # A site is what a batch said when it was read, and q has moved on. Some rows of each batch are kept, all together as
