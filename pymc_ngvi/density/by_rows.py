@@ -24,9 +24,8 @@ from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.reading.reading import Reading
 from pymc_ngvi.reading.row_graphs import is_smooth
-from pymc_ngvi.rows.mean_hessian import PredictorMeanHessian
 from pymc_ngvi.rows.pattern import pattern_of_rows
-from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, RowHessian, SecondDerivatives
+from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, PredictorMeanHessian, RowHessian, SecondDerivatives
 from pymc_ngvi.rows.seen import Seen
 
 #: Points about the start, and how far from it, at which rows are compared with log p.

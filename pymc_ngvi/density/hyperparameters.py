@@ -20,8 +20,7 @@ from pymc_ngvi.density.rows_given import NotRows, RowsGiven
 from pymc_ngvi.density.rows_over import RowsLeftOver, RowsOver
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs.layout import Variable
-from pymc_ngvi.rows.covariances import PairCovariances
-from pymc_ngvi.rows.linear_map import AffineMap, SummedMap
+from pymc_ngvi.rows.linear_map import AffineMap, PairCovariances, SummedMap
 from pymc_ngvi.rows.own_effects import Narrowed, OwnEffects, find_own, narrowed
 from pymc_ngvi.rows.pattern import pattern_of_rows
 from pymc_ngvi.rows.quadratic import is_quadratic

@@ -34,9 +34,8 @@ from pymc_ngvi.density.split import Pieces, local_input
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.loops import vectorised
-from pymc_ngvi.reading.lift import Source
 from pymc_ngvi.reading.reading import Reading
-from pymc_ngvi.reading.terms import Rows
+from pymc_ngvi.reading.terms import Rows, Source
 from pymc_ngvi.rows.engines.on_pytensor import Engine
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.pattern import pattern_of_rows

@@ -3,9 +3,11 @@
 from typing import Literal
 
 from pymc_ngvi.core.types import FittedState
-from pymc_ngvi.families.block import BlockFamily, BlockState, BlockStructure
 from pymc_ngvi.families.family import Family, FamilyOptions, Maker, ModelForm, Traits
 from pymc_ngvi.families.gaussian import (
+    BlockFamily,
+    BlockState,
+    BlockStructure,
     DiagonalFamily,
     DiagonalState,
     FullFamily,
@@ -14,9 +16,8 @@ from pymc_ngvi.families.gaussian import (
     Gaussian,
     LowRankState,
 )
-from pymc_ngvi.families.mixture import COMPONENTS, MixtureFamily, MixtureState
+from pymc_ngvi.families.mixture import COMPONENTS, MixtureFamily, MixtureState, StudentTFamily, StudentTState
 from pymc_ngvi.families.sparse import FilledState, SparseFamily, SparseState, SummedState
-from pymc_ngvi.families.student_t import StudentTFamily, StudentTState
 
 FAMILIES: dict[str, type[Family[FittedState]]] = {
     "full": FullFamily,

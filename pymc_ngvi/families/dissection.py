@@ -26,8 +26,7 @@ from pymc_ngvi.core import prices
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.order import independent
-from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
-from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
+from pymc_ngvi.families.matrices.sparse.structure import FilledStructure, SummedStructure
 
 #: Borders tried at most: those of as many different degrees.
 _N_DEGREES = 24
@@ -35,8 +34,8 @@ _N_DEGREES = 24
 _N_CUT = 3
 #: Size of a component beyond which it is worth cutting.
 _LARGE = 24
-#: Levels between two separators that are tried.
-_SPACINGS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+#: Levels between two separators that are tried: 2, 3, 4, 6, 8, 12, ..., 256.
+_SPACINGS = sorted({m << k for m in (2, 3) for k in range(8)})[:-1]
 
 
 class Dissection(NamedTuple):

@@ -23,8 +23,7 @@ from pymc_ngvi.families.family import NO_GAUSS_NEWTON, NO_IVON, OF_PRECISION, Fa
 from pymc_ngvi.families.gaussian import Gaussian, GaussianFamily
 from pymc_ngvi.families.matrices.arrow import ArrowStructure, Parts
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
-from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
-from pymc_ngvi.families.matrices.sparse.summed import SummedCholesky, SummedStructure
+from pymc_ngvi.families.matrices.sparse.structure import FilledStructure, SummedCholesky, SummedStructure
 
 # --- gaussians whose precision has a sparse pattern of any shape: chains, maps, crossed effects ---
 #

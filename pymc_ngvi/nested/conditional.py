@@ -14,10 +14,10 @@ from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.estimators.quadrature import Quadrature
 from pymc_ngvi.families.dissection import cheapest_with_fill, find_structure
 from pymc_ngvi.families.gaussian import FullState, Gaussian
-from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
+from pymc_ngvi.families.matrices.sparse.structure import SummedStructure
 from pymc_ngvi.families.matrices.structure import Dense
 from pymc_ngvi.families.sparse import FilledState, SparseState, SummedState
-from pymc_ngvi.rows.mean_hessian import PredictorMeanHessian
+from pymc_ngvi.rows.row_hessian import PredictorMeanHessian
 from pymc_ngvi.rows.seen import Seen
 from pymc_ngvi.steps.linesearch import LineSearch
 from pymc_ngvi.updates.natural import natural

@@ -14,7 +14,7 @@ from scipy import sparse
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.rows.covariances import consecutive, paired_entries
+from pymc_ngvi.rows.linear_map import consecutive, paired_entries
 
 # --- affine functions of one pattern at many values: products with all matrices, as with one block-diagonal matrix ---
 

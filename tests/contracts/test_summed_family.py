@@ -8,8 +8,7 @@ from pymc_ngvi import LogDensity, Status, fit_ngvi, load
 from pymc_ngvi.core.psis import Weights, WeightVerdict
 from pymc_ngvi.families import FullState, SparseFamily, SummedState
 from pymc_ngvi.families import dissection as fill
-from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
-from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
+from pymc_ngvi.families.matrices.sparse.structure import FilledStructure, SummedStructure
 from pymc_ngvi.fitting import auto, session
 from pymc_ngvi.fitting.modes import climbs
 from pymc_ngvi.mixtures.finite import search as mixture_search

@@ -57,8 +57,21 @@ class Colouring:
         colours = np.empty(n_dim, dtype=np.intp)
         colours[own] = np.arange(n_own)
         colours[rest] = n_own + _colour_rest(_graph(index[rows[inside]], index[cols[inside]], len(rest)))
-        places = _places(pattern, colours)
-        if places is None:  # never seen; distinct colours are always right
+        below = pattern.off_diagonal
+        at_row = colours[pattern.cols] * pattern.n_dim + pattern.rows
+        at_col = colours[pattern.rows] * pattern.n_dim + pattern.cols
+        n_places = (int(colours.max(initial=-1)) + 1) * pattern.n_dim
+        places = np.concatenate([at_row, at_col[below]])
+        if n_places <= _COUNTED_PLACES:
+            counts = np.bincount(places, minlength=n_places)
+        else:
+            _, places, counts = np.unique(places, return_inverse=True, return_counts=True)
+        alone = (counts == 1)[places]
+        row_alone = alone[: len(at_row)]
+        col_alone = row_alone.copy()
+        col_alone[below] = alone[len(at_row) :]
+        places = np.where(row_alone, at_row, at_col)
+        if not np.all(row_alone | col_alone):  # never seen; distinct colours are always right
             colours = np.arange(pattern.n_dim)
             places = colours[pattern.cols] * pattern.n_dim + pattern.rows
         return cls(colours, int(colours.max(initial=-1)) + 1, places)
@@ -72,24 +85,6 @@ class Colouring:
     def recover(self, products: Array) -> Array:
         """Return the entries of the lower triangle."""
         return products.ravel()[self.places]
-
-
-def _places(pattern: Pattern, colours: Indices) -> Indices | None:
-    """Return where each entry can be read; None where one of them can't be."""
-    below = pattern.off_diagonal
-    at_row = colours[pattern.cols] * pattern.n_dim + pattern.rows
-    at_col = colours[pattern.rows] * pattern.n_dim + pattern.cols
-    n_places = (int(colours.max(initial=-1)) + 1) * pattern.n_dim
-    places = np.concatenate([at_row, at_col[below]])
-    if n_places <= _COUNTED_PLACES:
-        counts = np.bincount(places, minlength=n_places)
-    else:
-        _, places, counts = np.unique(places, return_inverse=True, return_counts=True)
-    alone = (counts == 1)[places]
-    row_alone = alone[: len(at_row)]
-    col_alone = row_alone.copy()
-    col_alone[below] = alone[len(at_row) :]
-    return np.where(row_alone, at_row, at_col) if np.all(row_alone | col_alone) else None
 
 
 # --- the choice of colours --------------------------------------------------------------------------------------------

@@ -72,8 +72,8 @@ from pymc_ngvi.core.types import (
 from pymc_ngvi.core.values import (
     Outer,
 )
+from pymc_ngvi.density.checks import LikelihoodRows
 from pymc_ngvi.density.flat import FlatGraphs, Functions
-from pymc_ngvi.density.rows import LikelihoodRows
 from pymc_ngvi.density.sparse_hessian import (
     SparseHessian,
 )

@@ -240,7 +240,7 @@ class ScalarFunctions:
     """Evaluates the value and the derivatives of an operation on arrays that broadcast."""
 
     def __init__(self, inputs: list[Variable], outputs: list[Variable]) -> None:
-        self.constants = [_number(out) for out in outputs]
+        self.constants = [(float(out.data) if isinstance(out, Constant) else None) for out in outputs]
         try:
             self._value, self._all = Calls(inputs, outputs[:1]), Calls(inputs, outputs)
         except NoNumPyFunction as reason:
@@ -266,10 +266,6 @@ def scalar_functions(operations: list[JetOperation]) -> dict[JetOperation, Scala
         operation: ScalarFunctions(inputs, [next(rest) for _ in outputs])
         for operation, (inputs, outputs) in made.items()
     }
-
-
-def _number(var: Variable) -> float | None:
-    return float(var.data) if isinstance(var, Constant) else None
 
 
 # --- a graph as a list of rules on jets ---

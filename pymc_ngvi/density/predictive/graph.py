@@ -32,7 +32,7 @@ from pytensor.xtensor.type import XTensorType
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.density.at_draws import OnDraws
+from pymc_ngvi.density.constrain import OnDraws
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.inner import copy_of, inline_inner_graphs

@@ -44,7 +44,7 @@ from pymc_ngvi.density.shards.requests import (
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.factors import Factor, factors_of, logp_of
 from pymc_ngvi.reading.roles import n_axes
-from pymc_ngvi.rows.mean_hessian import Known
+from pymc_ngvi.rows.row_hessian import Known
 
 # --- what there is to know of the model of a shard: its variables, its prior, whether it has data of its own ---
 

@@ -58,7 +58,7 @@ from pymc_ngvi.estimators import (
 from pymc_ngvi.estimators.summary import (
     gap_of,
 )
-from pymc_ngvi.families.student_t import (
+from pymc_ngvi.families.mixture import (
     LEAST_SHAPE,
     MOST_SHAPE,
     StudentTState,
@@ -69,15 +69,13 @@ from pymc_ngvi.steps.adaptive.certificate import (
     is_kinked,
     loses_draws,
 )
-from pymc_ngvi.steps.adaptive.nearness import (
-    is_near,
-)
 from pymc_ngvi.steps.adaptive.rule import (
     Adaptive,
 )
 from pymc_ngvi.steps.adaptive.state import (
     MAX_ERROR,
     AdaptiveState,
+    is_near,
 )
 from pymc_ngvi.steps.schedule.base import (
     FEW_DRAWS,

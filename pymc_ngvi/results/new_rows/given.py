@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.messages import shortened
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.density.at_draws import OnDraws
 from pymc_ngvi.density.checks import quoted
-from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.density.constrain import Constrainer, OnDraws
 from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, data_behind
 from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.results.predictions.new_data import Given, NewData

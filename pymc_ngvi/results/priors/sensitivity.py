@@ -11,7 +11,7 @@ from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, khat_limit, pareto_khat
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.at_draws import TermSums, log_densities
+from pymc_ngvi.density.constrain import TermSums, log_densities
 from pymc_ngvi.reading.lineage import top_level_priors
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
 from pymc_ngvi.results.diagnosis.kept import Kept

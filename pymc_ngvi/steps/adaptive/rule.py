@@ -14,28 +14,26 @@ from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Array, Assessment, BaseDraws, Evaluation, GaussianState, Moments, StepRule
 from pymc_ngvi.estimators.metric import in_full_metric
 from pymc_ngvi.steps.adaptive.certificate import MAX_CURVATURE_ERROR, is_kinked
-from pymc_ngvi.steps.adaptive.nearness import (
-    MANY,
-    TENS_OF_THOUSANDS,
-    THOUSANDS,
-    coordinatewise,
-    has_effects,
-    is_near,
-    is_solved_for_globals,
-    secants_serve,
-    slack_among_effects,
-)
 from pymc_ngvi.steps.adaptive.scales import MAX_RECOVERIES, N_RECOVERY, Tools, recovered
 from pymc_ngvi.steps.adaptive.state import (
+    MANY,
     MAX_ERROR,
+    TENS_OF_THOUSANDS,
+    THOUSANDS,
     AdaptiveState,
     GlobalGradient,
     Growth,
     Pair,
+    coordinatewise,
     correct,
+    has_effects,
+    is_near,
+    is_solved_for_globals,
     moments_of,
     natural_gradient,
     rescaled_gap,
+    secants_serve,
+    slack_among_effects,
     trusted,
 )
 from pymc_ngvi.steps.schedule.base import Schedule

@@ -39,7 +39,8 @@ class SeenByQuadratics(NamedTuple):
         if is_diagonal(q):
             return cls(q.location, q.sd() ** 2)
         cov = pack(q.cov()) * 2.0
-        cov[_diagonal(q.n_dim)] *= 0.5
+        i = np.arange(q.n_dim)
+        cov[(i * (i + 3) // 2)] *= 0.5
         return cls(q.location, cov)
 
 
@@ -126,12 +127,6 @@ def unpack(values: Array, n_dim: int) -> Array:
     result = np.zeros((n_dim, n_dim))
     result[np.tril_indices(n_dim)] = values
     return result + np.tril(result, -1).T
-
-
-def _diagonal(n_dim: int) -> NDArray[np.intp]:
-    """Return where the diagonal is in a packed triangle."""
-    i = np.arange(n_dim)
-    return i * (i + 3) // 2
 
 
 # --- what errors in expected derivatives mean ---
