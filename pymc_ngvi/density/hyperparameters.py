@@ -17,17 +17,13 @@ from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.rows_given import NotRows, RowsGiven
-from pymc_ngvi.density.rows_left_over import RowsLeftOver
-from pymc_ngvi.density.rows_over import RowsOver
+from pymc_ngvi.density.rows_over import RowsLeftOver, RowsOver
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs.layout import Variable
-from pymc_ngvi.rows.covariances import PairCovariances
-from pymc_ngvi.rows.finding_own import find_own
-from pymc_ngvi.rows.linear_map import AffineMap
-from pymc_ngvi.rows.own_effects import Narrowed, OwnEffects, narrowed
+from pymc_ngvi.rows.linear_map import AffineMap, PairCovariances, SummedMap
+from pymc_ngvi.rows.own_effects import Narrowed, OwnEffects, find_own, narrowed
 from pymc_ngvi.rows.pattern import pattern_of_rows
 from pymc_ngvi.rows.quadratic import is_quadratic
-from pymc_ngvi.rows.summed_map import SummedMap
 
 # Log p as rows in which effects that one row alone reads are integrated out: in fewer coordinates, and with no error.
 # What is left is nearer to a Gaussian. The effects are drawn afterwards, each given its row.

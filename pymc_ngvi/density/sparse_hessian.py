@@ -11,8 +11,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import PatternWidened
-from pymc_ngvi.core.sparsity.coloured import ColouredHessian, Products, batch, significant, slices
-from pymc_ngvi.core.sparsity.colouring import Colouring
+from pymc_ngvi.core.sparsity.coloured import ColouredHessian, Colouring, Products, batch, significant, slices
 from pymc_ngvi.core.values import Array
 
 if TYPE_CHECKING:

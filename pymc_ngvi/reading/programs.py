@@ -15,7 +15,7 @@ from pytensor.tensor.special import LogAddExp
 
 from pymc_ngvi.graphs import incomplete
 from pymc_ngvi.ops.scalars import FOLDED, LOGICAL, NAMES
-from pymc_ngvi.rows.programs.program import RowProgram
+from pymc_ngvi.rows.programs.operations import RowProgram
 from pymc_ngvi.rows.programs.writer import CannotFollow, Writer, Written
 
 

@@ -19,11 +19,9 @@ from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops.facts import Facts
-from pymc_ngvi.reading.affine import affine_functions
-from pymc_ngvi.reading.compiled import quickly
-from pymc_ngvi.reading.dependence import Dependences, dependence_of
-from pymc_ngvi.rows.linear_map import LinearMap, MatrixPlan
-from pymc_ngvi.rows.summed_map import SummedMap
+from pymc_ngvi.reading.affine import Dependences, affine_functions, dependence_of
+from pymc_ngvi.reading.factors import quickly
+from pymc_ngvi.rows.linear_map import LinearMap, MatrixPlan, SummedMap
 
 type Compile = Callable[[list[Variable], Variable], Function]
 

@@ -7,13 +7,12 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.hessians import MatrixHessian
 from pymc_ngvi.core.linalg import cholesky, solve_lower
-from pymc_ngvi.core.target import CountedElsewhere, OfAllData
+from pymc_ngvi.core.target import CountedElsewhere, MatrixHessian, OfAllData
 from pymc_ngvi.core.types import Array, Expectation, GaussianState, MeanHessian, RowRules, Spread
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.row_space import SeenFromRows
-from pymc_ngvi.families.lowrank import LowRankState
+from pymc_ngvi.families.gaussian import LowRankState
 
 
 class RowSpaceDensity(OfAllData, CountedElsewhere):

@@ -29,7 +29,7 @@ from pymc_ngvi.core.types import Array, VariationalState
 from pymc_ngvi.core.verdict import Verdict
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.data import DataSnapshot
+from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.fitting.errors import SoFar

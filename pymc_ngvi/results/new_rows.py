@@ -24,8 +24,7 @@ from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.checks import quoted
-from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.on_draws import OnDraws
+from pymc_ngvi.density.constrain import Constrainer, OnDraws
 from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, data_behind
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.new_rows import (

@@ -22,8 +22,8 @@ from pymc_ngvi.core.seeds import Seed, generator_of, seed_of
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.density.constrain import TermSums, log_densities
 from pymc_ngvi.density.new_priors import NewPriors
-from pymc_ngvi.density.terms import TermSums, log_densities
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.proposals import effective_size

@@ -29,24 +29,20 @@ from pymc_ngvi.core.values import (
 )
 from pymc_ngvi.rows.entries import (
     Entries,
+    ManyMaps,
+    Sparsity,
 )
 from pymc_ngvi.rows.expectation import (
     Compiled,
+    Index,
     RowFunction,
 )
 from pymc_ngvi.rows.integrated import (
     Integrated,
     densities,
 )
-from pymc_ngvi.rows.levels import (
-    Index,
-)
 from pymc_ngvi.rows.many import (
     ManyRows,
-)
-from pymc_ngvi.rows.many_maps import (
-    ManyMaps,
-    Sparsity,
 )
 from pymc_ngvi.rows.own_effects import (
     Ints,

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.normal_rules import rule
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.rows.expectation import RowFunction, bend_rule, evaluated, row_slices
-from pymc_ngvi.rows.levels import Index, Levels, unpacked
+from pymc_ngvi.rows.expectation import Index, Levels, RowFunction, bend_rule, evaluated, row_slices, unpacked
 
 #: Half of the interval of a polynomial, in standard deviations; those that have to be inside; part of the interval
 #: that may do.

@@ -61,15 +61,13 @@ from pymc_ngvi.estimators import (
     ExactEvaluation,
     Quadrature,
 )
-from pymc_ngvi.steps.adaptive.growth import (
-    Growth,
-)
 from pymc_ngvi.steps.adaptive.scales import (
     MAX_RECOVERIES,
     Tools,
     recovered,
 )
-from pymc_ngvi.steps.adaptive.secant import (
+from pymc_ngvi.steps.adaptive.state import (
+    Growth,
     Pair,
     correct,
     moments_of,
@@ -79,12 +77,10 @@ from pymc_ngvi.steps.adaptive.secant import (
 from pymc_ngvi.steps.exact import (
     ExactRule,
 )
-from pymc_ngvi.steps.schedule.linesearch import (
-    Failure,
-    search,
-)
 from pymc_ngvi.steps.schedule.state import (
+    Failure,
     Step,
+    search,
 )
 
 # --- steps of Newton in the mean and the standard deviations of predictors, where each row has one ---

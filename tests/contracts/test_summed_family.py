@@ -5,9 +5,9 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi import LogDensity, Status, fit_ngvi, load
-from pymc_ngvi.families import FullState, SparseFamily, SummedState, fill
-from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
-from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
+from pymc_ngvi.families import FullState, SparseFamily, SummedState
+from pymc_ngvi.families import dissection as fill
+from pymc_ngvi.families.matrices.sparse.structure import FilledStructure, SummedStructure
 from pymc_ngvi.fitting import auto, session
 from pymc_ngvi.fitting.modes import climbs
 from pymc_ngvi.reading import sums as wide

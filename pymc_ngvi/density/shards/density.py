@@ -14,19 +14,16 @@ import pymc as pm
 from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 
-from pymc_ngvi.core.hessians import Later, MatrixHessian, PatternHessian
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import RowsGivenUp
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.target import Expectation, MeanHessian, RowRules, Spread
+from pymc_ngvi.core.target import Expectation, Later, MatrixHessian, MeanHessian, PatternHessian, RowRules, Spread
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.info import ModelInfo, terms_by_variable
-from pymc_ngvi.density.initial import initial_point_function
-from pymc_ngvi.density.logdensity import LogDensity
+from pymc_ngvi.density.info import ModelInfo, initial_point_function, terms_by_variable
+from pymc_ngvi.density.logdensity import LogDensity, Sum
 from pymc_ngvi.density.shards.requests import Evaluate, Expect, Open, Outline, Reference, ShardExpectation
 from pymc_ngvi.density.shards.shards import Shards
 from pymc_ngvi.density.sparse_hessian import is_dense
-from pymc_ngvi.density.sum import Sum
 from pymc_ngvi.graphs.graph import MissingDerivativeError
 from pymc_ngvi.reading.factors import Factor, factors_of
 
@@ -209,9 +206,7 @@ class ShardedDensity(Sum):
 
     def _places_of(self, pattern: Pattern) -> NDArray[np.intp]:
         """Return where the entries of a pattern are among those of all."""
-        return np.searchsorted(self._codes, pattern.rows * pattern.n_dim + pattern.cols)
-
-    @functools.cached_property
-    def _codes(self) -> NDArray[np.intp]:
         assert self.pattern is not None
-        return self.pattern.rows * self.n_dim + self.pattern.cols
+        return np.searchsorted(
+            self.pattern.rows * self.n_dim + self.pattern.cols, pattern.rows * pattern.n_dim + pattern.cols
+        )

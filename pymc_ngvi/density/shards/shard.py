@@ -25,7 +25,6 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.shards.errors import ShardError
-from pymc_ngvi.density.shards.recipe import Recipe
 from pymc_ngvi.density.shards.requests import (
     Apply,
     ApplyToLikelihood,
@@ -35,6 +34,7 @@ from pymc_ngvi.density.shards.requests import (
     ModelFacts,
     Outline,
     Potential,
+    Recipe,
     Reference,
     Request,
     ShardExpectation,
@@ -43,8 +43,8 @@ from pymc_ngvi.density.shards.requests import (
 )
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.factors import Factor, factors_of, logp_of
-from pymc_ngvi.reading.observations import n_axes
-from pymc_ngvi.rows.mean_hessian import Known
+from pymc_ngvi.reading.roles import n_axes
+from pymc_ngvi.rows.row_hessian import Known
 
 # --- what there is to know of the model of a shard: its variables, its prior, whether it has data of its own ---
 

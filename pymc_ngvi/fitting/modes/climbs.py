@@ -19,9 +19,6 @@ from numpy.typing import (
     NDArray,
 )
 
-from pymc_ngvi.core.states import (
-    base_draws_of,
-)
 from pymc_ngvi.core.target import (
     Density,
     MeanHessian,
@@ -31,6 +28,7 @@ from pymc_ngvi.core.target import (
 from pymc_ngvi.core.types import (
     Array,
     GaussianState,
+    base_draws_of,
 )
 from pymc_ngvi.density import (
     ModelDensity,

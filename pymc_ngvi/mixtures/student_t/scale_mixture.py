@@ -56,7 +56,7 @@ from pymc_ngvi.estimators import (
     gap_of,
     stein,
 )
-from pymc_ngvi.families.student_t import (
+from pymc_ngvi.families.mixture import (
     LEAST_SHAPE,
     MOST_SHAPE,
     StudentTState,
@@ -67,33 +67,25 @@ from pymc_ngvi.steps.adaptive.certificate import (
     is_kinked,
     loses_draws,
 )
-from pymc_ngvi.steps.adaptive.global_gradient import (
-    MAX_ERROR,
-)
-from pymc_ngvi.steps.adaptive.nearness import (
-    is_near,
-)
 from pymc_ngvi.steps.adaptive.rule import (
     Adaptive,
 )
 from pymc_ngvi.steps.adaptive.state import (
+    MAX_ERROR,
     AdaptiveState,
+    is_near,
 )
 from pymc_ngvi.steps.schedule.base import (
     FEW_DRAWS,
     NEAR_NATS,
     Schedule,
 )
-from pymc_ngvi.steps.schedule.belief import (
-    Belief,
-)
-from pymc_ngvi.steps.schedule.linesearch import (
-    Failure,
-    search,
-)
 from pymc_ngvi.steps.schedule.state import (
+    Belief,
+    Failure,
     ScheduleState,
     Step,
+    search,
 )
 
 # --- natural gradients of a Student-t: a Gaussian problem with another target, and one more coordinate, the shape ---

@@ -4,6 +4,7 @@ import math
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import pytensor
@@ -17,12 +18,30 @@ from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops import cost
-from pymc_ngvi.reading.compiled import CompileAll, CompiledOnce
+from pymc_ngvi.reading.factors import CompileAll, CompiledOnce
 from pymc_ngvi.reading.row_graphs import interacts, of_sum, shared_first
 from pymc_ngvi.reading.terms import Rows
 from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction, row_slices
-from pymc_ngvi.rows.row_gradient import FirstDerivatives
-from pymc_ngvi.rows.row_hessian import SecondDerivatives
+from pymc_ngvi.rows.row_hessian import FirstDerivatives, SecondDerivatives
+
+# --- what an engine does: it evaluates rows ---
+
+
+class Engine(Protocol):
+    """Evaluates rows, and their derivatives."""
+
+    def row_function(self, rows: Rows) -> RowFunction:
+        """Return the function of rows."""
+
+    def with_data(self, function: RowFunction, rows: Rows) -> RowFunction:
+        """Return the function of the same rows with other data."""
+
+    def first_derivatives(self, rows: Rows) -> FirstDerivatives | None:
+        """Return rows with their derivatives by predictors; None where the gradient of log p is to be compiled."""
+
+    def second_derivatives(self, rows: Rows) -> SecondDerivatives:
+        """Return the second derivatives of rows by their predictors, those alone that are not 0 everywhere."""
+
 
 #: Points at a time of a function that is more than arithmetic with numbers.
 _AT_A_TIME = 32

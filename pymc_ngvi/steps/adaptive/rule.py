@@ -14,26 +14,30 @@ from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Array, Assessment, BaseDraws, Evaluation, GaussianState, Moments, StepRule
 from pymc_ngvi.estimators import in_full_metric
 from pymc_ngvi.steps.adaptive.certificate import MAX_CURVATURE_ERROR, is_kinked
-from pymc_ngvi.steps.adaptive.global_gradient import MAX_ERROR, GlobalGradient
-from pymc_ngvi.steps.adaptive.growth import Growth
-from pymc_ngvi.steps.adaptive.nearness import (
+from pymc_ngvi.steps.adaptive.scales import MAX_RECOVERIES, N_RECOVERY, Tools, recovered
+from pymc_ngvi.steps.adaptive.state import (
     MANY,
+    MAX_ERROR,
     TENS_OF_THOUSANDS,
     THOUSANDS,
+    AdaptiveState,
+    GlobalGradient,
+    Growth,
+    Pair,
+    coordinatewise,
+    correct,
     has_effects,
     is_near,
     is_solved_for_globals,
+    moments_of,
+    natural_gradient,
+    rescaled_gap,
     secants_serve,
     slack_among_effects,
+    trusted,
 )
-from pymc_ngvi.steps.adaptive.rest import coordinatewise
-from pymc_ngvi.steps.adaptive.scales import MAX_RECOVERIES, N_RECOVERY, Tools, recovered
-from pymc_ngvi.steps.adaptive.secant import Pair, correct, moments_of, natural_gradient, rescaled_gap, trusted
-from pymc_ngvi.steps.adaptive.state import AdaptiveState
 from pymc_ngvi.steps.schedule.base import Schedule
-from pymc_ngvi.steps.schedule.belief import UNKNOWN, Belief
-from pymc_ngvi.steps.schedule.linesearch import Failure, search
-from pymc_ngvi.steps.schedule.state import Step
+from pymc_ngvi.steps.schedule.state import UNKNOWN, Belief, Failure, Step, search
 
 #: Steps kept for the secant correction: where it serves only the last stretch, and where it is always needed.
 _N_PAIRS, _N_PAIRS_INEXACT = 6, 12

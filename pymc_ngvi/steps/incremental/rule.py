@@ -25,16 +25,18 @@ from pymc_ngvi.core.stream import Batch, Place, StreamTarget
 from pymc_ngvi.core.types import Assessment, BaseDraws, Evaluation, Expectation, GaussianState, Moments, Target
 from pymc_ngvi.estimators import ExactEvaluation
 from pymc_ngvi.steps.exact import ExactRule
-from pymc_ngvi.steps.incremental.sites import (
+from pymc_ngvi.steps.incremental.state import (
+    Change,
+    IncrementalState,
     Quadratic,
     SeenByQuadratics,
+    Site,
     as_hessian,
     gap_by_newton,
     moves,
     packed,
     sign_of_order,
 )
-from pymc_ngvi.steps.incremental.state import Change, IncrementalState, Site
 
 # --- after the only pass through data that can be read once: what a few rows of each batch say now ---
 # A site is what a batch said when it was read, and q has moved on. Some rows of each batch are kept, all together as
@@ -166,7 +168,9 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
             return replace(state, is_blind=True)
         is_first = not state.total.n_rows
         after = before if is_held else self._improved(before, visit, _MOST_FIRST if is_first else _MOST_STEPS)
-        content = _content(after, batch.n_rows)
+        content = Quadratic.of(
+            batch.n_rows, after.batch.value, after.batch.grad, packed(after.batch, after.q), after.seen
+        )
         part = self._part(batch, after) if self._target.is_read_once else None
         site = Site(content, batch.print, part)
         known = [*state.sites, *[None] * (batch.which + 1 - len(state.sites))]
@@ -303,10 +307,6 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
     def reopen(self, state: IncrementalState) -> IncrementalState:
         """Return a state in which a fit that ended may try again."""
         return replace(state, gaps=(), is_blind=False)
-
-
-def _content(tried: _Tried, n_rows: int) -> Quadratic:
-    return Quadratic.of(n_rows, tried.batch.value, tried.batch.grad, packed(tried.batch, tried.q), tried.seen)
 
 
 def _changed(change: Change, before: _Tried, old: Site | None) -> Change:

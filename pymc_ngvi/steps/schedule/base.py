@@ -21,10 +21,7 @@ import numpy as np
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Assessment, BaseDraws, Density, Direction, Estimator, FittedState, Update
-from pymc_ngvi.steps.schedule.belief import UNKNOWN, Belief
-from pymc_ngvi.steps.schedule.linesearch import Failure
-from pymc_ngvi.steps.schedule.state import Evaluated, ScheduleState, Step
-from pymc_ngvi.steps.schedule.tolerance import Tolerance
+from pymc_ngvi.steps.schedule.state import UNKNOWN, Belief, Evaluated, Failure, ScheduleState, Step, Tolerance
 
 #: Draws below which nothing is certified, and a solved set is followed by a larger one.
 FEW_DRAWS = 32
