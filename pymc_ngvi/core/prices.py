@@ -25,8 +25,8 @@ PER_DENSE, PER_PRODUCT = 4.5e-11, 7e-11
 PER_ENTRY, PER_STACK, PER_SUM = 3.5e-8, 1.6e-4, 1.8
 #: Of blocks beside a border: a number; the calls for each size.
 PER_ENTRY_OF_BLOCKS, PER_SIZE = 6e-8, 4e-4
-#: A row, in an expectation by quadrature with covariances of predictors; a value of log p by rows, and a row of one.
-PER_ROW, PER_VALUE, PER_ROW_OF_VALUE = 2e-6, 2e-4, 3.3e-8
+#: A row, in an expectation by quadrature with covariances of predictors; a row of a value of log p.
+PER_ROW, PER_ROW_OF_VALUE = 2e-6, 3.3e-8
 #: A call that evaluates rows.
 PER_CALL = 1e-4
 #: A node of quadrature in trees, thousands of which are evaluated together, and a row there.
@@ -116,19 +116,23 @@ def expected_fit_seconds(density: Priced, *, by_rows: bool = False) -> float:
     return n_gradients * density.gradient_seconds
 
 
-def value_seconds(density: Priced, n_rows: int = 0) -> float:
-    """Return the seconds of a value of log p, by its rows where there are any."""
-    return max(PER_VALUE + PER_ROW_OF_VALUE * n_rows if n_rows else OF_VALUE * density.gradient_seconds, 1e-9)
+def value_seconds(density: Priced) -> float:
+    """Return the seconds of a value of log p, of many at once: regressions took 0.2 to 0.45 of a gradient."""
+    return max(OF_VALUE * density.gradient_seconds, 1e-9)
 
 
 # --- what has been used up ---
 
-#: How many times its price a posterior may take.
-MOST_TIMES = 2.0
+#: How many times its price a posterior may take; seconds to which no price is known better.
+MOST_TIMES, LEAST_PRICE = 2.0, 1.0
 
 
 class UsedUp(Unavailable):
-    """A posterior has taken what it may."""
+    """A posterior has taken what it may, or would take more, so many seconds in all."""
+
+    def __init__(self, sentence: str, seconds: float = math.nan) -> None:
+        super().__init__(Reason.TOO_LONG, sentence)
+        self.seconds = seconds
 
 
 class Work:
@@ -146,8 +150,13 @@ class Work:
     def count(self, seconds: float) -> None:
         """Count what is taken, and end at a multiple of the price."""
         self.spent += seconds
-        if self.spent > MOST_TIMES * self.price:
-            raise UsedUp(Reason.TOO_LONG, f"it has taken {in_words(self.spent)}, and far more than was expected")
+        if self.spent > MOST_TIMES * max(self.price, LEAST_PRICE):
+            raise UsedUp(f"it has taken {in_words(self.spent)}, and far more than was expected")
+
+    def expect(self, seconds: float) -> None:
+        """Take what it turns out to take as its price, and end where that is more than there is."""
+        if not self.may_take(seconds):
+            raise UsedUp(f"it would take {in_words(seconds)}", seconds)
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -169,10 +178,9 @@ def count(seconds: float) -> None:
 
 
 def expect(times: float) -> None:
-    """End where what is to come, in what was taken so far, is more than may be taken; it is part of the price else."""
-    if (work := _WORK.get()) is not None and not work.may_take((1.0 + times) * work.spent):
-        said = f"it would take {in_words((1.0 + times) * work.spent)}, as is seen after {in_words(work.spent)}"
-        raise UsedUp(Reason.TOO_LONG, said)
+    """Expect so many times as much again as was taken so far, where there is a limit."""
+    if (work := _WORK.get()) is not None:
+        work.expect((1.0 + times) * work.spent)
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from numpy.typing import ArrayLike
 
 from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.density.observed_data import with_data_for, without_casts
-from pymc_ngvi.density.simulated import Simulated
+from pymc_ngvi.density.simulated import Simulated, with_data_for, without_casts
 from pymc_ngvi.results.predictions import array_like, plain_array
 
 #: The data of one fit: arrays by the name of a ``pm.Data``, of an observed variable, or of a dim, which takes labels.

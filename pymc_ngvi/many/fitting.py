@@ -213,7 +213,7 @@ class Fitter:
         rng = np.random.default_rng([_STREAM, row.seed])
         record.refuse_diverged()
         theta = approx._posterior.distribution.draw_matched(asked.draws, rng)
-        values = Constrainer.of(approx.density, names=asked.names)(theta, random_seed=int(rng.integers(2**31)))
+        values = Constrainer.of(approx.density, names=asked.names)(theta, random_seed=seed_of(rng))
         unconstrained = {v.value_name for v in approx.layout.variables} - {v.name for v in approx.layout.variables}
         model = approx.model
         for name, draws in values.items():

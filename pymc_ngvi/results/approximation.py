@@ -24,7 +24,7 @@ from pymc_ngvi.core.sizes import check_cov_size
 from pymc_ngvi.core.types import Array, VariationalState
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.data import DataSnapshot
+from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
 from pymc_ngvi.results.fitted import NO_Q, Fitted
 

@@ -22,14 +22,14 @@ from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import Weights, pareto_khat
-from pymc_ngvi.core.seeds import Seed, generator_of
+from pymc_ngvi.core.seeds import Seed, generator_of, seed_of
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Array, VariationalState
 from pymc_ngvi.core.verdict import Verdict
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.data import DataSnapshot
+from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.fitting.errors import SoFar
@@ -1364,7 +1364,7 @@ class Fitted:
         theta = posterior.draw(check_draws(draws), rng)
         if bambi_model is not None:
             return predict_bambi(posterior, bambi_model, new_data, groups, var_names, theta, rng)
-        return predictions_at(posterior, theta, new_data, groups, var_names, int(rng.integers(2**31)))
+        return predictions_at(posterior, theta, new_data, groups, var_names, seed_of(rng))
 
     # --- priors ---
 

@@ -20,13 +20,12 @@ from scipy.special import softmax
 
 from pymc_ngvi.core.messages import OURS, checked_names, shortened
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, weigh
-from pymc_ngvi.core.seeds import Seed
+from pymc_ngvi.core.seeds import Seed, seed_of
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.checks import quoted
-from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.on_draws import OnDraws
+from pymc_ngvi.density.constrain import Constrainer, OnDraws
 from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, data_behind
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.new_rows import (
@@ -416,7 +415,7 @@ def with_new_elements(
         return (sums @ rows.logp(rows.known(free, drawn)).T).T
 
     if rows.is_free:
-        pilots = [rows.drawn(free, int(rng.integers(2**31))) for _ in range(_PILOTS)]
+        pilots = [rows.drawn(free, seed_of(rng)) for _ in range(_PILOTS)]
         proposal.learn(pilots, [of_rows(drawn) for drawn in pilots], log_weights)
     most = max(_FIRST, min(_MOST, _HELD // (len(log_weights) * (n_parts + proposal.n_elements))))
     for i in range(most):
@@ -477,7 +476,7 @@ class _Proposal:
 
     def draw(self) -> tuple[dict[str, AnyArray], Array]:
         """Return one candidate of all parts, and its log density under the prior over that here, (n, n_parts)."""
-        drawn, rng = self._rows.drawn(self._free, int(self._rng.integers(2**31))), self._rng
+        drawn, rng = self._rows.drawn(self._free, seed_of(self._rng)), self._rng
         values = self._elements(drawn)
         n = len(values)
         if self._learned is None:

@@ -14,7 +14,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.data import DataSnapshot
+from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.results.distributions import Distribution
 from pymc_ngvi.results.structure import ModelStructure

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.messages import OURS, checked_names, suggestion
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, khat_limit, pareto_khat, weigh
-from pymc_ngvi.core.seeds import Seed, generator_of
+from pymc_ngvi.core.seeds import Seed, generator_of, seed_of
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.density.constrain import TermSums, log_densities
 from pymc_ngvi.density.new_priors import NewPriors
-from pymc_ngvi.density.terms import TermSums, log_densities
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.proposals import effective_size
@@ -504,7 +504,7 @@ def prior_sensitivity(
     theta, doubts = _drawn(posterior, draws, rng)
     of_prior = TermSums(posterior.model, posterior.layout, lambda: log_densities(posterior.model, priors))(theta)
     of_likelihood = _log_likelihood(posterior, theta, likelihoods, is_all=likelihood_var_names is None)
-    shown = _shown(posterior, theta, var_names, int(rng.integers(2**31)))
+    shown = _shown(posterior, theta, var_names, seed_of(rng))
     tree = xr.DataTree.from_dict(
         {
             "posterior": shown,

@@ -31,7 +31,7 @@ FLOORS = (
     "results.moments", "results.marginal_likelihood", "results.sites", "results.left_out",
     "results.plotting", "results.summary", "results.predictions", "results.bambi",
     "results.priors", "results.new_rows", "results.persistence", "results.fitted",
-    "results.posterior_step", "results.posterior_first", "results", "inference", "function", "many", "register", "",
+    "results.choice", "results", "inference", "function", "many", "register", "",
 )  # fmt: skip
 
 
