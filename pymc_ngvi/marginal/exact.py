@@ -246,6 +246,12 @@ def _look(density: ModelDensity, q: GaussianState) -> tuple[Array, Array]:
     return theta, np.where(np.isfinite(log_p), log_p, -np.inf)
 
 
+def _round_of_look(density: ModelDensity, q: GaussianState, cov: Array) -> Round:
+    root = np.linalg.cholesky(cov)
+    scales = mixture_of([Base(q.mean(), scale * root) for scale in _SCALES], _GAUSSIAN)
+    return Round(Proposal(scales, Bend()), *_look(density, q))
+
+
 def efficiency_of(density: ModelDensity, q: GaussianState) -> float:
     """Return the part of the draws of a Gaussian fit that is effective; 0 where one is outside the support."""
     theta = q.draws(np.random.default_rng(_SEED).standard_normal((_N_WEIGHED, q.n_dim)))
@@ -269,9 +275,7 @@ def exact_posterior(
     elsewhere = [(other.mean()[forest.globals_], _cov_of_globals(other, forest)) for other in others]
     fitted = FittedDensity(density, forest, mean)
     if not forest.n_local:
-        root = np.linalg.cholesky(cov)
-        scales = mixture_of([Base(mean, scale * root) for scale in _SCALES], _GAUSSIAN)
-        look = Round(Proposal(scales, Bend()), *_look(density, q))
+        look = _round_of_look(density, q, cov) if forest.n_globals <= _MOST_PLAIN else None
         sampler = Sampler(fitted.logp, mean, cov, seed, others=elsewhere, look=look, most_values=most_values)
         with fitted.limited(most_values):
             sampled = _run(sampler)

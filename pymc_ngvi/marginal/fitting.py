@@ -66,8 +66,8 @@ _ROUGH_REACH, _REACH = 3.0, 1.0
 _DRAWS_PER_WANTED = 1.5
 #: Difference between base and reference on draws held out, an sd in nats, beyond which the reference takes over.
 MOST_DIFFERENCE = 0.15
-#: k-hat of a first pool from which on the proposal is fitted anew; efficiency up to which it is, and error of a standard
-#: deviation from which on; how often.
+#: k-hat of a first pool from which on the proposal is fitted anew; efficiency up to which it is, and error of an sd
+#: from which on; how often.
 _HEAVY, _POOR, _UNSURE, _MOST_POOLS = 0.4, 0.3, 0.05, 3
 
 
