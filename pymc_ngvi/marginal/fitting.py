@@ -22,6 +22,7 @@ from pymc_ngvi.marginal.proposals import (
 from pymc_ngvi.marginal.referred import Referred, joined_points
 from pymc_ngvi.marginal.regression import Whitening, covering, n_polynomial
 from pymc_ngvi.marginal.sampling import (
+    LEAST_TAIL,
     Plain,
     Pool,
     Round,
@@ -30,6 +31,7 @@ from pymc_ngvi.marginal.sampling import (
     evenly_picked,
     has_light_tail,
     relative_sd_errors,
+    tail_size,
 )
 from pymc_ngvi.marginal.student_mixture import StudentMixture
 from pymc_ngvi.marginal.tails import find_bend
@@ -66,8 +68,8 @@ _ROUGH_REACH, _REACH = 3.0, 1.0
 _DRAWS_PER_WANTED = 1.5
 #: Difference between base and reference on draws held out, an sd in nats, beyond which the reference takes over.
 MOST_DIFFERENCE = 0.15
-#: k-hat of a first pool from which on the proposal is fitted anew; efficiency up to which it is, and error of an sd
-#: from which on; how often.
+#: k-hat of a first pool from which on the proposal is fitted anew; efficiency up to which it is; error of an sd from
+#: which on it is; how often.
 _HEAVY, _POOR, _UNSURE, _MOST_POOLS = 0.4, 0.3, 0.05, 3
 
 
@@ -352,7 +354,8 @@ class Sampler:
         for _ in range(_MOST_POOLS):
             khat, efficiency = pool.weights()[1], effective_size(pool.log_ratio) / len(pool.g)
             errors = relative_sd_errors(self._bend.forward(pool.g), pool.weights()[0])
-            is_sure = errors.max() < _UNSURE and self._adaptation.missed(proposal, pool) < 1.0
+            is_sure = errors.max() < _UNSURE and tail_size(pool.g, pool.weights()[0]) > LEAST_TAIL
+            is_sure = is_sure and self._adaptation.missed(proposal, pool) < 1.0
             is_large = effective_size(pool.log_ratio) >= self._wanted and has_light_tail(khat, len(pool.g))
             if is_sure and (is_large or (khat < _HEAVY and efficiency > _POOR)):
                 break
