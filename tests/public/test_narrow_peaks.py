@@ -19,7 +19,8 @@ MOST_ERRORS, KURTOSIS = 4.0, 25.0
         (0.4, 1.0),
     ],
 )
-def test_both_peaks_are_in_the_posterior(share, shift, p=6, scale=0.1):
+def test_both_peaks_are_in_the_posterior(share, shift):
+    p, scale = 6, 0.1
     with pm.Model() as model:
         x = pm.Flat("x", shape=p, initval=np.zeros(p) if share > 0.5 else np.full(p, -1.0))
         narrow = -0.5 * ((x - shift / np.sqrt(p)) ** 2).sum() / scale**2 - p * np.log(scale)
