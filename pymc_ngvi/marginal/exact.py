@@ -42,6 +42,9 @@ from pymc_ngvi.density import (
 from pymc_ngvi.density.blocks import (
     CannotSplit,
 )
+from pymc_ngvi.marginal.adaptation import (
+    SCALES,
+)
 from pymc_ngvi.marginal.centres import (
     Centres,
 )
@@ -175,7 +178,7 @@ _EVEN, _NEARLY_EVEN = 0.002, 0.05
 _MOST_FARTHER = 0.05
 #: Scales of these, q's own twice; seconds that such a look may take, and draws of q at most; degrees of freedom that
 #: make a Gaussian of a Student t.
-_SCALES, _OF_LOOK, _MOST_WEIGHED, _GAUSSIAN = (1.0, 1.0, 0.1, 3.0, 10.0), 0.05, 16_384, 1e6
+_SCALES, _OF_LOOK, _MOST_WEIGHED, _GAUSSIAN = (1.0, *SCALES), 0.05, 16_384, 1e6
 
 
 def forest_of(density: ModelDensity) -> Forest:
