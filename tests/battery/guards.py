@@ -472,12 +472,6 @@ GUARDS = {
         "bananas",
         seed=2,
     ),
-    "verdict: sd": Guard(
-        "A standard deviation that is hardly known, or that there is none of.",
-        ((verdict, "MOST_ERROR", np.inf),),
-        "heavy",
-        claim=REFUSED,
-    ),
     # --- marginal: quadrature ---
     "confirmed": Guard(
         "Nodes about wrong centres.",
@@ -590,6 +584,11 @@ GUARDS = {
         claim=REFUSED,
     ),
     # --- without a model ---
+    "verdict: sd": Guard(
+        "A standard deviation that is hardly known, or that there is none of.",
+        ((verdict, "MOST_ERROR", np.inf),),
+        tries="not settled, 1 fit: a t of 1.2 degrees of freedom is refused by other conditions, too",
+    ),
     "other modes": Guard(
         "Mass at modes that the Gaussian fit did not begin from.",
         ((fitting.Sampler, "__init__", of_one_mode),),
