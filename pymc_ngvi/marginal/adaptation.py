@@ -151,7 +151,7 @@ _MOST_FOLLOWED = 30_000
 _THIN, _SEEN = 1.5, 0.05
 #: Scales of a Gaussian fit about which components begin; the heaviest draws of a look from which log p is climbed, and
 #: the part of the values that may be taken which that may take.
-_APART, _N_CLIMBS, _OF_CLIMBS = (0.1, 1.0, 3.0, 10.0), 4, 0.1
+SCALES, _N_CLIMBS, _OF_CLIMBS = (1.0, 0.1, 3.0, 10.0), 4, 0.1
 #: Draws at which log m is finite, at least.
 _FEWEST_FINITE = 10
 
@@ -195,7 +195,7 @@ class Adaptation:
         """Let proposals begin from the scales of a look, too, and from modes above its heaviest draws."""
         self.rounds.add(look)
         p, start = len(self._base.mean), self._ridges
-        scales = mixture_of([Base(self._base.mean, scale * self._base.factor) for scale in _APART], self._df)
+        scales = mixture_of([Base(self._base.mean, scale * self._base.factor) for scale in SCALES], self._df)
         self._ridges = scales if start is None else start.joined(scales, 0.5)
         if _N_CLIMBS * work_of_climb(p) > self._most_climbed:
             return

@@ -41,6 +41,9 @@ from pymc_ngvi.density import (
 from pymc_ngvi.density.blocks import (
     CannotSplit,
 )
+from pymc_ngvi.marginal.adaptation import (
+    SCALES,
+)
 from pymc_ngvi.marginal.centres import (
     Centres,
 )
@@ -173,7 +176,7 @@ _EVEN, _NEARLY_EVEN = 0.002, 0.05
 _MOST_FARTHER = 0.05
 #: Scales of these, q's own twice; seconds that such a look may take, and draws of q at most; degrees of freedom that
 #: make a Gaussian of a Student t.
-_SCALES, _OF_LOOK, _MOST_WEIGHED, _GAUSSIAN = (1.0, 1.0, 0.1, 3.0, 10.0), 0.05, 16_384, 1e6
+_SCALES, _OF_LOOK, _MOST_WEIGHED, _GAUSSIAN = (1.0, *SCALES), 0.05, 16_384, 1e6
 
 
 def forest_of(density: ModelDensity) -> Forest:
@@ -244,6 +247,12 @@ def _look(density: ModelDensity, q: GaussianState) -> tuple[Array, Array]:
     return theta, np.where(np.isfinite(log_p), log_p, -np.inf)
 
 
+def _round_of_look(density: ModelDensity, q: GaussianState, cov: Array) -> Round:
+    root = np.linalg.cholesky(cov)
+    scales = mixture_of([Base(q.mean(), scale * root) for scale in _SCALES], _GAUSSIAN)
+    return Round(Proposal(scales, Bend()), *_look(density, q))
+
+
 def efficiency_of(density: ModelDensity, q: GaussianState) -> float:
     """Return the part of the draws of a Gaussian fit that is effective; 0 where one is outside the support."""
     theta = q.draws(np.random.default_rng(_SEED).standard_normal((_N_WEIGHED, q.n_dim)))
@@ -267,9 +276,7 @@ def exact_posterior(
     elsewhere = [(other.mean()[forest.globals_], _cov_of_globals(other, forest)) for other in others]
     fitted = FittedDensity(density, forest, mean)
     if not forest.n_local:
-        root = np.linalg.cholesky(cov)
-        scales = mixture_of([Base(mean, scale * root) for scale in _SCALES], _GAUSSIAN)
-        look = Round(Proposal(scales, Bend()), *_look(density, q))
+        look = _round_of_look(density, q, cov) if forest.n_globals <= _MOST_PLAIN else None
         sampler = Sampler(fitted.logp, mean, cov, seed, others=elsewhere, look=look, most_values=most_values)
         with fitted.limited(most_values):
             sampled = _run(sampler)
