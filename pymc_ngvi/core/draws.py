@@ -59,7 +59,9 @@ def sobol_draws(n_draws: int, n_dim: int, rng: np.random.Generator) -> BaseDraws
     blocks = []
     for _ in range(n_replicates):
         z = np.empty((half, n_dim))
-        z[:, :n_quasi] = _shifted_normals(points, rng)
+        uniforms = np.mod(points + rng.random(points.shape[1]), 1.0)
+        # A point can come to lie at exactly 0: keep it 1e-10 away, 6.4 standard deviations.
+        z[:, :n_quasi] = ndtri(np.clip(uniforms, 1e-10, 1 - 1e-10))
         if n_quasi < n_dim:
             z[:, n_quasi:] = _stratified_normals(half, n_dim - n_quasi, rng)
         blocks += [z, -z]
@@ -117,10 +119,3 @@ def globals_first(base: BaseDraws, globals_: NDArray[np.intp]) -> BaseDraws:
     z = np.empty_like(base.z)
     z[:, order] = base.z
     return replace(base, z=z)
-
-
-def _shifted_normals(points: Array, rng: np.random.Generator) -> Array:
-    """Shift points of the unit cube by one uniform vector, modulo 1, and map them to standard normals."""
-    uniforms = np.mod(points + rng.random(points.shape[1]), 1.0)
-    # A point can come to lie at exactly 0: keep it 1e-10 away, 6.4 standard deviations.
-    return np.asarray(ndtri(np.clip(uniforms, 1e-10, 1 - 1e-10)))

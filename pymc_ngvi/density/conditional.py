@@ -49,7 +49,10 @@ class GuideFunctions:
         local = set(structure.locals_.tolist())
         names = [v.name for v in density.layout.variables if not local.isdisjoint(range(v.where.start, v.where.stop))]
         with without_c():
-            [guide] = _frozen([logp_of(density.graphs.factors) if guide is None else guide])
+            outputs = [logp_of(density.graphs.factors) if guide is None else guide]
+            shared = [v for v in graph_inputs(outputs) if isinstance(v, SharedVariable)]
+            constants = {v: _constant(v) for v in shared if isinstance(v.type, TensorType | XTensorType)}
+            [guide] = list(graph_replace(outputs, constants, strict=False)) if constants else outputs
             self._pieces = _Pieces(density.layout, "theta")
             self._left, self._right = _Pieces(density.layout, "left"), _Pieces(density.layout, "right")
             [f] = graph.on_flat_vector(density.model, density.layout, [guide], self._pieces)
@@ -107,26 +110,22 @@ class GuideFunctions:
         if name not in self._functions:
             with self.density.functions.timed():
                 with without_c():
-                    inputs, outputs = self._batched(name)
-                self._functions[name] = self.density.functions.compile(inputs, outputs)
+                    n_dim = self.density.n_dim
+                    pieces = [self._pieces, self._right, self._left][: 1 + _N_DIRECTIONS[name]]
+                    vectors = [pt.vector(p.what, dtype="float64", shape=(n_dim,)) for p in pieces]
+                    slices = {
+                        piece: vector[p.where[key]]
+                        for p, vector in zip(pieces, vectors, strict=True)
+                        for key, piece in p.by_name.items()
+                    }
+                    outputs = graph.inline_inner_graphs(list(graph_replace(self._graphs[name], slices, strict=False)))
+                    matrices = [pt.matrix(p.what, dtype="float64", shape=(None, n_dim)) for p in pieces]
+                    batched = vectorize_graph(outputs, dict(zip(vectors, matrices, strict=True)))
+                    # What depends on no input comes back without the axis.
+                    n_rows = matrices[0].shape[0]
+                    outputs = [b if b.type.ndim == 2 else pt.broadcast_to(b, (n_rows, b.shape[0])) for b in batched]
+                self._functions[name] = self.density.functions.compile(matrices, outputs)
         return self._functions[name]
-
-    def _batched(self, name: str) -> tuple[list[Variable], list[Variable]]:
-        """Return the inputs and outputs of a function with a leading axis of rows."""
-        n_dim = self.density.n_dim
-        pieces = [self._pieces, self._right, self._left][: 1 + _N_DIRECTIONS[name]]
-        vectors = [pt.vector(p.what, dtype="float64", shape=(n_dim,)) for p in pieces]
-        slices = {
-            piece: vector[p.where[key]]
-            for p, vector in zip(pieces, vectors, strict=True)
-            for key, piece in p.by_name.items()
-        }
-        outputs = graph.inline_inner_graphs(list(graph_replace(self._graphs[name], slices, strict=False)))
-        matrices = [pt.matrix(p.what, dtype="float64", shape=(None, n_dim)) for p in pieces]
-        batched = vectorize_graph(outputs, dict(zip(vectors, matrices, strict=True)))
-        # What depends on no input comes back without the axis.
-        n_rows = matrices[0].shape[0]
-        return matrices, [b if b.type.ndim == 2 else pt.broadcast_to(b, (n_rows, b.shape[0])) for b in batched]
 
     # --- graphs ---
 
@@ -164,13 +163,6 @@ class _Pieces:
     def __getitem__(self, where: slice) -> Variable:
         """Return the piece of one variable, by its place in the flat vector."""
         return self._by_place[where.start, where.stop]
-
-
-def _frozen(outputs: list[Variable]) -> list[Variable]:
-    """Return graphs of the data as they are: q, which the guide is a part of, should not change by ``pm.set_data``."""
-    shared = [v for v in graph_inputs(outputs) if isinstance(v, SharedVariable)]
-    constants = {v: _constant(v) for v in shared if isinstance(v.type, TensorType | XTensorType)}
-    return list(graph_replace(outputs, constants, strict=False)) if constants else outputs
 
 
 def _constant(shared: Variable) -> Variable:

@@ -19,7 +19,7 @@ from pymc_ngvi.density.jets.arrays import NoJet
 from pymc_ngvi.density.jets.evaluation import MOST_DIMENSIONS, ForwardMode, Jets
 from pymc_ngvi.density.made import Made, Once
 from pymc_ngvi.density.minibatch import Minibatches
-from pymc_ngvi.graphs import graph, incomplete, large, loops, odes
+from pymc_ngvi.graphs import graph, large, loops, odes
 from pymc_ngvi.graphs.backends import compile_flags, compile_options, without_c
 from pymc_ngvi.graphs.jaxed import InFloat64, filled_up, in_float64
 from pymc_ngvi.graphs.layout import Layout
@@ -103,11 +103,6 @@ class FlatGraphs:
     def has_equations(self) -> bool:
         """Whether log p has differential equations."""
         return odes.has_equations([self.logp])
-
-    @functools.cached_property
-    def has_tails(self) -> bool:
-        """Whether the gradient has derivatives of incomplete beta or gamma functions by their parameters."""
-        return incomplete.has_parameters([self.logp], self.theta)
 
     def on_flat_vector(self, outputs: Outputs) -> Outputs:
         """Return functions of the value variables as functions of theta, on the minibatch in use."""

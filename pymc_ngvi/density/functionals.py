@@ -222,7 +222,10 @@ def _groups(shapes: dict[str, tuple[int, ...]]) -> tuple[Group, ...]:
     """Return groups with as many elements each, up to all that they have, as there may be together."""
     sizes = {name: math.prod(shape) for name, shape in shapes.items() if math.prod(shape)}
     each = _most_each(list(sizes.values()))
-    return tuple(Group(name, shapes[name], _evenly(size, each)) for name, size in sizes.items())
+    return tuple(
+        Group(name, shapes[name], np.unique(np.linspace(0, size - 1, min(size, each)).round().astype(np.intp)))
+        for name, size in sizes.items()
+    )
 
 
 def _most_each(sizes: Sequence[int]) -> int:
@@ -230,8 +233,3 @@ def _most_each(sizes: Sequence[int]) -> int:
     while each > 1 and sum(min(size, each) for size in sizes) > _MOST:
         each -= 1
     return each
-
-
-def _evenly(size: int, most: int) -> NDArray[np.intp]:
-    """Return up to so many numbers below a size, evenly spaced."""
-    return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.intp))

@@ -79,14 +79,6 @@ def quadratic_guide(density: LogDensity, structure: ArrowStructure) -> Variable:
     return pt.add(rest, *terms) if terms else rest
 
 
-def prior_guide(density: LogDensity) -> Variable:
-    """Return the log density without the data, as a function of the value variables of the model.
-
-    Effects relative to their prior mean and scale given the global parameters are those of the non-centred form.
-    """
-    return logp_of([factor for factor in density.graphs.factors if factor.role != "observed"])
-
-
 # --- what a model says ------------------------------------------------------------------------------------------------
 
 

@@ -38,15 +38,6 @@ _LEVEL = 2
 _N_POINTS, _FAR = 32, 6.0
 
 
-def without_own_effects(whole: RowsGiven) -> RowsGiven:
-    """Return log p as rows of fewer coordinates where rows have effects of their own; the same where they have not."""
-    found, _ = own_effects_of(whole.rows)
-    if found is None:
-        return whole
-    left = RowsLeft(whole, found)
-    return left if left.take() and left.meets_conditions() else whole
-
-
 def own_effects_of(rows: Expectations) -> tuple[OwnEffects | None, str]:
     """Return the effects that single rows read; None where there are none, and why, in a clause."""
     dependence = rows.predictors.dependence
@@ -249,7 +240,11 @@ def _given(density: LogDensity, most_of_one: int, most: int) -> RowsGiven:
         others = [v for v in density.layout.variables if v not in outside]
         more = next(_beside(given, others), None)
         if more is None:
-            return without_own_effects(given)
+            found, _ = own_effects_of(given.rows)
+            if found is None:
+                return given
+            left = RowsLeft(given, found)
+            return left if left.take() and left.meets_conditions() else given
         outside.append(more)
 
 

@@ -88,6 +88,7 @@ from pymc_ngvi.density.rows import (
 from pymc_ngvi.density.second_order import (
     SecondOrder,
 )
+from pymc_ngvi.graphs import incomplete
 from pymc_ngvi.graphs.backends import (
     BACKENDS,
     without_c,
@@ -133,7 +134,7 @@ def fastest_backend(
     graphs: FlatGraphs, by_rows: ByRows, hessians: Hessians, n_dim: int, *, needs_hessians: bool = True
 ) -> str:
     """Return the backend with which a fit should be over first: "quick" or "numba"."""
-    if graphs.is_large or graphs.has_equations or graphs.has_tails:
+    if graphs.is_large or graphs.has_equations or incomplete.has_parameters([graphs.logp], graphs.theta):
         return "quick"  # compilers take longer still for thousands of nodes, and do not compile integrations
     if not needs_hessians:
         return "numba" if graphs.forward is None and graphs.cost.prefers_numba(_EXPECTED_ALONE) else "quick"

@@ -245,7 +245,11 @@ class ModelDensity(ABC):
 
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget`."""
-        return self.by_rows.cover(draw)
+        rows = self.by_rows.found
+        if rows is None or not rows.leaves_out_conditions:
+            return rows is not None
+        theta = draw()
+        return rows.agrees(theta, self.by_rows.logp(theta), everywhere=True)
 
     @property
     def seen_from_rows(self) -> SeenFromRows | None:

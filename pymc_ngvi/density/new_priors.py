@@ -70,11 +70,7 @@ class NewPriors:
 
     def log_ratio(self, theta: Array) -> Array:
         """Return log p under the new priors minus log p under the old ones, (n_draws,), at draws (n_draws, n_dim)."""
-        return self._log_ratio(theta)
-
-    @functools.cached_property
-    def _log_ratio(self) -> TermSums:
-        return TermSums(self.model, self.layout, self._differences)
+        return TermSums(self.model, self.layout, self._differences)(theta)
 
     def _differences(self) -> list[Variable]:
         """Return the change of log p by variable, as functions of the value variables: Jacobians cancel."""
@@ -264,7 +260,8 @@ def _check_support(rv: Variable, prior: Variable) -> None:
             f"The prior of {rv.name!r} has limits that depend on other variables: weights can't tell what another one "
             "would change. Fit a model with this prior."
         )
-    if not _are_equal(limits[0], limits[1]):
+    close = [np.isclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(*limits, strict=True)]
+    if not all(map(np.all, close)):
         was, is_ = (_in_words(found) for found in limits)
         raise ValueError(
             f"The new prior of {rv.name!r} is on {is_}, and the old one on {was}: draws of the one don't cover the "
@@ -285,10 +282,6 @@ def _limits(rv: Variable, transform: Any) -> Limits | None:
     with np.errstate(all="ignore"):
         low, high = (np.asarray(end.eval(mode="FAST_COMPILE")) for end in ends)
     return np.minimum(low, high), np.where(np.maximum(low, high) >= _FAR, np.inf, np.maximum(low, high))
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    return all(bool(np.all(np.isclose(a, b, rtol=1e-9, atol=1e-12))) for a, b in zip(one, other, strict=True))
 
 
 def _in_words(limits: Any) -> str:

@@ -55,7 +55,21 @@ class OnDraws:
             if self.one_by_one:
                 return self._stacked(theta)
             try:
-                return self._in_batches(theta)
+                size = int(np.clip(_BATCH_ELEMENTS // max(self._widest, 1), 1, _MAX_BATCH))
+                results: list[AnyArray] = []
+                start = 0
+                while start < len(theta):
+                    rows = np.ascontiguousarray(theta[start : start + size], dtype=np.float64)
+                    parts = [np.asarray(part) for part in self._function(rows)]
+                    if not results:
+                        results = [np.empty((len(theta), *part.shape[1:]), part.dtype) for part in parts]
+                        # The data may have grown since the graph was made: go by the sizes seen.
+                        widest = max([self._widest, *(part[0].size for part in parts)])
+                        size = int(np.clip(_BATCH_ELEMENTS // widest, 1, size))
+                    for result, part in zip(results, parts, strict=True):
+                        result[start : start + len(rows)] = part
+                    start += len(rows)
+                return results
             except Exception:
                 # Some vectorised graphs compile and then fail. If the plain graph fails too, its message is clearer.
                 vectorised = self._function
@@ -66,23 +80,6 @@ class OnDraws:
                 except Exception:
                     self._function, self.one_by_one = vectorised, False  # the data may be put right again
                     raise
-
-    def _in_batches(self, theta: Array) -> list[AnyArray]:
-        size = int(np.clip(_BATCH_ELEMENTS // max(self._widest, 1), 1, _MAX_BATCH))
-        results: list[AnyArray] = []
-        start = 0
-        while start < len(theta):
-            rows = np.ascontiguousarray(theta[start : start + size], dtype=np.float64)
-            parts = [np.asarray(part) for part in self._function(rows)]
-            if not results:
-                results = [np.empty((len(theta), *part.shape[1:]), part.dtype) for part in parts]
-                # The data may have grown since the graph was made: go by the sizes seen.
-                widest = max([self._widest, *(part[0].size for part in parts)])
-                size = int(np.clip(_BATCH_ELEMENTS // widest, 1, size))
-            for result, part in zip(results, parts, strict=True):
-                result[start : start + len(rows)] = part
-            start += len(rows)
-        return results
 
     def _stacked(self, theta: Array) -> list[AnyArray]:
         """Evaluate draw by draw and stack the results."""

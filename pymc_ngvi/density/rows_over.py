@@ -59,7 +59,16 @@ class RowsOver:
         self._known = list(known)
         self._values = over.outputs(self._known, [])
         self._shares = any((r.index == r.index[0]).all(axis=0).any() for r in self._terms.rows if len(r.index) > 1)
-        self.entries = Entries(self._predictors.sparsity, self._predictors.columns, _pairs(self._terms.rows))
+        self.entries = Entries(
+            self._predictors.sparsity,
+            self._predictors.columns,
+            [
+                np.ascontiguousarray(rows.index[:, [a, b]])
+                for rows in self._terms.rows
+                for a in range(rows.index.shape[1])
+                for b in range(a + 1)
+            ],
+        )
 
     @property
     def n_values(self) -> int:
@@ -206,16 +215,6 @@ class _Predictors:
             some = np.flatnonzero(place[rows] >= 0)
             data[:, some] = apart[:, colours[some], place[rows[some]]]
         return ManyMaps(offset, dense, self.columns, data, self.sparsity)
-
-
-def _pairs(terms: list[Rows]) -> list[NDArray[np.int64]]:
-    """Return all pairs of predictors that rows have, as `Expectations` lists them."""
-    return [
-        np.ascontiguousarray(rows.index[:, [a, b]])
-        for rows in terms
-        for a in range(rows.index.shape[1])
-        for b in range(a + 1)
-    ]
 
 
 def _flat(found: Array) -> Array:

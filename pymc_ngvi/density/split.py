@@ -78,7 +78,19 @@ class SplitDensity:
         with without_c():
             elements = pt.concatenate(arrays)
             facts = Facts(elements, pieces.local, [pieces.global_])
-        return _Made(pieces, *self._compiled(density, pieces, first, arrays), arrays, elements, facts)
+        draws = pt.matrix("globals", dtype="float64", shape=(None, pieces.global_.type.shape[0]))
+        nodes = pt.matrix("nodes", dtype="float64", shape=(None, self.forest.n_local))
+        both = pt.tensor3("locals", dtype="float64", shape=(None, None, self.forest.n_local))
+        # Nodes first, then draws: what depends on globals alone has no axis of nodes, and is computed once a draw.
+        batched = vectorize_graph(arrays, {pieces.local: nodes})
+        batched = vectorize_graph(batched, {pieces.global_: draws, nodes: both})
+        lead = both.shape[:2]
+        batched = [e if e.ndim == 3 else pt.broadcast_to(e, (*lead, e.shape[-1])) for e in batched]
+        [first] = vectorize_graph([first], {pieces.global_: draws})
+        if first.ndim == 0:
+            first = pt.broadcast_to(first, (draws.shape[0],))
+        compile_ = density.functions.compile
+        return _Made(pieces, compile_([draws], [first]), compile_([draws, both], batched), arrays, elements, facts)
 
     @staticmethod
     def _graphs(density: LogDensity, pieces: Pieces) -> tuple[Variable, list[Variable]]:
@@ -95,23 +107,6 @@ class SplitDensity:
             outputs += [t.flatten() for t, is_local in zip(terms, of_locals, strict=True) if is_local]
             first, *elements = graph.inline_inner_graphs(graph.simplify(outputs))
         return first, elements
-
-    def _compiled(
-        self, density: LogDensity, pieces: Pieces, first: Variable, elements: list[Variable]
-    ) -> tuple[Function, Function]:
-        """Return the functions: of globals (n, p), and beside them of local coordinates (n, n_nodes, n_local)."""
-        draws = pt.matrix("globals", dtype="float64", shape=(None, pieces.global_.type.shape[0]))
-        nodes = pt.matrix("nodes", dtype="float64", shape=(None, self.forest.n_local))
-        both = pt.tensor3("locals", dtype="float64", shape=(None, None, self.forest.n_local))
-        # Nodes first, then draws: what depends on globals alone has no axis of nodes, and is computed once a draw.
-        batched = vectorize_graph(elements, {pieces.local: nodes})
-        batched = vectorize_graph(batched, {pieces.global_: draws, nodes: both})
-        lead = both.shape[:2]
-        batched = [e if e.ndim == 3 else pt.broadcast_to(e, (*lead, e.shape[-1])) for e in batched]
-        [first] = vectorize_graph([first], {pieces.global_: draws})
-        if first.ndim == 0:
-            first = pt.broadcast_to(first, (draws.shape[0],))
-        return density.functions.compile([draws], [first]), density.functions.compile([draws, both], batched)
 
     # --- which element belongs to which coordinate ---
 

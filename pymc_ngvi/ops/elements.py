@@ -176,7 +176,9 @@ class EntryByEntry(Elements):
     """Outputs each entry of which is made of all of that entry of the inputs."""
 
     def depends(self, of: Of) -> list[Dependence]:  # noqa: D102
-        n_in, n_out = core_axes(self.node)
+        signature = getattr(self.node.op, "signature", None) or self.node.op.gufunc_signature
+        inputs, outputs = _parse_gufunc_signature(signature)
+        n_in, n_out = [len(axes) for axes in inputs], [len(axes) for axes in outputs]
         shapes = [self.facts.shape(out) for out in self.node.outputs]
         parts = []
         for var, n_core in zip(self.node.inputs, n_in, strict=True):
@@ -193,15 +195,3 @@ class EntryByEntry(Elements):
 def core_op(op: Op) -> Op:
     """Return what a Blockwise Op does with each entry of its batch; any other Op itself."""
     return op.core_op if isinstance(op, Blockwise) else op
-
-
-def has_core_axes(op: Op) -> bool:
-    """Tell whether an Op says which axes make up an entry of a batch."""
-    return (getattr(op, "signature", None) or getattr(op, "gufunc_signature", None)) is not None
-
-
-def core_axes(node: Apply) -> tuple[list[int], list[int]]:
-    """Return the numbers of axes of an entry of a batch, of each input and of each output."""
-    signature = getattr(node.op, "signature", None) or node.op.gufunc_signature
-    inputs, outputs = _parse_gufunc_signature(signature)
-    return [len(axes) for axes in inputs], [len(axes) for axes in outputs]

@@ -2,7 +2,7 @@
 
 import enum
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -39,9 +39,20 @@ class Facts:
         for node in order:
             kind = self._kind_of_outputs(node)
             self._kinds.update(
-                {out: kind if _has_derivative(out) else _without_derivative(kind) for out in node.outputs}
+                {
+                    out: kind
+                    if str(getattr(out.type, "dtype", "")).startswith(("float", "complex"))
+                    else (Kind.STEP if kind is Kind.ACTIVE else kind)
+                    for out in node.outputs
+                }
             )
-        self.nodes = self._on_the_way(output, order)
+        wanted = {output}
+        found = []
+        for node in reversed(order):
+            if not wanted.isdisjoint(node.outputs) and any(self.is_active(out) for out in node.outputs):
+                found.append(node)
+                wanted.update(self.active_inputs(node))
+        self.nodes = found[::-1]
         self._values: dict[Variable, Any] = {}
         self._shapes: dict[Variable, tuple[int, ...]] = {}
         self._prepare(output, theta, self._varying(order) if conditions else self.nodes)
@@ -87,15 +98,6 @@ class Facts:
             return Kind.STEP
         return Kind.KNOWN
 
-    def _on_the_way(self, output: Variable, order: list[Apply]) -> list[Apply]:
-        wanted = {output}
-        found = []
-        for node in reversed(order):
-            if not wanted.isdisjoint(node.outputs) and any(self.is_active(out) for out in node.outputs):
-                found.append(node)
-                wanted.update(self.active_inputs(node))
-        return found[::-1]
-
     def _varying(self, order: list[Apply]) -> list[Apply]:
         return [node for node in order if not all(self.is_known(out) for out in node.outputs)]
 
@@ -104,7 +106,9 @@ class Facts:
         around = dict.fromkeys(var for node in nodes for var in (*node.inputs, *node.outputs))
         known = [var for var in around if self.is_known(var) and not isinstance(var, Constant | SharedVariable)]
         shapeless = [var for var in around if not self.is_known(var) and None in _static_shape(var)]
-        shapes = self._symbolic_shapes(output, shapeless)
+        feature = ShapeFeature()
+        FunctionGraph(outputs=[output], clone=False, copy_inputs=False, features=[feature])
+        shapes = [tuple(feature.shape_tuple(var)) for var in shapeless]
         self._evaluated, self._sized = known, list(zip(shapeless, [len(shape) for shape in shapes], strict=True))
         self._function, self._zeros = None, np.zeros(theta.type.shape)
         if not known and not shapeless:
@@ -123,19 +127,6 @@ class Facts:
         self._values = dict(zip(self._evaluated, results, strict=False))
         lengths = iter(results[len(self._evaluated) :])
         self._shapes = {var: tuple(int(next(lengths)) for _ in range(n)) for var, n in self._sized}
-
-    def _symbolic_shapes(self, output: Variable, variables: Iterable[Variable]) -> list[tuple[Variable, ...]]:
-        feature = ShapeFeature()
-        FunctionGraph(outputs=[output], clone=False, copy_inputs=False, features=[feature])
-        return [tuple(feature.shape_tuple(var)) for var in variables]
-
-
-def _without_derivative(kind: Kind) -> Kind:
-    return Kind.STEP if kind is Kind.ACTIVE else kind
-
-
-def _has_derivative(var: Variable) -> bool:
-    return str(getattr(var.type, "dtype", "")).startswith(("float", "complex"))
 
 
 def _static_shape(var: Any) -> tuple[Any, ...]:

@@ -45,19 +45,15 @@ class Lifting(Protocol):
         """Return the predictors that a function of rows reads."""
 
 
-def check_reduced(what: str, n: int) -> None:
-    """Raise CannotLift unless an element is made of a few."""
-    if not 0 < n <= MOST_REDUCED:
-        raise CannotLift(f"it has a {what} over {n} elements")
-
-
 def operands(lift: Lifting, node: Apply, index: Ints, axis: int | Sequence[int] | None) -> list[Variable]:
     """Return the elements that those of a reduction of the only input are made of."""
     [operand] = node.inputs
     shape = lift.facts.shape(operand)
     over = range(len(shape)) if axis is None else np.atleast_1d(axis) % len(shape)
     n_reduced = math.prod(shape[a] for a in over)
-    check_reduced(type(node.op).__name__, n_reduced)
+    what = type(node.op).__name__
+    if not 0 < n_reduced <= MOST_REDUCED:
+        raise CannotLift(f"it has a {what} over {n_reduced} elements")
     positions = np.moveaxis(np.arange(math.prod(shape)).reshape(shape), tuple(over), range(-len(over), 0))
     columns = positions.reshape(-1, n_reduced)[index].T
     return [lift.of(operand, one_if_scalar(np.ascontiguousarray(column), shape)) for column in columns]

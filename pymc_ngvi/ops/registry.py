@@ -157,7 +157,6 @@ from pymc_ngvi.ops.elements import (
     FromWays,
     Rearranged,
     core_op,
-    has_core_axes,
 )
 from pymc_ngvi.ops.facts import (
     Facts,
@@ -580,4 +579,7 @@ def elements(node: Apply, facts: Facts) -> Elements:
     """Return how the elements of the outputs of a node are made of those of its inputs."""
     rule = operation(node.op).elements
     found = None if isinstance(rule, str) else rule(node, facts)
-    return found or (EntryByEntry if has_core_axes(node.op) else Elements)(node, facts)
+    if found:
+        return found
+    by_entry = (getattr(node.op, "signature", None) or getattr(node.op, "gufunc_signature", None)) is not None
+    return (EntryByEntry if by_entry else Elements)(node, facts)

@@ -42,11 +42,6 @@ def with_others(logp: Variable, others: dict[Variable, Variable]) -> Variable:
     return result
 
 
-def affine_nodes(theta: Variable, facts: Facts) -> set[Apply]:
-    """Return the nodes whose outputs are affine functions of theta."""
-    return affine_functions(theta, facts)[1]
-
-
 def affine_functions(theta: Variable, facts: Facts) -> tuple[set[Variable], set[Apply]]:
     """Return the variables that are affine functions of theta, and the nodes that make them."""
     affine, nodes = {theta}, set[Apply]()

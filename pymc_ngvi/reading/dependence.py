@@ -22,7 +22,10 @@ class Dependences:
     def of(self, var: Variable) -> Dependence:
         """Return the dependence of an active variable."""
         for node in self._missing(var):
-            for out, made in zip(node.outputs, self._compute(node), strict=True):
+            found = elements(node, self.facts)
+            if type(found) is Elements:
+                self.opaque.add(type(core_op(node.op)).__name__)
+            for out, made in zip(node.outputs, found.depends(self._done.__getitem__), strict=True):
                 self._done[out] = made
         return self._done[var]
 
@@ -35,12 +38,6 @@ class Dependences:
                 missing.add(node)
                 stack.extend(i for i in self.facts.active_inputs(node) if i not in self._done)
         return sorted(missing, key=self._position.__getitem__)
-
-    def _compute(self, node: Apply) -> list[Dependence]:
-        found = elements(node, self.facts)
-        if type(found) is Elements:
-            self.opaque.add(type(core_op(node.op)).__name__)
-        return found.depends(self._done.__getitem__)
 
 
 def dependence_of(outputs: list[Variable], facts: Facts, theta: Variable) -> Dependence:

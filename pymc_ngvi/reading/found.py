@@ -132,18 +132,13 @@ class Predictors:
 
     @functools.cached_property
     def _evaluate(self) -> Callable[[Array], Array]:
-        if self.are_theta:
+        if self._found == [self._theta]:
             return lambda theta: theta
         with without_c():
             everything = pt.concatenate([var.ravel() for var in self._found])
             points, [values] = graph.over_draws([everything], self._theta)
         function = self._compile([points], values)
         return lambda theta: np.asarray(function(theta))
-
-    @property
-    def are_theta(self) -> bool:
-        """Whether the only predictors are the coordinates themselves."""
-        return self._found == [self._theta]
 
     @functools.cached_property
     def are_coordinates(self) -> NDArray[np.bool_]:

@@ -74,7 +74,9 @@ class Lift:
 
     def _lifted(self, var: Variable, index: Ints) -> Variable:
         if var is self.predictors:
-            return self._slot(index)
+            slot = pt.matrix(f"predictor {len(self.slots)}", dtype="float64", shape=(None, None))
+            self.slots[slot] = index
+            return slot
         if self.facts.is_known(var):
             return self._known(var, index)
         node = var.owner
@@ -84,11 +86,6 @@ class Lift:
         if isinstance(rule, str):
             raise CannotLift(f"PyTensor's {type(core_op(node.op)).__name__} {rule}")
         return rule(self, node, var, index)
-
-    def _slot(self, index: Ints) -> Variable:
-        slot = pt.matrix(f"predictor {len(self.slots)}", dtype="float64", shape=(None, None))
-        self.slots[slot] = index
-        return slot
 
     def _known(self, var: Variable, index: Ints) -> Variable:
         if isinstance(var, Constant) and np.size(var.data) == 1:

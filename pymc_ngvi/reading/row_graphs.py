@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pytensor
 import pytensor.tensor as pt
 
 from numpy.typing import NDArray
@@ -11,7 +10,6 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 
-from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.interacting import interacting
 from pymc_ngvi.reading.terms import Rows
 
@@ -24,16 +22,6 @@ def shared_first(rows: Rows) -> tuple[Rows, int]:
     return replace(rows, index=index, slots=slots), int(is_shared.sum())
 
 
-def with_one_column(rows: Rows, n_shared: int) -> tuple[list[Variable], Variable]:
-    """Return predictors and function of rows where those that all share, which are first, have one column."""
-    shared = [pt.matrix(slot.name, dtype="float64", shape=(None, 1)) for slot in rows.slots[:n_shared]]
-    with without_c():
-        [value] = clone_replace(
-            [rows.value], dict(zip(rows.slots[:n_shared], shared, strict=True)), rebuild_strict=False
-        )
-    return [*shared, *rows.slots[n_shared:]], value
-
-
 def interacts(rows: Rows) -> NDArray[np.bool_]:
     """Return by which pairs of predictors second derivatives may differ from 0: any, of what is not looked into."""
     k = len(rows.slots)
@@ -43,14 +31,6 @@ def interacts(rows: Rows) -> NDArray[np.bool_]:
     for a, b in interacting(rows):
         result[a, b] = result[b, a] = True
     return result
-
-
-def path_of(rows: Rows, sum_: Variable) -> list[Variable]:
-    """Return the sum where all that it is a sum of is 0, and its slopes in these: functions of the others."""
-    summed = rows.slots[-rows.n_summed :]
-    zeros = {slot: pt.zeros((1, 1)) for slot in summed}
-    outputs = [sum_, *pytensor.grad(sum_.sum(), summed)]
-    return clone_replace(outputs, zeros, rebuild_strict=False)
 
 
 def of_sum(rows: Rows, sum_: Variable) -> tuple[list[int], list[Variable], Variable]:

@@ -49,7 +49,8 @@ def sum_of(value: Variable, slots: Collection[Variable]) -> tuple[Variable, Slot
     for var in sorted(order, key=lambda v: -len(affine[v])):
         if len(affine[var]) < 2:
             return None
-        if not _depends_otherwise(value, var, affine[var]):
+        [without] = clone_replace([value], {var: var.type()}, rebuild_strict=False)
+        if not any(v in affine[var] for v in ancestors([without])):
             return var, affine[var]
     return None
 
@@ -64,11 +65,6 @@ def _affine(node: Apply, depends: dict[Variable, Slots], affine: dict[Variable, 
         best = max((inputs[k] for k in form.linear_in(len(inputs))), key=lambda i: len(affine.get(i, _NONE)))
         return affine.get(best, _NONE).difference(*(depends.get(i, _NONE) for i in inputs if i is not best))
     return _NONE
-
-
-def _depends_otherwise(value: Variable, var: Variable, slots: Slots) -> bool:
-    [without] = clone_replace([value], {var: var.type()}, rebuild_strict=False)
-    return any(v in slots for v in ancestors([without]))
 
 
 # --- log p, a function of predictors, as a sum: of rows, each a function of a few of these, and of a rest ---

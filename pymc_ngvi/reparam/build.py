@@ -2,8 +2,9 @@
 
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.conditional import GuideFunctions
-from pymc_ngvi.density.guide import prior_guide, quadratic_guide
+from pymc_ngvi.density.guide import quadratic_guide
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.reading.factors import logp_of
 from pymc_ngvi.reparam.target import ReparametrisedDensity
 from pymc_ngvi.reparam.transform import Conditional
 
@@ -45,6 +46,6 @@ def reparametrised(density: LogDensity, structure: ArrowStructure, reparam: str)
     if reparam == "rvb1":
         guide = quadratic_guide(density, structure)
     elif reparam == "noncentred":
-        guide = prior_guide(density)
+        guide = logp_of([factor for factor in density.graphs.factors if factor.role != "observed"])
     transform = Conditional(GuideFunctions(density, structure, guide), structure, density.initial_point())
     return ReparametrisedDensity(density, transform)

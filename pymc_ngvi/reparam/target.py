@@ -180,7 +180,15 @@ class ReparametrisedDensity(OfAllData):
             modes = self.transform.modes(phi[rows])
             logp[rows], grad[rows] = self._logp_grad(phi[rows], modes)
             n_evaluations += modes.n_evaluations
-        self._follow(phi, n_evaluations / max(len(phi), 1))
+        per_draw = n_evaluations / max(len(phi), 1)
+        finite = phi[np.isfinite(phi).all(axis=1)]
+        longer = per_draw > self._usual_evaluations + 1.0
+        if per_draw > _MANY_EVALUATIONS and len(phi) > 1 and (longer or self._is_far(finite)):
+            if len(finite):
+                self.transform.recentre(finite.mean(axis=0))
+            self._usual_evaluations = np.inf  # the next call says
+        elif np.isinf(self._usual_evaluations):
+            self._usual_evaluations = per_draw
         return logp, grad
 
     def _logp_grad(self, phi: Array, modes: Modes) -> tuple[Array, Array]:
@@ -212,17 +220,6 @@ class ReparametrisedDensity(OfAllData):
     def _batches(self, n_draws: int) -> list[slice]:
         size = max(1, _BATCH_ELEMENTS // (self.n_dim * self.transform.blocks.width))
         return [slice(i, min(i + size, n_draws)) for i in range(0, n_draws, size)]
-
-    def _follow(self, phi: Array, n_evaluations: float) -> None:
-        """Move the centre of the searches to the draws where these have become long."""
-        finite = phi[np.isfinite(phi).all(axis=1)]
-        longer = n_evaluations > self._usual_evaluations + 1.0
-        if n_evaluations > _MANY_EVALUATIONS and len(phi) > 1 and (longer or self._is_far(finite)):
-            if len(finite):
-                self.transform.recentre(finite.mean(axis=0))
-            self._usual_evaluations = np.inf  # the next call says
-        elif np.isinf(self._usual_evaluations):
-            self._usual_evaluations = n_evaluations
 
     def _is_far(self, phi: Array) -> bool:
         """Tell whether the centre is far from draws: where a step that was too long has led, for instance."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core import normal_rules
+from pymc_ngvi.core import normal_rules, prices
 from pymc_ngvi.core.normal_rules import NormalRule, rule
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.rows.levels import Index, Levels, by_code, unpacked
@@ -206,7 +206,16 @@ class SummedRowFunction(RowFunction):
         middle = start + _sum_of(slopes, _one_and(m, levels[:-1]), path)
         across = [_sum_of(slopes, _one_and(m, levels[:-1])[:1], moves[:, a : a + 1]) for a in range(m, self.k)]
         sd = np.sqrt(sum(map(np.square, across)))
-        value, slope, bend = self._of_sum(points, middle, sd, second, data)
+        result = np.empty((3, *middle.shape))
+        nodes, own = second.nodes[:, :, None], [d[None] for d in data]
+        at_a_time = getattr(self.of_sum, "at_a_time", _STREAMED)
+        for some in row_slices(len(middle), max(1, at_a_time // (len(nodes) * middle.shape[1]))):
+            sums = nodes * sd[some]
+            sums += middle[some]
+            beside = [points[a][None, some] for a in self.beside]
+            values = evaluated(self.of_sum, [*beside, sums, *own], sums.shape)
+            result[:, some] = (second.weights @ values.reshape(len(sums), -1)).reshape(3, *sums.shape[1:])
+        value, slope, bend = result
         per_sd = np.divide(1.0, sd, out=sd)
         per_sd[np.isposinf(per_sd)] = 0.0
         slope *= per_sd
@@ -215,19 +224,6 @@ class SummedRowFunction(RowFunction):
         once = _weighted(first.weights[: 1 + m], slopes, slope)
         twice = np.stack([_weighted(first.weights[:1], s * slopes, bend)[:, 0] for s in slopes])
         return _joined(first, value, once, twice, moves[:, m:])
-
-    def _of_sum(self, points: list[Array], middle: Array, sd: Array, along: NormalRule, data: list[Array]) -> Array:
-        """Return expectations, times 1, zeta and zeta^2 - 1, given u, (3, n_nodes, n_rows)."""
-        result = np.empty((3, *middle.shape))
-        nodes, own = along.nodes[:, :, None], [d[None] for d in data]
-        at_a_time = getattr(self.of_sum, "at_a_time", _STREAMED)
-        for at in row_slices(len(middle), max(1, at_a_time // (len(nodes) * middle.shape[1]))):
-            sums = nodes * sd[at]
-            sums += middle[at]
-            beside = [points[a][None, at] for a in self.beside]
-            values = evaluated(self.of_sum, [*beside, sums, *own], sums.shape)
-            result[:, at] = (along.weights @ values.reshape(len(sums), -1)).reshape(3, *sums.shape[1:])
-        return result
 
 
 @functools.cache
@@ -287,6 +283,7 @@ def _joined(first: NormalRule, value: Array, once: Array, twice: Array, root: Ar
 
 def evaluated(function: Compiled, inputs: Sequence[Array], shape: tuple[int, ...]) -> Array:
     """Return the only output of a function, as an array of the shape of its points."""
+    prices.count(prices.PER_CALL + prices.PER_ROW_OF_VALUE * 0.5 * len(inputs) * math.prod(shape))
     [result] = function(*inputs)
     return result if result.shape == shape else np.broadcast_to(np.asarray(result), shape)
 

@@ -131,7 +131,22 @@ class LinearMap:
         result: Array = self._of_rest(matrix).toarray() if self.rest.nnz else np.zeros((self.rest.shape[1],) * 2)
         if len(self.columns):
             product = matrix @ self.dense if self.rest.nnz else np.empty(0)
-            result[np.ix_(self.columns, self.columns)] += self._of_dense(matrix)
+            n, p = self.dense.shape
+            total = np.zeros((p, p))
+            weights = (
+                matrix.diagonal()
+                if matrix.nnz <= n and not (matrix - sparse.diags_array(matrix.diagonal())).nnz
+                else None
+            )
+            sign = 0.0 if weights is None else float(np.all(weights >= 0.0)) - float(np.all(weights <= 0.0))
+            for start in range(0, n, max(1, _AT_A_TIME // p)):
+                rows = slice(start, start + max(1, _AT_A_TIME // p))
+                if weights is not None and sign:  # a matrix times its transpose takes half of the work
+                    half = np.sqrt(np.abs(weights[rows]))[:, None] * self.dense[rows]
+                    total += sign * (half.T @ half)
+                else:
+                    total += self.dense[rows].T @ (matrix[rows] @ self.dense)
+            result[np.ix_(self.columns, self.columns)] += total
             if self.rest.nnz:
                 across = self.rest.T @ product
                 result[:, self.columns] += across
@@ -161,23 +176,6 @@ class LinearMap:
         result[self.columns] += np.einsum("ij,ij->j", self.dense, matrix @ self.dense)
         return result
 
-    def _of_dense(self, matrix: sparse.csr_array) -> Array:
-        """Return D^T M D for the dense columns D."""
-        n, p = self.dense.shape
-        total = np.zeros((p, p))
-        weights = (
-            matrix.diagonal() if matrix.nnz <= n and not (matrix - sparse.diags_array(matrix.diagonal())).nnz else None
-        )
-        sign = 0.0 if weights is None else float(np.all(weights >= 0.0)) - float(np.all(weights <= 0.0))
-        for start in range(0, n, max(1, _AT_A_TIME // p)):
-            rows = slice(start, start + max(1, _AT_A_TIME // p))
-            if weights is not None and sign:  # a matrix times its transpose takes half of the work
-                half = np.sqrt(np.abs(weights[rows]))[:, None] * self.dense[rows]
-                total += sign * (half.T @ half)
-            else:
-                total += self.dense[rows].T @ (matrix[rows] @ self.dense)
-        return total
-
     def _of_rest(self, matrix: sparse.csr_array) -> sparse.csr_array:
         return sparse.csr_array(self.rest.T @ (matrix @ self.rest))
 
@@ -204,7 +202,10 @@ class MatrixPlan:
         share = (sets.T @ np.bincount(index, minlength=sets.shape[0])) / max(len(index), 1)
         is_dense = np.asarray(share > _DENSE) | _is_cheaper_dense(sets, index)
         columns = np.flatnonzero(is_dense)
-        few = _with_columns(sets, ~is_dense)
+        result = sparse.csr_array(sets, copy=True)
+        result.data = np.where((~is_dense)[result.indices], result.data, 0)
+        result.eliminate_zeros()
+        few = result
         colours = _colours(few)
         n_colours = int(colours.max(initial=-1)) + 1
         directions = np.zeros((n_colours + len(columns), n_dim))
@@ -265,11 +266,3 @@ def _colours(sets: sparse.csr_array) -> NDArray[np.intp]:
         taken[near[(near >= 0) & (near <= len(near))]] = True
         colours[column] = int(np.argmin(taken))
     return colours
-
-
-def _with_columns(matrix: sparse.sparray, keep: NDArray[np.bool_]) -> sparse.csr_array:
-    """Return a matrix with 0 in all columns but some."""
-    result = sparse.csr_array(matrix, copy=True)
-    result.data = np.where(keep[result.indices], result.data, 0)
-    result.eliminate_zeros()
-    return result

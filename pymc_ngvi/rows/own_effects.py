@@ -188,7 +188,16 @@ def narrowed(effects: OwnEffects, functions: Sequence[RowFunction], linear: Line
         if prior is None or not (w != 0.0).all():
             return None
         slope = b / w
-        linear = _without(linear, eta, p, slope, prior.mean)
+        offset, dense, rest = linear.offset.copy(), linear.dense, linear.rest
+        offset[eta] += slope * (prior.mean - linear.offset[p])
+        if len(linear.columns) and linear.dense[p].any():
+            dense = dense.copy()
+            dense[eta] -= slope[:, None] * linear.dense[p]
+        of_prior = sparse.csr_array(rest[p])
+        if of_prior.nnz > len(p):  # priors whose means hang on other coordinates
+            n = len(linear.offset)
+            rest = sparse.csr_array(rest - _sparse(slope, eta, np.arange(len(p)), (n, len(p))) @ of_prior)
+        linear = LinearMap(offset, dense, linear.columns, rest)
         reads = functions[group.kind]
         keep = np.zeros(len(reads.index), dtype=bool)
         keep[group.rows] = True
@@ -203,9 +212,13 @@ def narrowed(effects: OwnEffects, functions: Sequence[RowFunction], linear: Line
         ratios.append(w)
         predictors.append(p)
     keep_columns = np.concatenate([effects.kept, np.arange(effects.n_dim, linear.n_dim)])
+    place = np.full(linear.n_dim, -1, dtype=np.intp)
+    place[keep_columns] = np.arange(len(keep_columns))
+    here = place[linear.columns] >= 0
+    rest = sparse.csr_array(linear.rest[:, keep_columns])
     return Narrowed(
         [*made, *effects.left(functions)],
-        _with_columns(linear, keep_columns),
+        LinearMap(linear.offset, linear.dense[:, here], place[linear.columns[here]], rest),
         constant,
         effects,
         priors,
@@ -246,29 +259,6 @@ def _entries(linear: LinearMap, rows: Ints, columns: Ints) -> Array:
     dense = np.flatnonzero(place[columns] >= 0)
     result[dense] += linear.dense[rows[dense], place[columns[dense]]]
     return result
-
-
-def _without(linear: LinearMap, eta: Ints, p: Ints, slope: Array, mean: Array) -> LinearMap:
-    """Return predictors of which some, eta, are without what the effects add to them, but for its prior mean."""
-    offset, dense, rest = linear.offset.copy(), linear.dense, linear.rest
-    offset[eta] += slope * (mean - linear.offset[p])
-    if len(linear.columns) and linear.dense[p].any():
-        dense = dense.copy()
-        dense[eta] -= slope[:, None] * linear.dense[p]
-    of_prior = sparse.csr_array(rest[p])
-    if of_prior.nnz > len(p):  # priors whose means hang on other coordinates
-        n = len(linear.offset)
-        rest = sparse.csr_array(rest - _sparse(slope, eta, np.arange(len(p)), (n, len(p))) @ of_prior)
-    return LinearMap(offset, dense, linear.columns, rest)
-
-
-def _with_columns(linear: LinearMap, keep: Ints) -> LinearMap:
-    """Return the map of some of the coordinates, ascending, all others being 0."""
-    place = np.full(linear.n_dim, -1, dtype=np.intp)
-    place[keep] = np.arange(len(keep))
-    here = place[linear.columns] >= 0
-    rest = sparse.csr_array(linear.rest[:, keep])
-    return LinearMap(linear.offset, linear.dense[:, here], place[linear.columns[here]], rest)
 
 
 def _sparse(values: Array, rows: Ints, columns: Ints, shape: tuple[int, int]) -> sparse.csr_array:

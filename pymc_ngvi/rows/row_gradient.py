@@ -42,16 +42,14 @@ class FirstDerivatives:
     def __call__(self, eta: Array) -> tuple[Array, list[Array]]:
         """Return the sum over rows, (n_points,), and derivatives, (n_places, n_points) each, at predictors."""
         shape = len(eta), len(self.index)
-        predictors = [eta[:, self.index[:1, a] if self._is_one(a) else self.index[:, a]] for a in range(self._k)]
+        predictors = [
+            eta[:, self.index[:1, a] if self._is_one(a) else self.index[:, a]] for a in range(int(self.index.shape[1]))
+        ]
         value, *slopes = (np.broadcast_to(x, shape) for x in self.function(*predictors, *self.data))
         of_places = [
             slope.sum(axis=1)[None] if self._is_one(a) else slope.T for a, slope in zip(self.by, slopes, strict=True)
         ]
         return value.sum(axis=1), of_places
-
-    @property
-    def _k(self) -> int:
-        return int(self.index.shape[1])
 
 
 class RowGradient:

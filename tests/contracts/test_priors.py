@@ -23,7 +23,7 @@ from pymc_ngvi.density.new_priors import NewPriors
 from pymc_ngvi.density.normalised import unnormalised
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.reading.lineage import top_level_priors
-from pymc_ngvi.results.priors.sensitivity import _log_likelihood
+from pymc_ngvi.results.priors import _log_likelihood
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

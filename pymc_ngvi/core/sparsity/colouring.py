@@ -43,7 +43,16 @@ class Colouring:
     @classmethod
     def of(cls, pattern: Pattern) -> Self:
         """Return a colouring of a pattern with few colours."""
-        colours = _colour(pattern)
+        below = pattern.off_diagonal
+        rows, cols, n_dim = pattern.rows[below], pattern.cols[below], pattern.n_dim
+        own = _own_colours(rows, cols, n_dim)
+        n_own = int(own.sum())
+        inside = ~(own[rows] | own[cols])
+        rest = np.flatnonzero(~own)
+        index = np.cumsum(~own) - 1
+        colours = np.empty(n_dim, dtype=np.intp)
+        colours[own] = np.arange(n_own)
+        colours[rest] = n_own + _colour_rest(_graph(index[rows[inside]], index[cols[inside]], len(rest)))
         places = _places(pattern, colours)
         if places is None:  # never seen; distinct colours are always right
             colours = np.arange(pattern.n_dim)
@@ -67,38 +76,19 @@ def _places(pattern: Pattern, colours: Indices) -> Indices | None:
     at_row = colours[pattern.cols] * pattern.n_dim + pattern.rows
     at_col = colours[pattern.rows] * pattern.n_dim + pattern.cols
     n_places = (int(colours.max(initial=-1)) + 1) * pattern.n_dim
-    alone = _occurs_once(np.concatenate([at_row, at_col[below]]), n_places)
+    places = np.concatenate([at_row, at_col[below]])
+    if n_places <= _COUNTED_PLACES:
+        counts = np.bincount(places, minlength=n_places)
+    else:
+        _, places, counts = np.unique(places, return_inverse=True, return_counts=True)
+    alone = (counts == 1)[places]
     row_alone = alone[: len(at_row)]
     col_alone = row_alone.copy()
     col_alone[below] = alone[len(at_row) :]
     return np.where(row_alone, at_row, at_col) if np.all(row_alone | col_alone) else None
 
 
-def _occurs_once(places: Indices, n_places: int) -> NDArray[np.bool_]:
-    """Tell of each place whether no other entry, of both triangles, is added up there."""
-    if n_places <= _COUNTED_PLACES:
-        counts = np.bincount(places, minlength=n_places)
-    else:
-        _, places, counts = np.unique(places, return_inverse=True, return_counts=True)
-    return (counts == 1)[places]
-
-
 # --- the choice of colours --------------------------------------------------------------------------------------------
-
-
-def _colour(pattern: Pattern) -> Indices:
-    """Give vertices of many neighbours a colour each, and colour what remains."""
-    below = pattern.off_diagonal
-    rows, cols, n_dim = pattern.rows[below], pattern.cols[below], pattern.n_dim
-    own = _own_colours(rows, cols, n_dim)
-    n_own = int(own.sum())
-    inside = ~(own[rows] | own[cols])
-    rest = np.flatnonzero(~own)
-    index = np.cumsum(~own) - 1
-    colours = np.empty(n_dim, dtype=np.intp)
-    colours[own] = np.arange(n_own)
-    colours[rest] = n_own + _colour_rest(_graph(index[rows[inside]], index[cols[inside]], len(rest)))
-    return colours
 
 
 def _own_colours(rows: Indices, cols: Indices, n_dim: int) -> NDArray[np.bool_]:
@@ -142,7 +132,8 @@ def _colour_rest(graph: sparse.csr_array) -> Indices:
     if not graph.nnz:
         return np.zeros(n_dim, dtype=np.intp)
     best = _by_component(graph)
-    enough = max(3, _largest_clique_seen(graph, best))
+    last = int(np.argmax(best))
+    enough = max(3, int(best[last]) + 1 if np.diff(graph.indptr)[last] == best[last] else 0)
     for way in (_by_band, _greedily):
         if best.max() < enough:
             break
@@ -150,15 +141,6 @@ def _colour_rest(graph: sparse.csr_array) -> Indices:
         if colours is not None and colours.max() < best.max():
             best = colours
     return best
-
-
-def _largest_clique_seen(graph: sparse.csr_array, members: Indices) -> int:
-    """Return the size of the largest component if it is complete, a number of colours that can't be improved; else 0.
-
-    ``members`` counts the vertices of each component from 0.
-    """
-    last = int(np.argmax(members))
-    return int(members[last]) + 1 if np.diff(graph.indptr)[last] == members[last] else 0
 
 
 def _by_component(graph: sparse.csr_array) -> Indices:

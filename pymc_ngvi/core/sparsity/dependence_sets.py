@@ -64,7 +64,10 @@ class Dependence:
         """Return an array of ``shape``, each element of which is the union of those that ``where`` sends to it."""
         n_out, n_sets = math.prod(shape), self.sets.shape[0]
         members = _ones(where.ravel(), self.index.ravel(), (n_out, n_sets))
-        return _united(members, self.sets, shape)
+        first, inverse = _distinct(members)
+        chosen = members[first]
+        check_entries(int(np.diff(self.sets.indptr)[chosen.indices].sum(dtype=np.int64)))
+        return Dependence(_with_empty(chosen @ self.sets), inverse.reshape(shape) + 1)
 
     def multiplied(self, matrix: "RowKinds") -> "Dependence":
         """Return the dependence of ``matrix @ array`` for an array of shape (..., n, m): (..., n_rows, m)."""
@@ -188,14 +191,6 @@ def _pair(a: Dependence, b: Dependence) -> Dependence:
     lengths_a, lengths_b = np.diff(a.sets.indptr), np.diff(b.sets.indptr)
     check_entries(int(lengths_a[pa].sum(dtype=np.int64) + lengths_b[pb].sum(dtype=np.int64)))
     return Dependence(_with_empty(a.sets[pa] + b.sets[pb]), inverse + 1)
-
-
-def _united(members: sparse.csr_array, sets: sparse.csr_array, shape: tuple[int, ...]) -> Dependence:
-    """Return the array whose elements are unions of sets: ``members``, (n_elements, n_sets)."""
-    first, inverse = _distinct(members)
-    chosen = members[first]
-    check_entries(int(np.diff(sets.indptr)[chosen.indices].sum(dtype=np.int64)))
-    return Dependence(_with_empty(chosen @ sets), inverse.reshape(shape) + 1)
 
 
 def _distinct(matrix: sparse.csr_array) -> tuple[Ints, Ints]:

@@ -67,7 +67,19 @@ class Pairs:
     def _factors(self) -> tuple[sparse.csr_array, sparse.csr_array]:
         """Return two matrices L and R such that the pairs are where L^T R is not 0, in either triangle."""
         diagonal = sparse.eye_array(self.n_dim, dtype=bool, format="csr")
-        within = _without_subsets(sparse.vstack([diagonal, *(s[used] for s, used in self._within.values())], "csr"))
+        sets = sparse.vstack([diagonal, *(s[used] for s, used in self._within.values())], "csr")
+        sets = distinct_rows(sets)
+        kept = []
+        for _ in range(_MAX_COVERS):
+            lengths = np.diff(sets.indptr).astype(np.int64)
+            if (lengths**2).sum() <= _PAIRS_AT_A_TIME:
+                break
+            largest = sets[[lengths.argmax()]]
+            kept.append(largest)
+            inside = np.zeros(sets.shape[1], dtype=np.int64)
+            inside[largest.indices] = 1
+            sets = sets[sets @ inside < lengths]
+        within = sparse.vstack([*kept, sets], format="csr")
         if not self._across:
             return within, within
         across = distinct_rows(sparse.hstack([sparse.vstack(side) for side in zip(*self._across, strict=True)], "csr"))
@@ -82,22 +94,6 @@ def _aligned(part: Dependence, ndim: int) -> Dependence:
     """Put axes of length 1 before those of an array."""
     shape = part.index.shape
     return Dependence(part.sets, part.index.reshape((1,) * (ndim - len(shape)) + shape))
-
-
-def _without_subsets(sets: sparse.csr_array) -> sparse.csr_array:
-    """Return each set once; where they are large, without those that lie within one of the largest."""
-    sets = distinct_rows(sets)
-    kept = []
-    for _ in range(_MAX_COVERS):
-        lengths = np.diff(sets.indptr).astype(np.int64)
-        if (lengths**2).sum() <= _PAIRS_AT_A_TIME:
-            break
-        largest = sets[[lengths.argmax()]]
-        kept.append(largest)
-        inside = np.zeros(sets.shape[1], dtype=np.int64)
-        inside[largest.indices] = 1
-        sets = sets[sets @ inside < lengths]
-    return sparse.vstack([*kept, sets], format="csr")
 
 
 def _lower_product(left: sparse.csr_array, right: sparse.csr_array, max_entries: int) -> Pattern:

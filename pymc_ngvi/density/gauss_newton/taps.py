@@ -100,15 +100,6 @@ def find_taps(row: Variable, theta: Variable) -> tuple[Variable, list[Tap]]:
     return fgraph.outputs[0], search.taps
 
 
-def differentiable(fgraph: FunctionGraph, theta: Variable) -> set[Variable]:
-    """Return the variables of a graph that depend on theta, but for logical ones and integers."""
-    found = {theta}
-    for node in fgraph.toposort():
-        if not found.isdisjoint(node.inputs):
-            found.update(out for out in node.outputs if "float" in getattr(out.type, "dtype", ""))
-    return found
-
-
 def is_part(var: Variable, theta: Variable) -> bool:
     """Tell whether a variable has elements of theta, each of them once at most."""
     while var is not theta:
@@ -122,7 +113,11 @@ def is_part(var: Variable, theta: Variable) -> bool:
 class _TapSearch:
     def __init__(self, fgraph: FunctionGraph, theta: Variable) -> None:
         self._fgraph, self._theta = fgraph, theta
-        self._depends = differentiable(fgraph, theta)
+        found = {theta}
+        for node in fgraph.toposort():
+            if not found.isdisjoint(node.inputs):
+                found.update(out for out in node.outputs if "float" in getattr(out.type, "dtype", ""))
+        self._depends = found
         self._copies: dict[tuple[Variable, int], Variable] = {}
         self.axes: dict[Variable, int] = {}
         self.taps: list[Tap] = []
@@ -140,9 +135,20 @@ class _TapSearch:
         elif isinstance(op, Elemwise | LogAddExp) and all(i.type.ndim == out.type.ndim for i in node.inputs):
             self._elementwise(node, out, axis)
         elif isinstance(op, Dot):
-            self._dot(node, out, axis)
+            rows, shared = node.inputs if axis == 0 else node.inputs[::-1]
+            self.assign(rows, axis)
+            if shared in self._depends:
+                self.taps.append(DenseLayer(shared, rows, out, transposed=axis == 1))
         elif isinstance(op, AdvancedSubtensor):
-            self._taken(node, out, axis)
+            source, index, *_ = node.inputs
+            if axis != 0 or node.op.idx_list[0] != 0 or "int" not in index.type.dtype:
+                raise NoLayers("an index")
+            if _counts_rows(index, source):
+                self.assign(source, 0)
+            elif is_part(source, self._theta) and index.type.ndim == 1 and len(node.inputs) == 2:
+                self.taps.append(Own(out))
+            else:
+                raise NoLayers("an index")
         else:
             rule = operation(op).axis
             found = None if isinstance(rule, str) or isinstance(op, Blockwise) else rule(node, out, axis)
@@ -166,23 +172,6 @@ class _TapSearch:
                 self._copies[var, axis] = pt.alloc(var, *lengths)
                 self.taps.append(Copied(var, self._copies[var, axis], axis))
             self._fgraph.change_node_input(node, at, self._copies[var, axis], check=False)
-
-    def _dot(self, node: Apply, out: Variable, axis: int) -> None:
-        rows, shared = node.inputs if axis == 0 else node.inputs[::-1]
-        self.assign(rows, axis)
-        if shared in self._depends:
-            self.taps.append(DenseLayer(shared, rows, out, transposed=axis == 1))
-
-    def _taken(self, node: Apply, out: Variable, axis: int) -> None:
-        source, index, *_ = node.inputs
-        if axis != 0 or node.op.idx_list[0] != 0 or "int" not in index.type.dtype:
-            raise NoLayers("an index")
-        if _counts_rows(index, source):
-            self.assign(source, 0)
-        elif is_part(source, self._theta) and index.type.ndim == 1 and len(node.inputs) == 2:
-            self.taps.append(Own(out))
-        else:
-            raise NoLayers("an index")
 
 
 def _counts_rows(index: Variable, source: Variable) -> bool:

@@ -371,7 +371,11 @@ class Program:
             self._translate(node)
         self._outputs = [self._slot(out) for out in outputs]
         self.kinds = [self._kinds[k] for k in self._outputs]
-        self._find_last_uses()
+        kept = {*self._outputs, *self._constants, *range(self._n_inputs)}
+        seen: set[int] = set(kept)
+        for call in reversed(self._calls):
+            call.last = [k for k in dict.fromkeys([*call.read, *call.write]) if k not in seen]
+            seen.update(call.last)
 
     def _new(self, var: Variable, kind: JetKind) -> int:
         self._slots[var] = len(self._kinds)
@@ -426,13 +430,6 @@ class Program:
         call = _Call(rule, read, write, [])
         self._calls.append(call)
         self._rules.add(call)
-
-    def _find_last_uses(self) -> None:
-        kept = {*self._outputs, *self._constants, *range(self._n_inputs)}
-        seen: set[int] = set(kept)
-        for call in reversed(self._calls):
-            call.last = [k for k in dict.fromkeys([*call.read, *call.write]) if k not in seen]
-            seen.update(call.last)
 
     def __call__(self, space: Space, inputs: list[AnyArray]) -> list[AnyArray]:
         """Return the outputs."""
@@ -651,11 +648,6 @@ def structural(op: Op, node: Apply, kinds: _Kinds) -> Rule:
     """Return the rule of an operation."""
     if JetKind.JET in kinds or isinstance(op, HasInnerGraph | _NoPythonOp):
         raise NoJet(f"{op} has no rule")
-    return _at_each_point(node)
-
-
-def _at_each_point(node: Apply) -> Rule:
-    """Return the rule of whatever has no derivatives: PyTensor's own function, at one point after the other."""
     dtypes = [i.type.dtype for i in node.inputs]
 
     def at_point(inputs: tuple[AnyArray, ...], k: int) -> list[AnyArray]:

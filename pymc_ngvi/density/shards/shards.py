@@ -230,12 +230,6 @@ def common_potentials(keys: Sequence[Hashable], facts: Sequence[ModelFacts]) -> 
     return tuple(name for name in facts[0].potentials if _is_common(name, keys, facts))
 
 
-def common_deterministics(facts: Sequence[ModelFacts]) -> frozenset[str]:
-    """Return the names of Deterministics that read the same data in all shards."""
-    first, *others = (of_shard.deterministics.items() for of_shard in facts)
-    return frozenset(name for name, _ in set(first).intersection(*others))
-
-
 def _is_common(name: str, keys: Sequence[Hashable], facts: Sequence[ModelFacts]) -> bool:
     first, *others = (of_shard.potentials[name] for of_shard in facts)
     if not all(_same(first.values, other.values) for other in others):
@@ -428,7 +422,8 @@ class Shards:
         self.n_passes = 0
         names = dict.fromkeys(name for fact in facts for name in fact.observations)
         observations = {name: sum(fact.observations.get(name, 0) for fact in facts) for name in names}
-        return Common(common, common_deterministics(facts), observations)
+        first, *others = (of_shard.deterministics.items() for of_shard in facts)
+        return Common(common, frozenset(name for name, _ in set(first).intersection(*others)), observations)
 
     def map(self, function: Callable[[Hashable, pm.Model], Any]) -> Iterator[tuple[Hashable, Any]]:
         """Apply a function to each shard where it is.
@@ -502,9 +497,3 @@ def _checked(keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
         except TypeError:
             raise TypeError(f"The key {key!r} can't be hashed: take a string, number or tuple instead.") from None
     return keys
-
-
-def points_to_compare(start: Array) -> Array:
-    """Return two points at which priors are compared, (2, n_dim)."""
-    steps = np.random.default_rng(0).uniform(-0.5, 0.5, (2, len(start)))
-    return start + steps

@@ -301,11 +301,8 @@ class StreamDensity(Sum):
         """Return the names of data whose first axis is that of rows; see that none is missing."""
         lengths = {name: shape[0] for name, shape in self._form.shapes.items() if shape}
         n_rows = {int(part.value.shape[0].eval()) for part in self._likelihoods}
-        missing = [
-            name
-            for name, length in lengths.items()
-            if name not in first and length in n_rows and _are_used(model, name, self._likelihoods)
-        ]
+        used = set(ancestors([var for part in self._likelihoods for var in (part.rv, part.value)]))
+        missing = [n for n, length in lengths.items() if n not in first and length in n_rows and model[n] in used]
         if missing:
             raise BatchError(
                 f"The first batch lacks {quoted(missing)}; it has {quoted(first)}. In the model, {quoted(missing)} "
@@ -375,21 +372,17 @@ class StreamDensity(Sum):
             self._kept[shapes] = BatchLikelihood(self.model, self._likelihoods, arrays)
         self._kept.move_to_end(shapes)
         found = self._kept[shapes]
-        self._forget_some()
+        while len(self._kept) > 2:
+            n_rows = [batch.n_rows[0] for batch in self._kept.values()]
+            if len(n_rows) <= _MOST_KEPT and sum(n_rows) <= _MOST_ROWS * max(n_rows):
+                break
+            self._kept.popitem(last=False)
         if found.log_p.rows is None:
             why = found.log_p.by_rows.why_not
             raise BatchError(f"{where} can't be used: its log likelihood {_NO_ROWS.format(why)}")
         if len(set(found.n_rows)) > 1:
             raise BatchError(f"{where} has other numbers of rows by likelihood: {found.n_rows}.")
         return found
-
-    def _forget_some(self) -> None:
-        """Forget likelihoods that were not used for long, where they are many, or large."""
-        while len(self._kept) > 2:
-            n_rows = [batch.n_rows[0] for batch in self._kept.values()]
-            if len(n_rows) <= _MOST_KEPT and sum(n_rows) <= _MOST_ROWS * max(n_rows):
-                break
-            self._kept.popitem(last=False)
 
     def of_prior(self, q: Spread) -> Expectation:
         """Return the expectation of what is no likelihood of a batch, under a Gaussian."""
@@ -441,7 +434,3 @@ class StreamDensity(Sum):
             value, error, grad = value + part.value, error + part.error, grad + part.grad
             hessian = hessian + part.hessian.products(np.eye(self.n_dim))
         return Expectation(value, error, grad, MatrixHessian(hessian), own.rules)
-
-
-def _are_used(model: pm.Model, name: str, likelihoods: list[Likelihood]) -> bool:
-    return model[name] in set(ancestors([part.rv for part in likelihoods] + [part.value for part in likelihoods]))

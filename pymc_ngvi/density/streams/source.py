@@ -37,7 +37,9 @@ class BatchSource:
     def __init__(self, given: Any) -> None:
         self.given = given
         is_factory = callable(given) and not hasattr(given, "__iter__") and not hasattr(given, "__getitem__")
-        if isinstance(given, Mapping | str | bytes | np.ndarray) or not (is_factory or _is_iterable(given)):
+        is_list = hasattr(given, "__getitem__") and hasattr(given, "__len__")
+        is_usable = is_factory or is_list or hasattr(given, "__iter__")
+        if isinstance(given, Mapping | str | bytes | np.ndarray) or not is_usable:
             raise TypeError(f"{_WHAT}; got {shortened(given)}.")
         self._iterate: Callable[[], Iterator[Any]] = (lambda: iter(given())) if is_factory else (lambda: iter(given))
         self.n_batches = _length(given) if hasattr(given, "__getitem__") else None
@@ -75,7 +77,11 @@ class BatchSource:
     def read(self, seed: int, place: Place) -> Raw | None:
         """Return the batch at a place; None after the last one of a pass."""
         if self.is_random:
-            order = self._order_of(seed, place.number)
+            assert self.n_batches is not None
+            if self._order is None or self._order[0] != (seed, place.number):
+                order = np.random.default_rng([seed, place.number, _ORDERS]).permutation(self.n_batches)
+                self._order = (seed, place.number), order
+            order = self._order[1]
             if place.position >= len(order):
                 return None
             which = int(order[place.position])
@@ -119,7 +125,11 @@ class BatchSource:
         """Return the batch at a place of the source's own order, going there where that is not the next one."""
         try:
             if self._open is None or self._next[:2] != place[:2] or (self.is_read_once and place.number):
-                self._go_to(place)
+                if self.is_read_once and (self._open is not None or place.number):
+                    raise BatchError(_NO_OTHER)
+                self._open = self._iterate()
+                for _ in range(place.position):
+                    next(self._open)
             assert self._open is not None
             data = next(self._open)
         except StopIteration:
@@ -136,29 +146,11 @@ class BatchSource:
         self._next = Place(place.number, place.position + 1)
         return Raw(place.position, data)
 
-    def _go_to(self, place: Place) -> None:
-        if self.is_read_once and (self._open is not None or place.number):
-            raise BatchError(_NO_OTHER)
-        self._open = self._iterate()
-        for _ in range(place.position):
-            next(self._open)
-
-    def _order_of(self, seed: int, number: int) -> NDArray[np.intp]:
-        assert self.n_batches is not None
-        if self._order is None or self._order[0] != (seed, number):
-            order = np.random.default_rng([seed, number, _ORDERS]).permutation(self.n_batches)
-            self._order = (seed, number), order
-        return self._order[1]
-
 
 def _unreadable(place: Place, error: Exception, which: str = "") -> BatchError:
     return BatchError(
         f"Batch {place.position + 1} of pass {place.number + 1}{which} can't be read: {type(error).__name__}: {error}"
     )
-
-
-def _is_iterable(given: object) -> bool:
-    return hasattr(given, "__iter__") or (hasattr(given, "__getitem__") and hasattr(given, "__len__"))
 
 
 def _length(given: Any) -> int | None:

@@ -2,8 +2,8 @@
 
 Draws of the prior, and of t distributions 3, 10 and 30 times as wide as the fit, climb log p for some steps. Modes that
 are far from the fit, and may have much of the mass by Laplace's method, are where it begins once more. So are humps of
-log p beyond a valley on lines through the fit: all coordinates moved at once seldom hit a mode of which most are as they
-are at the fit. Where log p is concave given three coordinates or fewer, lines along these are enough.
+log p beyond a valley on lines through the fit: moved all at once, coordinates seldom hit a mode of which most are as
+they are at the fit. Where log p is concave given three coordinates or fewer, lines along these are enough.
 """
 
 import logging
@@ -16,7 +16,6 @@ from dataclasses import (
     replace,
 )
 from typing import (
-    Any,
     NamedTuple,
 )
 
@@ -30,6 +29,7 @@ from pymc_ngvi.core.prices import (
     fit_seconds,
     in_words,
 )
+from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.types import (
     Array,
     GaussianState,
@@ -127,7 +127,7 @@ def points_for(
         theta += [q.mean()[None], own[: _N_OWN - 1], own[np.argsort(-ratio)[:n_heavy]]]
         n_own, n_seen = _N_OWN, _N_WEIGHED
         scales += [np.broadcast_to(q.sd(), (_N_OWN + n_heavy, q.n_dim))]
-    prior = density.info.prior_draws(n_looked // 2, int(rng.integers(2**31)))
+    prior = density.info.prior_draws(n_looked // 2, seed_of(rng))
     sets = [(prior, _spread(prior))] if len(prior) >= _LEAST_PRIOR else []
     if is_sound:
         n = (n_looked - len(prior)) // len(WIDER)
@@ -339,7 +339,7 @@ class ModeSearch:
     @property
     def stream(self) -> int:
         """Seed of what it draws, apart from those of the fit."""
-        return int(np.random.default_rng([_STREAM, self.seed]).integers(2**31))
+        return seed_of(np.random.default_rng([_STREAM, self.seed]))
 
     def after(
         self,
@@ -375,7 +375,7 @@ class ModeSearch:
             density.n_gradients, density.n_hessians = counted
 
     def _found(
-        self, q: Gaussian[Any], elbo: float, n_climbs: int, n_looked: int, n_fits: int, *, is_sound: bool
+        self, q: Gaussian, elbo: float, n_climbs: int, n_looked: int, n_fits: int, *, is_sound: bool
     ) -> FoundModes | None:
         """Return what climbs lead to; see `after`."""
         density, before = self.density, self.density.n_gradients
@@ -401,7 +401,7 @@ class ModeSearch:
         others = [mode for mode in others if _counts(mode, q if best == elbo else others[0].gaussian, best)]
         return FoundModes(home, others, len(points.prior), points.n_looked, n_fits, density.n_gradients - before)
 
-    def _starts(self, q: Gaussian[Any], elbo: float, places: Array, known: list[Array]) -> list[Mode]:
+    def _starts(self, q: Gaussian, elbo: float, places: Array, known: list[Array]) -> list[Mode]:
         """Return humps on lines through a fit from which log p leads elsewhere than from the fit.
 
         A mode of log p, where it leads, may have next to no mass in a funnel: the fit moved to the hump says more.

@@ -28,6 +28,7 @@ from numpy.typing import (
 from pymc_ngvi.core.linalg import (
     logsumexp,
 )
+from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.status import (
     Status,
 )
@@ -593,7 +594,7 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
         accepted = self._accept(state, MixtureState.of([gaussian]))
         extra = [gaussian.draws(3.0 * rng.standard_normal((_N_AROUND, self._target.n_dim)))]
         if hasattr(self._target, "info"):
-            extra.append(self._target.info.prior_draws(_N_PRIOR, int(rng.integers(2**31))))
+            extra.append(self._target.info.prior_draws(_N_PRIOR, seed_of(rng)))
         found, log_mass = modes(self._target, state.start, np.concatenate(extra), rng, self._n_components)
         known = replace(state, accepted=accepted, gaussian=gaussian, level=state.level + 1)
         if len(found) < 2:
@@ -636,22 +637,18 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
             inner = self._steps.step(inner)
             return replace(state, of_mixture=inner, level=inner.level)
         if inner.failure is None:
-            return self._decide(state, inner)
+            old, new = _accepted(state), self._accept(state, inner.q)
+            gain, noise = new.elbo - old.elbo, 2.0 * np.hypot(new.se, old.se)
+            if new.lost > max(old.lost, MAX_LOST):  # what lies outside the support counts nowhere in its ELBO
+                return self._failed(state)
+            grows = not self._auto and old.q.n_components < new.q.n_components
+            # One asked for need not gain; noise, which is huge where tails are heavy, excuses no loss of its own.
+            if (grows and gain > -min(noise, self._worth)) or gain > max(self._worth if self._auto else 0.0, noise):
+                return replace(state, stage="grow", accepted=new, n_failed=0, tried=())
+            # It may gain on its own draws, which may have been too few to tell what holds on others.
+            larger = self._steps.larger(inner) if inner.elbo > old.elbo + self._worth else None
+            return self._failed(state) if larger is None else replace(state, of_mixture=larger, level=larger.level)
         return self._failed(replace(state, n_collapsed=state.n_collapsed + (inner.failure is Status.COLLAPSED)))
-
-    def _decide(self, state: MixtureFit, inner: MixtureSteps) -> MixtureFit:
-        """Keep the new mixture where it gains more than its noise; else go back to the last one."""
-        old, new = _accepted(state), self._accept(state, inner.q)
-        gain, noise = new.elbo - old.elbo, 2.0 * np.hypot(new.se, old.se)
-        if new.lost > max(old.lost, MAX_LOST):  # what lies outside the support counts nowhere in its ELBO
-            return self._failed(state)
-        grows = not self._auto and old.q.n_components < new.q.n_components
-        # One that was asked for need not gain; noise, which is huge where tails are heavy, excuses no loss of its own.
-        if (grows and gain > -min(noise, self._worth)) or gain > max(self._worth if self._auto else 0.0, noise):
-            return replace(state, stage="grow", accepted=new, n_failed=0, tried=())
-        # It may gain on its own draws, which may have been too few to tell what holds on others.
-        larger = self._steps.larger(inner) if inner.elbo > old.elbo + self._worth else None
-        return self._failed(state) if larger is None else replace(state, of_mixture=larger, level=larger.level)
 
     def _failed(self, state: MixtureFit) -> MixtureFit:
         return replace(state, stage="grow", n_failed=state.n_failed + 1)

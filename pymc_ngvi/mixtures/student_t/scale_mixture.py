@@ -53,10 +53,8 @@ from pymc_ngvi.core.types import (
     Update,
 )
 from pymc_ngvi.estimators import (
-    stein,
-)
-from pymc_ngvi.estimators.summary import (
     gap_of,
+    stein,
 )
 from pymc_ngvi.families.student_t import (
     LEAST_SHAPE,
@@ -339,11 +337,6 @@ class ScaleMoments:
         same_shape: Array = self.metric.holding_shape().solve(np.append(self.vector[:-1], 0.0)[None])[0]
         return trust * full + (1.0 - trust) * same_shape
 
-    @property
-    def gap_of_gaussian(self) -> float:
-        """Nats to be gained by mean and Sigma, as if w were observed."""
-        return 0.5 * float(self.vector[:-1] @ self.vector[:-1])
-
 
 def measured(
     target: Density,
@@ -564,7 +557,7 @@ class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
 
     def _found(self, state: AsStudentT) -> tuple[AsStudentT, Step[StudentTState, Evaluation] | Failure]:
         x = state.moments
-        near = is_near(state.q.gaussian, x.gaussian, x.gap_of_gaussian)
+        near = is_near(state.q.gaussian, x.gaussian, 0.5 * float(x.vector[:-1] @ x.vector[:-1]))
         # On few draws, most of the shape's step may be noise, and far from the optimum all of it tells of other errors.
         trust = x.tail_step**2 / (x.tail_step**2 + x.tail_se**2) if near and x.tail_step else 0.0
         full = stepped(state.q, x, x.direction(trust), self._update, 1.0, correct=True)

@@ -7,6 +7,7 @@ import numpy as np
 from scipy.special import expit
 
 from pymc_ngvi.core.linalg import logsumexp
+from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.types import Array, GaussianState, VariationalState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import FullState
@@ -33,7 +34,7 @@ class MissedMass:
 
 def other_modes(density: ModelDensity, q: Distribution, elbo: float, rng: np.random.Generator) -> list[MissedMass]:
     """Look for modes once more, from other points, and return those outside q."""
-    search = ModeSearch(density, int(rng.integers(2**31)), "", "hessians")
+    search = ModeSearch(density, seed_of(rng), "", "hessians")
     found = search.after(_around(q), elbo, 0, 0, is_sound=True)
     if found is None:
         return []

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pytensor
 import pytensor.tensor as pt
 
 from pytensor.compile import Function
 from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace
 
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops import cost
 from pymc_ngvi.reading.compiled import CompileAll, CompiledOnce
-from pymc_ngvi.reading.row_graphs import interacts, of_sum, path_of, shared_first, with_one_column
+from pymc_ngvi.reading.row_graphs import interacts, of_sum, shared_first
 from pymc_ngvi.reading.terms import Rows
 from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction, row_slices
 from pymc_ngvi.rows.row_gradient import FirstDerivatives
@@ -44,8 +46,12 @@ class PyTensorEngine:
         if rows.sum_ is not None:
             return self._summed(rows)
         rows, n_shared = shared_first(rows)
-        slots, value = with_one_column(rows, n_shared)
-        function = self._on_two_axes([*slots, *rows.data], value)
+        shared = [pt.matrix(slot.name, dtype="float64", shape=(None, 1)) for slot in rows.slots[:n_shared]]
+        with without_c():
+            [value] = clone_replace(
+                [rows.value], dict(zip(rows.slots[:n_shared], shared, strict=True)), rebuild_strict=False
+            )
+        function = self._on_two_axes([*shared, *rows.slots[n_shared:], *rows.data], value)
         return RowFunction(function, rows.index, data, interacts(rows), n_shared=n_shared)
 
     def _summed(self, rows: Rows) -> RowFunction:
@@ -53,7 +59,10 @@ class PyTensorEngine:
         given = list(rows.data)
         function = self._on_two_axes([*rows.slots, *given], rows.value)
         with without_c():
-            path = path_of(rows, rows.sum_)
+            summed = rows.slots[-rows.n_summed :]
+            zeros = {slot: pt.zeros((1, 1)) for slot in summed}
+            outputs = [rows.sum_, *pytensor.grad(rows.sum_.sum(), summed)]
+            path = clone_replace(outputs, zeros, rebuild_strict=False)
             beside, inputs, value = of_sum(rows, rows.sum_)
         path += [pt.ones((1, 1)) for _ in path[1:]]
         along = self._compile([*rows.slots[: -rows.n_summed], *given], path)

@@ -151,15 +151,15 @@ def _beta_density(a: Value, b: Value, x: Value) -> Any:
     return (of_x - a.to("gammaln") - b.to("gammaln") + (a + b).to("gammaln")).to("exp")
 
 
-def _beta_scores(a: Value, b: Value, x: Value) -> dict[str, Any]:
-    of_sum = (a + b).to("psi")
-    return {"a": x.to("log") - a.to("psi") + of_sum, "b": (-x).to("log1p") - b.to("psi") + of_sum}
-
-
 def _beta_by(by: str) -> Slopes:
     def slopes(y: Value, a: Value, b: Value, x: Value) -> tuple[Any, Any, Any]:
         by_parameters = [a.to("betainc_" + "".join(sorted(by + p)), b, x) for p in "ab"]
-        return (*by_parameters, _beta_density(a, b, x) * _beta_scores(a, b, x)[by])
+        of_sum = (a + b).to("psi")
+        return (
+            *by_parameters,
+            _beta_density(a, b, x)
+            * {"a": x.to("log") - a.to("psi") + of_sum, "b": (-x).to("log1p") - b.to("psi") + of_sum}[by],
+        )
 
     return slopes
 

@@ -61,18 +61,14 @@ class GlobalGradient:
         """Return it with further sets of draws, of gradients alone, until its noise is low enough to judge."""
         new = self
         for k in range(_MAX_SETS):
-            if new._is_clear():
+            moves = np.abs(new.mean) > MAX_ERROR + _N_SE * new.se
+            if bool(np.max(new.se, initial=0.0) <= _MAX_NOISE or moves.any()):
                 break
             more = _of_gradients(q, *evaluated(k))
             if more is None:
                 break
             new = replace(new._with(more), n_sets=new.n_sets)
         return new
-
-    def _is_clear(self) -> bool:
-        """Tell whether noise is low enough, or a parameter moves for certain."""
-        moves = np.abs(self.mean) > MAX_ERROR + _N_SE * self.se
-        return bool(np.max(self.se, initial=0.0) <= _MAX_NOISE or moves.any())
 
     def _with(self, other: "GlobalGradient") -> Self:
         total, variance = self.total + other.total, self.variance + other.variance
@@ -114,10 +110,3 @@ def _of_gradients(q: GaussianState, base: BaseDraws, evaluation: Evaluation) -> 
     grads = np.array([whitened[rows].mean(axis=0) for rows in base.replicates()])
     variance = grads.var(axis=0, ddof=1) / base.n_replicates
     return GlobalGradient(base.n_draws * grads.mean(axis=0), base.n_draws**2 * variance, base.n_draws, 1)
-
-
-def with_stride(q: GaussianState, moments: Moments, step: Array) -> Moments:
-    """Return moments with the gradient of some global parameters, where ``step`` is not 0, replaced by it."""
-    grad = moments.grad.copy()
-    grad[q.globals_] = np.where(step != 0.0, step, grad[q.globals_])
-    return replace(moments, grad=grad)

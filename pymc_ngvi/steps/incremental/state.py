@@ -97,8 +97,3 @@ class IncrementalState:
             number, position, n_batches, self.total.n_rows, self.gap, self.moved, was_read_once, self.is_held,
             self.ordered,
         )  # fmt: skip
-
-    @property
-    def is_between_passes(self) -> bool:
-        """Whether a pass has just ended."""
-        return self.place.number > 0 and self.place.position == 0

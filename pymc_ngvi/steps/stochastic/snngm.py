@@ -37,7 +37,10 @@ class SNNGM(Coordinates[Parameters]):
         self, state: StochasticState[Parameters], direction: Parameters, moments: Moments
     ) -> Advance[Parameters] | None:
         iterate = state.iterate
-        norm = _riemannian_norm(iterate, moments) if iterate.factor_sign < 0 else _euclidean_norm(direction)
+        if iterate.factor_sign < 0:
+            norm = _riemannian_norm(iterate, moments)
+        else:
+            norm = float(np.sqrt(sum(np.vdot(part, part) for part in direction)))
         if not np.isfinite(norm):
             return None
         part = (1.0 - _MOMENTUM) / norm if norm > 0.0 else 0.0  # at the very optimum, path gradients are 0
@@ -56,23 +59,15 @@ def _averaged(momentum: Array, direction: Array, part: float) -> Array:
     return result
 
 
-def _euclidean_norm(direction: Parameters) -> float:
-    return float(np.sqrt(np.vdot(direction.location, direction.location) + np.vdot(direction.factor, direction.factor)))
-
-
 def _riemannian_norm(state: GaussianState, moments: Moments) -> float:
     """Return the length of the natural gradient in the Fisher metric: its square is twice the gap it predicts."""
     error = moments.error(state)
     whole = state.factor.ndim == 2  # a packed one leaves entries out
     if whole and isinstance(error, Outer) and len(error.left) == 1 and not error.diagonal:
-        squares = _sum_of_lower_squares(error.left[0] ** 2, error.right[0] ** 2)
+        right = error.right[0] ** 2
+        before = np.cumsum(right) - 0.5 * right
+        squares = float((error.left[0] ** 2) @ before)
     else:
         flat = state.flat(state.curvature_error(moments.curvature))
         squares = 0.5 * float(np.vdot(flat, flat))
     return float(np.sqrt(np.vdot(moments.grad, moments.grad) + squares))
-
-
-def _sum_of_lower_squares(left: Array, right: Array) -> float:
-    """Return the sum of left_i right_j over i > j, and half of it where i = j: O(n_dim) instead of a matrix."""
-    before = np.cumsum(right) - 0.5 * right
-    return float(left @ before)

@@ -63,12 +63,6 @@ class SummedStructure(FilledStructure):
         """Number of sums."""
         return len(self.sums.weights)
 
-    @property
-    def _widths(self) -> tuple[int, int]:
-        """Where in a factor the slopes begin, and the strength of the pins."""
-        n = self.fronts.n_panels
-        return n, n + self.n_sums * self.n_dim
-
     # --- form ---
 
     def n_lower(self, n_dim: int) -> int:
@@ -100,7 +94,8 @@ class SummedStructure(FilledStructure):
         for numbers, known in self._summed:
             if numbers is factor:
                 return known
-        first, second = self._widths
+        n = self.fronts.n_panels
+        first, second = n, n + self.n_sums * self.n_dim
         pinned = SparseCholesky(self.fronts, factor[:first])
         slopes = factor[first:second].reshape(self.n_dim, self.n_sums)
         return self._remembering(factor, SummedCholesky(pinned, slopes, factor[second:], self.sums))
