@@ -383,7 +383,7 @@ class ModeSearch:
             prior = density.info.prior_draws(_N_PRIOR, self.stream)
             if len(prior) >= _LEAST_PRIOR:
                 places = profile_humps(density, q, prior, outside)
-                modes = [mode for mode in self._starts(q, elbo, places, []) if self._is_other(mode, None, q, elbo)]
+                modes = self._that_count(self._starts(q, elbo, places, []), q, elbo)
                 return FoundModes(None, modes, len(prior), len(prior), n_fits, density.n_gradients - before)
         points = points_for(density, q, np.random.default_rng(self.stream), n_climbs, n_looked, is_sound=is_sound)
         if not len(points.theta):
@@ -392,13 +392,11 @@ class ModeSearch:
             density, q, points.theta, points.scales,
             has_home=points.n_own > 0, curvature=self.curvature,
         )  # fmt: skip
-        if points.n_own and len(points.prior):
-            modes += self._starts(q, elbo, humps(density, q, points.prior), [mode.point for mode in modes])
         home = modes[which[0]] if points.n_own and which[0] >= 0 else None
-        others = [mode for mode in modes if self._is_other(mode, home, q, elbo)]
-        others = sorted(others, key=lambda mode: -mode.log_mass)
-        best = others[0].log_mass if others and others[0].log_mass > elbo else elbo
-        others = [mode for mode in others if _counts(mode, q if best == elbo else others[0].gaussian, best)]
+        others = self._that_count([mode for mode in modes if mode is not home], q, elbo)
+        if points.n_own and len(points.prior):
+            starts = self._starts(q, elbo, humps(density, q, points.prior), [mode.point for mode in others])
+            others = self._that_count(others + starts, q, elbo)
         return FoundModes(home, others, len(points.prior), points.n_looked, n_fits, density.n_gradients - before)
 
     def _starts(self, q: Gaussian, elbo: float, places: Array, known: list[Array]) -> list[Mode]:
@@ -420,13 +418,16 @@ class ModeSearch:
         masses = elbo + np.minimum(logp - logp[0], 0.0)
         return [Mode(replace(q, location=points[i]), float(logp[i]), float(masses[i]), is_start=True) for i in others]
 
-    def _is_other(self, mode: Mode, home: Mode | None, q: GaussianState, elbo: float) -> bool:
+    def _that_count(self, modes: list[Mode], q: GaussianState, elbo: float) -> list[Mode]:
+        """Return the modes that are not the one that the fit is at, and may have mass enough, the largest first."""
+        others = sorted((mode for mode in modes if self._is_other(mode, q, elbo)), key=lambda mode: -mode.log_mass)
+        best = others[0].log_mass if others and others[0].log_mass > elbo else elbo
+        return [mode for mode in others if _counts(mode, q if best == elbo else others[0].gaussian, best)]
+
+    def _is_other(self, mode: Mode, q: GaussianState, elbo: float) -> bool:
         """Tell whether a mode is not the one that the fit is at."""
-        if mode is home:
-            return False
-        far = far_from(q.n_dim)
         apart = mode.point - q.mean()
-        if max(_distance(q, apart), _distance(mode.gaussian, apart)) < far:
+        if max(_distance(q, apart), _distance(mode.gaussian, apart)) < far_from(q.n_dim):
             return False
         return is_outside(self.density, q, elbo, mode.gaussian, self.stream)
 
