@@ -2,7 +2,7 @@
 
 Draws of the prior, and of t distributions 3, 10 and 30 times as wide as the fit, climb log p for some steps. Modes that
 are far from the fit, and may have much of the mass by Laplace's method, are where it begins once more. So are humps of
-log p beyond a valley on lines through the fit: all coordinates moved at once seldom hit a mode of which most are as
+log p beyond a valley on lines through the fit: moved all at once, coordinates seldom hit a mode of which most are as
 they are at the fit. Where log p is concave given three coordinates or fewer, lines along these are enough.
 """
 
@@ -16,7 +16,6 @@ from dataclasses import (
     replace,
 )
 from typing import (
-    Any,
     NamedTuple,
 )
 
@@ -59,6 +58,7 @@ from pymc_ngvi.fitting.modes.found import (
     is_outside,
 )
 from pymc_ngvi.fitting.modes.newton import (
+    N_STEPS,
     climbed,
 )
 from pymc_ngvi.fitting.options import (
@@ -79,8 +79,9 @@ WIDER, _DF = (3.0, 10.0, 30.0), 3.0
 _N_OWN, _N_WEIGHED = 3, 128
 #: Draws of the prior below which nothing follows from their spread; quartile of a standard normal.
 _LEAST_PRIOR, _QUARTILE = 16, 0.6745
-#: Coordinates along which log p is looked at, at most: those that most rows share that are not concave in them.
-_MOST_LINES = 32
+#: Coordinates along which log p is looked at, at most: those that most rows share that are not concave in them; seconds
+#: that this may take, by estimate, and as many those climbs that say where humps lead.
+_MOST_LINES, _SECONDS = 32, 1.0
 #: Where: at steps of the fit's standard deviation, and at quantiles of the prior, within its outermost ones.
 _NEAR, _N_AMONG, _OUTERMOST = np.geomspace(2.0, 200.0, 17), 33, 0.005
 #: Humps at most, and dimensions up to which log p is climbed from there, by steps of Newton's method.
@@ -128,7 +129,7 @@ def points_for(
         theta += [q.mean()[None], own[: _N_OWN - 1], own[np.argsort(-ratio)[:n_heavy]]]
         n_own, n_seen = _N_OWN, _N_WEIGHED
         scales += [np.broadcast_to(q.sd(), (_N_OWN + n_heavy, q.n_dim))]
-    prior = density.info.prior_draws(n_looked // 2, seed_of(rng))
+    prior = _prior(density, n_looked // 2, seed_of(rng))
     sets = [(prior, _spread(prior))] if len(prior) >= _LEAST_PRIOR else []
     if is_sound:
         n = (n_looked - len(prior)) // len(WIDER)
@@ -145,6 +146,11 @@ def points_for(
     return Points(np.concatenate(theta), np.concatenate(scales), n_own, n_seen, prior)
 
 
+def _prior(density: ModelDensity, n: int, seed: int) -> Array:
+    draws = density.info.prior_draws(n, seed)
+    return draws[np.isfinite(draws).all(axis=1)]
+
+
 def humps(density: ModelDensity, q: GaussianState, prior: Array) -> Array:
     """Return the humps of log p beyond a valley on lines through a fit, the highest first.
 
@@ -152,7 +158,8 @@ def humps(density: ModelDensity, q: GaussianState, prior: Array) -> Array:
     it: of a walk as a whole, the one moves another way where steps are coordinates than where values are.
     """
     n_rows = rows_not_concave(density)
-    which = np.argsort(-n_rows, kind="stable")[:_MOST_LINES]
+    affordable = int(_SECONDS / (2 * (2 * len(_NEAR) + _N_AMONG) * max(density.gradient_seconds, 1e-9)))
+    which = np.argsort(-n_rows, kind="stable")[: min(affordable, _MOST_LINES)]
     which = which[n_rows[which] > 0.0]
     mean, steps, prior = q.mean(), *_steps_over(prior, q, which)
     spread = np.maximum(prior.std(axis=0), 1e-300)
@@ -376,15 +383,15 @@ class ModeSearch:
             density.n_gradients, density.n_hessians = counted
 
     def _found(
-        self, q: Gaussian[Any], elbo: float, n_climbs: int, n_looked: int, n_fits: int, *, is_sound: bool
+        self, q: Gaussian, elbo: float, n_climbs: int, n_looked: int, n_fits: int, *, is_sound: bool
     ) -> FoundModes | None:
         """Return what climbs lead to; see `after`."""
         density, before = self.density, self.density.n_gradients
         if is_sound and (outside := concave_given(density, _FEW)) is not None:
-            prior = density.info.prior_draws(_N_PRIOR, self.stream)
+            prior = _prior(density, _N_PRIOR, self.stream)
             if len(prior) >= _LEAST_PRIOR:
                 places = profile_humps(density, q, prior, outside)
-                modes = [mode for mode in self._starts(q, elbo, places, []) if self._is_other(mode, None, q, elbo)]
+                modes = self._that_count(self._starts(q, elbo, places), q, elbo)
                 return FoundModes(None, modes, len(prior), len(prior), n_fits, density.n_gradients - before)
         points = points_for(density, q, np.random.default_rng(self.stream), n_climbs, n_looked, is_sound=is_sound)
         if not len(points.theta):
@@ -393,41 +400,48 @@ class ModeSearch:
             density, q, points.theta, points.scales,
             has_home=points.n_own > 0, curvature=self.curvature,
         )  # fmt: skip
-        if points.n_own and len(points.prior):
-            modes += self._starts(q, elbo, humps(density, q, points.prior), [mode.point for mode in modes])
         home = modes[which[0]] if points.n_own and which[0] >= 0 else None
-        others = [mode for mode in modes if self._is_other(mode, home, q, elbo)]
-        others = sorted(others, key=lambda mode: -mode.log_mass)
-        best = others[0].log_mass if others and others[0].log_mass > elbo else elbo
-        others = [mode for mode in others if _counts(mode, q if best == elbo else others[0].gaussian, best)]
+        others = self._that_count([mode for mode in modes if mode is not home], q, elbo)
+        if points.n_own and len(points.prior) >= _LEAST_PRIOR:
+            starts = self._starts(q, elbo, humps(density, q, points.prior))
+            others = self._that_count([*others, *(at for at in starts if self._is_new(at, others))], q, elbo)
         return FoundModes(home, others, len(points.prior), points.n_looked, n_fits, density.n_gradients - before)
 
-    def _starts(self, q: Gaussian[Any], elbo: float, places: Array, known: list[Array]) -> list[Mode]:
+    def _starts(self, q: Gaussian, elbo: float, places: Array) -> list[Mode]:
         """Return humps on lines through a fit from which log p leads elsewhere than from the fit.
 
         A mode of log p, where it leads, may have next to no mass in a funnel: the fit moved to the hump says more.
         """
-        density, n_known = self.density, 1 + len(known)
-        points = np.concatenate([q.mean()[None], *(point[None] for point in known), places[:_MOST_HUMPS]])
+        density = self.density
+        points = np.concatenate([q.mean()[None], places[:_MOST_HUMPS]])
         with np.errstate(all="ignore"):
-            logp, others = density.logp(points), list(range(n_known, len(points)))
-            if others and q.n_dim <= _MOST_CLIMBED:
+            logp, tops = density.logp(points), list(range(len(points)))
+            seconds = density.gradient_seconds * len(points) * N_STEPS * q.n_dim
+            if len(tops) > 1 and q.n_dim <= _MOST_CLIMBED and seconds < _SECONDS:
                 ends, heights, _ = climbed(density, points, np.broadcast_to(q.sd(), points.shape))
-                tops = list(range(n_known))
-                for i in others:
+                tops = [0]
+                for i in range(1, len(points)):
                     if all(has_valley(density.logp, ends[i], ends[k], heights[[i, k]].min()) for k in tops):
                         tops.append(i)
-                others = tops[n_known:]
         masses = elbo + np.minimum(logp - logp[0], 0.0)
-        return [Mode(replace(q, location=points[i]), float(logp[i]), float(masses[i]), is_start=True) for i in others]
+        return [Mode(replace(q, location=points[i]), float(logp[i]), float(masses[i]), is_start=True) for i in tops[1:]]
 
-    def _is_other(self, mode: Mode, home: Mode | None, q: GaussianState, elbo: float) -> bool:
+    def _is_new(self, start: Mode, modes: list[Mode]) -> bool:
+        """Tell whether none of some modes has its mass where a fit would begin."""
+        return all(
+            is_outside(self.density, mode.gaussian, mode.log_mass, start.gaussian, self.stream) for mode in modes
+        )
+
+    def _that_count(self, modes: list[Mode], q: GaussianState, elbo: float) -> list[Mode]:
+        """Return the modes that are not the one that the fit is at, and may have mass enough, the largest first."""
+        others = sorted((mode for mode in modes if self._is_other(mode, q, elbo)), key=lambda mode: -mode.log_mass)
+        best = others[0].log_mass if others and others[0].log_mass > elbo else elbo
+        return [mode for mode in others if _counts(mode, q if best == elbo else others[0].gaussian, best)]
+
+    def _is_other(self, mode: Mode, q: GaussianState, elbo: float) -> bool:
         """Tell whether a mode is not the one that the fit is at."""
-        if mode is home:
-            return False
-        far = far_from(q.n_dim)
         apart = mode.point - q.mean()
-        if max(_distance(q, apart), _distance(mode.gaussian, apart)) < far:
+        if max(_distance(q, apart), _distance(mode.gaussian, apart)) < far_from(q.n_dim):
             return False
         return is_outside(self.density, q, elbo, mode.gaussian, self.stream)
 
