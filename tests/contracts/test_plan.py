@@ -168,20 +168,6 @@ def test_a_posterior_that_turns_out_to_take_longer(tried, turns_out, nested, cha
     assert plan.of("exact").outcome is (Decision.TOO_DEAR if turns_out == 60.0 else Decision.FAILED)
 
 
-def test_nothing_is_left_out_for_its_price_where_something_dearer_is_taken(tried):
-    """Without groups, an exact posterior has a second; a dearer nested one gives it as long as itself."""
-    with pm.Model() as model:
-        x = pm.Normal("x", 0, 1)
-        y = pm.Normal("y", 0, 1)
-        pm.Poisson("n", pm.math.exp(x * y), observed=[0, 1, 5])
-    noted = tried(6.0, 7.0, 1 / 3)
-    plan = fit(model).plan
-    assert noted == ["Exact at 6", "Nested at 7"]
-    assert plan.of("exact").outcome is Decision.FAILED
-    tried(6.0, 5.0, 1 / 3)
-    assert fit(model).plan.of("exact").outcome is Decision.TOO_DEAR
-
-
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
