@@ -251,8 +251,10 @@ class Candidates[A: Fitted]:
         if self._states:
             self._table[name] = before.became(Decision.CAME_FIRST, "not exact")
             return False
-        is_over = kind.is_last or (reason is not None and reason.code in (Reason.EXCEPTION, Reason.TOO_LONG))
-        if not is_over or (reason is not None and reason.code is Reason.HOPELESS):  # it may begin from a fit
+        code = None if reason is None else reason.code
+        if code in (Reason.EXCEPTION, Reason.TOO_LONG) or (kind.is_last and code is not Reason.HOPELESS):
+            self._became(name, Decision.FAILED, str(reason))
+        else:  # it may begin from a fit
             del self._table[name]
         self._forget()
         return False
