@@ -59,11 +59,9 @@ from pymc_ngvi.density.shards.shards import (
     Shards,
 )
 from pymc_ngvi.density.streams.density import (
+    BatchSource,
     StreamDensity,
     Streamed,
-)
-from pymc_ngvi.density.streams.source import (
-    BatchSource,
 )
 from pymc_ngvi.fitting.begun import (
     first_state,

@@ -13,17 +13,13 @@ from pymc_ngvi.core.target import Target
 from pymc_ngvi.core.types import Array, BaseDraws, GaussianState, RowRules
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.estimators import Quadrature
-from pymc_ngvi.families.dissection import find_structure
-from pymc_ngvi.families.fill import cheapest_with_fill
-from pymc_ngvi.families.filled import FilledState
-from pymc_ngvi.families.full import FullState
-from pymc_ngvi.families.gaussian import Gaussian
-from pymc_ngvi.families.matrices.dense import Dense
-from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
-from pymc_ngvi.families.sparse import SparseState
-from pymc_ngvi.families.summed import SummedState
+from pymc_ngvi.families.dissection import cheapest_with_fill, find_structure
+from pymc_ngvi.families.gaussian import FullState, Gaussian
+from pymc_ngvi.families.matrices.sparse.structure import SummedStructure
+from pymc_ngvi.families.matrices.structure import Dense
+from pymc_ngvi.families.sparse import FilledState, SparseState, SummedState
 from pymc_ngvi.nested.seconds import PER_FIT, of_algebra
-from pymc_ngvi.rows.mean_hessian import PredictorMeanHessian
+from pymc_ngvi.rows.row_hessian import PredictorMeanHessian
 from pymc_ngvi.rows.seen import Seen
 from pymc_ngvi.steps.linesearch import LineSearch
 from pymc_ngvi.updates import natural

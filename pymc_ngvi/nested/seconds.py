@@ -7,8 +7,7 @@ import numpy as np
 from pymc_ngvi.core import prices
 from pymc_ngvi.density.gaussian_over import GaussianOver, gaussian_over
 from pymc_ngvi.density.rows_given import RowsGiven
-from pymc_ngvi.families.dissection import find_structure
-from pymc_ngvi.families.fill import arithmetic_seconds, cheapest_with_fill, step_seconds
+from pymc_ngvi.families.dissection import arithmetic_seconds, cheapest_with_fill, find_structure, step_seconds
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 

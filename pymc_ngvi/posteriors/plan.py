@@ -21,8 +21,8 @@ from pymc_ngvi.core.stored import stored
 
 #: What may follow a Gaussian fit, in its seconds, and seconds on top: all together, four times the fit and 20 s.
 _MOST_WORK, _ALWAYS = 3.0, 20.0
-#: The same without groups to integrate over, where a Gaussian is seldom far off.
-_ALWAYS_PLAIN = 3.0
+#: Seconds that may always follow, of what a Gaussian is seldom far off.
+ALWAYS_PLAIN = 3.0
 _TITLES = ("posterior", "seconds", "expected", "outcome")
 #: The candidate that is always there.
 GAUSSIAN = "gaussian"
@@ -41,7 +41,7 @@ class TimeBudget:
         """Return the estimated seconds that may follow the fit; is_plain: without groups to integrate over."""
         if self.max_seconds is not None:
             return max(self.max_seconds - self.of_fit, 0.0)
-        return max(_ALWAYS_PLAIN, _MOST_WORK * self.of_fit) if is_plain else _MOST_WORK * self.of_fit + _ALWAYS
+        return max(ALWAYS_PLAIN, _MOST_WORK * self.of_fit) if is_plain else _MOST_WORK * self.of_fit + _ALWAYS
 
     def asked_for(self, seconds: float) -> str:
         """Return the ``max_seconds`` that would let something follow which takes so many seconds."""

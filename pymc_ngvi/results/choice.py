@@ -28,7 +28,7 @@ from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import DENSE, INDEPENDENT, DiagonalState, FullState
 from pymc_ngvi.fitting.begun import first_state
 from pymc_ngvi.fitting.errors import SoFar, spared
-from pymc_ngvi.fitting.modes.found import N_SEEN, not_covered
+from pymc_ngvi.fitting.modes.found import OtherMode, left_out, not_covered
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, FitOptions
 from pymc_ngvi.fitting.problem import problem_of
@@ -318,7 +318,7 @@ class Candidates[A: Fitted]:
         if session.is_paused:
             before = list(self._states), dict(self._table)
             self.follow(gaussian)
-            if self._states and self._states[0].checks.is_exact:
+            if self._states and self._is_exact(self._states[0]):
                 return
             lasts = {n: c for n, c in self._table.items() if c.outcome is Decision.FAILED and KINDS[n].is_last}
             self._states, self._table, self._gaussian = before[0], before[1] | lasts, None
@@ -362,7 +362,7 @@ class Candidates[A: Fitted]:
                 said = "its importance weights are nearly equal: the Gaussian is the posterior near this mode"
                 raise Unavailable(Reason.SUPERFLUOUS, said)
             self._try_in_turn()
-            if self._is_auto and not any(state.checks.is_reliable for state in self._states):
+            if self._is_auto and not any(s.checks.is_reliable and not self._missed_by(s) for s in self._states):
                 self._last_resort()
             if not self._states:  # what can be had by asking counts most, then what was tried; of equals, the first
                 raise max(self._reasons, key=lambda r: 2 * isinstance(r, _TooDear) + isinstance(r, Failed))
@@ -388,7 +388,8 @@ class Candidates[A: Fitted]:
         is_quick = any(self._table[name].seconds <= quick for name in self._offers)
 
         def is_off(density: ModelDensity, q: GaussianState) -> bool:
-            return (is_quick and not is_nearly_even(density, q)) or _is_off(gaussian)
+            has_others = any(not mode.is_equal for mode in self._record_of_fit.modes)
+            return has_others or (is_quick and not is_nearly_even(density, q)) or _is_off(gaussian)
 
         if bool(self._offers) and self._of_gaussian(is_off, otherwise=True):
             self._try_in_turn()
@@ -405,6 +406,13 @@ class Candidates[A: Fitted]:
         except Failed as reason:
             self._reasons.append(Failed(reason.code, f"the assessment of the Gaussian failed ({reason})"))
             return otherwise
+
+    def _missed_by(self, state: PoolState) -> tuple[OtherMode, ...]:
+        """Return the modes that a posterior leaves out."""
+        return () if self._gaussian is None else not_covered(self._record_of_fit.modes, state, self.choice.seed)
+
+    def _is_exact(self, state: PoolState) -> bool:
+        return state.checks.is_exact and not self._missed_by(state)
 
     def _check_better(self, state: PoolState) -> None:
         """Raise where a posterior is not reliable, and its weights are worse than those of the Gaussian."""
@@ -460,7 +468,7 @@ class Candidates[A: Fitted]:
             name = min(self._offers, key=lambda name: self._table[name].order)
             if self._table[name].seconds > self._left:
                 self._leave_out(name)
-            elif self._try(name) is None and self._states[0].checks.is_exact:
+            elif self._try(name) is None and self._is_exact(self._states[0]):
                 return
 
     def _others(self) -> bool:
@@ -501,8 +509,9 @@ class Candidates[A: Fitted]:
             self._left, self._spent = self._left - seconds, self._spent + seconds
         if self._gaussian is None:
             state = _with_moments(state)
-        self._states.insert(0 if state.checks.is_exact else len(self._states), state)
-        self._became(name, Decision.FAILED, "" if state.checks.is_exact else "not exact")
+        is_exact, missed = self._is_exact(state), self._missed_by(state)
+        self._states.insert(0 if is_exact else len(self._states), state)
+        self._became(name, Decision.FAILED, f"it {left_out(missed)}" if missed else "" if is_exact else "not exact")
         if self._gaussian is None:
             self._tell(self._now, will_do=True)
         return None
@@ -552,7 +561,7 @@ class Candidates[A: Fitted]:
     def hand_over(self, approx: A, plan: Plan, compiling: float, running: float) -> A:
         """Tell an approximation of its fit, and what became of the others."""
         assert self.state is not None
-        reasons = [r for r in self._reasons if isinstance(r, Failed) or not self.state.checks.is_exact]
+        reasons = [r for r in self._reasons if isinstance(r, Failed) or not self._is_exact(self.state)]
         tried = [str(reason) for reason in reasons if isinstance(reason, _TooDear | Failed)]
         also = f" Before it: {'; '.join(tried)}." if tried else ""
         record = _with_pool(self._record_of_fit, self.state, plan, compiling, running, also)
@@ -569,7 +578,7 @@ class Candidates[A: Fitted]:
         """Return what became of the candidates by now."""
         state, rows = self.state, dict(self._table)
         if state is not None and state.kind in rows:
-            rows[state.kind] = rows[state.kind].became(Decision.TAKEN, "" if state.checks.is_exact else "not exact")
+            rows[state.kind] = rows[state.kind].became(Decision.TAKEN, "" if self._is_exact(state) else "not exact")
         if self._gaussian is None:
             for other in self._states[1:]:
                 rows[other.kind] = rows[other.kind].became(Decision.CAME_FIRST, "not exact")
@@ -668,16 +677,15 @@ def _with_pool(
     record: FitRecord, state: PoolState, plan: Plan | None, compiling: float, running: float, also: str = ""
 ) -> FitRecord:
     """Return the record of a fit after which there is another posterior."""
-    modes, checks = record.modes, state.checks
-    if modes:
-        modes = not_covered(modes, state.gaussian, state.draw(N_SEEN, np.random.default_rng(record.seed)))
+    modes, checks = not_covered(record.modes, state, record.seed, equal=True), state.checks
+    missed = tuple(mode for mode in modes if not mode.is_equal)
     return dataclasses.replace(
         record,
         modes=modes,
-        posterior=checks.sentence + also,
+        posterior=checks.sentence + also if not missed else f"It {left_out(missed)}. {checks.sentence}{also}",
         reason="",
         on_request="",
-        is_exact=checks.is_exact,
+        is_exact=checks.is_exact and not missed,
         is_nested=state.rest.is_nested,
         doubts=checks.failures,
         plan=plan,

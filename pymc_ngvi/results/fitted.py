@@ -22,14 +22,14 @@ from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import Weights, pareto_khat
-from pymc_ngvi.core.seeds import Seed, generator_of
+from pymc_ngvi.core.seeds import Seed, generator_of, seed_of
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Array, VariationalState
 from pymc_ngvi.core.verdict import Verdict
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.data import DataSnapshot
+from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.fitting.errors import SoFar
@@ -48,7 +48,13 @@ from pymc_ngvi.results.diagnosis import Diagnosis, Finding
 from pymc_ngvi.results.diagnosis.diagnose import requested_diagnosis
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
 from pymc_ngvi.results.diagnosis.weights import log_ratio_of
-from pymc_ngvi.results.distributions import components_dataset, distribution_of, responsibilities, weights_by_component
+from pymc_ngvi.results.distributions import (
+    Distribution,
+    components_dataset,
+    distribution_of,
+    responsibilities,
+    weights_by_component,
+)
 from pymc_ngvi.results.left_out import asked_for, elementwise_of, leave_out, observed_name
 from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood, leave_one_group_out, log_marginal_likelihood
 from pymc_ngvi.results.moments import constrained_state, covariance_of
@@ -84,7 +90,7 @@ from pymc_ngvi.results.plotting import (
     plot_khat,
     plot_sensitivity,
 )
-from pymc_ngvi.results.posterior import Distribution, Posterior
+from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.results.predictions import Given, Groups, check_groups, predictions_at
 from pymc_ngvi.results.priors import PriorSensitivity, Reweighted, prior_sensitivity, reweighted
 from pymc_ngvi.results.sampling import (
@@ -1358,7 +1364,7 @@ class Fitted:
         theta = posterior.draw(check_draws(draws), rng)
         if bambi_model is not None:
             return predict_bambi(posterior, bambi_model, new_data, groups, var_names, theta, rng)
-        return predictions_at(posterior, theta, new_data, groups, var_names, int(rng.integers(2**31)))
+        return predictions_at(posterior, theta, new_data, groups, var_names, seed_of(rng))
 
     # --- priors ---
 

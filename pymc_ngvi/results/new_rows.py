@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from pymc_ngvi.core.messages import OURS, shortened, suggestion
+from pymc_ngvi.core.messages import OURS, checked_names, shortened
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, weigh
-from pymc_ngvi.core.seeds import Seed, generator_of
+from pymc_ngvi.core.seeds import Seed, generator_of, seed_of
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.checks import quoted
-from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.on_draws import OnDraws
+from pymc_ngvi.density.constrain import Constrainer, OnDraws
 from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, data_behind
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.new_rows import (
@@ -418,7 +417,7 @@ def with_new_elements(
         return (sums @ rows.logp(rows.known(free, drawn)).T).T
 
     if rows.is_free:
-        pilots = [rows.drawn(free, int(rng.integers(2**31))) for _ in range(_PILOTS)]
+        pilots = [rows.drawn(free, seed_of(rng)) for _ in range(_PILOTS)]
         proposal.learn(pilots, [of_rows(drawn) for drawn in pilots], log_weights)
     most = max(_FIRST, min(_MOST, _HELD // (len(log_weights) * (n_parts + proposal.n_elements))))
     for i in range(most):
@@ -479,7 +478,7 @@ class _Proposal:
 
     def draw(self) -> tuple[dict[str, AnyArray], Array]:
         """Return one candidate of all parts, and its log density under the prior over that here, (n, n_parts)."""
-        drawn, rng = self._rows.drawn(self._free, int(self._rng.integers(2**31))), self._rng
+        drawn, rng = self._rows.drawn(self._free, seed_of(self._rng)), self._rng
         values = self._elements(drawn)
         n = len(values)
         if self._learned is None:
@@ -681,7 +680,9 @@ class Updated(JudgedDraws):
         at = order[picked(self._weights[order], uniform)]
         free = {name: of[at] for name, of in self.values.items()}
         computed = self.rows.deterministics
-        names = self._wanted(var_names, [*free, *computed])
+        names = [*free, *computed]
+        if var_names is not None:
+            names = checked_names(var_names, names, "which can't be had")
         shown = {name: free[name] for name in names if name in free}
         if made := [name for name in names if name not in free]:
             with self.posterior.with_data_of_fit():
@@ -690,16 +691,6 @@ class Updated(JudgedDraws):
         tree = tree_of(self.rows.new, shown, self.rows.data, attrs)
         groups = {"posterior": "predictions", "constant_data": "predictions_constant_data"}
         return xr.DataTree.from_dict({to: tree[name].to_dataset() for to, name in groups.items() if name in tree})
-
-    def _wanted(self, var_names: Names, valid: list[str]) -> list[str]:
-        if var_names is None:
-            return valid
-        names = [var_names] if isinstance(var_names, str) else list(dict.fromkeys(var_names))
-        if unknown := [name for name in names if name not in valid]:
-            raise ValueError(f"var_names has {unknown[0]!r}, which can't be had: {suggestion(unknown[0], valid)}")
-        if not names:
-            raise ValueError("var_names is empty: name at least one variable, or leave it out for all of them.")
-        return names
 
     def summary(
         self, draws: int = 4_000, *, group_effects: bool = False, random_seed: Seed = None, **kwargs: Any

@@ -29,7 +29,7 @@ from pymc_ngvi.core.stored import Stored, all_stored, entry_of, stored, with_tag
 from pymc_ngvi.core.types import VariationalState
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
-from pymc_ngvi.density.data import DataSnapshot
+from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.families import FAMILIES
 from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting.memory import memory_of, remember

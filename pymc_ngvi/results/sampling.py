@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from pymc.backends.base import MultiTrace
 from pymc.step_methods.hmc import quadpotential
 
-from pymc_ngvi.core.messages import suggestion
-from pymc_ngvi.core.seeds import Seed, generator_of
+from pymc_ngvi.core.messages import checked_names
+from pymc_ngvi.core.seeds import Seed, generator_of, seed_of
 from pymc_ngvi.core.sizes import check_chains, check_cov_size, check_draws
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
@@ -74,7 +74,7 @@ def sample_trace(
     constrain, names = _constrainer(posterior, kept, how)
     made = weighted_draws(posterior, check_draws(draws) * check_chains(how.chains), how.importance, rng)
     theta = made.theta
-    values = _values(posterior, constrain, names, theta, int(rng.integers(2**31)))
+    values = _values(posterior, constrain, names, theta, seed_of(rng))
     stats = dict(made.stats)
     if how.log_p and not posterior.changed_data():
         stats["log_p"] = posterior.density.logp(theta) if made.log_p is None else made.log_p
@@ -137,7 +137,7 @@ def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:
     posterior.warn_of_changed_data()
     n, n_chains, d = moved.x.shape
     one_by_one = moved.x.swapaxes(0, 1).reshape(-1, d)
-    values = posterior.values(one_by_one, int(rng.integers(2**31)))
+    values = posterior.values(one_by_one, seed_of(rng))
     superchain = np.repeat(np.arange(n_chains) // (n_chains // moved.checks.n_starts), n)
     stats = {"log_p": moved.logp.T.ravel(), "superchain": superchain}
     if moved.checks.n_modes > 1:
@@ -175,11 +175,7 @@ def _constrainer(posterior: Posterior, kept: Kept, how: Sampling) -> tuple[Const
         logger.info(f"Without {quoted(sorted(left_out))}, of the rows of one minibatch: {_ON_ALL_ROWS}.")
         shown = frozenset(valid) - left_out
         return narrow(posterior, kept, shown), shown
-    names = frozenset([how.var_names] if isinstance(how.var_names, str) else how.var_names)
-    if unknown := sorted(names - valid.keys()):
-        raise ValueError(f"var_names has {unknown[0]!r}, which the model has not: {suggestion(unknown[0], valid)}")
-    if not names:
-        raise ValueError("var_names is empty: name at least one variable, or leave it out for all of them.")
+    names = frozenset(checked_names(how.var_names, valid))
     if how.transformed(posterior):
         names |= {values[name] for name in names & values.keys()}
     # Discrete variables are drawn given all others.

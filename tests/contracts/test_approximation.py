@@ -21,9 +21,8 @@ from scipy import stats
 from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
 from pymc_ngvi.core import draws
 from pymc_ngvi.core.psis import WeightVerdict
-from pymc_ngvi.density import on_draws
-from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.on_draws import OnDraws
+from pymc_ngvi.density import constrain as on_draws
+from pymc_ngvi.density.constrain import Constrainer, OnDraws
 from pymc_ngvi.families import DiagonalState, FullState
 
 # PyMC compiles the initial point of some models with C, and PyTensor then looks for a BLAS to link to.

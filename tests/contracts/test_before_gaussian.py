@@ -17,7 +17,7 @@ from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.posteriors.kinds import KINDS, trees
 from pymc_ngvi.posteriors.kinds.kind import PosteriorStart
 from pymc_ngvi.posteriors.kinds.moved import highest_mode
-from pymc_ngvi.posteriors.plan import Decision
+from pymc_ngvi.posteriors.plan import ALWAYS_PLAIN, Decision
 from pymc_ngvi.results import choice
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
@@ -125,25 +125,26 @@ def test_chains_that_have_not_arrived_are_not_moved_again(monkeypatch):
 
 
 def few_events(n, events):
+    """With more coefficients than are sampled."""
     rng = np.random.default_rng(3)
-    x = rng.standard_normal((n, 16))
+    x = rng.standard_normal((n, 61))
     score = x[:, 0] - x[:, 1] + rng.logistic(size=n)
     with pm.Model() as model:
-        level, slope = pm.Normal("level", 0.0, 5.0), pm.Normal("slope", 0.0, 2.5, shape=16)
+        level, slope = pm.Normal("level", 0.0, 5.0), pm.Normal("slope", 0.0, 2.5, shape=61)
         pm.Bernoulli("y", logit_p=level + x @ slope, observed=(score >= np.sort(score)[-events]).astype(int))
     return model
 
 
 def test_what_takes_seconds_needs_no_diagnosis(monkeypatch):
     monkeypatch.setattr(choice, "_is_off", lambda gaussian: False)
-    assert fit(few_events(100, 12)).plan.taken.kind == "moved"
+    assert fit(few_events(200, 24)).plan.taken.kind == "moved"
     monkeypatch.setattr(choice.TimeBudget, "left", lambda self, *, is_plain=False: 0.0 if is_plain else 20.0)
-    assert fit(few_events(100, 12)).plan.taken.kind == "gaussian"
+    assert fit(few_events(200, 24)).plan.taken.kind == "gaussian"
 
 
 def test_a_gaussian_whose_weights_are_nearly_even_stays(monkeypatch):
     monkeypatch.setattr(choice, "_is_off", lambda gaussian: False)
-    assert fit(few_events(3_000, 1_500)).plan.taken.kind == "gaussian"
+    assert fit(few_events(30_000, 15_000)).plan.taken.kind == "gaussian"
 
 
 # --- a fit that is left for a while -----------------------------------------------------------------------------------
@@ -239,12 +240,14 @@ def test_only_what_was_not_asked_for_is_limited(monkeypatch):
     monkeypatch.setattr(trees, "exact_posterior", lambda *_, most_values, **__: seen.setdefault("most", most_values))
     density, kind = LogDensity(curved(8)), KINDS["exact"]
     found = kind.possible(density)
-    for is_asked, n_times in ((False, trees._FAR_MORE), (True, np.inf)):
+    work = trees.work_of(found, density, by_rows=False)
+    least = max(trees._MORE_OF_PLAIN * work.n_values, ALWAYS_PLAIN / work.each)
+    for is_asked, most in ((False, least), (True, np.inf)):
         seen.clear()
         start = PosteriorStart(density, FullState(np.zeros(8), np.eye(8)), 1, [], False, is_asked)
         with pytest.raises(AttributeError):  # it returned no posterior
             kind.run(start, found, Work(), is_only=True)
-        assert seen["most"] == n_times * trees.work_of(found, density, by_rows=False).n_values
+        assert seen["most"] == most
 
 
 def test_a_fit_is_left_after_what_others_take():

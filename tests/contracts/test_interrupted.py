@@ -205,9 +205,9 @@ def test_in_another_posterior_the_gaussian_fit_is_kept(wanted, monkeypatch):
 
 
 def test_in_the_diagnosis_before_the_last_resort_the_gaussian_fit_is_kept(monkeypatch):
-    x = np.random.default_rng(3).standard_normal((60, 16))
+    x = np.random.default_rng(3).standard_normal((60, 61))
     with pm.Model() as model:
-        pm.Bernoulli("y", logit_p=pm.Normal("a") + x @ pm.Normal("b", shape=16), observed=(x[:, 0] > 0.5).astype(int))
+        pm.Bernoulli("y", logit_p=pm.Normal("a") + x @ pm.Normal("b", shape=61), observed=(x[:, 0] > 0.5).astype(int))
     monkeypatch.setattr("pymc_ngvi.results.choice.is_nearly_even", lambda *args: False)
     monkeypatch.setattr("pymc_ngvi.results.choice.standing_diagnosis", interrupt)
     left = "pymc_ngvi.results.choice.TimeBudget.left"

@@ -112,12 +112,12 @@ def test_each_reason_is_in_the_table():
     assert dear.taken.kind == "gaussian"
     assert "max_seconds=0.2 in all." in str(dear)
     with pm.Model() as model:
-        x = pm.Normal("x", 0, 1, shape=16)
+        x = pm.Normal("x", 0, 1, shape=61)
         pm.Potential("p", -(x.sum() ** 4) - pm.math.exp(x[0]))
     none = fit(model).plan
     assert none.taken.kind == "gaussian"
     assert none.of("exact").outcome is none.of("nested").outcome is Decision.REFUSED
-    assert "16 parameters are more than the 15" in none.of("exact").reason
+    assert "61 parameters are more than the 60" in none.of("exact").reason
     assert fit(grouped(), posterior="exact").plan.of("nested").outcome is Decision.NOT_ASKED
 
 

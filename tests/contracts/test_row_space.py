@@ -15,7 +15,7 @@ from pymc_ngvi.core.types import BaseDraws
 from pymc_ngvi.density import by_rows, expectations, row_space
 from pymc_ngvi.estimators import Quadrature
 from pymc_ngvi.families import FullState
-from pymc_ngvi.families.lowrank import LowRankState
+from pymc_ngvi.families.gaussian import LowRankState
 from pymc_ngvi.reparam.row_space import RowSpaceDensity
 from pymc_ngvi.updates import natural
 
