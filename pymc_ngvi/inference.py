@@ -468,7 +468,7 @@ class NGVI(Inference):
                     few_threads(density), watching(density, progress),
                 ):  # fmt: skip
                     approx, problem, rule, q, seed = self._start(problem, include_transformed)
-                    search = self._search(problem, seed)
+                    search = ModeSearch.of(problem, self._options, seed)
                     self._session = approx._session = session = FitSession.begin(
                         problem, rule, q, self._options, seed, score=score in (None, True), clock=clock,
                         observer=observer_of(approx, callbacks), search=search,
@@ -523,10 +523,6 @@ class NGVI(Inference):
         self._options = options_for(self._given, density)
         check_wanted(self._options, density)
         return problem_of(density, self._options)
-
-    def _search(self, problem: Problem, seed: int) -> ModeSearch | None:
-        """Return the search for other modes after a fit."""
-        return ModeSearch.of(problem, self._options, seed)
 
     def _seed(self) -> int:
         """Return the seed of the next fit: that of the approximation made for it, or a new one."""

@@ -145,15 +145,8 @@ class Plan:
 
     def interrupted(self) -> "Plan":
         """Return the plan of a call that ends here: what is not needed so far was not done."""
-        left = self.not_needed
-        return replace(
-            self, candidates=tuple(c.became(Decision.INTERRUPTED) if c in left else c for c in self.candidates)
-        )
-
-    @property
-    def not_needed(self) -> tuple[Candidate, ...]:
-        """Candidates that nothing was decided of yet."""
-        return tuple(c for c in self.candidates if c.outcome is Decision.NOT_NEEDED)
+        ended = (c.became(Decision.INTERRUPTED) if c.outcome is Decision.NOT_NEEDED else c for c in self.candidates)
+        return replace(self, candidates=tuple(ended))
 
     @property
     def undone(self) -> tuple[str, ...]:

@@ -251,8 +251,10 @@ class Candidates[A: Fitted]:
         if self._states:
             self._table[name] = before.became(Decision.CAME_FIRST, "not exact")
             return False
-        is_over = kind.is_last or (reason is not None and reason.code in (Reason.EXCEPTION, Reason.TOO_LONG))
-        if not is_over or (reason is not None and reason.code is Reason.HOPELESS):  # it may begin from a fit
+        code = None if reason is None else reason.code
+        if code in (Reason.EXCEPTION, Reason.TOO_LONG) or (kind.is_last and code is not Reason.HOPELESS):
+            self._became(name, Decision.FAILED, str(reason))
+        else:  # it may begin from a fit
             del self._table[name]
         self._forget()
         return False
@@ -436,11 +438,6 @@ class Candidates[A: Fitted]:
                 if name in self._table or not is_for_now or (cheaper and (self._by_rows or not before_fit)):
                     continue
                 self._offer(kind)
-        if before_fit or last:
-            return
-        left = self._budget.left()
-        for name in [name for name in self._offers if self._table[name].seconds > left]:
-            self._leave_out(name, left)
 
     def _offer(self, kind: PosteriorKind[Any]) -> None:
         try:
@@ -453,13 +450,14 @@ class Candidates[A: Fitted]:
             self._table[kind.name] = Candidate(kind.name, outcome, reason=str(reason))
             self._reasons.append(_by_name(kind.name, reason))
 
-    def _leave_out(self, name: str, left: float) -> None:
+    def _leave_out(self, name: str) -> None:
         """Note that a posterior takes too long."""
         self._offers.pop(name, None)
         budget, seconds = self._budget, self._table[name].seconds
         either = "" if budget.max_seconds else f" or posterior={name!r}"
         asks = f"max_seconds={budget.asked_for(seconds)}{either} asks for it"
-        than = f", and max_seconds={budget.max_seconds:g} leaves {in_words(left)}" if budget.max_seconds else ""
+        left = in_words(max(self._left, 0.0))
+        than = f", and max_seconds={budget.max_seconds:g} leaves {left}" if budget.max_seconds else ""
         said = f"the {name} posterior would take {in_words(seconds)}{than}; {asks}"
         self._reasons.append(_TooDear(Reason.TOO_DEAR, said, "" if budget.max_seconds else name))
         self._became(name, Decision.TOO_DEAR, asks)
@@ -469,7 +467,7 @@ class Candidates[A: Fitted]:
         while self._offers or self._others():
             name = min(self._offers, key=lambda name: self._table[name].order)
             if self._table[name].seconds > self._left:
-                self._leave_out(name, self._left)
+                self._leave_out(name)
             elif self._try(name) is None and self._is_exact(self._states[0]):
                 return
 
@@ -495,7 +493,7 @@ class Candidates[A: Fitted]:
         except Unavailable as reason:
             if isinstance(reason, UsedUp) and math.isfinite(reason.seconds):
                 self._table[name] = dataclasses.replace(candidate, seconds=reason.seconds)
-                self._leave_out(name, self._left)
+                self._leave_out(name)
                 return reason
             self._reasons.append(_by_name(name, reason))
             if reason.code is Reason.EXCEPTION:
@@ -520,14 +518,11 @@ class Candidates[A: Fitted]:
 
     def _start(self) -> PosteriorStart:
         """Return what a posterior begins from."""
-        gaussian, seed = self._gaussian, self.choice.stream
-        if gaussian is None or gaussian.record is None:
-            q = self._states[0].gaussian if self._states else None
-            return PosteriorStart(self.density, q, seed, [], self._by_rows, not self._is_auto)
-        others = [cast(GaussianState, mode.q) for mode in gaussian.record.modes]
-        return PosteriorStart(
-            self.density, cast(GaussianState, gaussian.q), seed, others, self._by_rows, not self._is_auto
-        )
+        q, others = self._states[0].gaussian if self._states else None, list[GaussianState]()
+        if self._gaussian is not None:
+            q = cast(GaussianState, self._gaussian.q)
+            others = [cast(GaussianState, mode.q) for mode in self._record_of_fit.modes]
+        return PosteriorStart(self.density, q, self.choice.stream, others, self._by_rows, not self._is_auto)
 
     def _sparing(self, kind: PosteriorKind[Any], level: int = logging.WARNING) -> Any:
         """Let a fit go on after an exception in a kind of posterior."""

@@ -19,7 +19,7 @@ from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.fitting import progress
 from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.posteriors import plan
-from pymc_ngvi.posteriors.plan import TimeBudget
+from pymc_ngvi.posteriors.plan import Decision, TimeBudget
 from pymc_ngvi.results.diagnosis.findings import context_of
 
 
@@ -137,6 +137,36 @@ def test_max_seconds_beside_a_posterior_that_is_asked_for():
     with pytest.raises(NotExactError, match=r"would take about [\d.]+ s, and max_seconds=0\.1 leaves") as error:
         fit(grouped(), posterior="exact", max_seconds=0.1)
     assert error.value.approx.converged
+
+
+# --- what is counted --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_counted_ends_at_twice_its_price():
+    work = prices.Work(3.0, most=10.0)
+    with work.counting():
+        prices.count(5.9)
+        with pytest.raises(prices.UsedUp, match="far more than was expected"):
+            prices.count(0.2)
+    prices.count(1e9)  # beyond the context, nothing is
+    work.expect(9.0)
+    assert work.price == 9.0
+    with pytest.raises(prices.UsedUp) as caught:
+        work.expect(11.0)
+    assert caught.value.seconds == 11.0
+    prices.Work().expect(1e9)
+
+
+def test_a_nested_posterior_is_left_where_its_rounds_would_take_too_long(monkeypatch):
+    """As is known once its mode is; rows and factors on the way to it are counted."""
+    monkeypatch.setattr("pymc_ngvi.nested.exploring._OF_ROUNDS", 1e5)
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.trees.TreeKind.chance", lambda self, found: 0.01)
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.latent_gaussian.LatentGaussianKind.may_come_first", False)
+    approx = fit(grouped())
+    assert approx.is_exact
+    assert approx.plan.of("nested").outcome is Decision.TOO_DEAR
+    assert "posterior='nested' asks for it" in approx.plan.of("nested").reason
+    assert approx.plan.of("nested").seconds > 20.0
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
