@@ -696,11 +696,6 @@ GUARDS = {
         ((log_marginal.LogMarginal, "_wider", lambda self, turn: self.rule),),
         tries=TREES_10,
     ),
-    "centres on the way": Guard(
-        "Draws far out, to which regressions extrapolate.",
-        ((log_marginal, "_MOST_FOUND", 0),),
-        tries=TREES_11,
-    ),
     "weights of regressions": Guard(
         "Regressions that draws far from the posterior decide.",
         ((fitting, "_FLATTENED", 0.0),),
