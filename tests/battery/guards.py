@@ -506,8 +506,8 @@ GUARDS = {
         "binary",
     ),
     "verdict: rule": Guard(
-        "More nodes would change log m.",
-        ((verdict, "TOLERANCE", np.inf),),
+        "More nodes would change log m; what more candidates change of draws of effects may show it as well.",
+        ((verdict, "TOLERANCE", np.inf), (verdict, "MOST_SHORT", np.inf)),
         "folded",
         claim=REFUSED,
     ),
