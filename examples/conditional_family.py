@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from scipy.special import gammainccinv, gammaincinv, gammaln, psi
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.families.full import FullState
+from pymc_ngvi.families.gaussian import FullState
 from pymc_ngvi.families.mixture import MixtureState
 
 #: Singular value of the scores, in units of the largest, below which they count as linearly dependent.

@@ -59,7 +59,7 @@ def sobol_draws(n_draws: int, n_dim: int, rng: np.random.Generator) -> BaseDraws
     blocks = []
     for _ in range(n_replicates):
         z = np.empty((half, n_dim))
-        z[:, :n_quasi] = _shifted_normals(points, rng)
+        z[:, :n_quasi] = normals_at(np.mod(points + rng.random(points.shape[1]), 1.0))
         if n_quasi < n_dim:
             z[:, n_quasi:] = _stratified_normals(half, n_dim - n_quasi, rng)
         blocks += [z, -z]
@@ -106,7 +106,11 @@ def _stratified_normals(n_points: int, n_dim: int, rng: np.random.Generator) -> 
     What depends on one group effect and the global parameters gains nearly as much from it as from Sobol points.
     """
     strata = rng.permuted(np.tile(np.arange(n_points)[:, None], n_dim), axis=0)
-    uniforms = (strata + rng.random((n_points, n_dim))) / n_points
+    return normals_at((strata + rng.random((n_points, n_dim))) / n_points)
+
+
+def normals_at(uniforms: Array) -> Array:
+    """Return quantiles of standard normals: those at 0, where a point can come to lie, are kept at 6.4."""
     return np.asarray(ndtri(np.clip(uniforms, 1e-10, 1 - 1e-10)))
 
 
@@ -117,10 +121,3 @@ def globals_first(base: BaseDraws, globals_: NDArray[np.intp]) -> BaseDraws:
     z = np.empty_like(base.z)
     z[:, order] = base.z
     return replace(base, z=z)
-
-
-def _shifted_normals(points: Array, rng: np.random.Generator) -> Array:
-    """Shift points of the unit cube by one uniform vector, modulo 1, and map them to standard normals."""
-    uniforms = np.mod(points + rng.random(points.shape[1]), 1.0)
-    # A point can come to lie at exactly 0: keep it 1e-10 away, 6.4 standard deviations.
-    return np.asarray(ndtri(np.clip(uniforms, 1e-10, 1 - 1e-10)))

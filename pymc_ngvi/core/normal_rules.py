@@ -26,11 +26,11 @@ from pymc_ngvi.core.values import Array
 #: Nodes of the Gauss-Hermite rules of one dimension, by level; and of the trapezoidal rules that follow, spacing and
 #: reach.
 _GAUSS = (3, 5, 8, 12, 18)
-_TRAPEZOIDAL = ((0.5, 8.0), (0.25, 12.0), (0.125, 16.0), (0.0625, 20.0), (0.03125, 24.0), (0.015625, 24.0))
+_TRAPEZOIDAL = tuple((0.5**k, min(4.0 * (k + 1), 24.0)) for k in range(1, 7))
 #: Dimensions up to which each has a level of its own.
 _FEW = 2
 #: Levels of sparse grids in more dimensions, and the nodes of the rules of one dimension that they are made of.
-_SPARSE, _NODES = (2, 3, 4, 5), (1, 3, 5, 7, 9, 11)
+_SPARSE, _NODES = range(2, 6), range(1, 12, 2)
 
 
 #: Nodes from which on a rule of one dimension tells of third and fourth derivatives.

@@ -255,7 +255,8 @@ class Weights(NamedTuple):
         """
         if self.n_draws < MIN_KHAT_DRAWS:
             return WeightVerdict.UNKNOWN
-        if self._even():
+        enough = self.khat == -np.inf or (self.n_draws >= _LEAST_DRAWS and self.n_behind >= _LEAST_BEHIND)
+        if enough and self.n_lost <= _MOST_LOST * self.n_draws and self.uneven <= _EVEN:
             return WeightVerdict.EVEN
         if self.khat <= khat_limit(self.n_draws):
             return WeightVerdict.USABLE
@@ -263,11 +264,6 @@ class Weights(NamedTuple):
         if few and self.khat > _WORST_KHAT and self.effective < _LEAST_EFFECTIVE * self.n_draws:
             return WeightVerdict.FAR
         return WeightVerdict.UNEVEN
-
-    def _even(self) -> bool:
-        # Where the largest weights are equal, no draw has seen the beginning of a tail.
-        enough = self.khat == -np.inf or (self.n_draws >= _LEAST_DRAWS and self.n_behind >= _LEAST_BEHIND)
-        return enough and self.n_lost <= _MOST_LOST * self.n_draws and self.uneven <= _EVEN
 
     def sentence(self, n_dim: int = 0) -> str:
         """Return k-hat with its error, what the draws are worth, and what that means."""

@@ -79,13 +79,9 @@ class _Slot:
         local = sparse.csr_array((local.data, place[local.indices], local.indptr), shape=(local.shape[0], n_local))
         return _Slot(self.is_local, self.is_same, self.offset[rows], _rows_of(self.of_globals, rows), local)
 
-    @functools.cached_property
-    def _dense(self) -> Array:
-        return self.of_globals.toarray()
-
     def at(self, g: Array, local: Array | None, n_nodes: int) -> Array:
         """Return values, (n_rows or 1, n_nodes or 1, n), at globals (n, p) and locals (n_local, n_nodes * n)."""
-        first = self._dense @ g.T
+        first = self.of_globals.toarray() @ g.T
         first += self.offset[:, None]
         if not self.is_local:
             return first[:, None]

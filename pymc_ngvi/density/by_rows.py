@@ -17,17 +17,15 @@ from pymc_ngvi.core.refusal import NotApart, Reason, Refused, RowsGivenUp
 from pymc_ngvi.core.target import Spread
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.expectations import Expectations
-from pymc_ngvi.density.flat import FlatGraphs, Functions
-from pymc_ngvi.density.made import DataSeen, OfTerms, RowsFound
+from pymc_ngvi.density.flat import DataSeen, FlatGraphs, Functions, OfTerms, RowsFound
 from pymc_ngvi.density.pointwise import Pointwise
 from pymc_ngvi.density.row_space import SeenFromRows, seen_from_rows
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs import graph
-from pymc_ngvi.reading.interacting import is_smooth
 from pymc_ngvi.reading.reading import Reading
-from pymc_ngvi.rows.mean_hessian import PredictorMeanHessian
+from pymc_ngvi.reading.row_graphs import is_smooth
 from pymc_ngvi.rows.pattern import pattern_of_rows
-from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, RowHessian, SecondDerivatives
+from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, PredictorMeanHessian, RowHessian, SecondDerivatives
 from pymc_ngvi.rows.seen import Seen
 
 #: Points about the start, and how far from it, at which rows are compared with log p.
@@ -156,14 +154,12 @@ class ByRows:
         """Return why rows are not all of log p; None where they are."""
         if rows.terms.rest:
             return Refused(Reason.NOT_ALL_ROWS, "log p has a part that is no row")
-        return None if self._agree(rows) else Refused(Reason.ROWS_GIVEN_UP, "rows don't add up to log p near the start")
-
-    def _agree(self, rows: Expectations) -> bool:
-        """Tell whether rows add up to log p around the start, where it is finite."""
         around = np.random.default_rng(0).standard_normal((_N_CHECKED, len(self._start)))
         theta = self._start + _AROUND * np.concatenate([np.zeros((1, len(self._start))), around])
         logp = self.logp(theta)
-        return bool(np.isfinite(logp[0])) and rows.anchor(theta, logp)
+        if np.isfinite(logp[0]) and rows.anchor(theta, logp):
+            return None
+        return Refused(Reason.ROWS_GIVEN_UP, "rows don't add up to log p near the start")
 
     def logp(self, theta: Array) -> Array:
         """Evaluate log p alone, (n_points,), by a function that is compiled quickly."""
@@ -180,14 +176,6 @@ class ByRows:
         if rows is not None and not rows.agrees(point[None], self.logp(point[None])):
             self.give_up(NOT_LOG_P)
             raise RowsGivenUp(NOT_LOG_P)
-
-    def cover(self, draw: Callable[[], Array]) -> bool:
-        """Tell whether rows are all of log p at draws; see `RowsTarget.rows_cover`."""
-        rows = self.found
-        if rows is None or not rows.leaves_out_conditions:
-            return rows is not None
-        theta = draw()
-        return rows.agrees(theta, self.logp(theta), everywhere=True)
 
     @property
     def seen(self) -> SeenFromRows | None:

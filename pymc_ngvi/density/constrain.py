@@ -1,16 +1,169 @@
 """From flat unconstrained draws to the variables that users know: constrained values and Deterministics."""
 
-from collections.abc import Collection
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
+import pymc as pm
 
+from pymc.pytensorf import compile as pymc_compile
+from pymc.pytensorf import find_rng_nodes, reseed_rngs
+from pytensor.compile import Function
 from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.tensor.random.op import RNGConsumerOp
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.density.at_draws import FunctionsAtDraws
 from pymc_ngvi.density.model_density import ModelDensity
+from pymc_ngvi.graphs import graph
+from pymc_ngvi.graphs.backends import quick_mode, without_c
+from pymc_ngvi.graphs.layout import Layout
+from pymc_ngvi.ops import cost
+
+# --- functions of the free variables of a model, evaluated at unconstrained draws ---
+
+
+# --- outputs of a graph at many draws: over a batch of draws at once, or one by one where that can't be ---
+
+
+#: Elements of a temporary in one call: past this, temporaries leave the cache and NumPy slows down.
+_BATCH_ELEMENTS = 2**17
+_MAX_BATCH = 512
+#: Draws that share the time of calls, in estimates.
+_AT_ONCE = 32
+
+
+class OnDraws:
+    """Evaluates functions of one flat vector at draws of it, by NumPy calls: nothing is compiled to machine code."""
+
+    def __init__(self, model: pm.Model, theta: Variable, outputs: list[Variable], *, one_by_one: bool = False) -> None:
+        self._model, self._theta, self._outputs = model, theta, outputs
+        self._rngs = find_rng_nodes(outputs)
+        self._widest = cost.estimate(outputs).widest
+        self.seconds = cost.evaluation_seconds(outputs, batch=1 if one_by_one else _AT_ONCE)
+        self.one_by_one = one_by_one
+        if not one_by_one:
+            try:
+                self._function = self._compiled(*graph.over_draws(outputs, theta))
+                return
+            except Exception:  # whatever PyTensor raises for an Op that it can't vectorise: draw by draw always works
+                self.one_by_one = True
+        self._function = self._compiled(theta, outputs)
+
+    def _compiled(self, argument: Variable, outputs: list[Variable]) -> Function:
+        with self._model:
+            function: Function = pymc_compile(
+                [argument], outputs, on_unused_input="ignore", trust_input=True, mode=quick_mode()
+            )
+        return function
+
+    def reseed(self, random_seed: int) -> None:
+        """Seed the random numbers that the outputs draw."""
+        reseed_rngs(self._rngs, random_seed)
+
+    def __call__(self, theta: Array) -> list[AnyArray]:
+        """Return the outputs at draws, (n_draws, n_dim), each with an axis of draws in front."""
+        with np.errstate(all="ignore"):  # draws may overflow on the constrained scale
+            if self.one_by_one:
+                return self._stacked(theta)
+            try:
+                size = int(np.clip(_BATCH_ELEMENTS // max(self._widest, 1), 1, _MAX_BATCH))
+                results: list[AnyArray] = []
+                start = 0
+                while start < len(theta):
+                    rows = np.ascontiguousarray(theta[start : start + size], dtype=np.float64)
+                    parts = [np.asarray(part) for part in self._function(rows)]
+                    if not results:
+                        results = [np.empty((len(theta), *part.shape[1:]), part.dtype) for part in parts]
+                        # The data may have grown since the graph was made: go by the sizes seen.
+                        widest = max([self._widest, *(part[0].size for part in parts)])
+                        size = int(np.clip(_BATCH_ELEMENTS // widest, 1, size))
+                    for result, part in zip(results, parts, strict=True):
+                        result[start : start + len(rows)] = part
+                    start += len(rows)
+                return results
+            except Exception:
+                # Some vectorised graphs compile and then fail. If the plain graph fails too, its message is clearer.
+                vectorised = self._function
+                with without_c():
+                    self._function, self.one_by_one = self._compiled(self._theta, self._outputs), True
+                try:
+                    return self._stacked(theta)
+                except Exception:
+                    self._function, self.one_by_one = vectorised, False  # the data may be put right again
+                    raise
+
+    def _stacked(self, theta: Array) -> list[AnyArray]:
+        """Evaluate draw by draw and stack the results."""
+        draws = [[np.asarray(out) for out in self._function(np.ascontiguousarray(row))] for row in theta]
+        return [np.stack(column) for column in zip(*draws, strict=True)]
+
+
+class FunctionsAtDraws(ABC):
+    """Evaluates functions of the value variables of a model at unconstrained draws, by `OnDraws`.
+
+    What evaluates them is made at the first call and reads the model's shared data when it is called, so that it
+    follows ``pm.set_data``. Where they draw random numbers, draws are evaluated one by one.
+    """
+
+    model: pm.Model
+    layout: Layout
+
+    @abstractmethod
+    def _outputs(self) -> list[Variable]:
+        """Return the functions, of the value variables."""
+
+    def _forget(self) -> None:
+        self._function: OnDraws | None = None
+
+    def compiled(self) -> OnDraws:
+        """Return what evaluates them: made once."""
+        if self._function is None:
+            with without_c():
+                theta = graph.flat_input(self.layout)
+                outputs = graph.on_flat_vector(self.model, self.layout, self._outputs(), theta)
+                outputs = graph.simplify(outputs, check_bounds=self.model.check_bounds)
+                # Vectorised, a random number that does not depend on theta would be the same in every draw.
+                draws_random_numbers = any(isinstance(node.op, RNGConsumerOp) for node in toposort(outputs))
+                self._function = OnDraws(self.model, theta, outputs, one_by_one=draws_random_numbers)
+        return self._function
+
+    def evaluate(self, theta: Array, random_seed: int | None = None) -> list[AnyArray]:
+        """Return the functions at draws, (n_draws, n_dim), each with an axis of draws in front."""
+        function = self.compiled()
+        if random_seed is not None:
+            function.reseed(random_seed)
+        return function(theta)
+
+
+# --- sums of the log densities of some variables of a model, at draws: of priors, of likelihoods, and their changes
+# ---
+
+
+class TermSums(FunctionsAtDraws):
+    """Sums of terms of log p at unconstrained draws."""
+
+    def __init__(self, model: pm.Model, layout: Layout, make: Callable[[], list[Variable]]) -> None:
+        self.model, self.layout, self._make = model, layout, make
+        self._forget()
+
+    def _outputs(self) -> list[Variable]:
+        return [term.sum() for term in self._make()]
+
+    def __call__(self, theta: Array) -> Array:
+        """Return the sum of all terms, (n_draws,), at draws (n_draws, n_dim)."""
+        theta = np.ascontiguousarray(theta, dtype=np.float64)
+        with np.errstate(invalid="ignore"):  # of terms that are infinite
+            return np.sum(self.evaluate(theta), axis=0, dtype=np.float64) + np.zeros(len(theta))
+
+
+def log_densities(model: pm.Model, names: Sequence[str], *, jacobian: bool = False) -> list[Variable]:
+    """Return the log densities of variables and Potentials by name, elementwise, in the value variables."""
+    if not names:
+        return []
+    return model.logp(vars=[model[name] for name in names], jacobian=jacobian, sum=False)
+
 
 Values = dict[str, AnyArray]
 

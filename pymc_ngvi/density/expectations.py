@@ -18,14 +18,12 @@ from pymc_ngvi.core.values import Array
 from pymc_ngvi.reading.found import Compile, Predictors
 from pymc_ngvi.reading.reading import Reading
 from pymc_ngvi.reading.sums import JointPredictors
-from pymc_ngvi.rows.covariances import PairCovariances
 from pymc_ngvi.rows.engines import engine_for
 from pymc_ngvi.rows.expectation import RowFunction
-from pymc_ngvi.rows.linear_map import AffineMap
-from pymc_ngvi.rows.mean_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian
-from pymc_ngvi.rows.roots import Roots
-from pymc_ngvi.rows.scatter import Scatter
-from pymc_ngvi.rows.seen import Seen
+from pymc_ngvi.rows.linear_map import AffineMap, PairCovariances
+from pymc_ngvi.rows.pattern import Scatter
+from pymc_ngvi.rows.row_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian
+from pymc_ngvi.rows.seen import Roots, Seen
 from pymc_ngvi.rows.taken import Taken, changed
 
 #: Nats that quadrature may be off by, all rows together, where their functions are smooth; for each coordinate, where

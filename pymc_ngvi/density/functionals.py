@@ -155,7 +155,12 @@ def functionals_of(density: ModelDensity, constrain: Constrainer) -> Functionals
     shapes = {name: values[name].shape[1:] for name in names}
     if predictors is not None:
         shapes[PREDICTORS] = (len(predictors[1]),)
-    groups = _groups(shapes)
+    sizes = {name: math.prod(shape) for name, shape in shapes.items() if math.prod(shape)}
+    each = _most_each(list(sizes.values()))
+    groups = tuple(
+        Group(name, shapes[name], np.unique(np.linspace(0, size - 1, min(size, each)).round().astype(np.intp)))
+        for name, size in sizes.items()
+    )
     if not groups:
         return None
     of_predictors = None if predictors is None else _of_columns(*predictors, groups[-1])
@@ -218,20 +223,8 @@ def _of_columns(linear: LinearMap, several: NDArray[np.intp], group: Group) -> C
     return Columns(offset, matrix)
 
 
-def _groups(shapes: dict[str, tuple[int, ...]]) -> tuple[Group, ...]:
-    """Return groups with as many elements each, up to all that they have, as there may be together."""
-    sizes = {name: math.prod(shape) for name, shape in shapes.items() if math.prod(shape)}
-    each = _most_each(list(sizes.values()))
-    return tuple(Group(name, shapes[name], _evenly(size, each)) for name, size in sizes.items())
-
-
 def _most_each(sizes: Sequence[int]) -> int:
     each = _MOST
     while each > 1 and sum(min(size, each) for size in sizes) > _MOST:
         each -= 1
     return each
-
-
-def _evenly(size: int, most: int) -> NDArray[np.intp]:
-    """Return up to so many numbers below a size, evenly spaced."""
-    return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.intp))

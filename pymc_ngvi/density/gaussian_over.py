@@ -19,14 +19,12 @@ from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.density.expectations import Expectations
-from pymc_ngvi.density.made import DataSeen
+from pymc_ngvi.density.flat import DataSeen
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.matrices.sparse.precisions import Precisions
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.rows.cross_products import CrossProducts
 from pymc_ngvi.rows.expectation import RowFunction
-from pymc_ngvi.rows.quadratic_rows import derivatives_of, pairs_of_slots
-from pymc_ngvi.rows.separable import Separable
+from pymc_ngvi.rows.separable import CrossProducts, Separable, derivatives_of, pairs_of_slots
 
 # What the coefficients of log p are made of where rows are polynomials of the second degree, and where it belongs.
 

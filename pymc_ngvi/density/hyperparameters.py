@@ -17,17 +17,13 @@ from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.rows_given import NotRows, RowsGiven
-from pymc_ngvi.density.rows_left_over import RowsLeftOver
-from pymc_ngvi.density.rows_over import RowsOver
+from pymc_ngvi.density.rows_over import RowsLeftOver, RowsOver
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs.layout import Variable
-from pymc_ngvi.rows.covariances import PairCovariances
-from pymc_ngvi.rows.finding_own import find_own
-from pymc_ngvi.rows.linear_map import AffineMap
-from pymc_ngvi.rows.own_effects import Narrowed, OwnEffects, narrowed
+from pymc_ngvi.rows.linear_map import AffineMap, PairCovariances, SummedMap
+from pymc_ngvi.rows.own_effects import Narrowed, OwnEffects, find_own, narrowed
 from pymc_ngvi.rows.pattern import pattern_of_rows
 from pymc_ngvi.rows.quadratic import is_quadratic
-from pymc_ngvi.rows.summed_map import SummedMap
 
 # Log p as rows in which effects that one row alone reads are integrated out: in fewer coordinates, and with no error.
 # What is left is nearer to a Gaussian. The effects are drawn afterwards, each given its row.
@@ -36,15 +32,6 @@ from pymc_ngvi.rows.summed_map import SummedMap
 _LEVEL = 2
 #: Points at which conditions of log p are looked at, and prior standard deviations of the effects there.
 _N_POINTS, _FAR = 32, 6.0
-
-
-def without_own_effects(whole: RowsGiven) -> RowsGiven:
-    """Return log p as rows of fewer coordinates where rows have effects of their own; the same where they have not."""
-    found, _ = own_effects_of(whole.rows)
-    if found is None:
-        return whole
-    left = RowsLeft(whole, found)
-    return left if left.take() and left.meets_conditions() else whole
 
 
 def own_effects_of(rows: Expectations) -> tuple[OwnEffects | None, str]:
@@ -249,7 +236,11 @@ def _given(density: LogDensity, most_of_one: int, most: int) -> RowsGiven:
         others = [v for v in density.layout.variables if v not in outside]
         more = next(_beside(given, others), None)
         if more is None:
-            return without_own_effects(given)
+            found, _ = own_effects_of(given.rows)
+            if found is None:
+                return given
+            left = RowsLeft(given, found)
+            return left if left.take() and left.meets_conditions() else given
         outside.append(more)
 
 

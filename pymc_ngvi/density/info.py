@@ -1,23 +1,261 @@
 """What is known of a model beside its log density: names, places in the flat vector, data, start, prior."""
 
+import contextlib
 import warnings
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pymc as pm
+import pytensor
 
+from numpy.typing import NDArray
+from pymc.data import MinibatchIndexRV, MinibatchOp
+from pymc.initial_point import make_initial_point_fn
+from pymc.logprob.transforms import Transform
 from pymc.pytensorf import compile as pymc_compile
 from pymc.pytensorf import reseed_rngs
+from pytensor.compile import Function
+from pytensor.compile.rewriting import inline_ofg_node
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import toposort
+from pytensor.xtensor.type import XTensorType, as_xtensor
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.density.data import DataSnapshot
-from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.layout import Layout
+
+# --- minibatches: the random row indices of ``pm.Minibatch``, held fixed until the next batch is asked for ---
+#
+# PyMC draws new indices at every call of a compiled function, so that log p, its gradient and its Hessian, compiled
+# apart, would each see other rows. Here they read the same shared vectors of indices.
+
+
+#: Marks the random streams behind the orders of the rows.
+_PASSES = 6
+_NO_ROWS = "pm.Minibatch needs at least one row of data to choose from; there are none."
+
+
+@dataclass(frozen=True)
+class _Index:
+    """The rows that one call of ``pm.Minibatch`` selects: uniform in low, ..., high - 1, with replacement."""
+
+    rows: Variable  # shared vector
+    low: Variable
+    high: Variable  # of a graph, for data may be shared variables
+
+
+class Minibatches:
+    """The row indices of all ``pm.Minibatch`` calls that some graphs depend on.
+
+    Arrays of one call share their rows; separate calls have their own. The first batch is made with a fixed seed.
+    """
+
+    def __init__(self, outputs: list[Variable]) -> None:
+        # PyMC clones graphs, but not the shared generator, which each call has for itself.
+        self._indices: dict[Variable, _Index] = {}
+        self._function: Function | None = None
+        self._orders: dict[tuple[int, int, int], NDArray[np.intp]] = {}  # of the pass under way, of each call
+        for node in _index_nodes(_inline(outputs)):
+            if node.inputs[0] not in self._indices:
+                [batch_size] = node.op.size_param(node).data
+                first = np.zeros(batch_size, dtype="int64")
+                rows = pytensor.shared(first, name="minibatch_rows", shape=(int(batch_size),))
+                low, high = node.op.dist_params(node)
+                # The bounds of a Minibatch of a Minibatch depend on indices, already made, of the one inside.
+                self._indices[node.inputs[0]] = _Index(rows, *self.hold([low, high]))
+        self.next_batch(np.random.default_rng(0))
+
+    def __bool__(self) -> bool:
+        return bool(self._indices)
+
+    @property
+    def rows(self) -> list[Variable]:
+        """The shared vectors of row indices, one for each call."""
+        return [index.rows for index in self._indices.values()]
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what to pickle: the compiled function is made again when it is needed."""
+        return {**self.__dict__, "_function": None, "_orders": {}}
+
+    def hold(self, outputs: list[Variable]) -> list[Variable]:
+        """Return ``outputs`` with the rows of the current batch in place of those that PyMC draws at random."""
+        if not self._indices:
+            return outputs
+        outputs = _inline(outputs)
+        rows = {
+            node.outputs[1]: self._indices[node.inputs[0]].rows
+            for node in _index_nodes(outputs)
+            if node.inputs[0] in self._indices
+        }
+        return list(graph_replace(outputs, rows, strict=False)) if rows else outputs
+
+    def next_batch(self, rng: np.random.Generator) -> None:
+        """Draw new rows from ``rng``, for every graph that `hold` returned."""
+        for index, low, high in zip(self._indices.values(), *self._bounds(), strict=True):
+            n_rows = index.rows.type.shape[0]
+            if not low < high:
+                raise ValueError(_NO_ROWS)
+            index.rows.set_value(rng.integers(low, high, size=n_rows))
+
+    @property
+    def n_batches(self) -> int:
+        """Batches that make one pass through the data, of the call with most; 1 where there are none."""
+        sizes = [index.rows.type.shape[0] for index in self._indices.values()]
+        counts = [-(-(high - low) // n) for n, low, high in zip(sizes, *self._bounds(), strict=True)]
+        return max(counts, default=1)
+
+    def take_batch(self, seed: int, number: int) -> None:
+        """Take batch ``number``, from 0, of passes through the data, each in a random order that ``seed`` tells."""
+        for call, (index, low, high) in enumerate(zip(self._indices.values(), *self._bounds(), strict=True)):
+            n_rows, size = index.rows.type.shape[0], high - low
+            if size < 1:
+                raise ValueError(_NO_ROWS)
+            first, last = number * n_rows, (number + 1) * n_rows
+            parts = []
+            for which in range(first // size, -(-last // size)):  # a batch may end one pass and begin another
+                order = self._order(seed, which, call, size)
+                parts.append(order[max(first - which * size, 0) : last - which * size])
+            index.rows.set_value(low + np.concatenate(parts))
+
+    def _order(self, seed: int, which: int, call: int, size: int) -> NDArray[np.intp]:
+        """Return the order of the rows in one pass; the last one of each call is kept."""
+        key = (seed, which, call)
+        order = self._orders.get(key)
+        if order is None or len(order) != size:
+            order = np.random.default_rng([seed, which, call, _PASSES]).permutation(size)
+            self._orders = {k: v for k, v in self._orders.items() if k[2] != call} | {key: order}
+        return order
+
+    def _bounds(self) -> tuple[list[int], list[int]]:
+        """Return the first row and the number of rows of each call, from the data as they are now."""
+        if not self._indices:
+            return [], []
+        bounds = [bound for index in self._indices.values() for bound in (index.low, index.high)]
+        try:
+            with without_c():
+                self._function = self._function or pytensor.function([], bounds, mode=quick_mode())
+                values = [int(value.item()) for value in self._function()]  # of one element, but not of no axes
+        except AssertionError as error:
+            raise ValueError(
+                "The arrays of one pm.Minibatch call have different numbers of rows. Give arrays that go together "
+                "row by row."
+            ) from error
+        return values[::2], values[1::2]
+
+
+def _inline(outputs: list[Variable]) -> list[Variable]:
+    """Put the graph that each ``pm.Minibatch`` wraps in its place, in a copy: the model's own graph stays as it is."""
+    while True:
+        node = next((node for node in toposort(outputs) if isinstance(node.op, MinibatchOp)), None)
+        if node is None:
+            return outputs
+        inner = dict(zip(node.outputs, inline_ofg_node(node), strict=True))
+        outputs = list(graph_replace(outputs, inner, strict=False))
+
+
+def _index_nodes(outputs: list[Variable]) -> list[Variable]:
+    return [node for node in toposort(outputs) if isinstance(node.op, MinibatchIndexRV)]
+
+
+# --- the initial point of a model, as a function that can be called again when the data have changed ---
+
+
+#: Of initial values that are drawn from the prior.
+_SEED = 0
+
+
+def initial_point_function(
+    model: pm.Model, overrides: Mapping[Variable | str, object] | None = None
+) -> Callable[[], dict[str, AnyArray]]:
+    """Return a function that gives the initial point by value name, unconstrained, for the data as they are then."""
+    with without_c(model):
+        function = make_initial_point_fn(model=_for_initial_points(model), overrides=overrides, jitter_rvs=set())
+
+    def initial_point() -> dict[str, AnyArray]:
+        with without_c(model):
+            return dict(function(_SEED))
+
+    return initial_point
+
+
+def _for_initial_points(model: pm.Model) -> pm.Model | SimpleNamespace:
+    """Return what PyMC reads of a model, with transforms of `pymc.dims` that take the plain arrays it hands them."""
+    transforms = model.rvs_to_transforms
+    named = {rv: t for rv, t in transforms.items() if t is not None and isinstance(rv.type, XTensorType)}
+    if not named:
+        return model
+    return SimpleNamespace(
+        free_RVs=model.free_RVs,
+        rvs_to_initial_values=model.rvs_to_initial_values,
+        rvs_to_transforms={**transforms, **{rv: _OfArrays(t, rv.type.dims) for rv, t in named.items()}},
+    )
+
+
+class _OfArrays:
+    """A transform of variables with named dimensions, for values without."""
+
+    def __init__(self, transform: Transform, dims: tuple[str, ...]) -> None:
+        self.name = transform.name
+        self.backward, self._transform, self._dims = transform.backward, transform, dims
+
+    def forward(self, value: Variable, *inputs: Variable) -> Variable:
+        """Transform a value to the unconstrained scale."""
+        if not isinstance(value.type, XTensorType):
+            value = as_xtensor(value, dims=self._dims)
+        return self._transform.forward(value, *inputs)
+
+
+# --- the data of a model: whether they are still what they were, and log p given those of then ---
+
+
+class DataSnapshot:
+    """Remembers the data that a model had, to tell later whether it was changed."""
+
+    def __init__(self, model: pm.Model) -> None:
+        self._model = model
+        self._take()
+
+    def _take(self) -> None:
+        """Remember the data as they are now."""
+        self._arrays: dict[str, AnyArray] = {
+            var.name: var.get_value(borrow=True) for var in self._model.data_vars if hasattr(var, "get_value")
+        }
+        # Lengths of dims follow the data.
+        self._lengths: dict[str, AnyArray] = {
+            name: var.get_value(borrow=True)
+            for name, var in self._model.dim_lengths.items()
+            if hasattr(var, "get_value")
+        }
+
+    def changed(self) -> list[str]:
+        """Return the names of the data that differ from what they were."""
+        return [
+            name
+            for name, then in self._arrays.items()
+            if (now := self._model[name].get_value(borrow=True)) is not then and not np.array_equal(now, then)
+        ]
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Give the model the data of then, for as long as the context lasts."""
+        model = self._model
+        pairs = [(model[name], then) for name, then in self._arrays.items()]
+        pairs += [(model.dim_lengths[name], then) for name, then in self._lengths.items()]
+        moved = [(var, then, now) for var, then in pairs if (now := var.get_value(borrow=True)) is not then]
+        try:
+            for var, then, _ in moved:
+                var.set_value(then, borrow=True)
+            yield
+        finally:
+            for var, _, now in moved:
+                var.set_value(now, borrow=True)
+
 
 # --- draws of the prior on the unconstrained scale: dispersed points from which modes can be looked for ---
 
@@ -43,7 +281,15 @@ class Prior:
             with without_c(self._model), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of draws that are not finite
                 if self._function is None:
-                    self._compile(layout)
+                    values: list[Variable] = []
+                    for v in layout.variables:
+                        rv = self._model[v.name]
+                        transform = self._model.rvs_to_transforms[rv]
+                        values.append(rv if transform is None else transform.forward(rv, *rv.owner.inputs))
+                    function, updates = pymc_compile(
+                        [], values, random_seed=False, mode="FAST_COMPILE", return_updates=True
+                    )
+                    self._function, self._generators = function, list(updates)
                 assert self._function is not None
                 reseed_rngs(self._generators, seed)
                 drawn = list(zip(*(self._function() for _ in range(n_draws)), strict=True))
@@ -51,15 +297,6 @@ class Prior:
             return np.empty((0, layout.n_dim))
         flat = np.concatenate([np.asarray(d, dtype=np.float64).reshape(n_draws, -1) for d in drawn], axis=1)
         return flat[np.isfinite(flat).all(axis=1)]
-
-    def _compile(self, layout: Layout) -> None:
-        values: list[Variable] = []
-        for v in layout.variables:
-            rv = self._model[v.name]
-            transform = self._model.rvs_to_transforms[rv]
-            values.append(rv if transform is None else transform.forward(rv, *rv.owner.inputs))
-        function, updates = pymc_compile([], values, random_seed=False, mode="FAST_COMPILE", return_updates=True)
-        self._function, self._generators = function, list(updates)
 
 
 # --- what is known of a model beside its log density: names, places in the flat vector, data, start, prior ---

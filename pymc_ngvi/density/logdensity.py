@@ -2,8 +2,10 @@
 
 import time
 
+from abc import abstractmethod
 from collections.abc import (
     Callable,
+    Iterable,
     Mapping,
     Sequence,
 )
@@ -23,6 +25,7 @@ from pymc_ngvi.core.pattern import (
     SummedPattern,
 )
 from pymc_ngvi.core.target import (
+    CountedElsewhere,
     Expectation,
     RowRules,
     Spread,
@@ -39,7 +42,11 @@ from pymc_ngvi.density.by_rows import (
     ByRows,
 )
 from pymc_ngvi.density.checks import (
+    CannotReuse,
+    LikelihoodRows,
+    ModelState,
     check_model,
+    same_options,
 )
 from pymc_ngvi.density.discrete.summing import (
     refuse_discrete,
@@ -58,22 +65,12 @@ from pymc_ngvi.density.flat import (
 from pymc_ngvi.density.gauss_newton.matrix import (
     GaussNewtonHessian,
 )
-from pymc_ngvi.density.hessians import (
-    Hessians,
-)
 from pymc_ngvi.density.info import (
     ModelInfo,
-)
-from pymc_ngvi.density.initial import (
     initial_point_function,
 )
 from pymc_ngvi.density.model_density import (
     ModelDensity,
-)
-from pymc_ngvi.density.reuse import (
-    CannotReuse,
-    ModelState,
-    same_options,
 )
 from pymc_ngvi.density.row_kinds import (
     ModelRows,
@@ -82,12 +79,11 @@ from pymc_ngvi.density.row_kinds import (
 from pymc_ngvi.density.row_space import (
     SeenFromRows,
 )
-from pymc_ngvi.density.rows import (
-    LikelihoodRows,
-)
 from pymc_ngvi.density.second_order import (
+    Hessians,
     SecondOrder,
 )
+from pymc_ngvi.graphs import incomplete
 from pymc_ngvi.graphs.backends import (
     BACKENDS,
     without_c,
@@ -133,7 +129,7 @@ def fastest_backend(
     graphs: FlatGraphs, by_rows: ByRows, hessians: Hessians, n_dim: int, *, needs_hessians: bool = True
 ) -> str:
     """Return the backend with which a fit should be over first: "quick" or "numba"."""
-    if graphs.is_large or graphs.has_equations or graphs.has_tails:
+    if graphs.is_large or graphs.has_equations or incomplete.has_parameters([graphs.logp], graphs.theta):
         return "quick"  # compilers take longer still for thousands of nodes, and do not compile integrations
     if not needs_hessians:
         return "numba" if graphs.forward is None and graphs.cost.prefers_numba(_EXPECTED_ALONE) else "quick"
@@ -462,3 +458,49 @@ class LogDensity(ModelDensity):
             self.n_hessians += n
 
         return GaussNewtonHessian(self.second.gauss_newton, theta, count)
+
+
+# --- the log density of a model whose data are not in one place: a prior here, and likelihoods of parts of the data
+# ---
+
+
+class Sum(CountedElsewhere, ModelDensity):
+    """The sum of a prior and of likelihoods, which say what they are at points."""
+
+    def __init__(self, prior: LogDensity) -> None:
+        self.prior = self.counter = prior
+        self.info, self.functions, self.by_rows = prior.info, prior.functions, prior.by_rows
+        self.minibatches, self._hessians = prior.minibatches, prior._hessians
+
+    # --- of the likelihoods ---
+
+    @property
+    @abstractmethod
+    def likelihood_seconds(self) -> float:
+        """Estimated time of the likelihoods and their gradients at one point."""
+
+    @abstractmethod
+    def log_likelihoods(self, theta: Array) -> Iterable[Array]:
+        """Evaluate them, (n_draws,) each."""
+
+    @abstractmethod
+    def log_likelihoods_and_grads(self, theta: Array) -> Iterable[tuple[Array, Array]]:
+        """Evaluate them and their gradients, (n_draws,) and (n_draws, n_dim)."""
+
+    # --- sums ---
+
+    def logp(self, theta: Array) -> Array:
+        """Evaluate the log density alone, (n_draws,), at points (n_draws, n_dim)."""
+        return sum(self.log_likelihoods(theta), self.prior.logp(theta))
+
+    def logp_grad(self, theta: Array) -> tuple[Array, Array]:
+        """Evaluate the log density and its gradient; see `ModelDensity`."""
+        logp, grad = self.prior.logp_grad(theta)
+        for of_part, grad_of_part in self.log_likelihoods_and_grads(theta):
+            logp, grad = logp + of_part, grad + grad_of_part
+        return logp, grad
+
+    @property
+    def gradient_seconds(self) -> float:
+        """Estimated time of log p and its gradient at one point."""
+        return self.prior.gradient_seconds + self.likelihood_seconds

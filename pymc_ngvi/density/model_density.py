@@ -18,11 +18,10 @@ from pymc_ngvi.density.by_rows import ByRows
 from pymc_ngvi.density.discrete.drawing import DiscreteDraws
 from pymc_ngvi.density.discrete.summing import SummedOut
 from pymc_ngvi.density.flat import Functions
-from pymc_ngvi.density.hessians import Hessians
-from pymc_ngvi.density.info import ModelInfo, terms_by_variable
-from pymc_ngvi.density.minibatch import Minibatches
+from pymc_ngvi.density.info import Minibatches, ModelInfo, terms_by_variable
 from pymc_ngvi.density.row_kinds import ModelRows
 from pymc_ngvi.density.row_space import SeenFromRows
+from pymc_ngvi.density.second_order import Hessians
 from pymc_ngvi.graphs.graph import MissingDerivativeError
 from pymc_ngvi.graphs.layout import Layout
 
@@ -245,7 +244,11 @@ class ModelDensity(ABC):
 
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget`."""
-        return self.by_rows.cover(draw)
+        rows = self.by_rows.found
+        if rows is None or not rows.leaves_out_conditions:
+            return rows is not None
+        theta = draw()
+        return rows.agrees(theta, self.by_rows.logp(theta), everywhere=True)
 
     @property
     def seen_from_rows(self) -> SeenFromRows | None:

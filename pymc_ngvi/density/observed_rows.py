@@ -23,16 +23,13 @@ from pymc_ngvi.core.values import Array
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.ops.facts import Facts
-from pymc_ngvi.ops.lifting import Apart, CannotLift
+from pymc_ngvi.ops.facts import Apart, CannotLift, Facts
 from pymc_ngvi.reading.affine import affine_functions, is_moved, varying_inputs
-from pymc_ngvi.reading.basis import Basis
-from pymc_ngvi.reading.compiled import CompiledOnce, quickly
 from pymc_ngvi.reading.distribute import without_checks
+from pymc_ngvi.reading.factors import CompiledOnce, quickly
 from pymc_ngvi.reading.found import Predictors
-from pymc_ngvi.reading.lift import Lift
 from pymc_ngvi.reading.row_graphs import shared_first
-from pymc_ngvi.reading.terms import Rows, lifted
+from pymc_ngvi.reading.terms import Basis, Lift, Rows, lifted
 from pymc_ngvi.rows.engines import engine_for
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.linear_map import AffineMap
@@ -100,7 +97,8 @@ class _Search:
         self._points = density.initial_point() + _AROUND * around
         self._values = np.stack([np.asarray(function(point)) for point in self._points])
         self._shape = self._values.shape[1:]
-        written = [*flat, *self._candidates(graphs.on_flat_vector([var for var in parameters if not _is_random(var)]))]
+        known = [var for var in parameters if not any(_draws(v) for v in ancestors([var]))]
+        written = [*flat, *self._candidates(graphs.on_flat_vector(known))]
         whole = [(var + pt.zeros(self._shape)).ravel() for var in written]
         self._outputs = pt.join(0, *graphs.simplify(whole))
 
@@ -129,7 +127,14 @@ class _Search:
             beside = [c for start in starts if (c := _lifted_too(lift, inner, index + start)) is not None]
             kinds.append(_kind(index, lift, value, beside, self._at(linear_map), compile_))
         result = ObservedRows(self._shape, kinds, linear_map)
-        if not self._agree(result):
+        eta = result.linear_map(self._points)
+        values = np.full((len(eta), int(np.prod(self._shape))), np.nan)
+        with np.errstate(all="ignore"):
+            for kind in result.kinds:
+                values[:, kind.elements] = kind.rows.values([eta[:, at] for at in kind.rows.index.T], slice(None))
+        wanted = self._values.reshape(values.shape)
+        keep = np.isfinite(wanted)
+        if not bool(np.all(np.abs(values - wanted)[keep] <= _ROUNDING * (1.0 + np.abs(wanted[keep])))):
             raise NotApart("its rows are not what its log density is made of")
         return result
 
@@ -138,16 +143,9 @@ class _Search:
         n_dim = self._theta.type.shape[0]
         return lambda n: linear_map(np.random.default_rng(0).standard_normal((n, n_dim)))
 
-    def _agree(self, found: ObservedRows) -> bool:
-        """Tell whether rows are the log density at some points."""
-        eta = found.linear_map(self._points)
-        values = np.full((len(eta), int(np.prod(self._shape))), np.nan)
-        with np.errstate(all="ignore"):
-            for kind in found.kinds:
-                values[:, kind.elements] = kind.rows.values([eta[:, at] for at in kind.rows.index.T], slice(None))
-        wanted = self._values.reshape(values.shape)
-        keep = np.isfinite(wanted)
-        return bool(np.all(np.abs(values - wanted)[keep] <= _ROUNDING * (1.0 + np.abs(wanted[keep]))))
+
+def _draws(var: Variable) -> bool:
+    return var.owner is not None and isinstance(var.owner.op, RNGConsumerOp)
 
 
 def _parameters(rv: Variable, free: list[Variable]) -> Iterator[Variable]:
@@ -161,10 +159,6 @@ def _parameters(rv: Variable, free: list[Variable]) -> Iterator[Variable]:
             yield from _parameters(var, free)
         else:
             yield var
-
-
-def _is_random(var: Variable) -> bool:
-    return any(v.owner is not None and isinstance(v.owner.op, RNGConsumerOp) for v in ancestors([var]))
 
 
 def _linear_parts(var: Variable, affine: set[Variable], facts: Facts) -> list[Variable]:
@@ -219,8 +213,12 @@ def _kind(
     written = [basis.of(candidate, lift.data) for candidate in candidates]
     others = set(basis.slots) - needed
     usable = [(c, _of(c, data)) for c, data in written if others.isdisjoint(ancestors([c]))]
+    found = [linear for value, data in usable if (linear := _as_linear(rows, value, data, compile_)) is not None]
+    own = [linear for linear, is_own in found if is_own]
     return ObservedKind(
-        index, engine_for("quick", quickly).row_function(rows), _linear_predictor(rows, usable, compile_)
+        index,
+        engine_for("quick", quickly).row_function(rows),
+        next(iter([*own, *(linear for linear, _ in found)]), None),
     )
 
 
@@ -228,15 +226,6 @@ def _of(value: Variable, data: dict[Variable, Array]) -> dict[Variable, Array]:
     """Return the data that a function has among its inputs."""
     needed = set(ancestors([value]))
     return {var: values for var, values in data.items() if var in needed}
-
-
-def _linear_predictor(
-    rows: Rows, candidates: list[tuple[Variable, dict[Variable, Array]]], compile_: CompiledOnce
-) -> LinearPredictor | None:
-    """Return the first candidate that is linear in a predictor, if there is one that differs from row to row."""
-    found = [linear for value, data in candidates if (linear := _as_linear(rows, value, data, compile_)) is not None]
-    own = [linear for linear, is_own in found if is_own]
-    return next(iter([*own, *(linear for linear, _ in found)]), None)
 
 
 def _as_linear(

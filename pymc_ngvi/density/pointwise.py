@@ -14,7 +14,7 @@ from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.found import Compile
-from pymc_ngvi.rows.row_gradient import RowGradient
+from pymc_ngvi.rows.row_hessian import RowGradient
 
 #: From points to whether log p is finite there, as far as its conditions tell.
 type Holds = Callable[[Array], NDArray[np.bool_]]

@@ -2,7 +2,7 @@
 
 import functools
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,8 +13,7 @@ from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
 from pymc_ngvi.density.by_rows import ByRows
 from pymc_ngvi.density.flat import FlatGraphs
-from pymc_ngvi.reading.factors import Factor, Role
-from pymc_ngvi.reading.reading import Reading
+from pymc_ngvi.reading.factors import Role
 from pymc_ngvi.reading.terms import Rows
 
 
@@ -35,11 +34,6 @@ class PredictorKind:
     depends: Dependence
     number: Ints
     is_coordinate: bool
-
-    @property
-    def n_different(self) -> int:
-        """Different predictors, all rows together."""
-        return len(np.unique(self.number))
 
     @functools.cached_property
     def coordinates(self) -> Ints:
@@ -119,25 +113,20 @@ def described_rows(graphs: FlatGraphs, by_rows: ByRows) -> ModelRows:
     if reading is None:
         return ModelRows(why_not=by_rows.why_not)
     try:
-        found = _kinds_of_rows(graphs.factors, reading, graphs.layout.n_dim)
+        depends, is_coordinate = reading.predictors.dependence, reading.predictors.are_coordinates
+        kinds: list[RowKind] = []
+        rest: list[NoRows] = []
+        for part, factor in enumerate(graphs.factors):
+            of_part, why = reading.terms.of_part(part)
+            kinds += _united([_kind(factor.name, factor.role, rows, depends, is_coordinate) for rows in of_part])
+            rest += [NoRows(factor.name, factor.role, reason) for reason in why[:1]]
+        slots = [p.number for kind in kinds for p in kind.predictors if not p.is_coordinate]
+        used = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *slots]))
+        n_entries = int(np.diff(depends.sets.indptr)[depends.index[used]].sum())
+        found = ModelRows(_in_order(kinds), tuple(rest), graphs.layout.n_dim, len(used), n_entries)
     except NotApart:  # with sums over many coordinates, rows may be too wide to be told of
         found = ModelRows()
     return replace(found, why_not=by_rows.why_not)
-
-
-def _kinds_of_rows(factors: Sequence[Factor], reading: Reading, n_dim: int) -> ModelRows:
-    """Return the rows of each factor."""
-    depends, is_coordinate = reading.predictors.dependence, reading.predictors.are_coordinates
-    kinds: list[RowKind] = []
-    rest: list[NoRows] = []
-    for part, factor in enumerate(factors):
-        found, why = reading.terms.of_part(part)
-        kinds += _united([_kind(factor.name, factor.role, rows, depends, is_coordinate) for rows in found])
-        rest += [NoRows(factor.name, factor.role, reason) for reason in why[:1]]
-    slots = [p.number for kind in kinds for p in kind.predictors if not p.is_coordinate]
-    used = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *slots]))
-    n_entries = int(np.diff(depends.sets.indptr)[depends.index[used]].sum())
-    return ModelRows(_in_order(kinds), tuple(rest), n_dim, len(used), n_entries)
 
 
 def _in_order(kinds: Iterable[RowKind]) -> tuple[RowKind, ...]:

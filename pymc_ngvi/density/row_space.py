@@ -11,7 +11,6 @@ References
    using proximal-gradient methods with general divergence functions. UAI. https://doi.org/10.48550/arXiv.1511.00146
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,13 +74,6 @@ class RowSpace:
         inside = np.sqrt((sd[self.normal] / self.sd) ** 2 @ self.basis**2)
         return np.concatenate([sd[self.kept], inside])
 
-    def places_of(self, groups: Sequence[NDArray[np.intp]]) -> list[NDArray[np.intp]]:
-        """Return where some coordinates of theta that are kept are among these, group by group."""
-        place = np.full(len(self.kept) + len(self.normal), -1, dtype=np.intp)
-        place[self.kept] = np.arange(len(self.kept))
-        found = [place[index] for index in groups]
-        return [index[index >= 0] for index in found if (index >= 0).any()]
-
     def axes(self) -> Array:
         """Return the directions of z in theta, in units of the priors, (n_theta, n_dim): orthonormal."""
         result = np.zeros((len(self.kept) + len(self.normal), self.n_dim))
@@ -117,7 +109,9 @@ def seen_from_rows(rows: Expectations) -> SeenFromRows | None:
     if not len(used) or len(kept) + len(used) > _PART * n_dim or len(used) * n_dim > _MOST_ENTRIES:
         return None
     matrix = linear.rows(used)
-    basis = _basis((matrix[:, coordinates] * sd).T)
+    q, r, _ = linalg.qr((matrix[:, coordinates] * sd).T, mode="economic", pivoting=True)
+    size = np.abs(np.diagonal(r))
+    basis = np.ascontiguousarray(q[:, : np.count_nonzero(size > _RANK * size.max(initial=0.0))])
     space = RowSpace(kept, coordinates, mean, sd, basis)
     if space.n_dim > _PART * n_dim:
         return None
@@ -181,10 +175,3 @@ def _single(linear: LinearMap) -> tuple[NDArray[np.bool_], NDArray[np.intp], Arr
         column = np.argmax(linear.dense[of_dense] != 0.0, axis=1)
         coordinate[of_dense], factor[of_dense] = linear.columns[column], linear.dense[of_dense, column]
     return single, coordinate, factor
-
-
-def _basis(columns: Array) -> Array:
-    """Return an orthonormal basis of the space of some columns."""
-    q, r, _ = linalg.qr(columns, mode="economic", pivoting=True)
-    size = np.abs(np.diagonal(r))
-    return np.ascontiguousarray(q[:, : np.count_nonzero(size > _RANK * size.max(initial=0.0))])

@@ -26,20 +26,17 @@ from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.target import OfAllData
 from pymc_ngvi.core.types import Array, Expectation, GaussianState, RowRules, Spread
 from pymc_ngvi.density.expectations import Expectations
+from pymc_ngvi.density.flat import DataSeen
 from pymc_ngvi.density.logdensity import LogDensity
-from pymc_ngvi.density.made import DataSeen
-from pymc_ngvi.density.over import OverGiven
-from pymc_ngvi.density.pieces import Pieces, local_input
-from pymc_ngvi.density.rows_left_over import RowsLeftOver
-from pymc_ngvi.density.rows_over import RowsOver
+from pymc_ngvi.density.rows_over import OverGiven, RowsLeftOver, RowsOver
 from pymc_ngvi.density.sparse_hessian import is_dense
+from pymc_ngvi.density.split import Pieces, local_input
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.loops import vectorised
-from pymc_ngvi.reading.lift import Source
 from pymc_ngvi.reading.reading import Reading
-from pymc_ngvi.reading.terms import Rows
-from pymc_ngvi.rows.engines.engine import Engine
+from pymc_ngvi.reading.terms import Rows, Source
+from pymc_ngvi.rows.engines.on_pytensor import Engine
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.pattern import pattern_of_rows
 from pymc_ngvi.rows.quadratic import is_concave, is_quadratic

@@ -6,6 +6,7 @@ that hang on it are computed for hundreds of values by the same graphs, with one
 
 import functools
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,20 +14,83 @@ import pytensor.tensor as pt
 
 from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.density.over import OverGiven
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.loops import vectorised
 from pymc_ngvi.reading.found import Compile
 from pymc_ngvi.reading.reading import Reading
 from pymc_ngvi.reading.terms import Rows
-from pymc_ngvi.rows.engines.engine import Engine
-from pymc_ngvi.rows.entries import Entries
+from pymc_ngvi.rows.engines.on_pytensor import Engine
+from pymc_ngvi.rows.entries import Entries, ManyMaps, Sparsity
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.many import ManyRows
-from pymc_ngvi.rows.many_maps import ManyMaps, Sparsity
+from pymc_ngvi.rows.many_own import ManyRowsLeft, Narrowing
+from pymc_ngvi.rows.own_effects import OwnEffects
+
+# --- graphs that hang on given values at many of these: the same graphs, with one more axis ---
+
+
+class OverGiven:
+    """Puts an axis of values in front of graphs that hang on what is given."""
+
+    def __init__(self, given: Variable, compile_: Compile) -> None:
+        self._given, self._compile = given, compile_
+        [self._n] = given.type.shape
+
+    def hangs(self, var: Variable) -> bool:
+        """Tell whether a variable hangs on it."""
+        return self._given in set(ancestors([var]))
+
+    def outputs(self, outputs: list[Variable], inputs: list[Variable]) -> Callable[..., list[Array]]:
+        """Return a function of values, (n, n_given), and inputs: outputs that hang on values have an axis in front.
+
+        Others have one of length 1.
+        """
+        if not outputs:
+            return lambda values, *others: []
+        values = pt.matrix("values", dtype="float64", shape=(None, self._n))
+        batched = self._vectorised(outputs, {self._given: values})
+        batched = [
+            b if self.hangs(o) and b.type.ndim > o.type.ndim else pt.expand_dims(b, 0)
+            for b, o in zip(batched, outputs, strict=True)
+        ]
+        function = self._compile([values, *inputs], batched)
+        return lambda at, *others: [np.asarray(out) for out in function(at, *others)]
+
+    def pointwise(self, output: Variable, theta: Variable) -> Callable[[Array, Array], Array]:
+        """Return a function of values, (n, n_given), and of points at each, (n, m, n_dim)."""
+        points = pt.tensor3("points", dtype="float64", shape=(None, None, *theta.type.shape))
+
+        def compiled(length: int | None) -> Callable[[Array, Array], Array]:
+            values = pt.tensor3("values", dtype="float64", shape=(None, length, self._n))
+            [batched] = self._vectorised([output], {self._given: values, theta: points})
+            batched = batched + 0.0 * (values[:, :, 0] + points[:, :, 0])
+            function = self._compile([values, points], batched)
+            return lambda at, theta: np.asarray(
+                function(np.repeat(at[:, None], length or theta.shape[1], axis=1), np.ascontiguousarray(theta))
+            )
+
+        once = compiled(1)
+        try:
+            once(np.zeros((2, self._n)), np.zeros((2, 2, *theta.type.shape)))
+        except np.linalg.LinAlgError:  # of these values, not of shapes; it is a ValueError, too
+            return once
+        except ValueError:  # a static length of 1 is lost where PyTensor reshapes: values are repeated at each point
+            return compiled(None)
+        return once
+
+    def _vectorised(self, outputs: list[Variable], new: dict[Variable, Variable]) -> list[Variable]:
+        """Return outputs with an axis in front; what is given is an input, and not shared, by then."""
+        with without_c():
+            stand_in = pt.vector("given", dtype="float64", shape=(self._n,))
+            apart = graph_replace(outputs, {self._given: stand_in}, strict=False)
+            inputs = {stand_in if var is self._given else var: batch for var, batch in new.items()}
+            return vectorised(list(apart), inputs)
+
 
 #: Relative difference of two values of log p that is rounding; nats that what is constant in it may be off by.
 _ROUNDING, _NATS = 1e-9, 0.01
@@ -59,7 +123,16 @@ class RowsOver:
         self._known = list(known)
         self._values = over.outputs(self._known, [])
         self._shares = any((r.index == r.index[0]).all(axis=0).any() for r in self._terms.rows if len(r.index) > 1)
-        self.entries = Entries(self._predictors.sparsity, self._predictors.columns, _pairs(self._terms.rows))
+        self.entries = Entries(
+            self._predictors.sparsity,
+            self._predictors.columns,
+            [
+                np.ascontiguousarray(rows.index[:, [a, b]])
+                for rows in self._terms.rows
+                for a in range(rows.index.shape[1])
+                for b in range(a + 1)
+            ],
+        )
 
     @property
     def n_values(self) -> int:
@@ -208,16 +281,40 @@ class _Predictors:
         return ManyMaps(offset, dense, self.columns, data, self.sparsity)
 
 
-def _pairs(terms: list[Rows]) -> list[NDArray[np.int64]]:
-    """Return all pairs of predictors that rows have, as `Expectations` lists them."""
-    return [
-        np.ascontiguousarray(rows.index[:, [a, b]])
-        for rows in terms
-        for a in range(rows.index.shape[1])
-        for b in range(a + 1)
-    ]
-
-
 def _flat(found: Array) -> Array:
     """Return numbers at each value, (n, n_elements) or (1, n_elements)."""
     return found.reshape(len(found), -1)
+
+
+# --- log p as rows at many values of what is given, with effects that one row alone reads integrated out ---
+
+
+class RowsLeftOver:
+    """Rows of what is left at many values of what is given."""
+
+    def __init__(self, whole: RowsOver, effects: OwnEffects, functions: Sequence[RowFunction]) -> None:
+        self._whole = whole
+        self._narrowing = Narrowing(effects, functions, whole.sparsity, whole.columns)
+        self.entries = self._narrowing.entries
+
+    @property
+    def n_values(self) -> int:
+        """Numbers of the predictors at one value."""
+        return self._whole.n_values
+
+    def at(self, values: Array) -> tuple[ManyRows, NDArray[np.bool_]]:
+        """Return rows at some values, (n, n_outside), and at which of them they add up to log p."""
+        rows, agrees = self._whole.at(values)
+        if not agrees.any():
+            return rows, agrees
+        with np.errstate(all="ignore"):
+            narrowed, is_right = self._narrowing.of(rows)
+        return narrowed, agrees & is_right
+
+    def logp(self, values: Array, theta: Array) -> Array:
+        """Return log p, (n, m), at points (n, m, n_dim) for each of the values, (n, n_outside)."""
+        rows, agrees = self.at(values)
+        result = np.full(theta.shape[:2], -np.inf)
+        if isinstance(rows, ManyRowsLeft):
+            result[agrees] = rows.values(np.swapaxes(theta, 1, 2))[agrees]
+        return result

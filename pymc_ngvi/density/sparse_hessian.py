@@ -11,8 +11,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import PatternWidened
-from pymc_ngvi.core.sparsity.coloured import ColouredHessian, Products, batch, significant, slices
-from pymc_ngvi.core.sparsity.colouring import Colouring
+from pymc_ngvi.core.sparsity.coloured import ColouredHessian, Colouring, Products, batch, significant, slices
 from pymc_ngvi.core.values import Array
 
 if TYPE_CHECKING:
@@ -153,7 +152,13 @@ class SparseHessian:
     def _colour(self, pattern: Pattern | None) -> Colouring | None:
         """Colour a pattern, if that was not done last time."""
         last = self._last[0]
-        if pattern is None or last is None or not _same_pattern(pattern, last):
+        if (
+            pattern is None
+            or last is None
+            or not (
+                pattern is last or (np.array_equal(pattern.rows, last.rows) and np.array_equal(pattern.cols, last.cols))
+            )
+        ):
             self._last = (pattern, colour(pattern))
         return self._last[1]
 
@@ -198,10 +203,6 @@ def same_data(one: Any, other: Any) -> bool:
         return True
     arrays = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
     return arrays and one.dtype == other.dtype and np.array_equal(one, other)
-
-
-def _same_pattern(one: Pattern, other: Pattern) -> bool:
-    return one is other or (np.array_equal(one.rows, other.rows) and np.array_equal(one.cols, other.cols))
 
 
 def is_dense(pattern: Pattern | None) -> bool:

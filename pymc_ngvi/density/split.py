@@ -25,11 +25,46 @@ from pymc_ngvi.core.refusal import TooDenseError
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.blocks import SEVERAL, CannotSplit, Trees, owners
 from pymc_ngvi.density.logdensity import LogDensity
-from pymc_ngvi.density.pieces import Pieces
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops.facts import Facts
-from pymc_ngvi.reading.dependence import Dependences
+from pymc_ngvi.reading.affine import Dependences
+
+# --- stands for the flat vector where graphs are put on two others: of some coordinates, and of the rest ---
+
+
+class Pieces:
+    """Pieces of the flat vector, taken from globals or local coordinates."""
+
+    def __init__(self, globals_: NDArray[np.intp], n_dim: int, global_: Variable, local: Variable) -> None:
+        self.global_, self.local = global_, local
+        self._is_global = np.zeros(n_dim, dtype=bool)
+        self._is_global[globals_] = True
+        self._rank = np.where(self._is_global, np.cumsum(self._is_global), np.cumsum(~self._is_global)) - 1
+
+    @classmethod
+    def of(cls, globals_: NDArray[np.intp], n_dim: int) -> "Pieces":
+        """Return pieces of two inputs."""
+        global_ = pt.vector("g", dtype="float64", shape=(len(globals_),))
+        return cls(globals_, n_dim, global_, local_input(n_dim - len(globals_)))
+
+    def __getitem__(self, where: slice) -> Variable:
+        """Return a piece."""
+        of_globals, rank = self._is_global[where], self._rank[where]
+        if of_globals.all():
+            return self.global_[int(rank[0]) : int(rank[-1]) + 1]
+        if not of_globals.any():
+            return self.local[int(rank[0]) : int(rank[-1]) + 1]
+        at = np.empty(len(rank), dtype=np.intp)
+        at[of_globals] = np.arange(int(of_globals.sum()))
+        at[~of_globals] = int(of_globals.sum()) + np.arange(int((~of_globals).sum()))
+        return pt.concatenate([self.global_[rank[of_globals]], self.local[rank[~of_globals]]])[at]
+
+
+def local_input(n: int) -> Variable:
+    """Return the symbolic vector of local coordinates."""
+    return pt.vector("b", dtype="float64", shape=(n,))
+
 
 Integers = NDArray[np.intp]
 
@@ -78,7 +113,19 @@ class SplitDensity:
         with without_c():
             elements = pt.concatenate(arrays)
             facts = Facts(elements, pieces.local, [pieces.global_])
-        return _Made(pieces, *self._compiled(density, pieces, first, arrays), arrays, elements, facts)
+        draws = pt.matrix("globals", dtype="float64", shape=(None, pieces.global_.type.shape[0]))
+        nodes = pt.matrix("nodes", dtype="float64", shape=(None, self.forest.n_local))
+        both = pt.tensor3("locals", dtype="float64", shape=(None, None, self.forest.n_local))
+        # Nodes first, then draws: what depends on globals alone has no axis of nodes, and is computed once a draw.
+        batched = vectorize_graph(arrays, {pieces.local: nodes})
+        batched = vectorize_graph(batched, {pieces.global_: draws, nodes: both})
+        lead = both.shape[:2]
+        batched = [e if e.ndim == 3 else pt.broadcast_to(e, (*lead, e.shape[-1])) for e in batched]
+        [first] = vectorize_graph([first], {pieces.global_: draws})
+        if first.ndim == 0:
+            first = pt.broadcast_to(first, (draws.shape[0],))
+        compile_ = density.functions.compile
+        return _Made(pieces, compile_([draws], [first]), compile_([draws, both], batched), arrays, elements, facts)
 
     @staticmethod
     def _graphs(density: LogDensity, pieces: Pieces) -> tuple[Variable, list[Variable]]:
@@ -95,23 +142,6 @@ class SplitDensity:
             outputs += [t.flatten() for t, is_local in zip(terms, of_locals, strict=True) if is_local]
             first, *elements = graph.inline_inner_graphs(graph.simplify(outputs))
         return first, elements
-
-    def _compiled(
-        self, density: LogDensity, pieces: Pieces, first: Variable, elements: list[Variable]
-    ) -> tuple[Function, Function]:
-        """Return the functions: of globals (n, p), and beside them of local coordinates (n, n_nodes, n_local)."""
-        draws = pt.matrix("globals", dtype="float64", shape=(None, pieces.global_.type.shape[0]))
-        nodes = pt.matrix("nodes", dtype="float64", shape=(None, self.forest.n_local))
-        both = pt.tensor3("locals", dtype="float64", shape=(None, None, self.forest.n_local))
-        # Nodes first, then draws: what depends on globals alone has no axis of nodes, and is computed once a draw.
-        batched = vectorize_graph(elements, {pieces.local: nodes})
-        batched = vectorize_graph(batched, {pieces.global_: draws, nodes: both})
-        lead = both.shape[:2]
-        batched = [e if e.ndim == 3 else pt.broadcast_to(e, (*lead, e.shape[-1])) for e in batched]
-        [first] = vectorize_graph([first], {pieces.global_: draws})
-        if first.ndim == 0:
-            first = pt.broadcast_to(first, (draws.shape[0],))
-        return density.functions.compile([draws], [first]), density.functions.compile([draws, both], batched)
 
     # --- which element belongs to which coordinate ---
 

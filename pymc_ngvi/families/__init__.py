@@ -3,17 +3,21 @@
 from typing import Literal
 
 from pymc_ngvi.core.types import FittedState
-from pymc_ngvi.families.block import BlockFamily, BlockState, BlockStructure
-from pymc_ngvi.families.diagonal import DiagonalFamily, DiagonalState
 from pymc_ngvi.families.family import Family, FamilyOptions, Maker, ModelForm, Traits
-from pymc_ngvi.families.filled import FilledState
-from pymc_ngvi.families.full import FullFamily, FullPrecisionState, FullState
-from pymc_ngvi.families.gaussian import Gaussian
-from pymc_ngvi.families.lowrank import LowRankState
-from pymc_ngvi.families.mixture import COMPONENTS, MixtureFamily, MixtureState
-from pymc_ngvi.families.sparse import SparseFamily, SparseState
-from pymc_ngvi.families.student_t import StudentTFamily, StudentTState
-from pymc_ngvi.families.summed import SummedState
+from pymc_ngvi.families.gaussian import (
+    BlockFamily,
+    BlockState,
+    BlockStructure,
+    DiagonalFamily,
+    DiagonalState,
+    FullFamily,
+    FullPrecisionState,
+    FullState,
+    Gaussian,
+    LowRankState,
+)
+from pymc_ngvi.families.mixture import COMPONENTS, MixtureFamily, MixtureState, StudentTFamily, StudentTState
+from pymc_ngvi.families.sparse import FilledState, SparseFamily, SparseState, SummedState
 
 FAMILIES: dict[str, type[Family[FittedState]]] = {
     "full": FullFamily,

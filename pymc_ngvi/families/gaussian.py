@@ -1,19 +1,33 @@
 """Gaussians: a mean and a factor of the covariance or of the precision, whatever structure the factor has."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Never, Self
 
 import numpy as np
 
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core import linalg
-from pymc_ngvi.core.stored import entry_of, with_tag
+from pymc_ngvi.core.stored import entry_of, stored, with_tag
 from pymc_ngvi.core.types import Array, GaussianState, MeanHessian, Outer
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.families.family import Family
-from pymc_ngvi.families.matrices.structure import LOG_2PI, Structure
+from pymc_ngvi.families.family import (
+    ALL_GAUSSIAN,
+    GAUSS_NEWTON,
+    NO_IVON,
+    NO_OTHER_FACTOR,
+    OF_COVARIANCE,
+    Family,
+    FamilyOptions,
+    ModelForm,
+    Product,
+    Traits,
+)
+from pymc_ngvi.families.matrices import stacks
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.structure import LOG_2PI, SUFFIX_SUMS, Dense, Diagonal, Structure
 
 #: The tag of the class among the arrays of a Gaussian.
 TAG = "of"
@@ -361,3 +375,350 @@ class GaussianFamily[Q: Gaussian[Any]](Family[Q]):
     def memory_bytes(self, n_dim: int) -> int:
         """Return the memory that a fit takes beyond the model's own, at its peak."""
         return int(self.structure.memory_bytes(n_dim))
+
+
+# --- gaussian whose precision is low-rank plus diagonal: what the Gaussian of a fit in the space of rows is in theta
+# ---
+
+
+@stored("gaussian.lowrank", content=("location", "factor", "axes", "core"))
+@dataclass(frozen=True, eq=False)
+class LowRankState(Gaussian[Diagonal]):
+    """N(mean, S^-1) with S = D^1/2 (I + P K P^T) D^1/2, whitened by D^-1/2 (I + P K P^T)^-1/2; no steps go here.
+
+    Parameters
+    ----------
+    location, factor : ndarray, shape (n_dim,)
+        Mean, unconstrained; D^1/2.
+    axes, core : ndarray, shapes (n_dim, k), (k, k)
+        P, whose columns are orthonormal; K, symmetric, of either sign.
+    """
+
+    structure: Diagonal = field(default=Diagonal(), init=False, repr=False)
+    axes: Array
+    core: Array
+
+    exact_metric = True
+    factor_sign, factor_name = -1, "root_of_diagonal"
+
+    def params(self) -> dict[str, Array]:
+        """Return mean, D^1/2, axes and core, by name."""
+        return {**super().params(), "axes": self.axes, "core": self.core}
+
+    @classmethod
+    def of_arrays(cls, arrays: dict[str, Array]) -> Self:
+        """Return the state of these arrays: the inverse of `params`."""
+        return cls(arrays["mean"], arrays[cls.factor_name], arrays["axes"], arrays["core"])
+
+    def from_params(self, params: dict[str, Array]) -> Self:
+        """Return the state of other arrays."""
+        return self.of_arrays(params)
+
+    @cached_property
+    def _roots(self) -> tuple[Array, Array]:
+        """(I + K)^-1/2 and its inverse."""
+        values, vectors = np.linalg.eigh(self.core)
+        root, inverse = ((vectors * (1.0 + values) ** power) @ vectors.T for power in (-0.5, 0.5))
+        return root, inverse
+
+    def _stretched(self, vectors: Array, inverse: bool) -> Array:
+        return vectors + (vectors @ self.axes) @ (self._roots[inverse] - np.eye(len(self.core))) @ self.axes.T
+
+    def _whitener(self, vectors: Array, *, inverse: bool = False, transposed: bool = False) -> Array:
+        if inverse == transposed:
+            return super()._whitener(self._stretched(vectors, inverse), inverse=inverse)
+        return self._stretched(super()._whitener(vectors, inverse=inverse), inverse)
+
+    def _log_det(self) -> float:
+        return float(np.linalg.slogdet(self._roots[0])[1] - np.sum(np.log(self.factor)))
+
+    def log_density(self, theta: Array) -> Array:
+        """Return log q at the rows of ``theta``."""
+        z = self._stretched((theta - self.location) * self.factor, inverse=True)
+        return 0.5 * self.n_dim - 0.5 * np.sum(z * z, axis=-1) - self.entropy()
+
+    def sd(self) -> Array:
+        """Return the standard deviations."""
+        p, root = self.axes, self._roots[0]
+        return np.sqrt(1.0 + np.sum((p @ (root @ root - np.eye(len(root)))) * p, axis=1)) / self.factor
+
+    def covariances(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+        """Return entries of the covariance, (n,)."""
+        p, root = self.axes, self._roots[0]
+        within = np.einsum("nk,nk->n", (p @ (root @ root - np.eye(len(root))))[rows], p[cols])
+        return np.asarray((within + (rows == cols)) / (self.factor[rows] * self.factor[cols]))
+
+    def _refuse(self, *args: object, **kwargs: object) -> Never:
+        raise NotImplementedError("a low-rank Gaussian is no diagonal one: this is not known of it")
+
+    divergence = whitened_precision = outer_mean = squared = scaled_columns = _refuse
+    curvature = add_to_diagonal = curvature_error = curvature_diagonal = flat = unflat = precision_scaled_by = _refuse
+
+
+# --- gaussian with a dense covariance, held by the Cholesky factor of the covariance or of the precision ---
+
+
+@stored("gaussian.full", content=("location", "factor"))
+@dataclass(frozen=True, eq=False)
+class FullState(Unstructured[Dense]):
+    """N(mean, C C^T) with a lower-triangular C.
+
+    Parameters
+    ----------
+    location : ndarray, shape (n_dim,)
+        Mean, unconstrained.
+    factor : ndarray, shape (n_dim, n_dim)
+        C, lower triangular, positive diagonal. The precision is C^-T C^-1; it is never formed.
+    """
+
+    structure: Dense = field(default=Dense(), repr=False)
+
+    form = Dense
+    factor_name = "cholesky_factor"
+    exact_metric = True
+
+    @property
+    def root(self) -> Array:
+        """The factor of the covariance."""
+        return self.factor
+
+
+@stored("gaussian.full_precision", content=("location", "factor"))
+@dataclass(frozen=True, eq=False)
+class FullPrecisionState(Unstructured[Dense]):
+    """N(mean, (T T^T)^-1) with a lower-triangular T; the whitener is T^-T.
+
+    Parameters
+    ----------
+    location : ndarray, shape (n_dim,)
+        Mean, unconstrained.
+    factor : ndarray, shape (n_dim, n_dim)
+        T, lower triangular, positive diagonal.
+    """
+
+    structure: Dense = field(default=Dense(), repr=False)
+
+    form = Dense
+    factor_sign = -1
+    factor_name = "precision_cholesky_factor"
+    exact_metric = True
+
+
+@dataclass(frozen=True)
+class FullFamily(GaussianFamily[FullState | FullPrecisionState]):
+    """All Gaussians.
+
+    Parameters
+    ----------
+    state : type
+        By the factor of the covariance, or of the precision.
+    """
+
+    state: type[FullState] | type[FullPrecisionState] = FullState
+    structure: Dense = FullState.structure
+
+    traits: ClassVar = Traits(
+        name="full",
+        also_called="fullrank fullrankadvi mvn mvnormal multivariatenormal gaussian normal dense laplace unstructured",
+        states=(FullState, FullPrecisionState, LowRankState),
+        goes_with=(*ALL_GAUSSIAN, GAUSS_NEWTON),
+        refuses=(NO_IVON,),
+        factors=("covariance", "precision"),
+    )
+
+    @classmethod
+    def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
+        """Return the family with the factor that the options ask for."""
+        return cls(FullPrecisionState if options.factor == "precision" else FullState)
+
+
+# --- gaussian with independent coordinates ---
+
+
+@stored("gaussian.diagonal", content=("location", "scale"), make="from_scale")
+@dataclass(frozen=True, eq=False)
+class DiagonalState(Unstructured[Diagonal]):
+    """N(mean, diag(scale^2)); a curvature is the diagonal of A, (n_dim,), a factor the scales.
+
+    Parameters
+    ----------
+    location : ndarray, shape (n_dim,)
+        Mean, unconstrained.
+    factor : ndarray, shape (n_dim,)
+        Standard deviations, positive.
+    """
+
+    structure: Diagonal = field(default=Diagonal(), repr=False)
+
+    form = Diagonal
+    factor_name = "sd"
+    exact_metric = False
+
+    @property
+    def scale(self) -> Array:
+        """The standard deviations, (n_dim,)."""
+        return self.factor
+
+
+@dataclass(frozen=True)
+class DiagonalFamily(GaussianFamily[DiagonalState]):
+    """The Gaussians with independent coordinates."""
+
+    state: type[DiagonalState] = DiagonalState
+    structure: Diagonal = DiagonalState.structure
+
+    traits: ClassVar = Traits(
+        name="diagonal",
+        also_called="meanfield mf mfvi advi factorised factorized diag independent",
+        states=(DiagonalState,),
+        goes_with=(
+            *OF_COVARIANCE,
+            Product(("natural_pd",), ("stein",), ("ivon",)),
+            GAUSS_NEWTON,
+            Product(("natural",), ("gauss_newton",), ("ivon",)),
+        ),
+        refuses=(NO_OTHER_FACTOR,),
+        has_all_correlations=False,
+    )
+
+    @classmethod
+    def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
+        """Return the family, the same for every model."""
+        return cls()
+
+
+# --- gaussian with a block-diagonal covariance [1]_ (the q of its algorithm 1c) ---
+#
+# Blocks are independent of each other; each has a dense covariance, held by its Cholesky factor.
+#
+# References
+# ----------
+# .. [1] L. S. L. Tan (2025). Analytic natural gradient updates for Cholesky factor in Gaussian variational
+# approximation.
+#    https://doi.org/10.48550/arXiv.2109.00375
+
+
+# --- block-diagonal matrices: arrow matrices without a border ---
+
+#: Numbers in the directions that one call of the target gets, about.
+_DIRECTIONS = 4_000_000
+
+
+@stored("structure.block", content=("order", "sizes"), make="from_arrays")
+@dataclass(frozen=True, eq=False)
+class BlockStructure(ArrowStructure):
+    """A partition of the coordinates into blocks that are independent of each other.
+
+    Parameters
+    ----------
+    labels : ndarray of int, shape (n_dim,)
+        Of each coordinate's block.
+
+    Raises
+    ------
+    ValueError
+        If there are no labels, or not one for each coordinate.
+    """
+
+    def __post_init__(self) -> None:
+        labels = np.asarray(self.labels)
+        if labels.min(initial=0) < 0:  # the border is a block, too
+            object.__setattr__(self, "labels", labels - labels.min())
+        super().__post_init__()
+        if not len(self.labels):
+            raise ValueError("There should be labels of blocks for one coordinate at least; got none.")
+
+    @classmethod
+    def from_arrays(cls, order: ArrayLike, sizes: ArrayLike) -> Self:
+        """Return the structure with these `order` and `sizes`, of any numeric type.
+
+        Raises
+        ------
+        ValueError
+            If ``order`` is no permutation, or ``sizes`` are not positive or don't add up to its length.
+        """
+        structure = super().from_arrays(order, sizes)
+        if np.asarray(sizes).astype(np.intp).sum() != structure.n_dim:
+            raise ValueError(f"The sizes of blocks should be positive and add up to {structure.n_dim}; got {sizes!r}.")
+        return structure
+
+    def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
+        """Return the blocks of -C^T H C for the factor C of a covariance, with H the mean Hessian."""
+        assert sign > 0
+        # Of a direction that lies in one block, only what its product has in that block is kept.
+        blocks = self.unpack(factor).blocks
+        lines = self._blocks([stacks.transposed(c) for c in blocks])
+        products = np.empty_like(lines)
+        step = max(1, _DIRECTIONS // self.n_dim)
+        for start in range(0, self.n_dim, step):
+            stop = min(start + step, self.n_dim)
+            part = slice(*np.searchsorted(self.lines, (start, stop)))
+            at = (self.lines[part] - start, self.columns[part])
+            directions = np.zeros((stop - start, self.n_dim))
+            directions[at] = lines[part]
+            products[part] = hessian.products(directions)[at]
+        with np.errstate(invalid="ignore"):  # inf times the zeros of the factor: the caller sees what is not finite
+            pairs = zip(self.unpack(products).blocks, blocks, strict=True)
+            return self._blocks([stacks.symmetrise(-(p @ c)) for p, c in pairs])
+
+    def times_lower_half(self, factor: Array, left: Array, right: Array) -> Array:
+        """Return the factor times a halved lower triangle: few outer products take O(k^2) for a block of size k."""
+        first, second = (self.stacked(self.split(side)[0]) for side in (left, right))
+        blocks = []
+        for c, a, b in zip(self.unpack(factor).blocks, first, second, strict=True):
+            if a.shape[1] > SUFFIX_SUMS * len(left):
+                blocks.append(stacks.suffix_products(c, a, b))
+            else:
+                blocks.append(c @ stacks.half_triangle(a @ stacks.transposed(b)) / len(left))
+        return self._blocks(blocks)
+
+
+# --- gaussian with a block-diagonal covariance [1]_ (the q of its algorithm 1c) ---
+
+
+@stored("gaussian.block")
+@dataclass(frozen=True, eq=False)
+class BlockState(Gaussian[BlockStructure]):
+    """N(mean, C C^T) with a block-diagonal C; a curvature is packed as C is, its blocks symmetric.
+
+    Parameters
+    ----------
+    location : ndarray, shape (n_dim,)
+        Mean, unconstrained.
+    factor : ndarray, shape (n_entries,)
+        The blocks of C, lower triangular with a positive diagonal, packed as ``structure`` says.
+    structure : BlockStructure
+    """
+
+    form = BlockStructure
+    factor_name = "cholesky_blocks"
+    exact_metric = False
+
+
+@stored("family.block", content=("structure",))
+@dataclass(frozen=True)
+class BlockFamily(GaussianFamily[BlockState]):
+    """The Gaussians whose covariance has these blocks.
+
+    Parameters
+    ----------
+    structure : BlockStructure
+    """
+
+    structure: BlockStructure
+    state: type[BlockState] = BlockState
+
+    traits: ClassVar = Traits(
+        name="block",
+        also_called="blockdiagonal blocks",
+        states=(BlockState,),
+        goes_with=(*OF_COVARIANCE, GAUSS_NEWTON),
+        refuses=(NO_IVON, NO_OTHER_FACTOR),
+        options=("blocks",),
+        has_all_correlations=False,
+    )
+
+    @classmethod
+    def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
+        """Return the family with the blocks that the options name."""
+        return cls(BlockStructure(model.labels(options.blocks)))

@@ -9,10 +9,9 @@ from typing import Protocol, Self
 import numpy as np
 
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from pymc_ngvi.core import linalg
-from pymc_ngvi.core.draws import MAX_SOBOL_DIM
+from pymc_ngvi.core.draws import MAX_SOBOL_DIM, normals_at
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 
@@ -126,7 +125,7 @@ class PushforwardState:
         sequence = qmc.Sobol(n_quasi, scramble=True, rng=rng)
         for _ in range(_N_SETS):
             z = rng.standard_normal((_SET_SIZE // 2, self.n_dim))
-            z[:, :n_quasi] = ndtri(np.clip(sequence.random(len(z)), 1e-10, 1.0 - 1e-10))
+            z[:, :n_quasi] = normals_at(sequence.random(len(z)))
             yield self.transform.forward(self.gaussian.draws(np.concatenate([z, -z])))
 
     @functools.cached_property

@@ -6,11 +6,9 @@ from pymc_ngvi.core import prices
 from pymc_ngvi.core.linalg import fits_in_memory
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import DENSE, INDEPENDENT, STRUCTURED, FullState, SparseFamily
-from pymc_ngvi.families.dissection import find_structure
-from pymc_ngvi.families.fill import cheapest_with_fill, step_seconds
+from pymc_ngvi.families.dissection import cheapest_with_fill, find_structure, step_seconds
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
-from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
-from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
+from pymc_ngvi.families.matrices.sparse.structure import FilledStructure, SummedStructure
 
 #: Dimensions below which a dense covariance costs nothing worth saving, and below which it costs less in any case.
 _SMALL, _LESS = 40, 48

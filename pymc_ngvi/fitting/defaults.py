@@ -12,7 +12,6 @@ from pymc_ngvi.families.sparse import goes_with_fill, goes_with_sums
 from pymc_ngvi.fitting.auto import FamilyChoice, choose_family
 from pymc_ngvi.fitting.options import AUTO, OF_RULE, OPTIONS, FitOptions
 from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, only_family, stochastic_step
-from pymc_ngvi.reparam.row_space import space_in_words
 
 #: Weights of a network beyond which momentum and limited steps lead further in a few passes than averages do.
 _MANY_WEIGHTS = 5_000
@@ -135,7 +134,10 @@ def _chosen(given: Given, density: ModelDensity) -> FamilyChoice:
     if (chosen.name == DENSE or chosen.is_makeshift) and _may_go_by_rows(given, {**given, "family": DENSE}):
         seen = density.seen_from_rows
         if seen is not None:
-            return FamilyChoice(DENSE, space_in_words(seen.space))
+            return FamilyChoice(
+                DENSE,
+                f"the data see {len(seen.space.normal):,} coefficients in {seen.space.basis.shape[1]:,} dimensions",
+            )
     return chosen
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
-from pymc_ngvi.core.hessians import MatrixHessian
+from pymc_ngvi.core.target import MatrixHessian
 from pymc_ngvi.core.types import Array, FittedState, GaussianState, Rule, VariationalState
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.families import FilledState, MixtureState, SparseState, StudentTState, SummedState

@@ -12,7 +12,7 @@ from typing import Protocol, Self
 from pymc_ngvi.core.refusal import Failed, Reason, Refused
 from pymc_ngvi.core.status import StartError, Status
 from pymc_ngvi.density.shards.errors import BrokenExecutorError, ShardError
-from pymc_ngvi.density.streams.errors import BatchError
+from pymc_ngvi.density.streams.density import BatchError
 from pymc_ngvi.fitting.record import FitRecord
 
 logger = logging.getLogger("pymc.ngvi")

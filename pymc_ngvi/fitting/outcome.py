@@ -13,7 +13,7 @@ from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.status import ConvergenceWarning, Status
 from pymc_ngvi.core.types import Array, Assessment, VariationalState
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.density.bad_data import constant_data
+from pymc_ngvi.density.checks import constant_data
 from pymc_ngvi.fitting.record import FitRecord
 
 logger = logging.getLogger("pymc.ngvi")

@@ -19,7 +19,7 @@ from pymc_ngvi.core.refusal import OtherForm
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Array, Rule
 from pymc_ngvi.density import LogDensity, ModelDensity
-from pymc_ngvi.density.priors import flat_coordinates, has_proper_priors
+from pymc_ngvi.density.new_priors import flat_coordinates, has_proper_priors
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.problem import Problem
 

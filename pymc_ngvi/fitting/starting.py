@@ -13,8 +13,8 @@ from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.status import StartError
 from pymc_ngvi.core.types import Array, FittedState, Rule, VariationalState
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.density.bad_data import not_finite_data
-from pymc_ngvi.density.initial import initial_point_function
+from pymc_ngvi.density.checks import not_finite_data
+from pymc_ngvi.density.info import initial_point_function
 from pymc_ngvi.families import Maker
 from pymc_ngvi.graphs.layout import Variable
 

@@ -16,7 +16,6 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 
-from numpy.typing import NDArray
 from pymc.pytensorf import resolve_backend_compile_kwargs
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply, Constant, Variable
@@ -79,7 +78,9 @@ def add_by_group(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     axis = op.idx_list.index(0)
     if y.type.ndim != x.type.ndim - len(indices) + 1 or y.type.shape[axis] != vector.size:
         return None
-    order, starts, groups = _groups(vector)
+    order = np.argsort(vector, kind="stable")
+    groups, starts = np.unique(vector[order], return_index=True)
+    order, starts, groups = order.astype(np.intp), starts.astype(np.intp), groups.astype(np.intp)
     return [AddByGroup(op.idx_list, axis)(x, y, order, starts, groups, *indices[1:])]
 
 
@@ -89,12 +90,6 @@ def _is_plain(idx_list: tuple[slice | int, ...]) -> bool:
     in_order = [idx_list[place] for place in places] == list(range(len(places)))
     neighbours = places == list(range(places[0], places[0] + len(places))) if places else False
     return in_order and neighbours and all(i == slice(None) for i in idx_list if isinstance(i, slice))
-
-
-def _groups(vector: AnyArray) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-    order = np.argsort(vector, kind="stable")
-    groups, starts = np.unique(vector[order], return_index=True)
-    return order.astype(np.intp), starts.astype(np.intp), groups.astype(np.intp)
 
 
 # --- compilation modes: the quick mode, the compiled ones, and the choice between them ---

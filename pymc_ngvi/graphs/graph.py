@@ -53,9 +53,10 @@ def on_flat_vector(model: pm.Model, layout: Layout, outputs: list[Variable], the
     outputs = incomplete.with_derivatives(odes.with_solutions(outputs))
     values = {value.name: value for value in model.value_vars}
     replacements = {values[v.value_name]: _piece(theta, v, values[v.value_name].type) for v in layout.variables}
-    if _has_named_dims([*outputs, *replacements]):
+    if any(isinstance(var.type, XTensorType) for var in ancestors([*outputs, *replacements])):
         # The static shape of a value variable may be unknown; ours is known, and any such type fits.
-        outputs, replacements = _without_named_dims(list(graph_replace(outputs, replacements, strict=False))), {}
+        plain = [_values(out) for out in graph_replace(outputs, replacements, strict=False)]
+        outputs, replacements = list(rewrite_graph(plain, clone=False, include=("lower_xtensor",))), {}
     if any(
         getattr(var.type, "dtype", "") in ("float32", "float16")
         for node in toposort(outputs)
@@ -71,15 +72,6 @@ def _piece(theta: Variable, place: Place, wanted: Type) -> Variable:
     if not isinstance(wanted, XTensorType):
         return piece
     return as_xtensor(pt.cast(piece, wanted.dtype), dims=wanted.dims)  # rewrites of such types keep to the precision
-
-
-def _has_named_dims(variables: list[Variable]) -> bool:
-    return any(isinstance(var.type, XTensorType) for var in ancestors(variables))
-
-
-def _without_named_dims(outputs: list[Variable]) -> list[Variable]:
-    """Return the graphs of `pymc.dims` as graphs of plain tensors, which all that follows expects."""
-    return list(rewrite_graph([_values(out) for out in outputs], clone=False, include=("lower_xtensor",)))
 
 
 def _values(var: Variable) -> Variable:
@@ -109,15 +101,13 @@ def _in_float64(outputs: list[Variable], replacements: dict[Variable, Variable])
         if is_cast and node.outputs[0].type.dtype in ("float32", "float16"):
             done[node.outputs[0]] = pt.cast(inputs[0], "float64")
             continue
-        new = _widened_op(node.op).make_node(*inputs) if _names_dtype(node.op) else None
-        new = new or node.clone_with_new_inputs(inputs, strict=False)
+        names = [getattr(node.op, name, None) for name in ("dtype", "acc_dtype")]
+        if isinstance(node.op, CAReduce | MakeVector) and not {"float32", "float16"}.isdisjoint(names):
+            new = _widened_op(node.op).make_node(*inputs)
+        else:
+            new = node.clone_with_new_inputs(inputs, strict=False)
         done.update(zip(node.outputs, new.outputs, strict=True))
     return [done.get(out, out) for out in outputs]
-
-
-def _names_dtype(op: Op) -> bool:
-    names = [getattr(op, name, None) for name in ("dtype", "acc_dtype")]
-    return isinstance(op, CAReduce | MakeVector) and not {"float32", "float16"}.isdisjoint(names)
 
 
 def _widened_op(op: Op) -> Op:
@@ -137,18 +127,6 @@ def _inline_batched(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
     entries = [i.type() for i in inner.inputs]
     outputs = inner.bind(dict(zip(inner.inputs, entries, strict=True)))
     return list(vectorize_graph(outputs, dict(zip(entries, node.inputs, strict=True))))
-
-
-def inline_batched_graphs(outputs: list[Variable]) -> list[Variable]:
-    """Replace every graph that is run for each entry of a batch by one for the whole batch.
-
-    Derivatives of what has a batch, such as the diagonal of a Cholesky factor, are made so. Each would be compiled in C
-    when it is first run: 18 s for a Gaussian process. It is done before the graph is simplified, which makes constants
-    of the shapes that it brings; with those as they are, vectorising takes minutes.
-    """
-    fgraph = copy_of(outputs)
-    dfs_rewriter(_inline_batched).rewrite(fgraph)
-    return list(fgraph.outputs)
 
 
 def with_branches(outputs: list[Variable]) -> list[Variable]:
@@ -194,7 +172,9 @@ def gradient(logp: Variable, theta: Variable) -> Variable:
 def hessian_product(grad: Variable, theta: Variable, direction: Variable) -> Variable:
     """Return the Hessian of log p times ``direction``, from the graph of its gradient."""
     product = _differentiate((grad * direction).sum(), theta, [direction], "Hessian-vector product", "second")
-    return inline_batched_graphs([product])[0]
+    fgraph = copy_of([product])
+    dfs_rewriter(_inline_batched).rewrite(fgraph)
+    return fgraph.outputs[0]
 
 
 def row_derivatives(rows: list[Variable], theta: Variable, direction: Variable) -> list[Variable]:
@@ -272,11 +252,6 @@ def over_directions(product: Variable, direction: Variable) -> tuple[Variable, V
     return matrix, batched
 
 
-def with_shapes(outputs: list[Variable]) -> list[Variable]:
-    """Say what is known of shapes, and leave all else as it is: vectorising a shape may take half a minute."""
-    return list(rewrite_graph(copy_of(outputs), custom_rewrite=_SHAPES, include=("ShapeOpt",)).outputs)
-
-
 def over_draws_and_directions(
     product: Variable, theta: Variable, direction: Variable
 ) -> tuple[Variable, Variable, Variable]:
@@ -285,6 +260,6 @@ def over_draws_and_directions(
     What depends on theta alone has no axis of directions, and is computed once for each draw.
     """
     directions, along = over_directions(product, direction)
-    [along] = with_shapes([along])
+    [along] = list(rewrite_graph(copy_of([along]), custom_rewrite=_SHAPES, include=("ShapeOpt",)).outputs)
     draws, [batched] = over_draws([along], theta)
     return draws, directions, batched

@@ -176,7 +176,11 @@ class _BatchedLoop:
         inner = self.op.fgraph
         entries = [i.type() for i in inner.inputs]
         step = inline_inner_graphs(list(inner.bind(dict(zip(inner.inputs, entries, strict=True)))))
-        self._add_states(entries, step)
+        places, missing = self.places["inner_out_from_outer_inp"], [-1]
+        while missing:
+            states = [k for k in range(self.first_state, self.first_length) if k not in self.batched]
+            missing = [k for k in states if any(self._depends(step[i], entries) for i in places[k])]
+            self.batched.update(missing)
         if any(k == 0 or self.first_length <= k < self.first_fixed for k in self.batched):
             return None
         if self.op.info.as_while and self._depends(step[-1], entries):
@@ -194,14 +198,6 @@ class _BatchedLoop:
         """Tell whether an output of the step differs between entries of the batch."""
         inner = {entries[i] for k in self.batched for i in self.places["inner_inp_from_outer_inp"][k] if i >= 0}
         return any(var in inner for var in ancestors([out]))
-
-    def _add_states(self, entries: list[Variable], step: list[Variable]) -> None:
-        """Count states as batched that start the same everywhere, and then differ."""
-        places, missing = self.places["inner_out_from_outer_inp"], [-1]
-        while missing:
-            states = [k for k in range(self.first_state, self.first_length) if k not in self.batched]
-            missing = [k for k in states if any(self._depends(step[i], entries) for i in places[k])]
-            self.batched.update(missing)
 
     def _inputs(self) -> list[Variable]:
         """Return the inputs of the loop, with the axis of steps before those of the batch."""

@@ -1,84 +1,101 @@
-"""Goes through the cases, one after the other, in processes or on Dask, and collects rows as they are done."""
+"""Fits outside this process: what is sent there, and what is done where a process ends."""
 
 import itertools
 import multiprocessing
 import os
 import signal
+import threading
 import warnings
 
-from collections.abc import (
-    Callable,
-    Iterable,
-    Iterator,
-    Sequence,
-)
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    Future,
-    ProcessPoolExecutor,
-    wait,
-)
-from concurrent.futures.process import (
-    BrokenProcessPool,
-)
-from typing import (
-    Any,
-)
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
 
+import cloudpickle
 import numpy as np
 
-from pymc.progress_bar import (
-    default_progress_theme,
-)
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.progress import (
-    TimeRemainingColumn as Remaining,
-)
+from pymc.progress_bar import default_progress_theme
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import TimeRemainingColumn as Remaining
 
-from pymc_ngvi.core.messages import (
-    OURS,
-    shortened,
-)
-from pymc_ngvi.core.values import (
-    AnyArray,
-)
-from pymc_ngvi.density.shards.cluster import (
-    Advice,
-    Cluster,
-    Lost,
-    client_of,
-)
-from pymc_ngvi.density.shards.errors import (
-    BrokenExecutorError,
-)
-from pymc_ngvi.fitting.progress import (
-    console_for,
-)
-from pymc_ngvi.many.elsewhere import (
-    IN_HAND,
-    Kit,
-    Numbered,
-    Rows,
-    Run,
-    Sent,
-    failed,
-    fit_elsewhere,
-)
-from pymc_ngvi.many.entries import (
-    Case,
-)
-from pymc_ngvi.many.fitting import (
-    N_PILOTS,
-    Fitter,
-    Row,
-)
+from pymc_ngvi.core.messages import OURS, shortened
+from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.density.shards.cluster import Advice, Cluster, Lost, client_of
+from pymc_ngvi.density.shards.errors import BrokenExecutorError
+from pymc_ngvi.fitting.progress import console_for
+from pymc_ngvi.many.entries import Case
+from pymc_ngvi.many.fitting import N_PILOTS, Fitter, Row
+
+#: Cases that are handed to each process at a time: what is waiting takes memory.
+IN_HAND = 2
+#: Said of a fit whose process has ended twice, alone the second time.
+_DIED = "The process ended during this fit, which may be for want of memory."
+
+type Numbered = tuple[int, Case]
+#: The place of a case, and the case, pickled.
+type Sent = tuple[int, bytes]
+type Rows = Generator[Row, None, list[Sent]]
+#: Fits cases, all or one at a time; yields rows, and returns the cases that were lost with their process.
+type Run = Callable[[Iterator[Sent], bool], Rows]
+
+
+class Kit:
+    """What a process fits with: made when the first case comes, and kept for the others."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self._fitter: Fitter | None = None
+        self._lock = threading.Lock()  # a model has the data of one fit at a time
+
+    @classmethod
+    def of(cls, fitter: Fitter) -> "Kit":
+        """Return that of a fitter after its first fits; raise TypeError for a model that can't be pickled."""
+        try:
+            return cls(cloudpickle.dumps((fitter.asked, fitter.pilot)))
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise TypeError(f"The model can't be sent to other processes: {why}. Fit it in this one.") from error
+
+    def __reduce__(self) -> tuple[type["Kit"], tuple[bytes]]:
+        return Kit, (self.content,)
+
+    def row(self, index: int, case: bytes) -> Row:
+        """Fit a case that was pickled."""
+        with self._lock:
+            if self._fitter is None:
+                self._fitter = Fitter(*cloudpickle.loads(self.content))
+            loaded: Case | str = cloudpickle.loads(case)
+            return failed(self._fitter, index, loaded) if isinstance(loaded, str) else self._fitter.row(index, loaded)
+
+
+def fit_elsewhere(fitter: Fitter, cases: Iterator[Numbered], run: Run) -> Iterator[Row]:
+    """Fit cases in other processes; rows come in the order in which they are done.
+
+    A process that ends takes no other fit with it: cases that were lost are fitted again, one at a time.
+    """
+    left = ((index, _pickled(case)) for index, case in cases)
+    while lost := (yield from run(left, False)):
+        for index, case in lost:
+            if (yield from run(iter([(index, case)]), True)):
+                yield failed(fitter, index, _DIED)
+
+
+def failed(fitter: Fitter, index: int, why: str | Exception) -> Row:
+    """Return the row of a case that was not fitted."""
+    text = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
+    return Row(index, fitter.asked.seed(index), error=text)
+
+
+def _pickled(case: Case) -> bytes:
+    """Return what to send: a case, or why it can't be."""
+    content: bytes
+    try:
+        content = cloudpickle.dumps(case)
+    except Exception as error:
+        content = cloudpickle.dumps(f"The data can't be sent to another process: {type(error).__name__}: {error}")
+    return content
+
 
 # --- fits on the workers of a Dask cluster ---
 
@@ -106,17 +123,21 @@ def on_dask(fitter: Fitter, cluster: Cluster) -> Run:
     What all fits need is the result of a task: it is sent once, workers get it from each other, and Dask makes it again
     where it was lost.
     """
-    kits = _Kits(cluster.client, Kit.of(fitter).content)
+    client, content, kit = cluster.client, Kit.of(fitter).content, None
 
     def run(cases: Iterator[Sent], is_alone: bool) -> Rows:
         """Return the cases that went with their workers; those in hand are waited for, and no others begun, then."""
+        nonlocal kit
         in_hand: dict[int, tuple[Any, bytes]] = {}
         lost: list[Sent] = []
         try:
             while True:
                 n_in_hand = 1 if is_alone else IN_HAND * _n_workers(cluster)
                 for index, case in itertools.islice(cases, 0 if lost else max(n_in_hand - len(in_hand), 0)):
-                    in_hand[index] = _submitted(cluster.client, _row_of_kit, kits.one(), index, case), case
+                    # Sent again where the cluster has forgotten it, as after a restart.
+                    if kit is None or kit.status in ("error", "lost", "cancelled"):
+                        kit = _submitted(client, Kit, content)
+                    in_hand[index] = _submitted(client, Kit.row, kit, index, case), case
                 if not in_hand:
                     return lost
                 index, future = next(cluster.completed({index: future for index, (future, _) in in_hand.items()}))
@@ -141,20 +162,6 @@ def _n_workers(cluster: Cluster) -> int:
         return 1
 
 
-class _Kits:
-    """What all fits need, on the cluster."""
-
-    def __init__(self, client: Any, content: bytes) -> None:
-        self._client, self._content = client, content
-        self._kit: Any = None
-
-    def one(self) -> Any:
-        """Return it, sent again where the cluster has forgotten it, as after a restart."""
-        if self._kit is None or self._kit.status in ("error", "lost", "cancelled"):
-            self._kit = _submitted(self._client, Kit, self._content)
-        return self._kit
-
-
 def _submitted(client: Any, function: Callable[..., object], *args: object) -> Any:
     with warnings.catch_warnings():
         # That they are sent with a task is meant: they are there again where a worker has died.
@@ -169,11 +176,6 @@ def _row_from(future: Any, cluster: Cluster, fitter: Fitter, index: int) -> Row 
         cluster.check()
         return failed(fitter, index, error)
     return row
-
-
-def _row_of_kit(kit: Kit, index: int, case: bytes) -> Row:
-    """Fit a case, on a worker."""
-    return kit.row(index, case)
 
 
 # --- goes through the cases, one after the other, in processes or on Dask, and collects rows as they are done ---
@@ -200,7 +202,13 @@ def in_processes(fitter: Fitter, n_jobs: int) -> Run:
                 if not in_hand:
                     return []
                 for future in wait(futures, return_when=FIRST_COMPLETED).done:
-                    row = _row_of(future, fitter, futures.pop(future))
+                    index = futures.pop(future)
+                    try:
+                        row = future.result()
+                    except BrokenProcessPool:
+                        raise
+                    except Exception as error:
+                        row = failed(fitter, index, error)
                     del in_hand[row.index]
                     yield row
         except BrokenProcessPool:
@@ -209,15 +217,6 @@ def in_processes(fitter: Fitter, n_jobs: int) -> Run:
             pool.shutdown(wait=False, cancel_futures=True)
 
     return run
-
-
-def _row_of(future: Future[Row], fitter: Fitter, index: int) -> Row:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        raise
-    except Exception as error:
-        return failed(fitter, index, error)
 
 
 # --- in a process ---

@@ -24,11 +24,14 @@ from pymc_ngvi.marginal.proposals import (
     Base,
     Proposal,
     best_proposal,
+    mixture_of,
     tempered,
 )
 from pymc_ngvi.marginal.ridges import (
+    components_above,
     ridges,
     work_in_dimensions,
+    work_of_climb,
 )
 from pymc_ngvi.marginal.sampling import (
     LogMarginalFunction,
@@ -146,6 +149,9 @@ _MOST_FOLLOWED = 30_000
 #: Error of a standard deviation from which on its tail counts as thin: in that under a Gaussian; at least, where log m
 #: takes quadrature.
 _THIN, _SEEN = 1.5, 0.05
+#: Scales of a Gaussian fit about which components begin; the heaviest draws of a look from which log p is climbed, and
+#: the part of the values that may be taken which that may take.
+_APART, _N_CLIMBS, _OF_CLIMBS = (0.1, 1.0, 3.0, 10.0), 4, 0.1
 #: Draws at which log m is finite, at least.
 _FEWEST_FINITE = 10
 
@@ -167,9 +173,11 @@ class Adaptation:
         *,
         is_plain: bool,
         start: StudentMixture | None = None,
+        most_values: float = np.inf,
     ) -> None:
         self._function, self._base, self._bend, self._df, self._rng = function, base, bend, df, rng
-        self._is_plain = is_plain
+        self._is_plain, self._most_followed = is_plain, min(_MOST_FOLLOWED, 0.5 * most_values)
+        self._most_climbed = _OF_CLIMBS * most_values
         self._least_error = 0.0 if is_plain else _SEEN
         self.rounds, self.n_drawn = ProposalRounds(), 0
         self._far: list[Round] = []
@@ -182,6 +190,20 @@ class Adaptation:
         self.rounds.add(new := Round(proposal, g, self._function(g)[0] if values is None else values(g)))
         self.n_drawn += n
         return new
+
+    def begin_from(self, look: Round) -> None:
+        """Let proposals begin from the scales of a look, too, and from modes above its heaviest draws."""
+        self.rounds.add(look)
+        p, start = len(self._base.mean), self._ridges
+        scales = mixture_of([Base(self._base.mean, scale * self._base.factor) for scale in _APART], self._df)
+        self._ridges = scales if start is None else start.joined(scales, 0.5)
+        if _N_CLIMBS * work_of_climb(p) > self._most_climbed:
+            return
+        heaviest = np.argsort(-look.log_weights)[:_N_CLIMBS]
+        sd = np.linalg.norm(self._base.factor, axis=1)
+        found = components_above(self._of_y, self._bend.forward(look.g[heaviest]), sd)
+        self._ridges = self._ridges.joined(found, 0.5)
+        self.drawn(Proposal(found, self._bend), _N_AFTER)
 
     def add(self, proposal: Proposal, pool: Pool) -> None:
         """Add the draws of a pool."""
@@ -249,7 +271,9 @@ class Adaptation:
         draws = self.rounds.pooled()
         y = self._in_y(draws)
         p = y.g.shape[1]
-        along = np.argsort(-relative_sd_errors(y.g, weights_of_draws(y)))[: _MOST_FOLLOWED // work_in_dimensions(p)]
+        along = np.argsort(-relative_sd_errors(y.g, weights_of_draws(y)))[
+            : int(self._most_followed / work_in_dimensions(p))
+        ]
         found = ridges(self._of_y, y.g[y.log_marginal.argmax()], moments_of_draws(y)[1], along) if len(along) else None
         if found is not None:
             self._ridges = found if self._ridges is None else self._ridges.joined(found, 0.5)

@@ -25,6 +25,7 @@ from pymc_ngvi.marginal.sampling import (
     LEAST_TAIL,
     Plain,
     Pool,
+    Round,
     Sampled,
     Sequences,
     evenly_picked,
@@ -67,13 +68,9 @@ _ROUGH_REACH, _REACH = 3.0, 1.0
 _DRAWS_PER_WANTED = 1.5
 #: Difference between base and reference on draws held out, an sd in nats, beyond which the reference takes over.
 MOST_DIFFERENCE = 0.15
-#: k-hat of a first pool from which on the proposal is made wider; efficiency up to which it is fitted anew, and error
-#: of a standard deviation from which on; how often.
+#: k-hat of a first pool from which on the proposal is fitted anew; efficiency up to which it is; error of an sd from
+#: which on it is; how often.
 _HEAVY, _POOR, _UNSURE, _MOST_POOLS = 0.4, 0.3, 0.05, 3
-
-
-class TooManyValues(Hopeless):
-    """The pool would take more evaluations of log p than it may."""
 
 
 class Sampler:
@@ -85,12 +82,15 @@ class Sampler:
         mean: Array,
         cov: Array,
         seed: int,
-        may_take: Callable[[float], bool] = lambda n_values: True,
+        expect: Callable[[float], object] = bool,
         wanted: float = WANTED,
         others: Sequence[tuple[Array, Array]] = (),
         ratios: Sequence[tuple[int, int]] = (),
+        look: Round | None = None,
+        most_values: float = np.inf,
     ) -> None:
-        self._may_take, self._wanted, self._others, self._ratios = may_take, wanted, others, ratios
+        self._look, self._most_values = look, most_values
+        self._expect, self._wanted, self._others, self._ratios = expect, wanted, others, ratios
         self._quadrature = function if isinstance(function, LogMarginal) else None
         self._function = function if isinstance(function, LogMarginal | Plain) else Plain(function)
         self._mean, self._cov, self._p, self._df = mean, cov, len(mean), max(_LEAST_DF, float(len(mean)))
@@ -107,8 +107,9 @@ class Sampler:
         is_plain = self._quadrature is None and not self._is_predicted
         modes = self._at_modes() if self._others else None
         self._adaptation = Adaptation(
-            self._function, self._base, self._bend, self._df, self._rng, is_plain=is_plain, start=modes
-        )
+            self._function, self._base, self._bend, self._df, self._rng,
+            is_plain=is_plain, start=modes, most_values=self._most_values,
+        )  # fmt: skip
         proposal = self._adapted()
         near, adapted = self._adaptation.rounds.pooled(), proposal
         if not self._is_predicted:
@@ -134,7 +135,8 @@ class Sampler:
         while True:
             if self._learn(_RESIDUAL, least):
                 self._cover(proposal, least)
-            self._refuse_too_many()
+            if quadrature.base is None:
+                self._expect(_DRAWS_PER_WANTED * self._wanted * len(quadrature.rule.nodes))
             proposal, pool = self._pool(proposal, pool)
             weights = pool.weights()[0]
             if self._needs_more_nodes(pool.g, weights):
@@ -150,14 +152,6 @@ class Sampler:
             taught = not taught
 
     # --- steps ---
-
-    def _refuse_too_many(self) -> None:
-        """Raise Hopeless where the pool would take more evaluations than there may be."""
-        if self._quadrature is None or self._quadrature.base is not None:
-            return
-        n = len(self._quadrature.rule.nodes)
-        if not self._may_take(_DRAWS_PER_WANTED * self._wanted * n):
-            raise TooManyValues(Reason.TOO_LONG, f"each draw of the global parameters takes {n} evaluations of log p")
 
     def _at_modes(self) -> StudentMixture:
         """Return a component of y at each mode."""
@@ -176,6 +170,8 @@ class Sampler:
             proposal = Proposal(proposal.mixture.joined(self._at_modes(), _OF_MODES), self._bend)
             n *= 1 + len(self._others)
         adaptation.drawn(proposal, n, lambda g: self._first_values(proposal, g))
+        if self._look is not None:
+            adaptation.begin_from(self._look)
         efficiencies: list[float] = []
         n_large = 0
         for i in range(_MOST_ROUNDS):
@@ -352,7 +348,7 @@ class Sampler:
             is_large = effective_size(pool.log_ratio) >= self._wanted and has_light_tail(khat, len(pool.g))
             if is_sure and (is_large or (khat < _HEAVY and efficiency > _POOR)):
                 break
-            new = self._fitted_anew(*latest, is_heavy=khat > _HEAVY)
+            new = self._fitted_anew(*latest)
             if self._is_predicted:  # draws cost nothing
                 proposal, pool = latest = new, self.sequences.first(new)
             else:
@@ -365,15 +361,14 @@ class Sampler:
             if has_light_tail(pool.weights()[1], len(pool.g)):
                 break
             # A large pool has draws in tails that small ones know nothing of.
-            proposal = self._fitted_anew(proposal, pool, is_heavy=False)
+            proposal = self._fitted_anew(proposal, pool)
             pool = self.sequences.enlarged(self.sequences.first(proposal), proposal, self._wanted)
         return proposal, pool
 
-    def _fitted_anew(self, proposal: Proposal, pool: Pool, *, is_heavy: bool) -> Proposal:
-        """Return a proposal that a pool has taught, made wider where weights are heavy."""
+    def _fitted_anew(self, proposal: Proposal, pool: Pool) -> Proposal:
+        """Return a proposal that a pool has taught."""
         self._adaptation.add(proposal, pool)
-        proposal = self._adaptation.best()
-        return self._defended(proposal.widened() if is_heavy else proposal)
+        return self._defended(self._adaptation.best())
 
 
 def _weights(log_weights: Array) -> Array:

@@ -5,8 +5,7 @@ from typing import Self
 
 import numpy as np
 
-from pymc_ngvi.core.states import base_draws_of
-from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.core.types import Array, GaussianState, base_draws_of
 
 #: Draws at most from which directions are found.
 _MOST_DRAWS = 1_000

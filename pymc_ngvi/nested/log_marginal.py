@@ -23,10 +23,8 @@ from pymc_ngvi.core.types import (
 from pymc_ngvi.density.rows_given import (
     RowsGiven,
 )
-from pymc_ngvi.density.rows_left_over import (
-    RowsLeftOver,
-)
 from pymc_ngvi.density.rows_over import (
+    RowsLeftOver,
     RowsOver,
 )
 from pymc_ngvi.families.matrices.sparse.precisions import (

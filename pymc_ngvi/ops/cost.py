@@ -9,8 +9,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import toposort
 
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.ops.record import Extra, largest
-from pymc_ngvi.ops.registry import operation
+from pymc_ngvi.ops.registry import Extra, largest, operation
 
 #: Points in a call, where there are many.
 MANY = 128

@@ -1,9 +1,10 @@
 """What is known of the variables of a graph without a value for theta: kinds, values, shapes."""
 
 import enum
+import math
 
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import pytensor
@@ -16,6 +17,8 @@ from pytensor.tensor.random.op import RNGConsumerOp
 from pytensor.tensor.rewriting.shape import ShapeFeature
 from pytensor.tensor.shape import Shape, Shape_i
 
+from pymc_ngvi.core.refusal import NotApart, Reason
+from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.ops.scalars import differentiable_inputs
 
@@ -39,9 +42,20 @@ class Facts:
         for node in order:
             kind = self._kind_of_outputs(node)
             self._kinds.update(
-                {out: kind if _has_derivative(out) else _without_derivative(kind) for out in node.outputs}
+                {
+                    out: kind
+                    if str(getattr(out.type, "dtype", "")).startswith(("float", "complex"))
+                    else (Kind.STEP if kind is Kind.ACTIVE else kind)
+                    for out in node.outputs
+                }
             )
-        self.nodes = self._on_the_way(output, order)
+        wanted = {output}
+        found = []
+        for node in reversed(order):
+            if not wanted.isdisjoint(node.outputs) and any(self.is_active(out) for out in node.outputs):
+                found.append(node)
+                wanted.update(self.active_inputs(node))
+        self.nodes = found[::-1]
         self._values: dict[Variable, Any] = {}
         self._shapes: dict[Variable, tuple[int, ...]] = {}
         self._prepare(output, theta, self._varying(order) if conditions else self.nodes)
@@ -87,15 +101,6 @@ class Facts:
             return Kind.STEP
         return Kind.KNOWN
 
-    def _on_the_way(self, output: Variable, order: list[Apply]) -> list[Apply]:
-        wanted = {output}
-        found = []
-        for node in reversed(order):
-            if not wanted.isdisjoint(node.outputs) and any(self.is_active(out) for out in node.outputs):
-                found.append(node)
-                wanted.update(self.active_inputs(node))
-        return found[::-1]
-
     def _varying(self, order: list[Apply]) -> list[Apply]:
         return [node for node in order if not all(self.is_known(out) for out in node.outputs)]
 
@@ -104,7 +109,9 @@ class Facts:
         around = dict.fromkeys(var for node in nodes for var in (*node.inputs, *node.outputs))
         known = [var for var in around if self.is_known(var) and not isinstance(var, Constant | SharedVariable)]
         shapeless = [var for var in around if not self.is_known(var) and None in _static_shape(var)]
-        shapes = self._symbolic_shapes(output, shapeless)
+        feature = ShapeFeature()
+        FunctionGraph(outputs=[output], clone=False, copy_inputs=False, features=[feature])
+        shapes = [tuple(feature.shape_tuple(var)) for var in shapeless]
         self._evaluated, self._sized = known, list(zip(shapeless, [len(shape) for shape in shapes], strict=True))
         self._function, self._zeros = None, np.zeros(theta.type.shape)
         if not known and not shapeless:
@@ -124,19 +131,72 @@ class Facts:
         lengths = iter(results[len(self._evaluated) :])
         self._shapes = {var: tuple(int(next(lengths)) for _ in range(n)) for var, n in self._sized}
 
-    def _symbolic_shapes(self, output: Variable, variables: Iterable[Variable]) -> list[tuple[Variable, ...]]:
-        feature = ShapeFeature()
-        FunctionGraph(outputs=[output], clone=False, copy_inputs=False, features=[feature])
-        return [tuple(feature.shape_tuple(var)) for var in variables]
-
-
-def _without_derivative(kind: Kind) -> Kind:
-    return Kind.STEP if kind is Kind.ACTIVE else kind
-
-
-def _has_derivative(var: Variable) -> bool:
-    return str(getattr(var.type, "dtype", "")).startswith(("float", "complex"))
-
 
 def _static_shape(var: Any) -> tuple[Any, ...]:
     return tuple(getattr(var.type, "shape", ()))
+
+
+# --- what rules need to lift elements of a variable to rows; see `OpRecord` ---
+
+
+#: Elements that one element of a sum, or of another reduction, may be made of.
+MOST_REDUCED = 16
+
+
+class CannotLift(NotApart):
+    """Elements depend on too much, or in a way that is not understood."""
+
+    reason = Reason.NOT_LIFTED
+
+
+class Apart(Exception):
+    """Elements come from different variables."""
+
+    def __init__(self, labels: Ints) -> None:
+        super().__init__("elements come from different variables")
+        self.labels = labels
+
+
+class Lifting(Protocol):
+    """Lifts elements of variables."""
+
+    @property
+    def facts(self) -> Facts:
+        """What is known of the graph."""
+
+    def of(self, var: Variable, index: Ints) -> Variable:
+        """Return elements of a variable, by their flat positions, as a function of rows."""
+
+    def reads(self, value: Variable) -> set[Variable]:
+        """Return the predictors that a function of rows reads."""
+
+
+def operands(lift: Lifting, node: Apply, index: Ints, axis: int | Sequence[int] | None) -> list[Variable]:
+    """Return the elements that those of a reduction of the only input are made of."""
+    [operand] = node.inputs
+    shape = lift.facts.shape(operand)
+    over = range(len(shape)) if axis is None else np.atleast_1d(axis) % len(shape)
+    n_reduced = math.prod(shape[a] for a in over)
+    what = type(node.op).__name__
+    if not 0 < n_reduced <= MOST_REDUCED:
+        raise CannotLift(f"it has a {what} over {n_reduced} elements")
+    positions = np.moveaxis(np.arange(math.prod(shape)).reshape(shape), tuple(over), range(-len(over), 0))
+    columns = positions.reshape(-1, n_reduced)[index].T
+    return [lift.of(operand, one_if_scalar(np.ascontiguousarray(column), shape)) for column in columns]
+
+
+def broadcast_index(index: Ints, shape: tuple[int, ...], inner: tuple[int, ...]) -> Ints:
+    """Return the positions in an operand of those in the result of an elementwise function."""
+    if inner == shape:
+        return index
+    if math.prod(inner) == 1:
+        return np.zeros(1, dtype=np.int64)
+    inner = (1,) * (len(shape) - len(inner)) + tuple(inner)
+    places = np.unravel_index(index, shape)
+    kept = tuple(p if n > 1 else np.zeros_like(p) for p, n in zip(places, inner, strict=True))
+    return np.ravel_multi_index(kept, inner)
+
+
+def one_if_scalar(index: Ints, shape: tuple[int, ...]) -> Ints:
+    """Return positions, one of them where there is no other."""
+    return np.zeros(1, dtype=np.int64) if math.prod(shape) == 1 else index

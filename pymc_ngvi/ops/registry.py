@@ -5,10 +5,13 @@ import math
 
 from collections.abc import (
     Callable,
+    Sequence,
 )
+from dataclasses import dataclass, field
 from functools import (
     partial,
 )
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.scalar as ps
@@ -152,43 +155,99 @@ from pymc_ngvi.graphs.odes import (
     Solution,
 )
 from pymc_ngvi.ops.elements import (
+    AddedAt,
+    ByMatrix,
+    Each,
     Elements,
     EntryByEntry,
     FromWays,
+    Over,
     Rearranged,
+    UpTo,
     core_op,
-    has_core_axes,
 )
 from pymc_ngvi.ops.facts import (
-    Facts,
-)
-from pymc_ngvi.ops.lifting import (
     MOST_REDUCED,
     Apart,
     CannotLift,
+    Facts,
     Lifting,
     broadcast_index,
     one_if_scalar,
     operands,
 )
-from pymc_ngvi.ops.record import (
-    MIXES,
-    OF_MANY,
-    Extra,
-    OpRecord,
-    largest,
-)
 from pymc_ngvi.ops.scalars import (
     ScalarForm,
     differentiable_inputs,
 )
-from pymc_ngvi.ops.ways import (
-    AddedAt,
-    ByMatrix,
-    Each,
-    Over,
-    UpTo,
-)
+
+# --- what is known of one operation of a graph: a record with an answer to each reading, or a refusal in words ---
+
+
+#: Refusals that many operations share; each follows the name of the operation.
+OF_MANY = "makes each element of many"
+PASS = "takes a pass over its elements"
+MIXES = "is not known to keep rows apart"
+NOT_HOMOGENEOUS = "does not multiply its result by a power of what its argument is multiplied by"
+
+
+class Extra(NamedTuple):
+    """What a node takes beside a pass over its elements: counts of each sort."""
+
+    #: Calls of other functions.
+    thunks: int = 0
+    #: Elements that Python computes one by one.
+    in_python: int = 0
+    #: Derivatives of incomplete beta and gamma functions.
+    in_tails: int = 0
+    #: Of differential equations.
+    solutions: int = 0
+    #: Elements of a matrix that is multiplied.
+    read: int = 0
+    #: Elements of an exp, a log and the like.
+    functions: int = 0
+
+
+def largest(variables: Sequence[Variable], unknown: int) -> int:
+    """Return the elements of the largest of some variables; those of ``unknown`` size, at least."""
+    return max((_all_elements(var, unknown) for var in variables), default=1)
+
+
+def _all_elements(var: Variable, unknown: int) -> int:
+    shape = getattr(var.type, "shape", ())
+    size = int(math.prod(length for length in shape if length is not None))
+    return max(size, unknown) if None in shape else size
+
+
+@dataclass(frozen=True)
+class OpRecord:
+    """What is known of an operation.
+
+    A string in the place of a function says why there is none, in words that follow the name of the operation.
+    """
+
+    #: From a node and what is known of its graph to how its elements are made of those of its inputs: on what they
+    #: depend, in what they are linear, what interacts in them, and what moves. None where this node is like one of
+    #: which nothing is known.
+    elements: Callable[[Apply, Facts], Elements | None] | str
+    #: From what lifts, a node, an output and flat positions in it to these elements as a function of rows.
+    lift: Callable[[Lifting, Apply, Variable, Ints], Variable] | str = OF_MANY
+    #: From a node to the power of each input's factor in that of the output, where an input is multiplied by a
+    #: number: what can be factored out. None for an input that no factor comes out of.
+    degrees: Callable[[Apply], Sequence[float | None]] | str = NOT_HOMOGENEOUS
+    #: From a node, an output and an axis of it to the axis of the inputs that it is, so that rows along it stay
+    #: apart. None where there is no such axis.
+    axis: Callable[[Apply, Variable, int], int | None] | str = MIXES
+    #: From a node, and the size of what has none that is known, to what it takes beside a pass over its elements.
+    work: Callable[[Apply, int], Extra] | str = PASS
+    #: Whether the same holds of a batch of it.
+    by_batch: bool = field(default=False, kw_only=True)
+
+    @classmethod
+    def refused(cls, why: str, **others: Any) -> "OpRecord":
+        """Return the record of an operation that is not taken apart, but for some readings."""
+        return cls(**dict.fromkeys(("elements", "lift", "degrees", "axis"), why) | others)
+
 
 # --- operations that move elements, or set or add to some: none of them computes anything of an element ---
 
@@ -580,4 +639,7 @@ def elements(node: Apply, facts: Facts) -> Elements:
     """Return how the elements of the outputs of a node are made of those of its inputs."""
     rule = operation(node.op).elements
     found = None if isinstance(rule, str) else rule(node, facts)
-    return found or (EntryByEntry if has_core_axes(node.op) else Elements)(node, facts)
+    if found:
+        return found
+    by_entry = (getattr(node.op, "signature", None) or getattr(node.op, "gufunc_signature", None)) is not None
+    return (EntryByEntry if by_entry else Elements)(node, facts)

@@ -94,8 +94,27 @@ def _added(node: Apply, operand: Variable, summands: list[tuple[list[Variable], 
 
 def as_sum(logp: Variable, predictors: Variable) -> Variable:
     """Write log p, or a vector of its parts, as a function of predictors, with sums outermost."""
-    logp = _products_as_sums(logp, Facts(logp, predictors))
-    return sums_outside(logp, Facts(logp, predictors))
+    facts = Facts(logp, predictors)
+    written = {}
+    for node in facts.nodes:
+        if isinstance(node.op, Dot) and len(varying_inputs(node, facts)) == 2:
+            [product], (left, right) = node.outputs, node.inputs
+            if max(facts.shape(product), default=1) == 1:
+                written[product] = (left.ravel() * right.ravel()).sum().reshape(facts.shape(product))
+    logp = with_others(logp, written)
+    facts = Facts(logp, predictors)
+    sums = _LinearSums(facts)
+    written, stack, seen = {}, [logp], {logp}
+    while stack:
+        node = stack.pop().owner
+        if node is None:
+            continue
+        if (found := sums.factor_of(node)) is not None:
+            written[node.outputs[0]] = sums.times(*found)
+        elif is_linear(node, facts):
+            stack += [i for i in varying_inputs(node, facts) if i not in seen]
+            seen.update(node.inputs)
+    return with_others(logp, written)
 
 
 def without_checks(logp: Variable) -> Variable:
@@ -145,33 +164,6 @@ def _is_check(node: Apply) -> bool:
     if not all(condition.type.broadcastable) or not np.all(getattr(otherwise, "data", 0.0) == -np.inf):
         return False
     return any(var.owner is not None and isinstance(var.owner.op, CAReduce) for var in ancestors([condition]))
-
-
-def _products_as_sums(logp: Variable, facts: Facts) -> Variable:
-    """Write the inner product of two unknown vectors as the sum of the products of their elements."""
-    written = {}
-    for node in facts.nodes:
-        if isinstance(node.op, Dot) and len(varying_inputs(node, facts)) == 2:
-            [product], (left, right) = node.outputs, node.inputs
-            if max(facts.shape(product), default=1) == 1:
-                written[product] = (left.ravel() * right.ravel()).sum().reshape(facts.shape(product))
-    return with_others(logp, written)
-
-
-def sums_outside(logp: Variable, facts: Facts) -> Variable:
-    """Multiply the elements of sums that log p is made of by unknown factors, not the sums."""
-    sums = _LinearSums(facts)
-    written, stack, seen = {}, [logp], {logp}
-    while stack:
-        node = stack.pop().owner
-        if node is None:
-            continue
-        if (found := sums.factor_of(node)) is not None:
-            written[node.outputs[0]] = sums.times(*found)
-        elif is_linear(node, facts):
-            stack += [i for i in varying_inputs(node, facts) if i not in seen]
-            seen.update(node.inputs)
-    return with_others(logp, written)
 
 
 @dataclass(frozen=True)

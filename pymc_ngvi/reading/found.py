@@ -24,8 +24,7 @@ from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops.elements import Rearranged
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.registry import elements, operation
-from pymc_ngvi.reading.affine import grouped, predictors, with_others
-from pymc_ngvi.reading.dependence import dependence_of
+from pymc_ngvi.reading.affine import dependence_of, grouped, predictors, with_others
 from pymc_ngvi.reading.distribute import factors_outside
 from pymc_ngvi.reading.sums import JointPredictors, joint_predictors
 from pymc_ngvi.rows.linear_map import LinearMap, MatrixPlan
@@ -77,7 +76,9 @@ def _as_scaled(node: Apply, scaled: dict[Variable, _Scaled], facts: Facts) -> _S
         has_matrix = has_matrix or var in scaled
         if degree is None:
             return None
-        factors.append(_power(_number(factor, out), degree))
+        factors.append(
+            _power(factor if factor.type.ndim == out.type.ndim else factor.reshape((1,) * out.type.ndim), degree)
+        )
     if not factors or not has_matrix or (is_elementwise and unknown):
         return None
     return _Scaled(functools.reduce(pt.mul, factors), node.op(*matrices), not unknown)
@@ -88,11 +89,6 @@ def _power(factor: Variable, degree: float) -> Variable:
     if degree == 1.0:
         return factor
     return pt.sqrt(factor) if degree == 0.5 else 1.0 / factor if degree == -1.0 else factor**degree
-
-
-def _number(factor: Variable, like: Variable) -> Variable:
-    """Return a factor with as many axes as a variable."""
-    return factor if factor.type.ndim == like.type.ndim else factor.reshape((1,) * like.type.ndim)
 
 
 # --- the linear predictors of a log density: affine functions of theta that all else is made of ---
@@ -132,18 +128,13 @@ class Predictors:
 
     @functools.cached_property
     def _evaluate(self) -> Callable[[Array], Array]:
-        if self.are_theta:
+        if self._found == [self._theta]:
             return lambda theta: theta
         with without_c():
             everything = pt.concatenate([var.ravel() for var in self._found])
             points, [values] = graph.over_draws([everything], self._theta)
         function = self._compile([points], values)
         return lambda theta: np.asarray(function(theta))
-
-    @property
-    def are_theta(self) -> bool:
-        """Whether the only predictors are the coordinates themselves."""
-        return self._found == [self._theta]
 
     @functools.cached_property
     def are_coordinates(self) -> NDArray[np.bool_]:

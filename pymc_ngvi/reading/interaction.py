@@ -9,13 +9,12 @@ from pytensor.graph.basic import Apply, Variable, clone
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import TooDenseError
-from pymc_ngvi.core.sparsity.dependence_sets import Bools
-from pymc_ngvi.core.sparsity.interaction_pairs import Pairs
+from pymc_ngvi.core.sparsity.dependence_sets import Bools, Pairs
 from pymc_ngvi.graphs.graph import inline_inner_graphs
 from pymc_ngvi.ops.elements import Uses
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.registry import elements
-from pymc_ngvi.reading.dependence import Dependences
+from pymc_ngvi.reading.affine import Dependences
 
 #: Entries of the lower triangle of a pattern, at most.
 _MAX_ENTRIES = 40_000_000

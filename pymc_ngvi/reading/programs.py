@@ -15,7 +15,7 @@ from pytensor.tensor.special import LogAddExp
 
 from pymc_ngvi.graphs import incomplete
 from pymc_ngvi.ops.scalars import FOLDED, LOGICAL, NAMES
-from pymc_ngvi.rows.programs.program import RowProgram
+from pymc_ngvi.rows.programs.operations import RowProgram
 from pymc_ngvi.rows.programs.writer import CannotFollow, Writer, Written
 
 
@@ -75,7 +75,15 @@ class _Reader:
     def _scalar(self, op: ps.ScalarOp, args: list[Written], dtypes: list[str]) -> list[Written]:
         kind, call = type(op), self.writer.call
         if isinstance(op, ps.Composite):
-            return self._composite(op, args)
+            known: dict[Variable, Written] = dict(zip(op.fgraph.inputs, args, strict=True))
+
+            def at(var: Variable) -> Written:
+                return self.writer.constant(float(var.data)) if isinstance(var, Constant) else known[var]
+
+            for node in op.fgraph.toposort():
+                found = self._scalar(node.op, [at(i) for i in node.inputs], [i.type.dtype for i in node.inputs])
+                known.update(zip(node.outputs, found, strict=True))
+            return [at(out) for out in op.fgraph.outputs]
         if kind in FOLDED:
             return [reduce(lambda x, y: call(FOLDED[kind], x, y), sorted(args, key=self._is_of_late))]
         if kind in LOGICAL:
@@ -93,17 +101,6 @@ class _Reader:
         if kind not in NAMES:
             raise CannotFollow(f"{op} is not known")
         return [call(NAMES[kind], *args)]
-
-    def _composite(self, op: ps.Composite, args: list[Written]) -> list[Written]:
-        known: dict[Variable, Written] = dict(zip(op.fgraph.inputs, args, strict=True))
-
-        def at(var: Variable) -> Written:
-            return self.writer.constant(float(var.data)) if isinstance(var, Constant) else known[var]
-
-        for node in op.fgraph.toposort():
-            found = self._scalar(node.op, [at(i) for i in node.inputs], [i.type.dtype for i in node.inputs])
-            known.update(zip(node.outputs, found, strict=True))
-        return [at(out) for out in op.fgraph.outputs]
 
     def _cast(self, to: str, dtype: str, value: Written) -> Written:
         if to == "bool" and dtype != "bool":

@@ -1,19 +1,59 @@
 """Graphs of rows, written for those who evaluate them."""
 
+import itertools
+
 from dataclasses import replace
 
 import numpy as np
-import pytensor
 import pytensor.tensor as pt
 
 from numpy.typing import NDArray
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import clone_replace
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import ancestors, toposort
 
-from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.reading.interacting import interacting
+from pymc_ngvi.ops.scalars import ScalarForm
 from pymc_ngvi.reading.terms import Rows
+
+# --- what a function of rows tells of its second derivatives before any is made: which are not 0, and that they exist
+# ---
+
+
+type Slots = frozenset[Variable]
+type Pairs = frozenset[tuple[Variable, Variable]]
+
+_NONE: Slots = frozenset()
+
+
+def is_smooth(rows: Rows) -> bool:
+    """Tell whether a row is made of common operations alone, all of which have second derivatives."""
+    return all(ScalarForm.of(node) is not ScalarForm.FUNCTION for node in toposort([rows.value]))
+
+
+def interacting(rows: Rows) -> list[tuple[int, int]]:
+    """Return the pairs of predictors by which a row can have a second derivative other than 0."""
+    number = {slot: i for i, slot in enumerate(rows.slots)}
+    depends: dict[Variable, Slots] = {slot: frozenset([slot]) for slot in rows.slots}
+    pairs: dict[Variable, Pairs] = {}
+    for node in toposort([rows.value]):
+        made = _pairs(node, depends, pairs)
+        for out in node.outputs:
+            depends[out] = frozenset().union(*(depends.get(i, _NONE) for i in node.inputs))
+            pairs[out] = made
+    found = {(number[a], number[b]) for a, b in pairs.get(rows.value, frozenset())}
+    return sorted((max(pair), min(pair)) for pair in {(max(pair), min(pair)) for pair in found})
+
+
+def _pairs(node: Apply, depends: dict[Variable, Slots], pairs: dict[Variable, Pairs]) -> Pairs:
+    """Return the pairs that interact in the output of a node."""
+    form, by_input = ScalarForm.of(node), [depends.get(i, _NONE) for i in node.inputs]
+    linear = form.linear_in(len(by_input))
+    found = [pairs.get(node.inputs[k], frozenset()) for k in linear]
+    found += [frozenset(itertools.product(by_input[a], by_input[b])) for a, b in form.multiplied(len(by_input))]
+    if form not in (ScalarForm.STEP, ScalarForm.CHOICE):
+        bent: Slots = frozenset().union(*(slots for k, slots in enumerate(by_input) if k not in linear))
+        found.append(frozenset(itertools.product(bent, bent)))
+    return frozenset().union(*found)
 
 
 def shared_first(rows: Rows) -> tuple[Rows, int]:
@@ -22,16 +62,6 @@ def shared_first(rows: Rows) -> tuple[Rows, int]:
     order = np.argsort(~is_shared, kind="stable")
     index, slots = np.ascontiguousarray(rows.index[:, order]), [rows.slots[a] for a in order]
     return replace(rows, index=index, slots=slots), int(is_shared.sum())
-
-
-def with_one_column(rows: Rows, n_shared: int) -> tuple[list[Variable], Variable]:
-    """Return predictors and function of rows where those that all share, which are first, have one column."""
-    shared = [pt.matrix(slot.name, dtype="float64", shape=(None, 1)) for slot in rows.slots[:n_shared]]
-    with without_c():
-        [value] = clone_replace(
-            [rows.value], dict(zip(rows.slots[:n_shared], shared, strict=True)), rebuild_strict=False
-        )
-    return [*shared, *rows.slots[n_shared:]], value
 
 
 def interacts(rows: Rows) -> NDArray[np.bool_]:
@@ -43,14 +73,6 @@ def interacts(rows: Rows) -> NDArray[np.bool_]:
     for a, b in interacting(rows):
         result[a, b] = result[b, a] = True
     return result
-
-
-def path_of(rows: Rows, sum_: Variable) -> list[Variable]:
-    """Return the sum where all that it is a sum of is 0, and its slopes in these: functions of the others."""
-    summed = rows.slots[-rows.n_summed :]
-    zeros = {slot: pt.zeros((1, 1)) for slot in summed}
-    outputs = [sum_, *pytensor.grad(sum_.sum(), summed)]
-    return clone_replace(outputs, zeros, rebuild_strict=False)
 
 
 def of_sum(rows: Rows, sum_: Variable) -> tuple[list[int], list[Variable], Variable]:

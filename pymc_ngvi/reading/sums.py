@@ -19,11 +19,9 @@ from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops.facts import Facts
-from pymc_ngvi.reading.affine import affine_nodes
-from pymc_ngvi.reading.compiled import quickly
-from pymc_ngvi.reading.dependence import Dependences, dependence_of
-from pymc_ngvi.rows.linear_map import LinearMap, MatrixPlan
-from pymc_ngvi.rows.summed_map import SummedMap
+from pymc_ngvi.reading.affine import Dependences, affine_functions, dependence_of
+from pymc_ngvi.reading.factors import quickly
+from pymc_ngvi.rows.linear_map import LinearMap, MatrixPlan, SummedMap
 
 type Compile = Callable[[list[Variable], Variable], Function]
 
@@ -33,7 +31,7 @@ _MANY, _MOST_SUMS = 200, 6
 
 def wide_sums(found: list[Variable], theta: Variable, facts: Facts) -> list[list[Variable]]:
     """Return affine functions of theta, few numbers each of which depends on many coordinates."""
-    below, affine = set(ancestors(found)), affine_nodes(theta, facts)
+    below, affine = set(ancestors(found)), affine_functions(theta, facts)[1]
     dependences, sums = Dependences(facts, theta), list[list[Variable]]()
     for node in facts.nodes:
         [out, *others] = node.outputs

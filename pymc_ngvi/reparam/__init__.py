@@ -1,7 +1,5 @@
 """Reparametrised variational Bayes for hierarchical models: local coordinates relative to their conditional modes."""
 
-from pymc_ngvi.reparam.build import reparametrised
-from pymc_ngvi.reparam.target import ReparametrisedDensity
-from pymc_ngvi.reparam.transform import Conditional
+from pymc_ngvi.reparam.target import Conditional, ReparametrisedDensity, reparametrised
 
 __all__ = ["Conditional", "ReparametrisedDensity", "reparametrised"]

@@ -7,13 +7,12 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.hessians import MatrixHessian
 from pymc_ngvi.core.linalg import cholesky, solve_lower
-from pymc_ngvi.core.target import CountedElsewhere, OfAllData
+from pymc_ngvi.core.target import CountedElsewhere, MatrixHessian, OfAllData
 from pymc_ngvi.core.types import Array, Expectation, GaussianState, MeanHessian, RowRules, Spread
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.density.row_space import RowSpace, SeenFromRows
-from pymc_ngvi.families.lowrank import LowRankState
+from pymc_ngvi.density.row_space import SeenFromRows
+from pymc_ngvi.families.gaussian import LowRankState
 
 
 class RowSpaceDensity(OfAllData, CountedElsewhere):
@@ -25,7 +24,10 @@ class RowSpaceDensity(OfAllData, CountedElsewhere):
         self.density = self.counter = density
         self.space, self._rows = seen.space, seen.rows
         self.n_dim = seen.space.n_dim
-        self.positive = seen.space.places_of(density.positive)
+        place = np.full(len(seen.space.kept) + len(seen.space.normal), -1, dtype=np.intp)
+        place[seen.space.kept] = np.arange(len(seen.space.kept))
+        found = [place[index] for index in density.positive]
+        self.positive = [index[index >= 0] for index in found if (index >= 0).any()]
 
     def expected(
         self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
@@ -99,8 +101,3 @@ class _WithPrior(MeanHessian):
         result = np.array(self.of_rows.diagonal())
         result[self.index] -= 1.0
         return result
-
-
-def space_in_words(space: RowSpace) -> str:
-    """Return how many coefficients there are, and in how many dimensions the data see them."""
-    return f"the data see {len(space.normal):,} coefficients in {space.basis.shape[1]:,} dimensions"

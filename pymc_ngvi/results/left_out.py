@@ -16,11 +16,11 @@ from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.parts import DataParts
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.psis import smoothed
+from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.blocks import CannotSplit
-from pymc_ngvi.density.masked import MaskedDensity
-from pymc_ngvi.density.observed_logp import ObservedLogp
+from pymc_ngvi.density.masked import MaskedDensity, ObservedLogp
 from pymc_ngvi.marginal.left_out import IntegratedAgain, Predictives
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.trees import IntegratedTrees
@@ -190,7 +190,7 @@ def _fitted_again(
     for part in again:
         masked.leave_out(parts.rows_out(part))
         try:
-            found = fitted(int(rng.integers(2**31)))
+            found = fitted(seed_of(rng))
         except Exception:  # whatever it is: the others go on
             logger.debug("A fit without a part failed.", exc_info=True)
             failed.append(part)

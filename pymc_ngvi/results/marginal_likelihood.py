@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import xarray as xr
 
-from pymc_ngvi.density.normalised import log_excess, unnormalised
+from pymc_ngvi.density.new_priors import log_excess, unnormalised
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.trees import IntegratedTrees, leave_groups_out
 from pymc_ngvi.results.posterior import Posterior

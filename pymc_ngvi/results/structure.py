@@ -97,7 +97,7 @@ def _predictors(kind: RowKind, layout: Layout) -> str:
     own: dict[str, int] = {}
     shared = []
     for predictor in kind.predictors:
-        if kind.n > 1 and predictor.n_different == 1:
+        if kind.n > 1 and len(np.unique(predictor.number)) == 1:
             shared.append(_shared(predictor, layout))
         else:
             words = _own(predictor, layout, kind.n)

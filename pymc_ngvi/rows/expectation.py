@@ -17,10 +17,66 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core import normal_rules
+from pymc_ngvi.core import normal_rules, prices
 from pymc_ngvi.core.normal_rules import NormalRule, rule
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.rows.levels import Index, Levels, by_code, unpacked
+
+# --- which rule of quadrature each row has: a level for each block of its directions, all in one number ---
+
+
+#: Bits of a level.
+_BITS = 4
+#: Values of a function that take as long as one more group of rows.
+_GROUP = 2**13
+
+type Levels = NDArray[np.int16]
+type Index = NDArray[np.intp]
+
+
+def unpacked(code: int, n_blocks: int) -> tuple[int, ...]:
+    """Return the level of each block."""
+    return tuple((code >> _BITS * block) % 2**_BITS for block in range(n_blocks))
+
+
+def one_finer(block: int) -> int:
+    """Return what is added to a code where a block goes to its next level."""
+    return 1 << _BITS * block
+
+
+def by_code(codes: Levels) -> Iterator[tuple[int, Index | slice]]:
+    """Yield each code with the places that have it."""
+    if len(codes) and (codes == codes[0]).all():
+        yield int(codes[0]), slice(None)
+        return
+    for code in np.flatnonzero(np.bincount(codes)).tolist():
+        yield code, np.flatnonzero(codes == code)
+
+
+def merged(codes: Levels, n_blocks: int, n_nodes: Callable[[int], int]) -> Levels:
+    """Return codes of rules as fine or finer, and no more of them than save time."""
+    counts = np.bincount(codes)
+    found = np.flatnonzero(counts)
+    becomes = {code: code for code in found.tolist()}
+    n_rows = dict(zip(found.tolist(), counts[found].tolist(), strict=True))
+    while len(n_rows) > 1:
+        least = min(n_rows, key=n_rows.__getitem__)
+        pairs = [((least, other), _finest(least, other, n_blocks)) for other in n_rows if other != least]
+        pair, both = min(pairs, key=lambda p: sum(n_rows[c] * (n_nodes(p[1]) - n_nodes(c)) for c in p[0]))
+        if sum(n_rows[code] * (n_nodes(both) - n_nodes(code)) for code in pair) > _GROUP:
+            break
+        n_joined = sum(n_rows.pop(code) for code in pair)
+        n_rows[both] = n_rows.get(both, 0) + n_joined
+        becomes = {code: both if now in pair else now for code, now in becomes.items()}
+    table = np.zeros(len(counts), dtype=np.int16)
+    table[found] = [becomes[code] for code in found.tolist()]
+    return table[codes]
+
+
+def _finest(first: int, second: int, n_blocks: int) -> int:
+    """Return the code that has the finer level of two in each block."""
+    both = zip(unpacked(first, n_blocks), unpacked(second, n_blocks), strict=True)
+    return sum(max(pair) * one_finer(block) for block, pair in enumerate(both))
+
 
 type Compiled = Callable[..., Sequence[Array]]
 
@@ -206,7 +262,16 @@ class SummedRowFunction(RowFunction):
         middle = start + _sum_of(slopes, _one_and(m, levels[:-1]), path)
         across = [_sum_of(slopes, _one_and(m, levels[:-1])[:1], moves[:, a : a + 1]) for a in range(m, self.k)]
         sd = np.sqrt(sum(map(np.square, across)))
-        value, slope, bend = self._of_sum(points, middle, sd, second, data)
+        result = np.empty((3, *middle.shape))
+        nodes, own = second.nodes[:, :, None], [d[None] for d in data]
+        at_a_time = getattr(self.of_sum, "at_a_time", _STREAMED)
+        for some in row_slices(len(middle), max(1, at_a_time // (len(nodes) * middle.shape[1]))):
+            sums = nodes * sd[some]
+            sums += middle[some]
+            beside = [points[a][None, some] for a in self.beside]
+            values = evaluated(self.of_sum, [*beside, sums, *own], sums.shape)
+            result[:, some] = (second.weights @ values.reshape(len(sums), -1)).reshape(3, *sums.shape[1:])
+        value, slope, bend = result
         per_sd = np.divide(1.0, sd, out=sd)
         per_sd[np.isposinf(per_sd)] = 0.0
         slope *= per_sd
@@ -215,19 +280,6 @@ class SummedRowFunction(RowFunction):
         once = _weighted(first.weights[: 1 + m], slopes, slope)
         twice = np.stack([_weighted(first.weights[:1], s * slopes, bend)[:, 0] for s in slopes])
         return _joined(first, value, once, twice, moves[:, m:])
-
-    def _of_sum(self, points: list[Array], middle: Array, sd: Array, along: NormalRule, data: list[Array]) -> Array:
-        """Return expectations, times 1, zeta and zeta^2 - 1, given u, (3, n_nodes, n_rows)."""
-        result = np.empty((3, *middle.shape))
-        nodes, own = along.nodes[:, :, None], [d[None] for d in data]
-        at_a_time = getattr(self.of_sum, "at_a_time", _STREAMED)
-        for at in row_slices(len(middle), max(1, at_a_time // (len(nodes) * middle.shape[1]))):
-            sums = nodes * sd[at]
-            sums += middle[at]
-            beside = [points[a][None, at] for a in self.beside]
-            values = evaluated(self.of_sum, [*beside, sums, *own], sums.shape)
-            result[:, at] = (along.weights @ values.reshape(len(sums), -1)).reshape(3, *sums.shape[1:])
-        return result
 
 
 @functools.cache
@@ -287,6 +339,7 @@ def _joined(first: NormalRule, value: Array, once: Array, twice: Array, root: Ar
 
 def evaluated(function: Compiled, inputs: Sequence[Array], shape: tuple[int, ...]) -> Array:
     """Return the only output of a function, as an array of the shape of its points."""
+    prices.count(prices.PER_CALL + prices.PER_ROW_OF_VALUE * 0.5 * len(inputs) * math.prod(shape))
     [result] = function(*inputs)
     return result if result.shape == shape else np.broadcast_to(np.asarray(result), shape)
 

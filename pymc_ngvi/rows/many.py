@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.rows.entries import Entries, EntriesAt
-from pymc_ngvi.rows.expectation import RowFunction
-from pymc_ngvi.rows.levels import Levels
-from pymc_ngvi.rows.many_maps import ManyMaps
-from pymc_ngvi.rows.scatter import Scatter
+from pymc_ngvi.rows.entries import Entries, EntriesAt, ManyMaps
+from pymc_ngvi.rows.expectation import Levels, RowFunction
+from pymc_ngvi.rows.pattern import Scatter
 from pymc_ngvi.rows.seen import ManyRules, ManySeen
 from pymc_ngvi.rows.taken import Taken
 

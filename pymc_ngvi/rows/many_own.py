@@ -29,24 +29,20 @@ from pymc_ngvi.core.values import (
 )
 from pymc_ngvi.rows.entries import (
     Entries,
+    ManyMaps,
+    Sparsity,
 )
 from pymc_ngvi.rows.expectation import (
     Compiled,
+    Index,
     RowFunction,
 )
 from pymc_ngvi.rows.integrated import (
     Integrated,
     densities,
 )
-from pymc_ngvi.rows.levels import (
-    Index,
-)
 from pymc_ngvi.rows.many import (
     ManyRows,
-)
-from pymc_ngvi.rows.many_maps import (
-    ManyMaps,
-    Sparsity,
 )
 from pymc_ngvi.rows.own_effects import (
     Ints,
@@ -180,7 +176,8 @@ class OwnDraws:
         needed = np.union1d(below, below + 1)
         if eta.size < _PAYS * n * len(needed):
             return False
-        if not _are_alike(self._data, data) or lowest < self._lowest or highest > self._highest:
+        alike = len(self._data) == len(data) and all(map(np.array_equal, self._data, data))
+        if not alike or lowest < self._lowest or highest > self._highest:
             margin = _MARGIN * (highest - lowest) + 1e-6
             self._data, self._lowest = data, lowest - margin
             self._step = (highest - lowest + 2.0 * margin) / (self._n_eta - 1)
@@ -197,7 +194,17 @@ class OwnDraws:
         while missing:
             if (len(self._place) + len(missing)) * n * self._n_eta * len(_NORMAL) > _MOST_NUMBERS:
                 return False
-            new = self._of_values(np.array(missing), n)
+            numbers = np.array(missing)
+            eta = (self._lowest + self._step * np.arange(self._n_eta))[:, None]
+            new = np.empty((len(numbers), n, self._n_eta, len(_NORMAL)))
+            at_once = max(1, _AT_A_TIME // (n * self._n_eta))
+            for start in range(0, len(numbers), at_once):
+                a = np.exp(_OF_LOG * np.repeat(numbers[start : start + at_once], n))[None]
+                m = a.shape[1] // n
+                data = [np.tile(d, (1, m)) if d.shape[1] > 1 else d for d in self._data]
+                points = np.broadcast_to(eta, (self._n_eta, m * n))
+                v = eta[None] + a * _quantiles(*densities(self._function, points, data, a))
+                new[start : start + m] = v.transpose(2, 1, 0).reshape(m, n, self._n_eta, -1)
             middle = new[:, :, 1::2]
             apart = np.abs(middle - 0.5 * (new[:, :, :-1:2] + new[:, :, 2::2])) / _width(middle)[..., None]
             if np.nanmax(apart) < 4.0 * _ERROR:  # a quarter of it is left between points
@@ -210,20 +217,6 @@ class OwnDraws:
             self._step, self._n_eta = 0.5 * self._step, 2 * self._n_eta - 1
             self._place, missing = {}, needed.tolist()
         return True
-
-    def _of_values(self, numbers: NDArray[np.intp], n: int) -> Array:
-        """Return quantiles of v at some values of log a, (n_values, n, n_eta, n_quantiles)."""
-        eta = (self._lowest + self._step * np.arange(self._n_eta))[:, None]
-        result = np.empty((len(numbers), n, self._n_eta, len(_NORMAL)))
-        at_once = max(1, _AT_A_TIME // (n * self._n_eta))
-        for start in range(0, len(numbers), at_once):
-            a = np.exp(_OF_LOG * np.repeat(numbers[start : start + at_once], n))[None]
-            m = a.shape[1] // n
-            data = [np.tile(d, (1, m)) if d.shape[1] > 1 else d for d in self._data]
-            points = np.broadcast_to(eta, (self._n_eta, m * n))
-            v = eta[None] + a * _quantiles(*densities(self._function, points, data, a))
-            result[start : start + m] = v.transpose(2, 1, 0).reshape(m, n, self._n_eta, -1)
-        return result
 
     def _cells(self, eta: Array, number: Index, log_a: Array) -> _Cells:
         shape = self._quantiles.shape
@@ -283,10 +276,6 @@ def _quantiles(z: Array, density: Array, slope: Array, spacing: float) -> Array:
     per_node = density * slope
     areas = 13.0 * (per_node[1:-2] + per_node[2:-1]) - per_node[:-3] - per_node[3:]
     return quantiles(_NORMAL, z[2:-2], density[2:-2], np.maximum(areas * (spacing / 24.0), 1e-300))
-
-
-def _are_alike(some: list[Array], others: list[Array]) -> bool:
-    return len(some) == len(others) and all(map(np.array_equal, some, others))
 
 
 # Rows at many values in which effects that one row alone reads are integrated out; see `own_effects`, and `many`.

@@ -9,6 +9,8 @@ of which the first part does not hang on x, and p is normal, whatever the others
 a function of the first part: centred and non-centred forms come to the same.
 """
 
+import itertools
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,6 +25,7 @@ from pymc_ngvi.core.values import Array
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.integrated import Integrated
 from pymc_ngvi.rows.linear_map import LinearMap
+from pymc_ngvi.rows.quadratic import are_concave, is_quadratic
 from pymc_ngvi.rows.tabulated import TabulatedRowFunction
 
 type Ints = NDArray[np.intp]
@@ -188,7 +191,16 @@ def narrowed(effects: OwnEffects, functions: Sequence[RowFunction], linear: Line
         if prior is None or not (w != 0.0).all():
             return None
         slope = b / w
-        linear = _without(linear, eta, p, slope, prior.mean)
+        offset, dense, rest = linear.offset.copy(), linear.dense, linear.rest
+        offset[eta] += slope * (prior.mean - linear.offset[p])
+        if len(linear.columns) and linear.dense[p].any():
+            dense = dense.copy()
+            dense[eta] -= slope[:, None] * linear.dense[p]
+        of_prior = sparse.csr_array(rest[p])
+        if of_prior.nnz > len(p):  # priors whose means hang on other coordinates
+            n = len(linear.offset)
+            rest = sparse.csr_array(rest - _sparse(slope, eta, np.arange(len(p)), (n, len(p))) @ of_prior)
+        linear = LinearMap(offset, dense, linear.columns, rest)
         reads = functions[group.kind]
         keep = np.zeros(len(reads.index), dtype=bool)
         keep[group.rows] = True
@@ -203,9 +215,13 @@ def narrowed(effects: OwnEffects, functions: Sequence[RowFunction], linear: Line
         ratios.append(w)
         predictors.append(p)
     keep_columns = np.concatenate([effects.kept, np.arange(effects.n_dim, linear.n_dim)])
+    place = np.full(linear.n_dim, -1, dtype=np.intp)
+    place[keep_columns] = np.arange(len(keep_columns))
+    here = place[linear.columns] >= 0
+    rest = sparse.csr_array(linear.rest[:, keep_columns])
     return Narrowed(
         [*made, *effects.left(functions)],
-        _with_columns(linear, keep_columns),
+        LinearMap(linear.offset, linear.dense[:, here], place[linear.columns[here]], rest),
         constant,
         effects,
         priors,
@@ -248,28 +264,84 @@ def _entries(linear: LinearMap, rows: Ints, columns: Ints) -> Array:
     return result
 
 
-def _without(linear: LinearMap, eta: Ints, p: Ints, slope: Array, mean: Array) -> LinearMap:
-    """Return predictors of which some, eta, are without what the effects add to them, but for its prior mean."""
-    offset, dense, rest = linear.offset.copy(), linear.dense, linear.rest
-    offset[eta] += slope * (mean - linear.offset[p])
-    if len(linear.columns) and linear.dense[p].any():
-        dense = dense.copy()
-        dense[eta] -= slope[:, None] * linear.dense[p]
-    of_prior = sparse.csr_array(rest[p])
-    if of_prior.nnz > len(p):  # priors whose means hang on other coordinates
-        n = len(linear.offset)
-        rest = sparse.csr_array(rest - _sparse(slope, eta, np.arange(len(p)), (n, len(p))) @ of_prior)
-    return LinearMap(offset, dense, linear.columns, rest)
-
-
-def _with_columns(linear: LinearMap, keep: Ints) -> LinearMap:
-    """Return the map of some of the coordinates, ascending, all others being 0."""
-    place = np.full(linear.n_dim, -1, dtype=np.intp)
-    place[keep] = np.arange(len(keep))
-    here = place[linear.columns] >= 0
-    rest = sparse.csr_array(linear.rest[:, keep])
-    return LinearMap(linear.offset, linear.dense[:, here], place[linear.columns[here]], rest)
-
-
 def _sparse(values: Array, rows: Ints, columns: Ints, shape: tuple[int, int]) -> sparse.csr_array:
     return sparse.csr_array((values, (rows, columns)), shape=shape)
+
+
+# --- which effects one row alone reads, and whether they can be integrated out; see `own_effects` ---
+
+
+#: Part of the elements of a variable that rows are to read as their own: few do not pay for the further kind of rows.
+_LEAST_PART = 0.5
+#: A line on which rows are looked at, about where their predictors are at the start.
+_LINE = np.linspace(-12.0, 12.0, 49)
+#: Rows that read such an effect; what is said where there are none.
+_PRIOR_AND_ROW, _NONE = 2, "no effect is read by one row alone"
+
+
+def find_own(
+    functions: Sequence[RowFunction], sets: sparse.csr_array, linear_in: NDArray[np.bool_], start: Array
+) -> tuple[OwnEffects | None, str]:
+    """Find effects that rows read as their own; None where there are none, and why."""
+    n_dim = sets.shape[1]
+    sets = sparse.csr_array(sets, dtype=np.int64)
+    readers = [_reading(rows, sets) for rows in functions]
+    counts = np.bincount(np.concatenate([r.indices for r in readers]), minlength=n_dim)
+    linear = np.bincount(sparse.csr_array(sets[np.flatnonzero(linear_in)]).indices, minlength=n_dim) > 0
+    left = (counts == _PRIOR_AND_ROW) & ~linear
+    plain = [type(rows) is RowFunction for rows in functions]
+    quadratic = [is_plain and is_quadratic(rows) for is_plain, rows in zip(plain, functions, strict=True)]
+    used = [np.zeros(len(rows.index), dtype=bool) for rows in functions]
+    groups, why = list[OwnGroup](), _NONE
+    order = sorted(range(len(functions)), key=lambda kind: -len(functions[kind].index))
+    priors = [kind for kind in order if quadratic[kind] and functions[kind].k == 1]
+    for prior, kind in itertools.product(priors, (kind for kind in order if plain[kind] and not quadratic[kind])):
+        of_prior = _one_each(readers[prior], left)
+        of_rows = _one_each(readers[kind], of_prior >= 0)
+        both = np.flatnonzero(of_rows >= 0)
+        both = both[~used[kind][of_rows[both]] & ~used[prior][of_prior[both]]]
+        both = both[np.argsort(of_rows[both], kind="stable")]
+        if not len(both) or len(both) < _LEAST_PART * len(functions[prior].index):
+            continue
+        found = _group(functions, sets, start, OwnGroup(both, kind, of_rows[both], -1, prior, of_prior[both]))
+        if isinstance(found, str):
+            why = found
+            continue
+        groups.append(found)
+        left[both], used[kind][found.rows], used[prior][found.prior_rows] = False, True, True
+    return (OwnEffects(groups, n_dim), "") if groups else (None, why)
+
+
+def _group(functions: Sequence[RowFunction], sets: sparse.csr_array, start: Array, own: OwnGroup) -> OwnGroup | str:
+    """Return effects with the predictor by which rows read them, or why they can't be integrated out."""
+    rows = functions[own.kind]
+    reads = [(sets[rows.index[own.rows, a], own.coordinates] != 0) for a in range(rows.k)]
+    slots = [a for a in range(rows.k) if reads[a].all()]
+    if len(slots) != 1 or sum(int(read.sum()) for read in reads) != len(own.rows) or slots[0] < rows.n_shared:
+        return "rows read their own effect in several ways"
+    keep = np.zeros(len(rows.index), dtype=bool)
+    keep[own.rows] = True
+    some = rows.at(rows.index, keep)
+    if not are_concave(some, slots[0], start[some.index], _LINE).all():
+        return "the log density of a row is not concave in its own effect"
+    return own._replace(slot=slots[0])
+
+
+def _reading(rows: RowFunction, sets: sparse.csr_array) -> sparse.csr_array:
+    """Return which coordinates each row reads, with each once."""
+    total = sparse.csr_array(sets[rows.index[:, 0]], copy=True)
+    for column in rows.index.T[1:]:
+        total = sparse.csr_array(total + sets[column])
+    total.sum_duplicates()
+    return total
+
+
+def _one_each(reader: sparse.csr_array, wanted: NDArray[np.bool_]) -> Ints:
+    """Return the row that reads each coordinate, (n_dim,), where each row has one of those that are wanted; else -1."""
+    result = np.full(reader.shape[1], -1, dtype=np.intp)
+    number = np.repeat(np.arange(reader.shape[0]), np.diff(reader.indptr))
+    here = wanted[reader.indices]
+    rows, columns = number[here], reader.indices[here]
+    _, first = np.unique(rows, return_index=True)
+    result[columns[first]] = rows[first]
+    return result

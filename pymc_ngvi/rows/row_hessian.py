@@ -1,18 +1,198 @@
 """Mean Hessians over draws of a sum over rows: elementwise second derivatives of each row, and products with X."""
 
-from collections.abc import Callable, Iterator
+import functools
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from numpy.typing import NDArray
 from scipy import sparse
 
+from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.refusal import PatternLacks
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
+from pymc_ngvi.core.target import MeanHessian, Rooted, Whitener
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.rows.covariances import consecutive
-from pymc_ngvi.rows.expectation import Compiled
-from pymc_ngvi.rows.linear_map import AffineMap
+from pymc_ngvi.rows.expectation import Compiled, row_slices
+from pymc_ngvi.rows.linear_map import AffineMap, consecutive
+from pymc_ngvi.rows.seen import Roots
+
+# --- mean Hessians that are known with respect to the linear predictors ---
+
+
+#: Relative difference of two products with a random vector that is rounding.
+_ROUNDING = 1e-8
+
+
+class Patterns(Protocol):
+    """What says where a Hessian can differ from 0."""
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """Entries that can; None where it counts as dense."""
+
+    @property
+    def summed(self) -> SummedPattern | None:
+        """The same beside sums over many coordinates; None where there are no such sums."""
+
+
+class Known(NamedTuple):
+    """Patterns that are known."""
+
+    pattern: Pattern | None = None
+    summed: SummedPattern | None = None
+
+
+#: Of a Hessian of which no entries will be asked.
+NO_PATTERNS = Known()
+
+
+@dataclass(frozen=True, eq=False)
+class PredictorMeanHessian(MeanHessian):
+    """X^T M X for a symmetric sparse M."""
+
+    #: The predictors.
+    linear: AffineMap
+    #: M; shape (n_predictors, n_predictors).
+    matrix: sparse.csr_array
+    #: Entries that `values` and `summed_values` return; asked only where one of these is.
+    entries: Patterns = NO_PATTERNS
+    #: X C for the Gaussian that the expectation was taken under.
+    roots: Roots | None = None
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """Entries that `values` returns; None where the matrix counts as dense."""
+        return self.entries.pattern
+
+    @property
+    def summed(self) -> SummedPattern | None:
+        """Entries that `summed_values` returns; None where there are no sums over many coordinates."""
+        return self.entries.summed
+
+    @functools.cached_property
+    def _dense(self) -> Array:
+        return self.linear.quadratic(self.matrix)
+
+    def whitened(self, state: Whitener) -> Array:
+        """Return the whitened curvature, as a state stores it."""
+        if not isinstance(state, Rooted):
+            return super().whitened(state)
+        if self.roots is not None and self.roots.is_of(state):
+            return self.roots.curvature(self.matrix)
+        scale = np.diagonal(state.root)
+        if np.count_nonzero(state.root) == len(scale):  # coordinates that are independent
+            return -scale[:, None] * self._dense * scale
+        return super().whitened(state)
+
+    def products(self, directions: Array) -> Array:
+        """Return the matrix times each direction, (n_directions, n_dim)."""
+        if 2 * len(directions) < directions.shape[1]:
+            return self.linear.quadratic_times(self.matrix, directions)
+        return directions @ self._dense
+
+    def diagonal(self) -> Array:
+        """Return the diagonal, (n_dim,)."""
+        return self.linear.quadratic_diagonal(self.matrix)
+
+    def values(self) -> Array:
+        """Return the entries of the pattern, (n_entries,)."""
+        pattern = self.pattern
+        return super().values() if pattern is None else self._in(pattern, self.linear)
+
+    def summed_values(self) -> Array:
+        """Return the entries of `summed`, by coordinates and sums, (n_entries,)."""
+        summed = self.summed
+        return super().summed_values() if summed is None else self._in(summed.pattern, self.linear.joint)
+
+    def _in(self, pattern: Pattern, linear: AffineMap) -> Array:
+        values = linear.quadratic_entries(self.matrix, pattern)
+        probe = np.random.default_rng(0).standard_normal((1, pattern.n_dim))
+        expected = linear.quadratic_times(self.matrix, probe)[0]
+        found = pattern.symmetric(values) @ probe[0]
+        if np.abs(found - expected).max(initial=0.0) > _ROUNDING * np.abs(expected).max(initial=0.0):
+            raise PatternLacks("rows have entries that the pattern lacks")
+        return values
+
+
+# --- gradients of a sum over rows at many points: derivatives of each row by its predictors, and products with X ---
+
+
+#: Numbers in the predictors of points, and in the derivatives of rows, that are computed at once.
+_MOST_AT_ONCE = 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class FirstDerivatives:
+    """Rows with their derivatives by their predictors, those alone that are not 0 everywhere."""
+
+    #: Returns the value and the derivatives, at most (n_points, n_rows), from predictors and data.
+    function: Compiled
+    #: The predictors of each row; shape (n_rows, k).
+    index: NDArray[np.int64]
+    #: By which predictor of a row each derivative is.
+    by: list[int]
+    #: (1, n_rows) or (1, 1) each.
+    data: list[Array]
+    #: How many of the first predictors are the same for all rows: the function takes these with one column.
+    n_shared: int = 0
+
+    def _is_one(self, a: int) -> bool:
+        return a < self.n_shared or len(self.index) == 1
+
+    @property
+    def places(self) -> list[NDArray[np.int64]]:
+        """The predictors that derivatives are by, for each of ``by``: one where all rows share it."""
+        return [self.index[:1, a] if self._is_one(a) else self.index[:, a] for a in self.by]
+
+    def __call__(self, eta: Array) -> tuple[Array, list[Array]]:
+        """Return the sum over rows, (n_points,), and derivatives, (n_places, n_points) each, at predictors."""
+        shape = len(eta), len(self.index)
+        predictors = [
+            eta[:, self.index[:1, a] if self._is_one(a) else self.index[:, a]] for a in range(int(self.index.shape[1]))
+        ]
+        value, *slopes = (np.broadcast_to(x, shape) for x in self.function(*predictors, *self.data))
+        of_places = [
+            slope.sum(axis=1)[None] if self._is_one(a) else slope.T for a, slope in zip(self.by, slopes, strict=True)
+        ]
+        return value.sum(axis=1), of_places
+
+
+class RowGradient:
+    """A sum over rows with its gradient."""
+
+    def __init__(self, linear: AffineMap, slope: Array, derivatives: Sequence[FirstDerivatives]) -> None:
+        self._linear, self._slope, self._kinds = linear, slope, derivatives
+        places = np.concatenate([np.empty(0, dtype=np.int64), *(at for kind in derivatives for at in kind.places)])
+        entries = np.ones(len(places)), (places, np.arange(len(places)))
+        self._to_predictors = sparse.csr_array(entries, shape=(len(slope), len(places)))
+
+    @np.errstate(all="ignore")  # densities overflow far from the mode: the caller sees what is not finite
+    def __call__(self, theta: Array) -> tuple[Array, Array]:
+        """Return the sum, (n_points,), and its gradient, (n_points, n_dim), at points (n_points, n_dim)."""
+        at_once = max(1, _MOST_AT_ONCE // max(*self._to_predictors.shape, 1))
+        total, grad = np.empty(len(theta)), np.empty(theta.shape)
+        for at in row_slices(len(theta), at_once):
+            total[at], grad[at] = self._few(theta[at])
+        return total, grad
+
+    def _few(self, theta: Array) -> tuple[Array, Array]:
+        eta = self._linear(theta)
+        total: Array = eta @ self._slope
+        slopes, start = np.empty((self._to_predictors.shape[1], len(theta))), 0
+        for kind in self._kinds:
+            value, found = kind(eta)
+            total += value
+            for part in found:
+                slopes[start : start + len(part)] = part
+                start += len(part)
+        by_predictor: Array = self._to_predictors @ slopes
+        by_predictor += self._slope[:, None]
+        return total, self._linear.transposed_times(by_predictor.T)
+
 
 #: Predictors of a row whose second derivatives are quickly compiled.
 FEW_PREDICTORS = 5

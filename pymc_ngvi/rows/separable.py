@@ -10,13 +10,109 @@ References
    https://doi.org/10.1007/PL00005410
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from numpy.typing import NDArray
+from scipy import sparse
 
+from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.values import Array
+from pymc_ngvi.rows.expectation import RowFunction
+
+# --- x^T M X for X and M that are combinations of fixed matrices, whatever the weights of these: all products, once
+# ---
+
+
+#: Part of the entries of a matrix from which on a product with it is that of a dense one.
+_DENSE = 0.25
+
+
+class CrossProducts:
+    """The entries of X^T M X, where X = sum_k a_k X_k and M = sum_m b_m M_m."""
+
+    def __init__(self, designs: Sequence[sparse.csr_array], weights: Sequence[sparse.csr_array]) -> None:
+        d, factors, found = designs[0].shape[1], list[tuple[int, int, int]](), list[sparse.csr_array]()
+        for m, weight in enumerate(weights):
+            for j, second in enumerate(designs):
+                product = sparse.csr_array(weight @ second)
+                for i, first in enumerate(designs[: j + 1]):
+                    gram = _product(first, product)
+                    gram = sparse.csr_array(sparse.tril(gram if i == j else gram + gram.T))
+                    gram.eliminate_zeros()
+                    if gram.nnz:
+                        factors.append((m, i, j))
+                        found.append(gram)
+        places = [np.repeat(np.arange(d), np.diff(g.indptr)) * d + g.indices for g in found]
+        every = np.unique(np.concatenate([*places, np.arange(d) * (d + 1)]))
+        self.pattern = Pattern(every // d, every % d, d)
+        rows = np.concatenate([np.searchsorted(every, at) for at in places])
+        cols = np.repeat(np.arange(len(found)), [g.nnz for g in found])
+        data = np.concatenate([g.data for g in found])
+        self._sums = sparse.csr_array((data, (rows, cols)), shape=(len(every), len(found)))
+        self._factors = np.array(factors).T
+
+    def __call__(self, of_designs: Array, of_weights: Array) -> Array:
+        """Return the entries, (n, n_entries), from a, (n, n_designs), and b, (n, n_weights)."""
+        m, i, j = self._factors
+        products = of_weights[:, m] * of_designs[:, i] * of_designs[:, j]
+        return np.ascontiguousarray((self._sums @ products.T).T)
+
+
+def _product(first: sparse.csr_array, second: sparse.csr_array) -> sparse.csr_array:
+    """Return the product of the transpose of one matrix with another one."""
+    if min(first.nnz, second.nnz) > _DENSE * first.shape[0] * first.shape[1]:
+        return sparse.csr_array(first.toarray().T @ second.toarray())
+    return sparse.csr_array(first.T @ second)
+
+
+# --- first and second derivatives of rows that are polynomials of the second degree, from values ---
+
+
+def derivatives_of(rows: RowFunction, eta: Array) -> tuple[Array, Array]:
+    """Return the gradient, (n_rows, k), and the second derivatives by pairs of slots, (n_rows, n_pairs).
+
+    Differences of a polynomial of the second degree are exact whatever the step; that of least rounding is as long as
+    the function is wide, and reaches as far as its top.
+    """
+    slope, second = _differences(rows, eta, np.ones_like(eta))
+    a, b = pairs_of_slots(rows.k)
+    bend = -second[:, a == b]
+    with np.errstate(all="ignore"):
+        step = np.where(bend > 0.0, 1.0 / np.sqrt(bend) + np.abs(slope) / bend, 1.0)
+    return _differences(rows, eta, np.where(np.isfinite(step), step, 1.0))
+
+
+def pairs_of_slots(k: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return all pairs of slots, the first not before the second, in the order in which kinds of rows list them."""
+    return np.tril_indices(k)
+
+
+def _differences(rows: RowFunction, eta: Array, step: Array) -> tuple[Array, Array]:
+    k = rows.k
+    a, b = pairs_of_slots(k)
+    moves = [np.zeros(k), *np.eye(k), *-np.eye(k)]
+    moves += [np.eye(k)[i] + np.eye(k)[j] for i, j in zip(a, b, strict=True) if i != j]
+    above, below = eta + step, eta - step
+    step_up, step_down = (above - eta).T, (eta - below).T  # as they are where predictors are far larger than steps
+    ends = np.stack([below, eta, above])
+    points = [ends[1 + np.array(moves)[:, slot].astype(np.intp), :, slot] for slot in range(k)]
+    with np.errstate(all="ignore"):
+        values = rows.values(points, slice(None))
+        middle, both = values[0], iter(values[1 + 2 * k :])
+        up, down = values[1 : 1 + k] - middle, middle - values[1 + k : 1 + 2 * k]
+        of_up, of_down, whole = up / step_up, down / step_down, step_up + step_down
+        grad = (of_up * step_down + of_down * step_up) / whole
+        second = [
+            2.0 * (of_up[i] - of_down[i]) / whole[i]
+            if i == j
+            else (next(both) - middle - up[i] - up[j]) / (step_up[i] * step_up[j])
+            for i, j in zip(a, b, strict=True)
+        ]
+    return grad.T, np.stack(second, axis=1)
+
 
 #: Weights of one of the members that are rounding.
 _ROUNDING = 1e-11

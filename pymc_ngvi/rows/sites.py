@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.rows.choice import ChosenRules, chosen
 from pymc_ngvi.rows.expectation import Compiled, RowFunction, derivatives, roots, row_slices
+from pymc_ngvi.rows.taken import ChosenRules, chosen
 
 #: Error that each expectation may have, in nats of a row or relative.
 _TOLERANCE = 1e-9
@@ -74,7 +74,17 @@ def row_sites(rows: RowFunction, mean: Array, cov: Array) -> RowSites:
     cavity_cov = root @ np.linalg.solve(left, across)
     cavity_mean = mean - (root @ moved[..., None])[..., 0]
     normaliser = 0.5 * np.linalg.slogdet(left)[1] - 0.5 * np.einsum("ra,ra->r", whitened, moved)
-    ratio, error = _without_sites(rows, mean, root, value, grad, hessian)
+    k, n = rows.k, len(mean)
+    numbers = np.concatenate([mean, grad, hessian.reshape(n, k * k), value[:, None]], axis=1)
+    tilted = RowFunction(
+        _Tilted(rows.function, k),
+        rows.index,
+        [*rows.data, *numbers.T[:, None]],
+        np.ones((k, k), dtype=np.bool_),
+        n_shared=rows.n_shared,
+    )
+    found = _by_quadrature(tilted, mean, root)
+    ratio, error = found.whitened[0], found.error
     log_predictive = np.log(ratio) + value + normaliser
     for result in (cavity_mean, cavity_cov, log_predictive):
         result[~usable] = np.nan
@@ -90,27 +100,6 @@ def row_sites(rows: RowFunction, mean: Array, cov: Array) -> RowSites:
         log_predictive,
         own_error + error / ratio,
     )
-
-
-def _without_sites(
-    rows: RowFunction, mean: Array, root: Array, shift: Array, grad: Array, hessian: Array
-) -> tuple[Array, Array]:
-    """Return E[exp(f - shift) / site] under q, (n_rows,), and its errors.
-
-    The density of the cavity is that of q over the site, and what is integrated is all but constant where q has its
-    mass: a site is made of the slope and the curvature of f there.
-    """
-    k, n = rows.k, len(mean)
-    numbers = np.concatenate([mean, grad, hessian.reshape(n, k * k), shift[:, None]], axis=1)
-    tilted = RowFunction(
-        _Tilted(rows.function, k),
-        rows.index,
-        [*rows.data, *numbers.T[:, None]],
-        np.ones((k, k), dtype=np.bool_),
-        n_shared=rows.n_shared,
-    )
-    found = _by_quadrature(tilted, mean, root)
-    return found.whitened[0], found.error
 
 
 def _expected(rows: RowFunction, mean: Array, root: Array) -> tuple[Array, Array, Array, Array]:

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.normal_rules import rule
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.rows.expectation import RowFunction, bend_rule, evaluated, row_slices
-from pymc_ngvi.rows.levels import Index, Levels, unpacked
+from pymc_ngvi.rows.expectation import Index, Levels, RowFunction, bend_rule, evaluated, row_slices, unpacked
 
 #: Half of the interval of a polynomial, in standard deviations; those that have to be inside; part of the interval
 #: that may do.
@@ -164,7 +163,11 @@ class TabulatedRowFunction(RowFunction):
                 values = every
             else:
                 values = self._direct(x, which)
-            found = _of_values(degree) @ values
+            j = np.arange(degree + 1)
+            matrix = np.cos(np.pi / degree * np.outer(j, j)) * (2.0 / degree)
+            matrix[:, [0, -1]] *= 0.5
+            matrix[[0, -1]] *= 0.5
+            found = matrix @ values
             size = np.abs(found)
             good = size[-_LAST:].max(axis=0) <= _ERROR + _ROUNDING * size.max(axis=0)
             if good.any() and degree >= len(known.coefficients):
@@ -200,12 +203,3 @@ def _needed(size: Array) -> Array:
     matters = size > _LEFT + _ROUNDING * size.max(axis=0)
     last = len(size) - 1 - matters[::-1].argmax(axis=0)
     return np.minimum(_STEP * np.maximum(-(-last // _STEP), 1), len(size) - 1)
-
-
-def _of_values(degree: int) -> Array:
-    """Return the matrix from values at the extrema of a Chebyshev polynomial to coefficients of these."""
-    j = np.arange(degree + 1)
-    matrix = np.cos(np.pi / degree * np.outer(j, j)) * (2.0 / degree)
-    matrix[:, [0, -1]] *= 0.5
-    matrix[[0, -1]] *= 0.5
-    return matrix

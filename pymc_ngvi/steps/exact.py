@@ -3,8 +3,8 @@
 from typing import Any, ClassVar, cast
 
 from pymc_ngvi.core.types import Direction, Estimator, GaussianState, RuleState, StepRule, Target, Update
-from pymc_ngvi.estimators.quadrature import Quadrature
-from pymc_ngvi.steps.schedule.tolerance import Tolerance
+from pymc_ngvi.estimators import Quadrature
+from pymc_ngvi.steps.schedule.state import Tolerance
 
 
 class ExactRule[T, S: RuleState](StepRule[GaussianState, S]):

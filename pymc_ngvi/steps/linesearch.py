@@ -57,19 +57,17 @@ from pymc_ngvi.core.types import (
     Target,
     VariationalState,
 )
-from pymc_ngvi.estimators.quadrature import (
+from pymc_ngvi.estimators import (
     ExactEvaluation,
     Quadrature,
-)
-from pymc_ngvi.steps.adaptive.growth import (
-    Growth,
 )
 from pymc_ngvi.steps.adaptive.scales import (
     MAX_RECOVERIES,
     Tools,
     recovered,
 )
-from pymc_ngvi.steps.adaptive.secant import (
+from pymc_ngvi.steps.adaptive.state import (
+    Growth,
     Pair,
     correct,
     moments_of,
@@ -79,12 +77,10 @@ from pymc_ngvi.steps.adaptive.secant import (
 from pymc_ngvi.steps.exact import (
     ExactRule,
 )
-from pymc_ngvi.steps.schedule.linesearch import (
-    Failure,
-    search,
-)
 from pymc_ngvi.steps.schedule.state import (
+    Failure,
     Step,
+    search,
 )
 
 # --- steps of Newton in the mean and the standard deviations of predictors, where each row has one ---
@@ -389,14 +385,11 @@ class LineSearch(ExactRule[Target, LineSearchState]):
 
     def step(self, state: LineSearchState) -> LineSearchState:
         """Take one step."""
-        return self._looked_at(self._stepped(state), state.moments.gap)
-
-    def _looked_at(self, new: LineSearchState, gap_before: float) -> LineSearchState:
-        """Return the state after a step, measured anew at the end, and with lost scales looked for."""
+        new = self._stepped(state)
         if (self._is_solved(new) or new.idle >= _MOST_IDLE) and np.isnan(new.error):
             new = self._anew(new)
         # Where the gradient promises little, scales may be lost.
-        is_near = new.moments.gap < near(new.q) <= gap_before
+        is_near = new.moments.gap < near(new.q) <= state.moments.gap
         return self._with_scales(new) if new.n_recoveries and (is_near or self._is_solved(new)) else new
 
     def _with_scales(self, state: LineSearchState) -> LineSearchState:

@@ -616,11 +616,6 @@ GUARDS = {
         ((fitting.Sampler, "_defended", lambda self, proposal: proposal),),
         tries=DEFENCE,
     ),
-    "wider proposals": Guard(
-        "Pools with heavy weights.",
-        ((proposals.Proposal, "widened", lambda self: self),),
-        tries=PLAIN_10,
-    ),
     "shrinkage": Guard(
         "Covariances of few draws in many dimensions.",
         ((proposals, "_shrunk_moments", plain_moments),),

@@ -17,8 +17,7 @@ from pymc_ngvi.core import prices
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import FullState, SparseFamily
-from pymc_ngvi.families.dissection import find_structure
-from pymc_ngvi.families.fill import step_seconds
+from pymc_ngvi.families.dissection import find_structure, step_seconds
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 
 N_STEPS = 6

@@ -33,9 +33,9 @@ from pages import measured_on, table, write_between_marks
 
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.expectations import Expectations
-from pymc_ngvi.families.diagonal import DiagonalState
+from pymc_ngvi.families.gaussian import DiagonalState
 from pymc_ngvi.graphs.graph import MissingDerivativeError
-from pymc_ngvi.reading.compiled import quickly
+from pymc_ngvi.reading.factors import quickly
 from pymc_ngvi.reading.reading import Reading
 from pymc_ngvi.rows.engines import ENGINES
 

@@ -21,9 +21,8 @@ from scipy import stats
 from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
 from pymc_ngvi.core import draws
 from pymc_ngvi.core.psis import WeightVerdict
-from pymc_ngvi.density import on_draws
-from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.on_draws import OnDraws
+from pymc_ngvi.density import constrain as on_draws
+from pymc_ngvi.density.constrain import Constrainer, OnDraws
 from pymc_ngvi.families import DiagonalState, FullState
 
 # PyMC compiles the initial point of some models with C, and PyTensor then looks for a BLAS to link to.
@@ -466,7 +465,7 @@ def test_summary_fits_the_terminal(approx, monkeypatch, columns):
     summary = approx.summary(100, khat_draws=100, random_seed=1)
     assert max(map(len, str(summary).splitlines())) <= min(columns, 100)
     assert "rows; all" not in str(summary)
-    monkeypatch.setattr("pymc_ngvi.results.summary.summary._MAX_ROWS", 5)
+    monkeypatch.setattr("pymc_ngvi.results.summary._MAX_ROWS", 5)
     assert f"({len(summary.table)} rows; all of them are in .table)" in str(summary)
     assert f"({len(summary.table)} rows; all of them are in .table)" in summary._repr_html_()
 

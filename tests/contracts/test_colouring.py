@@ -9,8 +9,8 @@ from scipy import sparse
 from scipy.spatial import Delaunay
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.sparsity import colouring as module
-from pymc_ngvi.core.sparsity.colouring import Colouring
+from pymc_ngvi.core.sparsity import coloured as module
+from pymc_ngvi.core.sparsity.coloured import Colouring
 
 
 def pattern_of(rows, cols, n_dim):

@@ -21,11 +21,10 @@ import pymc_ngvi
 from pymc_ngvi import LogDensity, NGVIApproximation, Status
 from pymc_ngvi.core.psis import Weights
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.results.diagnosis.cures import Context, context_of
-from pymc_ngvi.results.diagnosis.findings import findings_of
+from pymc_ngvi.results.diagnosis.drifts import Moved
+from pymc_ngvi.results.diagnosis.findings import Context, context_of, findings_of
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass, other_modes
-from pymc_ngvi.results.diagnosis.moves import Moved
-from pymc_ngvi.results.distributions.variational import distribution_of
+from pymc_ngvi.results.distributions import distribution_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -209,9 +208,9 @@ def test_an_exact_posterior_is_no_cure_where_a_mode_is_missed(share, gaussian):
     )
     none, where = np.empty((0, 4)), np.zeros(4)
     moved = Moved(none, none, none, none[:, 0], none[:, 0], 0.0, 4, 0.1, 0, 0)
-    places = [MissedMass("mode", share, where + 9.0)]
+    places = [MissedMass(share, where + 9.0)]
     q = DiagonalState(where, where + 1.0)
-    found = findings_of(context, 0.0, 0.0, Weights(0.1, 900.0, 1_000, 0), moved, None, [], places, q)
+    found = findings_of(context, 0.0, Weights(0.1, 900.0, 1_000, 0), moved, None, [], places, q)
     assert any("exact" in finding.cure for finding in found) is (share < 0.1)
 
 

@@ -15,7 +15,7 @@ from exact import GROUP, MODELS, fit, one
 from numpy.testing import assert_allclose, assert_array_equal
 
 from pymc_ngvi import load
-from pymc_ngvi.density.data import DataSnapshot
+from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.marginal import on_model, pooled
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")

@@ -15,7 +15,7 @@ import xarray as xr
 from scipy import stats
 
 from pymc_ngvi import ConvergenceWarning, Elbo, NGVIApproximation
-from pymc_ngvi.results.diagnosis.kept import Kept
+from pymc_ngvi.results.diagnosis.diagnosis import Kept
 
 QUIET = {"progressbar": False, "backend": "quick"}
 N = 40
@@ -57,7 +57,7 @@ def no_compilation(monkeypatch):
     monkeypatch.setattr("pytensor.compile.maker.function", refused)
     monkeypatch.setattr("pytensor.function", refused)
     monkeypatch.setattr("pymc.pytensorf.compile", refused)
-    monkeypatch.setattr("pymc_ngvi.density.on_draws.pymc_compile", refused)
+    monkeypatch.setattr("pymc_ngvi.density.constrain.pymc_compile", refused)
 
 
 @pytest.fixture

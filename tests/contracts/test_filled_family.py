@@ -8,8 +8,9 @@ from scipy import sparse
 
 from pymc_ngvi import ConvergenceWarning, Status, fit_ngvi, load
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.families import FilledState, SparseFamily, SparseState, fill
-from pymc_ngvi.families.fill import find_filled
+from pymc_ngvi.families import FilledState, SparseFamily, SparseState
+from pymc_ngvi.families import dissection as fill
+from pymc_ngvi.families.dissection import find_filled
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 
 QUIET = {"progressbar": False, "random_seed": 1, "posterior": "gaussian"}

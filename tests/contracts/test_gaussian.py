@@ -7,9 +7,8 @@ import pytest
 
 from scipy import linalg, sparse, stats
 
-from pymc_ngvi.core.hessians import MatrixHessian
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.target import MeanHessian
+from pymc_ngvi.core.target import MatrixHessian, MeanHessian
 from pymc_ngvi.core.types import Moments, Outer, PathMoments
 from pymc_ngvi.families import (
     BlockFamily,
@@ -19,15 +18,13 @@ from pymc_ngvi.families import (
     FullState,
     SparseFamily,
 )
-from pymc_ngvi.families.dissection import find_structure, step_flops
-from pymc_ngvi.families.fill import find_filled
+from pymc_ngvi.families.dissection import find_filled, find_structure, step_flops
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
 from pymc_ngvi.families.matrices.sparse.fronts import fronts_of
 from pymc_ngvi.families.matrices.sparse.precisions import RepeatedFronts
-from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
-from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
-from pymc_ngvi.steps.adaptive.secant import moments_of, natural_gradient
+from pymc_ngvi.families.matrices.sparse.structure import FilledStructure, SummedStructure
+from pymc_ngvi.steps.adaptive.state import moments_of, natural_gradient
 from pymc_ngvi.updates import UPDATES
 
 # --- patterns ---------------------------------------------------------------------------------------------------------

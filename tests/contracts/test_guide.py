@@ -9,8 +9,8 @@ from numpy.testing import assert_allclose
 from scipy.special import expit
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.density import guide
-from pymc_ngvi.density.guide import quadratic_guide
+from pymc_ngvi.density import conditional as guide
+from pymc_ngvi.density.conditional import quadratic_guide
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.reparam import reparametrised
 

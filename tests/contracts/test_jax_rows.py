@@ -9,7 +9,7 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_ngvi import NGVI, LogDensity, Status
-from pymc_ngvi.families.diagonal import DiagonalState
+from pymc_ngvi.families.gaussian import DiagonalState
 from pymc_ngvi.graphs.jaxed import InFloat64
 from pymc_ngvi.rows.engines import on_jax
 from pymc_ngvi.rows.engines.on_jax import OnJax

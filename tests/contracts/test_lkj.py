@@ -9,7 +9,7 @@ from scipy import stats
 import pymc_ngvi
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.density.normalised import log_excess, unnormalised
+from pymc_ngvi.density.new_priors import log_excess, unnormalised
 
 
 @pytest.mark.parametrize("eta", [1.0, 2.0, 3.5])

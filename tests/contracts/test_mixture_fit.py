@@ -16,8 +16,13 @@ from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.estimators import price
 from pymc_ngvi.families import FullState, MixtureState
 from pymc_ngvi.fitting.registry import ALLOWED
-from pymc_ngvi.mixtures.finite.evaluation import evaluate_mixture, mixture_moments
-from pymc_ngvi.mixtures.finite.trust_region import join_overlapping, moved_within, split
+from pymc_ngvi.mixtures.finite.trust_region import (
+    evaluate_mixture,
+    join_overlapping,
+    mixture_moments,
+    moved_within,
+    split,
+)
 from pymc_ngvi.updates import natural
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")

@@ -18,7 +18,8 @@ from pytensor.link.numba.linker import NumbaLinker
 from scipy import stats
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.density import evaluations, on_draws, without_c
+from pymc_ngvi.density import constrain as on_draws
+from pymc_ngvi.density import evaluations, without_c
 from pymc_ngvi.density.constrain import Constrainer
 
 

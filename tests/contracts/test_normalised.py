@@ -5,7 +5,7 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi import normalised
-from pymc_ngvi.density.normalised import unnormalised
+from pymc_ngvi.density.new_priors import unnormalised
 
 ORDERED = pm.distributions.transforms.ordered
 

@@ -9,7 +9,7 @@ from scipy import integrate, optimize, special
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density.hyperparameters import RowsLeft, latent_rows, own_effects_of
 from pymc_ngvi.density.rows_given import RowsGiven
-from pymc_ngvi.families.full import FullState
+from pymc_ngvi.families.gaussian import FullState
 from pymc_ngvi.rows.integrated import Integrated
 from pymc_ngvi.rows.many_own import OwnDraws
 

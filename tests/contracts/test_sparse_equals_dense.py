@@ -14,8 +14,8 @@ import pytest
 from matrix import ignore, make_rule
 
 from pymc_ngvi import LogDensity, fit_ngvi
-from pymc_ngvi.core.hessians import MatrixHessian
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.target import MatrixHessian
 from pymc_ngvi.families import FullPrecisionState, SparseFamily
 from pymc_ngvi.families.dissection import find_structure
 from pymc_ngvi.families.matrices.arrow import ArrowStructure

@@ -73,9 +73,7 @@ def test_each_condition_has_its_clause(condition):
     assert bad.is_reliable == (condition in NOT_VITAL)
 
 
-@pytest.mark.parametrize(
-    "condition", [c for c in CONDITIONS if c[1] not in ("n_globals", "peak")], ids=name_of
-)
+@pytest.mark.parametrize("condition", [c for c in CONDITIONS if c[1] not in ("n_globals", "peak")], ids=name_of)
 def test_what_is_not_known_stands_against_it(condition):
     good, name = condition
     assert not replace(good, **{name: np.nan}).is_exact

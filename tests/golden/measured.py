@@ -10,8 +10,7 @@ import numpy as np
 
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.families.dissection import find_structure
-from pymc_ngvi.rows.expectation import derivatives, roots
-from pymc_ngvi.rows.levels import one_finer
+from pymc_ngvi.rows.expectation import derivatives, one_finer, roots
 
 #: How far points are from the start, and the standard deviations of the Gaussian about them.
 AROUND, SD = 0.3, 0.2

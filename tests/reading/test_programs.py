@@ -22,8 +22,7 @@ from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction
 from pymc_ngvi.rows.programs import on_numpy
 from pymc_ngvi.rows.programs.on_numpy import OnNumPy
 from pymc_ngvi.rows.programs.operations import OPERATIONS
-from pymc_ngvi.rows.programs.separated import Separation
-from pymc_ngvi.rows.programs.writer import CannotFollow, Writer
+from pymc_ngvi.rows.programs.writer import CannotFollow, Separation, Writer
 
 ANY = np.array([-3.7, -1.2, -0.4, 0.3, 0.9, 2.6, 4.1])
 POSITIVE = np.array([0.05, 0.4, 0.9, 1.7, 3.2, 8.5, 40.0])

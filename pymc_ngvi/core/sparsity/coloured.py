@@ -1,17 +1,221 @@
 """The mean Hessian at the entries of a pattern, from one product for each colour."""
 
 import functools
+import itertools
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
 from numpy.typing import NDArray
 from scipy import sparse
+from scipy.sparse import csgraph
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.sparsity.colouring import Colouring
 from pymc_ngvi.core.values import Array
+
+# --- colourings of a sparse symmetric matrix: all of its entries from few matrix-vector products ---
+#
+# A column may share a colour, that is a product, with others as long as every entry can be read off somewhere: entry
+# (i, j) from the product of j's colour at row i if no other column of that colour has an entry in row i, or, as the
+# matrix is symmetric, from the product of i's colour at row j. This is a star colouring of the graph of the matrix
+# (Gebremedhin, Manne and Pothen, 2005).
+
+
+Indices = NDArray[np.intp]
+
+#: Edges of a graph that is coloured vertex by vertex in Python: a second; and over all the orders that are tried.
+_GREEDY_EDGES, _ALL_GREEDY_EDGES = 2_000_000, 300_000
+#: Places in the products, beyond which entries are counted by sorting.
+_COUNTED_PLACES = 100_000_000
+#: Sets of vertices with a colour of their own that are tried.
+_N_CUTS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Colouring:
+    """Columns of a symmetric matrix, grouped so that the sums over groups determine all entries."""
+
+    #: 0, ..., n_colours - 1; shape (n_dim,).
+    colours: Indices
+    n_colours: int
+    #: Where each entry of the pattern is found in the products, flattened; shape (n_entries,).
+    places: Indices
+
+    @classmethod
+    def of(cls, pattern: Pattern) -> Self:
+        """Return a colouring of a pattern with few colours."""
+        below = pattern.off_diagonal
+        rows, cols, n_dim = pattern.rows[below], pattern.cols[below], pattern.n_dim
+        own = _own_colours(rows, cols, n_dim)
+        n_own = int(own.sum())
+        inside = ~(own[rows] | own[cols])
+        rest = np.flatnonzero(~own)
+        index = np.cumsum(~own) - 1
+        colours = np.empty(n_dim, dtype=np.intp)
+        colours[own] = np.arange(n_own)
+        colours[rest] = n_own + _colour_rest(_graph(index[rows[inside]], index[cols[inside]], len(rest)))
+        below = pattern.off_diagonal
+        at_row = colours[pattern.cols] * pattern.n_dim + pattern.rows
+        at_col = colours[pattern.rows] * pattern.n_dim + pattern.cols
+        n_places = (int(colours.max(initial=-1)) + 1) * pattern.n_dim
+        places = np.concatenate([at_row, at_col[below]])
+        if n_places <= _COUNTED_PLACES:
+            counts = np.bincount(places, minlength=n_places)
+        else:
+            _, places, counts = np.unique(places, return_inverse=True, return_counts=True)
+        alone = (counts == 1)[places]
+        row_alone = alone[: len(at_row)]
+        col_alone = row_alone.copy()
+        col_alone[below] = alone[len(at_row) :]
+        places = np.where(row_alone, at_row, at_col)
+        if not np.all(row_alone | col_alone):  # never seen; distinct colours are always right
+            colours = np.arange(pattern.n_dim)
+            places = colours[pattern.cols] * pattern.n_dim + pattern.rows
+        return cls(colours, int(colours.max(initial=-1)) + 1, places)
+
+    def directions(self) -> Array:
+        """Return the sum of the unit vectors of each colour, (n_colours, n_dim)."""
+        directions = np.zeros((self.n_colours, len(self.colours)))
+        directions[self.colours, np.arange(len(self.colours))] = 1.0
+        return directions
+
+    def recover(self, products: Array) -> Array:
+        """Return the entries of the lower triangle."""
+        return products.ravel()[self.places]
+
+
+# --- the choice of colours --------------------------------------------------------------------------------------------
+
+
+def _own_colours(rows: Indices, cols: Indices, n_dim: int) -> NDArray[np.bool_]:
+    """Choose the vertices with a colour of their own: those of the highest degrees, down to one of the widest gaps.
+
+    What the rest will need is estimated by its highest degree: neighbours of one vertex mostly need different colours.
+    """
+    degrees = _degrees(rows, cols, n_dim)
+    best, fewest = np.zeros(n_dim, dtype=bool), _estimate(rows, cols, n_dim)
+    descending = np.sort(degrees)[::-1]
+    ratios = (descending[:-1] + 1.0) / (descending[1:] + 1.0)
+    for cut in np.sort(np.argsort(-ratios, kind="stable")[:_N_CUTS]):
+        if ratios[cut] == 1.0 or cut + 2 >= fewest:
+            continue
+        own = degrees >= descending[cut]
+        inside = ~(own[rows] | own[cols])
+        total = int(own.sum()) + _estimate(rows[inside], cols[inside], n_dim)
+        if total < fewest:
+            best, fewest = own, total
+    return best
+
+
+def _estimate(rows: Indices, cols: Indices, n_dim: int) -> int:
+    """Return the colours of the neighbourhood of one vertex, if they are all different."""
+    return int(_degrees(rows, cols, n_dim).max(initial=0)) + 1
+
+
+def _degrees(rows: Indices, cols: Indices, n_dim: int) -> Indices:
+    return np.bincount(rows, minlength=n_dim) + np.bincount(cols, minlength=n_dim)
+
+
+def _graph(rows: Indices, cols: Indices, n_dim: int) -> sparse.csr_array:
+    """Return the symmetric matrix of the edges, as 32-bit indices, which the graph routines want."""
+    both = np.concatenate([rows, cols]).astype(np.int32), np.concatenate([cols, rows]).astype(np.int32)
+    return sparse.coo_array((np.ones(len(both[0]), dtype=np.int8), both), shape=(n_dim, n_dim)).tocsr()
+
+
+def _colour_rest(graph: sparse.csr_array) -> Indices:
+    """Return the best colouring found; the ways are tried from the cheapest on."""
+    n_dim = graph.shape[0]
+    if not graph.nnz:
+        return np.zeros(n_dim, dtype=np.intp)
+    best = _by_component(graph)
+    last = int(np.argmax(best))
+    enough = max(3, int(best[last]) + 1 if np.diff(graph.indptr)[last] == best[last] else 0)
+    for way in (_by_band, _greedily):
+        if best.max() < enough:
+            break
+        colours = way(graph)
+        if colours is not None and colours.max() < best.max():
+            best = colours
+    return best
+
+
+def _by_component(graph: sparse.csr_array) -> Indices:
+    """Colour the members of each connected component 0, 1, 2, ..."""
+    n_components, labels = csgraph.connected_components(graph, directed=False)
+    order = np.argsort(labels, kind="stable")
+    sizes = np.bincount(labels, minlength=n_components)
+    colours = np.empty(len(labels), dtype=np.intp)
+    colours[order] = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return colours
+
+
+def _by_band(graph: sparse.csr_array) -> Indices:
+    """Colour vertices in turn, in an order that makes the matrix a narrow band: 2 b + 1 colours for b diagonals."""
+    order = csgraph.reverse_cuthill_mckee(graph, symmetric_mode=True)
+    position = np.empty(len(order), dtype=np.intp)
+    position[order] = np.arange(len(order))
+    edges = graph.tocoo()
+    width = int(np.abs(position[edges.row] - position[edges.col]).max())
+    return position % (2 * width + 1)
+
+
+def _greedily(graph: sparse.csr_array) -> Indices | None:
+    """Return the best of greedy star colourings in several orders, as many as there is time for."""
+    n_dim = graph.shape[0]
+    work = max(graph.nnz // 2, n_dim)
+    if work > _GREEDY_EDGES:
+        return None
+    rng = np.random.default_rng(0)
+    orders = [
+        csgraph.reverse_cuthill_mckee(graph, symmetric_mode=True),
+        np.argsort(-np.diff(graph.indptr), kind="stable"),
+        np.arange(n_dim),
+        *(rng.permutation(n_dim) for _ in range(4)),
+    ]
+    flat = graph.indices.tolist()
+    neighbours = [flat[a:b] for a, b in itertools.pairwise(graph.indptr.tolist())]
+    found = [_star_colouring(neighbours, order.tolist()) for order in orders[: max(_ALL_GREEDY_EDGES // work, 1)]]
+    return min(found, key=lambda colours: int(colours.max()))
+
+
+def _star_colouring(neighbours: list[list[int]], order: list[int]) -> Indices:
+    """Give each vertex in turn the first colour that closes no path of four vertices in two colours.
+
+    Sets of colours are the bits of integers. A vertex is the centre of a star for each colour that two of its
+    neighbours have: another neighbour of a leaf must not get the colour of the centre.
+    """
+    n_dim = len(neighbours)
+    bits = [0] * n_dim  # the colour; 0 before there is one
+    once, twice = [0] * n_dim, [0] * n_dim  # colours of one neighbour or more; of two or more
+    centres = [0] * n_dim  # of the stars that the vertex is a leaf of
+    for v in order:
+        forbidden, doubled = 0, twice[v]
+        for w in neighbours[v]:
+            bit = bits[w]
+            if bit:
+                forbidden |= bit | centres[w]
+                if bit & doubled:  # v becomes a centre: its leaves' other neighbours must differ from it
+                    forbidden |= once[w]
+        new = ~forbidden & (forbidden + 1)
+        bits[v] = new
+        for w in neighbours[v]:
+            if bits[w] & doubled:
+                centres[w] |= new
+            if not once[w] & new:
+                once[w] |= new
+            elif twice[w] & new:
+                centres[v] |= bits[w]
+            else:
+                twice[w] |= new
+                if bits[w]:
+                    for u in neighbours[w]:
+                        if bits[u] == new:
+                            centres[u] |= bits[w]
+    return np.array([bit.bit_length() - 1 for bit in bits], dtype=np.intp)
+
 
 #: Multiplies the Hessians at (n_draws, n_dim) with (n_directions, n_dim): (n_draws, n_directions, n_dim).
 Products = Callable[[Array, Array], Array]

@@ -6,12 +6,16 @@ import pytensor.tensor as pt
 
 from pymc.distributions import DiscreteUniform, Gumbel
 from pymc_extras.model.marginal.distributions.core import inline_ofg_outputs, marginalized_conditional
+from pymc_extras.model.marginal.distributions.discrete_markov_chain import (
+    _hmm_emission_logp,
+    _hmm_log_init_and_transition,
+)
 from pymc_extras.model.marginal.distributions.enumerable import get_domain_of_finite_discrete_rv
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.replace import graph_replace
 
-from pymc_ngvi.density.discrete.states import SummedChain, SummedStates, chain_terms, joint_by_state
+from pymc_ngvi.density.discrete.states import SummedChain, SummedStates, joint_by_state
 from pymc_ngvi.density.discrete.summing import SummedOut
 
 #: Variables by name; inputs with outputs.
@@ -27,7 +31,11 @@ def given_data(summed: SummedOut) -> tuple[Graphs, dict[str, Graphs]]:
     Each with its inputs. Chains are apart where they are of first order, and no discrete variable depends on them. The
     discrete variables that they depend on are among their inputs.
     """
-    inputs, nodes = _summed_nodes(summed)
+    model = summed.model
+    inputs = {str(rv.name): rv.type(rv.name) for rv in model.free_RVs}
+    known = {rv: inputs[rv.name] for rv in model.free_RVs} | {rv: model.rvs_to_values[rv] for rv in model.observed_RVs}
+    found = {rv.owner: rv for rv in model.basic_RVs if isinstance(rv.owner.op, _SUMMED)}
+    nodes = [_with_values(node, known) for node in found]
     drawn: Named = {}
     chains: dict[str, Graphs] = {}
     for node, values in nodes:
@@ -43,15 +51,6 @@ def _is_plain_chain(op: Op) -> bool:
     return chain.owner.op.n_lags == 1 and not any(isinstance(rv.owner.op, _SUMMED) for rv in dependents)
 
 
-def _summed_nodes(summed: SummedOut) -> tuple[Named, list[tuple[Apply, list[Variable]]]]:
-    """Return inputs for the free variables of a model, and nodes of what depends on discrete ones, with the values."""
-    model = summed.model
-    inputs = {str(rv.name): rv.type(rv.name) for rv in model.free_RVs}
-    known = {rv: inputs[rv.name] for rv in model.free_RVs} | {rv: model.rvs_to_values[rv] for rv in model.observed_RVs}
-    found = {rv.owner: rv for rv in model.basic_RVs if isinstance(rv.owner.op, _SUMMED)}
-    return inputs, [_with_values(node, known) for node in found]
-
-
 def _with_values(node: Apply, known: Mapping[Variable, Variable]) -> tuple[Apply, list[Variable]]:
     """Return the same node of values in the place of random variables, and the values of its own."""
     dependents = node.outputs[1 : 1 + node.op.n_dependent_rvs]
@@ -64,7 +63,12 @@ def _drawn(node: Apply, values: Sequence[Variable], inputs: Named, chains: dict[
     """Return draws of a discrete variable given those that depend on it, then of others given it; add chains apart."""
     op = node.op
     if _is_plain_chain(op):
-        chains[op.marginalized_name] = inputs, chain_terms(op, values, node.inputs)
+        chain, *others = inline_ofg_outputs(op, node.inputs)
+        emissions, states, shape = _hmm_emission_logp(op, chain, others[: op.n_dependent_rvs], values)
+        first, transitions = _hmm_log_init_and_transition(chain, shape, states)
+        varies = chain.owner.op.time_varying_P
+        transitions = transitions if varies else transitions[None]
+        chains[op.marginalized_name] = inputs, {"emissions": emissions, "first": first, "transitions": transitions}
         return {}
     discrete, *dependents = inline_ofg_outputs(op, node.inputs)
     dependents = dependents[: op.n_dependent_rvs]

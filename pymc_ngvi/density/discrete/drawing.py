@@ -72,7 +72,19 @@ class _OverDraws:
             return {}
         if self._function is None:
             with without_c():
-                self._compile()
+                inputs = list(self._inputs.values())
+                batched = [pt.TensorType(var.type.dtype, shape=(None, *var.type.shape))(var.name) for var in inputs]
+                try:
+                    made = vectorize_graph(self._graphs, dict(zip(inputs, batched, strict=True)))
+                except Exception:  # of any kind, for an Op that can't be vectorised: draw by draw always works
+                    made = None
+                if made is None or not _differ(made, self._graphs, batched):
+                    self._at_once, arguments, made = 0, inputs, self._graphs
+                else:
+                    widest = cost.estimate(self._graphs).widest
+                    self._at_once = int(np.clip(_BATCH_ELEMENTS // max(widest, 1), 1, _MOST_AT_ONCE))
+                    arguments = batched
+                self._function = pymc_compile(arguments, made, on_unused_input="ignore", mode=quick_mode())
         assert self._function is not None
         reseed_rngs(self._rngs, random_seed)
         given = [np.asarray(values[name], dtype=var.type.dtype) for name, var in self._inputs.items()]
@@ -84,20 +96,6 @@ class _OverDraws:
     def _parts(self, n: int) -> Sequence[slice] | range:
         """Return which draws go together: some at a time, or one by one."""
         return [slice(k, k + self._at_once) for k in range(0, n, self._at_once)] if self._at_once else range(n)
-
-    def _compile(self) -> None:
-        inputs = list(self._inputs.values())
-        batched = [pt.TensorType(var.type.dtype, shape=(None, *var.type.shape))(var.name) for var in inputs]
-        try:
-            made = vectorize_graph(self._graphs, dict(zip(inputs, batched, strict=True)))
-        except Exception:  # whatever PyTensor raises for an Op that it can't vectorise: draw by draw always works
-            made = None
-        if made is None or not _differ(made, self._graphs, batched):
-            self._at_once, arguments, made = 0, inputs, self._graphs
-        else:
-            widest = cost.estimate(self._graphs).widest
-            self._at_once, arguments = int(np.clip(_BATCH_ELEMENTS // max(widest, 1), 1, _MOST_AT_ONCE)), batched
-        self._function = pymc_compile(arguments, made, on_unused_input="ignore", mode=quick_mode())
 
 
 def _differ(made: Sequence[Variable], single: Sequence[Variable], inputs: Sequence[Variable]) -> bool:

@@ -25,8 +25,6 @@ from pymc_extras.distributions import DiscreteMarkovChain
 from pymc_extras.model.marginal.distributions.core import inline_ofg_outputs
 from pymc_extras.model.marginal.distributions.discrete_markov_chain import (
     MarginalDiscreteMarkovChainRV,
-    _hmm_emission_logp,
-    _hmm_log_init_and_transition,
     marginal_discrete_markov_chain_logp,
 )
 from pymc_extras.model.marginal.distributions.enumerable import (
@@ -157,15 +155,6 @@ def _chain_logp(op: SummedChain, values: Sequence[Variable], *inputs: Variable, 
     return [total, *_nothing_left(values)]
 
 
-def chain_terms(op: SummedChain, values: Sequence[Variable], inputs: Sequence[Variable]) -> dict[str, Variable]:
-    """Return log densities that a chain is drawn by: of what depends on each state, of the first, of transitions."""
-    chain, *others = inline_ofg_outputs(op, inputs)
-    emissions, states, shape = _hmm_emission_logp(op, chain, others[: op.n_dependent_rvs], values)
-    first, transitions = _hmm_log_init_and_transition(chain, shape, states)
-    varies = chain.owner.op.time_varying_P
-    return {"emissions": emissions, "first": first, "transitions": transitions if varies else transitions[None]}
-
-
 @node_rewriter(tracks=[MarginalSubgraph])  # type: ignore[untyped-decorator]
 def _sum_out(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Put our kinds in the place of a variable that pymc_extras has marked to be summed out."""
@@ -200,17 +189,15 @@ def marginalised(model: pm.Model, names: Sequence[str]) -> pm.Model:
         _WHY.reset(token)
     for rv in made.basic_RVs:
         if isinstance(rv.owner.op, SummedStates):
-            _check_size(rv, made.rvs_to_values[rv])
+            value = made.rvs_to_values[rv]
+            n_states = _n_states(rv.owner)
+            shape = value.get_value(borrow=True).shape if isinstance(value, SharedVariable) else value.type.shape
+            n = n_states * math.prod(length or 1 for length in shape)
+            if n > _MOST_ELEMENTS:
+                raise NotSummed(
+                    f"there are {n_states:,} states to sum over, for {n // n_states:,} elements of {rv.name!r}"
+                )
     return made
-
-
-def _check_size(rv: Variable, value: Variable) -> None:
-    """Raise NotSummed where there are too many states."""
-    n_states = _n_states(rv.owner)
-    shape = value.get_value(borrow=True).shape if isinstance(value, SharedVariable) else value.type.shape
-    n = n_states * math.prod(length or 1 for length in shape)
-    if n > _MOST_ELEMENTS:
-        raise NotSummed(f"there are {n_states:,} states to sum over, for {n // n_states:,} elements of {rv.name!r}")
 
 
 def _n_states(node: Apply) -> int:

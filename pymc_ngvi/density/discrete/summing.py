@@ -89,7 +89,10 @@ def summed_out(model: pm.Model) -> SummedOut | None:
     view = _view(model, unused, reads)
     made = _marginalised(view, [str(rv.name) for rv in used])
     _share(model, made)
-    _in_order(model, made)
+    order = {name: n for n, name in enumerate(model.named_vars)}
+    for kind in ("free_RVs", "observed_RVs", "deterministics"):
+        variables = getattr(made, kind)
+        setattr(made, kind, type(variables)(sorted(variables, key=lambda var: order[var.name])))
     return SummedOut(
         model, made, tuple(str(rv.name) for rv in discrete), tuple(str(rv.name) for rv in unused),
         tuple(str(d.name) for d in model.deterministics if d in reads),
@@ -231,14 +234,6 @@ def _why_alone(view: pm.Model, name: str) -> str:
     except NotSummed as error:
         return str(error)
     return ""
-
-
-def _in_order(given: pm.Model, made: pm.Model) -> None:
-    """Put variables in the order of the model that they are from."""
-    order = {name: n for n, name in enumerate(given.named_vars)}
-    for kind in ("free_RVs", "observed_RVs", "deterministics"):
-        variables = getattr(made, kind)
-        setattr(made, kind, type(variables)(sorted(variables, key=lambda var: order[var.name])))
 
 
 def _share(given: pm.Model, made: pm.Model) -> None:

@@ -1,6 +1,7 @@
 """The Gauss-Newton matrix of a model, in the place of its Hessian: -sum_i g_i g_i^T, and the Hessian of the prior."""
 
 import contextlib
+import functools
 import logging
 
 from collections import (
@@ -28,22 +29,33 @@ from pytensor.compile import (
     Function,
 )
 from pytensor.graph.basic import (
+    Apply,
     Constant,
     Variable,
 )
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import (
     graph_replace,
 )
 from pytensor.graph.traversal import (
     ancestors,
 )
+from pytensor.graph.utils import MethodNotDefined
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
+from pytensor.tensor.shape import Reshape
+from pytensor.tensor.special import LogAddExp
 from pytensor.tensor.subtensor import (
+    AdvancedSubtensor,
     Subtensor,
     indices_from_subtensor,
 )
 
 from pymc_ngvi.core.refusal import (
     PatternWidened,
+    Reason,
+    RefusedFor,
 )
 from pymc_ngvi.core.sparsity.coloured import (
     CACHED_ELEMENTS,
@@ -60,22 +72,8 @@ from pymc_ngvi.core.types import (
 from pymc_ngvi.core.values import (
     Outer,
 )
-from pymc_ngvi.density.gauss_newton.parts import (
-    NO_DERIVATIVE,
-    GaussNewtonGraphs,
-    size_of,
-    units,
-    weighted_gradient,
-)
-from pymc_ngvi.density.gauss_newton.taps import (
-    Copied,
-    DenseLayer,
-    NoLayers,
-    Own,
-    Tap,
-    find_taps,
-    is_part,
-)
+from pymc_ngvi.density.checks import LikelihoodRows
+from pymc_ngvi.density.flat import FlatGraphs, Functions
 from pymc_ngvi.density.sparse_hessian import (
     SparseHessian,
 )
@@ -85,12 +83,275 @@ from pymc_ngvi.graphs import (
 from pymc_ngvi.graphs.backends import (
     without_c,
 )
+from pymc_ngvi.graphs.inner import copy_of
 from pymc_ngvi.graphs.loops import (
     vectorised,
 )
 from pymc_ngvi.ops import (
     cost,
 )
+from pymc_ngvi.ops.registry import operation
+
+# --- a log density taken apart for Gauss-Newton: the log densities of rows, their scales, and the rest ---
+
+
+#: What PyTensor raises where an operation has no derivative.
+NO_DERIVATIVE = (NotImplementedError, MethodNotDefined, TypeError)
+
+
+class GaussNewtonGraphs:
+    """The graphs on the flat vector; nothing is built before it is asked for."""
+
+    def __init__(
+        self, graphs: FlatGraphs, functions: Functions, rows: LikelihoodRows, start: Array, widest: int
+    ) -> None:
+        self.graphs, self.functions, self.start, self.widest = graphs, functions, start, widest
+        self._rows = rows
+        self.n_in_call = int(np.clip(2 * CACHED_ELEMENTS // max(widest, 1), 16, 4096))
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what to pickle: graphs are made again."""
+        return {name: value for name, value in self.__dict__.items() if name != "_made"}
+
+    @functools.cached_property
+    def _made(self) -> tuple[list[Variable], list[Variable], Variable]:
+        with without_c():
+            rows, scales, rest = self._rows.graphs()
+            *rows, rest = self.graphs.simplify(self.graphs.on_flat_vector([*rows, *scales, rest]))
+        return rows[: len(scales)], rows[len(scales) :], rest
+
+    @property
+    def theta(self) -> Variable:
+        """The flat vector."""
+        return self.graphs.theta
+
+    @property
+    def rows(self) -> list[Variable]:
+        """Log densities of the elements of observed variables."""
+        return self._made[0]
+
+    @property
+    def scales(self) -> list[Variable]:
+        """The factors in them: ``total_size`` / batch size."""
+        return self._made[1]
+
+    @property
+    def rest(self) -> Variable:
+        """The rest of log p."""
+        return self._made[2]
+
+    @property
+    def n_rows(self) -> int | None:
+        """Rows in all; None where their number is not fixed."""
+        sizes = [size_of(row) for row in self.rows]
+        return None if None in sizes else sum(size or 0 for size in sizes)
+
+    def gradients_of_units(self) -> tuple[Variable, Variable]:
+        """Return a matrix of weights of rows, (n, n_rows), and the gradients of their sums, (n, n_dim).
+
+        A row counts without its scale, but for the root of it.
+        """
+        with without_c():
+            unit = pt.vector("unit", dtype="float64", shape=(self.n_rows,))
+            ends = np.cumsum([0, *[size_of(row) or 0 for row in self.rows]])
+            weights = [
+                unit[a:b].reshape(row.type.shape) / pt.sqrt(s)
+                for row, s, a, b in zip(self.rows, self.scales, ends[:-1], ends[1:], strict=True)
+            ]
+            [grad] = self.graphs.simplify([weighted_gradient(self.rows, weights, self.theta)])
+            return graph.over_directions(grad, unit)
+
+    def derivatives_along(self) -> tuple[Variable, list[Variable]]:
+        """Return a direction, and the derivatives of all rows along it, with their scales."""
+        direction = self.theta.type("direction")
+        return direction, graph.row_derivatives(self.rows, self.theta, direction)
+
+
+def weighted_gradient(rows: list[Variable], weights: list[Variable], theta: Variable) -> Variable:
+    """Return the gradient of the weighted sum of all rows."""
+    total = pt.add(pt.constant(0.0), *[(w * row).sum() for w, row in zip(weights, rows, strict=True)])
+    return graph.gradient(total, theta)
+
+
+def size_of(row: Variable) -> int | None:
+    """Return the number of elements; None where it is not fixed."""
+    return None if None in row.type.shape else int(np.prod(row.type.shape))
+
+
+def units(n: int, n_in_call: int) -> Iterator[tuple[NDArray[np.intp], Array]]:
+    """Go through the unit vectors of n dimensions, a block at a time, with their indices."""
+    for rows in slices(n, n_in_call):
+        at = np.arange(rows.start, rows.stop)
+        block = np.zeros((len(at), n))
+        block[at - rows.start, at] = 1.0
+        yield at, block
+
+
+# --- where the free variables of a model meet the rows of its data, from the graph of the log densities of these rows
+# ---
+#
+# Each variable of the graph has at most one axis of rows. It is followed from the log densities back through the
+# operations that keep rows apart, to the places where what all rows share comes in: as weights of a matrix product, or
+# element by element.
+
+
+class NoLayers(RefusedFor):
+    """An operation is not known to keep rows apart, or the rows have no axis of their own."""
+
+    reason = Reason.NO_LAYERS
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """Weights of a matrix product with rows."""
+
+    #: The weights, (n_in, n_out), or transposed.
+    shared: Variable
+    #: What is multiplied, (n_rows, n_in), and the product, (n_rows, n_out); or transposed.
+    inputs: Variable
+    tap: Variable
+    transposed: bool
+
+    def pair(self, slope: Variable) -> tuple[Variable, Variable]:
+        """Return inputs and the slope of the product, with rows along the first axis."""
+        return (self.inputs.T, slope.T) if self.transposed else (self.inputs, slope)
+
+    def by_rows(self, slope: Variable) -> Variable:
+        """Return the derivatives of each row with respect to the weights, (n_rows, ...)."""
+        inputs, slope = self.pair(slope)
+        first, second = (slope, inputs) if self.transposed else (inputs, slope)
+        return first[:, :, None] * second[:, None, :]
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A variable that each row reads, element by element."""
+
+    #: Of length 1 along the axis of rows.
+    shared: Variable
+    #: Copies of it, one for each row.
+    tap: Variable
+    axis: int
+
+    def by_rows(self, slope: Variable) -> Variable:
+        """Return the derivatives of each row with respect to the variable, (n_rows, ...)."""
+        order = [self.axis, *["x" if k == self.axis else k for k in range(slope.type.ndim)]]
+        return slope.dimshuffle(order)
+
+
+@dataclass(frozen=True)
+class Own:
+    """Elements of theta that are of one row each, or of one group of rows."""
+
+    #: No element of theta is twice in a row of it.
+    tap: Variable
+
+    @property
+    def shared(self) -> Variable:
+        """The same."""
+        return self.tap
+
+
+Tap = DenseLayer | Copied | Own
+
+
+def find_taps(row: Variable, theta: Variable) -> tuple[Variable, list[Tap]]:
+    """Find where theta comes into the log densities of rows, along their first axis."""
+    if row.type.ndim not in (1, 2) or row.type.broadcastable[0]:
+        raise NoLayers("one row")
+    fgraph = copy_of([row])
+    search = _TapSearch(fgraph, theta)
+    search.assign(fgraph.outputs[0], 0)
+    for node in reversed(fgraph.toposort()):
+        for out in node.outputs:
+            if out in search.axes:
+                search.follow(node, out, search.axes[out])
+    if theta in search.axes:
+        search.taps.append(Own(theta))
+    return fgraph.outputs[0], search.taps
+
+
+def is_part(var: Variable, theta: Variable) -> bool:
+    """Tell whether a variable has elements of theta, each of them once at most."""
+    while var is not theta:
+        node = var.owner
+        if node is None or not isinstance(node.op, Subtensor | Reshape | DimShuffle):
+            return False
+        var = node.inputs[0]
+    return True
+
+
+class _TapSearch:
+    def __init__(self, fgraph: FunctionGraph, theta: Variable) -> None:
+        self._fgraph, self._theta = fgraph, theta
+        found = {theta}
+        for node in fgraph.toposort():
+            if not found.isdisjoint(node.inputs):
+                found.update(out for out in node.outputs if "float" in getattr(out.type, "dtype", ""))
+        self._depends = found
+        self._copies: dict[tuple[Variable, int], Variable] = {}
+        self.axes: dict[Variable, int] = {}
+        self.taps: list[Tap] = []
+
+    def assign(self, var: Variable, axis: int) -> None:
+        """Note which axis of a variable is that of rows."""
+        if var in self._depends and self.axes.setdefault(var, axis) != axis:
+            raise NoLayers("two axes of rows")
+
+    def follow(self, node: Apply, out: Variable, axis: int) -> None:
+        """Go on from the output of a node to its inputs."""
+        op = node.op
+        if is_part(out, self._theta):
+            self.taps.append(Own(out))
+        elif isinstance(op, Elemwise | LogAddExp) and all(i.type.ndim == out.type.ndim for i in node.inputs):
+            self._elementwise(node, out, axis)
+        elif isinstance(op, Dot):
+            rows, shared = node.inputs if axis == 0 else node.inputs[::-1]
+            self.assign(rows, axis)
+            if shared in self._depends:
+                self.taps.append(DenseLayer(shared, rows, out, transposed=axis == 1))
+        elif isinstance(op, AdvancedSubtensor):
+            source, index, *_ = node.inputs
+            if axis != 0 or node.op.idx_list[0] != 0 or "int" not in index.type.dtype:
+                raise NoLayers("an index")
+            if _counts_rows(index, source):
+                self.assign(source, 0)
+            elif is_part(source, self._theta) and index.type.ndim == 1 and len(node.inputs) == 2:
+                self.taps.append(Own(out))
+            else:
+                raise NoLayers("an index")
+        else:
+            rule = operation(op).axis
+            found = None if isinstance(rule, str) or isinstance(op, Blockwise) else rule(node, out, axis)
+            if found is None:
+                raise NoLayers(str(op))
+            for var in node.inputs:
+                self.assign(var, found)
+
+    def _elementwise(self, node: Apply, out: Variable, axis: int) -> None:
+        rowed = next(i for i in node.inputs if not i.type.broadcastable[axis])
+        for at, var in enumerate(node.inputs):
+            if var not in self._depends:
+                continue
+            if not var.type.broadcastable[axis]:
+                self.assign(var, axis)
+                continue
+            if (var, axis) not in self._copies:
+                shape = [rowed.shape[k] if k == axis else var.shape[k] for k in range(var.type.ndim)]
+                static = [rowed.type.shape[k] if k == axis else var.type.shape[k] for k in range(var.type.ndim)]
+                lengths = [s if n is None else n for s, n in zip(shape, static, strict=True)]
+                self._copies[var, axis] = pt.alloc(var, *lengths)
+                self.taps.append(Copied(var, self._copies[var, axis], axis))
+            self._fgraph.change_node_input(node, at, self._copies[var, axis], check=False)
+
+
+def _counts_rows(index: Variable, source: Variable) -> bool:
+    """Tell whether an index takes each row in its turn."""
+    if not isinstance(index, Constant) or index.data.ndim == 0 or index.data.size != index.data.shape[0]:
+        return False
+    n_rows = index.data.size
+    return source.type.shape[0] in (None, n_rows) and np.array_equal(index.data.ravel(), np.arange(n_rows))
+
 
 # --- the gradients of rows, and the sums of their squares, as graphs: one backward pass for all rows ---
 # Rows do not depend on each other, so that the derivatives of the sum of their log densities with respect to the

@@ -2,11 +2,14 @@
 
 from collections.abc import (
     Callable,
+    Sequence,
 )
 from dataclasses import (
     dataclass,
 )
+from enum import IntEnum
 from functools import (
+    cached_property,
     reduce,
     singledispatch,
 )
@@ -16,7 +19,9 @@ from typing import (
 
 import numpy as np
 import pytensor.scalar as ps
+import pytensor.tensor as pt
 
+from numpy.typing import NDArray
 from pytensor.compile import (
     Function,
 )
@@ -33,6 +38,7 @@ from pytensor.graph.op import (
     Op,
     _NoPythonOp,
 )
+from pytensor.graph.rewriting.basic import dfs_rewriter
 from pytensor.graph.traversal import (
     toposort,
 )
@@ -107,26 +113,160 @@ from pytensor.tensor.subtensor import (
     indices_from_subtensor,
 )
 
+from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.core.values import (
     AnyArray,
     Array,
 )
-from pymc_ngvi.density.jets.arrays import (
-    JetKind,
-    NoJet,
-    Space,
-)
-from pymc_ngvi.density.jets.scalars import (
-    JetOperation,
-    ScalarFunctions,
-    scalar_functions,
-)
+from pymc_ngvi.graphs import graph, rewrites
+from pymc_ngvi.graphs.calls import Calls, NoNumPyFunction
 from pymc_ngvi.graphs.graph import (
     MissingDerivativeError,
 )
+from pymc_ngvi.graphs.inner import copy_of
 from pymc_ngvi.graphs.large import (
     short_log_add_exp,
 )
+
+# --- arrays of jets: values with first and second derivatives ---
+#
+# Each has two leading axes: terms and points. The terms are the value, its derivatives by each coordinate, and its
+# second derivatives by each pair of coordinates, of which there is one of (i, j) and (j, i). What does not depend on
+# the point has one value in the place of as many as there are points, and what has no derivatives has the value alone.
+
+
+class NoJet(RefusedFor):
+    """A graph has an operation for which there is no rule."""
+
+    reason = Reason.NO_RULE
+
+
+class JetKind(IntEnum):
+    """What is known of a variable: it is the same at all points, it differs but has no derivatives, or it has them."""
+
+    FIXED = 0
+    VALUE = 1
+    JET = 2
+
+
+class Space:
+    """The points of one evaluation, and how many derivatives are wanted."""
+
+    def __init__(self, n_dim: int, n_points: int, order: int) -> None:
+        self.n_dim, self.n_points, self.order = n_dim, n_points, order
+
+    @cached_property
+    def n_terms(self) -> int:
+        """Terms of a jet."""
+        return n_terms(self.n_dim, self.order)
+
+    @cached_property
+    def pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Coordinates of each second derivative."""
+        first, second = np.tril_indices(self.n_dim)
+        return first, second
+
+    def of_points(self, theta: Array) -> Array:
+        """Return the jets of coordinates, (n_terms, n_points, n_dim), at points, (n_points, n_dim)."""
+        jets = np.zeros((self.n_terms, *theta.shape))
+        jets[0] = theta
+        if self.order:
+            jets[1 : 1 + self.n_dim] = np.eye(self.n_dim)[:, None]
+        return jets
+
+    def lifted(self, x: AnyArray) -> AnyArray:
+        """Return an array with all terms and points."""
+        if x.shape[:2] == (self.n_terms, self.n_points):
+            return x
+        result = np.zeros((self.n_terms, self.n_points, *x.shape[2:]))
+        result[: len(x)] = x
+        return result
+
+    def seconds(self, x: Array) -> Array:
+        """Return the second derivatives of a jet."""
+        return x[1 + self.n_dim :]
+
+    def products(self, x: Array, y: Array) -> Array:
+        """Return what a product adds to second derivatives: x_i y_j + x_j y_i, or x_i x_j where both are the same."""
+        i, j = self.pairs
+        x1 = x[1 : 1 + self.n_dim]
+        if x is y:
+            return x1[i] * x1[j]
+        y1 = y[1 : 1 + self.n_dim]
+        both: Array = x1[i] * y1[j]
+        both += x1[j] * y1[i]
+        return both
+
+
+def n_terms(n_dim: int, order: int = 2) -> int:
+    """Return the terms of a jet."""
+    return 1 + (n_dim if order else 0) + (n_dim * (n_dim + 1) // 2 if order == 2 else 0)
+
+
+# --- derivatives of scalar operations: from PyTensor, as calls of NumPy functions on arrays ---
+
+
+_ON_NUMPY = dfs_rewriter(rewrites.expand_composite, rewrites.vectorise_elemwise)
+
+
+@dataclass(frozen=True)
+class JetOperation:
+    """A scalar operation, and by which of its arguments it is differentiated."""
+
+    scalar_op: ps.ScalarOp
+    #: Of the arguments.
+    dtypes: tuple[str, ...]
+    by: tuple[int, ...]
+
+    def outputs(self) -> tuple[list[Variable], list[Variable]]:
+        """Return the arguments, and the graphs of the value, the derivatives, and those of each pair."""
+        inputs = [pt.scalar(dtype=dtype) for dtype in self.dtypes]
+        value = Elemwise(self.scalar_op)(*inputs)
+        if not self.by:
+            return inputs, [value]
+        at = [inputs[k] for k in self.by]
+        first = _derivatives(value, at, "first")
+        second = [_derivatives(first[a], at[: a + 1], "second") for a in range(len(at))]
+        return inputs, [value, *first, *[d for row in second for d in row]]
+
+
+def _derivatives(value: Variable, at: list[Variable], order: str) -> list[Variable]:
+    if value.type.dtype not in ("float32", "float64"):
+        return [pt.constant(0.0) for _ in at]
+    return [pt.constant(0.0) if d is None else d for d in graph.slopes(value, at, order)]
+
+
+class ScalarFunctions:
+    """Evaluates the value and the derivatives of an operation on arrays that broadcast."""
+
+    def __init__(self, inputs: list[Variable], outputs: list[Variable]) -> None:
+        self.constants = [(float(out.data) if isinstance(out, Constant) else None) for out in outputs]
+        try:
+            self._value, self._all = Calls(inputs, outputs[:1]), Calls(inputs, outputs)
+        except NoNumPyFunction as reason:
+            raise NoJet(str(reason)) from None
+
+    def value(self, inputs: Sequence[AnyArray]) -> AnyArray:
+        """Return the value alone."""
+        return self._value(inputs)[0]
+
+    def __call__(self, inputs: Sequence[AnyArray]) -> list[AnyArray]:
+        """Return the value, the derivatives, and the second derivatives."""
+        return self._all(inputs)
+
+
+def scalar_functions(operations: list[JetOperation]) -> dict[JetOperation, ScalarFunctions]:
+    """Differentiate operations; they are simplified together, which takes less time."""
+    made = {operation: operation.outputs() for operation in operations}
+    outputs = [out for _, outputs in made.values() for out in outputs]
+    fgraph = copy_of(graph.simplify(outputs) if outputs else [])
+    _ON_NUMPY.rewrite(fgraph)
+    rest = iter(fgraph.outputs)
+    return {
+        operation: ScalarFunctions(inputs, [next(rest) for _ in outputs])
+        for operation, (inputs, outputs) in made.items()
+    }
+
 
 # --- a graph as a list of rules on jets ---
 
@@ -371,7 +511,11 @@ class Program:
             self._translate(node)
         self._outputs = [self._slot(out) for out in outputs]
         self.kinds = [self._kinds[k] for k in self._outputs]
-        self._find_last_uses()
+        kept = {*self._outputs, *self._constants, *range(self._n_inputs)}
+        seen: set[int] = set(kept)
+        for call in reversed(self._calls):
+            call.last = [k for k in dict.fromkeys([*call.read, *call.write]) if k not in seen]
+            seen.update(call.last)
 
     def _new(self, var: Variable, kind: JetKind) -> int:
         self._slots[var] = len(self._kinds)
@@ -426,13 +570,6 @@ class Program:
         call = _Call(rule, read, write, [])
         self._calls.append(call)
         self._rules.add(call)
-
-    def _find_last_uses(self) -> None:
-        kept = {*self._outputs, *self._constants, *range(self._n_inputs)}
-        seen: set[int] = set(kept)
-        for call in reversed(self._calls):
-            call.last = [k for k in dict.fromkeys([*call.read, *call.write]) if k not in seen]
-            seen.update(call.last)
 
     def __call__(self, space: Space, inputs: list[AnyArray]) -> list[AnyArray]:
         """Return the outputs."""
@@ -651,11 +788,6 @@ def structural(op: Op, node: Apply, kinds: _Kinds) -> Rule:
     """Return the rule of an operation."""
     if JetKind.JET in kinds or isinstance(op, HasInnerGraph | _NoPythonOp):
         raise NoJet(f"{op} has no rule")
-    return _at_each_point(node)
-
-
-def _at_each_point(node: Apply) -> Rule:
-    """Return the rule of whatever has no derivatives: PyTensor's own function, at one point after the other."""
     dtypes = [i.type.dtype for i in node.inputs]
 
     def at_point(inputs: tuple[AnyArray, ...], k: int) -> list[AnyArray]:

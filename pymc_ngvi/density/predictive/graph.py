@@ -10,25 +10,172 @@ import pytensor.tensor as pt
 
 from numpy.typing import NDArray
 from pymc.data import MinibatchOp
+from pymc.distributions.moments import mean
+from pymc.distributions.multivariate import ZeroSumNormalRV
 from pymc.distributions.shape_utils import change_dist_size
+from pymc.distributions.timeseries import AutoRegressiveRV, RandomWalkRV
+from pymc.exceptions import UndefinedMomentException
 from pytensor.compile.ops import ViewOp
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, toposort, walk
 from pytensor.scalar.basic import Add
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.random.basic import BernoulliRV, uniform
+from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.linalg import cholesky, solve_triangular
+from pytensor.tensor.math import Dot
+from pytensor.tensor.random.basic import BernoulliRV, MvNormalRV, uniform
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.subtensor import AdvancedSubtensor, IncSubtensor, indices_from_subtensor
 from pytensor.xtensor.type import XTensorType
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.density.on_draws import OnDraws
-from pymc_ngvi.density.predictive.conditionals import continued, expected, with_known
+from pymc_ngvi.density.constrain import OnDraws
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.inner import copy_of, inline_inner_graphs
+
+# --- which dims of a model whole numbers among its data index ---
+
+
+def indexed_axes(model: pm.Model, name: str) -> tuple[set[str], set[tuple[str, int]]]:
+    """Return the dims that a ``pm.Data`` indexes, and the variables, with the axis, where that has no dim."""
+    data, dims = model[name], set()
+    fixed: set[tuple[str, int]] = set()
+    for var in ancestors([*model.basic_RVs, *model.deterministics, *model.potentials]):
+        if var.owner is None or not isinstance(var.owner.op, AdvancedSubtensor):
+            continue
+        indices = indices_from_subtensor(var.owner.inputs[1:], var.owner.op.idx_list)
+        for axis, index in enumerate(indices):
+            if isinstance(index, Variable) and _is_made_of(index, data):
+                for named in _named(model, var.owner.inputs[0]):
+                    own = (model.named_vars_to_dims.get(named.name) or (None,) * named.type.ndim)[axis]
+                    if own is None:
+                        fixed.add((named.name, axis))
+                    else:
+                        dims.add(own)
+    return dims, fixed
+
+
+def _is_made_of(index: Variable, data: Variable) -> bool:
+    """Tell whether data are an index, and not places in an array in which that is looked up."""
+
+    def expand(var: Variable) -> list[Variable] | None:
+        if var.owner is None:
+            return None
+        is_looked_up = isinstance(var.owner.op, AdvancedSubtensor)
+        return list(var.owner.inputs[:1] if is_looked_up else var.owner.inputs)
+
+    return any(var is data for var in walk([index], expand))
+
+
+def _named(model: pm.Model, indexed: Variable) -> list[Variable]:
+    """Return the variables of the model that what is indexed is, or is made of, with as many axes."""
+    variables = {*model.basic_RVs, *model.deterministics}
+
+    def expand(var: Variable) -> list[Variable] | None:
+        """Go on where elements stay in their places: `concatenate([[0], effect])` has others than `effect`."""
+        if var.owner is None or var in variables:
+            return None
+        if isinstance(var.owner.op, Elemwise | DimShuffle | ViewOp | CumOp):
+            return list(var.owner.inputs)
+        is_product = isinstance(var.owner.op, Dot) or getattr(var.owner.op, "core_op", None) == Dot()
+        return list(var.owner.inputs[:1]) if is_product or isinstance(var.owner.op, IncSubtensor) else None
+
+    return [v for v in walk([indexed], expand) if v in variables and v.type.ndim == indexed.type.ndim]
+
+
+# --- random variables some of whose elements are known: the others given these and their parents ---
+
+
+#: Distributions that go on from the elements that are known.
+_CONTINUED = {RandomWalkRV: "a random walk", AutoRegressiveRV: "an autoregression", MvNormalRV: "a multivariate normal"}
+
+
+def n_batch_axes(rv: Variable) -> int:
+    """Return the number of leading axes along which the elements of a random variable are independent draws."""
+    return int(rv.type.ndim - rv.owner.op.ndim_supp)
+
+
+def is_continued(rv: Variable, axis: int) -> bool:
+    """Tell whether a variable can go on along an axis from the elements that are known.
+
+    That is the first axis of its support: time, or the points of a process.
+    """
+    return isinstance(rv.owner.op, tuple(_CONTINUED)) and axis == n_batch_axes(rv)
+
+
+def continued(rv: Variable, known: Variable, n_known: int) -> Variable:
+    """Return a random variable whose first elements along its support are known, with draws of the others."""
+    op = rv.owner.op
+    if isinstance(op, RandomWalkRV):
+        return _walk(rv, known, n_known, axis=n_batch_axes(rv))
+    if n_batch_axes(rv):
+        raise NotImplementedError("several series in one variable")
+    if isinstance(op, AutoRegressiveRV):
+        return _autoregression(rv, known, n_known)
+    return _multivariate_normal(rv, known, n_known)
+
+
+def _walk(rv: Variable, known: Variable, n_known: int, axis: int) -> Variable:
+    """Add the later steps of a new walk to the last known value: steps are independent of all before them."""
+    before = (slice(None),) * axis
+    last = (*before, n_known - 1)
+    later = rv[(*before, slice(n_known, None))] + pt.expand_dims(known[last] - rv[last], axis)
+    return pt.concatenate([known[(*before, slice(None, n_known))], later], axis=axis)
+
+
+def _autoregression(rv: Variable, known: Variable, n_known: int) -> Variable:
+    op = rv.owner.op
+    coefficients, scale = rv.owner.inputs[:2]
+    if n_known < op.ar_order:
+        raise NotImplementedError(f"{n_known} known values for an autoregression of order {op.ar_order}")
+    constant = coefficients[0] if op.constant_term else pt.constant(0.0)
+    lags = coefficients[1:] if op.constant_term else coefficients
+    noise = scale * pm.Normal.dist(0.0, 1.0, shape=(rv.shape[0] - n_known,))
+
+    def step(*args: Variable) -> Variable:
+        shock, *values, level, weights = args  # the oldest value first
+        return level + pt.sum(pt.stack(values[::-1]) * weights) + shock
+
+    # Of one value alone, a loop takes the value.
+    last = known[n_known - 1] if op.ar_order == 1 else known[n_known - op.ar_order : n_known]
+    later = pytensor.scan(
+        step,
+        sequences=[noise],
+        outputs_info=[{"initial": last, "taps": list(range(-op.ar_order, 0))}],
+        non_sequences=[constant, lags],
+        strict=True,
+        return_updates=False,
+    )
+    return pt.concatenate([known[:n_known], later])
+
+
+def _multivariate_normal(rv: Variable, known: Variable, n_known: int) -> Variable:
+    """Move a draw of all elements by what it misses the known ones by (Matheron's rule)."""
+    cov = rv.owner.op.dist_params(rv.owner)[1]
+    factor = cholesky(cov[:n_known, :n_known])
+    missed = solve_triangular(factor, (known - rv)[:n_known], lower=True)
+    weights = solve_triangular(factor, cov[:n_known, n_known:], lower=True)
+    return pt.concatenate([known[:n_known], rv[n_known:] + weights.T @ missed])
+
+
+def expected(rv: Variable) -> Variable:
+    """Return the mean of a random variable given its parents."""
+    if isinstance(rv.owner.op, ZeroSumNormalRV):
+        return pt.zeros_like(rv)
+    try:
+        return pt.broadcast_to(pt.cast(mean(rv), rv.type.dtype), rv.shape)
+    except (NotImplementedError, UndefinedMomentException) as error:
+        raise NotImplementedError(str(error)) from error
+
+
+def with_known(rv: Variable, known: Variable, mask: np.ndarray) -> Variable:
+    """Return the known elements where the mask says so, and those of ``rv`` elsewhere."""
+    return pt.where(pt.constant(mask), known, rv)
+
 
 # --- statistics of the data by which a model standardises them, such as means: they stay those of the fit ---
 

@@ -14,19 +14,16 @@ import pymc as pm
 from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 
-from pymc_ngvi.core.hessians import Later, MatrixHessian, PatternHessian
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import RowsGivenUp
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.target import Expectation, MeanHessian, RowRules, Spread
+from pymc_ngvi.core.target import Expectation, Later, MatrixHessian, MeanHessian, PatternHessian, RowRules, Spread
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.info import ModelInfo, terms_by_variable
-from pymc_ngvi.density.initial import initial_point_function
-from pymc_ngvi.density.logdensity import LogDensity
+from pymc_ngvi.density.info import ModelInfo, initial_point_function, terms_by_variable
+from pymc_ngvi.density.logdensity import LogDensity, Sum
 from pymc_ngvi.density.shards.requests import Evaluate, Expect, Open, Outline, Reference, ShardExpectation
-from pymc_ngvi.density.shards.shards import Shards, points_to_compare
+from pymc_ngvi.density.shards.shards import Shards
 from pymc_ngvi.density.sparse_hessian import is_dense
-from pymc_ngvi.density.sum import Sum
 from pymc_ngvi.graphs.graph import MissingDerivativeError
 from pymc_ngvi.reading.factors import Factor, factors_of
 
@@ -68,7 +65,8 @@ class ShardedDensity(Sum):
         self.shards = shards
         model = shards.model(shards.keys[0])
         info = ModelInfo.of(model, initial_point_function(model)())
-        self._common, self._derived, self.observations = shards.look(points_to_compare(info.start))
+        steps = np.random.default_rng(0).uniform(-0.5, 0.5, (2, len(info.start)))
+        self._common, self._derived, self.observations = shards.look(info.start + steps)
         super().__init__(LogDensity(model, backend, compile_kwargs, factors=self._factors_of))
         self._outlines: list[Outline] = shards.ask(Open())
 
@@ -134,7 +132,10 @@ class ShardedDensity(Sum):
         parts: list[ShardExpectation] = self.shards.ask(asked)
         if any(part is None for part in parts):  # a shard that was made again has no rules
             parts = self.shards.ask(dataclasses.replace(asked, references=references))
-        self._see_that_rows_add_up(parts)
+        wrong = [key for key, part in zip(self.shards.keys, parts, strict=True) if not part.agrees]
+        if wrong:
+            self.by_rows.give_up(why := f"the rows of shard {wrong[0]!r} are not all of its log likelihood")
+            raise RowsGivenUp(why)
         return Expectation(
             own.value + sum(part.value for part in parts),
             own.error + sum(part.error for part in parts),
@@ -148,12 +149,6 @@ class ShardedDensity(Sum):
         own, n = super().rules_of_level(level), len(self.shards.keys)
         levels = np.concatenate([own.level, np.full(n, level)])
         return ShardRules(levels, own.sd, own, (Reference(level, uuid.uuid4().hex),), np.zeros(n, dtype=np.intp))
-
-    def _see_that_rows_add_up(self, parts: list[ShardExpectation]) -> None:
-        wrong = [key for key, part in zip(self.shards.keys, parts, strict=True) if not part.agrees]
-        if wrong:
-            self.by_rows.give_up(why := f"the rows of shard {wrong[0]!r} are not all of its log likelihood")
-            raise RowsGivenUp(why)
 
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget`."""
@@ -211,9 +206,7 @@ class ShardedDensity(Sum):
 
     def _places_of(self, pattern: Pattern) -> NDArray[np.intp]:
         """Return where the entries of a pattern are among those of all."""
-        return np.searchsorted(self._codes, pattern.rows * pattern.n_dim + pattern.cols)
-
-    @functools.cached_property
-    def _codes(self) -> NDArray[np.intp]:
         assert self.pattern is not None
-        return self.pattern.rows * self.n_dim + self.pattern.cols
+        return np.searchsorted(
+            self.pattern.rows * self.n_dim + self.pattern.cols, pattern.rows * pattern.n_dim + pattern.cols
+        )

@@ -1,11 +1,14 @@
 """What is asked of a shard, and what it answers: small things that can be pickled."""
 
 import math
+import os
+import uuid
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import cloudpickle
 import numpy as np
 
 from numpy.typing import NDArray
@@ -14,6 +17,42 @@ from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.target import Spread
 from pymc_ngvi.core.types import Array
+
+# --- how shards are made, in whichever process ---
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How shards are made."""
+
+    #: The function that makes the model of a key, pickled.
+    build: bytes
+    keys: tuple[Hashable, ...]
+    #: Shards that a process keeps, at most.
+    keep: int | None
+    #: No other has it.
+    name: str
+    #: The process that asks.
+    home: int
+    #: Potentials that are left out.
+    without: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, build: Callable[..., object], keys: Sequence[Hashable], keep: int | None) -> "Recipe":
+        """Return a new one."""
+        try:
+            pickled = cloudpickle.dumps(build)
+        except Exception as error:
+            raise TypeError(
+                f"build={build!r} can't be sent to other processes ({type(error).__name__}: {error}): let it open what "
+                "it needs by itself."
+            ) from error
+        return cls(pickled, tuple(keys), keep, uuid.uuid4().hex, os.getpid())
+
+    @property
+    def is_home(self) -> bool:
+        """Whether this is the process that asks."""
+        return os.getpid() == self.home
 
 
 class VariableForm(NamedTuple):

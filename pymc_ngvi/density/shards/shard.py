@@ -25,7 +25,6 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.shards.errors import ShardError
-from pymc_ngvi.density.shards.recipe import Recipe
 from pymc_ngvi.density.shards.requests import (
     Apply,
     ApplyToLikelihood,
@@ -35,6 +34,7 @@ from pymc_ngvi.density.shards.requests import (
     ModelFacts,
     Outline,
     Potential,
+    Recipe,
     Reference,
     Request,
     ShardExpectation,
@@ -43,8 +43,8 @@ from pymc_ngvi.density.shards.requests import (
 )
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.factors import Factor, factors_of, logp_of
-from pymc_ngvi.reading.observations import n_axes
-from pymc_ngvi.rows.mean_hessian import Known
+from pymc_ngvi.reading.roles import n_axes
+from pymc_ngvi.rows.row_hessian import Known
 
 # --- what there is to know of the model of a shard: its variables, its prior, whether it has data of its own ---
 
@@ -55,7 +55,10 @@ def facts_of(key: Hashable, model: pm.Model, theta: Array) -> ModelFacts:
     if not any(map(math.prod, shapes.values())) and not model.potentials:
         raise ShardError(f"Shard {key!r} is empty: its model has no observed values. Leave its key out.", key)
     observations = {str(rv.name): math.prod(shape[: n_axes(rv, len(shape))]) for rv, shape in shapes.items()}
-    signature, lacking, free = signature_of(model), lacking_of(model), model.free_RVs
+    observed, own = ({str(rv.name) for rv in rvs} for rvs in (model.observed_RVs, model.free_RVs))
+    names = (name.removesuffix("_observed") for name in sorted(observed) if name.endswith("_observed"))
+    signature, lacking = signature_of(model), tuple(name for name in names if f"{name}_unobserved" in own)
+    free = model.free_RVs
     deterministics = {str(term.name): digest_of(term, free) for term in model.deterministics}
     n_dim = sum(form.size for form in signature.values())
     if n_dim != theta.shape[1]:  # the caller compares signatures
@@ -85,20 +88,6 @@ def signature_of(model: pm.Model) -> Signature:
         )
         result[value.name] = VariableForm(rv.name, np.shape(point[value.name]), dims, coords)
     return result
-
-
-def lacking_of(model: pm.Model) -> tuple[str, ...]:
-    """Return the names of observed variables that lack values: PyMC makes these free variables."""
-    observed, free = ({str(rv.name) for rv in rvs} for rvs in (model.observed_RVs, model.free_RVs))
-    names = (name.removesuffix("_observed") for name in sorted(observed) if name.endswith("_observed"))
-    return tuple(name for name in names if f"{name}_unobserved" in free)
-
-
-def bytes_of(model: pm.Model) -> int:
-    """Return the bytes of the arrays of a model, those that are the same object counted once."""
-    values = [value for value in model.rvs_to_values.values() if value is not None]
-    found = {id(array): array.nbytes for array in _arrays([*model.basic_RVs, *model.potentials, *values])}
-    return sum(found.values())
 
 
 def digest_of(term: Variable, free: Iterable[Variable]) -> str:
@@ -145,7 +134,11 @@ class Shard:
         with _LOCK:
             self._model = made(lambda key: cloudpickle.loads(recipe.build)(key), self.key)
             self._see_that_it_is_new()
-        self._n_bytes = bytes_of(self._model)
+        values = [value for value in self._model.rvs_to_values.values() if value is not None]
+        found = {
+            id(array): array.nbytes for array in _arrays([*self._model.basic_RVs, *self._model.potentials, *values])
+        }
+        self._n_bytes = sum(found.values())
 
     def _see_that_it_is_new(self) -> None:
         other = _OF_MODELS.get(id(self._model))

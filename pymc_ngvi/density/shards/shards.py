@@ -1,11 +1,14 @@
 """`Shards`: a model whose data lie in several places, for `pm.fit`."""
 
 import contextlib
+import functools
+import threading
 import time
 import weakref
 
 from collections import (
     Counter,
+    OrderedDict,
 )
 from collections.abc import (
     Callable,
@@ -15,7 +18,10 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import (
+    BrokenExecutor,
     Executor,
+    Future,
+    as_completed,
 )
 from dataclasses import (
     replace,
@@ -23,11 +29,14 @@ from dataclasses import (
 from typing import (
     Any,
     NamedTuple,
+    Protocol,
 )
 
 import cloudpickle
 import numpy as np
 import pymc as pm
+
+from threadpoolctl import threadpool_limits
 
 from pymc_ngvi.core.messages import (
     shortened,
@@ -41,27 +50,17 @@ from pymc_ngvi.density.shards.cluster import (
     Lost,
     client_of,
 )
-from pymc_ngvi.density.shards.engines import (
-    ByExecutor,
-    Done,
-    InProcess,
-    ShardRunner,
-    forget,
-    hold_threads,
-    pickled,
-)
 from pymc_ngvi.density.shards.errors import (
     BrokenExecutorError,
     ShardError,
-)
-from pymc_ngvi.density.shards.recipe import (
-    Recipe,
 )
 from pymc_ngvi.density.shards.requests import (
     Apply,
     Common,
     Look,
     ModelFacts,
+    Recipe,
+    Request,
     Requests,
     Signature,
 )
@@ -69,6 +68,133 @@ from pymc_ngvi.density.shards.shard import (
     Shard,
     made,
 )
+
+# --- where shards are evaluated: in this process, or by any executor of `concurrent.futures` ---
+
+
+#: Is told how many shards are done.
+type Done = Callable[[int], object]
+
+
+class ShardRunner(Protocol):
+    """Evaluates all shards."""
+
+    name: str
+
+    def answers(self, recipe: "Recipe", requests: Requests, done: Done) -> list[object]:
+        """Return the answer of each shard to a request, or to its own, in the order of the keys."""
+
+    def close(self, recipe: "Recipe") -> None:
+        """Forget the shards."""
+
+
+#: The shards of this process, those used last at the end.
+_SHARDS = OrderedDict[tuple[str, int], Shard]()
+_LOCK = threading.RLock()
+
+
+def kept(recipe: Recipe, number: int) -> Shard:
+    """Return a shard of this process, made where it is not kept."""
+    at = recipe.name, number
+    with _LOCK:
+        if at not in _SHARDS:
+            _SHARDS[at] = Shard(recipe, number)
+        _SHARDS.move_to_end(at)
+        shard = _SHARDS[at]
+        own = [other for other in list(_SHARDS) if other[0] == recipe.name]
+        for other in own[: max(len(own) - (recipe.keep or len(own)), 0)]:
+            del _SHARDS[other]
+    return shard
+
+
+def forget(name: str) -> None:
+    """Forget the shards of a recipe, those of this process; it may be called while others are looked up."""
+    with _LOCK:
+        for at in [at for at in list(_SHARDS) if at[0] == name]:
+            del _SHARDS[at]
+
+
+def each(recipe: Recipe, requests: Requests) -> Sequence[Request]:
+    """Return the request to each shard."""
+    return requests if isinstance(requests, Sequence) else [requests] * len(recipe.keys)
+
+
+def pickled(recipe: Recipe, requests: Requests) -> list[bytes]:
+    """Return the request to each shard, pickled: once, where it is the same for all."""
+    if isinstance(requests, Sequence):
+        return [cloudpickle.dumps(request) for request in requests]
+    return [cloudpickle.dumps(requests)] * len(recipe.keys)
+
+
+def answer_of(recipe: Recipe, number: int, request: bytes) -> object:
+    """Return what a shard answers to a pickled request, in whichever process this is."""
+    hold_threads(recipe)
+    return kept(recipe, number).answer(cloudpickle.loads(request))
+
+
+@functools.cache
+def _one_thread() -> object:
+    return threadpool_limits(1, user_api="blas")
+
+
+def hold_threads(recipe: Recipe) -> None:
+    """Keep linear algebra of another process than that which asks to one thread: the same bits whoever computes."""
+    if not recipe.is_home:
+        _one_thread()
+
+
+class InProcess:
+    """Evaluates shards one after another, in this process."""
+
+    name = "in this process"
+
+    def answers(self, recipe: Recipe, requests: Requests, done: Done) -> list[object]:
+        """Return the answer of each shard, in the order of the keys."""
+        result = []
+        with threadpool_limits(1, user_api="blas"):
+            for number, request in enumerate(each(recipe, requests)):
+                result.append(kept(recipe, number).answer(request))
+                done(number + 1)
+        return result
+
+    def close(self, recipe: Recipe) -> None:
+        """Forget the shards."""
+        forget(recipe.name)
+
+
+class ByExecutor:
+    """Evaluates shards by an executor: threads, processes, or anything with ``submit``."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.name = f"by {type(executor).__name__}"
+
+    def answers(self, recipe: Recipe, requests: Requests, done: Done) -> list[object]:
+        """Return the answer of each shard, in the order of the keys."""
+        futures: list[Future[object]] = []
+        try:
+            with threadpool_limits(1, user_api="blas"):
+                for number, request in enumerate(pickled(recipe, requests)):
+                    futures.append(self._executor.submit(answer_of, recipe, number, request))
+                for n, future in enumerate(as_completed(futures)):
+                    future.result()
+                    done(n + 1)
+        except (BrokenExecutor, RuntimeError) as error:
+            if isinstance(error, ShardError):
+                raise
+            raise BrokenExecutorError(
+                f"The executor that evaluates the shards is broken: {type(error).__name__}: {error}. Make another "
+                "one, and go on with it: approx.refine(executor=...) for a fit, shards.use(...) for all else."
+            ) from error
+        finally:
+            for future in futures:
+                future.cancel()
+        return [future.result() for future in futures]
+
+    def close(self, recipe: Recipe) -> None:
+        """Forget the shards of this process: those of others go with these."""
+        forget(recipe.name)
+
 
 # --- shards on Dask: each lives on a worker, and is made again on another where that dies ---
 
@@ -228,12 +354,6 @@ def common_potentials(keys: Sequence[Hashable], facts: Sequence[ModelFacts]) -> 
     if len(facts) == 1:
         return ()
     return tuple(name for name in facts[0].potentials if _is_common(name, keys, facts))
-
-
-def common_deterministics(facts: Sequence[ModelFacts]) -> frozenset[str]:
-    """Return the names of Deterministics that read the same data in all shards."""
-    first, *others = (of_shard.deterministics.items() for of_shard in facts)
-    return frozenset(name for name, _ in set(first).intersection(*others))
 
 
 def _is_common(name: str, keys: Sequence[Hashable], facts: Sequence[ModelFacts]) -> bool:
@@ -428,7 +548,8 @@ class Shards:
         self.n_passes = 0
         names = dict.fromkeys(name for fact in facts for name in fact.observations)
         observations = {name: sum(fact.observations.get(name, 0) for fact in facts) for name in names}
-        return Common(common, common_deterministics(facts), observations)
+        first, *others = (of_shard.deterministics.items() for of_shard in facts)
+        return Common(common, frozenset(name for name, _ in set(first).intersection(*others)), observations)
 
     def map(self, function: Callable[[Hashable, pm.Model], Any]) -> Iterator[tuple[Hashable, Any]]:
         """Apply a function to each shard where it is.
@@ -502,9 +623,3 @@ def _checked(keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
         except TypeError:
             raise TypeError(f"The key {key!r} can't be hashed: take a string, number or tuple instead.") from None
     return keys
-
-
-def points_to_compare(start: Array) -> Array:
-    """Return two points at which priors are compared, (2, n_dim)."""
-    steps = np.random.default_rng(0).uniform(-0.5, 0.5, (2, len(start)))
-    return start + steps

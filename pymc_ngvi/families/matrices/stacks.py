@@ -145,11 +145,7 @@ def reverse_cholesky_of_function(stack: Array, function: Callable[[Array], Array
         values = function(eigenvalues)
     if not (np.isfinite(values) & (values > 0.0)).all():
         return None
-    return reverse_cholesky_of_product(vectors * np.sqrt(values)[:, None, :])
-
-
-def reverse_cholesky_of_product(roots: Array) -> Array | None:
-    """Return the upper U with ``root root^T = U U^T``, as `cholesky_of_product`."""
+    roots = vectors * np.sqrt(values)[:, None, :]
     factors = cholesky_of_product(roots[:, ::-1])
     return None if factors is None else flipped(factors)
 

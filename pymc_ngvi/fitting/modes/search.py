@@ -1,7 +1,9 @@
 """A search for other modes of log p after a fit, where it is not known to have one alone.
 
 Draws of the prior, and of t distributions 3, 10 and 30 times as wide as the fit, climb log p for some steps. Modes that
-are far from the fit, and may have much of the mass by Laplace's method, are where it begins once more.
+are far from the fit, and may have much of the mass by Laplace's method, are where it begins once more. So are humps of
+log p beyond a valley on lines through the fit: all coordinates moved at once seldom hit a mode of which most are as
+they are at the fit. Where log p is concave given three coordinates or fewer, lines along these are enough.
 """
 
 import logging
@@ -11,8 +13,10 @@ from collections.abc import (
 )
 from dataclasses import (
     dataclass,
+    replace,
 )
 from typing import (
+    Any,
     NamedTuple,
 )
 
@@ -26,6 +30,7 @@ from pymc_ngvi.core.prices import (
     fit_seconds,
     in_words,
 )
+from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.types import (
     Array,
     GaussianState,
@@ -34,26 +39,36 @@ from pymc_ngvi.density import (
     ModelDensity,
 )
 from pymc_ngvi.density.one_mode import (
+    concave_given,
     has_one_mode,
+    rows_not_concave,
 )
 from pymc_ngvi.families.gaussian import (
     Gaussian,
 )
 from pymc_ngvi.fitting.modes.climbs import (
+    VALLEY,
     Curvature,
     Mode,
     cost,
     far_from,
+    has_valley,
     modes_from,
 )
 from pymc_ngvi.fitting.modes.found import (
     is_outside,
+)
+from pymc_ngvi.fitting.modes.newton import (
+    climbed,
 )
 from pymc_ngvi.fitting.options import (
     FitOptions,
 )
 from pymc_ngvi.fitting.problem import (
     Problem,
+)
+from pymc_ngvi.mixtures.finite.search import (
+    ascend,
 )
 
 # --- where climbs begin: draws of the prior, of wide t distributions about a fit, and draws of the fit itself ---
@@ -64,6 +79,17 @@ WIDER, _DF = (3.0, 10.0, 30.0), 3.0
 _N_OWN, _N_WEIGHED = 3, 128
 #: Draws of the prior below which nothing follows from their spread; quartile of a standard normal.
 _LEAST_PRIOR, _QUARTILE = 16, 0.6745
+#: Coordinates along which log p is looked at, at most: those that most rows share that are not concave in them.
+_MOST_LINES = 32
+#: Where: at steps of the fit's standard deviation, and at quantiles of the prior, within its outermost ones.
+_NEAR, _N_AMONG, _OUTERMOST = np.geomspace(2.0, 200.0, 17), 33, 0.005
+#: Humps at most, and dimensions up to which log p is climbed from there, by steps of Newton's method.
+_MOST_HUMPS, _MOST_CLIMBED = 12, 100
+#: Correlation in draws of the prior, times their root, below which it is none. Numbers in points that are held at once.
+_CORRELATED, _ELEMENTS = 4.0, 2**20
+#: Coordinates at most given which log p is concave in all others, where profiles are enough; one of so many steps along
+#: a line, there; steps of a climb with one coordinate given; draws of the prior.
+_FEW, _EACH, _STEPS_OF_PROFILE, _N_PRIOR = 3, 3, 20, 128
 
 
 @dataclass(frozen=True)
@@ -78,7 +104,7 @@ class Points:
     #: Points among which these are the best.
     n_looked: int
     #: Draws of the prior among those.
-    n_prior: int
+    prior: Array
 
 
 def points_for(
@@ -102,7 +128,7 @@ def points_for(
         theta += [q.mean()[None], own[: _N_OWN - 1], own[np.argsort(-ratio)[:n_heavy]]]
         n_own, n_seen = _N_OWN, _N_WEIGHED
         scales += [np.broadcast_to(q.sd(), (_N_OWN + n_heavy, q.n_dim))]
-    prior = density.info.prior_draws(n_looked // 2, int(rng.integers(2**31)))
+    prior = density.info.prior_draws(n_looked // 2, seed_of(rng))
     sets = [(prior, _spread(prior))] if len(prior) >= _LEAST_PRIOR else []
     if is_sound:
         n = (n_looked - len(prior)) // len(WIDER)
@@ -114,8 +140,106 @@ def points_for(
         scales.append(np.broadcast_to(sd, best.shape))
         n_seen += len(draws)
     if not theta:
-        return Points(np.empty((0, q.n_dim)), np.empty((0, q.n_dim)), 0, 0, 0)
-    return Points(np.concatenate(theta), np.concatenate(scales), n_own, n_seen, len(prior))
+        nowhere = np.empty((0, q.n_dim))
+        return Points(nowhere, nowhere, 0, 0, nowhere)
+    return Points(np.concatenate(theta), np.concatenate(scales), n_own, n_seen, prior)
+
+
+def humps(density: ModelDensity, q: GaussianState, prior: Array) -> Array:
+    """Return the humps of log p beyond a valley on lines through a fit, the highest first.
+
+    A line goes through what the prior has of one coordinate. The others stay, or follow by the prior's regression on
+    it: of a walk as a whole, the one moves another way where steps are coordinates than where values are.
+    """
+    n_rows = rows_not_concave(density)
+    which = np.argsort(-n_rows, kind="stable")[:_MOST_LINES]
+    which = which[n_rows[which] > 0.0]
+    mean, steps, prior = q.mean(), *_steps_over(prior, q, which)
+    spread = np.maximum(prior.std(axis=0), 1e-300)
+    z = (prior - prior.mean(axis=0)) / spread
+    correlation = z[:, which].T @ z / len(z)
+    correlation[np.abs(correlation) < _CORRELATED / np.sqrt(len(z))] = 0.0
+    staying = np.zeros_like(correlation)
+    staying[np.arange(len(which)), which] = 1.0
+    following = correlation * spread / spread[which, None]
+    has_followers = (correlation != 0.0).sum(axis=1) > 1
+    directions = np.concatenate([staying, following[has_followers]])
+    steps = np.concatenate([steps, steps[has_followers]])
+    found, heights = [np.empty((0, q.n_dim))], [np.empty(0)]
+    size = max(_ELEMENTS // (steps.shape[1] * q.n_dim), 1)
+    for i in range(0, len(steps), size):
+        theta = mean + steps[i : i + size, :, None] * directions[i : i + size, None, :]
+        with np.errstate(all="ignore"):
+            logp = _finite(density.logp(theta.reshape(-1, q.n_dim))).reshape(theta.shape[:2])
+        is_hump = _beyond_valleys(logp, np.argmin(np.abs(steps[i : i + size]), axis=1))
+        found.append(theta[is_hump])
+        heights.append(logp[is_hump])
+    return np.concatenate(found)[np.argsort(-np.concatenate(heights))]
+
+
+def _steps_over(prior: Array, q: GaussianState, which: NDArray[np.intp], every: int = 1) -> tuple[Array, Array]:
+    """Return distances from the mean of a fit, 0 among them, along some coordinates; and the prior, without its ends.
+
+    Shape (n_coordinates, n_steps), ascending.
+    """
+    limits = np.quantile(prior, [_OUTERMOST, 1.0 - _OUTERMOST], axis=0)
+    prior, ends = np.clip(prior, *limits), (limits - q.mean())[:, which, None]
+    near = np.clip(q.sd()[which, None] * np.append(-_NEAR[::-every], _NEAR[::every]), *ends)
+    among = np.quantile(prior[:, which], np.linspace(0.0, 1.0, _N_AMONG)[::every], axis=0).T - q.mean()[which, None]
+    return np.sort(np.concatenate([near, among, np.zeros((len(which), 1))], axis=1), axis=1), prior
+
+
+class _Given:
+    """log p in coordinates whitened by a Gaussian, but for one coordinate, which comes last and has no slope.
+
+    Where that moves and the others do not, these follow by the Gaussian's regression on it.
+    """
+
+    def __init__(self, density: ModelDensity, q: GaussianState, coordinate: int) -> None:
+        self._density, self._q, self._at = density, q, coordinate
+        unit = np.zeros((1, q.n_dim))
+        unit[0, coordinate] = 1.0
+        covariance = np.asarray(q.draws(q.whiten(unit)))[0] - q.mean()
+        self._follow = covariance / covariance[coordinate]
+
+    def points(self, z: Array) -> Array:
+        """Return points of coordinates."""
+        theta = np.asarray(self._q.draws(z[:, :-1]))
+        return theta + (z[:, -1:] - theta[:, self._at, None]) * self._follow
+
+    def logp_grad(self, z: Array, /) -> tuple[Array, Array]:
+        """Evaluate log p and its gradient."""
+        logp, grad = self._density.logp_grad(self.points(z))
+        grad = grad.copy()
+        grad[:, self._at] -= grad @ self._follow
+        return logp, np.append(np.asarray(self._q.whiten(grad)), np.zeros((len(z), 1)), axis=1)
+
+
+def profile_humps(density: ModelDensity, q: GaussianState, prior: Array, outside: NDArray[np.intp]) -> Array:
+    """Return the humps beyond a valley of log p as a function of each of a few coordinates, at its highest there."""
+    steps, _ = _steps_over(prior, q, outside, _EACH)
+    found = [np.empty((0, q.n_dim))]
+    for coordinate, line in zip(outside.tolist(), steps, strict=True):
+        along = _Given(density, q, coordinate)
+        z = np.zeros((len(line), q.n_dim + 1))
+        z[:, -1] = q.mean()[coordinate] + line
+        with np.errstate(all="ignore"):
+            z, logp = ascend(along, z, _STEPS_OF_PROFILE)
+        is_hump = _beyond_valleys(logp[None], np.array([np.argmin(np.abs(line))]))[0]
+        found.append(along.points(z[is_hump]))
+    return np.concatenate(found)
+
+
+def _beyond_valleys(logp: Array, home: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Tell where log p, along lines, is higher than beside, and than somewhere on the way from the fit."""
+    ends = np.full((len(logp), 1), -np.inf)
+    before, after = (np.concatenate(part, axis=1) for part in ((ends, logp[:, :-1]), (logp[:, 1:], ends)))
+    result: NDArray[np.bool_] = (logp > before) & (logp >= after)
+    result[:, [0, -1]] = False  # on the way to what the prior does not allow
+    for line, at, is_hump in zip(logp, home, result, strict=True):
+        lowest = np.append(np.minimum.accumulate(line[at::-1])[::-1], np.minimum.accumulate(line[at:])[1:])
+        is_hump &= line > lowest + VALLEY
+    return result
 
 
 def _wide(q: GaussianState, width: float, n: int, rng: np.random.Generator) -> Array:
@@ -216,7 +340,7 @@ class ModeSearch:
     @property
     def stream(self) -> int:
         """Seed of what it draws, apart from those of the fit."""
-        return int(np.random.default_rng([_STREAM, self.seed]).integers(2**31))
+        return seed_of(np.random.default_rng([_STREAM, self.seed]))
 
     def after(
         self,
@@ -252,23 +376,50 @@ class ModeSearch:
             density.n_gradients, density.n_hessians = counted
 
     def _found(
-        self, q: GaussianState, elbo: float, n_climbs: int, n_looked: int, n_fits: int, *, is_sound: bool
+        self, q: Gaussian[Any], elbo: float, n_climbs: int, n_looked: int, n_fits: int, *, is_sound: bool
     ) -> FoundModes | None:
         """Return what climbs lead to; see `after`."""
         density, before = self.density, self.density.n_gradients
+        if is_sound and (outside := concave_given(density, _FEW)) is not None:
+            prior = density.info.prior_draws(_N_PRIOR, self.stream)
+            if len(prior) >= _LEAST_PRIOR:
+                places = profile_humps(density, q, prior, outside)
+                modes = [mode for mode in self._starts(q, elbo, places, []) if self._is_other(mode, None, q, elbo)]
+                return FoundModes(None, modes, len(prior), len(prior), n_fits, density.n_gradients - before)
         points = points_for(density, q, np.random.default_rng(self.stream), n_climbs, n_looked, is_sound=is_sound)
         if not len(points.theta):
             return None
         modes, which = modes_from(
             density, q, points.theta, points.scales,
-            home_mass=elbo if points.n_own else None, curvature=self.curvature,
+            has_home=points.n_own > 0, curvature=self.curvature,
         )  # fmt: skip
+        if points.n_own and len(points.prior):
+            modes += self._starts(q, elbo, humps(density, q, points.prior), [mode.point for mode in modes])
         home = modes[which[0]] if points.n_own and which[0] >= 0 else None
         others = [mode for mode in modes if self._is_other(mode, home, q, elbo)]
         others = sorted(others, key=lambda mode: -mode.log_mass)
         best = others[0].log_mass if others and others[0].log_mass > elbo else elbo
         others = [mode for mode in others if _counts(mode, q if best == elbo else others[0].gaussian, best)]
-        return FoundModes(home, others, points.n_prior, points.n_looked, n_fits, density.n_gradients - before)
+        return FoundModes(home, others, len(points.prior), points.n_looked, n_fits, density.n_gradients - before)
+
+    def _starts(self, q: Gaussian[Any], elbo: float, places: Array, known: list[Array]) -> list[Mode]:
+        """Return humps on lines through a fit from which log p leads elsewhere than from the fit.
+
+        A mode of log p, where it leads, may have next to no mass in a funnel: the fit moved to the hump says more.
+        """
+        density, n_known = self.density, 1 + len(known)
+        points = np.concatenate([q.mean()[None], *(point[None] for point in known), places[:_MOST_HUMPS]])
+        with np.errstate(all="ignore"):
+            logp, others = density.logp(points), list(range(n_known, len(points)))
+            if others and q.n_dim <= _MOST_CLIMBED:
+                ends, heights, _ = climbed(density, points, np.broadcast_to(q.sd(), points.shape))
+                tops = list(range(n_known))
+                for i in others:
+                    if all(has_valley(density.logp, ends[i], ends[k], heights[[i, k]].min()) for k in tops):
+                        tops.append(i)
+                others = tops[n_known:]
+        masses = elbo + np.minimum(logp - logp[0], 0.0)
+        return [Mode(replace(q, location=points[i]), float(logp[i]), float(masses[i]), is_start=True) for i in others]
 
     def _is_other(self, mode: Mode, home: Mode | None, q: GaussianState, elbo: float) -> bool:
         """Tell whether a mode is not the one that the fit is at."""

@@ -53,12 +53,10 @@ from pymc_ngvi.core.types import (
     Update,
 )
 from pymc_ngvi.estimators import (
+    gap_of,
     stein,
 )
-from pymc_ngvi.estimators.summary import (
-    gap_of,
-)
-from pymc_ngvi.families.student_t import (
+from pymc_ngvi.families.mixture import (
     LEAST_SHAPE,
     MOST_SHAPE,
     StudentTState,
@@ -69,33 +67,25 @@ from pymc_ngvi.steps.adaptive.certificate import (
     is_kinked,
     loses_draws,
 )
-from pymc_ngvi.steps.adaptive.global_gradient import (
-    MAX_ERROR,
-)
-from pymc_ngvi.steps.adaptive.nearness import (
-    is_near,
-)
 from pymc_ngvi.steps.adaptive.rule import (
     Adaptive,
 )
 from pymc_ngvi.steps.adaptive.state import (
+    MAX_ERROR,
     AdaptiveState,
+    is_near,
 )
 from pymc_ngvi.steps.schedule.base import (
     FEW_DRAWS,
     NEAR_NATS,
     Schedule,
 )
-from pymc_ngvi.steps.schedule.belief import (
-    Belief,
-)
-from pymc_ngvi.steps.schedule.linesearch import (
-    Failure,
-    search,
-)
 from pymc_ngvi.steps.schedule.state import (
+    Belief,
+    Failure,
     ScheduleState,
     Step,
+    search,
 )
 
 # --- natural gradients of a Student-t: a Gaussian problem with another target, and one more coordinate, the shape ---
@@ -339,11 +329,6 @@ class ScaleMoments:
         same_shape: Array = self.metric.holding_shape().solve(np.append(self.vector[:-1], 0.0)[None])[0]
         return trust * full + (1.0 - trust) * same_shape
 
-    @property
-    def gap_of_gaussian(self) -> float:
-        """Nats to be gained by mean and Sigma, as if w were observed."""
-        return 0.5 * float(self.vector[:-1] @ self.vector[:-1])
-
 
 def measured(
     target: Density,
@@ -564,7 +549,7 @@ class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
 
     def _found(self, state: AsStudentT) -> tuple[AsStudentT, Step[StudentTState, Evaluation] | Failure]:
         x = state.moments
-        near = is_near(state.q.gaussian, x.gaussian, x.gap_of_gaussian)
+        near = is_near(state.q.gaussian, x.gaussian, 0.5 * float(x.vector[:-1] @ x.vector[:-1]))
         # On few draws, most of the shape's step may be noise, and far from the optimum all of it tells of other errors.
         trust = x.tail_step**2 / (x.tail_step**2 + x.tail_se**2) if near and x.tail_step else 0.0
         full = stepped(state.q, x, x.direction(trust), self._update, 1.0, correct=True)

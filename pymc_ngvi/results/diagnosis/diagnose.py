@@ -23,7 +23,6 @@ from pymc_ngvi.core.elbo import (
 from pymc_ngvi.core.psis import (
     MIN_KHAT_DRAWS,
     Weights,
-    WeightVerdict,
 )
 from pymc_ngvi.core.sizes import (
     check_draws,
@@ -38,39 +37,32 @@ from pymc_ngvi.density.functionals import (
 from pymc_ngvi.density.one_mode import (
     has_one_mode,
 )
-from pymc_ngvi.families import (
-    traits_of,
-)
-from pymc_ngvi.families.gaussian import (
-    Gaussian,
-)
-from pymc_ngvi.fitting.modes.climbs import (
-    Curvature,
-    cost,
-    modes_from,
-)
 from pymc_ngvi.fitting.progress import (
     WorkProgress,
 )
 from pymc_ngvi.fitting.threads import (
     few_threads,
 )
-from pymc_ngvi.results.diagnosis import (
-    findings,
-    functional_findings,
-)
-from pymc_ngvi.results.diagnosis.budget import (
-    DIAGNOSIS,
-    FEWEST_WEIGHED,
-    Budget,
-)
-from pymc_ngvi.results.diagnosis.cures import (
-    Context,
-    context_of,
-)
 from pymc_ngvi.results.diagnosis.diagnosis import (
+    MOVED,
+    SCORED,
     SYMMETRIES,
     Diagnosis,
+    Finding,
+    Kept,
+)
+from pymc_ngvi.results.diagnosis.drifts import (
+    Estimates,
+    FunctionalDrift,
+    JointDrift,
+    MomentDrift,
+    Moved,
+    drift_of,
+    first_order_of,
+    functional_drift_of,
+    joint_drift_of,
+    move,
+    weighted_shift_of,
 )
 from pymc_ngvi.results.diagnosis.equal_modes import (
     MOST_EVALUATIONS,
@@ -78,55 +70,30 @@ from pymc_ngvi.results.diagnosis.equal_modes import (
     EqualModes,
     equal_modes,
 )
-from pymc_ngvi.results.diagnosis.finding import (
-    MOVED,
-    SCORED,
-    Finding,
-)
 from pymc_ngvi.results.diagnosis.findings import (
+    Context,
+    context_of,
     findings_of,
+    functional_stands_out,
+    is_suspicious,
+    joint_stands_out,
     not_moved,
+    of_first_order,
     of_fit,
+    of_functionals,
     of_joint,
+    of_weighted,
+    stands_out,
     unsettled,
 )
-from pymc_ngvi.results.diagnosis.functional_findings import (
-    of_first_order,
-    of_functionals,
-    of_weighted,
-)
-from pymc_ngvi.results.diagnosis.functionals import (
-    FunctionalDrift,
-    first_order_of,
-    functional_drift_of,
-)
-from pymc_ngvi.results.diagnosis.joint_drift import (
-    JointDrift,
-    joint_drift_of,
-)
-from pymc_ngvi.results.diagnosis.kept import (
-    Kept,
-)
 from pymc_ngvi.results.diagnosis.missed_mass import (
-    MissedMass,
-    other_fit,
     other_modes,
-    outside,
-)
-from pymc_ngvi.results.diagnosis.moment_drift import (
-    Estimates,
-    MomentDrift,
-    drift_of,
-)
-from pymc_ngvi.results.diagnosis.moves import (
-    Moved,
-    move,
-)
-from pymc_ngvi.results.diagnosis.weighted_shift import (
-    weighted_shift_of,
 )
 from pymc_ngvi.results.diagnosis.weights import (
+    DIAGNOSIS,
     DRAWS,
+    FEWEST_WEIGHED,
+    Budget,
     coordinate_khats,
     first_weighed,
     most_weighed,
@@ -136,9 +103,7 @@ from pymc_ngvi.results.diagnosis.weights import (
     weighed,
     weights_and_elbo,
 )
-from pymc_ngvi.results.posterior import (
-    Posterior,
-)
+from pymc_ngvi.results.posterior import Posterior
 
 # --- gradients of log p at draws: means of their products with draws are known where these are of the posterior ---
 # With s the gradient of log p at draws theta of the posterior, :math:`E[s] = 0` and :math:`E[(\theta - m) s^T] = -I`,
@@ -239,39 +204,6 @@ def _nothing(n: int) -> Estimates:
 
 # --- a diagnosis of an approximate posterior, made of its parts: weights, moved draws, and mass elsewhere ---
 
-# --- draws of a Gaussian with large weights, followed to where log p is highest: some may have hit another mode ---
-
-#: Draws that are followed, and the part of the gradients that this may take.
-_N_FOLLOWED, _OF_GRADIENTS = 4, 0.2
-
-
-def followed(
-    posterior: Posterior,
-    budget: Budget,
-    weights: Weights,
-    ratio: Array | None,
-    again: np.random.Generator | None,
-    elbo: float,
-    rng: np.random.Generator,
-) -> list[MissedMass]:
-    """Return the modes that draws of a Gaussian with large weights lead to, and that it does not cover."""
-    density, q = posterior.density, posterior.distribution
-    gaussian, record = q.gaussian, posterior.record
-    uneven = weights.verdict(q.n_dim) in (WeightVerdict.UNEVEN, WeightVerdict.FAR)
-    is_gaussian = record is not None and traits_of(record.family).is_gaussian and isinstance(gaussian, Gaussian)
-    if ratio is None or not uneven or not is_gaussian or record is None or record.reparam is not None:
-        return []
-    if _N_FOLLOWED * cost(q.n_dim) > _OF_GRADIENTS * budget.n_gradients or has_one_mode(density):
-        return []
-    heaviest = np.argsort(-np.where(np.isfinite(ratio), ratio, -np.inf))[:_N_FOLLOWED]
-    theta = first_weighed(posterior, len(ratio), len(ratio), again)[heaviest]
-    scales = np.broadcast_to(q.sd(), theta.shape)
-    curvature: Curvature = "rows" if record.estimator == "quadrature" else "hessians"
-    modes, _ = modes_from(density, gaussian, theta, scales, curvature=curvature)
-    found = [outside(density, q, elbo, mode.gaussian, rng) for mode in modes]
-    return sorted((place for place in found if place is not None), key=lambda place: -place.share)
-
-
 # --- draws moved towards the posterior, and all that drifts: moments, log p, and what is computed of draws ---
 
 #: Numbers in the draws that are moved; at least so many draws.
@@ -310,18 +242,18 @@ class Drifts:
         there, a suspicion is enough.
         """
         moments, joint, functionals, scores = self.moments, self.joint, self.functionals, self.scores
-        if moments is not None and findings.stands_out(moments):
+        if moments is not None and stands_out(moments):
             return True
         # Of few draws, errors are known roughly: nothing is said before it was seen of more.
-        if functionals is not None and functional_findings.functional_stands_out(functionals):
+        if functionals is not None and functional_stands_out(functionals):
             return True
-        if self.predictors is not None and functional_findings.functional_stands_out(self.predictors):
+        if self.predictors is not None and functional_stands_out(self.predictors):
             return True
         if moments is None or joint is None:
             return False
-        if findings.joint_stands_out(joint, moments):
+        if joint_stands_out(joint, moments):
             return True
-        of_functionals = is_nested and functionals is not None and functional_findings.is_suspicious(functionals)
+        of_functionals = is_nested and functionals is not None and is_suspicious(functionals)
         return scores is None and (of_functionals or joint.is_suspicious)
 
     @property
@@ -494,9 +426,7 @@ def diagnose(
     some = len(moved.end) + moved.n_lost < most_moved(layout.n_dim, most)
     fewer = budget.cut and (some or moved.n_trajectories < often)
     n_gradients = density.n_gradients - before
-    places = _elsewhere(posterior, elbo.value, rng) if thorough else []
-    if not thorough and not (record is not None and record.modes):
-        places = followed(posterior, budget, weights, ratio, copy.deepcopy(again), elbo.value, rng)
+    places = other_modes(density, posterior.distribution, elbo.value, rng) if thorough else []
     gap = float("nan") if record is None or record.is_pool else record.gap
     q = posterior.distribution
     context = context_of(posterior)
@@ -508,7 +438,6 @@ def diagnose(
     findings = findings_of(
         context,
         gap,
-        elbo.value,
         weights,
         moved,
         drift,
@@ -700,13 +629,6 @@ def _equal_modes(posterior: Posterior, budget: Budget) -> tuple[tuple[EqualModes
     # The image of each mode is another one: which symmetry that is, one of them tells.
     found, n = equal_modes(posterior.density, modes[0], modes[0].draw(N_DRAWS, rng), posterior.layout, most)
     return tuple(replace(of, covered="all") for of in found), n_compared + n
-
-
-def _elsewhere(posterior: Posterior, elbo: float, rng: np.random.Generator) -> list[MissedMass]:
-    """Look for mass that q misses."""
-    places = other_modes(posterior.density, posterior.distribution, elbo, rng)
-    fit = other_fit(posterior, elbo, rng)
-    return places if fit is None else [*places, fit]
 
 
 def _columns(drift: MomentDrift | None, n_dim: int) -> dict[str, Array]:

@@ -4,11 +4,10 @@ import functools
 
 from collections.abc import Callable
 
-from pymc_ngvi.reading.compiled import CompileAll
-from pymc_ngvi.rows.engines.engine import Engine
+from pymc_ngvi.reading.factors import CompileAll
 from pymc_ngvi.rows.engines.on_jax import OnJax
 from pymc_ngvi.rows.engines.on_programs import ProgramEngine
-from pymc_ngvi.rows.engines.on_pytensor import PyTensorEngine
+from pymc_ngvi.rows.engines.on_pytensor import Engine, PyTensorEngine
 from pymc_ngvi.rows.programs.on_numpy import OnNumPy
 
 #: Engines by the ``backend`` that takes them: from how PyTensor compiles graphs, where that is needed. All that is no
@@ -36,7 +35,7 @@ def engine_for(backend: str, compile_: CompileAll) -> Engine:
 
     Examples
     --------
-    >>> from pymc_ngvi.reading.compiled import quickly
+    >>> from pymc_ngvi.reading.factors import quickly
     >>> from pymc_ngvi.rows.engines import engine_for
     >>> type(engine_for("quick", quickly)).__name__
     'ProgramEngine'

@@ -11,8 +11,7 @@ import numpy as np
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.graphs.jaxed import filled_up, in_float64
 from pymc_ngvi.rows.programs.on_numpy import OnNumPy
-from pymc_ngvi.rows.programs.operations import OPERATIONS
-from pymc_ngvi.rows.programs.program import RowProgram
+from pymc_ngvi.rows.programs.operations import OPERATIONS, RowProgram
 from pymc_ngvi.rows.programs.writer import CannotFollow
 
 #: Values for which NumPy takes no longer than it takes to call a function of JAX, and values to ask for at a time: as

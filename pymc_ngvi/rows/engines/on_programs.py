@@ -9,18 +9,15 @@ import numpy as np
 from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.reading.compiled import CompileAll
+from pymc_ngvi.reading.factors import CompileAll
 from pymc_ngvi.reading.programs import program_of, read
 from pymc_ngvi.reading.row_graphs import interacts, shared_first
 from pymc_ngvi.reading.terms import Rows
 from pymc_ngvi.rows.engines.on_pytensor import PyTensorEngine
 from pymc_ngvi.rows.expectation import Compiled, RowFunction, SummedRowFunction
-from pymc_ngvi.rows.programs.program import RowProgram
-from pymc_ngvi.rows.programs.rewriting import firsts, rewritten, seconds
-from pymc_ngvi.rows.programs.separated import Separation
-from pymc_ngvi.rows.programs.writer import CannotFollow
-from pymc_ngvi.rows.row_gradient import FirstDerivatives
-from pymc_ngvi.rows.row_hessian import SecondDerivatives
+from pymc_ngvi.rows.programs.operations import RowProgram
+from pymc_ngvi.rows.programs.writer import CannotFollow, Separation, firsts, rewritten, seconds
+from pymc_ngvi.rows.row_hessian import FirstDerivatives, SecondDerivatives
 
 
 class _Sum(NamedTuple):

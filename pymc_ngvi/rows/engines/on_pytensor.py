@@ -4,23 +4,44 @@ import math
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
+import pytensor
 import pytensor.tensor as pt
 
 from pytensor.compile import Function
 from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace
 
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops import cost
-from pymc_ngvi.reading.compiled import CompileAll, CompiledOnce
-from pymc_ngvi.reading.row_graphs import interacts, of_sum, path_of, shared_first, with_one_column
+from pymc_ngvi.reading.factors import CompileAll, CompiledOnce
+from pymc_ngvi.reading.row_graphs import interacts, of_sum, shared_first
 from pymc_ngvi.reading.terms import Rows
 from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction, row_slices
-from pymc_ngvi.rows.row_gradient import FirstDerivatives
-from pymc_ngvi.rows.row_hessian import SecondDerivatives
+from pymc_ngvi.rows.row_hessian import FirstDerivatives, SecondDerivatives
+
+# --- what an engine does: it evaluates rows ---
+
+
+class Engine(Protocol):
+    """Evaluates rows, and their derivatives."""
+
+    def row_function(self, rows: Rows) -> RowFunction:
+        """Return the function of rows."""
+
+    def with_data(self, function: RowFunction, rows: Rows) -> RowFunction:
+        """Return the function of the same rows with other data."""
+
+    def first_derivatives(self, rows: Rows) -> FirstDerivatives | None:
+        """Return rows with their derivatives by predictors; None where the gradient of log p is to be compiled."""
+
+    def second_derivatives(self, rows: Rows) -> SecondDerivatives:
+        """Return the second derivatives of rows by their predictors, those alone that are not 0 everywhere."""
+
 
 #: Points at a time of a function that is more than arithmetic with numbers.
 _AT_A_TIME = 32
@@ -44,8 +65,12 @@ class PyTensorEngine:
         if rows.sum_ is not None:
             return self._summed(rows)
         rows, n_shared = shared_first(rows)
-        slots, value = with_one_column(rows, n_shared)
-        function = self._on_two_axes([*slots, *rows.data], value)
+        shared = [pt.matrix(slot.name, dtype="float64", shape=(None, 1)) for slot in rows.slots[:n_shared]]
+        with without_c():
+            [value] = clone_replace(
+                [rows.value], dict(zip(rows.slots[:n_shared], shared, strict=True)), rebuild_strict=False
+            )
+        function = self._on_two_axes([*shared, *rows.slots[n_shared:], *rows.data], value)
         return RowFunction(function, rows.index, data, interacts(rows), n_shared=n_shared)
 
     def _summed(self, rows: Rows) -> RowFunction:
@@ -53,7 +78,10 @@ class PyTensorEngine:
         given = list(rows.data)
         function = self._on_two_axes([*rows.slots, *given], rows.value)
         with without_c():
-            path = path_of(rows, rows.sum_)
+            summed = rows.slots[-rows.n_summed :]
+            zeros = {slot: pt.zeros((1, 1)) for slot in summed}
+            outputs = [rows.sum_, *pytensor.grad(rows.sum_.sum(), summed)]
+            path = clone_replace(outputs, zeros, rebuild_strict=False)
             beside, inputs, value = of_sum(rows, rows.sum_)
         path += [pt.ones((1, 1)) for _ in path[1:]]
         along = self._compile([*rows.slots[: -rows.n_summed], *given], path)

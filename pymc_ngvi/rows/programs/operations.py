@@ -6,6 +6,7 @@ A derivative is written in operations again, so that it has derivatives itself.
 import math
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,6 +15,38 @@ from scipy import special
 
 from pymc_ngvi.core import tails, ufuncs
 from pymc_ngvi.core.values import AnyArray
+
+# --- straight lines of scalar operations: values that can be compared, kept, differentiated, and evaluated ---
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation on values by number."""
+
+    #: In `pymc_ngvi.rows.programs.operations.OPERATIONS`.
+    name: str
+    read: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RowProgram:
+    """A function of rows. Values are numbered: first the inputs, then constants, then what calls make, in order.
+
+    Programs of the same function, whatever graphs they were read from, are mostly equal.
+    """
+
+    n_inputs: int
+    #: Inputs that are booleans.
+    conditions: tuple[int, ...]
+    constants: tuple[float, ...]
+    calls: tuple[Call, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def used(self) -> list[int]:
+        """The inputs that something hangs on."""
+        read = {k for call in self.calls for k in call.read} | set(self.outputs)
+        return [k for k in range(self.n_inputs) if k in read]
 
 
 class Value(Protocol):
@@ -151,15 +184,15 @@ def _beta_density(a: Value, b: Value, x: Value) -> Any:
     return (of_x - a.to("gammaln") - b.to("gammaln") + (a + b).to("gammaln")).to("exp")
 
 
-def _beta_scores(a: Value, b: Value, x: Value) -> dict[str, Any]:
-    of_sum = (a + b).to("psi")
-    return {"a": x.to("log") - a.to("psi") + of_sum, "b": (-x).to("log1p") - b.to("psi") + of_sum}
-
-
 def _beta_by(by: str) -> Slopes:
     def slopes(y: Value, a: Value, b: Value, x: Value) -> tuple[Any, Any, Any]:
         by_parameters = [a.to("betainc_" + "".join(sorted(by + p)), b, x) for p in "ab"]
-        return (*by_parameters, _beta_density(a, b, x) * _beta_scores(a, b, x)[by])
+        of_sum = (a + b).to("psi")
+        return (
+            *by_parameters,
+            _beta_density(a, b, x)
+            * {"a": x.to("log") - a.to("psi") + of_sum, "b": (-x).to("log1p") - b.to("psi") + of_sum}[by],
+        )
 
     return slopes
 

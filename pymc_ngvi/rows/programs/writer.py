@@ -2,15 +2,15 @@
 
 import math
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from pymc_ngvi.core.refusal import Reason, RefusedFor
-from pymc_ngvi.rows.programs.operations import OPERATIONS
-from pymc_ngvi.rows.programs.program import Call, RowProgram
+from pymc_ngvi.rows.programs.operations import OPERATIONS, Call, RowProgram
 
 
 class CannotFollow(RefusedFor):
@@ -336,3 +336,95 @@ _SIMPLER = {
     "add": _add, "sub": _sub, "mul": _mul, "div": _div, "neg": _neg, "pow": _pow, "switch": _switch, "log": _log,
     "log1p": _log1p, "log1mexp": _log1mexp,
 }  # fmt: skip
+
+
+# --- programs made of programs: with numbers in the place of inputs, and of derivatives ---
+
+
+def rewritten(program: RowProgram, numbers: Sequence[float | None] = ()) -> tuple[Writer, list[Written]]:
+    """Write a program once more."""
+    numbers = numbers or [None] * program.n_inputs
+    kept = [k for k, number in enumerate(numbers) if number is None]
+    writer = Writer(len(kept), [at for at, k in enumerate(kept) if k in program.conditions])
+    inputs = iter(writer.inputs)
+    values = [next(inputs) if number is None else writer.constant(number) for number in numbers]
+    values += [writer.constant(number) for number in program.constants]
+    for call in program.calls:
+        values.append(writer.call(call.name, *[values[k] for k in call.read]))
+    return writer, [values[k] for k in program.outputs]
+
+
+def firsts(program: RowProgram, n_first: int) -> tuple[RowProgram, list[int]]:
+    """Return the only output with its derivatives by the first inputs that are not 0 everywhere, and by which."""
+    writer, [value] = rewritten(program)
+    slopes = {a: slope for a in range(n_first) if (slope := writer.slope(value, writer.inputs[a])) is not None}
+    return writer.written([value, *slopes.values()]), list(slopes)
+
+
+def seconds(program: RowProgram, n_first: int) -> tuple[RowProgram, list[tuple[int, int]]]:
+    """Return the second derivatives of the only output by the first inputs."""
+    writer, [value] = rewritten(program)
+    pairs, found = [], []
+    for a in range(n_first):
+        slope = writer.slope(value, writer.inputs[a])
+        for b in range(a + 1) if slope is not None else ():
+            assert slope is not None
+            second = writer.slope(slope, writer.inputs[b])
+            if second is not None:
+                pairs.append((a, b))
+                found.append(second)
+    return writer.written(found), pairs
+
+
+# --- values as sums of products: of functions of some inputs, and of functions of the others ---
+
+
+#: Products, at most.
+_MOST = 6
+
+#: A function of some inputs, and one of the others.
+type Product = tuple[Written, Written]
+
+
+class Separation:
+    """Writes values as sums of products."""
+
+    def __init__(self, writer: Writer, first: Collection[int]) -> None:
+        self._writer, self._first = writer, set(first)
+        self._one = writer.constant(1.0)
+
+    def of(self, value: Written) -> list[Product]:
+        """Return products that add up to a value; the value itself, times 1, where there are none."""
+        found = self._of(value)
+        if found is None:
+            return [(value, self._one)]
+        merged: dict[int, Product] = {}
+        for one, other in found:
+            before = merged.get(other.at)
+            merged[other.at] = (one if before is None else before[0] + one, other)
+        return list(merged.values())
+
+    def _of(self, value: Written) -> list[Product] | None:
+        inputs = self._writer.inputs_of(value)
+        if not inputs & self._first:
+            return [(self._one, value)]
+        if inputs <= self._first:
+            return [(value, self._one)]
+        name, args = self._writer.name_of(value), self._writer.arguments(value)
+        parts = [self._of(arg) for arg in args]
+        if name not in ("add", "sub", "neg", "mul", "div") or any(part is None for part in parts):
+            return None
+        found = [part for part in parts if part is not None]
+        if name == "neg":
+            return [(-one, other) for one, other in found[0]]
+        if name == "add":
+            return found[0] + found[1]
+        if name == "sub":
+            return found[0] + [(-one, other) for one, other in found[1]]
+        if name == "mul":
+            pairs = list(product(*found))
+            return [(a[0] * b[0], a[1] * b[1]) for a, b in pairs] if len(pairs) <= _MOST else None
+        if len(found[1]) > 1:
+            return None
+        [(by, by_other)] = found[1]
+        return [(one / by, other / by_other) for one, other in found[0]]

@@ -4,10 +4,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import Assessment, BaseDraws, Density, Evaluation, GaussianState, Moments
-from pymc_ngvi.estimators.metric import in_full_metric
-from pymc_ngvi.steps.adaptive.state import AdaptiveState
+from pymc_ngvi.core.types import BaseDraws, Evaluation, GaussianState, Moments
 from pymc_ngvi.steps.schedule.base import FEW_DRAWS, MAX_LOST
 
 #: Whitened error of the diagonal curvature that a converged coordinate may have.
@@ -51,19 +48,6 @@ def has_diverged(
     if not elbos:
         return True
     return bool(2.0 * max(elbos) - min(elbos) < first_elbo - q.n_dim)
-
-
-def assessed(target: Density, state: AdaptiveState, most: float) -> Assessment:
-    """Return what the fresh draws of a state say of it."""
-    evaluation, gap, gap_sd = state.evaluation, state.gap, state.belief.sd
-    if not state.q.exact_metric and evaluation.finite.any():
-        full = in_full_metric(target, state.q, evaluation.theta[evaluation.finite], state.moments)
-        if full is not None:
-            gap, gap_sd = max(full.gap - full.floor, 0.0), full.floor_sd
-    # Not what the certificate says: then it is hidden by noise, or along correlations that the family leaves out.
-    hidden = Status.NOISE_LIMITED if state.q.exact_metric else Status.LEVELLED
-    against = hidden if gap - 2.0 * gap_sd > most else None
-    return Assessment(evaluation.theta, evaluation.logp, state.base.pairs(), gap, gap_sd, against)
 
 
 def is_kinked(q: GaussianState, base: BaseDraws, evaluation: Evaluation, moments: Moments) -> bool:

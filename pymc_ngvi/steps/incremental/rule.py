@@ -23,18 +23,20 @@ from pymc_ngvi.core.linalg import fits_in_memory
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stream import Batch, Place, StreamTarget
 from pymc_ngvi.core.types import Assessment, BaseDraws, Evaluation, Expectation, GaussianState, Moments, Target
-from pymc_ngvi.estimators.quadrature import ExactEvaluation
+from pymc_ngvi.estimators import ExactEvaluation
 from pymc_ngvi.steps.exact import ExactRule
-from pymc_ngvi.steps.incremental.sites import (
+from pymc_ngvi.steps.incremental.state import (
+    Change,
+    IncrementalState,
     Quadratic,
     SeenByQuadratics,
+    Site,
     as_hessian,
     gap_by_newton,
     moves,
     packed,
     sign_of_order,
 )
-from pymc_ngvi.steps.incremental.state import Change, IncrementalState, Site
 
 # --- after the only pass through data that can be read once: what a few rows of each batch say now ---
 # A site is what a batch said when it was read, and q has moved on. Some rows of each batch are kept, all together as
@@ -126,7 +128,8 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
     def first_evaluation(self, q: GaussianState) -> Evaluation:
         """Evaluate a starting state on the first batch alone, as if all others were like it."""
         tried = self._tried(q, self._visit_of(self._first_batch(), Quadratic.none(q)))
-        return _evaluation(tried)
+        none = np.empty((0, tried.q.n_dim))
+        return Evaluation(none, np.empty(0), none, np.array([np.isfinite(tried.elbo)]), tried.elbo)
 
     def _first_batch(self) -> Batch:
         if self._first is None:
@@ -165,11 +168,16 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
             return replace(state, is_blind=True)
         is_first = not state.total.n_rows
         after = before if is_held else self._improved(before, visit, _MOST_FIRST if is_first else _MOST_STEPS)
-        content = _content(after, batch.n_rows)
+        content = Quadratic.of(
+            batch.n_rows, after.batch.value, after.batch.grad, packed(after.batch, after.q), after.seen
+        )
         part = self._part(batch, after) if self._target.is_read_once else None
+        site = Site(content, batch.print, part)
+        known = [*state.sites, *[None] * (batch.which + 1 - len(state.sites))]
+        known[batch.which] = site
         state = replace(
             state,
-            sites=_with(state.sites, batch.which, Site(content, batch.print, part)),
+            sites=tuple(known),
             total=visit.others + content,
             change=_changed(state.change, before, old),
             is_held=is_held,
@@ -277,7 +285,7 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
         """Return why to stop, or None to go on."""
         if state.is_blind:
             return Status.NO_FINITE_TRIAL
-        if not state.is_between_passes or not state.gaps:
+        if not (state.place.number > 0 and state.place.position == 0) or not state.gaps:
             return None
         if state.gaps[-1] < self._tolerance.least(state.q):
             return Status.CONVERGED
@@ -301,10 +309,6 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
         return replace(state, gaps=(), is_blind=False)
 
 
-def _content(tried: _Tried, n_rows: int) -> Quadratic:
-    return Quadratic.of(n_rows, tried.batch.value, tried.batch.grad, packed(tried.batch, tried.q), tried.seen)
-
-
 def _changed(change: Change, before: _Tried, old: Site | None) -> Change:
     """Add what a batch says now, less what its site says."""
     if old is None:
@@ -318,18 +322,6 @@ def _changed(change: Change, before: _Tried, old: Site | None) -> Change:
     )
 
 
-def _with(sites: tuple[Site | None, ...], which: int, site: Site) -> tuple[Site | None, ...]:
-    """Return sites with one of them replaced, or added."""
-    known = [*sites, *[None] * (which + 1 - len(sites))]
-    known[which] = site
-    return tuple(known)
-
-
 def _evaluation_of(whole: Expectation, elbo: float) -> ExactEvaluation:
     none = np.empty((0, len(whole.grad)))
     return ExactEvaluation(none, np.empty(0), none, np.array([np.isfinite(elbo)]), elbo, whole)
-
-
-def _evaluation(tried: _Tried) -> Evaluation:
-    none = np.empty((0, tried.q.n_dim))
-    return Evaluation(none, np.empty(0), none, np.array([np.isfinite(tried.elbo)]), tried.elbo)

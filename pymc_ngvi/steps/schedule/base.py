@@ -21,10 +21,7 @@ import numpy as np
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Assessment, BaseDraws, Density, Direction, Estimator, FittedState, Update
-from pymc_ngvi.steps.schedule.belief import UNKNOWN, Belief
-from pymc_ngvi.steps.schedule.linesearch import Failure
-from pymc_ngvi.steps.schedule.state import Evaluated, ScheduleState, Step
-from pymc_ngvi.steps.schedule.tolerance import Tolerance
+from pymc_ngvi.steps.schedule.state import UNKNOWN, Belief, Evaluated, Failure, ScheduleState, Step, Tolerance
 
 #: Draws below which nothing is certified, and a solved set is followed by a larger one.
 FEW_DRAWS = 32
@@ -286,13 +283,6 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
             best=best,
             idle=0 if gained else state.idle + 1,
         )
-        return self._after(state, moved, step)
-
-    def _stuck(self, state: S, failure: Failure) -> S:
-        return replace(state, stalled=True, blind=failure is Failure.NOT_FINITE)
-
-    def _after(self, state: S, moved: S, step: Step[Q, E]) -> S:
-        """Learn from a step on a fixed set, and decide whether the set has more to give."""
         full = step.size == 1.0
         spent = moved.idle >= self.max_idle or moved.n_steps >= _MAX_STEPS
         # After a full step from within the sampling error, what is left on this set is far below it.
@@ -304,6 +294,9 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
         if overshoots and self._is_near(moved, moved.moments.gap):
             return self._next_set(moved)
         return self._left(moved) if self._is_solved(moved) else moved
+
+    def _stuck(self, state: S, failure: Failure) -> S:
+        return replace(state, stalled=True, blind=failure is Failure.NOT_FINITE)
 
     def _accepts(self, state: S, new: E) -> bool:
         """Tell whether a step neither lowers the ELBO on the current draws nor loses more of them."""
@@ -328,16 +321,12 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
 
     def _next_set(self, state: S) -> S:
         """Go to fresh draws after a set is solved, or as far solved as it can be."""
-        n_draws = self._draws_to_solve(state)
-        return self._redraw(replace(state, n_pooled=state.n_draws, belief=UNKNOWN, idle=0), n_draws)
-
-    def _draws_to_solve(self, state: S) -> int:
-        """Return the size of the set that follows one that is solved, or as far solved as it can be."""
         near = self._is_near(state, state.moments.gap) and not state.stalled
         too_noisy = state.moments.floor > max(NEAR_NATS, 4.0 * self.tolerance.least(state.q))
         grows = state.n_draws < self.few_draws or not near or too_noisy or self._loses_draws(state)
         growth = _GROWTH if self._is_exact(state) else _GROWTH_INEXACT
-        return min(state.n_draws * growth, self._max_draws) if grows else state.n_draws
+        n_draws = min(state.n_draws * growth, self._max_draws) if grows else state.n_draws
+        return self._redraw(replace(state, n_pooled=state.n_draws, belief=UNKNOWN, idle=0), n_draws)
 
     def _redraw(self, state: S, n_draws: int) -> S:
         """Return a state on fresh draws; one that gives up where none of them is finite."""

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.draws import BASE_DRAWS, sobol_draws
+from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
@@ -32,11 +33,10 @@ from pymc_ngvi.core.types import (
     Target,
     Update,
 )
-from pymc_ngvi.estimators import gauss_newton, price, stein
-from pymc_ngvi.estimators.draws import evaluation_of
+from pymc_ngvi.estimators import evaluation_of, gauss_newton, price, stein
 from pymc_ngvi.steps.adaptive.certificate import has_diverged, loses_draws
 from pymc_ngvi.steps.adaptive.measure import UNKNOWN, Measured, measured_at, measured_gap
-from pymc_ngvi.steps.schedule.tolerance import Tolerance
+from pymc_ngvi.steps.schedule.state import Tolerance
 
 # --- when a noisy ELBO has stopped rising: means over windows of iterations, and the slope through the last three ---
 # References
@@ -289,7 +289,9 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
             advance = self._guarded(state, advance, moments, base, evaluation)
         if advance is None:
             return state
-        elbo = _noisy_elbo(evaluation, base)
+        z = base.z if evaluation.finite.all() else base.z[evaluation.finite]
+        # No BLAS: on more than 10,000 numbers it wakes its threads, for longer than the rest of an iteration takes.
+        elbo = float(evaluation.elbo + 0.5 * (np.square(z).sum() / len(z) - z.shape[1]))
         gap = moments.gap - moments.floor if np.isfinite(moments.floor) else np.nan
         return replace(
             state,
@@ -412,13 +414,6 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
         return int(np.clip(least / 16 * 2 ** np.ceil(np.log2(max(n_dim, 1))), least, most))
 
 
-def _noisy_elbo(evaluation: Evaluation, base: BaseDraws) -> float:
-    """Return the mean of log p - log q over the draws, whose log q follows from the base draws."""
-    z = base.z if evaluation.finite.all() else base.z[evaluation.finite]
-    # No BLAS: on more than 10,000 numbers it wakes its threads, for longer than the rest of an iteration takes.
-    return float(evaluation.elbo + 0.5 * (np.square(z).sum() / len(z) - z.shape[1]))
-
-
 # --- how many nats a state lacks on all of the data, where log p reads minibatches ---
 # Each replicate of the draws is evaluated on a pass through the data of its own, in a random order. What noise a pass
 # has, as where its last batch begins another one, then is in the scatter of replicates, like that of the draws.
@@ -446,7 +441,7 @@ def on_passes(target: Target, q: GaussianState, rng: np.random.Generator) -> OnP
     if affordable < _FEWEST:
         return None
     base = sobol_draws(min(2 ** int(np.log2(affordable)), _MOST), target.n_dim, rng)
-    evaluation = _by_replicate(q, base, lambda theta: _on_pass(target, theta, int(rng.integers(2**31))))
+    evaluation = _by_replicate(q, base, lambda theta: _on_pass(target, theta, seed_of(rng)))
     # The Hessian that the target knows is that of one batch.
     measured = measured_at(target, q, base, evaluation, stein, full_metric=False)
     return OnPasses(measured, evaluation, replicates(base))

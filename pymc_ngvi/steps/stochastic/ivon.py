@@ -100,7 +100,10 @@ class IVON(Stochastic[Memory]):
         step = narrowed.unwhiten(np.clip(wanted, -longest, longest))
         memory = Memory(momentum, t + 1, step, float(gradient @ step), longest, bool(np.abs(wanted).max() > longest))
         iterate = replace(narrowed, location=old.location + step)
-        return Advance(_averaged(state.q, iterate, _LATE / (_LATE + t)), iterate, rate, memory)
+        weight = _LATE / (_LATE + t)
+        precision = (1.0 - weight) * state.q.sd() ** -2 + weight * iterate.sd() ** -2
+        location = (1.0 - weight) * state.q.mean() + weight * iterate.mean()
+        return Advance(iterate.with_scale(location, precision**-0.5), iterate, rate, memory)
 
     def _with_precision(self, iterate: GaussianState, moments: Moments, rate: float) -> GaussianState | None:
         """Return the state with the next precision, the mean left where it is."""
@@ -115,10 +118,3 @@ class IVON(Stochastic[Memory]):
 
     def _decayed(self, first: float, t: int) -> float:
         return float(first / (1.0 + t / _LEVEL) ** self._step_decay)
-
-
-def _averaged(old: GaussianState, new: GaussianState, weight: float) -> GaussianState:
-    """Return the state of averaged means and precisions."""
-    precision = (1.0 - weight) * old.sd() ** -2 + weight * new.sd() ** -2
-    location = (1.0 - weight) * old.mean() + weight * new.mean()
-    return new.with_scale(location, precision**-0.5)

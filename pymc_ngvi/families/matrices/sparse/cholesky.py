@@ -26,8 +26,7 @@ from threadpoolctl import ThreadpoolController
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.matrices import stacks as dense
-from pymc_ngvi.families.matrices.sparse.any_fronts import AnyFronts
-from pymc_ngvi.families.matrices.sparse.fronts import FrontStack
+from pymc_ngvi.families.matrices.sparse.fronts import AnyFronts, FrontStack
 from pymc_ngvi.families.matrices.sparse.order import Ints
 
 # --- stacks of lower-triangular matrices: solutions and congruences, by LAPACK for a single one ---

@@ -15,7 +15,7 @@ References
 import functools
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -355,3 +355,42 @@ def _stack(which: Ints, s: _Symbolic, layout: _Layout) -> FrontStack:
     to = layout.at[big][:, None] + there[:, lower[0]] * wide[:, None] + there[:, lower[1]]
     n_alike = len(which) if (beside == beside[0]).all() else 1
     return FrontStack(own, beside, *begin, filled, lower, to[::n_alike], n_alike, is_leaf)
+
+
+# --- what factorisations ask of fronts, whether these are of one matrix or of many as one ---
+
+
+class AnyFronts(Protocol):
+    """Fronts as factorisations see them: those of one matrix, or of many as one; see `Fronts` and `RepeatedFronts`."""
+
+    @property
+    def n_dim(self) -> int:
+        """Number of coordinates."""
+
+    @property
+    def n_panels(self) -> int:
+        """Numbers in all panels."""
+
+    @property
+    def n_fronts(self) -> int:
+        """Numbers in all fronts."""
+
+    @property
+    def place(self) -> Ints:
+        """Places of the coordinates in the order of elimination."""
+
+    @property
+    def order(self) -> Ints:
+        """The coordinates in the order of elimination."""
+
+    @property
+    def stacks(self) -> list[FrontStack]:
+        """All fronts, those first that are eliminated first."""
+
+    @property
+    def diagonal(self) -> Ints:
+        """Where the panels have the diagonal, in the order of the coordinates."""
+
+    @property
+    def used(self) -> NDArray[np.bool_]:
+        """Which entries of the panels are in the lower triangle, and were not filled up."""

@@ -1,0 +1,772 @@
+"""Pictures of a fit."""
+
+import textwrap
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
+import xarray as xr
+
+from numpy.typing import NDArray
+from scipy.special import softmax
+
+from pymc_ngvi.core.elbo import format_elbo, format_gap
+from pymc_ngvi.core.linalg import cholesky
+from pymc_ngvi.core.psis import khat_limit, pareto_khat, tail_length, weigh
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.density import Layout
+from pymc_ngvi.families import MixtureState
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.results.convert import indices_of
+from pymc_ngvi.results.diagnosis.weights import weights_and_elbo
+from pymc_ngvi.results.posterior import Posterior
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+
+    from arviz_plots.plot_collection import PlotCollection
+    from arviz_plots.plot_matrix import PlotMatrix
+
+#: What pictures are drawn into, and what they return.
+type Axes = matplotlib.axes.Axes
+type Figure = matplotlib.figure.Figure | matplotlib.figure.SubFigure
+type AxesArray = NDArray[np.object_]
+#: Told apart by colour-blind readers, too.
+LINE, OTHER, WARNING = "#1c5c9e", "#d55e00", "#b03a2e"
+FAINT = "0.45"
+FONT_SIZE, TITLE_SIZE = 8, 9
+#: Width of a character, in parts of the size of its font.
+_CHARACTER = 0.55
+
+
+def need_matplotlib(function: str) -> ModuleType:
+    """Return ``matplotlib.pyplot``."""
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ImportError(f"{function} needs Matplotlib: pip install matplotlib") from error
+    return pyplot
+
+
+def write_title(ax: Axes, text: str) -> None:
+    """Write a title above axes, in lines that are no wider than these."""
+    inches = ax.get_position().width * ax.figure.bbox.width / ax.figure.dpi
+    width = inches * 72.0 / (_CHARACTER * TITLE_SIZE)
+    lines = textwrap.wrap(text, max(int(width), 20), max_lines=3, placeholder=" …")
+    ax.set_title("\n".join(lines), fontsize=TITLE_SIZE, loc="left")
+
+
+def trim(ax: Axes) -> None:
+    """Leave out the frame above and at the right, and make the letters small."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(labelsize=FONT_SIZE)
+    ax.xaxis.label.set_fontsize(FONT_SIZE)
+    ax.yaxis.label.set_fontsize(FONT_SIZE)
+
+
+#: How far below the last half of the iterations the axis of the ELBO reaches, in parts of its range.
+_BELOW = 4.0
+#: Iterations that are marked one by one.
+_MAX_MARKED = 100
+#: Least range of the ELBO that fills the axis, nats.
+_LEAST_RANGE = 0.1
+#: Gaps below this, nats, are not told apart.
+_NO_GAP = 1e-4
+
+
+def plot_fit(
+    losses: Array, gaps: Array, record: FitRecord, *, tol: float | None = None, figure: Figure | None = None
+) -> AxesArray:
+    """Plot the ELBO, and the nats still to be gained, after each iteration of a fit.
+
+    The axis of the ELBO reaches over what the last half of the iterations did: the first ones, which are often
+    thousands of nats lower, are counted in a note.
+
+    Parameters
+    ----------
+    losses : ndarray, shape (n_iterations,)
+        -ELBO in nats, on the draws then in use or by quadrature; empty where it was not kept.
+    gaps : ndarray, shape (n_iterations,)
+        Estimated nats still to be gained; NaN where not known.
+    record : FitRecord
+        How the fit ended.
+    tol : float, optional
+        Nats that may be left to gain: drawn as a line.
+    figure : matplotlib.figure.Figure or SubFigure, optional
+        To draw into; by default one is made.
+
+    Returns
+    -------
+    ndarray of matplotlib.axes.Axes
+        That of the ELBO, and that of the gap; one of them where the other is not known.
+
+    Raises
+    ------
+    ImportError
+        Where Matplotlib is not installed.
+    ValueError
+        Where there is no iteration to show, or ``tol`` is not positive.
+    """
+    if tol is not None and not tol > 0.0:
+        raise ValueError(f"tol is in nats and should be positive; got {tol!r}.")
+    losses, gaps = np.asarray(losses, dtype=np.float64), np.asarray(gaps, dtype=np.float64)
+    panels = [_draw_elbo] if np.isfinite(losses).any() else []
+    panels += [_draw_gap] if np.isfinite(gaps).any() else []
+    if not panels:
+        raise ValueError("There is nothing to show: no iteration was run, or score=False left its ELBO out.")
+    pyplot = need_matplotlib("plot_fit")
+    if figure is None:
+        figure = pyplot.figure(figsize=(6.5, 1.0 + 2.0 * len(panels)), layout="constrained")
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    end, n = "at the end" + ", on fresh draws" * (record.estimator != "quadrature"), record.n_iterations
+    for ax, draw in zip(axes, panels, strict=True):
+        draw(ax, losses, gaps, record, tol, end)
+        trim(ax)
+    axes[-1].set_xlabel("iteration")
+    line = f"{record.outcome} after {n:,} iteration{'s'[: n != 1]}, gap {format_gap(record.gap, ' nats')}"
+    write_title(axes[0], f"{line}. {record.sentence}" if record.remark else line)
+    return axes
+
+
+# --- the panels ---
+
+
+def _draw_elbo(ax: Axes, losses: Array, gaps: Array, record: FitRecord, tol: float | None, end: str) -> None:
+    elbos = np.where(np.isfinite(losses), -losses, np.nan)
+    low, high = _limits(elbos, record.elbo.value)
+    _draw(ax, elbos, "on the draws in use" * (record.estimator != "quadrature"))
+    if np.isfinite(record.elbo.value):
+        text = f"{end}: {format_elbo(round(record.elbo.value, 2) + 0.0)}"  # no -0.00
+        ax.axhline(record.elbo.value, color=OTHER, linestyle="--", label=text)
+    ax.set_ylim(low, high)
+    ax.set_ylabel("ELBO (nats)")
+    ax.ticklabel_format(axis="y", useOffset=False)
+    hidden = elbos < low
+    note = f"{np.count_nonzero(hidden):,} of {len(elbos):,} lower, down to {np.nanmin(elbos):,.0f}"
+    _write_legend(ax, "lower right", note if hidden.any() else "")
+
+
+def _draw_gap(ax: Axes, losses: Array, gaps: Array, record: FitRecord, tol: float | None, end: str) -> None:
+    known = np.array([*gaps, record.gap, np.nan if tol is None else tol])
+    bottom = 0.5 * float(np.min(known, where=known > _NO_GAP, initial=max(np.nanmax(known), _NO_GAP)))
+    ax.set_yscale("log")
+    _draw(ax, np.where(np.isfinite(gaps), np.maximum(gaps, bottom), np.nan), "")
+    if np.isfinite(record.gap):
+        text = f"{end}: {format_gap(record.gap)}"
+        ax.plot(len(gaps), max(record.gap, bottom), "D", color=OTHER, label=text, clip_on=False, zorder=3)
+    if tol is not None:
+        ax.axhline(tol, color=FAINT, linestyle=":", label=f"tolerance: {tol:.3g}")
+    ax.set_ylim(bottom)
+    ax.set_ylabel("still to be gained (nats)")
+    _write_legend(ax, "upper right", "")
+
+
+def _draw(ax: Axes, values: Array, label: str) -> None:
+    few = len(values) <= _MAX_MARKED
+    ax.plot(np.arange(1, len(values) + 1), values, "o-" if few else "-", color=LINE, markersize=3, label=label)
+
+
+def _write_legend(ax: Axes, place: Literal["lower right", "upper right"], note: str) -> None:
+    if ax.get_legend_handles_labels()[1]:
+        ax.legend(
+            title=note or None, fontsize=FONT_SIZE, title_fontsize=FONT_SIZE, alignment="left", frameon=False, loc=place
+        )
+
+
+# --- what to draw ---
+
+
+def _limits(elbos: Array, last: float) -> tuple[float, float]:
+    """Return the ends of the axis of the ELBO: those of the last half of the iterations, and some way beyond."""
+    finite = elbos[np.isfinite(elbos)]
+    # A few outliers of a noisy fit are no part of the range.
+    ends = [*np.quantile(finite[len(finite) // 2 :], [0.01, 0.99]), *([last] if np.isfinite(last) else [])]
+    span = max(max(ends) - min(ends), _LEAST_RANGE)
+    low, high = max(min(ends) - _BELOW * span, finite.min()), max(ends)
+    margin = max(high - low, _LEAST_RANGE) / 16
+    return float(low - margin), float(high + margin)
+
+
+#: Points along a curve.
+_N_POINTS = 200
+
+
+def khat_title(posterior: Posterior) -> str | None:
+    """Return the title of `plot_khat` for weights that are kept; None, for its own title, where there are none."""
+    if (kept := posterior.distribution.kept_log_weights()) is None:
+        return None
+    found = weights_and_elbo(kept)[0]
+    return (
+        f"Weights of the pool of global parameters that this posterior is drawn from: Pareto k-hat "
+        f"{found.khat_text()}, {found.n_draws:,} draws with an effective sample size of {found.effective:,.0f}"
+    )
+
+
+def plot_khat(log_p: Array, log_q: Array, *, title: str | None = None, ax: Axes | None = None) -> Axes:
+    """Plot how many importance weights p/q are larger than a given one, and the Pareto tail that k-hat is fitted to.
+
+    Both axes are logarithmic. The tail is that of Pareto-smoothed importance sampling; beside it are the tails that k
+    at the limit of use, and at 1, where the weights have no mean, would have. Points below the first: q can be used.
+
+    Parameters
+    ----------
+    log_p, log_q : ndarray, shape (n_draws,)
+        Log densities at the same draws of q, on the unconstrained scale; constants do not matter.
+    title : str, optional
+        Default: what the weights say of q.
+    ax : matplotlib.axes.Axes, optional
+        To draw into; by default a figure is made.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    ImportError
+        Where Matplotlib is not installed.
+    ValueError
+        For fewer than 100 draws.
+
+    References
+    ----------
+    .. [1] Vehtari, Simpson, Gelman, Yao, Gabry (2024). Pareto smoothed importance sampling. JMLR 25(72).
+       https://doi.org/10.48550/arXiv.1507.02646
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.random.default_rng(1).standard_t(5, size=2_000)
+    >>> ax = plot_khat(log_p=-0.5 * x**2, log_q=-3.0 * np.log1p(x**2 / 5))
+    >>> ax.get_xscale(), ax.get_yscale()
+    ('log', 'log')
+    """
+    pyplot = need_matplotlib("plot_khat")
+    khat = pareto_khat(log_p, log_q)
+    if ax is None:
+        _, ax = pyplot.subplots(layout="constrained")
+    n = len(log_p)
+    with np.errstate(invalid="ignore"):
+        ratio = np.asarray(log_p, dtype=np.float64) - np.asarray(log_q, dtype=np.float64)
+    weights = n * softmax(np.where(np.isfinite(ratio), ratio, -np.inf))  # over their mean; 0 where there is none
+    shown = np.sort(weights[weights > 1.0 / n])[::-1]
+    share = np.arange(1, len(shown) + 1) / n
+    n_tail = min(tail_length(n), len(shown))
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.plot(shown[n_tail - 1 :], share[n_tail - 1 :], color=LINE)
+    ax.plot(shown[:n_tail], share[:n_tail], "o", color=LINE, markersize=2.5, label=f"weights; dots: tail of {n_tail:,}")
+    if n_tail < len(shown) and np.median(shown[:n_tail]) > shown[n_tail]:
+        _draw_tails(ax, shown[: n_tail + 1], n, khat)
+    ax.set_ylim(0.5 / n, 3.0)
+    left, right = ax.get_xlim()  # weights that hardly differ need some room
+    ax.set_xlim(min(left, 1.0 / 3.0), max(right, 3.0))
+    ax.set_xlabel("weight p/q, relative to the mean")
+    ax.set_ylabel("share of the draws with a larger weight")
+    note = f"largest weight: {weights.max() / n:.2g} of their sum"
+    ax.annotate(note, (0.02, 0.03), xycoords="axes fraction", fontsize=FONT_SIZE, color=FAINT)
+    ax.legend(fontsize=FONT_SIZE, frameon=False, loc="upper right")
+    trim(ax)
+    write_title(ax, weigh(log_p, log_q)[1].sentence() if title is None else title)
+    return ax
+
+
+def _draw_tails(ax: Axes, tail: Array, n: int, khat: float) -> None:
+    """Draw Pareto tails that begin where the tail of the weights, from the largest, does."""
+    start, excess = tail[-1], tail[:-1] - tail[-1]
+    share = (len(tail) - 1) / n
+    median = float(np.median(excess))
+    right = start + np.geomspace(1e-2 * median, 4.0 * excess.max(), _N_POINTS)
+    limit = khat_limit(n)
+    kinds = [(limit, OTHER, "--", f"k = {limit:.2g}: limit of use"), (1.0, WARNING, ":", "k = 1: no mean")]
+    if np.isfinite(khat):
+        kinds.insert(0, (khat, "0.15", "-", f"k = {khat:.2f}: fitted"))
+    for k, colour, style, label in kinds:
+        survival = _survival(right - start, k, median)
+        ax.plot(right, share * survival, color=colour, linestyle=style, label=label)
+
+
+def _survival(excess: Array, k: float, median: float) -> Array:
+    """Return the part of a generalised Pareto distribution with a given median that is above each excess."""
+    if abs(k) < 1e-6:
+        return np.asarray(np.exp2(-excess / median))
+    # Median: scale (2^k - 1) / k.
+    base = 1.0 + np.expm1(k * np.log(2.0)) * excess / median
+    return np.asarray(np.where(base > 0.0, np.maximum(base, 1e-300) ** (-1.0 / k), np.nan))
+
+
+type Plot = PlotCollection | PlotMatrix
+Kind = Literal["forest", "dist", "pair"]
+#: Coordinates that each kind shows unless more are asked for, and its options.
+_KINDS: dict[str, tuple[int, dict[str, Any]]] = {
+    "forest": (40, {"combined": True}),
+    "dist": (20, {"kind": "kde", "visuals": {"point_estimate_text": False}}),
+    "pair": (
+        5,
+        {
+            "facet_dims": ["__variable__"],
+            "aes": {"color": ["model"]},
+            "marginal_kind": "kde",
+            # Points of the one would hide those of the other.
+            "visuals": {"scatter": False, "contour": True},
+            "aes_by_visuals": {"contour": ["color"]},
+            "levels": [0.5, 0.95],
+        },
+    ),
+}
+#: Names of the two, in the legend.
+_OURS, _REFERENCE = "ngvi", "reference"
+
+
+def plot_comparison(
+    draws: xr.DataTree | xr.Dataset,
+    reference: xr.DataTree | xr.Dataset,
+    var_names: str | Sequence[str] | None = None,
+    kind: Kind = "forest",
+    *,
+    max_coordinates: int | None = None,
+    **options: Any,
+) -> Plot:
+    """Plot draws of q beside those of a reference, such as NUTS, with arviz-plots.
+
+    Each coordinate of a variable counts as a variable of its own: ``beta[age]``.
+
+    Parameters
+    ----------
+    draws, reference : DataTree or Dataset
+        With the group ``posterior``, or that group: dims ``chain`` and ``draw``, and those of each variable. Shapes
+        have to agree, names of dims not. Of the longer of the two, evenly spaced draws are used.
+    var_names : str or sequence of str, optional
+        Variables (``beta``) or single coordinates (``beta[age]``). Default: the variables that both have.
+    kind : {"forest", "dist", "pair"}, default "forest"
+        Of ``arviz_plots``: intervals, marginal densities, or pairs of coordinates.
+    max_coordinates : int, optional
+        Of more, those are shown in which the two differ most, as the figure then says: by the Kullback-Leibler
+        divergence between normal distributions with their means and standard deviations. Default: 40, 20 and 5 for
+        the three kinds.
+    **options
+        Passed to ``arviz_plots.plot_forest``, ``plot_dist`` or ``plot_pair``.
+
+    Returns
+    -------
+    arviz_plots.PlotCollection or arviz_plots.PlotMatrix
+
+    Raises
+    ------
+    ImportError
+        Where arviz-plots or Matplotlib is not installed.
+    ValueError
+        For an unknown kind or name, where shapes do not agree, or where no coordinate would be shown.
+    """
+    if kind not in _KINDS:
+        raise ValueError(f"kind should be one of {', '.join(map(repr, _KINDS))}; got {kind!r}.")
+    most, defaults = _KINDS[kind]
+    most = most if max_coordinates is None else max_coordinates
+    if most < 1:
+        raise ValueError(f"max_coordinates should be at least 1; got {max_coordinates!r}.")
+    need_matplotlib("plot_comparison")
+    ours, theirs = _posterior(draws, "draws"), _posterior(reference, "reference")
+    columns = _columns(ours, theirs, var_names)
+    shown = _most_different(columns, most)
+    both = _paired({name: columns[name] for name in shown})
+    plots = arviz_plots("plot_comparison")
+    is_matplotlib = by_matplotlib(options)
+    figure = {"figure_kwargs": {"layout": "constrained"}} if is_matplotlib else {}
+    plot: Any = getattr(plots, f"plot_{kind}")(both, **{**defaults, **figure, **options})
+    plot.add_legend("model", title="", **({"loc": "outside lower center", "ncols": 2} if is_matplotlib else {}))
+    if len(shown) < len(columns):
+        plot.add_title(f"{len(shown)} of {len(columns):,} coordinates: those that differ most")
+    return plot
+
+
+# --- the kinds ---
+
+
+def arviz_plots(function: str) -> ModuleType:
+    """Return ``arviz_plots``; raise ImportError where it is not installed."""
+    try:
+        import arviz_plots as plots
+    except ImportError as error:
+        raise ImportError(f"{function} needs arviz-plots: pip install arviz-plots") from error
+    return plots
+
+
+# --- what to draw ---
+
+
+def _posterior(draws: object, name: str) -> xr.Dataset:
+    found = draws
+    if isinstance(draws, xr.DataTree):
+        found = draws["posterior"].to_dataset() if "posterior" in draws.children else draws.to_dataset()
+    if not isinstance(found, xr.Dataset) or not {"chain", "draw"} <= set(found.dims):
+        raise ValueError(
+            f"{name} should be a DataTree with a group posterior, or its Dataset, with dims chain and draw; got a "
+            f"{type(draws).__name__}. For InferenceData of older ArviZ: xarray.open_datatree of its NetCDF file."
+        )
+    return found
+
+
+def _columns(
+    ours: xr.Dataset, theirs: xr.Dataset, var_names: str | Sequence[str] | None
+) -> dict[str, tuple[Array, Array]]:
+    """Return the draws of both by coordinate: all of one variable, or those that are named."""
+    wanted = [var_names] if isinstance(var_names, str) else var_names
+    variables = {str(name) for name in ours.data_vars} & {str(name) for name in theirs.data_vars}
+    names = sorted(variables, key=list(map(str, ours.data_vars)).index) if wanted is None else list(wanted)
+    found: dict[str, tuple[Array, Array]] = {}
+    for name in names:
+        variable = name if name in variables else name.partition("[")[0]
+        if variable not in variables:
+            raise ValueError(
+                f"{name!r} is not among the variables that both q and the reference have: "
+                f"{', '.join(sorted(map(repr, variables))) or 'none'}."
+            )
+        of = _coordinates(ours[variable], theirs[variable])
+        if name != variable and name not in of:
+            raise ValueError(f"{variable!r} has no coordinate {name!r}; there are {', '.join(list(of)[:5])}, ...")
+        found |= of if name == variable else {name: of[name]}
+    if not found:
+        raise ValueError("There is no coordinate to show: q and the reference have no variable in common.")
+    return found
+
+
+def _coordinates(ours: xr.DataArray, theirs: xr.DataArray) -> dict[str, tuple[Array, Array]]:
+    """Return the draws of each coordinate of one variable, by its label."""
+    shapes = [of.transpose("chain", "draw", ...).shape[2:] for of in (ours, theirs)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"{ours.name!r} has shape {shapes[0]} in q and {shapes[1]} in the reference: they are not of "
+            "the same model."
+        )
+    return {label: (x, y) for (label, x), y in zip(columns_of(ours).items(), columns_of(theirs).values(), strict=True)}
+
+
+def by_matplotlib(options: dict[str, Any]) -> bool:
+    """Tell whether arviz-plots draws with Matplotlib, given its options."""
+    from arviz_base import rcParams  # .8 s to import, with JAX
+
+    return bool((options.get("backend") or rcParams["plot.backend"]) == "matplotlib")
+
+
+def columns_of(*variables: xr.DataArray) -> dict[str, Array]:
+    """Return the draws of each coordinate of variables, one chain after the other, by its label."""
+    found: dict[str, Array] = {}
+    for variable in variables:
+        draws = variable.transpose("chain", "draw", ...)
+        columns = np.asarray(draws, dtype=np.float64).reshape(draws.shape[0] * draws.shape[1], -1)
+        found |= dict(zip(_labels(draws), columns.T, strict=True))
+    return found
+
+
+def _labels(variable: xr.DataArray) -> list[str]:
+    """Return the names of coordinates in C order: ``beta[age]``, or ``beta`` of a scalar."""
+    dims = variable.dims[2:]
+    if not dims:
+        return [str(variable.name)]
+    values = [variable[dim].values if dim in variable.coords else np.arange(variable.sizes[dim]) for dim in dims]
+    return [
+        f"{variable.name}[{', '.join(str(v[i]) for v, i in zip(values, at, strict=True))}]"
+        for at in np.ndindex(*variable.shape[2:])
+    ]
+
+
+def _most_different(columns: dict[str, tuple[Array, Array]], n: int) -> list[str]:
+    """Return the names of the ``n`` coordinates in which the two differ most, in their order."""
+    names = list(columns)
+    if len(names) <= n:
+        return names
+    moments = np.array([[(x.mean(), x.std()) for x in columns[name]] for name in names])
+    (mean, sd), (reference_mean, reference_sd) = moments[:, 0].T, moments[:, 1].T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = sd / reference_sd
+        score = 0.5 * (ratio**2 - 1.0 + ((mean - reference_mean) / reference_sd) ** 2) - np.log(ratio)
+    order: NDArray[np.intp] = np.argsort(-np.nan_to_num(score), kind="stable")[:n]
+    return [names[i] for i in np.sort(order)]
+
+
+def _paired(columns: dict[str, tuple[Array, Array]]) -> dict[str, xr.DataTree]:
+    """Return both as trees of one chain with the same number of draws, so that arviz-plots can put them together."""
+    n = min(min(len(x) for x in pair) for pair in columns.values())
+    trees = {}
+    for which, label in enumerate((_OURS, _REFERENCE)):
+        # Of the longer of the two, evenly spaced draws.
+        data = {}
+        for name, pair in columns.items():
+            at = np.linspace(0, len(pair[which]) - 1, n).round().astype(np.intp)
+            data[name] = (("chain", "draw"), pair[which][at][None])
+        dataset = xr.Dataset(data, coords={"chain": [0], "draw": np.arange(n)})
+        trees[label] = xr.DataTree.from_dict({"posterior": dataset})
+    return trees
+
+
+#: Told apart by colour-blind readers, too.
+_HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#5e3c99")
+#: Of components beyond the hues.
+_LINES = ("-", "--", ":")
+_TOTAL = "0.25"
+#: Probability within the ellipses of a component.
+_LEVELS = (0.5, 0.95)
+#: Components of less weight do not widen the axes.
+_LIGHT = 0.01
+#: Opacity of a component of no weight; of others, it is as the square root of the weight.
+_FAINTEST = 0.3
+#: Standard deviations of each component that the axes reach to.
+_REACH = 3.2
+#: Characters of a label, at most.
+_MAX_CHARACTERS = 22
+
+
+class _Panels(NamedTuple):
+    """What is drawn, in the coordinates that are shown."""
+
+    #: shape (n_components,).
+    weights: Array
+    #: shape (n_components, n_coordinates).
+    means: Array
+    #: shape (n_components, n_coordinates, n_coordinates).
+    covs: Array
+    #: shape (n_draws, n_coordinates).
+    draws: Array
+    #: Responsibilities; shape (n_draws, n_components).
+    shares: Array
+    labels: list[str]
+
+    @property
+    def sds(self) -> Array:
+        return np.sqrt(np.diagonal(self.covs, axis1=1, axis2=2))
+
+    def limits(self, i: int) -> tuple[float, float]:
+        """Return the ends of the axis of a coordinate."""
+        shown = self.weights >= min(_LIGHT, self.weights.max())
+        reach = _REACH * self.sds[shown, i]
+        return float((self.means[shown, i] - reach).min()), float((self.means[shown, i] + reach).max())
+
+
+def plot_components(
+    q: MixtureState,
+    layout: Layout,
+    draws: Array,
+    var_names: str | Sequence[str] | None = None,
+    *,
+    max_coordinates: int = 6,
+    figure: Figure | None = None,
+) -> AxesArray:
+    """Plot the components of a mixture, over draws of it, for each pair of coordinates.
+
+    On the unconstrained scale, where the ellipses of components are exact: each has two, with half and 95 % of its
+    probability. On the diagonal are the marginal densities: of components times their weights, and their sum. The
+    colour of a draw is that of the components mixed by its responsibilities.
+
+    Parameters
+    ----------
+    q : MixtureState
+    layout : Layout
+    draws : ndarray, shape (n_draws, n_dim)
+        Of q; no row for none.
+    var_names : str or sequence of str, optional
+        Random variables (``sd``), their unconstrained values (``sd_log__``) or single coordinates (``beta[3]``).
+        Default: all.
+    max_coordinates : int, default 6
+        Of more, those are shown in which components differ most, as the figure then says: by their mean
+        Kullback-Leibler divergence from the Gaussian with the mean and variance of q there.
+    figure : matplotlib.figure.Figure or SubFigure, optional
+        To draw into; by default one is made.
+
+    Returns
+    -------
+    ndarray of matplotlib.axes.Axes, shape (n_coordinates, n_coordinates)
+        None above the diagonal.
+
+    Raises
+    ------
+    ImportError
+        Where Matplotlib is not installed.
+    ValueError
+        If a name is unknown, or no coordinate would be shown.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pymc_ngvi.families import DiagonalState, MixtureState
+    >>> from pymc_ngvi.graphs.layout import Layout, Variable
+    >>> layout = Layout((Variable("x", "x", (2,), slice(0, 2), None),), {})
+    >>> q = MixtureState.of([DiagonalState(np.full(2, m), np.ones(2)) for m in (-2.0, 2.0)])
+    >>> axes = plot_components(q, layout, np.empty((0, 2)))
+    >>> axes[1, 0].get_xlabel(), axes[1, 0].get_ylabel()
+    ('x[0]', 'x[1]')
+    """
+    pyplot = need_matplotlib("plot_components")
+    from matplotlib import colors
+
+    index = np.arange(layout.n_dim) if var_names is None else indices_of(layout, var_names)
+    n_of = len(index)
+    index = _most_apart(q, index, max_coordinates)
+    if not len(index):
+        raise ValueError("There is no coordinate to show: var_names and max_coordinates should leave one at least.")
+    panels = _panels(q, layout, draws, index)
+    n = len(index)
+    if figure is None:
+        side = min(2.0 + 1.7 * n, 12.0)
+        figure = pyplot.figure(figsize=(6.5, 3.2) if n == 1 else (side, side), layout="constrained")
+    axes = figure.subplots(n, n, squeeze=False)
+    styles: list[dict[str, Any]] = [
+        {
+            "color": _HUES[c % len(_HUES)],
+            "linestyle": _LINES[c // len(_HUES) % len(_LINES)],
+            "alpha": max(_FAINTEST, float(np.sqrt(weight / q.weights.max()))),
+        }
+        for c, weight in enumerate(q.weights)
+    ]
+    mixed = np.clip(panels.shares @ np.array([colors.to_rgb(style["color"]) for style in styles]), 0.0, 1.0)
+    for i in range(n):
+        for j in range(n):
+            if j > i:
+                axes[i, j].remove()
+                axes[i, j] = None
+                continue
+            if i == j:
+                _draw_densities(axes[i, i], panels, i, styles)
+            else:
+                _draw_pair(axes[i, j], panels, j, i, styles, mixed)
+            _trim(axes[i, j], panels, i, j)
+    _write(figure, axes, q.weights, styles, n_of)
+    return axes
+
+
+# --- what to draw ---
+
+
+def _most_apart(q: MixtureState, index: NDArray[np.intp], n: int) -> NDArray[np.intp]:
+    """Return the ``n`` coordinates in which components differ most, in their order."""
+    # E_c[KL(q_c | N)] with N of the mean and variance of q: the quadratic terms sum to 1/2 - 1/2.
+    score = np.log(q.sd()[index]) - q.weights @ np.log(q.sds[:, index])
+    return index[np.sort(np.argsort(-score, kind="stable")[: max(n, 0)])]
+
+
+def _panels(q: MixtureState, layout: Layout, draws: Array, index: NDArray[np.intp]) -> _Panels:
+    covs = np.array([MixtureState.of([c]).cov_block(index) for c in q.components])
+    shares = q.responsibilities(draws) if len(draws) else np.empty((0, q.n_components))
+    return _Panels(q.weights, q.means[:, index], covs, draws[:, index], shares, [layout.label(int(i)) for i in index])
+
+
+def _ellipses(mean: Array, cov: Array) -> Array:
+    """Return points on the ellipses of a Gaussian in two coordinates, (n_levels, n_angles, 2)."""
+    factor = cholesky(cov)
+    if factor is None:  # a line
+        values, vectors = np.linalg.eigh(cov)
+        factor = vectors * np.sqrt(np.maximum(values, 0.0))
+    angles = np.linspace(0.0, 2.0 * np.pi, _N_POINTS)
+    circle = np.stack([np.cos(angles), np.sin(angles)], axis=1) @ factor.T
+    radii = np.sqrt(-2.0 * np.log1p(-np.array(_LEVELS)))
+    return mean + radii[:, None, None] * circle
+
+
+def _densities(panels: _Panels, i: int) -> tuple[Array, Array]:
+    """Return points along a coordinate, and the density of each component there times its weight."""
+    mean, sd = panels.means[:, i], panels.sds[:, i]
+    near = mean[:, None] + sd[:, None] * np.linspace(-4.0, 4.0, _N_POINTS)
+    x = np.unique(np.concatenate([near.ravel(), np.linspace(*panels.limits(i), _N_POINTS)]))
+    z = (x - mean[:, None]) / sd[:, None]
+    return x, (panels.weights / sd)[:, None] * np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)
+
+
+# --- drawing ---
+
+
+def _draw_densities(ax: Axes, panels: _Panels, i: int, styles: list[dict[str, Any]]) -> None:
+    x, densities = _densities(panels, i)
+    ax.plot(x, densities.sum(axis=0), color=_TOTAL)
+    for density, style in zip(densities, styles, strict=True):
+        ax.fill_between(x, density, color=style["color"], alpha=0.18 * style["alpha"], linewidth=0)
+        ax.plot(x, density, **style)
+    ax.set_ylim(bottom=0.0)
+
+
+def _draw_pair(ax: Axes, panels: _Panels, i: int, j: int, styles: list[dict[str, Any]], mixed: Array) -> None:
+    """Draw coordinate ``j`` over ``i``."""
+    ax.scatter(panels.draws[:, i], panels.draws[:, j], c=mixed, s=5, alpha=0.35, linewidths=0, rasterized=True)
+    pair = np.array([i, j])
+    for mean, cov, style in zip(panels.means, panels.covs, styles, strict=True):
+        for width, line in zip((1.6, 0.9), _ellipses(mean[pair], cov[np.ix_(pair, pair)]), strict=True):
+            ax.plot(*line.T, linewidth=width, **style)
+    ax.set_ylim(panels.limits(j))
+
+
+def _trim(ax: Axes, panels: _Panels, row: int, column: int) -> None:
+    """Set limits, and leave ticks and names at the outer sides only."""
+    ax.set_xlim(panels.limits(column))
+    ax.tick_params(labelsize=FONT_SIZE)
+    ax.set_xlabel(_short(panels.labels[column]), fontsize=TITLE_SIZE)
+    if row == column:
+        ax.set_yticks([])
+    else:
+        ax.set_ylabel(_short(panels.labels[row]), fontsize=TITLE_SIZE)
+    ax.locator_params(nbins=4)
+    ax.label_outer()
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= _MAX_CHARACTERS else f"{label[: _MAX_CHARACTERS - 9]}…{label[-8:]}"
+
+
+def _write(figure: Figure, axes: AxesArray, weights: Array, styles: list[dict[str, Any]], n_of: int) -> None:
+    """Write which line is which component, what the scale is, and, where not all coordinates are shown, which are."""
+    from matplotlib.lines import Line2D
+
+    n = len(axes)
+    title = ["Components of q: weights", "unconstrained scale"]
+    title += ["ellipses: 50 % and 95 %"] * (n > 1)
+    title += [f"{n} of {n_of:,} coordinates:", "where components differ most"] * (n < n_of)
+    handles = [Line2D([], [], label=f"{c}: {weight:.3g}", **styles[c]) for c, weight in enumerate(weights)]
+    handles.append(Line2D([], [], color=_TOTAL, label="their sum"))
+    # One panel leaves no corner free.
+    place, where = (
+        (axes[0, 0], {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)})
+        if n == 1
+        else (figure, {"loc": "upper right"})
+    )
+    legend = place.legend(
+        handles=handles,
+        title="\n".join(title),
+        fontsize=FONT_SIZE,
+        title_fontsize=FONT_SIZE,
+        alignment="left",
+        frameon=False,
+        **where,
+    )
+    legend.set_in_layout(n == 1)
+
+
+#: Elements that are shown, at most.
+_MOST_SHOWN = 6
+
+
+def plot_sensitivity(tree: xr.DataTree, table: pd.DataFrame, **options: Any) -> Any:
+    """Plot marginal distributions with prior and likelihood raised to powers; see `plot_prior_sensitivity`."""
+    need_matplotlib("plot_prior_sensitivity")
+    plots = arviz_plots("plot_prior_sensitivity")
+    columns = columns_of(*tree["posterior"].data_vars.values())
+    order = np.argsort(-np.nan_to_num(table["prior"].to_numpy()), kind="stable")[:_MOST_SHOWN]
+    names = list(columns)
+    shown = {names[i]: columns[names[i]] for i in np.sort(order)}
+    n = len(tree["log_prior"]["draw"])
+    dataset = xr.Dataset(
+        {name: (("chain", "draw"), values[None]) for name, values in shown.items()},
+        coords={"chain": [0], "draw": np.arange(n)},
+    )
+    both = {name: tree[name].to_dataset() for name in ("log_prior", "log_likelihood")}
+    is_matplotlib = by_matplotlib(options)
+    figure = {"layout": "constrained"} if is_matplotlib else {}
+    one = xr.DataTree.from_dict({"posterior": dataset, **both})
+    plot = plots.plot_psense_dist(one, **{"figure_kwargs": figure, **options})
+    if is_matplotlib:
+        for legend in plot.viz["figure"].item().legends:  # which would hide the first row
+            legend.remove()
+        plot.add_legend(["alpha"], title="power", loc="outside lower center", ncols=3)
+    if len(shown) < len(columns):
+        plot.add_title(f"{len(shown)} of {len(columns):,} elements: those that depend most on the prior")
+    return plot

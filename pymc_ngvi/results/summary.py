@@ -1,0 +1,635 @@
+"""The table of parameters, with what was found out about the approximation."""
+
+import importlib
+import itertools
+import math
+import shutil
+import textwrap
+import threading
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
+import xarray as xr
+
+from pymc_ngvi.core.elbo import format_gap
+from pymc_ngvi.core.messages import suggestion
+from pymc_ngvi.core.psis import Weights
+from pymc_ngvi.density.shards.density import ShardedDensity
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.marginal.verdict import SAID_ERROR
+from pymc_ngvi.reading.roles import Extent, Grouping, Roles, find_roles
+from pymc_ngvi.results.convert import to_datatree, to_multitrace
+from pymc_ngvi.results.diagnosis.diagnose import budget_of, standing_diagnosis
+from pymc_ngvi.results.diagnosis.diagnosis import Kept
+from pymc_ngvi.results.diagnosis.weights import (
+    DRAWS,
+    SUMMARY,
+    log_ratio_of,
+    own_generator,
+    own_log_ratio,
+    weights_and_elbo,
+)
+from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.sampling import Sampling, sample_tree
+
+#: Colours are those of the page, light or dark; lines are its text colour, faint.
+_FAINT = "color-mix(in srgb, currentColor 25%, transparent)"
+
+
+def html_card(title: str, record: FitRecord | None, verdict: str | None, body: str) -> str:
+    """Return a card: how the fit ended, the verdict, numbers of the fit, the table of parameters."""
+    if record is None:
+        outcome, numbers = "Not fitted", {}
+    else:
+        outcome = record.outcome
+        numbers = {
+            "ELBO": str(record.elbo).replace("+-", "±"),
+            "gap": format_gap(record.gap, " nats"),
+            "iterations": f"{record.n_iterations:,}",
+            "time": f"{record.compile_seconds:.1f} s compiling + {record.run_seconds:.1f} s running",
+        }
+    parts = [f'<div style="font-size:1.1em"><b>{escape(outcome)}</b> · {escape(title)}</div>']
+    if record is not None:
+        parts += [_card_line(said) for said in (record.remark, record.posterior, record.of_discrete) if said]
+    if numbers:
+        cells = "".join(f"<span>{escape(name)} <b>{escape(value)}</b></span>" for name, value in numbers.items())
+        parts.append(f'<div style="display:flex;flex-wrap:wrap;gap:.2em 1.5em;margin:.4em 0">{cells}</div>')
+    unknown = "Not judged yet: approx.summary() or approx.diagnose() say how good the approximation is."
+    parts.append(_card_line(unknown if verdict is None else f"Verdict: {verdict}"))
+    style = f"border:1px solid {_FAINT};border-radius:6px;padding:.7em 1em;max-width:60em;color:inherit;background:none"
+    return f'<div style="{style}">{"".join(parts)}{body}</div>'
+
+
+def _card_line(text: str) -> str:
+    return f'<div style="margin:.4em 0">{escape(text)}</div>'
+
+
+_NOT_CONVERGED = "Not reliable: the fit did not converge."
+
+
+def verdict_on(
+    posterior: Posterior, kept: Kept, khat_draws: int | None, rng: np.random.Generator
+) -> tuple[tuple[str, ...], float | None]:
+    """Return the sentences above the table of a summary, and k-hat."""
+    lines, seed = _lines_of_fit(posterior.record), int(rng.integers(2**63))
+    sentence, weights = _verdict(posterior, kept, khat_draws, np.random.default_rng(seed))
+    lines += [sentence] * bool(sentence)
+    if weights is not None and posterior.distribution.kept_log_weights() is None:
+        lines.append(weights.sentence(posterior.layout.n_dim))
+        same = own_generator(posterior.record) if khat_draws == DRAWS else np.random.default_rng(seed)
+        remark = posterior.distribution.remark(posterior.density, posterior.record, weights.n_draws, same)
+        lines += [remark] * bool(remark)
+    return tuple(lines), None if weights is None else weights.khat
+
+
+def _lines_of_fit(record: FitRecord | None) -> list[str]:
+    if record is None:
+        return ["This approximation was not made by a fit."]
+    lines = [record.closing_line(), record.posterior, record.of_discrete]
+    lines.insert(1, record.remark)
+    return list(filter(None, lines))
+
+
+def _verdict(
+    posterior: Posterior, kept: Kept, khat_draws: int | None, rng: np.random.Generator
+) -> tuple[str, Weights | None]:
+    """Return whether an approximation can be relied on, with the first reason and what may help, and its weights."""
+    record = posterior.record
+    converged = record is None or record.converged or record.is_pool
+    if khat_draws is None:
+        return "", None
+    why = posterior.density.why_in_part or ("the data were changed" if posterior.changed_data() else "")
+    if why:
+        return f"Not judged: {why}." if converged else "", None
+    weights = None
+    if khat_draws != DRAWS:
+        weights = weights_and_elbo(log_ratio_of(posterior, kept, khat_draws, rng))[0]
+    if not converged:
+        return _NOT_CONVERGED, weights or _weights_of_summary(posterior, kept)
+    diagnosis = standing_diagnosis(posterior, kept, SUMMARY)
+    if weights is None and diagnosis.weights.n_draws:
+        weights = diagnosis.weights
+    return diagnosis.in_short(), weights
+
+
+def _weights_of_summary(posterior: Posterior, kept: Kept) -> Weights | None:
+    """Return the weights that belong to the fit, as far as the budget of a summary allows."""
+    n = budget_of(posterior, SUMMARY).n_weights
+    return weights_and_elbo(own_log_ratio(posterior, kept, n))[0] if n else None
+
+
+# --- tables of a summary as lines of text and as HTML, with as many digits as the draws can tell ---
+
+#: Elements shown of a variable, the last one included, as the table gets longer.
+_KEPT = (20, 10, 6, 4, 2)
+#: Standard deviations outside of these are shown in powers of ten.
+_LEAST, _MOST = 1e-4, 1e6
+#: Stands for rows that are left out.
+_GAP = "..."
+Rows = list[tuple[str, list[str]]]
+
+
+def rows_of(table: pd.DataFrame, *, by_sd: bool, limit: int) -> Rows:
+    """Return labels and cells of a table, of long variables only the first elements and the last."""
+    places = kept_rows(_variables(table), limit)
+    some = table.iloc[[i for i in places if i is not None]]
+    cells = iter(_by_sd(some) if by_sd and "sd" in some else _as_printed(some))
+    labels = iter(some.index)
+    blank = [_GAP] * len(table.columns)
+    return [(_GAP, blank) if i is None else (str(next(labels)), next(cells)) for i in places]
+
+
+def kept_rows(variables: Sequence[str], limit: int) -> list[int | None]:
+    """Return the places of the rows to show; None stands for those that are left out."""
+    n = len(variables)
+    if n <= limit:
+        return list(range(n))
+    edges = [0, *(i for i in range(1, n) if variables[i] != variables[i - 1]), n]
+    spans = list(itertools.pairwise(edges))
+    keep = next((k for k in _KEPT if sum(min(b - a, k) for a, b in spans) <= limit), _KEPT[-1])
+    result: list[int | None] = []
+    for a, b in spans:
+        result += range(a, b) if b - a <= keep else [*range(a, a + keep - 1), None, b - 1]
+    if sum(i is not None for i in result) > limit:  # of many variables
+        half = limit // 2
+        result = [*result[:half], None, *result[len(result) - half :]]
+    return result
+
+
+def _variables(table: pd.DataFrame) -> list[str]:
+    """Return the variable that each row is of."""
+    return [str(label).split("[")[0] for label in table.index]
+
+
+def _by_sd(table: pd.DataFrame) -> list[list[str]]:
+    """Return cells with digits to the second of the standard deviation, as many for all of a vector where that fits."""
+    values, sd, variables = table.to_numpy(dtype=np.float64), table["sd"].to_numpy(), np.array(_variables(table))
+    digits = [_digits(s) for s in sd]
+    for name in dict.fromkeys(variables):
+        of = [digits[i] for i in np.flatnonzero(variables == name)]
+        if min(of) >= 0 and max(of) - min(of) == 1:
+            digits = [max(of) if v == name else d for v, d in zip(variables, digits, strict=True)]
+    return [[_number(x, d) for x in row] for row, d in zip(values, digits, strict=True)]
+
+
+def _digits(sd: float) -> int:
+    """Return how many digits after the point to show for a standard deviation; -1 for four significant ones."""
+    return max(0, 1 - math.floor(math.log10(sd))) if _LEAST <= sd < _MOST else -1
+
+
+def _number(x: float, digits: int) -> str:
+    text = f"{x:.4g}" if digits < 0 or not math.isfinite(x) else f"{x:,.{digits}f}"
+    return text[1:] if text.startswith("-") and not text.strip("-0.,") else text  # no -0.00
+
+
+def _as_printed(table: pd.DataFrame) -> list[list[str]]:
+    """Return cells as the table shows them: ArviZ rounds each in its own way."""
+    columns = [table[[c]].to_string(index=False, header=False).split("\n") for c in table.columns]
+    return [[cell.strip() for cell in row] for row in zip(*columns, strict=True)]
+
+
+def as_text(columns: Sequence[str], sections: Mapping[str, Rows]) -> str:
+    """Return one table with a heading above each section, the columns of all of them aligned."""
+    indent = 2 * (len(sections) > 1 or "" not in sections)
+    rows = [row for part in sections.values() for row in part]
+    label_width = max([len(label) for label, _ in rows], default=0) + indent
+    widths = [max([len(c), *(len(cells[j]) for _, cells in rows)]) for j, c in enumerate(columns)]
+    lines = [_line("", columns, label_width, widths)]
+    for heading, part in sections.items():
+        lines += [heading] * bool(heading)
+        lines += [_line(" " * indent + label, cells, label_width, widths) for label, cells in part]
+    return "\n".join(lines)
+
+
+def _line(label: str, cells: Sequence[str], label_width: int, widths: Sequence[int]) -> str:
+    return "  ".join([label.ljust(label_width), *(c.rjust(w) for c, w in zip(cells, widths, strict=True))]).rstrip()
+
+
+def as_html(columns: Sequence[str], sections: Mapping[str, Rows]) -> str:
+    """Return the same as an HTML table that takes its colours from the page."""
+    number = "text-align:right;padding:.1em .8em;white-space:nowrap;font-variant-numeric:tabular-nums"
+    label_style = "text-align:left;padding:.1em .8em .1em 0;font-weight:normal"
+    head = "".join(f'<th scope="col" style="{number}">{escape(c)}</th>' for c in columns)
+    body = []
+    for heading, part in sections.items():
+        if heading:
+            style = "text-align:left;padding:.6em 0 .1em;border-bottom:1px solid currentColor"
+            body.append(
+                f'<tr><th colspan="{len(columns) + 1}" scope="colgroup" style="{style}">{escape(heading)}</th></tr>'
+            )
+        for label, cells in part:
+            numbers = "".join(f'<td style="{number}">{escape(c)}</td>' for c in cells)
+            body.append(f'<tr><th scope="row" style="{label_style}">{escape(label)}</th>{numbers}</tr>')
+    return (
+        '<div style="overflow-x:auto"><table style="border-collapse:collapse;background:none;color:inherit">'
+        f"<thead><tr><td></td>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+# --- what a summary shows, and in which order: parameters of the population, then those of each group, then effects ---
+
+#: Heading of what belongs to no group.
+POPULATION = "Population-level parameters"
+#: Axes of draws.
+_SAMPLE = ("chain", "draw")
+
+
+class ShownVariables(NamedTuple):
+    """Which variables a summary shows."""
+
+    #: Names by heading, in the order in which they are shown; one heading, "", where there are no groups.
+    sections: Mapping[str, tuple[str, ...]]
+    #: Sentences below the table: numbers of observations and of levels, what was left out.
+    notes: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """All names that are shown."""
+        return [name for names in self.sections.values() for name in names]
+
+
+def plan_sections(roles: Roles, sizes: Mapping[str, int], *, group_effects: bool) -> ShownVariables:
+    """Return what a summary shows of a model."""
+    groups = roles.groups
+    apart = {*roles.rows, *roles.raw}
+    apart.update(name for g in groups for name in (*g.scales, *g.packed, *g.effects, *g.offsets))
+    sections = {POPULATION: [name for name in sizes if name not in apart]}
+    for g in groups:
+        sections[f"{_what(g)}: {_levels(g)}"] = g.scales
+    if group_effects:
+        for g in groups:
+            sections[f"Effects: {_levels(g)}"] = g.effects or g.offsets
+    shown = {heading: tuple(names) for heading, names in sections.items() if names} or {"": tuple(sizes)}
+    if not groups:
+        shown = {"": tuple(name for names in shown.values() for name in names)}
+    return ShownVariables(shown, (*_counts(roles), *_left_out(roles, sizes, group_effects=group_effects)))
+
+
+def _what(group: Grouping) -> str:
+    correlated = group.packed or any("corr" in name for name in group.scales)
+    return "Standard deviations and correlations" if correlated else "Standard deviations"
+
+
+def _levels(group: Grouping) -> str:
+    return f"{group.name} ({group.n_levels:,} levels)"
+
+
+def _counts(roles: Roles) -> list[str]:
+    """Return the sentences with the numbers of observations and of levels, as mixed-model programs print them."""
+    of = list(roles.observations.items())
+    observed = f"{of[0][1]:,}" if len(of) == 1 else ", ".join(f"{name} {n:,}" for name, n in of)
+    sentences = [f"Number of observations: {observed}."] if of else []
+    if roles.groups:
+        sentences.append("Number of levels: " + ", ".join(f"{g.name} {g.n_levels:,}" for g in roles.groups) + ".")
+    return [" ".join(sentences)] if sentences else []
+
+
+def _left_out(roles: Roles, sizes: Mapping[str, int], *, group_effects: bool) -> list[str]:
+    """Return sentences that say what the summary leaves out, and how to see it."""
+    sentences = []
+    effects = [] if group_effects else [name for g in roles.groups for name in g.effects or g.offsets]
+    if effects:
+        n = sum(sizes[name] for name in effects)
+        sentences.append(f"Not shown: {n:,} group effects ({', '.join(effects)}); see summary(group_effects=True).")
+    offsets = [name for g in roles.groups if g.effects for name in g.offsets]
+    others = {
+        "standardised effects": [*offsets, *roles.raw],
+        "packed Cholesky factors": [name for g in roles.groups for name in g.packed],
+        "values for each observation": list(roles.rows),
+    }
+    parts = [f"{kind} ({', '.join(names)})" for kind, names in others.items() if names]
+    if parts:
+        last = [name for names in others.values() for name in names][-1]
+        start = "Nor are shown" if effects else "Not shown:"
+        sentences.append(f'{start} {", ".join(parts)}; see, by name, summary(var_names=["{last}"]).')
+    return sentences
+
+
+def arranged(
+    posterior: xr.Dataset, plan: ShownVariables, scales: set[str], terms: Mapping[str, Sequence[str]]
+) -> tuple[xr.Dataset, dict[str, slice]]:
+    """Return the draws that a summary shows, and where the rows of each section will be.
+
+    Of matrices of correlations among ``scales``, only the entries below the diagonal are kept, each once.
+    """
+    kept: dict[str, xr.DataArray] = {}
+    where: dict[str, slice] = {}
+    start = 0
+    for heading, names in plan.sections.items():
+        stop = start
+        correlations = {name for name in names if name in scales and _is_correlation(posterior[name])}
+        for name in sorted(names, key=lambda n: n in correlations):  # standard deviations first
+            draws = _labelled(posterior[name], terms.get(name, ()))
+            draws = _below_diagonal(draws) if name in correlations else draws
+            n = math.prod(draws.sizes[d] for d in draws.dims if d not in _SAMPLE)
+            if n:
+                kept[name] = draws
+                stop += n
+        where[heading] = slice(start, stop)
+        start = stop
+    # Coords that variables share are equal; those of others would only be in the way.
+    return xr.Dataset(kept), where
+
+
+def names_of_terms(few: xr.Dataset, groups: Sequence[Grouping]) -> dict[str, list[str]]:
+    """Return the names of the terms that standard deviations and correlations belong to, by name of these.
+
+    They are those of the axis of the effects that is not the axis of levels; a Cholesky factor has plain axes.
+    """
+    result = {}
+    for g in groups:
+        labels = None
+        for name in (n for n in (*g.effects, *g.offsets) if n in few):
+            axes = [few[d] for d in few[name].dims if d in few.coords and d not in _SAMPLE]
+            named = [a.values.astype(str).tolist() for a in axes if a.size != g.n_levels and a.dtype.kind in "OUST"]
+            labels = named[0] if len(named) == 1 else labels
+        if labels is not None:
+            result.update(dict.fromkeys(g.scales, labels))
+    return result
+
+
+def _labelled(draws: xr.DataArray, labels: Sequence[str]) -> xr.DataArray:
+    """Give plain axes of as many entries as there are labels these labels."""
+    plain = [d for d in draws.dims if str(d).startswith(f"{draws.name}_dim_") and draws.sizes[d] == len(labels)]
+    return draws.assign_coords({d: list(labels) for d in plain})
+
+
+def _is_correlation(draws: xr.DataArray) -> bool:
+    """Tell whether draws are symmetric matrices with ones on their diagonal."""
+    values = draws.transpose(*_SAMPLE, ...).to_numpy()
+    if values.ndim != 4 or values.shape[2] != values.shape[3]:
+        return False
+    unit = np.allclose(np.diagonal(values, axis1=2, axis2=3), 1.0)
+    return bool(unit and np.allclose(values, values.swapaxes(2, 3), equal_nan=True))
+
+
+def _below_diagonal(draws: xr.DataArray) -> xr.DataArray:
+    draws = draws.transpose(*_SAMPLE, ...)
+    later, earlier = np.tril_indices(draws.shape[2], -1)
+    rows, cols = (
+        np.asarray(draws[dim].values if dim in draws.coords else range(draws.sizes[dim])) for dim in draws.dims[2:]
+    )
+    pairs = [f"{cols[j]}, {rows[i]}" for i, j in zip(later, earlier, strict=True)]
+    dim = f"{draws.name}_pair"
+    values = draws.to_numpy()[:, :, later, earlier]
+    coords = {d: draws.coords[d] for d in _SAMPLE if d in draws.coords}
+    return xr.DataArray(values, dims=(*_SAMPLE, dim), coords={**coords, dim: pairs}, name=draws.name)
+
+
+# --- what a fit says of itself and of the parameters, as a text and a table ---
+
+#: Rows of the table that a summary prints, about; ``table`` has them all.
+_MAX_ROWS = 60
+#: Characters in a line of a printed summary, at most; fewer on a narrow terminal.
+_MAX_WIDTH = 100
+#: Draws behind the table of a card, their seed, rows, and coordinates of q up to which there is one.
+_CARD_DRAWS, _CARD_SEED, _CARD_ROWS, _CARD_DIM = 1_000, 20_250_301, 24, 5_000
+#: Numbers that are held at once, at most, where not all of them are shown.
+_MOST_HELD = 2**24
+#: Standard deviations that few draws decide, and that are named, at most.
+_MOST_NAMED = 3
+#: Arguments of ``arviz_stats.summary`` that choose variables, or another kind of result: all of it is one table then.
+_CHOOSING = ("var_names", "filter_vars", "coords", "group", "fmt")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `NGVIApproximation.summary` returns: prints as text, and as HTML in notebooks.
+
+    Parameters
+    ----------
+    lines : tuple of str
+        Outcome of the fit, cure where it did not converge, k-hat and what it means.
+    table : pandas.DataFrame
+        Mean, standard deviation and interval of each constrained variable that is shown, section after section.
+    khat : float or None
+        None where it was not computed.
+    sections : dict of str to DataFrame
+        Parts of the table by heading; one, "", for a model without groups.
+    notes : tuple of str
+        Sentences below the table: numbers of observations and levels, what was left out.
+    by_sd : bool, default False
+        Whether numbers are printed to the second digit of their standard deviation.
+    max_rows : int, optional
+        Rows to print, about.
+    """
+
+    lines: tuple[str, ...]
+    table: pd.DataFrame
+    khat: float | None
+    sections: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    by_sd: bool = False
+    max_rows: int | None = None
+
+    def __str__(self) -> str:
+        """Return the text, its sentences wrapped to the width of the terminal."""
+        table = as_text(list(self.table.columns), self._rows()) if self.sections else str(self.table)
+        above, below = (_wrapped(lines) for lines in (self.lines, (*self._cut(), *self.notes)))
+        return "\n".join([*above, "", table, *([""] if below else []), *below])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        table = as_html(list(self.table.columns), self._rows()) if self.sections else self.table.to_html()
+        return paragraphs(self.lines) + str(table) + paragraphs((*self._cut(), *self.notes))
+
+    def _rows(self) -> dict[str, Rows]:
+        """Return the rows to show of each section: all, or as many as its share of the table, and at least ten."""
+        n, limit = len(self.table), self._limit
+        limits = {
+            heading: max(limit * len(part) // max(n, 1), min(10, limit)) for heading, part in self.sections.items()
+        }
+        return {
+            heading: rows_of(part, by_sd=self.by_sd, limit=n if n <= limit else limits[heading])
+            for heading, part in self.sections.items()
+        }
+
+    @property
+    def _limit(self) -> int:
+        return _MAX_ROWS if self.max_rows is None else self.max_rows
+
+    def _cut(self) -> list[str]:
+        """Return the line that says that the table is longer than what is shown, where it is."""
+        where = ".table" if self.max_rows is None else "summary().table"
+        return [f"({len(self.table):,} rows; all of them are in {where})"] if len(self.table) > self._limit else []
+
+
+def _wrapped(lines: tuple[str, ...]) -> list[str]:
+    width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
+    return [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in lines]
+
+
+def paragraphs(lines: tuple[str, ...]) -> str:
+    """Return sentences as HTML, a paragraph each."""
+    return "".join(f'<p style="margin:.4em 0">{escape(line)}</p>' for line in lines)
+
+
+def summarise(
+    posterior: Posterior,
+    kept: Kept,
+    draws: int,
+    rng: np.random.Generator,
+    *,
+    group_effects: bool,
+    khat_draws: int | None,
+    options: dict[str, Any],
+) -> Summary:
+    """Return a summary; see `NGVIApproximation.summary`."""
+    _check_names(posterior, options)
+    with posterior.with_data_of_fit():
+        made = summary_of_draws(posterior, kept, draws, rng, group_effects, options)
+    lines, khat = verdict_on(posterior, kept, khat_draws, rng)
+    if said := posterior.of_changed_data():
+        lines = (f"{said}: this is the posterior given those of the fit.", *lines)
+    return replace(made, lines=lines, khat=khat)
+
+
+def _check_names(posterior: Posterior, options: dict[str, Any]) -> None:
+    """Raise ValueError for a variable to show that the model has not."""
+    given = options.get("var_names")
+    if given is None or options.get("filter_vars") is not None:
+        return
+    valid = [v.name for v in posterior.layout.variables] + [d.name for d in posterior.density.deterministics]
+    valid += posterior.density.summed_out_shown
+    if posterior.include_transformed:
+        valid += [v.value_name for v in posterior.layout.variables]
+    for name in [given] if isinstance(given, str) else given:
+        if name not in valid and name.removeprefix("~") not in valid:
+            raise ValueError(f"var_names has {name!r}, which the model has not: {suggestion(name, valid)}")
+
+
+def card_of(posterior: Posterior, kept: Kept) -> str:
+    """Return an approximation as notebooks show it: HTML that takes no evaluation of log p."""
+    record, n_dim, body = posterior.record, posterior.layout.n_dim, "<p>summary() shows the parameters.</p>"
+    if n_dim <= _CARD_DIM:
+        with posterior.with_data_of_fit():
+            made = summary_of_draws(posterior, kept, _CARD_DRAWS, np.random.default_rng(_CARD_SEED), False, {})
+        body = replace(made, max_rows=_CARD_ROWS)._repr_html_()
+    kind = posterior.distribution.name if record is None or record.is_pool else f"{record.family} family"
+    return html_card(f"{kind}, {n_dim:,} free parameters", record, kept.verdict, body)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Which variables of a model are shown of a posterior, and how."""
+
+    roles: Roles
+    plan: ShownVariables
+    #: Numbers of elements of all variables.
+    sizes: Mapping[str, int]
+    #: Two draws of all of them.
+    few: xr.Dataset
+
+    @classmethod
+    def of(cls, posterior: Posterior, *, group_effects: bool) -> "Planned":
+        """Plan what is shown."""
+        few = two_points(posterior)
+        sizes = {str(name): values.size // 2 for name, values in few.data_vars.items()}
+        roles = roles_of(posterior, few)
+        return cls(roles, plan_sections(roles, sizes, group_effects=group_effects), sizes, few)
+
+    def arranged(self, draws: xr.Dataset) -> tuple[xr.Dataset, dict[str, slice]]:
+        """Return the draws that are shown, and the rows of each section."""
+        scales = {name for g in self.roles.groups for name in g.scales}
+        return arranged(draws, self.plan, scales, names_of_terms(self.few, self.roles.groups))
+
+
+def summary_of_draws(
+    posterior: Posterior,
+    kept: Kept,
+    draws: int,
+    rng: np.random.Generator,
+    group_effects: bool,
+    options: dict[str, Any],
+) -> Summary:
+    """Return a summary without sentences above the table."""
+    table_of = imported("arviz_stats").summary  # .7 s
+    by_sd = options.get("kind", "stats") == "stats" and options.get("round_to", "auto") == "auto"
+    chosen = any(options.get(name) is not None for name in _CHOOSING)
+    options = {"kind": "stats", **options}
+    if chosen:
+        table = table_of(sample_tree(posterior, kept, draws, rng), **options)
+        sections = {"": table} if options.get("fmt", "wide") == "wide" else {}
+        return Summary((), table, None, sections, (), by_sd)
+    planned = Planned.of(posterior, group_effects=group_effects)
+    wide = draws * sum(planned.sizes.values()) > _MOST_HELD
+    made = sample_tree(posterior, kept, draws, rng, Sampling(var_names=planned.plan.names if wide else None))
+    shown, where = planned.arranged(made["posterior"].to_dataset())
+    table = table_of(xr.DataTree.from_dict({"posterior": shown}), **options)
+    sections = {heading: table.iloc[rows] for heading, rows in where.items()}
+    notes = (*planned.plan.notes, _error_sentence(posterior, draws), *_thin_tails(posterior))
+    return Summary((), table, None, sections, notes, by_sd)
+
+
+def imported(name: str) -> ModuleType:
+    """Import a module in a thread of its own, and return it.
+
+    Some packages look at every frame of the stack for each of their lazy modules: deep inside a fit, ArviZ would take
+    two seconds in the place of one.
+    """
+    worker = threading.Thread(target=importlib.import_module, args=(name,))
+    worker.start()
+    worker.join()
+    return importlib.import_module(name)
+
+
+def _error_sentence(posterior: Posterior, draws: int) -> str:
+    """Return the Monte Carlo error of means over draws, as a sentence."""
+    effective = posterior.distribution.effective(draws)
+    weighted = posterior.distribution.kept_log_weights() is not None
+    which = f" with an effective sample size of {effective:,.0f}" if weighted else ""
+    own = f"From {draws:,} draws{which}: the Monte Carlo error of a mean is {1 / math.sqrt(effective):.2g} of its sd"
+    of_globals = posterior.distribution.effective_globals(draws)
+    if of_globals >= effective:
+        return f"{own}."
+    return f"{own}, that of a hyperparameter {1 / math.sqrt(of_globals):.2g} at most."
+
+
+def _thin_tails(posterior: Posterior) -> list[str]:
+    """Return a sentence on the standard deviations that few weighted draws decide, where there are such."""
+    errors = posterior.distribution.sd_errors()
+    if errors is None or not (errors > SAID_ERROR).any():
+        return []
+    worst = np.argsort(-np.nan_to_num(errors))[: min(_MOST_NAMED, int((errors > SAID_ERROR).sum()))]
+    known = ", ".join(f"of `{posterior.layout.label(int(i))}` within {100 * errors[i]:.0f} %" for i in worst)
+    return [f"Few draws are in thin tails: the standard deviation is known {known} only."]
+
+
+def two_points(posterior: Posterior) -> xr.Dataset:
+    """Return all variables at one point, twice, as if these were draws: enough to tell sizes, and so roles.
+
+    A draw of q takes a search for modes where effects are relative to these.
+    """
+    values = posterior.values(np.tile(posterior.density.initial_point(), (2, 1)), _CARD_SEED)
+    trace = to_multitrace(posterior.model, values, {}, 1)
+    shown = posterior.include_transformed
+    tree = to_datatree(trace, posterior.model, dims=posterior.dims, include_transformed=shown)
+    return tree["posterior"].to_dataset()
+
+
+def roles_of(posterior: Posterior, few: xr.Dataset) -> Roles:
+    """Return the roles of the variables, whose axes are taken from any draws."""
+    extents = {}
+    for name, draws in few.data_vars.items():
+        dims = [d for d in draws.dims if d not in ("chain", "draw")]
+        named = [None if str(d).startswith(f"{name}_dim_") else str(d) for d in dims]
+        extents[str(name)] = Extent(tuple(named), tuple(draws.sizes[d] for d in dims))
+    pattern, summed = posterior.density.structural_pattern, posterior.density.summed
+    if pattern is None and summed is not None:
+        pattern = summed.among
+    density = posterior.density
+    roles = find_roles(posterior.model, posterior.layout, pattern, extents)
+    of_rows = [
+        name
+        for name in density.summed_out_shown
+        if math.prod(extents[name].shape) > 1 and math.prod(extents[name].shape) in roles.observations.values()
+    ]
+    roles = replace(roles, rows=(*roles.rows, *of_rows))
+    return replace(roles, observations=density.observations) if isinstance(density, ShardedDensity) else roles
