@@ -509,6 +509,7 @@ GUARDS = {
         "More nodes would change log m; what more candidates change of draws of effects may show it as well.",
         ((verdict, "TOLERANCE", np.inf), (verdict, "MOST_SHORT", np.inf)),
         "folded",
+        seed=6,
         claim=REFUSED,
     ),
     # --- nested ---
