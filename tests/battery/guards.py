@@ -508,9 +508,7 @@ GUARDS = {
     "verdict: rule": Guard(
         "More nodes would change log m; what more candidates change of draws of effects may show it as well.",
         ((verdict, "TOLERANCE", np.inf), (verdict, "MOST_SHORT", np.inf)),
-        "folded",
-        seed=6,
-        claim=REFUSED,
+        tries="folded, 6 seeds",
     ),
     # --- nested ---
     "ridges": Guard(
