@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
@@ -35,8 +34,6 @@ _LOG_SCALE = 12.0
 TOLERANCE = 0.03
 #: Local coordinates from which on a polynomial alone is tried; residual that it may have, in that of a base rule.
 _MANY, _OF_TOLERANCE = 1_000, 0.4
-#: Parts of the way to a lost draw at which centres are corrected, and how often the nearest is looked for.
-_WAY, _MOST_FOUND = (0.25, 0.5, 0.75, 1.0), 3
 #: Draws at which regressions extrapolate most, and the part of the weight that they are of.
 _N_FAR, _OF_WEIGHT = 12, 0.999
 #: Factor by which centres of base rules may be further off than those of the reference.
@@ -130,31 +127,7 @@ class LogMarginal:
 
     def _reference(self, g: Array) -> Referred:
         first = self.first_centres if self._coefficients is None else None
-        points = self._confirmed(g, self.predicted(g) if first is None else first(g), self.rule)
-        for _ in range(_MOST_FOUND):
-            if not self._find(points):
-                break
-        return points
-
-    def _find(self, points: Referred) -> bool:
-        """Look for the centres of lost draws on the way from the nearest that is not; tell whether any was found.
-
-        Regressions extrapolate to draws far out. Conditional modes move steadily with the globals: about a centre that
-        is right at one of them, nodes see where it goes.
-        """
-        lost, known = np.flatnonzero(points.lost), np.flatnonzero(~points.lost)
-        if not len(lost) or not len(known):
-            return False
-        z = points.g / np.where((sd := points.g.std(axis=0)) > 0.0, sd, 1.0)
-        nearest = known[cKDTree(z[known]).query(z[lost])[1]]
-        start, centres = points.g[nearest], points.centres[nearest]
-        for part in _WAY:
-            on_way = self._confirmed(start + part * (points.g[lost] - start), centres, self._wider(_WIDEST_FROM))
-            centres = on_way.centres
-        for name in ("log_marginal", "skew", "lost"):
-            getattr(points, name)[lost] = getattr(on_way, name)
-        points.centres = points.centres.replaced(lost, centres, np.ones((len(lost), self.forest.n_local), dtype=bool))
-        return bool(not on_way.lost.all())
+        return self._confirmed(g, self.predicted(g) if first is None else first(g), self.rule)
 
     def _confirmed(self, g: Array, centres: Centres, rule: PathRule) -> Referred:
         """Evaluate about given centres, which are corrected."""

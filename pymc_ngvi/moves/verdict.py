@@ -9,6 +9,8 @@ from pymc_ngvi.core.verdict import Condition, Verdict
 
 #: Nested R-hat at most; effective sizes at least.
 MOST_RHAT, LEAST_SIZE = 1.01, 400.0
+#: Standard error of a 5 % limit of a normal, in sds, times the root of the effective size of its tail.
+_OF_LIMIT = 2.11
 #: Effective size of being where log p is highest, for each chain: they come and go, and none stays there.
 LEAST_OF_PEAK = 5.0
 #: Part of the trajectories that may diverge; ranges by which log p on the way may be above that at draws.
@@ -132,6 +134,11 @@ class MovedChecks(Verdict):
         return min(self.bulk, self.tail, self.weights_size)
 
     @property
+    def limit_error(self) -> float:
+        """Standard error of the limit that is known least well, in sds, about."""
+        return _OF_LIMIT / math.sqrt(self.tail)
+
+    @property
     def efficiency(self) -> float:
         """Part of the draws that is effective."""
         return self.effective_size / (self.n_draws * self.n_chains)
@@ -156,6 +163,7 @@ class MovedChecks(Verdict):
             modes = f" in {self.n_modes} modes, of weights {self.in_modes}" if self.n_modes > 1 else ""
             return (
                 f"Sampled from the fit ({self.figures}): the chains have arrived (nested R-hat {self.rhat:.3f}, "
-                f"effective sample size {self.effective_size:,.0f}){modes}."
+                f"effective sample size {self.effective_size:,.0f}, 5 and 95 % limits known to {self.limit_error:.2f} "
+                f"standard deviations){modes}."
             )
         return f"Sampled from the fit ({self.figures}), but not arrived: {'; '.join(self.failures)}."

@@ -494,10 +494,9 @@ GUARDS = {
         "binary",
     ),
     "verdict: rule": Guard(
-        "More nodes would change log m.",
-        ((verdict, "TOLERANCE", np.inf),),
-        "folded",
-        claim=REFUSED,
+        "More nodes would change log m; what more candidates change of draws of effects may show it as well.",
+        ((verdict, "TOLERANCE", np.inf), (verdict, "MOST_SHORT", np.inf)),
+        tries="folded, 6 seeds",
     ),
     # --- nested ---
     "ridges": Guard(
@@ -708,11 +707,6 @@ GUARDS = {
         "Centres that are far off.",
         ((log_marginal.LogMarginal, "_wider", lambda self, turn: self.rule),),
         tries=TREES_10,
-    ),
-    "centres on the way": Guard(
-        "Draws far out, to which regressions extrapolate.",
-        ((log_marginal, "_MOST_FOUND", 0),),
-        tries=TREES_11,
     ),
     "weights of regressions": Guard(
         "Regressions that draws far from the posterior decide.",

@@ -107,4 +107,6 @@ def test_what_is_said():
     assert "exact up to simulation error" in NESTED.sentence
     assert "nearly exact" in replace(NESTED, effective_size=300.0).sentence
     assert "approximate" in replace(NESTED, variance=4.0, error=0.05).sentence
+    assert "limits known to 0.03 standard deviations" in MOVED.sentence
+    assert "limits known to 0.11 standard deviations" in replace(MOVED, tail=LEAST_MOVED).sentence
     assert "Not reliable: k-hat" in replace(NESTED, khat=0.9, effective_size=50.0).sentence
