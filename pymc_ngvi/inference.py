@@ -1,7 +1,7 @@
 """`NGVI`, the inference object: options in, approximation out."""
 
+import dataclasses
 import logging
-import math
 import time
 
 from collections.abc import (
@@ -114,18 +114,12 @@ from pymc_ngvi.fitting.threads import (
 from pymc_ngvi.graphs.backends import (
     Backend,
 )
-from pymc_ngvi.posteriors.search import (
-    seconds_until_others,
-)
 from pymc_ngvi.results.approximation import (
     NGVIApproximation,
 )
-from pymc_ngvi.results.posterior_first import (
-    NoneFirst,
-    posterior_first,
-)
-from pymc_ngvi.results.posterior_step import (
-    PosteriorStep,
+from pymc_ngvi.results.choice import (
+    Candidates,
+    Choice,
     check_wanted,
 )
 
@@ -459,47 +453,30 @@ class NGVI(Inference):
         clock = time.perf_counter()
         with SoFar[NGVIApproximation]() as so_far:
             problem = self._problem(backend, compile_kwargs)
-            first: NGVIApproximation | NoneFirst = NoneFirst(self._options)
-            if not callbacks and n and self._given["start"] is None and not names_a_method(self._given):
-                seed = self._seed()
-                first = posterior_first(
-                    self._options, problem.density, seed, NGVIApproximation, so_far,
-                    include_transformed=include_transformed, progressbar=progressbar,
-                )  # fmt: skip
-                if isinstance(first, NoneFirst):
-                    self._next_seed, self._options = seed, first.options
-            if not isinstance(first, NoneFirst):
-                so_far.result = first
-            else:
-                density = problem.density
+            density, seed = problem.density, self._seed()
+            self._next_seed, self._result = seed, None
+            choice = Choice(self._options.posterior, seed, self._options.max_seconds)
+            candidates = Candidates(
+                choice, density, NGVIApproximation, options=self._options, so_far=so_far,
+                include_transformed=include_transformed, progressbar=progressbar,
+            )  # fmt: skip
+            is_free = not callbacks and n and self._given["start"] is None and not names_a_method(self._given)
+            if not (is_free and candidates.come_first()):
+                self._options = dataclasses.replace(self._options, max_seconds=candidates.options_seconds)
                 with (
-                    or_the_first(first.errors), FitProgress(progressbar, progressbar_theme) as progress,
+                    or_the_first(candidates.errors), FitProgress(progressbar, progressbar_theme) as progress,
                     few_threads(density), watching(density, progress),
                 ):  # fmt: skip
                     approx, problem, rule, q, seed = self._start(problem, include_transformed)
-                    scored, self._result = score in (None, True), None
                     search = self._search(problem, seed)
-                    self._session = session = FitSession.begin(
-                        problem, rule, q, self._options, seed, score=scored, clock=clock,
+                    self._session = approx._session = session = FitSession.begin(
+                        problem, rule, q, self._options, seed, score=score in (None, True), clock=clock,
                         observer=observer_of(approx, callbacks), search=search,
                     )  # fmt: skip
                     self._fitted, self._prepared, self._next_seed = approx, None, None
-                    approx._session = session
-                    step = PosteriorStep(self._options.posterior, seed, self._options.max_seconds, tried=first.tried)
-                    if first.state is None:
-                        step.tell_of_fit(session, approx, so_far)
-                    later = math.inf if callbacks else seconds_until_others(self._options, density, first.tried)
-                    session.run(n, progress, pause_after=later, most=first.most_seconds)
-                so_far.result = step.following(
-                    session,
-                    approx,
-                    NGVIApproximation,
-                    n,
-                    so_far,
-                    first.state,
-                    progressbar=progressbar,
-                    theme=progressbar_theme,
-                )
+                    candidates.fit(session, approx, n, progress, may_pause=not callbacks)
+                candidates.after_fit(n, progressbar_theme)
+            so_far.result = candidates.result()
         self._result = result = so_far.result
         assert result.record is not None
         if result.record.comes_first:

@@ -89,14 +89,15 @@ def _log_levels():
 @pytest.fixture
 def _no_last_resort(monkeypatch):
     """Leave draws as they are where no other posterior can be relied on."""
-    from pymc_ngvi.posteriors import search  # after what has to be set before PyTensor is imported
+    from pymc_ngvi.results import choice  # after what has to be set before PyTensor is imported
 
-    monkeypatch.setattr(search, "KINDS", {name: kind for name, kind in search.KINDS.items() if not kind.is_last})
+    monkeypatch.setattr(choice, "KINDS", {name: kind for name, kind in choice.KINDS.items() if not kind.is_last})
 
 
 @pytest.fixture
 def _nested_first(monkeypatch):
-    """Have nested posteriors come before any Gaussian fit, as if they took no time."""
+    """Have nested posteriors come before any Gaussian fit, as if they took no time, and trees were not sure."""
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.trees.TreeKind.chance", lambda self, found: 0.9)
     monkeypatch.setattr("pymc_ngvi.posteriors.kinds.latent_gaussian.nested_seconds", lambda given: 0.01)
     monkeypatch.setattr("pymc_ngvi.posteriors.kinds.latent_gaussian.LatentGaussianKind.least", 0.01)
 

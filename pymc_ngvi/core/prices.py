@@ -5,11 +5,18 @@ does the same on any machine, and on a busy one. ``tests/benchmarks/cost_model.p
 for. What PyTensor's graphs cost to evaluate is in `pymc_ngvi.ops.cost`, in the same unit.
 """
 
+import math
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol
 
 import numpy as np
 
 from numpy.typing import NDArray
+
+from pymc_ngvi.core.refusal import Reason, Unavailable
 
 #: An operation of a dense step, and of a sparse one.
 PER_DENSE, PER_PRODUCT = 4.5e-11, 7e-11
@@ -18,8 +25,10 @@ PER_DENSE, PER_PRODUCT = 4.5e-11, 7e-11
 PER_ENTRY, PER_STACK, PER_SUM = 3.5e-8, 1.6e-4, 1.8
 #: Of blocks beside a border: a number; the calls for each size.
 PER_ENTRY_OF_BLOCKS, PER_SIZE = 6e-8, 4e-4
-#: A row, in an expectation by quadrature with covariances of predictors; a value of log p by rows, and a row of one.
-PER_ROW, PER_VALUE, PER_ROW_OF_VALUE = 2e-6, 2e-4, 3.3e-8
+#: A row, in an expectation by quadrature with covariances of predictors; a row of a value of log p.
+PER_ROW, PER_ROW_OF_VALUE = 2e-6, 3.3e-8
+#: A call that evaluates rows.
+PER_CALL = 1e-4
 #: A node of quadrature in trees, thousands of which are evaluated together, and a row there.
 PER_NODE, PER_ROW_OF_NODE = 5e-6, 2e-8
 #: A column of a Hessian at the draws of a step, in the smallest models.
@@ -107,9 +116,65 @@ def expected_fit_seconds(density: Priced, *, by_rows: bool = False) -> float:
     return n_gradients * density.gradient_seconds
 
 
-def value_seconds(density: Priced, n_rows: int = 0) -> float:
-    """Return the seconds of a value of log p, by its rows where there are any."""
-    return max(PER_VALUE + PER_ROW_OF_VALUE * n_rows if n_rows else OF_VALUE * density.gradient_seconds, 1e-9)
+def value_seconds(density: Priced) -> float:
+    """Return the seconds of a value of log p, of many at once: regressions took 0.2 to 0.45 of a gradient."""
+    return max(OF_VALUE * density.gradient_seconds, 1e-9)
+
+
+# --- what has been used up ---
+
+#: How many times its price a posterior may take; seconds to which no price is known better.
+MOST_TIMES, LEAST_PRICE = 2.0, 1.0
+
+
+class UsedUp(Unavailable):
+    """A posterior has taken what it may."""
+
+
+class Work:
+    """What a posterior has taken, and may take, in estimated seconds; no clock decides."""
+
+    def __init__(self, price: float = math.inf, most: float = math.inf) -> None:
+        self.price, self.spent, self._most = price, 0.0, most
+        self.asked = 0.0
+
+    def may_take(self, seconds: float) -> bool:
+        """Tell whether it may take so many seconds, where it turns out to take longer; they are its price then."""
+        self.asked = max(self.asked, seconds)
+        if seconds <= max(self._most, self.price):
+            self.price = max(self.price, seconds)
+        return seconds <= self.price
+
+    def count(self, seconds: float) -> None:
+        """Count what is taken, and end at a multiple of the price."""
+        self.spent += seconds
+        if self.spent > MOST_TIMES * max(self.price, LEAST_PRICE):
+            raise UsedUp(Reason.TOO_LONG, f"it has taken {in_words(self.spent)}, and far more than was expected")
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count all that is evaluated in this context."""
+        token = _WORK.set(self)
+        try:
+            yield
+        finally:
+            _WORK.reset(token)
+
+
+_WORK: ContextVar[Work | None] = ContextVar("work", default=None)
+
+
+def count(seconds: float) -> None:
+    """Count what an evaluation takes, where there is a limit."""
+    if (work := _WORK.get()) is not None:
+        work.count(seconds)
+
+
+def expect(times: float) -> None:
+    """End where what is to come, in what was taken so far, is more than may be taken; it is part of the price else."""
+    if (work := _WORK.get()) is not None and not work.may_take((1.0 + times) * work.spent):
+        said = f"it would take {in_words((1.0 + times) * work.spent)}, as is seen after {in_words(work.spent)}"
+        raise UsedUp(Reason.TOO_LONG, said)
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ type Seed = (
     | None
 )
 
-#: Seeds that are drawn from a generator are below this, as in PyMC.
-_END = 2**30
+#: Seeds that are drawn from a generator are below this.
+_END = 2**31
 
 
 def generator_of(random_seed: object) -> np.random.Generator:

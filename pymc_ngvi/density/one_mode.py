@@ -26,7 +26,7 @@ from pytensor.graph.traversal import toposort
 from pytensor.scalar.math import Sigmoid, Softplus
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.values import AnyArray, Array
 from pymc_ngvi.density.model_density import ModelDensity
 from pymc_ngvi.reading.terms import Rows
 
@@ -66,14 +66,31 @@ _CONCAVE = (ps.Log, ps.Log1p)
 def has_one_mode(density: ModelDensity) -> bool:
     """Tell whether log p is known to be concave, so that it has one mode."""
     rows = None if density.is_sharded or density.is_streamed else density.by_rows.found
-    return rows is not None and all(_is_concave(kind) for kind in rows.terms.rows)
+    return rows is not None and all(_is_concave(kind, kind.slots) for kind in rows.terms.rows)
 
 
-def _is_concave(rows: Rows) -> bool:
-    """Tell whether each of some rows is a concave function of its predictors."""
+def rows_not_concave(density: ModelDensity) -> Array:
+    """Return how many rows each coordinate is in that are not known to be concave in it, the others being given.
+
+    Shape (n_dim,); ones where log p is not known by rows.
+    """
+    rows = None if density.is_sharded or density.is_streamed else density.by_rows.found
+    if rows is None or rows.terms.rest:
+        return np.ones(density.n_dim)
+    linear, result = rows.linear_map.plain, np.zeros(density.n_dim)
+    for kind in rows.terms.rows:
+        for slot, index in zip(kind.slots, kind.index.T, strict=True):
+            if not _is_concave(kind, [slot]):
+                result += (linear.rest[index] != 0.0).sum(axis=0)
+                result[linear.columns] += (linear.dense[index] != 0.0).sum(axis=0)
+    return result
+
+
+def _is_concave(rows: Rows, slots: Sequence[Variable]) -> bool:
+    """Tell whether each of some rows is a concave function of some of its predictors, the others being given."""
     known: dict[Variable, _Bounded] = {slot: _Bounded(_Convexity.AFFINE) for slot in rows.slots}
     known |= {var: _of_numbers(value) for var, value in rows.data.items()}
-    varies = set(rows.slots)
+    varies = set(slots)
     for node in toposort([rows.value]):
         inputs = [known.get(i) or _of_input(i) for i in node.inputs]
         found = _UNKNOWN

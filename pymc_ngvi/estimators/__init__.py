@@ -1,12 +1,409 @@
-"""Estimators of the whitened gradient and curvature. One file and one row each."""
+"""Estimators of the whitened gradient and curvature. One class and one row each."""
 
-from pymc_ngvi.core.types import Estimator
-from pymc_ngvi.estimators.draws import AtDraws
-from pymc_ngvi.estimators.gauss_newton import GaussNewton
-from pymc_ngvi.estimators.pathwise import Pathwise
-from pymc_ngvi.estimators.price import Price
-from pymc_ngvi.estimators.quadrature import Quadrature
-from pymc_ngvi.estimators.stein import Stein
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.linalg import cholesky, solve_lower, symmetrise
+from pymc_ngvi.core.types import (
+    Array,
+    BaseDraws,
+    Density,
+    Estimator,
+    Evaluation,
+    Expectation,
+    GaussianState,
+    GaussNewtonTarget,
+    MeanHessian,
+    Moments,
+    Outer,
+    PathMoments,
+    RowRules,
+    RowsTarget,
+    VariationalState,
+    mean_hessians,
+)
+
+#: Numbers in the replicates of the natural gradient, beyond which only their summaries are kept.
+_MAX_KEPT = 16_000_000
+
+
+def by_replicate(
+    curvatures: Callable[[list[Array]], list[Array]],
+    state: GaussianState,
+    base: BaseDraws,
+    evaluation: Evaluation,
+    *,
+    stl: bool,
+) -> Moments:
+    """Estimate the gradient by its mean over draws, the curvature by a function of the draws of each replicate."""
+    grads, draws = [], []
+    for rows in base.replicates():
+        keep = evaluation.finite[rows]
+        if not keep.any():
+            continue
+        whitened = state.whiten(evaluation.grad[rows][keep])
+        if stl:
+            whitened = whitened + base.z[rows][keep]
+        grads.append(whitened.mean(axis=0))
+        draws.append(evaluation.theta[rows][keep])
+    return moments_at_draws(state, np.array(grads), np.array(curvatures(draws)))
+
+
+def moments_at_draws(state: GaussianState, grads: Array, curvatures: Array) -> Moments:
+    """Combine independent replicates of whitened gradient and curvature."""
+    n_replicates = len(grads)
+    grad, curvature = grads.mean(axis=0), curvatures.mean(axis=0)
+    errors = np.array([state.flat(state.curvature_error(c)) for c in curvatures])
+    u = np.concatenate([grads, errors / np.sqrt(2.0)], axis=1)
+    gap, floor, floor_sd = gap_of(u)
+    grad_se = curvature_se = np.full(len(grad), np.inf)
+    if n_replicates > 1:
+        diagonals = np.array([state.curvature_diagonal(c) for c in curvatures])
+        grad_se = grads.std(axis=0, ddof=1) / np.sqrt(n_replicates)
+        curvature_se = diagonals.std(axis=0, ddof=1) / np.sqrt(n_replicates)
+    return Moments(
+        grad=grad,
+        curvature=curvature,
+        grad_se=grad_se,
+        curvature_se=curvature_se,
+        gap=gap,
+        floor=floor,
+        floor_sd=floor_sd,
+        replicates=u if u.size <= _MAX_KEPT else None,
+    )
+
+
+def gap_of(u: Array) -> tuple[float, float, float]:
+    """Return gap, floor and the standard deviation of their difference from replicates of the natural gradient."""
+    n_replicates, mean_u = len(u), u.mean(axis=0)
+    gap = 0.5 * float(mean_u @ mean_u)
+    if n_replicates == 1:
+        return gap, np.inf, np.inf
+    return gap, 0.5 * float(np.sum((u - mean_u) ** 2)) / (n_replicates * (n_replicates - 1)), _corrected_gap_sd(u)
+
+
+def _corrected_gap_sd(u: Array) -> float:
+    """Return the standard deviation of the corrected gap at the optimum, where the mean of u is 0.
+
+    The corrected gap is sum_{r != s} u_r.u_s / (2 R (R-1)), with variance tr(Cov(u)^2) / (2 R (R-1)), and
+    (u_r.u_s)^2 has mean tr(Cov(u)^2). Not centred: centring would add (tr Cov(u) / R)^2.
+    """
+    n = len(u)
+    products = u @ u.T
+    np.fill_diagonal(products, 0.0)
+    trace_square = float(np.sum(products * products)) / (n * (n - 1))
+    return float(np.sqrt(trace_square / (2.0 * n * (n - 1))))
+
+
+class AtDraws:
+    """Expectations are means over draws of all coordinates."""
+
+    uses_hessians = False
+
+    def evaluate(self, target: Density, state: VariationalState, base: BaseDraws) -> Evaluation:
+        """Evaluate log p and its gradient at the draws of a state."""
+        theta = state.draws(base.z)
+        logp, grad = target.logp_grad(theta)
+        return evaluation_of(state, theta, logp, grad)
+
+    def evaluate_each(self, target: Density, states: Sequence[VariationalState], base: BaseDraws) -> list[Evaluation]:
+        """Evaluate log p and its gradient at the draws of several states, in one batch."""
+        thetas = [state.draws(base.z) for state in states]
+        logp, grad = target.logp_grad(np.concatenate(thetas))
+        rows = [slice(k * base.n_draws, (k + 1) * base.n_draws) for k in range(len(thetas))]
+        return [evaluation_of(q, theta, logp[at], grad[at]) for q, theta, at in zip(states, thetas, rows, strict=True)]
+
+    def has_hessian(self, target: Density) -> bool:
+        """Tell whether `hessian_at_mean` can be formed."""
+        return target.has_hessian
+
+    def hessian_at_mean(self, target: Density, state: GaussianState) -> MeanHessian:
+        """Return the Hessian of log p at the mean of a state."""
+        return target.mean_hessian(state.mean()[None])
+
+
+def evaluation_of(state: VariationalState, theta: Array, logp: Array, grad: Array) -> Evaluation:
+    """Return what log p and its gradient at draws of a state, (n_draws, n_dim), make of it."""
+    finite = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
+    return Evaluation(theta, logp, grad, finite, _elbo(state, theta[finite], logp[finite]) if finite.any() else -np.inf)
+
+
+def _elbo(state: VariationalState, theta: Array, logp: Array) -> float:
+    if state.n_uniform:  # log q at the draws: log p - log q has no noise where q is the posterior
+        return float(np.mean(logp - state.log_density(theta)))
+    return float(logp.mean()) + cast(GaussianState, state).entropy()  # the mean over draws would only add noise
+
+
+def from_gradients(
+    order: Callable[[Array, Array], Outer],
+    state: GaussianState,
+    base: BaseDraws,
+    evaluation: Evaluation,
+    *,
+    stl: bool,
+) -> Moments:
+    """Estimate the curvature from products of whitened gradients and base draws.
+
+    Without sticking the landing, the gradient is that of log p alone, and the identity is added exactly.
+    """
+    keep = evaluation.finite
+    grad, z = (evaluation.grad, base.z) if keep.all() else (evaluation.grad[keep], base.z[keep])
+    whitened = state.whiten(grad)
+    if stl:
+        whitened = whitened + z
+    outer = order(whitened, z)._replace(diagonal=0.0 if stl else 1.0)
+    if base.n_replicates == 1:
+        return PathMoments(state, whitened.mean(axis=0), outer)
+    label = np.repeat(np.arange(base.n_replicates), base.n_draws // base.n_replicates)[keep]
+    parts = [label == r for r in range(base.n_replicates) if np.any(label == r)]
+    grads = np.array([whitened[part].mean(axis=0) for part in parts])
+    outers = [order(whitened[part], z[part])._replace(diagonal=outer.diagonal) for part in parts]
+    curvatures = np.array([state.add_to_diagonal(-state.outer_mean(o), 1.0) for o in outers])
+    return moments_at_draws(state, grads, curvatures)
+
+
+class Price(AtDraws):
+    r"""Price's estimator: exact Hessians of log p at the draws [1]_.
+
+    E_q[grad log p] and E_q[hess log p] by their means over draws (the theorems of Bonnet and of Price turn them into
+    gradients with respect to the mean and half the covariance). No Monte Carlo error at all in the curvature of a
+    quadratic log p; none in its gradient with antithetic draws.
+
+    References
+    ----------
+    .. [1] M. Opper and C. Archambeau (2009). The variational Gaussian approximation revisited. Neural Computation
+       21(3). https://doi.org/10.1162/neco.2008.08-07-592
+    """
+
+    uses_hessians = True
+
+    def moments(
+        self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+    ) -> Moments:
+        """Estimate whitened gradient and curvature with the mean Hessian at the draws.
+
+        Antithetic draws make no difference between the two values of ``stl``, but where a draw was left out.
+        """
+
+        def curvatures(draws: list[Array]) -> list[Array]:
+            return [hessian.whitened(state) for hessian in mean_hessians(target, draws)]
+
+        return by_replicate(curvatures, state, base, evaluation, stl=stl)
+
+
+class Stein(AtDraws):
+    r"""Stein's estimator: the Hessian from gradients alone, symmetrised [1]_.
+
+    By Stein's identity :math:`E_q[\nabla^2 \log p] = E_q[\Sigma^{-1} (\theta - \mu) \nabla \log p^T]`, whitened
+    :math:`I - A = E[\mathrm{sym}(w z^T)]` with :math:`w = C^T \nabla(\log p - \log q)`. Unbiased with and without
+    symmetrising, which halves the variance of off-diagonal entries and keeps the precision symmetric.
+
+    References
+    ----------
+    .. [1] W. Lin, M. E. Khan and M. Schmidt (2019). Stein's lemma for the reparameterization trick with exponential
+       family mixtures. https://doi.org/10.48550/arXiv.1910.13398
+    """
+
+    def moments(
+        self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+    ) -> Moments:
+        """Estimate whitened gradient and curvature from gradients alone."""
+        return from_gradients(_symmetric, state, base, evaluation, stl=stl)
+
+
+def _symmetric(whitened: Array, z: Array) -> Outer:
+    return Outer(np.concatenate([whitened, z]), np.concatenate([z, whitened]), 0.0)
+
+
+class Pathwise(AtDraws):
+    r"""Reparametrisation through the Cholesky factor: what automatic differentiation of one draw gives [1]_ [2]_.
+
+    The gradient in the factor is the *lower triangle* of :math:`E[w z^T]`, :math:`w = C^T \nabla(\log p - \log q)` (for
+    a factor of the precision: of :math:`E[z v^T]`); mirrored at the diagonal it is an unbiased estimate of I - A. It
+    differs from Stein's estimator in that each off-diagonal entry rests on one of its two products instead of their
+    mean.
+
+    References
+    ----------
+    .. [1] K. Wu and J. R. Gardner (2024). Understanding stochastic natural gradient variational inference. ICML.
+       https://doi.org/10.48550/arXiv.2406.01870
+    .. [2] M. Titsias and M. Lazaro-Gredilla (2014). Doubly stochastic variational Bayes for non-conjugate inference.
+       ICML. https://proceedings.mlr.press/v32/titsias14.html
+    """
+
+    def moments(
+        self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+    ) -> Moments:
+        """Estimate whitened gradient and curvature from gradients alone."""
+        return from_gradients(state.outer, state, base, evaluation, stl=stl)
+
+
+class GaussNewton(AtDraws):
+    r"""Gauss-Newton estimator: squares of per-observation gradients in place of the likelihood's Hessian [1]_.
+
+    With the natural-parameter update this is variational online Gauss-Newton (VON, and VOGN for a diagonal):
+    :math:`-E_q[\nabla^2 \log p]` is replaced by :math:`E_q[\sum_i g_i g_i^T]`, with :math:`g_i = \nabla \log p(y_i |
+    \theta)`, plus the exact curvature of the prior. For a diagonal these are sums of squares, not the square of the
+    sum. Never negative for the likelihood; biased where the model is misspecified: the fixed point is not the best q,
+    but near it for many observations.
+
+    References
+    ----------
+    .. [1] M. E. Khan and D. Nielsen (2018). Fast yet simple natural-gradient descent for variational inference in
+       complex models. ISITA. https://doi.org/10.23919/ISITA.2018.8664326
+    """
+
+    uses_hessians = True
+
+    def moments(
+        self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+    ) -> Moments:
+        """Estimate whitened gradient and curvature.
+
+        Raises
+        ------
+        ValueError
+            If the target is no `GaussNewtonTarget`.
+        """
+        if not isinstance(target, GaussNewtonTarget):
+            raise ValueError("gauss_newton takes the gradients of single observations: this target has none.")
+
+        def curvatures(draws: list[Array]) -> list[Array]:
+            return [target.gauss_newton(theta).whitened(state) for theta in draws]
+
+        return by_replicate(curvatures, state, base, evaluation, stl=stl)
+
+
+#: Part of the covariance of q that stands for none.
+_NARROW = 1e-6
+
+
+class _Narrow:
+    """A Gaussian about the mean of another, all but a point."""
+
+    def __init__(self, q: GaussianState) -> None:
+        self._q, self.location = q, q.location
+
+    def covariances(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+        """Return entries of the covariance, (n,)."""
+        return _NARROW * self._q.covariances(rows, cols)
+
+    def covariance_times(self, vectors: Array) -> Array:
+        """Return the covariance times each vector, (n_vectors, n_dim)."""
+        return _NARROW * self._q.covariance_times(vectors)
+
+
+@dataclass(frozen=True)
+class ExactEvaluation(Evaluation):
+    """An expectation in place of draws, of which there are none; ``finite`` has one element, for the expectation."""
+
+    expectation: Expectation
+
+
+class Quadrature:
+    r"""Exact expectations of rows, by quadrature in the space of their predictors.
+
+    Under a Gaussian q a row of log p sees no more than the Gaussian of the few predictors that it is a function of. Its
+    expectation, and those of its first and second derivatives, are integrals of few dimensions: no Monte Carlo
+    error, no draws, and an ELBO that says of itself whether a step has gained anything [1]_.
+
+    References
+    ----------
+    .. [1] M. Opper and C. Archambeau (2009). The variational Gaussian approximation revisited. Neural Computation
+       21(3). https://doi.org/10.1162/neco.2008.08-07-592
+    """
+
+    uses_hessians = True
+
+    def evaluate(self, target: Density, state: VariationalState, base: BaseDraws) -> ExactEvaluation:
+        """Take the expectation of log p under a Gaussian; there are no base draws.
+
+        Raises
+        ------
+        ValueError
+            If the target is no `RowsTarget`.
+        """
+        return self.by_rules(target, cast(GaussianState, state))
+
+    def by_rules(
+        self,
+        target: Density,
+        state: GaussianState,
+        rules: RowRules | None = None,
+        *,
+        adapt: bool = False,
+        least: float = -np.inf,
+    ) -> ExactEvaluation:
+        """As `evaluate`, by rules that are given; see `RowsTarget.expected`, where ``least`` is without the entropy."""
+        if not isinstance(target, RowsTarget):
+            raise ValueError("quadrature goes through the rows of log p: this target has none.")
+        entropy = state.entropy()
+        expectation = target.expected(state, rules, adapt=adapt, least=least - entropy)
+        finite = bool(np.isfinite(expectation.value) and np.isfinite(expectation.grad).all())
+        elbo = expectation.value + entropy if finite else -np.inf
+        none = np.empty((0, state.n_dim))
+        return ExactEvaluation(none, np.empty(0), none, np.array([finite]), elbo, expectation)
+
+    def evaluate_each(self, target: Density, states: Sequence[VariationalState], base: BaseDraws) -> list[Evaluation]:
+        """Take the expectations under several Gaussians."""
+        return [self.evaluate(target, state, base) for state in states]
+
+    def moments(
+        self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+    ) -> Moments:
+        """Return whitened gradient and curvature, without error."""
+        expectation = cast(ExactEvaluation, evaluation).expectation
+        grad: Array = state.whiten(expectation.grad[None])[0]
+        curvature = expectation.hessian.whitened(state)
+        error = state.flat(state.curvature_error(curvature))
+        gap = 0.5 * float(grad @ grad) + 0.25 * state.inner(error, error)
+        none = np.zeros(len(grad))
+        return Moments(grad, curvature, none, none, gap, floor=0.0, floor_sd=0.0)
+
+    def has_hessian(self, target: Density) -> bool:
+        """Tell whether `hessian_at_mean` can be formed: it takes no second derivative of log p."""
+        return True
+
+    def hessian_at_mean(self, target: Density, state: GaussianState) -> MeanHessian:
+        """Return the Hessian of log p at the mean of a state."""
+        return cast(RowsTarget, target).expected(_Narrow(state)).hessian
+
+
+#: Draws that the curvature is averaged over, and dimensions beyond which it is left alone.
+_N_DRAWS, _MAX_DIM = 16, 2_000
+#: Part of a gap that is seen in the family's own metric, at the least that was met.
+SEEN = 0.1
+
+
+def in_full_metric(target: Density, q: GaussianState, theta: Array, moments: Moments) -> Moments | None:
+    """Return moments whose gap, floor and floor_sd count errors of the mean by the full curvature of log p.
+
+    In such a family the Fisher information is not the curvature of the ELBO: an error of the mean along a direction in
+    which the posterior is correlated counts for too little in 1/2 |natural gradient|^2, by a factor of ten or more.
+    """
+    u = moments.replicates
+    factor = None if u is None else _full_curvature_factor(target, q, theta[:_N_DRAWS])
+    if u is None or factor is None:
+        return None
+    n = len(moments.grad)
+    errors = solve_lower(factor, u[:, :n].T).T
+    gap, floor, floor_sd = gap_of(np.concatenate([errors, u[:, n:]], axis=1))
+    return replace(moments, gap=gap, floor=floor, floor_sd=floor_sd)
+
+
+def _full_curvature_factor(target: Density, q: GaussianState, theta: Array) -> Array | None:
+    """Return the Cholesky factor of the dense whitened curvature."""
+    if not target.has_hessian or q.n_dim > _MAX_DIM:
+        return None
+    directions = q.draws(np.eye(q.n_dim)) - q.location  # the rows of C^T
+    products = target.mean_hessian(theta).products(directions)
+    return cholesky(symmetrise(-q.whiten(products)))
+
 
 price, stein, pathwise, gauss_newton, quadrature = Price(), Stein(), Pathwise(), GaussNewton(), Quadrature()
 

@@ -1,4 +1,4 @@
-"""Fits one entry after the other with what was built of the model once, and keeps a summary of each."""
+"""One of many fits, in a row."""
 
 import contextlib
 import logging
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import xarray as xr
 
 from numpy.typing import ArrayLike
 
@@ -18,6 +19,7 @@ from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.shared_context import SharedContext
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactError, StartError
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
@@ -28,10 +30,57 @@ from pymc_ngvi.fitting.problem import Problem
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.threads import one_thread
 from pymc_ngvi.inference import NGVI
-from pymc_ngvi.many.drawn import write_draws
 from pymc_ngvi.many.entries import BadEntryError, Case, Slots, digest_of, shapes_of
-from pymc_ngvi.many.ranks import Ranks
 from pymc_ngvi.results.approximation import NGVIApproximation
+from pymc_ngvi.results.persistence import check_path, is_zarr, write
+
+
+def made_folder(path: str | Path) -> Path:
+    """Return where draws go: a folder, or a zarr store by a suffix that says so; made where it is not there."""
+    if is_zarr(path):
+        folder = check_path(path)
+        import zarr
+
+        zarr.open_group(folder, mode="a", zarr_format=3)  # groups that are there stay
+        return folder
+    folder = Path(path).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"draws_to should be a folder; {str(folder)!r} is a file.")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def write_draws(tree: xr.DataTree, folder: Path, index: int) -> None:
+    """Write the draws of a fit: as a whole or not at all. Processes don't meet: each fit has a file, or a group."""
+    name = f"fit_{index:06d}"
+    if is_zarr(folder):
+        write(tree, folder / name, as_zarr=True)
+    else:
+        write(tree, folder / f"{name}.nc")
+
+
+#: Name of the log density of parameters and data, which is ranked beside the variables.
+LOG_DENSITY = "log_density"
+
+
+class Ranks:
+    """Ranks variables and log p(theta, y): the latter sees errors that no variable shows alone."""
+
+    def __init__(self, truth: Simulated, rng: np.random.Generator) -> None:
+        self._truth, self._rng = truth, rng
+
+    def among(self, draws: Mapping[str, AnyArray], theta: Array, density: ModelDensity) -> dict[str, AnyArray]:
+        """Return ranks by name."""
+        result = {name: self._of(values, self._truth.values[name]) for name, values in draws.items()}
+        at = density.layout.flatten(self._truth.unconstrained)
+        logp = density.logp(np.vstack([at[None], theta]))
+        return {**result, LOG_DENSITY: self._of(logp[1:], logp[0])}
+
+    def _of(self, draws: AnyArray, truth: AnyArray) -> AnyArray:
+        """Return how many draws are below the truth; where some are equal to it, a random part of these."""
+        below, equal = (draws < truth).sum(axis=0), (draws == truth).sum(axis=0)
+        return np.asarray(below + self._rng.integers(0, equal + 1))
+
 
 logger = logging.getLogger("pymc.ngvi")
 
@@ -179,7 +228,7 @@ class Fitter:
         rng = np.random.default_rng([_STREAM, row.seed])
         record.refuse_diverged()
         theta = approx._posterior.distribution.draw_matched(asked.draws, rng)
-        values = Constrainer.of(approx.density, names=asked.names)(theta, random_seed=int(rng.integers(2**31)))
+        values = Constrainer.of(approx.density, names=asked.names)(theta, random_seed=seed_of(rng))
         unconstrained = {v.value_name for v in approx.layout.variables} - {v.name for v in approx.layout.variables}
         model = approx.model
         for name, draws in values.items():

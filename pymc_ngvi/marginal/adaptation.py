@@ -24,11 +24,14 @@ from pymc_ngvi.marginal.proposals import (
     Base,
     Proposal,
     best_proposal,
+    mixture_of,
     tempered,
 )
 from pymc_ngvi.marginal.ridges import (
+    components_above,
     ridges,
     work_in_dimensions,
+    work_of_climb,
 )
 from pymc_ngvi.marginal.sampling import (
     LogMarginalFunction,
@@ -146,6 +149,9 @@ _MOST_FOLLOWED = 30_000
 #: Error of a standard deviation from which on its tail counts as thin: in that under a Gaussian; at least, where log m
 #: takes quadrature.
 _THIN, _SEEN = 1.5, 0.05
+#: Scales of a Gaussian fit about which components begin; the heaviest draws of a look from which log p is climbed, and
+#: the part of the values that may be taken which that may take.
+_APART, _N_CLIMBS, _OF_CLIMBS = (0.1, 1.0, 3.0, 10.0), 4, 0.1
 #: Draws at which log m is finite, at least.
 _FEWEST_FINITE = 10
 
@@ -167,9 +173,11 @@ class Adaptation:
         *,
         is_plain: bool,
         start: StudentMixture | None = None,
+        most_values: float = np.inf,
     ) -> None:
         self._function, self._base, self._bend, self._df, self._rng = function, base, bend, df, rng
-        self._is_plain = is_plain
+        self._is_plain, self._most_followed = is_plain, min(_MOST_FOLLOWED, 0.5 * most_values)
+        self._most_climbed = _OF_CLIMBS * most_values
         self._least_error = 0.0 if is_plain else _SEEN
         self.rounds, self.n_drawn = ProposalRounds(), 0
         self._far: list[Round] = []
@@ -183,28 +191,31 @@ class Adaptation:
         self.n_drawn += n
         return new
 
+    def begin_from(self, look: Round) -> None:
+        """Let proposals begin from the scales of a look, too, and from modes above its heaviest draws."""
+        self.rounds.add(look)
+        p, start = len(self._base.mean), self._ridges
+        scales = mixture_of([Base(self._base.mean, scale * self._base.factor) for scale in _APART], self._df)
+        self._ridges = scales if start is None else start.joined(scales, 0.5)
+        if _N_CLIMBS * work_of_climb(p) > self._most_climbed:
+            return
+        heaviest = np.argsort(-look.log_weights)[:_N_CLIMBS]
+        sd = np.linalg.norm(self._base.factor, axis=1)
+        found = components_above(self._of_y, self._bend.forward(look.g[heaviest]), sd)
+        self._ridges = self._ridges.joined(found, 0.5)
+        self.drawn(Proposal(found, self._bend), _N_AFTER)
+
     def add(self, proposal: Proposal, pool: Pool) -> None:
         """Add the draws of a pool."""
         self.rounds.add(Round(proposal, pool.g, pool.log_marginal))
 
     def best(self) -> Proposal:
-        """Return the proposal that is best for all draws; where tails are thin, more of it goes there.
-
-        The variance of an estimated mean of f is least for draws in proportion to p |f| [1]_: of p itself, and of
-        squares of coordinates whose tails are thin.
-
-        References
-        ----------
-        .. [1] A. B. Owen (2013). Monte Carlo theory, methods and examples, section 9.1.
-           https://artowen.su.domains/mc/
-        """
+        """Return the proposal that is best for all draws."""
         draws = self.rounds.pooled()
         if np.isfinite(draws.log_weights).sum() < _FEWEST_FINITE:
             raise Hopeless(Reason.HOPELESS, "log p is not finite at draws about the Gaussian fit")
-        squares = np.log1p(thin_squares(self._in_y(draws), self._least_error))
-        weights = tempered(draws.log_weights + squares, max(2.5 * min(len(self._base.mean), 12), 25.0))
-        log_marginal = draws.log_marginal + squares
-        return best_proposal(draws.g, weights, log_marginal, self._base, self._bend, self._df, self._ridges)
+        weights = tempered(draws.log_weights, max(2.5 * min(len(self._base.mean), 12), 25.0))
+        return best_proposal(draws.g, weights, draws.log_marginal, self._base, self._bend, self._df, self._ridges)
 
     def looked_about(self, proposal: Proposal) -> Proposal:
         """Return a proposal that has seen what is far from it: fitted anew while draws far out move its moments."""
@@ -249,7 +260,9 @@ class Adaptation:
         draws = self.rounds.pooled()
         y = self._in_y(draws)
         p = y.g.shape[1]
-        along = np.argsort(-relative_sd_errors(y.g, weights_of_draws(y)))[: _MOST_FOLLOWED // work_in_dimensions(p)]
+        along = np.argsort(-relative_sd_errors(y.g, weights_of_draws(y)))[
+            : int(self._most_followed / work_in_dimensions(p))
+        ]
         found = ridges(self._of_y, y.g[y.log_marginal.argmax()], moments_of_draws(y)[1], along) if len(along) else None
         if found is not None:
             self._ridges = found if self._ridges is None else self._ridges.joined(found, 0.5)
@@ -270,11 +283,3 @@ def thin_tails(draws: Weighted, least: float = 0.0) -> NDArray[np.bool_]:
     weights = weights_of_draws(draws)
     of_gaussian = float(np.sqrt(0.5 * np.sum(weights**2)))
     return relative_sd_errors(draws.g, weights) > max(least, _THIN * of_gaussian)
-
-
-def thin_squares(draws: Weighted, least: float = 0.0) -> Array:
-    """Return the largest square of coordinates with thin tails, standardised, (n,); 0 where there are none."""
-    thin = thin_tails(draws, least)
-    mean, sd = moments_of_draws(draws)
-    z = (draws.g[:, thin] - mean[thin]) / np.where(sd[thin] > 0.0, sd[thin], 1.0)
-    return np.max(z**2, axis=1, initial=0.0)

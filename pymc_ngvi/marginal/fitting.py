@@ -22,13 +22,16 @@ from pymc_ngvi.marginal.proposals import (
 from pymc_ngvi.marginal.referred import Referred, joined_points
 from pymc_ngvi.marginal.regression import Whitening, covering, n_polynomial
 from pymc_ngvi.marginal.sampling import (
+    LEAST_TAIL,
     Plain,
     Pool,
+    Round,
     Sampled,
     Sequences,
     evenly_picked,
     has_light_tail,
     relative_sd_errors,
+    tail_size,
 )
 from pymc_ngvi.marginal.student_mixture import StudentMixture
 from pymc_ngvi.marginal.tails import find_bend
@@ -65,8 +68,8 @@ _ROUGH_REACH, _REACH = 3.0, 1.0
 _DRAWS_PER_WANTED = 1.5
 #: Difference between base and reference on draws held out, an sd in nats, beyond which the reference takes over.
 MOST_DIFFERENCE = 0.15
-#: k-hat of a first pool from which on the proposal is made wider; efficiency up to which it is fitted anew, and error
-#: of a standard deviation from which on; how often.
+#: k-hat of a first pool from which on the proposal is fitted anew; efficiency up to which it is; error of an sd from
+#: which on it is; how often.
 _HEAVY, _POOR, _UNSURE, _MOST_POOLS = 0.4, 0.3, 0.05, 3
 
 
@@ -87,7 +90,10 @@ class Sampler:
         wanted: float = WANTED,
         others: Sequence[tuple[Array, Array]] = (),
         ratios: Sequence[tuple[int, int]] = (),
+        look: Round | None = None,
+        most_values: float = np.inf,
     ) -> None:
+        self._look, self._most_values = look, most_values
         self._may_take, self._wanted, self._others, self._ratios = may_take, wanted, others, ratios
         self._quadrature = function if isinstance(function, LogMarginal) else None
         self._function = function if isinstance(function, LogMarginal | Plain) else Plain(function)
@@ -105,8 +111,9 @@ class Sampler:
         is_plain = self._quadrature is None and not self._is_predicted
         modes = self._at_modes() if self._others else None
         self._adaptation = Adaptation(
-            self._function, self._base, self._bend, self._df, self._rng, is_plain=is_plain, start=modes
-        )
+            self._function, self._base, self._bend, self._df, self._rng,
+            is_plain=is_plain, start=modes, most_values=self._most_values,
+        )  # fmt: skip
         proposal = self._adapted()
         near, adapted = self._adaptation.rounds.pooled(), proposal
         if not self._is_predicted:
@@ -118,8 +125,7 @@ class Sampler:
         if proposal is not adapted:  # rules need not be right far out where nothing is
             near = self._adaptation.rounds.pooled()
         weights = _weights(tempered(near.log_weights, _N_COMPARED))
-        if not self._needs_more_nodes(near.g, weights, _OF_TOLERANCE * TOLERANCE):
-            self._learn_from_more(near.g, weights)
+        self._needs_more_nodes(near.g, weights, _OF_TOLERANCE * TOLERANCE)
         proposal, pool, difference = self._settled(proposal)
         missed = self._adaptation.missed(proposal, pool)
         return Sampled(pool, proposal, self._bend, difference, n_adapted, missed)
@@ -174,6 +180,8 @@ class Sampler:
             proposal = Proposal(proposal.mixture.joined(self._at_modes(), _OF_MODES), self._bend)
             n *= 1 + len(self._others)
         adaptation.drawn(proposal, n, lambda g: self._first_values(proposal, g))
+        if self._look is not None:
+            adaptation.begin_from(self._look)
         efficiencies: list[float] = []
         n_large = 0
         for i in range(_MOST_ROUNDS):
@@ -239,15 +247,6 @@ class Sampler:
         rows = np.union1d(picked, quadrature.farthest(g, weights, self._known.g))
         self._known = quadrature.reference(g[rows])
         return True
-
-    def _learn_from_more(self, g: Array, weights: Array) -> None:
-        """See that rules are learned from draws enough: about few, most of the pool would be far from what is known."""
-        quadrature = self._quadrature
-        assert quadrature is not None
-        if (n_missing := self._n_learned - len(self._known.g)) > 0:
-            picked = evenly_picked(weights, n_missing, self._rng.random())
-            rows = np.union1d(picked, quadrature.farthest(g, weights, self._known.g))
-            self._known = joined_points([self._known, quadrature.reference(g[rows])])
 
     def _learn(self, tolerance: float, least: int) -> bool:
         """Learn centres and the base rule from all that is known; tell whether there is a base rule."""
@@ -345,11 +344,12 @@ class Sampler:
         for _ in range(_MOST_POOLS):
             khat, efficiency = pool.weights()[1], effective_size(pool.log_ratio) / len(pool.g)
             errors = relative_sd_errors(self._bend.forward(pool.g), pool.weights()[0])
-            is_sure = errors.max() < _UNSURE and self._adaptation.missed(proposal, pool) < 1.0
+            is_sure = errors.max() < _UNSURE and tail_size(pool.g, pool.weights()[0]) > LEAST_TAIL
+            is_sure = is_sure and self._adaptation.missed(proposal, pool) < 1.0
             is_large = effective_size(pool.log_ratio) >= self._wanted and has_light_tail(khat, len(pool.g))
             if is_sure and (is_large or (khat < _HEAVY and efficiency > _POOR)):
                 break
-            new = self._fitted_anew(*latest, is_heavy=khat > _HEAVY)
+            new = self._fitted_anew(*latest)
             if self._is_predicted:  # draws cost nothing
                 proposal, pool = latest = new, self.sequences.first(new)
             else:
@@ -362,15 +362,14 @@ class Sampler:
             if has_light_tail(pool.weights()[1], len(pool.g)):
                 break
             # A large pool has draws in tails that small ones know nothing of.
-            proposal = self._fitted_anew(proposal, pool, is_heavy=False)
+            proposal = self._fitted_anew(proposal, pool)
             pool = self.sequences.enlarged(self.sequences.first(proposal), proposal, self._wanted)
         return proposal, pool
 
-    def _fitted_anew(self, proposal: Proposal, pool: Pool, *, is_heavy: bool) -> Proposal:
-        """Return a proposal that a pool has taught, made wider where weights are heavy."""
+    def _fitted_anew(self, proposal: Proposal, pool: Pool) -> Proposal:
+        """Return a proposal that a pool has taught."""
         self._adaptation.add(proposal, pool)
-        proposal = self._adaptation.best()
-        return self._defended(proposal.widened() if is_heavy else proposal)
+        return self._defended(self._adaptation.best())
 
 
 def _weights(log_weights: Array) -> Array:

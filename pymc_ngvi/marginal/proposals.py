@@ -18,8 +18,6 @@ from pymc_ngvi.marginal.tails import Bend
 
 #: Part of the proposal that goes to each straight tail, and to all of them together at most.
 _OF_TAIL, _OF_TAILS = 0.12, 0.4
-#: Part of a widened proposal that is wider, and by how much.
-_OF_WIDER, _WIDER = 0.2, 2.0
 #: Part of a defended proposal that is far wider; nats below its top that draws of a Gaussian so wide are on average.
 OF_DEFENCE, _NATS_BELOW = 0.1, (5.0, 15.0)
 #: How much wider at most, in few dimensions.
@@ -80,11 +78,6 @@ class Proposal:
         far[n - self.n_far : n] = True
         joined = self.mixture.joined(other.mixture, part)
         return Proposal(joined.of(np.argsort(far, kind="stable")), self.bend, self.n_far + other.n_far)
-
-    def widened(self) -> "Proposal":
-        """Return a proposal of which a part is wider: weights that are heavy far out become lighter there."""
-        wider = self.mixture.scaled(_WIDER)
-        return Proposal(self.mixture.joined(wider, _OF_WIDER), self.bend)
 
     def far(self) -> "Proposal":
         """Return a proposal that is far wider, and looks for what this one misses.

@@ -51,18 +51,7 @@ def ridges(
     evaluate: Callable[[Array], Array] | None = None,
 ) -> StudentMixture | None:
     """Follow log m from its mode along some coordinates, in both directions; None where nothing was found."""
-
-    def standardised(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
-        def of(u: Array) -> Array:
-            with np.errstate(all="ignore"):
-                values = function(mode + sd * u)
-            return np.where(np.isfinite(values), values, -np.inf)
-
-        return of
-
-    of = standardised(log_density)
-
-    p = len(mode)
+    of, p = _standardised(log_density, mode, sd), len(mode)
     fixed, side = np.repeat(along, 2), np.tile([-1.0, 1.0], len(along))
     at, before = np.zeros((len(fixed), p)), np.zeros((len(fixed), p))
     previous, top = 0.0, float(of(np.zeros((1, p)))[0])
@@ -74,7 +63,7 @@ def ridges(
             found, slopes = _maximised(of, begun, fixed)
             value = slopes.value
         else:
-            found, slopes, value = _settled(of, standardised(evaluate), begun, fixed, top - _LOWEST)
+            found, slopes, value = _settled(of, _standardised(evaluate, mode, sd), begun, fixed, top - _LOWEST)
         going = value > top - _LOWEST
         for i in np.flatnonzero(going):
             means.append(found[i])
@@ -89,22 +78,47 @@ def ridges(
     return StudentMixture(np.full(n, 1.0 / n), mode + sd * np.array(means), sd[:, None] * np.array(factors), _DF)
 
 
+def components_above(log_density: Callable[[Array], Array], points: Array, sd: Array) -> StudentMixture:
+    """Return components at the modes above some points."""
+    centre, n = points[0], len(points)
+    at, slopes = _maximised(_standardised(log_density, centre, sd), (points - centre) / sd)
+    roots = np.linalg.cholesky([_inverse(-hessian) for hessian in slopes.hessian])
+    return StudentMixture(np.full(n, 1.0 / n), centre + sd * at, sd[:, None] * roots, _DF)
+
+
+def _standardised(function: Callable[[Array], Array], mode: Array, sd: Array) -> Callable[[Array], Array]:
+    def of(u: Array) -> Array:
+        with np.errstate(all="ignore"):
+            values = function(mode + sd * u)
+        return np.where(np.isfinite(values), values, -np.inf)
+
+    return of
+
+
 def work_in_dimensions(p: int) -> int:
     """Return the evaluations that following one coordinate in both directions takes at most."""
+    return 2 * len(_DISTANCES) * work_of_climb(p)
+
+
+def work_of_climb(p: int) -> int:
+    """Return the evaluations that a climb takes at most."""
     of_slopes = 1 + 2 * p + p * (p - 1) // 2
-    return 2 * len(_DISTANCES) * (_N_NEWTON * (of_slopes + len(_LENGTHS)) + of_slopes)
+    return _N_NEWTON * (of_slopes + len(_LENGTHS)) + of_slopes
 
 
-def _maximised(of: Callable[[Array], Array], at: Array, fixed: NDArray[np.intp]) -> tuple[Array, RidgeSlopes]:
-    """Return where the density is largest over all coordinates but one, by damped steps of Newton."""
+def _maximised(
+    of: Callable[[Array], Array], at: Array, fixed: NDArray[np.intp] | None = None
+) -> tuple[Array, RidgeSlopes]:
+    """Return where the density is largest over all coordinates, or all but one, by damped steps of Newton."""
     n, p = at.shape
     each = np.arange(n)
     for _ in range(_N_NEWTON):
         slopes = _slopes(of, at)
         gradient, hessian = slopes.gradient.copy(), -slopes.hessian
-        gradient[each, fixed] = 0.0
-        hessian[each, fixed], hessian[each, :, fixed] = 0.0, 0.0
-        hessian[each, fixed, fixed] = 1.0
+        if fixed is not None:
+            gradient[each, fixed] = 0.0
+            hessian[each, fixed], hessian[each, :, fixed] = 0.0, 0.0
+            hessian[each, fixed, fixed] = 1.0
         values, vectors = np.linalg.eigh(hessian)
         along = np.einsum("nji,nj->ni", vectors, gradient) / np.maximum(np.abs(values), 1.0 / _WIDEST**2)
         step = np.einsum("nij,nj->ni", vectors, along)
@@ -167,8 +181,11 @@ def _factor(hessian: Array, fixed: int, step: Array) -> Array:
     precision = -hessian
     precision[fixed], precision[:, fixed] = 0.0, 0.0
     precision[fixed, fixed] = 1.0
-    values, vectors = np.linalg.eigh(precision)
-    variances = 1.0 / np.maximum(values, 1.0 / _WIDEST**2)
-    cov = (vectors * variances) @ vectors.T
+    cov = _inverse(precision)
     cov[fixed], cov[:, fixed] = 0.0, 0.0
     return np.linalg.cholesky(cov + np.outer(step, step) + 1e-12 * np.eye(len(step)))
+
+
+def _inverse(precision: Array) -> Array:
+    values, vectors = np.linalg.eigh(precision)
+    return (vectors / np.maximum(values, 1.0 / _WIDEST**2)) @ vectors.T

@@ -38,6 +38,9 @@ LogMarginalFunction = Callable[[Array], tuple[Array, NDArray[np.bool_]]]
 _N_NEAREST = 8
 #: k-hat of the weights of a pool at most, but for its standard error.
 MOST_KHAT = 0.5
+#: Effective size at least of the draws in a tail with 5 % of the mass: 100 of 2,000 equal weights, 47 or more of 130
+#: models whose limits are right, 12 and 27 of a walk whose scale has a limit 0.3 sd off.
+LEAST_TAIL, _OF_TAIL = 40.0, 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +103,16 @@ def relative_sd_errors(g: Array, weights: Array) -> Array:
     variance = weights @ square
     influence = weights[:, None] * (square - variance)
     return 0.5 * np.sqrt(np.sum(influence**2, axis=0)) / np.where(variance > 0.0, variance, 1.0)
+
+
+def tail_size(g: Array, weights: Array) -> float:
+    """Return the effective size of the draws in a tail of a coordinate, the least of all: what limits rest on."""
+    of_draws = weights[np.argsort(g, axis=0)]
+    sizes = []
+    for w in (of_draws, of_draws[::-1]):
+        beyond = np.where(np.cumsum(w, axis=0) - w < _OF_TAIL, w, 0.0)
+        sizes.append(beyond.sum(axis=0) ** 2 / (beyond**2).sum(axis=0))
+    return float(np.min(sizes))
 
 
 @stored("exact.pool")

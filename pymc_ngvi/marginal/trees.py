@@ -6,6 +6,9 @@ from collections.abc import (
 from dataclasses import (
     dataclass,
 )
+from functools import (
+    cached_property,
+)
 from typing import (
     Any,
     NamedTuple,
@@ -37,6 +40,8 @@ from pymc_ngvi.marginal.centres import (
 )
 from pymc_ngvi.marginal.effects import (
     draw_effects,
+    moments_of_draws,
+    numbers_of_candidates,
 )
 from pymc_ngvi.marginal.forest import (
     Forest,
@@ -64,8 +69,10 @@ from pymc_ngvi.marginal.sampling import (
     Sequences,
     evenly_picked,
     picked,
+    tail_size,
 )
 from pymc_ngvi.marginal.verdict import (
+    MOST_SHORT,
     Checks,
 )
 
@@ -73,7 +80,7 @@ from pymc_ngvi.marginal.verdict import (
 
 #: Numbers held at once.
 HELD = 2**22
-#: Draws on which candidates are judged.
+#: Draws of the globals on which candidates are judged.
 _N_JUDGED = 64
 
 
@@ -108,25 +115,27 @@ class Conditionals:
             of_part, of_points = order[low:high], order[first[start : start + len(part)]]
             common = (quadrature.terms, forest, g[part], quadrature.centres(g[part]), self._skew)
             number = of_draw[low:high] - start
-            result[of_part] = draw_effects(*common, shifts[of_points], choices[of_part], number).local
+            result[of_part] = draw_effects(*common, shifts[of_points], choices[of_part], number, self.settled[0])
         return result
 
-    def efficiency(self) -> float:
-        """Return the least effective part of the candidates of a local coordinate."""
-        rng = np.random.default_rng(self.seed)
-        g = self.g[np.unique(evenly_picked(self.weights, _N_JUDGED, rng.random()))]
-        n_local = self.quadrature.forest.n_local
-        drawn = draw_effects(
-            self.quadrature.terms,
-            self.quadrature.forest,
-            g,
-            self.quadrature.centres(g),
-            self._skew,
-            rng.random((len(g), n_local)),
-            rng.random((len(g), n_local)),
-            np.arange(len(g)),
-        )
-        return float(drawn.efficiency.min())
+    @cached_property
+    def settled(self) -> tuple[int, float]:
+        """The fewest candidates with which means and sds are those with twice as many, and by how much these differ."""
+        rng, forest = np.random.default_rng(self.seed), self.quadrature.forest
+        g = self.g[evenly_picked(self.weights, _N_JUDGED, rng.random())]
+        # Evenly spaced in each coordinate: what depends on the shift cancels.
+        order = rng.permuted(np.tile(np.arange(len(g))[:, None], forest.n_local), axis=0)
+        shifts = (order + rng.random(order.shape)) / len(g)
+        at = (self.quadrature.terms, forest, g, self.quadrature.centres(g), self._skew, shifts)
+        k, *others = numbers_of_candidates(forest.n_levels)
+        mean, sd = moments_of_draws(*at, k)
+        for i, more in enumerate(others):
+            (last, of_last), (mean, sd) = (mean, sd), moments_of_draws(*at, more)
+            error = float(np.maximum(np.abs(mean - last) / sd, np.abs(of_last / sd - 1.0)).max())
+            if error < MOST_SHORT or i == len(others) - 1:
+                break
+            k = more
+        return k, error
 
 
 # Local coordinates in trees, given a pool of globals: integrated by quadrature, and drawn from their conditionals.
@@ -231,7 +240,7 @@ class IntegratedTrees(GivenGlobals):
                 "rule_error": quadrature.rule_error,
                 "difference": self.sampled.difference,
                 "lost": state.pool.part_lost(state.weights),
-                "candidates": self._conditionals(state).efficiency(),
+                "effects": self._conditionals(state).settled[1],
             }
         return Checks(
             state.khat,
@@ -241,6 +250,7 @@ class IntegratedTrees(GivenGlobals):
             self.forest.n_local,
             **measured,
             sd_error=float(state.sd_errors.max(initial=0.0)),
+            tail=tail_size(state.pool.g, state.weights),
             missed=self.sampled.missed,
             n_modes=1 + len(state.others),
         )

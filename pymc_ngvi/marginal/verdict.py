@@ -1,7 +1,5 @@
 """Whether draws of the globals and of the local coordinates can be called exact: every condition, with its figure."""
 
-import math
-
 from dataclasses import dataclass
 
 from pymc_ngvi.core.psis import khat_error
@@ -9,15 +7,15 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.verdict import Condition, Verdict
 from pymc_ngvi.marginal.fitting import MOST_DIFFERENCE
 from pymc_ngvi.marginal.log_marginal import TOLERANCE
+from pymc_ngvi.marginal.sampling import LEAST_TAIL, has_light_tail
 from pymc_ngvi.marginal.sampling import MOST_KHAT as MOST_KHAT
-from pymc_ngvi.marginal.sampling import has_light_tail
 
 #: Relative error of a standard deviation from which on it is said; error, and what draws far out may move moments by,
 #: in what they may, at most.
 SAID_ERROR, MOST_ERROR, MOST_MISSED = 0.05, 0.15, 1.0
-#: Effective size at least; part of the weight on draws whose nodes are off-centre; part of the candidates of a local
-#: coordinate that are effective.
-LEAST_SIZE, MOST_LOST, LEAST_CANDIDATES = 1_000.0, 0.002, 0.35
+#: Effective size at least; part of the weight on draws whose nodes are off-centre; error of a mean of effects, in sds,
+#: and of an sd, as a part.
+LEAST_SIZE, MOST_LOST, MOST_SHORT = 1_000.0, 0.002, 0.03
 
 
 @stored("exact.checks")
@@ -41,10 +39,12 @@ class Checks(Verdict):
         Between the rule in use and the reference, on draws held out, an sd in nats.
     lost : float
         Part of the weight on draws whose quadrature nodes were not about the right centres, going by draws near them.
-    candidates : float
-        Least effective part of the candidates of any local coordinate; NaN where there are none.
+    effects : float
+        Largest error of a mean of a local coordinate, in sds, or of an sd, as a part, that few candidates bring.
     sd_error : float
         Largest relative error of a standard deviation of the globals, from the weights.
+    tail : float
+        Effective size of the draws beyond a 5 or 95 % limit, the least of any of the globals.
     missed : float
         By how much draws far out move means and standard deviations of the globals, in what they may: 1 is .05
         standard deviations of a mean, and 5 % of a standard deviation.
@@ -63,8 +63,9 @@ class Checks(Verdict):
     rule_error: float = 0.0
     difference: float = 0.0
     lost: float = 0.0
-    candidates: float = float("nan")
+    effects: float = 0.0
     sd_error: float = 0.0
+    tail: float = float("inf")
     missed: float = 0.0
     n_modes: int = 1
     n_fits: int = 0
@@ -73,9 +74,9 @@ class Checks(Verdict):
     @property
     def conditions(self) -> list[Condition]:
         """All that is asked of it."""
-        size, sd_error, lost, candidates = self.effective_size, 100 * self.sd_error, 100 * self.lost, self.candidates
+        size, sd_error, lost = self.effective_size, 100 * self.sd_error, 100 * self.lost
         khat = f"{self.khat:.2f} +- {khat_error(self.khat, self.n_draws):.2f}"
-        is_light, has_none = has_light_tail(self.khat, self.n_draws), math.isnan(candidates)
+        is_light = has_light_tail(self.khat, self.n_draws)
         return [
             Condition("k-hat", self.khat, MOST_KHAT,
                 f"k-hat of the weights of the global parameters is {khat}, above {MOST_KHAT}", is_excused=is_light),
@@ -84,6 +85,9 @@ class Checks(Verdict):
             Condition("sd", self.sd_error, MOST_ERROR,
                 f"a standard deviation of the global parameters is known to {sd_error:.0f} % only, from the weights "
                 "of a thin tail"),
+            Condition("tail", self.tail, LEAST_TAIL,
+                f"a limit of the global parameters rests on an effective size of {self.tail:.0f} draws beyond it, "
+                f"below {LEAST_TAIL:.0f}", at_least=True),
             Condition("missed", self.missed, MOST_MISSED,
                 "draws far out have weight, and move means or standard deviations of the global parameters: some of "
                 "the posterior has been missed"),
@@ -94,9 +98,8 @@ class Checks(Verdict):
                 f"the quick quadrature differs from the full one by {self.difference:.2f} nats"),
             Condition("lost", self.lost, MOST_LOST,
                 f"{lost:.1f} % of the draws have quadrature nodes off their centres"),
-            Condition("candidates", candidates, LEAST_CANDIDATES,
-                f"draws of one group effect rest on {100 * candidates:.0f} % of their candidates",
-                at_least=True, is_excused=has_none),
+            Condition("effects", self.effects, MOST_SHORT,
+                f"a mean or a standard deviation of draws of one group effect is {100 * self.effects:.0f} % off"),
         ]  # fmt: skip
 
     @property

@@ -434,6 +434,8 @@ _FIRST_ADAPTING, _ADAPTING, _MOST_ADAPTING = 0.5, 0.25, 16
 _MOST_NUMBERS = 2**25
 #: Part of the trajectories that may end in other basins, in the first round.
 _FIRST_OUTFLOW = 0.05
+#: Nested R-hat of chains between what are no basins, from which on they would take dozens of times as long to arrive.
+_HOPELESS = 1.3
 #: Draws of which further quantities are computed.
 _MOST_COMPUTED = 2**13
 
@@ -493,7 +495,8 @@ def moved_until_arrived(
                         continue
             if n_modes > len(moving.chains):
                 ended = ended._replace(checks=replace(ended.checks, n_modes=n_modes, weights_size=0.0))
-            if ended.checks.is_exact or not goes_on:
+            is_hopeless = not may_part and ended.checks.rhat > _HOPELESS
+            if ended.checks.is_exact or is_hopeless or not goes_on:
                 return ended
         moving.refit()  # trajectories may be longer than those of the last round
         if ended is not None and not may_go_on(counted.n + moving.n_next):

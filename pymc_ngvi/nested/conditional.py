@@ -6,21 +6,23 @@ from typing import Any, cast
 
 import numpy as np
 
+from pymc_ngvi.core import prices
 from pymc_ngvi.core.refusal import OtherForm
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.target import Target
 from pymc_ngvi.core.types import Array, BaseDraws, GaussianState, RowRules
 from pymc_ngvi.density.rows_given import RowsGiven
-from pymc_ngvi.estimators.quadrature import Quadrature
+from pymc_ngvi.estimators import Quadrature
 from pymc_ngvi.families.dissection import cheapest_with_fill, find_structure
 from pymc_ngvi.families.gaussian import FullState, Gaussian
 from pymc_ngvi.families.matrices.sparse.structure import SummedStructure
 from pymc_ngvi.families.matrices.structure import Dense
 from pymc_ngvi.families.sparse import FilledState, SparseState, SummedState
+from pymc_ngvi.nested.seconds import PER_FIT, of_algebra
 from pymc_ngvi.rows.row_hessian import PredictorMeanHessian
 from pymc_ngvi.rows.seen import Seen
 from pymc_ngvi.steps.linesearch import LineSearch
-from pymc_ngvi.updates.natural import natural
+from pymc_ngvi.updates import natural
 
 #: Nats that a conditional fit may lack, before what a line search makes of it; steps at most.
 _TOL, _MOST_STEPS = 0.01, 60
@@ -71,6 +73,7 @@ class ConditionalFits:
     ) -> LatentGaussian | None:
         """Return the fit at some values, (n_outside,); None where there is none."""
         self.n_fits += 1
+        before = self._given.n_hessians
         if not self._given.give(values):
             return None
         try:
@@ -81,6 +84,8 @@ class ConditionalFits:
                     return found
         except (OtherForm, np.linalg.LinAlgError):
             pass
+        finally:
+            prices.count(PER_FIT + (self._given.n_hessians - before) * of_algebra(self._given))
         return None
 
     def _by_steps(self, start: GaussianState, rules: RowRules | None, left: float) -> LatentGaussian | None:

@@ -8,6 +8,7 @@ import numpy as np
 from scipy.special import ndtri
 from scipy.stats import qmc
 
+from pymc_ngvi.core import prices
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.fitting import Hopeless, Sampler
@@ -23,6 +24,8 @@ from pymc_ngvi.nested.rounds import Guess, Rounds
 from pymc_ngvi.nested.seconds import MOST_EMULATED
 from pymc_ngvi.nested.verdict import MOST_MOVED
 
+#: Fits of all rounds, in those of the values that are wanted.
+_OF_ROUNDS = 1.5
 #: Evaluations of log m before there are weights, after those on the way to the mode, and for each hyperparameter.
 _MOST, _MOST_OF_EACH = 15, 15
 #: Points about the mode at which log m is evaluated first; for each hyperparameter; for each term of a parabola, where
@@ -82,6 +85,7 @@ def explore(
             f"given the hyperparameters, latent variables are too far from a Gaussian (variance {variance:.1f} of log "
             "weights at the mode)",
         )
+    prices.expect(_OF_ROUNDS * n_values / marginal.n_fits)
     marginal.scale = np.sqrt(np.diag(mode.cov))
     if p > MOST_EMULATED:
         marginal.records = False

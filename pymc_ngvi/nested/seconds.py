@@ -13,7 +13,7 @@ from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 
 #: Conditional fits, and for each hyperparameter; expectations that one takes, about, with what comes before and after
 #: these; seconds of a fit beside them.
-_FITS, _FITS_OF_EACH, _EXPECTATIONS, _PER_FIT = 60.0, 10.0, 5.0, 0.01
+_FITS, _FITS_OF_EACH, _EXPECTATIONS, PER_FIT = 60.0, 10.0, 5.0, 0.01
 #: Expectations of a fit whose start is predicted; seconds that such fits may take all together, their number at least
 #: and at most.
 _EXPECTATIONS_OF_VALUE, _SECONDS_OF_VALUES, _FEWEST_VALUES, _MOST_VALUES = 2.5, 10.0, 128, 448
@@ -75,7 +75,7 @@ def _of_closed_form(over: GaussianOver) -> float:
 def _of_many(given: RowsGiven) -> float:
     """Return the seconds of a fit among many, with its draws."""
     per_row = _PER_QUADRATIC_ROW if given.is_quadratic else _PER_ROW_OF_MANY
-    return _PER_FIT_OF_MANY + per_row * given.rows.n_evaluations + _PASSES * _of_algebra(given, arithmetic_seconds)
+    return _PER_FIT_OF_MANY + per_row * given.rows.n_evaluations + _PASSES * of_algebra(given, arithmetic_seconds)
 
 
 def n_values_of(given: RowsGiven) -> int:
@@ -92,10 +92,10 @@ def n_values_of(given: RowsGiven) -> int:
 
 
 def _of_fit(given: RowsGiven, n_expectations: float) -> float:
-    return _PER_FIT + n_expectations * (prices.PER_ROW * given.rows.n_evaluations + _of_algebra(given))
+    return PER_FIT + n_expectations * (prices.PER_ROW * given.rows.n_evaluations + of_algebra(given))
 
 
-def _of_algebra(given: RowsGiven, of: Callable[[ArrowStructure | FilledStructure], float] = step_seconds) -> float:
+def of_algebra(given: RowsGiven, of: Callable[[ArrowStructure | FilledStructure], float] = step_seconds) -> float:
     """Return the seconds of the linear algebra of one step, in the form that costs least."""
     filled = cheapest_with_fill(given.summed, lambda: given.pattern)
     if filled is not None:

@@ -1,6 +1,7 @@
 """The plan: which posteriors may come of a model, what each takes and is expected to be, and what became of it.
 
-Candidates are tried in the order of their price over the chance that they turn out to be exact: of all orders, that one
+What is sure to be exact is tried before what may be, as it is worth more where both are: it has more effective draws.
+Others are tried in the order of their price over the chance that they turn out to be exact: of all orders, that one
 takes the fewest seconds to an exact posterior in the mean [1]_. A failure hands on what is left of the seconds.
 
 References
@@ -20,8 +21,8 @@ from pymc_ngvi.core.stored import stored
 
 #: What may follow a Gaussian fit, in its seconds, and seconds on top: all together, four times the fit and 20 s.
 _MOST_WORK, _ALWAYS = 3.0, 20.0
-#: The same without groups to integrate over, where a Gaussian is seldom far off.
-_ALWAYS_PLAIN = 3.0
+#: Seconds that may always follow, of what a Gaussian is seldom far off.
+ALWAYS_PLAIN = 3.0
 _TITLES = ("posterior", "seconds", "expected", "outcome")
 #: The candidate that is always there.
 GAUSSIAN = "gaussian"
@@ -40,7 +41,7 @@ class TimeBudget:
         """Return the estimated seconds that may follow the fit; is_plain: without groups to integrate over."""
         if self.max_seconds is not None:
             return max(self.max_seconds - self.of_fit, 0.0)
-        return max(_ALWAYS_PLAIN, _MOST_WORK * self.of_fit) if is_plain else _MOST_WORK * self.of_fit + _ALWAYS
+        return max(ALWAYS_PLAIN, _MOST_WORK * self.of_fit) if is_plain else _MOST_WORK * self.of_fit + _ALWAYS
 
     def asked_for(self, seconds: float) -> str:
         """Return the ``max_seconds`` that would let something follow which takes so many seconds."""
@@ -90,10 +91,15 @@ class Candidate:
 
     @property
     def expected_seconds(self) -> float:
-        """What it takes in the mean, over its chance: candidates are tried in the order of it."""
+        """What it takes in the mean, over its chance."""
         if not self.chance > 0.0:
             return math.inf
         return self.seconds * (self.chance + (1.0 - self.chance) * self.of_failure) / self.chance
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """By which candidates are tried: those that are sure to be exact first, then by what they take in the mean."""
+        return not self.chance >= 1.0, self.expected_seconds
 
     @property
     def worth(self) -> str:
@@ -166,11 +172,11 @@ class Plan:
 
 
 def in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return candidates as they are tried: by price over chance; those without a price last, as they were given."""
+    """Return candidates as they are tried; the Gaussian first, those without a price last, as they were given."""
 
-    def key(candidate: Candidate) -> float:
+    def key(candidate: Candidate) -> tuple[bool, float]:
         if candidate.kind == GAUSSIAN:
-            return 0.0
-        return math.inf if math.isnan(candidate.seconds) else candidate.expected_seconds
+            return False, 0.0
+        return (True, math.inf) if math.isnan(candidate.seconds) else candidate.order
 
     return sorted(candidates, key=key)

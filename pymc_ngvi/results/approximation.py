@@ -26,9 +26,8 @@ from pymc_ngvi.core.types import Array, VariationalState
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot
-from pymc_ngvi.results.diagnosis.kept import Kept
-from pymc_ngvi.results.fitted import NO_Q
-from pymc_ngvi.results.methods import Methods
+from pymc_ngvi.results.diagnosis.diagnosis import Kept
+from pymc_ngvi.results.fitted import NO_Q, Fitted
 
 # --- any `VariationalState` as one of PyMC's variational groups: PyTensor nodes that follow its parameters ---
 
@@ -243,7 +242,7 @@ def _generator(random_seed: Seed) -> np.random.Generator:
     return generator_of([random_seed, _DRAWS_STREAM] if whole else random_seed)
 
 
-class NGVIApproximation(Methods, Approximation):
+class NGVIApproximation(Fitted, Approximation):
     """Approximate posterior of a PyMC model; everything that works with the result of ``pm.fit`` works with it.
 
     Parameters

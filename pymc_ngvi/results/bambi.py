@@ -5,13 +5,23 @@ predictor at mean predictors. It moves the draws of a Markov chain to predictors
 its like take for granted, but not the draws of a variational approximation.
 """
 
+import contextlib
+
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.version import __version__
+from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.results.convert import to_datatree, to_multitrace
+from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.predictions import Given as Given
+from pymc_ngvi.results.predictions import Groups as Groups
+from pymc_ngvi.results.predictions import check_types, listed, predictions_at
 
 #: Attribute of the posterior group that says that its intercepts are at predictors of zero.
 MARK = "pymc_ngvi_intercept_uncentred"
@@ -122,3 +132,214 @@ def _label(term: Any) -> str:
 def _describe(model: object) -> str:
     formula = getattr(model, "formula", None)
     return repr(getattr(formula, "main", None) or type(model).__name__)
+
+
+# --- predictions of Bambi models for a data frame, with the effects of levels that were not in the fit ---
+
+_OBS = "__obs__"
+_BIGGEST_SEED = 2**31
+
+
+def predict_bambi(
+    posterior: Posterior,
+    model: Any,
+    frame: Any,
+    groups: Groups,
+    var_names: str | Sequence[str] | None,
+    theta: Array,
+    rng: np.random.Generator,
+) -> xr.DataTree:
+    """Return the predictions of a Bambi model at unconstrained draws; see `NGVIApproximation.predict`.
+
+    Bambi computes them for levels that it knows, one new level of each factor at a time: with the effects of the new
+    level for those of the known ones.
+    """
+    if not hasattr(frame, "columns"):
+        raise TypeError(f"For a Bambi model, new_data should be a DataFrame; got {shortened(frame)}.")
+    if not getattr(model, "built", False) or model.backend is None:
+        raise ValueError("The Bambi model is not built: call model.build() or model.fit(...) first.")
+    draws = _draws(posterior, model, theta, rng)
+    terms = list(_terms(model, posterior))
+    levels = {factor: _levels(term, frame) for factor, term, *_ in terms}
+    new = {factor: list(dict.fromkeys(v for v in found if v is not None)) for factor, found in levels.items()}
+    if groups == "known" and any(new.values()):
+        factor = next(f for f in new if new[f])
+        raise ValueError(
+            f"Factor {factor!r} has levels {listed(new[factor])} that were not in the fit. groups='new' draws their "
+            "effects from their prior given its parameters; groups='average' takes the mean of that prior."
+        )
+    frame = _of_known_levels(model, terms, frame)
+    effects = _effects(posterior, terms, new, groups, theta, int(rng.integers(_BIGGEST_SEED)))
+    parts, places = [], []
+    for chosen, rows in _by_levels(levels, len(frame), groups):
+        changed = draws.copy()
+        for factor, _, name, dim in terms:
+            if groups == "average":
+                changed[name] = effects[name].transpose(*draws[name].dims)
+            elif chosen.get(factor) is not None:
+                one = effects[name].sel({dim: chosen[factor]}, drop=True)
+                changed[name] = one.expand_dims({dim: draws[dim]}).transpose(*draws[name].dims)
+        parts.append(_parameters(model, changed, frame.iloc[rows].reset_index(drop=True)))
+        places.append(rows)
+    order = np.argsort(np.concatenate(places), kind="stable")
+    predictions = xr.concat(parts, dim=_OBS).isel({_OBS: order}).assign_coords({_OBS: np.arange(len(frame))})
+    response = str(model.response_term.alias or model.response_term.name)
+    wanted = _wanted([*map(str, predictions.data_vars), response], var_names)
+    if response in wanted:
+        with _columns_named():
+            predictions[response] = model.family.posterior_predictive(
+                model=model,
+                posterior=xr.merge([draws, predictions]),
+                data=frame,
+                random_seed=int(rng.integers(_BIGGEST_SEED)),
+            )
+    return _tree(predictions[wanted], groups)
+
+
+def _draws(posterior: Posterior, model: Any, theta: Array, rng: np.random.Generator) -> xr.Dataset:
+    """Return draws of all parameters as Bambi has them."""
+    dims = posterior.model.named_vars_to_dims
+    named = [v.name for v in (*posterior.layout.variables, *posterior.density.deterministics)]
+    names = frozenset(
+        name for name in named if _OBS not in (dims.get(name) or ())
+    )  # a value for each row is not needed
+    constrain = Constrainer.of(posterior.density, names=names)
+    values = constrain(theta, random_seed=int(rng.integers(_BIGGEST_SEED)))
+    tree = to_datatree(to_multitrace(posterior.model, values, {}, 1), posterior.model)
+    return uncentre_bambi_intercept(model, tree)["posterior"].to_dataset()
+
+
+def _terms(model: Any, posterior: Posterior) -> Iterator[tuple[str, Any, str, str]]:
+    """Yield the factor, the term, the name and the dim of factors of all effects of groups."""
+    for part in model.backend.distributional_components.values():
+        for term in part.component.group_specific_terms.values():
+            name = str(term.alias or term.name)
+            dims = posterior.model.named_vars_to_dims.get(name) or ()
+            dim = next((d for d in dims if d.endswith("__factor_dim")), None)
+            if dim is None:
+                raise ValueError(f"The approximation has no {name!r}: it is not one of this Bambi model.")
+            yield term.name.split("|")[1], term, name, dim
+
+
+def _unseen(term: Any, frame: Any) -> dict[str, tuple[Any, list[bool]]]:
+    """Return the columns of a factor that have new levels: a level of the fit, and the rows with others."""
+    found = {}
+    for component in term.term.factor.components:
+        if component.name not in frame.columns:
+            if component.var_names == {component.name}:
+                raise ValueError(f"new_data has no column {component.name!r}, which is a factor of the Bambi model.")
+            continue  # a call, of whose new levels Bambi says something
+        known, values = set(component.levels), frame[component.name].tolist()
+        new = [value not in known for value in values]
+        check_types(f"column {component.name!r}", list(dict.fromkeys(values)), component.levels)
+        if any(new):
+            found[component.name] = component.levels[0], new
+    return found
+
+
+def _levels(term: Any, frame: Any) -> list[str | None]:
+    """Return, for each row, the level of a factor if that was not in the fit."""
+    new = np.zeros(len(frame), dtype=bool)
+    for _, rows in _unseen(term, frame).values():
+        new |= rows
+    if not new.any():
+        return [None] * len(frame)
+    columns = [c.name if c.name in frame.columns else sorted(c.var_names)[0] for c in term.term.factor.components]
+    labels = frame[columns].astype(str).agg(":".join, axis=1).tolist()
+    return [label if is_new else None for label, is_new in zip(labels, new, strict=True)]
+
+
+def _of_known_levels(model: Any, terms: Sequence[tuple[str, Any, str, str]], frame: Any) -> Any:
+    """Return a data frame with levels of the fit in the place of new ones, for Bambi to evaluate."""
+    used = {name for _, term, *_ in terms for name in term.term.expr.var_names}
+    for part in model.backend.distributional_components.values():
+        common = part.component.design.common
+        used |= {name for term in (common.terms.values() if common else ()) for name in term.var_names}
+    frame = frame.copy()
+    for _, term, *_ in terms:
+        for column, (level, new) in _unseen(term, frame).items():
+            if column in used:
+                raise ValueError(
+                    f"Column {column!r} has levels that were not in the fit, and is a predictor as well as a grouping "
+                    "factor: it has no coefficient for them."
+                )
+            frame[column] = [level if is_new else old for old, is_new in zip(frame[column], new, strict=True)]
+    return frame
+
+
+def _effects(
+    posterior: Posterior,
+    terms: Sequence[tuple[str, Any, str, str]],
+    new: dict[str, list[str]],
+    groups: Groups,
+    theta: Array,
+    random_seed: int,
+) -> xr.Dataset:
+    """Return draws of the effects of all levels, those that are new included."""
+    wanted = [name for factor, _, name, _ in terms if new[factor] or groups == "average"]
+    if not wanted:
+        return xr.Dataset()
+    labels = {
+        dim: [*posterior.layout.coords[dim].tolist(), *(new[factor] if groups == "new" else ())]
+        for factor, _, name, dim in terms
+        if name in wanted
+    }
+    dims = posterior.model.named_vars_to_dims
+    raw = frozenset(v.name for v in posterior.layout.variables if set(labels) & set(dims.get(v.name) or ()))
+    tree = predictions_at(posterior, theta, labels, groups, wanted, random_seed, effects=raw)
+    return tree["predictions"].to_dataset()
+
+
+def _by_levels(
+    levels: dict[str, list[str | None]], n: int, groups: Groups
+) -> Iterator[tuple[dict[str, str | None], list[int]]]:
+    """Yield sets of new levels, one of each factor at most, and the rows that have them."""
+    if groups == "average":
+        yield {}, list(range(n))
+        return
+    rows: dict[tuple[str | None, ...], list[int]] = {}
+    for i in range(n):
+        rows.setdefault(tuple(found[i] for found in levels.values()), []).append(i)
+    for key, places in rows.items():
+        yield dict(zip(levels, key, strict=True)), places
+
+
+def _parameters(model: Any, draws: xr.Dataset, frame: Any) -> xr.Dataset:
+    """Return what Bambi predicts of the parameters of the response that have a value for each row."""
+    tree = xr.DataTree.from_dict({"posterior": draws})
+    with _columns_named():
+        model.predict(tree, data=frame)
+    found = tree["posterior"].to_dataset()
+    return found[[name for name in found.data_vars if _OBS in found[name].dims]]
+
+
+@contextlib.contextmanager
+def _columns_named() -> Iterator[None]:
+    """Say which column of a data frame is missing, in the place of an error from the depth of formulae."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(
+            f"new_data has no column {error.args[0]!r}, which the formula of the Bambi model names. Bambi asks for the "
+            "columns of the response, too, where there are trials."
+        ) from error
+
+
+def _wanted(valid: list[str], var_names: str | Sequence[str] | None) -> list[str]:
+    """Return the names of what is to be predicted."""
+    if var_names is None:
+        return valid
+    names = [var_names] if isinstance(var_names, str) else list(var_names)
+    if unknown := [name for name in names if name not in valid]:
+        raise ValueError(f"var_names has {unknown[0]!r}, which is not predicted: {suggestion(unknown[0], valid)}")
+    return names
+
+
+def _tree(predictions: xr.Dataset, groups: str) -> xr.DataTree:
+    attrs = {"inference_library": "pymc_ngvi", "inference_library_version": __version__, "groups": groups}
+    predictions = predictions.transpose("chain", "draw", ...)
+    predictions.attrs = attrs
+    return xr.DataTree.from_dict({"predictions": predictions})
+
+
+# --- predictions for new data, of PyMC's models and Bambi's ---

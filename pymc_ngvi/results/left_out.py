@@ -16,6 +16,7 @@ from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.parts import DataParts
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.psis import smoothed
+from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.blocks import CannotSplit
@@ -189,7 +190,7 @@ def _fitted_again(
     for part in again:
         masked.leave_out(parts.rows_out(part))
         try:
-            found = fitted(int(rng.integers(2**31)))
+            found = fitted(seed_of(rng))
         except Exception:  # whatever it is: the others go on
             logger.debug("A fit without a part failed.", exc_info=True)
             failed.append(part)

@@ -16,16 +16,18 @@ from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.density.shards.shards import Shards
 from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.persistence import files
-from pymc_ngvi.results.persistence.content import (
+from pymc_ngvi.results.fitted import restore
+from pymc_ngvi.results.persistence import (
     Content,
     Saved,
+    SavedData,
     damaged,
+    differences,
+    free_variables,
     q_of,
+    reading,
     restored_generator,
 )
-from pymc_ngvi.results.persistence.matching import SavedData, differences, free_variables
-from pymc_ngvi.results.persistence.trees import restore
 
 
 def load(
@@ -94,7 +96,7 @@ def load(
     if isinstance(source, xr.DataTree):
         saved = Saved.of(source, name)
     else:
-        with files.reading(source) as tree:
+        with reading(source) as tree:
             saved = Saved.of(tree, name)
     content = saved.content
     if "compile_kwargs" not in options or "mode" not in (options["compile_kwargs"] or {}):

@@ -5,22 +5,28 @@ import warnings
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import pymc as pm
 import xarray as xr
 
+from numpy.typing import NDArray
 from pymc.backends.base import MultiTrace
+from pymc.step_methods.hmc import quadpotential
 
 from pymc_ngvi.core.messages import suggestion
-from pymc_ngvi.core.sizes import check_chains, check_draws
-from pymc_ngvi.core.values import AnyArray, Array
+from pymc_ngvi.core.seeds import Seed, generator_of, seed_of
+from pymc_ngvi.core.sizes import check_chains, check_cov_size, check_draws
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.density import Layout
 from pymc_ngvi.density.checks import of_batches, quoted
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.moves.draws import MovedDraws
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
-from pymc_ngvi.results.corrections.weighted import weighted_draws
-from pymc_ngvi.results.diagnosis.kept import Kept
+from pymc_ngvi.results.corrections import weighted_draws
+from pymc_ngvi.results.diagnosis.diagnosis import Kept
 from pymc_ngvi.results.posterior import Posterior
 
 logger = logging.getLogger("pymc.ngvi")
@@ -68,7 +74,7 @@ def sample_trace(
     constrain, names = _constrainer(posterior, kept, how)
     made = weighted_draws(posterior, check_draws(draws) * check_chains(how.chains), how.importance, rng)
     theta = made.theta
-    values = _values(posterior, constrain, names, theta, int(rng.integers(2**31)))
+    values = _values(posterior, constrain, names, theta, seed_of(rng))
     stats = dict(made.stats)
     if how.log_p and not posterior.changed_data():
         stats["log_p"] = posterior.density.logp(theta) if made.log_p is None else made.log_p
@@ -131,7 +137,7 @@ def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:
     posterior.warn_of_changed_data()
     n, n_chains, d = moved.x.shape
     one_by_one = moved.x.swapaxes(0, 1).reshape(-1, d)
-    values = posterior.values(one_by_one, int(rng.integers(2**31)))
+    values = posterior.values(one_by_one, seed_of(rng))
     superchain = np.repeat(np.arange(n_chains) // (n_chains // moved.checks.n_starts), n)
     stats = {"log_p": moved.logp.T.ravel(), "superchain": superchain}
     if moved.checks.n_modes > 1:
@@ -186,3 +192,217 @@ def narrow(posterior: Posterior, kept: Kept, names: frozenset[str]) -> Constrain
     if kept.narrow is None or kept.narrow.names != names:
         kept.narrow = Constrainer.of(posterior.density, names=names)
     return kept.narrow
+
+
+#: Largest dimension for which the covariance is dense unless it is asked for: beyond, the product with it at each
+#: leapfrog step costs as much as many a gradient.
+MAX_DENSE_DIM = 500
+#: How many of the first draws of tuning the covariance of q counts for: as with PyMC's ``init="advi+adapt_diag"``.
+_WEIGHT = 50
+#: Draws of q for each chain that are tried, at most, for one where log p is finite.
+_MAX_TRIES = 100
+
+Covariance = Literal["auto", "dense", "diagonal"]
+
+
+@dataclass(frozen=True, eq=False)
+class SamplerInit:
+    """Where NUTS starts, and the mass matrix that it uses: what `NGVIApproximation.sampler_init` returns.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    layout : Layout
+        Where each variable is in the flat vector.
+    points : ndarray, shape (chains, n_dim)
+        Start of each chain: a draw of q, unconstrained.
+    initvals : list of dict
+        The same on the constrained scale, by name: what ``pm.sample(initvals=)`` takes.
+    mean : ndarray, shape (n_dim,)
+        Mean of q, unconstrained.
+    covariance : ndarray, shape (n_dim, n_dim) or (n_dim,)
+        Covariance of q, unconstrained, or the variances alone: the inverse of the mass matrix.
+
+    Notes
+    -----
+    All chains start where q has mass. What q has missed, such as another mode, is not looked for, and R-hat of these
+    chains can't tell.
+
+    Examples
+    --------
+    >>> import pymc as pm
+    >>> import pymc_ngvi
+    >>> with pm.Model():
+    ...     rate = pm.Gamma("rate", 2, 1)
+    ...     y = pm.Poisson("y", rate, observed=[3, 1, 4])
+    ...     approx = pm.fit(method="ngvi", random_seed=1, progressbar=False)
+    >>> init = approx.sampler_init(chains=2, random_seed=2)
+    >>> len(init.initvals), sorted(init.initvals[0]), init.covariance.shape
+    (2, ['rate'], (1, 1))
+    >>> draws = pm.sample(50, tune=50, **init.kwargs(), random_seed=3, progressbar=False, quiet=True)
+    >>> dict(draws.posterior.sizes)
+    {'chain': 2, 'draw': 50}
+    """
+
+    model: pm.Model
+    layout: Layout
+    points: Array
+    initvals: list[dict[str, NDArray[np.generic]]]
+    mean: Array
+    covariance: Array
+
+    def __repr__(self) -> str:
+        """Return the number of chains, the dimension and the kind of the covariance."""
+        kind = "dense" if self.is_dense else "diagonal"
+        return f"SamplerInit(chains={self.chains}, n_dim={len(self.mean)}, {kind} covariance)"
+
+    @property
+    def chains(self) -> int:
+        """Number of chains."""
+        return len(self.points)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the covariance has entries off the diagonal."""
+        return self.covariance.ndim == 2
+
+    def potential(self, *, adapt: bool = False, random_seed: Seed = None) -> quadpotential.QuadPotential:
+        """Return the covariance as ``pm.NUTS(potential=)`` takes it.
+
+        Parameters
+        ----------
+        adapt : bool, default False
+            Let tuning change it, as PyMC does by default: after the first 100 draws, the draws of tuning alone count.
+            A dense one is of no use then in more than some tens of dimensions.
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+            ``pm.sample`` gives the potential a seed for each chain anyway.
+
+        Returns
+        -------
+        pymc.step_methods.hmc.quadpotential.QuadPotential
+            ``QuadPotentialFull`` or ``QuadPotentialDiag``, or its ``Adapt`` kind.
+        """
+        rng = None if random_seed is None else generator_of(random_seed)
+        if not adapt:
+            kind = quadpotential.QuadPotentialFull if self.is_dense else quadpotential.QuadPotentialDiag
+            return kind(self.covariance, rng=rng)
+        kind = quadpotential.QuadPotentialFullAdapt if self.is_dense else quadpotential.QuadPotentialDiagAdapt
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "QuadPotentialFullAdapt is an experimental feature", UserWarning)
+            return kind(len(self.mean), self.mean, self.covariance, _WEIGHT, rng=rng)
+
+    def pymc_step(self, *, adapt: bool = False, **nuts: Any) -> pm.NUTS:
+        """Return PyMC's NUTS with the mass matrix; compiles the log density and its gradient.
+
+        Parameters
+        ----------
+        adapt : bool, default False
+            As in `potential`.
+        **nuts
+            Of ``pm.NUTS``: ``target_accept``, ``max_treedepth``, ``compile_kwargs``, ...
+
+        Raises
+        ------
+        ValueError
+            For what is settled here: ``potential``, ``scaling``, ``model``, ``initial_point``.
+        """
+        taken = sorted({"potential", "scaling", "is_cov", "model", "initial_point", "vars"} & set(nuts))
+        if taken:
+            raise ValueError(
+                f"{', '.join(taken)}: sampler_init sets this already. Leave it out, or make pm.NUTS(potential="
+                "init.potential()) yourself."
+            )
+        start = self.layout.unflatten(self.points[0])  # spares PyMC a compilation
+        return pm.NUTS(potential=self.potential(adapt=adapt), model=self.model, initial_point=start, **nuts)
+
+    def kwargs(self, *, adapt: bool = False, **nuts: Any) -> dict[str, Any]:
+        """Return arguments for ``pm.sample``: model, chains, starts, and NUTS with the mass matrix.
+
+        Parameters
+        ----------
+        adapt : bool, default False
+            As in `potential`.
+        **nuts
+            Of ``pm.NUTS``, such as ``target_accept``: ``pm.sample`` does not pass them on to a step that it is given.
+
+        Returns
+        -------
+        dict
+            ``model``, ``chains``, ``initvals``, ``step``. With a ``step``, ``pm.sample`` runs PyMC's own NUTS, where it
+            would otherwise take nutpie if that is installed. ``tune`` is not in it: give a number that is smaller than
+            the default of 1,000, since the step size alone is left to tune.
+        """
+        step = self.pymc_step(adapt=adapt, **nuts)
+        return {"model": self.model, "chains": self.chains, "initvals": self.initvals, "step": step}
+
+    def nutpie_kwargs(self) -> dict[str, Any]:
+        """Return arguments for ``nutpie.compile_pymc_model(model, **init.nutpie_kwargs())``: one start for all chains.
+
+        Nutpie takes one point, and no mass matrix: it has no way to be given one, nor a point for each chain, and the
+        ``init_mean`` of ``nutpie.sample`` is not used. The point is the first draw of q. It is not jittered; nutpie
+        would otherwise add up to 1 to each unconstrained coordinate, however narrow the posterior is.
+
+        Returns
+        -------
+        dict
+            ``initial_points`` and ``jitter_rvs``.
+        """
+        return {"initial_points": self.initvals[0], "jitter_rvs": set()}
+
+
+def sampler_init(posterior: Posterior, chains: int, rng: np.random.Generator, covariance: Covariance) -> SamplerInit:
+    """Return initial points and a mass matrix for NUTS; see `NGVIApproximation.sampler_init`."""
+    chains = check_chains(chains)
+    if covariance not in ("auto", "dense", "diagonal"):
+        raise ValueError(f"covariance should be 'auto', 'dense' or 'diagonal'; got {covariance!r}.")
+    refuse_part_of_data(posterior)
+    points = starts(posterior, chains, rng)
+    values = Constrainer.of(posterior.density, deterministics=False)(points)
+    names = [rv.name for rv in posterior.model.free_RVs]
+    initvals = [{name: np.array(values[name][chain]) for name in names} for chain in range(chains)]
+    mean = posterior.distribution.mean()
+    return SamplerInit(posterior.model, posterior.layout, points, initvals, mean, _covariance(posterior, covariance))
+
+
+def _covariance(posterior: Posterior, covariance: Covariance) -> Array:
+    q = posterior.distribution
+    dense = covariance == "dense" or (covariance == "auto" and q.n_dim <= MAX_DENSE_DIM)
+    if dense:
+        check_cov_size(q.n_dim)
+    found = q.cov() if dense else q.sd() ** 2
+    if not np.isfinite(found).all():
+        raise ValueError(
+            f"The covariance of q is not finite (q is a {q.name}): it can't be a mass matrix. Fit with family='full'."
+        )
+    return np.array(found, dtype=np.float64)
+
+
+def refuse_part_of_data(posterior: Posterior) -> None:
+    """Raise ValueError where the log density of the model is that of a part of the data."""
+    if posterior.density.is_sharded or posterior.density.is_streamed:
+        raise ValueError(
+            "The model has the data of one shard or batch alone, and a sampler needs the log density given all of "
+            "them. Build the model on all of the data, and pass it q by start= and start_sigma= of pm.fit."
+        )
+    if posterior.density.has_minibatch:
+        raise ValueError(
+            "The model reads pm.Minibatch data: NUTS needs the log density given all of them. Build the model on "
+            "all of the data, and pass it q by start= and start_sigma= of pm.fit."
+        )
+
+
+def starts(posterior: Posterior, chains: int, rng: np.random.Generator) -> Array:
+    """Return draws of q where log p is finite, (chains, n_dim)."""
+    starts = np.empty((0, posterior.layout.n_dim))
+    for _ in range(_MAX_TRIES):
+        theta = posterior.distribution.draw(chains, rng)
+        # Reparametrised models can have draws that are NaN.
+        finite = np.isfinite(theta).all(axis=1)
+        finite[finite] = np.isfinite(posterior.density.logp(theta[finite]))
+        starts = np.concatenate([starts, theta[finite]])
+        if len(starts) >= chains:
+            return starts[:chains]
+    raise ValueError(
+        f"log p is finite at {len(starts)} of {_MAX_TRIES * chains:,} draws of q: too few to start {chains} "
+        "chains. Look at approx.status, and give the variables their support by a prior or a transform."
+    )

@@ -17,7 +17,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core import normal_rules
+from pymc_ngvi.core import normal_rules, prices
 from pymc_ngvi.core.normal_rules import NormalRule, rule
 from pymc_ngvi.core.values import Array
 
@@ -339,6 +339,7 @@ def _joined(first: NormalRule, value: Array, once: Array, twice: Array, root: Ar
 
 def evaluated(function: Compiled, inputs: Sequence[Array], shape: tuple[int, ...]) -> Array:
     """Return the only output of a function, as an array of the shape of its points."""
+    prices.count(prices.PER_CALL + prices.PER_ROW_OF_VALUE * 0.5 * len(inputs) * math.prod(shape))
     [result] = function(*inputs)
     return result if result.shape == shape else np.broadcast_to(np.asarray(result), shape)
 

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar, cast
 
 from pymc_ngvi.core.types import Direction, Estimator, GaussianState, RuleState, StepRule, Target, Update
-from pymc_ngvi.estimators.quadrature import Quadrature
+from pymc_ngvi.estimators import Quadrature
 from pymc_ngvi.steps.schedule.state import Tolerance
 
 

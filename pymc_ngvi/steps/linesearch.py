@@ -57,7 +57,7 @@ from pymc_ngvi.core.types import (
     Target,
     VariationalState,
 )
-from pymc_ngvi.estimators.quadrature import (
+from pymc_ngvi.estimators import (
     ExactEvaluation,
     Quadrature,
 )

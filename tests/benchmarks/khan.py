@@ -33,8 +33,7 @@ from records import Records, Row
 
 from pymc_ngvi.core.types import BaseDraws, Evaluation, Moments, Target
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.estimators import ESTIMATORS
-from pymc_ngvi.estimators.draws import AtDraws
+from pymc_ngvi.estimators import ESTIMATORS, AtDraws
 from pymc_ngvi.families import FullPrecisionState, FullState
 from pymc_ngvi.steps import STEPS
 from pymc_ngvi.updates import DIRECTIONS, UPDATES

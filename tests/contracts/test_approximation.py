@@ -465,7 +465,7 @@ def test_summary_fits_the_terminal(approx, monkeypatch, columns):
     summary = approx.summary(100, khat_draws=100, random_seed=1)
     assert max(map(len, str(summary).splitlines())) <= min(columns, 100)
     assert "rows; all" not in str(summary)
-    monkeypatch.setattr("pymc_ngvi.results.summary.summary._MAX_ROWS", 5)
+    monkeypatch.setattr("pymc_ngvi.results.summary._MAX_ROWS", 5)
     assert f"({len(summary.table)} rows; all of them are in .table)" in str(summary)
     assert f"({len(summary.table)} rows; all of them are in .table)" in summary._repr_html_()
 

@@ -7,18 +7,18 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from pymc_ngvi import ConvergenceWarning, LogDensity, Status, fit_ngvi
+from pymc_ngvi.core.prices import Work
 from pymc_ngvi.core.refusal import Reason, Unavailable
 from pymc_ngvi.families import FullState
 from pymc_ngvi.fitting.modes.climbs import CurvedByDifferences
 from pymc_ngvi.marginal.adaptation import Hopeless
 from pymc_ngvi.marginal.exact import exact_posterior, forest_of
 from pymc_ngvi.marginal.on_model import FittedDensity
-from pymc_ngvi.posteriors import search
 from pymc_ngvi.posteriors.kinds import KINDS, trees
 from pymc_ngvi.posteriors.kinds.kind import PosteriorStart
 from pymc_ngvi.posteriors.kinds.moved import highest_mode
-from pymc_ngvi.posteriors.plan import Decision
-from pymc_ngvi.results import posterior_first, posterior_step
+from pymc_ngvi.posteriors.plan import ALWAYS_PLAIN, Decision
+from pymc_ngvi.results import choice
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -55,7 +55,7 @@ def moments_of_curved():
 @pytest.fixture
 def _needed(monkeypatch):
     """Chains will be needed, so that they come first, however cheap a Gaussian fit is."""
-    monkeypatch.setattr(search, "_NEEDED", 1.0)
+    monkeypatch.setattr(choice, "_BEFORE_FIT", np.inf)
 
 
 @pytest.mark.usefixtures("_needed")
@@ -100,7 +100,7 @@ def test_without_a_mode_chains_do_not_begin():
     density, kind = LogDensity(model), KINDS["moved"]
     assert highest_mode(density, np.random.default_rng(1)) is None
     with pytest.raises(Unavailable, match="no mode") as caught:
-        kind.run(PosteriorStart(density, None, 1, [], False), kind.possible(density), lambda s: True, is_only=True)
+        kind.run(PosteriorStart(density, None, 1, [], False), kind.possible(density), Work(), is_only=True)
     assert caught.value.code is Reason.HOPELESS
 
 
@@ -109,9 +109,9 @@ def test_chains_that_have_not_arrived_are_not_moved_again(monkeypatch):
     tried = []
     run = type(KINDS["moved"]).run
 
-    def noted(self, start, found, may_take, *, is_only):
+    def noted(self, start, found, work, *, is_only):
         tried.append(start.q is None)
-        return run(self, start, found, lambda seconds: False, is_only=is_only)
+        return run(self, start, found, Work(0.0, 0.0), is_only=is_only)
 
     monkeypatch.setattr(type(KINDS["moved"]), "run", noted)
     approx = fit(curved())
@@ -125,25 +125,26 @@ def test_chains_that_have_not_arrived_are_not_moved_again(monkeypatch):
 
 
 def few_events(n, events):
+    """With more coefficients than are sampled."""
     rng = np.random.default_rng(3)
-    x = rng.standard_normal((n, 16))
+    x = rng.standard_normal((n, 61))
     score = x[:, 0] - x[:, 1] + rng.logistic(size=n)
     with pm.Model() as model:
-        level, slope = pm.Normal("level", 0.0, 5.0), pm.Normal("slope", 0.0, 2.5, shape=16)
+        level, slope = pm.Normal("level", 0.0, 5.0), pm.Normal("slope", 0.0, 2.5, shape=61)
         pm.Bernoulli("y", logit_p=level + x @ slope, observed=(score >= np.sort(score)[-events]).astype(int))
     return model
 
 
 def test_what_takes_seconds_needs_no_diagnosis(monkeypatch):
-    monkeypatch.setattr(posterior_step, "_is_off", lambda gaussian: False)
-    assert fit(few_events(100, 12)).plan.taken.kind == "moved"
-    monkeypatch.setattr(search.TimeBudget, "left", lambda self, *, is_plain=False: 0.0 if is_plain else 20.0)
-    assert fit(few_events(100, 12)).plan.taken.kind == "gaussian"
+    monkeypatch.setattr(choice, "_is_off", lambda gaussian: False)
+    assert fit(few_events(200, 24)).plan.taken.kind == "moved"
+    monkeypatch.setattr(choice.TimeBudget, "left", lambda self, *, is_plain=False: 0.0 if is_plain else 20.0)
+    assert fit(few_events(200, 24)).plan.taken.kind == "gaussian"
 
 
 def test_a_gaussian_whose_weights_are_nearly_even_stays(monkeypatch):
-    monkeypatch.setattr(posterior_step, "_is_off", lambda gaussian: False)
-    assert fit(few_events(3_000, 1_500)).plan.taken.kind == "gaussian"
+    monkeypatch.setattr(choice, "_is_off", lambda gaussian: False)
+    assert fit(few_events(30_000, 15_000)).plan.taken.kind == "gaussian"
 
 
 # --- a fit that is left for a while -----------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ def test_a_gaussian_whose_weights_are_nearly_even_stays(monkeypatch):
 
 @pytest.fixture
 def _left_at_once(monkeypatch):
-    monkeypatch.setattr("pymc_ngvi.inference.seconds_until_others", lambda *args: 1e-9)
+    monkeypatch.setattr("pymc_ngvi.results.choice.Candidates._pause_after", lambda *args: 1e-9)
 
 
 @pytest.mark.usefixtures("_left_at_once")
@@ -175,7 +176,7 @@ def test_without_one_the_fit_goes_on_where_it_was(monkeypatch):
 
     monkeypatch.setattr(type(KINDS["exact"]), "possible", refused)
     paused = fit(curved(8))
-    monkeypatch.setattr("pymc_ngvi.inference.seconds_until_others", lambda *args: np.inf)
+    monkeypatch.setattr("pymc_ngvi.results.choice.Candidates._pause_after", lambda *args: np.inf)
     without = fit(curved(8))
     assert paused.record.status is without.record.status is Status.CONVERGED
     assert paused.record.n_iterations == without.record.n_iterations > 1
@@ -190,13 +191,12 @@ def test_a_fit_that_ends_early_after_others_says_what_was_tried(monkeypatch):
 
     run = type(KINDS["moved"]).run
     monkeypatch.setattr(type(KINDS["exact"]), "possible", refused)
-    monkeypatch.setattr(search, "plan_without_gaussian", lambda *_: None)
-    monkeypatch.setattr(posterior_first, "plan_without_gaussian", lambda *_: None)
-    monkeypatch.setattr("pymc_ngvi.inference.seconds_until_others", lambda *_: 1e-9)
-    monkeypatch.setattr(posterior_step, "seconds_after_others", lambda *_: 1e-9)
+    monkeypatch.setattr(choice.Candidates, "first", lambda _: None)
+    monkeypatch.setattr("pymc_ngvi.results.choice.Candidates._pause_after", lambda *_: 1e-9)
+    monkeypatch.setattr(choice.Candidates, "_most_of_fit", 1e-9)
     monkeypatch.setattr(
         type(KINDS["moved"]), "run",
-        lambda self, start, found, may_take, *, is_only: run(self, start, found, lambda _: False, is_only=is_only),
+        lambda self, start, found, work, *, is_only: run(self, start, found, Work(0.0, 0.0), is_only=is_only),
     )  # fmt: skip
     with pytest.warns(ConvergenceWarning, match="out of seconds"):
         approx = fit(curved())
@@ -240,12 +240,14 @@ def test_only_what_was_not_asked_for_is_limited(monkeypatch):
     monkeypatch.setattr(trees, "exact_posterior", lambda *_, most_values, **__: seen.setdefault("most", most_values))
     density, kind = LogDensity(curved(8)), KINDS["exact"]
     found = kind.possible(density)
-    for is_asked, n_times in ((False, trees._FAR_MORE), (True, np.inf)):
+    work = trees.work_of(found, density, by_rows=False)
+    least = max(trees._MORE_OF_PLAIN * work.n_values, ALWAYS_PLAIN / work.each)
+    for is_asked, most in ((False, least), (True, np.inf)):
         seen.clear()
         start = PosteriorStart(density, FullState(np.zeros(8), np.eye(8)), 1, [], False, is_asked)
         with pytest.raises(AttributeError):  # it returned no posterior
-            kind.run(start, found, lambda _: True, is_only=True)
-        assert seen["most"] == n_times * trees.work_of(found, density, by_rows=False).n_values
+            kind.run(start, found, Work(), is_only=True)
+        assert seen["most"] == most
 
 
 def test_a_fit_is_left_after_what_others_take():
@@ -253,9 +255,10 @@ def test_a_fit_is_left_after_what_others_take():
 
     model = curved(8)
     density = LogDensity(model)
-    assert 0.0 < search.seconds_until_others(options_for({}, density), density) < 60.0
-    assert search.seconds_until_others(options_for({"posterior": "gaussian"}, density), density) == np.inf
-    assert search.seconds_until_others(options_for({"family": "full"}, density), density) == np.inf
+    for given, is_left in ({}, True), ({"posterior": "gaussian"}, False), ({"family": "full"}, False):
+        options = options_for(given, density)
+        candidates = choice.Candidates(choice.Choice(options.posterior, 1), density, None)
+        assert (0.0 < candidates._pause_after(options) < 60.0) is is_left
 
 
 # --- what chains begin from -------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import pytest
 
 from matrix import two_seeds
 
-from pymc_ngvi.estimators.summary import moments_at_draws
+from pymc_ngvi.estimators import moments_at_draws
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.steps.schedule.state import Belief
 

@@ -15,7 +15,7 @@ import pymc_ngvi
 
 from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.density.simulated import simulate
-from pymc_ngvi.many import calibrating
+from pymc_ngvi.many import calibration as module
 
 QUIET = {"random_seed": 3, "progressbar": False}
 
@@ -89,7 +89,7 @@ def test_fits_that_are_too_narrow_are_found(monkeypatch):
     with pm.Model() as model:
         mu = pm.Normal("mu", 0.0, 3.0)
         pm.Normal("y", mu, 1.0, observed=np.zeros(4))
-    honest = calibrating.simulate
+    honest = module.simulate
 
     def noisier(*args):
         rng = np.random.default_rng(5)
@@ -99,7 +99,7 @@ def test_fits_that_are_too_narrow_are_found(monkeypatch):
             for one in drawn
         ]
 
-    monkeypatch.setattr(calibrating, "simulate", noisier)
+    monkeypatch.setattr(module, "simulate", noisier)
     found = pymc_ngvi.calibrate(model, 100, **QUIET)
     assert not found.is_calibrated
     assert "mu is too narrow (P = " in found.sentence
@@ -148,14 +148,14 @@ def test_unreliable_fits_are_left_out_where_that_is_asked_for(calibration):
 
 
 def test_fits_that_fail_are_counted_and_left_out(monkeypatch):
-    honest = calibrating.simulate
+    honest = module.simulate
 
     def broken(*args):
         drawn = honest(*args)
         drawn[4].observed["y"] = np.full(3, np.nan)
         return drawn
 
-    monkeypatch.setattr(calibrating, "simulate", broken)
+    monkeypatch.setattr(module, "simulate", broken)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = pymc_ngvi.calibrate(poisson(), 25, **QUIET)

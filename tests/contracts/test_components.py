@@ -17,8 +17,8 @@ from scipy import integrate, stats
 from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
 from pymc_ngvi.families import FullState, MixtureState
 from pymc_ngvi.graphs.layout import Layout, Variable
-from pymc_ngvi.results.components import components_dataset
-from pymc_ngvi.results.plotting.components import plot_components
+from pymc_ngvi.results.distributions import components_dataset
+from pymc_ngvi.results.plotting import plot_components
 
 WEIGHTS = np.array([0.5, 0.3, 0.2])
 

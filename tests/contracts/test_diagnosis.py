@@ -21,11 +21,10 @@ import pymc_ngvi
 from pymc_ngvi import LogDensity, NGVIApproximation, Status
 from pymc_ngvi.core.psis import Weights
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.results.diagnosis.cures import Context, context_of
-from pymc_ngvi.results.diagnosis.findings import findings_of
+from pymc_ngvi.results.diagnosis.drifts import Moved
+from pymc_ngvi.results.diagnosis.findings import Context, context_of, findings_of
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass, other_modes
-from pymc_ngvi.results.diagnosis.moves import Moved
-from pymc_ngvi.results.distributions.variational import distribution_of
+from pymc_ngvi.results.distributions import distribution_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

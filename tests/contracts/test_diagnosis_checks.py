@@ -9,10 +9,9 @@ from numpy.testing import assert_allclose
 
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.families import DiagonalState, FullState
-from pymc_ngvi.results.diagnosis.moment_drift import critical, drift_of
-from pymc_ngvi.results.diagnosis.moves import move
+from pymc_ngvi.results.diagnosis.drifts import critical, drift_of, move
 from pymc_ngvi.results.diagnosis.weights import coordinate_khats
-from pymc_ngvi.results.distributions.variational import distribution_of
+from pymc_ngvi.results.distributions import distribution_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

@@ -16,8 +16,8 @@ from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.density.functionals import PREDICTORS, Functionals, Group, functionals_of
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.results.costs import direct_costs
-from pymc_ngvi.results.diagnosis.weighted_shift import weighted_shift_of
-from pymc_ngvi.results.distributions.variational import StateDistribution, distribution_of
+from pymc_ngvi.results.diagnosis.drifts import weighted_shift_of
+from pymc_ngvi.results.distributions import StateDistribution, distribution_of
 from pymc_ngvi.results.posterior import MovePlan
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")

@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import pymc_ngvi
 
 from pymc_ngvi import NGVI
-from pymc_ngvi.results.summary.summary import _error_sentence
+from pymc_ngvi.results.summary import _error_sentence
 
 matplotlib.use("agg")
 

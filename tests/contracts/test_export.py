@@ -15,7 +15,7 @@ import xarray as xr
 from scipy import stats
 
 from pymc_ngvi import ConvergenceWarning, Elbo, NGVIApproximation
-from pymc_ngvi.results.diagnosis.kept import Kept
+from pymc_ngvi.results.diagnosis.diagnosis import Kept
 
 QUIET = {"progressbar": False, "backend": "quick"}
 N = 40

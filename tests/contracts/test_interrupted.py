@@ -63,7 +63,13 @@ def assert_interrupted(approx, *undone):
 
 
 @pytest.mark.parametrize(
-    "place", ["inference.NGVI._problem", "inference.NGVI._start", "steps.LineSearch.step", "inference.posterior_first"]
+    "place",
+    [
+        "inference.NGVI._problem",
+        "inference.NGVI._start",
+        "steps.LineSearch.step",
+        "results.choice.Candidates.come_first",
+    ],
 )
 def test_before_the_first_iteration_it_is_raised(place, monkeypatch):
     """No other error takes its place, and the next fit begins as if there had been none."""
@@ -199,12 +205,12 @@ def test_in_another_posterior_the_gaussian_fit_is_kept(wanted, monkeypatch):
 
 
 def test_in_the_diagnosis_before_the_last_resort_the_gaussian_fit_is_kept(monkeypatch):
-    x = np.random.default_rng(3).standard_normal((60, 16))
+    x = np.random.default_rng(3).standard_normal((60, 61))
     with pm.Model() as model:
-        pm.Bernoulli("y", logit_p=pm.Normal("a") + x @ pm.Normal("b", shape=16), observed=(x[:, 0] > 0.5).astype(int))
-    monkeypatch.setattr("pymc_ngvi.posteriors.search.is_nearly_even", lambda *args: False)
-    monkeypatch.setattr("pymc_ngvi.results.posterior_step.standing_diagnosis", interrupt)
-    left = "pymc_ngvi.posteriors.search.TimeBudget.left"
+        pm.Bernoulli("y", logit_p=pm.Normal("a") + x @ pm.Normal("b", shape=61), observed=(x[:, 0] > 0.5).astype(int))
+    monkeypatch.setattr("pymc_ngvi.results.choice.is_nearly_even", lambda *args: False)
+    monkeypatch.setattr("pymc_ngvi.results.choice.standing_diagnosis", interrupt)
+    left = "pymc_ngvi.results.choice.TimeBudget.left"
     monkeypatch.setattr(left, lambda *args, is_plain=False: 0.0 if is_plain else 10.0)
     assert_interrupted(fit_ngvi(model=model, **QUIET), "the moved posterior")
 

@@ -19,7 +19,7 @@ import pymc_ngvi
 
 from pymc_ngvi.many import fitting
 from pymc_ngvi.many.fitting import N_PILOTS, Fitter
-from pymc_ngvi.results.persistence import files
+from pymc_ngvi.results import persistence as files
 from pymc_ngvi.steps.linesearch import LineSearch
 
 N_GROUPS = 8

@@ -158,12 +158,12 @@ def test_its_price_is_named_where_it_is_too_dear():
 
 
 def test_it_is_not_looked_for_where_the_gaussian_will_do():
-    approx = fit(rare(n=3_000, events=1_500))
+    approx = fit(rare(n=30_000, events=15_000))
     plan = approx.record.plan
     assert plan.taken.kind == "gaussian"
-    assert plan.of("moved").outcome is Decision.NOT_NEEDED
-    assert "16 parameters" in approx.record.posterior or "are more than" in approx.record.posterior
-    asked = fit(rare(n=3_000, events=1_500), posterior="gaussian")
+    assert plan.of("moved") is None
+    assert "nearly equal" in approx.record.posterior
+    asked = fit(rare(n=30_000, events=15_000), posterior="gaussian")
     assert_array_equal(asked.mean_flat, approx.mean_flat)
     assert asked.record.n_gradients == approx.record.n_gradients
 

@@ -245,7 +245,7 @@ def test_of_what_is_not_reliable_that_with_the_better_weights_comes_back(monkeyp
 
     monkeypatch.setattr("pymc_ngvi.posteriors.kinds.trees.forest_of", _no_forest)
     monkeypatch.setattr("pymc_ngvi.posteriors.kinds.latent_gaussian.nested_posterior", poor)
-    monkeypatch.setattr("pymc_ngvi.posteriors.search.efficiency_of", lambda *args: gaussian)
+    monkeypatch.setattr("pymc_ngvi.results.choice.efficiency_of", lambda *args: gaussian)
     approx = fit_ngvi(model=level(), random_seed=1, progressbar=False)
     assert approx.record.is_nested is kept
     assert "k-hat of the weights of the hyperparameters is 1.20" in approx.record.posterior

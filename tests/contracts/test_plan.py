@@ -16,15 +16,15 @@ from latent_models import grouped, level, process
 import pymc_ngvi
 
 from pymc_ngvi import LogDensity, fit_ngvi
+from pymc_ngvi.core.prices import Work
 from pymc_ngvi.core.refusal import Failed, Longer, Reason, Unavailable
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.fitting.choices import PosteriorName
 from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
-from pymc_ngvi.posteriors import search
 from pymc_ngvi.posteriors.kinds import KINDS, latent_gaussian, trees
 from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan, TimeBudget, in_order
-from pymc_ngvi.posteriors.search import plan_without_gaussian
+from pymc_ngvi.results import choice
 
 #: Hyperparameters of a nested posterior, and points of the process.
 FEW, N = 96, 8
@@ -68,11 +68,12 @@ def test_the_table_is_aligned_and_has_all_candidates():
     assert plan.taken.kind == "nested"
 
 
-def test_the_order_is_that_of_price_over_chance():
-    exact, sure, unsure = (Candidate(*c) for c in [("exact", Decision.NOT_NEEDED, 9.0, 1.0),
-        ("nested", Decision.NOT_NEEDED, 8.0, 1.0), ("nested", Decision.NOT_NEEDED, 4.0, 1 / 3)])  # fmt: skip
+def test_what_is_sure_to_be_exact_is_first_then_it_is_by_price_over_chance():
+    exact, sure, unsure, last = (Candidate(*c) for c in [("exact", Decision.NOT_NEEDED, 9.0, 1.0),
+        ("nested", Decision.NOT_NEEDED, 8.0, 1.0), ("nested", Decision.NOT_NEEDED, 2.0, 1 / 3),
+        ("moved", Decision.NOT_NEEDED, 3.5, 1 / 2)])  # fmt: skip
     assert in_order([exact, sure]) == [sure, exact]
-    assert in_order([unsure, exact]) == [exact, unsure]
+    assert in_order([last, unsure, exact]) == [exact, unsure, last]
     refused, gaussian = Candidate("exact", Decision.REFUSED), Candidate("gaussian", Decision.TAKEN, 100.0)
     assert in_order([refused, unsure, gaussian]) == [gaussian, unsure, refused]
     assert math.isinf(gaussian.expected_seconds)
@@ -111,12 +112,12 @@ def test_each_reason_is_in_the_table():
     assert dear.taken.kind == "gaussian"
     assert "max_seconds=0.2 in all." in str(dear)
     with pm.Model() as model:
-        x = pm.Normal("x", 0, 1, shape=16)
+        x = pm.Normal("x", 0, 1, shape=61)
         pm.Potential("p", -(x.sum() ** 4) - pm.math.exp(x[0]))
     none = fit(model).plan
     assert none.taken.kind == "gaussian"
     assert none.of("exact").outcome is none.of("nested").outcome is Decision.REFUSED
-    assert "16 parameters are more than the 15" in none.of("exact").reason
+    assert "61 parameters are more than the 60" in none.of("exact").reason
     assert fit(grouped(), posterior="exact").plan.of("nested").outcome is Decision.NOT_ASKED
 
 
@@ -130,8 +131,8 @@ def tried(monkeypatch, _no_last_resort):
         noted.append(f"{title.split()[0]} at {seconds:g}")
         yield
 
-    def run(start, found, may_take, *, is_only):
-        if not may_take(run.turns_out):
+    def run(start, found, work, *, is_only):
+        if not work.may_take(run.turns_out):
             raise Longer(Reason.TOO_LONG, "each draw takes many evaluations", "exact")
         raise Failed(Reason.NOT_PASSED, "it failed")
 
@@ -140,13 +141,13 @@ def tried(monkeypatch, _no_last_resort):
         nested = Candidate("nested", seconds=nested, chance=chance)
         for name, value in {"possible": None, "comes_first": False, "price": nested}.items():
             monkeypatch.setattr(KINDS["nested"], name, lambda *args, value=value, **options: value)
-        monkeypatch.setattr(trees, "work_of", lambda *args, by_rows: trees.Work(100.0 * exact, 0.01))
+        monkeypatch.setattr(trees, "work_of", lambda *args, by_rows: trees.TreeWork(100.0 * exact, 0.01))
         return noted
 
-    monkeypatch.setattr(search, "announced", announced)
+    monkeypatch.setattr(choice, "announced", announced)
     monkeypatch.setattr(KINDS["exact"], "run", run)
     monkeypatch.setattr(
-        KINDS["nested"], "run", lambda start, found, may_take, is_only: run(start, found, bool, is_only=is_only)
+        KINDS["nested"], "run", lambda start, found, work, is_only: run(start, found, Work(), is_only=is_only)
     )
     return priced
 
@@ -155,9 +156,8 @@ def tried(monkeypatch, _no_last_resort):
     ("turns_out", "nested", "chance", "order"),
     [
         (2.0, 5.0, 1.0, ["Exact at 1", "Nested at 5"]),  # it goes on
-        (12.0, 5.0, 1.0, ["Exact at 1", "Nested at 5", "Exact at 12"]),  # the other one comes before it
-        (12.0, 5.0, 1 / 3, ["Exact at 1", "Nested at 5"]),  # which may not be exact: it goes on
-        (12.0, 35.0, 1 / 3, ["Exact at 1"]),  # and the dearer one is never taken in its place
+        (12.0, 5.0, 1.0, ["Exact at 1", "Nested at 5"]),
+        (12.0, 35.0, 1 / 3, ["Exact at 1"]),  # the other one is too dear
         (60.0, 15.0, 1.0, ["Exact at 1", "Nested at 15"]),  # too dear
     ],
 )
@@ -167,20 +167,6 @@ def test_a_posterior_that_turns_out_to_take_longer(tried, turns_out, nested, cha
     assert noted == order
     assert plan.of("exact").seconds == pytest.approx(turns_out)
     assert plan.of("exact").outcome is (Decision.TOO_DEAR if turns_out == 60.0 else Decision.FAILED)
-
-
-def test_nothing_is_left_out_for_its_price_where_something_dearer_is_taken(tried):
-    """Without groups, an exact posterior has a second; a dearer nested one gives it as long as itself."""
-    with pm.Model() as model:
-        x = pm.Normal("x", 0, 1)
-        y = pm.Normal("y", 0, 1)
-        pm.Poisson("n", pm.math.exp(x * y), observed=[0, 1, 5])
-    noted = tried(6.0, 7.0, 1 / 3)
-    plan = fit(model).plan
-    assert noted == ["Exact at 6", "Nested at 7"]
-    assert plan.of("exact").outcome is Decision.FAILED
-    tried(6.0, 5.0, 1 / 3)
-    assert fit(model).plan.of("exact").outcome is Decision.TOO_DEAR
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -200,8 +186,9 @@ def test_files_keep_the_plan(tmp_path):
 
 def first(model, **given):
     density = LogDensity(model)
-    found = plan_without_gaussian(options_for(given, density), density)
-    return found and found.plan
+    options = options_for(given, density)
+    candidates = choice.Candidates(choice.Choice(options.posterior, 1, options.max_seconds), density, None)
+    return None if candidates.first() is None else candidates._plan()
 
 
 def test_what_comes_before_any_gaussian_fit(monkeypatch):
@@ -213,6 +200,8 @@ def test_what_comes_before_any_gaussian_fit(monkeypatch):
     assert first(grouped()) is None
     monkeypatch.setattr(latent_gaussian, "nested_seconds", lambda given: 0.01)
     monkeypatch.setattr(latent_gaussian.LatentGaussianKind, "least", 0.01)
+    assert first(grouped()) is None  # trees are sure to be exact
+    monkeypatch.setattr(trees.TreeKind, "chance", lambda self, found: 0.9)
     assert first(level()).candidates[0].kind == "nested"
     found = first(grouped())
     assert [c.kind for c in found.candidates] == ["nested", "exact", "gaussian"]
@@ -237,10 +226,9 @@ def binary(n_groups=90, per_group=7):
     return model
 
 
-def test_a_nested_posterior_gives_up_early_where_latent_variables_are_no_gaussian(monkeypatch):
+@pytest.mark.usefixtures("_nested_first")
+def test_a_nested_posterior_gives_up_early_where_latent_variables_are_no_gaussian():
     """And the trees take over; it is not begun again."""
-    monkeypatch.setattr(latent_gaussian, "nested_seconds", lambda given: 0.01)
-    monkeypatch.setattr(latent_gaussian.LatentGaussianKind, "least", 0.01)
     approx = fit(binary())
     assert approx.is_exact
     assert not approx.is_nested
@@ -257,7 +245,7 @@ def test_the_order_may_change_and_the_posterior_is_the_same(monkeypatch):
     monkeypatch.setattr(latent_gaussian, "nested_seconds", lambda given: 0.01)
     monkeypatch.setattr(latent_gaussian.LatentGaussianKind, "least", 0.01)
     without = fit(level(), posterior="nested")  # or else a better one would follow
-    monkeypatch.setattr("pymc_ngvi.results.posterior_first.plan_without_gaussian", lambda *args: None)
+    monkeypatch.setattr(choice.Candidates, "first", lambda _: None)
     after = fit(level(), posterior="nested")
     assert without.plan.of("gaussian").outcome is Decision.ON_REQUEST
     assert after.plan.of("gaussian").outcome is Decision.CAME_FIRST

@@ -15,7 +15,7 @@ from texts import run
 
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
-from pymc_ngvi.results.samplers import MAX_DENSE_DIM, SamplerInit
+from pymc_ngvi.results.sampling import MAX_DENSE_DIM, SamplerInit
 
 #: Unconstrained mean and factor of q: coordinates of very different scales, correlated.
 MEAN = np.array([0.3, -1.0, 2.0, 0.1, -0.2])

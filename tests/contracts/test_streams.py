@@ -15,7 +15,7 @@ from pymc_ngvi.core.stream import Place
 from pymc_ngvi.core.target import GaussNewtonTarget
 from pymc_ngvi.density.streams.density import BatchSource
 from pymc_ngvi.families import FullState
-from pymc_ngvi.results.diagnosis.cures import context_of
+from pymc_ngvi.results.diagnosis.findings import context_of
 from pymc_ngvi.steps.incremental.state import Quadratic, sign_of_order
 
 N_ROWS, N_BATCHES = 2700, 9

@@ -8,8 +8,8 @@ import pytest
 
 from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.results.diagnosis.kept import Kept
-from pymc_ngvi.results.summary.summary import POPULATION, kept_rows
+from pymc_ngvi.results.diagnosis.diagnosis import Kept
+from pymc_ngvi.results.summary import POPULATION, kept_rows
 
 GROUP = np.repeat(np.arange(12), 4)
 Y = np.random.default_rng(3).normal(size=48)
@@ -152,7 +152,7 @@ def test_card(multilevel, monkeypatch):
     assert str(multilevel._rng.bit_generator.state) == before
     monkeypatch.setattr(Kept, "verdict", "reliable <5")
     assert "Verdict: reliable &lt;5" in multilevel._repr_html_()
-    monkeypatch.setattr("pymc_ngvi.results.summary.summary._CARD_DIM", 10)  # a large model
+    monkeypatch.setattr("pymc_ngvi.results.summary._CARD_DIM", 10)  # a large model
     assert "<table" not in multilevel._repr_html_()
 
 

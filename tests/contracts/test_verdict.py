@@ -7,13 +7,14 @@ import pytest
 
 from pymc_ngvi.marginal.fitting import MOST_DIFFERENCE
 from pymc_ngvi.marginal.log_marginal import TOLERANCE
+from pymc_ngvi.marginal.sampling import LEAST_TAIL
 from pymc_ngvi.marginal.verdict import (
-    LEAST_CANDIDATES,
     LEAST_SIZE,
     MOST_ERROR,
     MOST_KHAT,
     MOST_LOST,
     MOST_MISSED,
+    MOST_SHORT,
     SAID_ERROR,
     Checks,
 )
@@ -21,7 +22,7 @@ from pymc_ngvi.moves.verdict import LEAST_SIZE as LEAST_MOVED
 from pymc_ngvi.moves.verdict import MOST_HEIGHT, MOST_RHAT, MovedChecks
 from pymc_ngvi.nested.verdict import MOST_MOVED, MOST_VARIANCE, NestedChecks
 
-TREES = Checks(0.2, 1_900.0, 2_250, 4, n_local=300, n_nodes=9, rule_error=0.01, difference=0.05, candidates=0.9)
+TREES = Checks(0.2, 1_900.0, 2_250, 4, n_local=300, n_nodes=9, rule_error=0.01, difference=0.05, effects=0.01)
 NESTED = NestedChecks(0.1, 450.0, 600, 16, 8_000.0, 0.3, 2, 100, 700)
 MOVED = MovedChecks(
     rhat=1.0, trend=0.0, most_trend=4.0, bulk=4e3, tail=4e3, n_quantities=9, n_draws=60, n_chains=128, n_starts=8,
@@ -34,8 +35,9 @@ CONDITIONS = {
     (TREES, "rule_error"): (TOLERANCE - 1e-6, TOLERANCE + 0.01, "the quadrature has not settled with 9 nodes"),
     (TREES, "difference"): (MOST_DIFFERENCE - 1e-6, MOST_DIFFERENCE + 0.01, "differs from the full one"),
     (TREES, "lost"): (MOST_LOST, MOST_LOST + 0.01, "1.2 % of the draws have quadrature nodes off their centres"),
-    (TREES, "candidates"): (LEAST_CANDIDATES, LEAST_CANDIDATES - 0.15, "rest on 20 % of their candidates"),
+    (TREES, "effects"): (MOST_SHORT - 1e-6, MOST_SHORT + 0.05, "of draws of one group effect is 8 % off"),
     (TREES, "sd_error"): (MOST_ERROR, 0.31, "known to 31 % only"),
+    (TREES, "tail"): (LEAST_TAIL, LEAST_TAIL - 1.0, "an effective size of 39 draws beyond it, below 40"),
     (TREES, "missed"): (MOST_MISSED, 1.5, "missed"),
     (NESTED, "khat"): (0.51, 0.69, "k-hat"),  # within its error
     (NESTED, "effective_size"): (400.0, 300.0, "the effective size of the hyperparameters is 300, below 400"),
@@ -71,9 +73,7 @@ def test_each_condition_has_its_clause(condition):
     assert bad.is_reliable == (condition in NOT_VITAL)
 
 
-@pytest.mark.parametrize(
-    "condition", [c for c in CONDITIONS if c[1] not in ("candidates", "n_globals", "peak")], ids=name_of
-)
+@pytest.mark.parametrize("condition", [c for c in CONDITIONS if c[1] not in ("n_globals", "peak")], ids=name_of)
 def test_what_is_not_known_stands_against_it(condition):
     good, name = condition
     assert not replace(good, **{name: np.nan}).is_exact

@@ -15,8 +15,6 @@ from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families import FAMILIES
 from pymc_ngvi.mixtures import MIXTURE_STEPS
 from pymc_ngvi.posteriors.kinds import KINDS
-from pymc_ngvi.results.fitted import Fitted
-from pymc_ngvi.results.methods import Methods
 from pymc_ngvi.rows.engines import ENGINES
 from pymc_ngvi.steps import STEPS
 from pymc_ngvi.updates import UPDATES
@@ -28,13 +26,12 @@ FLOORS = (
     "graphs", "rows", "ops", "reading", "rows.engines", "density",
     "steps.schedule", "steps.adaptive", "steps.stochastic", "steps", "reparam", "mixtures.finite",
     "mixtures.student_t", "mixtures", "marginal", "nested", "moves", "posteriors.plan", "fitting", "posteriors",
-    "results.costs", "results.structure", "results.convert", "results.components",
+    "results.costs", "results.structure", "results.convert",
     "results.posterior", "results.distributions", "results.corrections", "results.diagnosis", "results.sampling",
     "results.moments", "results.marginal_likelihood", "results.sites", "results.left_out",
-    "results.samplers", "results.plotting", "results.summary", "results.bambi",
-    "results.predictions", "results.priors", "results.new_rows", "results.fitted",
-    "results.posterior_step", "results.posterior_first",
-    "results.persistence", "results.methods", "results", "inference", "function", "many", "register", "",
+    "results.plotting", "results.summary", "results.predictions", "results.bambi",
+    "results.priors", "results.new_rows", "results.persistence", "results.fitted",
+    "results.choice", "results", "inference", "function", "many", "register", "",
 )  # fmt: skip
 
 
@@ -112,14 +109,6 @@ def test_numbers_by_rows_need_no_pytensor():
         reached |= todo
         todo = {inner for name in todo for inner in graph[name] if inner} - reached
     assert {name.split(".")[0] for name in reached} == {"rows", "core"}
-
-
-def test_methods_of_the_approximation_override_nothing():
-    """Each mixin stands on what all share, and no name is in two of them."""
-    names = [name for mixin in Methods.__bases__ for name in vars(mixin) if not name.startswith("__")]
-    assert all(mixin.__bases__ == (Fitted,) for mixin in Methods.__bases__)
-    assert sorted(set(names)) == sorted(names)
-    assert set(names).isdisjoint(vars(Fitted))
 
 
 # --- CONTRIBUTING.md tells of all of them ----------------------------------------------------------------------------

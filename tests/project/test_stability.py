@@ -15,7 +15,7 @@ import pymc_ngvi
 
 from pymc_ngvi.fitting.registry import AXES
 from pymc_ngvi.posteriors.kinds import KINDS
-from pymc_ngvi.results.persistence.content import VERSION
+from pymc_ngvi.results.persistence import VERSION
 from pymc_ngvi.rows.engines import ENGINES
 
 PAGE = read(DOCS / "stability.md")

@@ -8,7 +8,7 @@ import pytest
 
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.results.summary import summary
+from pymc_ngvi.results import summary
 
 RNG = np.random.default_rng(7)
 N = 60

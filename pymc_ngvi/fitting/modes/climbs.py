@@ -99,8 +99,6 @@ _FAR, _FAR_PER_ROOT = 4.0, 0.5
 _BELOW, _BELOW_PER_DIM = 10.0, 0.25
 #: Steps after which it is seen how climbs are getting on; how often they are at most.
 _STEPS_OF_TURN, _MOST_TURNS = 20, 7
-#: Of so many climbs, one is of the first wave: of fewer, a mode that few climbs lead to would be missed more often.
-_WAVES = 2
 #: Nats that a climb gains in this time, below which it is asked how high the next mode may be.
 _SLOW = 10.0
 #: Nats of mass that a climb gains in this time, below which it leads down a funnel if it gains more of log p; nats
@@ -126,6 +124,8 @@ class Mode(NamedTuple):
     #: At the mode; of the mass about it, by Laplace's method.
     logp: float
     log_mass: float
+    #: Whether it is none, but a place beyond a valley from which a fit may come to one.
+    is_start: bool = False
 
     @property
     def point(self) -> Array:
@@ -146,6 +146,7 @@ def modes_from(
     *,
     home_mass: float | None = None,
     curvature: Curvature = "hessians",
+    is_first: NDArray[np.bool_] | None = None,
 ) -> tuple[list[Mode], NDArray[np.intp]]:
     """Return the modes that climbs end at."""
     with np.errstate(all="ignore"):
@@ -163,7 +164,10 @@ def modes_from(
                 return local_component(curved, q, point, (_WIDEST**-2, _NARROWEST**-2))
 
             z = whitened.of(points)
-            z, logp = ascend(whitened, z) if home_mass is None else _in_waves(whitened, z, home_mass, about)
+            if home_mass is None or is_first is None:
+                z, logp = ascend(whitened, z)
+            else:
+                z, logp = _in_waves(whitened, z, home_mass, about, is_first)
             ends = whitened.points(z)
 
             def make(i: int) -> GaussianState | None:
@@ -179,10 +183,11 @@ def _curved(density: ModelDensity, q: GaussianState, curvature: Curvature) -> An
     return _CurvedByRows(density, q) if curvature == "rows" else density
 
 
-def _in_waves(density: "_Whitened", points: Array, mass: float, about: Callable[[Array], Any]) -> tuple[Array, Array]:
-    """Return the same as `_away`, but let most climbs be where the first ones all lead nowhere."""
+def _in_waves(
+    density: "_Whitened", points: Array, mass: float, about: Callable[[Array], Any], first: NDArray[np.bool_]
+) -> tuple[Array, Array]:
+    """Return the same as `_away`, but let other climbs be where the first ones all lead nowhere."""
     z, logp = points.copy(), np.full(len(points), -np.inf)
-    first = np.arange(len(z)) % _WAVES == 0
     z[first], logp[first] = _away(density, points[first], mass, about)
     if np.isfinite(logp).any():
         rest = np.append(0, np.flatnonzero(~first))

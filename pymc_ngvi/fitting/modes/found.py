@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -72,10 +73,33 @@ def shares(density: ModelDensity, states: Sequence[VariationalState], seed: int)
     return np.exp(masses - logsumexp(masses))
 
 
-def not_covered(modes: Sequence[OtherMode], q: VariationalState, draw: Array) -> tuple[OtherMode, ...]:
-    """Return the modes that draws of another posterior do not have their share at."""
-    parts = np.array([q.log_density(draw), *(mode.q.log_density(draw) for mode in modes)])
+class Covering(Protocol):
+    """A posterior that has come after a fit: what it begins from, and its draws."""
+
+    @property
+    def gaussian(self) -> VariationalState:
+        """Of the fit."""
+
+    def draw(self, n: int, rng: np.random.Generator, /) -> Array:
+        """Return draws."""
+
+
+def not_covered(
+    modes: Sequence[OtherMode], posterior: Covering, seed: int, *, equal: bool = False
+) -> tuple[OtherMode, ...]:
+    """Return the modes that draws of another posterior do not have their share at; images of its own on demand."""
+    modes = [mode for mode in modes if equal or not mode.is_equal]
+    if not modes:
+        return ()
+    draw = posterior.draw(N_SEEN, np.random.default_rng(seed))
+    parts = np.array([posterior.gaussian.log_density(draw), *(mode.q.log_density(draw) for mode in modes)])
     found = np.bincount(parts.argmax(axis=0), minlength=len(parts))[1:]
     expected = len(draw) * np.array([mode.share for mode in modes])
     missed = found < _FOUND * expected - 2.0 * np.sqrt(expected)
     return tuple(mode for mode, is_missed in zip(modes, missed, strict=True) if is_missed)
+
+
+def left_out(modes: Sequence[OtherMode]) -> str:
+    """Say, without a subject, what a posterior leaves out."""
+    what = "a mode" if len(modes) == 1 else f"{len(modes)} modes"
+    return f"leaves out {what} with {100.0 * sum(mode.share for mode in modes):.2g} % of the mass"

@@ -11,6 +11,7 @@ from collections.abc import (
 )
 from dataclasses import (
     dataclass,
+    replace,
 )
 from typing import (
     NamedTuple,
@@ -26,6 +27,7 @@ from pymc_ngvi.core.prices import (
     fit_seconds,
     in_words,
 )
+from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.types import (
     Array,
     GaussianState,
@@ -35,6 +37,7 @@ from pymc_ngvi.density import (
 )
 from pymc_ngvi.density.one_mode import (
     has_one_mode,
+    rows_not_concave,
 )
 from pymc_ngvi.families.gaussian import (
     Gaussian,
@@ -48,6 +51,9 @@ from pymc_ngvi.fitting.modes.climbs import (
 )
 from pymc_ngvi.fitting.modes.found import (
     is_outside,
+)
+from pymc_ngvi.fitting.modes.newton import (
+    climbed,
 )
 from pymc_ngvi.fitting.options import (
     FitOptions,
@@ -64,6 +70,18 @@ WIDER, _DF = (3.0, 10.0, 30.0), 3.0
 _N_OWN, _N_WEIGHED = 3, 128
 #: Draws of the prior below which nothing follows from their spread; quartile of a standard normal.
 _LEAST_PRIOR, _QUARTILE = 16, 0.6745
+#: Coordinates along which log p is looked at, at most: those that most rows share that are not concave in them.
+_MOST_LINES = 32
+#: Where: at steps of the fit's standard deviation, and at quantiles of the prior, within its outermost ones.
+_NEAR, _N_AMONG, _OUTERMOST = np.geomspace(2.0, 200.0, 17), 33, 0.005
+#: Humps at most, and dimensions up to which log p is climbed from there, by steps of Newton's method.
+_MOST_HUMPS, _MOST_CLIMBED = 12, 100
+#: Correlation in draws of the prior, times their root, below which it is none. Numbers in points that are held at once.
+_CORRELATED, _ELEMENTS = 4.0, 2**20
+#: Of so many climbs, one is of the first wave: of fewer, a mode that few climbs lead to would be missed more often.
+_WAVES = 2
+#: Nats that log p falls between two modes, or a hump and a fit, and points at which that is looked at.
+_VALLEY, _N_BETWEEN = 1.0, 17
 
 
 @dataclass(frozen=True)
@@ -78,7 +96,9 @@ class Points:
     #: Points among which these are the best.
     n_looked: int
     #: Draws of the prior among those.
-    n_prior: int
+    prior: Array
+    #: Those that are climbed from in any case; others, where these lead elsewhere.
+    is_first: NDArray[np.bool_]
 
 
 def points_for(
@@ -92,7 +112,7 @@ def points_for(
     log p is highest, and those where it is highest over what the fit explains. Of draws of the fit, those with the
     largest weights: where they are not in the tails of its own mode, they have hit another one.
     """
-    theta, scales, n_seen, n_own = [], [], 0, 0
+    theta, scales, is_first, n_seen, n_own = [], [], list[NDArray[np.bool_]](), 0, 0
     if is_sound:
         z = rng.standard_normal((_N_WEIGHED, q.n_dim))
         own = np.asarray(q.draws(z))
@@ -102,7 +122,8 @@ def points_for(
         theta += [q.mean()[None], own[: _N_OWN - 1], own[np.argsort(-ratio)[:n_heavy]]]
         n_own, n_seen = _N_OWN, _N_WEIGHED
         scales += [np.broadcast_to(q.sd(), (_N_OWN + n_heavy, q.n_dim))]
-    prior = density.info.prior_draws(n_looked // 2, int(rng.integers(2**31)))
+        is_first.append(np.ones(_N_OWN + n_heavy, dtype=np.bool_))
+    prior = density.info.prior_draws(n_looked // 2, seed_of(rng))
     sets = [(prior, _spread(prior))] if len(prior) >= _LEAST_PRIOR else []
     if is_sound:
         n = (n_looked - len(prior)) // len(WIDER)
@@ -112,10 +133,63 @@ def points_for(
         best = draws[_best_of_parts(density, q if is_sound else None, draws, n)]
         theta.append(best)
         scales.append(np.broadcast_to(sd, best.shape))
+        is_first.append(np.arange(len(best)) % _WAVES == 0)
         n_seen += len(draws)
     if not theta:
-        return Points(np.empty((0, q.n_dim)), np.empty((0, q.n_dim)), 0, 0, 0)
-    return Points(np.concatenate(theta), np.concatenate(scales), n_own, n_seen, len(prior))
+        nowhere = np.empty((0, q.n_dim))
+        return Points(nowhere, nowhere, 0, 0, nowhere, np.empty(0, dtype=np.bool_))
+    return Points(
+        np.concatenate(theta), np.concatenate(scales), n_own, n_seen, prior, np.concatenate(is_first)
+    )  # fmt: skip
+
+
+def humps(density: ModelDensity, q: GaussianState, prior: Array) -> Array:
+    """Return the humps of log p beyond a valley on lines through a fit, the highest first.
+
+    A line goes through what the prior has of one coordinate. The others stay, or follow by the prior's regression on
+    it: of a walk as a whole, the one moves another way where steps are coordinates than where values are.
+    """
+    n_rows = rows_not_concave(density)
+    which = np.argsort(-n_rows, kind="stable")[:_MOST_LINES]
+    which = which[n_rows[which] > 0.0]
+    mean, sd = q.mean(), q.sd()
+    lowest, highest = np.quantile(prior, [_OUTERMOST, 1.0 - _OUTERMOST], axis=0)
+    prior = np.clip(prior, lowest, highest)
+    spread = np.maximum(prior.std(axis=0), 1e-300)
+    z = (prior - prior.mean(axis=0)) / spread
+    correlation = z[:, which].T @ z / len(z)
+    correlation[np.abs(correlation) < _CORRELATED / np.sqrt(len(z))] = 0.0
+    near = sd[which, None] * np.append(-_NEAR[::-1], _NEAR)
+    among = np.quantile(prior[:, which], np.linspace(0.0, 1.0, _N_AMONG), axis=0).T - mean[which, None]
+    near = np.clip(near, *(limit[which, None] - mean[which, None] for limit in (lowest, highest)))
+    steps = np.sort(np.concatenate([near, among, np.zeros((len(which), 1))], axis=1), axis=1)
+    staying = np.zeros_like(correlation)
+    staying[np.arange(len(which)), which] = 1.0
+    following = correlation * spread / spread[which, None]
+    has_followers = (correlation != 0.0).sum(axis=1) > 1
+    directions = np.concatenate([staying, following[has_followers]])
+    steps = np.concatenate([steps, steps[has_followers]])
+    found, heights = [np.empty((0, q.n_dim))], [np.empty(0)]
+    size = max(_ELEMENTS // (steps.shape[1] * q.n_dim), 1)
+    for i in range(0, len(steps), size):
+        theta = mean + steps[i : i + size, :, None] * directions[i : i + size, None, :]
+        with np.errstate(all="ignore"):
+            logp = _finite(density.logp(theta.reshape(-1, q.n_dim))).reshape(theta.shape[:2])
+        is_hump = _beyond_valleys(logp, np.argmin(np.abs(steps[i : i + size]), axis=1))
+        found.append(theta[is_hump])
+        heights.append(logp[is_hump])
+    return np.concatenate(found)[np.argsort(-np.concatenate(heights))]
+
+
+def _beyond_valleys(logp: Array, home: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Tell where log p, along lines, is higher than beside, and than somewhere on the way from the fit."""
+    ends = np.full((len(logp), 1), -np.inf)
+    before, after = (np.concatenate(part, axis=1) for part in ((ends, logp[:, :-1]), (logp[:, 1:], ends)))
+    result: NDArray[np.bool_] = (logp > before) & (logp >= after)
+    for line, at, is_hump in zip(logp, home, result, strict=True):
+        lowest = np.append(np.minimum.accumulate(line[at::-1])[::-1], np.minimum.accumulate(line[at:])[1:])
+        is_hump &= line > lowest + _VALLEY
+    return result
 
 
 def _wide(q: GaussianState, width: float, n: int, rng: np.random.Generator) -> Array:
@@ -216,7 +290,7 @@ class ModeSearch:
     @property
     def stream(self) -> int:
         """Seed of what it draws, apart from those of the fit."""
-        return int(np.random.default_rng([_STREAM, self.seed]).integers(2**31))
+        return seed_of(np.random.default_rng([_STREAM, self.seed]))
 
     def after(
         self,
@@ -252,7 +326,7 @@ class ModeSearch:
             density.n_gradients, density.n_hessians = counted
 
     def _found(
-        self, q: GaussianState, elbo: float, n_climbs: int, n_looked: int, n_fits: int, *, is_sound: bool
+        self, q: Gaussian, elbo: float, n_climbs: int, n_looked: int, n_fits: int, *, is_sound: bool
     ) -> FoundModes | None:
         """Return what climbs lead to; see `after`."""
         density, before = self.density, self.density.n_gradients
@@ -261,14 +335,38 @@ class ModeSearch:
             return None
         modes, which = modes_from(
             density, q, points.theta, points.scales,
-            home_mass=elbo if points.n_own else None, curvature=self.curvature,
+            home_mass=elbo if points.n_own else None, curvature=self.curvature, is_first=points.is_first,
         )  # fmt: skip
+        if points.n_own and len(points.prior):
+            modes += self._starts(q, elbo, points.prior)
         home = modes[which[0]] if points.n_own and which[0] >= 0 else None
         others = [mode for mode in modes if self._is_other(mode, home, q, elbo)]
         others = sorted(others, key=lambda mode: -mode.log_mass)
         best = others[0].log_mass if others and others[0].log_mass > elbo else elbo
         others = [mode for mode in others if _counts(mode, q if best == elbo else others[0].gaussian, best)]
-        return FoundModes(home, others, points.n_prior, points.n_looked, n_fits, density.n_gradients - before)
+        return FoundModes(home, others, len(points.prior), points.n_looked, n_fits, density.n_gradients - before)
+
+    def _starts(self, q: Gaussian, elbo: float, prior: Array) -> list[Mode]:
+        """Return humps on lines through a fit from which log p leads elsewhere than from the fit.
+
+        A mode of log p, where it leads, may have next to no mass in a funnel: the fit moved to the hump says more.
+        """
+        density = self.density
+        points = np.concatenate([q.mean()[None], humps(density, q, prior)[:_MOST_HUMPS]])
+        with np.errstate(all="ignore"):
+            logp = density.logp(points)
+            if len(points) > 1 and q.n_dim <= _MOST_CLIMBED:
+                ends, heights, _ = climbed(density, points, np.broadcast_to(q.sd(), points.shape))
+                tops = [0]
+                for i in range(1, len(points)):
+                    if all(has_valley(density, ends[i], ends[k], heights[[i, k]].min()) for k in tops):
+                        tops.append(i)
+                points, logp = points[tops], logp[tops]
+        masses = elbo + np.minimum(logp - logp[0], 0.0)
+        return [
+            Mode(replace(q, location=point), float(height), float(mass), is_start=True)
+            for point, height, mass in zip(points[1:], logp[1:], masses[1:], strict=True)
+        ]  # fmt: skip
 
     def _is_other(self, mode: Mode, home: Mode | None, q: GaussianState, elbo: float) -> bool:
         """Tell whether a mode is not the one that the fit is at."""
@@ -287,6 +385,14 @@ def _counts(mode: Mode, best: GaussianState, log_mass: float) -> bool:
     return mode.log_mass > log_mass - _WITHIN or mode.log_mass + np.log(max(square, 1.0)) > log_mass + np.log(
         _OF_VARIANCE
     )
+
+
+def has_valley(density: ModelDensity, one: Array, other: Array, height: float) -> bool:
+    """Tell whether log p falls below a height between two points."""
+    part = np.linspace(0.0, 1.0, _N_BETWEEN)[:, None]
+    with np.errstate(all="ignore"):
+        logp = density.logp((1.0 - part) * one + part * other)
+    return bool(np.nanmin(logp) < height - _VALLEY)
 
 
 def is_equal(mode: Mode, other: Mode) -> bool:

@@ -14,7 +14,7 @@ from pymc_ngvi.families import Maker
 from pymc_ngvi.fitting.loop import LoopState
 from pymc_ngvi.fitting.modes.climbs import MOST_NEWTON, Mode
 from pymc_ngvi.fitting.modes.found import OtherMode, is_outside, shares
-from pymc_ngvi.fitting.modes.search import FoundModes, ModeSearch, is_equal
+from pymc_ngvi.fitting.modes.search import FoundModes, ModeSearch, has_valley, is_equal
 from pymc_ngvi.fitting.starting import choose_start
 
 #: Nats, and standard errors, that another fit has to gain.
@@ -25,8 +25,6 @@ _LEAST_WEIGHT, _MOST_TOLD = 0.01, 8
 _LARGE = 4.0
 #: Parts of the standard deviations about a mode that a fit from there begins with.
 _PARTS = (1.0, 0.3)
-#: Nats that log p has to fall between two modes, and points at which that is looked at.
-_VALLEY, _N_BETWEEN = 1.0, 17
 
 
 class Ended(NamedTuple):
@@ -67,7 +65,7 @@ def explored(
     left: list[VariationalState] = []
     largest = max([first.elbo.value, *(mode.log_mass for mode in found.modes)])
     for mode in found.modes:
-        i = next((i for other, i in known if is_equal(mode, other)), None)
+        i = None if mode.is_start else next((i for other, i in known if is_equal(mode, other)), None)
         if i is not None:
             q: Any = ends[i].q
             about: Any = dataclasses.replace(q, location=mode.point)
@@ -91,7 +89,7 @@ def explored(
             elif new is not None and i is not None and is_better(new.elbo, ends[i].elbo):
                 ends[i] = new
             if i is None or _among(search, ends, mode.gaussian) is None:
-                if found.home is None or _has_valley(search, mode, found.home):
+                if not mode.is_start and (found.home is None or _is_apart(search, mode, found.home)):
                     left.append(mode.gaussian)  # a fit does not stay there
                 continue
         known.append((mode, i))
@@ -115,12 +113,8 @@ def _among(search: ModeSearch, ends: Sequence[Ended], other: VariationalState) -
     return next(covering, None)
 
 
-def _has_valley(search: ModeSearch, mode: Mode, other: Mode) -> bool:
-    """Tell whether log p falls between two modes."""
-    part = np.linspace(0.0, 1.0, _N_BETWEEN)[:, None]
-    with np.errstate(all="ignore"):
-        logp = search.density.logp((1.0 - part) * mode.point + part * other.point)
-    return bool(np.nanmin(logp) < min(mode.logp, other.logp) - _VALLEY)
+def _is_apart(search: ModeSearch, mode: Mode, other: Mode) -> bool:
+    return has_valley(search.density, mode.point, other.point, min(mode.logp, other.logp))
 
 
 def _fitted(

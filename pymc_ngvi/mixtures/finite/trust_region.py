@@ -31,6 +31,7 @@ from numpy.typing import (
 from pymc_ngvi.core.linalg import (
     logsumexp,
 )
+from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.status import (
     Status,
 )
@@ -859,7 +860,7 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
         accepted = self._accept(state, MixtureState.of([gaussian]))
         extra = [gaussian.draws(3.0 * rng.standard_normal((_N_AROUND, self._target.n_dim)))]
         if hasattr(self._target, "info"):
-            extra.append(self._target.info.prior_draws(_N_PRIOR, int(rng.integers(2**31))))
+            extra.append(self._target.info.prior_draws(_N_PRIOR, seed_of(rng)))
         found, log_mass = modes(self._target, state.start, np.concatenate(extra), rng, self._n_components)
         known = replace(state, accepted=accepted, gaussian=gaussian, level=state.level + 1)
         if len(found) < 2:

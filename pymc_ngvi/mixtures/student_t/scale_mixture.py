@@ -53,10 +53,8 @@ from pymc_ngvi.core.types import (
     Update,
 )
 from pymc_ngvi.estimators import (
-    stein,
-)
-from pymc_ngvi.estimators.summary import (
     gap_of,
+    stein,
 )
 from pymc_ngvi.families.mixture import (
     LEAST_SHAPE,

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
+from pymc_ngvi.core.prices import Work
 from pymc_ngvi.core.refusal import Unavailable
 from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.density import ModelDensity
@@ -60,13 +61,10 @@ class PosteriorKind[Found]:
         """Return it as a candidate, with its seconds."""
         raise NotImplementedError
 
-    def run(
-        self, start: PosteriorStart, found: Found, may_take: Callable[[float], bool], *, is_only: bool
-    ) -> PoolState:
-        """Return the posterior; raise `Unavailable`: `Longer` if ``may_take`` says no, `Failed` if it is no use.
+    def run(self, start: PosteriorStart, found: Found, work: Work, *, is_only: bool) -> PoolState:
+        """Return the posterior; raise `Unavailable`: `Longer` if it may not take as long, `Failed` if it is no use.
 
-        ``may_take`` tells whether it may take so many seconds, where it turns out to take longer; ``is_only``, whether
-        there is no other one to try after it.
+        ``work`` counts what it takes; ``is_only``: there is no other one to try after it.
         """
         raise NotImplementedError
 

@@ -2,8 +2,7 @@
 
 import math
 
-from collections.abc import Callable
-
+from pymc_ngvi.core.prices import Work
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.marginal.pooled import PoolState
@@ -45,11 +44,10 @@ class LatentGaussianKind(PosteriorKind[RowsGiven]):
         seconds, chance = nested_seconds(found), self.chance(found)
         return Candidate(self.name, seconds=seconds, chance=chance, of_failure=_OF_FAILURE)
 
-    def run(
-        self, start: PosteriorStart, found: RowsGiven, may_take: Callable[[float], bool], *, is_only: bool
-    ) -> PoolState:
+    def run(self, start: PosteriorStart, found: RowsGiven, work: Work, *, is_only: bool) -> PoolState:
         """Return the posterior."""
-        return nested_posterior(start.density, start.q, start.seed, math.inf if is_only else _MOST_VARIANCE)
+        with work.counting():
+            return nested_posterior(start.density, start.q, start.seed, math.inf if is_only else _MOST_VARIANCE)
 
     def comes_first(self, found: RowsGiven, *, by_rows: bool) -> bool:
         """Tell whether there are many latent variables, or scales, and, by rows, whether the first have one mode.

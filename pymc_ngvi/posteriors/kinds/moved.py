@@ -6,9 +6,6 @@ need to know no more than about where they are, and how wide.
 
 import functools
 
-from collections.abc import (
-    Callable,
-)
 from dataclasses import (
     dataclass,
 )
@@ -18,6 +15,9 @@ from typing import (
 
 import numpy as np
 
+from pymc_ngvi.core.prices import (
+    Work,
+)
 from pymc_ngvi.core.refusal import (
     Failed,
     Reason,
@@ -146,9 +146,7 @@ class MovedKind(PosteriorKind[ManyChains]):
         seconds = _n_gradients(found, density) * _each(density)
         return Candidate(self.name, seconds=seconds, chance=self.chance(found))
 
-    def run(
-        self, start: PosteriorStart, found: ManyChains, may_take: Callable[[float], bool], *, is_only: bool
-    ) -> PoolState:
+    def run(self, start: PosteriorStart, found: ManyChains, work: Work, *, is_only: bool) -> PoolState:
         """Return the posterior, if the chains have arrived."""
         density, most = start.density, _MOST * _n_gradients(found, start.density)
         fits = _at_modes(density, start.seed) if start.q is None else [start.q, *start.others]
@@ -160,7 +158,7 @@ class MovedKind(PosteriorKind[ManyChains]):
             np.random.default_rng(start.seed),
             quantities=None if functionals is None else functools.partial(_values_of, functionals),
             label=_Labels(density, functionals),
-            may_go_on=lambda n: n <= most and may_take(n * each),
+            may_go_on=lambda n: n <= most and work.may_take(n * each),
         )
         if ended is None:
             raise Failed(Reason.HOPELESS, "log p is not finite around where chains would begin")

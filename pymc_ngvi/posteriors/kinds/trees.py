@@ -2,10 +2,10 @@
 
 import math
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from pymc_ngvi.core import prices
+from pymc_ngvi.core.prices import Work
 from pymc_ngvi.core.refusal import Failed, Longer, Reason, Unavailable
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.marginal.exact import exact_posterior, forest_of
@@ -14,7 +14,7 @@ from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.nodes import first_rule
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
-from pymc_ngvi.posteriors.plan import Candidate
+from pymc_ngvi.posteriors.plan import ALWAYS_PLAIN, Candidate
 
 #: Globals beyond which another posterior is to be tried before it, and the chance that it is exact then.
 MANY_GLOBALS, _WITH_MANY_GLOBALS = 30, 1.0 / 30.0
@@ -23,14 +23,14 @@ _ADAPTING, _REFERRED = 60.0, 300.0
 #: Times that draws are gone through, with those of adaptation. In blocks of single coordinates, a base rule of one node
 #: will do for most; in others it has so many in each coordinate, and draws are gone through more often.
 _ROUNDS, _NODES_OF_BASE, _MORE_LEVELS = 1.5, 3, 2.5
-#: How many times the values of log p that are expected may be taken where it was not asked for: in the users' battery,
-#: 1.0 to 1.6, and once 5.5.
-_FAR_MORE = 8.0
+#: How many times the values of log p that are expected may be taken where it was not asked for: in trees, 1.0 to 1.6 of
+#: them in the users' battery, and once 5.5. Of plain models, 1.1 to 2 in regressions, and more where they cost nothing.
+_FAR_MORE, _MORE_OF_PLAIN = 8.0, 2.0
 #: Seconds that proposals, rules and moments take in trees, beside values.
 _BESIDE_TREES = 0.15
 
 
-class Work(NamedTuple):
+class TreeWork(NamedTuple):
     """What the exact posterior takes: values of log p, where a cheap rule will do, seconds of one, seconds beside."""
 
     n_values: float
@@ -43,7 +43,7 @@ class Work(NamedTuple):
         return self.beside + self.n_values * self.each
 
     @classmethod
-    def of(cls, forest: Forest, each: float) -> "Work":
+    def of(cls, forest: Forest, each: float) -> "TreeWork":
         """Return that of globals and trees: most draws are evaluated at few nodes, some by the reference rule."""
         n_draws = 1.5 * WANTED + _ADAPTING * forest.n_globals
         if not forest.n_local:
@@ -53,13 +53,13 @@ class Work(NamedTuple):
         return cls(_ROUNDS * (n_draws * n_base + _REFERRED * n_nodes), each, _BESIDE_TREES)
 
 
-def work_of(forest: Forest, density: ModelDensity, *, by_rows: bool) -> Work:
+def work_of(forest: Forest, density: ModelDensity, *, by_rows: bool) -> TreeWork:
     """Return what the exact posterior takes; by rows: where values of log p are those of its rows."""
     rows = density.by_rows.found if by_rows else None
     n_rows = 0 if rows is None else rows.n_rows
     if forest.n_local and n_rows:
-        return Work.of(forest, prices.PER_NODE + prices.PER_ROW_OF_NODE * n_rows)
-    return Work.of(forest, prices.value_seconds(density, n_rows))
+        return TreeWork.of(forest, prices.PER_NODE + prices.PER_ROW_OF_NODE * n_rows)
+    return TreeWork.of(forest, prices.value_seconds(density))
 
 
 class TreeKind(PosteriorKind[Forest]):
@@ -72,29 +72,30 @@ class TreeKind(PosteriorKind[Forest]):
         return forest_of(density)
 
     def chance(self, found: Forest) -> float:
-        """Return 1, but with many globals, which are seldom sampled well."""
-        return _WITH_MANY_GLOBALS if found.n_globals > MANY_GLOBALS else 1.0
+        """Return 1, but with many globals beside trees, which are seldom sampled well."""
+        return _WITH_MANY_GLOBALS if found.n_local and found.n_globals > MANY_GLOBALS else 1.0
 
     def price(self, found: Forest, density: ModelDensity, *, by_rows: bool) -> Candidate:
         """Return what it takes."""
         seconds = work_of(found, density, by_rows=by_rows).seconds
         return Candidate(self.name, seconds=seconds, chance=self.chance(found))
 
-    def run(
-        self, start: PosteriorStart, found: Forest, may_take: Callable[[float], bool], *, is_only: bool
-    ) -> PoolState:
+    def run(self, start: PosteriorStart, found: Forest, work: Work, *, is_only: bool) -> PoolState:
         """Return the posterior: only an exact one is worth anything."""
         assert start.q is not None
-        work = work_of(found, start.density, by_rows=start.by_rows)
+        own = work_of(found, start.density, by_rows=start.by_rows)
+        most = (
+            _FAR_MORE * own.n_values if found.n_local else max(_MORE_OF_PLAIN * own.n_values, ALWAYS_PLAIN / own.each)
+        )
         try:
             state = exact_posterior(
                 start.density,
                 start.q,
                 found,
                 start.seed,
-                lambda n_values: may_take(n_values * work.each),
+                lambda n_values: work.may_take(n_values * own.each),
                 start.others,
-                most_values=math.inf if start.is_asked else _FAR_MORE * work.n_values,
+                most_values=math.inf if start.is_asked else most,
             )
         except Longer:
             raise

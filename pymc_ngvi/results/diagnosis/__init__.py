@@ -1,6 +1,5 @@
 """Whether an approximation can be relied on: `NGVIApproximation.diagnose`."""
 
-from pymc_ngvi.results.diagnosis.diagnosis import Diagnosis
-from pymc_ngvi.results.diagnosis.finding import Finding
+from pymc_ngvi.results.diagnosis.diagnosis import Diagnosis, Finding
 
 __all__ = ["Diagnosis", "Finding"]

@@ -55,22 +55,26 @@ from pymc_ngvi.fitting.progress import (
 from pymc_ngvi.fitting.threads import (
     few_threads,
 )
-from pymc_ngvi.results.diagnosis import (
-    findings,
-    functional_findings,
-)
-from pymc_ngvi.results.diagnosis.budget import (
-    DIAGNOSIS,
-    FEWEST_WEIGHED,
-    Budget,
-)
-from pymc_ngvi.results.diagnosis.cures import (
-    Context,
-    context_of,
-)
 from pymc_ngvi.results.diagnosis.diagnosis import (
+    MOVED,
+    SCORED,
     SYMMETRIES,
     Diagnosis,
+    Finding,
+    Kept,
+)
+from pymc_ngvi.results.diagnosis.drifts import (
+    Estimates,
+    FunctionalDrift,
+    JointDrift,
+    MomentDrift,
+    Moved,
+    drift_of,
+    first_order_of,
+    functional_drift_of,
+    joint_drift_of,
+    move,
+    weighted_shift_of,
 )
 from pymc_ngvi.results.diagnosis.equal_modes import (
     MOST_EVALUATIONS,
@@ -78,34 +82,21 @@ from pymc_ngvi.results.diagnosis.equal_modes import (
     EqualModes,
     equal_modes,
 )
-from pymc_ngvi.results.diagnosis.finding import (
-    MOVED,
-    SCORED,
-    Finding,
-)
 from pymc_ngvi.results.diagnosis.findings import (
+    Context,
+    context_of,
     findings_of,
+    functional_stands_out,
+    is_suspicious,
+    joint_stands_out,
     not_moved,
-    of_fit,
-    of_joint,
-    unsettled,
-)
-from pymc_ngvi.results.diagnosis.functional_findings import (
     of_first_order,
+    of_fit,
     of_functionals,
+    of_joint,
     of_weighted,
-)
-from pymc_ngvi.results.diagnosis.functionals import (
-    FunctionalDrift,
-    first_order_of,
-    functional_drift_of,
-)
-from pymc_ngvi.results.diagnosis.joint_drift import (
-    JointDrift,
-    joint_drift_of,
-)
-from pymc_ngvi.results.diagnosis.kept import (
-    Kept,
+    stands_out,
+    unsettled,
 )
 from pymc_ngvi.results.diagnosis.missed_mass import (
     MissedMass,
@@ -113,20 +104,11 @@ from pymc_ngvi.results.diagnosis.missed_mass import (
     other_modes,
     outside,
 )
-from pymc_ngvi.results.diagnosis.moment_drift import (
-    Estimates,
-    MomentDrift,
-    drift_of,
-)
-from pymc_ngvi.results.diagnosis.moves import (
-    Moved,
-    move,
-)
-from pymc_ngvi.results.diagnosis.weighted_shift import (
-    weighted_shift_of,
-)
 from pymc_ngvi.results.diagnosis.weights import (
+    DIAGNOSIS,
     DRAWS,
+    FEWEST_WEIGHED,
+    Budget,
     coordinate_khats,
     first_weighed,
     most_weighed,
@@ -310,18 +292,18 @@ class Drifts:
         there, a suspicion is enough.
         """
         moments, joint, functionals, scores = self.moments, self.joint, self.functionals, self.scores
-        if moments is not None and findings.stands_out(moments):
+        if moments is not None and stands_out(moments):
             return True
         # Of few draws, errors are known roughly: nothing is said before it was seen of more.
-        if functionals is not None and functional_findings.functional_stands_out(functionals):
+        if functionals is not None and functional_stands_out(functionals):
             return True
-        if self.predictors is not None and functional_findings.functional_stands_out(self.predictors):
+        if self.predictors is not None and functional_stands_out(self.predictors):
             return True
         if moments is None or joint is None:
             return False
-        if findings.joint_stands_out(joint, moments):
+        if joint_stands_out(joint, moments):
             return True
-        of_functionals = is_nested and functionals is not None and functional_findings.is_suspicious(functionals)
+        of_functionals = is_nested and functionals is not None and is_suspicious(functionals)
         return scores is None and (of_functionals or joint.is_suspicious)
 
     @property

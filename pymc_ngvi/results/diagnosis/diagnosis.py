@@ -1,4 +1,4 @@
-"""`Diagnosis`: the verdict on an approximation, printed so that it is understood at a glance."""
+"""What the checks of an approximation found, and what was computed of it."""
 
 import shutil
 import textwrap
@@ -15,9 +15,48 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.elbo import Elbo, format_gap
 from pymc_ngvi.core.psis import Weights, WeightVerdict, khat_limit
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density import Layout
+from pymc_ngvi.density import Layout, ModelDensity
+from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.results.convert import flat_dataset, free_names
-from pymc_ngvi.results.diagnosis.finding import Finding
+from pymc_ngvi.results.posterior import Distribution, Posterior
+
+#: By what quantities are seen to be off, in a clause that they end.
+MOVED = "draws that are moved towards the posterior drift"
+SCORED = "gradients of log p at draws tell of a drift"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found.
+
+    Parameters
+    ----------
+    text : str
+        A sentence.
+    cure : str
+        Another one; empty where there is nothing to do.
+    serious : bool
+        Whether q is not reliable for it.
+    """
+
+    text: str
+    cure: str
+    serious: bool
+
+    def __str__(self) -> str:
+        """Return both sentences."""
+        return f"{self.text} {self.cure}".rstrip()
+
+
+def in_sds(value: float, se: float) -> str:
+    """Return a shift in posterior standard deviations, with its error."""
+    return f"{value:+.2f} ± {se:.2f} sd"
+
+
+def in_percent(value: float, se: float) -> str:
+    """Return a ratio in percent, with its error."""
+    return f"{100 * value:+.0f} ± {100 * se:.0f} %"
+
 
 #: Characters in a line at most; coordinates in the table.
 _MAX_WIDTH, _N_ROWS = 100, 8
@@ -303,3 +342,32 @@ class Diagnosis:
             pairs = zip(scale * of[name][worst], scale * of[f"{name}_se"][worst], strict=True)
             columns[title] = [f"{v:{form}} ± {se:{form[1:]}}" if np.isfinite(v) else "-" for v, se in pairs]
         return pd.DataFrame(columns, index=[self.layout.label(int(i)) for i in worst])
+
+
+@dataclass
+class Kept:
+    """Results that are kept between calls, and what they are of."""
+
+    q: Distribution | None = None
+    density: ModelDensity | None = None
+    #: Importance weights of draws that belong to the fit; shape (n_draws,), optional.
+    log_ratio: Array | None = None
+    diagnosis: Diagnosis | None = None
+    #: The budget that the diagnosis was given.
+    share: tuple[float, float] = (0.0, 0.0)
+    #: Evaluates the variables that were named last.
+    narrow: Constrainer | None = None
+
+    def follow(self, posterior: Posterior) -> "Kept":
+        """Forget what is of another q, or of another density; return this object."""
+        if self.density is not posterior.density:
+            self.narrow = None
+        elif self.q is posterior.distribution:
+            return self
+        self.q, self.density, self.log_ratio, self.diagnosis = posterior.distribution, posterior.density, None, None
+        return self
+
+    @property
+    def verdict(self) -> str | None:
+        """That of the diagnosis; None where none was made."""
+        return None if self.diagnosis is None else self.diagnosis.verdict

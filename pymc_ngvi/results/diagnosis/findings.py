@@ -1,9 +1,10 @@
-"""What was found, in sentences, and what may help: each names variables and a cure."""
+"""What is wrong with an approximation, in words, with what to do."""
 
+import functools
 import math
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -11,17 +12,186 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.elbo import format_elbo, format_gap
+from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.psis import Weights, WeightVerdict
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
+from pymc_ngvi.density.functionals import PREDICTORS, Functionals
+from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, Traits, traits_of
 from pymc_ngvi.fitting.modes.found import OtherMode
-from pymc_ngvi.results.diagnosis.cures import Context
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.posteriors.kinds import KINDS
+from pymc_ngvi.posteriors.kinds.kind import if_available
+from pymc_ngvi.posteriors.kinds.trees import MANY_GLOBALS
+from pymc_ngvi.posteriors.plan import Decision
+from pymc_ngvi.results.diagnosis.diagnosis import MOVED, Finding, in_percent, in_sds
+from pymc_ngvi.results.diagnosis.drifts import (
+    LEAST_ACCEPTANCE,
+    Estimates,
+    FunctionalDrift,
+    JointDrift,
+    MomentDrift,
+    Moved,
+    WeightedShift,
+    beyond_by_kind,
+)
 from pymc_ngvi.results.diagnosis.equal_modes import EqualModes
-from pymc_ngvi.results.diagnosis.finding import MOVED, Finding, in_percent, in_sds
-from pymc_ngvi.results.diagnosis.joint_drift import JointDrift
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass
-from pymc_ngvi.results.diagnosis.moment_drift import Estimates, MomentDrift
-from pymc_ngvi.results.diagnosis.moves import LEAST_ACCEPTANCE, Moved
+from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.structure import ModelStructure
+
+#: Largest dimension for which a mixture of dense components is worth a try.
+_MOST_MIXED = 300
+#: Blocks from which on local coordinates count as effects of groups.
+_FEWEST_GROUPS = 3
+
+
+@dataclass(frozen=True)
+class Context:
+    """What cures depend on."""
+
+    layout: Layout
+    record: FitRecord | None
+    family: str
+    #: Whether effects of groups are independent given global parameters.
+    has_groups: bool
+    has_hessian: bool
+    #: Whether Bambi made its group effects non-centred.
+    of_bambi: bool = False
+    #: Returns the option ``posterior`` that was left out for its cost, or because a Gaussian was asked for, and is
+    #: worth a try; empty where none is.
+    other_posterior: Callable[[], str] = str
+    #: Returns what goes with any model and is worth a try where no other posterior is, with its price; empty where it
+    #: was tried.
+    last_resort: Callable[[], str] = str
+    #: Whether effects of groups can be fitted relative to their conditional modes in reasonable time.
+    can_be_relative: bool = True
+
+    @property
+    def is_pool(self) -> bool:
+        """Whether draws are weighted ones of a proposal: those of an exact or a nested posterior."""
+        return self.family in KINDS
+
+    @property
+    def traits(self) -> Traits:
+        """What is known of the family."""
+        return traits_of(self.family)
+
+    @property
+    def relative(self) -> bool:
+        """Whether group effects are relative to their conditional modes."""
+        return self.family == "pushforward" or (self.record is not None and self.record.reparam is not None)
+
+    def shape_cure(self) -> str:
+        """Return what may help where q has not the shape of the posterior."""
+        other = self.other_posterior()
+        options = [f"posterior={other!r}"] if other else [*filter(None, [self.last_resort()])]
+        if not self.traits.has_all_correlations:
+            options.append(f"family={STRUCTURED if self.has_groups else DENSE!r}")
+        if self.of_bambi:
+            options.append("noncentered=False in bmb.Model")
+        if self.has_groups and not self.relative:
+            if self.can_be_relative:
+                options.append("reparam='rvb2'")
+            if not self.of_bambi:
+                options.append("another parametrisation (non-centred in place of centred, or the reverse)")
+        if self.traits.has_components:
+            options.append("more components (n_components)")
+        elif self.has_hessian and not self.relative and (self.has_groups or self.layout.n_dim <= _MOST_MIXED):
+            options.append(f"family={SEVERAL_MODES!r}")
+        if not options:
+            options.append("another parametrisation of the model")
+        return f"Try {', '.join(options)}, or pm.sample."
+
+    def several_modes_cure(self) -> str:
+        """Return what covers several modes."""
+        if self.traits.has_components:
+            return "More components (n_components) may cover all of them."
+        if self.has_hessian and not self.relative:
+            return f"family={SEVERAL_MODES!r} can cover a few modes."
+        return "pm.sample with several chains shows them all."
+
+    def mode_cure(self) -> str:
+        """Return what may help where q misses a mode."""
+        if self.traits.has_components:
+            return "Try more components (n_components), a wider start_sigma, or pm.sample with several chains."
+        if self.has_hessian and not self.relative:
+            return f"Try family={SEVERAL_MODES!r}, or rule out all but one mode by an ordering or a prior."
+        return "Bar one of the modes by an ordering or a prior, or try pm.sample with several chains."
+
+
+def context_of(posterior: Posterior) -> Context:
+    """Return what cures depend on."""
+    record, layout, structure = posterior.record, posterior.layout, posterior.structure
+    return Context(
+        layout=layout,
+        record=record,
+        family=posterior.distribution.family if record is None or record.is_pool else record.family,
+        has_groups=_has_groups(structure),
+        has_hessian=posterior.density.has_hessian,
+        of_bambi=any("|" in v.name and v.name.endswith("_offset") for v in layout.variables),
+        other_posterior=functools.cache(lambda: _other_posterior(posterior)),
+        last_resort=functools.cache(lambda: _last_resort(posterior)),
+        can_be_relative=not posterior.density.is_streamed and _can_be_relative(structure),
+    )
+
+
+def _last_resort(posterior: Posterior) -> str:
+    """Return the option that asks for what goes with any model, with its price."""
+    density, plan = posterior.density, None if posterior.record is None else posterior.record.plan
+    for kind in KINDS.values():
+        planned = None if plan is None else plan.of(kind.name)
+        is_open = planned is not None and planned.outcome in (Decision.TOO_DEAR, Decision.NOT_NEEDED)
+        if not kind.is_last or not (_may_follow(posterior) if is_open else _is_left(posterior, kind.name)):
+            continue
+        if (found := if_available(kind.possible, density)) is not None:
+            seconds = kind.price(found, density, by_rows=density.n_directions is not None).seconds
+            return f"posterior={kind.name!r} ({in_words(seconds)})"
+    return ""
+
+
+def _may_follow(posterior: Posterior) -> bool:
+    """Tell whether another posterior can follow the fit."""
+    record = posterior.record
+    if record is None or record.is_pool or record.reparam is not None or posterior.density.is_streamed:
+        return False
+    return traits_of(record.family).is_gaussian and record.status.can_be_followed
+
+
+def _is_left(posterior: Posterior, kind: str) -> bool:
+    """Tell whether another posterior can follow the fit and was not tried."""
+    record = posterior.record
+    # Not tried, or left out for its seconds.
+    return _may_follow(posterior) and record is not None and (not record.posterior or record.on_request == kind)
+
+
+def _other_posterior(posterior: Posterior) -> str:
+    """Return the kind of posterior that is worth a try: that which is likeliest exact, of equals the first."""
+    best, name = 0.0, ""
+    for kind in KINDS.values():
+        found = None
+        if best < 1.0 and not kind.is_last and _is_left(posterior, kind.name):
+            found = if_available(kind.possible, posterior.density)
+        if found is not None and kind.chance(found) > best:
+            best, name = kind.chance(found), kind.name
+    return name
+
+
+def _has_groups(structure: ModelStructure) -> bool:
+    """Tell whether there are several blocks given global parameters: not a chain that is cut, nor a field."""
+    local = sum(len(part.sizes) for part in structure.parts if part.kind == "blocks")
+    return local >= _FEWEST_GROUPS and any(part.kind == "global" for part in structure.parts)
+
+
+def _can_be_relative(structure: ModelStructure) -> bool:
+    """Tell whether there are few global parameters, and blocks are effects of groups.
+
+    Of crossed effects, those of one factor are global: each costs two gradients of every draw. Their scale is a block,
+    which has no mode where all of them are 0, as at a start.
+    """
+    blocks = [part for part in structure.parts if part.kind == "blocks"]
+    return structure.n_global <= MANY_GLOBALS and all(len(part.sizes) >= _FEWEST_GROUPS for part in blocks)
+
 
 # --- what there is to say of modes beside the one that an approximation is at, in sentences ---
 
@@ -377,3 +547,118 @@ def of_joint(context: Context, joint: JointDrift, moments: MomentDrift) -> list[
         f"{np.sqrt(0.5 * joint.n_dim):.1f}, though no single coordinate stands out."
     )
     return [Finding(text, cure, True)]
+
+
+#: Drift of the mean, in standard deviations, and of the standard deviation, relative, that is serious, by a standard
+#: error; and that is worth a remark. Of ranks, which show less than all of a large change.
+_MEAN, _SD = 0.3, 0.15
+_SLIGHT_MEAN, _SLIGHT_SD = 0.15, 0.1
+#: Standard deviations that a limit has to be off by under weights, to be serious; the same of what is worth a remark.
+_LIMIT, _SLIGHT_LIMIT = 0.3, 0.15
+#: The same of a mean, to first order.
+_FIRST_ORDER = 0.1
+#: Quantities that a sentence names at most.
+_WEIGHTED_CURE = "approx.sample(importance='psis') draws with these weights."
+
+
+def functional_stands_out(drift: FunctionalDrift, certain: float = 1.0) -> bool:
+    """Tell whether something that is computed of draws is off by much, and by so many standard errors more."""
+    pairs = ((drift.mean, _MEAN), (drift.sd, _SD), (drift.lower, _LIMIT), (drift.upper, _LIMIT))
+    return any(len(drift.beyond(of, size, certain)) for of, size in pairs)
+
+
+def is_suspicious(drift: FunctionalDrift) -> bool:
+    """Tell whether more draws may show that something is."""
+    return drift.is_suspicious(_MEAN, _SD, _LIMIT)
+
+
+def of_functionals(context: Context, drift: FunctionalDrift, seen: str = MOVED) -> list[Finding]:
+    """Return what is off by much, or, where nothing is, by little; ``seen``: by what, as a clause."""
+    of = drift.functionals
+    slight = (_SLIGHT_MEAN, _SLIGHT_SD, _SLIGHT_LIMIT)
+    for sizes, certain, how in (((_MEAN, _SD, _LIMIT), 1.0, "off"), (slight, 0.0, "slightly off")):
+        kinds = (
+            ("in the mean of", drift.mean, sizes[0], in_sds),
+            ("in the standard deviation of", drift.sd, sizes[1], in_percent),
+            ("in the lower 89 % limit of", drift.lower, sizes[2], in_sds),
+            ("in the upper 89 % limit of", drift.upper, sizes[2], in_sds),
+        )
+        found = [
+            (what, drift.beyond(estimates, size, certain), estimates, form) for what, estimates, size, form in kinds
+        ]
+        parts = [part for what, columns, estimates, form in found for part in _part(what, of, columns, estimates, form)]
+        if parts:
+            kind = _kind(of, *(columns for _, columns, _, _ in found))
+            text = f"{kind} are {how}: {seen} {', and '.join(parts)}."
+            serious = certain > 0.0
+            return [Finding(text, context.shape_cure() if serious else "", serious)]
+    return []
+
+
+def of_weighted(shift: WeightedShift) -> list[Finding]:
+    """Return what importance weights change, where they can be used."""
+    of = shift.functionals
+    lower, upper = shift.beyond(shift.lower, _LIMIT, 1.0), shift.beyond(shift.upper, _LIMIT, 1.0)
+    parts = [
+        *_part("the lower 89 % limit of", of, lower, shift.lower, in_sds),
+        *_part("the upper 89 % limit of", of, upper, shift.upper, in_sds),
+    ]
+    if parts:
+        text = f"{_kind(of, lower, upper)} are skewed as q is not: importance weights move {', and '.join(parts)}."
+        return [Finding(text, _WEIGHTED_CURE, True)]
+    means, sds = shift.beyond(shift.mean, _SLIGHT_MEAN, 0.0), shift.beyond(shift.sd, _SD, 0.0)
+    limits = [shift.beyond(e, _SLIGHT_LIMIT, 0.0) for e in (shift.lower, shift.upper)]
+    parts = [
+        *_part("the mean of", of, means, shift.mean, in_sds),
+        *_part("the standard deviation of", of, sds, shift.sd, in_percent),
+        *_part("the lower 89 % limit of", of, limits[0], shift.lower, in_sds),
+        *_part("the upper 89 % limit of", of, limits[1], shift.upper, in_sds),
+    ]
+    if not parts:
+        return []
+    return [Finding(f"Importance weights move {', and '.join(parts)}.", _WEIGHTED_CURE, False)]
+
+
+def of_first_order(of: Functionals, estimates: Estimates) -> list[Finding]:
+    """Return what an approximate nested posterior has off, by covariances with what its Gaussians miss."""
+    for size, certain in ((_MEAN, 1.0), (_FIRST_ORDER, 0.0)):
+        columns = beyond_by_kind(of.is_whole, estimates, size, certain)
+        if parts := _part("the mean of", of, columns, estimates, in_sds):
+            text = f"Given the hyperparameters, the posterior is no Gaussian, which moves {', '.join(parts)}."
+            return [Finding(text, "pm.sample draws from the posterior itself." if certain else "", certain > 0.0)]
+    return []
+
+
+def _kind(of: Functionals, *columns: NDArray[np.intp]) -> str:
+    """Return what all of some columns are."""
+    names = {of.where(int(c))[0].name for found in columns for c in found}
+    if names == {PREDICTORS}:
+        return PREDICTORS.capitalize()
+    return f"Deterministics and {PREDICTORS}" if PREDICTORS in names else "Deterministics"
+
+
+def _part(
+    what: str, of: Functionals, columns: NDArray[np.intp], estimates: Estimates, form: Callable[[float, float], str]
+) -> list[str]:
+    names = _functionals_named(of, columns, estimates, form)
+    return [f"{what} {', '.join(names)}"] if names else []
+
+
+def _functionals_named(
+    of: Functionals,
+    columns: Sequence[int] | NDArray[np.intp],
+    estimates: Estimates,
+    form: Callable[[float, float], str],
+) -> list[str]:
+    """Return columns by group, in their order: the first of each with figures, the others by their number."""
+    groups: dict[str, list[int]] = {}
+    for column in columns:
+        groups.setdefault(of.where(int(column))[0].name, []).append(int(column))
+    names = []
+    for found in list(groups.values())[:_N_NAMED]:
+        group, own = of.where(found[0])
+        more = f" and {len(found) - 1:,} more of {group.n_columns:,}" if len(found) > 1 else ""
+        value, se = float(estimates.value[found[0]]), float(estimates.se[found[0]])
+        names.append(f"{group.label(own)}{more} ({form(value, se)})")
+    others = len(groups) - len(names)
+    return [*names, f"{others:,} others"] if others else names

@@ -19,6 +19,7 @@ from scipy.special import (
 from pymc_ngvi.core.linalg import (
     logsumexp,
 )
+from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.types import (
     Array,
     GaussianState,
@@ -124,7 +125,7 @@ class MissedMass:
 def other_modes(density: ModelDensity, q: Distribution, elbo: float, rng: np.random.Generator) -> list[MissedMass]:
     """Climb log p from dispersed points and from draws of the prior, and return the modes outside q."""
     around = _around(q)
-    prior = density.info.prior_draws(_N_PRIOR, int(rng.integers(2**31)))
+    prior = density.info.prior_draws(_N_PRIOR, seed_of(rng))
     prior = prior[np.isfinite(prior).all(axis=1)] if len(prior) else np.empty((0, q.n_dim))
     found, _ = modes(density, around, prior, rng, _N_MODES)
     found = [c for c in found if _is_mode(density, c)]
@@ -183,7 +184,7 @@ def other_fit(posterior: Posterior, elbo: float, rng: np.random.Generator) -> Mi
         return None  # the record does not tell the options of a family
     gaussian = q.gaussian
     point = q.mean() + _WIDER * (gaussian.draws(rng.standard_normal((1, q.n_dim)))[0] - gaussian.mean())
-    other = fitted_again(posterior.model, record, point, int(rng.integers(2**31)), _MOST_ITERATIONS)
+    other = fitted_again(posterior.model, record, point, seed_of(rng), _MOST_ITERATIONS)
     if other is None or not other.record.converged:
         return None
     place = outside(posterior.density, q, elbo, other.q, rng, "fit")

@@ -7,8 +7,7 @@ import numpy as np
 from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import BaseDraws, Estimator, Evaluation, GaussianState, Target
-from pymc_ngvi.estimators import price, stein
-from pymc_ngvi.estimators.metric import SEEN, in_full_metric
+from pymc_ngvi.estimators import SEEN, in_full_metric, price, stein
 from pymc_ngvi.steps.adaptive.certificate import is_kinked, loses_draws
 
 #: Draws of a measurement with Hessians, and from gradients alone.

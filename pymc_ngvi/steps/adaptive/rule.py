@@ -12,7 +12,7 @@ import numpy as np
 from pymc_ngvi.core.draws import MAX_SOBOL_DIM, globals_first
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Array, Assessment, BaseDraws, Evaluation, GaussianState, Moments, StepRule
-from pymc_ngvi.estimators.metric import in_full_metric
+from pymc_ngvi.estimators import in_full_metric
 from pymc_ngvi.steps.adaptive.certificate import MAX_CURVATURE_ERROR, is_kinked
 from pymc_ngvi.steps.adaptive.scales import MAX_RECOVERIES, N_RECOVERY, Tools, recovered
 from pymc_ngvi.steps.adaptive.state import (

@@ -23,7 +23,7 @@ from pymc_ngvi.core.linalg import fits_in_memory
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stream import Batch, Place, StreamTarget
 from pymc_ngvi.core.types import Assessment, BaseDraws, Evaluation, Expectation, GaussianState, Moments, Target
-from pymc_ngvi.estimators.quadrature import ExactEvaluation
+from pymc_ngvi.estimators import ExactEvaluation
 from pymc_ngvi.steps.exact import ExactRule
 from pymc_ngvi.steps.incremental.state import (
     Change,

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.draws import BASE_DRAWS, sobol_draws
+from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
@@ -32,8 +33,7 @@ from pymc_ngvi.core.types import (
     Target,
     Update,
 )
-from pymc_ngvi.estimators import gauss_newton, price, stein
-from pymc_ngvi.estimators.draws import evaluation_of
+from pymc_ngvi.estimators import evaluation_of, gauss_newton, price, stein
 from pymc_ngvi.steps.adaptive.certificate import has_diverged, loses_draws
 from pymc_ngvi.steps.adaptive.measure import UNKNOWN, Measured, measured_at, measured_gap
 from pymc_ngvi.steps.schedule.state import Tolerance
@@ -441,7 +441,7 @@ def on_passes(target: Target, q: GaussianState, rng: np.random.Generator) -> OnP
     if affordable < _FEWEST:
         return None
     base = sobol_draws(min(2 ** int(np.log2(affordable)), _MOST), target.n_dim, rng)
-    evaluation = _by_replicate(q, base, lambda theta: _on_pass(target, theta, int(rng.integers(2**31))))
+    evaluation = _by_replicate(q, base, lambda theta: _on_pass(target, theta, seed_of(rng)))
     # The Hessian that the target knows is that of one batch.
     measured = measured_at(target, q, base, evaluation, stein, full_metric=False)
     return OnPasses(measured, evaluation, replicates(base))

@@ -8,6 +8,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core import prices
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
@@ -147,6 +148,7 @@ class Precisions:
 
     def _of(self, precision: Array) -> "Factors | None":
         fronts, at = self._last_repeated(len(precision))
+        self.count(len(precision))
         panels = np.zeros(fronts.n_panels)
         panels[at] = precision
         cholesky = SparseCholesky.of(fronts, panels)
@@ -159,6 +161,11 @@ class Precisions:
             return np.zeros(1, dtype=bool)
         half = len(precision) // 2
         return np.concatenate([self._have_factors(precision[:half]), self._have_factors(precision[half:])])
+
+    def count(self, n: int) -> None:
+        """Count a pass through the factors of so many."""
+        one = self.fronts
+        prices.count(prices.of_fronts(n * one.n_products, n * one.n_fronts, len(one.stacks)))
 
     def trace(self, first: Array, second: Array) -> Array:
         """Return the traces of products of matrices, (n,), of which one has no other entries than these."""
@@ -185,6 +192,7 @@ class Factors:
     @functools.cached_property
     def covariance(self) -> Array:
         """Entries of the covariances, (n, n_entries)."""
+        self.of.count(self.n)
         return self.cholesky.inverse[self.at]
 
     @property

@@ -1,4 +1,4 @@
-"""What a fit says of itself and of the parameters, as a text and a table."""
+"""The table of parameters, with what was found out about the approximation."""
 
 import importlib
 import itertools
@@ -17,16 +17,112 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
+from pymc_ngvi.core.elbo import format_gap
 from pymc_ngvi.core.messages import suggestion
+from pymc_ngvi.core.psis import Weights
 from pymc_ngvi.density.shards.density import ShardedDensity
+from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.verdict import SAID_ERROR
 from pymc_ngvi.reading.roles import Extent, Grouping, Roles, find_roles
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
-from pymc_ngvi.results.diagnosis.kept import Kept
+from pymc_ngvi.results.diagnosis.diagnose import budget_of, standing_diagnosis
+from pymc_ngvi.results.diagnosis.diagnosis import Kept
+from pymc_ngvi.results.diagnosis.weights import (
+    DRAWS,
+    SUMMARY,
+    log_ratio_of,
+    own_generator,
+    own_log_ratio,
+    weights_and_elbo,
+)
 from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.results.sampling import Sampling, sample_tree
-from pymc_ngvi.results.summary.card import html_card
-from pymc_ngvi.results.summary.verdict import verdict_on
+
+#: Colours are those of the page, light or dark; lines are its text colour, faint.
+_FAINT = "color-mix(in srgb, currentColor 25%, transparent)"
+
+
+def html_card(title: str, record: FitRecord | None, verdict: str | None, body: str) -> str:
+    """Return a card: how the fit ended, the verdict, numbers of the fit, the table of parameters."""
+    if record is None:
+        outcome, numbers = "Not fitted", {}
+    else:
+        outcome = record.outcome
+        numbers = {
+            "ELBO": str(record.elbo).replace("+-", "±"),
+            "gap": format_gap(record.gap, " nats"),
+            "iterations": f"{record.n_iterations:,}",
+            "time": f"{record.compile_seconds:.1f} s compiling + {record.run_seconds:.1f} s running",
+        }
+    parts = [f'<div style="font-size:1.1em"><b>{escape(outcome)}</b> · {escape(title)}</div>']
+    if record is not None:
+        parts += [_card_line(said) for said in (record.remark, record.posterior, record.of_discrete) if said]
+    if numbers:
+        cells = "".join(f"<span>{escape(name)} <b>{escape(value)}</b></span>" for name, value in numbers.items())
+        parts.append(f'<div style="display:flex;flex-wrap:wrap;gap:.2em 1.5em;margin:.4em 0">{cells}</div>')
+    unknown = "Not judged yet: approx.summary() or approx.diagnose() say how good the approximation is."
+    parts.append(_card_line(unknown if verdict is None else f"Verdict: {verdict}"))
+    style = f"border:1px solid {_FAINT};border-radius:6px;padding:.7em 1em;max-width:60em;color:inherit;background:none"
+    return f'<div style="{style}">{"".join(parts)}{body}</div>'
+
+
+def _card_line(text: str) -> str:
+    return f'<div style="margin:.4em 0">{escape(text)}</div>'
+
+
+_NOT_CONVERGED = "Not reliable: the fit did not converge."
+
+
+def verdict_on(
+    posterior: Posterior, kept: Kept, khat_draws: int | None, rng: np.random.Generator
+) -> tuple[tuple[str, ...], float | None]:
+    """Return the sentences above the table of a summary, and k-hat."""
+    lines, seed = _lines_of_fit(posterior.record), int(rng.integers(2**63))
+    sentence, weights = _verdict(posterior, kept, khat_draws, np.random.default_rng(seed))
+    lines += [sentence] * bool(sentence)
+    if weights is not None and posterior.distribution.kept_log_weights() is None:
+        lines.append(weights.sentence(posterior.layout.n_dim))
+        same = own_generator(posterior.record) if khat_draws == DRAWS else np.random.default_rng(seed)
+        remark = posterior.distribution.remark(posterior.density, posterior.record, weights.n_draws, same)
+        lines += [remark] * bool(remark)
+    return tuple(lines), None if weights is None else weights.khat
+
+
+def _lines_of_fit(record: FitRecord | None) -> list[str]:
+    if record is None:
+        return ["This approximation was not made by a fit."]
+    lines = [record.closing_line(), record.posterior, record.of_discrete]
+    lines.insert(1, record.remark)
+    return list(filter(None, lines))
+
+
+def _verdict(
+    posterior: Posterior, kept: Kept, khat_draws: int | None, rng: np.random.Generator
+) -> tuple[str, Weights | None]:
+    """Return whether an approximation can be relied on, with the first reason and what may help, and its weights."""
+    record = posterior.record
+    converged = record is None or record.converged or record.is_pool
+    if khat_draws is None:
+        return "", None
+    why = posterior.density.why_in_part or ("the data were changed" if posterior.changed_data() else "")
+    if why:
+        return f"Not judged: {why}." if converged else "", None
+    weights = None
+    if khat_draws != DRAWS:
+        weights = weights_and_elbo(log_ratio_of(posterior, kept, khat_draws, rng))[0]
+    if not converged:
+        return _NOT_CONVERGED, weights or _weights_of_summary(posterior, kept)
+    diagnosis = standing_diagnosis(posterior, kept, SUMMARY)
+    if weights is None and diagnosis.weights.n_draws:
+        weights = diagnosis.weights
+    return diagnosis.in_short(), weights
+
+
+def _weights_of_summary(posterior: Posterior, kept: Kept) -> Weights | None:
+    """Return the weights that belong to the fit, as far as the budget of a summary allows."""
+    n = budget_of(posterior, SUMMARY).n_weights
+    return weights_and_elbo(own_log_ratio(posterior, kept, n))[0] if n else None
+
 
 # --- tables of a summary as lines of text and as HTML, with as many digits as the draws can tell ---
 

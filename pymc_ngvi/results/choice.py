@@ -1,0 +1,720 @@
+"""Which posterior comes of a model: the loop over its candidates, the Gaussian fit among them, until one is exact.
+
+What needs a Gaussian to begin from has the fit of one come before it. A fit by draws that takes longer than others do
+is left for a while, and goes on if these come to nothing. Each candidate ends at twice its price, and hands on what is
+left of the seconds.
+"""
+
+import dataclasses
+import logging
+import math
+import time
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from rich.theme import Theme
+
+from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.prices import Work, expected_fit_seconds, fit_seconds, in_words
+from pymc_ngvi.core.refusal import Failed, Longer, Reason, Unavailable
+from pymc_ngvi.core.status import NotExactError, Status
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import GaussianState, VariationalState
+from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.families import DENSE, INDEPENDENT, DiagonalState, FullState
+from pymc_ngvi.fitting.begun import first_state
+from pymc_ngvi.fitting.errors import SoFar, spared
+from pymc_ngvi.fitting.modes.found import OtherMode, left_out, not_covered
+from pymc_ngvi.fitting.modes.search import ModeSearch
+from pymc_ngvi.fitting.options import MOST_ITERATIONS, FitOptions
+from pymc_ngvi.fitting.problem import problem_of
+from pymc_ngvi.fitting.progress import FitProgress, announced, watching
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.fitting.session import FitSession
+from pymc_ngvi.fitting.threads import few_threads
+from pymc_ngvi.marginal.exact import efficiency_of, is_even, is_nearly_even
+from pymc_ngvi.marginal.pooled import PoolState
+from pymc_ngvi.posteriors.kinds import KINDS
+from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart, if_available
+from pymc_ngvi.posteriors.plan import GAUSSIAN, Candidate, Decision, Plan, TimeBudget, in_order
+from pymc_ngvi.results.diagnosis.diagnose import standing_diagnosis
+from pymc_ngvi.results.diagnosis.diagnosis import Kept
+from pymc_ngvi.results.diagnosis.weights import SUMMARY
+from pymc_ngvi.results.fitted import Fitted
+
+logger = logging.getLogger("pymc.ngvi")
+
+#: Number of the random stream behind what is no fit.
+_STREAM = 6_000_000
+#: Seconds that a posterior may take without being asked for, where no Gaussian fit comes before it.
+_MOST_SECONDS = 120.0
+#: Times the price of a fit by draws up to which the last resort comes before it.
+_BEFORE_FIT = 5.0
+#: Seconds that a fit by draws may take after others came to nothing, at least, and as a part of what is expected: it is
+#: not likely to be of use.
+_AFTER_OTHERS, _OF_EXPECTED = 5.0, 0.5
+#: Seconds that are left for a fit in any case.
+_LEAST_SECONDS = 1e-3
+#: Effective size of the hyperparameters below which a Gaussian fit of all coordinates may know more.
+_FEWEST = 20.0
+#: Dimensions up to which a Gaussian with the moments of a posterior has all correlations.
+_MOST_DENSE = 2_000
+#: Said where a posterior has failed by an exception.
+_NEXT = "The fit goes on with the next posterior that the model may have, or is a Gaussian: print(approx.plan)."
+
+
+def check_wanted(options: FitOptions, density: ModelDensity) -> None:
+    """Raise ValueError, before anything is computed, where a posterior is asked for that can't be had."""
+    if options.posterior not in KINDS:
+        return
+    try:
+        KINDS[options.posterior].possible(density)
+    except Unavailable as reason:
+        raise ValueError(
+            f"This model has no {options.posterior} posterior: {reason}. Leave posterior out for a Gaussian."
+        ) from None
+
+
+class _TooDear(Unavailable):
+    """It takes too long, and can be had by asking for it."""
+
+
+class _Offer(NamedTuple):
+    """A kind of posterior that a model has, and what that goes by."""
+
+    kind: PosteriorKind[Any]
+    found: Any
+
+
+@stored("exact.step")
+@dataclass(frozen=True)
+class Choice:
+    """What was asked for, and so what is done again when a fit goes on."""
+
+    #: "auto", "gaussian", or the name of a kind.
+    wanted: str
+    #: Of the fit.
+    seed: int
+    #: Estimated seconds that the fit and what comes after it may take.
+    max_seconds: float | None = None
+    #: Of a Gaussian fit that was not made, as another posterior came in the place of it.
+    options: FitOptions | None = None
+
+    @property
+    def stream(self) -> int:
+        """Seed of what is drawn, apart from those of the fit."""
+        return int(np.random.default_rng([_STREAM, self.seed]).integers(2**62))
+
+    def again[A: Fitted](self, approx: A) -> A:
+        """Bring it up to date after its Gaussian fit went on; keep it where there is no better one."""
+        candidates = Candidates(self, approx.density, type(approx))
+        candidates.follow(approx.gaussian)
+        if (state := candidates.state) is None:
+            logger.info(f"The posterior stays as it was: {candidates.why_not}.")
+            return approx
+        approx.set_state(cast(VariationalState, state))  # but for a density
+        return candidates.hand_over(approx, candidates._plan(), 0.0, 0.0)
+
+    def further[A: Fitted](self, approx: A) -> A:
+        """Make what no fit came before once more, from where it is, with other draws; keep the better one."""
+        record, state, density = approx.record, cast(PoolState, approx._state), approx.density
+        assert record is not None
+        clock, kind = time.perf_counter(), KINDS[state.kind]
+        seed = int(np.random.default_rng([self.stream, len(approx.hist)]).integers(2**62))
+        start = PosteriorStart(density, state.gaussian, seed, [], density.n_directions is not None)
+        try:
+            with few_threads(density), np.errstate(over="ignore"):
+                new = kind.run(start, kind.possible(density), Work(), is_only=True)
+        except Unavailable as reason:
+            logger.info(f"The posterior stays as it was: {reason}.")
+            return approx
+        if _rank(new) > _rank(state):
+            approx.set_state(cast(VariationalState, _with_moments(new)))
+            record = dataclasses.replace(record, elbo=Elbo(*new.elbo()))
+            record = _with_pool(record, new, record.plan, 0.0, time.perf_counter() - clock)
+        else:
+            logger.info("The posterior stays as it was: more hyperparameters made it no better.")
+        approx.record = dataclasses.replace(record, n_iterations=record.n_iterations + new.checks.n_fits)
+        approx.hist = np.append(approx.hist, -new.elbo()[0])
+        approx.gap_hist = np.append(approx.gap_hist, np.nan)
+        return approx
+
+    def gaussian_of[A: Fitted](self, approx: A) -> A:
+        """Return the Gaussian fit that was not made, with the bits that it would have had."""
+        assert self.options is not None
+        approx.refuse_changed_data("The Gaussian fit can't be made any more, with other data")
+        density = approx.density
+        density.n_gradients = density.n_hessians = 0
+        clock, options = time.perf_counter(), self.options
+        with FitProgress(False, None) as progress, few_threads(density):
+            problem, rule, q, options = first_state(problem_of(density, options), options, self.seed, None, None)
+            session = FitSession.begin(
+                problem, rule, q, options, self.seed, clock=clock, search=ModeSearch.of(problem, options, self.seed)
+            )
+            session.run(MOST_ITERATIONS, progress)
+        outcome = session.outcome()
+        make: Callable[..., A] = type(approx)
+        gaussian = make(density, outcome.q, random_seed=self.seed, include_transformed=approx.include_transformed)
+        gaussian._follow(outcome)
+        gaussian._session = session
+        return gaussian
+
+
+class Candidates[A: Fitted]:
+    """The posteriors that may come of one call, what became of each, and what is left of the seconds."""
+
+    def __init__(
+        self,
+        choice: Choice,
+        density: ModelDensity,
+        make: Callable[..., A],
+        *,
+        options: FitOptions | None = None,
+        include_transformed: bool = False,
+        progressbar: bool = True,
+        so_far: SoFar[A] | None = None,
+    ) -> None:
+        self.choice, self.density, self._options = choice, density, options
+        self._make, self._progressbar, self._so_far = make, progressbar, so_far
+        self._include_transformed = include_transformed
+        self._is_auto = choice.wanted == "auto"
+        #: Exceptions that were not raised, as another candidate may come of it all the same.
+        self.errors: list[BaseException] = []
+        self.why_not: Unavailable | None = None
+        #: The fit, from its beginning, and once it has come to its end, or is left.
+        self._fit_of: A | None = None
+        self._gaussian: A | None = None
+        self._session: FitSession | None = None
+        self._table: dict[str, Candidate] = {}
+        self._offers: dict[str, _Offer] = {}
+        self._forget()
+        self._reasons: list[Unavailable] = []
+        self._states: list[PoolState] = []
+        self._spent = 0.0
+        self._by_rows = density.n_directions is not None
+        if options is not None:
+            self._by_rows &= options.choice.estimator == "quadrature"
+        of_fit = expected_fit_seconds(density, by_rows=self._by_rows)
+        self._budget = TimeBudget(of_fit, choice.max_seconds)
+        self._left = min(of_fit + self._budget.left(), _MOST_SECONDS) if self._is_auto else math.inf
+        if choice.max_seconds is not None:
+            self._left = choice.max_seconds
+        self._limit = f"Before any Gaussian fit, {in_words(self._left)} may be taken." if self._left < math.inf else ""
+        self._clock, self._compiled = time.perf_counter(), density.compile_seconds
+
+    # --- before a Gaussian fit ---
+
+    def first(self) -> str | None:
+        """Return what comes before any Gaussian fit, as it takes less in the mean; the others come after it."""
+        of_fit, density = self._budget.of_fit, self.density
+        if density.has_minibatch or density.is_sharded or self.choice.wanted == GAUSSIAN:
+            return None
+        self._look(before_fit=True)
+        offers = {name: offer for name, offer in self._offers.items() if self._is_affordable(name)}
+        plain = [name for name, offer in self._offers.items() if offer.kind.is_plain(offer.found)]
+
+        def order(name: str) -> tuple[bool, float]:
+            is_unsure, seconds = self._table[name].order
+            return is_unsure, seconds + (0.0 if self._needs_none(offers[name]) else of_fit)
+
+        name = min((name for name in offers if name not in plain), key=order, default=None)
+        # By rows, a Gaussian is seldom far off where nothing is integrated.
+        if name is None or not self._needs_none(offers[name]) or (plain and self._by_rows):
+            self._table.clear()
+            self._forget()
+            return None
+        self._table = {name: self._table[name] for name in self._offers if name not in plain}
+        self._offers = {name: offer for name, offer in offers.items() if name not in plain}
+        return name
+
+    def come_first(self) -> bool:
+        """Try what needs no Gaussian fit, where that takes less in the mean; tell whether nothing needs to follow."""
+        if (name := self.first()) is None:
+            return False
+        kind, reason = self._offers[name].kind, self._try(name)
+        before, rest = self._table[name], [c for n, c in self._table.items() if n != name]
+        if self._states and (self._states[0].checks.is_exact or not self._is_auto):
+            return True
+        if self._states and self._states[0].checks.effective_size < _FEWEST:
+            self._states.clear()
+        elif self._states and not any(self._budget.of_fit + c.seconds <= self._left for c in rest):
+            self._table |= {c.kind: c.became(Decision.TOO_DEAR) for c in rest}
+            if not self._states[0].checks.is_reliable:
+                self._offers.clear()
+                self._look(last=True)
+                self._try_in_turn()
+            return True
+        if self._states:
+            self._table[name] = before.became(Decision.CAME_FIRST, "not exact")
+            return False
+        is_over = kind.is_last or (reason is not None and reason.code in (Reason.EXCEPTION, Reason.TOO_LONG))
+        if not is_over or (reason is not None and reason.code is Reason.HOPELESS):  # it may begin from a fit
+            del self._table[name]
+        self._forget()
+        return False
+
+    def _needs_none(self, offer: _Offer) -> bool:
+        """Tell whether it needs no Gaussian fit, and is worth to be tried without one."""
+        kind, by_rows = offer.kind, self._by_rows
+        is_asked = not self._is_auto and not kind.is_last
+        return kind.may_come_first and (is_asked or kind.comes_first(offer.found, by_rows=by_rows))
+
+    def _is_affordable(self, name: str) -> bool:
+        kind, seconds, of_fit = self._offers[name].kind, self._table[name].seconds, self._budget.of_fit
+        if self._is_auto and kind.is_last and seconds > _BEFORE_FIT * of_fit:
+            return False
+        return seconds <= (self._left if self._needs_none(self._offers[name]) else self._budget.left())
+
+    def _forget(self) -> None:
+        """Forget what was looked at, but not tried: after a fit, prices are known better."""
+        self._offers.clear()
+        others = [name for name in KINDS if self.choice.wanted not in ("auto", name)]
+        tried = {n: c for n, c in self._table.items() if c.outcome in (Decision.FAILED, Decision.CAME_FIRST)}
+        self._table = {name: Candidate(name, Decision.NOT_ASKED) for name in others} | tried
+
+    # --- the Gaussian fit ---
+
+    @property
+    def options_seconds(self) -> float | None:
+        """What is left of ``max_seconds`` for a fit."""
+        return None if self.choice.max_seconds is None else max(self._left, _LEAST_SECONDS)
+
+    def fit(self, session: FitSession, gaussian: A, n: int, progress: FitProgress, *, may_pause: bool) -> None:
+        """Fit a Gaussian, until it takes longer than it is expected to and than others that may begin from anywhere."""
+        self._session, self._fit_of, most = session, gaussian, math.inf
+        if self._states:
+            most = self._left
+        else:
+            self._tell(self._now_in_fit)
+            if any(KINDS[n].is_last and c.outcome is Decision.FAILED for n, c in self._table.items()):
+                most = math.inf if self.errors else self._most_of_fit
+        later = self._pause_after(session.options) if may_pause else math.inf
+        session.run(n, progress, pause_after=later, most=most)
+        gaussian._follow(session.outcome())
+
+    def _pause_after(self, options: FitOptions) -> float:
+        """Return the seconds after which a fit by draws is left for others that were not tried in vain."""
+        if not self._is_auto or options.choice.estimator == "quadrature" or self.density.why_in_part:
+            return math.inf
+        found = [(k, if_available(k.possible, self.density)) for n, k in KINDS.items() if n not in self._table]
+        prices = [k.price(of, self.density, by_rows=False).expected_seconds for k, of in found if of is not None]
+        return max(min(prices, default=math.inf), expected_fit_seconds(self.density))
+
+    @property
+    def _most_of_fit(self) -> float:
+        return max(_AFTER_OTHERS, _OF_EXPECTED * expected_fit_seconds(self.density))
+
+    def after_fit(self, n: int, theme: Theme | None) -> None:
+        """Try what begins from the fit, which goes on first where it was left in vain."""
+        session, gaussian = self._session, self._fit_of
+        assert session is not None
+        assert gaussian is not None
+        if session.is_paused:
+            before = list(self._states), dict(self._table)
+            self.follow(gaussian)
+            if self._states and self._is_exact(self._states[0]):
+                return
+            lasts = {n: c for n, c in self._table.items() if c.outcome is Decision.FAILED and KINDS[n].is_last}
+            self._states, self._table, self._gaussian = before[0], before[1] | lasts, None
+            density, record = self.density, gaussian.record
+            assert record is not None
+            with FitProgress(self._progressbar, theme) as progress, few_threads(density), watching(density, progress):
+                session.run(n - record.n_iterations, progress, most=self._most_of_fit)
+            gaussian._follow(session.outcome())
+        if self.choice.wanted != GAUSSIAN:
+            self.follow(gaussian)
+
+    # --- after it ---
+
+    def follow(self, gaussian: A) -> None:
+        """Find the posterior that is wanted; where all will do, the first exact one, or else one that is not."""
+        self._gaussian, self.why_not, density = gaussian, None, self.density
+        self._forget()
+        record = self._record_of_fit
+        by = record.n_gradients, record.n_hessians, record.estimator
+        of_fit = fit_seconds(density, *by)
+        if self.choice.max_seconds is not None:
+            of_fit += record.n_searched * density.gradient_seconds
+        is_unlimited = not self._is_auto and self.choice.max_seconds is None
+        self._budget = TimeBudget(of_fit, math.inf if is_unlimited else self.choice.max_seconds)
+        self._left, self._limit = self._budget.left() - self._spent, self._budget.sentence
+        self._by_rows = self._by_rows and record.estimator == "quadrature"
+        failed = [c for c in self._table.values() if c.outcome is Decision.FAILED]
+        self._reasons = [Failed(Reason.NOT_PASSED, c.reason) for c in failed]
+        self._clock, self._compiled = time.perf_counter(), density.compile_seconds
+        before = density.n_gradients, density.n_hessians
+        if record.status is not Status.PAUSED:
+            self._tell(self._now)
+        try:
+            if not record.status.can_be_followed:
+                why = Unavailable(Reason.NOT_FOLLOWED, f"the fit ended {str(record.status)!r}")
+                self._limit = f"Nothing follows it: {why}."
+                raise why
+            self._look()
+            is_open = bool(self._offers) and self._is_auto and not record.modes
+            if is_open and self._of_gaussian(is_even, otherwise=False):
+                said = "its importance weights are nearly equal: the Gaussian is the posterior near this mode"
+                raise Unavailable(Reason.SUPERFLUOUS, said)
+            self._try_in_turn()
+            if self._is_auto and not any(s.checks.is_reliable and not self._missed_by(s) for s in self._states):
+                self._last_resort()
+            if not self._states:  # what can be had by asking counts most, then what was tried; of equals, the first
+                raise max(self._reasons, key=lambda r: 2 * isinstance(r, _TooDear) + isinstance(r, Failed))
+            if self._is_auto and not self._states[0].checks.is_exact:
+                self._check_better(self._states[0])
+        except Unavailable as reason:
+            self.why_not = reason
+            if reason.code is not Reason.NOT_FOLLOWED:
+                self._states.clear()
+        finally:
+            density.n_gradients, density.n_hessians = before  # those of the fit
+
+    def _last_resort(self) -> None:
+        """Try the last resort where the Gaussian can't be relied on either, and the seconds suffice.
+
+        Where it takes no longer than anything may that follows a Gaussian, it is tried without a diagnosis: this is to
+        find out what no short one would.
+        """
+        before, gaussian = list(self._reasons), self._gaussian
+        assert gaussian is not None
+        self._look(last=True)
+        quick = self._budget.left(is_plain=True)
+        is_quick = any(self._table[name].seconds <= quick for name in self._offers)
+
+        def is_off(density: ModelDensity, q: GaussianState) -> bool:
+            has_others = any(not mode.is_equal for mode in self._record_of_fit.modes)
+            return has_others or (is_quick and not is_nearly_even(density, q)) or _is_off(gaussian)
+
+        if bool(self._offers) and self._of_gaussian(is_off, otherwise=True):
+            self._try_in_turn()
+            return
+        self._offers.clear()
+        self._reasons = before  # a Gaussian that will do needs no other reason
+
+    def _of_gaussian[T](self, judge: Callable[[ModelDensity, GaussianState], T], *, otherwise: T) -> T:
+        """Return what is found of the Gaussian, or something else where that fails."""
+        assert self._gaussian is not None
+        try:
+            with spared("The assessment of the Gaussian", _NEXT), np.errstate(over="ignore"):
+                return judge(self.density, cast(GaussianState, self._gaussian.q))
+        except Failed as reason:
+            self._reasons.append(Failed(reason.code, f"the assessment of the Gaussian failed ({reason})"))
+            return otherwise
+
+    def _missed_by(self, state: PoolState) -> tuple[OtherMode, ...]:
+        """Return the modes that a posterior leaves out."""
+        return () if self._gaussian is None else not_covered(self._record_of_fit.modes, state, self.choice.seed)
+
+    def _is_exact(self, state: PoolState) -> bool:
+        return state.checks.is_exact and not self._missed_by(state)
+
+    def _check_better(self, state: PoolState) -> None:
+        """Raise where a posterior is not reliable, and its weights are worse than those of the Gaussian."""
+        checks = state.checks
+        if not checks.is_reliable and self._of_gaussian(efficiency_of, otherwise=0.0) > checks.efficiency:
+            failures = "; ".join(checks.failures)
+            said = f"the weights of the {state.kind} posterior are worse than its own: {failures}"
+            self._became(state.kind, Decision.FAILED, said)
+            raise Failed(Reason.NOT_PASSED, said)
+
+    # --- the loop ---
+
+    def _look(self, *, before_fit: bool = False, last: bool = False) -> None:
+        """Look once for what there is of each kind: the table says what it takes, or why there is none."""
+        density, of_fit = self.density, self._budget.of_fit if before_fit else 0.0
+        with few_threads(density):
+            for name, kind in KINDS.items():
+                is_for_now = kind.is_last == last or self.choice.wanted == name
+                if before_fit and kind.is_last and self._is_auto:
+                    is_for_now = not self._offers
+                # To look for some takes as long as a small fit: not where others cost less than any of these.
+                cheaper = [n for n in self._offers if self._table[n].order < (False, kind.least - of_fit)]
+                if name in self._table or not is_for_now or (cheaper and (self._by_rows or not before_fit)):
+                    continue
+                self._offer(kind)
+        if before_fit or last:
+            return
+        left = self._budget.left()
+        for name in [name for name in self._offers if self._table[name].seconds > left]:
+            self._leave_out(name, left)
+
+    def _offer(self, kind: PosteriorKind[Any]) -> None:
+        try:
+            with self._sparing(kind, logging.DEBUG if self._gaussian is None else logging.WARNING):
+                offer = _Offer(kind, kind.possible(self.density))
+                self._table[kind.name] = kind.price(offer.found, self.density, by_rows=self._by_rows)
+                self._offers[kind.name] = offer
+        except Unavailable as reason:
+            outcome = Decision.FAILED if reason.code is Reason.EXCEPTION else Decision.REFUSED
+            self._table[kind.name] = Candidate(kind.name, outcome, reason=str(reason))
+            self._reasons.append(_by_name(kind.name, reason))
+
+    def _leave_out(self, name: str, left: float) -> None:
+        """Note that a posterior takes too long."""
+        self._offers.pop(name, None)
+        budget, seconds = self._budget, self._table[name].seconds
+        either = "" if budget.max_seconds else f" or posterior={name!r}"
+        asks = f"max_seconds={budget.asked_for(seconds)}{either} asks for it"
+        than = f", and max_seconds={budget.max_seconds:g} leaves {in_words(left)}" if budget.max_seconds else ""
+        said = f"the {name} posterior would take {in_words(seconds)}{than}; {asks}"
+        self._reasons.append(_TooDear(Reason.TOO_DEAR, said, "" if budget.max_seconds else name))
+        self._became(name, Decision.TOO_DEAR, asks)
+
+    def _try_in_turn(self) -> None:
+        """Find the first exact posterior, or those that are not exact."""
+        while self._offers or self._others():
+            name = min(self._offers, key=lambda name: self._table[name].order)
+            if self._table[name].seconds > self._left:
+                self._leave_out(name, self._left)
+            elif self._try(name) is None and self._is_exact(self._states[0]):
+                return
+
+    def _others(self) -> bool:
+        """Look for kinds that were not looked for, as they could not come first."""
+        tried = set(self._table)
+        for name, kind in KINDS.items():
+            if name not in tried and (not kind.is_last or self.choice.wanted == name):
+                self._offer(kind)
+        return bool(self._offers)
+
+    def _try(self, name: str) -> Unavailable | None:
+        """Make a posterior; return why there is none."""
+        offer, candidate, density = self._offers.pop(name), self._table[name], self.density
+        work = Work() if math.isinf(self._left) else Work(candidate.seconds, self._left)
+        try:
+            with (
+                announced(offer.kind.title, candidate.seconds, self._progressbar), self._sparing(offer.kind),
+                few_threads(density), np.errstate(over="ignore"), work.counting(),
+            ):  # fmt: skip
+                is_only = not any(not self._offers[n].kind.is_last for n in self._offers)
+                state = offer.kind.run(self._start(), offer.found, work, is_only=is_only)
+        except Longer as reason:
+            self._table[name] = dataclasses.replace(candidate, seconds=work.asked)
+            self._leave_out(name, self._left)
+            return reason
+        except Unavailable as reason:
+            self._reasons.append(_by_name(name, reason))
+            if reason.code is Reason.EXCEPTION:
+                self.errors.append(reason.__cause__ or reason)
+            self._became(name, Decision.FAILED, str(reason))
+            return reason
+        finally:
+            seconds = max(candidate.seconds, work.price if math.isfinite(work.price) else 0.0)
+            if self._table[name].outcome is not Decision.TOO_DEAR:
+                self._table[name] = dataclasses.replace(self._table[name], seconds=seconds)
+            self._left, self._spent = self._left - seconds, self._spent + seconds
+        if self._gaussian is None:
+            state = _with_moments(state)
+        is_exact, missed = self._is_exact(state), self._missed_by(state)
+        self._states.insert(0 if is_exact else len(self._states), state)
+        self._became(name, Decision.FAILED, f"it {left_out(missed)}" if missed else "" if is_exact else "not exact")
+        if self._gaussian is None:
+            self._tell(self._now, will_do=True)
+        return None
+
+    def _start(self) -> PosteriorStart:
+        """Return what a posterior begins from."""
+        gaussian, seed = self._gaussian, self.choice.stream
+        if gaussian is None or gaussian.record is None:
+            q = self._states[0].gaussian if self._states else None
+            return PosteriorStart(self.density, q, seed, [], self._by_rows, not self._is_auto)
+        others = [cast(GaussianState, mode.q) for mode in gaussian.record.modes]
+        return PosteriorStart(
+            self.density, cast(GaussianState, gaussian.q), seed, others, self._by_rows, not self._is_auto
+        )
+
+    def _sparing(self, kind: PosteriorKind[Any], level: int = logging.WARNING) -> Any:
+        """Let a fit go on after an exception in a kind of posterior."""
+        return spared(kind.title, _NEXT if self._is_auto else "The Gaussian fit is kept.", level)
+
+    def _became(self, kind: str, outcome: Decision, reason: str = "") -> None:
+        self._table[kind] = self._table[kind].became(outcome, reason)
+
+    # --- what comes of it ---
+
+    @property
+    def state(self) -> PoolState | None:
+        """The posterior that is no Gaussian, where there is one."""
+        return self._states[0] if self._states else None
+
+    def result(self) -> A:
+        """Return the posterior, or the Gaussian with the reason why there is no other one."""
+        gaussian, wanted = self._gaussian, self.choice.wanted
+        if gaussian is None and self._fit_of is not None:
+            return self._fit_of
+        if (state := self.state) is not None:
+            return self._approximation(state, self._plan())
+        assert gaussian is not None
+        reason = self.why_not
+        assert reason is not None
+        gaussian.record = dataclasses.replace(self._record_of_fit, plan=self._plan())
+        if not self._is_auto:
+            raise NotExactError(
+                f"No {wanted} posterior: {reason}. The Gaussian fit is kept: `error.approx`.", gaussian
+            ) from reason
+        gaussian.record = dataclasses.replace(
+            gaussian.record, posterior=f"Gaussian: {reason}.", reason=str(reason.code), on_request=reason.on_request
+        )
+        return gaussian
+
+    def hand_over(self, approx: A, plan: Plan, compiling: float, running: float) -> A:
+        """Tell an approximation of its fit, and what became of the others."""
+        assert self.state is not None
+        reasons = [r for r in self._reasons if isinstance(r, Failed) or not self._is_exact(self.state)]
+        tried = [str(reason) for reason in reasons if isinstance(reason, _TooDear | Failed)]
+        also = f" Before it: {'; '.join(tried)}." if tried else ""
+        record = _with_pool(self._record_of_fit, self.state, plan, compiling, running, also)
+        approx.take(self._gaussian, self.choice, record)
+        return approx
+
+    @property
+    def _record_of_fit(self) -> FitRecord:
+        assert self._gaussian is not None
+        assert self._gaussian.record is not None
+        return self._gaussian.record
+
+    def _plan(self) -> Plan:
+        """Return what became of the candidates by now."""
+        state, rows = self.state, dict(self._table)
+        if state is not None and state.kind in rows:
+            rows[state.kind] = rows[state.kind].became(Decision.TAKEN, "" if self._is_exact(state) else "not exact")
+        if self._gaussian is None:
+            for other in self._states[1:]:
+                rows[other.kind] = rows[other.kind].became(Decision.CAME_FIRST, "not exact")
+            gaussian = Candidate(GAUSSIAN, Decision.ON_REQUEST, self._budget.of_fit)
+            return Plan((*in_order(rows.values()), gaussian), self._limit)
+        if self.why_not is not None and self.why_not.code is Reason.NOT_FOLLOWED:
+            outcome = Decision.TAKEN if state is None else Decision.FAILED
+            gaussian = Candidate(GAUSSIAN, outcome, reason="" if state is None else str(self.why_not))
+            return Plan((gaussian, *rows.values()), self._limit if state is None else "")
+        outcome = Decision.TAKEN if state is None else Decision.CAME_FIRST
+        gaussian = Candidate(GAUSSIAN, outcome, self._budget.of_fit)
+        return Plan(tuple(in_order([gaussian, *rows.values()])), self._limit)
+
+    def _approximation(self, state: PoolState, plan: Plan) -> A:
+        choice, gaussian, density = self.choice, self._gaussian, self.density
+        compiling = density.compile_seconds - self._compiled
+        running = time.perf_counter() - self._clock - compiling
+        include = self._include_transformed if gaussian is None else gaussian.include_transformed
+        approx = self._make(density, state, random_seed=choice.seed, include_transformed=include)
+        if gaussian is not None:
+            return self.hand_over(approx, plan, compiling, running)
+        record = _record(density, state, choice.seed, running)
+        step = dataclasses.replace(choice, wanted=state.kind, options=self._options)
+        approx.take(None, step, _with_pool(record, state, plan, 0.0, 0.0))
+        approx.hist, approx.gap_hist = np.array([-record.elbo.value]), np.array([math.nan])
+        return approx
+
+    # --- what there is if the call ends here ---
+
+    def _tell(self, now: Callable[[], tuple[A, tuple[str, ...]]], *, will_do: bool = False) -> None:
+        if self._so_far is not None:
+            self._so_far.is_now(now, will_do=will_do)
+
+    def _now(self) -> tuple[A, tuple[str, ...]]:
+        plan = self._plan().interrupted()
+        undone = plan.undone or (self._not_made,)
+        if self.state is not None:
+            return self._approximation(self.state, plan), undone
+        assert self._gaussian is not None
+        self._gaussian.record = dataclasses.replace(self._record_of_fit, plan=plan)
+        return self._gaussian, undone
+
+    def _now_in_fit(self) -> tuple[A, tuple[str, ...]]:
+        session, gaussian = self._session, self._fit_of
+        assert session is not None
+        assert gaussian is not None
+        gaussian._follow(session.outcome())
+        assert gaussian.record is not None
+        if self.choice.wanted == GAUSSIAN:
+            return gaussian, session.undone
+        tried = [c for c in self._table.values() if c.outcome is not Decision.NOT_ASKED]
+        limit = "Nothing follows it: the fit did not come to its end."
+        plan = Plan((Candidate(GAUSSIAN, Decision.TAKEN), *tried), limit)
+        gaussian.record = dataclasses.replace(gaussian.record, plan=plan)
+        return gaussian, (*session.undone, self._not_made)
+
+    @property
+    def _not_made(self) -> str:
+        return "other posteriors" if self._is_auto else f"the {self.choice.wanted} posterior"
+
+
+def _by_name(kind: str, reason: Unavailable) -> Unavailable:
+    """Return a reason that says which posterior it is about, where that was an exception."""
+    if reason.code is not Reason.EXCEPTION:
+        return reason
+    named = Failed(reason.code, f"the {kind} posterior failed ({reason})")
+    named.__cause__ = reason.__cause__
+    return named
+
+
+def _is_off(gaussian: Fitted) -> bool:
+    """Tell whether a Gaussian fit is found to be unreliable, within the budget of a summary, or is under way."""
+    if gaussian.density.why_in_part:
+        return False
+    if gaussian.record is not None and gaussian.record.status is Status.PAUSED:
+        return True
+    return standing_diagnosis(gaussian._posterior, Kept(), SUMMARY).verdict == "not reliable"
+
+
+def _rank(state: PoolState) -> tuple[bool, bool, float]:
+    checks = state.checks
+    return checks.is_exact, checks.is_reliable, checks.effective_size
+
+
+def _with_moments(state: PoolState) -> PoolState:
+    """Return a posterior that no fit came before with the Gaussian of its moments, which reports begin from."""
+    if state.n_dim > _MOST_DENSE:
+        q: GaussianState = DiagonalState.from_scale(state.mean(), state.sd())
+    else:
+        q = FullState(state.mean(), np.linalg.cholesky(state.cov()))
+    object.__setattr__(state, "gaussian", q)
+    return state
+
+
+def _with_pool(
+    record: FitRecord, state: PoolState, plan: Plan | None, compiling: float, running: float, also: str = ""
+) -> FitRecord:
+    """Return the record of a fit after which there is another posterior."""
+    modes, checks = not_covered(record.modes, state, record.seed, equal=True), state.checks
+    missed = tuple(mode for mode in modes if not mode.is_equal)
+    return dataclasses.replace(
+        record,
+        modes=modes,
+        posterior=checks.sentence + also if not missed else f"It {left_out(missed)}. {checks.sentence}{also}",
+        reason="",
+        on_request="",
+        is_exact=checks.is_exact and not missed,
+        is_nested=state.rest.is_nested,
+        doubts=checks.failures,
+        plan=plan,
+        compile_seconds=record.compile_seconds + compiling,
+        run_seconds=record.run_seconds + running,
+    )
+
+
+def _record(density: ModelDensity, state: PoolState, seed: int, seconds: float) -> FitRecord:
+    """Return what there is to say of a posterior that no fit came before."""
+    return FitRecord(
+        status=Status.CONVERGED,
+        elbo=Elbo(*state.elbo()),
+        gap=math.nan,
+        n_iterations=state.checks.n_fits,
+        n_gradients=density.n_gradients,
+        n_hessians=density.n_hessians,
+        n_dropped=0,
+        compile_seconds=density.compile_seconds,
+        run_seconds=max(seconds, 0.0),
+        family=DENSE if isinstance(state.gaussian, FullState) else INDEPENDENT,
+        update="natural",
+        estimator="quadrature",
+        step=state.kind,
+        backend=density.backend_in_use,
+        family_reason=f"it has the moments of the {state.kind} posterior",
+        seed=seed,
+        summed_out=density.summed_out_names,
+    )

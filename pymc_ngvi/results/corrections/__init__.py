@@ -1,1 +1,0 @@
-"""What can be corrected after a fit: importance weights for any q."""

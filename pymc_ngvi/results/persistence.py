@@ -1,0 +1,721 @@
+"""How an approximation is written to a file, and read."""
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import math
+import os
+import shutil
+import uuid
+import warnings
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from types import UnionType
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import xarray as xr
+
+from numpy.typing import ArrayLike, NDArray
+from pymc.backends.arviz import find_observations
+
+from pymc_ngvi.core.stored import Stored, all_stored, entry_of, stored, with_tag
+from pymc_ngvi.core.types import VariationalState
+from pymc_ngvi.core.version import __version__
+from pymc_ngvi.density import Layout, LogDensity, ModelDensity
+from pymc_ngvi.density.info import DataSnapshot
+from pymc_ngvi.families import FAMILIES
+from pymc_ngvi.families.pushforward import PushforwardState
+from pymc_ngvi.fitting.memory import memory_of, remember
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.reparam import reparametrised
+from pymc_ngvi.results.posterior import Posterior
+
+#: Suffixes of netCDF files, and the one of zarr stores.
+_NETCDF, _ZARR = (".nc", ".nc4", ".netcdf", ".h5"), ".zarr"
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+#: Codecs of zarr that only move bytes about. Others could run code of a file's choice.
+_CODECS = frozenset(["bytes", "zstd", "gzip", "blosc", "crc32c", "transpose", "vlen-utf8", "sharding_indexed"])
+
+
+def check_path(path: str | os.PathLike[str]) -> Path:
+    """Return where a tree is to be written, symbolic links followed."""
+    given = Path(os.path.realpath(path))
+    suffix = given.suffix.lower()
+    if suffix not in (*_NETCDF, _ZARR):
+        raise ValueError(
+            f"The suffix says in which format to save: {', '.join(_NETCDF)} for netCDF, {_ZARR} for zarr; got "
+            f"{os.fspath(path)!r}."
+        )
+    if is_zarr(given):
+        _need_zarr()
+    if not given.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {str(given.parent)!r}: make it first.")
+    is_store = given.is_dir() and (given / "zarr.json").exists()
+    if given.exists() and not (is_store if suffix == _ZARR else given.is_file()):
+        what = "zarr store" if suffix == _ZARR else "file"
+        raise FileExistsError(f"{str(given)!r} is there already, and is no {what} that could be replaced.")
+    return given
+
+
+def is_zarr(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a path is that of a zarr store, by its suffix."""
+    return Path(path).suffix.lower() == _ZARR
+
+
+def write(tree: xr.DataTree, path: Path, *, as_zarr: bool = False) -> None:
+    """Write a tree to a path; what was there is replaced at the end, or kept where writing fails."""
+    beside = path.with_name(f".{path.stem}-{uuid.uuid4().hex[:12]}{path.suffix}")
+    try:
+        if as_zarr or is_zarr(path):
+            # A consolidated copy of the metadata is no part of the format.
+            tree.to_zarr(beside, mode="w-", consolidated=False, zarr_format=3)
+            _replace_folder(beside, path)
+        else:
+            tree.to_netcdf(beside, engine="h5netcdf")
+            os.replace(beside, path)
+    finally:
+        _remove(beside)
+
+
+def _replace_folder(new: Path, path: Path) -> None:
+    """Put a folder in the place of another, which comes back where that fails."""
+    aside = new.with_name(new.name + "-old")
+    if not path.exists():
+        os.replace(new, path)
+        return
+    os.replace(path, aside)
+    try:
+        os.replace(new, path)
+    except BaseException:
+        os.replace(aside, path)
+        raise
+    shutil.rmtree(aside)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[xr.DataTree]:
+    """Open a file or store for reading."""
+    given = Path(path)
+    if not given.exists():
+        raise FileNotFoundError(f"There is no file {os.fspath(path)!r}.")
+    options: dict[str, Any] = {"engine": "h5netcdf"}
+    if given.is_dir():
+        _check_store(given)
+        options = {"engine": "zarr", "consolidated": False, "zarr_format": 3}
+    elif not _is_hdf5(given):
+        raise ValueError(f"{os.fspath(path)!r} is no netCDF-4 file: it was not written by approx.save.")
+    try:
+        tree = xr.open_datatree(given, decode_cf=False, **options)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+        raise ValueError(f"{os.fspath(path)!r} is damaged, or was not written to its end: {error}") from error
+    try:
+        yield tree
+    finally:
+        tree.close()
+
+
+def _is_hdf5(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE
+
+
+def _check_store(path: Path) -> None:
+    """Raise ValueError for a folder that is no zarr store, or one with codecs that may do more than to move bytes."""
+    found = sorted(path.rglob("zarr.json"))
+    if not (path / "zarr.json").exists() or next(path.rglob(".z*"), None) is not None:
+        raise ValueError(f"{str(path)!r} is no zarr store of version 3: it was not written by approx.save.")
+    _need_zarr()
+    for file in found:
+        try:
+            names = set(_codecs(json.loads(file.read_text(encoding="utf-8")).get("codecs", [])))
+        except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
+            raise ValueError(f"{str(file)!r} is damaged: {error}") from error
+        if names - _CODECS:
+            raise ValueError(f"{str(file)!r} asks for {sorted(names - _CODECS)}, which approx.save does not use.")
+
+
+def _codecs(listed: Any) -> Iterator[str]:
+    for codec in listed:
+        yield codec["name"]
+        inner = codec.get("configuration", {})
+        for key in ("codecs", "index_codecs"):
+            yield from _codecs(inner.get(key, []))
+
+
+def _need_zarr() -> None:
+    if importlib.util.find_spec("zarr") is None:
+        raise ImportError("A path that ends in .zarr needs the package zarr: `pip install zarr`, or write netCDF.")
+
+
+def dataset_of(arrays: dict[str, NDArray[np.generic]]) -> xr.Dataset:
+    """Return arrays as a dataset; axes of one length share a dimension."""
+    data = {}
+    for name, array in arrays.items():
+        before = [array.shape[:axis].count(length) for axis, length in enumerate(array.shape)]
+        dims = [f"n_{n}_{k + 1}" if k else f"n_{n}" for n, k in zip(array.shape, before, strict=True)]
+        data[name] = xr.Variable(dims, array, encoding={"_FillValue": None})
+    return xr.Dataset(data)
+
+
+def arrays_of(tree: xr.DataTree) -> dict[str, NDArray[np.generic]]:
+    """Return the arrays of one group, read."""
+    return {str(name): np.asarray(variable.values) for name, variable in tree.to_dataset().variables.items()}
+
+
+#: A value as JSON, and one that is made of several.
+type Json = Any
+type Form = dict[str, Json]
+#: Types of numbers that an array may have.
+_NUMBERS = frozenset(
+    ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
+)
+#: Arrays of other types (text, dates) go into the JSON; so do those of few elements, where the encoder is told so.
+_FEW = 64
+
+
+class DamagedError(ValueError):
+    """The content of a file is not what this package writes."""
+
+
+class UnknownTagError(ValueError):
+    """A file holds something that this version does not know."""
+
+    def __init__(self, tag: str) -> None:
+        super().__init__(f"it holds a {tag!r}, which this version does not know")
+        self.tag = tag
+
+
+class Encoder:
+    """Values of this package as JSON and arrays, and back; nothing else can be made of a file.
+
+    A value is None, a number, a string, an array, an `Enum` member, a container of values, or an instance of a class
+    that has a tag (`pymc_ngvi.core.stored`). Nothing is imported by a name that a file gives, nothing is unpickled.
+    """
+
+    def __init__(self, *, inline: bool = False) -> None:
+        self.arrays: dict[str, NDArray[np.generic]] = {}
+        self._inline = inline
+        # The object beside what it became, so that its id stays its own.
+        self._seen: dict[int, tuple[object, Form]] = {}
+
+    def encode(self, value: object, path: str) -> Json:
+        """Return the JSON of a value."""
+        if value is None or isinstance(value, bool | str) or type(value) is int:
+            return value
+        if type(value) is float:
+            return value if math.isfinite(value) else {"float": str(value)}
+        if isinstance(value, np.generic):
+            return {"number": value.dtype.name, "of": self.encode(value.item(), path)}
+        if isinstance(value, np.ndarray):
+            return self._array(value, path)
+        if isinstance(value, Enum):
+            return {"enum": _entry_of(type(value), path).tag, "of": value.name}
+        if type(value) is list:
+            return [self.encode(v, f"{path}.{i}") for i, v in enumerate(value)]
+        if type(value) is tuple:
+            return {"tuple": [self.encode(v, f"{path}.{i}") for i, v in enumerate(value)]}
+        if isinstance(value, Mapping):
+            return {
+                "dict": [[self.encode(k, path), self._entry(k, v, path, i)] for i, (k, v) in enumerate(value.items())]
+            }
+        return self._instance(value, path)
+
+    def _entry(self, key: object, value: object, path: str, index: int) -> Json:
+        """Encode the value of a dict, at a path that says its key where that is a plain word."""
+        plain = isinstance(key, str) and key.isidentifier()
+        return self.encode(value, f"{path}.{key if plain else index}")
+
+    def _instance(self, value: object, path: str) -> Form:
+        entry = _entry_of(type(value), path)
+        return {"class": entry.tag, "of": {k: self.encode(v, f"{path}.{k}") for k, v in entry.fields(value).items()}}
+
+    def _array(self, array: NDArray[np.generic], path: str) -> Form:
+        if array.dtype.name not in _NUMBERS:
+            return self._texts(array, path)
+        if id(array) in self._seen:
+            return self._seen[id(array)][1]
+        # The same bits again need the same order in memory: BLAS adds up in another one otherwise.
+        turned = array.flags.f_contiguous and not array.flags.c_contiguous
+        form: Form = {"dtype": array.dtype.name} | ({"turned": True} if turned else {})
+        if not array.size or (self._inline and array.size <= _FEW):
+            values = [self.encode(v, path) for v in array.ravel().tolist()]
+            form |= {"values": values, "shape": list(array.shape)}
+        else:
+            stored = array.T if turned else array
+            self.arrays[path] = stored.view(np.uint8) if array.dtype == np.bool_ and array.ndim else stored
+            form |= {"array": path}
+        self._seen[id(array)] = (array, form)
+        return form
+
+    def _texts(self, array: NDArray[np.generic], path: str) -> Form:
+        kind, shape = array.dtype.kind, list(array.shape)
+        if kind in "mM":
+            return {"dtype": array.dtype.str, "values": array.ravel().view(np.int64).tolist(), "shape": shape}
+        if kind in "UO":
+            values = [self.encode(_label(v), path) for v in array.ravel().tolist()]
+            return {"dtype": "str" if kind == "U" else "object", "values": values, "shape": shape}
+        raise TypeError(f"{path} is an array of {array.dtype}, which a file can't hold.")
+
+
+def _label(value: object) -> object:
+    """Return a label as something that a file can hold."""
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+class Decoder:
+    """Makes values of JSON and arrays: the inverse of `Encoder`."""
+
+    def __init__(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
+        self._arrays = arrays
+        self._made: dict[str, NDArray[np.generic]] = {}
+
+    def decode(self, form: Json) -> Any:
+        """Return the value."""
+        if form is None or isinstance(form, bool | int | float | str):
+            return form
+        if isinstance(form, list):
+            return [self.decode(v) for v in form]
+        if not isinstance(form, dict):
+            raise DamagedError(f"it holds {form!r}")
+        for key, make in self._makers().items():
+            if key in form:
+                return make(form)
+        raise DamagedError(f"it holds a value of unknown kind, {sorted(form)}")
+
+    def _makers(self) -> dict[str, Callable[[Form], object]]:
+        return {
+            "float": lambda form: float(form["float"]),
+            "number": lambda form: _dtype(form["number"]).type(self.decode(form["of"])),
+            "tuple": lambda form: tuple(self.decode(v) for v in form["tuple"]),
+            "dict": lambda form: {self.decode(k): self.decode(v) for k, v in form["dict"]},
+            "enum": self._enum,
+            "class": self._instance,
+            "dtype": self._array,
+        }
+
+    def _enum(self, form: Form) -> object:
+        cls = _with_tag(form["enum"]).cls
+        if not issubclass(cls, Enum) or form["of"] not in cls.__members__:
+            raise DamagedError(f"it names {form['of']!r} of {form['enum']!r}, which does not exist")
+        return cls[form["of"]]
+
+    def _instance(self, form: Form) -> object:
+        entry = _with_tag(form["class"])
+        if issubclass(entry.cls, Enum):
+            raise DamagedError(f"it makes a {form['class']} of fields")
+        return entry.make(**{str(k): self.decode(v) for k, v in form["of"].items()})
+
+    def _array(self, form: Form) -> object:
+        dtype = _dtype(form["dtype"])
+        if "array" not in form:
+            values = np.empty(len(form["values"]), dtype=object)
+            values[:] = [self.decode(v) for v in form["values"]]
+            return _laid_out(values.astype(dtype).reshape(form["shape"]), form)
+        path = form["array"]
+        if path not in self._made:
+            if path not in self._arrays:
+                raise DamagedError(f"it has no array {path!r}")
+            stored = self._arrays[path]
+            stored = stored.view(np.bool_) if dtype == np.bool_ and stored.dtype == np.uint8 else stored
+            stored = np.ascontiguousarray(stored.astype(dtype, copy=False)).reshape(stored.shape)
+            self._made[path] = stored.T if form.get("turned") else stored
+        return self._made[path]
+
+
+def _laid_out(array: NDArray[np.generic], form: Form) -> NDArray[np.generic]:
+    return np.asfortranarray(array) if form.get("turned") else array
+
+
+def _entry_of(cls: type, path: str) -> Stored:
+    entry = entry_of(cls)
+    if entry is None:
+        raise TypeError(f"{path} is a {cls.__module__}.{cls.__qualname__}, of which a file can hold nothing.")
+    return entry
+
+
+def _with_tag(tag: object) -> Stored:
+    """Return the class that has a tag."""
+    if not isinstance(tag, str):
+        raise DamagedError(f"it has {tag!r} where the name of a class should be")
+    entry = with_tag(tag)
+    if entry is None:
+        raise UnknownTagError(tag)
+    return entry
+
+
+def _dtype(name: object) -> np.dtype:
+    dated = isinstance(name, str) and name.startswith(("<M8", "<m8"))
+    if not isinstance(name, str) or (name not in (*_NUMBERS, "str", "object") and not dated):
+        raise DamagedError(f"it has an array of type {name!r}")
+    return np.dtype(name)
+
+
+#: Labels of a dimension that an error shows.
+_N_SHOWN = 3
+
+
+@stored("model.free_variable")
+@dataclass(frozen=True)
+class FreeVariable:
+    """What a file keeps of a free variable, and what of it has to agree with the model."""
+
+    #: Of the random variable, and of its unconstrained value.
+    name: str
+    value_name: str
+    #: Unconstrained.
+    shape: tuple[int, ...]
+    #: Class names of its transform; empty where there is none.
+    transform: str
+    #: Where they are those of the unconstrained value.
+    dims: tuple[str, ...] | None
+    #: Labels of the dims.
+    coords: dict[str, NDArray[np.generic]]
+
+
+def free_variables(model: pm.Model, layout: Layout) -> list[FreeVariable]:
+    """Return the free variables of a model in the order of its layout."""
+    transforms = {rv.name: transform for rv, transform in model.rvs_to_transforms.items()}
+    return [
+        FreeVariable(
+            name=v.name,
+            value_name=v.value_name,
+            shape=v.shape,
+            transform=_transform_name(transforms.get(v.name)),
+            dims=v.dims,
+            coords={dim: layout.coords[dim] for dim in v.dims or ()},
+        )
+        for v in layout.variables
+    ]
+
+
+def _transform_name(transform: object) -> str:
+    if transform is None:
+        return ""
+    parts = getattr(transform, "transform_list", [transform])  # of a chain
+    return " of ".join(type(part).__name__ for part in reversed(parts))
+
+
+def differences(saved: list[FreeVariable], now: list[FreeVariable]) -> list[str]:
+    """Return a line for each difference between the free variables of a file and those of a model."""
+    then, there = {v.name: v for v in saved}, {v.name: v for v in now}
+    lines = [f"{name!r} is not in the model" for name in then if name not in there]
+    lines += [f"{name!r} is not in the file" for name in there if name not in then]
+    lines += [line for name in then if name in there for line in _of_one(then[name], there[name])]
+    if not lines and list(then) != list(there):
+        lines.append(f"the order is {', '.join(then)} in the file, {', '.join(there)} in the model")
+    return lines
+
+
+def _of_one(then: FreeVariable, now: FreeVariable) -> list[str]:
+    lines = []
+    for what in ("value_name", "transform", "shape", "dims"):
+        in_file, in_model = getattr(then, what), getattr(now, what)
+        if in_file != in_model:
+            word = "unconstrained value" if what == "value_name" else what
+            lines.append(f"{then.name!r} has {word} {_shown(in_file)} in the file, {_shown(in_model)} in the model")
+    if lines:
+        return lines
+    return [
+        f"{then.name!r} has other labels along {dim!r}: {_labels(labels)} in the file, {_labels(now.coords[dim])} in "
+        "the model"
+        for dim, labels in then.coords.items()
+        if not _same_labels(labels, now.coords[dim])
+    ]
+
+
+def _shown(value: object) -> str:
+    return "none" if value in (None, "") else repr(value)
+
+
+def _same_labels(left: NDArray[np.generic], right: NDArray[np.generic]) -> bool:
+    return left.shape == right.shape and [str(x) for x in left.tolist()] == [str(x) for x in right.tolist()]
+
+
+def _labels(labels: NDArray[np.generic]) -> str:
+    shown = ", ".join(str(x) for x in labels[:_N_SHOWN].tolist())
+    return f"{shown}, ... ({len(labels)})" if len(labels) > _N_SHOWN else shown or "none"
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def fingerprints(model: pm.Model) -> dict[str, str]:
+    """Return a digest of each observed variable and of each ``pm.Data`` of a model, by name."""
+    return {name: digest(array) for name, array in _data_of(model).items()}
+
+
+def _data_of(model: pm.Model) -> dict[str, NDArray[np.generic]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of observations that are a graph, such as minibatches: their data have a name
+        observed = find_observations(model)
+    named = {v.name: v.get_value(borrow=True) for v in model.data_vars if hasattr(v, "get_value")}
+    return {**observed, **named}
+
+
+def digest(values: ArrayLike) -> str:
+    """Return a digest of numbers, whatever their type, or of labels."""
+    array = np.asarray(values)
+    if array.dtype.kind in "biuf":
+        content = np.ascontiguousarray(array, dtype=np.float64).tobytes()
+    else:
+        content = repr(array.tolist()).encode()
+    return hashlib.sha256(repr(array.shape).encode() + content).hexdigest()
+
+
+class SavedData(DataSnapshot):
+    """Remembers the data that a model had when an approximation was fitted in another process."""
+
+    def __init__(self, model: pm.Model, saved: Mapping[str, str]) -> None:
+        super().__init__(model)
+        self._of_model, self._saved = model, dict(saved)
+        self._known: dict[str, tuple[NDArray[np.generic], str]] = {}
+        self._is_known = not self.changed()  # whether the data that are remembered are those of then
+
+    @property
+    def saved(self) -> dict[str, str]:
+        """The digests of then, by name."""
+        return dict(self._saved)
+
+    def changed(self) -> list[str]:
+        """Return the names of the data that differ from what they were, or that are no longer there."""
+        now = _data_of(self._of_model)
+        names = [*self._saved, *(name for name in now if name not in self._saved)]
+        return [name for name in names if name not in now or self._digest(name, now[name]) != self._saved.get(name)]
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Give the model the data of then, for as long as the context lasts."""
+        if not self._is_known:
+            if changed := self.changed():
+                raise ValueError(
+                    f"The data {', '.join(map(repr, changed))} are not those of the fit, and draws of an exact "
+                    "posterior are made from log p given these: load it on the model with the data of the fit, and "
+                    "call pm.set_data then."
+                )
+            self._take()
+            self._is_known = True
+        with super().restored():
+            yield
+
+    def _digest(self, name: str, array: NDArray[np.generic]) -> str:
+        # `pm.set_data` puts another array in the place of the old one: the same one needs to be read but once.
+        if name not in self._known or self._known[name][0] is not array:
+            self._known[name] = (array, digest(array))
+        return self._known[name][1]
+
+
+#: What files hold, by name.
+type Content = dict[str, Any]
+#: What the root of a tree is marked with.
+FORMAT, VERSION = "pymc_ngvi approximation", 1
+#: Groups: q with what belongs to it, the state of the fit, and moments for other readers.
+APPROXIMATION, FIT, UNCONSTRAINED = "approximation", "fit", "unconstrained"
+#: The variable of a group that holds its JSON, as bytes.
+_JSON = "json"
+#: Generators of random numbers whose state can be kept.
+_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+#: Classes of q by tag.
+_STATES: dict[str, Any] = {
+    tag: entry.cls
+    for tag, entry in all_stored().items()
+    if any(entry.cls in family.traits.states for family in FAMILIES.values())
+}
+#: Types of what is written of each approximation; and of one as a whole.
+_OF_FIT: dict[str, type | UnionType] = {
+    "q": dict,
+    "record": FitRecord | None,
+    "hist": np.ndarray,
+    "gap_hist": np.ndarray,
+    "generator": dict | None,
+    "include_transformed": bool,
+}
+_TYPES: dict[str, type | UnionType] = {**_OF_FIT, "variables": list, "data": dict, "backend": str}
+#: What damaged files lead to.
+_ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a tree holds: q with what belongs to it, and the state of the fit if it is there."""
+
+    content: Content
+    fit: Content | None
+
+    @classmethod
+    def of(cls, tree: xr.DataTree, name: str) -> "Saved":
+        """Read a tree; raise ValueError if it is none of this package, of another format, or damaged."""
+        if tree.attrs.get("format") != FORMAT:
+            raise ValueError(f"{name} holds no approximation: it was not written by approx.save.")
+        with damaged(name):
+            version = int(tree.attrs["format_version"])
+        if version != VERSION:
+            raise ValueError(
+                f"{name} was written by pymc_ngvi {tree.attrs.get('pymc_ngvi_version', '')} in format {version}, and "
+                f"this version reads format {VERSION} only: load it with the version that wrote it, or fit again."
+            )
+        with damaged(name):
+            content = _content_of(tree[APPROXIMATION])
+            fit = _content_of(tree[FIT]) if FIT in tree.children else None
+            _check_types(content, _TYPES)
+            if content.get("gaussian") is not None:
+                _check_types(content["gaussian"], _OF_FIT)
+            if content.get("gaussian") is not None or content.get("exact_step") is not None:
+                _check_types(content, {"exact_step": _class_of("exact.step")})
+            if fit is not None:
+                _check_types(fit, {"snapshot": _class_of("fit.snapshot"), "log_p": float | None})
+                fit["snapshot"].options.changed()  # checks each option
+        return cls(content, fit)
+
+
+def _check_types(content: Content, types: Mapping[str, type | UnionType]) -> None:
+    """Raise DamagedError where something is not of the type that is written."""
+    for name, kind in types.items():
+        if not isinstance(content[name], kind):
+            raise DamagedError(f"what it has as {name!r} is something else")
+    if not all(isinstance(v, FreeVariable) for v in content.get("variables", ())):
+        raise DamagedError("what it has as variables is something else")
+
+
+def _class_of(tag: str) -> type:
+    entry = with_tag(tag)
+    assert entry is not None
+    return entry.cls
+
+
+@contextlib.contextmanager
+def damaged(name: str) -> Iterator[None]:
+    """Say of errors in reading that the content is damaged, or that a newer version has written it."""
+    try:
+        yield
+    except UnknownTagError as error:
+        raise ValueError(
+            f"{name} was written by a newer version of pymc_ngvi: {error}. Install the version that wrote it, or a "
+            "newer one."
+        ) from error
+    except _ERRORS as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        raise ValueError(f"{name} is damaged: {what}.") from error
+
+
+def group_of(content: Mapping[str, object], *, inline: bool, attrs: Mapping[str, object] | None = None) -> xr.Dataset:
+    """Return values as a dataset of their arrays, and of JSON for the rest."""
+    encoder = Encoder(inline=inline)
+    text = json.dumps({name: encoder.encode(value, name) for name, value in content.items()}, allow_nan=False)
+    as_bytes = np.frombuffer(text.encode(), dtype=np.uint8)  # netCDF limits the length of attributes
+    return dataset_of({_JSON: as_bytes, **encoder.arrays}).assign_attrs(attrs or {})
+
+
+def _content_of(group: xr.DataTree | xr.DataArray) -> Content:
+    assert isinstance(group, xr.DataTree)
+    arrays = arrays_of(group)
+    listed = json.loads(arrays.pop(_JSON).astype(np.uint8).tobytes())
+    decoder = Decoder(arrays)
+    return {str(name): decoder.decode(form) for name, form in listed.items()}
+
+
+def versions() -> Content:
+    """Return the attributes of the root: format, and versions of what has written it."""
+    return {
+        "format": FORMAT,
+        "format_version": VERSION,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "pymc_ngvi_version": __version__,
+        "pymc_version": pm.__version__,
+        "numpy_version": np.__version__,
+    }
+
+
+def readable(posterior: Posterior) -> Content:
+    """Return what other readers may want to know, as attributes."""
+    attrs: Content = {"q": posterior.distribution.name, "n_dim": posterior.layout.n_dim}
+    record = posterior.record
+    if record is not None:
+        names = ("family", "update", "estimator", "step", "n_iterations", "gap")
+        attrs |= {name: getattr(record, name) for name in names}
+        attrs |= {"status": str(record.status), "elbo": record.elbo.value, "elbo_se": record.elbo.se}
+        attrs |= {"posterior": record.posterior} if record.posterior else {}
+    return attrs
+
+
+# --- q, and the generator ---------------------------------------------------------------------------------------------
+
+
+def content_of_q(q: VariationalState, record: FitRecord | None) -> Content:
+    """Return the arrays of q and what else defines it; raise TypeError for one that can't be made of a file.
+
+    A class with a tag whose instances belong to a model says itself what is kept: by its methods ``content()``, which
+    returns what a file can hold, and ``of_content(content, density)``.
+    """
+    if isinstance(q, PushforwardState):
+        if record is None or record.reparam is None:
+            raise TypeError(
+                "Of an approximation with a transform that was made by hand, a file can hold nothing: only those of "
+                "fits with reparam can be saved."
+            )
+        own = {"reparam": record.reparam, "structure": q.transform.structure, "memory": memory_of(q.transform)}
+        return {**content_of_q(q.gaussian, record), **own}
+    entry = entry_of(type(q))
+    if entry is not None and hasattr(q, "content"):
+        return {"class": entry.tag, "content": q.content()}
+    if entry is None or not hasattr(q, "arrays"):
+        known = ", ".join(kind.__name__ for kind in _STATES.values())
+        raise TypeError(f"q is a {type(q).__name__}, which is none of {known}: it can't be saved.")
+    return {"class": entry.tag, **q.arrays()}
+
+
+def q_of(content: Content, density: ModelDensity) -> VariationalState:
+    """Return q on a model: the inverse of `content_of_q`."""
+    params = dict(content)
+    tag = params.pop("class")
+    entry = with_tag(tag)
+    if entry is None:
+        raise UnknownTagError(tag)
+    if hasattr(entry.cls, "of_content"):
+        return entry.cls.of_content(params["content"], density)
+    if tag not in _STATES:
+        raise DamagedError(f"q is a {tag!r}, which is none")
+    kind = _STATES[tag]
+    reparam, structure, memory = (params.pop(name, None) for name in ("reparam", "structure", "memory"))
+    q = kind.of_arrays(params)
+    base = np.full((1, density.n_dim + q.n_uniform), 0.5)
+    theta = q.draws(base)
+    if q.n_dim != density.n_dim or theta.shape != (1, density.n_dim) or not np.isfinite(q.log_density(theta)).all():
+        raise DamagedError("the arrays of q don't go together")
+    if reparam is None:
+        return q
+    if not isinstance(density, LogDensity):
+        raise DamagedError("its q is relative to the modes of groups, and the data of these are given in shards")
+    transform = reparametrised(density, structure, reparam).transform
+    remember(transform, memory)
+    return PushforwardState(q, transform)
+
+
+def content_of_generator(rng: np.random.Generator) -> Content | None:
+    """Return the state of a generator; None for one of a kind that is not NumPy's."""
+    state = dict(rng.bit_generator.state)
+    return state if state["bit_generator"] in _GENERATORS else None
+
+
+def restored_generator(state: Content | None) -> np.random.Generator | None:
+    """Return the generator in a state: the inverse of `content_of_generator`."""
+    if state is None:
+        return None
+    if state["bit_generator"] not in _GENERATORS:
+        raise DamagedError(f"it names a generator {state['bit_generator']!r}")
+    bits = getattr(np.random, state["bit_generator"])()
+    bits.state = state
+    return np.random.Generator(bits)

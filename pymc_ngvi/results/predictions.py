@@ -1,0 +1,692 @@
+"""Predictions for new data."""
+
+import warnings
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pymc as pm
+import xarray as xr
+
+from numpy.typing import ArrayLike, NDArray
+from pymc.backends.arviz import find_observations
+
+from pymc_ngvi.core.messages import OURS, shortened, suggestion
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.version import __version__
+from pymc_ngvi.density.checks import quoted
+from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, indexed_axes, is_continued, n_batch_axes
+from pymc_ngvi.reading.roles import uncoupled_axes
+from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.summary import roles_of, two_points
+
+#: Arrays by the name of a ``pm.Data``, and labels by the name of a dim.
+type Given = Mapping[str, ArrayLike]
+
+#: Labels that a message lists.
+_LISTED = 5
+
+
+@dataclass(frozen=True)
+class NewData:
+    """What is new in a model."""
+
+    #: With the data of the fit.
+    model: pm.Model
+    #: By the name of a ``pm.Data``.
+    arrays: dict[str, AnyArray]
+    #: By dim, where these were given, or are those of the fit with others behind them.
+    labels: dict[str, list[Any]]
+    #: Labels of the dims of the model, when it was fitted.
+    of_fit: dict[str, list[Any]]
+
+    @classmethod
+    def of(cls, model: pm.Model, coords: Mapping[str, AnyArray], given: Given | None) -> "NewData":
+        """Check what was given."""
+        if hasattr(given, "columns"):
+            raise TypeError(
+                "A DataFrame is for models of Bambi: give the model, too, as bambi_model=. For others, give a dict of "
+                "arrays by the names of their pm.Data."
+            )
+        if given is not None and not isinstance(given, Mapping):
+            raise TypeError(f"new_data should be a dict of arrays by name; got {shortened(given)}.")
+        given = given or {}
+        data = [v.name for v in model.data_vars if hasattr(v, "get_value")]
+        of_fit = {dim: _levels(coords[dim]) for dim, own in model.coords.items() if own is not None and dim in coords}
+        for name in given:
+            if name not in data and name not in model.coords:
+                raise ValueError(_not_settable(model, name, data))
+        labels = {name: _labels(name, given[name], of_fit.get(name, [])) for name in given if name not in data}
+        arrays = {}
+        for name in given:
+            if name in data:
+                arrays[name] = _array(model, name, _positions(model, name, given[name], labels, of_fit))
+        made = cls(model, arrays, labels, of_fit)
+        made.check_lengths()
+        made.check_positions()
+        return made
+
+    def before(self, name: str) -> AnyArray:
+        """Return some data of the fit."""
+        return self.model[name].get_value(borrow=True)
+
+    def dims(self, name: str) -> tuple[str | None, ...]:
+        """Return the names of the axes of a variable of the model; None where one has no name."""
+        return tuple(self.model.named_vars_to_dims.get(name) or (None,) * self.model[name].type.ndim)
+
+    def along(self, dim: str) -> list[tuple[str, int]]:
+        """Return the new arrays that have a dim, and the axis of each."""
+        return [(name, axis) for name in self.arrays for axis, d in enumerate(self.dims(name)) if d == dim]
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """The new lengths of the dims that labels or arrays were given for."""
+        lengths = {dim: len(labels) for dim, labels in self.labels.items()}
+        for name, array in self.arrays.items():
+            lengths |= {d: n for d, n in zip(self.dims(name), array.shape, strict=True) if d is not None}
+        return lengths
+
+    @property
+    def rows(self) -> dict[int, set[int]]:
+        """The new lengths of axes of data, by those that they had."""
+        found: dict[int, set[int]] = {}
+        for name, array in self.arrays.items():
+            for old, new in zip(self.before(name).shape, array.shape, strict=True):
+                found.setdefault(old, set()).add(new)
+        return found
+
+    def goes_on(self, name: str) -> bool:
+        """Tell whether new data are those of the fit where they have its labels, or its places without labels."""
+        old, new = self.before(name), self.arrays[name]
+        for axis, dim in enumerate(self.dims(name)):
+            labels = self.labels.get(dim) if dim is not None and dim in self.of_fit else None
+            if labels is None:
+                n = min(old.shape[axis], new.shape[axis])
+                old, new = np.take(old, np.arange(n), axis), np.take(new, np.arange(n), axis)
+                continue
+            place = {label: i for i, label in enumerate(self.of_fit[str(dim)])}
+            both = [(place[label], i) for i, label in enumerate(labels) if label in place]
+            old, new = (np.take(a, [pair[k] for pair in both], axis) for k, a in enumerate((old, new)))
+        return bool(np.array_equal(old, new))
+
+    def check_lengths(self) -> None:
+        """Raise ValueError where what was given differs in the length of a dim."""
+        seen = {dim: (dim, len(labels)) for dim, labels in self.labels.items()}
+        for name, array in self.arrays.items():
+            for dim, length in zip(self.dims(name), array.shape, strict=True):
+                if dim is None:
+                    continue
+                other, known = seen.setdefault(dim, (name, length))
+                if known != length:
+                    raise ValueError(
+                        f"Lengths of dim {dim!r} do not agree: {known:,} in {other!r} and {length:,} in {name!r}."
+                    )
+
+    def check_positions(self) -> None:
+        """Raise ValueError where whole numbers index levels that are not there."""
+        lengths = self.lengths
+        for name, array in self.arrays.items():
+            if array.dtype.kind not in "iu" or not array.size:
+                continue
+            for dim in sorted(indexed_axes(self.model, name)[0]):
+                n = lengths.get(dim, len(self.of_fit.get(dim, ())))
+                if n and (array.min() < 0 or array.max() >= n):
+                    bad = int(array.min() if array.min() < 0 else array.max())
+                    raise ValueError(
+                        f"{name!r} has {bad}, but dim {dim!r} has {n:,} levels, 0 to {n - 1}: for others, give the "
+                        f"labels of all levels, as {dim!r}, or labels in the place of numbers in {name!r}."
+                    )
+
+    def check_fixed(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise ValueError where whole numbers index beyond the end of a free variable whose length is fixed."""
+        for name, array in self.arrays.items():
+            if array.dtype.kind not in "iu" or not array.size:
+                continue
+            for variable, axis in sorted(indexed_axes(self.model, name)[1]):
+                n = shapes[variable][axis] if variable in shapes else None
+                if n is not None and not -n <= array.min() <= array.max() < n:
+                    raise ValueError(
+                        f"{name!r} has {int(array.max())}, but {variable!r} has {n:,} elements along axis {axis}, 0 to "
+                        f"{n - 1}, a length that is fixed in the model: for new levels, give it a dim with coords, and "
+                        "fit again."
+                    )
+
+    def check_complete(self, needed: Iterable[str]) -> None:
+        """Raise ValueError where data that are needed still have the old length of a dim."""
+        for name in needed:
+            if name in self.arrays:
+                continue
+            for dim, old in zip(self.dims(name), self.before(name).shape, strict=True):
+                new = self.lengths.get(dim, old) if dim is not None else old
+                if new != old:
+                    raise ValueError(
+                        f"{name!r} has length {old:,} along dim {dim!r}, which now has {new:,}: give {name!r}, too."
+                    )
+
+
+def listed(labels: Sequence[object]) -> str:
+    """Return labels for a message, the first few of many."""
+    shown = ", ".join(repr(label) for label in labels[:_LISTED])
+    return shown if len(labels) <= _LISTED else f"{shown} and {len(labels) - _LISTED:,} more"
+
+
+def _levels(values: Any) -> list[Any]:
+    """Return labels as they compare: whole numbers and text as Python's, times to the nanosecond."""
+    if isinstance(values, np.ndarray) and values.dtype.kind == "M":
+        return list(values.astype("datetime64[ns]"))
+    return [_plain(value) for value in values]
+
+
+def _plain(label: Any) -> Any:
+    if hasattr(label, "to_datetime64"):
+        label = label.to_datetime64()
+    if isinstance(label, np.datetime64):
+        return label.astype("datetime64[ns]")
+    return label.item() if isinstance(label, np.generic) else label
+
+
+def _like(labels: list[Any], known: Sequence[Any]) -> list[Any]:
+    """Return labels with times written as text in the place of times, where those of the fit are times."""
+    if not known or not isinstance(known[0], np.datetime64):
+        return labels
+    return [np.datetime64(label, "ns") if isinstance(label, str) else label for label in labels]
+
+
+def _labels(dim: str, values: Any, known: Sequence[Any]) -> list[Any]:
+    """Return the labels that were given for a dim."""
+    if np.ndim(np.asarray(values, dtype=object)) != 1:
+        raise ValueError(f"{dim!r} is a dim of the model, and takes a list of labels; got {shortened(values)}.")
+    found = _like(_levels(values), known)
+    if len(set(found)) < len(found):
+        twice = [label for label in dict.fromkeys(found) if found.count(label) > 1]
+        raise ValueError(f"Labels of dim {dim!r} repeat: {listed(twice)}. Give each level once.")
+    check_types(f"dim {dim!r}", found, known)
+    return found
+
+
+def check_types(what: str, labels: Sequence[Any], known: Sequence[Any]) -> None:
+    """Raise ValueError where labels would be new for no reason but their type: "3" beside 3."""
+    levels, written = set(known), {str(label): label for label in known}
+    for label in labels:
+        if label not in levels and str(label) in written:
+            raise ValueError(
+                f"Label {label!r} of {what} is not {written[str(label)]!r}, which was in the fit: give labels of the "
+                "same type."
+            )
+
+
+def _positions(
+    model: pm.Model, name: str, values: ArrayLike, labels: dict[str, list[Any]], of_fit: Mapping[str, list[Any]]
+) -> ArrayLike:
+    """Return positions in the place of labels, where labels were given; those that are new go behind the others."""
+    array = _plain_array(name, values)
+    if np.dtype(model[name].type.dtype).kind not in "iu" or array.dtype.kind in "biuf":
+        return array
+    dims = [dim for dim in sorted(indexed_axes(model, name)[0]) if dim in of_fit]
+    if not dims:
+        raise ValueError(
+            f"{name!r} should be whole numbers; got {shortened(array.tolist())}. Labels can be given for an index "
+            "into variables that have a dim with coords."
+        )
+    if any(of_fit[dim] != of_fit[dims[0]] for dim in dims):
+        raise ValueError(f"{name!r} is an index into the dims {quoted(dims)}, which differ in labels: give positions.")
+    known = labels.get(dims[0], of_fit[dims[0]])
+    place = {label: i for i, label in enumerate(known)}
+    given = _levels(np.array(values, dtype=object).ravel() if array.dtype.kind in "OUS" else array.ravel())
+    given = _like(given, known)
+    check_types(f"dim {dims[0]!r}", given, known)
+    if unknown := [label for label in dict.fromkeys(given) if label not in place]:
+        if dims[0] in labels:
+            raise ValueError(f"{name!r} has {listed(unknown)}, which are not among the labels given for {dims[0]!r}.")
+        labels |= {dim: [*known, *unknown] for dim in dims}
+        place |= {label: len(known) + i for i, label in enumerate(unknown)}
+    return np.array([place[label] for label in given]).reshape(array.shape)
+
+
+def _array(model: pm.Model, name: str, values: ArrayLike) -> AnyArray:
+    variable, array = model[name], _plain_array(name, values)
+    if array.ndim != variable.ndim:
+        raise ValueError(
+            f"{name!r} has {_axes(array.ndim)}, shape {array.shape}; in the model it has {_axes(variable.ndim)}."
+        )
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{name!r} should be numbers; got an array of {array.dtype}.")
+    if np.dtype(variable.dtype).kind in "iu" and not np.array_equal(array, np.round(array)):
+        raise ValueError(f"{name!r} should be whole numbers, as in the model; got {shortened(array)}.")
+    for given, fixed in zip(array.shape, variable.type.shape, strict=True):
+        if fixed not in (None, given):
+            raise ValueError(f"{name!r} has shape {array.shape}; the model takes {variable.type.shape} only.")
+    return array.astype(variable.dtype)
+
+
+def _plain_array(name: str, values: ArrayLike) -> AnyArray:
+    try:
+        return np.asarray(values)
+    except ValueError:
+        lengths = sorted({np.size(row) for row in values})  # type: ignore[union-attr]
+        raise ValueError(
+            f"{name!r} is ragged: its rows have lengths {', '.join(map(str, lengths))}. Give one long array, and "
+            "another that says which group each row belongs to."
+        ) from None
+
+
+def _axes(n: int) -> str:
+    return f"{n} {'axis' if n == 1 else 'axes'}"
+
+
+def _not_settable(model: pm.Model, name: object, data: list[str]) -> str:
+    """Return why something can't be given new values."""
+    if name in {rv.name for rv in model.observed_RVs}:
+        return f"new_data has {name!r}, which is observed: it is what predictions are of. Leave it out."
+    if not data:
+        return (
+            f"new_data has {name!r}, but the model has no pm.Data, which alone can be given new values: make its "
+            "predictors pm.Data, and fit it again."
+        )
+    if name in model.named_vars:
+        return f"new_data has {name!r}, which is no pm.Data. Those of the model are {quoted(sorted(data))}."
+    return f"new_data has {name!r}, which the model has not: {suggestion(name, [*data, *model.coords])}"
+
+
+Groups = Literal["known", "new", "average"]
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """Where the elements of an axis were in the fit: their positions then, -1 for new ones."""
+
+    positions: NDArray[np.intp]
+    n_old: int
+    labels: list[Any] | None
+
+    @property
+    def new(self) -> list[Any]:
+        """Labels of the elements that were not in the fit, or their positions."""
+        places = np.flatnonzero(self.positions < 0)
+        return places.tolist() if self.labels is None else [self.labels[i] for i in places]
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the elements of the fit come first, all of them, and in order."""
+        first = self.positions[: self.n_old]
+        return len(first) == self.n_old and bool((first == np.arange(self.n_old)).all())
+
+
+@dataclass
+class Treatments:
+    """Decides on the treatment of random variables."""
+
+    posterior: Posterior
+    graph: PredictiveGraph
+    new: NewData
+    groups: Groups
+    #: The free variables that are effects of groups; read with ``groups="average"`` alone.
+    effects: frozenset[str]
+    #: Of the free variables of the fit, (n_draws, *shape), constrained.
+    draws: Mapping[str, AnyArray]
+    #: Values of observed variables, where all are there.
+    observed: Mapping[str, AnyArray]
+    drawn: list[str] = field(default_factory=list)
+    averaged: list[str] = field(default_factory=list)
+
+    def of(self, needed: Sequence[Any]) -> dict[str, Treatment]:
+        """Return the treatment of the random variables that are not just drawn given their parents."""
+        shapes = dict(zip([rv.name for rv in needed], self.graph.shapes(needed), strict=True))
+        found = {}
+        for rv in needed:
+            if rv.name in self.draws:
+                found[rv.name] = self._free(rv, shapes[rv.name])
+            elif rv in self.graph.model.observed_RVs:
+                found[rv.name] = self._observed(rv, shapes[rv.name])
+        self._warn_of_potentials()
+        return found
+
+    @property
+    def attrs(self) -> dict[str, str]:
+        """What was done with effects of groups, for the attributes of predictions."""
+        named = {"drawn_from_prior": self.drawn, "averaged": self.averaged}
+        return {"groups": self.groups, **{key: ", ".join(names) for key, names in named.items() if names}}
+
+    def _free(self, rv: Any, shape: tuple[int, ...]) -> Treatment:
+        draws = self.draws[rv.name]
+        if self.groups == "average" and rv.name in self.effects:
+            self.averaged.append(rv.name)
+            return Treatment(mean=True)
+        axes = self._changed(rv, draws.shape[1:], shape)
+        if not axes:
+            return Treatment(known=draws)
+        n_batch, n_known, mask = n_batch_axes(rv), None, np.ones((1,) * len(shape), dtype=bool)
+        self._check_processes(rv, axes)
+        for number, axis in axes.items():
+            if not axis.new:
+                continue
+            if number < n_batch:
+                if self.groups == "known":
+                    raise ValueError(self._unknown(rv, number, axis))
+                along = [1] * len(shape)
+                along[number] = -1
+                mask = mask & (axis.positions >= 0).reshape(along)
+            elif is_continued(rv, number):
+                n_known = axis.n_old
+            else:
+                raise ValueError(
+                    f"{rv.name!r} has new elements, {listed(axis.new)}, along {self._axis(rv, number)}, where elements "
+                    f"have one distribution together ({type(rv.owner.op).__name__}): what some are given the others "
+                    "can't be told."
+                )
+        known = draws
+        for number, axis in axes.items():
+            known = np.take(known, np.maximum(axis.positions, 0), axis=number + 1)
+        if not mask.all():
+            self._check_order(rv, axes)
+            (self.averaged if self.groups == "average" else self.drawn).append(rv.name)
+        return Treatment(
+            known=known if mask.any() else None,
+            mask=None if mask.all() or not mask.any() else mask,
+            n_known=n_known if mask.any() else None,
+            mean=self.groups == "average" and not mask.all(),
+        )
+
+    def _observed(self, rv: Any, shape: tuple[int, ...]) -> Treatment:
+        """Return the treatment of an observed variable: its length, and whether it goes on from what was observed."""
+        [old] = self.graph.shapes([rv], new=False)
+        n_batch = n_batch_axes(rv)
+        size = tuple(self._length(rv, axis, old[axis], shape[axis]) for axis in range(n_batch))
+        resized = None if size == shape[:n_batch] else size
+        if n_batch < len(shape) and is_continued(rv, n_batch):
+            axes = self._changed(rv, old, (*size, *shape[n_batch:]))
+            if n_batch in axes:
+                if not axes[n_batch].goes_on:
+                    raise ValueError(self._should_go_on(rv, n_batch))
+                if rv.name not in self.observed:
+                    raise ValueError(f"{rv.name!r} has missing values: how it goes on from them can't be told.")
+                return Treatment(known=_padded(self.observed[rv.name], shape)[None], n_known=old[n_batch], size=resized)
+        return Treatment(size=resized)
+
+    def _length(self, rv: Any, axis: int, old: int, now: int) -> int:
+        """Return the new length of an axis of an observed variable, which may be that of its data."""
+        dim = self.new.dims(rv.name)[axis]
+        if dim is not None and dim in self.new.lengths:
+            return self.new.lengths[dim]
+        lengths = self.new.rows.get(old, set()) if now == old and self.graph.depends_on_new(rv) else set()
+        if len(lengths) > 1:
+            raise ValueError(
+                f"The new length of {rv.name!r} can't be told: data that had its length, {old:,}, have "
+                f"{', '.join(f'{n:,}' for n in sorted(lengths))} now. Give these, and {rv.name!r}, a dim."
+            )
+        return lengths.pop() if lengths else now
+
+    # --- axes ---
+
+    def _changed(self, rv: Any, old: tuple[int, ...], shape: tuple[int, ...]) -> dict[int, _Axis]:
+        """Return the axes of a variable that do not have the elements that they had."""
+        if len(old) != len(shape):
+            raise ValueError(f"{rv.name!r} had shape {old} in the fit, and has {shape} given the new data.")
+        found = {}
+        for number, (before, now) in enumerate(zip(old, shape, strict=True)):
+            axis = self._axis_of(rv, number, before, now)
+            if len(axis.positions) != before or not axis.goes_on:
+                found[number] = axis
+        return found
+
+    def _axis_of(self, rv: Any, number: int, before: int, now: int) -> _Axis:
+        dim = self.new.dims(rv.name)[number]
+        if dim is not None and dim in self.new.labels and dim in self.new.of_fit:
+            place = {label: i for i, label in enumerate(self.new.of_fit[dim])}
+            labels = self.new.labels[dim]
+            return _Axis(np.array([place.get(label, -1) for label in labels], dtype=np.intp), before, labels)
+        if dim is not None and dim in self.new.of_fit and now != before:
+            raise ValueError(
+                f"Dim {dim!r} of {rv.name!r} had {before:,} levels in the fit, and the new data have {now:,}: give the "
+                f"labels of all levels, as {dim!r}, to tell which of them these are."
+            )
+        by_rows = rv.name in self.draws and self.graph.is_by_rows(rv)
+        named = [] if dim is None or dim in self.new.of_fit else self.new.along(dim)
+        arrays = named or [
+            (name, axis)
+            for name, array in self.new.arrays.items()
+            if by_rows or (dim is None and self.graph.prior_depends_on(rv, name))
+            for axis in range(array.ndim)
+            if (self.new.before(name).shape[axis], array.shape[axis]) == (before, now)
+        ]
+        same = min(before, now) if all(self._begins_as_before(*place) for place in arrays) else 0
+        positions = np.full(now, -1, dtype=np.intp)
+        positions[:same] = np.arange(same)
+        return _Axis(positions, before, None)
+
+    def _begins_as_before(self, name: str, axis: int) -> bool:
+        """Tell whether new data begin with those of the fit, or are the first of them, along an axis."""
+        old, new = self.new.before(name), self.new.arrays[name]
+        n = min(old.shape[axis], new.shape[axis])
+        return bool(np.array_equal(np.take(old, np.arange(n), axis), np.take(new, np.arange(n), axis)))
+
+    def _check_processes(self, rv: Any, axes: Mapping[int, _Axis]) -> None:
+        """Raise ValueError where elements that depend on each other are not all there, those of the fit first."""
+        [place] = [v for v in self.posterior.layout.variables if v.name == rv.name]
+        pattern, summed = self.posterior.density.structural_pattern, self.posterior.density.summed
+        pattern = summed.among if pattern is None and summed is not None else pattern
+        apart: tuple[int, ...] = ()
+        if pattern is not None and len(place.shape) == rv.type.ndim:
+            apart = uncoupled_axes(place, pattern)
+        for number, axis in axes.items():
+            if axis.goes_on or axis.n_old < 2 or number in apart:
+                continue
+            if number < n_batch_axes(rv) or (axis.new and is_continued(rv, number)):
+                raise ValueError(self._should_go_on(rv, number))
+
+    def _check_order(self, rv: Any, axes: Mapping[int, _Axis]) -> None:
+        """Raise ValueError for new elements of what a transform ties together, as the order of cutpoints does."""
+        transform = self.graph.model.rvs_to_transforms.get(rv)
+        tied = rv.type.ndim - (getattr(transform, "ndim_supp", 0) or 0)
+        for number, axis in axes.items():
+            if axis.new and number >= tied:
+                raise ValueError(
+                    f"{rv.name!r} has new elements, {listed(axis.new)}, along {self._axis(rv, number)}, where elements "
+                    f"are tied together ({type(transform).__name__}): what some are given the others can't be told."
+                )
+
+    # --- messages ---
+
+    def _axis(self, rv: Any, number: int) -> str:
+        dim = self.new.dims(rv.name)[number]
+        return f"axis {number}" if dim is None else f"dim {dim!r}"
+
+    def _unknown(self, rv: Any, number: int, axis: _Axis) -> str:
+        what = "levels" if axis.labels is not None else "elements, at"
+        return (
+            f"{rv.name!r} has {what} {listed(axis.new)} along {self._axis(rv, number)} that were not in the fit. "
+            "groups='new' draws them from their prior given the other parameters; groups='average' takes the mean of "
+            "that prior."
+        )
+
+    def _should_go_on(self, rv: Any, number: int) -> str:
+        return (
+            f"Elements of {rv.name!r} along {self._axis(rv, number)} depend on each other, as those of a walk or a "
+            "process do, and new ones depend on those of the fit: give data and labels of all elements, those of the "
+            "fit first, as they were."
+        )
+
+    def _warn_of_potentials(self) -> None:
+        """Warn where a Potential may say something of elements that are drawn from their prior."""
+        model = self.graph.model
+        said = sorted(name for name in self.drawn if self.graph.is_in_potential(model[name]))
+        if said:
+            warnings.warn(
+                f"New elements of {quoted(said)} are drawn without regard to the Potentials that depend on these.",
+                UserWarning,
+                skip_file_prefixes=OURS,
+            )
+
+
+def _padded(values: AnyArray, shape: tuple[int, ...]) -> AnyArray:
+    """Return values at the start of an array of a larger shape."""
+    whole = np.zeros(shape)
+    whole[tuple(slice(n) for n in values.shape)] = values
+    return whole
+
+
+#: Characters of an error of PyTensor in a message.
+_MOST_SAID = 200
+
+
+def check_groups(groups: object) -> None:
+    """Raise ValueError for a word that says nothing of groups."""
+    if groups not in get_args(Groups):
+        raise ValueError(f"groups={shortened(groups)}: {suggestion(groups, get_args(Groups))}")
+
+
+def predictions_at(
+    posterior: Posterior,
+    theta: Array,
+    new_data: Given | None,
+    groups: Groups,
+    var_names: str | Sequence[str] | None,
+    random_seed: int,
+    effects: frozenset[str] | None = None,
+) -> xr.DataTree:
+    """Return predictions at unconstrained draws, (n_draws, n_dim); ``effects`` are those of groups, where known."""
+    if posterior.density.is_sharded:
+        raise ValueError("The data are in shards, and the model is that of one: it can't predict for others.")
+    with posterior.with_data_of_fit():
+        model = posterior.density.given
+        names = _wanted(posterior, var_names)
+        new = NewData.of(model, posterior.layout.coords, new_data)
+        lengths = {dim: n for dim, n in new.lengths.items() if dim in model.dim_lengths}
+        graph = PredictiveGraph(model, new.arrays, lengths)
+        needed = graph.needed(names)
+        needed_data = graph.data_needed(names)
+        new.check_complete(needed_data)
+        if effects is None:
+            effects = frozenset(_effects(posterior) if groups == "average" else ())
+        observed = {name: values for name, values in find_observations(model).items() if not np.ma.is_masked(values)}
+        free = _free(posterior, theta)
+        free |= _discrete(posterior, graph, free, random_seed)
+        new.check_fixed({name: draws.shape[1:] for name, draws in free.items()})
+        plan = Treatments(posterior, graph, new, groups, effects, free, observed)
+        treatments = plan.of(needed)
+        if groups == "average" and not effects and not plan.averaged:
+            raise ValueError(
+                "No effects of groups were found in the model, so that groups='average' has none to take the mean of: "
+                "leave it out."
+            )
+        function, known = given_new_data(
+            lambda: graph.compiled(names, treatments, len(theta)), new, needed_data, "What {} can't be told."
+        )
+        function.reseed(random_seed)
+        values = given_new_data(
+            lambda: function(known), new, needed_data, "The model can't draw what it is to predict: {}"
+        )
+        return tree_of(new, dict(zip(names, values, strict=True)), needed_data, plan.attrs)
+
+
+def _free(posterior: Posterior, theta: Array) -> dict[str, AnyArray]:
+    """Return draws of the free variables on their constrained scale."""
+    names = frozenset(v.name for v in posterior.layout.variables)
+    return Constrainer.of(posterior.density, deterministics=False, names=names)(theta)
+
+
+def _discrete(
+    posterior: Posterior, graph: PredictiveGraph, free: dict[str, AnyArray], random_seed: int
+) -> dict[str, AnyArray]:
+    """Return draws of discrete variables that were summed out, but for those that the new data are about."""
+    drawn = posterior.density.discrete_given(free, random_seed)
+    names = posterior.density.summed_out_names
+    return {name: drawn[name] for name in names if not graph.depends_on_new(graph.model[name])}
+
+
+def _effects(posterior: Posterior) -> list[str]:
+    """Return the names of the free variables that are effects of groups."""
+    groups = roles_of(posterior, two_points(posterior)).groups
+    return [name for group in groups for name in (*group.effects, *group.offsets)]
+
+
+def _wanted(posterior: Posterior, var_names: str | Sequence[str] | None) -> list[str]:
+    """Return the names of what to predict: as asked, or what is observed, and what was added after the fit."""
+    model = posterior.density.given
+    if var_names is None:
+        fitted = {*(v.name for v in posterior.layout.variables), *posterior.density.summed_out_names}
+        names = [rv.name for rv in model.basic_RVs if rv in model.observed_RVs or rv.name not in fitted]
+        if not names:
+            raise ValueError("The model has no observed variables: name what to predict, as var_names.")
+        return names
+    names = [var_names] if isinstance(var_names, str) else list(dict.fromkeys(var_names))
+    valid = [v.name for v in (*model.basic_RVs, *model.deterministics)]
+    if unknown := [name for name in names if name not in valid]:
+        raise ValueError(f"var_names has {unknown[0]!r}, which the model has not: {suggestion(unknown[0], valid)}")
+    if not names:
+        raise ValueError("var_names is empty: name at least one variable, or leave it out for the observed ones.")
+    return names
+
+
+def given_new_data[T](
+    do: Callable[[], T], new: NewData, needed: Sequence[str], unknown: str = "The model can't draw it: {}"
+) -> T:
+    """Do something with a model given new data; raise ValueError where it can't be done, ``unknown`` by PyTensor."""
+    try:
+        return do()
+    except NotImplementedError as error:
+        raise ValueError(unknown.format(error)) from error
+    except (IndexError, ValueError, TypeError) as error:
+        raise ValueError(_do_not_fit(new, needed, error)) from error
+
+
+def _do_not_fit(new: NewData, needed: Sequence[str], error: Exception) -> str:
+    """Return what there is to say where the model can't be evaluated given the new data."""
+    given = [f"{name!r} {array.shape}" for name, array in new.arrays.items()]
+    given += [f"{len(labels):,} labels of {dim!r}" for dim, labels in new.labels.items()]
+    rest = [f"{name!r} {new.before(name).shape}" for name in needed if name not in new.arrays]
+    parts = [f"The model can't be evaluated given {', '.join(given) or 'its data'}"]
+    parts += [f"beside what is left of the data of the fit, {', '.join(rest)}"] * bool(rest)
+    said = (str(error).splitlines() or [""])[0][:_MOST_SAID]
+    return (
+        f"{', '.join(parts)}. PyTensor says: {said} -- Lengths have to agree, an index has to be within what it "
+        "indexes, and lengths that are fixed in the model, such as shape=8, can't change: give variables of groups a "
+        "dim with coords for levels that are new."
+    )
+
+
+# --- the tree ---
+
+
+def tree_of(new: NewData, values: Mapping[str, AnyArray], data: Sequence[str], said: Mapping[str, str]) -> xr.DataTree:
+    """Return predictions as ArviZ has them, with one chain."""
+    predictions = {}
+    for name, array in values.items():
+        dims, coords = _axes_of(new, name, array.shape[1:])
+        coords |= {"chain": np.zeros(1, dtype=int), "draw": np.arange(len(array))}
+        predictions[name] = xr.DataArray(
+            array[None].astype(new.model[name].type.dtype, copy=False), dims=("chain", "draw", *dims), coords=coords
+        )
+    constant = {}
+    for name in data:
+        array = new.arrays[name] if name in new.arrays else new.before(name)
+        dims, coords = _axes_of(new, name, array.shape)
+        constant[name] = xr.DataArray(array, dims=dims, coords=coords)
+    attrs = {"inference_library": "pymc_ngvi", "inference_library_version": __version__, **said}
+    found = {"predictions": xr.Dataset(predictions, attrs=attrs)}
+    if constant:
+        found["predictions_constant_data"] = xr.Dataset(constant, attrs=attrs)
+    return xr.DataTree.from_dict(found)
+
+
+def _axes_of(new: NewData, name: str, shape: tuple[int, ...]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return the dims and coords of a variable given the new data."""
+    dims, coords = [], {}
+    for i, (named, n) in enumerate(zip(new.dims(name), shape, strict=True)):
+        dim = f"{name}_dim_{i}" if named is None else named
+        labels = new.labels.get(dim, None if dim in new.lengths else new.of_fit.get(dim))
+        if named is not None and new.lengths.get(dim, n) != n:
+            dim, labels = f"{name}_dim_{i}", None
+        dims.append(dim)
+        coords[dim] = np.arange(n) if labels is None or len(labels) != n else _as_array(labels)
+    return tuple(dims), coords
+
+
+def _as_array(labels: Sequence[Any]) -> AnyArray:
+    """Return labels as an array; numbers beside text stay numbers."""
+    array: AnyArray = np.asarray(labels)
+    return np.array(labels, dtype=object) if len({type(label) for label in labels}) > 1 else array

@@ -1,1 +1,0 @@
-"""Predictions for new data: `either.py` says whose, and `predict.py` makes them."""

@@ -1,1 +1,0 @@
-"""Summaries: sentences and a table, as text and as HTML."""
