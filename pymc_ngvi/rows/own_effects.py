@@ -23,10 +23,9 @@ from scipy import sparse
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.rows.expectation import RowFunction
-from pymc_ngvi.rows.integrated import Integrated
+from pymc_ngvi.rows.integrated import Integrated, TabulatedRowFunction
 from pymc_ngvi.rows.linear_map import LinearMap
 from pymc_ngvi.rows.quadratic import are_concave, is_quadratic
-from pymc_ngvi.rows.tabulated import TabulatedRowFunction
 
 type Ints = NDArray[np.intp]
 
