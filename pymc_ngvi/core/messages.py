@@ -29,5 +29,15 @@ def shortened(value: object, length: int = 80) -> str:
     return text if len(text) < length else text[: length - 3] + "..."
 
 
+def checked_names(names: str | Iterable[str], valid: Iterable[str], why: str = "which the model has not") -> list[str]:
+    """Return the names that var_names has, each once; raise ValueError for one that is not valid, and for none."""
+    names, valid = [names] if isinstance(names, str) else list(dict.fromkeys(names)), list(valid)
+    if unknown := [name for name in names if name not in valid]:
+        raise ValueError(f"var_names has {unknown[0]!r}, {why}: {suggestion(unknown[0], valid)}")
+    if not names:
+        raise ValueError("var_names is empty: name at least one variable, or leave it out.")
+    return names
+
+
 def _plain(name: object) -> str:
     return re.sub(r"[\W_]", "", str(name)).lower()

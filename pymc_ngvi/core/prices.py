@@ -128,7 +128,11 @@ MOST_TIMES, LEAST_PRICE = 2.0, 1.0
 
 
 class UsedUp(Unavailable):
-    """A posterior has taken what it may."""
+    """A posterior has taken what it may, or would take more, so many seconds in all."""
+
+    def __init__(self, sentence: str, seconds: float = math.nan) -> None:
+        super().__init__(Reason.TOO_LONG, sentence)
+        self.seconds = seconds
 
 
 class Work:
@@ -136,11 +140,9 @@ class Work:
 
     def __init__(self, price: float = math.inf, most: float = math.inf) -> None:
         self.price, self.spent, self._most = price, 0.0, most
-        self.asked = 0.0
 
     def may_take(self, seconds: float) -> bool:
         """Tell whether it may take so many seconds, where it turns out to take longer; they are its price then."""
-        self.asked = max(self.asked, seconds)
         if seconds <= max(self._most, self.price):
             self.price = max(self.price, seconds)
         return seconds <= self.price
@@ -149,7 +151,12 @@ class Work:
         """Count what is taken, and end at a multiple of the price."""
         self.spent += seconds
         if self.spent > MOST_TIMES * max(self.price, LEAST_PRICE):
-            raise UsedUp(Reason.TOO_LONG, f"it has taken {in_words(self.spent)}, and far more than was expected")
+            raise UsedUp(f"it has taken {in_words(self.spent)}, and far more than was expected")
+
+    def expect(self, seconds: float) -> None:
+        """Take what it turns out to take as its price, and end where that is more than there is."""
+        if not self.may_take(seconds):
+            raise UsedUp(f"it would take {in_words(seconds)}", seconds)
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -171,10 +178,9 @@ def count(seconds: float) -> None:
 
 
 def expect(times: float) -> None:
-    """End where what is to come, in what was taken so far, is more than may be taken; it is part of the price else."""
-    if (work := _WORK.get()) is not None and not work.may_take((1.0 + times) * work.spent):
-        said = f"it would take {in_words((1.0 + times) * work.spent)}, as is seen after {in_words(work.spent)}"
-        raise UsedUp(Reason.TOO_LONG, said)
+    """Expect so many times as much again as was taken so far, where there is a limit."""
+    if (work := _WORK.get()) is not None:
+        work.expect((1.0 + times) * work.spent)
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------

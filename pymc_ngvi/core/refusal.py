@@ -119,9 +119,5 @@ class Unavailable(Refused):
         self.on_request = on_request
 
 
-class Longer(Unavailable):
-    """It takes longer than was estimated, and than it may."""
-
-
 class Failed(Unavailable):
     """It was tried, and a check of it failed."""

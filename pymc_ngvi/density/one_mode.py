@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import pytensor.scalar as ps
 
+from numpy.typing import NDArray
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import toposort
 from pytensor.scalar.math import Sigmoid, Softplus
@@ -84,6 +85,24 @@ def rows_not_concave(density: ModelDensity) -> Array:
                 result += (linear.rest[index] != 0.0).sum(axis=0)
                 result[linear.columns] += (linear.dense[index] != 0.0).sum(axis=0)
     return result
+
+
+def concave_given(density: ModelDensity, most: int) -> NDArray[np.intp] | None:
+    """Return few coordinates given which log p is known to be concave in all others; None where there are none."""
+    outside = np.flatnonzero(rows_not_concave(density))
+    rows = None if density.is_sharded or density.is_streamed else density.by_rows.found
+    if rows is None or rows.terms.rest or not 0 < len(outside) <= min(most, density.n_dim - 1):
+        return None
+    linear = rows.linear_map.plain
+    inside = np.setdiff1d(np.arange(density.n_dim), outside)
+    dense = linear.dense[:, ~np.isin(linear.columns, outside)]
+    varies = (dense != 0.0).any(axis=1) | (np.asarray(abs(linear.rest[:, inside]).sum(axis=1)).ravel() > 0.0)
+    for kind in rows.terms.rows:
+        if not _is_concave(
+            kind, [slot for slot, of in zip(kind.slots, varies[kind.index].any(axis=0), strict=True) if of]
+        ):
+            return None
+    return outside
 
 
 def _is_concave(rows: Rows, slots: Sequence[Variable]) -> bool:

@@ -12,7 +12,7 @@ from pymc_ngvi.core.seeds import Seed, seed_of
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.simulated import simulate
 from pymc_ngvi.many.entries import Case, Slots
-from pymc_ngvi.many.fit_many import ManyFits, asked_of, checked_model, checked_names, sign_with_options
+from pymc_ngvi.many.fit_many import ManyFits, asked_of, checked_model, sign_with_options
 from pymc_ngvi.many.fitting import LOG_DENSITY, Fitter, Row, Search
 from pymc_ngvi.many.running import fitted_rows, workers_of
 
@@ -268,7 +268,7 @@ def calibrate(
     >>> calibration.is_calibrated
     True
     """
-    model, names = checked_model(model, "calibrate(model)"), checked_names(model, var_names)
+    model = checked_model(model, "calibrate(model)")
     place = workers_of(n_jobs, client)
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < _FEWEST:
         raise ValueError(f"n should be the number of data sets, at least {_FEWEST}; got {n!r}.")
@@ -278,7 +278,7 @@ def calibrate(
     simulated = simulate(model, int(n), seed_of(np.random.SeedSequence(entropy, spawn_key=(0,))))
     slots = Slots.of(model, simulated[0].observed)
     asked = asked_of(
-        slots, options, seed_of(np.random.SeedSequence(entropy, spawn_key=(1,))), draws, names, search=search
+        slots, options, seed_of(np.random.SeedSequence(entropy, spawn_key=(1,))), draws, var_names, search=search
     )
     fitter, cases = Fitter(asked), (Case(one.observed, one) for one in simulated)
     rows = fitted_rows(fitter, cases, place, int(n), progressbar)

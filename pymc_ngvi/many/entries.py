@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.simulated import Simulated, with_data_for, without_casts
+from pymc_ngvi.results.predictions import array_like, plain_array
 
 #: The data of one fit: arrays by the name of a ``pm.Data``, of an observed variable, or of a dim, which takes labels.
 type Entry = Mapping[str, ArrayLike]
@@ -26,10 +27,6 @@ class Case(NamedTuple):
     entry: Entry
     #: Whose values are ranked among draws.
     truth: Simulated | None = None
-
-
-class BadEntryError(ValueError):
-    """The data of one fit are not what the model takes."""
 
 
 def opened(data: Iterable[Entry]) -> tuple[Iterator[Entry], int | None]:
@@ -69,16 +66,16 @@ class Slots:
             elif name in observed and hasattr(observed[name], "data"):
                 constant.append(name)
             else:
-                raise BadEntryError(_not_settable(model, name, [*data, *observed]))
+                raise ValueError(_not_settable(model, name, [*data, *observed]))
         if not names and not constant:
-            raise BadEntryError("The first dict of data names no data: give arrays for pm.Data or observed variables.")
+            raise ValueError("The first dict of data names no data: give arrays for pm.Data or observed variables.")
         if constant:
             model, made = with_data_for(model, constant)
             names |= made
         twice = [name for name in names.values() if list(names.values()).count(name) > 1]
         if twice:
             both = ", ".join(repr(k) for k, v in names.items() if v == twice[0])
-            raise BadEntryError(f"{both} are the same data of the model: give one of them.")
+            raise ValueError(f"{both} are the same data of the model: give one of them.")
         return cls(model, names, dims)
 
     def checked(self, entry: Entry) -> dict[str, AnyArray]:
@@ -89,37 +86,26 @@ class Slots:
             lacks, more = sorted(expected - set(entry)), sorted(map(str, set(entry) - expected))
             parts = [f"lacks {', '.join(map(repr, lacks))}"] * bool(lacks)
             parts += [f"has {', '.join(map(repr, more))}, which the first has not"] * bool(more)
-            raise BadEntryError(f"The dict {' and '.join(parts)}: all dicts need the same names, {_listed(expected)}.")
+            raise ValueError(f"The dict {' and '.join(parts)}: all dicts need the same names, {_listed(expected)}.")
         arrays = {inner: self._array(name, entry[name]) for name, inner in self.names.items()}
-        arrays |= {name: _array(name, entry[name]) for name in self.dims}
+        arrays |= {name: plain_array(name, entry[name]) for name in self.dims}
         self._check_lengths(arrays)
         return arrays
 
     def _array(self, name: str, values: ArrayLike) -> AnyArray:
-        var, array = self.model[self.names[name]], _array(name, values)
-        if array.ndim != var.ndim:
-            raise BadEntryError(
-                f"{name!r} has {_axes(array.ndim)}, shape {array.shape}; in the model it has {_axes(var.ndim)}."
-            )
-        kind = np.dtype(var.dtype).kind
-        if array.dtype.kind not in "biuf":
-            raise BadEntryError(f"{name!r} should be numbers; got an array of {array.dtype}.")
-        if kind in "iu" and array.dtype.kind == "f" and not np.array_equal(array, np.round(array)):
-            raise BadEntryError(f"{name!r} should be whole numbers, as in the model; got {shortened(array)}.")
-        for given, known in zip(array.shape, var.type.shape, strict=True):
-            if known not in (None, given):
-                raise BadEntryError(f"{name!r} has shape {array.shape}; the model takes {var.type.shape} only.")
+        var = self.model[self.names[name]]
+        array = array_like(var, name, values)
         for rv in self.model.observed_RVs:
             fixed = zip(array.shape, rv.type.shape, strict=False)
             if without_casts(self.model.rvs_to_values[rv]) is var and any(k not in (None, n) for n, k in fixed):
-                raise BadEntryError(
+                raise ValueError(
                     f"{name!r} has shape {array.shape}; its shape is fixed in the model, {rv.type.shape}. Give its "
                     "values as pm.Data where the model is made, for shapes that differ."
                 )
-        return array.astype(var.dtype)
+        return array
 
     def _check_lengths(self, arrays: Mapping[str, AnyArray]) -> None:
-        """Raise BadEntryError where arrays with a dim in common differ in its length, or this can't change."""
+        """Raise ValueError where arrays with a dim in common differ in its length, or this can't change."""
         lengths: dict[str, tuple[str, int]] = {name: (name, len(arrays[name])) for name in self.dims}
         outer = {inner: name for name, inner in self.names.items()}
         for inner, name in outer.items():
@@ -129,7 +115,7 @@ class Slots:
                 length = arrays[inner].shape[axis]
                 other, known = lengths.setdefault(dim, (name, length))
                 if known != length:
-                    raise BadEntryError(
+                    raise ValueError(
                         f"Lengths of dim {dim!r} do not agree: {known:,} in {other!r} and {length:,} in {name!r}."
                     )
         for dim, (name, length) in lengths.items():
@@ -137,12 +123,12 @@ class Slots:
             if length == now:
                 continue
             if not hasattr(self.model.dim_lengths[dim], "set_value"):
-                raise BadEntryError(
+                raise ValueError(
                     f"{name!r} has length {length:,} along dim {dim!r}, whose length is fixed at {now:,} in the model: "
                     "for sizes that differ, leave it out of coords, and let the dims of pm.Data make it."
                 )
             if self.model.coords.get(dim) is not None and dim not in self.dims:
-                raise BadEntryError(
+                raise ValueError(
                     f"{name!r} has length {length:,} along dim {dim!r}, which has {now:,} labels: give labels, too, "
                     f"as {dim!r} in each dict."
                 )
@@ -154,7 +140,7 @@ class Slots:
             if hasattr(self.model.dim_lengths[dim], "set_value"):
                 self.model.set_dim(dim, len(labels), labels)
             elif list(self.model.coords[dim] or ()) != labels:
-                raise BadEntryError(f"The length and labels of dim {dim!r} are fixed in the model: leave {dim!r} out.")
+                raise ValueError(f"The length and labels of dim {dim!r} are fixed in the model: leave {dim!r} out.")
         pm.set_data({name: arrays[name] for name in self.names.values()}, model=self.model, coords=coords)
 
     @contextlib.contextmanager
@@ -192,22 +178,7 @@ def shapes_of(arrays: Mapping[str, AnyArray]) -> str:
 
 def _check_is_dict(entry: object) -> None:
     if not isinstance(entry, Mapping):
-        raise BadEntryError(f"Each of the data should be a dict of arrays by name; got {shortened(entry)}.")
-
-
-def _array(name: str, values: ArrayLike) -> AnyArray:
-    try:
-        return np.asarray(values)
-    except ValueError:
-        lengths = sorted({np.size(row) for row in values})  # type: ignore[union-attr]
-        raise BadEntryError(
-            f"{name!r} is ragged: its rows have lengths {', '.join(map(str, lengths))}. Give one long array, and "
-            "another that says which group each row belongs to."
-        ) from None
-
-
-def _axes(n: int) -> str:
-    return f"{n} {'axis' if n == 1 else 'axes'}"
+        raise ValueError(f"Each of the data should be a dict of arrays by name; got {shortened(entry)}.")
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import pymc as pm
 import xarray as xr
 
-from pymc_ngvi.core.messages import shortened, suggestion
+from pymc_ngvi.core.messages import checked_names, shortened
 from pymc_ngvi.core.seeds import Seed, seed_of
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.values import AnyArray
@@ -280,7 +280,7 @@ def fit_many(
     if first is None:
         raise ValueError("data is empty: give a dict of arrays for each fit.")
     asked = asked_of(
-        Slots.of(model, first), options, random_seed, draws, checked_names(model, var_names),
+        Slots.of(model, first), options, random_seed, draws, var_names,
         prob=prob, judge=judge, search=search, folder=None if draws_to is None else made_folder(draws_to),
     )  # fmt: skip
     fitter, cases = Fitter(asked), map(Case, itertools.chain([first], entries))
@@ -289,23 +289,35 @@ def fit_many(
 
 
 def asked_of(
-    slots: Slots, options: Mapping[str, Any], random_seed: Seed, draws: int, names: frozenset[str] | None, *,
+    slots: Slots, options: Mapping[str, Any], random_seed: Seed, draws: int, var_names: Sequence[str] | None, *,
     prob: float = 0.94, judge: bool = False, search: Search = "first", folder: Path | None = None,
 ) -> Asked:  # fmt: skip
     """Return what is the same for all fits, checked."""
-    of_constructor, of_fit = _options(options)
-    return Asked(
-        slots, of_constructor, of_fit, seed_of(random_seed), check_draws(draws), _checked_prob(prob), names, judge,
-        _checked_search(search), folder,
-    )  # fmt: skip
-
-
-def _options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of `NGVI`, and those of its `fit`."""
     for name, why in _NOT_FOR_MANY.items():
         if options.get(name) is not None:
             raise TypeError(f"Many fits do not take {name}: {why}.")
-    return split_options({k: v for k, v in options.items() if k not in _NOT_FOR_MANY}, NGVI.__init__, NGVI.fit)
+    own = {k: v for k, v in options.items() if k not in _NOT_FOR_MANY}
+    of_constructor, of_fit = split_options(own, NGVI.__init__, NGVI.fit)
+    if isinstance(prob, bool) or not isinstance(prob, int | float) or not 0.0 < prob < 1.0:
+        raise ValueError(f"prob should be between 0 and 1; got {prob!r}.")
+    if search not in ("first", "each"):
+        raise ValueError(f"search should be 'first' or 'each'; got {search!r}.")
+    names = None
+    if var_names is not None:
+        valid = [v.name for v in (*slots.model.free_RVs, *slots.model.deterministics)]
+        names = frozenset(checked_names(var_names, valid))
+    return Asked(
+        slots,
+        of_constructor,
+        of_fit,
+        seed_of(random_seed),
+        check_draws(draws),
+        float(prob),
+        names,
+        judge,
+        search,
+        folder,
+    )
 
 
 def checked_model(model: object, call: str) -> pm.Model:
@@ -313,32 +325,6 @@ def checked_model(model: object, call: str) -> pm.Model:
     if not isinstance(model, pm.Model):
         raise TypeError(f"{call.partition('(')[0]} takes a model first: {call}. Got {shortened(model)}.")
     return model
-
-
-def _checked_prob(prob: object) -> float:
-    if isinstance(prob, bool) or not isinstance(prob, int | float) or not 0.0 < prob < 1.0:
-        raise ValueError(f"prob should be between 0 and 1; got {prob!r}.")
-    return float(prob)
-
-
-def _checked_search(search: Search) -> Search:
-    if search not in ("first", "each"):
-        raise ValueError(f"search should be 'first' or 'each'; got {search!r}.")
-    return search
-
-
-def checked_names(model: pm.Model, names: Sequence[str] | None) -> frozenset[str] | None:
-    """Return the names of the variables that are kept, None for all; raise ValueError for what is no variable."""
-    if names is None:
-        return None
-    valid = [v.name for v in [*model.free_RVs, *model.deterministics]]
-    names = [names] if isinstance(names, str) else list(names)
-    if not names:
-        raise ValueError("var_names is empty: name at least one variable, or leave it out for all of them.")
-    for name in names:
-        if name not in valid:
-            raise ValueError(f"var_names has {name!r}, which the model has not: {suggestion(name, valid)}")
-    return frozenset(names)
 
 
 def sign_with_options(function: Callable[..., Any], *without: str) -> None:

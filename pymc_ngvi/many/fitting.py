@@ -30,7 +30,7 @@ from pymc_ngvi.fitting.problem import Problem
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.threads import one_thread
 from pymc_ngvi.inference import NGVI
-from pymc_ngvi.many.entries import BadEntryError, Case, Slots, digest_of, shapes_of
+from pymc_ngvi.many.entries import Case, Slots, digest_of, shapes_of
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.persistence import check_path, is_zarr, write
 
@@ -322,7 +322,7 @@ _QUIETLY = SharedContext(_quiet)
 def _in_short(error: Exception, arrays: Mapping[str, AnyArray]) -> str:
     """Return an error in a line or two, with the shapes of the data where it may be these."""
     text = str(error).strip() or "no message"
-    if isinstance(error, BadEntryError | StartError | DivergedError | NotExactError):
+    if not arrays or isinstance(error, StartError | DivergedError | NotExactError):
         return text
     first = text.splitlines()[0]
     return f"{type(error).__name__}: {first} (the data have shapes {shapes_of(arrays)})"

@@ -123,17 +123,21 @@ def on_dask(fitter: Fitter, cluster: Cluster) -> Run:
     What all fits need is the result of a task: it is sent once, workers get it from each other, and Dask makes it again
     where it was lost.
     """
-    kits = _Kits(cluster.client, Kit.of(fitter).content)
+    client, content, kit = cluster.client, Kit.of(fitter).content, None
 
     def run(cases: Iterator[Sent], is_alone: bool) -> Rows:
         """Return the cases that went with their workers; those in hand are waited for, and no others begun, then."""
+        nonlocal kit
         in_hand: dict[int, tuple[Any, bytes]] = {}
         lost: list[Sent] = []
         try:
             while True:
                 n_in_hand = 1 if is_alone else IN_HAND * _n_workers(cluster)
                 for index, case in itertools.islice(cases, 0 if lost else max(n_in_hand - len(in_hand), 0)):
-                    in_hand[index] = _submitted(cluster.client, _row_of_kit, kits.one(), index, case), case
+                    # Sent again where the cluster has forgotten it, as after a restart.
+                    if kit is None or kit.status in ("error", "lost", "cancelled"):
+                        kit = _submitted(client, Kit, content)
+                    in_hand[index] = _submitted(client, Kit.row, kit, index, case), case
                 if not in_hand:
                     return lost
                 index, future = next(cluster.completed({index: future for index, (future, _) in in_hand.items()}))
@@ -158,20 +162,6 @@ def _n_workers(cluster: Cluster) -> int:
         return 1
 
 
-class _Kits:
-    """What all fits need, on the cluster."""
-
-    def __init__(self, client: Any, content: bytes) -> None:
-        self._client, self._content = client, content
-        self._kit: Any = None
-
-    def one(self) -> Any:
-        """Return it, sent again where the cluster has forgotten it, as after a restart."""
-        if self._kit is None or self._kit.status in ("error", "lost", "cancelled"):
-            self._kit = _submitted(self._client, Kit, self._content)
-        return self._kit
-
-
 def _submitted(client: Any, function: Callable[..., object], *args: object) -> Any:
     with warnings.catch_warnings():
         # That they are sent with a task is meant: they are there again where a worker has died.
@@ -186,11 +176,6 @@ def _row_from(future: Any, cluster: Cluster, fitter: Fitter, index: int) -> Row 
         cluster.check()
         return failed(fitter, index, error)
     return row
-
-
-def _row_of_kit(kit: Kit, index: int, case: bytes) -> Row:
-    """Fit a case, on a worker."""
-    return kit.row(index, case)
 
 
 # --- goes through the cases, one after the other, in processes or on Dask, and collects rows as they are done ---
@@ -217,7 +202,13 @@ def in_processes(fitter: Fitter, n_jobs: int) -> Run:
                 if not in_hand:
                     return []
                 for future in wait(futures, return_when=FIRST_COMPLETED).done:
-                    row = _row_of(future, fitter, futures.pop(future))
+                    index = futures.pop(future)
+                    try:
+                        row = future.result()
+                    except BrokenProcessPool:
+                        raise
+                    except Exception as error:
+                        row = failed(fitter, index, error)
                     del in_hand[row.index]
                     yield row
         except BrokenProcessPool:
@@ -226,15 +217,6 @@ def in_processes(fitter: Fitter, n_jobs: int) -> Run:
             pool.shutdown(wait=False, cancel_futures=True)
 
     return run
-
-
-def _row_of(future: Future[Row], fitter: Fitter, index: int) -> Row:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        raise
-    except Exception as error:
-        return failed(fitter, index, error)
 
 
 # --- in a process ---

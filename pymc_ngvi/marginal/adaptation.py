@@ -210,12 +210,23 @@ class Adaptation:
         self.rounds.add(Round(proposal, pool.g, pool.log_marginal))
 
     def best(self) -> Proposal:
-        """Return the proposal that is best for all draws."""
+        """Return the proposal that is best for all draws; where tails are thin, more of it goes there.
+
+        The variance of an estimated mean of f is least for draws in proportion to p |f| [1]_: of p itself, and of
+        squares of coordinates whose tails are thin.
+
+        References
+        ----------
+        .. [1] A. B. Owen (2013). Monte Carlo theory, methods and examples, section 9.1.
+           https://artowen.su.domains/mc/
+        """
         draws = self.rounds.pooled()
         if np.isfinite(draws.log_weights).sum() < _FEWEST_FINITE:
             raise Hopeless(Reason.HOPELESS, "log p is not finite at draws about the Gaussian fit")
-        weights = tempered(draws.log_weights, max(2.5 * min(len(self._base.mean), 12), 25.0))
-        return best_proposal(draws.g, weights, draws.log_marginal, self._base, self._bend, self._df, self._ridges)
+        squares = np.log1p(thin_squares(self._in_y(draws), self._least_error))
+        weights = tempered(draws.log_weights + squares, max(2.5 * min(len(self._base.mean), 12), 25.0))
+        log_marginal = draws.log_marginal + squares
+        return best_proposal(draws.g, weights, log_marginal, self._base, self._bend, self._df, self._ridges)
 
     def looked_about(self, proposal: Proposal) -> Proposal:
         """Return a proposal that has seen what is far from it: fitted anew while draws far out move its moments."""
@@ -283,3 +294,11 @@ def thin_tails(draws: Weighted, least: float = 0.0) -> NDArray[np.bool_]:
     weights = weights_of_draws(draws)
     of_gaussian = float(np.sqrt(0.5 * np.sum(weights**2)))
     return relative_sd_errors(draws.g, weights) > max(least, _THIN * of_gaussian)
+
+
+def thin_squares(draws: Weighted, least: float = 0.0) -> Array:
+    """Return the largest square of coordinates with thin tails, standardised, (n,); 0 where there are none."""
+    thin = thin_tails(draws, least)
+    mean, sd = moments_of_draws(draws)
+    z = (draws.g[:, thin] - mean[thin]) / np.where(sd[thin] > 0.0, sd[thin], 1.0)
+    return np.max(z**2, axis=1, initial=0.0)

@@ -24,7 +24,6 @@ from pymc_ngvi.core.prices import (
     value_seconds,
 )
 from pymc_ngvi.core.refusal import (
-    Longer,
     OtherForm,
     Reason,
     Unavailable,
@@ -48,7 +47,6 @@ from pymc_ngvi.marginal.centres import (
 from pymc_ngvi.marginal.fitting import (
     Hopeless,
     Sampler,
-    TooManyValues,
 )
 from pymc_ngvi.marginal.forest import (
     Forest,
@@ -258,7 +256,7 @@ def exact_posterior(
     q: GaussianState,
     forest: Forest,
     seed: int,
-    may_take: Callable[[float], bool] = lambda n_values: True,
+    expect: Callable[[float], object] = bool,
     others: Sequence[GaussianState] = (),
     *,
     most_values: float = math.inf,
@@ -286,7 +284,7 @@ def exact_posterior(
         raise Unavailable(Reason.NOT_SPLIT, said) from error
     centres = linear_centres(forest, _precision(density, q), mean)
     quadrature = LogMarginal(fitted, forest, centres)
-    sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, may_take, others=elsewhere)
+    sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, expect, others=elsewhere)
     with quadrature.remembering():
         with fitted.limited(most_values):
             sampled = _run(sampler)
@@ -298,8 +296,6 @@ def exact_posterior(
 def _run(sampler: Sampler) -> Sampled:
     try:
         return sampler.run()
-    except TooManyValues as reason:
-        raise Longer(reason.code, reason.sentence, "exact") from None
     except Hopeless as reason:
         raise Unavailable(reason.code, reason.sentence) from None
     except np.linalg.LinAlgError:

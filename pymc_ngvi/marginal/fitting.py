@@ -73,10 +73,6 @@ MOST_DIFFERENCE = 0.15
 _HEAVY, _POOR, _UNSURE, _MOST_POOLS = 0.4, 0.3, 0.05, 3
 
 
-class TooManyValues(Hopeless):
-    """The pool would take more evaluations of log p than it may."""
-
-
 class Sampler:
     """Samples the globals."""
 
@@ -86,7 +82,7 @@ class Sampler:
         mean: Array,
         cov: Array,
         seed: int,
-        may_take: Callable[[float], bool] = lambda n_values: True,
+        expect: Callable[[float], object] = bool,
         wanted: float = WANTED,
         others: Sequence[tuple[Array, Array]] = (),
         ratios: Sequence[tuple[int, int]] = (),
@@ -94,7 +90,7 @@ class Sampler:
         most_values: float = np.inf,
     ) -> None:
         self._look, self._most_values = look, most_values
-        self._may_take, self._wanted, self._others, self._ratios = may_take, wanted, others, ratios
+        self._expect, self._wanted, self._others, self._ratios = expect, wanted, others, ratios
         self._quadrature = function if isinstance(function, LogMarginal) else None
         self._function = function if isinstance(function, LogMarginal | Plain) else Plain(function)
         self._mean, self._cov, self._p, self._df = mean, cov, len(mean), max(_LEAST_DF, float(len(mean)))
@@ -125,7 +121,8 @@ class Sampler:
         if proposal is not adapted:  # rules need not be right far out where nothing is
             near = self._adaptation.rounds.pooled()
         weights = _weights(tempered(near.log_weights, _N_COMPARED))
-        self._needs_more_nodes(near.g, weights, _OF_TOLERANCE * TOLERANCE)
+        if not self._needs_more_nodes(near.g, weights, _OF_TOLERANCE * TOLERANCE):
+            self._learn_from_more(near.g, weights)
         proposal, pool, difference = self._settled(proposal)
         missed = self._adaptation.missed(proposal, pool)
         return Sampled(pool, proposal, self._bend, difference, n_adapted, missed)
@@ -138,7 +135,8 @@ class Sampler:
         while True:
             if self._learn(_RESIDUAL, least):
                 self._cover(proposal, least)
-            self._refuse_too_many()
+            if quadrature.base is None:
+                self._expect(_DRAWS_PER_WANTED * self._wanted * len(quadrature.rule.nodes))
             proposal, pool = self._pool(proposal, pool)
             weights = pool.weights()[0]
             if self._needs_more_nodes(pool.g, weights):
@@ -154,14 +152,6 @@ class Sampler:
             taught = not taught
 
     # --- steps ---
-
-    def _refuse_too_many(self) -> None:
-        """Raise Hopeless where the pool would take more evaluations than there may be."""
-        if self._quadrature is None or self._quadrature.base is not None:
-            return
-        n = len(self._quadrature.rule.nodes)
-        if not self._may_take(_DRAWS_PER_WANTED * self._wanted * n):
-            raise TooManyValues(Reason.TOO_LONG, f"each draw of the global parameters takes {n} evaluations of log p")
 
     def _at_modes(self) -> StudentMixture:
         """Return a component of y at each mode."""
@@ -247,6 +237,15 @@ class Sampler:
         rows = np.union1d(picked, quadrature.farthest(g, weights, self._known.g))
         self._known = quadrature.reference(g[rows])
         return True
+
+    def _learn_from_more(self, g: Array, weights: Array) -> None:
+        """See that rules are learned from draws enough: about few, most of the pool would be far from what is known."""
+        quadrature = self._quadrature
+        assert quadrature is not None
+        if (n_missing := self._n_learned - len(self._known.g)) > 0:
+            picked = evenly_picked(weights, n_missing, self._rng.random())
+            rows = np.union1d(picked, quadrature.farthest(g, weights, self._known.g))
+            self._known = joined_points([self._known, quadrature.reference(g[rows])])
 
     def _learn(self, tolerance: float, least: int) -> bool:
         """Learn centres and the base rule from all that is known; tell whether there is a base rule."""

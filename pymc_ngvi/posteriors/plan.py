@@ -164,12 +164,6 @@ class Plan:
         """Return the candidate of a kind, if there is one."""
         return next((candidate for candidate in self.candidates if candidate.kind == kind), None)
 
-    def having(self, candidate: Candidate) -> "Plan":
-        """Return the plan with a candidate in the place of that of its kind, or in order, where there is none."""
-        if self.of(candidate.kind) is None:
-            return replace(self, candidates=tuple(in_order([*self.candidates, candidate])))
-        return replace(self, candidates=tuple(candidate if c.kind == candidate.kind else c for c in self.candidates))
-
 
 def in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Return candidates as they are tried; the Gaussian first, those without a price last, as they were given."""

@@ -16,7 +16,6 @@ from pymc.variational.opvi import Approximation, Group, node_property
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.tensor.sharedvar import TensorSharedVariable
-from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
@@ -68,65 +67,35 @@ class _Current:
 
 
 class _StateOp(Op):
-    """An Op on the arrays that define a state; the subclass says what it computes."""
+    """Of the arrays that define a state: draws, given base draws, or its method ``mean``, ``sd`` or ``cov``."""
 
-    __props__: tuple[str, ...] = ("current", "names", "n_dim")
+    __props__ = ("current", "names", "n_dim", "what")
 
-    def __init__(self, current: _Current, names: tuple[str, ...], n_dim: int) -> None:
-        self.current = current
-        self.names = names
-        self.n_dim = n_dim
+    def __init__(self, current: _Current, names: tuple[str, ...], n_dim: int, what: str) -> None:
+        self.current, self.names, self.n_dim, self.what = current, names, n_dim, what
 
     def make_node(self, *inputs: TensorVariable) -> Apply:
         _support_numba()
-        return Apply(self, [pt.as_tensor(i) for i in inputs], [self._output_type()()])
+        shape = {"draws": (None, self.n_dim), "cov": (self.n_dim, self.n_dim)}.get(self.what, (self.n_dim,))
+        return Apply(self, [pt.as_tensor(i) for i in inputs], [pt.TensorType("float64", shape=shape)()])
 
     def perform(self, node: Apply, inputs: Sequence[Array], output_storage: list[list[Array | None]]) -> None:
         n_points = len(inputs) - len(self.names)
         state = self.current.of(dict(zip(self.names, inputs[n_points:], strict=True)))
-        result = self._compute(state, *(np.asarray(i, dtype=np.float64) for i in inputs[:n_points]))
+        is_draws = self.what == "draws"
+        result = _draws(state, np.asarray(inputs[0], dtype=np.float64)) if is_draws else getattr(state, self.what)()
         # A copy: moments may be the state's own arrays, and PyTensor may work in place on what it is given.
         output_storage[0][0] = np.array(result, dtype=np.float64, order="C")
 
-    def _output_type(self) -> TensorType:
-        raise NotImplementedError
 
-    def _compute(self, state: VariationalState, *points: Array) -> Array:
-        raise NotImplementedError
-
-
-class _Draws(_StateOp):
-    """Base draws to draws of q. A row with a NaN stands for the mean: what "deterministic" draws are."""
-
-    def _output_type(self) -> TensorType:
-        return pt.TensorType("float64", shape=(None, self.n_dim))
-
-    def _compute(self, state: VariationalState, *points: Array) -> Array:
-        (base,) = points
-        at_mean = np.isnan(base).any(axis=1)
-        if not at_mean.any():
-            return state.draws(base)
-        result = np.empty((len(base), self.n_dim))
-        result[at_mean] = state.mean()
-        result[~at_mean] = state.draws(base[~at_mean])
-        return result
-
-
-class _Moment(_StateOp):
-    """A moment of q: the method ``mean``, ``sd`` or ``cov`` of the state."""
-
-    __props__ = ("current", "names", "n_dim", "moment")
-
-    def __init__(self, current: _Current, names: tuple[str, ...], n_dim: int, moment: str) -> None:
-        super().__init__(current, names, n_dim)
-        self.moment = moment
-
-    def _output_type(self) -> TensorType:
-        n_axes = 2 if self.moment == "cov" else 1
-        return pt.TensorType("float64", shape=(self.n_dim,) * n_axes)
-
-    def _compute(self, state: VariationalState, *points: Array) -> Array:
-        return getattr(state, self.moment)()
+def _draws(state: VariationalState, base: Array) -> Array:
+    """Return draws of q. A row with a NaN stands for the mean: what "deterministic" draws are."""
+    at_mean = np.isnan(base).any(axis=1)
+    if not at_mean.any():
+        return state.draws(base)
+    result = np.empty((len(base), state.n_dim))
+    result[at_mean], result[~at_mean] = state.mean(), state.draws(base[~at_mean])
+    return result
 
 
 class NGVIGroup(Group):
@@ -204,30 +173,30 @@ class NGVIGroup(Group):
         _, uniforms = pt.random.uniform(size=shape, rng=pt.random.shared_rng(seed=None), return_next_rng=True)
         return pt.concatenate([normals, uniforms.astype(normals.dtype)], axis=1)
 
-    def _apply(self, op_class: type[_StateOp], *points: TensorVariable, **props: str) -> TensorVariable:
-        op = op_class(self._current, tuple(self.shared_params), self.ddim, **props)
+    def _apply(self, what: str, *points: TensorVariable) -> TensorVariable:
+        op = _StateOp(self._current, tuple(self.shared_params), self.ddim, what)
         return op(*points, *self.shared_params.values())
 
     @_node_property
     def symbolic_random(self) -> TensorVariable:
         """Symbolic draws of q, (n_draws, n_dim), as a function of ``symbolic_initial``."""
-        return self._apply(_Draws, self.symbolic_initial).astype(self.symbolic_initial.dtype)
+        return self._apply("draws", self.symbolic_initial).astype(self.symbolic_initial.dtype)
 
     @_node_property
     def mean(self) -> TensorVariable:
         """Mean, (n_dim,), unconstrained."""
-        return self._apply(_Moment, moment="mean")
+        return self._apply("mean")
 
     @_node_property
     def std(self) -> TensorVariable:
         """Marginal standard deviations, (n_dim,), unconstrained."""
-        return self._apply(_Moment, moment="sd")
+        return self._apply("sd")
 
     @_node_property
     def cov(self) -> TensorVariable:
         """Covariance, (n_dim, n_dim), unconstrained."""
         check_cov_size(self.ddim)
-        return self._apply(_Moment, moment="cov")
+        return self._apply("cov")
 
 
 # --- the result of a fit: a ``pymc.Approximation`` whose q is any `VariationalState` ---

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from pymc_ngvi.core.messages import shortened, suggestion
+from pymc_ngvi.core.messages import checked_names, shortened
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density.constrain import Constrainer
@@ -184,7 +184,9 @@ def predict_bambi(
     order = np.argsort(np.concatenate(places), kind="stable")
     predictions = xr.concat(parts, dim=_OBS).isel({_OBS: order}).assign_coords({_OBS: np.arange(len(frame))})
     response = str(model.response_term.alias or model.response_term.name)
-    wanted = _wanted([*map(str, predictions.data_vars), response], var_names)
+    wanted = [*map(str, predictions.data_vars), response]
+    if var_names is not None:
+        wanted = checked_names(var_names, wanted, "which is not predicted")
     if response in wanted:
         with _columns_named():
             predictions[response] = model.family.posterior_predictive(
@@ -323,16 +325,6 @@ def _columns_named() -> Iterator[None]:
             f"new_data has no column {error.args[0]!r}, which the formula of the Bambi model names. Bambi asks for the "
             "columns of the response, too, where there are trials."
         ) from error
-
-
-def _wanted(valid: list[str], var_names: str | Sequence[str] | None) -> list[str]:
-    """Return the names of what is to be predicted."""
-    if var_names is None:
-        return valid
-    names = [var_names] if isinstance(var_names, str) else list(var_names)
-    if unknown := [name for name in names if name not in valid]:
-        raise ValueError(f"var_names has {unknown[0]!r}, which is not predicted: {suggestion(unknown[0], valid)}")
-    return names
 
 
 def _tree(predictions: xr.Dataset, groups: str) -> xr.DataTree:

@@ -19,8 +19,8 @@ import numpy as np
 from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import Elbo
-from pymc_ngvi.core.prices import Work, expected_fit_seconds, fit_seconds, in_words
-from pymc_ngvi.core.refusal import Failed, Longer, Reason, Unavailable
+from pymc_ngvi.core.prices import UsedUp, Work, expected_fit_seconds, fit_seconds, in_words
+from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
 from pymc_ngvi.core.status import NotExactError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import GaussianState, VariationalState
@@ -492,11 +492,11 @@ class Candidates[A: Fitted]:
             ):  # fmt: skip
                 is_only = not any(not self._offers[n].kind.is_last for n in self._offers)
                 state = offer.kind.run(self._start(), offer.found, work, is_only=is_only)
-        except Longer as reason:
-            self._table[name] = dataclasses.replace(candidate, seconds=work.asked)
-            self._leave_out(name, self._left)
-            return reason
         except Unavailable as reason:
+            if isinstance(reason, UsedUp) and math.isfinite(reason.seconds):
+                self._table[name] = dataclasses.replace(candidate, seconds=reason.seconds)
+                self._leave_out(name, self._left)
+                return reason
             self._reasons.append(_by_name(name, reason))
             if reason.code is Reason.EXCEPTION:
                 self.errors.append(reason.__cause__ or reason)
@@ -504,7 +504,9 @@ class Candidates[A: Fitted]:
             return reason
         finally:
             seconds = max(candidate.seconds, work.price if math.isfinite(work.price) else 0.0)
-            if self._table[name].outcome is not Decision.TOO_DEAR:
+            if self._table[name].outcome is Decision.TOO_DEAR:
+                seconds = max(candidate.seconds, work.spent)
+            else:
                 self._table[name] = dataclasses.replace(self._table[name], seconds=seconds)
             self._left, self._spent = self._left - seconds, self._spent + seconds
         if self._gaussian is None:

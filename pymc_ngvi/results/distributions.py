@@ -2,9 +2,9 @@
 
 import functools
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import xarray as xr
@@ -15,11 +15,11 @@ from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import base_of, draws_of
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.sizes import check_cov_size
-from pymc_ngvi.core.types import Array, GaussianState, VariationalState
+from pymc_ngvi.core.types import Array, GaussianState, Target, VariationalState
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
-from pymc_ngvi.families import DiagonalState, FullState, MixtureState, StudentTState, name_of
+from pymc_ngvi.families import DiagonalState, FullState, MixtureState, name_of
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
-from pymc_ngvi.families.pushforward import PushforwardState
+from pymc_ngvi.families.pushforward import PushforwardState, Transform
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.pooled import PoolState
@@ -27,7 +27,6 @@ from pymc_ngvi.mixtures.finite.worth import effective_components, worth_between
 from pymc_ngvi.reparam import Conditional, ReparametrisedDensity
 from pymc_ngvi.results.convert import Labels, flat_dataset, free_names
 from pymc_ngvi.results.costs import Costs, direct_costs, reparametrised_costs
-from pymc_ngvi.results.posterior import Distribution, MovePlan
 
 
 def components_dataset(mixture: MixtureState, layout: Layout) -> xr.Dataset:
@@ -69,6 +68,196 @@ _MOST_POOLED = 1_000
 _MAX_SHOWN = 6
 
 
+@dataclass(frozen=True)
+class MovePlan:
+    """In what coordinates draws move."""
+
+    #: log p in those coordinates.
+    target: Target
+    #: Whitens; velocities are drawn from it.
+    gaussian: GaussianState
+    #: Makes draws of q, in those coordinates, of the rows of its base draws.
+    draw: Callable[[Array], Array]
+    #: Whether q is the Gaussian that whitens, so that a control can move with each draw.
+    coupled: bool = False
+    #: From those coordinates to the model's.
+    transform: Transform | None = None
+
+    def on_model_scale(self, points: Array) -> Array:
+        """Return points in the model's coordinates."""
+        return points if self.transform is None else np.asarray(self.transform.forward(points)[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Distribution:
+    """An approximate posterior on the unconstrained scale, as far as reports go.
+
+    All points are flat, (n_dim,) each, in the order of the layout. As it stands it is that of a Gaussian, or of a
+    user's own class. A density is not required: `log_density` may not be known.
+    """
+
+    #: A `VariationalState`, or what keeps draws in the place of one.
+    q: Any
+
+    @property
+    def n_dim(self) -> int:
+        """Number of coordinates."""
+        return self.q.n_dim
+
+    @property
+    def name(self) -> str:
+        """Its name, for titles and errors: ``FullState``."""
+        return type(self.q).__name__
+
+    @property
+    def detail(self) -> str:
+        """What there is to add in a line: ``with weights 0.70, 0.30``; often empty."""
+        return ""
+
+    @property
+    def family(self) -> str:
+        """The name of its family, for results that no fit made: ``full``."""
+        return name_of(self.q)
+
+    @property
+    def arrow(self) -> ArrowStructure | None:
+        """Its blocks that are independent given a border; None where it has none."""
+        structure = getattr(self.gaussian, "structure", None)
+        return structure if isinstance(structure, ArrowStructure) else None
+
+    # --- draws ---
+
+    def base(self, n: int, rng: np.random.Generator) -> Array:
+        """Return what ``n`` draws are made of, a row each: base draws, or the draws themselves."""
+        return base_of(self.q, n, rng)
+
+    def draw(self, n: int, rng: np.random.Generator) -> Array:
+        """Return independent draws of equal weight, (n, n_dim); rows may be NaN."""
+        return draws_of(self.q, n, rng)
+
+    def draw_matched(self, n: int, rng: np.random.Generator) -> Array:
+        """Return draws whose mean and covariance are those of the distribution, as far as that can be had."""
+        base = self.base(n, rng)
+        if self.n_dim <= _MOST_MATCHED:
+            z = base[:, : self.n_dim]
+            z -= z.mean(axis=0)
+            factor = np.linalg.cholesky(z.T @ z / len(z))
+            z[:] = linalg.solve_lower(factor, np.ascontiguousarray(z.T)).T
+        return np.asarray(self.q.draws(base))
+
+    def effective(self, n: int) -> float:
+        """Return how many independent draws ``n`` of its draws are worth, for means."""
+        return float(n)
+
+    def effective_globals(self, n: int) -> float:
+        """Return the same for means of global parameters alone, where these repeat more often than draws do."""
+        return self.effective(n)
+
+    def joint(self, n: int, rng: np.random.Generator) -> JointDraws:
+        """Return draws with the weights that it keeps of them, worth ``n`` as far as that can be had."""
+        return JointDraws.of_equal_weight(self.draw(n, rng))
+
+    # --- moments ---
+
+    def mean(self) -> Array:
+        """Return the mean, (n_dim,)."""
+        return np.asarray(self.q.mean())
+
+    def sd(self) -> Array:
+        """Return the standard deviations, (n_dim,)."""
+        return np.asarray(self.q.sd())
+
+    def cov(self) -> Array:
+        """Return the covariance, (n_dim, n_dim)."""
+        return np.asarray(self.q.cov())
+
+    def cov_block(self, index: NDArray[np.intp]) -> Array:
+        """Return the covariance of some coordinates; raise ValueError where that would take too much memory."""
+        block = getattr(self.q, "cov_block", None)
+        check_cov_size(self.n_dim if block is None else len(index))
+        if block is not None:
+            return np.asarray(block(index))
+        return self.cov()[np.ix_(index, index)]
+
+    @property
+    def gaussian(self) -> GaussianState:
+        """A Gaussian of about its spread, that whitens: its own, q, or a diagonal one of the moments of q."""
+        own = getattr(self.q, "gaussian", self.q)
+        return cast(GaussianState, own if hasattr(own, "whiten") else DiagonalState(self.mean(), self.sd()))
+
+    # --- densities, and weights ---
+
+    def log_density(self, theta: Array) -> Array | None:
+        """Return log q, (n_draws,), at the rows of ``theta``; None where it is not known."""
+        return np.asarray(self.q.log_density(np.asarray(theta, dtype=np.float64)))
+
+    def rough_log_density(self, theta: Array) -> Array | None:
+        """Return log q, or that of a Gaussian near to it, to tell what is far from q; None where there is neither."""
+        return self.log_density(theta)
+
+    def in_modes(self) -> "Sequence[Distribution]":
+        """Return what it is at each of its modes; empty where it does not tell them apart."""
+        return ()
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether it has checks of its own, which were made with it, and all of these speak for it."""
+        return False
+
+    def kept_log_weights(self) -> Array | None:
+        """Return the log weights of draws that it keeps; None where draws are made, and weighed, on call."""
+        return None
+
+    def sd_errors(self) -> Array | None:
+        """Return the relative standard errors of standard deviations that rest on kept weights, NaN of others."""
+        return None
+
+    def proposed(self, n: int, rng: np.random.Generator) -> Array:
+        """Return the draws that importance weights are of, (n, n_dim): those of `draw`, or of what it is made of."""
+        return self.draw(n, rng)
+
+    def log_weights(self, theta: Array, density: ModelDensity) -> Array:
+        """Return the logarithms of their weights, (n_draws,), whose mean is the ELBO: log p - log q."""
+        with np.errstate(invalid="ignore"):
+            weights: Array = density.logp(theta) - self.q.log_density(theta)
+        return weights
+
+    def draws_with_ratio(self, n: int) -> tuple[Array, Array] | None:
+        """Return draws at some values of hyperparameters, (n, m, n_dim), with log p - log q given these, (n, m).
+
+        None where there are no such draws, or where they are weighted by these already.
+        """
+        return None
+
+    # --- for single reports ---
+
+    def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
+        """Return what ``sample_stats`` have of draws, (n_draws,) each; log q where it is asked for and known."""
+        found = self.log_density(theta) if log_q else None
+        return {} if found is None else {"log_q": found}
+
+    def attrs(self, theta: Array) -> dict[str, float]:
+        """Return what attributes of trees say of draws."""
+        return {}
+
+    def groups(self, layout: Layout) -> dict[str, xr.Dataset]:
+        """Return groups that describe the distribution beside its draws."""
+        return {}
+
+    def remark(self, density: ModelDensity, record: FitRecord | None, n: int, rng: np.random.Generator) -> str:
+        """Return a sentence for summaries from ``n`` draws; often empty."""
+        return ""
+
+    def plan(self, density: ModelDensity) -> MovePlan:
+        """Return how its draws are moved towards the posterior."""
+        whitens = self.gaussian
+        return MovePlan(density, whitens, self.q.draws, coupled=whitens is self.q)
+
+    def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
+        """Return what evaluations cost."""
+        return direct_costs(density, record, self.n_dim, _n_numbers(self.q))
+
+
 @functools.singledispatch
 def distribution_of(q: VariationalState) -> Distribution:
     """Return a q as reports read it.
@@ -78,108 +267,10 @@ def distribution_of(q: VariationalState) -> Distribution:
     q : VariationalState
         ``distribution_of.register`` adds a class whose reports differ from those of a Gaussian.
     """
-    return StateDistribution(q)
+    return Distribution(q)
 
 
-@dataclass(frozen=True, eq=False)
-class StateDistribution[Q: VariationalState](Distribution):
-    """A q that has a density: a Gaussian, or one of a user's own class."""
-
-    q: Q
-
-    @property
-    def n_dim(self) -> int:
-        """Number of coordinates."""
-        return self.q.n_dim
-
-    @property
-    def name(self) -> str:
-        """The name of the class of q: ``FullState``."""
-        return type(self.q).__name__
-
-    @property
-    def family(self) -> str:
-        """The name of the family of q."""
-        return name_of(self.q)
-
-    def base(self, n: int, rng: np.random.Generator) -> Array:
-        """Return base draws: standard normals and, behind them, uniforms."""
-        return base_of(self.q, n, rng)
-
-    def draw(self, n: int, rng: np.random.Generator) -> Array:
-        """Return draws of q."""
-        return draws_of(self.q, n, rng)
-
-    def draw_matched(self, n: int, rng: np.random.Generator) -> Array:
-        """Return draws whose normals have mean 0 and covariance 1 exactly, where there are few enough of them."""
-        base = self.base(n, rng)
-        if self.n_dim <= _MOST_MATCHED:
-            z = base[:, : self.n_dim]
-            z -= z.mean(axis=0)
-            factor = np.linalg.cholesky(z.T @ z / len(z))
-            z[:] = linalg.solve_lower(factor, np.ascontiguousarray(z.T)).T
-        return np.asarray(self.q.draws(base))
-
-    def mean(self) -> Array:
-        """Return the mean."""
-        return np.asarray(self.q.mean())
-
-    def sd(self) -> Array:
-        """Return the standard deviations."""
-        return np.asarray(self.q.sd())
-
-    def cov(self) -> Array:
-        """Return the covariance."""
-        return np.asarray(self.q.cov())
-
-    def cov_block(self, index: NDArray[np.intp]) -> Array:
-        """Return the covariance of some coordinates, without forming the whole where the family can."""
-        block = getattr(self.q, "cov_block", None)
-        check_cov_size(self.n_dim if block is None else len(index))
-        if block is not None:
-            return np.asarray(block(index))
-        return self.cov()[np.ix_(index, index)]
-
-    @property
-    def gaussian(self) -> GaussianState:
-        """What whitens: q, or a diagonal Gaussian of its moments where it can't."""
-        whitens = self.q if hasattr(self.q, "whiten") else DiagonalState(self.mean(), self.sd())
-        return cast(GaussianState, whitens)
-
-    def log_density(self, theta: Array) -> Array | None:
-        """Return log q."""
-        return np.asarray(self.q.log_density(np.asarray(theta, dtype=np.float64)))
-
-    def log_weights(self, theta: Array, density: ModelDensity) -> Array:
-        """Return log p - log q."""
-        with np.errstate(invalid="ignore"):
-            weights: Array = density.logp(theta) - self.q.log_density(theta)
-        return weights
-
-    def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
-        """Return log q where it is asked for."""
-        return {"log_q": np.asarray(self.q.log_density(theta))} if log_q else {}
-
-    def plan(self, density: ModelDensity) -> MovePlan:
-        """Move draws in coordinates whitened by q."""
-        whitens = self.gaussian
-        return MovePlan(density, whitens, self.q.draws, coupled=whitens is self.q)
-
-    def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
-        """Return the costs of evaluating log p and log q."""
-        return direct_costs(density, record, self.n_dim, _n_numbers(self.q))
-
-
-class StudentTDistribution(StateDistribution[StudentTState]):
-    """A multivariate t: its Gaussian whitens."""
-
-    @property
-    def gaussian(self) -> GaussianState:
-        """The Gaussian that is scaled."""
-        return self.q.gaussian
-
-
-class MixtureDistribution(StateDistribution[MixtureState]):
+class MixtureDistribution(Distribution):
     """A mixture: its components are shown."""
 
     @property
@@ -194,13 +285,9 @@ class MixtureDistribution(StateDistribution[MixtureState]):
         return None
 
     @functools.cached_property
-    def _pooled(self) -> GaussianState:
-        return _pooled(self.q)
-
-    @property
     def gaussian(self) -> GaussianState:
         """A Gaussian with the mean covariance within components."""
-        return self._pooled
+        return _pooled(self.q)
 
     def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
         """Add the component of each draw, drawn with its responsibilities: draw and component have their joint law."""
@@ -222,13 +309,8 @@ class MixtureDistribution(StateDistribution[MixtureState]):
         return worth_between(self.q, record.gaussian, density, n, rng).sentence()
 
 
-class PushforwardDistribution(StateDistribution[PushforwardState]):
+class PushforwardDistribution(Distribution):
     """The image of a Gaussian: its draws are moved in the coordinates of that."""
-
-    @property
-    def gaussian(self) -> GaussianState:
-        """The Gaussian, in coordinates of its own."""
-        return self.q.gaussian
 
     def plan(self, density: ModelDensity) -> MovePlan:
         """Move draws of the Gaussian, in its coordinates."""
@@ -243,19 +325,10 @@ class PushforwardDistribution(StateDistribution[PushforwardState]):
         return reparametrised_costs(density, record, self.n_dim, _n_numbers(self.q), search=search)
 
 
-@distribution_of.register
-def _(q: StudentTState) -> Distribution:
-    return StudentTDistribution(q)
+distribution_of.register(MixtureState, MixtureDistribution)
 
 
-@distribution_of.register
-def _(q: MixtureState) -> Distribution:
-    return MixtureDistribution(q)
-
-
-@distribution_of.register
-def _(q: PushforwardState) -> Distribution:
-    return PushforwardDistribution(q)
+distribution_of.register(PushforwardState, PushforwardDistribution)
 
 
 def _n_numbers(q: VariationalState) -> int:
@@ -276,13 +349,6 @@ def _pooled(q: MixtureState) -> GaussianState:
 class PoolDistribution(Distribution):
     """An exact or nested posterior: draws and moments, and weights of its pool; no density."""
 
-    q: PoolState
-
-    @property
-    def n_dim(self) -> int:
-        """Number of coordinates."""
-        return self.q.n_dim
-
     @property
     def name(self) -> str:
         """Its name, for titles and errors."""
@@ -298,13 +364,14 @@ class PoolDistribution(Distribution):
         """The name of its family: ``exact`` or ``nested``."""
         return self.q.kind
 
-    def base(self, n: int, rng: np.random.Generator) -> Array:
-        """Return draws: they are made of nothing else."""
-        return self.draw(n, rng)
-
     def draw(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws of equal weight."""
         return self.q.draw(n, rng)
+
+    base = draw_matched = draw
+
+    def log_density(self, theta: Array) -> None:
+        """Return None: it is not known."""
 
     def joint(self, n: int, rng: np.random.Generator) -> JointDraws:
         """Return the pool, with the other coordinates at each, and its weights."""
@@ -318,28 +385,10 @@ class PoolDistribution(Distribution):
         """Return the same for means of the global parameters alone."""
         return min(self.effective(n), self.q.effective_size_for_globals(n))
 
-    def mean(self) -> Array:
-        """Return the mean."""
-        return self.q.mean()
-
-    def sd(self) -> Array:
-        """Return the standard deviations."""
-        return self.q.sd()
-
     def cov(self) -> Array:
         """Return the covariance."""
         check_cov_size(self.n_dim)
         return self.q.cov()
-
-    def cov_block(self, index: NDArray[np.intp]) -> Array:
-        """Return the covariance of some coordinates."""
-        check_cov_size(len(index))
-        return self.q.cov_block(index)
-
-    @property
-    def gaussian(self) -> GaussianState:
-        """The Gaussian fit."""
-        return self.q.gaussian
 
     def rough_log_density(self, theta: Array) -> Array | None:
         """Return that of the Gaussian fit, or of the Gaussians at all modes."""
@@ -397,17 +446,11 @@ class PoolDistribution(Distribution):
 
     def plan(self, density: ModelDensity) -> MovePlan:
         """Move draws in coordinates whitened by the Gaussian fit."""
-        return MovePlan(density, self.gaussian, _as_they_are)
+        return MovePlan(density, self.gaussian, lambda draws: draws)
 
     def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
         """Return the costs of evaluating log p."""
         return direct_costs(density, record, self.n_dim, 0)
 
 
-def _as_they_are(draws: Array) -> Array:
-    return draws
-
-
-@distribution_of.register
-def _(q: PoolState) -> Distribution:  # type: ignore[misc]  # it has no density
-    return PoolDistribution(q)
+distribution_of.register(PoolState, PoolDistribution)

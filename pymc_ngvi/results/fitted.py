@@ -48,7 +48,13 @@ from pymc_ngvi.results.diagnosis import Diagnosis, Finding
 from pymc_ngvi.results.diagnosis.diagnose import requested_diagnosis
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
 from pymc_ngvi.results.diagnosis.weights import log_ratio_of
-from pymc_ngvi.results.distributions import components_dataset, distribution_of, responsibilities, weights_by_component
+from pymc_ngvi.results.distributions import (
+    Distribution,
+    components_dataset,
+    distribution_of,
+    responsibilities,
+    weights_by_component,
+)
 from pymc_ngvi.results.left_out import asked_for, elementwise_of, leave_out, observed_name
 from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood, leave_one_group_out, log_marginal_likelihood
 from pymc_ngvi.results.moments import constrained_state, covariance_of
@@ -84,7 +90,7 @@ from pymc_ngvi.results.plotting import (
     plot_khat,
     plot_sensitivity,
 )
-from pymc_ngvi.results.posterior import Distribution, Posterior
+from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.results.predictions import Given, Groups, check_groups, predictions_at
 from pymc_ngvi.results.priors import PriorSensitivity, Reweighted, prior_sensitivity, reweighted
 from pymc_ngvi.results.sampling import (

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from pymc_ngvi.core.messages import OURS, shortened, suggestion
+from pymc_ngvi.core.messages import OURS, checked_names, shortened
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, weigh
 from pymc_ngvi.core.seeds import Seed, generator_of, seed_of
 from pymc_ngvi.core.sizes import check_draws
@@ -680,7 +680,9 @@ class Updated(JudgedDraws):
         at = order[picked(self._weights[order], uniform)]
         free = {name: of[at] for name, of in self.values.items()}
         computed = self.rows.deterministics
-        names = self._wanted(var_names, [*free, *computed])
+        names = [*free, *computed]
+        if var_names is not None:
+            names = checked_names(var_names, names, "which can't be had")
         shown = {name: free[name] for name in names if name in free}
         if made := [name for name in names if name not in free]:
             with self.posterior.with_data_of_fit():
@@ -689,16 +691,6 @@ class Updated(JudgedDraws):
         tree = tree_of(self.rows.new, shown, self.rows.data, attrs)
         groups = {"posterior": "predictions", "constant_data": "predictions_constant_data"}
         return xr.DataTree.from_dict({to: tree[name].to_dataset() for to, name in groups.items() if name in tree})
-
-    def _wanted(self, var_names: Names, valid: list[str]) -> list[str]:
-        if var_names is None:
-            return valid
-        names = [var_names] if isinstance(var_names, str) else list(dict.fromkeys(var_names))
-        if unknown := [name for name in names if name not in valid]:
-            raise ValueError(f"var_names has {unknown[0]!r}, which can't be had: {suggestion(unknown[0], valid)}")
-        if not names:
-            raise ValueError("var_names is empty: name at least one variable, or leave it out for all of them.")
-        return names
 
     def summary(
         self, draws: int = 4_000, *, group_effects: bool = False, random_seed: Seed = None, **kwargs: Any

@@ -1,7 +1,6 @@
 """Pictures of a fit."""
 
 import textwrap
-import warnings
 
 from collections.abc import Sequence
 from types import ModuleType
@@ -12,6 +11,7 @@ import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 from pymc_ngvi.core.elbo import format_elbo, format_gap
 from pymc_ngvi.core.linalg import cholesky
@@ -68,25 +68,14 @@ def trim(ax: Axes) -> None:
     ax.yaxis.label.set_fontsize(FONT_SIZE)
 
 
-#: Of more iterations, so many groups are drawn, each as its median between its least and largest value.
-_MAX_POINTS = 500
+#: How far below the last half of the iterations the axis of the ELBO reaches, in parts of its range.
+_BELOW = 4.0
 #: Iterations that are marked one by one.
 _MAX_MARKED = 100
-#: How far below the last half of the iterations the axis of the ELBO reaches, in parts of its range.
-_BELOW, _ABOVE = 4.0, 0.5
 #: Least range of the ELBO that fills the axis, nats.
 _LEAST_RANGE = 0.1
-#: Gaps below this, nats, are not told apart; decades that are shown at most.
-_NO_GAP, _DECADES = 1e-4, 8
-
-
-class _Curve(NamedTuple):
-    """Values by iteration, few enough to draw: (n_points,) each."""
-
-    iteration: Array
-    middle: Array
-    low: Array
-    high: Array
+#: Gaps below this, nats, are not told apart.
+_NO_GAP = 1e-4
 
 
 def plot_fit(
@@ -95,8 +84,7 @@ def plot_fit(
     """Plot the ELBO, and the nats still to be gained, after each iteration of a fit.
 
     The axis of the ELBO reaches over what the last half of the iterations did: the first ones, which are often
-    thousands of nats lower, are counted in a note. Of more than 500 iterations, groups of successive ones are shown
-    by their median and their range.
+    thousands of nats lower, are counted in a note.
 
     Parameters
     ----------
@@ -134,79 +122,52 @@ def plot_fit(
     if figure is None:
         figure = pyplot.figure(figsize=(6.5, 1.0 + 2.0 * len(panels)), layout="constrained")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    end, n = "at the end" + ", on fresh draws" * (record.estimator != "quadrature"), record.n_iterations
     for ax, draw in zip(axes, panels, strict=True):
-        draw(ax, losses, gaps, record, tol)
+        draw(ax, losses, gaps, record, tol, end)
         trim(ax)
-    _label_iterations(axes[-1], max(len(losses), len(gaps)))
-    write_title(axes[0], _outcome(record))
-    return axes
-
-
-def _outcome(record: FitRecord) -> str:
-    """Return how the fit ended; where it did not converge, in a whole sentence."""
-    n = record.n_iterations
+    axes[-1].set_xlabel("iteration")
     line = f"{record.outcome} after {n:,} iteration{'s'[: n != 1]}, gap {format_gap(record.gap, ' nats')}"
-    return f"{line}. {record.sentence}" if record.remark else line
-
-
-def _label_iterations(ax: Axes, n: int) -> None:
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
-
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    ax.set_xlabel("iteration")
-    margin = 0.02 * n
-    ax.set_xlim(1.0 - max(margin, 0.3), n + max(margin, 0.3))
-
-
-def _has_draws(record: FitRecord) -> bool:
-    return record.estimator != "quadrature"
-
-
-def _at_end(record: FitRecord) -> str:
-    return "at the end, on fresh draws" if _has_draws(record) else "at the end"
+    write_title(axes[0], f"{line}. {record.sentence}" if record.remark else line)
+    return axes
 
 
 # --- the panels ---
 
 
-def _draw_elbo(ax: Axes, losses: Array, gaps: Array, record: FitRecord, tol: float | None) -> None:
-    from matplotlib.ticker import ScalarFormatter
-
+def _draw_elbo(ax: Axes, losses: Array, gaps: Array, record: FitRecord, tol: float | None, end: str) -> None:
     elbos = np.where(np.isfinite(losses), -losses, np.nan)
     low, high = _limits(elbos, record.elbo.value)
-    _draw(ax, _curve(elbos), "on the draws in use" if _has_draws(record) else "")
+    _draw(ax, elbos, "on the draws in use" * (record.estimator != "quadrature"))
     if np.isfinite(record.elbo.value):
-        text = f"{_at_end(record)}: {format_elbo(round(record.elbo.value, 2) + 0.0)}"  # no -0.00
-        ax.axhline(record.elbo.value, color=OTHER, linewidth=1.0, linestyle="--", label=text)
+        text = f"{end}: {format_elbo(round(record.elbo.value, 2) + 0.0)}"  # no -0.00
+        ax.axhline(record.elbo.value, color=OTHER, linestyle="--", label=text)
     ax.set_ylim(low, high)
     ax.set_ylabel("ELBO (nats)")
-    ax.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))
+    ax.ticklabel_format(axis="y", useOffset=False)
     hidden = elbos < low
-    note = f"{np.count_nonzero(hidden):,} of {len(elbos):,} lower, down to {_rounded(np.nanmin(elbos))}"
+    note = f"{np.count_nonzero(hidden):,} of {len(elbos):,} lower, down to {np.nanmin(elbos):,.0f}"
     _write_legend(ax, "lower right", note if hidden.any() else "")
 
 
-def _draw_gap(ax: Axes, losses: Array, gaps: Array, record: FitRecord, tol: float | None) -> None:
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    known = np.concatenate([gaps[np.isfinite(gaps)], [value for value in (tol, record.gap) if value is not None]])
-    positive = known[known > _NO_GAP]
-    bottom = 0.5 * float(positive.min()) if len(positive) else _NO_GAP
-    top = float(np.clip(known[np.isfinite(known)].max(), 10.0 * bottom, 10.0**_DECADES * bottom))
+def _draw_gap(ax: Axes, losses: Array, gaps: Array, record: FitRecord, tol: float | None, end: str) -> None:
+    known = np.array([*gaps, record.gap, np.nan if tol is None else tol])
+    bottom = 0.5 * float(np.min(known, where=known > _NO_GAP, initial=max(np.nanmax(known), _NO_GAP)))
     ax.set_yscale("log")
-    _draw(ax, _curve(np.where(np.isfinite(gaps), np.maximum(gaps, bottom), np.nan)), "")
+    _draw(ax, np.where(np.isfinite(gaps), np.maximum(gaps, bottom), np.nan), "")
     if np.isfinite(record.gap):
-        text = f"{_at_end(record)}: {format_gap(record.gap)}"
-        end = float(np.clip(record.gap, bottom, 3.0 * top))
-        ax.plot(len(gaps), end, "D", color=OTHER, markersize=4, label=text, clip_on=False, zorder=3)
+        text = f"{end}: {format_gap(record.gap)}"
+        ax.plot(len(gaps), max(record.gap, bottom), "D", color=OTHER, label=text, clip_on=False, zorder=3)
     if tol is not None:
-        ax.axhline(tol, color=FAINT, linewidth=1.0, linestyle=":", label=f"tolerance: {tol:.3g}")
-    ax.set_ylim(bottom, 3.0 * top)
+        ax.axhline(tol, color=FAINT, linestyle=":", label=f"tolerance: {tol:.3g}")
+    ax.set_ylim(bottom)
     ax.set_ylabel("still to be gained (nats)")
-    ax.yaxis.set_major_locator(LogLocator(numticks=6))
-    ax.yaxis.set_minor_formatter(NullFormatter())
     _write_legend(ax, "upper right", "")
+
+
+def _draw(ax: Axes, values: Array, label: str) -> None:
+    few = len(values) <= _MAX_MARKED
+    ax.plot(np.arange(1, len(values) + 1), values, "o-" if few else "-", color=LINE, markersize=3, label=label)
 
 
 def _write_legend(ax: Axes, place: Literal["lower right", "upper right"], note: str) -> None:
@@ -216,51 +177,22 @@ def _write_legend(ax: Axes, place: Literal["lower right", "upper right"], note: 
         )
 
 
-def _draw(ax: Axes, curve: _Curve, label: str) -> None:
-    marked: dict[str, Any] = {"marker": "o", "markersize": 3} if len(curve.iteration) <= _MAX_MARKED else {}
-    if np.any(curve.high > curve.low):
-        ax.fill_between(curve.iteration, curve.low, curve.high, color=LINE, alpha=0.25, linewidth=0)
-    ax.plot(curve.iteration, curve.middle, color=LINE, linewidth=1.2, label=label, **marked)
-
-
 # --- what to draw ---
-
-
-def _curve(values: Array) -> _Curve:
-    """Return values by iteration, successive ones together where there are too many."""
-    n = len(values)
-    size = -(-n // _MAX_POINTS)
-    if size <= 1:
-        return _Curve(np.arange(1.0, n + 1.0), values, values, values)
-    groups = np.concatenate([values, np.full(-n % size, np.nan)]).reshape(-1, size)
-    iteration = np.minimum(np.arange(len(groups)) * size + 0.5 * (size + 1), n)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "All-NaN slice encountered", RuntimeWarning)
-        return _Curve(iteration, np.nanmedian(groups, axis=1), np.nanmin(groups, axis=1), np.nanmax(groups, axis=1))
 
 
 def _limits(elbos: Array, last: float) -> tuple[float, float]:
     """Return the ends of the axis of the ELBO: those of the last half of the iterations, and some way beyond."""
     finite = elbos[np.isfinite(elbos)]
-    late = finite[len(finite) // 2 :]
     # A few outliers of a noisy fit are no part of the range.
-    low, high = np.quantile(late, [0.01, 0.99]) if len(late) > _MAX_MARKED else (late.min(), late.max())
-    if np.isfinite(last):
-        low, high = min(low, last), max(high, last)
-    span = max(high - low, _LEAST_RANGE)
-    low, high = max(low - _BELOW * span, finite.min()), min(high + _ABOVE * span, max(finite.max(), high))
-    margin = max(0.06 * (high - low), 0.05 * _LEAST_RANGE)
+    ends = [*np.quantile(finite[len(finite) // 2 :], [0.01, 0.99]), *([last] if np.isfinite(last) else [])]
+    span = max(max(ends) - min(ends), _LEAST_RANGE)
+    low, high = max(min(ends) - _BELOW * span, finite.min()), max(ends)
+    margin = max(high - low, _LEAST_RANGE) / 16
     return float(low - margin), float(high + margin)
 
 
-def _rounded(nats: float) -> str:
-    return f"{nats:,.0f}" if abs(nats) < 1e6 else f"{nats:.1e}"
-
-
-#: Points along a curve; weights that are drawn, of those that are not in the tail.
+#: Points along a curve.
 _N_POINTS = 200
-#: Weights below this part of their mean are not shown.
-_LEAST = 1e-3
 
 
 def khat_title(posterior: Posterior) -> str | None:
@@ -316,50 +248,31 @@ def plot_khat(log_p: Array, log_q: Array, *, title: str | None = None, ax: Axes 
     pyplot = need_matplotlib("plot_khat")
     khat = pareto_khat(log_p, log_q)
     if ax is None:
-        _, ax = pyplot.subplots(figsize=(6.5, 4.0), layout="constrained")
+        _, ax = pyplot.subplots(layout="constrained")
     n = len(log_p)
-    weights = _weights(log_p, log_q)
-    shown = np.sort(weights[weights >= _LEAST])[::-1]
+    with np.errstate(invalid="ignore"):
+        ratio = np.asarray(log_p, dtype=np.float64) - np.asarray(log_q, dtype=np.float64)
+    weights = n * softmax(np.where(np.isfinite(ratio), ratio, -np.inf))  # over their mean; 0 where there is none
+    shown = np.sort(weights[weights > 1.0 / n])[::-1]
     share = np.arange(1, len(shown) + 1) / n
     n_tail = min(tail_length(n), len(shown))
     ax.set_xscale("log")
     ax.set_yscale("log")
-    ax.plot(shown[n_tail - 1 :], share[n_tail - 1 :], color=LINE, linewidth=1.2)
+    ax.plot(shown[n_tail - 1 :], share[n_tail - 1 :], color=LINE)
     ax.plot(shown[:n_tail], share[:n_tail], "o", color=LINE, markersize=2.5, label=f"weights; dots: tail of {n_tail:,}")
     if n_tail < len(shown) and np.median(shown[:n_tail]) > shown[n_tail]:
         _draw_tails(ax, shown[: n_tail + 1], n, khat)
     ax.set_ylim(0.5 / n, 3.0)
-    _label_weights(ax)
+    left, right = ax.get_xlim()  # weights that hardly differ need some room
+    ax.set_xlim(min(left, 1.0 / 3.0), max(right, 3.0))
     ax.set_xlabel("weight p/q, relative to the mean")
     ax.set_ylabel("share of the draws with a larger weight")
-    note = f"largest weight: {weights.max() / weights.sum():.2g} of their sum"
+    note = f"largest weight: {weights.max() / n:.2g} of their sum"
     ax.annotate(note, (0.02, 0.03), xycoords="axes fraction", fontsize=FONT_SIZE, color=FAINT)
     ax.legend(fontsize=FONT_SIZE, frameon=False, loc="upper right")
     trim(ax)
     write_title(ax, weigh(log_p, log_q)[1].sentence() if title is None else title)
     return ax
-
-
-def _label_weights(ax: Axes) -> None:
-    """Widen the axis of weights that hardly differ, and write round numbers along it."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    left, right = ax.get_xlim()
-    left, right = min(left, 0.3), max(right, 3.0)
-    ax.set_xlim(left, right)
-    ax.xaxis.set_major_locator(LogLocator(subs=(1.0,) if right > 300.0 * left else (1.0, 2.0, 5.0)))
-    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    ax.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _weights(log_p: Array, log_q: Array) -> Array:
-    """Return the weights over their mean, (n_draws,); 0 where log p is not finite."""
-    log_ratio = np.asarray(log_p, dtype=np.float64) - np.asarray(log_q, dtype=np.float64)
-    log_ratio = np.where(np.isnan(log_ratio), -np.inf, log_ratio)
-    top = log_ratio.max()
-    # Where the largest is infinite, it has all of the weight.
-    weights = (log_ratio == top).astype(np.float64) if np.isinf(top) else np.exp(log_ratio - top)
-    return weights / weights.mean()
 
 
 def _draw_tails(ax: Axes, tail: Array, n: int, khat: float) -> None:
@@ -374,7 +287,7 @@ def _draw_tails(ax: Axes, tail: Array, n: int, khat: float) -> None:
         kinds.insert(0, (khat, "0.15", "-", f"k = {khat:.2f}: fitted"))
     for k, colour, style, label in kinds:
         survival = _survival(right - start, k, median)
-        ax.plot(right, share * survival, color=colour, linestyle=style, linewidth=1.2, label=label)
+        ax.plot(right, share * survival, color=colour, linestyle=style, label=label)
 
 
 def _survival(excess: Array, k: float, median: float) -> Array:
@@ -388,12 +301,23 @@ def _survival(excess: Array, k: float, median: float) -> Array:
 
 type Plot = PlotCollection | PlotMatrix
 Kind = Literal["forest", "dist", "pair"]
-#: Coordinates that each kind shows unless more are asked for.
-_MOST = {"forest": 40, "dist": 20, "pair": 5}
-#: Width of a forest plot and, about, of a character of its names, inches.
-_WIDTH, _NAME_CHARACTER = 7.0, 0.09
-#: Room above the first and below the last interval of a forest plot; rows are 1 apart.
-_MARGIN = 0.5
+#: Coordinates that each kind shows unless more are asked for, and its options.
+_KINDS: dict[str, tuple[int, dict[str, Any]]] = {
+    "forest": (40, {"combined": True}),
+    "dist": (20, {"kind": "kde", "visuals": {"point_estimate_text": False}}),
+    "pair": (
+        5,
+        {
+            "facet_dims": ["__variable__"],
+            "aes": {"color": ["model"]},
+            "marginal_kind": "kde",
+            # Points of the one would hide those of the other.
+            "visuals": {"scatter": False, "contour": True},
+            "aes_by_visuals": {"contour": ["color"]},
+            "levels": [0.5, 0.95],
+        },
+    ),
+}
 #: Names of the two, in the legend.
 _OURS, _REFERENCE = "ngvi", "reference"
 
@@ -438,9 +362,10 @@ def plot_comparison(
     ValueError
         For an unknown kind or name, where shapes do not agree, or where no coordinate would be shown.
     """
-    if kind not in _MOST:
-        raise ValueError(f"kind should be one of {', '.join(map(repr, _MOST))}; got {kind!r}.")
-    most = _MOST[kind] if max_coordinates is None else max_coordinates
+    if kind not in _KINDS:
+        raise ValueError(f"kind should be one of {', '.join(map(repr, _KINDS))}; got {kind!r}.")
+    most, defaults = _KINDS[kind]
+    most = most if max_coordinates is None else max_coordinates
     if most < 1:
         raise ValueError(f"max_coordinates should be at least 1; got {max_coordinates!r}.")
     need_matplotlib("plot_comparison")
@@ -449,11 +374,9 @@ def plot_comparison(
     shown = _most_different(columns, most)
     both = _paired({name: columns[name] for name in shown})
     plots = arviz_plots("plot_comparison")
-    figure = {"figsize": _size(kind, len(shown)), "figsize_units": "inches"}
     is_matplotlib = by_matplotlib(options)
-    of_matplotlib = {"layout": "constrained"} if is_matplotlib else {}
-    chosen = {"figure_kwargs": {**figure, **of_matplotlib}, **options}
-    plot: Any = {"forest": _forest, "dist": _dist, "pair": _pair}[kind](plots, both, chosen)
+    figure = {"figure_kwargs": {"layout": "constrained"}} if is_matplotlib else {}
+    plot: Any = getattr(plots, f"plot_{kind}")(both, **{**defaults, **figure, **options})
     plot.add_legend("model", title="", **({"loc": "outside lower center", "ncols": 2} if is_matplotlib else {}))
     if len(shown) < len(columns):
         plot.add_title(f"{len(shown)} of {len(columns):,} coordinates: those that differ most")
@@ -461,47 +384,6 @@ def plot_comparison(
 
 
 # --- the kinds ---
-
-
-def _forest(plots: ModuleType, both: dict[str, xr.DataTree], chosen: dict[str, Any]) -> Any:
-    longest = max(len(str(name)) for name in both[_OURS]["posterior"].data_vars)
-    names = float(np.clip(_NAME_CHARACTER * longest, 0.5, 0.6 * _WIDTH))
-    chosen = {**chosen, "figure_kwargs": {"width_ratios": [names, _WIDTH - names], **chosen["figure_kwargs"]}}
-    plot = plots.plot_forest(both, **{"combined": True, "visuals": {"ticklabels": False}, **chosen})
-    if plot.backend == "matplotlib":
-        labels, intervals = (plot.viz["plot"].sel(column=column).item() for column in ("labels", "forest"))
-        labels.set_axis_off()
-        at = np.concatenate([line.get_ydata() for line in intervals.lines])
-        intervals.set_ylim(at.min() - _MARGIN, at.max() + _MARGIN)
-    return plot
-
-
-def _dist(plots: ModuleType, both: dict[str, xr.DataTree], chosen: dict[str, Any]) -> Any:
-    return plots.plot_dist(both, **{"kind": "kde", "visuals": {"point_estimate_text": False}, **chosen})
-
-
-def _pair(plots: ModuleType, both: dict[str, xr.DataTree], chosen: dict[str, Any]) -> Any:
-    defaults = {
-        "facet_dims": ["__variable__"],
-        "aes": {"color": ["model"]},
-        "marginal_kind": "kde",
-        # Points of the one would hide those of the other.
-        "visuals": {"scatter": False, "contour": True},
-        "aes_by_visuals": {"contour": ["color"]},
-        "levels": [0.5, 0.95],
-    }
-    return plots.plot_pair(both, **{**defaults, **chosen})
-
-
-def _size(kind: Kind, n: int) -> tuple[float, float]:
-    """Return width and height of the figure, inches."""
-    if kind == "forest":
-        return _WIDTH, 1.0 + 0.28 * n
-    if kind == "dist":
-        n_columns = min(n, 4)
-        return max(2.4 * n_columns, 4.5), 0.5 + 1.9 * -(-n // n_columns)
-    side = float(np.clip(1.8 * n, 4.0, 12.0))
-    return side, side
 
 
 def arviz_plots(function: str) -> ModuleType:
@@ -554,15 +436,13 @@ def _columns(
 
 def _coordinates(ours: xr.DataArray, theirs: xr.DataArray) -> dict[str, tuple[Array, Array]]:
     """Return the draws of each coordinate of one variable, by its label."""
-    left, right = ours.transpose("chain", "draw", ...), theirs.transpose("chain", "draw", ...)
-    if left.shape[2:] != right.shape[2:]:
+    shapes = [of.transpose("chain", "draw", ...).shape[2:] for of in (ours, theirs)]
+    if shapes[0] != shapes[1]:
         raise ValueError(
-            f"{ours.name!r} has shape {left.shape[2:]} in q and {right.shape[2:]} in the reference: they are not of "
+            f"{ours.name!r} has shape {shapes[0]} in q and {shapes[1]} in the reference: they are not of "
             "the same model."
         )
-    labels = _labels(left)
-    columns = (np.asarray(a, dtype=np.float64).reshape(a.shape[0] * a.shape[1], -1) for a in (left, right))
-    return {label: pair for label, *pair in zip(labels, *(c.T for c in columns), strict=True)}  # type: ignore[misc]
+    return {label: (x, y) for (label, x), y in zip(columns_of(ours).items(), columns_of(theirs).values(), strict=True)}
 
 
 def by_matplotlib(options: dict[str, Any]) -> bool:
@@ -572,10 +452,10 @@ def by_matplotlib(options: dict[str, Any]) -> bool:
     return bool((options.get("backend") or rcParams["plot.backend"]) == "matplotlib")
 
 
-def columns_of(posterior: xr.Dataset) -> dict[str, Array]:
-    """Return the draws of each coordinate of all variables, one chain after the other, by its label."""
+def columns_of(*variables: xr.DataArray) -> dict[str, Array]:
+    """Return the draws of each coordinate of variables, one chain after the other, by its label."""
     found: dict[str, Array] = {}
-    for variable in posterior.data_vars.values():
+    for variable in variables:
         draws = variable.transpose("chain", "draw", ...)
         columns = np.asarray(draws, dtype=np.float64).reshape(draws.shape[0] * draws.shape[1], -1)
         found |= dict(zip(_labels(draws), columns.T, strict=True))
@@ -613,15 +493,14 @@ def _paired(columns: dict[str, tuple[Array, Array]]) -> dict[str, xr.DataTree]:
     n = min(min(len(x) for x in pair) for pair in columns.values())
     trees = {}
     for which, label in enumerate((_OURS, _REFERENCE)):
-        data = {name: (("chain", "draw"), _thinned(pair[which], n)[None]) for name, pair in columns.items()}
+        # Of the longer of the two, evenly spaced draws.
+        data = {}
+        for name, pair in columns.items():
+            at = np.linspace(0, len(pair[which]) - 1, n).round().astype(np.intp)
+            data[name] = (("chain", "draw"), pair[which][at][None])
         dataset = xr.Dataset(data, coords={"chain": [0], "draw": np.arange(n)})
         trees[label] = xr.DataTree.from_dict({"posterior": dataset})
     return trees
-
-
-def _thinned(values: Array, n: int) -> Array:
-    """Return ``n`` evenly spaced values."""
-    return values[np.linspace(0, len(values) - 1, n).round().astype(np.intp)]
 
 
 #: Told apart by colour-blind readers, too.
@@ -637,9 +516,8 @@ _LIGHT = 0.01
 _FAINTEST = 0.3
 #: Standard deviations of each component that the axes reach to.
 _REACH = 3.2
-_N_ANGLES, _N_GRID = 181, 121
-#: Entries of the legend, and characters of a label, at most.
-_MAX_ENTRIES, _MAX_CHARACTERS = 8, 22
+#: Characters of a label, at most.
+_MAX_CHARACTERS = 22
 
 
 class _Panels(NamedTuple):
@@ -781,7 +659,7 @@ def _ellipses(mean: Array, cov: Array) -> Array:
     if factor is None:  # a line
         values, vectors = np.linalg.eigh(cov)
         factor = vectors * np.sqrt(np.maximum(values, 0.0))
-    angles = np.linspace(0.0, 2.0 * np.pi, _N_ANGLES)
+    angles = np.linspace(0.0, 2.0 * np.pi, _N_POINTS)
     circle = np.stack([np.cos(angles), np.sin(angles)], axis=1) @ factor.T
     radii = np.sqrt(-2.0 * np.log1p(-np.array(_LEVELS)))
     return mean + radii[:, None, None] * circle
@@ -790,8 +668,8 @@ def _ellipses(mean: Array, cov: Array) -> Array:
 def _densities(panels: _Panels, i: int) -> tuple[Array, Array]:
     """Return points along a coordinate, and the density of each component there times its weight."""
     mean, sd = panels.means[:, i], panels.sds[:, i]
-    near = mean[:, None] + sd[:, None] * np.linspace(-4.0, 4.0, _N_GRID)
-    x = np.unique(np.concatenate([near.ravel(), np.linspace(*panels.limits(i), _N_GRID)]))
+    near = mean[:, None] + sd[:, None] * np.linspace(-4.0, 4.0, _N_POINTS)
+    x = np.unique(np.concatenate([near.ravel(), np.linspace(*panels.limits(i), _N_POINTS)]))
     z = (x - mean[:, None]) / sd[:, None]
     return x, (panels.weights / sd)[:, None] * np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)
 
@@ -801,10 +679,10 @@ def _densities(panels: _Panels, i: int) -> tuple[Array, Array]:
 
 def _draw_densities(ax: Axes, panels: _Panels, i: int, styles: list[dict[str, Any]]) -> None:
     x, densities = _densities(panels, i)
-    ax.plot(x, densities.sum(axis=0), color=_TOTAL, linewidth=2.2)
+    ax.plot(x, densities.sum(axis=0), color=_TOTAL)
     for density, style in zip(densities, styles, strict=True):
         ax.fill_between(x, density, color=style["color"], alpha=0.18 * style["alpha"], linewidth=0)
-        ax.plot(x, density, linewidth=1.2, **style)
+        ax.plot(x, density, **style)
     ax.set_ylim(bottom=0.0)
 
 
@@ -822,18 +700,13 @@ def _trim(ax: Axes, panels: _Panels, row: int, column: int) -> None:
     """Set limits, and leave ticks and names at the outer sides only."""
     ax.set_xlim(panels.limits(column))
     ax.tick_params(labelsize=FONT_SIZE)
-    ax.locator_params(nbins=4, axis="x")
-    last = row == len(panels.labels) - 1
-    ax.tick_params(axis="x", labelbottom=last)
-    if last:
-        ax.set_xlabel(_short(panels.labels[column]), fontsize=FONT_SIZE + 1)
+    ax.set_xlabel(_short(panels.labels[column]), fontsize=TITLE_SIZE)
     if row == column:
         ax.set_yticks([])
-        return
-    ax.locator_params(nbins=4, axis="y")
-    ax.tick_params(axis="y", labelleft=column == 0)
-    if column == 0:
-        ax.set_ylabel(_short(panels.labels[row]), fontsize=FONT_SIZE + 1)
+    else:
+        ax.set_ylabel(_short(panels.labels[row]), fontsize=TITLE_SIZE)
+    ax.locator_params(nbins=4)
+    ax.label_outer()
 
 
 def _short(label: str) -> str:
@@ -848,11 +721,8 @@ def _write(figure: Figure, axes: AxesArray, weights: Array, styles: list[dict[st
     title = ["Components of q: weights", "unconstrained scale"]
     title += ["ellipses: 50 % and 95 %"] * (n > 1)
     title += [f"{n} of {n_of:,} coordinates:", "where components differ most"] * (n < n_of)
-    listed = np.sort(np.argsort(-weights, kind="stable")[:_MAX_ENTRIES])
-    handles = [Line2D([], [], linewidth=2.2, label=f"{c}: {_weight(weights[c])}", **styles[c]) for c in listed]
-    if len(listed) < len(weights):
-        handles.append(Line2D([], [], linewidth=0, label=f"{len(weights) - len(listed)} more"))
-    handles.append(Line2D([], [], color=_TOTAL, linewidth=2.2, label="their sum"))
+    handles = [Line2D([], [], label=f"{c}: {weight:.3g}", **styles[c]) for c, weight in enumerate(weights)]
+    handles.append(Line2D([], [], color=_TOTAL, label="their sum"))
     # One panel leaves no corner free.
     place, where = (
         (axes[0, 0], {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)})
@@ -871,21 +741,15 @@ def _write(figure: Figure, axes: AxesArray, weights: Array, styles: list[dict[st
     legend.set_in_layout(n == 1)
 
 
-def _weight(weight: float) -> str:
-    return f"{weight:.3f}" if weight >= 0.0005 else f"{weight:.0e}"
-
-
 #: Elements that are shown, at most.
 _MOST_SHOWN = 6
-#: Height of a row and of the legend, inches.
-_ROW, _LEGEND = 1.9, 0.8
 
 
 def plot_sensitivity(tree: xr.DataTree, table: pd.DataFrame, **options: Any) -> Any:
     """Plot marginal distributions with prior and likelihood raised to powers; see `plot_prior_sensitivity`."""
     need_matplotlib("plot_prior_sensitivity")
     plots = arviz_plots("plot_prior_sensitivity")
-    columns = columns_of(tree["posterior"].to_dataset())
+    columns = columns_of(*tree["posterior"].data_vars.values())
     order = np.argsort(-np.nan_to_num(table["prior"].to_numpy()), kind="stable")[:_MOST_SHOWN]
     names = list(columns)
     shown = {names[i]: columns[names[i]] for i in np.sort(order)}
@@ -896,8 +760,7 @@ def plot_sensitivity(tree: xr.DataTree, table: pd.DataFrame, **options: Any) -> 
     )
     both = {name: tree[name].to_dataset() for name in ("log_prior", "log_likelihood")}
     is_matplotlib = by_matplotlib(options)
-    figure = {"figsize": (_WIDTH, _LEGEND + _ROW * len(shown)), "figsize_units": "inches"}
-    figure |= {"layout": "constrained"} if is_matplotlib else {}
+    figure = {"layout": "constrained"} if is_matplotlib else {}
     one = xr.DataTree.from_dict({"posterior": dataset, **both})
     plot = plots.plot_psense_dist(one, **{"figure_kwargs": figure, **options})
     if is_matplotlib:

@@ -3,188 +3,23 @@
 import contextlib
 import warnings
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import pymc as pm
-import xarray as xr
-
-from numpy.typing import NDArray
 
 from pymc_ngvi.core.messages import OURS
-from pymc_ngvi.core.types import Array, GaussianState, Target
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
-from pymc_ngvi.families.pushforward import Transform
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.marginal.joint import JointDraws
-from pymc_ngvi.results.costs import Costs
+from pymc_ngvi.results.distributions import Distribution
 from pymc_ngvi.results.structure import ModelStructure
 
 _NO_HISTORY: Array = np.empty(0)
-
-
-@dataclass(frozen=True)
-class MovePlan:
-    """In what coordinates draws move."""
-
-    #: log p in those coordinates.
-    target: Target
-    #: Whitens; velocities are drawn from it.
-    gaussian: GaussianState
-    #: Makes draws of q, in those coordinates, of the rows of its base draws.
-    draw: Callable[[Array], Array]
-    #: Whether q is the Gaussian that whitens, so that a control can move with each draw.
-    coupled: bool = False
-    #: From those coordinates to the model's.
-    transform: Transform | None = None
-
-    def on_model_scale(self, points: Array) -> Array:
-        """Return points in the model's coordinates."""
-        return points if self.transform is None else np.asarray(self.transform.forward(points)[0])
-
-
-class Distribution(Protocol):
-    """An approximate posterior on the unconstrained scale, as far as reports go.
-
-    All points are flat, (n_dim,) each, in the order of the layout. Those of this package inherit what most have in
-    common. A density is not required: `log_density` may not be known.
-    """
-
-    @property
-    def n_dim(self) -> int:
-        """Number of coordinates."""
-
-    @property
-    def name(self) -> str:
-        """Its name, for titles and errors: ``FullState``."""
-
-    @property
-    def detail(self) -> str:
-        """What there is to add in a line: ``with weights 0.70, 0.30``; often empty."""
-        return ""
-
-    @property
-    def family(self) -> str:
-        """The name of its family, for results that no fit made: ``full``."""
-
-    @property
-    def arrow(self) -> ArrowStructure | None:
-        """Its blocks that are independent given a border; None where it has none."""
-        structure = getattr(self.gaussian, "structure", None)
-        return structure if isinstance(structure, ArrowStructure) else None
-
-    # --- draws ---
-
-    def base(self, n: int, rng: np.random.Generator) -> Array:
-        """Return what ``n`` draws are made of, a row each: base draws, or the draws themselves."""
-
-    def draw(self, n: int, rng: np.random.Generator) -> Array:
-        """Return independent draws of equal weight, (n, n_dim); rows may be NaN."""
-
-    def draw_matched(self, n: int, rng: np.random.Generator) -> Array:
-        """Return draws whose mean and covariance are those of the distribution, as far as that can be had."""
-        return self.draw(n, rng)
-
-    def effective(self, n: int) -> float:
-        """Return how many independent draws ``n`` of its draws are worth, for means."""
-        return float(n)
-
-    def effective_globals(self, n: int) -> float:
-        """Return the same for means of global parameters alone, where these repeat more often than draws do."""
-        return self.effective(n)
-
-    def joint(self, n: int, rng: np.random.Generator) -> JointDraws:
-        """Return draws with the weights that it keeps of them, worth ``n`` as far as that can be had."""
-        return JointDraws.of_equal_weight(self.draw(n, rng))
-
-    # --- moments ---
-
-    def mean(self) -> Array:
-        """Return the mean, (n_dim,)."""
-
-    def sd(self) -> Array:
-        """Return the standard deviations, (n_dim,)."""
-
-    def cov(self) -> Array:
-        """Return the covariance, (n_dim, n_dim)."""
-
-    def cov_block(self, index: NDArray[np.intp]) -> Array:
-        """Return the covariance of some coordinates; raise ValueError where that would take too much memory."""
-
-    @property
-    def gaussian(self) -> GaussianState:
-        """A Gaussian of about its spread: a `GaussianState` that whitens."""
-
-    # --- densities, and weights ---
-
-    def log_density(self, theta: Array) -> Array | None:
-        """Return log q, (n_draws,), at the rows of ``theta``; None where it is not known."""
-        return None
-
-    def rough_log_density(self, theta: Array) -> Array | None:
-        """Return log q, or that of a Gaussian near to it, to tell what is far from q; None where there is neither."""
-        return self.log_density(theta)
-
-    def in_modes(self) -> "Sequence[Distribution]":
-        """Return what it is at each of its modes; empty where it does not tell them apart."""
-        return ()
-
-    @property
-    def is_checked(self) -> bool:
-        """Whether it has checks of its own, which were made with it, and all of these speak for it."""
-        return False
-
-    def kept_log_weights(self) -> Array | None:
-        """Return the log weights of draws that it keeps; None where draws are made, and weighed, on call."""
-        return None
-
-    def sd_errors(self) -> Array | None:
-        """Return the relative standard errors of standard deviations that rest on kept weights, NaN of others."""
-        return None
-
-    def proposed(self, n: int, rng: np.random.Generator) -> Array:
-        """Return the draws that importance weights are of, (n, n_dim): those of `draw`, or of what it is made of."""
-        return self.draw(n, rng)
-
-    def log_weights(self, theta: Array, density: ModelDensity) -> Array:
-        """Return the logarithms of their weights, (n_draws,), whose mean is the ELBO: log p - log q."""
-
-    def draws_with_ratio(self, n: int) -> tuple[Array, Array] | None:
-        """Return draws at some values of hyperparameters, (n, m, n_dim), with log p - log q given these, (n, m).
-
-        None where there are no such draws, or where they are weighted by these already.
-        """
-        return None
-
-    # --- for single reports ---
-
-    def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
-        """Return what ``sample_stats`` have of draws, (n_draws,) each; log q where it is asked for and known."""
-        return {}
-
-    def attrs(self, theta: Array) -> dict[str, float]:
-        """Return what attributes of trees say of draws."""
-        return {}
-
-    def groups(self, layout: Layout) -> dict[str, xr.Dataset]:
-        """Return groups that describe the distribution beside its draws."""
-        return {}
-
-    def remark(self, density: ModelDensity, record: FitRecord | None, n: int, rng: np.random.Generator) -> str:
-        """Return a sentence for summaries from ``n`` draws; often empty."""
-        return ""
-
-    def plan(self, density: ModelDensity) -> MovePlan:
-        """Return how its draws are moved towards the posterior."""
-
-    def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
-        """Return what evaluations cost."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 from pymc.backends.arviz import find_observations
 
-from pymc_ngvi.core.messages import OURS, shortened, suggestion
+from pymc_ngvi.core.messages import OURS, checked_names, shortened, suggestion
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.core.version import __version__
@@ -64,7 +64,7 @@ class NewData:
         arrays = {}
         for name in given:
             if name in data:
-                arrays[name] = _array(model, name, _positions(model, name, given[name], labels, of_fit))
+                arrays[name] = array_like(model[name], name, _positions(model, name, given[name], labels, of_fit))
         made = cls(model, arrays, labels, of_fit)
         made.check_lengths()
         made.check_positions()
@@ -223,7 +223,7 @@ def _positions(
     model: pm.Model, name: str, values: ArrayLike, labels: dict[str, list[Any]], of_fit: Mapping[str, list[Any]]
 ) -> ArrayLike:
     """Return positions in the place of labels, where labels were given; those that are new go behind the others."""
-    array = _plain_array(name, values)
+    array = plain_array(name, values)
     if np.dtype(model[name].type.dtype).kind not in "iu" or array.dtype.kind in "biuf":
         return array
     dims = [dim for dim in sorted(indexed_axes(model, name)[0]) if dim in of_fit]
@@ -247,8 +247,9 @@ def _positions(
     return np.array([place[label] for label in given]).reshape(array.shape)
 
 
-def _array(model: pm.Model, name: str, values: ArrayLike) -> AnyArray:
-    variable, array = model[name], _plain_array(name, values)
+def array_like(variable: Any, name: str, values: ArrayLike) -> AnyArray:
+    """Return values as an array that may take the place of those of a variable; raise ValueError, with their name."""
+    array = plain_array(name, values)
     if array.ndim != variable.ndim:
         raise ValueError(
             f"{name!r} has {_axes(array.ndim)}, shape {array.shape}; in the model it has {_axes(variable.ndim)}."
@@ -263,7 +264,8 @@ def _array(model: pm.Model, name: str, values: ArrayLike) -> AnyArray:
     return array.astype(variable.dtype)
 
 
-def _plain_array(name: str, values: ArrayLike) -> AnyArray:
+def plain_array(name: str, values: ArrayLike) -> AnyArray:
+    """Return values as an array; raise ValueError where they are ragged."""
     try:
         return np.asarray(values)
     except ValueError:
@@ -613,13 +615,7 @@ def _wanted(posterior: Posterior, var_names: str | Sequence[str] | None) -> list
         if not names:
             raise ValueError("The model has no observed variables: name what to predict, as var_names.")
         return names
-    names = [var_names] if isinstance(var_names, str) else list(dict.fromkeys(var_names))
-    valid = [v.name for v in (*model.basic_RVs, *model.deterministics)]
-    if unknown := [name for name in names if name not in valid]:
-        raise ValueError(f"var_names has {unknown[0]!r}, which the model has not: {suggestion(unknown[0], valid)}")
-    if not names:
-        raise ValueError("var_names is empty: name at least one variable, or leave it out for the observed ones.")
-    return names
+    return checked_names(var_names, [v.name for v in (*model.basic_RVs, *model.deterministics)])
 
 
 def given_new_data[T](

@@ -16,11 +16,11 @@ import xarray as xr
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.messages import OURS, suggestion
+from pymc_ngvi.core.messages import OURS, checked_names, suggestion
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, khat_limit, pareto_khat, weigh
 from pymc_ngvi.core.seeds import Seed, generator_of, seed_of
 from pymc_ngvi.core.sizes import check_draws
-from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.constrain import TermSums, log_densities
 from pymc_ngvi.density.new_priors import NewPriors
@@ -32,8 +32,9 @@ from pymc_ngvi.reading.lineage import top_level_priors
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
 from pymc_ngvi.results.costs import Costs
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
+from pymc_ngvi.results.distributions import Distribution, MovePlan
 from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood, log_marginal_likelihood
-from pymc_ngvi.results.posterior import Distribution, MovePlan, Posterior
+from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.results.sampling import Names, Sampling, narrow, sample_tree
 from pymc_ngvi.results.summary import Planned, Summary, imported, paragraphs, summary_of_draws
 
@@ -179,8 +180,6 @@ def joint_draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple
 class WeightedDistribution(Distribution):
     """Weighted draws as a distribution that can be drawn from."""
 
-    #: Whose draws they are.
-    of: Distribution
     #: shape (n, n_dim).
     theta: Array
     #: Log weights, not smoothed; shape (n,).
@@ -196,29 +195,25 @@ class WeightedDistribution(Distribution):
         return np.exp(log_weights)
 
     @property
-    def n_dim(self) -> int:
-        """Number of coordinates."""
-        return self.of.n_dim
-
-    @property
     def name(self) -> str:
         """Its name, for titles and errors."""
-        return f"reweighted {self.of.name}"
+        return f"reweighted {self.q.name}"
 
     @property
     def family(self) -> str:
         """The name of its family."""
-        return self.of.family
-
-    def base(self, n: int, rng: np.random.Generator) -> Array:
-        """Return draws: they are made of nothing else."""
-        return self.draw(n, rng)
+        return self.q.family
 
     def draw(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws of equal weight, evenly by weight: as few repetitions as can be."""
         order = np.argsort(self.theta[:, self.in_order_of], kind="stable")
         rows = order[picked(self._weights[order], rng.permutation((np.arange(n) + rng.random()) / n))]
         return self.theta[rows]
+
+    base = draw_matched = draw
+
+    def log_density(self, theta: Array) -> None:
+        """Return None: it is not known."""
 
     def effective(self, n: int) -> float:
         """Return how many independent draws ``n`` of its draws are worth."""
@@ -241,11 +236,6 @@ class WeightedDistribution(Distribution):
         apart = self.theta[:, index] - self.mean()[index]
         return apart.T @ (self._weights[:, None] * apart)
 
-    @property
-    def gaussian(self) -> GaussianState:
-        """That of what the draws are of."""
-        return self.of.gaussian
-
     def kept_log_weights(self) -> Array:
         """Return the log weights."""
         return self.log_ratio
@@ -260,11 +250,11 @@ class WeightedDistribution(Distribution):
 
     def plan(self, density: ModelDensity) -> MovePlan:
         """Return how draws are moved: as those of what they are of."""
-        return self.of.plan(density)
+        return self.q.plan(density)
 
     def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
         """Return what evaluations cost."""
-        return self.of.costs(density, record)
+        return self.q.costs(density, record)
 
 
 _FIT = (
@@ -600,11 +590,8 @@ def _shown(posterior: Posterior, theta: Array, var_names: Names, seed: int) -> x
         planned = Planned.of(posterior, group_effects=False)
         names = planned.plan.names
     else:
-        names = [var_names] if isinstance(var_names, str) else list(var_names)
         known = [v.name for v in posterior.layout.variables] + [d.name for d in posterior.density.deterministics]
-        for name in names:
-            if name not in known:
-                raise ValueError(f"var_names has {name!r}, which the model has not: {suggestion(name, known)}")
+        names = checked_names(var_names, known)
     values = narrow(posterior, Kept(), frozenset(names))(theta, random_seed=seed)
     trace = to_multitrace(posterior.model, values, {}, 1)
     made = to_datatree(trace, posterior.model, include_transformed=False)["posterior"].to_dataset()

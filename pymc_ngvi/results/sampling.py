@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pymc.backends.base import MultiTrace
 from pymc.step_methods.hmc import quadpotential
 
-from pymc_ngvi.core.messages import suggestion
+from pymc_ngvi.core.messages import checked_names
 from pymc_ngvi.core.seeds import Seed, generator_of, seed_of
 from pymc_ngvi.core.sizes import check_chains, check_cov_size, check_draws
 from pymc_ngvi.core.types import Array
@@ -175,11 +175,7 @@ def _constrainer(posterior: Posterior, kept: Kept, how: Sampling) -> tuple[Const
         logger.info(f"Without {quoted(sorted(left_out))}, of the rows of one minibatch: {_ON_ALL_ROWS}.")
         shown = frozenset(valid) - left_out
         return narrow(posterior, kept, shown), shown
-    names = frozenset([how.var_names] if isinstance(how.var_names, str) else how.var_names)
-    if unknown := sorted(names - valid.keys()):
-        raise ValueError(f"var_names has {unknown[0]!r}, which the model has not: {suggestion(unknown[0], valid)}")
-    if not names:
-        raise ValueError("var_names is empty: name at least one variable, or leave it out for all of them.")
+    names = frozenset(checked_names(how.var_names, valid))
     if how.transformed(posterior):
         names |= {values[name] for name in names & values.keys()}
     # Discrete variables are drawn given all others.

@@ -425,6 +425,7 @@ RIDGES = f"{PLAIN_8}; thin horns (4) are missed with it, too"
 HEAVY = f"{PLAIN_8}, with either of the two switched off"
 PLAIN_10 = f"none after 10 fits: {OF_FEW}, spike (2)"
 MISSED = f"none after 12 fits: {OF_FEW}, another shoulder (2), shelf (2)"
+THIN = f"none after 11 fits: {OF_FEW}, another shoulder (2), a banana"
 DEFENCE = (
     f"none after 15 fits: {OF_FEW}, another shoulder (2), bananas (5); two are worse: 0.14 for 0.09, 0.20 for 0.11"
 )
@@ -605,6 +606,11 @@ GUARDS = {
         ((adaptation.Adaptation, "missed", lambda *args: 0.0),),
         tries=MISSED,
     ),
+    "thin squares": Guard(
+        "Thin tails, of which a pool has few draws.",
+        ((adaptation, "thin_squares", lambda draws, least=0.0: np.zeros(len(draws.g))),),
+        tries=THIN,
+    ),
     "defence of pools": Guard(
         "Weights that are not bounded.",
         ((fitting.Sampler, "_defended", lambda self, proposal: proposal),),
@@ -669,6 +675,11 @@ GUARDS = {
         "Regressions that extrapolate.",
         ((log_marginal.LogMarginal, "farthest", lambda *args: np.empty(0, dtype=int)),),
         tries=TREES_11,
+    ),
+    "more draws to learn from": Guard(
+        "Rules learned from few draws.",
+        ((fitting.Sampler, "_learn_from_more", nothing),),
+        tries=TREES_10,
     ),
     "two nodes in tails": Guard(
         "Skewness that changes with a scale.",

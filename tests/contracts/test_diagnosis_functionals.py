@@ -17,8 +17,7 @@ from pymc_ngvi.density.functionals import PREDICTORS, Functionals, Group, functi
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.results.costs import direct_costs
 from pymc_ngvi.results.diagnosis.drifts import weighted_shift_of
-from pymc_ngvi.results.distributions import StateDistribution, distribution_of
-from pymc_ngvi.results.posterior import MovePlan
+from pymc_ngvi.results.distributions import Distribution, MovePlan, distribution_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -53,7 +52,7 @@ class DrawnState:
         return np.full(len(theta), np.nan)
 
 
-class OfDraws(StateDistribution):
+class OfDraws(Distribution):
     """As reports read it: no density, no weights."""
 
     family = "drawn"

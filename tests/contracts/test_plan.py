@@ -17,7 +17,7 @@ import pymc_ngvi
 
 from pymc_ngvi import LogDensity, fit_ngvi
 from pymc_ngvi.core.prices import Work
-from pymc_ngvi.core.refusal import Failed, Longer, Reason, Unavailable
+from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.fitting.choices import PosteriorName
 from pymc_ngvi.fitting.defaults import options_for
@@ -132,8 +132,7 @@ def tried(monkeypatch, _no_last_resort):
         yield
 
     def run(start, found, work, *, is_only):
-        if not work.may_take(run.turns_out):
-            raise Longer(Reason.TOO_LONG, "each draw takes many evaluations", "exact")
+        work.expect(run.turns_out)
         raise Failed(Reason.NOT_PASSED, "it failed")
 
     def priced(exact, nested, chance, turns_out=None):

@@ -5,15 +5,12 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi import LogDensity, Status, fit_ngvi, load
-from pymc_ngvi.core.psis import Weights, WeightVerdict
 from pymc_ngvi.families import FullState, SparseFamily, SummedState
 from pymc_ngvi.families import dissection as fill
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure, SummedStructure
 from pymc_ngvi.fitting import auto, session
 from pymc_ngvi.fitting.modes import climbs
-from pymc_ngvi.mixtures.finite import search as mixture_search
 from pymc_ngvi.reading import sums as wide
-from pymc_ngvi.results.diagnosis import diagnose, missed_mass
 
 QUIET = {"progressbar": False, "random_seed": 1, "posterior": "gaussian"}
 
@@ -184,25 +181,13 @@ def test_hessians_at_draws_have_the_same_sums(name):
 @pytest.mark.usefixtures("few")
 def test_modes_are_looked_for(monkeypatch):
     """Gaussians about the ends of climbs are of the family of the fit."""
-    for module, limit in ((climbs, "MOST_NEWTON"), (missed_mass, "_MOST_DENSE")):
-        monkeypatch.setattr(module, limit, 20)
-    approx, ends = fit_ngvi(model=icar(), **QUIET), []
-    assert isinstance(approx.q, SummedState)
-    local = mixture_search.local_component
-    for module in (climbs, mixture_search):
-        monkeypatch.setattr(module, "local_component", lambda *given: ends.append(found := local(*given)) or found)
-    monkeypatch.setattr(Weights, "verdict", lambda self, n_dim=None: WeightVerdict.UNEVEN)
-    monkeypatch.setattr(diagnose, "_OF_GRADIENTS", 10.0)
-    monkeypatch.setattr(diagnose, "has_one_mode", lambda density: False)
-    posterior, rng = approx._posterior, np.random.default_rng(1)
-    for look in (
-        lambda: approx.diagnose(random_seed=1),
-        lambda: missed_mass.other_modes(posterior.density, posterior.distribution, approx.elbo.value, rng),
-    ):
-        look()
-        assert ends
-        assert all(isinstance(end, SummedState) for end in ends)
-        ends.clear()
+    monkeypatch.setattr(climbs, "MOST_NEWTON", 20)
+    approx = fit_ngvi(model=icar(), **QUIET)
+    q, rng = approx.q, np.random.default_rng(1)
+    assert isinstance(q, SummedState)
+    points = q.draws(3.0 * rng.standard_normal((4, q.n_dim)))
+    [mode], _ = climbs.modes_from(approx.density, q, points, np.broadcast_to(q.sd(), points.shape))
+    assert isinstance(mode.gaussian, SummedState)
 
 
 @pytest.mark.usefixtures("few")

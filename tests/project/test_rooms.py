@@ -27,7 +27,7 @@ FLOORS = (
     "steps.schedule", "steps.adaptive", "steps.stochastic", "steps", "reparam", "mixtures.finite",
     "mixtures.student_t", "mixtures", "marginal", "nested", "moves", "posteriors.plan", "fitting", "posteriors",
     "results.costs", "results.structure", "results.convert",
-    "results.posterior", "results.distributions", "results.corrections", "results.diagnosis", "results.sampling",
+    "results.distributions", "results.posterior", "results.corrections", "results.diagnosis", "results.sampling",
     "results.moments", "results.marginal_likelihood", "results.sites", "results.left_out",
     "results.plotting", "results.summary", "results.predictions", "results.bambi",
     "results.priors", "results.new_rows", "results.persistence", "results.fitted",

@@ -99,13 +99,8 @@ _FAR, _FAR_PER_ROOT = 4.0, 0.5
 _BELOW, _BELOW_PER_DIM = 10.0, 0.25
 #: Steps after which it is seen how climbs are getting on; how often they are at most.
 _STEPS_OF_TURN, _MOST_TURNS = 20, 7
-#: Nats that a climb gains in this time, below which it is asked how high the next mode may be.
-_SLOW = 10.0
-#: Nats of mass that a climb gains in this time, below which it leads down a funnel if it gains more of log p; nats
-#: below a fit at which that is next to no mass. Seconds that the curvature at a point takes, about, and gradients.
-_NO_MASS, _LITTLE, _OF_CURVATURE, _GRADIENTS_OF_CURVATURE = 1.0, 3.0, 5e-3, 15
 #: Nats that log p falls between two modes, and points at which that is looked at.
-_VALLEY, _N_BETWEEN = 1.0, 17
+VALLEY, _N_BETWEEN = 1.0, 17
 #: A Gaussian about a mode is no wider than so many times a fit, and no narrower than a part of it.
 _WIDEST, _NARROWEST = 100.0, 1e-6
 #: Modes that are looked at, at most, the best ones.
@@ -144,11 +139,10 @@ def modes_from(
     points: Array,
     scales: Array,
     *,
-    home_mass: float | None = None,
+    has_home: bool = False,
     curvature: Curvature = "hessians",
-    is_first: NDArray[np.bool_] | None = None,
 ) -> tuple[list[Mode], NDArray[np.intp]]:
-    """Return the modes that climbs end at."""
+    """Return the modes that climbs end at, and which of them each does; the first point may be where a fit is."""
     with np.errstate(all="ignore"):
         if density.n_dim <= MOST_NEWTON:
             ends, logp, grad = climbed(density, points, scales)
@@ -160,18 +154,12 @@ def modes_from(
             whitened: Any = _Whitened(density, q)
             curved = _curved(density, q, curvature)
 
-            def about(point: Array) -> GaussianState | None:
-                return local_component(curved, q, point, (_WIDEST**-2, _NARROWEST**-2))
-
             z = whitened.of(points)
-            if home_mass is None or is_first is None:
-                z, logp = ascend(whitened, z)
-            else:
-                z, logp = _in_waves(whitened, z, home_mass, about, is_first)
+            z, logp = _away(whitened, z) if has_home else ascend(whitened, z)
             ends = whitened.points(z)
 
             def make(i: int) -> GaussianState | None:
-                return about(ends[i])
+                return local_component(curved, q, ends[i], (_WIDEST**-2, _NARROWEST**-2))
 
         return _distinct(density, ends, logp, make)
 
@@ -183,19 +171,7 @@ def _curved(density: ModelDensity, q: GaussianState, curvature: Curvature) -> An
     return _CurvedByRows(density, q) if curvature == "rows" else density
 
 
-def _in_waves(
-    density: "_Whitened", points: Array, mass: float, about: Callable[[Array], Any], first: NDArray[np.bool_]
-) -> tuple[Array, Array]:
-    """Return the same as `_away`, but let other climbs be where the first ones all lead nowhere."""
-    z, logp = points.copy(), np.full(len(points), -np.inf)
-    z[first], logp[first] = _away(density, points[first], mass, about)
-    if np.isfinite(logp).any():
-        rest = np.append(0, np.flatnonzero(~first))
-        z[rest[1:]], logp[rest[1:]] = (part[1:] for part in _away(density, points[rest], mass, about))
-    return z, logp
-
-
-def _away(density: "_Whitened", points: Array, mass: float, about: Callable[[Array], Any]) -> tuple[Array, Array]:
+def _away(density: "_Whitened", points: Array) -> tuple[Array, Array]:
     """Climb from points, and return where those came to that led away from the first one, with log p there.
 
     log p is -inf at all others: everywhere where none did. All climbs go together, as a call takes about as long for
@@ -204,34 +180,24 @@ def _away(density: "_Whitened", points: Array, mass: float, about: Callable[[Arr
     z, n_dim = points.copy(), points.shape[1]
     logp = np.array(density.logp_grad(z)[0])
     logp[~np.isfinite(logp)] = -np.inf
-    below, is_home, slow_ones = _BELOW + _BELOW_PER_DIM * n_dim, np.arange(len(z)) == 0, _Slow(density, about, mass)
-    home = z[0].copy(), float(logp[0])
+    below, is_home = _BELOW + _BELOW_PER_DIM * n_dim, np.arange(len(z)) == 0
     active = np.isfinite(logp) & ~is_home
-    by_mass = density.takes_longer(_STEPS_OF_TURN * _MOST_TURNS)
     left = active.copy()
     for turn in range(_MOST_TURNS):
         rows = np.flatnonzero(active)
         if not len(rows):
             break
-        began, before = z[rows], logp[rows]
+        before = logp[rows]
         z[rows], logp[rows] = ascend(density, z[rows], _STEPS_OF_TURN)
         gain = logp[rows] - before
         is_home[rows] = np.linalg.norm(z[rows] - z[0], axis=1) < far_from(n_dim)
         to_gain = (_MOST_TURNS - 1 - turn) * gain  # at most: climbs to a mode get slower
         is_lost = is_home[rows] | (logp[rows] + to_gain < logp[is_home].max() - below)
-        slow = np.flatnonzero(~is_lost & (gain < _SLOW))
-        is_lost[slow] = slow_ones.are_left(z[rows[slow]], logp[rows[slow]], to_gain[slow], home)
-        if by_mass:
-            high = np.flatnonzero(~is_lost & (logp[rows] > home[1]))
-            was, now = (began[high], before[high]), (z[rows[high]], logp[rows[high]])
-            is_lost[high] = slow_ones.lead_down_funnels(was, now, _MOST_TURNS - 1 - turn, home)
         left[rows[is_lost]] = False
         active[rows[is_lost | (gain < _LAST_GAIN)]] = False
     left &= logp >= logp[is_home].max() - below
-    part = np.linspace(0.0, 1.0, _N_BETWEEN)[:, None]
     for i in np.flatnonzero(left):
-        between = density.logp_grad((1.0 - part) * z[i] + part * z[0])[0]
-        left[i] = not between.min() > logp[i] - _VALLEY  # or a shelf, and no mode
+        left[i] = has_valley(density.logp, z[i], z[0], logp[i])  # or a shelf, and no mode
     if left.any():
         z[:1], logp[:1] = ascend(density, z[:1])
         left &= np.linalg.norm(z - z[0], axis=1) >= far_from(n_dim)  # where a climb from the fit ends is home, too
@@ -239,77 +205,11 @@ def _away(density: "_Whitened", points: Array, mass: float, about: Callable[[Arr
     return z, np.where(left, logp, -np.inf)
 
 
-class _Slow:
-    """Tells which climbs that get slow lead to no other mode: on shelves, on the way down funnels, to little mass."""
-
-    def __init__(self, density: "_Whitened", about: Callable[[Array], Any], mass: float) -> None:
-        self._density, self._about, self._mass = density, about, mass
-        self._known: list[Any] = []
-
-    def are_left(self, z: Array, logp: Array, to_gain: Array, home: tuple[Array, float]) -> NDArray[np.bool_]:
-        """Tell at which points it is so, after log p has risen by as many nats as it may at the rate that it does.
-
-        Either there is a slope yet: by the curvature at a point, a mode is half the square of the slope higher, in
-        units of that. Or there is next to no mass, by Laplace's method. What is near to such a point counts as the
-        same place.
-        """
-        result = np.zeros(len(z), dtype=np.bool_)
-        if not len(z):
-            return result
-        self._look_home(home)
-        for i, (point, grad) in enumerate(zip(self._density.points(z), self._density.grads(z), strict=True)):
-            if any(is_at(known, point) for known in self._known[1:]):
-                result[i] = True
-                continue
-            here = self._about(point)
-            if here is None:
-                continue
-            is_steep = _steepness(here, grad) - 2.0 * to_gain[i] > _FLAT**2 * len(point)
-            most = _laplace(here, point, float(logp[i] + to_gain[i]))
-            result[i] = is_steep or most + _log_square(z[i] - home[0]) < self._mass - _BELOW
-            self._known += [here] * bool(result[i])
-        return result
-
-    def lead_down_funnels(
-        self, was: tuple[Array, Array], now: tuple[Array, Array], turns: int, home: tuple[Array, float]
-    ) -> NDArray[np.bool_]:
-        """Tell which climbs are higher than home, but have next to no mass about them, and gain none that would do.
-
-        On the way down a funnel log p rises for ever, and what is about a point has always the same mass.
-
-        Each of ``was`` and ``now`` is points with log p there, before and after a turn; ``turns`` are those to come.
-        """
-        if not len(now[0]):
-            return np.zeros(0, dtype=np.bool_)
-        self._look_home(home)
-        before, after = self._masses(*was), self._masses(*now)
-        apart = np.log(np.maximum(np.sum((now[0] - home[0]) ** 2, axis=1), 1.0))
-        with np.errstate(invalid="ignore"):  # a mass that is not known is no reason
-            most = after + turns * np.maximum(after - before, 0.0)
-            is_still = (after - before < _NO_MASS) & (now[1] - was[1] > _SLOW) & (after < self._mass - _LITTLE)
-            result: NDArray[np.bool_] = is_still | (most + apart < self._mass - _BELOW)
-        return result
-
-    def _look_home(self, home: tuple[Array, float]) -> None:
-        if not self._known:
-            point = self._density.points(home[0][None])[0]
-            self._known = [self._about(point)]
-            if self._known[0] is not None:  # by the same method, where that says less
-                self._mass = min(self._mass, _laplace(self._known[0], point, home[1]))
-
-    def _masses(self, z: Array, logp: Array) -> Array:
-        """Return log masses about points by the curvature there, NaN where there is none."""
-        points = self._density.points(z)
-        found = [(self._about(point), point, value) for point, value in zip(points, logp.tolist(), strict=True)]
-        return np.array([np.nan if about is None else _laplace(about, at, value) for about, at, value in found])
-
-
-def _laplace(about: GaussianState, point: Array, logp: float) -> float:
-    return logp - float(about.log_density(point[None])[0])
-
-
-def _log_square(apart: Array) -> float:
-    return float(np.log(max(float(apart @ apart), 1.0)))
+def has_valley(logp: Callable[[Array], Array], one: Array, other: Array, height: float) -> bool:
+    """Tell whether log p falls below a height between two points."""
+    part = np.linspace(0.0, 1.0, _N_BETWEEN)[:, None]
+    with np.errstate(all="ignore"):
+        return bool(np.nanmin(logp((1.0 - part) * one + part * other)) < height - VALLEY)
 
 
 def far_from(n_dim: int) -> float:
@@ -364,18 +264,13 @@ class _Whitened:
         """Return coordinates of points."""
         return base_draws_of(self._q, theta)
 
-    def grads(self, z: Array) -> Array:
-        """Return gradients in the coordinates of log p."""
-        return self._density.logp_grad(self.points(z))[1] if len(z) else z
-
     def points(self, z: Array) -> Array:
         """Return points of coordinates."""
         return np.asarray(self._q.draws(z))
 
-    def takes_longer(self, n_gradients: int) -> bool:
-        """Tell whether so many gradients take longer than a curvature or two."""
-        each = self._density.gradient_seconds
-        return n_gradients * each > _OF_CURVATURE + _GRADIENTS_OF_CURVATURE * each
+    def logp(self, z: Array) -> Array:
+        """Evaluate log p."""
+        return self._density.logp(self.points(z))
 
     def logp_grad(self, z: Array) -> tuple[Array, Array]:
         """Evaluate log p and its gradient."""

@@ -1,7 +1,9 @@
 """A search for other modes of log p after a fit, where it is not known to have one alone.
 
 Draws of the prior, and of t distributions 3, 10 and 30 times as wide as the fit, climb log p for some steps. Modes that
-are far from the fit, and may have much of the mass by Laplace's method, are where it begins once more.
+are far from the fit, and may have much of the mass by Laplace's method, are where it begins once more. So are humps of
+log p beyond a valley on lines through the fit: all coordinates moved at once seldom hit a mode of which most are as
+they are at the fit. Where log p is concave given three coordinates or fewer, lines along these are enough.
 """
 
 import logging
@@ -14,6 +16,7 @@ from dataclasses import (
     replace,
 )
 from typing import (
+    Any,
     NamedTuple,
 )
 
@@ -36,6 +39,7 @@ from pymc_ngvi.density import (
     ModelDensity,
 )
 from pymc_ngvi.density.one_mode import (
+    concave_given,
     has_one_mode,
     rows_not_concave,
 )
@@ -43,10 +47,12 @@ from pymc_ngvi.families.gaussian import (
     Gaussian,
 )
 from pymc_ngvi.fitting.modes.climbs import (
+    VALLEY,
     Curvature,
     Mode,
     cost,
     far_from,
+    has_valley,
     modes_from,
 )
 from pymc_ngvi.fitting.modes.found import (
@@ -60,6 +66,9 @@ from pymc_ngvi.fitting.options import (
 )
 from pymc_ngvi.fitting.problem import (
     Problem,
+)
+from pymc_ngvi.mixtures.finite.search import (
+    ascend,
 )
 
 # --- where climbs begin: draws of the prior, of wide t distributions about a fit, and draws of the fit itself ---
@@ -78,10 +87,9 @@ _NEAR, _N_AMONG, _OUTERMOST = np.geomspace(2.0, 200.0, 17), 33, 0.005
 _MOST_HUMPS, _MOST_CLIMBED = 12, 100
 #: Correlation in draws of the prior, times their root, below which it is none. Numbers in points that are held at once.
 _CORRELATED, _ELEMENTS = 4.0, 2**20
-#: Of so many climbs, one is of the first wave: of fewer, a mode that few climbs lead to would be missed more often.
-_WAVES = 2
-#: Nats that log p falls between two modes, or a hump and a fit, and points at which that is looked at.
-_VALLEY, _N_BETWEEN = 1.0, 17
+#: Coordinates at most given which log p is concave in all others, where profiles are enough; one of so many steps along
+#: a line, there; steps of a climb with one coordinate given; draws of the prior.
+_FEW, _EACH, _STEPS_OF_PROFILE, _N_PRIOR = 3, 3, 20, 128
 
 
 @dataclass(frozen=True)
@@ -97,8 +105,6 @@ class Points:
     n_looked: int
     #: Draws of the prior among those.
     prior: Array
-    #: Those that are climbed from in any case; others, where these lead elsewhere.
-    is_first: NDArray[np.bool_]
 
 
 def points_for(
@@ -112,7 +118,7 @@ def points_for(
     log p is highest, and those where it is highest over what the fit explains. Of draws of the fit, those with the
     largest weights: where they are not in the tails of its own mode, they have hit another one.
     """
-    theta, scales, is_first, n_seen, n_own = [], [], list[NDArray[np.bool_]](), 0, 0
+    theta, scales, n_seen, n_own = [], [], 0, 0
     if is_sound:
         z = rng.standard_normal((_N_WEIGHED, q.n_dim))
         own = np.asarray(q.draws(z))
@@ -122,7 +128,6 @@ def points_for(
         theta += [q.mean()[None], own[: _N_OWN - 1], own[np.argsort(-ratio)[:n_heavy]]]
         n_own, n_seen = _N_OWN, _N_WEIGHED
         scales += [np.broadcast_to(q.sd(), (_N_OWN + n_heavy, q.n_dim))]
-        is_first.append(np.ones(_N_OWN + n_heavy, dtype=np.bool_))
     prior = density.info.prior_draws(n_looked // 2, seed_of(rng))
     sets = [(prior, _spread(prior))] if len(prior) >= _LEAST_PRIOR else []
     if is_sound:
@@ -133,14 +138,11 @@ def points_for(
         best = draws[_best_of_parts(density, q if is_sound else None, draws, n)]
         theta.append(best)
         scales.append(np.broadcast_to(sd, best.shape))
-        is_first.append(np.arange(len(best)) % _WAVES == 0)
         n_seen += len(draws)
     if not theta:
         nowhere = np.empty((0, q.n_dim))
-        return Points(nowhere, nowhere, 0, 0, nowhere, np.empty(0, dtype=np.bool_))
-    return Points(
-        np.concatenate(theta), np.concatenate(scales), n_own, n_seen, prior, np.concatenate(is_first)
-    )  # fmt: skip
+        return Points(nowhere, nowhere, 0, 0, nowhere)
+    return Points(np.concatenate(theta), np.concatenate(scales), n_own, n_seen, prior)
 
 
 def humps(density: ModelDensity, q: GaussianState, prior: Array) -> Array:
@@ -152,17 +154,11 @@ def humps(density: ModelDensity, q: GaussianState, prior: Array) -> Array:
     n_rows = rows_not_concave(density)
     which = np.argsort(-n_rows, kind="stable")[:_MOST_LINES]
     which = which[n_rows[which] > 0.0]
-    mean, sd = q.mean(), q.sd()
-    lowest, highest = np.quantile(prior, [_OUTERMOST, 1.0 - _OUTERMOST], axis=0)
-    prior = np.clip(prior, lowest, highest)
+    mean, steps, prior = q.mean(), *_steps_over(prior, q, which)
     spread = np.maximum(prior.std(axis=0), 1e-300)
     z = (prior - prior.mean(axis=0)) / spread
     correlation = z[:, which].T @ z / len(z)
     correlation[np.abs(correlation) < _CORRELATED / np.sqrt(len(z))] = 0.0
-    near = sd[which, None] * np.append(-_NEAR[::-1], _NEAR)
-    among = np.quantile(prior[:, which], np.linspace(0.0, 1.0, _N_AMONG), axis=0).T - mean[which, None]
-    near = np.clip(near, *(limit[which, None] - mean[which, None] for limit in (lowest, highest)))
-    steps = np.sort(np.concatenate([near, among, np.zeros((len(which), 1))], axis=1), axis=1)
     staying = np.zeros_like(correlation)
     staying[np.arange(len(which)), which] = 1.0
     following = correlation * spread / spread[which, None]
@@ -181,14 +177,68 @@ def humps(density: ModelDensity, q: GaussianState, prior: Array) -> Array:
     return np.concatenate(found)[np.argsort(-np.concatenate(heights))]
 
 
+def _steps_over(prior: Array, q: GaussianState, which: NDArray[np.intp], every: int = 1) -> tuple[Array, Array]:
+    """Return distances from the mean of a fit, 0 among them, along some coordinates; and the prior, without its ends.
+
+    Shape (n_coordinates, n_steps), ascending.
+    """
+    limits = np.quantile(prior, [_OUTERMOST, 1.0 - _OUTERMOST], axis=0)
+    prior, ends = np.clip(prior, *limits), (limits - q.mean())[:, which, None]
+    near = np.clip(q.sd()[which, None] * np.append(-_NEAR[::-every], _NEAR[::every]), *ends)
+    among = np.quantile(prior[:, which], np.linspace(0.0, 1.0, _N_AMONG)[::every], axis=0).T - q.mean()[which, None]
+    return np.sort(np.concatenate([near, among, np.zeros((len(which), 1))], axis=1), axis=1), prior
+
+
+class _Given:
+    """log p in coordinates whitened by a Gaussian, but for one coordinate, which comes last and has no slope.
+
+    Where that moves and the others do not, these follow by the Gaussian's regression on it.
+    """
+
+    def __init__(self, density: ModelDensity, q: GaussianState, coordinate: int) -> None:
+        self._density, self._q, self._at = density, q, coordinate
+        unit = np.zeros((1, q.n_dim))
+        unit[0, coordinate] = 1.0
+        covariance = np.asarray(q.draws(q.whiten(unit)))[0] - q.mean()
+        self._follow = covariance / covariance[coordinate]
+
+    def points(self, z: Array) -> Array:
+        """Return points of coordinates."""
+        theta = np.asarray(self._q.draws(z[:, :-1]))
+        return theta + (z[:, -1:] - theta[:, self._at, None]) * self._follow
+
+    def logp_grad(self, z: Array, /) -> tuple[Array, Array]:
+        """Evaluate log p and its gradient."""
+        logp, grad = self._density.logp_grad(self.points(z))
+        grad = grad.copy()
+        grad[:, self._at] -= grad @ self._follow
+        return logp, np.append(np.asarray(self._q.whiten(grad)), np.zeros((len(z), 1)), axis=1)
+
+
+def profile_humps(density: ModelDensity, q: GaussianState, prior: Array, outside: NDArray[np.intp]) -> Array:
+    """Return the humps beyond a valley of log p as a function of each of a few coordinates, at its highest there."""
+    steps, _ = _steps_over(prior, q, outside, _EACH)
+    found = [np.empty((0, q.n_dim))]
+    for coordinate, line in zip(outside.tolist(), steps, strict=True):
+        along = _Given(density, q, coordinate)
+        z = np.zeros((len(line), q.n_dim + 1))
+        z[:, -1] = q.mean()[coordinate] + line
+        with np.errstate(all="ignore"):
+            z, logp = ascend(along, z, _STEPS_OF_PROFILE)
+        is_hump = _beyond_valleys(logp[None], np.array([np.argmin(np.abs(line))]))[0]
+        found.append(along.points(z[is_hump]))
+    return np.concatenate(found)
+
+
 def _beyond_valleys(logp: Array, home: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Tell where log p, along lines, is higher than beside, and than somewhere on the way from the fit."""
     ends = np.full((len(logp), 1), -np.inf)
     before, after = (np.concatenate(part, axis=1) for part in ((ends, logp[:, :-1]), (logp[:, 1:], ends)))
     result: NDArray[np.bool_] = (logp > before) & (logp >= after)
+    result[:, [0, -1]] = False  # on the way to what the prior does not allow
     for line, at, is_hump in zip(logp, home, result, strict=True):
         lowest = np.append(np.minimum.accumulate(line[at::-1])[::-1], np.minimum.accumulate(line[at:])[1:])
-        is_hump &= line > lowest + _VALLEY
+        is_hump &= line > lowest + VALLEY
     return result
 
 
@@ -326,19 +376,25 @@ class ModeSearch:
             density.n_gradients, density.n_hessians = counted
 
     def _found(
-        self, q: Gaussian, elbo: float, n_climbs: int, n_looked: int, n_fits: int, *, is_sound: bool
+        self, q: Gaussian[Any], elbo: float, n_climbs: int, n_looked: int, n_fits: int, *, is_sound: bool
     ) -> FoundModes | None:
         """Return what climbs lead to; see `after`."""
         density, before = self.density, self.density.n_gradients
+        if is_sound and (outside := concave_given(density, _FEW)) is not None:
+            prior = density.info.prior_draws(_N_PRIOR, self.stream)
+            if len(prior) >= _LEAST_PRIOR:
+                places = profile_humps(density, q, prior, outside)
+                modes = [mode for mode in self._starts(q, elbo, places, []) if self._is_other(mode, None, q, elbo)]
+                return FoundModes(None, modes, len(prior), len(prior), n_fits, density.n_gradients - before)
         points = points_for(density, q, np.random.default_rng(self.stream), n_climbs, n_looked, is_sound=is_sound)
         if not len(points.theta):
             return None
         modes, which = modes_from(
             density, q, points.theta, points.scales,
-            home_mass=elbo if points.n_own else None, curvature=self.curvature, is_first=points.is_first,
+            has_home=points.n_own > 0, curvature=self.curvature,
         )  # fmt: skip
         if points.n_own and len(points.prior):
-            modes += self._starts(q, elbo, points.prior)
+            modes += self._starts(q, elbo, humps(density, q, points.prior), [mode.point for mode in modes])
         home = modes[which[0]] if points.n_own and which[0] >= 0 else None
         others = [mode for mode in modes if self._is_other(mode, home, q, elbo)]
         others = sorted(others, key=lambda mode: -mode.log_mass)
@@ -346,27 +402,24 @@ class ModeSearch:
         others = [mode for mode in others if _counts(mode, q if best == elbo else others[0].gaussian, best)]
         return FoundModes(home, others, len(points.prior), points.n_looked, n_fits, density.n_gradients - before)
 
-    def _starts(self, q: Gaussian, elbo: float, prior: Array) -> list[Mode]:
+    def _starts(self, q: Gaussian[Any], elbo: float, places: Array, known: list[Array]) -> list[Mode]:
         """Return humps on lines through a fit from which log p leads elsewhere than from the fit.
 
         A mode of log p, where it leads, may have next to no mass in a funnel: the fit moved to the hump says more.
         """
-        density = self.density
-        points = np.concatenate([q.mean()[None], humps(density, q, prior)[:_MOST_HUMPS]])
+        density, n_known = self.density, 1 + len(known)
+        points = np.concatenate([q.mean()[None], *(point[None] for point in known), places[:_MOST_HUMPS]])
         with np.errstate(all="ignore"):
-            logp = density.logp(points)
-            if len(points) > 1 and q.n_dim <= _MOST_CLIMBED:
+            logp, others = density.logp(points), list(range(n_known, len(points)))
+            if others and q.n_dim <= _MOST_CLIMBED:
                 ends, heights, _ = climbed(density, points, np.broadcast_to(q.sd(), points.shape))
-                tops = [0]
-                for i in range(1, len(points)):
-                    if all(has_valley(density, ends[i], ends[k], heights[[i, k]].min()) for k in tops):
+                tops = list(range(n_known))
+                for i in others:
+                    if all(has_valley(density.logp, ends[i], ends[k], heights[[i, k]].min()) for k in tops):
                         tops.append(i)
-                points, logp = points[tops], logp[tops]
+                others = tops[n_known:]
         masses = elbo + np.minimum(logp - logp[0], 0.0)
-        return [
-            Mode(replace(q, location=point), float(height), float(mass), is_start=True)
-            for point, height, mass in zip(points[1:], logp[1:], masses[1:], strict=True)
-        ]  # fmt: skip
+        return [Mode(replace(q, location=points[i]), float(logp[i]), float(masses[i]), is_start=True) for i in others]
 
     def _is_other(self, mode: Mode, home: Mode | None, q: GaussianState, elbo: float) -> bool:
         """Tell whether a mode is not the one that the fit is at."""
@@ -385,14 +438,6 @@ def _counts(mode: Mode, best: GaussianState, log_mass: float) -> bool:
     return mode.log_mass > log_mass - _WITHIN or mode.log_mass + np.log(max(square, 1.0)) > log_mass + np.log(
         _OF_VARIANCE
     )
-
-
-def has_valley(density: ModelDensity, one: Array, other: Array, height: float) -> bool:
-    """Tell whether log p falls below a height between two points."""
-    part = np.linspace(0.0, 1.0, _N_BETWEEN)[:, None]
-    with np.errstate(all="ignore"):
-        logp = density.logp((1.0 - part) * one + part * other)
-    return bool(np.nanmin(logp) < height - _VALLEY)
 
 
 def is_equal(mode: Mode, other: Mode) -> bool:

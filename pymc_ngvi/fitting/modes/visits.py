@@ -12,9 +12,9 @@ from pymc_ngvi.core.status import StartError
 from pymc_ngvi.core.types import FittedState, GaussianState, Rule, VariationalState
 from pymc_ngvi.families import Maker
 from pymc_ngvi.fitting.loop import LoopState
-from pymc_ngvi.fitting.modes.climbs import MOST_NEWTON, Mode
+from pymc_ngvi.fitting.modes.climbs import MOST_NEWTON, Mode, has_valley
 from pymc_ngvi.fitting.modes.found import OtherMode, is_outside, shares
-from pymc_ngvi.fitting.modes.search import FoundModes, ModeSearch, has_valley, is_equal
+from pymc_ngvi.fitting.modes.search import FoundModes, ModeSearch, is_equal
 from pymc_ngvi.fitting.starting import choose_start
 
 #: Nats, and standard errors, that another fit has to gain.
@@ -114,7 +114,7 @@ def _among(search: ModeSearch, ends: Sequence[Ended], other: VariationalState) -
 
 
 def _is_apart(search: ModeSearch, mode: Mode, other: Mode) -> bool:
-    return has_valley(search.density, mode.point, other.point, min(mode.logp, other.logp))
+    return has_valley(search.density.logp, mode.point, other.point, min(mode.logp, other.logp))
 
 
 def _fitted(

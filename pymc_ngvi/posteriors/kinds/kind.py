@@ -62,7 +62,7 @@ class PosteriorKind[Found]:
         raise NotImplementedError
 
     def run(self, start: PosteriorStart, found: Found, work: Work, *, is_only: bool) -> PoolState:
-        """Return the posterior; raise `Unavailable`: `Longer` if it may not take as long, `Failed` if it is no use.
+        """Return the posterior; raise `Unavailable`: `UsedUp` if it takes too long, `Failed` if it is no use.
 
         ``work`` counts what it takes; ``is_only``: there is no other one to try after it.
         """

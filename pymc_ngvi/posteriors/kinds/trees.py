@@ -5,8 +5,8 @@ import math
 from typing import NamedTuple
 
 from pymc_ngvi.core import prices
-from pymc_ngvi.core.prices import Work
-from pymc_ngvi.core.refusal import Failed, Longer, Reason, Unavailable
+from pymc_ngvi.core.prices import UsedUp, Work
+from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.marginal.exact import exact_posterior, forest_of
 from pymc_ngvi.marginal.fitting import WANTED
@@ -93,11 +93,11 @@ class TreeKind(PosteriorKind[Forest]):
                 start.q,
                 found,
                 start.seed,
-                lambda n_values: work.may_take(n_values * own.each),
+                lambda n_values: work.expect(n_values * own.each),
                 start.others,
                 most_values=math.inf if start.is_asked else most,
             )
-        except Longer:
+        except UsedUp:
             raise
         except Unavailable as reason:
             raise Failed(reason.code, reason.sentence, reason.on_request) from None

@@ -23,7 +23,6 @@ from pymc_ngvi.core.elbo import (
 from pymc_ngvi.core.psis import (
     MIN_KHAT_DRAWS,
     Weights,
-    WeightVerdict,
 )
 from pymc_ngvi.core.sizes import (
     check_draws,
@@ -37,17 +36,6 @@ from pymc_ngvi.density.functionals import (
 )
 from pymc_ngvi.density.one_mode import (
     has_one_mode,
-)
-from pymc_ngvi.families import (
-    traits_of,
-)
-from pymc_ngvi.families.gaussian import (
-    Gaussian,
-)
-from pymc_ngvi.fitting.modes.climbs import (
-    Curvature,
-    cost,
-    modes_from,
 )
 from pymc_ngvi.fitting.progress import (
     WorkProgress,
@@ -99,10 +87,7 @@ from pymc_ngvi.results.diagnosis.findings import (
     unsettled,
 )
 from pymc_ngvi.results.diagnosis.missed_mass import (
-    MissedMass,
-    other_fit,
     other_modes,
-    outside,
 )
 from pymc_ngvi.results.diagnosis.weights import (
     DIAGNOSIS,
@@ -118,9 +103,7 @@ from pymc_ngvi.results.diagnosis.weights import (
     weighed,
     weights_and_elbo,
 )
-from pymc_ngvi.results.posterior import (
-    Posterior,
-)
+from pymc_ngvi.results.posterior import Posterior
 
 # --- gradients of log p at draws: means of their products with draws are known where these are of the posterior ---
 # With s the gradient of log p at draws theta of the posterior, :math:`E[s] = 0` and :math:`E[(\theta - m) s^T] = -I`,
@@ -220,39 +203,6 @@ def _nothing(n: int) -> Estimates:
 
 
 # --- a diagnosis of an approximate posterior, made of its parts: weights, moved draws, and mass elsewhere ---
-
-# --- draws of a Gaussian with large weights, followed to where log p is highest: some may have hit another mode ---
-
-#: Draws that are followed, and the part of the gradients that this may take.
-_N_FOLLOWED, _OF_GRADIENTS = 4, 0.2
-
-
-def followed(
-    posterior: Posterior,
-    budget: Budget,
-    weights: Weights,
-    ratio: Array | None,
-    again: np.random.Generator | None,
-    elbo: float,
-    rng: np.random.Generator,
-) -> list[MissedMass]:
-    """Return the modes that draws of a Gaussian with large weights lead to, and that it does not cover."""
-    density, q = posterior.density, posterior.distribution
-    gaussian, record = q.gaussian, posterior.record
-    uneven = weights.verdict(q.n_dim) in (WeightVerdict.UNEVEN, WeightVerdict.FAR)
-    is_gaussian = record is not None and traits_of(record.family).is_gaussian and isinstance(gaussian, Gaussian)
-    if ratio is None or not uneven or not is_gaussian or record is None or record.reparam is not None:
-        return []
-    if _N_FOLLOWED * cost(q.n_dim) > _OF_GRADIENTS * budget.n_gradients or has_one_mode(density):
-        return []
-    heaviest = np.argsort(-np.where(np.isfinite(ratio), ratio, -np.inf))[:_N_FOLLOWED]
-    theta = first_weighed(posterior, len(ratio), len(ratio), again)[heaviest]
-    scales = np.broadcast_to(q.sd(), theta.shape)
-    curvature: Curvature = "rows" if record.estimator == "quadrature" else "hessians"
-    modes, _ = modes_from(density, gaussian, theta, scales, curvature=curvature)
-    found = [outside(density, q, elbo, mode.gaussian, rng) for mode in modes]
-    return sorted((place for place in found if place is not None), key=lambda place: -place.share)
-
 
 # --- draws moved towards the posterior, and all that drifts: moments, log p, and what is computed of draws ---
 
@@ -476,9 +426,7 @@ def diagnose(
     some = len(moved.end) + moved.n_lost < most_moved(layout.n_dim, most)
     fewer = budget.cut and (some or moved.n_trajectories < often)
     n_gradients = density.n_gradients - before
-    places = _elsewhere(posterior, elbo.value, rng) if thorough else []
-    if not thorough and not (record is not None and record.modes):
-        places = followed(posterior, budget, weights, ratio, copy.deepcopy(again), elbo.value, rng)
+    places = other_modes(density, posterior.distribution, elbo.value, rng) if thorough else []
     gap = float("nan") if record is None or record.is_pool else record.gap
     q = posterior.distribution
     context = context_of(posterior)
@@ -490,7 +438,6 @@ def diagnose(
     findings = findings_of(
         context,
         gap,
-        elbo.value,
         weights,
         moved,
         drift,
@@ -682,13 +629,6 @@ def _equal_modes(posterior: Posterior, budget: Budget) -> tuple[tuple[EqualModes
     # The image of each mode is another one: which symmetry that is, one of them tells.
     found, n = equal_modes(posterior.density, modes[0], modes[0].draw(N_DRAWS, rng), posterior.layout, most)
     return tuple(replace(of, covered="all") for of in found), n_compared + n
-
-
-def _elsewhere(posterior: Posterior, elbo: float, rng: np.random.Generator) -> list[MissedMass]:
-    """Look for mass that q misses."""
-    places = other_modes(posterior.density, posterior.distribution, elbo, rng)
-    fit = other_fit(posterior, elbo, rng)
-    return places if fit is None else [*places, fit]
 
 
 def _columns(drift: MomentDrift | None, n_dim: int) -> dict[str, Array]:

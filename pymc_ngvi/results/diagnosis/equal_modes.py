@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.graphs.layout import Variable
-from pymc_ngvi.results.posterior import Distribution
+from pymc_ngvi.results.distributions import Distribution
 
 # Symmetries that log p may have: exchanged labels and changed signs, proposed from the shapes of variables alone.
 # All are linear maps of the unconstrained space that keep volumes, so that they leave the posterior as it is just where

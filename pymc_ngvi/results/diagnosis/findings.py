@@ -11,7 +11,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.elbo import format_elbo, format_gap
+from pymc_ngvi.core.elbo import format_gap
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.psis import Weights, WeightVerdict
 from pymc_ngvi.core.types import Array
@@ -242,8 +242,8 @@ MEAN, SD, SKEWNESS = 0.3, 0.2, 1.5
 SLIGHT_MEAN, SLIGHT_SD, SLIGHT_SKEWNESS = 0.15, 0.12, 0.5
 #: Mean square of the error, in standard deviations, that a gap may stand for; nats that are much in any case.
 _GAP_MEAN, _GAP_MUCH = 0.15, 0.5
-#: Part of the draws that may be lost, of all mass that may be elsewhere, and nats by which another fit may be better.
-_LOST, _ELSEWHERE, _BETTER = 0.02, 0.02, 0.5
+#: Part of the draws that may be lost, and of all mass that may be elsewhere.
+_LOST, _ELSEWHERE = 0.02, 0.02
 #: k-hat of a Gaussian's own weights that is a reason where moved draws tell nothing; part of the square of the distance
 #: between independent draws that these move by, on average, before they count as moved.
 _HEAVY, _FORGOTTEN = 0.7, 0.5
@@ -282,7 +282,6 @@ class HasMoments(Protocol):
 def findings_of(
     context: Context,
     gap: float,
-    elbo: float,
     weights: Weights,
     moved: Moved,
     drift: MomentDrift | None,
@@ -293,7 +292,7 @@ def findings_of(
     seen: str = MOVED,
 ) -> tuple[Finding, ...]:
     """Return all findings, the serious ones first."""
-    if any(p.kind == "mode" and p.share > _ELSEWHERE for p in places):
+    if any(p.share > _ELSEWHERE for p in places):
         context = replace(context, other_posterior=str, last_resort=str)  # they would miss the same modes
     found = [
         *of_fit(context, gap),
@@ -304,7 +303,7 @@ def findings_of(
         *([] if _stuck(moved) else further),
         *([] if not_moved(moved) else _of_movement(context, moved, drift)),
         *_of_weights(context, weights, moved),
-        *_of_places(context, elbo, places, q),
+        *_of_places(context, places, q),
     ]
     return tuple(sorted(found, key=lambda f: not f.serious))
 
@@ -495,9 +494,9 @@ def _changed(equal: EqualModes) -> str:
     return f"{names} {changes}{' at one label' if equal.by_label else ''}"
 
 
-def _of_places(context: Context, elbo: float, places: Sequence[MissedMass], q: HasMoments) -> list[Finding]:
+def _of_places(context: Context, places: Sequence[MissedMass], q: HasMoments) -> list[Finding]:
     result = []
-    modes = [p for p in places if p.kind == "mode" and p.share > _ELSEWHERE]
+    modes = [p for p in places if p.share > _ELSEWHERE]
     if modes:
         number = f"{len(modes)} modes" if len(modes) > 1 else "a mode"
         text = (
@@ -505,17 +504,6 @@ def _of_places(context: Context, elbo: float, places: Sequence[MissedMass], q: H
             f"{place_of(context.layout, modes[0].location, q.mean(), q.sd())}."
         )
         result.append(Finding(text, context.mode_cure(), True))
-    for place in places:
-        if place.kind == "fit" and place.elbo > elbo + _BETTER:
-            text = f"Another fit, from a dispersed start, has a higher ELBO than this one, {format_elbo(place.elbo)}."
-            cure = "Take that one: give another random_seed, start or start_sigma, and compare ELBOs."
-            result.append(Finding(text, cure, True))
-        elif place.kind == "fit" and place.share > _ELSEWHERE and not modes:
-            text = (
-                "Another fit, from a dispersed start, ends elsewhere, with an ELBO of "
-                f"{format_elbo(place.elbo)}, at {place_of(context.layout, place.location, q.mean(), q.sd())}."
-            )
-            result.append(Finding(text, context.mode_cure(), True))
     return result
 
 
