@@ -78,6 +78,7 @@ from pymc_ngvi.steps.exact import (
     ExactRule,
 )
 from pymc_ngvi.steps.schedule.state import (
+    MAX_TRIALS,
     Failure,
     Step,
     search,
@@ -504,7 +505,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         propose: Callable[[float], GaussianState | None],
         slope: float,
         first: float,
-        most_trials: int = 8,
+        most_trials: int = MAX_TRIALS,
     ) -> _Found | Failure:
         by_rules = functools.partial(self._estimator.by_rules, self._target)
         trials = Trials(by_rules, state)
