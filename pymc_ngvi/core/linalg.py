@@ -12,6 +12,8 @@ from scipy import linalg as sla
 
 Array = NDArray[np.float64]
 
+#: Bytes.
+GIB = 2**30
 #: Part of its terms that a difference must exceed to be more than what rounding leaves.
 ROUNDING = 1e-13
 #: As much for a Cholesky factor, whose square is such a difference: below it, its matrix counts as singular.
@@ -166,7 +168,7 @@ def check_memory(needed: int, family: str, n_dim: int, families: list[str]) -> N
         available = _machine_memory()
         others = ", ".join(repr(name) for name in families if name != family)
         raise MemoryError(
-            f"A {family!r} approximation in {n_dim:,} dimensions needs about {needed / 2**30:,.1f} GiB, and this "
-            f"machine has {available / 2**30:,.1f} GiB. Use another family ({others}): family='diagonal' needs a few "
+            f"A {family!r} approximation in {n_dim:,} dimensions needs about {needed / GIB:,.1f} GiB, and this "
+            f"machine has {available / GIB:,.1f} GiB. Use another family ({others}): family='diagonal' needs a few "
             "vectors only, and ignores correlations."
         )

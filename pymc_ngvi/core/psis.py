@@ -159,7 +159,7 @@ def khat_limit(n_draws: int) -> float:
 
 def tail_length(n_draws: int) -> int:
     """Return how many of the weights of so many draws count to their tail."""
-    return int(np.ceil(min(0.2 * n_draws, 3.0 * np.sqrt(n_draws))))
+    return int(np.ceil(min(0.2 * n_draws, _OF_ROOT * np.sqrt(n_draws))))
 
 
 def khat_error(khat: float, n_draws: int) -> float:

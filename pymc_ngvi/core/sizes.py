@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from pymc_ngvi.core.linalg import GIB
+
 #: Largest dimension for which a dense covariance is made.
 MAX_COV_DIM = 5_000
 
@@ -12,7 +14,7 @@ def check_cov_size(n_dim: int) -> None:
     """Raise ValueError if a dense covariance of ``n_dim`` coordinates is too large to make."""
     if n_dim > MAX_COV_DIM:
         raise ValueError(
-            f"The covariance of {n_dim:,} coordinates would take {8 * n_dim**2 / 2**30:.1f} GiB of "
+            f"The covariance of {n_dim:,} coordinates would take {8 * n_dim**2 / GIB:.1f} GiB of "
             "memory. Use std or sd_flat for the standard deviations, and cov_of(names) for the "
             "covariance of some variables."
         )

@@ -16,14 +16,13 @@ from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import NotApart, Reason, Refused, RowsGivenUp
 from pymc_ngvi.core.target import Spread
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.expectations import Expectations
+from pymc_ngvi.density.expectations import Expectations, Pointwise
 from pymc_ngvi.density.flat import DataSeen, FlatGraphs, Functions, OfTerms, RowsFound
-from pymc_ngvi.density.pointwise import Pointwise
 from pymc_ngvi.density.row_space import SeenFromRows, seen_from_rows
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.reading.reading import Reading
-from pymc_ngvi.reading.row_graphs import is_smooth
+from pymc_ngvi.reading.terms import is_smooth
 from pymc_ngvi.rows.pattern import pattern_of_rows
 from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, PredictorMeanHessian, RowHessian, SecondDerivatives
 from pymc_ngvi.rows.seen import Seen

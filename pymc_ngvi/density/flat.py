@@ -21,10 +21,9 @@ from pytensor.graph.basic import Variable
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import Refused
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.density.expectations import Expectations
+from pymc_ngvi.density.expectations import Expectations, Pointwise
 from pymc_ngvi.density.info import Minibatches
 from pymc_ngvi.density.jets.evaluation import MOST_DIMENSIONS, ForwardMode, Jets, NoJet
-from pymc_ngvi.density.pointwise import Pointwise
 from pymc_ngvi.density.row_space import SeenFromRows
 from pymc_ngvi.graphs import graph, large, loops, odes
 from pymc_ngvi.graphs.backends import compile_flags, compile_options, without_c

@@ -1,5 +1,6 @@
 """The log density of a PyMC model on one flat unconstrained vector."""
 
+import functools
 import time
 
 from abc import abstractmethod
@@ -17,9 +18,6 @@ from numpy.typing import (
     NDArray,
 )
 
-from pymc_ngvi.core.heap import (
-    keep_freed_memory,
-)
 from pymc_ngvi.core.pattern import (
     Pattern,
     SummedPattern,
@@ -98,6 +96,20 @@ from pymc_ngvi.reading.factors import (
 from pymc_ngvi.rows.engines import (
     ENGINES,
 )
+
+# --- memory that is freed stays with the process, for the next array of the same size ---
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Let the C library keep memory that is freed in arrays of up to 31 MB; do it once in a process.
+
+    Evaluations make and free arrays of some hundred kilobytes, thousands of times. The GNU C library gives each back to
+    the system, which fills it with zeros for the next one: a quarter of the time of a fit to 1,900 rows. It stops doing
+    so for sizes that it has seen freed once. No page of this array is ever touched.
+    """
+    np.empty(3_900_000)
+
 
 # --- which backend serves a fit best: whether compiling takes longer than it saves ---
 

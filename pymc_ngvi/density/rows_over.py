@@ -27,8 +27,7 @@ from pymc_ngvi.reading.terms import Rows
 from pymc_ngvi.rows.engines.on_pytensor import Engine
 from pymc_ngvi.rows.entries import Entries, ManyMaps, Sparsity
 from pymc_ngvi.rows.expectation import RowFunction
-from pymc_ngvi.rows.many import ManyRows
-from pymc_ngvi.rows.many_own import ManyRowsLeft, Narrowing
+from pymc_ngvi.rows.many import ManyRows, ManyRowsLeft, Narrowing
 from pymc_ngvi.rows.own_effects import OwnEffects
 
 # --- graphs that hang on given values at many of these: the same graphs, with one more axis ---

@@ -1,12 +1,20 @@
 """Which variables of a graph are affine functions of theta, and which of them all else is made of."""
 
+import functools
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 import pytensor.scalar as ps
+import pytensor.tensor as pt
 
 from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace
-from pytensor.graph.traversal import toposort
-from pytensor.tensor.elemwise import Elemwise
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
 
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence, joined
 from pymc_ngvi.ops.elements import Elements, Rearranged, core_op
@@ -124,3 +132,236 @@ def is_moved(node: Apply, facts: Facts) -> bool:
 def varying_inputs(node: Apply, facts: Facts) -> list[Variable]:
     """Return the inputs of a node that are not known: those through which derivatives pass, and steps."""
     return [i for i in node.inputs if not facts.is_known(i)]
+
+
+# --- products of unknowns written so that linear predictors, and sums over rows, can be seen ---
+#
+# ``X @ (tau * z)`` is no affine function of theta, but ``tau`` times one; ``tau * sum(x**2)`` is no sum over rows, but
+# ``sum(tau * x**2)`` is. PyTensor simplifies the second into the first, which is the shorter to evaluate.
+
+
+#: Summands with factors of their own, at most, of what is multiplied by a matrix.
+_MOST_SUMMANDS = 8
+#: Sums within sums, at most, that a factor goes to.
+_MOST_NESTED = 50
+
+
+def factors_outside(logp: Variable, facts: Facts) -> Variable:
+    """Take unknown factors out of linear functions, where they are the same for all elements that are added up."""
+    written = {}
+    for node in facts.nodes:
+        axes = _added_axes(node, facts)
+        if axes is None:
+            continue
+        [operand] = varying_inputs(node, facts)
+        summands = list(_factored(operand, axes, facts))
+        if len(summands) <= _MOST_SUMMANDS and any(factors for factors, _ in summands):
+            written[node.outputs[0]] = _added(node, operand, summands, facts)
+    return with_others(logp, written)
+
+
+def _added_axes(node: Apply, facts: Facts) -> tuple[int, ...] | None:
+    """Return the axes of its unknown operand along which a linear function adds up; None where it is no such thing."""
+    varying = varying_inputs(node, facts)
+    return elements(node, facts).added_axes(varying[0]) if len(varying) == 1 and is_linear(node, facts) else None
+
+
+def _factored(var: Variable, axes: tuple[int, ...], facts: Facts) -> Iterator[tuple[list[Variable], Variable]]:
+    """Yield the summands of a variable, each as its unknown factors that don't vary along axes, and what they multiply.
+
+    Factors and summands may be shorter than the variable where they are the same all along an axis.
+    """
+    node = var.owner
+    op = node.op.scalar_op if node is not None and isinstance(node.op, Elemwise) and not facts.is_known(var) else None
+    if isinstance(op, ps.Add):
+        for operand in node.inputs:
+            yield from _factored(operand, axes, facts)
+    elif isinstance(op, ps.Sub):
+        yield from _factored(node.inputs[0], axes, facts)
+        yield from ((factors, -inner) for factors, inner in _factored(node.inputs[1], axes, facts))
+    elif isinstance(op, ps.Mul):
+        outside = [i for i in node.inputs if not facts.is_known(i) and _is_constant_along(axes, facts.shape(i))]
+        inside = [i for i in node.inputs if i not in outside]
+        yield outside, functools.reduce(pt.mul, inside) if inside else pt.constant(np.ones((1,) * var.type.ndim))
+    elif isinstance(op, ps.TrueDiv):
+        divisor = node.inputs[1]
+        is_outside = not facts.is_known(divisor) and _is_constant_along(axes, facts.shape(divisor))
+        for factors, inner in _factored(node.inputs[0], axes, facts):
+            yield ([*factors, 1.0 / divisor], inner) if is_outside else (factors, inner / divisor)
+    else:
+        yield [], var
+
+
+def _is_constant_along(axes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return all(shape[axis] == 1 for axis in axes)
+
+
+def _added(node: Apply, operand: Variable, summands: list[tuple[list[Variable], Variable]], facts: Facts) -> Variable:
+    """Return what a linear function makes of a sum, by summands."""
+    shape = facts.shape(operand)
+    parts = []
+    for factors, var in summands:
+        whole = var if facts.shape(var) == shape else var + np.zeros(shape)
+        [linear] = node.clone_with_new_inputs([whole if i is operand else i for i in node.inputs], strict=False).outputs
+        of_sum = [f.sum(axis=node.op.axis) if isinstance(node.op, CAReduce) else f for f in factors]
+        parts.append(functools.reduce(pt.mul, of_sum, linear))
+    return functools.reduce(pt.add, parts)
+
+
+def as_sum(logp: Variable, predictors: Variable) -> Variable:
+    """Write log p, or a vector of its parts, as a function of predictors, with sums outermost."""
+    facts = Facts(logp, predictors)
+    written = {}
+    for node in facts.nodes:
+        if isinstance(node.op, Dot) and len(varying_inputs(node, facts)) == 2:
+            [product], (left, right) = node.outputs, node.inputs
+            if max(facts.shape(product), default=1) == 1:
+                written[product] = (left.ravel() * right.ravel()).sum().reshape(facts.shape(product))
+    logp = with_others(logp, written)
+    facts = Facts(logp, predictors)
+    sums = _LinearSums(facts)
+    written, stack, seen = {}, [logp], {logp}
+    while stack:
+        node = stack.pop().owner
+        if node is None:
+            continue
+        if (found := sums.factor_of(node)) is not None:
+            written[node.outputs[0]] = sums.times(*found)
+        elif is_linear(node, facts):
+            stack += [i for i in varying_inputs(node, facts) if i not in seen]
+            seen.update(node.inputs)
+    return with_others(logp, written)
+
+
+def without_checks(logp: Variable) -> Variable:
+    """Return log p, or a vector of its parts, without conditions that tie many elements, -inf where one fails.
+
+    PyMC checks parameters so; where such a check fails, log p is mostly not finite without it, either. A constraint may
+    look the same: what is left out has to be looked for where it matters.
+    """
+    checks = {}
+    for node in toposort([logp]):
+        if _is_check(node) and node.inputs[1].type.broadcastable == node.outputs[0].type.broadcastable:
+            checks[node.outputs[0]] = node.inputs[1]
+    return with_others(logp, checks)
+
+
+def conditions_of(logp: Variable) -> list[Variable] | None:
+    """Return the conditions that `without_checks` leaves out, if log p is -inf wherever one of them fails; else None.
+
+    So it is where what they are conditions of is added to all else.
+    """
+    found, stack, seen = list[Variable](), [logp], set[Variable]()
+    while stack:
+        var = stack.pop()
+        if var.owner is None or var in seen:
+            continue
+        seen.add(var)
+        if _is_check(var.owner):
+            found.append(var.owner.inputs[0])
+            stack.append(var.owner.inputs[1])
+        elif _is_added(var.owner.op):
+            stack += var.owner.inputs
+    return found if len(found) == sum(map(_is_check, toposort([logp]))) else None
+
+
+def _is_added(op: Op) -> bool:
+    """Tell whether each element of the inputs is added to something, or is where it was."""
+    if isinstance(op, Elemwise | CAReduce):
+        return isinstance(op.scalar_op, ps.Add)
+    return isinstance(op, DimShuffle)
+
+
+def _is_check(node: Apply) -> bool:
+    """Tell whether a node is a value under one condition on several elements, -inf where that fails."""
+    if not (isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Switch)):
+        return False
+    condition, _, otherwise = node.inputs
+    if not all(condition.type.broadcastable) or not np.all(getattr(otherwise, "data", 0.0) == -np.inf):
+        return False
+    return any(var.owner is not None and isinstance(var.owner.op, CAReduce) for var in ancestors([condition]))
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """An unknown factor, and its shape."""
+
+    value: Variable
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, factors: list[Variable], facts: Facts) -> "_Factor":
+        """Return the product of several, of as many axes each."""
+        shape = np.broadcast_shapes(*[facts.shape(f) for f in factors])
+        return cls(functools.reduce(pt.mul, factors), shape)
+
+    def times(self, other: "_Factor") -> "_Factor":
+        """Return the product."""
+        return _Factor(self.value * other.value, np.broadcast_shapes(self.shape, other.shape))
+
+    def expanded(self, axes: tuple[int, ...]) -> "_Factor":
+        """Return the same with further axes of length 1."""
+        return _Factor(pt.expand_dims(self.value, axes), np.expand_dims(np.empty(self.shape), axes).shape)
+
+    def alone(self, ndim: int) -> "_Factor | None":
+        """Return the same with another number of axes, where it is a single number."""
+        shape = (1,) * ndim
+        return _Factor(self.value.reshape(shape), shape) if all(n == 1 for n in self.shape) else None
+
+
+class _LinearSums:
+    """Variables that are linear functions of others, some of which are added up."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._found: set[Variable] = set()
+        for node in facts.nodes:
+            if self._has_sum(node):
+                self._found.update(node.outputs)
+
+    def _has_sum(self, node: Apply) -> bool:
+        if self.factor_of(node) is not None:
+            return True
+        varying = varying_inputs(node, self._facts)
+        adds = _added_axes(node, self._facts) is not None or any(i in self._found for i in varying)
+        return adds and is_linear(node, self._facts)
+
+    def factor_of(self, node: Apply) -> tuple[Variable, _Factor] | None:
+        """Return the sum that a product has among its factors, and the others; None for what is no such product."""
+        facts = self._facts
+        if not isinstance(node.op, Elemwise) or len(varying := varying_inputs(node, facts)) < 2:
+            return None
+        if isinstance(node.op.scalar_op, ps.TrueDiv):
+            numerator, divisor = node.inputs
+            return (numerator, _Factor(1.0 / divisor, facts.shape(divisor))) if numerator in self._found else None
+        found = [i for i in varying if i in self._found] if isinstance(node.op.scalar_op, ps.Mul) else []
+        return (found[0], _Factor.of([i for i in node.inputs if i is not found[0]], facts)) if len(found) == 1 else None
+
+    def times(self, var: Variable, factor: _Factor, depth: int = 0) -> Variable:
+        """Return a variable times a factor of as many axes, which goes to what is added up."""
+        node = var.owner
+        if var not in self._found or depth > _MOST_NESTED:
+            return factor.value * var
+        if (found := self.factor_of(node)) is not None:
+            return self.times(found[0], found[1].times(factor), depth + 1)
+        multiplied = self._multiplied(node)
+        inner: _Factor | None = factor
+        if isinstance(node.op, CAReduce):
+            inner = factor.expanded(_added_axes(node, self._facts) or ())
+        elif not isinstance(node.op, Elemwise):
+            inner = factor.alone(multiplied[0].type.ndim) if multiplied else None
+        if inner is None:
+            return factor.value * var
+        return node.op(*[self.times(i, inner, depth + 1) if i in multiplied else i for i in node.inputs])
+
+    def _multiplied(self, node: Apply) -> list[Variable]:
+        """Return the inputs to multiply, in order to multiply what a node makes; none where that can't be told."""
+        varying = varying_inputs(node, self._facts)
+        if isinstance(node.op, Elemwise):
+            scalar_op = node.op.scalar_op
+            if isinstance(scalar_op, ps.Add | ps.Sub):
+                return list(node.inputs)
+            return list(node.inputs[1:]) if isinstance(scalar_op, ps.Switch) else varying
+        found = elements(node, self._facts)
+        moves = isinstance(found, Rearranged) and found.inputs == varying
+        return varying if len(varying) == 1 and (moves or found.added_axes(varying[0]) is not None) else []

@@ -24,8 +24,7 @@ from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops.elements import Rearranged
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.registry import elements, operation
-from pymc_ngvi.reading.affine import dependence_of, grouped, predictors, with_others
-from pymc_ngvi.reading.distribute import factors_outside
+from pymc_ngvi.reading.affine import dependence_of, factors_outside, grouped, predictors, with_others
 from pymc_ngvi.reading.sums import JointPredictors, joint_predictors
 from pymc_ngvi.rows.linear_map import LinearMap, MatrixPlan
 

@@ -9,7 +9,7 @@ from pytensor.graph.basic import Variable
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops.facts import Facts
-from pymc_ngvi.reading.distribute import as_sum, conditions_of, without_checks
+from pymc_ngvi.reading.affine import as_sum, conditions_of, without_checks
 from pymc_ngvi.reading.factors import CompiledOnce, quickly
 from pymc_ngvi.reading.found import Compile, Predictors, together
 from pymc_ngvi.reading.terms import Terms, terms_of

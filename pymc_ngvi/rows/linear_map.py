@@ -25,7 +25,7 @@ _DENSE = 0.2
 _SLOWER, _MOST_DENSE = 200.0, 2**27
 #: Numbers of all predictors that are evaluated at once.
 _MOST_ELEMENTS = 2**22
-#: Numbers of dense columns that are multiplied at once.
+#: Numbers of dense columns, or of predictors, that are multiplied at once.
 _AT_A_TIME = 2**20
 
 #: From rows and columns, (n,) each, to entries of a covariance.
@@ -343,8 +343,8 @@ class SummedMap:
 # --- covariances of linear predictors under a q of theta, of those only that are asked for ---
 
 
-#: Products of two entries of X that covariances may be sums of, at most; numbers of predictors at a time.
-_MOST_PRODUCTS, _PREDICTORS_AT_A_TIME = 50_000_000, 2**20
+#: Products of two entries of X that covariances may be sums of, at most.
+_MOST_PRODUCTS = 50_000_000
 
 
 class PairCovariances:
@@ -384,8 +384,8 @@ class PairCovariances:
             beside = self._of_used @ between.T
         root = None if len(used) else cholesky(among)
         for total, pair in zip(result, self.pairs, strict=True):
-            for start in range(0, len(pair), max(1, _PREDICTORS_AT_A_TIME // n_dense)):
-                part = slice(start, start + max(1, _PREDICTORS_AT_A_TIME // n_dense))
+            for start in range(0, len(pair), max(1, _AT_A_TIME // n_dense)):
+                part = slice(start, start + max(1, _AT_A_TIME // n_dense))
                 i, j = pair[part].T
                 same = i is j or np.array_equal(i, j)
                 left = linear.dense[consecutive(i)]

@@ -6,19 +6,64 @@ pattern. Rows of all values are evaluated together; so are products with all X_k
 
 import functools
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import (
+    Iterator,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    replace,
+)
+from typing import (
+    NamedTuple,
+)
 
 import numpy as np
 
-from numpy.typing import NDArray
+from numpy.typing import (
+    NDArray,
+)
 from scipy import sparse
+from scipy.special import (
+    ndtri,
+)
 
-from pymc_ngvi.core.values import Array
-from pymc_ngvi.rows.entries import Entries, EntriesAt, ManyMaps
-from pymc_ngvi.rows.expectation import Levels, RowFunction
+from pymc_ngvi.core.refusal import (
+    NotApart,
+)
+from pymc_ngvi.core.values import (
+    Array,
+)
+from pymc_ngvi.rows.entries import (
+    Entries,
+    EntriesAt,
+    ManyMaps,
+    Sparsity,
+)
+from pymc_ngvi.rows.expectation import (
+    Compiled,
+    Index,
+    Levels,
+    RowFunction,
+)
+from pymc_ngvi.rows.integrated import (
+    Integrated,
+    TabulatedRowFunction,
+    densities,
+    distinct,
+)
+from pymc_ngvi.rows.own_effects import (
+    Ints,
+    OwnEffects,
+    OwnGroup,
+    predictors_of,
+    priors_of,
+)
 from pymc_ngvi.rows.pattern import Scatter
-from pymc_ngvi.rows.seen import ManyRules, ManySeen
+from pymc_ngvi.rows.seen import (
+    ManyRules,
+    ManySeen,
+)
 from pymc_ngvi.rows.taken import Taken
 
 #: Values of rows at a time.
@@ -178,3 +223,487 @@ def _codes(kind: Taken) -> Levels:
 
 def _sds(kind: Taken) -> NDArray[np.float32]:
     return kind.sd
+
+
+# --- rows at many values in which effects that one row alone reads are integrated out; see `own_effects`, and `many`
+# ---
+
+
+# --- quantiles of densities that are known at points of a grid, many at a time ---
+
+_ROOT_2PI = float(np.sqrt(2.0 * np.pi))
+
+
+def quantiles(normals: Array, points: Array, density: Array, areas: Array) -> Array:
+    """Return where distributions have the probabilities that some numbers have under a standard normal.
+
+    Cubics between the points have the right values and slopes there. Probabilities are added up from either end, so
+    that both tails keep their digits. Beyond the points, quantiles stay at the first and last of these.
+    """
+    below, above = np.cumsum(areas, axis=0), np.cumsum(areas[::-1], axis=0)[::-1]
+    total = below[-1]
+    below, above = below[:-1], above[1:]
+    score = ndtri(np.minimum(below, above) / total)
+    score = np.where(below < above, score, -score)
+    slope = np.exp(-0.5 * score**2) * (total / _ROOT_2PI) / density
+    points = np.broadcast_to(points, score.shape)
+    return np.array([_near(normal, score, points, slope) for normal in normals])
+
+
+def _near(wanted: float, x: Array, y: Array, slope: Array) -> Array:
+    """Return y at a value of x, ascending along the first axis, by cubics from values and slopes at both ends."""
+    left = np.clip((x < wanted).sum(axis=0) - 1, 0, len(x) - 2)[None]
+    (x_left, x_right), (y_left, y_right), (first, last) = (
+        (np.take_along_axis(values, left, axis=0)[0], np.take_along_axis(values, left + 1, axis=0)[0])
+        for values in (x, y, slope)
+    )
+    width = x_right - x_left
+    part = np.clip((wanted - x_left) / width, 0.0, 1.0)
+    rest = 1.0 - part
+    ends = (1.0 + 2.0 * part) * rest**2 * y_left + (1.0 + 2.0 * rest) * part**2 * y_right
+    return ends + part * rest * width * (rest * first - part * last)
+
+
+# Rows at many values in which effects that one row alone reads are integrated out; see `own_effects`, and `many`.
+
+# --- draws of effects that one row alone reads, given the predictors of their rows: many at a time ---
+# Given eta, what a row reads, v = eta + a z, has the density exp(f(v) - (v - eta)^2 / (2 a^2)). Rows with the same data
+# share this family of distributions, whatever the hyperparameters are: its quantiles are smooth functions of eta and of
+# log a, and stand on a lattice. Interpolated between its points, they make proposals whose density is known, and which
+# an independence sampler [1]_ corrects: what interpolation is off by, that is exact but for its square.
+#
+# References
+# ----------
+# .. [1] L. Tierney (1994). Markov chains for exploring posterior distributions. Annals of Statistics 22(4).
+#    https://doi.org/10.1214/aos/1176325750
+
+#: Distance between values of log a, and between quantiles, in standard deviations of a normal; how far these go.
+_OF_LOG, _OF_NORMAL, _FARTHEST = 0.2, 0.25, 5.0
+#: Values of eta, the numbers that are tried; error of interpolation in it, in standard deviations.
+_N_ETA, _ERROR = (17, 33, 65, 129, 257), 0.05
+#: Part of their range by which values of eta go farther than they are asked for.
+_MARGIN = 0.4
+#: Draws for each distribution from which on a lattice pays; numbers in it at most; distributions at a time.
+_PAYS, _MOST_NUMBERS, _DISTRIBUTIONS_AT_A_TIME = 100, 2**23, 2**12
+#: Steps of the sampler.
+_STEPS = 1
+_NORMAL = _OF_NORMAL * np.arange(-round(_FARTHEST / _OF_NORMAL), round(_FARTHEST / _OF_NORMAL) + 1.0)
+
+
+class _Cells(NamedTuple):
+    """Where predictors are on the lattice: numbers of the first points, (n_points, n_rows), of two values of log a."""
+
+    first: Index
+    second: Index
+    part: Array
+    part_second: Array
+
+
+class OwnDraws:
+    """Draws effects of one kind of rows with one predictor."""
+
+    def __init__(self, function: Compiled) -> None:
+        self._function = function
+        self._data: list[Array] = []
+        self._lowest, self._step, self._n_eta = 0.0, 0.0, _N_ETA[0]
+        self._place: dict[int, int] = {}
+        self._quantiles = np.empty((0, 0, 0, len(_NORMAL)))
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there are quantiles for some draws."""
+        return bool(self._place)
+
+    @np.errstate(all="ignore")
+    def drawn(self, rng: np.random.Generator, eta: Array, data: list[Array], slope: Array) -> Array:
+        """Return one draw of z for each predictor, (n_points, n_rows)."""
+        first, number = distinct(data, eta.shape[1])
+        some = [d if d.shape[1] == 1 else d[:, first] for d in data]
+        log_a = np.log(np.abs(slope[0])) / _OF_LOG
+        if not self._reaches(some, eta, log_a, len(first)):
+            return Integrated(self._function, 1).drawn(rng, eta, *data, slope)
+        cells = self._cells(eta, number, log_a)
+        current, ratio = np.empty(eta.shape), np.empty(eta.shape)
+        for step in range(1 + _STEPS):
+            v, log_density = self._proposed(rng, cells)
+            z = (v - eta) / slope
+            [of_row] = self._function(v, *data)
+            proposed = of_row - 0.5 * z * z - log_density
+            if not step:
+                current, ratio = z, proposed
+                continue
+            accept = np.log(rng.random(eta.shape)) < proposed - ratio
+            current, ratio = np.where(accept, z, current), np.where(accept, proposed, ratio)
+        return current
+
+    def _reaches(self, data: list[Array], eta: Array, log_a: Array, n: int) -> bool:
+        """See to it that the lattice holds some predictors; tell whether it does, and pays."""
+        lowest, highest = float(eta.min()), float(eta.max())
+        if not (np.isfinite(lowest) and np.isfinite(highest) and np.isfinite(log_a).all()):
+            return False
+        below = np.floor(log_a).astype(np.intp)
+        needed = np.union1d(below, below + 1)
+        if eta.size < _PAYS * n * len(needed):
+            return False
+        alike = len(self._data) == len(data) and all(map(np.array_equal, self._data, data))
+        if not alike or lowest < self._lowest or highest > self._highest:
+            margin = _MARGIN * (highest - lowest) + 1e-6
+            self._data, self._lowest = data, lowest - margin
+            self._step = (highest - lowest + 2.0 * margin) / (self._n_eta - 1)
+            self._place = {}
+        return self._make(needed, n)
+
+    @property
+    def _highest(self) -> float:
+        return self._lowest + self._step * (self._n_eta - 1)
+
+    def _make(self, needed: NDArray[np.intp], n: int) -> bool:
+        """Find quantiles at some values of log a; tell whether predictors are close enough for these."""
+        missing = [k for k in needed.tolist() if k not in self._place]
+        while missing:
+            if (len(self._place) + len(missing)) * n * self._n_eta * len(_NORMAL) > _MOST_NUMBERS:
+                return False
+            numbers = np.array(missing)
+            eta = (self._lowest + self._step * np.arange(self._n_eta))[:, None]
+            new = np.empty((len(numbers), n, self._n_eta, len(_NORMAL)))
+            at_once = max(1, _DISTRIBUTIONS_AT_A_TIME // (n * self._n_eta))
+            for start in range(0, len(numbers), at_once):
+                a = np.exp(_OF_LOG * np.repeat(numbers[start : start + at_once], n))[None]
+                m = a.shape[1] // n
+                data = [np.tile(d, (1, m)) if d.shape[1] > 1 else d for d in self._data]
+                points = np.broadcast_to(eta, (self._n_eta, m * n))
+                v = eta[None] + a * _quantiles(*densities(self._function, points, data, a))
+                new[start : start + m] = v.transpose(2, 1, 0).reshape(m, n, self._n_eta, -1)
+            middle = new[:, :, 1::2]
+            apart = np.abs(middle - 0.5 * (new[:, :, :-1:2] + new[:, :, 2::2])) / _width(middle)[..., None]
+            if np.nanmax(apart) < 4.0 * _ERROR:  # a quarter of it is left between points
+                kept = self._quantiles[: len(self._place)] if self._place else new[:0]
+                self._quantiles = np.concatenate([kept, new])
+                self._place |= {k: len(kept) + i for i, k in enumerate(missing)}
+                return bool(np.isfinite(new).all())
+            if self._n_eta == _N_ETA[-1]:
+                return False
+            self._step, self._n_eta = 0.5 * self._step, 2 * self._n_eta - 1
+            self._place, missing = {}, needed.tolist()
+        return True
+
+    def _cells(self, eta: Array, number: Index, log_a: Array) -> _Cells:
+        shape = self._quantiles.shape
+        at = (eta - self._lowest) / self._step
+        left = np.minimum(at.astype(np.intp), self._n_eta - 2)
+        below = np.floor(log_a).astype(np.intp)
+        lowest = int(below.min())
+        places = np.full(int(below.max()) - lowest + 2, -1, dtype=np.intp)
+        for k, place in self._place.items():
+            if 0 <= k - lowest < len(places):
+                places[k - lowest] = place
+        first, second = (
+            ((places[below - lowest + up] * shape[1] + number) * shape[2] + left) * shape[3] for up in (0, 1)
+        )
+        return _Cells(first, second, at - left, np.broadcast_to(log_a - below, eta.shape))
+
+    def _proposed(self, rng: np.random.Generator, cells: _Cells) -> tuple[Array, Array]:
+        """Return draws of v, and their log densities but for a constant."""
+        normal = np.clip(rng.standard_normal(cells.first.shape), _NORMAL[0], _NORMAL[-1])
+        at = (normal - _NORMAL[0]) / _OF_NORMAL
+        left = np.minimum(at.astype(np.intp), len(_NORMAL) - 2)
+        known, ends = self._quantiles.ravel(), []
+        for end in (0, 1):
+            found = []
+            for start in (cells.first, cells.second):
+                corner = start + left
+                corner += end
+                below = known.take(corner)
+                corner += len(_NORMAL)
+                above = known.take(corner)
+                above -= below
+                above *= cells.part
+                above += below
+                found.append(above)
+            found[1] -= found[0]
+            found[1] *= cells.part_second
+            found[1] += found[0]
+            ends.append(found[1])
+        ends[1] -= ends[0]
+        at -= left
+        normal *= normal
+        normal *= -0.5
+        normal -= np.log(ends[1])
+        return ends[0] + at * ends[1], normal
+
+
+def _width(quantiles: Array) -> Array:
+    """Return about the standard deviations of distributions with some quantiles, which the last axis has."""
+    one = round(1.0 / _OF_NORMAL)
+    middle = len(_NORMAL) // 2
+    return 0.5 * (quantiles[..., middle + one] - quantiles[..., middle - one])
+
+
+def _quantiles(z: Array, density: Array, slope: Array, spacing: float) -> Array:
+    """Return the quantiles of distributions at those of a normal, (n_quantiles, n_points, n_rows); see `densities`."""
+    # Between two nodes: the integral of a cubic through these and the ones beside them.
+    per_node = density * slope
+    areas = 13.0 * (per_node[1:-2] + per_node[2:-1]) - per_node[:-3] - per_node[3:]
+    return quantiles(_NORMAL, z[2:-2], density[2:-2], np.maximum(areas * (spacing / 24.0), 1e-300))
+
+
+# Rows at many values in which effects that one row alone reads are integrated out; see `own_effects`, and `many`.
+
+
+@dataclass(frozen=True, eq=False)
+class _OwnAtMany:
+    """The effects of one group at many values."""
+
+    #: Of their priors' predictors, and w; see `own_effects`; shape (n, n_effects).
+    mean: Array
+    sd: Array
+    ratio: Array
+    #: By which rows read a standard normal in place of the effect; shape (n, n_effects).
+    slope: Array
+    #: Of their priors; shape (n_effects,).
+    predictors: Ints
+    #: By which of their predictors rows read them.
+    slot: int
+
+    def __getitem__(self, which: NDArray[np.intp]) -> "_OwnAtMany":
+        """Return those at some of the values."""
+        names = ("mean", "sd", "ratio", "slope")
+        return replace(self, **{name: getattr(self, name)[which] for name in names})
+
+
+@dataclass(frozen=True, eq=False)
+class ManyRowsLeft(ManyRows):
+    """Rows with effects integrated out, of the coordinates that are left."""
+
+    #: Of the first functions, in their order.
+    own: list[_OwnAtMany]
+    narrowing: "Narrowing"
+
+    def __getitem__(self, which: NDArray[np.intp]) -> "ManyRows":
+        """Return some of them, in that order."""
+        rows = super().__getitem__(which)
+        assert isinstance(rows, ManyRowsLeft)
+        return rows if rows is self else replace(rows, own=[effects[which] for effects in self.own])
+
+    @np.errstate(all="ignore")
+    def drawn_inside(self, x: Array, rng: np.random.Generator) -> Array:
+        """Return draws of all that is not given, (n, n_inside, m), given those that are left, (n, n_dim, m)."""
+        n, _, m = x.shape
+        eta = (self.maps.offset[:, :, None] + self.maps.times(x)).reshape(-1, m)
+        result = np.empty((n, self.narrowing.n_inside, m))
+        result[:, self.narrowing.kept] = x
+        for (effects, function, coordinates), draws in zip(self._each(), self.narrowing.draws, strict=True):
+            assert isinstance(function.function, Integrated)
+            points = [np.ascontiguousarray(eta[at].T) for at in function.index.T]
+            if function.k == 1:
+                z = draws.drawn(rng, points[0], function.data[:-1], function.data[-1])
+            else:
+                z = function.function.drawn(rng, *points, *function.data)
+            z = z.reshape(m, n, -1).transpose(1, 2, 0)
+            of_prior = eta.reshape(n, -1, m)[:, effects.predictors]
+            result[:, coordinates] = (effects.mean[:, :, None] + effects.sd[:, :, None] * z - of_prior) / effects.ratio[
+                :, :, None
+            ]
+        return result
+
+    @np.errstate(all="ignore")
+    def moments_inside(
+        self, mean: Array, sd: Array, seen: ManySeen, rules: ManyRules, covariance: Array
+    ) -> tuple[Array, Array]:
+        """Return means and sds of all that is not given, (n, n_inside) each, by Gaussians of what is left.
+
+        Of a standard normal z that a row F(eta) = log E[exp f(eta + a z)] is integrated over, the mean given eta is
+        a F'(eta) and the variance 1 + a^2 F''(eta). That mean varies by the squares of the mean derivatives of F'.
+        """
+        n = len(self)
+        means, sds = (np.empty((n, self.narrowing.n_inside)) for _ in range(2))
+        means[:, self.narrowing.kept], sds[:, self.narrowing.kept] = mean, sd
+        with_priors = iter(self.narrowing.with_priors(self.maps, covariance))
+        for (effects, function, coordinates), kind in zip(self._each(), self._taken(seen, rules), strict=False):
+            grad, hessian = kind.derivatives()
+            grad, along = grad[:, effects.slot].reshape(n, -1), hessian[:, effects.slot]
+            root = kind._root
+            spread = np.einsum("ra,rab->rb", along, root)
+            varies = np.einsum("rb,rb->r", spread, spread)
+            if function.k == 1:
+                _, third, fourth, _ = kind.bends()
+                variance = root[:, 0, 0] ** 2
+                varies += (variance * third) ** 2 / 2.0 + variance**3 * fourth**2 / 6.0
+            a, of_sd = effects.slope, effects.sd
+            of_z = a * grad
+            of_square = 1.0 + a**2 * (along[:, effects.slot] + varies).reshape(n, -1)
+            across = sum(along[:, slot].reshape(n, -1) * next(with_priors) for slot in range(function.k))
+            total = of_sd**2 * of_square + next(with_priors) - 2.0 * of_sd * a * across
+            p = seen.mean[:, effects.predictors]
+            means[:, coordinates] = (effects.mean + of_sd * of_z - p) / effects.ratio
+            sds[:, coordinates] = np.sqrt(np.maximum(total, 0.0)) / np.abs(effects.ratio)
+        return means, sds
+
+    def _each(self) -> Iterator[tuple[_OwnAtMany, RowFunction, Ints]]:
+        groups = self.narrowing.effects.groups
+        return zip(self.own, self.functions[: len(groups)], (group.coordinates for group in groups), strict=True)
+
+
+class Narrowing:
+    """Integrates effects out of rows at many values."""
+
+    def __init__(
+        self, effects: OwnEffects, functions: Sequence[RowFunction], sparsity: Sparsity, columns: Ints
+    ) -> None:
+        self.effects, self.n_inside, self.kept = effects, effects.n_dim, effects.kept
+        self._apart = _Apart(sparsity, columns, effects.coordinates)
+        sparsity, columns = self._apart.sparsity, self._apart.columns
+        self._counts = [len(rows.index) for rows in functions]
+        self.draws = [OwnDraws(functions[group.kind].function) for group in effects.groups]
+        self._groups = [_GroupMap(group, functions, sparsity) for group in effects.groups]
+        place = np.full(self.n_inside, -1, dtype=np.intp)
+        place[self.kept] = np.arange(len(self.kept))
+        d = sparsity.n_dim
+        number = np.repeat(np.arange(sparsity.n_rows), np.diff(sparsity.starts))
+        parts = [
+            number * d + sparsity.indices,
+            *(group.rows * d + sparsity.indices[group.source] for group in self._groups),
+        ]
+        every = np.unique(np.concatenate(parts))
+        every = every[place[every % d] >= 0]
+        starts = np.searchsorted(every // d, np.arange(sparsity.n_rows + 1))
+        self._sparsity, self._columns = Sparsity(starts, place[every % d], len(self.kept)), place[columns]
+        self._take, self._is_there = _found(every, parts[0])
+        self._added = [_found(every, part) for part in parts[1:]]
+        left = effects.left(functions)
+        keep = [functions[group.kind].index[group.rows] for group in effects.groups]
+        indices = [*keep, *(rows.index for rows in left)]
+        pairs = [i[:, [a, b]] for i in indices for a in range(i.shape[1]) for b in range(a + 1)]
+        self.entries = Entries(self._sparsity, self._columns, pairs)
+        self._across = [
+            np.stack([column, group.p], axis=1)
+            for index, group in zip(keep, self._groups, strict=True)
+            for column in (*index.T, group.p)
+        ]
+        self._of_priors = Entries(self._sparsity, self._columns, self._across)
+        codes = self.entries.rows * len(self.kept) + self.entries.cols
+        wanted = self._of_priors.rows * len(self.kept) + self._of_priors.cols
+        self._places = np.minimum(np.searchsorted(codes, wanted), len(codes) - 1)
+        if not np.array_equal(codes[self._places], wanted):
+            raise NotApart("means of effects' priors are read by no row with their effect")
+
+    def with_priors(self, maps: ManyMaps, covariance: Array) -> list[Array]:
+        """Return, group by group, covariances of rows' predictors with those of priors, and variances of these."""
+        return self._of_priors.of(maps).covariances(covariance[:, self._places])
+
+    def of(self, rows: ManyRows) -> tuple[ManyRows, NDArray[np.bool_]]:
+        """Return rows of what is left, and where effects can be integrated out."""
+        n, maps = len(rows), self._apart.of(rows.maps)
+        offset, dense, constant = maps.offset.copy(), maps.dense, rows.constant.copy()
+        data = np.zeros((n, len(self._sparsity.indices)))
+        data[:, self._is_there] = maps.data[:, self._take]
+        made, own, is_right = list[RowFunction](), list[_OwnAtMany](), np.ones(n, dtype=bool)
+        for group, map_, (take, there) in zip(self.effects.groups, self._groups, self._added, strict=True):
+            per = self._counts[group.prior_kind]
+            found = priors_of(rows.functions[group.prior_kind], _at(group.prior_rows, per, n))
+            if found is None:
+                return rows, np.zeros(n, dtype=bool)
+            mean, sd, total = (x.reshape(n, -1) for x in found)
+            w, b = maps.data[:, map_.of_w], np.where(map_.has_b, maps.data[:, map_.of_b], 0.0)
+            is_right &= (w != 0.0).all(axis=1)
+            ratio = b / w
+            offset[:, map_.eta] += ratio * (mean - offset[:, map_.p])
+            if len(self._columns) and maps.dense[:, map_.p].any():
+                dense = np.repeat(dense, n, axis=0) if len(dense) < n else dense.copy()
+                dense[:, map_.eta] -= ratio[:, :, None] * dense[:, map_.p]
+            if len(take):
+                source = map_.source[take]
+                np.subtract.at(data.T, there, (ratio[:, map_.number[take]] * maps.data[:, source]).T)
+            made.append(_integrated(rows.functions[group.kind], group, self._counts[group.kind], n, ratio * sd))
+            own.append(_OwnAtMany(mean, sd, w, ratio * sd, map_.p, group.slot))
+            constant += (total - np.log(np.abs(w))).sum(axis=1)
+        left = ManyMaps(offset, dense, self._columns, data, self._sparsity)
+        functions = [*made, *self._left(rows.functions, n)]
+        constant = np.where(np.isfinite(constant), constant, -np.inf)
+        return ManyRowsLeft(left, self.entries, functions, rows.slope, constant, rows.tolerance, own, self), is_right
+
+    def _left(self, functions: Sequence[RowFunction], n: int) -> Iterator[RowFunction]:
+        keep = [np.ones(count, dtype=bool) for count in self._counts]
+        for group in self.effects.groups:
+            keep[group.kind][group.rows] = keep[group.prior_kind][group.prior_rows] = False
+        for rows, some in zip(functions, keep, strict=True):
+            if some.any():
+                at = np.flatnonzero(np.tile(some, n))
+                yield rows if some.all() else rows.some(at, rows.index[at])
+
+
+class _Apart:
+    """Takes columns of effects from the dense ones, as which they count where there are few rows."""
+
+    def __init__(self, sparsity: Sparsity, columns: Ints, effects: Ints) -> None:
+        is_effect = np.isin(columns, effects)
+        self.sparsity, self.columns = sparsity, columns[~is_effect]
+        self._moved, self._stay = np.flatnonzero(is_effect), np.flatnonzero(~is_effect)
+        if not len(self._moved):
+            return
+        number = np.repeat(np.arange(sparsity.n_rows), np.diff(sparsity.starts))
+        new = np.repeat(np.arange(sparsity.n_rows), len(self._moved))
+        rows = np.concatenate([number, new])
+        indices = np.concatenate([sparsity.indices, np.tile(columns[self._moved], sparsity.n_rows)])
+        self._order = np.argsort(rows, kind="stable")
+        starts = np.searchsorted(rows[self._order], np.arange(sparsity.n_rows + 1))
+        self.sparsity = Sparsity(starts, indices[self._order], sparsity.n_dim)
+
+    def of(self, maps: ManyMaps) -> ManyMaps:
+        """Return maps of which those columns are sparse."""
+        if not len(self._moved):
+            return maps
+        n = len(maps)
+        moved = np.broadcast_to(maps.dense[:, :, self._moved], (n, self.sparsity.n_rows, len(self._moved)))
+        data = np.concatenate([maps.data, moved.reshape(n, -1)], axis=1)[:, self._order]
+        return ManyMaps(maps.offset, maps.dense[:, :, self._stay], self.columns, data, self.sparsity)
+
+
+class _GroupMap:
+    """Where a sparse matrix has what concerns the effects of one group."""
+
+    def __init__(self, group: OwnGroup, functions: Sequence[RowFunction], sparsity: Sparsity) -> None:
+        self.eta, self.p = predictors_of(group, functions)
+        d, starts = sparsity.n_dim, sparsity.starts
+        codes = np.repeat(np.arange(sparsity.n_rows), np.diff(starts)) * d + sparsity.indices
+        order = np.argsort(codes, kind="stable")
+        self.of_w, has_w = _where(codes, order, self.p * d + group.coordinates)
+        self.of_b, self.has_b = _where(codes, order, self.eta * d + group.coordinates)
+        if not has_w.all():
+            raise NotApart("an effect is not read by its prior")
+        counts = (starts[1:] - starts[:-1])[self.p]
+        self.number = np.repeat(np.arange(len(self.p)), counts)
+        self.source = (
+            np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + starts[self.p][self.number]
+        )
+        self.rows = self.eta[self.number]
+
+
+def _where(codes: Ints, order: Ints, wanted: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+    """Return where codes are those that are wanted, and which are there."""
+    at = order[np.minimum(np.searchsorted(codes, wanted, sorter=order), len(codes) - 1)]
+    return at, codes[at] == wanted
+
+
+def _found(every: Ints, codes: Ints) -> tuple[Ints, Ints]:
+    """Return which of some codes are among all, and where they are there."""
+    if not len(every):
+        return every[:0], every[:0]
+    at = np.minimum(np.searchsorted(every, codes), len(every) - 1)
+    there = np.flatnonzero(every[at] == codes)
+    return there, at[there]
+
+
+def _at(rows: Ints, per: int, n: int) -> Ints:
+    """Return the numbers of some rows at all values."""
+    return np.asarray((per * np.arange(n)[:, None] + rows).ravel())
+
+
+def _integrated(reads: RowFunction, group: OwnGroup, per: int, n: int, slope: Array) -> RowFunction:
+    at = _at(group.rows, per, n)
+    slopes = [np.zeros((1, 1))] * reads.k
+    slopes[group.slot] = slope.reshape(1, -1)
+    data = [*reads.data_of(at), *slopes]
+    kind = TabulatedRowFunction if reads.k == 1 else RowFunction
+    interacts = np.ones((reads.k,) * 2, dtype=bool)
+    return kind(Integrated(reads.function, reads.k), reads.index[at], data, interacts, n_shared=reads.n_shared)

@@ -23,10 +23,9 @@ from scipy import sparse
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.rows.expectation import RowFunction
-from pymc_ngvi.rows.integrated import Integrated
+from pymc_ngvi.rows.integrated import Integrated, TabulatedRowFunction
 from pymc_ngvi.rows.linear_map import LinearMap
-from pymc_ngvi.rows.quadratic import are_concave, is_quadratic
-from pymc_ngvi.rows.tabulated import TabulatedRowFunction
+from pymc_ngvi.rows.quadratic import FAR, are_concave, is_quadratic
 
 type Ints = NDArray[np.intp]
 
@@ -273,8 +272,6 @@ def _sparse(values: Array, rows: Ints, columns: Ints, shape: tuple[int, int]) ->
 
 #: Part of the elements of a variable that rows are to read as their own: few do not pay for the further kind of rows.
 _LEAST_PART = 0.5
-#: A line on which rows are looked at, about where their predictors are at the start.
-_LINE = np.linspace(-12.0, 12.0, 49)
 #: Rows that read such an effect; what is said where there are none.
 _PRIOR_AND_ROW, _NONE = 2, "no effect is read by one row alone"
 
@@ -322,7 +319,7 @@ def _group(functions: Sequence[RowFunction], sets: sparse.csr_array, start: Arra
     keep = np.zeros(len(rows.index), dtype=bool)
     keep[own.rows] = True
     some = rows.at(rows.index, keep)
-    if not are_concave(some, slots[0], start[some.index], _LINE).all():
+    if not are_concave(some, slots[0], start[some.index], FAR).all():
         return "the log density of a row is not concave in its own effect"
     return own._replace(slot=slots[0])
 

@@ -11,7 +11,7 @@ from pymc_ngvi.rows.expectation import RowFunction
 _ON_LINE = np.arange(-2.0, 3.0)
 _ROUNDING = 1e-7
 #: Points at which functions are compared with chords.
-_FAR = np.linspace(-12.0, 12.0, 49)
+FAR = np.linspace(-12.0, 12.0, 49)
 
 
 def is_quadratic(rows: RowFunction) -> bool:
@@ -28,7 +28,7 @@ def is_quadratic(rows: RowFunction) -> bool:
 
 def is_concave(rows: RowFunction, about: Array) -> bool:
     """Tell whether functions of rows of one predictor are concave, near and far from where these are, (n_rows, 1)."""
-    return rows.k == 1 and all(bool(are_concave(rows, 0, about, size * _FAR).all()) for size in (0.1, 1.0))
+    return rows.k == 1 and all(bool(are_concave(rows, 0, about, size * FAR).all()) for size in (0.1, 1.0))
 
 
 def are_concave(rows: RowFunction, slot: int, about: Array, along: Array) -> NDArray[np.bool_]:

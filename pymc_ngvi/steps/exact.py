@@ -4,7 +4,7 @@ from typing import Any, ClassVar, cast
 
 from pymc_ngvi.core.types import Direction, Estimator, GaussianState, RuleState, StepRule, Target, Update
 from pymc_ngvi.estimators import Quadrature
-from pymc_ngvi.steps.schedule.state import Tolerance
+from pymc_ngvi.steps.schedule.state import TOL, Tolerance
 
 
 class ExactRule[T, S: RuleState](StepRule[GaussianState, S]):
@@ -27,7 +27,7 @@ class ExactRule[T, S: RuleState](StepRule[GaussianState, S]):
         *,
         direction: Direction | None = None,
         seed: int,
-        tol: float = 0.05,
+        tol: float = TOL,
         stl: bool = True,
     ) -> None:
         if not isinstance(estimator, Quadrature):

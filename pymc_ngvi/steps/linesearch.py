@@ -78,6 +78,7 @@ from pymc_ngvi.steps.exact import (
     ExactRule,
 )
 from pymc_ngvi.steps.schedule.state import (
+    MAX_TRIALS,
     Failure,
     Step,
     search,
@@ -86,19 +87,17 @@ from pymc_ngvi.steps.schedule.state import (
 # --- steps of Newton in the mean and the standard deviations of predictors, where each row has one ---
 # A natural step assumes that expected derivatives of rows stay what they are. Where priors are so wide that the rows
 # alone say what q is, they do not: the wider q is, and the farther from where rows bend, the smaller is their
-#    curvature,
-# and natural steps of size 1 go round in circles. How they change is known: with l a row, m and v mean and variance of
-# its predictor,
+# curvature, and natural steps of size 1 go round in circles. How they change is known: with l a row, m and v mean and
+# variance of its predictor,
 #
 #     d E[l'] = E[l''] dm + 1/2 E[l'''] dv,    d E[l''] = E[l'''] dm + 1/2 E[l''''] dv.
 #
 # Where rows are log-concave, the ELBO is concave in the mean and in a root of the covariance [1]_, not in the
-#    precision:
-# second derivatives are taken in m and the standard deviation, where these differ from those in v by the gradient.
+# precision: second derivatives are taken in m and the standard deviation, where these differ from those in v by the
+# gradient.
 #
 # The precision of q is that of what is quadratic, and x x^T times its *site* for each row. A step moves the mean and
-#    the
-# sites; those that fall do so exponentially, so that they stay positive.
+# the sites; those that fall do so exponentially, so that they stay positive.
 #
 # References
 # ----------
@@ -504,7 +503,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         propose: Callable[[float], GaussianState | None],
         slope: float,
         first: float,
-        most_trials: int = 8,
+        most_trials: int = MAX_TRIALS,
     ) -> _Found | Failure:
         by_rules = functools.partial(self._estimator.by_rules, self._target)
         trials = Trials(by_rules, state)

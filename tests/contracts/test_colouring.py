@@ -132,4 +132,3 @@ def test_greedy_colourings_are_star_colourings_in_any_order(pattern, random):
             for d in np.flatnonzero(matrix[c]):
                 distinct = len({a, b, c, d}) == 4
                 assert not (distinct and colours[a] == colours[c] and colours[b] == colours[d])
-    assert module._places(pattern, colours) is not None

@@ -11,7 +11,7 @@ from pymc_ngvi.density.hyperparameters import RowsLeft, latent_rows, own_effects
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.gaussian import FullState
 from pymc_ngvi.rows.integrated import Integrated
-from pymc_ngvi.rows.many_own import OwnDraws
+from pymc_ngvi.rows.many import OwnDraws
 
 SCALES = (0.0, 0.01, 0.3, 1.0, 5.0)
 PREDICTORS = np.array([-8.0, -2.0, 0.0, 1.0, 4.0, 9.0])

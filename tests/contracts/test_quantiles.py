@@ -3,7 +3,7 @@ import pytest
 
 from scipy import stats
 
-from pymc_ngvi.rows.many_own import quantiles
+from pymc_ngvi.rows.many import quantiles
 
 NORMALS = np.array([-4.5, -3.0, -1.0, 0.0, 0.3, 2.0, 4.5])
 DISTRIBUTIONS = [stats.norm(2.0, 3.0), stats.gamma(4.0), stats.gumbel_r(-1.0, 0.5)]

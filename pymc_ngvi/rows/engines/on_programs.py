@@ -11,8 +11,7 @@ from pytensor.graph.basic import Variable
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.reading.factors import CompileAll
 from pymc_ngvi.reading.programs import program_of, read
-from pymc_ngvi.reading.row_graphs import interacts, shared_first
-from pymc_ngvi.reading.terms import Rows
+from pymc_ngvi.reading.terms import Rows, interacts, shared_first
 from pymc_ngvi.rows.engines.on_pytensor import PyTensorEngine
 from pymc_ngvi.rows.expectation import Compiled, RowFunction, SummedRowFunction
 from pymc_ngvi.rows.programs.operations import RowProgram

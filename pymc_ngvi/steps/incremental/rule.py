@@ -19,7 +19,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from pymc_ngvi.core.elbo import Elbo
-from pymc_ngvi.core.linalg import fits_in_memory
+from pymc_ngvi.core.linalg import GIB, fits_in_memory
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stream import Batch, Place, StreamTarget
 from pymc_ngvi.core.types import Assessment, BaseDraws, Evaluation, Expectation, GaussianState, Moments, Target
@@ -151,7 +151,7 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
         if not fits_in_memory(needed):
             raise MemoryError(
                 f"What {n_batches:,} batches of {n_rows:,} rows say of {len(site.linear):,} coordinates takes about "
-                f"{needed / 2**30:,.1f} GiB, more than this machine has: give batches of more rows, or take "
+                f"{needed / GIB:,.1f} GiB, more than this machine has: give batches of more rows, or take "
                 "family='diagonal', which ignores correlations."
             )
 

@@ -21,7 +21,7 @@ import numpy as np
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Assessment, BaseDraws, Density, Direction, Estimator, FittedState, Update
-from pymc_ngvi.steps.schedule.state import UNKNOWN, Belief, Evaluated, Failure, ScheduleState, Step, Tolerance
+from pymc_ngvi.steps.schedule.state import TOL, UNKNOWN, Belief, Evaluated, Failure, ScheduleState, Step, Tolerance
 
 #: Draws below which nothing is certified, and a solved set is followed by a larger one.
 FEW_DRAWS = 32
@@ -83,7 +83,7 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
         estimator: Estimator,
         *,
         seed: int,
-        tol: float = 0.05,
+        tol: float = TOL,
         n_draws: int | None = None,
         max_draws: int | None = None,
         base_draws: str = "sobol",

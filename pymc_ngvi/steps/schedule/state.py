@@ -15,6 +15,8 @@ from pymc_ngvi.core.types import Array, BaseDraws, FittedState
 # --- how many nats a converged fit may have left: the one meaning of ``tol`` ---
 
 
+#: Nats that a converged fit in 100 dimensions may lack by default.
+TOL = 0.05
 #: At the default tolerance: nats per dimension that a converged fit may lack (a root-mean-square error of .03 sd in
 #: the mean), and the nats below which nothing is asked.
 _PER_DIM, _LEAST = 1e-2, 1e-1

@@ -36,7 +36,7 @@ from pymc_ngvi.core.types import (
 from pymc_ngvi.estimators import evaluation_of, gauss_newton, price, stein
 from pymc_ngvi.steps.adaptive.certificate import has_diverged, loses_draws
 from pymc_ngvi.steps.adaptive.measure import UNKNOWN, Measured, measured_at, measured_gap
-from pymc_ngvi.steps.schedule.state import Tolerance
+from pymc_ngvi.steps.schedule.state import TOL, Tolerance
 
 # --- when a noisy ELBO has stopped rising: means over windows of iterations, and the slope through the last three ---
 # References
@@ -209,7 +209,7 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
         *,
         seed: int,
         direction: Direction | None = None,
-        tol: float = 0.05,
+        tol: float = TOL,
         n_draws: int | None = None,
         base_draws: str | None = None,
         stl: bool = True,
