@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from pymc_ngvi.core.sizes import CACHED, STREAMED
 from pymc_ngvi.core.types import Array, BaseDraws, VariationalState
 
 #: Beyond this many dimensions the rest of the coordinates are stratified one by one (SciPy's Sobol ends at 21,201).
@@ -15,9 +16,9 @@ MAX_SOBOL_DIM = 5_000
 #: Independent randomisations in one set of draws: their scatter is the Monte Carlo error of a mean.
 N_REPLICATES = 8
 #: Numbers in the draws that are held in memory at once.
-_CHUNK_ELEMENTS = 2**20
+_CHUNK_ELEMENTS = STREAMED
 #: Numbers in draws that are made at once where there are more, for the steps between to stay in the cache.
-_BATCH_ELEMENTS = 2**17
+_BATCH_ELEMENTS = CACHED
 
 
 def base_of(state: VariationalState, n: int, rng: np.random.Generator) -> Array:

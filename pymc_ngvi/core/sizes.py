@@ -1,4 +1,4 @@
-"""Sizes that are refused, with what to do instead: of covariances, and numbers of draws and chains."""
+"""Sizes of arrays; sizes that are refused, with what to do instead: of covariances, and numbers of draws and chains."""
 
 from typing import Any
 
@@ -6,6 +6,9 @@ import numpy as np
 
 from pymc_ngvi.core.linalg import GIB
 
+#: Numbers in an array: that stay in a cache; of temporaries in a loop over parts; that are held at once, and kept; at
+#: most.
+CACHED, STREAMED, AT_ONCE, HELD, MOST_NUMBERS = 2**17, 2**20, 2**22, 2**25, 2**27
 #: Largest dimension for which a dense covariance is made.
 MAX_COV_DIM = 5_000
 

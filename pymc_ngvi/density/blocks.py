@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from pymc_ngvi.core.refusal import Reason, RefusedFor
+from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.rows.engines.on_pytensor import OnTwoAxes
@@ -29,8 +30,6 @@ from pymc_ngvi.rows.expectation import Compiled, RowFunction
 
 type Integers = NDArray[np.intp]
 
-#: Values of rows that depend on globals alone, computed at a time.
-_AT_A_TIME = 2**20
 #: Why terms can't be told apart.
 SEVERAL = "an element of log p depends on several blocks of local coordinates at once"
 
@@ -206,7 +205,7 @@ class RowTerms:
         """Return the term of the globals alone, (n,), at points (n, p)."""
         total: Array = self._constant + g @ self._slope_of_globals
         for kind in self._alone:
-            size = max(1, _AT_A_TIME // len(kind.owner))
+            size = max(1, STREAMED // len(kind.owner))
             for start in range(0, len(g), size):
                 part = slice(start, start + size)
                 total[part] += kind.values(g[part], None, 1)[:, 0].sum(axis=0)

@@ -13,6 +13,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.random.op import RNGConsumerOp
 
+from pymc_ngvi.core.sizes import CACHED
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.model_density import ModelDensity
@@ -27,8 +28,6 @@ from pymc_ngvi.ops import cost
 # --- outputs of a graph at many draws: over a batch of draws at once, or one by one where that can't be ---
 
 
-#: Elements of a temporary in one call: past this, temporaries leave the cache and NumPy slows down.
-_BATCH_ELEMENTS = 2**17
 _MAX_BATCH = 512
 #: Draws that share the time of calls, in estimates.
 _AT_ONCE = 32
@@ -68,7 +67,7 @@ class OnDraws:
             if self.one_by_one:
                 return self._stacked(theta)
             try:
-                size = int(np.clip(_BATCH_ELEMENTS // max(self._widest, 1), 1, _MAX_BATCH))
+                size = int(np.clip(CACHED // max(self._widest, 1), 1, _MAX_BATCH))
                 results: list[AnyArray] = []
                 start = 0
                 while start < len(theta):
@@ -78,7 +77,7 @@ class OnDraws:
                         results = [np.empty((len(theta), *part.shape[1:]), part.dtype) for part in parts]
                         # The data may have grown since the graph was made: go by the sizes seen.
                         widest = max([self._widest, *(part[0].size for part in parts)])
-                        size = int(np.clip(_BATCH_ELEMENTS // widest, 1, size))
+                        size = int(np.clip(CACHED // widest, 1, size))
                     for result, part in zip(results, parts, strict=True):
                         result[start : start + len(rows)] = part
                     start += len(rows)

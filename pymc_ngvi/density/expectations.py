@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 
+from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.target import Bends, Expectation, RowRules, Spread
 from pymc_ngvi.core.values import Array
@@ -32,8 +33,6 @@ from pymc_ngvi.rows.taken import Taken, changed
 #: Nats that quadrature may be off by, all rows together, where their functions are smooth; for each coordinate, where
 #: that is more; the least for a row.
 _TOLERANCE, _PER_DIM, _LEAST = 1e-4, 1e-6, 1e-12
-#: Predictors that are evaluated at once.
-_MOST_AT_ONCE = 2**20
 #: Relative difference of two values of log p that is rounding.
 _ROUNDING = 1e-9
 
@@ -97,7 +96,7 @@ class Expectations:
         """Return log p at points, (n_points,)."""
         if not len(theta):
             return np.empty(0)
-        at_once = max(1, _MOST_AT_ONCE // max(len(self.terms.slope), 1))
+        at_once = max(1, STREAMED // max(len(self.terms.slope), 1))
         if len(theta) > at_once:
             parts = range(0, len(theta), at_once)
             return np.concatenate([self.at(theta[start : start + at_once]) for start in parts])

@@ -9,14 +9,15 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.model_density import ModelDensity
 from pymc_ngvi.rows.linear_map import LinearMap
 
-#: Elements that are looked at, at most; numbers that are held at once.
-_MOST, _HELD = 300, 2**22
+#: Elements that are looked at, at most.
+_MOST = 300
 #: Time of the evaluations, as a part of that of the gradients that moved the draws, and seconds in any case.
 _PART, _FLOOR = 0.15, 0.02
 #: Names in a list.
@@ -105,7 +106,7 @@ class Functionals:
 
     def at(self, theta: Array) -> Array:
         """Return all columns at draws, (n_draws, n_columns)."""
-        held = max(1, _HELD // max(sum(g.size for g in self.groups if g.name != PREDICTORS), 1))
+        held = max(1, AT_ONCE // max(sum(g.size for g in self.groups if g.name != PREDICTORS), 1))
         rows = []
         for start in range(0, len(theta), held):
             values = self.evaluate(theta[start : start + held])

@@ -17,6 +17,7 @@ from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import NotApart
+from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.flat import DataSeen
@@ -134,8 +135,6 @@ _N_SAMPLES, _N_TRIED, _SPREAD, _SPREAD_OF_TRIED = 12, 3, 0.7, 2.0
 _OF_DESIGNS, _OF_BENDS, _OF_SLOPES = 1e-9, 1e-8, 1e-7
 #: The same of log p, near the posterior.
 _OF_LOGP, _N_POINTS = 1e-7, 2
-#: Numbers of fronts at once.
-_OF_FRONTS = 2**22
 #: Steps to the mode: the second and third see to the rounding of the first.
 _STEPS = 3
 #: Products of functions at most.
@@ -288,7 +287,7 @@ class GaussianOver:
 
     def agrees(self, values: Array) -> bool:
         """Tell whether log p at its mode and beside it is what they say, at values, (n, n_given)."""
-        size = max(1, _OF_FRONTS // self.precisions.fronts.n_fronts)
+        size = max(1, AT_ONCE // self.precisions.fronts.n_fronts)
         return all(self._agree(values[start : start + size]) for start in range(0, len(values), size))
 
     def _agree(self, values: Array) -> bool:

@@ -13,6 +13,7 @@ from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 from scipy import sparse
 
+from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.logdensity import LogDensity
@@ -24,10 +25,6 @@ from pymc_ngvi.reading.affine import Dependences
 from pymc_ngvi.reading.factors import Factor, factors_of
 
 # --- the log density of an observed variable, observation by observation, at draws ---
-
-
-#: Numbers in one call.
-_AT_ONCE = 2**20
 
 
 class ObservedLogp:
@@ -61,7 +58,7 @@ class ObservedLogp:
 
     def __call__(self, theta: Array) -> Array:
         """Return log densities, (n_draws, n_rows), at the rows of ``theta``."""
-        size = max(1, _AT_ONCE // max(cost.estimate([self._logp]).widest, 1))
+        size = max(1, STREAMED // max(cost.estimate([self._logp]).widest, 1))
         with np.errstate(all="ignore"):
             parts = [np.asarray(self._function(theta[i : i + size])[0]) for i in range(0, len(theta), size)]
         shape = (len(theta), *self.shape)

@@ -18,14 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
 
+from pymc_ngvi.core.sizes import MOST_NUMBERS
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.rows.linear_map import LinearMap
 
 #: Coordinates from which on it pays, and the part of them that may be left.
 _LEAST, _PART = 100, 0.5
-#: Entries of X, at most, and the part of the largest one below which a direction counts as none.
-_MOST_ENTRIES, _RANK = 2**27, 1e-10
+#: Part of the largest direction below which one counts as none.
+_RANK = 1e-10
 #: Points at which a row is looked at, and how near a parabola it has to be there.
 _POINTS, _ROUNDING = np.array([0.0, 1.0, -1.0, 2.5, -7.0]), 1e-9
 
@@ -106,7 +107,7 @@ def seen_from_rows(rows: Expectations) -> SeenFromRows | None:
     coordinates, at, mean, sd, value = _fixed_normals(rows)
     used = np.setdiff1d(np.flatnonzero(rows.times_used()), at)
     kept = np.setdiff1d(np.arange(n_dim), coordinates)
-    if not len(used) or len(kept) + len(used) > _PART * n_dim or len(used) * n_dim > _MOST_ENTRIES:
+    if not len(used) or len(kept) + len(used) > _PART * n_dim or len(used) * n_dim > MOST_NUMBERS:
         return None
     matrix = linear.rows(used)
     q, r, _ = linalg.qr((matrix[:, coordinates] * sd).T, mode="economic", pivoting=True)

@@ -11,14 +11,13 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import PatternWidened
+from pymc_ngvi.core.sizes import MOST_NUMBERS
 from pymc_ngvi.core.sparsity.coloured import ColouredHessian, Colouring, Products, batch, significant, slices
 from pymc_ngvi.core.values import Array
 
 if TYPE_CHECKING:
     from pymc_ngvi.reading.interaction import HessianPattern, PatternSearch
 
-#: Elements of all products of one draw.
-_MOST_PRODUCTS = 2**27
 #: Share of entries beyond which a matrix counts as dense, whatever its colouring.
 _DENSE = 0.75
 #: Dimensions below which every Hessian counts as dense, and up to which a pattern is looked for in dense ones.
@@ -219,7 +218,7 @@ def colour(pattern: Pattern | None) -> Colouring | None:
     if pattern is None or _is_full(pattern):
         return None
     colouring = Colouring.of(pattern)
-    few = 2 * colouring.n_colours <= pattern.n_dim and colouring.n_colours * pattern.n_dim <= _MOST_PRODUCTS
+    few = 2 * colouring.n_colours <= pattern.n_dim and colouring.n_colours * pattern.n_dim <= MOST_NUMBERS
     return colouring if few else None
 
 

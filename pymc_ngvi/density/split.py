@@ -22,6 +22,7 @@ from pytensor.tensor.math import Sum
 from scipy import sparse
 
 from pymc_ngvi.core.refusal import TooDenseError
+from pymc_ngvi.core.sizes import CACHED
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.blocks import SEVERAL, CannotSplit, Trees, owners
 from pymc_ngvi.density.logdensity import LogDensity
@@ -68,8 +69,6 @@ def local_input(n: int) -> Variable:
 
 Integers = NDArray[np.intp]
 
-#: Numbers in a temporary: about what a usual second-level cache holds.
-_CACHED = 2**17
 #: Random halves of the local coordinates that are moved, to see what changes with them, and their seed.
 _N_MOVED, _SEED = 8, 20_260_301
 
@@ -178,7 +177,7 @@ class SplitDensity:
     def _elements(self, g: Array, local: Array) -> list[Array]:
         """Return the elements at several local points beside one of the globals, (n_points, n_elements) each."""
         parts: list[list[Array]] = []
-        size = max(1, int(16 * _CACHED // max(local.shape[1], 1)))
+        size = max(1, int(16 * CACHED // max(local.shape[1], 1)))
         for start in range(0, len(local), size):
             with np.errstate(all="ignore"):
                 values = self._made.of_locals(
@@ -191,7 +190,7 @@ class SplitDensity:
 
     def chunk(self, n_nodes: int) -> int:
         """Return how many draws to evaluate at once, at ``n_nodes`` nodes each, so that temporaries stay in cache."""
-        return max(1, int(_CACHED // (n_nodes * max(self.n_elements, self.forest.n_local))))
+        return max(1, int(CACHED // (n_nodes * max(self.n_elements, self.forest.n_local))))
 
     def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
         """Evaluate the terms."""

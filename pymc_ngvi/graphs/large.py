@@ -25,11 +25,9 @@ from pytensor.tensor.special import LogAddExp, LogSumExp
 from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.variable import TensorConstant
 
+from pymc_ngvi.core.sizes import STREAMED
+
 # --- large known matrices, held where PyTensor does not look at their elements ---
-
-
-#: Elements from which on a matrix is large.
-_LARGE_MATRIX = 2**20
 
 
 def hold_matrices(outputs: list[Variable]) -> list[Variable]:
@@ -46,7 +44,7 @@ def hold_matrices(outputs: list[Variable]) -> list[Variable]:
     held: dict[tuple[object, ...], Variable] = {}
     found = {}
     for var in clients:
-        if isinstance(var, TensorConstant) and var.data.size >= _LARGE_MATRIX and _multiplies(var, clients):
+        if isinstance(var, TensorConstant) and var.data.size >= STREAMED and _multiplies(var, clients):
             data = var.data
             place = data.__array_interface__["data"], data.shape, data.strides, data.dtype
             if place not in held:  # the same array, used twice

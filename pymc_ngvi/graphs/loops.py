@@ -18,10 +18,11 @@ from pytensor.scan.op import Scan, ScanInfo
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.subtensor import IncSubtensor, inc_subtensor, indices_from_subtensor
 
+from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.graphs.inner import copy_of, inline_inner_graphs
 
-#: Elements of a temporary, and draws, in one call of a function whose thunks take longer than their work.
-_MOST_ELEMENTS, _MOST_DRAWS = 2**22, 128
+#: Draws in one call of a function whose thunks take longer than their work.
+_MOST_DRAWS = 128
 
 
 def has_loops(outputs: list[Variable]) -> bool:
@@ -31,7 +32,7 @@ def has_loops(outputs: list[Variable]) -> bool:
 
 def draws_in_call(n_elements: int) -> int:
     """Return how many draws one call should take, from the elements of the largest temporary of one."""
-    return min(max(_MOST_ELEMENTS // max(n_elements, 1), 1), _MOST_DRAWS)
+    return min(max(AT_ONCE // max(n_elements, 1), 1), _MOST_DRAWS)
 
 
 def with_short_steps(outputs: list[Variable], simplify: Callable[[list[Variable]], list[Variable]]) -> list[Variable]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.parts import DataParts, passes, rows_of_set
+from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.masked import MaskedDensity, ObservedLogp
 from pymc_ngvi.density.split import SplitDensity
@@ -26,8 +27,6 @@ from pymc_ngvi.marginal.trees import IntegratedTrees
 
 #: Draws of the globals, at most and at least; values of rows in all, beyond which there are fewer.
 _MOST_DRAWS, _FEWEST_DRAWS, _MOST_VALUES = 4_000, 500, 2**30
-#: Numbers held at once.
-_AT_ONCE = 2**22
 #: Of the ladder of rules: integrals themselves are wanted, not how they change with the globals.
 _RULE = 3
 _SEED = 20_261_127
@@ -81,7 +80,7 @@ class IntegratedAgain:
         g_of_pool, n = state.pool.g[of_pool], len(of_pool)
         log_out, log_scored = np.zeros((n, parts.out.shape[0])), np.zeros((n, parts.scored.shape[0]))
         alone = np.flatnonzero(self._block < 0)
-        size = max(1, _AT_ONCE // max(forest.n_local, forest.n_blocks * (1 + work.n_kept)))
+        size = max(1, AT_ONCE // max(forest.n_local, forest.n_blocks * (1 + work.n_kept)))
         lost = np.zeros(n, dtype=bool)
         for start in range(0, n, size):
             rows = slice(start, min(start + size, n))

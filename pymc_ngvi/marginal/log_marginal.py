@@ -13,6 +13,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.confirmed import confirmed
@@ -26,8 +27,6 @@ from pymc_ngvi.marginal.tails import Bend
 
 #: Corrections of centres from which on the nodes are as many as can be had.
 _WIDEST_FROM = 3
-#: Numbers in the moments of draws that are corrected at a time.
-_HELD = 2**22
 #: Range of predicted log scales.
 _LOG_SCALE = 12.0
 #: Change of log m, an sd over draws in nats, that the next rule may bring.
@@ -119,7 +118,7 @@ class LogMarginal:
 
     def reference(self, g: Array) -> Referred:
         """Evaluate by the reference rule, about centres that are corrected until they are right."""
-        size = max(1, _HELD // (self.forest.n_local * self.forest.n_levels**2))
+        size = max(1, AT_ONCE // (self.forest.n_local * self.forest.n_levels**2))
         parts = [g[start : start + size] for start in range(0, len(g), size)]
         if self._remembered is None:
             return joined_points([self._reference(part) for part in parts])
@@ -302,7 +301,7 @@ class LogMarginal:
         polynomial: Array = self.whitening.features(g) @ self.base.coefficients
         if not rule.n_nodes:
             return polynomial, off
-        size = max(1, _HELD // (self.forest.n_local * self.forest.n_levels))
+        size = max(1, AT_ONCE // (self.forest.n_local * self.forest.n_levels))
         for start in range(0, n, size):
             rows = slice(start, start + size)
             centres = self.predicted(g[rows])

@@ -26,6 +26,7 @@ from pymc_ngvi.core.linalg import (
 from pymc_ngvi.core.psis import (
     smoothed,
 )
+from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS
 from pymc_ngvi.core.stored import (
     stored,
 )
@@ -79,7 +80,7 @@ from pymc_ngvi.marginal.verdict import (
 # --- draws of the local coordinates for globals of a pool ---
 
 #: Numbers held at once.
-HELD = 2**22
+HELD = AT_ONCE
 #: Draws of the globals on which candidates are judged.
 _N_JUDGED = 64
 
@@ -142,9 +143,8 @@ class Conditionals:
 
 #: Draws at which the reference is compared with the rule in use, and with more nodes.
 _N_REFERENCE, _N_COMPARED = 256, 16
-#: Draws of the globals that are used at most, and numbers that are held for them: of all draws and blocks, and of those
-#: that are integrated at a time.
-_MOST_LEFT_OUT, _MOST_NUMBERS, _AT_ONCE = 4_000, 2**27, 2**22
+#: Draws of the globals that are used at most.
+_MOST_LEFT_OUT = 4_000
 
 
 @stored("exact.state")
@@ -367,9 +367,9 @@ def leave_groups_out(state: PoolState) -> LeftOut:
         terms = terms.of_whole_groups()
     roots = forest.locals_[forest.at_level[0]]
     # The first ones, not those of most weight: without a group, others may have more.
-    n = min(_MOST_LEFT_OUT, max(_MOST_NUMBERS // len(roots), 1), len(state.pool.g))
+    n = min(_MOST_LEFT_OUT, max(MOST_NUMBERS // len(roots), 1), len(state.pool.g))
     g, log_weights = state.pool.g[:n], state.log_weights[:n]
-    of_blocks, size = np.empty((n, len(roots))), max(1, _AT_ONCE // forest.n_local)
+    of_blocks, size = np.empty((n, len(roots))), max(1, AT_ONCE // forest.n_local)
     for start in range(0, n, size):
         rows = slice(start, start + size)
         points = quadrature.reference(g[rows])

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
+from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.types import Array, GaussianState, HasGradient
 from pymc_ngvi.moves.basins import MOST_STEPS, Basins, Climbs, Counted, are_apart, basins_among
 from pymc_ngvi.moves.bridge import UNKNOWN, LogMass, ModeWeights, log_mass
@@ -270,8 +271,6 @@ def starts_of(
 #    assessing the convergence of Markov chain Monte Carlo when running many short chains. Bayesian Analysis.
 #    https://doi.org/10.1214/24-BA1453
 
-#: Numbers that are ranked at once.
-_AT_ONCE = 2**22
 #: Change of a mean between halves, in standard deviations, that does not count; error of the first kind of all tests.
 _SLIGHT, _LEVEL = 0.05, 0.01
 #: How far below the median log p may be, in distances of a low quantile from it: tails of log p are exponential.
@@ -325,7 +324,7 @@ def worth_of(values: Array, n_starts: int) -> float:
 def mixing_of(values: Array, n_starts: int) -> Mixing:
     """Return what is measured of the quantities of chains, (n_draws, n_chains, n_quantities)."""
     n, n_chains, k = values.shape
-    each = max(1, _AT_ONCE // (n * n_chains))
+    each = max(1, AT_ONCE // (n * n_chains))
     parts = [_of_columns(values[:, :, i : i + each], n_starts) for i in range(0, k, each)]
     return Mixing(*(np.concatenate(of_all) for of_all in zip(*parts, strict=True)))
 
@@ -430,8 +429,6 @@ N_STARTS = 8
 _FIRST, _GROWTH, _UNJUDGED = 16, 1.5, 2
 #: Part of a round in which the step size is adapted, of the first one and of others, and iterations at most.
 _FIRST_ADAPTING, _ADAPTING, _MOST_ADAPTING = 0.5, 0.25, 16
-#: Numbers that are kept of a round, and of all, at most: of more, every few iterations, and fewer rounds.
-_MOST_NUMBERS = 2**25
 #: Part of the trajectories that may end in other basins, in the first round.
 _FIRST_OUTFLOW = 0.05
 #: Nested R-hat of chains between what are no basins, from which on they would take dozens of times as long to arrive.
@@ -546,7 +543,7 @@ class _Moving:
         """Move all chains by another round."""
         n, size = self._n, sum(chains.size for chains in self.chains)
         n_adapting = min(int((_ADAPTING if self._done else _FIRST_ADAPTING) * n), _MOST_ADAPTING)
-        every = -(-2 * n * size // _MOST_NUMBERS)
+        every = -(-2 * n * size // HELD)
         self._counted.highest = -math.inf
         of_basins = [chains.run(n, n_adapting=n_adapting, every=every) for chains in self.chains]
         self._n, self._done = int(_GROWTH * n), self._done + 1
@@ -584,7 +581,7 @@ def _parted(target: Counted, basins: Basins, n_chains: int, rng: np.random.Gener
 def _later(rounds: list[Stretch]) -> list[Stretch]:
     """Return the last two rounds, which have most of the draws, or the last, where two can't be held."""
     later = rounds[-2:]
-    while len(later) > 1 and sum(of.x.size for of in later) > _MOST_NUMBERS:
+    while len(later) > 1 and sum(of.x.size for of in later) > HELD:
         later = later[1:]
     return later
 

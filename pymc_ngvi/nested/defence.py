@@ -17,6 +17,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.nested.conditional import LatentGaussian
@@ -26,8 +27,8 @@ from pymc_ngvi.nested.many import ManyGaussians
 _OF_DRAWS = 8
 #: Mean and standard deviation of a predictor that is moved out, in standard deviations; where p and q are compared.
 _OUT, _WIDTH, _LOOK = 3.0, 1.5, 4.0
-#: Directions at most; numbers of rows in all looks, and of directions, at most.
-_MOST, _MOST_VALUES, _MOST_NUMBERS = 128, 2**22, 2**22
+#: Directions at most.
+_MOST = 128
 
 
 def n_far_of(n_draws: int) -> int:
@@ -53,7 +54,7 @@ class Defence:
             return cls(np.empty(0, dtype=np.intp), np.empty(0), np.empty(0))
         rows, q = given.rows, at.q
         used = np.unique(np.concatenate([kind.index.ravel() for kind in rows.functions]))
-        n = max(1, min(len(used), _MOST_VALUES // max(rows.n_rows, 1), _MOST_NUMBERS // max(given.n_dim, 1)))
+        n = max(1, min(len(used), AT_ONCE // max(rows.n_rows, 1), AT_ONCE // max(given.n_dim, 1)))
         used = used[(np.arange(n) * len(used)) // n]
         directions = _directions(given, at, used)
         with np.errstate(all="ignore"):

@@ -16,6 +16,7 @@ from numpy.typing import (
     NDArray,
 )
 
+from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.types import (
     Array,
     RowRules,
@@ -276,8 +277,8 @@ class ManyConditionals:
 
 # --- log m(g), the log density of hyperparameters with the latent variables integrated out, and draws of these ---
 
-#: Draws behind a correction; numbers in these, and values of rows, at most.
-_N_DRAWS, _MOST_NUMBERS, _MOST_VALUES = 512, 2**22, 2**19
+#: Draws behind a correction; values of rows in it at most.
+_N_DRAWS, _MOST_VALUES = 512, 2**19
 #: Nats below the top up to which hyperparameters count.
 _NEAR = 4.0
 #: How often fits are begun from others, those found before among them; distance, in scales, from which on a fit that is
@@ -291,7 +292,7 @@ class LatentMarginal:
     def __init__(self, given: RowsGiven, seed: int) -> None:
         self._given, self.fits = given, ConditionalFits(given)
         self._many = ManyConditionals.of(given)
-        most = min(_MOST_NUMBERS // max(given.n_dim, 1), _MOST_VALUES // max(given.rows.n_evaluations, 1))
+        most = min(AT_ONCE // max(given.n_dim, 1), _MOST_VALUES // max(given.rows.n_evaluations, 1))
         n = max(FEWEST, min(_N_DRAWS, most))
         half = np.random.default_rng(seed).standard_normal((n // 2, given.n_dim))
         # In pairs, and so are the first of them, where fewer are taken.

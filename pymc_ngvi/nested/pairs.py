@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.psis import smoothed
+from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.sampling import picked
@@ -23,8 +24,6 @@ from pymc_ngvi.marginal.sampling import picked
 MOST_VARIANCE = 1.0
 #: Part of the effective size that calibrated weights may lose; largest factor of a weight.
 _LOSES, _MOST_FACTOR = 0.2, 3.0
-#: Numbers handled at once.
-_AT_ONCE = 2**22
 
 
 @stored("nested.pairs")
@@ -223,7 +222,7 @@ class WeightedPairs:
 
     def _parts(self) -> list[slice]:
         n, m, d = self.latents.shape
-        size = max(1, _AT_ONCE // max(m * d, 1))
+        size = max(1, AT_ONCE // max(m * d, 1))
         return [slice(start, start + size) for start in range(0, n, size)]
 
 

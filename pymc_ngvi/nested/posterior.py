@@ -28,6 +28,7 @@ from pymc_ngvi.core.refusal import (
     Reason,
     Unavailable,
 )
+from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.stored import (
     stored,
 )
@@ -97,8 +98,8 @@ from pymc_ngvi.nested.verdict import (
 # --- latent variables that are Gaussian given the hyperparameters: log m in closed form, and exact draws ---
 # Each value of the hyperparameters takes a Cholesky factor and a solution, and nothing is iterated.
 
-#: Numbers of fronts, and of the predictors of all rows, in a batch; hyperparameters in it at most.
-_OF_FRONTS, _OF_ROWS, _MOST_AT_ONCE = 2**22, 2**21, 256
+#: Numbers in the predictors of all rows, and hyperparameters, in a batch at most.
+_OF_ROWS, _MOST_AT_ONCE = 2**21, 256
 #: Standard deviations that are computed for each term of a polynomial, by which others are predicted; the golden ratio.
 _PER_TERM, _GOLDEN = 3, 0.6180339887498949
 
@@ -153,7 +154,7 @@ class GaussianMarginal:
         self.known: list[KnownMarginal] = []
         self.scale, self.records = np.ones(over.n_given), True
         self._over, self._precisions = over, over.precisions
-        self._size = max(1, min(_OF_FRONTS // self._precisions.fronts.n_fronts, _OF_ROWS // over.n_rows, _MOST_AT_ONCE))
+        self._size = max(1, min(AT_ONCE // self._precisions.fronts.n_fronts, _OF_ROWS // over.n_rows, _MOST_AT_ONCE))
         self.n_fits = 0
 
     @property

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.refusal import Reason
+from pymc_ngvi.core.sizes import HELD
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.fitting import Hopeless
 from pymc_ngvi.marginal.proposals import Base, Proposal, effective_size, first_proposal
@@ -19,8 +20,8 @@ from pymc_ngvi.nested.defence import n_far_of
 from pymc_ngvi.nested.found import Drawn, Marginal
 from pymc_ngvi.nested.pairs import WeightedPairs
 
-#: Draws of the latent variables at each value of the hyperparameters; numbers in all draws at most; fewest of each.
-N_DRAWS, _MOST_NUMBERS, FEWEST_VALUES, _FEWEST_DRAWS = 16, 2**25, 64, 2
+#: Draws of the latent variables at each value of the hyperparameters; fewest of each.
+N_DRAWS, FEWEST_VALUES, _FEWEST_DRAWS = 16, 64, 2
 #: Part of the values that are drawn from farther out, by how much farther, and with what degrees of freedom.
 _OF_WIDE, _WIDER, _DF = 0.2, 2.0, 5.0
 #: Nats below the top, and more for each hyperparameter, beyond which only short ways to a fit are tried.
@@ -85,7 +86,7 @@ class Rounds:
     def __init__(self, marginal: Marginal, n_values: int, seed: int, ridge: Proposal | None = None) -> None:
         self._marginal, self._seed, self._ridge = marginal, seed, ridge
         n_dim = max(marginal.n_dim, 1)
-        at_once = _MOST_NUMBERS // n_dim
+        at_once = HELD // n_dim
         self._m = N_DRAWS if at_once >= N_DRAWS * FEWEST_VALUES else max(_FEWEST_DRAWS, at_once // FEWEST_VALUES)
         self._n = max(FEWEST_VALUES, min(n_values, at_once // self._m))
         self._rounds: list[_Round] = []

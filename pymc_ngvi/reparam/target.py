@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.sizes import CACHED
 from pymc_ngvi.core.target import OfAllData
 from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.density import LogDensity
@@ -32,8 +33,6 @@ from pymc_ngvi.reparam.modes import Guide, Modes, find_modes
 #    Statistical Society, Series B, 83. https://doi.org/10.1111/rssb.12399
 
 
-#: Draws for which modes are sought at once: what is held of each is a few vectors and matrices of all blocks.
-_CHUNK_ELEMENTS = 2**17
 #: Global coordinates up to which the way of the modes with each is found, for better starts.
 _MOST_SLOPES = 64
 #: Way that it takes.
@@ -159,7 +158,7 @@ class Conditional:
         return phi, np.where(modes.found, modes.scales.log_det(), np.nan)
 
     def _in_chunks(self, points: Array, function: Callable[[Array], tuple[Array, Array]]) -> tuple[Array, Array]:
-        size = max(1, _CHUNK_ELEMENTS // (self.n_dim * self.blocks.width))
+        size = max(1, CACHED // (self.n_dim * self.blocks.width))
         points = np.asarray(points, dtype=np.float64)
         if not len(points):
             return points.copy(), np.empty(0)
@@ -274,8 +273,6 @@ def arrow_pattern(structure: ArrowStructure) -> tuple[Pattern, Callable[[Matrice
 _MANY_EVALUATIONS = 4.0
 #: Standard deviations of the draws from which on the centre is far from their mean.
 _FAR = 1.0
-#: Numbers in one batch of draws, with their blocks.
-_BATCH_ELEMENTS = 2**17
 
 
 class ReparametrisedDensity(OfAllData):
@@ -401,7 +398,7 @@ class ReparametrisedDensity(OfAllData):
         return np.where(modes.found, logp + scales.log_det(), -np.inf), result
 
     def _batches(self, n_draws: int) -> list[slice]:
-        size = max(1, _BATCH_ELEMENTS // (self.n_dim * self.transform.blocks.width))
+        size = max(1, CACHED // (self.n_dim * self.transform.blocks.width))
         return [slice(i, min(i + size, n_draws)) for i in range(0, n_draws, size)]
 
     def _is_far(self, phi: Array) -> bool:
@@ -472,7 +469,7 @@ class ReparametrisedDensity(OfAllData):
         lengths = self._steps.along(directions)
         products, curvatures = np.zeros(directions.shape), np.zeros((n_draws, n_directions))
         start = modes.theta[:, self.transform.blocks.coordinates]
-        size = 2 * max(1, _BATCH_ELEMENTS // (2 * self.n_dim * self.transform.blocks.width))
+        size = 2 * max(1, CACHED // (2 * self.n_dim * self.transform.blocks.width))
         for direction, draw, sign in difference_rows(n_directions, n_draws, size):
             length = lengths[direction]
             points = phi[draw] + (sign * length)[:, None] * directions[direction]

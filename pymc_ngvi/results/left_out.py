@@ -17,6 +17,7 @@ from pymc_ngvi.core.parts import DataParts
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.psis import khat_limit, smoothed
 from pymc_ngvi.core.seeds import seed_of
+from pymc_ngvi.core.sizes import MOST_NUMBERS
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.blocks import CannotSplit
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("pymc.ngvi")
 
-#: Draws; numbers that are held of them at most; draws of a fit that was made again, which see tails.
-_N_DRAWS, _MOST_NUMBERS, _N_OF_REFIT = 2_000, 2**27, 20_000
+#: Draws; draws of a fit that was made again, which see tails.
+_N_DRAWS, _N_OF_REFIT = 2_000, 20_000
 #: Draws at least: fewer do not tell whether weights are good.
 _FEWEST_DRAWS = 200
 _LOG = "log"
@@ -115,7 +116,7 @@ def _by_draws(
     posterior: Posterior, elementwise: ObservedLogp, parts: DataParts, rng: np.random.Generator
 ) -> Predictives:
     n_numbers = parts.out.shape[0] + (0 if parts.are_whole else parts.scored.shape[0])
-    n = int(min(_N_DRAWS, _MOST_NUMBERS // n_numbers))
+    n = int(min(_N_DRAWS, MOST_NUMBERS // n_numbers))
     if n < _FEWEST_DRAWS:
         raise ValueError(
             f"{n_numbers:,} predictive densities of {_FEWEST_DRAWS} draws take too much memory: leave out groups, or "
@@ -139,7 +140,7 @@ def _draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[Arra
 def _sums(elementwise: ObservedLogp, theta: Array, parts: DataParts) -> tuple[Array, Array]:
     """Return log densities of parts and of scores at draws, a few draws at a time."""
     out, scored = [], []
-    size = max(1, _MOST_NUMBERS // 8 // parts.n_rows)
+    size = max(1, MOST_NUMBERS // 8 // parts.n_rows)
     for start in range(0, len(theta), size):
         values = elementwise(theta[start : start + size]).T
         out.append((parts.out @ values).T)
@@ -166,7 +167,7 @@ def _scored(predictives: Predictives, parts: DataParts) -> Scores:
 
 def _in_sample(posterior: Posterior, elementwise: ObservedLogp, parts: DataParts, rng: np.random.Generator) -> Array:
     """Return log densities of scores under the posterior of all data."""
-    n = int(np.clip(_MOST_NUMBERS // parts.scored.shape[0], 1, _N_DRAWS))
+    n = int(np.clip(MOST_NUMBERS // parts.scored.shape[0], 1, _N_DRAWS))
     theta, log_weights = _draws(posterior, n, rng)
     whole = DataParts(parts.scored, parts.scored, np.arange(parts.scored.shape[0]))
     return _log_mean(log_weights, _sums(elementwise, theta, whole)[1])[0]

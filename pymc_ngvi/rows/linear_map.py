@@ -14,19 +14,15 @@ from scipy.linalg.blas import dtrmm
 from pymc_ngvi.core.linalg import cholesky
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import TooDenseError
+from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS, STREAMED
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
 from pymc_ngvi.core.target import Spread
 from pymc_ngvi.core.values import Array
 
 #: Share of the rows from which on a column is kept as a dense one.
 _DENSE = 0.2
-#: Time of a product of two entries of a sparse matrix in that of one in a dense product; entries of a dense matrix, at
-#: most.
-_SLOWER, _MOST_DENSE = 200.0, 2**27
-#: Numbers of all predictors that are evaluated at once.
-_MOST_ELEMENTS = 2**22
-#: Numbers of dense columns, or of predictors, that are multiplied at once.
-_AT_A_TIME = 2**20
+#: Time of a product of two entries of a sparse matrix in that of one in a dense product.
+_SLOWER = 200.0
 
 #: From rows and columns, (n,) each, to entries of a covariance.
 type Entries = Callable[[NDArray[np.intp], NDArray[np.intp]], Array]
@@ -118,8 +114,8 @@ class LinearMap:
                 else None
             )
             sign = 0.0 if weights is None else float(np.all(weights >= 0.0)) - float(np.all(weights <= 0.0))
-            for start in range(0, n, max(1, _AT_A_TIME // p)):
-                rows = slice(start, start + max(1, _AT_A_TIME // p))
+            for start in range(0, n, max(1, STREAMED // p)):
+                rows = slice(start, start + max(1, STREAMED // p))
                 if weights is not None and sign:  # a matrix times its transpose takes half of the work
                     half = np.sqrt(np.abs(weights[rows]))[:, None] * self.dense[rows]
                     total += sign * (half.T @ half)
@@ -197,7 +193,7 @@ class MatrixPlan:
     def matrix(self, evaluate: Callable[[Array], Array]) -> LinearMap:
         """Return offset and matrix."""
         n_dim, n_colours = self.directions.shape[1], len(self.directions) - len(self.columns)
-        size = max(1, _MOST_ELEMENTS // max(self.n_rows, 1))
+        size = max(1, AT_ONCE // max(self.n_rows, 1))
         # What does not depend on theta, such as a Cholesky factor, is computed once in each evaluation.
         first_part = evaluate(np.concatenate([np.zeros((1, n_dim)), self.directions[:size]]))
         offset = first_part[0].copy()
@@ -230,7 +226,7 @@ def _is_cheaper_dense(sets: sparse.csr_array, index: NDArray[np.int64]) -> bool:
     """Tell whether sparse products would take longer than dense ones, entry by entry as they are."""
     n_entries = np.diff(sets.indptr).astype(np.float64)[index]
     n_dim = np.count_nonzero(np.bincount(sets.indices, minlength=sets.shape[1]))
-    fits, work = n_dim * len(index) <= _MOST_DENSE, float(n_dim) ** 2 * len(index)
+    fits, work = n_dim * len(index) <= MOST_NUMBERS, float(n_dim) ** 2 * len(index)
     return bool(fits and work < _SLOWER * np.sum(n_entries**2))
 
 
@@ -384,8 +380,8 @@ class PairCovariances:
             beside = self._of_used @ between.T
         root = None if len(used) else cholesky(among)
         for total, pair in zip(result, self.pairs, strict=True):
-            for start in range(0, len(pair), max(1, _AT_A_TIME // n_dense)):
-                part = slice(start, start + max(1, _AT_A_TIME // n_dense))
+            for start in range(0, len(pair), max(1, STREAMED // n_dense)):
+                part = slice(start, start + max(1, STREAMED // n_dense))
                 i, j = pair[part].T
                 same = i is j or np.array_equal(i, j)
                 left = linear.dense[consecutive(i)]

@@ -13,6 +13,7 @@ from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import PatternLacks
+from pymc_ngvi.core.sizes import AT_ONCE, STREAMED
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.target import MeanHessian, Rooted, Whitener
 from pymc_ngvi.core.values import Array
@@ -121,10 +122,6 @@ class PredictorMeanHessian(MeanHessian):
 # --- gradients of a sum over rows at many points: derivatives of each row by its predictors, and products with X ---
 
 
-#: Numbers in the predictors of points, and in the derivatives of rows, that are computed at once.
-_MOST_AT_ONCE = 2**20
-
-
 @dataclass(frozen=True, eq=False)
 class FirstDerivatives:
     """Rows with their derivatives by their predictors, those alone that are not 0 everywhere."""
@@ -173,7 +170,7 @@ class RowGradient:
     @np.errstate(all="ignore")  # densities overflow far from the mode: the caller sees what is not finite
     def __call__(self, theta: Array) -> tuple[Array, Array]:
         """Return the sum, (n_points,), and its gradient, (n_points, n_dim), at points (n_points, n_dim)."""
-        at_once = max(1, _MOST_AT_ONCE // max(*self._to_predictors.shape, 1))
+        at_once = max(1, STREAMED // max(*self._to_predictors.shape, 1))
         total, grad = np.empty(len(theta)), np.empty(theta.shape)
         for at in row_slices(len(theta), at_once):
             total[at], grad[at] = self._few(theta[at])
@@ -197,7 +194,7 @@ class RowGradient:
 #: Predictors of a row whose second derivatives are quickly compiled.
 FEW_PREDICTORS = 5
 #: Values of a second derivative that are computed at a time; numbers in the predictors of draws.
-_CACHED, _MOST_ELEMENTS = 2**16, 2**22
+_CACHED, _MOST_ELEMENTS = 2**16, AT_ONCE
 #: Fourth power of the step of the differences that check a Hessian, for values and curvatures of about 1, and the
 #: relative error that tells of a wrong one.
 _STEP, _TOLERANCE = 1e-14, 1e-3

@@ -12,6 +12,7 @@ from scipy.linalg.blas import dsyrk, dtrmm
 from scipy.linalg.lapack import dlauum
 
 from pymc_ngvi.core.linalg import symmetrise
+from pymc_ngvi.core.sizes import HELD, STREAMED
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.target import Rooted, RowRules, Spread
 from pymc_ngvi.core.values import Array
@@ -23,8 +24,6 @@ from pymc_ngvi.rows.linear_map import AffineMap, LinearMap
 
 #: Rows of X for each column, at most: where there are more, there is less to gain, and X C is large.
 _MOST_ROWS = 4
-#: Numbers in X C, at most; those of all pairs of predictors that are multiplied at once.
-_MOST_NUMBERS, _AT_A_TIME = 2**25, 2**20
 
 
 class Roots:
@@ -48,7 +47,7 @@ class Roots:
         if not isinstance(q, Rooted) or not isinstance(linear, LinearMap):
             return None
         n_rows, n_dim = linear.dense.shape[0], linear.n_dim
-        if len(linear.columns) < n_dim or n_rows > min(_MOST_ROWS * n_dim, _MOST_NUMBERS // n_dim):
+        if len(linear.columns) < n_dim or n_rows > min(_MOST_ROWS * n_dim, HELD // n_dim):
             return None
         return cls(linear, q.root)
 
@@ -58,7 +57,7 @@ class Roots:
 
     def covariances(self, pairs: list[Ints]) -> list[Array]:
         """Return the covariances of each list of pairs of predictors, (n_pairs, 2)."""
-        at_once, result = max(1, _AT_A_TIME // self._rows.shape[1]), []
+        at_once, result = max(1, STREAMED // self._rows.shape[1]), []
         variances = np.einsum("ij,ij->i", self._rows, self._rows)
         for pair in pairs:
             i, j = pair.T

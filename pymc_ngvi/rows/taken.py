@@ -6,6 +6,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.sizes import AT_ONCE, CACHED
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.rows.expectation import (
     Index,
@@ -23,8 +24,8 @@ from pymc_ngvi.rows.expectation import (
 # --- the choice of a rule of quadrature for each row: as fine as it takes, in each of its directions ---
 
 
-#: Values of a function that one expectation may take, and nodes of a rule, where finer ones have not settled it.
-_MOST_VALUES, _MOST_NODES = 2**22, 10_000
+#: Nodes of a rule, at most, where finer ones have not settled it.
+_MOST_NODES = 10_000
 #: Level of a rule that reaches five standard deviations: coarser ones would not see a bend out there.
 _FAR = 3
 #: Part that counts of an error in a derivative, in units of standard deviations: it moves the optimum, and costs what
@@ -121,7 +122,7 @@ class _RuleSearch:
         few = n_nodes(finer) <= _MOST_NODES or len(n_levels) == 1
         return (
             finer
-            if few and (level < far or n_nodes(finer) * n_rows * self._function.n_evaluations <= _MOST_VALUES)
+            if few and (level < far or n_nodes(finer) * n_rows * self._function.n_evaluations <= AT_ONCE)
             else None
         )
 
@@ -142,8 +143,6 @@ _WIDER, _NARROWER, _SOON_WIDER, _SOON_NARROWER = 1.25, 0.5, 1.1, 0.7
 
 #: Whitened third and fourth derivatives, relative to the value, that are rounding.
 _STRAIGHT = 1e-9
-#: Rows whose rules are chosen at a time.
-_AT_A_TIME = 2**17
 
 
 class Taken:
@@ -181,7 +180,7 @@ class Taken:
         mean, root, error = self._mean, self._root, 0.0
         if len(coarser):
             self._whitened[:, coarser] = self._rows.whitened(mean[coarser], root[coarser], self.codes[coarser], coarser)
-        for part in (at[here] for here in row_slices(len(at), _AT_A_TIME)):
+        for part in (at[here] for here in row_slices(len(at), CACHED)):
             found = chosen(
                 self._rows, mean[part], root[part], part, self.codes[part], self._whitened[:, part], tolerance
             )

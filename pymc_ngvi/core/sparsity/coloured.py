@@ -14,6 +14,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.values import Array
 
 # --- colourings of a sparse symmetric matrix: all of its entries from few matrix-vector products ---
@@ -221,7 +222,7 @@ def _star_colouring(neighbours: list[list[int]], order: list[int]) -> Indices:
 Products = Callable[[Array, Array], Array]
 
 #: Elements of a temporary: past the first, temporaries leave the cache; past the second, several fill the memory.
-CACHED_ELEMENTS, _MOST_ELEMENTS = 2**16, 2**22
+CACHED_ELEMENTS, _MOST_ELEMENTS = 2**16, AT_ONCE
 #: Relative error of a product with a random vector that tells of a missing entry.
 _TOLERANCE = 1e-6
 #: An entry that is smaller than this, relative to the largest of its row and column, is a rounding error.

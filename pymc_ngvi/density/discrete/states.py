@@ -50,14 +50,13 @@ from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import toposort
 
+from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.graphs.inner import inline_inner_graphs
 
 #: Nodes up to which a log density is written out for each state.
 _FEW_NODES = 200
 #: Of a variable whose elements can't be summed over one by one.
 _MIXED = "each observation may depend on one element of it only ({why}); a few scalar variables would do in its place"
-#: Elements of log densities at one point, for all states, at most.
-_MOST_ELEMENTS = 2**22
 #: Distributions that can be summed out.
 CAN_SUM = (Bernoulli, Categorical, DiscreteUniform, DiscreteMarkovChain)
 #: What the rewrite of this module is found by.
@@ -193,7 +192,7 @@ def marginalised(model: pm.Model, names: Sequence[str]) -> pm.Model:
             n_states = _n_states(rv.owner)
             shape = value.get_value(borrow=True).shape if isinstance(value, SharedVariable) else value.type.shape
             n = n_states * math.prod(length or 1 for length in shape)
-            if n > _MOST_ELEMENTS:
+            if n > AT_ONCE:
                 raise NotSummed(
                     f"there are {n_states:,} states to sum over, for {n // n_states:,} elements of {rv.name!r}"
                 )

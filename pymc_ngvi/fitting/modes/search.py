@@ -30,6 +30,7 @@ from pymc_ngvi.core.prices import (
     in_words,
 )
 from pymc_ngvi.core.seeds import seed_of
+from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.types import (
     Array,
     GaussianState,
@@ -86,8 +87,8 @@ _MOST_LINES, _SECONDS = 32, 1.0
 _NEAR, _N_AMONG, _OUTERMOST = np.geomspace(2.0, 200.0, 17), 33, 0.005
 #: Humps at most, and dimensions up to which log p is climbed from there, by steps of Newton's method.
 _MOST_HUMPS, _MOST_CLIMBED = 12, 100
-#: Correlation in draws of the prior, times their root, below which it is none. Numbers in points that are held at once.
-_CORRELATED, _ELEMENTS = 4.0, 2**20
+#: Correlation in draws of the prior, times their root, below which it is none.
+_CORRELATED = 4.0
 #: Coordinates at most given which log p is concave in all others, where profiles are enough; one of so many steps along
 #: a line, there; steps of a climb with one coordinate given; draws of the prior.
 _FEW, _EACH, _STEPS_OF_PROFILE, _N_PRIOR = 3, 3, 20, 128
@@ -173,7 +174,7 @@ def humps(density: ModelDensity, q: GaussianState, prior: Array) -> Array:
     directions = np.concatenate([staying, following[has_followers]])
     steps = np.concatenate([steps, steps[has_followers]])
     found, heights = [np.empty((0, q.n_dim))], [np.empty(0)]
-    size = max(_ELEMENTS // (steps.shape[1] * q.n_dim), 1)
+    size = max(STREAMED // (steps.shape[1] * q.n_dim), 1)
     for i in range(0, len(steps), size):
         theta = mean + steps[i : i + size, :, None] * directions[i : i + size, None, :]
         with np.errstate(all="ignore"):

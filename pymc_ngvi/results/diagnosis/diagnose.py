@@ -25,6 +25,7 @@ from pymc_ngvi.core.psis import (
     Weights,
 )
 from pymc_ngvi.core.sizes import (
+    STREAMED,
     check_draws,
 )
 from pymc_ngvi.core.types import (
@@ -200,8 +201,8 @@ def _nothing(n: int) -> Estimates:
 
 # --- draws moved towards the posterior, and all that drifts: moments, log p, and what is computed of draws ---
 
-#: Numbers in the draws that are moved; at least so many draws.
-_MOVED_ELEMENTS, _FEWEST_MOVED = 2**20, 48
+#: Draws that are moved, at least.
+_FEWEST_MOVED = 48
 #: Moved draws below which nothing is said of their moments.
 _LEAST_MOVED = 32
 #: How many times as many draws are moved where the first ask for more.
@@ -276,7 +277,7 @@ class Drifts:
 
 def most_moved(n_dim: int, n_draws: int) -> int:
     """Return how many of some draws can be moved at once."""
-    return min(n_draws, max(_FEWEST_MOVED, _MOVED_ELEMENTS // max(n_dim, 1)))
+    return min(n_draws, max(_FEWEST_MOVED, STREAMED // max(n_dim, 1)))
 
 
 def drifts_of(

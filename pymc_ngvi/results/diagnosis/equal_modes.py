@@ -11,6 +11,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.graphs.layout import Variable
@@ -232,8 +233,6 @@ _ROUNDING = 1e-9
 #: Log of the ratio of densities from which on an image of a draw is outside q, and the part of them that has to be: as
 #: for other modes (`elsewhere`).
 _LOG_OUTSIDE, _MOSTLY = 3.0, 0.5
-#: Numbers in the images that are held at once.
-_ELEMENTS = 2**20
 
 
 @dataclass(frozen=True)
@@ -307,7 +306,7 @@ class _Comparison:
     def hold_at_one(self, members: list[Exchange | Flip]) -> list[bool]:
         """Tell which candidates leave log p as it is at the first draw; False of those beyond the number."""
         result: list[bool] = []
-        affordable, size = members[: self.left], max(1, _ELEMENTS // max(self.theta.shape[1], 1))
+        affordable, size = members[: self.left], max(1, STREAMED // max(self.theta.shape[1], 1))
         for some in (affordable[i : i + size] for i in range(0, len(affordable), size)):
             logp = self._log_p(np.concatenate([member(self.theta[:1]) for member in some]))
             result += _equal(logp, self.logp[0]).tolist()

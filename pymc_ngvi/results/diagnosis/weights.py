@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.draws import chunks
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, smoothed, weigh
-from pymc_ngvi.core.sizes import check_draws
+from pymc_ngvi.core.sizes import HELD, check_draws
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.fitting.progress import WorkProgress
 from pymc_ngvi.fitting.record import FitRecord
@@ -87,8 +87,6 @@ logger = logging.getLogger("pymc.ngvi")
 
 #: Draws behind k-hat, where evaluations are cheap.
 DRAWS = 10_000
-#: Numbers in the draws behind a diagnosis.
-_ELEMENTS = 2**25
 #: Number of the random stream behind the weights that belong to a fit.
 _STREAM = 3_000_000
 #: None of them.
@@ -108,7 +106,7 @@ def n_own(posterior: Posterior) -> int:
 
 def most_weighed(posterior: Posterior, draws: int) -> int:
     """Return how many of some draws can be held at once."""
-    return min(draws, max(FEWEST_WEIGHED, _ELEMENTS // max(posterior.layout.n_dim, 1)))
+    return min(draws, max(FEWEST_WEIGHED, HELD // max(posterior.layout.n_dim, 1)))
 
 
 def own_generator(record: FitRecord | None, stream: int = _STREAM) -> np.random.Generator:
