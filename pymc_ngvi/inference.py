@@ -468,7 +468,7 @@ class NGVI(Inference):
                     few_threads(density), watching(density, progress),
                 ):  # fmt: skip
                     approx, problem, rule, q, seed = self._start(problem, include_transformed)
-                    search = ModeSearch.of(problem, self._options, seed)
+                    search = self._search(problem, seed)
                     self._session = approx._session = session = FitSession.begin(
                         problem, rule, q, self._options, seed, score=score in (None, True), clock=clock,
                         observer=observer_of(approx, callbacks), search=search,
@@ -523,6 +523,10 @@ class NGVI(Inference):
         self._options = options_for(self._given, density)
         check_wanted(self._options, density)
         return problem_of(density, self._options)
+
+    def _search(self, problem: Problem, seed: int) -> ModeSearch | None:
+        """Return the search for other modes after a fit: of many fits, some have none."""
+        return ModeSearch.of(problem, self._options, seed)
 
     def _seed(self) -> int:
         """Return the seed of the next fit: that of the approximation made for it, or a new one."""

@@ -223,7 +223,7 @@ class Candidates[A: Fitted]:
 
         name = min((name for name in offers if name not in plain), key=order, default=None)
         # By rows, a Gaussian is seldom far off where nothing is integrated.
-        if name is None or not self._needs_none(offers[name]) or (plain and self._by_rows):
+        if name is None or not self._needs_none(offers[name]) or (plain and density.n_directions is not None):
             self._table.clear()
             self._forget()
             return None

@@ -42,6 +42,8 @@ from pymc_ngvi.results.summary import Planned, Summary, imported, paragraphs, su
 _FEWEST = 400
 #: Draws that are proposed, at most; part of those asked for that come where they can be had.
 _MOST_DRAWS, _NEARLY = 14_000, 0.9
+#: Nats below the heaviest draw where a log weight has no digits left for what another log p, as low there, makes of it.
+_NO_DIGITS = 1e9
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,9 @@ def joint_draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple
     q, density, record = posterior.distribution, posterior.density, posterior.record
     made = q.joint(n, rng)
     if q.kept_log_weights() is not None:
-        return made, () if record is None else record.doubts
+        log_weights = made.log_weights
+        log_weights = np.where(log_weights > log_weights.max() - _NO_DIGITS, log_weights, -np.inf)
+        return made._replace(log_weights=log_weights), () if record is None else record.doubts
     if density.why_in_part:
         return made, (
             f"the draws are those of {posterior.kind}, which is not compared with log p: {density.why_in_part}",

@@ -217,8 +217,8 @@ def test_an_exact_posterior_is_no_cure_where_a_mode_is_missed(share, gaussian):
 def test_an_exact_posterior_is_no_cure_where_there_is_none():
     rng = np.random.default_rng(1)
     with pm.Model() as model:
-        beta = pm.Normal("beta", 0.0, 1.0, shape=16)  # one more than are sampled
-        pm.Normal("y", rng.normal(size=(30, 16)) @ beta, 1.0, observed=rng.normal(size=30))
+        beta = pm.Normal("beta", 0.0, 1.0, shape=61)  # one more than are sampled
+        pm.Normal("y", rng.normal(size=(30, 61)) @ beta, 1.0, observed=rng.normal(size=30))
     approx = fit(model)
     assert not approx.record.posterior
     assert "exact" not in context_of(approx._posterior).shape_cure()

@@ -105,12 +105,12 @@ def test_the_plan_of_an_exact_posterior():
 
 @pytest.mark.usefixtures("_no_last_resort")
 def test_each_reason_is_in_the_table():
-    dear = fit(grouped(), max_seconds=0.2).plan
+    dear = fit(grouped(), max_seconds=0.1).plan
     assert dear.of("exact").outcome is Decision.TOO_DEAR
     assert "max_seconds=" in dear.of("exact").reason
     assert dear.of("nested").outcome is Decision.TOO_DEAR
     assert dear.taken.kind == "gaussian"
-    assert "max_seconds=0.2 in all." in str(dear)
+    assert "max_seconds=0.1 in all." in str(dear)
     with pm.Model() as model:
         x = pm.Normal("x", 0, 1, shape=61)
         pm.Potential("p", -(x.sum() ** 4) - pm.math.exp(x[0]))

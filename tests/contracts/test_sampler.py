@@ -59,12 +59,11 @@ def test_a_proposal_with_a_tail_integrates_to_1():
     proposal = first_proposal(Base(np.array([1.0]), np.array([[0.9]])), bend, 7.0, 1.3)
     assert len(proposal.mixture.shares) == 2
     assert_allclose(proposal.mixture.shares.sum(), 1.0)
-    for q in (proposal, proposal.widened()):
-        total = sum(
-            integrate.quad(lambda g, q=q: np.exp(q.log_density(np.array([[g]]))[0]), low, low + 20.0, limit=200)[0]
-            for low in np.arange(-200.0, 200.0, 20.0)
-        )
-        assert_allclose(total, 1.0, atol=1e-6)
+    total = sum(
+        integrate.quad(lambda g: np.exp(proposal.log_density(np.array([[g]]))[0]), low, low + 20.0, limit=200)[0]
+        for low in np.arange(-200.0, 200.0, 20.0)
+    )
+    assert_allclose(total, 1.0, atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

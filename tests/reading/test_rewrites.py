@@ -218,7 +218,7 @@ def test_a_parameter_out_of_its_range_is_still_seen():
 
 
 def test_large_matrices_that_multiply_are_no_constants(monkeypatch, rng):
-    monkeypatch.setattr(matrices, "_LARGE_MATRIX", 12)
+    monkeypatch.setattr(matrices, "STREAMED", 12)
     x, z = rng.normal(size=(6, 2)), rng.normal(size=(6, 2))
     with pm.Model() as model:
         b, c = pm.Normal("b", shape=2), pm.Normal("c", shape=6)
@@ -233,7 +233,7 @@ def test_large_matrices_that_multiply_are_no_constants(monkeypatch, rng):
     assert [len(data) for data in constants] == [6]
     theta = rng.normal(size=(3, 8))
     with monkeypatch.context() as context:
-        context.setattr(matrices, "_LARGE_MATRIX", 2**20)
+        context.setattr(matrices, "STREAMED", 2**20)
         expected = LogDensity(model)
     assert_allclose(density.logp_grad(theta)[1], expected.logp_grad(theta)[1], rtol=1e-12)
     assert_allclose(density.hessian(theta), expected.hessian(theta), rtol=1e-12)
