@@ -39,7 +39,7 @@ _N_NEAREST = 8
 #: k-hat of the weights of a pool at most, but for its standard error.
 MOST_KHAT = 0.5
 #: Effective size at least of the draws in a tail with 5 % of the mass: 100 of 2,000 equal weights, 5 to 33 in six fits
-#: of a walk whose scale has a limit 0.3 sd off; 41 or more in most exact models of the battery, but 27 in two of them.
+#: of a walk whose scale has a limit 0.3 sd off; 41 or more in most exact models of the battery, but 15 to 35 in three.
 LEAST_TAIL, _OF_TAIL = 40.0, 0.05
 
 

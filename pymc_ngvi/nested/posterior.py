@@ -410,5 +410,6 @@ def _state(given: RowsGiven, marginal: Marginal, explored: Exploration, gaussian
         lost=explored.lost,
         error=0.0 if pairs.is_joint else marginal.doubt(),
         lacking=pairs.lacking,
+        is_concave=given.is_concave or isinstance(marginal, GaussianMarginal),
     )
     return Latents(pairs, checks).with_pool(given.outside, given.inside, gaussian)

@@ -51,6 +51,8 @@ class NestedChecks(Verdict):
     error: float = 0.0
     #: Nats that the ELBOs lack of log m, in the mean.
     lacking: float = 0.0
+    #: Whether log p is known to be concave in the latent variables, given the hyperparameters.
+    is_concave: bool = True
 
     @property
     def is_joint(self) -> bool:
@@ -87,6 +89,10 @@ class NestedChecks(Verdict):
             Condition("hyperparameters", self.n_globals, MOST_EMULATED,
                 f"the proposal of {self.n_globals} hyperparameters was learned from its own draws: of a scale that may "
                 "be near 0, a thin tail may be missing",
+                is_vital=False),
+            # Draws of a Gaussian at one mode know nothing of another one: their weights are even all the same.
+            Condition("concave", float(not self.is_concave), 0.5,
+                "given the hyperparameters, the latent variables may have other modes, where no Gaussian is",
                 is_vital=False),
         ]  # fmt: skip
 

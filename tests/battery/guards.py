@@ -459,7 +459,7 @@ GUARDS = {
     "tails": Guard(
         "Logarithms of scales that may be 0 have straight tails, which no Student t follows.",
         ((fitting, "find_bend", without_tails),),
-        "rare counts",
+        tries="not settled, 1 fit: rare counts, right since tails of pools are asked for",
     ),
     "scales apart": Guard(
         "A narrow peak in a broad one, which draws of a Gaussian fit do not hit, or a broad one about it.",

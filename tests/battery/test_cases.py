@@ -101,7 +101,7 @@ def two_sensors_24(seed):
     agrees(fit(sensors(24, 2.0), seed), of_sensors(0.655, -127.366))
 
 
-@case()
+@case(wrong="nested, reliable, and a mode with 0.57 of the mass is missed with one seed", in_all=False)
 def tails_crash(seed):
     agrees(fit(sensors(12, 4.0), seed), of_sensors(0.434, -100.110))
 
@@ -163,7 +163,9 @@ def walk_exact_narrow(seed):
     agrees(fit(model, seed), known)
 
 
-@case(seeds=(12,), quick=False)  # of the data; some 20 s
+@case(
+    seeds=(12,), wrong="the exact posterior is refused after 19 s, and too little is left for the nested one"
+)  # of the data
 def lkj_three(seed):
     rng = np.random.default_rng(seed)
     g, x = np.repeat(np.arange(100), 12), rng.normal(size=(1_200, 2))

@@ -47,6 +47,7 @@ from pymc_ngvi.families.gaussian import (
     Gaussian,
 )
 from pymc_ngvi.fitting.modes.climbs import (
+    MOST_NEWTON,
     VALLEY,
     Curvature,
     Mode,
@@ -388,7 +389,9 @@ class ModeSearch:
     ) -> FoundModes | None:
         """Return what climbs lead to; see `after`."""
         density, before = self.density, self.density.n_gradients
-        if is_sound and (outside := concave_given(density, _FEW)) is not None:
+        # In few dimensions climbs cost little, and find peaks that are narrower than lines are fine.
+        is_large = is_sound and density.n_dim > MOST_NEWTON
+        if is_large and (outside := concave_given(density, _FEW)) is not None:
             prior = _prior(density, _N_PRIOR, self.stream)
             if len(prior) >= _LEAST_PRIOR:
                 places = profile_humps(density, q, prior, outside)
