@@ -142,10 +142,12 @@ class Work:
         self.price, self.spent, self._most = price, 0.0, most
 
     def may_take(self, seconds: float) -> bool:
-        """Tell whether it may take so many seconds, where it turns out to take longer; they are its price then."""
-        if seconds <= max(self._most, self.price):
-            self.price = max(self.price, seconds)
-        return seconds <= self.price
+        """Tell whether it may take so many seconds, where it turns out to take longer: up to that multiple, too.
+
+        They are its price then, as far as there is so much left.
+        """
+        self.price = max(self.price, min(seconds, self._most))
+        return seconds <= MOST_TIMES * self.price
 
     def count(self, seconds: float) -> None:
         """Count what is taken, and end at a multiple of the price."""
