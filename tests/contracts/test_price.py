@@ -151,9 +151,11 @@ def test_what_is_counted_ends_at_twice_its_price():
     prices.count(1e9)  # beyond the context, nothing is
     work.expect(9.0)
     assert work.price == 9.0
+    work.expect(19.0)
+    assert work.price == 10.0
     with pytest.raises(prices.UsedUp) as caught:
-        work.expect(11.0)
-    assert caught.value.seconds == 11.0
+        work.expect(21.0)
+    assert caught.value.seconds == 21.0
     prices.Work().expect(1e9)
 
 
