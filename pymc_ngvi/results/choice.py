@@ -425,8 +425,11 @@ class Candidates[A: Fitted]:
 
     # --- the loop ---
 
-    def _look(self, *, before_fit: bool = False, last: bool = False) -> None:
-        """Look once for what there is of each kind: the table says what it takes, or why there is none."""
+    def _look(self, *, before_fit: bool = False, last: bool = False) -> bool:
+        """Look once for what there is of each kind: the table says what it takes, or why there is none.
+
+        Those that could not come first are left for later; tell whether there are any to try.
+        """
         density, of_fit = self.density, self._budget.of_fit if before_fit else 0.0
         with few_threads(density):
             for name, kind in KINDS.items():
@@ -438,6 +441,7 @@ class Candidates[A: Fitted]:
                 if name in self._table or not is_for_now or (cheaper and (self._by_rows or not before_fit)):
                     continue
                 self._offer(kind)
+        return bool(self._offers)
 
     def _offer(self, kind: PosteriorKind[Any]) -> None:
         try:
@@ -464,20 +468,12 @@ class Candidates[A: Fitted]:
 
     def _try_in_turn(self) -> None:
         """Find the first exact posterior, or those that are not exact."""
-        while self._offers or self._others():
+        while self._offers or self._look():
             name = min(self._offers, key=lambda name: self._table[name].order)
             if self._table[name].seconds > self._left:
                 self._leave_out(name)
             elif self._try(name) is None and self._is_exact(self._states[0]):
                 return
-
-    def _others(self) -> bool:
-        """Look for kinds that were not looked for, as they could not come first."""
-        tried = set(self._table)
-        for name, kind in KINDS.items():
-            if name not in tried and (not kind.is_last or self.choice.wanted == name):
-                self._offer(kind)
-        return bool(self._offers)
 
     def _try(self, name: str) -> Unavailable | None:
         """Make a posterior; return why there is none."""
@@ -509,7 +505,8 @@ class Candidates[A: Fitted]:
             self._left, self._spent = self._left - seconds, self._spent + seconds
         if self._gaussian is None:
             state = _with_moments(state)
-        is_exact, missed = self._is_exact(state), self._missed_by(state)
+        missed = self._missed_by(state)
+        is_exact = state.checks.is_exact and not missed
         self._states.insert(0 if is_exact else len(self._states), state)
         self._became(name, Decision.FAILED, f"it {left_out(missed)}" if missed else "" if is_exact else "not exact")
         if self._gaussian is None:
