@@ -19,6 +19,11 @@ from numpy.typing import (
     NDArray,
 )
 
+from pymc_ngvi.core.climbs import (
+    VALLEY,
+    ascend,
+    lowest_between,
+)
 from pymc_ngvi.core.target import (
     Density,
     MeanHessian,
@@ -39,7 +44,6 @@ from pymc_ngvi.fitting.modes.newton import (
     climbed,
 )
 from pymc_ngvi.mixtures.finite.search import (
-    ascend,
     is_at,
     local_component,
 )
@@ -99,8 +103,6 @@ _FAR, _FAR_PER_ROOT = 4.0, 0.5
 _BELOW, _BELOW_PER_DIM = 10.0, 0.25
 #: Steps after which it is seen how climbs are getting on; how often they are at most.
 _STEPS_OF_TURN, _MOST_TURNS = 20, 7
-#: Nats that log p falls between two modes, and points at which that is looked at.
-VALLEY, _N_BETWEEN = 1.0, 17
 #: A Gaussian about a mode is no wider than so many times a fit, and no narrower than a part of it.
 _WIDEST, _NARROWEST = 100.0, 1e-6
 #: Modes that are looked at, at most, the best ones.
@@ -196,20 +198,13 @@ def _away(density: "_Whitened", points: Array) -> tuple[Array, Array]:
         left[rows[is_lost]] = False
         active[rows[is_lost | (gain < _LAST_GAIN)]] = False
     left &= logp >= logp[is_home].max() - below
-    for i in np.flatnonzero(left):
-        left[i] = has_valley(density.logp, z[i], z[0], logp[i])  # or a shelf, and no mode
+    if left.any():
+        left[left] = lowest_between(density.logp, z[left], z[0]) < logp[left] - VALLEY  # or a shelf, and no mode
     if left.any():
         z[:1], logp[:1] = ascend(density, z[:1])
         left &= np.linalg.norm(z - z[0], axis=1) >= far_from(n_dim)  # where a climb from the fit ends is home, too
         left[0] = left.any()
     return z, np.where(left, logp, -np.inf)
-
-
-def has_valley(logp: Callable[[Array], Array], one: Array, other: Array, height: float) -> bool:
-    """Tell whether log p falls below a height between two points."""
-    part = np.linspace(0.0, 1.0, _N_BETWEEN)[:, None]
-    with np.errstate(all="ignore"):
-        return bool(np.nanmin(logp((1.0 - part) * one + part * other)) < height - VALLEY)
 
 
 def far_from(n_dim: int) -> float:

@@ -1,19 +1,18 @@
 """Where components may begin: at modes of log p found from dispersed points, and where q has too little mass."""
 
-import math
-
 from dataclasses import replace
 
 import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.climbs import ascend
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.types import Array, Density, GaussianState, HasGradient
+from pymc_ngvi.core.types import Array, Density, GaussianState
 from pymc_ngvi.families.mixture import MixtureState
 
-#: Points that ascend log p together, their steps at most, and the nats below which a step counts as the last.
-_N_POINTS, _MAX_ASCENT, _LAST_GAIN = 128, 150, 1e-2
+#: Points that ascend log p together.
+_N_POINTS = 128
 #: Scales of the starting points, in those of the start, which count as this at least.
 _SCALES, _LEAST_SCALE = (1.0, 0.5), 1.0
 #: A component starts no wider than so many scales of the start, and no narrower than a part of them.
@@ -30,43 +29,6 @@ _LEAST_TIGHT, _MOST_TIGHT = 1.0, 1e4
 _RAISED = 0.1 * 10.0 ** np.arange(6)
 #: Weight at which a new component starts.
 _FEW, _MANY = 0.02, 0.5
-
-
-def ascend(
-    density: HasGradient, points: Array, n_steps: int = _MAX_ASCENT, longest: float = math.inf
-) -> tuple[Array, Array]:
-    """Climb log p from many points at once, each with Barzilai-Borwein steps of its own."""
-    x = points.copy()
-    logp, grad = density.logp_grad(x)
-    active = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
-    logp = np.where(active, logp, -np.inf)
-    step = 1.0 / np.maximum(np.linalg.norm(np.where(active[:, None], grad, 1.0), axis=1), 1e-12)
-    for i in range(n_steps):
-        rows = np.flatnonzero(active)
-        if not len(rows):
-            break
-        if math.isfinite(longest):
-            step[rows] = np.minimum(step[rows], longest / np.maximum(np.linalg.norm(grad[rows], axis=1), 1e-300))
-        new = x[rows] + step[rows, None] * grad[rows]
-        new_logp, new_grad = density.logp_grad(new)
-        with np.errstate(invalid="ignore"):
-            better = (new_logp >= logp[rows]) & np.isfinite(new_grad).all(axis=1) & np.isfinite(new_logp)
-        gain = new_logp - logp[rows]
-        proposed = _barzilai_borwein(new - x[rows], grad[rows] - new_grad, 4.0 * step[rows], long=bool(i % 2))
-        up, down = rows[better], rows[~better]
-        step[up] = np.clip(proposed[better], 0.1 * step[up], 10.0 * step[up])
-        step[down] *= 0.25
-        x[up], logp[up], grad[up] = new[better], new_logp[better], new_grad[better]
-        active[rows[better & (gain < _LAST_GAIN)] if i > 5 else rows[:0]] = False
-    return x, logp
-
-
-def _barzilai_borwein(moved: Array, fall: Array, otherwise: Array, *, long: bool) -> Array:
-    """Return a step size for each row from its last move and the fall of its gradient."""
-    with np.errstate(all="ignore"):
-        product = np.sum(moved * fall, axis=1)
-        size = np.sum(moved**2, axis=1) / product if long else product / np.sum(fall**2, axis=1)
-    return np.where((product > 0.0) & np.isfinite(size), size, otherwise)
 
 
 def modes(
