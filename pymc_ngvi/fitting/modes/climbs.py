@@ -20,9 +20,8 @@ from numpy.typing import (
 )
 
 from pymc_ngvi.core.climbs import (
-    VALLEY,
     ascend,
-    lowest_between,
+    tops,
 )
 from pymc_ngvi.core.target import (
     Density,
@@ -93,16 +92,14 @@ class HessianByDifferences(MeanHessian):
 
 #: Dimensions up to which curvatures come from differences of gradients, and climbs take steps of Newton's method.
 MOST_NEWTON = 12
-#: Gradients that another climb takes, about; nats below which a step is the last.
-_N_ASCENT, _LAST_GAIN = 60, 0.05
+#: Steps of another climb, after which it is seen where it leads.
+_N_ASCENT = 60
 #: Slope of log p per root dimension, in units of a mode, below which a climb has ended at one: others end on ridges.
 _FLAT = 0.3
 #: Distance from a fit, in standard deviations and per root dimension, from which on a mode is another one.
 _FAR, _FAR_PER_ROOT = 4.0, 0.5
 #: Nats below a mode, and per dimension, at which another one has next to no mass.
 _BELOW, _BELOW_PER_DIM = 10.0, 0.25
-#: Steps after which it is seen how climbs are getting on; how often they are at most.
-_STEPS_OF_TURN, _MOST_TURNS = 20, 7
 #: A Gaussian about a mode is no wider than so many times a fit, and no narrower than a part of it.
 _WIDEST, _NARROWEST = 100.0, 1e-6
 #: Modes that are looked at, at most, the best ones.
@@ -156,8 +153,8 @@ def modes_from(
             whitened: Any = _Whitened(density, q)
             curved = _curved(density, q, curvature)
 
-            z = whitened.of(points)
-            z, logp = _away(whitened, z) if has_home else ascend(whitened, z)
+            z, logp = ascend(whitened, whitened.of(points), _N_ASCENT)
+            z, logp = _away(whitened, z, logp) if has_home else ascend(whitened, z)
             ends = whitened.points(z)
 
             def make(i: int) -> GaussianState | None:
@@ -173,38 +170,16 @@ def _curved(density: ModelDensity, q: GaussianState, curvature: Curvature) -> An
     return _CurvedByRows(density, q) if curvature == "rows" else density
 
 
-def _away(density: "_Whitened", points: Array) -> tuple[Array, Array]:
-    """Climb from points, and return where those came to that led away from the first one, with log p there.
+def _away(density: "_Whitened", ends: Array, logp: Array) -> tuple[Array, Array]:
+    """Return the ends of climbs beyond a valley from the first one, which comes first, and log p there.
 
-    log p is -inf at all others: everywhere where none did. All climbs go together, as a call takes about as long for
-    few points as for many, and they are looked at now and then, so that most are left after a few steps.
+    log p is -inf at what turns out to be no other mode, and everywhere where there is none.
     """
-    z, n_dim = points.copy(), points.shape[1]
-    logp = np.array(density.logp_grad(z)[0])
-    logp[~np.isfinite(logp)] = -np.inf
-    below, is_home = _BELOW + _BELOW_PER_DIM * n_dim, np.arange(len(z)) == 0
-    active = np.isfinite(logp) & ~is_home
-    left = active.copy()
-    for turn in range(_MOST_TURNS):
-        rows = np.flatnonzero(active)
-        if not len(rows):
-            break
-        before = logp[rows]
-        z[rows], logp[rows] = ascend(density, z[rows], _STEPS_OF_TURN)
-        gain = logp[rows] - before
-        is_home[rows] = np.linalg.norm(z[rows] - z[0], axis=1) < far_from(n_dim)
-        to_gain = (_MOST_TURNS - 1 - turn) * gain  # at most: climbs to a mode get slower
-        is_lost = is_home[rows] | (logp[rows] + to_gain < logp[is_home].max() - below)
-        left[rows[is_lost]] = False
-        active[rows[is_lost | (gain < _LAST_GAIN)]] = False
-    left &= logp >= logp[is_home].max() - below
-    if left.any():
-        left[left] = lowest_between(density.logp, z[left], z[0]) < logp[left] - VALLEY  # or a shelf, and no mode
-    if left.any():
-        z[:1], logp[:1] = ascend(density, z[:1])
-        left &= np.linalg.norm(z - z[0], axis=1) >= far_from(n_dim)  # where a climb from the fit ends is home, too
-        left[0] = left.any()
-    return z, np.where(left, logp, -np.inf)
+    logp[1:][~(logp[1:] >= logp.max() - _BELOW - _BELOW_PER_DIM * density.n_dim)] = -np.inf
+    z, logp = ascend(density, ends[tops(density.logp, ends, logp, _MOST_MODES, 0)])
+    is_away = np.linalg.norm(z - z[0], axis=1) >= far_from(density.n_dim)
+    is_away[0] = is_away.any()
+    return z, np.where(is_away, logp, -np.inf)
 
 
 def far_from(n_dim: int) -> float:
