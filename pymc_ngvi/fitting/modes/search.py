@@ -402,11 +402,10 @@ class ModeSearch:
         points = points_for(density, q, np.random.default_rng(self.stream), n_climbs, n_looked, is_sound=is_sound)
         if not len(points.theta):
             return None
-        modes, which = modes_from(
+        modes, home = modes_from(
             density, q, points.theta, points.scales,
             has_home=points.n_own > 0, curvature=self.curvature,
         )  # fmt: skip
-        home = modes[which[0]] if points.n_own and which[0] >= 0 else None
         others = self._that_count([mode for mode in modes if mode is not home], q, elbo)
         if points.n_own and len(points.prior) >= _LEAST_PRIOR:
             starts = self._starts(q, elbo, humps(density, q, points.prior))

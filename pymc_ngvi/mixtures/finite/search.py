@@ -1,5 +1,6 @@
 """Where components may begin: at modes of log p found from dispersed points, and where q has too little mass."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -37,27 +38,28 @@ def modes(
     """Look for modes of log p from dispersed points, and make a component of each."""
     # A start that was shrunk, so that a single Gaussian has a good one, is no place to look around from.
     around = around.with_scale(around.location, np.maximum(around.sd(), _LEAST_SCALE))
-    found: list[GaussianState] = []
-    masses: list[float] = []
-    for scale in _SCALES:
-        normals = rng.standard_normal((_N_POINTS, density.n_dim)) * scale
-        points = np.concatenate([around.draws(normals), extra]) if scale == _SCALES[0] else around.draws(normals)
-        ends, logp = ascend(density, points)
-        n_before = len(found)
-        for row in np.argsort(-logp):
-            if np.isfinite(logp[row]) and not any(is_at(c, ends[row]) for c in found):
-                component = local_component(density, around, ends[row])
-                if component is not None:
-                    found.append(component)
-                    masses.append(float(logp[row]) - float(component.log_density(ends[row][None])[0]))
-            if len(found) >= 4 * n_most + 8:
-                break
-        if len(found) == n_before:
-            break
-    log_mass = np.array(masses)
+    normals = rng.standard_normal((len(_SCALES), _N_POINTS, density.n_dim))
+    points = [around.draws(scale * z) for scale, z in zip(_SCALES, normals, strict=True)]
+    ends, logp = ascend(density, np.concatenate([points[0], extra, *points[1:]]))
+    found, _ = distinct(ends, logp, lambda i: local_component(density, around, ends[i]), 4 * n_most + 8)
+    log_mass = np.array([float(logp[i] - about.log_density(ends[i][None])[0]) for i, about in found])
     order = np.argsort(-log_mass)[:n_most]
     order = order[log_mass[order] > log_mass.max(initial=-np.inf) + _LEAST_LOG_MASS]
-    return [found[i] for i in order], log_mass[order]
+    return [found[i][1] for i in order], log_mass[order]
+
+
+def distinct(
+    ends: Array, logp: Array, make: Callable[[int], GaussianState | None], most: int
+) -> tuple[list[tuple[int, GaussianState]], NDArray[np.intp]]:
+    """Return the ends that no higher one is near, with Gaussians about them, and which of them each end is."""
+    found, which = list[tuple[int, GaussianState]](), np.full(len(ends), -1)
+    for i in np.argsort(-logp)[: np.isfinite(logp).sum()]:
+        known = next((k for k, (_, about) in enumerate(found) if is_at(about, ends[i])), -1)
+        if known < 0 and len(found) < most and (about := make(int(i))) is not None:
+            known = len(found)
+            found.append((int(i), about))
+        which[i] = known
+    return found, which
 
 
 def is_at(component: GaussianState, point: Array) -> bool:
