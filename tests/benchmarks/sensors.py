@@ -56,35 +56,17 @@ def sensors(n: int, gap: float, *, is_centred: bool) -> tuple[pm.Model, float]:
 
 
 def alone(number: int) -> pm.Model:
-    """Return one of ten models with one mode: a walk with t, normal or Poisson noise, or groups or slopes with t."""
-    rng, model = np.random.default_rng(number), pm.Model()
-    level = np.cumsum(0.3 * rng.normal(size=30))
+    """Return a model with one mode: a walk, or the effects of groups, in either spelling, with t or Laplace noise."""
+    rng, model, at = np.random.default_rng(number), pm.Model(), np.arange(30)
+    if number < 5:
+        effects = walk(model, 30, 3.0, is_centred=number % 2 == 0)
     with model:
-        if number < 6:
-            f = walk(model, 30, 3.0, is_centred=number % 2 == 0)
-            match number // 2:
-                case 0:
-                    pm.StudentT("y", nu=3, mu=f, sigma=0.3, observed=level + 0.3 * rng.standard_t(3, 30))
-                case 1:
-                    pm.Laplace("y", mu=f, b=pm.HalfNormal("b", 1), observed=level + rng.laplace(scale=0.3, size=30))
-                case _:
-                    pm.Poisson("y", pt.exp(f), observed=rng.poisson(np.exp(level)))
-            return model
-        group, x, s = np.repeat(np.arange(20), 6), rng.normal(size=(120, 5)), pm.HalfNormal("s", 1)
-        slope, t = pm.Normal("slope", 0, 2, shape=5), pm.HalfNormal("t", 1)
-        u = pm.Normal("u", 0, t, shape=20) if number % 2 else t * pm.Normal("z", 0, 1, shape=20)
-        mu, noise = x @ slope + u[group], rng.standard_t(4, 120) if number < 8 else rng.normal(size=120)
-        pm.StudentT("y", nu=4, mu=mu, sigma=s, observed=x[:, 0] + 0.5 * rng.normal(size=20)[group] + noise)
+        if number >= 5:
+            at, t = np.repeat(np.arange(20), 6), pm.HalfNormal("t", 1)
+            effects = pm.Normal("u", 0, t, shape=20) if number % 2 else t * pm.Normal("z", 0, 1, shape=20)
+        y, law = np.cumsum(0.3 * rng.normal(size=30))[at] + 0.3 * rng.standard_t(3, len(at)), {"mu": effects[at]}
+        (pm.Laplace("y", **law, b=0.3, observed=y) if number % 3 else pm.StudentT("y", 3, **law, sigma=0.3, observed=y))
     return model
-
-
-def outcome(model: pm.Model, seed: int) -> tuple[object, str]:
-    """Return a fit of the model, with what it took, its verdict and the modes that it leaves out."""
-    before = time.process_time()
-    with model:
-        approx = pm.fit(method="ngvi", random_seed=seed, progressbar=False)
-    seconds, verdict = time.process_time() - before, approx.diagnose(random_seed=seed).verdict
-    return approx, f"{seconds:.1f} s, {verdict}, leaves out {[round(m.share, 2) for m in approx.record.modes]}"
 
 
 def main() -> None:
@@ -93,20 +75,20 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4])
     seeds = parser.parse_args().seeds
     warnings.simplefilter("ignore")  # of how fits end
-    for n, gap in WALKS:
-        for is_centred in (False, True):
-            model, right = sensors(n, gap, is_centred=is_centred)
-            for seed in seeds:
-                approx, said = outcome(model, seed)
-                share = float(
-                    (approx.sample(2_000, random_seed=seed).posterior["f"] > 0).mean(("chain", "draw"))[n // 2]
-                )
-                name = f"{n} steps, {gap:g} apart, {'' if is_centred else 'not '}centred, seed {seed}"
-                print(f"{name}: {share:.2f}, right {right:.2f}; {said}", flush=True)
-    for number in range(10):
-        model = alone(number)
+    cases = {
+        f"{n} steps, {gap:g} apart, {'' if is_centred else 'not '}centred": sensors(n, gap, is_centred=is_centred)
+        for n, gap in WALKS
+        for is_centred in (False, True)
+    } | {f"one mode, {number}": (alone(number), None) for number in range(10)}
+    for name, (model, right) in cases.items():
         for seed in seeds:
-            print(f"one mode, {number}, seed {seed}: {outcome(model, seed)[1]}", flush=True)
+            before = time.process_time()
+            approx = pm.fit(method="ngvi", model=model, random_seed=seed, progressbar=False)
+            said = f"{time.process_time() - before:.1f} s, {approx.diagnose(random_seed=seed).verdict}"
+            if right is not None:
+                f = approx.sample(2_000, random_seed=seed).posterior["f"]
+                said += f", {float((f[..., f.shape[2] // 2] > 0).mean()):.2f}, right {right:.2f}"
+            print(f"{name}, {seed}: {said}, leaves out {[round(m.share, 2) for m in approx.record.modes]}", flush=True)
 
 
 if __name__ == "__main__":
