@@ -203,6 +203,27 @@ def test_an_exact_posterior_covers_both(apart, weight, start):
     assert x.std() == pytest.approx(sd, rel=0.08)
 
 
+@pytest.mark.parametrize("is_centred", [True, False])
+def test_a_nested_posterior_begins_at_both(is_centred):
+    """Of a walk that two sensors disagree on; a filter on a grid has it above 0 with a probability of 0.673."""
+    rng = np.random.default_rng(4)
+    y = np.stack([side + 0.15 * rng.standard_normal(24) for side in (-2.0, 2.0)])
+    with pm.Model() as model:
+        s = pm.HalfNormal("s", 1.0)
+        if is_centred:
+            f = pm.GaussianRandomWalk("f", sigma=s, init_dist=pm.Normal.dist(0.0, 3.0), steps=23)
+        else:
+            f0, z = pm.Normal("f0", 0.0, 3.0), pm.Normal("z", shape=24)
+            f = pm.Deterministic("f", f0 + s * pt.cumsum(z))
+        pm.StudentT("y", nu=3.0, mu=f, sigma=0.3, observed=y)
+    approx = fit_ngvi(model=model, random_seed=1, progressbar=False)
+    assert approx.is_nested
+    assert approx.diagnose(random_seed=1).reliable
+    above = (approx.sample(4_000, random_seed=1).posterior["f"] > 0.0).mean(("chain", "draw")).values
+    error = np.sqrt(0.673 * 0.327 / approx.checks.effective_size)
+    assert np.abs(above - 0.673).max() < 4.0 * error
+
+
 def test_modes_that_are_equal_by_symmetry_are_told_of_once():
     with pm.Model() as model:
         u = pm.Normal("u", 0.0, 3.0)
