@@ -56,11 +56,13 @@ class LogMarginal:
     n_corrected: int = 0
     whitening: Whitening | None = None
     skew: Array | None = None
+    #: Whether log p is concave in each local coordinate given all else, as far as that is known.
+    is_concave: bool = True
     _coefficients: Array | None = None
     _remembered: Remembered | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.rule = first_rule(self.forest.n_levels)
+        self.rule = first_rule(self.forest.n_levels, is_concave=self.is_concave)
 
     @contextmanager
     def remembering(self) -> Iterator[None]:
@@ -222,7 +224,9 @@ class LogMarginal:
 
         One more rule may err in the same direction. A rougher ``tolerance`` holds from the first rule on.
         """
-        rules, usual = references(self.forest.n_levels), first_rule(self.forest.n_levels).n_nodes
+        rules = references(self.forest.n_levels)
+        usual = first_rule(self.forest.n_levels, is_concave=self.is_concave).n_nodes
+        least = least if self.is_concave else max(least, usual)  # of fewer, none reach other modes
         values: list[Array] = []
 
         def error(at: int, other: int) -> float:
