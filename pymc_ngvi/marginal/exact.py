@@ -36,10 +36,14 @@ from pymc_ngvi.core.types import (
     GaussianState,
 )
 from pymc_ngvi.density import (
+    LogDensity,
     ModelDensity,
 )
 from pymc_ngvi.density.blocks import (
     CannotSplit,
+)
+from pymc_ngvi.density.hyperparameters import (
+    ratios,
 )
 from pymc_ngvi.density.one_mode import (
     rows_not_concave,
@@ -202,11 +206,6 @@ def forest_of(density: ModelDensity) -> Forest:
     return forest
 
 
-def has_concave_trees(density: ModelDensity, forest: Forest) -> bool:
-    """Tell whether log p is known to be concave in each local coordinate given all others, so that it has one mode."""
-    return not rows_not_concave(density)[forest.locals_].any()
-
-
 def _is_regression(density: ModelDensity) -> bool:
     """Tell whether rows are functions of one predictor each, and of shapes that are the same for all.
 
@@ -298,8 +297,10 @@ def exact_posterior(
         said = f"the terms of log p can't be compiled one by one ({type(error).__name__})"
         raise Unavailable(Reason.NOT_SPLIT, said) from error
     centres = linear_centres(forest, _precision(density, q), mean)
-    quadrature = LogMarginal(fitted, forest, centres, is_concave=has_concave_trees(density, forest))
-    sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, expect, others=elsewhere)
+    is_concave = not rows_not_concave(density)[forest.locals_].any()
+    quadrature = LogMarginal(fitted, forest, centres, is_concave=is_concave)
+    between = ratios(density, forest.globals_) if isinstance(density, LogDensity) else []
+    sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, expect, others=elsewhere, ratios=between)
     with quadrature.remembering():
         with fitted.limited(most_values):
             sampled = _run(sampler)

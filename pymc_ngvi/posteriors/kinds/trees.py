@@ -8,7 +8,7 @@ from pymc_ngvi.core import prices
 from pymc_ngvi.core.prices import UsedUp, Work
 from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.marginal.exact import exact_posterior, forest_of, has_concave_trees
+from pymc_ngvi.marginal.exact import exact_posterior, forest_of
 from pymc_ngvi.marginal.fitting import WANTED
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.nodes import first_rule
@@ -43,12 +43,12 @@ class TreeWork(NamedTuple):
         return self.beside + self.n_values * self.each
 
     @classmethod
-    def of(cls, forest: Forest, each: float, *, is_concave: bool = True) -> "TreeWork":
+    def of(cls, forest: Forest, each: float) -> "TreeWork":
         """Return that of globals and trees: most draws are evaluated at few nodes, some by the reference rule."""
         n_draws = 1.5 * WANTED + _ADAPTING * forest.n_globals
         if not forest.n_local:
             return cls(n_draws, each)
-        n_nodes = len(first_rule(forest.n_levels, is_concave=is_concave).nodes)
+        n_nodes = len(first_rule(forest.n_levels).nodes)
         n_base = 1.0 if forest.n_levels == 1 else _MORE_LEVELS * _NODES_OF_BASE**forest.n_levels
         return cls(_ROUNDS * (n_draws * n_base + _REFERRED * n_nodes), each, _BESIDE_TREES)
 
@@ -58,8 +58,7 @@ def work_of(forest: Forest, density: ModelDensity, *, by_rows: bool) -> TreeWork
     rows = density.by_rows.found if by_rows else None
     n_rows = 0 if rows is None else rows.n_rows
     if forest.n_local and n_rows:
-        each = prices.PER_NODE + prices.PER_ROW_OF_NODE * n_rows
-        return TreeWork.of(forest, each, is_concave=has_concave_trees(density, forest))
+        return TreeWork.of(forest, prices.PER_NODE + prices.PER_ROW_OF_NODE * n_rows)
     return TreeWork.of(forest, prices.value_seconds(density))
 
 
