@@ -36,10 +36,17 @@ from pymc_ngvi.core.types import (
     GaussianState,
 )
 from pymc_ngvi.density import (
+    LogDensity,
     ModelDensity,
 )
 from pymc_ngvi.density.blocks import (
     CannotSplit,
+)
+from pymc_ngvi.density.hyperparameters import (
+    ratios,
+)
+from pymc_ngvi.density.one_mode import (
+    rows_not_concave,
 )
 from pymc_ngvi.marginal.adaptation import (
     SCALES,
@@ -290,8 +297,10 @@ def exact_posterior(
         said = f"the terms of log p can't be compiled one by one ({type(error).__name__})"
         raise Unavailable(Reason.NOT_SPLIT, said) from error
     centres = linear_centres(forest, _precision(density, q), mean)
-    quadrature = LogMarginal(fitted, forest, centres)
-    sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, expect, others=elsewhere)
+    is_concave = not rows_not_concave(density)[forest.locals_].any()
+    quadrature = LogMarginal(fitted, forest, centres, is_concave=is_concave)
+    between = ratios(density, forest.globals_) if isinstance(density, LogDensity) else []
+    sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, expect, others=elsewhere, ratios=between)
     with quadrature.remembering():
         with fitted.limited(most_values):
             sampled = _run(sampler)
