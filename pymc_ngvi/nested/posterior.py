@@ -367,14 +367,20 @@ def nested_posterior(
     """Return the nested posterior, of several modes where there are Gaussians at others."""
     given = latent_rows_of(density)
     between = ratios(density, given.outside) if isinstance(density, LogDensity) else []
-    marginals, parts, homes = list[Marginal](), list[Exploration](), [gaussian, *others]
+    marginals, parts, homes = list[Marginal](), list[Exploration](), list[GaussianState]()
     try:
-        for home in homes:
+        for home in (gaussian, *others):
             n_fits = sum(marginal.n_fits for marginal in marginals)
             start = density.initial_point() if home is None else home.mean()
-            marginal, part = _explored(given, start, home, seed, most_variance, between, len(homes), n_fits)
+            try:
+                marginal, part = _explored(given, start, home, seed, most_variance, between, 1 + len(others), n_fits)
+            except Hopeless:
+                if home is gaussian:
+                    raise
+                continue  # if it has much of the mass, it is told that the posterior leaves it out
             marginals.append(marginal)
             parts.append(part)
+            homes += [] if home is None else [home]
     except Uneven as reason:
         given.is_uneven = True
         raise Unavailable(reason.code, reason.sentence) from None
@@ -382,8 +388,7 @@ def nested_posterior(
         raise Unavailable(reason.code, reason.sentence) from None
     except np.linalg.LinAlgError:
         raise Unavailable(Reason.SINGULAR, "a covariance of the hyperparameters is singular") from None
-    explored = parts[0] if gaussian is None else _joined(parts, [gaussian, *others], given)
-    return _state(given, marginals, explored, gaussian)
+    return _state(given, marginals, _joined(parts, homes, given), gaussian)
 
 
 def _explored(

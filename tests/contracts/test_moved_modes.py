@@ -12,6 +12,7 @@ from scipy.special import logsumexp
 import pymc_ngvi
 
 from pymc_ngvi import fit_ngvi
+from pymc_ngvi.core.climbs import ascend, tops
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.moves import rounds
 from pymc_ngvi.moves.basins import basins_among
@@ -52,6 +53,23 @@ def apart_along_first(d, apart):
     centre = np.zeros(d)
     centre[0] = 0.5 * apart
     return np.array([centre, -centre])
+
+
+def test_points_beyond_valleys_are_told_apart():
+    target = Normals([0.7, 0.3], apart_along_first(3, 8.0))
+    points = np.concatenate([target.centres + 0.3, target.centres, np.zeros((1, 3)), np.full((1, 3), np.nan)])
+
+    def logp(x):
+        return target.logp_grad(x)[0]
+
+    heights = logp(points)
+    assert tops(logp, points, heights, 8) == [2, 3]
+    assert tops(logp, points, heights, 1) == [2]
+    assert tops(logp, points, heights, 8, 1) == [1, 2]
+    ends, heights = ascend(target, points[:2])
+    assert_allclose(ends, target.centres, atol=0.1)
+    assert tops(logp, ends, heights, 8) == [0, 1]
+    assert tops(lambda x: logp(x) / 40.0, ends, heights / 40.0, 8) == [0]  # no valley of a nat
 
 
 #: Dimensions and seeds: the second seed of many dimensions is slow.
