@@ -226,6 +226,8 @@ def is_even(density: ModelDensity, q: GaussianState, most: float = _EVEN) -> boo
     Draws of q alone know nothing of what it misses: others, from narrower and wider ones, are not to find more mass,
     but for what they find of q itself.
     """
+    if not efficiency_of(density, q) * (1.0 + 2.0 * most) >= 1.0:  # as few draws tell, for a tenth of what more take
+        return False
     theta, log_p = _look(density, q)
     n, mean = 2 * len(theta) // len(_SCALES), q.mean()
     log_ratio = (log_p - q.log_density(theta))[:n]
