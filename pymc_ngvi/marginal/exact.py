@@ -35,10 +35,17 @@ from pymc_ngvi.core.types import (
     GaussianState,
 )
 from pymc_ngvi.density import (
+    LogDensity,
     ModelDensity,
 )
 from pymc_ngvi.density.blocks import (
     CannotSplit,
+)
+from pymc_ngvi.density.hyperparameters import (
+    ratios,
+)
+from pymc_ngvi.density.one_mode import (
+    rows_not_concave,
 )
 from pymc_ngvi.marginal.adaptation import (
     SCALES,
@@ -71,6 +78,7 @@ from pymc_ngvi.marginal.proposals import (
     mixture_of,
 )
 from pymc_ngvi.marginal.sampling import (
+    Plain,
     Round,
     Sampled,
 )
@@ -228,30 +236,31 @@ def is_even(density: ModelDensity, q: GaussianState, most: float = _EVEN) -> boo
     """
     if not efficiency_of(density, q) * (1.0 + 2.0 * most) >= 1.0:  # as few draws tell, for a tenth of what more take
         return False
-    theta, log_p = _look(density, q)
+    theta = _look(density, q)
     n, mean = 2 * len(theta) // len(_SCALES), q.mean()
-    log_ratio = (log_p - q.log_density(theta))[:n]
+    log_p = density.logp(theta[:n])
+    log_ratio = log_p - q.log_density(theta[:n])
     if not np.isfinite(log_ratio).all() or not n / effective_size(log_ratio) - 1.0 < most:
         return False
+    log_p = np.concatenate([log_p, Plain(density.logp)(theta[n:])[0]])
     each = [q.log_density(mean + (theta - mean) / s) - q.n_dim * np.log(s) for s in _SCALES]
     log_mixture = logsumexp(each, axis=0)
     mass = logsumexp(log_p - log_mixture) - log_ratio.mean() - logsumexp(each[0] - log_mixture)
     return bool(mass < _MOST_FARTHER)
 
 
-def _look(density: ModelDensity, q: GaussianState) -> tuple[Array, Array]:
-    """Return draws of q, as many of Gaussians about its mean, narrower and far wider, and log p there."""
+def _look(density: ModelDensity, q: GaussianState) -> Array:
+    """Return draws of q, and as many of Gaussians about its mean, narrower and far wider."""
     n = int(np.clip(_OF_LOOK / prices.of_value(density.gradient_seconds), _N_WEIGHED, _MOST_WEIGHED) / 2)
     scales = np.repeat(_SCALES, n)[:, None]
-    theta = q.draws(scales * np.random.default_rng(_SEED).standard_normal((len(scales), q.n_dim)))
-    log_p = density.logp(theta)
-    return theta, np.where(np.isfinite(log_p), log_p, -np.inf)
+    return q.draws(scales * np.random.default_rng(_SEED).standard_normal((len(scales), q.n_dim)))
 
 
 def _round_of_look(density: ModelDensity, q: GaussianState, cov: Array) -> Round:
     root = np.linalg.cholesky(cov)
     scales = mixture_of([Base(q.mean(), scale * root) for scale in _SCALES], _GAUSSIAN)
-    return Round(Proposal(scales, Bend()), *_look(density, q))
+    theta = _look(density, q)
+    return Round(Proposal(scales, Bend()), theta, Plain(density.logp)(theta)[0])
 
 
 def efficiency_of(density: ModelDensity, q: GaussianState) -> float:
@@ -289,8 +298,10 @@ def exact_posterior(
         said = f"the terms of log p can't be compiled one by one ({type(error).__name__})"
         raise Unavailable(Reason.NOT_SPLIT, said) from error
     centres = linear_centres(forest, _precision(density, q), mean)
-    quadrature = LogMarginal(fitted, forest, centres)
-    sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, expect, others=elsewhere)
+    is_concave = not rows_not_concave(density)[forest.locals_].any()
+    quadrature = LogMarginal(fitted, forest, centres, is_concave=is_concave)
+    between = ratios(density, forest.globals_) if isinstance(density, LogDensity) else []
+    sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, expect, others=elsewhere, ratios=between)
     with quadrature.remembering():
         sampled = _run(sampler)
         state = IntegratedTrees(sampled, sampler.sequences, forest, quadrature, fitted).with_pool(q, tuple(others))

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
+from pymc_ngvi.core.climbs import MOST_STEPS
 from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.types import Array, GaussianState, HasGradient
-from pymc_ngvi.moves.basins import MOST_STEPS, Basins, Climbs, Counted, are_apart, basins_among
+from pymc_ngvi.moves.basins import Basins, Climbs, Counted, are_apart, basins_among
 from pymc_ngvi.moves.bridge import UNKNOWN, LogMass, ModeWeights, log_mass
 from pymc_ngvi.moves.coordinates import ChainCoordinates
 from pymc_ngvi.moves.leapfrog import PhasePoints, phase_points_at, trajectory

@@ -11,7 +11,6 @@ from pymc_ngvi.core import prices
 from pymc_ngvi.core.prices import UsedUp, Work
 from pymc_ngvi.core.refusal import Reason, Unavailable
 from pymc_ngvi.families import FullState
-from pymc_ngvi.fitting.modes.climbs import CurvedByDifferences
 from pymc_ngvi.marginal.exact import exact_posterior, forest_of
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.posteriors.kinds import KINDS
@@ -284,16 +283,6 @@ def test_a_fit_is_left_after_what_others_take():
 
 
 # --- what chains begin from -------------------------------------------------------------------------------------------
-
-
-def test_curvatures_by_differences_are_those_of_hessians():
-    density, rng = LogDensity(curved(16)), np.random.default_rng(1)
-    point, factor = rng.standard_normal(16), np.linalg.cholesky(np.cov(rng.standard_normal((16, 64))))
-    state = FullState(point, factor)
-    by_differences = CurvedByDifferences(density).mean_hessian(point[None])
-    exact = density.mean_hessian(point[None])
-    assert_allclose(by_differences.whitened(state), exact.whitened(state), atol=1e-5)
-    assert_allclose(by_differences.diagonal(), exact.diagonal(), atol=1e-5)
 
 
 def test_the_highest_mode_of_a_gaussian_is_that():

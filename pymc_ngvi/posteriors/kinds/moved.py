@@ -15,6 +15,9 @@ from typing import (
 
 import numpy as np
 
+from pymc_ngvi.core.climbs import (
+    ascend,
+)
 from pymc_ngvi.core.prices import (
     Work,
 )
@@ -51,9 +54,6 @@ from pymc_ngvi.fitting.modes.search import (
 )
 from pymc_ngvi.marginal.pooled import (
     PoolState,
-)
-from pymc_ngvi.mixtures.finite.search import (
-    ascend,
 )
 from pymc_ngvi.moves.draws import (
     MovedDraws,
