@@ -218,7 +218,8 @@ def _is_regression(density: ModelDensity) -> bool:
         n_coordinates = (rows.linear_map.plain.rows(kind.index[0]) != 0.0).sum(axis=1)
         is_shape = (kind.index == kind.index[0]).all(axis=0) & (n_coordinates == 1)
         own = n_coordinates[~is_shape]
-        if len(own) > 1 or (is_shape.any() and (own == 1).any()):
+        # Of a smooth term whose weights have scales, rows are functions of each weight.
+        if len(own) > 1 or (len(is_shape) > 1 and is_shape.sum() >= own.sum()):
             return False
     return True
 
