@@ -144,14 +144,14 @@ class Work:
     """What a posterior has taken, and may take, in estimated seconds; no clock decides."""
 
     def __init__(self, price: float = math.inf, most: float = math.inf) -> None:
-        self.price, self.spent, self._most = price, 0.0, most
+        self.price, self.spent, self.most = price, 0.0, most
 
     def may_take(self, seconds: float) -> bool:
         """Tell whether it may take so many seconds, where it turns out to take longer: up to that multiple, too.
 
         They are its price then, as far as there is so much left.
         """
-        price = max(self.price, min(seconds, self._most))
+        price = max(self.price, min(seconds, self.most))
         may_take = seconds <= MOST_TIMES * price
         self.price = price if may_take else self.price
         return may_take

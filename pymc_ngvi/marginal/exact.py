@@ -218,7 +218,8 @@ def _is_regression(density: ModelDensity) -> bool:
         n_coordinates = (rows.linear_map.plain.rows(kind.index[0]) != 0.0).sum(axis=1)
         is_shape = (kind.index == kind.index[0]).all(axis=0) & (n_coordinates == 1)
         own = n_coordinates[~is_shape]
-        if len(own) > 1 or (is_shape.any() and (own == 1).any()):
+        # Of a smooth term whose weights have scales, rows are functions of each weight.
+        if len(own) > 1 or (len(is_shape) > 1 and is_shape.sum() >= own.sum()):
             return False
     return True
 
@@ -234,6 +235,8 @@ def is_even(density: ModelDensity, q: GaussianState, most: float = _EVEN) -> boo
     Draws of q alone know nothing of what it misses: others, from narrower and wider ones, are not to find more mass,
     but for what they find of q itself.
     """
+    if not efficiency_of(density, q) * (1.0 + 2.0 * most) >= 1.0:  # as few draws tell, for a tenth of what more take
+        return False
     theta = _look(density, q)
     n, mean = 2 * len(theta) // len(_SCALES), q.mean()
     log_p = density.logp(theta[:n])

@@ -459,11 +459,12 @@ def moved_until_arrived(
     quantities: Quantities | None = None,
     label: Callable[[int], str] = str,
     may_go_on: Callable[[int], bool] = lambda n_gradients: True,
-    n_expected: float = math.inf,
+    may_need: Callable[[int, float], bool] = lambda n_next, n_needed: True,
 ) -> MovedChains | None:
     """Move chains until they have arrived.
 
-    A round of more gradients than are expected in all is one that is likely to be needed, and to be enough.
+    ``may_go_on`` is told the gradients with those of the next round; ``may_need``, those of the next round alone, and
+    how many are expected to be needed in all.
 
     Where they stay in several basins of log p, as many chains again begin in each, and do not leave it. The masses of
     the basins tell how much these weigh.
@@ -481,8 +482,8 @@ def moved_until_arrived(
             moving, may_part, n_modes = whole, False, 1
         if moving.is_judged:
             ended = _ended(moving, counted, quantities, label, rng)
-        n_needed = math.ceil(counted.n * moving.times_to_arrive(None if ended is None else ended.checks.rhat))
-        goes_on = (moving.n_next <= n_expected or may_go_on(n_needed)) and may_go_on(counted.n + moving.n_next)
+        n_needed = counted.n * moving.times_to_arrive(None if ended is None else ended.checks.rhat)
+        goes_on = may_need(moving.n_next, n_needed) and may_go_on(counted.n + moving.n_next)
         if ended is not None or not goes_on:
             ended = ended or _ended(moving, counted, quantities, label, rng)
             is_apart = may_part and any(are_apart(part.x) for part in moving.parts(moving.rounds[-1]))

@@ -150,6 +150,7 @@ class MovedKind(PosteriorKind[ManyChains]):
         """Return the posterior, if the chains have arrived."""
         density, each = start.density, _each(start.density)
         expected = _n_gradients(found, density)
+        most = _MOST * expected
         fits = _at_modes(density, start.seed) if start.q is None else [start.q, *start.others]
         functionals, before = functionals_of(density, Constrainer.of(density)), work.spent
         ended = moved_until_arrived(
@@ -159,8 +160,9 @@ class MovedKind(PosteriorKind[ManyChains]):
             np.random.default_rng(start.seed),
             quantities=None if functionals is None else functools.partial(_values_of, functionals),
             label=_Labels(density, functionals),
-            may_go_on=lambda n: n <= _MOST * expected and work.may_take(before + n * each),
-            n_expected=expected,
+            may_go_on=lambda n: n <= most and work.may_take(before + n * each),
+            # While rounds are short, coordinates may still be found in which there are few steps.
+            may_need=lambda n_next, n: n_next <= expected or (n <= most and before + n * each <= work.most),
         )
         if ended is None:
             raise Failed(Reason.HOPELESS, "log p is not finite around where chains would begin")
