@@ -16,7 +16,7 @@ from pymc_ngvi.marginal.forest import Forest
 
 #: Standardised variances that a correction of the factor trusts, at least and at most; and means, at most. Beyond, the
 #: nodes see one flank, or all of the mass is at one of them: a parabola tells more.
-_LEAST, _MOST, _FARTHEST = 0.04, 25.0, 1.5
+LEAST, _MOST, _FARTHEST = 0.04, 25.0, 1.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +147,7 @@ class Shape:
 
 def far_off(mean: Array, variance: Array) -> NDArray[np.bool_]:
     """Tell where the nodes see one flank, or all of the mass is at one of them."""
-    return (variance < _LEAST) | (variance > _MOST) | (np.abs(mean) > _FARTHEST)
+    return (variance < LEAST) | (variance > _MOST) | (np.abs(mean) > _FARTHEST)
 
 
 def corrected_centres(centres: Centres, shape: Shape, forest: Forest) -> Centres:
@@ -162,7 +162,7 @@ def corrected_centres(centres: Centres, shape: Shape, forest: Forest) -> Centres
     far = far_off(shape.mean, own)
     mean = centres.at_own(np.where(far, shape.peak, shape.mean)[:, None], forest)[:, 0]
     if forest.n_levels == 1:
-        scale = np.where(far, shape.width, np.sqrt(np.clip(own, _LEAST, _MOST)))
+        scale = np.where(far, shape.width, np.sqrt(np.clip(own, LEAST, _MOST)))
         return Centres(mean, centres.factor * scale[:, :, None])
     roots = np.linalg.cholesky(_clipped(shape.cov))
     factor = np.zeros_like(centres.factor)
@@ -186,11 +186,11 @@ def _clipped(cov: Array) -> Array:
     of_rows = np.abs(cov).sum(axis=-1)
     own = np.diagonal(cov, axis1=-2, axis2=-1)
     # By Gershgorin's theorem nearly all are as they should be, and eigenvalues take longest.
-    doubtful = ~((2.0 * own - of_rows >= _LEAST) & (of_rows <= _MOST)).all(axis=-1)
+    doubtful = ~((2.0 * own - of_rows >= LEAST) & (of_rows <= _MOST)).all(axis=-1)
     if not doubtful.any():
         return cov
     values, vectors = np.linalg.eigh(cov[doubtful])
-    values = np.clip(values, _LEAST, _MOST)
+    values = np.clip(values, LEAST, _MOST)
     result = cov.copy()
     result[doubtful] = (vectors * values[..., None, :]) @ np.swapaxes(vectors, -1, -2)
     return result

@@ -1,7 +1,6 @@
 """The exact step after a Gaussian fit: whether a model allows it, what it would cost, and the posterior it gives."""
 
 import logging
-import math
 
 from collections.abc import (
     Callable,
@@ -17,11 +16,11 @@ from scipy import (
     sparse,
 )
 
+from pymc_ngvi.core import (
+    prices,
+)
 from pymc_ngvi.core.linalg import (
     logsumexp,
-)
-from pymc_ngvi.core.prices import (
-    value_seconds,
 )
 from pymc_ngvi.core.refusal import (
     OtherForm,
@@ -36,10 +35,17 @@ from pymc_ngvi.core.types import (
     GaussianState,
 )
 from pymc_ngvi.density import (
+    LogDensity,
     ModelDensity,
 )
 from pymc_ngvi.density.blocks import (
     CannotSplit,
+)
+from pymc_ngvi.density.hyperparameters import (
+    ratios,
+)
+from pymc_ngvi.density.one_mode import (
+    rows_not_concave,
 )
 from pymc_ngvi.marginal.adaptation import (
     SCALES,
@@ -243,7 +249,7 @@ def is_even(density: ModelDensity, q: GaussianState, most: float = _EVEN) -> boo
 
 def _look(density: ModelDensity, q: GaussianState) -> Array:
     """Return draws of q, and as many of Gaussians about its mean, narrower and far wider."""
-    n = int(np.clip(_OF_LOOK / value_seconds(density), _N_WEIGHED, _MOST_WEIGHED) / 2)
+    n = int(np.clip(_OF_LOOK / prices.of_value(density.gradient_seconds), _N_WEIGHED, _MOST_WEIGHED) / 2)
     scales = np.repeat(_SCALES, n)[:, None]
     return q.draws(scales * np.random.default_rng(_SEED).standard_normal((len(scales), q.n_dim)))
 
@@ -269,8 +275,6 @@ def exact_posterior(
     seed: int,
     expect: Callable[[float], object] = bool,
     others: Sequence[GaussianState] = (),
-    *,
-    most_values: float = math.inf,
 ) -> PoolState:
     """Return the exact posterior."""
     mean = q.mean()
@@ -279,9 +283,9 @@ def exact_posterior(
     fitted = FittedDensity(density, forest, mean)
     if not forest.n_local:
         look = _round_of_look(density, q, cov) if forest.n_globals <= MOST_PLAIN else None
+        most_values = prices.left() / prices.of_value(density.gradient_seconds)
         sampler = Sampler(fitted.logp, mean, cov, seed, others=elsewhere, look=look, most_values=most_values)
-        with fitted.limited(most_values):
-            sampled = _run(sampler)
+        sampled = _run(sampler)
         return IntegratedTrees(sampled, sampler.sequences, forest, None, fitted).with_pool(q, tuple(others))
     try:
         fitted.split()
@@ -292,11 +296,12 @@ def exact_posterior(
         said = f"the terms of log p can't be compiled one by one ({type(error).__name__})"
         raise Unavailable(Reason.NOT_SPLIT, said) from error
     centres = linear_centres(forest, _precision(density, q), mean)
-    quadrature = LogMarginal(fitted, forest, centres)
-    sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, expect, others=elsewhere)
+    is_concave = not rows_not_concave(density)[forest.locals_].any()
+    quadrature = LogMarginal(fitted, forest, centres, is_concave=is_concave)
+    between = ratios(density, forest.globals_) if isinstance(density, LogDensity) else []
+    sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, expect, others=elsewhere, ratios=between)
     with quadrature.remembering():
-        with fitted.limited(most_values):
-            sampled = _run(sampler)
+        sampled = _run(sampler)
         state = IntegratedTrees(sampled, sampler.sequences, forest, quadrature, fitted).with_pool(q, tuple(others))
         state.mean()  # from what is known at draws of the pool
     return state

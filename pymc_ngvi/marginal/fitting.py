@@ -355,10 +355,11 @@ class Sampler:
                 pool, proposal, more = self.sequences.beside(pool, proposal, new)
                 latest = new, more
         pool = self.sequences.enlarged(pool, proposal, self._wanted)
-        if self._quadrature is not None or self._is_predicted:
+        if self._is_predicted:
             return proposal, pool
         for _ in range(_MOST_POOLS):
-            if has_light_tail(pool.weights()[1], len(pool.g)):
+            weights, khat = pool.weights()
+            if has_light_tail(khat, len(pool.g)) and tail_size(pool.g, weights) > LEAST_TAIL:
                 break
             # A large pool has draws in tails that small ones know nothing of.
             proposal = self._fitted_anew(proposal, pool)

@@ -35,6 +35,8 @@ TOLERANCE = 0.03
 _MANY, _OF_TOLERANCE = 1_000, 0.4
 #: Draws at which regressions extrapolate most, and the part of the weight that they are of.
 _N_FAR, _OF_WEIGHT = 12, 0.999
+#: Part of a slope that may be rounding.
+_ROUNDING = 1e-6
 #: Factor by which centres of base rules may be further off than those of the reference.
 _SLACK = 1.3
 
@@ -56,11 +58,13 @@ class LogMarginal:
     n_corrected: int = 0
     whitening: Whitening | None = None
     skew: Array | None = None
+    #: Whether log p is concave in each local coordinate given all else, as far as that is known.
+    is_concave: bool = True
     _coefficients: Array | None = None
     _remembered: Remembered | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.rule = first_rule(self.forest.n_levels)
+        self.rule = first_rule(self.forest.n_levels, is_concave=self.is_concave)
 
     @contextmanager
     def remembering(self) -> Iterator[None]:
@@ -82,16 +86,14 @@ class LogMarginal:
         """Return what was learned, for files: all but the terms, the forest and the map to y."""
         assert self.whitening is not None
         names = ("rule", "base", "rule_error", "skew", "_coefficients")
-        whitening = {"mean": self.whitening.mean, "factor": self.whitening.factor, "tailed": self.whitening.tailed}
+        whitening = {"mean": self.whitening.mean, "factor": self.whitening.factor}
         return {"whitening": whitening, **{name.lstrip("_"): getattr(self, name) for name in names}}
 
     @classmethod
-    def of_content(
-        cls, content: dict[str, Any], terms: TermsOfBlocks, forest: Forest, forward: Callable[[Array], Array]
-    ) -> "LogMarginal":
-        """Return the inverse of `content`; ``forward`` maps globals to y."""
+    def of_content(cls, content: dict[str, Any], terms: TermsOfBlocks, forest: Forest, bend: Bend) -> "LogMarginal":
+        """Return the inverse of `content`; ``bend`` maps globals to y."""
         of_rule = {name: content[name] for name in ("base", "rule_error", "skew")}
-        whitening = Whitening(forward, **content["whitening"])
+        whitening = Whitening.by(bend, **content["whitening"])
         result = cls(terms, forest, None, **of_rule, whitening=whitening)
         result.rule, result._coefficients = content["rule"], content["coefficients"]
         n_targets = 2 * forest.n_local + sum(int((forest.level > at).sum()) for at in range(forest.n_levels - 1))
@@ -220,9 +222,12 @@ class LogMarginal:
     def choose_rule(self, points: Referred, *, least: int = 0, tolerance: float = TOLERANCE) -> None:
         """Take the fewest nodes, ``least`` or more, whose log m is but for a constant that of the next two rules.
 
-        One more rule may err in the same direction. A rougher ``tolerance`` holds from the first rule on.
+        One more rule may err in the same direction. A rougher ``tolerance`` holds from the first rule on. Where there
+        may be other modes, there are as many nodes as reach them.
         """
         rules, usual = references(self.forest.n_levels), first_rule(self.forest.n_levels).n_nodes
+        if not self.is_concave and self._may_have_modes(points):
+            least = max(least, first_rule(self.forest.n_levels, is_concave=False).n_nodes)
         values: list[Array] = []
 
         def error(at: int, other: int) -> float:
@@ -241,6 +246,19 @@ class LogMarginal:
                 self.rule = rules[i] if rules[i].n_nodes >= least else rules[i + 1]
                 return
         self.rule = rules[-1]
+
+    def _may_have_modes(self, points: Referred) -> bool:
+        """Tell whether log p is not concave in a local coordinate, given globals at some points."""
+        line = first_rule(self.forest.n_levels, is_concave=False).nodes
+        if self.forest.n_levels > 1:
+            return False
+        for i in range(len(points.g)):
+            near = points[np.arange(i, i + 1)]
+            with np.errstate(all="ignore"):
+                slopes = np.diff(self.terms.terms(near.g, near.centres.at(line))[1][0], axis=0) / np.diff(line, axis=0)
+                if (np.diff(slopes, axis=0) > _ROUNDING * np.abs(slopes[1:])).any():
+                    return True
+        return False
 
     def learn_base(self, points: Referred, weights: Array, *, tolerance: float, least: int, reach: float) -> None:
         """Look for a rule of fewer nodes whose log m differs from the reference's by a polynomial."""

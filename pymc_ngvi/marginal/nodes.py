@@ -12,12 +12,16 @@ from pymc_ngvi.core.types import Array
 _LOG_2PI = float(np.log(2.0 * np.pi))
 #: Numbers of nodes in each coordinate that are tried, by length of the path: up to a few hundred evaluations.
 LADDER: dict[int, tuple[int, ...]] = {
-    1: (3, 5, 7, 9, 13, 19, 27, 41, 61),
+    1: (3, 5, 7, 9, 13, 19, 27, 41, 61, 121, 241),
     2: (3, 4, 5, 7, 9, 13),
     3: (3, 4, 5, 7),
     4: (2, 3, 4, 5),
     5: (2, 3, 4),
 }
+#: Nodes of a line from which on they are evenly spaced on the scale of asinh, and how far they reach, in standard
+#: deviations: to other modes, and into tails. About one of two modes, they find the other one up to 13 of its standard
+#: deviations away: log m of pairs of a t with 2 df, 13 of their scales apart, is 0.01 nats off; it was 3.
+WIDE, _REACH = 61, 50.0
 
 
 @stored("exact.rule")
@@ -33,12 +37,12 @@ class PathRule:
     @property
     def line(self) -> Array:
         """Nodes of one coordinate, (n_nodes,)."""
-        return _gauss_hermite(self.n_nodes)[0]
+        return _line(self.n_nodes)[0]
 
     @property
     def log_weight(self) -> Array:
-        """Log weights of one coordinate, (n_nodes,): those of Gauss and Hermite over the standard normal density."""
-        return _gauss_hermite(self.n_nodes)[1]
+        """Log weights of one coordinate, (n_nodes,): of few, those of Gauss and Hermite over the standard normal."""
+        return _line(self.n_nodes)[1]
 
     @property
     def nodes(self) -> Array:
@@ -59,7 +63,7 @@ class PathRule:
 
 @lru_cache(maxsize=64)
 def _products(n_nodes: int, n_levels: int) -> Array:
-    mesh = np.meshgrid(*[_gauss_hermite(n_nodes)[0]] * n_levels, indexing="ij")
+    mesh = np.meshgrid(*[_line(n_nodes)[0]] * n_levels, indexing="ij")
     return np.stack(mesh, axis=-1).reshape(-1, n_levels)
 
 
@@ -70,15 +74,20 @@ def _powers(n_nodes: int, n_levels: int) -> Array:
 
 
 @lru_cache(maxsize=64)
-def _gauss_hermite(n_nodes: int) -> tuple[Array, Array]:
+def _line(n_nodes: int) -> tuple[Array, Array]:
+    if n_nodes >= WIDE:
+        t, step = np.linspace(-np.arcsinh(_REACH), np.arcsinh(_REACH), n_nodes, retstep=True)
+        return np.sinh(t), np.log(step * np.cosh(t))
     x, w = np.polynomial.hermite_e.hermegauss(n_nodes)
     log_weight = np.log(w)
     return x, log_weight - logsumexp(log_weight) + 0.5 * x**2 + 0.5 * _LOG_2PI
 
 
-def first_rule(n_levels: int) -> PathRule:
+def first_rule(n_levels: int, *, is_concave: bool = True) -> PathRule:
     """Return the rule to begin with, before anything is known."""
-    return PathRule(5 if n_levels == 1 else 3, n_levels)
+    if n_levels == 1:
+        return PathRule(5 if is_concave else WIDE, n_levels)
+    return PathRule(3, n_levels)
 
 
 def references(n_levels: int) -> list[PathRule]:

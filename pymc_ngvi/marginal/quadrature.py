@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.centres import Centres, Shape, far_off
+from pymc_ngvi.marginal.centres import LEAST, Centres, Shape, far_off
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.nodes import PathRule
+from pymc_ngvi.marginal.nodes import WIDE, PathRule
 from pymc_ngvi.marginal.parts import SomeBlocks, TermsOfBlocks
 
 #: Standardised variances are at least this where they divide.
@@ -166,6 +166,9 @@ def _moments(forest: Forest, rule: PathRule, tables: list[Array], messages: list
         if len(draws):
             table = tables[level][draws, :, :, places]
             peak, width = _parabola(rule, table, weights.reshape(n, -1, rule.n_nodes, len(at))[draws, :, :, places])
+            if rule.n_nodes >= WIDE:  # which are near to any mass: a parabola would be about one mode
+                is_known = v[draws, places] >= LEAST
+                peak, width = (np.where(is_known, x[draws, places], y) for x, y in ((m, peak), (np.sqrt(v), width)))
             shape.peak[draws, at[places]], shape.width[draws, at[places]] = peak, width
         weights_above = weights
     return shape

@@ -199,7 +199,7 @@ class IntegratedTrees(GivenGlobals):
         fitted = FittedDensity(density, forest, gaussian.mean(), content["log_p"])
         quadrature = None
         if forest.n_local:
-            quadrature = LogMarginal.of_content(content["quadrature"], fitted, forest, sampled.bend.forward)
+            quadrature = LogMarginal.of_content(content["quadrature"], fitted, forest, sampled.bend)
         sequences = Sequences(quadrature or Plain(fitted.logp), content["seed"])
         rest = cls(sampled, sequences, forest, quadrature, fitted)
         state = rest.with_pool(gaussian, tuple(content["others"]))
