@@ -8,7 +8,7 @@ from pymc_ngvi.core.types import Array
 
 #: Lines of each kind; coordinates along which they go, those in which draws are farthest out; distances on these, in
 #: that of a draw, or in standard deviations.
-_N_LINES, _FARTHEST, _DISTANCES = 16, 3, 2.0 ** np.arange(-4, 14)
+_N_LINES, _FARTHEST, _DISTANCES = 16, 2, 2.0 ** np.arange(-4, 14)
 
 
 def beyond_reach(log_p: Callable[[Array], Array], x: Array) -> float:
