@@ -18,6 +18,7 @@ class Reason(StrEnum):
     TOO_LONG = auto()  # each draw takes many evaluations
     TOO_DEAR = auto()  # it takes more seconds than there are
     NOT_PASSED = auto()  # a check of its weights
+    ELSEWHERE = auto()  # the same of few parameters: there is mass where a Gaussian may have no draws
     EXCEPTION = auto()  # an error in its code
     SUPERFLUOUS = auto()  # the Gaussian is the posterior
     # Of log p as a sum over rows.

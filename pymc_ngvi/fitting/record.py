@@ -74,7 +74,7 @@ class FitRecord:
         Whether it is an exact one, or a nested one; elbo, gap and numbers of evaluations are those of the Gaussian fit
         before it.
     doubts : tuple of str
-        What stands against relying on a nested one, in clauses.
+        What stands against relying on it, in clauses; of a Gaussian, what importance sampling has found.
     plan : Plan or None
         Which posteriors there were to choose from, at which prices; None where one was named.
     summed_out : tuple of str

@@ -58,6 +58,7 @@ from pymc_ngvi.marginal.fitting import (
     Sampler,
 )
 from pymc_ngvi.marginal.forest import (
+    MOST_PLAIN,
     Forest,
     NoForest,
     find_forest,
@@ -172,9 +173,8 @@ logger = logging.getLogger("pymc.ngvi")
 
 #: Level of the rules of quadrature behind the precision of the local coordinates.
 _COARSE = 1
-#: Globals up to which a model without local coordinates is sampled: of regressions, which have no thin bent tails (with
-#: few events, all of 16 to 41 were right); of others, where those of 16 and 18 were 9 and 17 % off.
-_MOST_OF_REGRESSION, _MOST_PLAIN = 60, 15
+#: Globals up to which a regression is sampled: it has no thin bent tails; with few events, all of 16 to 41 were right.
+_MOST_OF_REGRESSION = 60
 #: Draws behind the precision of the local coordinates, and behind the look at the weights of q; their seed.
 _N_PRECISION, _N_WEIGHED, _SEED = 8, 256, 20_260_302
 #: Relative variance of the weights of q below which there is nothing to gain, and next to nothing.
@@ -196,7 +196,7 @@ def forest_of(density: ModelDensity) -> Forest:
         raise Unavailable(reason.code, reason.sentence) from None
     if density.is_sharded and forest.n_local and density.n_directions is None:
         raise Unavailable(Reason.IN_PART, "the data are in shards, and log p is no sum over rows")
-    most = _MOST_OF_REGRESSION if forest.n_globals > _MOST_PLAIN and _is_regression(density) else _MOST_PLAIN
+    most = _MOST_OF_REGRESSION if forest.n_globals > MOST_PLAIN and _is_regression(density) else MOST_PLAIN
     if not forest.n_local and forest.n_globals > most:
         raise Unavailable(
             Reason.NO_FOREST,
@@ -285,7 +285,7 @@ def exact_posterior(
     elsewhere = [(other.mean()[forest.globals_], _cov_of_globals(other, forest)) for other in others]
     fitted = FittedDensity(density, forest, mean)
     if not forest.n_local:
-        look = _round_of_look(density, q, cov) if forest.n_globals <= _MOST_PLAIN else None
+        look = _round_of_look(density, q, cov) if forest.n_globals <= MOST_PLAIN else None
         most_values = prices.left() / prices.of_value(density.gradient_seconds)
         sampler = Sampler(fitted.logp, mean, cov, seed, others=elsewhere, look=look, most_values=most_values)
         sampled = _run(sampler)

@@ -26,6 +26,7 @@ from pymc_ngvi.core.linalg import (
 from pymc_ngvi.core.psis import (
     smoothed,
 )
+from pymc_ngvi.core.reach import beyond_reach
 from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS
 from pymc_ngvi.core.stored import (
     stored,
@@ -45,6 +46,7 @@ from pymc_ngvi.marginal.effects import (
     numbers_of_candidates,
 )
 from pymc_ngvi.marginal.forest import (
+    MOST_PLAIN,
     Forest,
 )
 from pymc_ngvi.marginal.log_marginal import (
@@ -252,8 +254,16 @@ class IntegratedTrees(GivenGlobals):
             sd_error=float(state.sd_errors.max(initial=0.0)),
             tail=tail_size(state.pool.g, state.weights),
             missed=self.sampled.missed,
+            beyond=self._beyond(state),
             n_modes=1 + len(state.others),
         )
+
+    def _beyond(self, state: PoolState) -> float:
+        """Return the part of a variance that is farther out than all draws, where nothing is integrated."""
+        if self.quadrature is not None or self.forest.n_globals > MOST_PLAIN:
+            return 0.0
+        rows = evenly_picked(state.weights, len(state.weights), 0.5)
+        return beyond_reach(self.density.logp, state.pool.g[rows])
 
     # --- draws and moments ---
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pymc_ngvi.core.psis import khat_error
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.verdict import Condition, Verdict
+from pymc_ngvi.core.verdict import Condition, Verdict, heavy_tail
 from pymc_ngvi.marginal.fitting import MOST_DIFFERENCE
 from pymc_ngvi.marginal.log_marginal import TOLERANCE
 from pymc_ngvi.marginal.sampling import LEAST_TAIL, has_light_tail
@@ -48,6 +48,8 @@ class Checks(Verdict):
     missed : float
         By how much draws far out move means and standard deviations of the globals, in what they may: 1 is .05
         standard deviations of a mean, and 5 % of a standard deviation.
+    beyond : float
+        Part of a variance of the globals that is farther out than all draws.
     n_modes : int
         Modes that it began from.
     n_fits, lacking
@@ -67,6 +69,7 @@ class Checks(Verdict):
     sd_error: float = 0.0
     tail: float = float("inf")
     missed: float = 0.0
+    beyond: float = 0.0
     n_modes: int = 1
     n_fits: int = 0
     lacking: float = 0.0
@@ -91,6 +94,7 @@ class Checks(Verdict):
             Condition("missed", self.missed, MOST_MISSED,
                 "draws far out have weight, and move means or standard deviations of the global parameters: some of "
                 "the posterior has been missed"),
+            heavy_tail(self.beyond),
             Condition("rule", self.rule_error, TOLERANCE,
                 f"the quadrature has not settled with {self.n_nodes} nodes (log marginal density changes by "
                 f"{self.rule_error:.2f} nats with more)"),

@@ -18,6 +18,7 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 
 from pymc_ngvi.core.climbs import MOST_STEPS
+from pymc_ngvi.core.reach import beyond_reach
 from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.types import Array, GaussianState, HasGradient
 from pymc_ngvi.moves.basins import Basins, Climbs, Counted, are_apart, basins_among
@@ -406,20 +407,33 @@ def most_trend(n_quantities: int) -> float:
     return float(-ndtri(_LEVEL / (4.0 * max(n_quantities, 1))))  # two sides, places and spreads
 
 
-def effective_sizes(values: Array, memory: Array) -> tuple[float, float]:
-    """Return the least effective sizes, bulk and tail, of those quantities that mix most slowly."""
+class Sizes(NamedTuple):
+    """The least effective sizes, and the largest standard error of a 5 or 95 % limit, in sds."""
+
+    bulk: float
+    tail: float
+    limit_error: float
+
+
+def effective_sizes(values: Array, memory: Array) -> Sizes:
+    """Return what is known of those quantities that mix most slowly."""
     from arviz_stats.base import array_stats  # which takes a while to import
 
     known = np.flatnonzero(np.isfinite(memory))
     slowest = known[np.argsort(-memory[known], kind="stable")[:_MOST_SIZES]]
     if not len(slowest):
-        return math.inf, math.inf
+        return Sizes(math.inf, math.inf, 0.0)
     if len(values) < _FEWEST_DRAWS:
-        return 0.0, 0.0
+        return Sizes(0.0, 0.0, math.inf)
     shown = np.ascontiguousarray(values[:, :, slowest])
     bulk = array_stats.ess(shown, chain_axis=1, draw_axis=0, method="bulk")
     tail = array_stats.ess(shown, chain_axis=1, draw_axis=0, method="tail", prob=_TAILS)
-    return float(np.min(bulk)), float(np.min(tail))
+    errors = []
+    for x, size in zip(shown.reshape(-1, len(slowest)).T, np.atleast_1d(tail), strict=True):
+        # Of a share, and so of the limit: where the density is low, a limit is known less well than that of a normal.
+        shares = np.add.outer(np.sqrt(np.prod(_TAILS) / size) * np.array([-1.0, 1.0]), _TAILS)
+        errors.append(0.5 * np.diff(np.quantile(x, np.clip(shares, 0.0, 1.0)), axis=0).max() / x.std())
+    return Sizes(float(np.min(bulk)), float(np.min(tail)), float(np.max(errors)))
 
 
 # Chains are moved in rounds, each longer than the one before, until they have arrived or there are no more gradients.
@@ -498,7 +512,7 @@ def moved_until_arrived(
                         continue
             if n_modes > len(moving.chains):
                 ended = ended._replace(checks=replace(ended.checks, n_modes=n_modes, weights_size=0.0))
-            if ended.checks.is_exact or not goes_on:
+            if ended.checks.tells_limits or not goes_on:
                 return ended
         moving.refit()  # trajectories may be longer than those of the last round
         if ended is not None and not may_go_on(counted.n + moving.n_next):
@@ -622,10 +636,14 @@ def _ended(
         replace(_judged(part, chains, quantities, label), height=height)
         for part, chains in zip(parts, moving.chains, strict=True)
     ]
+    for number, (part, checks) in enumerate(zip(parts, judged, strict=True)):
+        if checks.is_exact:
+            log_p = functools.partial(_log_p_inside, counted, moving.basins, number)
+            judged[number] = replace(checks, beyond=beyond_reach(log_p, part.x.reshape(-1, part.x.shape[2])))
     if moving.basins is None:
         return MovedChains(draws, replace(judged[0], n_gradients=counted.n))
     joined = _joined(judged, counted.n, moving.outflow)
-    if not all(checks.is_exact for checks in judged):
+    if not all(checks.tells_limits for checks in judged):
         return MovedChains(draws, joined)
     masses = [
         log_mass(functools.partial(_log_p_inside, counted, moving.basins, number), chains.coordinates, *part, N_STARTS,
@@ -645,9 +663,11 @@ def _ended(
     return MovedChains(draws, checks, found.total)
 
 
-def _log_p_inside(target: HasGradient, basins: Basins, number: int, x: Array) -> Array:
-    """Return log p at points; -inf outside of a basin."""
+def _log_p_inside(target: HasGradient, basins: Basins | None, number: int, x: Array) -> Array:
+    """Return log p at points; -inf outside of a basin, where there are some."""
     logp = target.logp_grad(x)[0]
+    if basins is None:
+        return logp
     within = np.flatnonzero(np.isfinite(logp))
     result = np.full(len(x), -np.inf)
     within = within[basins.inside(number, x[within])]
@@ -666,6 +686,8 @@ def _joined(judged: list[MovedChecks], n_gradients: int, outflow: float) -> Move
         most_trend=drifting.most_trend,
         bulk=bulk,
         tail=tail,
+        limit_error=max(checks.limit_error for checks in judged),
+        beyond=max(checks.beyond for checks in judged),
         n_chains=sum(checks.n_chains for checks in judged),
         n_starts=sum(checks.n_starts for checks in judged),
         n_gradients=n_gradients,
@@ -687,12 +709,12 @@ def _judged(draws: Stretch, chains: Chains, quantities: Quantities | None, label
     if not checks.is_settled:
         return checks
     sizes = effective_sizes(values, mixing.memory)
-    if quantities is not None and min(sizes) >= LEAST_SIZE:
+    if quantities is not None and min(sizes.bulk, sizes.tail) >= LEAST_SIZE:
         further = _further(draws, quantities)
         of_further = mixing_of(further, N_STARTS)
         mixing = mixing.joined(of_further)
-        bulk, tail = effective_sizes(further, of_further.memory)
-        sizes = min(sizes[0], bulk), min(sizes[1], tail)
+        bulk, tail, limit_error = effective_sizes(further, of_further.memory)
+        sizes = Sizes(min(sizes.bulk, bulk), min(sizes.tail, tail), max(sizes.limit_error, limit_error))
     return replace(_checks(draws, mixing, chains, label, sizes), peak=peak_size(draws.logp))
 
 
@@ -708,7 +730,7 @@ def _checks(
     mixing: Mixing,
     chains: Chains,
     label: Callable[[int], str],
-    sizes: tuple[float, float] = (math.nan, math.nan),
+    sizes: Sizes | None = None,
 ) -> MovedChecks:
     known = np.isfinite(mixing.memory)
     rhat = np.where(known, mixing.rhat, 1.0)
@@ -717,8 +739,7 @@ def _checks(
         rhat=float(rhat.max()) if n else math.inf,
         trend=float(mixing.trend[known].max()) if n else math.inf,
         most_trend=most_trend(n),
-        bulk=sizes[0],
-        tail=sizes[1],
+        **(sizes or Sizes(math.nan, math.nan, math.nan))._asdict(),
         n_quantities=n,
         n_draws=len(draws.x),
         n_chains=draws.x.shape[1],

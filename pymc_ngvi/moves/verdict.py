@@ -5,12 +5,12 @@ import math
 from dataclasses import dataclass
 
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.verdict import Condition, Verdict
+from pymc_ngvi.core.verdict import Condition, Verdict, heavy_tail
 
 #: Nested R-hat at most; effective sizes at least.
 MOST_RHAT, LEAST_SIZE = 1.01, 400.0
-#: Standard error of a 5 % limit of a normal, in sds, times the root of the effective size of its tail.
-_OF_LIMIT = 2.11
+#: Standard error of a 5 or 95 % limit at most, in sds: half as much again as of a normal with the least effective size.
+MOST_LIMIT_ERROR = 0.16
 #: Effective size of being where log p is highest, for each chain: they come and go, and none stays there.
 LEAST_OF_PEAK = 5.0
 #: Part of the trajectories that may diverge; ranges by which log p on the way may be above that at draws.
@@ -64,6 +64,10 @@ class MovedChecks(Verdict):
     height: float = 0.0
     #: Effective size of being among the highest draws by log p.
     peak: float = math.inf
+    #: Standard error of the 5 or 95 % limit that is known least well, in sds.
+    limit_error: float = 0.0
+    #: Part of a variance that is farther out than all draws.
+    beyond: float = 0.0
 
     @property
     def conditions(self) -> list[Condition]:
@@ -87,6 +91,9 @@ class MovedChecks(Verdict):
                 "posterior has a narrow peak"),
             self._of_size("bulk", self.bulk),
             self._of_size("tail", self.tail),
+            Condition("limits", self.limit_error, MOST_LIMIT_ERROR,
+                f"a 5 or 95 % limit is known to {self.limit_error:.2f} standard deviations only"),
+            heavy_tail(self.beyond),
             Condition("peak size", self.peak, self.least_peak,
                 f"few chains are where log p is highest, and stay there: an effective sample size of {self.peak:,.0f}, "
                 f"below {self.least_peak:,.0f}", at_least=True),
@@ -132,11 +139,6 @@ class MovedChecks(Verdict):
     def effective_size(self) -> float:  # type: ignore[override]
         """The least effective size, in draws."""
         return min(self.bulk, self.tail, self.weights_size)
-
-    @property
-    def limit_error(self) -> float:
-        """Standard error of the limit that is known least well, in sds, about."""
-        return _OF_LIMIT / math.sqrt(self.tail)
 
     @property
     def efficiency(self) -> float:

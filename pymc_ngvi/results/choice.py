@@ -417,7 +417,8 @@ class Candidates[A: Fitted]:
     def _check_better(self, state: PoolState) -> None:
         """Raise where a posterior is not reliable, and its weights are worse than those of the Gaussian."""
         checks = state.checks
-        if not checks.is_reliable and self._of_gaussian(efficiency_of, otherwise=0.0) > checks.efficiency:
+        is_wrong = not (checks.is_reliable or checks.tells_limits)
+        if is_wrong and self._of_gaussian(efficiency_of, otherwise=0.0) > checks.efficiency:
             failures = "; ".join(checks.failures)
             said = f"the weights of the {state.kind} posterior are worse than its own: {failures}"
             self._became(state.kind, Decision.FAILED, said)
@@ -550,7 +551,11 @@ class Candidates[A: Fitted]:
                 f"No {wanted} posterior: {reason}. The Gaussian fit is kept: `error.approx`.", gaussian
             ) from reason
         gaussian.record = dataclasses.replace(
-            gaussian.record, posterior=f"Gaussian: {reason}.", reason=str(reason.code), on_request=reason.on_request
+            gaussian.record,
+            posterior=f"Gaussian: {reason}.",
+            reason=str(reason.code),
+            on_request=reason.on_request,
+            doubts=tuple(str(r) for r in self._reasons if r.code is Reason.ELSEWHERE),
         )
         return gaussian
 

@@ -291,6 +291,32 @@ def test_narrow_beside_broad(seed):
     agrees(fit(model, seed), from_moments({"x": (mean, sd)}))
 
 
+@pytest.mark.parametrize("is_spherical", [True, False])
+def test_no_standard_deviation(is_spherical):
+    """A Student t with 1.2 degrees of freedom has limits, and no sd: that is told."""
+    with pm.Model() as model:
+        x = pm.Flat("x", shape=3)
+        square = (x**2).sum() if is_spherical else x**2
+        pm.Potential("p", -0.5 * (1.2 + (3 if is_spherical else 1)) * pt.log1p(square / 1.2).sum())
+    assert not fit(model, 1).diagnose(random_seed=1).reliable
+
+
+@each_seed
+def test_ridge_beside_broad(seed):
+    """A fifth of the mass on a narrow ridge that tapers: right, or told."""
+    with pm.Model() as model:
+        x = pm.Flat("x", shape=3)
+        u = (x[0] - 1) / 6
+        width = 0.08 * (1.2 - pt.clip(u, 0, 1))
+        ridge = -0.5 * (x[1:] ** 2).sum() / width**2 - 2 * pt.log(width) - np.log(6) - np.log(2 * np.pi)
+        broad = -0.5 * (x**2).sum() - 1.5 * np.log(2 * np.pi)
+        on = pt.switch(pt.and_(u > 0, u < 1), ridge, -np.inf)
+        pm.Potential("p", pt.logaddexp(np.log(0.2) + on, np.log(0.8) + broad))
+    spread = np.mean((0.08 * (1.2 - np.linspace(0, 1, 10_001))) ** 2)
+    sd = np.sqrt([0.2 * (16 + 3) + 0.8 - 0.8**2, *[0.2 * spread + 0.8] * 2])
+    agrees(fit(model, seed), from_moments({"x": (np.array([0.8, 0, 0]), sd)}))
+
+
 # --- trees ------------------------------------------------------------------------------------------------------------
 
 

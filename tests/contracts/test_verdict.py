@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pymc_ngvi.core.verdict import MOST_BEYOND
 from pymc_ngvi.marginal.fitting import MOST_DIFFERENCE
 from pymc_ngvi.marginal.log_marginal import TOLERANCE
 from pymc_ngvi.marginal.sampling import LEAST_TAIL
@@ -19,14 +20,14 @@ from pymc_ngvi.marginal.verdict import (
     Checks,
 )
 from pymc_ngvi.moves.verdict import LEAST_SIZE as LEAST_MOVED
-from pymc_ngvi.moves.verdict import MOST_HEIGHT, MOST_RHAT, MovedChecks
+from pymc_ngvi.moves.verdict import MOST_HEIGHT, MOST_LIMIT_ERROR, MOST_RHAT, MovedChecks
 from pymc_ngvi.nested.verdict import MOST_MOVED, MOST_VARIANCE, NestedChecks
 
 TREES = Checks(0.2, 1_900.0, 2_250, 4, n_local=300, n_nodes=9, rule_error=0.01, difference=0.05, effects=0.01)
 NESTED = NestedChecks(0.1, 450.0, 600, 16, 8_000.0, 0.3, 2, 100, 700)
 MOVED = MovedChecks(
     rhat=1.0, trend=0.0, most_trend=4.0, bulk=4e3, tail=4e3, n_quantities=9, n_draws=60, n_chains=128, n_starts=8,
-    n_gradients=1, acceptance=0.8, peak=4e3,
+    n_gradients=1, acceptance=0.8, peak=4e3, limit_error=0.03,
 )  # fmt: skip
 #: Of each condition: a value just within it, one beyond, and words of the clause.
 CONDITIONS = {
@@ -39,6 +40,7 @@ CONDITIONS = {
     (TREES, "sd_error"): (MOST_ERROR, 0.31, "known to 31 % only"),
     (TREES, "tail"): (LEAST_TAIL, LEAST_TAIL - 1.0, "an effective size of 39 draws beyond it, below 40"),
     (TREES, "missed"): (MOST_MISSED, 1.5, "missed"),
+    (TREES, "beyond"): (MOST_BEYOND, 0.9, "90 % of a variance is farther out than all draws"),
     (NESTED, "khat"): (0.51, 0.69, "k-hat"),  # within its error
     (NESTED, "effective_size"): (400.0, 300.0, "the effective size of the hyperparameters is 300, below 400"),
     (NESTED, "variance"): (MOST_VARIANCE, 4.0, "given the hyperparameters, log weights"),
@@ -47,6 +49,8 @@ CONDITIONS = {
     (NESTED, "n_globals"): (7, 8, "the proposal of 8 hyperparameters was learned"),
     (MOVED, "rhat"): (MOST_RHAT, MOST_RHAT + 0.1, "R-hat"),
     (MOVED, "trend"): (4.0, 4.1, "4.1"),
+    (MOVED, "beyond"): (MOST_BEYOND, 0.9, "90 % of a variance is farther out than all draws"),
+    (MOVED, "limit_error"): (MOST_LIMIT_ERROR, 0.3, "a 5 or 95 % limit is known to 0.30 standard deviations only"),
     (MOVED, "height"): (MOST_HEIGHT, MOST_HEIGHT + 1.0, "narrow peak"),
     (MOVED, "bulk"): (LEAST_MOVED, LEAST_MOVED - 1.0, f"{LEAST_MOVED - 1:,.0f}"),
     (MOVED, "peak"): (1e3, 50.0, "an effective sample size of 50"),
@@ -108,5 +112,5 @@ def test_what_is_said():
     assert "nearly exact" in replace(NESTED, effective_size=300.0).sentence
     assert "approximate" in replace(NESTED, variance=4.0, error=0.05).sentence
     assert "limits known to 0.03 standard deviations" in MOVED.sentence
-    assert "limits known to 0.11 standard deviations" in replace(MOVED, tail=LEAST_MOVED).sentence
+    assert "limits known to 0.11 standard deviations" in replace(MOVED, limit_error=0.11).sentence
     assert "Not reliable: k-hat" in replace(NESTED, khat=0.9, effective_size=50.0).sentence

@@ -8,7 +8,7 @@ from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.marginal.exact import exact_posterior, forest_of
 from pymc_ngvi.marginal.fitting import WANTED
-from pymc_ngvi.marginal.forest import Forest
+from pymc_ngvi.marginal.forest import MOST_PLAIN, Forest
 from pymc_ngvi.marginal.nodes import first_rule
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
@@ -87,8 +87,9 @@ class TreeKind(PosteriorKind[Forest]):
             raise
         except Unavailable as reason:
             raise Failed(reason.code, reason.sentence, reason.on_request) from None
-        if not state.checks.is_exact:
-            raise Failed(Reason.NOT_PASSED, "; ".join(state.checks.failures))
+        if not state.checks.tells_limits:
+            is_plain = not found.n_local and found.n_globals <= MOST_PLAIN
+            raise Failed(Reason.ELSEWHERE if is_plain else Reason.NOT_PASSED, "; ".join(state.checks.failures))
         return state
 
     def is_plain(self, found: Forest) -> bool:

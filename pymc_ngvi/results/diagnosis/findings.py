@@ -303,7 +303,8 @@ def of_fit(context: Context, gap: float) -> list[Finding]:
             Finding(f"The fit did not converge ({record.status}): {record.sentence}", record.status.cure, True)
         )
     if record is not None:
-        result += [Finding(f"Of the nested posterior, {doubt}.", _NESTED_CURE, True) for doubt in record.doubts]
+        kind, cure = ("nested", _NESTED_CURE) if record.is_nested else ("exact", context.shape_cure())
+        result += [Finding(f"Of the {kind} posterior, {doubt}.", cure, True) for doubt in record.doubts]
     if gap > min(0.5 * SLIGHT_MEAN**2 * n_dim, max(_GAP_MUCH, 0.01 * _GAP_MUCH * n_dim)):
         text = f"A better q of the same family is {format_gap(gap)} nats away, which is much in {n_dim:,} dimensions."
         result.append(Finding(text, "Go on with approx.refine(n, tol=...) and a smaller tol.", True))
