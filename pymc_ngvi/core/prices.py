@@ -116,15 +116,20 @@ def expected_fit_seconds(density: Priced, *, by_rows: bool = False) -> float:
     return n_gradients * density.gradient_seconds
 
 
-def value_seconds(density: Priced) -> float:
+def of_value(gradient_seconds: float) -> float:
     """Return the seconds of a value of log p, of many at once: regressions took 0.2 to 0.45 of a gradient."""
-    return max(OF_VALUE * density.gradient_seconds, 1e-9)
+    return max(OF_VALUE * gradient_seconds, 1e-9)
+
+
+def of_node(n_rows: int, part: float = 1.0) -> float:
+    """Return the seconds of a node of quadrature in trees with so many rows, or in a part of these trees."""
+    return PER_NODE * part + PER_ROW_OF_NODE * n_rows
 
 
 # --- what has been used up ---
 
 #: How many times its price a posterior may take; seconds to which no price is known better.
-MOST_TIMES, LEAST_PRICE = 2.0, 1.0
+MOST_TIMES, LEAST_PRICE = 2.0, 1.5
 
 
 class UsedUp(Unavailable):
@@ -146,13 +151,20 @@ class Work:
 
         They are its price then, as far as there is so much left.
         """
-        self.price = max(self.price, min(seconds, self._most))
-        return seconds <= MOST_TIMES * self.price
+        price = max(self.price, min(seconds, self._most))
+        may_take = seconds <= MOST_TIMES * price
+        self.price = price if may_take else self.price
+        return may_take
+
+    @property
+    def left(self) -> float:
+        """What is left of a multiple of the price."""
+        return MOST_TIMES * max(self.price, LEAST_PRICE) - self.spent
 
     def count(self, seconds: float) -> None:
         """Count what is taken, and end at a multiple of the price."""
         self.spent += seconds
-        if self.spent > MOST_TIMES * max(self.price, LEAST_PRICE):
+        if self.left < 0.0:
             raise UsedUp(f"it has taken {in_words(self.spent)}, and far more than was expected")
 
     def expect(self, seconds: float) -> None:
@@ -177,6 +189,11 @@ def count(seconds: float) -> None:
     """Count what an evaluation takes, where there is a limit."""
     if (work := _WORK.get()) is not None:
         work.count(seconds)
+
+
+def left() -> float:
+    """Return the seconds that are left here."""
+    return math.inf if (work := _WORK.get()) is None else work.left
 
 
 def expect(times: float) -> None:

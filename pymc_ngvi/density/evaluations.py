@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from pymc_ngvi.core import prices
 from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, slices
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.by_rows import NOT_LOG_P, ByRows
@@ -85,6 +86,7 @@ class Evaluations:
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Return log p, (n_points,), and its gradient, (n_points, n_dim)."""
+        prices.count(len(theta) * self.gradient_seconds)
         rows = self._pointwise
         if rows is not None:
             logp, grad = rows.logp_grad(theta)
@@ -97,9 +99,10 @@ class Evaluations:
         """Return log p, (n_points,)."""
         rows = self._pointwise
         if rows is not None:
-            logp = rows.logp(theta)
+            logp = rows.logp(theta)  # rows count what they evaluate
             if self._add_up(theta, logp):
                 return logp
+        prices.count(len(theta) * prices.of_value(self.gradient_seconds))
         # Gradients that nobody asked for cost less than compiling another function, but for much data.
         takes_long = len(theta) * self._graphs.cost.quick_seconds > _LOGP_SECONDS
         name = "logp" if takes_long or self._jets is not None else "logp_grad"

@@ -18,6 +18,7 @@ from numpy.typing import (
     NDArray,
 )
 
+from pymc_ngvi.core import prices
 from pymc_ngvi.core.pattern import (
     Pattern,
     SummedPattern,
@@ -503,10 +504,12 @@ class Sum(CountedElsewhere, ModelDensity):
 
     def logp(self, theta: Array) -> Array:
         """Evaluate the log density alone, (n_draws,), at points (n_draws, n_dim)."""
+        prices.count(len(theta) * prices.of_value(self.likelihood_seconds))
         return sum(self.log_likelihoods(theta), self.prior.logp(theta))
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Evaluate the log density and its gradient; see `ModelDensity`."""
+        prices.count(len(theta) * self.likelihood_seconds)
         logp, grad = self.prior.logp_grad(theta)
         for of_part, grad_of_part in self.log_likelihoods_and_grads(theta):
             logp, grad = logp + of_part, grad + grad_of_part

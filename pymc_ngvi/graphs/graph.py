@@ -148,12 +148,12 @@ def simplify(outputs: list[Variable], *, check_bounds: bool = True, is_large: bo
     exclude = ("inplace", *rewrites.EXCLUDED, *(large.FLATTENING if is_large else ()))
     fgraph = copy_of(outputs)
     rewrites.wide_indices.rewrite(fgraph)
-    rewrites.stable_sigmoid.rewrite(fgraph)
+    rewrites.stable.rewrite(fgraph)
     for rewrite in rewrites.shorter:
         rewrite.rewrite(fgraph)
-    rewrite_graph(fgraph, custom_rewrite=rewrites.stable_sigmoid, include=include, exclude=exclude)
+    rewrite_graph(fgraph, custom_rewrite=rewrites.stable, include=include, exclude=exclude)
     if rewrites.solve_at_once(fgraph):
-        rewrite_graph(fgraph, custom_rewrite=rewrites.stable_sigmoid, include=include, exclude=exclude)
+        rewrite_graph(fgraph, custom_rewrite=rewrites.stable, include=include, exclude=exclude)
     if is_large:
         large.short_derivatives.rewrite(fgraph)
     return list(fgraph.outputs)

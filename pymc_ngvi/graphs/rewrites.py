@@ -1,5 +1,7 @@
 """Rewrites of PyTensor graphs: those that let Elemwise run on NumPy, and stable forms that PyTensor misses."""
 
+import itertools
+
 import numpy as np
 import pytensor.tensor as pt
 
@@ -8,10 +10,10 @@ from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import PatternNodeRewriter, dfs_rewriter, node_rewriter
-from pytensor.scalar.math import Log1mexp, Sigmoid, Softplus, TriGamma
+from pytensor.scalar.math import Erf, Erfc, Log1mexp, Sigmoid, Softplus, TriGamma
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import All
@@ -22,6 +24,10 @@ from pytensor.tensor.subtensor import Subtensor
 #: Arguments, inputs and outputs together, that PyTensor gives to a NumPy function.
 _MAX_OPERANDS = 32
 _MAX_TRACES = 8
+#: Operations that are monotone in each argument, the others given, and do not reach their limits; how many of them
+#: within each other are looked through.
+_MONOTONE = (ps.Add, ps.Sub, ps.Mul, ps.Neg, ps.Exp, Sigmoid, Softplus, Erf, Erfc)
+_DEEPEST = 9
 _NARROW = frozenset({"int8", "int16", "int32", "uint8", "uint16", "uint32"})
 
 #: Scalar Ops that PyTensor runs element by element in Python, and the NumPy function that does the same.
@@ -92,9 +98,10 @@ def _constant(value: float) -> dict[str, object]:
     return {"pattern": f"constant {value}", "constraint": lambda variable: _equals(variable, value)}
 
 
-#: PyTensor has both, but the first only before canonicalisation, which turns neg into a product, and the second only
-#: for a sigmoid that is used once. Left alone, the derivatives are 0 / 0 and 0 for x > 37.
-stable_sigmoid = dfs_rewriter(
+#: PyTensor has the first two, but one only before canonicalisation, which turns neg into a product, and the other only
+#: for a sigmoid that is used once. Left alone, the derivatives are 0 / 0 and 0 for x > 37. Of a complementary log-log
+#: link, the last one leaves -exp(x) of what is -inf for x > 3.6 otherwise.
+stable = dfs_rewriter(
     PatternNodeRewriter(
         (pt.log1p, (pt.mul, _constant(-1), (pt.sigmoid, "x"))),
         (pt.neg, (pt.softplus, "x")),
@@ -106,6 +113,12 @@ stable_sigmoid = dfs_rewriter(
         (pt.sigmoid, (pt.neg, "x")),
         allow_multiple_clients=True,
         name="one_minus_sigmoid",
+    ),
+    PatternNodeRewriter(
+        (pt.log1p, (pt.neg, (pt.sub, _constant(1), "x"))),
+        (pt.log, "x"),
+        allow_multiple_clients=True,
+        name="log1p_minus_one_minus",
     ),
 )
 
@@ -133,14 +146,36 @@ def _one_branch(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
 
 @node_rewriter([All])  # type: ignore[untyped-decorator]
 def _true_by_construction(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Drop the check of a parameter that can't fail: exp(x) >= 0, 0 <= sigmoid(x) <= 1; where x is NaN, so is log p."""
+    """Drop the check of a parameter that can't fail: exp(x) >= 0, 0 <= 1 - exp(-exp(x)) <= 1; NaN makes log p NaN."""
     comparison = node.inputs[0].owner
     if node.outputs[0].ndim or comparison is None or not isinstance(comparison.op, Elemwise):
         return None
-    kind, (left, right) = type(comparison.op.scalar_op), comparison.inputs
-    at_least_0 = kind in (ps.GE, ps.GT) and _is_of(left, ps.Exp, Sigmoid, Softplus) and _equals(right, 0.0)
-    at_most_1 = kind is ps.LE and _is_of(left, Sigmoid) and _equals(right, 1.0)
-    return [pt.constant(np.array(True))] if at_least_0 or at_most_1 else None
+    kind, (below, above) = type(comparison.op.scalar_op), comparison.inputs[:2]
+    if kind in (ps.GE, ps.GT):
+        below, above = above, below
+    elif kind not in (ps.LE, ps.LT):
+        return None
+    highest, lowest = _limits(below)[1], _limits(above)[0]
+    may_touch = kind in (ps.GE, ps.LE) or (kind is ps.GT and _is_of(above, ps.Exp, Sigmoid, Softplus))
+    holds = highest <= lowest if may_touch else highest < lowest
+    return [pt.constant(np.array(True))] if holds else None
+
+
+def _limits(var: Variable, depth: int = _DEEPEST) -> tuple[float, float]:
+    """Return limits of the elements of a variable: of a monotone function, its values at limits of what it is of."""
+    node, unknown = var.owner, (-np.inf, np.inf)
+    if isinstance(var, Constant) and np.size(var.data):
+        return float(np.min(var.data)), float(np.max(var.data))
+    if node is None or not depth:
+        return unknown
+    if isinstance(node.op, DimShuffle):
+        return _limits(node.inputs[0], depth - 1)
+    if not _is_of(var, *_MONOTONE) or len(node.inputs) > 2:
+        return unknown
+    each = [_limits(x, depth - 1) for x in node.inputs]
+    with np.errstate(all="ignore"):
+        ends = [float(node.op.scalar_op.impl(*at)) for at in itertools.product(*each)]
+    return unknown if np.isnan(ends).any() else (min(ends), max(ends))
 
 
 @node_rewriter([Elemwise])  # type: ignore[untyped-decorator]

@@ -263,7 +263,8 @@ class Adaptation:
         before = together.pooled()
         for one in self._far:
             together.add(one)
-        together.evaluate_anew(self._function, first=1)
+        if not self._is_plain:  # rules have learned since
+            together.evaluate_anew(self._function, first=1)
         return moved(self._in_y(before), self._in_y(together.pooled()))
 
     def _follow_ridges(self) -> None:

@@ -1,7 +1,6 @@
 """The exact step after a Gaussian fit: whether a model allows it, what it would cost, and the posterior it gives."""
 
 import logging
-import math
 
 from collections.abc import (
     Callable,
@@ -17,11 +16,11 @@ from scipy import (
     sparse,
 )
 
+from pymc_ngvi.core import (
+    prices,
+)
 from pymc_ngvi.core.linalg import (
     logsumexp,
-)
-from pymc_ngvi.core.prices import (
-    value_seconds,
 )
 from pymc_ngvi.core.refusal import (
     OtherForm,
@@ -79,6 +78,7 @@ from pymc_ngvi.marginal.proposals import (
     mixture_of,
 )
 from pymc_ngvi.marginal.sampling import (
+    Plain,
     Round,
     Sampled,
 )
@@ -234,30 +234,31 @@ def is_even(density: ModelDensity, q: GaussianState, most: float = _EVEN) -> boo
     Draws of q alone know nothing of what it misses: others, from narrower and wider ones, are not to find more mass,
     but for what they find of q itself.
     """
-    theta, log_p = _look(density, q)
+    theta = _look(density, q)
     n, mean = 2 * len(theta) // len(_SCALES), q.mean()
-    log_ratio = (log_p - q.log_density(theta))[:n]
+    log_p = density.logp(theta[:n])
+    log_ratio = log_p - q.log_density(theta[:n])
     if not np.isfinite(log_ratio).all() or not n / effective_size(log_ratio) - 1.0 < most:
         return False
+    log_p = np.concatenate([log_p, Plain(density.logp)(theta[n:])[0]])
     each = [q.log_density(mean + (theta - mean) / s) - q.n_dim * np.log(s) for s in _SCALES]
     log_mixture = logsumexp(each, axis=0)
     mass = logsumexp(log_p - log_mixture) - log_ratio.mean() - logsumexp(each[0] - log_mixture)
     return bool(mass < _MOST_FARTHER)
 
 
-def _look(density: ModelDensity, q: GaussianState) -> tuple[Array, Array]:
-    """Return draws of q, as many of Gaussians about its mean, narrower and far wider, and log p there."""
-    n = int(np.clip(_OF_LOOK / value_seconds(density), _N_WEIGHED, _MOST_WEIGHED) / 2)
+def _look(density: ModelDensity, q: GaussianState) -> Array:
+    """Return draws of q, and as many of Gaussians about its mean, narrower and far wider."""
+    n = int(np.clip(_OF_LOOK / prices.of_value(density.gradient_seconds), _N_WEIGHED, _MOST_WEIGHED) / 2)
     scales = np.repeat(_SCALES, n)[:, None]
-    theta = q.draws(scales * np.random.default_rng(_SEED).standard_normal((len(scales), q.n_dim)))
-    log_p = density.logp(theta)
-    return theta, np.where(np.isfinite(log_p), log_p, -np.inf)
+    return q.draws(scales * np.random.default_rng(_SEED).standard_normal((len(scales), q.n_dim)))
 
 
 def _round_of_look(density: ModelDensity, q: GaussianState, cov: Array) -> Round:
     root = np.linalg.cholesky(cov)
     scales = mixture_of([Base(q.mean(), scale * root) for scale in _SCALES], _GAUSSIAN)
-    return Round(Proposal(scales, Bend()), *_look(density, q))
+    theta = _look(density, q)
+    return Round(Proposal(scales, Bend()), theta, Plain(density.logp)(theta)[0])
 
 
 def efficiency_of(density: ModelDensity, q: GaussianState) -> float:
@@ -274,8 +275,6 @@ def exact_posterior(
     seed: int,
     expect: Callable[[float], object] = bool,
     others: Sequence[GaussianState] = (),
-    *,
-    most_values: float = math.inf,
 ) -> PoolState:
     """Return the exact posterior."""
     mean = q.mean()
@@ -284,9 +283,9 @@ def exact_posterior(
     fitted = FittedDensity(density, forest, mean)
     if not forest.n_local:
         look = _round_of_look(density, q, cov) if forest.n_globals <= _MOST_PLAIN else None
+        most_values = prices.left() / prices.of_value(density.gradient_seconds)
         sampler = Sampler(fitted.logp, mean, cov, seed, others=elsewhere, look=look, most_values=most_values)
-        with fitted.limited(most_values):
-            sampled = _run(sampler)
+        sampled = _run(sampler)
         return IntegratedTrees(sampled, sampler.sequences, forest, None, fitted).with_pool(q, tuple(others))
     try:
         fitted.split()
@@ -302,8 +301,7 @@ def exact_posterior(
     between = ratios(density, forest.globals_) if isinstance(density, LogDensity) else []
     sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, expect, others=elsewhere, ratios=between)
     with quadrature.remembering():
-        with fitted.limited(most_values):
-            sampled = _run(sampler)
+        sampled = _run(sampler)
         state = IntegratedTrees(sampled, sampler.sequences, forest, quadrature, fitted).with_pool(q, tuple(others))
         state.mean()  # from what is known at draws of the pool
     return state

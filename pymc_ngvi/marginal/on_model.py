@@ -1,13 +1,7 @@
 """log p of the model and of the data that were fitted, as a whole and in terms, whatever the model's data are now."""
 
-import math
-
 from collections.abc import (
-    Iterator,
     Sequence,
-)
-from contextlib import (
-    contextmanager,
 )
 from typing import (
     Any,
@@ -15,8 +9,8 @@ from typing import (
 
 import numpy as np
 
-from pymc_ngvi.core.refusal import (
-    Reason,
+from pymc_ngvi.core import (
+    prices,
 )
 from pymc_ngvi.core.types import (
     Array,
@@ -37,9 +31,6 @@ from pymc_ngvi.density.shards.requests import (
 )
 from pymc_ngvi.density.split import (
     SplitDensity,
-)
-from pymc_ngvi.marginal.adaptation import (
-    Hopeless,
 )
 from pymc_ngvi.marginal.forest import (
     Forest,
@@ -143,22 +134,6 @@ class FittedDensity:
         self._density, self._forest, self._point, self._by_rows = density, forest, point, by_rows
         self._log_p, self._is_checked = log_p, log_p is None
         self._terms: SplitDensity | TermsByRows | TermsInShards | None = None
-        self._left = math.inf
-
-    @contextmanager
-    def limited(self, n_values: float) -> Iterator[None]:
-        """Give up, in this context, beyond so many values of log p that are not those of rows."""
-        self._left = n_values
-        try:
-            yield
-        finally:
-            self._left = math.inf
-
-    def _take(self, n_values: int) -> None:
-        self._left -= n_values
-        if self._left < 0.0:
-            said = "importance sampling of the global parameters takes far more values of log p than were expected"
-            raise Hopeless(Reason.TOO_LONG, said)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle: all but what is compiled."""
@@ -173,7 +148,6 @@ class FittedDensity:
 
     def logp(self, theta: Array) -> Array:
         """Return log p, (n,), at the rows of ``theta``."""
-        self._take(len(theta))
         with self._density.info.data.restored():
             self._check()
             return self._density.logp(theta)
@@ -199,7 +173,8 @@ class FittedDensity:
     def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
         """Return the term of the globals, (n,), and those of local coordinates, (n, n_nodes, n_local)."""
         split = self.split()
-        self._take(local.shape[0] * local.shape[1])
+        if isinstance(split, SplitDensity):  # others count by themselves
+            prices.count(local.shape[0] * local.shape[1] * prices.of_value(self._density.gradient_seconds))
         with self._density.info.data.restored():
             return split.terms(g, local)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core import prices
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.blocks import RowTerms
 from pymc_ngvi.marginal.forest import Forest
@@ -108,7 +109,13 @@ class TermsByRows:
         of_globals = self._terms.of_globals if first == 0 else _nothing
         forest = sub_forest(self._forest, places)
         at = slice(int(places[0]), int(places[-1]) + 1) if places[-1] - places[0] == len(places) - 1 else places
-        return SomeBlocks(forest, at, slice(first, last), lambda g, local: (of_globals(g), of_blocks(g, local)))
+        each = prices.of_node(int(self._terms.n_rows[first:last].sum()), (last - first) / len(self._terms.n_rows))
+
+        def terms(g: Array, local: Array) -> tuple[Array, Array]:
+            prices.count(len(g) * local.shape[1] * each)
+            return of_globals(g), of_blocks(g, local)
+
+        return SomeBlocks(forest, at, slice(first, last), terms)
 
 
 def _nothing(g: Array) -> Array:

@@ -12,18 +12,14 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.climbs import MOST_STEPS, ascend, tops
 from pymc_ngvi.core.types import Array, HasGradient
-from pymc_ngvi.mixtures.finite.search import ascend
 from pymc_ngvi.moves.coordinates import ChainCoordinates
 
 #: Basins at most.
 MOST_BASINS = 8
-#: Steps of a climb at most.
-MOST_STEPS = 150
 #: Nats that another step may gain where a climb has ended at a mode.
 _FLAT = 1.0
-#: Nats that log p falls between two modes, and points of the line between them at which that is looked at.
-_VALLEY, _N_BETWEEN = 1.0, 9
 #: Variance of the means of chains in a round, over that within them, from which on they may be in several basins; or
 #: the square of the distance of one of them from all.
 _APART, _FAR = 0.4, 9.0
@@ -123,7 +119,7 @@ def are_apart(x: Array) -> bool:
 def basins_among(climbs: Climbs, x: Array) -> Basins | None:
     """Return the basins that chains are in, and do not cross; None where there is one, or too many, or chains cross."""
     ends, logp = climbs.ends(x[-1])
-    modes = _distinct(climbs, ends, logp)
+    modes = ends[tops(lambda w: climbs.logp_grad(w)[0], ends, logp, MOST_BASINS + 1)]
     if not 1 < len(modes) <= MOST_BASINS or not climbs.are_flat(modes):
         return None
     now, before = _nearest(modes, ends), _nearest(modes, climbs.ends(x[0])[0])
@@ -135,23 +131,6 @@ def basins_among(climbs: Climbs, x: Array) -> Basins | None:
     basins = Basins(climbs, modes, about)
     best, clear = basins.explained(x[-1])
     return basins if (best[clear] == now[clear]).all() else None
-
-
-def _distinct(climbs: Climbs, ends: Array, logp: Array) -> Array:
-    """Return the highest end of those between which log p has no valley, (n_modes, n_dim); one too many at most.
-
-    A climb need not have got to its end for that, nor is there a scale on which ends are near.
-    """
-    left, modes = np.flatnonzero(np.isfinite(logp)), list[Array]()
-    part = np.linspace(0.0, 1.0, _N_BETWEEN + 2)[1:-1, None, None]
-    while len(left) and len(modes) <= MOST_BASINS:
-        top = ends[left[np.argmax(logp[left])]]
-        modes.append(top)
-        between = (1.0 - part) * ends[left] + part * top
-        values, _ = climbs.logp_grad(between.reshape(-1, ends.shape[1]))
-        lowest = np.nan_to_num(values.reshape(_N_BETWEEN, -1), nan=-np.inf).min(axis=0)
-        left = left[lowest < logp[left] - _VALLEY]
-    return np.array(modes)
 
 
 def _nearest(modes: Array, ends: Array) -> NDArray[np.intp]:

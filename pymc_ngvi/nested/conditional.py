@@ -51,8 +51,8 @@ class LatentGaussian:
 class ConditionalFits:
     """Fits the latent variables at one value of the hyperparameters after another."""
 
-    def __init__(self, given: RowsGiven) -> None:
-        self._given, self._before = given, given.n_hessians
+    def __init__(self, given: RowsGiven, home: GaussianState | None = None) -> None:
+        self._given, self._before, self._home = given, given.n_hessians, home
         self._target = cast(Target, given)  # expectations are all that is taken
         self._state, self._structure = _form(given)
         self.n_fits = 0
@@ -130,6 +130,9 @@ class ConditionalFits:
                 start = self._by_sites(seen, rules)
             if start is not None:
                 yield start
+        if self._home is not None:
+            inside = self._given.inside[self._given.kept]
+            yield self._of_scale(self._home.mean()[inside], self._home.sd()[inside])
         for scale in _FIRST_SCALES:
             yield self._of_scale(self._given.start(), np.full(self._given.n_dim, scale))
 

@@ -71,9 +71,10 @@ def explore(
     most_variance: float = np.inf,
     ratios: Sequence[tuple[int, int]] = (),
     *,
+    n_before: int = 0,
     anneals: bool = False,
 ) -> Exploration:
-    """Sample the hyperparameters, and the latent variables given these."""
+    """Sample the hyperparameters, and the latent variables given these; so many fits have come before."""
     p = len(start)
     marginal.scale = scale
     mode = find_mode(marginal, start, scale)
@@ -85,7 +86,7 @@ def explore(
             f"given the hyperparameters, latent variables are too far from a Gaussian (variance {variance:.1f} of log "
             "weights at the mode)",
         )
-    prices.expect(_OF_ROUNDS * n_values / marginal.n_fits)
+    prices.expect(_OF_ROUNDS * n_values / (n_before + marginal.n_fits))
     marginal.scale = np.sqrt(np.diag(mode.cov))
     if p > MOST_EMULATED:
         marginal.records = False

@@ -19,6 +19,7 @@ from numpy.typing import (
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.types import (
     Array,
+    GaussianState,
     RowRules,
 )
 from pymc_ngvi.density.rows_given import (
@@ -289,8 +290,8 @@ _TURNS, _FAR = 2, 6.0
 class LatentMarginal:
     """Evaluates log m, each time from the nearest conditional fit."""
 
-    def __init__(self, given: RowsGiven, seed: int) -> None:
-        self._given, self.fits = given, ConditionalFits(given)
+    def __init__(self, given: RowsGiven, seed: int, home: GaussianState | None = None) -> None:
+        self._given, self.fits = given, ConditionalFits(given, home)
         self._many = ManyConditionals.of(given)
         most = min(AT_ONCE // max(given.n_dim, 1), _MOST_VALUES // max(given.rows.n_evaluations, 1))
         n = max(FEWEST, min(_N_DRAWS, most))

@@ -7,7 +7,9 @@ alone are taken, by the ELBO of each Gaussian and what it lacks, and the pairs a
 
 import functools
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +24,8 @@ from pymc_ngvi.marginal.sampling import picked
 
 #: Variance of log weights at given hyperparameters up to which pairs are weighted together.
 MOST_VARIANCE = 1.0
+#: Part of the draws at a value of the hyperparameters above which these are those of a mode.
+_MOST_OF_DRAWS = 0.5
 #: Part of the effective size that calibrated weights may lose; largest factor of a weight.
 _LOSES, _MOST_FACTOR = 0.2, 3.0
 
@@ -58,6 +62,27 @@ class WeightedPairs:
     log_mixed: Array = field(default_factory=lambda: np.empty((0, 0)))
     #: How many of the m, the last ones, are drawn from farther out than q.
     n_far: int = 0
+
+    @classmethod
+    def joined(cls, parts: "Sequence[WeightedPairs]", own: Sequence[NDArray[np.bool_]]) -> "WeightedPairs":
+        """Return the pairs of several modes: of each those that are its own, (n, m), where most of the draws are."""
+        rows = [is_own.mean(axis=1) > _MOST_OF_DRAWS for is_own in own]
+        n = sum(of.sum() for of in rows)
+
+        def of(name: str) -> Any:
+            return np.concatenate([getattr(part, name)[r] for part, r in zip(parts, rows, strict=True)])
+
+        log_n = np.concatenate([np.full(r.sum(), np.log(len(r) / n)) for r in rows])
+        log_ratio = np.where(np.concatenate(own)[np.concatenate(rows)], of("log_ratio"), -np.inf)
+        return cls(
+            of("g"), of("log_density") + log_n, log_ratio, of("elbo"), of("log_by_elbo"), of("latents"), of("means"),
+            of("sds"), np.empty((n, 0)), np.empty(0), of("predicted"), of("is_wide"), of("log_mixed"), parts[0].n_far,
+        )  # fmt: skip
+
+    def lost(self, own: NDArray[np.bool_]) -> float:
+        """Return the part of the weight of hyperparameters at which most draws are not those of the mode."""
+        weights = normalised_weights(self.log_by_elbo - self.log_density)
+        return float(weights[own.mean(axis=1) <= _MOST_OF_DRAWS].sum())
 
     def __len__(self) -> int:
         """Return the number of pairs."""

@@ -7,8 +7,11 @@ References
    https://doi.org/10.1111/j.1467-9868.2008.00700.x
 """
 
+import functools
+
 from collections.abc import (
     Iterator,
+    Sequence,
 )
 from dataclasses import (
     dataclass,
@@ -338,6 +341,8 @@ class Latents(GivenGlobals):
 
 #: Standard deviations of hyperparameters to begin with; those of a Gaussian fit times this, within limits.
 _SCALE, _OF_FIT, _LEAST, _MOST = 0.5, 2.0, 0.05, 1.0
+#: Part of the weight from which on fits of latent variables have left a mode.
+_LEFT = 0.5
 #: Hyperparameters, about, at which a closed form is compared with log p after all.
 _N_LOOKS = 8
 
@@ -353,17 +358,23 @@ def latent_rows_of(density: ModelDensity) -> RowsGiven:
 
 
 def nested_posterior(
-    density: ModelDensity, gaussian: GaussianState | None, seed: int, most_variance: float = np.inf
+    density: ModelDensity,
+    gaussian: GaussianState | None,
+    seed: int,
+    most_variance: float = np.inf,
+    others: Sequence[GaussianState] = (),
 ) -> PoolState:
-    """Return the nested posterior."""
+    """Return the nested posterior, of several modes where there are Gaussians at others."""
     given = latent_rows_of(density)
-    start = (density.initial_point() if gaussian is None else gaussian.mean())[given.outside]
-    scale = np.full(len(start), _SCALE)
-    if gaussian is not None:
-        scale = np.clip(_OF_FIT * gaussian.sd()[given.outside], _LEAST, _MOST)
     between = ratios(density, given.outside) if isinstance(density, LogDensity) else []
+    marginals, parts, homes = list[Marginal](), list[Exploration](), [gaussian, *others]
     try:
-        marginal, explored = _explored(given, start, scale, seed, most_variance, between)
+        for home in homes:
+            n_fits = sum(marginal.n_fits for marginal in marginals)
+            start = density.initial_point() if home is None else home.mean()
+            marginal, part = _explored(given, start, home, seed, most_variance, between, len(homes), n_fits)
+            marginals.append(marginal)
+            parts.append(part)
     except Uneven as reason:
         given.is_uneven = True
         raise Unavailable(reason.code, reason.sentence) from None
@@ -371,29 +382,64 @@ def nested_posterior(
         raise Unavailable(reason.code, reason.sentence) from None
     except np.linalg.LinAlgError:
         raise Unavailable(Reason.SINGULAR, "a covariance of the hyperparameters is singular") from None
-    return _state(given, marginal, explored, gaussian)
+    explored = parts[0] if gaussian is None else _joined(parts, [gaussian, *others], given)
+    return _state(given, marginals, explored, gaussian)
 
 
 def _explored(
     given: RowsGiven,
     start: Array,
-    scale: Array,
+    home: GaussianState | None,
     seed: int,
     most_variance: float,
     between: list[tuple[int, int]],
+    n_modes: int,
+    n_fits: int,
 ) -> tuple[Marginal, Exploration]:
     """Sample the hyperparameters, in closed form where that holds, as far as is seen, where the posterior is."""
-    n_values, anneals = n_values_of(given), may_anneal(given)
+    scale = np.full(len(given.outside), _SCALE)
+    if home is not None:
+        scale = np.clip(_OF_FIT * home.sd()[given.outside], _LEAST, _MOST)
+    first, n_values = start[given.outside], n_values_of(given) // n_modes
+    sample = functools.partial(explore, n_before=n_fits, anneals=may_anneal(given))
     if (over := gaussian_over(given)) is not None:
         exact = GaussianMarginal(over)
-        explored = explore(exact, start, scale, n_values, seed, most_variance, between, anneals=anneals)
+        explored = sample(exact, first, scale, n_values, seed, most_variance, between)
         if over.agrees(explored.pairs.g[:: max(1, len(explored.pairs.g) // _N_LOOKS)]):
             return exact, explored
-    marginal = LatentMarginal(given, seed)
-    return marginal, explore(marginal, start, scale, n_values, seed, most_variance, between, anneals=anneals)
+    marginal = LatentMarginal(given, seed, home if n_modes > 1 else None)
+    return marginal, sample(marginal, first, scale, n_values, seed, most_variance, between)
 
 
-def _state(given: RowsGiven, marginal: Marginal, explored: Exploration, gaussian: GaussianState | None) -> PoolState:
+def _joined(parts: list[Exploration], homes: list[GaussianState], given: RowsGiven) -> Exploration:
+    """Return what is known of several modes, each having the draws that its Gaussian explains best.
+
+    Where fits of the latent variables leave a mode, it is left out.
+    """
+    points = []
+    for part in parts:
+        g, latents = part.pairs.g, part.pairs.latents
+        theta = np.empty((*latents.shape[:2], len(given.outside) + len(given.inside)))
+        theta[:, :, given.outside], theta[:, :, given.inside] = g[:, None], latents
+        points.append(theta)
+    while len(parts) > 1:
+        own = [
+            np.reshape(np.argmax([home.log_density(flat) for home in homes], axis=0), theta.shape[:2]) == number
+            for number, theta in enumerate(points)
+            for flat in [theta.reshape(-1, theta.shape[2])]
+        ]
+        lost = [part.pairs.lost(of) for part, of in zip(parts, own, strict=True)]
+        if lost[worst := int(np.argmax(lost))] > _LEFT:
+            del parts[worst], homes[worst], points[worst]
+            continue
+        pairs = WeightedPairs.joined([part.pairs for part in parts], own)
+        return Exploration(pairs, max(*lost, *(part.lost for part in parts)), max(part.moved for part in parts))
+    return parts[0]
+
+
+def _state(
+    given: RowsGiven, marginals: Sequence[Marginal], explored: Exploration, gaussian: GaussianState | None
+) -> PoolState:
     pairs = explored.pairs
     n_values, n_draws = pairs.log_ratio.shape
     checks = NestedChecks(
@@ -405,11 +451,11 @@ def _state(given: RowsGiven, marginal: Marginal, explored: Exploration, gaussian
         variance=pairs.variance,
         n_globals=len(given.outside),
         n_local=len(given.inside),
-        n_fits=marginal.n_fits,
+        n_fits=sum(marginal.n_fits for marginal in marginals),
         moved=explored.moved,
         lost=explored.lost,
-        error=0.0 if pairs.is_joint else marginal.doubt(),
+        error=0.0 if pairs.is_joint else max(marginal.doubt() for marginal in marginals),
         lacking=pairs.lacking,
-        is_concave=given.is_concave or isinstance(marginal, GaussianMarginal),
+        is_concave=given.is_concave or isinstance(marginals[0], GaussianMarginal),
     )
     return Latents(pairs, checks).with_pool(given.outside, given.inside, gaussian)

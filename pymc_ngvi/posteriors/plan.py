@@ -16,13 +16,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from pymc_ngvi.core.prices import in_words, rounded_up
+from pymc_ngvi.core.prices import LEAST_PRICE, MOST_TIMES, in_words, rounded_up
 from pymc_ngvi.core.stored import stored
 
 #: What may follow a Gaussian fit, in its seconds, and seconds on top: all together, four times the fit and 20 s.
 _MOST_WORK, _ALWAYS = 3.0, 20.0
-#: Seconds that may always follow, of what a Gaussian is seldom far off.
-ALWAYS_PLAIN = 3.0
 _TITLES = ("posterior", "seconds", "expected", "outcome")
 #: The candidate that is always there.
 GAUSSIAN = "gaussian"
@@ -41,7 +39,9 @@ class TimeBudget:
         """Return the estimated seconds that may follow the fit; is_plain: without groups to integrate over."""
         if self.max_seconds is not None:
             return max(self.max_seconds - self.of_fit, 0.0)
-        return max(ALWAYS_PLAIN, _MOST_WORK * self.of_fit) if is_plain else _MOST_WORK * self.of_fit + _ALWAYS
+        return (
+            max(MOST_TIMES * LEAST_PRICE, _MOST_WORK * self.of_fit) if is_plain else _MOST_WORK * self.of_fit + _ALWAYS
+        )
 
     def asked_for(self, seconds: float) -> str:
         """Return the ``max_seconds`` that would let something follow which takes so many seconds."""

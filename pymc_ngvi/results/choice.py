@@ -19,7 +19,7 @@ import numpy as np
 from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import Elbo
-from pymc_ngvi.core.prices import UsedUp, Work, expected_fit_seconds, fit_seconds, in_words
+from pymc_ngvi.core.prices import MOST_TIMES, UsedUp, Work, expected_fit_seconds, fit_seconds, in_words
 from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
 from pymc_ngvi.core.status import NotExactError, Status
 from pymc_ngvi.core.stored import stored
@@ -478,7 +478,8 @@ class Candidates[A: Fitted]:
     def _try(self, name: str) -> Unavailable | None:
         """Make a posterior; return why there is none."""
         offer, candidate, density = self._offers.pop(name), self._table[name], self.density
-        work = Work() if math.isinf(self._left) else Work(candidate.seconds, self._left)
+        # What was asked for may take all that there is.
+        work = Work(max(candidate.seconds, 0.0 if self._is_auto else self._left / MOST_TIMES), self._left)
         try:
             with (
                 announced(offer.kind.title, candidate.seconds, self._progressbar), self._sparing(offer.kind),
@@ -497,10 +498,8 @@ class Candidates[A: Fitted]:
             self._became(name, Decision.FAILED, str(reason))
             return reason
         finally:
-            seconds = max(candidate.seconds, work.price if math.isfinite(work.price) else 0.0)
-            if self._table[name].outcome is Decision.TOO_DEAR:
-                seconds = max(candidate.seconds, work.spent)
-            else:
+            seconds = max(candidate.seconds, work.spent)
+            if self._table[name].outcome is not Decision.TOO_DEAR:
                 self._table[name] = dataclasses.replace(self._table[name], seconds=seconds)
             self._left, self._spent = self._left - seconds, self._spent + seconds
         if self._gaussian is None:
@@ -519,7 +518,7 @@ class Candidates[A: Fitted]:
         if self._gaussian is not None:
             q = cast(GaussianState, self._gaussian.q)
             others = [cast(GaussianState, mode.q) for mode in self._record_of_fit.modes]
-        return PosteriorStart(self.density, q, self.choice.stream, others, self._by_rows, not self._is_auto)
+        return PosteriorStart(self.density, q, self.choice.stream, others, self._by_rows)
 
     def _sparing(self, kind: PosteriorKind[Any], level: int = logging.WARNING) -> Any:
         """Let a fit go on after an exception in a kind of posterior."""

@@ -101,7 +101,7 @@ def two_sensors_24(seed):
     agrees(fit(sensors(24, 2.0), seed), of_sensors(0.655, -127.366))
 
 
-@case(wrong="nested, reliable, and a mode with 0.57 of the mass is missed with one seed", in_all=False)
+@case()
 def tails_crash(seed):
     agrees(fit(sensors(12, 4.0), seed), of_sensors(0.434, -100.110))
 

@@ -23,6 +23,9 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+import pymc as pm
+
 from environment import describe_environment
 from isolated import first_line, report, run_process, script
 from pages import measured_on, table, write_between_marks
@@ -31,9 +34,10 @@ from users_models import MODELS as USERS
 
 TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs"
-#: Of the battery of `users.py`, but for the first.
+#: Of the battery of `users.py`, but for the first two.
 CASES = (
-    "epilepsy", "groups: eight schools centred", "groups: eight schools noncentred", "groups: radon",
+    "epilepsy", "random intercepts",
+    "groups: eight schools centred", "groups: eight schools noncentred", "groups: radon",
     "groups: bambi poisson crossed", "groups: bambi slopes", "groups: two parameter items",
     "counts and survival: negative binomial", "regression: horseshoe", "regression: ordered logit",
     "regression: robust", "regression: logistic", "series and fields: autoregression",
@@ -99,12 +103,26 @@ def measure(name: str, *, search: bool) -> None:
 
 
 def _model(name):
+    if name == "random intercepts":
+        return _intercepts()
     if name != "epilepsy":
         return USERS[name][1]()
     sys.path.append(str(TESTS))
     from real_models import epilepsy
 
     return epilepsy()
+
+
+def _intercepts() -> pm.Model:
+    """Return a logistic regression with 50 groups of 10."""
+    rng, group = np.random.default_rng(1), np.repeat(np.arange(50), 10)
+    x = rng.normal(size=500)
+    score = 0.5 + 0.8 * x + 0.7 * rng.normal(size=50)[group]
+    with pm.Model() as model:
+        a, b, t = pm.Normal("a", 0, 5), pm.Normal("b", 0, 2), pm.HalfNormal("t", 1)
+        u = pm.Normal("u", 0, t, shape=50)
+        pm.Bernoulli("y", logit_p=a + b * x + u[group], observed=rng.random(500) < 1 / (1 + np.exp(-score)))
+    return model
 
 
 def _processor() -> float:

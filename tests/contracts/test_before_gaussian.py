@@ -6,18 +6,17 @@ import pytest
 
 from numpy.testing import assert_allclose, assert_array_equal
 
-from pymc_ngvi import ConvergenceWarning, LogDensity, Status, fit_ngvi
-from pymc_ngvi.core.prices import Work
+from pymc_ngvi import ConvergenceWarning, LogDensity, NotExactError, Status, fit_ngvi
+from pymc_ngvi.core import prices
+from pymc_ngvi.core.prices import UsedUp, Work
 from pymc_ngvi.core.refusal import Reason, Unavailable
 from pymc_ngvi.families import FullState
-from pymc_ngvi.fitting.modes.climbs import CurvedByDifferences
-from pymc_ngvi.marginal.adaptation import Hopeless
 from pymc_ngvi.marginal.exact import exact_posterior, forest_of
 from pymc_ngvi.marginal.on_model import FittedDensity
-from pymc_ngvi.posteriors.kinds import KINDS, trees
+from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import PosteriorStart
 from pymc_ngvi.posteriors.kinds.moved import highest_mode
-from pymc_ngvi.posteriors.plan import ALWAYS_PLAIN, Decision
+from pymc_ngvi.posteriors.plan import Decision
 from pymc_ngvi.results import choice
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
@@ -104,6 +103,13 @@ def test_without_a_mode_chains_do_not_begin():
     assert caught.value.code is Reason.HOPELESS
 
 
+def no_work():
+    """Nothing is left of it."""
+    work = Work(0.0, 0.0)
+    work.spent = work.left
+    return work
+
+
 @pytest.mark.usefixtures("_needed")
 def test_chains_that_have_not_arrived_are_not_moved_again(monkeypatch):
     tried = []
@@ -111,7 +117,7 @@ def test_chains_that_have_not_arrived_are_not_moved_again(monkeypatch):
 
     def noted(self, start, found, work, *, is_only):
         tried.append(start.q is None)
-        return run(self, start, found, Work(0.0, 0.0), is_only=is_only)
+        return run(self, start, found, no_work(), is_only=is_only)
 
     monkeypatch.setattr(type(KINDS["moved"]), "run", noted)
     approx = fit(curved())
@@ -196,7 +202,7 @@ def test_a_fit_that_ends_early_after_others_says_what_was_tried(monkeypatch):
     monkeypatch.setattr(choice.Candidates, "_most_of_fit", 1e-9)
     monkeypatch.setattr(
         type(KINDS["moved"]), "run",
-        lambda self, start, found, work, *, is_only: run(self, start, found, Work(0.0, 0.0), is_only=is_only),
+        lambda self, start, found, work, *, is_only: run(self, start, found, no_work(), is_only=is_only),
     )  # fmt: skip
     with pytest.warns(ConvergenceWarning, match="out of seconds"):
         approx = fit(curved())
@@ -207,47 +213,62 @@ def test_a_fit_that_ends_early_after_others_says_what_was_tried(monkeypatch):
 
 
 def test_an_exact_posterior_that_takes_far_more_values_is_left():
-    """A banana and heavy tails in eight dimensions: unless it is asked for, it is given up."""
+    """A banana and heavy tails in eight dimensions: it ends at twice its price, and has no limit once it is made."""
     density = LogDensity(curved(8))
     begin = density, FullState(np.zeros(8), np.eye(8)), forest_of(density), 1
-    with pytest.raises(Unavailable, match="far more values") as caught:
-        exact_posterior(*begin, most_values=100.0)
-    assert caught.value.code is Reason.TOO_LONG
-    state = exact_posterior(*begin, most_values=1e6)
+    work = Work(0.0, 0.0)
+    work.spent = work.left - 100.0 * prices.of_value(density.gradient_seconds)
+    with work.counting(), pytest.raises(UsedUp, match="far more than was expected"):
+        exact_posterior(*begin)
+    work = Work(1e3)
+    with work.counting():
+        state = exact_posterior(*begin)
     assert state.checks.is_exact
-    assert len(state.draw(10, np.random.default_rng(1))) == 10  # the limit is one of making it
+    before = work.spent
+    assert len(state.draw(10, np.random.default_rng(1))) == 10
+    assert 0.0 < before == work.spent
 
 
-def test_values_count_as_a_whole_and_at_nodes_while_there_is_a_limit(monkeypatch):
-    """Five draws, and four at three nodes each; beyond the context, as many as are asked for."""
+def test_gradients_count():
+    density, work = LogDensity(curved(8)), Work()
+    with work.counting():
+        density.logp_grad(np.zeros((3, 8)))
+    assert work.spent == pytest.approx(3 * density.gradient_seconds)
+
+
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_nodes_count(monkeypatch, by_rows):
+    """Four draws at three nodes each; rows by their number."""
     with pm.Model() as model:
         pm.Normal("x", pm.Normal("mean"), 1.0, shape=4)
-    monkeypatch.setattr(FittedDensity, "_of_rows", lambda self: None)
-    density = LogDensity(model)
-    forest = forest_of(density)
-    fitted = FittedDensity(density, forest, np.zeros(5))
-    g, local = np.zeros((4, 1)), np.zeros((4, 3, 4))
-    with fitted.limited(17):
-        fitted.logp(np.zeros((5, 5)))
-        fitted.terms(g, local)
-        with pytest.raises(Hopeless, match="far more values"):
-            fitted.logp(np.zeros((1, 5)))
-    assert fitted.logp(np.zeros((50, 5))).shape == (50,)
+    if not by_rows:
+        monkeypatch.setattr(FittedDensity, "_of_rows", lambda self: None)
+    density, work = LogDensity(model), Work()
+    fitted = FittedDensity(density, forest_of(density), np.zeros(5))
+    fitted.split()
+    with work.counting():
+        fitted.terms(np.zeros((4, 1)), np.zeros((4, 3, 4)))
+    of_node = prices.of_node(4) if by_rows else prices.of_value(density.gradient_seconds)
+    assert work.spent == pytest.approx(12 * of_node)
 
 
-def test_only_what_was_not_asked_for_is_limited(monkeypatch):
-    seen = {}
-    monkeypatch.setattr(trees, "exact_posterior", lambda *_, most_values, **__: seen.setdefault("most", most_values))
-    density, kind = LogDensity(curved(8)), KINDS["exact"]
-    found = kind.possible(density)
-    work = trees.work_of(found, density, by_rows=False)
-    least = max(trees._MORE_OF_PLAIN * work.n_values, ALWAYS_PLAIN / work.each)
-    for is_asked, most in ((False, least), (True, np.inf)):
-        seen.clear()
-        start = PosteriorStart(density, FullState(np.zeros(8), np.eye(8)), 1, [], False, is_asked)
-        with pytest.raises(AttributeError):  # it returned no posterior
-            kind.run(start, found, Work(), is_only=True)
-        assert seen["most"] == most
+def test_what_was_asked_for_may_take_what_there_is(monkeypatch):
+    """Twice its price, if it was not."""
+    seen = []
+
+    def run(self, start, found, work, *, is_only):
+        seen.append(work.left / prices.MOST_TIMES)
+        raise Unavailable(Reason.HOPELESS, "it is not to be")
+
+    monkeypatch.setattr(type(KINDS["exact"]), "run", run)
+    with pytest.raises(NotExactError):
+        fit(curved(8), posterior="exact")
+    with pytest.raises(NotExactError):
+        fit(curved(8), posterior="exact", max_seconds=100.0)
+    fit(curved(8), max_seconds=100.0)
+    assert seen[0] == np.inf
+    assert 40.0 < seen[1] <= 50.0
+    assert seen[2] == prices.LEAST_PRICE
 
 
 def test_a_fit_is_left_after_what_others_take():
@@ -262,16 +283,6 @@ def test_a_fit_is_left_after_what_others_take():
 
 
 # --- what chains begin from -------------------------------------------------------------------------------------------
-
-
-def test_curvatures_by_differences_are_those_of_hessians():
-    density, rng = LogDensity(curved(16)), np.random.default_rng(1)
-    point, factor = rng.standard_normal(16), np.linalg.cholesky(np.cov(rng.standard_normal((16, 64))))
-    state = FullState(point, factor)
-    by_differences = CurvedByDifferences(density).mean_hessian(point[None])
-    exact = density.mean_hessian(point[None])
-    assert_allclose(by_differences.whitened(state), exact.whitened(state), atol=1e-5)
-    assert_allclose(by_differences.diagonal(), exact.diagonal(), atol=1e-5)
 
 
 def test_the_highest_mode_of_a_gaussian_is_that():

@@ -133,6 +133,7 @@ def tried(monkeypatch, _no_last_resort):
 
     def run(start, found, work, *, is_only):
         work.expect(run.turns_out)
+        work.count(run.turns_out)
         raise Failed(Reason.NOT_PASSED, "it failed")
 
     def priced(exact, nested, chance, turns_out=None):

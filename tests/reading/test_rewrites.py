@@ -194,11 +194,43 @@ X = pt.vector("x")
         pt.sigmoid(X) >= 1.0,
         pt.softplus(X) <= 1.0,
         pt.tanh(X) <= 1.0,
+        pt.erfc(X) <= 1.5,
+        1 - pt.exp(X) >= 0.0,
+        2 * pt.erf(X) >= -1.0,
+        pt.constant([0.0, 1.0]) * pt.exp(X) > 0.0,
+        pt.constant([0.0, 1.0]) > 0.0,
     ],
 )
 def test_checks_that_can_fail_stay(check):
     output = pt.all(check)
     assert shortened(output) is output
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        pt.exp(X) > 0.0,
+        pt.sigmoid(X) <= 1.0,
+        0.5 * pt.erfc(-X / np.sqrt(2)) <= 1.0,
+        1 - pt.exp(-pt.exp(X)) >= 0.0,
+        1 - pt.exp(-pt.exp(X)) <= 1.0,
+        pt.exp(-pt.softplus(X)) < 2.0,
+    ],
+)
+def test_checks_that_hold_whatever_theta_is_go(check):
+    assert shortened(pt.all(check)).data
+
+
+def test_a_complementary_log_log_link_keeps_its_digits():
+    """-exp(x) of a 0, and log(1 - exp(-exp(x))) of a 1, from where probabilities are rounded to 0 to where to 1."""
+    with pm.Model() as model:
+        x = pm.Flat("x", shape=2)
+        pm.Bernoulli("y", 1 - pm.math.exp(-pm.math.exp(x)), observed=[0, 1])
+    density = LogDensity(model, "quick")
+    theta = np.array([[-40.0, -30.0], [0.3, 0.2], [4.5, 6.0]])
+    expected = -np.exp(theta[:, 0]) + np.log(-np.expm1(-np.exp(theta[:, 1])))
+    for logp in (density.logp(theta), density.by_rows.logp(theta)):
+        np.testing.assert_allclose(logp, expected, rtol=1e-9)
 
 
 def test_a_parameter_out_of_its_range_is_still_seen():

@@ -1,11 +1,5 @@
 """Climbs of log p from many points at once, and the Gaussians about the modes that they end at."""
 
-from collections.abc import (
-    Callable,
-)
-from dataclasses import (
-    dataclass,
-)
 from typing import (
     Any,
     Literal,
@@ -15,15 +9,13 @@ from typing import (
 
 import numpy as np
 
-from numpy.typing import (
-    NDArray,
+from pymc_ngvi.core.climbs import (
+    ascend,
+    tops,
 )
-
 from pymc_ngvi.core.target import (
-    Density,
     MeanHessian,
     Spread,
-    Whitener,
 )
 from pymc_ngvi.core.types import (
     Array,
@@ -39,68 +31,22 @@ from pymc_ngvi.fitting.modes.newton import (
     climbed,
 )
 from pymc_ngvi.mixtures.finite.search import (
-    ascend,
-    is_at,
+    distinct,
     local_component,
 )
-
-# --- curvatures of log p from differences of gradients: no second derivative is built, or compiled ---
-
-#: Length of differences: directions are those of a Gaussian of about the right width.
-_LENGTH = 1e-4
-
-
-@dataclass(frozen=True, eq=False)
-class CurvedByDifferences:
-    """A log density whose Hessian comes from differences of gradients, at one point at a time."""
-
-    density: Density
-    has_hessian = True
-
-    def mean_hessian(self, theta: Array) -> "HessianByDifferences":
-        """Return the Hessian at the only point."""
-        [point] = theta
-        return HessianByDifferences(self.density, point)
-
-
-@dataclass(frozen=True, eq=False)
-class HessianByDifferences(MeanHessian):
-    """The Hessian at a point."""
-
-    density: Density
-    #: shape (n_dim,).
-    point: Array
-
-    def products(self, directions: Array) -> Array:
-        """Return the matrix times each direction, (n_directions, n_dim)."""
-        ahead, behind = (self.density.logp_grad(self.point + side * directions)[1] for side in (_LENGTH, -_LENGTH))
-        return (ahead - behind) / (2.0 * _LENGTH)
-
-    def diagonal(self) -> Array:
-        """Return the diagonal, (n_dim,)."""
-        return np.diagonal(self.products(np.eye(len(self.point)))).copy()
-
-    def whitened(self, state: Whitener) -> Array:
-        """Return the whitened curvature, as a state stores it."""
-        return state.curvature(self)
-
 
 # --- climbs of log p from many points at once, and the Gaussians about the modes that they end at ---
 
 #: Dimensions up to which curvatures come from differences of gradients, and climbs take steps of Newton's method.
 MOST_NEWTON = 12
-#: Gradients that another climb takes, about; nats below which a step is the last.
-_N_ASCENT, _LAST_GAIN = 60, 0.05
+#: Steps of another climb, after which it is seen where it leads.
+_N_ASCENT = 60
 #: Slope of log p per root dimension, in units of a mode, below which a climb has ended at one: others end on ridges.
 _FLAT = 0.3
 #: Distance from a fit, in standard deviations and per root dimension, from which on a mode is another one.
 _FAR, _FAR_PER_ROOT = 4.0, 0.5
 #: Nats below a mode, and per dimension, at which another one has next to no mass.
 _BELOW, _BELOW_PER_DIM = 10.0, 0.25
-#: Steps after which it is seen how climbs are getting on; how often they are at most.
-_STEPS_OF_TURN, _MOST_TURNS = 20, 7
-#: Nats that log p falls between two modes, and points at which that is looked at.
-VALLEY, _N_BETWEEN = 1.0, 17
 #: A Gaussian about a mode is no wider than so many times a fit, and no narrower than a part of it.
 _WIDEST, _NARROWEST = 100.0, 1e-6
 #: Modes that are looked at, at most, the best ones.
@@ -141,75 +87,48 @@ def modes_from(
     *,
     has_home: bool = False,
     curvature: Curvature = "hessians",
-) -> tuple[list[Mode], NDArray[np.intp]]:
-    """Return the modes that climbs end at, and which of them each does; the first point may be where a fit is."""
+) -> tuple[list[Mode], Mode | None]:
+    """Return the modes that climbs end at, and that of the first point, which is to be where a fit is, if so told."""
+    is_small, by_rows = density.n_dim <= MOST_NEWTON, _CurvedByRows(density, q)
     with np.errstate(all="ignore"):
-        if density.n_dim <= MOST_NEWTON:
+        if is_small:
             ends, logp, grad = climbed(density, points, scales)
             about_ends = abouts(density, ends, grad, scales)
-
-            def make(i: int) -> GaussianState | None:
-                return about_ends[i]
         else:
-            whitened: Any = _Whitened(density, q)
-            curved = _curved(density, q, curvature)
-
-            z = whitened.of(points)
-            z, logp = _away(whitened, z) if has_home else ascend(whitened, z)
+            whitened = _Whitened(density, q)
+            z, logp = ascend(whitened, whitened.of(points), _N_ASCENT)
+            z, logp = _away(whitened, z, logp) if has_home else ascend(whitened, z)
             ends = whitened.points(z)
 
-            def make(i: int) -> GaussianState | None:
-                return local_component(curved, q, ends[i], (_WIDEST**-2, _NARROWEST**-2))
+        def make(i: int) -> GaussianState | None:
+            if is_small:
+                return about_ends[i]
+            if curvature == "differences":
+                return abouts(density, ends[[i]], density.logp_grad(ends[[i]])[1], q.sd()[None])[0]
+            curved: Any = by_rows if curvature == "rows" else density
+            return local_component(curved, q, ends[i], (_WIDEST**-2, _NARROWEST**-2))
 
-        return _distinct(density, ends, logp, make)
+        found, which = distinct(ends, logp, make, _MOST_MODES)
+        modes = [
+            Mode(about, float(logp[i]), float(logp[i] - about.log_density(ends[i][None])[0]))
+            if is_flat(density, about)
+            else None
+            for i, about in found
+        ]
+        home = modes[which[0]] if has_home and which[0] >= 0 else None
+        return [mode for mode in modes if mode is not None], home
 
 
-def _curved(density: ModelDensity, q: GaussianState, curvature: Curvature) -> Any:
-    """Return the log density with what gives its curvature."""
-    if curvature == "differences":
-        return CurvedByDifferences(density)
-    return _CurvedByRows(density, q) if curvature == "rows" else density
+def _away(density: "_Whitened", ends: Array, logp: Array) -> tuple[Array, Array]:
+    """Return the ends of climbs beyond a valley from the first one, which comes first, and log p there.
 
-
-def _away(density: "_Whitened", points: Array) -> tuple[Array, Array]:
-    """Climb from points, and return where those came to that led away from the first one, with log p there.
-
-    log p is -inf at all others: everywhere where none did. All climbs go together, as a call takes about as long for
-    few points as for many, and they are looked at now and then, so that most are left after a few steps.
+    log p is -inf at what turns out to be no other mode, and everywhere where there is none.
     """
-    z, n_dim = points.copy(), points.shape[1]
-    logp = np.array(density.logp_grad(z)[0])
-    logp[~np.isfinite(logp)] = -np.inf
-    below, is_home = _BELOW + _BELOW_PER_DIM * n_dim, np.arange(len(z)) == 0
-    active = np.isfinite(logp) & ~is_home
-    left = active.copy()
-    for turn in range(_MOST_TURNS):
-        rows = np.flatnonzero(active)
-        if not len(rows):
-            break
-        before = logp[rows]
-        z[rows], logp[rows] = ascend(density, z[rows], _STEPS_OF_TURN)
-        gain = logp[rows] - before
-        is_home[rows] = np.linalg.norm(z[rows] - z[0], axis=1) < far_from(n_dim)
-        to_gain = (_MOST_TURNS - 1 - turn) * gain  # at most: climbs to a mode get slower
-        is_lost = is_home[rows] | (logp[rows] + to_gain < logp[is_home].max() - below)
-        left[rows[is_lost]] = False
-        active[rows[is_lost | (gain < _LAST_GAIN)]] = False
-    left &= logp >= logp[is_home].max() - below
-    for i in np.flatnonzero(left):
-        left[i] = has_valley(density.logp, z[i], z[0], logp[i])  # or a shelf, and no mode
-    if left.any():
-        z[:1], logp[:1] = ascend(density, z[:1])
-        left &= np.linalg.norm(z - z[0], axis=1) >= far_from(n_dim)  # where a climb from the fit ends is home, too
-        left[0] = left.any()
-    return z, np.where(left, logp, -np.inf)
-
-
-def has_valley(logp: Callable[[Array], Array], one: Array, other: Array, height: float) -> bool:
-    """Tell whether log p falls below a height between two points."""
-    part = np.linspace(0.0, 1.0, _N_BETWEEN)[:, None]
-    with np.errstate(all="ignore"):
-        return bool(np.nanmin(logp((1.0 - part) * one + part * other)) < height - VALLEY)
+    logp[1:][~(logp[1:] >= logp.max() - _BELOW - _BELOW_PER_DIM * density.n_dim)] = -np.inf
+    z, logp = ascend(density, ends[tops(density.logp, ends, logp, _MOST_MODES, 0)])
+    is_away = np.linalg.norm(z - z[0], axis=1) >= far_from(density.n_dim)
+    is_away[0] = is_away.any()
+    return z, np.where(is_away, logp, -np.inf)
 
 
 def far_from(n_dim: int) -> float:
@@ -217,41 +136,10 @@ def far_from(n_dim: int) -> float:
     return float(max(_FAR, _FAR_PER_ROOT * np.sqrt(n_dim)))
 
 
-def _distinct(
-    density: ModelDensity, ends: Array, logp: Array, make: Callable[[int], GaussianState | None]
-) -> tuple[list[Mode], NDArray[np.intp]]:
-    """Return the modes among the ends of climbs, each once, and which of them each end is."""
-    found: list[Mode] = []
-    looked: list[tuple[GaussianState, int]] = []
-    which = np.full(len(ends), -1)
-    for i in np.argsort(-logp):
-        if not np.isfinite(logp[i]):
-            continue
-        known = next((number for about, number in looked if is_at(about, ends[i])), None)
-        if known is None:
-            if len(looked) >= _MOST_MODES:
-                continue
-            about = make(int(i))
-            if about is None:
-                continue
-            is_mode = is_flat(density, about)
-            known = len(found) if is_mode else -1
-            looked.append((about, known))
-            if is_mode:
-                log_mass = float(logp[i]) - float(about.log_density(ends[i][None])[0])
-                found.append(Mode(about, float(logp[i]), log_mass))
-        which[i] = known
-    return found, which
-
-
 def is_flat(density: ModelDensity, about: GaussianState) -> bool:
     """Tell whether log p is flat where a climb ended."""
-    return _steepness(about, density.logp_grad(about.mean()[None])[1][0]) < _FLAT**2 * about.n_dim
-
-
-def _steepness(about: GaussianState, grad: Array) -> float:
-    """Return the square of a gradient in units of a Gaussian."""
-    return float(np.sum(about.whiten(grad[None]) ** 2))
+    grad = density.logp_grad(about.mean()[None])[1]
+    return float(np.sum(about.whiten(grad) ** 2)) < _FLAT**2 * about.n_dim
 
 
 class _Whitened:

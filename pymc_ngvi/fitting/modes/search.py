@@ -25,6 +25,11 @@ from numpy.typing import (
     NDArray,
 )
 
+from pymc_ngvi.core.climbs import (
+    VALLEY,
+    ascend,
+    tops,
+)
 from pymc_ngvi.core.prices import (
     fit_seconds,
     in_words,
@@ -48,12 +53,10 @@ from pymc_ngvi.families.gaussian import (
 )
 from pymc_ngvi.fitting.modes.climbs import (
     MOST_NEWTON,
-    VALLEY,
     Curvature,
     Mode,
     cost,
     far_from,
-    has_valley,
     modes_from,
 )
 from pymc_ngvi.fitting.modes.found import (
@@ -69,9 +72,6 @@ from pymc_ngvi.fitting.options import (
 from pymc_ngvi.fitting.problem import (
     Problem,
 )
-from pymc_ngvi.mixtures.finite.search import (
-    ascend,
-)
 
 # --- where climbs begin: draws of the prior, of wide t distributions about a fit, and draws of the fit itself ---
 
@@ -86,8 +86,9 @@ _LEAST_PRIOR, _QUARTILE = 16, 0.6745
 _MOST_LINES, _SECONDS = 32, 1.0
 #: Where: at steps of the fit's standard deviation, and at quantiles of the prior, within its outermost ones.
 _NEAR, _N_AMONG, _OUTERMOST = np.geomspace(2.0, 200.0, 17), 33, 0.005
-#: Humps at most, and dimensions up to which log p is climbed from there, by steps of Newton's method.
-_MOST_HUMPS, _MOST_CLIMBED = 12, 100
+#: Humps at most, and dimensions up to which log p is climbed from there, by steps of Newton's method; looks at log p
+#: for each point of a line, about: three lines for each coordinate, and ways between their humps.
+_MOST_HUMPS, _MOST_CLIMBED, _PER_LINE = 12, 100, 5
 #: Correlation in draws of the prior, times their root, below which it is none.
 _CORRELATED = 4.0
 #: Coordinates at most given which log p is concave in all others, where profiles are enough; one of so many steps along
@@ -154,33 +155,38 @@ def _prior(density: ModelDensity, n: int, seed: int) -> Array:
 
 
 def humps(density: ModelDensity, q: GaussianState, prior: Array) -> Array:
-    """Return the humps of log p beyond a valley on lines through a fit, the highest first.
+    """Return the humps of log p on lines along what the prior has of one coordinate, the highest first.
 
-    A line goes through what the prior has of one coordinate. The others stay, or follow by the prior's regression on
-    it: of a walk as a whole, the one moves another way where steps are coordinates than where values are.
+    The others are as they are at the fit, or follow from there by the prior's regression on that coordinate, or those
+    that do are where the regression has them: of a walk as a whole, the first moves another way where steps are
+    coordinates than where values are, and the last leaves a fit that jumps to and fro.
     """
     n_rows = rows_not_concave(density)
-    affordable = int(_SECONDS / (2 * (2 * len(_NEAR) + _N_AMONG) * max(density.gradient_seconds, 1e-9)))
+    affordable = int(_SECONDS / (_PER_LINE * (2 * len(_NEAR) + _N_AMONG) * max(density.gradient_seconds, 1e-9)))
     which = np.argsort(-n_rows, kind="stable")[: min(affordable, _MOST_LINES)]
     which = which[n_rows[which] > 0.0]
     mean, steps, prior = q.mean(), *_steps_over(prior, q, which)
-    spread = np.maximum(prior.std(axis=0), 1e-300)
-    z = (prior - prior.mean(axis=0)) / spread
+    middle, spread = prior.mean(axis=0), np.maximum(prior.std(axis=0), 1e-300)
+    z = (prior - middle) / spread
     correlation = z[:, which].T @ z / len(z)
     correlation[np.abs(correlation) < _CORRELATED / np.sqrt(len(z))] = 0.0
     staying = np.zeros_like(correlation)
     staying[np.arange(len(which)), which] = 1.0
-    following = correlation * spread / spread[which, None]
-    has_followers = (correlation != 0.0).sum(axis=1) > 1
-    directions = np.concatenate([staying, following[has_followers]])
-    steps = np.concatenate([steps, steps[has_followers]])
+    following, has_followers = correlation * spread / spread[which, None], (correlation != 0.0).sum(axis=1) > 1
+    through = np.where(correlation != 0.0, middle + (mean - middle)[which, None] * following, mean)
+    origins = np.concatenate(
+        [np.broadcast_to(mean, (len(which) + has_followers.sum(), q.n_dim)), through[has_followers]]
+    )
+    directions = np.concatenate([staying, following[has_followers], following[has_followers]])
+    steps = np.concatenate([steps, steps[has_followers], steps[has_followers]])
     found, heights = [np.empty((0, q.n_dim))], [np.empty(0)]
     size = max(STREAMED // (steps.shape[1] * q.n_dim), 1)
     for i in range(0, len(steps), size):
-        theta = mean + steps[i : i + size, :, None] * directions[i : i + size, None, :]
+        part = slice(i, i + size)
+        theta = origins[part, None, :] + steps[part, :, None] * directions[part, None, :]
         with np.errstate(all="ignore"):
             logp = _finite(density.logp(theta.reshape(-1, q.n_dim))).reshape(theta.shape[:2])
-        is_hump = _beyond_valleys(logp, np.argmin(np.abs(steps[i : i + size]), axis=1))
+        is_hump = _are_humps(logp)
         found.append(theta[is_hump])
         heights.append(logp[is_hump])
     return np.concatenate(found)[np.argsort(-np.concatenate(heights))]
@@ -234,20 +240,16 @@ def profile_humps(density: ModelDensity, q: GaussianState, prior: Array, outside
         z[:, -1] = q.mean()[coordinate] + line
         with np.errstate(all="ignore"):
             z, logp = ascend(along, z, _STEPS_OF_PROFILE)
-        is_hump = _beyond_valleys(logp[None], np.array([np.argmin(np.abs(line))]))[0]
-        found.append(along.points(z[is_hump]))
+        at = int(np.argmin(np.abs(line)))
+        lowest = np.append(np.minimum.accumulate(logp[at::-1])[::-1], np.minimum.accumulate(logp[at:])[1:])
+        found.append(along.points(z[_are_humps(logp[None])[0] & (logp > lowest + VALLEY)]))
     return np.concatenate(found)
 
 
-def _beyond_valleys(logp: Array, home: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Tell where log p, along lines, is higher than beside, and than somewhere on the way from the fit."""
-    ends = np.full((len(logp), 1), -np.inf)
-    before, after = (np.concatenate(part, axis=1) for part in ((ends, logp[:, :-1]), (logp[:, 1:], ends)))
-    result: NDArray[np.bool_] = (logp > before) & (logp >= after)
-    result[:, [0, -1]] = False  # on the way to what the prior does not allow
-    for line, at, is_hump in zip(logp, home, result, strict=True):
-        lowest = np.append(np.minimum.accumulate(line[at::-1])[::-1], np.minimum.accumulate(line[at:])[1:])
-        is_hump &= line > lowest + VALLEY
+def _are_humps(logp: Array) -> NDArray[np.bool_]:
+    """Tell where log p, along lines, is higher than beside; their ends lead to what the prior does not allow."""
+    result = np.zeros(logp.shape, dtype=np.bool_)
+    result[:, 1:-1] = (logp[:, 1:-1] > logp[:, :-2]) & (logp[:, 1:-1] >= logp[:, 2:])
     return result
 
 
@@ -400,11 +402,10 @@ class ModeSearch:
         points = points_for(density, q, np.random.default_rng(self.stream), n_climbs, n_looked, is_sound=is_sound)
         if not len(points.theta):
             return None
-        modes, which = modes_from(
+        modes, home = modes_from(
             density, q, points.theta, points.scales,
             has_home=points.n_own > 0, curvature=self.curvature,
         )  # fmt: skip
-        home = modes[which[0]] if points.n_own and which[0] >= 0 else None
         others = self._that_count([mode for mode in modes if mode is not home], q, elbo)
         if points.n_own and len(points.prior) >= _LEAST_PRIOR:
             starts = self._starts(q, elbo, humps(density, q, points.prior))
@@ -416,19 +417,20 @@ class ModeSearch:
 
         A mode of log p, where it leads, may have next to no mass in a funnel: the fit moved to the hump says more.
         """
-        density = self.density
-        points = np.concatenate([q.mean()[None], places[:_MOST_HUMPS]])
+        density, points = self.density, np.concatenate([q.mean()[None], places])
         with np.errstate(all="ignore"):
-            logp, tops = density.logp(points), list(range(len(points)))
+            heights = _finite(density.logp(points))
+            which = tops(density.logp, points, heights, _MOST_HUMPS, 0)
+            points, ends, heights = points[which], points[which], heights[which]
+            masses = elbo + np.minimum(heights - heights[0], 0.0)
             seconds = density.gradient_seconds * len(points) * N_STEPS * q.n_dim
-            if len(tops) > 1 and q.n_dim <= _MOST_CLIMBED and seconds < _SECONDS:
+            if len(points) > 1 and q.n_dim <= _MOST_CLIMBED and seconds < _SECONDS:
                 ends, heights, _ = climbed(density, points, np.broadcast_to(q.sd(), points.shape))
-                tops = [0]
-                for i in range(1, len(points)):
-                    if all(has_valley(density.logp, ends[i], ends[k], heights[[i, k]].min()) for k in tops):
-                        tops.append(i)
-        masses = elbo + np.minimum(logp - logp[0], 0.0)
-        return [Mode(replace(q, location=points[i]), float(logp[i]), float(masses[i]), is_start=True) for i in tops[1:]]
+                masses = elbo + np.minimum(heights - heights[0], 0.0)
+        others = tops(density.logp, ends, heights, _MOST_HUMPS, 0)[1:]
+        return [
+            Mode(replace(q, location=points[i]), float(heights[i]), float(masses[i]), is_start=True) for i in others
+        ]
 
     def _is_new(self, start: Mode, modes: list[Mode]) -> bool:
         """Tell whether none of some modes has its mass where a fit would begin."""

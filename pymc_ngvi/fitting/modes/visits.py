@@ -7,12 +7,13 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from pymc_ngvi.core.climbs import tops
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import StartError
 from pymc_ngvi.core.types import FittedState, GaussianState, Rule, VariationalState
 from pymc_ngvi.families import Maker
 from pymc_ngvi.fitting.loop import LoopState
-from pymc_ngvi.fitting.modes.climbs import MOST_NEWTON, Mode, has_valley
+from pymc_ngvi.fitting.modes.climbs import MOST_NEWTON, Mode
 from pymc_ngvi.fitting.modes.found import OtherMode, is_outside, shares
 from pymc_ngvi.fitting.modes.search import FoundModes, ModeSearch, is_equal
 from pymc_ngvi.fitting.starting import choose_start
@@ -76,7 +77,9 @@ def explored(
             images.append((about, i))
             continue
         i = _among(search, ends, mode.gaussian)
-        if i is None and (n_left == 0 or mode.log_mass < largest - _LARGE):
+        # In many dimensions a mode of log p says little of the mass about it.
+        is_small = mode.gaussian.n_dim <= MOST_NEWTON and mode.log_mass < largest - _LARGE
+        if i is None and (n_left == 0 or is_small):
             left.append(mode.gaussian)
             continue
         if i is None:
@@ -114,7 +117,8 @@ def _among(search: ModeSearch, ends: Sequence[Ended], other: VariationalState) -
 
 
 def _is_apart(search: ModeSearch, mode: Mode, other: Mode) -> bool:
-    return has_valley(search.density.logp, mode.point, other.point, min(mode.logp, other.logp))
+    points, heights = np.array([mode.point, other.point]), np.array([mode.logp, other.logp])
+    return len(tops(search.density.logp, points, heights, 2)) > 1
 
 
 def _fitted(

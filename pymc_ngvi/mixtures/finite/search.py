@@ -1,19 +1,19 @@
 """Where components may begin: at modes of log p found from dispersed points, and where q has too little mass."""
 
-import math
-
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.climbs import ascend
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.types import Array, Density, GaussianState, HasGradient
+from pymc_ngvi.core.types import Array, Density, GaussianState
 from pymc_ngvi.families.mixture import MixtureState
 
-#: Points that ascend log p together, their steps at most, and the nats below which a step counts as the last.
-_N_POINTS, _MAX_ASCENT, _LAST_GAIN = 128, 150, 1e-2
+#: Points that ascend log p together.
+_N_POINTS = 128
 #: Scales of the starting points, in those of the start, which count as this at least.
 _SCALES, _LEAST_SCALE = (1.0, 0.5), 1.0
 #: A component starts no wider than so many scales of the start, and no narrower than a part of them.
@@ -32,70 +32,34 @@ _RAISED = 0.1 * 10.0 ** np.arange(6)
 _FEW, _MANY = 0.02, 0.5
 
 
-def ascend(
-    density: HasGradient, points: Array, n_steps: int = _MAX_ASCENT, longest: float = math.inf
-) -> tuple[Array, Array]:
-    """Climb log p from many points at once, each with Barzilai-Borwein steps of its own."""
-    x = points.copy()
-    logp, grad = density.logp_grad(x)
-    active = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
-    logp = np.where(active, logp, -np.inf)
-    step = 1.0 / np.maximum(np.linalg.norm(np.where(active[:, None], grad, 1.0), axis=1), 1e-12)
-    for i in range(n_steps):
-        rows = np.flatnonzero(active)
-        if not len(rows):
-            break
-        if math.isfinite(longest):
-            step[rows] = np.minimum(step[rows], longest / np.maximum(np.linalg.norm(grad[rows], axis=1), 1e-300))
-        new = x[rows] + step[rows, None] * grad[rows]
-        new_logp, new_grad = density.logp_grad(new)
-        with np.errstate(invalid="ignore"):
-            better = (new_logp >= logp[rows]) & np.isfinite(new_grad).all(axis=1) & np.isfinite(new_logp)
-        gain = new_logp - logp[rows]
-        proposed = _barzilai_borwein(new - x[rows], grad[rows] - new_grad, 4.0 * step[rows], long=bool(i % 2))
-        up, down = rows[better], rows[~better]
-        step[up] = np.clip(proposed[better], 0.1 * step[up], 10.0 * step[up])
-        step[down] *= 0.25
-        x[up], logp[up], grad[up] = new[better], new_logp[better], new_grad[better]
-        active[rows[better & (gain < _LAST_GAIN)] if i > 5 else rows[:0]] = False
-    return x, logp
-
-
-def _barzilai_borwein(moved: Array, fall: Array, otherwise: Array, *, long: bool) -> Array:
-    """Return a step size for each row from its last move and the fall of its gradient."""
-    with np.errstate(all="ignore"):
-        product = np.sum(moved * fall, axis=1)
-        size = np.sum(moved**2, axis=1) / product if long else product / np.sum(fall**2, axis=1)
-    return np.where((product > 0.0) & np.isfinite(size), size, otherwise)
-
-
 def modes(
     density: Density, around: GaussianState, extra: Array, rng: np.random.Generator, n_most: int
 ) -> tuple[list[GaussianState], Array]:
     """Look for modes of log p from dispersed points, and make a component of each."""
     # A start that was shrunk, so that a single Gaussian has a good one, is no place to look around from.
     around = around.with_scale(around.location, np.maximum(around.sd(), _LEAST_SCALE))
-    found: list[GaussianState] = []
-    masses: list[float] = []
-    for scale in _SCALES:
-        normals = rng.standard_normal((_N_POINTS, density.n_dim)) * scale
-        points = np.concatenate([around.draws(normals), extra]) if scale == _SCALES[0] else around.draws(normals)
-        ends, logp = ascend(density, points)
-        n_before = len(found)
-        for row in np.argsort(-logp):
-            if np.isfinite(logp[row]) and not any(is_at(c, ends[row]) for c in found):
-                component = local_component(density, around, ends[row])
-                if component is not None:
-                    found.append(component)
-                    masses.append(float(logp[row]) - float(component.log_density(ends[row][None])[0]))
-            if len(found) >= 4 * n_most + 8:
-                break
-        if len(found) == n_before:
-            break
-    log_mass = np.array(masses)
+    normals = rng.standard_normal((len(_SCALES), _N_POINTS, density.n_dim))
+    points = [around.draws(scale * z) for scale, z in zip(_SCALES, normals, strict=True)]
+    ends, logp = ascend(density, np.concatenate([points[0], extra, *points[1:]]))
+    found, _ = distinct(ends, logp, lambda i: local_component(density, around, ends[i]), 4 * n_most + 8)
+    log_mass = np.array([float(logp[i] - about.log_density(ends[i][None])[0]) for i, about in found])
     order = np.argsort(-log_mass)[:n_most]
     order = order[log_mass[order] > log_mass.max(initial=-np.inf) + _LEAST_LOG_MASS]
-    return [found[i] for i in order], log_mass[order]
+    return [found[i][1] for i in order], log_mass[order]
+
+
+def distinct(
+    ends: Array, logp: Array, make: Callable[[int], GaussianState | None], most: int
+) -> tuple[list[tuple[int, GaussianState]], NDArray[np.intp]]:
+    """Return the ends that no higher one is near, with Gaussians about them, and which of them each end is."""
+    found, which = list[tuple[int, GaussianState]](), np.full(len(ends), -1)
+    for i in np.argsort(-logp)[: np.isfinite(logp).sum()]:
+        known = next((k for k, (_, about) in enumerate(found) if is_at(about, ends[i])), -1)
+        if known < 0 and len(found) < most and (about := make(int(i))) is not None:
+            known = len(found)
+            found.append((int(i), about))
+        which[i] = known
+    return found, which
 
 
 def is_at(component: GaussianState, point: Array) -> bool:

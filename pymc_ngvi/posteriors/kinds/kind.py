@@ -17,7 +17,7 @@ from pymc_ngvi.posteriors.plan import Candidate
 class PosteriorStart(NamedTuple):
     """What a posterior begins from: a fit of all coordinates if there is one, others at other modes.
 
-    By rows: whether values of log p are those of its rows. Asked for: whether it was, and may take what it takes.
+    By rows: whether values of log p are those of its rows.
     """
 
     density: ModelDensity
@@ -25,7 +25,6 @@ class PosteriorStart(NamedTuple):
     seed: int
     others: list[GaussianState]
     by_rows: bool
-    is_asked: bool = False
 
 
 class PosteriorKind[Found]:

@@ -47,7 +47,8 @@ class LatentGaussianKind(PosteriorKind[RowsGiven]):
     def run(self, start: PosteriorStart, found: RowsGiven, work: Work, *, is_only: bool) -> PoolState:
         """Return the posterior."""
         with work.counting():
-            return nested_posterior(start.density, start.q, start.seed, math.inf if is_only else _MOST_VARIANCE)
+            most_variance = math.inf if is_only else _MOST_VARIANCE
+            return nested_posterior(start.density, start.q, start.seed, most_variance, start.others)
 
     def comes_first(self, found: RowsGiven, *, by_rows: bool) -> bool:
         """Tell whether there are many latent variables, or scales, and, by rows, whether the first have one mode.

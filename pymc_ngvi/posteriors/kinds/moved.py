@@ -15,6 +15,9 @@ from typing import (
 
 import numpy as np
 
+from pymc_ngvi.core.climbs import (
+    ascend,
+)
 from pymc_ngvi.core.prices import (
     Work,
 )
@@ -51,9 +54,6 @@ from pymc_ngvi.fitting.modes.search import (
 )
 from pymc_ngvi.marginal.pooled import (
     PoolState,
-)
-from pymc_ngvi.mixtures.finite.search import (
-    ascend,
 )
 from pymc_ngvi.moves.draws import (
     MovedDraws,
@@ -148,9 +148,10 @@ class MovedKind(PosteriorKind[ManyChains]):
 
     def run(self, start: PosteriorStart, found: ManyChains, work: Work, *, is_only: bool) -> PoolState:
         """Return the posterior, if the chains have arrived."""
-        density, most = start.density, _MOST * _n_gradients(found, start.density)
+        density, each = start.density, _each(start.density)
+        expected = _n_gradients(found, density)
         fits = _at_modes(density, start.seed) if start.q is None else [start.q, *start.others]
-        functionals, each = functionals_of(density, Constrainer.of(density)), _each(density)
+        functionals, before = functionals_of(density, Constrainer.of(density)), work.spent
         ended = moved_until_arrived(
             density,
             fits,
@@ -158,7 +159,8 @@ class MovedKind(PosteriorKind[ManyChains]):
             np.random.default_rng(start.seed),
             quantities=None if functionals is None else functools.partial(_values_of, functionals),
             label=_Labels(density, functionals),
-            may_go_on=lambda n: n <= most and work.may_take(n * each),
+            may_go_on=lambda n: n <= _MOST * expected and work.may_take(before + n * each),
+            n_expected=expected,
         )
         if ended is None:
             raise Failed(Reason.HOPELESS, "log p is not finite around where chains would begin")

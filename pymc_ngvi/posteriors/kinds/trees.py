@@ -1,7 +1,5 @@
 """Exact posteriors: trees of local coordinates are integrated by quadrature, the globals sampled."""
 
-import math
-
 from typing import NamedTuple
 
 from pymc_ngvi.core import prices
@@ -14,7 +12,7 @@ from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.nodes import first_rule
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
-from pymc_ngvi.posteriors.plan import ALWAYS_PLAIN, Candidate
+from pymc_ngvi.posteriors.plan import Candidate
 
 #: Globals beyond which another posterior is to be tried before it, and the chance that it is exact then.
 MANY_GLOBALS, _WITH_MANY_GLOBALS = 30, 1.0 / 30.0
@@ -23,9 +21,6 @@ _ADAPTING, _REFERRED = 60.0, 300.0
 #: Times that draws are gone through, with those of adaptation. In blocks of single coordinates, a base rule of one node
 #: will do for most; in others it has so many in each coordinate, and draws are gone through more often.
 _ROUNDS, _NODES_OF_BASE, _MORE_LEVELS = 1.5, 3, 2.5
-#: How many times the values of log p that are expected may be taken where it was not asked for: in trees, 1.0 to 1.6 of
-#: them in the users' battery, and once 5.5. Of plain models, 1.1 to 2 in regressions, and more where they cost nothing.
-_FAR_MORE, _MORE_OF_PLAIN = 8.0, 2.0
 #: Seconds that proposals, rules and moments take in trees, beside values.
 _BESIDE_TREES = 0.15
 
@@ -58,8 +53,8 @@ def work_of(forest: Forest, density: ModelDensity, *, by_rows: bool) -> TreeWork
     rows = density.by_rows.found if by_rows else None
     n_rows = 0 if rows is None else rows.n_rows
     if forest.n_local and n_rows:
-        return TreeWork.of(forest, prices.PER_NODE + prices.PER_ROW_OF_NODE * n_rows)
-    return TreeWork.of(forest, prices.value_seconds(density))
+        return TreeWork.of(forest, prices.of_node(n_rows))
+    return TreeWork.of(forest, prices.of_value(density.gradient_seconds))
 
 
 class TreeKind(PosteriorKind[Forest]):
@@ -83,19 +78,10 @@ class TreeKind(PosteriorKind[Forest]):
     def run(self, start: PosteriorStart, found: Forest, work: Work, *, is_only: bool) -> PoolState:
         """Return the posterior: only an exact one is worth anything."""
         assert start.q is not None
-        own = work_of(found, start.density, by_rows=start.by_rows)
-        most = (
-            _FAR_MORE * own.n_values if found.n_local else max(_MORE_OF_PLAIN * own.n_values, ALWAYS_PLAIN / own.each)
-        )
+        each = work_of(found, start.density, by_rows=start.by_rows).each
         try:
             state = exact_posterior(
-                start.density,
-                start.q,
-                found,
-                start.seed,
-                lambda n_values: work.expect(n_values * own.each),
-                start.others,
-                most_values=math.inf if start.is_asked else most,
+                start.density, start.q, found, start.seed, lambda n: work.expect(n * each), start.others
             )
         except UsedUp:
             raise

@@ -87,7 +87,7 @@ class OnNumPy:
         outputs: list[AnyArray] = [np.empty(whole) for whole in parts.of_outputs]
         if not size:
             return outputs
-        axis = next(a for a, length in enumerate(shape) if length > 1)
+        axis = int(np.argmax(shape))
         n = shape[axis]
         step = max(1, n * _CACHED // size)
         before = (slice(None),) * axis

@@ -1,0 +1,77 @@
+"""Climbs of a log density from many points at once, and which of the points that they lead to are apart."""
+
+import math
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pymc_ngvi.core.target import HasGradient
+from pymc_ngvi.core.types import Array
+
+#: Steps of a climb at most, and the nats below which a step counts as the last.
+MOST_STEPS, _LAST_GAIN = 150, 1e-2
+#: Nats that a log density falls between two modes, and points at which that is looked at.
+VALLEY, _N_BETWEEN = 1.0, 17
+
+
+def ascend(
+    density: HasGradient, points: Array, n_steps: int = MOST_STEPS, longest: float = math.inf
+) -> tuple[Array, Array]:
+    """Climb log p from many points at once, each with Barzilai-Borwein steps of its own."""
+    x = points.copy()
+    logp, grad = density.logp_grad(x)
+    active = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
+    logp = np.where(active, logp, -np.inf)
+    step = 1.0 / np.maximum(np.linalg.norm(np.where(active[:, None], grad, 1.0), axis=1), 1e-12)
+    for i in range(n_steps):
+        rows = np.flatnonzero(active)
+        if not len(rows):
+            break
+        if math.isfinite(longest):
+            step[rows] = np.minimum(step[rows], longest / np.maximum(np.linalg.norm(grad[rows], axis=1), 1e-300))
+        new = x[rows] + step[rows, None] * grad[rows]
+        new_logp, new_grad = density.logp_grad(new)
+        with np.errstate(invalid="ignore"):
+            better = (new_logp >= logp[rows]) & np.isfinite(new_grad).all(axis=1) & np.isfinite(new_logp)
+        gain = new_logp - logp[rows]
+        proposed = _barzilai_borwein(new - x[rows], grad[rows] - new_grad, 4.0 * step[rows], long=bool(i % 2))
+        up, down = rows[better], rows[~better]
+        step[up] = np.clip(proposed[better], 0.1 * step[up], 10.0 * step[up])
+        step[down] *= 0.25
+        x[up], logp[up], grad[up] = new[better], new_logp[better], new_grad[better]
+        active[rows[better & (gain < _LAST_GAIN)] if i > 5 else rows[:0]] = False
+    return x, logp
+
+
+def _barzilai_borwein(moved: Array, fall: Array, otherwise: Array, *, long: bool) -> Array:
+    """Return a step size for each row from its last move and the fall of its gradient."""
+    with np.errstate(all="ignore"):
+        product = np.sum(moved * fall, axis=1)
+        size = np.sum(moved**2, axis=1) / product if long else product / np.sum(fall**2, axis=1)
+    return np.where((product > 0.0) & np.isfinite(size), size, otherwise)
+
+
+def lowest_between(logp: Callable[[Array], Array], points: Array, other: Array) -> Array:
+    """Return the lowest value on the straight way from each of some points to another one, (n_points,)."""
+    part = np.linspace(0.0, 1.0, _N_BETWEEN)[:, None, None]
+    with np.errstate(all="ignore"):
+        values = logp(((1.0 - part) * points + part * other).reshape(-1, points.shape[1]))
+    lowest: Array = np.nan_to_num(values.reshape(_N_BETWEEN, -1), nan=-np.inf).min(axis=0)
+    return lowest
+
+
+def tops(
+    logp: Callable[[Array], Array], points: Array, heights: Array, most: int, first: int | None = None
+) -> list[int]:
+    """Return the highest ones of points between which there is no valley, one of which may be given.
+
+    A climb need not have got to its end for that, nor is there a scale on which ends are near.
+    """
+    left, found = np.flatnonzero(np.isfinite(heights)), list[int]()
+    while len(left) and len(found) < most:
+        top = int(left[np.argmax(heights[left])]) if found or first is None else first
+        found.append(top)
+        lowest = lowest_between(logp, points[left], points[top])
+        left = left[(lowest < np.minimum(heights[left], heights[top]) - VALLEY) & (left != top)]
+    return found
