@@ -10,6 +10,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.adaptation import Adaptation
 from pymc_ngvi.marginal.adaptation import Hopeless as Hopeless
 from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal
+from pymc_ngvi.marginal.nodes import WIDE
 from pymc_ngvi.marginal.proposals import (
     OF_DEFENCE,
     Proposal,
@@ -66,6 +67,8 @@ _OF_TOLERANCE = 0.6
 _ROUGH_REACH, _REACH = 3.0, 1.0
 #: Draws of a pool for each one of its effective size, about.
 _DRAWS_PER_WANTED = 1.5
+#: Pools that adapting takes, and the pool, where all draws take nodes that reach other modes.
+_POOLS_OF_WIDE = 4.0
 #: Difference between base and reference on draws held out, an sd in nats, beyond which the reference takes over.
 MOST_DIFFERENCE = 0.15
 #: k-hat of a first pool from which on the proposal is fitted anew; efficiency up to which it is; error of an sd from
@@ -214,7 +217,7 @@ class Sampler:
             raise Hopeless(Reason.HOPELESS, "log p is not finite at draws about the Gaussian fit")
         rows = evenly_picked(_weights(tempered(log_weights, 20.0)), _N_COMPARED, self._rng.random())
         before = quadrature.rule
-        quadrature.choose_rule(points[rows], tolerance=_ROUGH_RULE)
+        self._choose_rule(points[rows], 0, _ROUGH_RULE)
         if quadrature.rule != before:
             rows = np.unique(
                 evenly_picked(_weights(tempered(log_weights, self._n_learned)), self._n_learned, self._rng.random())
@@ -224,13 +227,20 @@ class Sampler:
         self._learn(_ROUGH, self._least_nodes)
         return self._function(g)[0]
 
+    def _choose_rule(self, points: Referred, least: int, tolerance: float) -> None:
+        quadrature = self._quadrature
+        assert quadrature is not None
+        quadrature.choose_rule(points, least=least, tolerance=tolerance)
+        if (n_nodes := quadrature.rule.n_nodes) >= WIDE:  # no cheaper rule knows of other modes
+            self._expect(_POOLS_OF_WIDE * _DRAWS_PER_WANTED * self._wanted * n_nodes)
+
     def _needs_more_nodes(self, g: Array, weights: Array, tolerance: float = TOLERANCE) -> bool:
         """Tell whether the reference, chosen about the first proposal, has too few nodes at the posterior; mend it."""
         quadrature = self._quadrature
         assert quadrature is not None
         before = quadrature.rule
         rows = np.unique(evenly_picked(weights, _N_COMPARED, self._rng.random()))
-        quadrature.choose_rule(quadrature.reference(g[rows]), least=before.n_nodes, tolerance=tolerance)
+        self._choose_rule(quadrature.reference(g[rows]), before.n_nodes, tolerance)
         if quadrature.rule == before:
             return False
         picked = evenly_picked(weights, self._n_learned, self._rng.random())
