@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from pymc_ngvi.core import prices
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.adaptation import Adaptation
@@ -371,6 +372,8 @@ class Sampler:
             weights, khat = pool.weights()
             if has_light_tail(khat, len(pool.g)) and tail_size(pool.g, weights) > LEAST_TAIL:
                 break
+            if self._quadrature is not None:
+                prices.expect(1.0)
             # A large pool has draws in tails that small ones know nothing of.
             proposal = self._fitted_anew(proposal, pool)
             pool = self.sequences.enlarged(self.sequences.first(proposal), proposal, self._wanted)
