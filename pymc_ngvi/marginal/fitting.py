@@ -11,7 +11,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.adaptation import Adaptation
 from pymc_ngvi.marginal.adaptation import Hopeless as Hopeless
 from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal
-from pymc_ngvi.marginal.nodes import WIDE
+from pymc_ngvi.marginal.nodes import first_rule
 from pymc_ngvi.marginal.proposals import (
     OF_DEFENCE,
     Proposal,
@@ -68,8 +68,8 @@ _OF_TOLERANCE = 0.6
 _ROUGH_REACH, _REACH = 3.0, 1.0
 #: Draws of a pool for each one of its effective size, about.
 _DRAWS_PER_WANTED = 1.5
-#: Pools that adapting takes, and the pool, where all draws take nodes that reach other modes.
-_POOLS_OF_WIDE = 4.0
+#: Pools that adapting and the pool take where all draws take all nodes: 1 to 7 in twenty trees of pairs.
+_POOLS = 4.0
 #: Difference between base and reference on draws held out, an sd in nats, beyond which the reference takes over.
 MOST_DIFFERENCE = 0.15
 #: k-hat of a first pool from which on the proposal is fitted anew; efficiency up to which it is; error of an sd from
@@ -140,7 +140,7 @@ class Sampler:
             if self._learn(_RESIDUAL, least):
                 self._cover(proposal, least)
             if quadrature.base is None:
-                self._expect(_DRAWS_PER_WANTED * self._wanted * len(quadrature.rule.nodes))
+                self._expect_all_nodes()
             proposal, pool = self._pool(proposal, pool)
             weights = pool.weights()[0]
             if self._needs_more_nodes(pool.g, weights):
@@ -232,8 +232,13 @@ class Sampler:
         quadrature = self._quadrature
         assert quadrature is not None
         quadrature.choose_rule(points, least=least, tolerance=tolerance)
-        if (n_nodes := quadrature.rule.n_nodes) >= WIDE:  # no cheaper rule knows of other modes
-            self._expect(_POOLS_OF_WIDE * _DRAWS_PER_WANTED * self._wanted * n_nodes)
+        if quadrature.rule.n_nodes > 2 * first_rule(quadrature.forest.n_levels).n_nodes:  # which its price is of
+            self._expect_all_nodes()
+
+    def _expect_all_nodes(self) -> None:
+        """Say what it takes where there is no cheaper rule."""
+        assert self._quadrature is not None
+        self._expect(_POOLS * _DRAWS_PER_WANTED * self._wanted * len(self._quadrature.rule.nodes))
 
     def _needs_more_nodes(self, g: Array, weights: Array, tolerance: float = TOLERANCE) -> bool:
         """Tell whether the reference, chosen about the first proposal, has too few nodes at the posterior; mend it."""
