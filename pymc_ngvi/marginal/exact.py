@@ -299,7 +299,7 @@ def exact_posterior(
         said = f"the terms of log p can't be compiled one by one ({type(error).__name__})"
         raise Unavailable(Reason.NOT_SPLIT, said) from error
     centres = linear_centres(forest, _precision(density, q), mean)
-    is_concave = not rows_not_concave(density)[forest.locals_].any()
+    is_concave = forest.n_levels > 1 or not rows_not_concave(density)[forest.locals_].any()
     quadrature = LogMarginal(fitted, forest, centres, is_concave=is_concave)
     between = ratios(density, forest.globals_) if isinstance(density, LogDensity) else []
     sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, expect, others=elsewhere, ratios=between)

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from pymc_ngvi.core import prices
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.adaptation import Adaptation
 from pymc_ngvi.marginal.adaptation import Hopeless as Hopeless
 from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal
+from pymc_ngvi.marginal.nodes import first_rule
 from pymc_ngvi.marginal.proposals import (
     OF_DEFENCE,
     Proposal,
@@ -66,6 +68,8 @@ _OF_TOLERANCE = 0.6
 _ROUGH_REACH, _REACH = 3.0, 1.0
 #: Draws of a pool for each one of its effective size, about.
 _DRAWS_PER_WANTED = 1.5
+#: Pools that adapting and the pool take where all draws take all nodes: 1 to 7 in twenty trees of pairs.
+_POOLS = 4.0
 #: Difference between base and reference on draws held out, an sd in nats, beyond which the reference takes over.
 MOST_DIFFERENCE = 0.15
 #: k-hat of a first pool from which on the proposal is fitted anew; efficiency up to which it is; error of an sd from
@@ -136,7 +140,7 @@ class Sampler:
             if self._learn(_RESIDUAL, least):
                 self._cover(proposal, least)
             if quadrature.base is None:
-                self._expect(_DRAWS_PER_WANTED * self._wanted * len(quadrature.rule.nodes))
+                self._expect_all_nodes()
             proposal, pool = self._pool(proposal, pool)
             weights = pool.weights()[0]
             if self._needs_more_nodes(pool.g, weights):
@@ -214,7 +218,7 @@ class Sampler:
             raise Hopeless(Reason.HOPELESS, "log p is not finite at draws about the Gaussian fit")
         rows = evenly_picked(_weights(tempered(log_weights, 20.0)), _N_COMPARED, self._rng.random())
         before = quadrature.rule
-        quadrature.choose_rule(points[rows], tolerance=_ROUGH_RULE)
+        self._choose_rule(points[rows], 0, _ROUGH_RULE)
         if quadrature.rule != before:
             rows = np.unique(
                 evenly_picked(_weights(tempered(log_weights, self._n_learned)), self._n_learned, self._rng.random())
@@ -224,13 +228,25 @@ class Sampler:
         self._learn(_ROUGH, self._least_nodes)
         return self._function(g)[0]
 
+    def _choose_rule(self, points: Referred, least: int, tolerance: float) -> None:
+        quadrature = self._quadrature
+        assert quadrature is not None
+        quadrature.choose_rule(points, least=least, tolerance=tolerance)
+        if quadrature.rule.n_nodes > 2 * first_rule(quadrature.forest.n_levels).n_nodes:  # which its price is of
+            self._expect_all_nodes()
+
+    def _expect_all_nodes(self) -> None:
+        """Say what it takes where there is no cheaper rule."""
+        assert self._quadrature is not None
+        self._expect(_POOLS * _DRAWS_PER_WANTED * self._wanted * len(self._quadrature.rule.nodes))
+
     def _needs_more_nodes(self, g: Array, weights: Array, tolerance: float = TOLERANCE) -> bool:
         """Tell whether the reference, chosen about the first proposal, has too few nodes at the posterior; mend it."""
         quadrature = self._quadrature
         assert quadrature is not None
         before = quadrature.rule
         rows = np.unique(evenly_picked(weights, _N_COMPARED, self._rng.random()))
-        quadrature.choose_rule(quadrature.reference(g[rows]), least=before.n_nodes, tolerance=tolerance)
+        self._choose_rule(quadrature.reference(g[rows]), before.n_nodes, tolerance)
         if quadrature.rule == before:
             return False
         picked = evenly_picked(weights, self._n_learned, self._rng.random())
@@ -361,6 +377,8 @@ class Sampler:
             weights, khat = pool.weights()
             if has_light_tail(khat, len(pool.g)) and tail_size(pool.g, weights) > LEAST_TAIL:
                 break
+            if self._quadrature is not None:
+                prices.expect(1.0)
             # A large pool has draws in tails that small ones know nothing of.
             proposal = self._fitted_anew(proposal, pool)
             pool = self.sequences.enlarged(self.sequences.first(proposal), proposal, self._wanted)

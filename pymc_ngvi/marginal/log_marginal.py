@@ -18,7 +18,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.confirmed import confirmed
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.nodes import PathRule, bases, first_rule, ladder, references, wide_rule
+from pymc_ngvi.marginal.nodes import WIDE, PathRule, bases, first_rule, references
 from pymc_ngvi.marginal.parts import TermsOfBlocks
 from pymc_ngvi.marginal.quadrature import by_rule, integrate
 from pymc_ngvi.marginal.referred import Referred, Remembered, joined_points
@@ -58,7 +58,7 @@ class LogMarginal:
     n_corrected: int = 0
     whitening: Whitening | None = None
     skew: Array | None = None
-    #: Whether log p is concave in each local coordinate given all else, as far as that is known.
+    #: Whether log p is known to be concave in each local coordinate given all else, or is not of one.
     is_concave: bool = True
     _coefficients: Array | None = None
     _remembered: Remembered | None = field(default=None, init=False, repr=False)
@@ -149,13 +149,9 @@ class LogMarginal:
         return Referred(g, np.where(bad, -np.inf, log_marginal), found, skew, lost | bad)
 
     def _wider(self, turn: int) -> PathRule:
-        rules = ladder(self.forest.n_levels)
-        return max(
-            self.rule,
-            wide_rule(self.forest.n_levels),
-            *(rules[3:5] if turn >= _WIDEST_FROM else []),
-            key=lambda r: r.n_nodes,
-        )
+        rules = references(self.forest.n_levels)
+        wide = rules[len(rules) // 4 if turn < _WIDEST_FROM else min(4, len(rules) - 1)]
+        return max(self.rule, wide, key=lambda rule: rule.n_nodes)
 
     # --- centres by regression ---
 
@@ -227,7 +223,7 @@ class LogMarginal:
         """
         rules, usual = references(self.forest.n_levels), first_rule(self.forest.n_levels).n_nodes
         if not self.is_concave and self._may_have_modes(points):
-            least = max(least, first_rule(self.forest.n_levels, is_concave=False).n_nodes)
+            least = max(least, WIDE)
         values: list[Array] = []
 
         def error(at: int, other: int) -> float:
@@ -249,12 +245,9 @@ class LogMarginal:
 
     def _may_have_modes(self, points: Referred) -> bool:
         """Tell whether log p is not concave in a local coordinate, given globals at some points."""
-        line = first_rule(self.forest.n_levels, is_concave=False).nodes
-        if self.forest.n_levels > 1:
-            return False
-        for i in range(len(points.g)):
-            near = points[np.arange(i, i + 1)]
-            with np.errstate(all="ignore"):
+        line = PathRule(WIDE, 1).nodes
+        with np.errstate(all="ignore"):
+            for near in (points[np.arange(i, i + 1)] for i in range(len(points.g))):
                 slopes = np.diff(self.terms.terms(near.g, near.centres.at(line))[1][0], axis=0) / np.diff(line, axis=0)
                 if (np.diff(slopes, axis=0) > _ROUNDING * np.abs(slopes[1:])).any():
                     return True

@@ -85,9 +85,7 @@ def _line(n_nodes: int) -> tuple[Array, Array]:
 
 def first_rule(n_levels: int, *, is_concave: bool = True) -> PathRule:
     """Return the rule to begin with, before anything is known."""
-    if n_levels == 1:
-        return PathRule(5 if is_concave else WIDE, n_levels)
-    return PathRule(3, n_levels)
+    return PathRule(3 if n_levels > 1 else 5 if is_concave else WIDE, n_levels)
 
 
 def references(n_levels: int) -> list[PathRule]:
@@ -103,11 +101,6 @@ def bases(n_levels: int) -> list[PathRule]:
     """
     few = [1] if n_levels == 1 else [1, 2]
     return [PathRule(n, n_levels) for n in sorted({*few, *LADDER[n_levels]})]
-
-
-def wide_rule(n_levels: int) -> PathRule:
-    """Return the rule for draws that the first one finds off their centres."""
-    return PathRule({1: 7, 2: 4, 3: 3, 4: 3}.get(n_levels, 3), n_levels)
 
 
 def ladder(n_levels: int) -> list[PathRule]:

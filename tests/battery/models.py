@@ -104,8 +104,6 @@ _NO_EVIDENCE = (
 )  # fmt: skip
 #: What is called exact and is wrong today, with the seed that is tried: each is to be mended, and its line to go.
 WRONG = {
-    "groups: two parameter items": "nearly exact: it was exact, with 15 effective draws beyond a limit of a scale",
-    "functionals: 2PL": "nearly exact: it was exact, with 35 effective draws beyond a limit of a scale",
     "series and fields: seasonal": "exact, and the 5 % limit of a sum of effects is 0.2 sd off",
 }
 #: Models of which less than an exact posterior is to come.
