@@ -11,7 +11,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.adaptation import Adaptation
 from pymc_ngvi.marginal.adaptation import Hopeless as Hopeless
 from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal
-from pymc_ngvi.marginal.nodes import first_rule
+from pymc_ngvi.marginal.nodes import PathRule, first_rule
 from pymc_ngvi.marginal.proposals import (
     OF_DEFENCE,
     Proposal,
@@ -137,10 +137,10 @@ class Sampler:
         assert quadrature is not None
         pool, least, taught = None, self._least_nodes, False
         while True:
-            if self._learn(_RESIDUAL, least):
+            is_learned = self._learn(_RESIDUAL, least)
+            self._expect_by(quadrature.rule if quadrature.base is None else quadrature.base.rule)
+            if is_learned:
                 self._cover(proposal, least)
-            if quadrature.base is None:
-                self._expect_all_nodes()
             proposal, pool = self._pool(proposal, pool)
             weights = pool.weights()[0]
             if self._needs_more_nodes(pool.g, weights):
@@ -233,12 +233,11 @@ class Sampler:
         assert quadrature is not None
         quadrature.choose_rule(points, least=least, tolerance=tolerance)
         if quadrature.rule.n_nodes > 2 * first_rule(quadrature.forest.n_levels).n_nodes:  # which its price is of
-            self._expect_all_nodes()
+            self._expect_by(quadrature.rule)
 
-    def _expect_all_nodes(self) -> None:
-        """Say what it takes where there is no cheaper rule."""
-        assert self._quadrature is not None
-        self._expect(_POOLS * _DRAWS_PER_WANTED * self._wanted * len(self._quadrature.rule.nodes))
+    def _expect_by(self, rule: PathRule) -> None:
+        """Say what draws take by this rule."""
+        self._expect(_POOLS * _DRAWS_PER_WANTED * self._wanted * len(rule.nodes))
 
     def _needs_more_nodes(self, g: Array, weights: Array, tolerance: float = TOLERANCE) -> bool:
         """Tell whether the reference, chosen about the first proposal, has too few nodes at the posterior; mend it."""

@@ -14,10 +14,12 @@ from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
 from pymc_ngvi.posteriors.plan import Candidate
 
-#: Globals beyond which another posterior is to be tried before it, and the chance that it is exact then.
-MANY_GLOBALS, _WITH_MANY_GLOBALS = 30, 1.0 / 30.0
-#: Draws of the globals that adapting takes, about, for each of them; others that are evaluated by all nodes.
-_ADAPTING, _REFERRED = 60.0, 300.0
+#: Globals beyond which another posterior is to be tried before it, and the chance that it is exact then: of a walk with
+#: 23, draws did not reach the smallest steps, and no check saw it.
+MANY_GLOBALS, _WITH_MANY_GLOBALS = 15, 1.0 / 30.0
+#: Draws of the globals that adapting takes, about, for each of them; with trees, for each pair; others that all nodes
+#: evaluate.
+_ADAPTING, _OF_PAIRS, _REFERRED = 60.0, 20.0, 300.0
 #: Times that draws are gone through, with those of adaptation. In blocks of single coordinates, a base rule of one node
 #: will do for most; in others it has so many in each coordinate, and draws are gone through more often.
 _ROUNDS, _NODES_OF_BASE, _MORE_LEVELS = 1.5, 3, 2.5
@@ -40,9 +42,9 @@ class TreeWork(NamedTuple):
     @classmethod
     def of(cls, forest: Forest, each: float) -> "TreeWork":
         """Return that of globals and trees: most draws are evaluated at few nodes, some by the reference rule."""
-        n_draws = 1.5 * WANTED + _ADAPTING * forest.n_globals
         if not forest.n_local:
-            return cls(n_draws, each)
+            return cls(1.5 * WANTED + _ADAPTING * forest.n_globals, each)
+        n_draws = 1.5 * WANTED + _OF_PAIRS * forest.n_globals * (forest.n_globals + 1)
         n_nodes = len(first_rule(forest.n_levels).nodes)
         n_base = 1.0 if forest.n_levels == 1 else _MORE_LEVELS * _NODES_OF_BASE**forest.n_levels
         return cls(_ROUNDS * (n_draws * n_base + _REFERRED * n_nodes), each, _BESIDE_TREES)
