@@ -138,7 +138,7 @@ class _Latest:
         """Return one of the derivatives: 0 at an end of the support, NaN where a parameter is not positive."""
         given = [np.array(arg, dtype=np.float64) for arg in args]
         latest = self._latest
-        if latest is None or not all(map(_is_same, latest[0], given)):
+        if latest is None or not all(map(np.array_equal, latest[0], given)):
             self._latest = latest = given, self._anew(given)
         return latest[1][which].copy()
 
@@ -150,10 +150,6 @@ class _Latest:
                 is_known = is_known & (parameter > 0.0) & np.isfinite(parameter)
             parts = _in_chunks(self._function, is_known & (x > 0.0) & (x < self._most_x), whole)
         return [np.where(is_known, part, np.nan) for part in parts]
-
-
-def _is_same(one: AnyArray, other: AnyArray) -> bool:
-    return one.shape == other.shape and np.array_equal(one, other)
 
 
 _of_beta, _of_gamma = _Latest(_beta, 1.0), _Latest(_gamma, np.inf)

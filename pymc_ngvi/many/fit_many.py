@@ -159,7 +159,9 @@ def _stacked(name: str, rows: Sequence[Row]) -> xr.DataArray:
     dims = ("statistic", *first.dims[name])
     labels = [{d: row.labels[d] for d in row.dims[name] if d in row.labels} for row in there]
     shapes = {row.values[name].shape for row in there}
-    if len(shapes) == 1 and all(_are_same(one, labels[0]) for one in labels):
+    if len(shapes) == 1 and all(
+        one.keys() == labels[0].keys() and all(np.array_equal(one[d], labels[0][d]) for d in one) for one in labels
+    ):
         values = np.full((len(rows), *first.values[name].shape), np.nan)
         for k, row in enumerate(rows):
             if name in row.values:
@@ -173,10 +175,6 @@ def _stacked(name: str, rows: Sequence[Row]) -> xr.DataArray:
         arrays.append(xr.DataArray(values, dims=dims, coords={"statistic": list(STATISTICS), **plain, **own}))
     joined = xr.concat(arrays, xr.Variable("fit", [row.index for row in there]), join="outer")
     return joined.reindex(fit=[row.index for row in rows])
-
-
-def _are_same(one: Mapping[str, AnyArray], other: Mapping[str, AnyArray]) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[d], other[d]) for d in one)
 
 
 #: Options of a single fit that make no sense for many, and why.

@@ -583,7 +583,9 @@ class _Moving:
         of_basins = [chains.run(n, n_adapting=n_adapting, every=every) for chains in self.chains]
         self._n, self._done = int(_GROWTH * n), self._done + 1
         self._highest.append(self._counted.highest)
-        self.rounds = _later([*self.rounds, Stretch(*map(_side_by_side, zip(*of_basins, strict=True)))])
+        self.rounds = _later(
+            [*self.rounds, Stretch(*(np.concatenate(arrays, axis=1) for arrays in zip(*of_basins, strict=True)))]
+        )
 
     def parts(self, draws: Stretch) -> list[Stretch]:
         """Return the draws of each basin."""
@@ -595,10 +597,6 @@ class _Moving:
         for chains, last in zip(self.chains, self.parts(self.rounds[-1]), strict=True):
             chains.join(np.flatnonzero(is_far(last.logp).all(axis=0) & (np.ptp(last.logp, axis=0) == 0.0)), N_STARTS)
             chains.refit(last.x.reshape(-1, last.x.shape[2]), worth_of(last.x, N_STARTS))
-
-
-def _side_by_side(arrays: tuple[Array, ...]) -> Array:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
 
 
 def _parted(target: Counted, basins: Basins, n_chains: int, rng: np.random.Generator) -> _Moving | None:

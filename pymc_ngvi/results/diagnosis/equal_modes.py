@@ -156,11 +156,6 @@ def _names(variables: Sequence[Variable]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(v.name for v in variables))
 
 
-def _probabilities(layout: Layout) -> tuple[Variable, ...]:
-    """Return scalars between bounds: that of a label turns to that of the other one where two are exchanged."""
-    return tuple(v for v in layout.variables if not v.shape and transform_of(v) in ("logodds", "interval"))
-
-
 def _label_families(layout: Layout, axes: dict[int, list[Axis]]) -> list[SymmetryFamily]:
     result = []
     for length, those in axes.items():
@@ -176,7 +171,9 @@ def _label_families(layout: Layout, axes: dict[int, list[Axis]]) -> list[Symmetr
 
 def _mirrored_with(layout: Layout, length: int) -> list[tuple[Variable, ...]]:
     """Return what may change signs as two labels of so many are exchanged."""
-    scalars = _probabilities(layout) if length == 2 else ()
+    # Scalars between bounds: the probability of a label turns to that of the other one.
+    bounded = (v for v in layout.variables if not v.shape and transform_of(v) in ("logodds", "interval"))
+    scalars = tuple(bounded) if length == 2 else ()
     return list(dict.fromkeys([(), scalars, *((v,) for v in scalars[:_MOST_IN_ALL_SETS])]))
 
 

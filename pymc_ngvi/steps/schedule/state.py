@@ -280,16 +280,11 @@ def search[Q, E: Evaluated](
             return Step(q, evaluation, rho)
         elbos.append(evaluation.elbo)
         gained = evaluation.elbo - elbo
-        trials += not _is_hopeless(rho * slope, gained)
+        trials += np.isfinite(gained) and -gained <= max(HOPELESS, TIMES * rho * slope)  # or it ended far away
         if trials == most_trials:
             break
         rho *= _shorter(rho * slope, gained)
     return Failure.NOT_FINITE if elbos and not np.isfinite(elbos).any() else Failure.NOT_ACCEPTED
-
-
-def _is_hopeless(slope: float, gained: float) -> bool:
-    """Tell whether a trial ended nowhere near where it began."""
-    return not np.isfinite(gained) or -gained > max(HOPELESS, TIMES * slope)
 
 
 def _shorter(slope: float, gained: float) -> float:
