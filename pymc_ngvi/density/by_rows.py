@@ -8,7 +8,6 @@ from typing import cast
 
 import numpy as np
 
-from pytensor.compile import Function
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.traversal import ancestors
 
@@ -162,12 +161,12 @@ class ByRows:
 
     def logp(self, theta: Array) -> Array:
         """Evaluate log p alone, (n_points,), by a function that is compiled quickly."""
-        function = self._functions.once(self._functions.made.logp_at_few, self._compile_for_few)
+        function = self._functions.once(
+            self._functions.made.logp_at_few,
+            lambda: self._functions.compile_for_rows([self._graphs.theta], self._graphs.logp),
+        )
         with np.errstate(all="ignore"):
             return np.array([function(point) for point in theta])
-
-    def _compile_for_few(self) -> Function:
-        return self._functions.compile_for_rows([self._graphs.theta], self._graphs.logp)
 
     def check(self, point: Array) -> None:
         """See whether the rows add up to log p at a point, (n_dim,)."""

@@ -649,7 +649,7 @@ class Hessians:
 
     def mean(self, theta: Array, counter: Target) -> MeanHessian:
         """Return the mean over draws, (n_draws, n_dim), to be evaluated; ``counter`` is told of evaluations."""
-        from_graph = functools.partial(self._from_graph, theta, counter)
+        from_graph = functools.partial(ModelHessian, counter, self.second, theta)
         if self._by_rows.gives_hessians:
             return RowsHessian(counter, self._by_rows, theta, from_graph)
         whole = from_graph()
@@ -664,6 +664,3 @@ class Hessians:
             ModelHessian(counter, self.second, theta, functools.partial(together.products, k))
             for k, theta in enumerate(draws)
         ]
-
-    def _from_graph(self, theta: Array, counter: Target) -> ModelHessian:
-        return ModelHessian(counter, self.second, theta)

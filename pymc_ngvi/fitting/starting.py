@@ -58,7 +58,8 @@ def start_point(density: ModelDensity, start: Mapping[str, ArrayLike] | None) ->
         )
     constrained = {model[name]: np.asarray(start[name]) for name in by_name if name in start}
     for rv, value in constrained.items():
-        if not _may_have_shape(rv, value.shape):  # PyMC would not get as far as a shape
+        known = rv.type.shape
+        if value.ndim != len(known) or any(k not in (None, n) for k, n in zip(known, value.shape, strict=True)):
             raise ValueError(_shape_message(rv.name, value.shape, by_name[rv.name], rv))
     needs_more = any(name not in start for name in by_value)
     point = initial_point_function(model, constrained)() if needs_more else dict[str, Any]()
@@ -69,11 +70,6 @@ def start_point(density: ModelDensity, start: Mapping[str, ArrayLike] | None) ->
             given = name if name in start else v.name
             raise ValueError(_shape_message(given, np.shape(point[name]), v, model[v.name]))
     return layout.flatten(point)
-
-
-def _may_have_shape(rv: Any, shape: tuple[int, ...]) -> bool:
-    known = rv.type.shape
-    return len(shape) == len(known) and all(k in (None, n) for k, n in zip(known, shape, strict=True))
 
 
 def _shape_message(given: str, shape: tuple[int, ...], variable: Variable, rv: Any) -> str:

@@ -108,7 +108,9 @@ def explore(
         rounds.add(_guess(emulated, sampled.pool), sampled.bend, part)
         pairs, log_near, lost = rounds.pooled()
         moved = _moved(pairs, log_near)
-        if number == len(_PARTS) - 1 or (number and _is_good(pairs, moved)):
+        size = effective_size(pairs.log_marginal - pairs.log_density)
+        is_good = size > _GOOD * len(pairs.g) and pairs.khat < _HEAVY and moved < MOST_MOVED
+        if number == len(_PARTS) - 1 or (number and is_good):
             break
         _tell(emulated, pairs)
         sampled.pool = sampler.sequences.again(sampled.pool)
@@ -167,11 +169,6 @@ def _guess(emulated: Emulated, pool: Pool) -> Guess:
             return guess
         emulated.evaluate(pool.g[worst])
         seen += worst.tolist()
-
-
-def _is_good(pairs: WeightedPairs, moved: float) -> bool:
-    size = effective_size(pairs.log_marginal - pairs.log_density)
-    return size > _GOOD * len(pairs.g) and pairs.khat < _HEAVY and moved < MOST_MOVED
 
 
 def _tell(emulated: Emulated, pairs: WeightedPairs) -> None:

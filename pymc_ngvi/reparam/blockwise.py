@@ -191,11 +191,9 @@ def _solve(inverses: Array, columns: Array) -> Array:
 
 
 def _transposed_solve(inverses: Array, columns: Array) -> Array:
-    return _solve(inverses, columns) if inverses.shape[-1] == 1 else _flat(_solve_upper, inverses, columns)
-
-
-def _solve_upper(inverses: Array, columns: Array) -> Array:
-    return stacks.solve_upper(stacks.transposed(inverses), columns)
+    if inverses.shape[-1] == 1:
+        return columns / inverses
+    return _flat(lambda a, b: stacks.solve_upper(stacks.transposed(a), b), inverses, columns)
 
 
 def _flat(solve: Callable[[Array, Array], Array], inverses: Array, columns: Array) -> Array:
