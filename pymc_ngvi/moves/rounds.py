@@ -547,9 +547,9 @@ class _Moving:
         """Return how many times the gradients so far chains are expected to take in all, by nested R-hat.
 
         The variance between superchains falls as one over the number of draws: so, from the second round on, or the
-        first one of chains in basins, it told the gradients within a factor of 2 where they arrived (12 models, up to
-        20 times their price), but along a ridge that the fit did not know, where the next rounds take few; and a
-        thousand times as many as there were in a horseshoe in which they did not.
+        first one of chains in basins, it told the gradients within a factor of 3 where they arrived, up to 20 times
+        their price (some ten models), but along a ridge that the fit did not know, where the next rounds take few; and
+        a thousand times as many as there were in a horseshoe in which they did not.
         """
         if self.basins is None and self._done == 1:
             return 1.0
