@@ -36,8 +36,11 @@ def _beyond(
     points = start[:, None] + _DISTANCES[:, None] * way[:, None]
     with np.errstate(all="ignore"):
         values = log_p((mean + sd * points).reshape(-1, len(mean))).reshape(points.shape[:2])
-    log_m = np.where(np.isfinite(values), values, -np.inf) + n_dim * np.log(_DISTANCES)
+        values[~np.isfinite(values)] = -np.inf
+        lengths = _DISTANCES * np.linalg.norm(way, axis=1, keepdims=True)
+        # What rises farther out is another mode, or rounding, and no tail.
+        is_tail = ~((np.diff(values, axis=1) > 0.0) & (lengths[:, 1:] > reach)).any(axis=1)
+    log_m = values[is_tail] + n_dim * np.log(_DISTANCES)
     m = np.exp(log_m - log_m.max(axis=1, keepdims=True))
-    lengths = _DISTANCES * np.linalg.norm(way, axis=1, keepdims=True)
-    squares = lengths**2 * m / m.sum(axis=1, keepdims=True)
-    return float(squares[lengths > reach].sum() / squares.sum())
+    squares = lengths[is_tail] ** 2 * m / m.sum(axis=1, keepdims=True)
+    return float(squares[lengths[is_tail] > reach].sum() / squares.sum()) if is_tail.any() else 0.0

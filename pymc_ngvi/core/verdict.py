@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 #: Part of a variance that may be farther out than all draws: of a Student t with 3 degrees of freedom, at most 0.16 of
 #: 10 is, and of products with lognormals 0.21; with 2.2, 0.3 to 0.5; with 1.2, 0.7 and more.
-MOST_BEYOND, HEAVY = 0.35, "heavy tail"
+MOST_BEYOND, HEAVY = 0.6, "heavy tail"
 
 
 class Condition(NamedTuple):

@@ -6,8 +6,9 @@ from pymc_ngvi.core.psis import khat_error
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.verdict import Condition, Verdict, heavy_tail
 from pymc_ngvi.marginal.fitting import MOST_DIFFERENCE
+from pymc_ngvi.marginal.forest import MOST_PLAIN
 from pymc_ngvi.marginal.log_marginal import TOLERANCE
-from pymc_ngvi.marginal.sampling import LEAST_TAIL, has_light_tail
+from pymc_ngvi.marginal.sampling import LEAST_TAIL, LEAST_TAIL_OF_MANY, has_light_tail
 from pymc_ngvi.marginal.sampling import MOST_KHAT as MOST_KHAT
 
 #: Relative error of a standard deviation from which on it is said; error, and what draws far out may move moments by,
@@ -80,6 +81,7 @@ class Checks(Verdict):
         size, sd_error, lost = self.effective_size, 100 * self.sd_error, 100 * self.lost
         khat = f"{self.khat:.2f} +- {khat_error(self.khat, self.n_draws):.2f}"
         is_light = has_light_tail(self.khat, self.n_draws)
+        least_tail = LEAST_TAIL_OF_MANY if self.n_local and self.n_globals > MOST_PLAIN else LEAST_TAIL
         return [
             Condition("k-hat", self.khat, MOST_KHAT,
                 f"k-hat of the weights of the global parameters is {khat}, above {MOST_KHAT}", is_excused=is_light),
@@ -88,9 +90,9 @@ class Checks(Verdict):
             Condition("sd", self.sd_error, MOST_ERROR,
                 f"a standard deviation of the global parameters is known to {sd_error:.0f} % only, from the weights "
                 "of a thin tail"),
-            Condition("tail", self.tail, LEAST_TAIL,
+            Condition("tail", self.tail, least_tail,
                 f"a limit of the global parameters rests on an effective size of {self.tail:.0f} draws beyond it, "
-                f"below {LEAST_TAIL:.0f}", at_least=True),
+                f"below {least_tail:.0f}", at_least=True),
             Condition("missed", self.missed, MOST_MISSED,
                 "draws far out have weight, and move means or standard deviations of the global parameters: some of "
                 "the posterior has been missed"),

@@ -111,17 +111,12 @@ def _verdict(
     if khat_draws != DRAWS:
         weights = weights_and_elbo(log_ratio_of(posterior, kept, khat_draws, rng))[0]
     if not converged:
-        return _NOT_CONVERGED, weights or _weights_of_summary(posterior, kept)
+        n = budget_of(posterior, SUMMARY).n_weights if weights is None else 0
+        return _NOT_CONVERGED, weights_and_elbo(own_log_ratio(posterior, kept, n))[0] if n else weights
     diagnosis = standing_diagnosis(posterior, kept, SUMMARY)
     if weights is None and diagnosis.weights.n_draws:
         weights = diagnosis.weights
     return diagnosis.in_short(), weights
-
-
-def _weights_of_summary(posterior: Posterior, kept: Kept) -> Weights | None:
-    """Return the weights that belong to the fit, as far as the budget of a summary allows."""
-    n = budget_of(posterior, SUMMARY).n_weights
-    return weights_and_elbo(own_log_ratio(posterior, kept, n))[0] if n else None
 
 
 # --- tables of a summary as lines of text and as HTML, with as many digits as the draws can tell ---

@@ -92,7 +92,9 @@ def explored(
             elif new is not None and i is not None and is_better(new.elbo, ends[i].elbo):
                 ends[i] = new
             if i is None or _among(search, ends, mode.gaussian) is None:
-                if not mode.is_start and (found.home is None or _is_apart(search, mode, found.home)):
+                home = mode if found.home is None else found.home
+                points, heights = np.array([mode.point, home.point]), np.array([mode.logp, home.logp])
+                if not mode.is_start and (home is mode or len(tops(search.density.logp, points, heights, 2)) > 1):
                     left.append(mode.gaussian)  # a fit does not stay there
                 continue
         known.append((mode, i))
@@ -114,11 +116,6 @@ def _among(search: ModeSearch, ends: Sequence[Ended], other: VariationalState) -
         i for i, end in enumerate(ends) if not is_outside(search.density, end.q, end.elbo.value, other, search.stream)
     )
     return next(covering, None)
-
-
-def _is_apart(search: ModeSearch, mode: Mode, other: Mode) -> bool:
-    points, heights = np.array([mode.point, other.point]), np.array([mode.logp, other.logp])
-    return len(tops(search.density.logp, points, heights, 2)) > 1
 
 
 def _fitted(

@@ -7,16 +7,15 @@ from pymc_ngvi.core.prices import UsedUp, Work
 from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.marginal.exact import exact_posterior, forest_of
-from pymc_ngvi.marginal.fitting import WANTED
+from pymc_ngvi.marginal.fitting import DRAWS_PER_WANTED, WANTED
 from pymc_ngvi.marginal.forest import MOST_PLAIN, Forest
 from pymc_ngvi.marginal.nodes import first_rule
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
 from pymc_ngvi.posteriors.plan import Candidate
 
-#: Globals beyond which another posterior is to be tried before it, and the chance that it is exact then: of a walk with
-#: 23, draws did not reach the smallest steps, and no check saw it.
-MANY_GLOBALS, _WITH_MANY_GLOBALS = 15, 1.0 / 30.0
+#: Globals beyond which another posterior is to be tried before it, and the chance that it is exact then.
+MANY_GLOBALS, _WITH_MANY_GLOBALS = 30, 1.0 / 30.0
 #: Draws of the globals that adapting takes, about, for each of them; with trees, for each pair; others that all nodes
 #: evaluate.
 _ADAPTING, _OF_PAIRS, _REFERRED = 60.0, 20.0, 300.0
@@ -42,12 +41,13 @@ class TreeWork(NamedTuple):
     @classmethod
     def of(cls, forest: Forest, each: float) -> "TreeWork":
         """Return that of globals and trees: most draws are evaluated at few nodes, some by the reference rule."""
+        n_draws = DRAWS_PER_WANTED * WANTED + _ADAPTING * forest.n_globals
         if not forest.n_local:
-            return cls(1.5 * WANTED + _ADAPTING * forest.n_globals, each)
-        n_draws = 1.5 * WANTED + _OF_PAIRS * forest.n_globals * (forest.n_globals + 1)
-        n_nodes = len(first_rule(forest.n_levels).nodes)
+            return cls(n_draws, each)
         n_base = 1.0 if forest.n_levels == 1 else _MORE_LEVELS * _NODES_OF_BASE**forest.n_levels
-        return cls(_ROUNDS * (n_draws * n_base + _REFERRED * n_nodes), each, _BESIDE_TREES)
+        n_others = _OF_PAIRS * forest.n_globals * (forest.n_globals + 1)
+        n_others += _REFERRED * len(first_rule(forest.n_levels).nodes)
+        return cls(_ROUNDS * (n_draws * n_base + n_others), each, _BESIDE_TREES)
 
 
 def work_of(forest: Forest, density: ModelDensity, *, by_rows: bool) -> TreeWork:

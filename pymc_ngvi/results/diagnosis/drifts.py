@@ -560,7 +560,10 @@ def weighted_shift_of(functionals: Functionals, theta: Array, log_ratio: Array) 
     """
     values = functionals.at(theta)
     order = np.argsort(values, axis=0)
-    usable = _few_ties(np.take_along_axis(values, order, axis=0))
+    ordered = np.take_along_axis(values, order, axis=0)  # NaN is last
+    with np.errstate(invalid="ignore"):
+        different = np.mean(np.diff(ordered, axis=0) > 0.0, axis=0)
+    usable = ~np.isnan(ordered[-1]) & (different > _DIFFERENT)
     scores = ndtri((np.arange(len(values)) + 0.5) / len(values))[:, None]
     sorted_weights = softmax(smoothed(log_ratio)[0])[
         order
@@ -568,13 +571,6 @@ def weighted_shift_of(functionals: Functionals, theta: Array, log_ratio: Array) 
     parts = (*_moments(scores, sorted_weights), *(_limit(scores, sorted_weights, p) for p in (TAIL, 1.0 - TAIL)))
     mean, sd, lower, upper = (where_usable(usable, part) for part in parts)
     return FunctionalDrift(functionals, mean, sd, lower, upper, len(values))
-
-
-def _few_ties(ordered: Array) -> NDArray[np.bool_]:
-    """Tell which columns, in order, have no NaN, which is last, and few values that are the same."""
-    with np.errstate(invalid="ignore"):
-        different = np.mean(np.diff(ordered, axis=0) > 0.0, axis=0)
-    return ~np.isnan(ordered[-1]) & (different > _DIFFERENT)
 
 
 def _moments(scores: Array, weights: Array) -> tuple[Estimates, Estimates]:

@@ -172,8 +172,8 @@ def _label_families(layout: Layout, axes: dict[int, list[Axis]]) -> list[Symmetr
 def _mirrored_with(layout: Layout, length: int) -> list[tuple[Variable, ...]]:
     """Return what may change signs as two labels of so many are exchanged."""
     # Scalars between bounds: the probability of a label turns to that of the other one.
-    bounded = (v for v in layout.variables if not v.shape and transform_of(v) in ("logodds", "interval"))
-    scalars = tuple(bounded) if length == 2 else ()
+    kinds = ("logodds", "interval") if length == 2 else ()
+    scalars = tuple(v for v in layout.variables if not v.shape and transform_of(v) in kinds)
     return list(dict.fromkeys([(), scalars, *((v,) for v in scalars[:_MOST_IN_ALL_SETS])]))
 
 

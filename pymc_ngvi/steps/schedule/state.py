@@ -283,11 +283,7 @@ def search[Q, E: Evaluated](
         trials += np.isfinite(gained) and -gained <= max(HOPELESS, TIMES * rho * slope)  # or it ended far away
         if trials == most_trials:
             break
-        rho *= _shorter(rho * slope, gained)
+        # On to the top of the parabola of this slope through what was gained, or near.
+        top = 0.5 * rho * slope / (rho * slope - gained) if np.isfinite(gained) and rho * slope > gained else 0.5
+        rho *= float(np.clip(top, LEAST_PART, 0.5))
     return Failure.NOT_FINITE if elbos and not np.isfinite(elbos).any() else Failure.NOT_ACCEPTED
-
-
-def _shorter(slope: float, gained: float) -> float:
-    """Return the part of a step to try next: the top of the parabola of slope ``slope`` through ``gained``, or near."""
-    top = 0.5 * slope / (slope - gained) if np.isfinite(gained) and slope > gained else 0.5
-    return float(np.clip(top, LEAST_PART, 0.5))
