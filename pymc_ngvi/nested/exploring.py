@@ -108,9 +108,8 @@ def explore(
         rounds.add(_guess(emulated, sampled.pool), sampled.bend, part)
         pairs, log_near, lost = rounds.pooled()
         moved = _moved(pairs, log_near)
-        size = effective_size(pairs.log_marginal - pairs.log_density)
-        is_good = size > _GOOD * len(pairs.g) and pairs.khat < _HEAVY and moved < MOST_MOVED
-        if number == len(_PARTS) - 1 or (number and is_good):
+        is_even = effective_size(pairs.log_marginal - pairs.log_density) > _GOOD * len(pairs.g)
+        if number == len(_PARTS) - 1 or (number and is_even and pairs.khat < _HEAVY and moved < MOST_MOVED):
             break
         _tell(emulated, pairs)
         sampled.pool = sampler.sequences.again(sampled.pool)

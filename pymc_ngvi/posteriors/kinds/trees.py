@@ -45,8 +45,9 @@ class TreeWork(NamedTuple):
         if not forest.n_local:
             return cls(n_draws, each)
         n_base = 1.0 if forest.n_levels == 1 else _MORE_LEVELS * _NODES_OF_BASE**forest.n_levels
-        n_others = _OF_PAIRS * forest.n_globals * (forest.n_globals + 1)
-        n_others += _REFERRED * len(first_rule(forest.n_levels).nodes)
+        n_others = _OF_PAIRS * forest.n_globals * (forest.n_globals + 1) + _REFERRED * len(
+            first_rule(forest.n_levels).nodes
+        )
         return cls(_ROUNDS * (n_draws * n_base + n_others), each, _BESIDE_TREES)
 
 
