@@ -108,10 +108,12 @@ def kept(recipe: Recipe, number: int) -> Shard:
 
 
 def forget(name: str) -> None:
-    """Forget the shards of a recipe, those of this process; it may be called while others are looked up."""
-    with _LOCK:
-        for at in [at for at in list(_SHARDS) if at[0] == name]:
-            del _SHARDS[at]
+    """Forget the shards of a recipe, those of this process; it may be called while others are looked up.
+
+    It takes no lock: the garbage collector may call it in a thread that compiles, for which one with the lock waits.
+    """
+    for at in [at for at in list(_SHARDS) if at[0] == name]:
+        _SHARDS.pop(at, None)
 
 
 def each(recipe: Recipe, requests: Requests) -> Sequence[Request]:
