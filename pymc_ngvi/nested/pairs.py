@@ -76,7 +76,8 @@ class WeightedPairs:
         log_ratio = np.where(np.concatenate(own)[np.concatenate(rows)], of("log_ratio"), -np.inf)
         return cls(
             of("g"), of("log_density") + log_n, log_ratio, of("elbo"), of("log_by_elbo"), of("latents"), of("means"),
-            of("sds"), np.empty((n, 0)), np.empty(0), of("predicted"), of("is_wide"), of("log_mixed"), parts[0].n_far,
+            of("sds"), np.empty((n, 0)), np.empty(0), of("predicted"), of("is_wide"),
+            of("log_mixed") if len(parts[0].log_mixed) else parts[0].log_mixed, parts[0].n_far,
         )  # fmt: skip
 
     def lost(self, own: NDArray[np.bool_]) -> float:

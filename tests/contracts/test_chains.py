@@ -1,5 +1,7 @@
 """Chains that begin at a fit: they find the posterior, and are never said to have arrived where they have not."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pymc as pm
 import pytensor
@@ -15,6 +17,7 @@ from pymc_ngvi.moves.leapfrog import WhitenedMomenta, phase_points_at, trajector
 from pymc_ngvi.moves.rounds import (
     N_STARTS,
     Chains,
+    _Moving,
     effective_sizes,
     mixing_of,
     most_trend,
@@ -520,3 +523,18 @@ def test_predators_from_bad_starts_are_right_or_refused(start):
         logs = np.log(posterior[name].values.reshape(-1, np.size(mean)))
         assert_allclose((logs.mean(axis=0) - mean) / sd, 0.0, atol=0.15)
         assert_allclose(logs.std(axis=0) / sd, 1.0, atol=0.1)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_error_of_a_limit_is_that_of_the_density_there(seed):
+    """Of 5 % of an exponential distribution, the root of p (1 - p) / n over the density, 0.05."""
+    x = np.random.default_rng(seed).exponential(size=(200, 64, 1))
+    size = effective_sizes(x, np.zeros(1))
+    assert_allclose(size.limit_error, np.sqrt(0.05 * 0.95 / size.tail) / 0.05, rtol=0.25)
+
+
+def test_gradients_until_chains_arrive_go_by_the_variance_between_them():
+    half_way = SimpleNamespace(basins=None, _done=3)
+    rhat = np.sqrt(1.0 + 8.0 * (MOST_RHAT**2 - 1.0))
+    assert_allclose(_Moving.times_to_arrive(half_way, rhat), 8.0)
+    assert _Moving.times_to_arrive(half_way, 1.0) == 1.0

@@ -19,6 +19,7 @@ import pymc_ngvi
 
 from pymc_ngvi import LogDensity, fit_ngvi
 from pymc_ngvi.core.refusal import Reason, Unavailable
+from pymc_ngvi.nested.pairs import WeightedPairs
 from pymc_ngvi.nested.posterior import nested_posterior
 
 #: Values of hyperparameters where a test is not about how good a posterior is.
@@ -333,3 +334,34 @@ def test_tails_of_counts_are_those_of_the_integral():
     cut = np.quantile(approx.sample(4_000, random_seed=1)["posterior"]["level"], 0.001)
     share = of_all @ (density[:, x < cut].sum(axis=1) / density.sum(axis=1)) / of_all.sum()
     assert 0.5 < 0.001 / share < 2.0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_modes_weigh_what_they_do_whatever_their_draws(seed):
+    """Of two normal modes with shares 0.3 and 0.7, one has five times as many draws as the other one."""
+    rng, parts, sides = np.random.default_rng(seed), [], []
+    for number, n in enumerate((5_000, 1_000)):
+        g = rng.normal(10.0 * number, 1.0, (n, 1))
+        log_q = stats.norm.logpdf(g[:, 0], 10.0 * number)
+        log_m, none = log_q + np.log((0.3, 0.7)[number]), np.zeros((n, 1))
+        latents = np.zeros((n, 1, 1))
+        parts.append(
+            WeightedPairs(
+                g,
+                log_q,
+                log_m[:, None],
+                log_m,
+                log_m,
+                latents,
+                none,
+                none + 1.0,
+                np.empty((n, 0)),
+                np.empty(0),
+                log_m,
+                np.zeros(n, dtype=bool),
+            )
+        )
+        sides.append(np.ones((n, 1), dtype=bool))
+    pairs = WeightedPairs.joined(parts, sides)
+    weights = np.exp(pairs.log_ratio[:, 0] - pairs.log_density)
+    np.testing.assert_allclose(weights[pairs.g[:, 0] > 5.0].sum() / weights.sum(), 0.7, atol=1e-12)

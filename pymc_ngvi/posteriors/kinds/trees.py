@@ -45,10 +45,8 @@ class TreeWork(NamedTuple):
         if not forest.n_local:
             return cls(n_draws, each)
         n_base = 1.0 if forest.n_levels == 1 else _MORE_LEVELS * _NODES_OF_BASE**forest.n_levels
-        n_others = _OF_PAIRS * forest.n_globals * (forest.n_globals + 1) + _REFERRED * len(
-            first_rule(forest.n_levels).nodes
-        )
-        return cls(_ROUNDS * (n_draws * n_base + n_others), each, _BESIDE_TREES)
+        p, n_nodes = forest.n_globals, len(first_rule(forest.n_levels).nodes)
+        return cls(_ROUNDS * (n_draws * n_base + _OF_PAIRS * p * (p + 1) + _REFERRED * n_nodes), each, _BESIDE_TREES)
 
 
 def work_of(forest: Forest, density: ModelDensity, *, by_rows: bool) -> TreeWork:
