@@ -10,6 +10,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.values import Array, Outer
@@ -175,7 +176,7 @@ class GaussNewtonTarget(Protocol):
 
 @stored("row_rules")
 @dataclass(frozen=True)
-class RowRules:
+class RowRules(Batch):
     """Which rule of quadrature the expectation of each row is taken by."""
 
     #: Codes of the levels in all directions; 0 is the coarsest rule; shape (n_rows,).

@@ -4,13 +4,13 @@ The factor L of a tree has a row for each coordinate, with entries in the column
 coordinate its mean, plus multiples of the standardised coordinates above it, plus one of its own.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.forest import Forest
 
@@ -20,7 +20,7 @@ LEAST, _MOST, _FARTHEST = 0.04, 25.0, 1.5
 
 
 @dataclass(frozen=True, eq=False)
-class Centres:
+class Centres(Batch):
     """Conditional means and Cholesky factors for some draws of the globals."""
 
     #: shape (n, n_local).
@@ -32,10 +32,6 @@ class Centres:
     def __len__(self) -> int:
         """Return the number of draws."""
         return len(self.mean)
-
-    def __getitem__(self, rows: NDArray[np.integer] | NDArray[np.bool_] | slice) -> "Centres":
-        """Return those of some draws."""
-        return Centres(self.mean[rows], self.factor[rows])
 
     @classmethod
     def empty(cls, n: int, forest: Forest) -> "Centres":
@@ -54,11 +50,6 @@ class Centres:
         mean[rows] = np.where(places, new.mean, mean[rows])
         factor[rows] = np.where(places[..., None], new.factor, factor[rows])
         return Centres(mean, factor)
-
-    @staticmethod
-    def joined(parts: Sequence["Centres"]) -> "Centres":
-        """Return those of several sets of draws, one after the other."""
-        return Centres(np.concatenate([p.mean for p in parts]), np.concatenate([p.factor for p in parts]))
 
     def of(self, places: NDArray[np.intp] | slice, n_levels: int) -> "Centres":
         """Return those of some trees, with paths of at most ``n_levels`` coordinates."""

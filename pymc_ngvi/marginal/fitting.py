@@ -22,7 +22,7 @@ from pymc_ngvi.marginal.proposals import (
     mixture_of,
     tempered,
 )
-from pymc_ngvi.marginal.referred import Referred, joined_points
+from pymc_ngvi.marginal.referred import Referred
 from pymc_ngvi.marginal.regression import Whitening, covering, n_polynomial
 from pymc_ngvi.marginal.sampling import (
     LEAST_TAIL,
@@ -262,7 +262,7 @@ class Sampler:
         if (n_missing := self._n_learned - len(self._known.g)) > 0:
             picked = evenly_picked(weights, n_missing, self._rng.random())
             rows = np.union1d(picked, quadrature.farthest(g, weights, self._known.g))
-            self._known = joined_points([self._known, quadrature.reference(g[rows])])
+            self._known = Referred.joined([self._known, quadrature.reference(g[rows])])
 
     def _learn(self, tolerance: float, least: int) -> bool:
         """Learn centres and the base rule from all that is known; tell whether there is a base rule."""
@@ -293,7 +293,7 @@ class Sampler:
             if not len(rows):
                 return
             points = quadrature.reference(g[rows])
-            self._known = joined_points([known, points])
+            self._known = Referred.joined([known, points])
             self._learn(_RESIDUAL, least)
             if not base.rule.n_nodes and not quadrature.is_right_at(points, _RESIDUAL):
                 self._learn(_RESIDUAL, 1)  # a polynomial alone may be too stiff where one node is not
@@ -313,7 +313,7 @@ class Sampler:
         rows = np.unique(evenly_picked(weights, _N_CHECKED, self._rng.random()))
         far = np.setdiff1d(quadrature.farthest(g, weights, self._known.g), rows)
         points = quadrature.reference(g[rows])
-        self._known = joined_points([self._known, *([quadrature.reference(g[far])] if len(far) else []), points])
+        self._known = Referred.joined([self._known, *([quadrature.reference(g[far])] if len(far) else []), points])
         most = max(self._n_learned, _MOST_KNOWN // quadrature.forest.n_local)
         if len(self._known.g) > most:  # the last ones are nearest to the posterior
             self._known = self._known[np.arange(len(self._known.g) - most, len(self._known.g))]

@@ -21,7 +21,7 @@ from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.nodes import WIDE, PathRule, bases, first_rule, references
 from pymc_ngvi.marginal.parts import TermsOfBlocks
 from pymc_ngvi.marginal.quadrature import by_rule, integrate
-from pymc_ngvi.marginal.referred import Referred, Remembered, joined_points
+from pymc_ngvi.marginal.referred import Referred, Remembered
 from pymc_ngvi.marginal.regression import BaseRule, Whitening, gram_of, leverage_of, predictor
 from pymc_ngvi.marginal.tails import Bend
 
@@ -123,8 +123,8 @@ class LogMarginal:
         size = max(1, AT_ONCE // (self.forest.n_local * self.forest.n_levels**2))
         parts = [g[start : start + size] for start in range(0, len(g), size)]
         if self._remembered is None:
-            return joined_points([self._reference(part) for part in parts])
-        return joined_points([self._remembered.at(part, self.rule, self._reference) for part in parts])
+            return Referred.joined([self._reference(part) for part in parts])
+        return Referred.joined([self._remembered.at(part, self.rule, self._reference) for part in parts])
 
     def _reference(self, g: Array) -> Referred:
         first = self.first_centres if self._coefficients is None else None

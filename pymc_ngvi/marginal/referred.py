@@ -1,12 +1,13 @@
 """Globals at which log m was evaluated by the reference rule, and what was found there: none of them twice."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.nodes import PathRule
@@ -15,8 +16,8 @@ from pymc_ngvi.marginal.nodes import PathRule
 _MOST_REMEMBERED = 2**24
 
 
-@dataclass
-class Referred:
+@dataclass(frozen=True, eq=False)
+class Referred(Batch):
     """Globals at which the reference rule was evaluated."""
 
     #: shape (n, p).
@@ -28,21 +29,6 @@ class Referred:
     skew: Array
     #: Whose centres were not found; shape (n,).
     lost: NDArray[np.bool_]
-
-    def __getitem__(self, rows: NDArray[np.intp]) -> "Referred":
-        """Return some of them."""
-        return Referred(self.g[rows], self.log_marginal[rows], self.centres[rows], self.skew[rows], self.lost[rows])
-
-
-def joined_points(parts: Sequence[Referred]) -> Referred:
-    """Return several sets of points as one."""
-    return Referred(
-        np.concatenate([p.g for p in parts]),
-        np.concatenate([p.log_marginal for p in parts]),
-        Centres.joined([p.centres for p in parts]),
-        np.concatenate([p.skew for p in parts]),
-        np.concatenate([p.lost for p in parts]),
-    )
 
 
 class Remembered:
@@ -69,4 +55,4 @@ class Remembered:
         which = np.array([where[key] for key in keys], dtype=np.intp)
         rows = [np.flatnonzero(which[:, 0] == number) for number in np.unique(which[:, 0])]
         parts = [self._sets[which[at[0], 0]][which[at, 1]] for at in rows]
-        return joined_points(parts)[np.argsort(np.concatenate(rows))]
+        return Referred.joined(parts)[np.argsort(np.concatenate(rows))]

@@ -64,11 +64,7 @@ from pymc_ngvi.rows.expectation import (
 from pymc_ngvi.rows.many import (
     ManyRows,
 )
-from pymc_ngvi.rows.seen import (
-    ManyRules,
-    ManySeen,
-    Seen,
-)
+from pymc_ngvi.rows.seen import Seen
 
 # --- where conditional fits begin: what rows see of a Gaussian, predicted from fits at other hyperparameters ---
 
@@ -101,14 +97,17 @@ class Starts:
     def at(self, g: Array) -> tuple[list[Seen], RowRules]:
         """Return what rows may see at some hyperparameters, (p,): as predicted, and at the nearest fit; its rules."""
         predicted, nearest, rules = self.of(g[None])
-        return [predicted.one(0), nearest.one(0)], rules.one(0)
+        return [predicted[0], nearest[0]], rules[0]
 
-    def of(self, g: Array) -> tuple[ManySeen, ManySeen, ManyRules]:
+    def of(self, g: Array) -> tuple[Seen, Seen, RowRules]:
         """Return the same at many of them, (n, p)."""
         u = self._whitening.whitened(g)
         predicted = self._unpacked(self._terms(np.clip(u, self._lowest, self._highest)) @ self._slopes)
         nearest = ((self._points - u[:, None]) ** 2).sum(axis=2).argmin(axis=1)
-        seen, rules = ManySeen.of([self._seen[k] for k in nearest]), ManyRules.of([self._rules[k] for k in nearest])
+        seen, rules = (
+            Seen.stacked([self._seen[k] for k in nearest]),
+            RowRules.stacked([self._rules[k] for k in nearest]),
+        )
         return predicted, seen, rules
 
     def _terms(self, u: Array) -> Array:
@@ -129,7 +128,7 @@ class Starts:
                 parts.append(2.0 * np.log(sd[a]))
         return np.concatenate(parts)
 
-    def _unpacked(self, packed: Array) -> ManySeen:
+    def _unpacked(self, packed: Array) -> Seen:
         first = self._seen[0]
         at = len(first.mean)
         mean, covariances, number = packed[:, :at], [], 0
@@ -144,7 +143,7 @@ class Starts:
                 correlations = [np.clip(rows[a * (a + 1) // 2 + b], -_LARGEST, _LARGEST) for b in range(a)]
                 covariances += [c * sd[a] * sd[b] for b, c in enumerate(correlations)]
                 covariances.append(sd[a] ** 2)
-        return ManySeen(mean, covariances)
+        return Seen(mean, covariances)
 
 
 # --- log m(g), the log density of hyperparameters with the latent variables integrated out, and draws of these ---
@@ -180,14 +179,14 @@ class ManyConditionals:
     ) -> Iterator[tuple[int, EvaluatedMarginal]]:
         """Yield log m at hyperparameters, (n, p), where there are fits."""
         for part, rows in self._parts(g):
-            start, by = ManySeen.of([seen[k] for k in part]), ManyRules.of([rules[k] for k in part])
+            start, by = Seen.stacked([seen[k] for k in part]), RowRules.stacked([rules[k] for k in part])
             fits = self._fitter.fit(rows, start, by, SOLVED)
             if fits is None:
                 continue
             lacking = self._missing(g[part], fits, base)
             for i, k in enumerate(fits.which):
                 there = g[part[k]], fits.elbo[i] + lacking[i][0]
-                yield int(part[k]), EvaluatedMarginal(*there, *lacking[i], fits.seen.one(i), fits.rules.one(i))
+                yield int(part[k]), EvaluatedMarginal(*there, *lacking[i], fits.seen[i], fits.rules[i])
 
     def drawn(
         self,

@@ -1,15 +1,16 @@
 """Gaussians of the latent variables at many hyperparameters at once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.batch import Batch
+from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.families.matrices.sparse.precisions import Factors, Precisions
 from pymc_ngvi.rows.many import ManyExpected, ManyRows
-from pymc_ngvi.rows.seen import ManyRules, ManySeen
+from pymc_ngvi.rows.seen import Seen
 
 #: Steps at most, and sizes that are tried where a full one does not raise the ELBO.
 _MOST_STEPS, _SMALLER = 15, (0.4, 0.15)
@@ -31,8 +32,8 @@ class ManyGaussians:
     factors: Factors
     #: Nats, of log p at these hyperparameters; shape (n,).
     elbo: Array
-    seen: ManySeen
-    rules: ManyRules
+    seen: Seen
+    rules: RowRules
 
     def some(self, which: Which) -> "ManyGaussians":
         """Return some of them."""
@@ -54,41 +55,16 @@ class ManyGaussians:
 
 
 @dataclass(frozen=True, eq=False)
-class _State:
-    """Gaussians, and what is known there; their factors where none were left out since these were found."""
+class _State(Batch):
+    """Gaussians, and what is known there."""
 
     mean: Array
     precision: Array
     covariance: Array
     log_det: Array
-    seen: ManySeen
+    seen: Seen
     expected: ManyExpected
     elbo: Array
-    factors: Factors | None = None
-
-    def __getitem__(self, which: Which) -> "_State":
-        """Return some of them, in that order."""
-        if len(which) == len(self.mean) and (which == np.arange(len(which))).all():
-            return self
-        names = ("mean", "precision", "covariance", "log_det", "seen", "expected", "elbo")
-        return _State(*(getattr(self, name)[which] for name in names))
-
-    @staticmethod
-    def together(parts: list["_State"]) -> "_State":
-        """Return several as one."""
-        if len(parts) == 1:
-            return parts[0]
-        names = ("mean", "precision", "covariance", "log_det")
-        mean, precision, covariance, log_det = (np.concatenate([getattr(p, name) for p in parts]) for name in names)
-        return _State(
-            mean,
-            precision,
-            covariance,
-            log_det,
-            ManySeen.together([p.seen for p in parts]),
-            ManyExpected.together([p.expected for p in parts]),
-            np.concatenate([p.elbo for p in parts]),
-        )
 
 
 class ManyFitter:
@@ -98,7 +74,7 @@ class ManyFitter:
         self._precisions = precisions
         self.n_expectations = 0
 
-    def fit(self, rows: ManyRows, start: ManySeen, rules: ManyRules | None, left: float) -> ManyGaussians | None:
+    def fit(self, rows: ManyRows, start: Seen, rules: RowRules | None, left: float) -> ManyGaussians | None:
         """Return the fits, as far as there are any, begun from what rows may see of them."""
         state, which = self._begun(rows, start, rules)
         parts = list[tuple[Which, _State]]()
@@ -121,15 +97,15 @@ class ManyFitter:
             return None
         which = np.concatenate([which for which, _ in parts])
         order = np.argsort(which)
-        which, state = which[order], _State.together([state for _, state in parts])[order]
-        factors = state.factors or self._precisions.factored(state.precision)[0]
+        which, state = which[order], _State.joined([state for _, state in parts])[order]
+        factors, _ = self._precisions.factored(state.precision)
         assert factors is not None
         assert factors.n == len(which)  # of each there was one
         return ManyGaussians(
             which, rows[which], state.mean, state.precision, factors, state.elbo, state.seen, state.expected.rules
         )
 
-    def _begun(self, rows: ManyRows, seen: ManySeen, rules: ManyRules | None) -> tuple[_State | None, Which]:
+    def _begun(self, rows: ManyRows, seen: Seen, rules: RowRules | None) -> tuple[_State | None, Which]:
         """Return the states after a step of size 1 from where predictors are as rows may see them; and where any is."""
         expected = rows.expected(seen, rules)
         assert expected.matrix is not None
@@ -151,13 +127,13 @@ class ManyFitter:
         factors, ok = self._precisions.factored(precision if there.all() else precision[there])
         return np.flatnonzero(there)[ok], factors
 
-    def _at(self, rows: ManyRows, mean: Array, precision: Array, factors: Factors, rules: ManyRules) -> _State:
+    def _at(self, rows: ManyRows, mean: Array, precision: Array, factors: Factors, rules: RowRules) -> _State:
         self.n_expectations += len(mean)
         seen = rows.seen(mean, factors.covariance)
-        expected = rows.expected(seen, rules)
+        expected = replace(rows.expected(seen, rules), matrix=None)
         elbo = expected.value + factors.entropy
         elbo = np.where(np.isfinite(elbo), elbo, -np.inf)
-        return _State(mean, precision, factors.covariance, factors.log_det, seen, expected, elbo, factors)
+        return _State(mean, precision, factors.covariance, factors.log_det, seen, expected, elbo)
 
     def _direction(self, rows: ManyRows, state: _State) -> tuple[Array, Array]:
         """Return how far a step of size 1 would go, as a divergence, and where its mean goes."""
@@ -196,4 +172,4 @@ class ManyFitter:
                 break
         if not parts:
             return None, left[:0]
-        return _State.together([part for _, part in parts]), np.concatenate([at for at, _ in parts])
+        return _State.joined([part for _, part in parts]), np.concatenate([at for at, _ in parts])

@@ -28,9 +28,11 @@ from scipy.special import (
     ndtri,
 )
 
+from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.refusal import (
     NotApart,
 )
+from pymc_ngvi.core.target import RowRules
 from pymc_ngvi.core.values import (
     Array,
 )
@@ -60,10 +62,7 @@ from pymc_ngvi.rows.own_effects import (
     priors_of,
 )
 from pymc_ngvi.rows.pattern import Scatter
-from pymc_ngvi.rows.seen import (
-    ManyRules,
-    ManySeen,
-)
+from pymc_ngvi.rows.seen import Seen
 from pymc_ngvi.rows.taken import Taken
 
 #: Values of rows at a time.
@@ -71,7 +70,7 @@ _AT_A_TIME = 2**18
 
 
 @dataclass(frozen=True, eq=False)
-class ManyExpected:
+class ManyExpected(Batch):
     """Expectations under Gaussians."""
 
     #: Of log p; shape (n,).
@@ -80,21 +79,9 @@ class ManyExpected:
     slope: Array
     #: Entries of minus the mean Hessian by x; shape (n, n_entries).
     precision: Array
-    rules: ManyRules
+    rules: RowRules
     #: The mean Hessian by the predictors, block-diagonal; None where some were left out.
     matrix: sparse.csr_array | None = None
-
-    def __getitem__(self, which: NDArray[np.intp]) -> "ManyExpected":
-        """Return those of some of them."""
-        return ManyExpected(self.value[which], self.slope[which], self.precision[which], self.rules[which])
-
-    @classmethod
-    def together(cls, parts: Sequence["ManyExpected"]) -> "ManyExpected":
-        """Return several as one."""
-        value, slope, precision = (
-            np.concatenate([getattr(part, name) for part in parts]) for name in ("value", "slope", "precision")
-        )
-        return cls(value, slope, precision, ManyRules.together([part.rules for part in parts]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,13 +132,13 @@ class ManyRows:
     def _scatter(self) -> Scatter:
         return Scatter([f.index for f in self.functions], self.slope.size)
 
-    def seen(self, mean: Array, covariance: Array) -> ManySeen:
+    def seen(self, mean: Array, covariance: Array) -> Seen:
         """Return what rows see of Gaussians with means, (n, n_dim), and entries of covariances, (n, n_entries)."""
         eta = self.maps.offset + self.maps.times(mean[:, :, None])[:, :, 0]
-        return ManySeen(eta, self.at.covariances(covariance))
+        return Seen(eta, self.at.covariances(covariance))
 
     @np.errstate(all="ignore")
-    def expected(self, seen: ManySeen, rules: ManyRules | None = None) -> ManyExpected:
+    def expected(self, seen: Seen, rules: RowRules | None = None) -> ManyExpected:
         """Return expectations where predictors are distributed so, by rules that are given or chosen here."""
         n = len(self)
         kinds = self._taken(seen, rules)
@@ -171,9 +158,9 @@ class ManyRows:
             value += kind.values.reshape(n, -1).sum(axis=1)
         now = (np.concatenate([part(kind).reshape(n, -1) for kind in kinds], axis=1) for part in (_codes, _sds))
         slope = self.slope + grad.reshape(n, -1)
-        return ManyExpected(value, slope, -self.at.quadratic(weights, matrix), ManyRules(*now), matrix)
+        return ManyExpected(value, slope, -self.at.quadratic(weights, matrix), RowRules(*now), matrix)
 
-    def _taken(self, seen: ManySeen, rules: ManyRules | None) -> list[Taken]:
+    def _taken(self, seen: Seen, rules: RowRules | None) -> list[Taken]:
         result, pairs, start = [], iter(seen.covariances), 0
         n, mean = len(self), seen.mean.ravel()
         for function in self.functions:
@@ -195,7 +182,7 @@ class ManyRows:
         return x
 
     def moments_inside(
-        self, mean: Array, sd: Array, seen: ManySeen, rules: ManyRules, covariance: Array
+        self, mean: Array, sd: Array, seen: Seen, rules: RowRules, covariance: Array
     ) -> tuple[Array, Array]:
         """Return means and sds of all that is not given, (n, n_inside) each, by Gaussians of what is left."""
         return mean, sd
@@ -451,24 +438,15 @@ def _quantiles(z: Array, density: Array, slope: Array, spacing: float) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class _OwnAtMany:
-    """The effects of one group at many values."""
+class _OwnEffects(Batch):
+    """The effects of one group."""
 
-    #: Of their priors' predictors, and w; see `own_effects`; shape (n, n_effects).
+    #: Of their priors' predictors, and w; see `own_effects`; shape (n_effects,).
     mean: Array
     sd: Array
     ratio: Array
-    #: By which rows read a standard normal in place of the effect; shape (n, n_effects).
+    #: By which rows read a standard normal in place of the effect; shape (n_effects,).
     slope: Array
-    #: Of their priors; shape (n_effects,).
-    predictors: Ints
-    #: By which of their predictors rows read them.
-    slot: int
-
-    def __getitem__(self, which: NDArray[np.intp]) -> "_OwnAtMany":
-        """Return those at some of the values."""
-        names = ("mean", "sd", "ratio", "slope")
-        return replace(self, **{name: getattr(self, name)[which] for name in names})
 
 
 @dataclass(frozen=True, eq=False)
@@ -476,7 +454,7 @@ class ManyRowsLeft(ManyRows):
     """Rows with effects integrated out, of the coordinates that are left."""
 
     #: Of the first functions, in their order.
-    own: list[_OwnAtMany]
+    own: list[_OwnEffects]
     narrowing: "Narrowing"
 
     def __getitem__(self, which: NDArray[np.intp]) -> "ManyRows":
@@ -492,7 +470,7 @@ class ManyRowsLeft(ManyRows):
         eta = (self.maps.offset[:, :, None] + self.maps.times(x)).reshape(-1, m)
         result = np.empty((n, self.narrowing.n_inside, m))
         result[:, self.narrowing.kept] = x
-        for (effects, function, coordinates), draws in zip(self._each(), self.narrowing.draws, strict=True):
+        for (effects, function, group, of_prior), draws in zip(self._each(), self.narrowing.draws, strict=True):
             assert isinstance(function.function, Integrated)
             points = [np.ascontiguousarray(eta[at].T) for at in function.index.T]
             if function.k == 1:
@@ -500,15 +478,13 @@ class ManyRowsLeft(ManyRows):
             else:
                 z = function.function.drawn(rng, *points, *function.data)
             z = z.reshape(m, n, -1).transpose(1, 2, 0)
-            of_prior = eta.reshape(n, -1, m)[:, effects.predictors]
-            result[:, coordinates] = (effects.mean[:, :, None] + effects.sd[:, :, None] * z - of_prior) / effects.ratio[
-                :, :, None
-            ]
+            moved = effects.mean[:, :, None] + effects.sd[:, :, None] * z - eta.reshape(n, -1, m)[:, of_prior]
+            result[:, group.coordinates] = moved / effects.ratio[:, :, None]
         return result
 
     @np.errstate(all="ignore")
     def moments_inside(
-        self, mean: Array, sd: Array, seen: ManySeen, rules: ManyRules, covariance: Array
+        self, mean: Array, sd: Array, seen: Seen, rules: RowRules, covariance: Array
     ) -> tuple[Array, Array]:
         """Return means and sds of all that is not given, (n, n_inside) each, by Gaussians of what is left.
 
@@ -519,9 +495,9 @@ class ManyRowsLeft(ManyRows):
         means, sds = (np.empty((n, self.narrowing.n_inside)) for _ in range(2))
         means[:, self.narrowing.kept], sds[:, self.narrowing.kept] = mean, sd
         with_priors = iter(self.narrowing.with_priors(self.maps, covariance))
-        for (effects, function, coordinates), kind in zip(self._each(), self._taken(seen, rules), strict=False):
+        for (effects, function, group, of_prior), kind in zip(self._each(), self._taken(seen, rules), strict=False):
             grad, hessian = kind.derivatives()
-            grad, along = grad[:, effects.slot].reshape(n, -1), hessian[:, effects.slot]
+            grad, along = grad[:, group.slot].reshape(n, -1), hessian[:, group.slot]
             root = kind._root
             spread = np.einsum("ra,rab->rb", along, root)
             varies = np.einsum("rb,rb->r", spread, spread)
@@ -531,17 +507,19 @@ class ManyRowsLeft(ManyRows):
                 varies += (variance * third) ** 2 / 2.0 + variance**3 * fourth**2 / 6.0
             a, of_sd = effects.slope, effects.sd
             of_z = a * grad
-            of_square = 1.0 + a**2 * (along[:, effects.slot] + varies).reshape(n, -1)
+            of_square = 1.0 + a**2 * (along[:, group.slot] + varies).reshape(n, -1)
             across = sum(along[:, slot].reshape(n, -1) * next(with_priors) for slot in range(function.k))
             total = of_sd**2 * of_square + next(with_priors) - 2.0 * of_sd * a * across
-            p = seen.mean[:, effects.predictors]
-            means[:, coordinates] = (effects.mean + of_sd * of_z - p) / effects.ratio
-            sds[:, coordinates] = np.sqrt(np.maximum(total, 0.0)) / np.abs(effects.ratio)
+            p = seen.mean[:, of_prior]
+            means[:, group.coordinates] = (effects.mean + of_sd * of_z - p) / effects.ratio
+            sds[:, group.coordinates] = np.sqrt(np.maximum(total, 0.0)) / np.abs(effects.ratio)
         return means, sds
 
-    def _each(self) -> Iterator[tuple[_OwnAtMany, RowFunction, Ints]]:
+    def _each(self) -> Iterator[tuple[_OwnEffects, RowFunction, OwnGroup, Ints]]:
+        """Yield the effects of each group, their rows, and the predictors of their priors."""
         groups = self.narrowing.effects.groups
-        return zip(self.own, self.functions[: len(groups)], (group.coordinates for group in groups), strict=True)
+        of_priors = (map_.p for map_ in self.narrowing.groups)
+        return zip(self.own, self.functions[: len(groups)], groups, of_priors, strict=True)
 
 
 class Narrowing:
@@ -555,14 +533,14 @@ class Narrowing:
         sparsity, columns = self._apart.sparsity, self._apart.columns
         self._counts = [len(rows.index) for rows in functions]
         self.draws = [OwnDraws(functions[group.kind].function) for group in effects.groups]
-        self._groups = [_GroupMap(group, functions, sparsity) for group in effects.groups]
+        self.groups = [_GroupMap(group, functions, sparsity) for group in effects.groups]
         place = np.full(self.n_inside, -1, dtype=np.intp)
         place[self.kept] = np.arange(len(self.kept))
         d = sparsity.n_dim
         number = np.repeat(np.arange(sparsity.n_rows), np.diff(sparsity.starts))
         parts = [
             number * d + sparsity.indices,
-            *(group.rows * d + sparsity.indices[group.source] for group in self._groups),
+            *(group.rows * d + sparsity.indices[group.source] for group in self.groups),
         ]
         every = np.unique(np.concatenate(parts))
         every = every[place[every % d] >= 0]
@@ -577,7 +555,7 @@ class Narrowing:
         self.entries = Entries(self._sparsity, self._columns, pairs)
         self._across = [
             np.stack([column, group.p], axis=1)
-            for index, group in zip(keep, self._groups, strict=True)
+            for index, group in zip(keep, self.groups, strict=True)
             for column in (*index.T, group.p)
         ]
         self._of_priors = Entries(self._sparsity, self._columns, self._across)
@@ -597,8 +575,8 @@ class Narrowing:
         offset, dense, constant = maps.offset.copy(), maps.dense, rows.constant.copy()
         data = np.zeros((n, len(self._sparsity.indices)))
         data[:, self._is_there] = maps.data[:, self._take]
-        made, own, is_right = list[RowFunction](), list[_OwnAtMany](), np.ones(n, dtype=bool)
-        for group, map_, (take, there) in zip(self.effects.groups, self._groups, self._added, strict=True):
+        made, own, is_right = list[RowFunction](), list[_OwnEffects](), np.ones(n, dtype=bool)
+        for group, map_, (take, there) in zip(self.effects.groups, self.groups, self._added, strict=True):
             per = self._counts[group.prior_kind]
             found = priors_of(rows.functions[group.prior_kind], _at(group.prior_rows, per, n))
             if found is None:
@@ -615,7 +593,7 @@ class Narrowing:
                 source = map_.source[take]
                 np.subtract.at(data.T, there, (ratio[:, map_.number[take]] * maps.data[:, source]).T)
             made.append(_integrated(rows.functions[group.kind], group, self._counts[group.kind], n, ratio * sd))
-            own.append(_OwnAtMany(mean, sd, w, ratio * sd, map_.p, group.slot))
+            own.append(_OwnEffects(mean, sd, w, ratio * sd))
             constant += (total - np.log(np.abs(w))).sum(axis=1)
         left = ManyMaps(offset, dense, self._columns, data, self._sparsity)
         functions = [*made, *self._left(rows.functions, n)]
