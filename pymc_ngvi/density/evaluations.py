@@ -97,12 +97,12 @@ class Evaluations:
 
     def logp(self, theta: Array) -> Array:
         """Return log p, (n_points,)."""
+        prices.count(len(theta) * prices.of_value(self.gradient_seconds))
         rows = self._pointwise
         if rows is not None:
-            logp = rows.logp(theta)  # rows count what they evaluate
+            logp = rows.logp(theta)
             if self._add_up(theta, logp):
                 return logp
-        prices.count(len(theta) * prices.of_value(self.gradient_seconds))
         # Gradients that nobody asked for cost less than compiling another function, but for much data.
         takes_long = len(theta) * self._graphs.cost.quick_seconds > _LOGP_SECONDS
         name = "logp" if takes_long or self._jets is not None else "logp_grad"

@@ -163,9 +163,10 @@ class RowFunction:
         return _n_nodes(self.blocks, code)
 
     def values(self, predictors: Sequence[Array], at: Index | slice) -> Array:
-        """Return values, (n_points, n_rows), at predictors of that shape each."""
+        """Return values, (n_points, n_rows), at predictors of that shape each; who asks counts what that takes."""
         points = [p[:, :1] if a < self.n_shared else p for a, p in enumerate(predictors)]
-        return evaluated(self.function, [*points, *self.data_of(at)], predictors[0].shape)
+        [result] = self.function(*points, *self.data_of(at))
+        return np.broadcast_to(result, predictors[0].shape)
 
     def data_of(self, at: Index | slice) -> list[Array]:
         """Return the data of some rows."""

@@ -28,6 +28,7 @@ from scipy.special import (
     ndtri,
 )
 
+from pymc_ngvi.core import prices
 from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.refusal import (
     NotApart,
@@ -200,6 +201,7 @@ class ManyRows:
                 rows = np.arange(start, min(start + size, n * per))
                 index = function.index[rows]
                 part = function.values([np.ascontiguousarray(eta[at].T) for at in index.T], rows)
+                prices.count(prices.PER_CALL + prices.PER_ROW_OF_VALUE * part.size)
                 result[rows[0] // per : (rows[-1] + 1) // per] += part.reshape(m, -1, per).sum(axis=2).T
         return result
 

@@ -113,8 +113,6 @@ _LEAST = {
     "structured: minibatch": GAUSSIAN,
     "crossed, not centred, high counts": APPROXIMATE,
     "no structure: rare_events": APPROXIMATE,
-    "2PL": APPROXIMATE,  # 16 globals and more: thin tails, and no other pool is tried
-    "groups: two parameter items": APPROXIMATE,
     "no structure: near_binomial": APPROXIMATE,  # its rows are not known to be concave: nested, and nearly exact
     "no structure: 40 coefficients": GAUSSIAN,
 }
