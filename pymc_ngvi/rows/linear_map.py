@@ -77,13 +77,16 @@ class LinearMap:
 
     def transposed_times(self, vectors: Array) -> Array:
         """Return X^T times each vector, (n, n_dim) from (n, n_rows)."""
-        result: Array = (
-            np.ascontiguousarray((self.rest.T @ vectors.T).T)
-            if self.rest.nnz
-            else np.zeros((len(vectors), self.rest.shape[1]))
-        )
-        result[:, self.columns] += vectors @ self.dense
+        result: Array = np.zeros((len(vectors), self.n_dim))
+        if self.rest.nnz:
+            result += (self._transposed @ vectors.T).T
+        if len(self.columns):
+            result[:, self.columns] += vectors @ self.dense
         return result
+
+    @functools.cached_property
+    def _transposed(self) -> sparse.csr_array:
+        return self.rest.T.tocsr()
 
     def columns_used(self) -> NDArray[np.intp]:
         """Return the coordinates that some predictor depends on, ascending."""
@@ -123,7 +126,7 @@ class LinearMap:
                     total += self.dense[rows].T @ (matrix[rows] @ self.dense)
             result[np.ix_(self.columns, self.columns)] += total
             if self.rest.nnz:
-                across = self.rest.T @ product
+                across = self._transposed @ product
                 result[:, self.columns] += across
                 result[self.columns] += across.T
         return result
@@ -133,7 +136,7 @@ class LinearMap:
         result = entries_of(self._of_rest(matrix), pattern)
         if len(self.columns):
             product = matrix @ self.dense
-            across = self.rest.T @ product
+            across = self._transposed @ product
             across[self.columns] += self.dense.T @ product
             place = np.full(pattern.n_dim, -1, dtype=np.intp)
             place[self.columns] = np.arange(len(self.columns))
@@ -152,7 +155,7 @@ class LinearMap:
         return result
 
     def _of_rest(self, matrix: sparse.csr_array) -> sparse.csr_array:
-        return sparse.csr_array(self.rest.T @ (matrix @ self.rest))
+        return sparse.csr_array(self._transposed @ (matrix @ self.rest))
 
 
 @dataclass(frozen=True, eq=False)
