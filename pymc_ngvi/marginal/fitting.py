@@ -383,9 +383,11 @@ class Sampler:
         if self._is_predicted:
             return proposal, pool
         if self._quadrature is not None and self._p > MOST_PLAIN:
-            part = tail_size(pool.g, pool.weights()[0]) / LEAST_TAIL_OF_MANY
-            wanted = 2.0 * effective_size(pool.log_ratio) if 0.5 < part <= 1.0 else 0.0
-            return proposal, self.sequences.enlarged(pool, proposal, wanted)
+            weights, khat = pool.weights()
+            part = tail_size(pool.g, weights) / LEAST_TAIL_OF_MANY
+            if 0.5 < part <= 1.0 and has_light_tail(khat, len(pool.g)):
+                pool = self.sequences.enlarged(pool, proposal, 2.0 * effective_size(pool.log_ratio))
+            return proposal, pool
         for _ in range(_MOST_POOLS):
             weights, khat = pool.weights()
             if has_light_tail(khat, len(pool.g)) and tail_size(pool.g, weights) > LEAST_TAIL:
