@@ -25,10 +25,10 @@ from pymc_ngvi.density.evaluations import Evaluations
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
 from pymc_ngvi.density.gauss_newton.matrix import GaussNewtonGraphs, GaussNewtonMatrix
-from pymc_ngvi.density.jets.evaluation import Jets
 from pymc_ngvi.density.sparse_hessian import SparseHessian, colour
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.graphs.jets import Jets
 from pymc_ngvi.graphs.loops import draws_in_call
 from pymc_ngvi.ops import cost
 from pymc_ngvi.reading.found import Compile
