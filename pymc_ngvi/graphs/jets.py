@@ -46,9 +46,9 @@ from pytensor.tensor.subtensor import (
 from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.core.values import AnyArray, Array
 from pymc_ngvi.graphs.large import short_log_add_exp
-from pymc_ngvi.graphs.programs import program_of
+from pymc_ngvi.graphs.programs import read
 from pymc_ngvi.rows.programs.on_numpy import OnNumPy
-from pymc_ngvi.rows.programs.writer import CannotFollow, firsts, seconds
+from pymc_ngvi.rows.programs.writer import CannotFollow, derivatives
 
 # --- arrays of jets: values with first and second derivatives ---
 #
@@ -218,34 +218,35 @@ class Elementwise:
         by = list(dict.fromkeys(node.inputs[k] for k in jets))
         others = [i for i in node.inputs if not (isinstance(i, Constant) and i.data.size == 1)]
         inputs = list(dict.fromkeys([*by, *others]))
-        self._read = [(node.inputs.index(var), var.type.dtype.startswith(("int", "uint"))) for var in inputs]
-        self._by, self._dtype = [at for at, _ in self._read[: len(by)]], node.outputs[0].type.dtype
-        program = program_of(inputs, node.outputs)
-        first, self._slopes = firsts(program, len(by))
-        second, self._curves = seconds(program, len(by))
-        self._reads_all = len(program.used) == len(inputs)
-        self._value, self._first, self._second = OnNumPy(program), OnNumPy(first), OnNumPy(second)
+        self._read, self._dtype = [node.inputs.index(var) for var in inputs], node.outputs[0].type.dtype
+        self._integers = [k for k, var in enumerate(inputs) if var.type.dtype.startswith(("int", "uint"))]
+        writer, [value] = read(inputs, node.outputs)
+        found = derivatives(writer, [value], len(by), 2)
+        orders = [[[self._read[a] for a in at] for _, *at in found if len(at) == order] for order in (1, 2)]
+        self._slopes, self._curves = orders
+        self._is_jet, self._reads_all = bool(by), len(writer.inputs_of(value)) == len(inputs)
+        upto = [[d for (_, *at), d in found.items() if len(at) <= order] for order in (0, 1, 2)]
+        self._run = [OnNumPy(writer.written(values)).run for values in upto]
 
     def __call__(self, space: Space, *inputs: AnyArray) -> AnyArray:
         """Return the jets of the output."""
-        values = [inputs[k][0].astype(np.float64) if is_integer else inputs[k][0] for k, is_integer in self._read]
-        value, *slopes = self._first(*values) if space.order and self._slopes else self._value(*values)
+        values = [inputs[k][0] for k in self._read]
+        for k in self._integers:
+            values[k] = values[k].astype(np.float64)
+        value, *found = self._run[space.order if self._slopes else 0](*values)
         if not self._reads_all:
             value = np.broadcast_to(value, np.broadcast_shapes(*[x.shape for x in values]))
-        if not slopes:
+        if not found:
             alone = np.asarray(value, self._dtype)[None]
-            return space.lifted(alone) if self._by else alone
+            return space.lifted(alone) if self._is_jet else alone
         out = np.empty((space.n_terms, *value.shape))
         out[0], rest = value, out[1:]
-        for at, (slope, a) in enumerate(zip(slopes, self._slopes, strict=True)):
-            if at:
-                rest += slope * inputs[self._by[a]][1:]
-            else:
-                np.multiply(slope, inputs[self._by[a]][1:], out=rest)
-        if space.order == 2 and self._curves:
-            second = space.seconds(out)
-            for curve, (a, b) in zip(self._second(*values), self._curves, strict=True):
-                second += curve * space.products(inputs[self._by[a]], inputs[self._by[b]])
+        np.multiply(found[0], inputs[self._slopes[0][0]][1:], out=rest)
+        for slope, [k] in zip(found[1:], self._slopes[1:], strict=False):
+            rest += slope * inputs[k][1:]
+        second = space.seconds(out)
+        for curve, (k, m) in zip(found[len(self._slopes) :], self._curves, strict=False):
+            second += curve * space.products(inputs[k], inputs[m])
         return out
 
 

@@ -30,7 +30,7 @@ from pymc_ngvi.graphs.inner import copy_of
 from pymc_ngvi.graphs.jets import JetKind, Program, Space
 from pymc_ngvi.graphs.programs import read
 from pymc_ngvi.rows.programs.on_numpy import OnNumPy
-from pymc_ngvi.rows.programs.writer import CannotFollow, Written
+from pymc_ngvi.rows.programs.writer import CannotFollow, derivatives
 
 #: Derivatives of a solution: those of Hessians.
 _HIGHEST_ORDER = 2
@@ -64,22 +64,12 @@ def slopes_of(equations: Equations, order: int) -> Slopes:
     listed = given if isinstance(given, list | tuple) else [pt.atleast_1d(given)[i] for i in range(equations.n_states)]
     fgraph = copy_of([pt.as_tensor(g).astype("float64") for g in listed])
     f = rewrite_graph(fgraph, include=("canonicalize", "stabilize"), exclude=("inplace",)).outputs
-    parts: dict[tuple[int, ...], Written] = {}
     try:
         writer, values = read([*numbers, t], f)
-        level: dict[tuple[int, ...], Written] = {(i,): value for i, value in enumerate(values)}
-        for _ in range(order):
-            parts |= level
-            level = {
-                (*place, j): slope
-                for place, part in level.items()
-                for j in range(max(place[1:], default=0), n)  # in ascending order
-                if (slope := writer.slope(part, writer.inputs[j])) is not None
-            }
-        parts |= level
+        parts = derivatives(writer, values, n, order)
     except CannotFollow:
         return _carried_along(numbers, t, pt.stack(f), order)
-    evaluate, every = OnNumPy(writer.written(list(parts.values()))), slice(None)
+    evaluate, every = OnNumPy(writer.written(list(parts.values()))).run, slice(None)
     places: Any = [(len(axes), [(every, i, *at) for at in set(permutations(axes))]) for i, *axes in parts]
 
     def slopes(both: Array, t: float) -> list[Array]:
