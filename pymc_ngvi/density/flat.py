@@ -151,9 +151,8 @@ class Made:
     #: Estimated time of a gradient, from rows or not.
     gradient_seconds: collections.defaultdict[bool, Once[float]] = field(default_factory=_by_key)
     jets: Once[Jets] = field(default_factory=Once)
-    #: Products of Hessians with directions: at a point, and at draws.
+    #: Products of Hessians with directions, at draws.
     products: Once[Function] = field(default_factory=Once)
-    coloured: Once[Function] = field(default_factory=Once)
     #: Of the Gauss-Newton matrix.
     squares: Once[Any] = field(default_factory=Once)
     row_gradients: Once[Any] = field(default_factory=Once)
