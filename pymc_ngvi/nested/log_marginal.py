@@ -5,70 +5,25 @@ All values that are asked for at once are evaluated together, as far as that goe
 
 import itertools
 
-from collections.abc import (
-    Iterator,
-    Sequence,
-)
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from numpy.typing import (
-    NDArray,
-)
+from numpy.typing import NDArray
 
 from pymc_ngvi.core.sizes import AT_ONCE
-from pymc_ngvi.core.types import (
-    Array,
-    GaussianState,
-    RowRules,
-)
-from pymc_ngvi.density.rows_given import (
-    RowsGiven,
-)
-from pymc_ngvi.density.rows_over import (
-    RowsLeftOver,
-    RowsOver,
-)
-from pymc_ngvi.families.matrices.sparse.precisions import (
-    Precisions,
-)
-from pymc_ngvi.marginal.regression import (
-    Whitening,
-    quadratic_terms,
-)
-from pymc_ngvi.nested.conditional import (
-    ConditionalFits,
-    LatentGaussian,
-)
-from pymc_ngvi.nested.defence import (
-    Defence,
-)
-from pymc_ngvi.nested.found import (
-    FEWEST,
-    LEFT,
-    SOLVED,
-    Drawn,
-    EvaluatedMarginal,
-    lacking,
-    missing,
-    n_wanted,
-)
-from pymc_ngvi.nested.many import (
-    ManyFitter,
-    ManyGaussians,
-    Which,
-)
-from pymc_ngvi.rows.expectation import (
-    row_slices,
-)
-from pymc_ngvi.rows.many import (
-    ManyRows,
-)
-from pymc_ngvi.rows.seen import (
-    ManyRules,
-    ManySeen,
-    Seen,
-)
+from pymc_ngvi.core.types import Array, GaussianState, RowRules
+from pymc_ngvi.density.rows_given import RowsGiven
+from pymc_ngvi.density.rows_over import RowsLeftOver, RowsOver
+from pymc_ngvi.families.matrices.sparse.precisions import Precisions
+from pymc_ngvi.marginal.regression import Whitening, quadratic_terms
+from pymc_ngvi.nested.conditional import ConditionalFits, LatentGaussian
+from pymc_ngvi.nested.defence import Defence
+from pymc_ngvi.nested.found import FEWEST, LEFT, SOLVED, Drawn, EvaluatedMarginal, lacking, missing, n_wanted
+from pymc_ngvi.nested.many import ManyFitter, ManyGaussians, Which
+from pymc_ngvi.rows.expectation import row_slices
+from pymc_ngvi.rows.many import ManyRows
+from pymc_ngvi.rows.seen import ManyRules, ManySeen, Seen
 
 # --- where conditional fits begin: what rows see of a Gaussian, predicted from fits at other hyperparameters ---
 

@@ -6,64 +6,24 @@ pattern. Rows of all values are evaluated together; so are products with all X_k
 
 import functools
 
-from collections.abc import (
-    Iterator,
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-    replace,
-)
-from typing import (
-    NamedTuple,
-)
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from numpy.typing import (
-    NDArray,
-)
+from numpy.typing import NDArray
 from scipy import sparse
-from scipy.special import (
-    ndtri,
-)
+from scipy.special import ndtri
 
-from pymc_ngvi.core.refusal import (
-    NotApart,
-)
-from pymc_ngvi.core.values import (
-    Array,
-)
-from pymc_ngvi.rows.entries import (
-    Entries,
-    EntriesAt,
-    ManyMaps,
-    Sparsity,
-)
-from pymc_ngvi.rows.expectation import (
-    Compiled,
-    Index,
-    Levels,
-    RowFunction,
-)
-from pymc_ngvi.rows.integrated import (
-    Integrated,
-    TabulatedRowFunction,
-    densities,
-    distinct,
-)
-from pymc_ngvi.rows.own_effects import (
-    Ints,
-    OwnEffects,
-    OwnGroup,
-    predictors_of,
-    priors_of,
-)
+from pymc_ngvi.core.refusal import NotApart
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.rows.entries import Entries, EntriesAt, ManyMaps, Sparsity
+from pymc_ngvi.rows.expectation import Compiled, Index, Levels, RowFunction
+from pymc_ngvi.rows.integrated import Integrated, TabulatedRowFunction, densities, distinct
+from pymc_ngvi.rows.own_effects import Ints, OwnEffects, OwnGroup, predictors_of, priors_of
 from pymc_ngvi.rows.pattern import Scatter
-from pymc_ngvi.rows.seen import (
-    ManyRules,
-    ManySeen,
-)
+from pymc_ngvi.rows.seen import ManyRules, ManySeen
 from pymc_ngvi.rows.taken import Taken
 
 #: Values of rows at a time.

@@ -3,89 +3,41 @@
 import functools
 import logging
 
-from collections import (
-    defaultdict,
-)
-from collections.abc import (
-    Callable,
-    Iterator,
-)
-from dataclasses import (
-    dataclass,
-)
-from typing import (
-    Literal,
-    NamedTuple,
-)
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
 
-from numpy.typing import (
-    NDArray,
-)
-from pytensor.compile import (
-    Function,
-)
-from pytensor.graph.basic import (
-    Apply,
-    Constant,
-    Variable,
-)
+from numpy.typing import NDArray
+from pytensor.compile import Function
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import (
-    graph_replace,
-)
-from pytensor.graph.traversal import (
-    ancestors,
-)
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors
 from pytensor.graph.utils import MethodNotDefined
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape
 from pytensor.tensor.special import LogAddExp
-from pytensor.tensor.subtensor import (
-    AdvancedSubtensor,
-    Subtensor,
-    indices_from_subtensor,
-)
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
 
-from pymc_ngvi.core.refusal import (
-    Reason,
-    RefusedFor,
-)
-from pymc_ngvi.core.sparsity.coloured import (
-    CACHED_ELEMENTS,
-    slices,
-)
-from pymc_ngvi.core.target import (
-    Independent,
-    MeanHessian,
-    Whitener,
-)
-from pymc_ngvi.core.types import (
-    Array,
-)
-from pymc_ngvi.core.values import (
-    Outer,
-)
+from pymc_ngvi.core.refusal import Reason, RefusedFor
+from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, slices
+from pymc_ngvi.core.target import Independent, MeanHessian, Whitener
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.values import Outer
 from pymc_ngvi.density.checks import LikelihoodRows
 from pymc_ngvi.density.flat import FlatGraphs, Functions
 from pymc_ngvi.density.sparse_hessian import CoordinateHessian, SparseHessian, units
-from pymc_ngvi.graphs import (
-    graph,
-)
-from pymc_ngvi.graphs.backends import (
-    without_c,
-)
+from pymc_ngvi.graphs import graph
+from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.inner import copy_of
-from pymc_ngvi.graphs.loops import (
-    vectorised,
-)
-from pymc_ngvi.ops import (
-    cost,
-)
+from pymc_ngvi.graphs.loops import vectorised
+from pymc_ngvi.ops import cost
 from pymc_ngvi.ops.registry import operation
 
 # --- a log density taken apart for Gauss-Newton: the log densities of rows, their scales, and the rest ---

@@ -8,36 +8,18 @@ are averaged over fresh sets, which tell what is left to gain.
 
 import functools
 
-from collections.abc import (
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-    replace,
-)
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-)
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from numpy.typing import (
-    NDArray,
-)
+from numpy.typing import NDArray
 
-from pymc_ngvi.core.linalg import (
-    logsumexp,
-)
+from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.seeds import seed_of
-from pymc_ngvi.core.status import (
-    Status,
-)
-from pymc_ngvi.core.stored import (
-    stored,
-)
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
     Array,
     Assessment,
@@ -54,33 +36,13 @@ from pymc_ngvi.core.types import (
     Update,
     Whitener,
 )
-from pymc_ngvi.families.mixture import (
-    MixtureState,
-)
-from pymc_ngvi.mixtures.finite.search import (
-    addition,
-    modes,
-)
-from pymc_ngvi.steps.adaptive.certificate import (
-    is_kinked,
-)
-from pymc_ngvi.steps.adaptive.rule import (
-    Adaptive,
-)
-from pymc_ngvi.steps.adaptive.state import (
-    AdaptiveState,
-)
-from pymc_ngvi.steps.schedule.base import (
-    FEW_DRAWS,
-    MAX_LOST,
-    Schedule,
-)
-from pymc_ngvi.steps.schedule.state import (
-    Belief,
-    Failure,
-    ScheduleState,
-    Step,
-)
+from pymc_ngvi.families.mixture import MixtureState
+from pymc_ngvi.mixtures.finite.search import addition, modes
+from pymc_ngvi.steps.adaptive.certificate import is_kinked
+from pymc_ngvi.steps.adaptive.rule import Adaptive
+from pymc_ngvi.steps.adaptive.state import AdaptiveState
+from pymc_ngvi.steps.schedule.base import FEW_DRAWS, MAX_LOST, Schedule
+from pymc_ngvi.steps.schedule.state import Belief, Failure, ScheduleState, Step
 
 # --- log p and moments at draws of every component of a mixture, and the nats that are left to gain ---
 
