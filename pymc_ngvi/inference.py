@@ -56,8 +56,6 @@ def observer_of(approx: NGVIApproximation, callbacks: Sequence[Callback]) -> Obs
     return observe if callbacks else None
 
 
-# --- `NGVI`, the inference object: options in, approximation out ---
-
 # --- what a fit is given: a model, shards in its place, or a model whose data come in batches; and its log density ---
 
 logger = logging.getLogger("pymc.ngvi")

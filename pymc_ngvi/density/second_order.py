@@ -310,9 +310,6 @@ class SecondOrder(CoordinateHessian):
         return self._functions.compile([draws, directions], batched)
 
 
-# --- second derivatives of a log density: by its rows where these give them, from its graph elsewhere ---
-
-
 # --- mean Hessians of a model's log density: from its graph, by rows, and from its graph at the entries of rows ---
 
 

@@ -102,8 +102,6 @@ class Starts:
         return ManySeen(mean, covariances)
 
 
-# --- log m(g), the log density of hyperparameters with the latent variables integrated out, and draws of these ---
-
 # --- conditional fits of many hyperparameters in batches, with log m there, and draws of the latent variables ---
 
 #: Numbers of rows, of what predictors are found from, and of fronts, in a batch: of dense precisions, fewer, as these

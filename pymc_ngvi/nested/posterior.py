@@ -160,8 +160,6 @@ class GaussianMarginal:
             yield _Fits(start + which, mean, factors, np.where(np.isfinite(value), value, -np.inf))
 
 
-# --- the nested posterior of a latent Gaussian model [1]_, with variational fits in the place of Laplace's method ---
-
 # --- latent variables given hyperparameters: draws that are kept, each with a weight ---
 
 #: Interleaved parts of the values of the hyperparameters, whose spread is the error of the normalising constant.

@@ -266,8 +266,6 @@ MOVEMENT: dict[type, OpRecord] = {
     ),
 }
 
-# --- all operations: what is known of each, by the type of its Op ---
-
 # --- operations that add elements up along axes, or reduce them otherwise ---
 
 
@@ -339,8 +337,6 @@ REDUCTIONS: dict[type, OpRecord] = {
     LogSumExp: OpRecord(_WRAPPED, _log_sum_exp, axis=_axis_left),
     **dict.fromkeys((Softmax, LogSoftmax), OpRecord(_WRAPPED, _softmax, axis=_axis_left)),
 }
-
-# --- all operations: what is known of each, by the type of its Op ---
 
 # --- products of matrices, and solutions of linear systems ---
 
@@ -422,8 +418,6 @@ PRODUCTS: dict[type, OpRecord] = {
     Cholesky: OpRecord("makes each element of all those of a matrix", OF_MANY, lambda node: [0.5], by_batch=True),
 }
 
-# --- all operations: what is known of each, by the type of its Op ---
-
 # --- operations element by element; what they do to a number is in `scalars` and in `rows.programs.operations` ---
 
 #: Functions of one argument that cost no more than a pass.
@@ -494,8 +488,6 @@ def _work(node: Apply, unknown: int) -> Extra:
 ELEMENTWISE: dict[type, OpRecord] = {
     Elemwise: OpRecord(_elements, _lifted, _degrees, "reads what rows share, element by element", _work),
 }
-
-# --- all operations: what is known of each, by the type of its Op ---
 
 # --- operations that are not taken apart, and why ---
 

@@ -185,10 +185,6 @@ def _sds(kind: Taken) -> NDArray[np.float32]:
     return kind.sd
 
 
-# --- rows at many values in which effects that one row alone reads are integrated out; see `own_effects`, and `many`
-# ---
-
-
 # --- quantiles of densities that are known at points of a grid, many at a time ---
 
 _ROOT_2PI = float(np.sqrt(2.0 * np.pi))
@@ -223,8 +219,6 @@ def _near(wanted: float, x: Array, y: Array, slope: Array) -> Array:
     ends = (1.0 + 2.0 * part) * rest**2 * y_left + (1.0 + 2.0 * rest) * part**2 * y_right
     return ends + part * rest * width * (rest * first - part * last)
 
-
-# Rows at many values in which effects that one row alone reads are integrated out; see `own_effects`, and `many`.
 
 # --- draws of effects that one row alone reads, given the predictors of their rows: many at a time ---
 # Given eta, what a row reads, v = eta + a z, has the density exp(f(v) - (v - eta)^2 / (2 a^2)). Rows with the same data

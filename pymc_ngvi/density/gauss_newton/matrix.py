@@ -461,10 +461,6 @@ def _each_row(piece: Variable, taps: list[DenseLayer | Copied], slopes: dict[Var
     return rows
 
 
-# The Gauss-Newton matrix of a model, in the place of its Hessian: -sum_i g_i g_i^T, and the Hessian of the prior.
-
-# --- what is made of the gradients of all rows in one backward pass, where a check on single rows agrees ---
-
 # --- whether the gradients of all rows, found in one backward pass, are those of single rows ---
 
 #: Elements of log densities, and points, at which the squares by layers are checked.
@@ -557,8 +553,6 @@ def by_layers(
         return None
     return ByLayers(found, draws, batched)
 
-
-# The Gauss-Newton matrix of a model, in the place of its Hessian: -sum_i g_i g_i^T, and the Hessian of the prior.
 
 # --- the sums over rows of squared gradients: the diagonal of the Gauss-Newton matrix ---
 # Squares are found in one of three ways. By layers: one backward pass for all rows, where the graph shows that rows do
@@ -780,9 +774,6 @@ class RowGradients:
 
         layers = by_layers(parts, gradients, lambda found: (found**2).sum(axis=0))
         return None if layers is None else parts.functions.compile([layers.draws], layers.batched)
-
-
-# The Gauss-Newton matrix of a model, in the place of its Hessian: -sum_i g_i g_i^T, and the Hessian of the prior.
 
 
 class GaussNewtonMatrix:

@@ -280,8 +280,6 @@ def _answer(recipe: Recipe, shard: Shard, request: "bytes | _Held") -> object:
     return shard.answer(cloudpickle.loads(request.content if isinstance(request, _Held) else request))
 
 
-# --- `Shards`: a model whose data lie in several places, for `pm.fit` ---
-
 # --- whether shards are parts of one model: the same variables, the same prior, data in each ---
 
 #: Relative difference of two log densities that is rounding.

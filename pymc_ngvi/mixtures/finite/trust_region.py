@@ -44,9 +44,6 @@ from pymc_ngvi.steps.adaptive.state import AdaptiveState
 from pymc_ngvi.steps.schedule.base import FEW_DRAWS, MAX_LOST, Schedule
 from pymc_ngvi.steps.schedule.state import Belief, Failure, ScheduleState, Step
 
-# --- log p and moments at draws of every component of a mixture, and the nats that are left to gain ---
-
-
 # --- what one component of a mixture approximates: the posterior, less what the other components cover already ---
 #
 # For :math:`q = \sum_k w_k q_k`, the ELBO as a function of the component :math:`q_c` alone has the natural gradient of
@@ -316,8 +313,6 @@ def _rewards(q: MixtureState, evaluation: MixtureEvaluation, which: NDArray[np.i
     return np.array([np.nanmean(r) if np.isfinite(r).any() else -np.inf for r in ratios])
 
 
-# --- steps of a mixture: on fixed draws, as many from each component, within a trust region; then averaged ---
-
 # --- one step of a mixture within a trust region: each component, and the weights, moves by so many nats at most ---
 # A natural step of size :math:`\rho` of one component is shortened until KL(new || old) is within the radius [1]_, so
 # that a component with a strange moment can't run away with the rest; likewise the weights.
@@ -575,8 +570,6 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
     def _counts(self, n_draws: int) -> bool:
         return True
 
-
-# --- the step rule of mixtures: from one Gaussian to as many components as pay, each within a trust region ---
 
 # --- what one iteration of the step rule `trust_region` hands to the next ---
 

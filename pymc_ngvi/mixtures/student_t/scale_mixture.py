@@ -385,8 +385,6 @@ def stepped(
     return StudentTState(gaussian, float(-np.log(np.clip(tail, LEAST_TAIL, MOST_TAIL))))
 
 
-# --- the step rule of the Student-t: no learning rate, a shape that is fitted, a stop rule in nats ---
-
 # --- the part of the step rule `scale_mixture` in which q is a Student-t with tails of its own ---
 
 #: Random streams of all sets but those of the Gaussian before.

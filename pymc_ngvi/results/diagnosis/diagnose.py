@@ -157,8 +157,6 @@ def _nothing(n: int) -> Estimates:
     return Estimates(np.full(n, np.nan), np.full(n, np.nan))
 
 
-# --- a diagnosis of an approximate posterior, made of its parts: weights, moved draws, and mass elsewhere ---
-
 # --- draws moved towards the posterior, and all that drifts: moments, log p, and what is computed of draws ---
 
 #: Draws that are moved, at least.
