@@ -222,11 +222,14 @@ class Elementwise:
         self._integers = [k for k, var in enumerate(inputs) if var.type.dtype.startswith(("int", "uint"))]
         writer, [value] = read(inputs, node.outputs)
         found = derivatives(writer, [value], len(by), 2)
-        orders = [[[self._read[a] for a in at] for _, *at in found if len(at) == order] for order in (1, 2)]
-        self._slopes, self._curves = orders
-        self._is_jet, self._reads_all = bool(by), len(writer.inputs_of(value)) == len(inputs)
-        upto = [[d for (_, *at), d in found.items() if len(at) <= order] for order in (0, 1, 2)]
-        self._run = [OnNumPy(writer.written(values)).run for values in upto]
+        self._run = [
+            OnNumPy(writer.written([d for (_, *at), d in found.items() if len(at) <= order])).run for order in (0, 1, 2)
+        ]
+        #: The inputs that each derivative is by.
+        self._slopes, self._curves = (
+            [[self._read[a] for a in at] for _, *at in found if len(at) == order] for order in (1, 2)
+        )
+        self._is_jet, self._reads_all = bool(by), 0 < len(writer.inputs_of(value)) == len(inputs)
 
     def __call__(self, space: Space, *inputs: AnyArray) -> AnyArray:
         """Return the jets of the output."""
@@ -235,7 +238,7 @@ class Elementwise:
             values[k] = values[k].astype(np.float64)
         value, *found = self._run[space.order if self._slopes else 0](*values)
         if not self._reads_all:
-            value = np.broadcast_to(value, np.broadcast_shapes(*[x.shape for x in values]))
+            value = np.broadcast_to(value, np.broadcast_shapes(*[x.shape[1:] for x in inputs]))
         if not found:
             alone = np.asarray(value, self._dtype)[None]
             return space.lifted(alone) if self._is_jet else alone

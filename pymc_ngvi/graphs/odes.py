@@ -17,13 +17,14 @@ import numpy as np
 import pytensor.tensor as pt
 
 from pymc.ode import DifferentialEquation
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import graph_inputs, toposort
 
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs.inner import copy_of
@@ -83,15 +84,15 @@ def slopes_of(equations: Equations, order: int) -> Slopes:
     return slopes
 
 
-def _carried_along(
-    numbers: list[Variable], t: Variable, f: Variable, order: int
-) -> Callable[[Array, float], list[Array]]:
-    kinds = [*[JetKind.JET] * len(numbers), JetKind.FIXED]
-    program = Program([*numbers, t], kinds, [f])
+def _carried_along(numbers: list[Variable], t: Variable, f: Variable, order: int) -> Slopes:
+    data = [var for var in graph_inputs([f]) if isinstance(var, SharedVariable)]
+    kinds = [*[JetKind.JET] * len(numbers), *[JetKind.FIXED] * (1 + len(data))]
+    program = Program([*numbers, t, *data], kinds, [f])
 
     def slopes(both: Array, t: float) -> list[Array]:
         space = Space(len(numbers), len(both), order)
-        [found] = program(space, [*np.moveaxis(space.of_points(both), 2, 0), np.full((1, 1), t)])
+        known = [np.asarray(x)[None, None] for x in (t, *[var.get_value(borrow=True) for var in data])]
+        [found] = program(space, [*np.moveaxis(space.of_points(both), 2, 0), *known])
         return space.apart(found)
 
     return slopes

@@ -158,6 +158,24 @@ def test_slopes_that_are_carried_along_are_those_of_numbers(function, rng, monke
         np.testing.assert_allclose(one, other, rtol=1e-14, atol=1e-15)
 
 
+def test_data_may_be_read_by_time(rng):
+    """Of a table, and of what users may set anew."""
+    table, scale = np.array([0.4, -0.3, 1.1]), pytensor.shared(np.array([2.0, 0.5]))
+
+    def forced(y, t, p):
+        return [scale[0] * pt.constant(table)[pt.cast(pt.floor(t), "int64")] - p[0] * y[0] ** 2]
+
+    slopes, both = odes.slopes_of.__wrapped__(equations(forced, 1, 1), 2), rng.uniform(0.5, 1.5, size=(3, 2))
+    for new in (2.0, 0.7):
+        scale.set_value(np.array([new, 0.5]))
+        value, first, second = slopes(both, 1.3)
+        y, p = both.T
+        np.testing.assert_allclose(value[:, 0], new * table[1] - p * y**2, rtol=1e-14)
+        np.testing.assert_allclose(first[:, 0], np.column_stack([-2.0 * p * y, -(y**2)]), rtol=1e-14)
+        expected = [[-2.0 * p, -2.0 * y], [-2.0 * y, 0.0 * y]]
+        np.testing.assert_allclose(second[:, 0], np.moveaxis(np.array(expected), 2, 0), rtol=1e-14, atol=1e-15)
+
+
 def test_hessians_given_some_coordinates_take_one_integration_for_all_sets_of_draws(integrations, rng):
     density = LogDensity(predator_model())
     index, one = np.array([1]), np.ones(1)
