@@ -8,36 +8,17 @@ curvature A = -C^T E_q[hess log p] C. At the optimum they are 0 and the identity
 
 import functools
 
-from collections.abc import (
-    Callable,
-    Sequence,
-)
-from dataclasses import (
-    Field,
-    dataclass,
-)
-from typing import (
-    Any,
-    ClassVar,
-    Protocol,
-    Self,
-)
+from collections.abc import Callable, Sequence
+from dataclasses import Field, dataclass
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
-from numpy.typing import (
-    NDArray,
-)
+from numpy.typing import NDArray
 
-from pymc_ngvi.core.linalg import (
-    all_finite,
-)
-from pymc_ngvi.core.status import (
-    Status,
-)
-from pymc_ngvi.core.stored import (
-    stored,
-)
+from pymc_ngvi.core.linalg import all_finite
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.target import (
     Bends,
     BentRowsTarget,
@@ -54,15 +35,7 @@ from pymc_ngvi.core.target import (
     Whitener,
     mean_hessians,
 )
-from pymc_ngvi.core.values import (
-    AnyArray,
-    Array,
-    Assessment,
-    BaseDraws,
-    Evaluation,
-    Outer,
-    Parameters,
-)
+from pymc_ngvi.core.values import AnyArray, Array, Assessment, BaseDraws, Evaluation, Outer, Parameters
 
 # --- protocols of approximations; `types` has the conventions ---
 

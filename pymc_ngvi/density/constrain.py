@@ -22,9 +22,6 @@ from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.ops import cost
 
-# --- functions of the free variables of a model, evaluated at unconstrained draws ---
-
-
 # --- outputs of a graph at many draws: over a batch of draws at once, or one by one where that can't be ---
 
 

@@ -12,8 +12,8 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.by_rows import NOT_LOG_P, ByRows
 from pymc_ngvi.density.expectations import Pointwise
 from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
-from pymc_ngvi.density.jets.evaluation import Jets
 from pymc_ngvi.graphs import graph
+from pymc_ngvi.graphs.jets import Jets
 from pymc_ngvi.graphs.loops import draws_in_call
 from pymc_ngvi.ops import cost
 

@@ -23,11 +23,11 @@ from pymc_ngvi.core.refusal import Refused
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.density.expectations import Expectations, Pointwise
 from pymc_ngvi.density.info import Minibatches
-from pymc_ngvi.density.jets.evaluation import MOST_DIMENSIONS, ForwardMode, Jets, NoJet
 from pymc_ngvi.density.row_space import SeenFromRows
 from pymc_ngvi.graphs import graph, large, loops, odes
 from pymc_ngvi.graphs.backends import compile_flags, compile_options, without_c
 from pymc_ngvi.graphs.jaxed import InFloat64, filled_up, in_float64
+from pymc_ngvi.graphs.jets import MOST_DIMENSIONS, ForwardMode, Jets, NoJet
 from pymc_ngvi.graphs.large import hold_by_rows, hold_matrices
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.ops.cost import Cost, estimate, estimate_of_jets
@@ -151,9 +151,8 @@ class Made:
     #: Estimated time of a gradient, from rows or not.
     gradient_seconds: collections.defaultdict[bool, Once[float]] = field(default_factory=_by_key)
     jets: Once[Jets] = field(default_factory=Once)
-    #: Products of Hessians with directions: at a point, and at draws.
+    #: Products of Hessians with directions, at draws.
     products: Once[Function] = field(default_factory=Once)
-    coloured: Once[Function] = field(default_factory=Once)
     #: Of the Gauss-Newton matrix.
     squares: Once[Any] = field(default_factory=Once)
     row_gradients: Once[Any] = field(default_factory=Once)

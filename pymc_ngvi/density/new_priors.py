@@ -47,9 +47,6 @@ from pymc_ngvi.density.constrain import TermSums, log_densities
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.layout import Layout
 
-# --- whether exp(log p) of a model has the marginal likelihood as its integral: which terms stand against it ---
-
-
 # --- which coordinates have no proper prior: a posterior can be improper only through these ---
 
 

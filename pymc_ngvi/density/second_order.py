@@ -1,23 +1,21 @@
 """Second derivatives of a log density from its graph: products, means, and what a known sparsity saves of them."""
 
-import contextlib
 import dataclasses
 import functools
 import logging
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytensor.tensor as pt
 
-from numpy.typing import NDArray
 from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import NotApart, PatternLacks, PatternWidened, RowHessianGivenUp, RowsGivenUp
-from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, ColouredHessian, batch, slices
+from pymc_ngvi.core.sparsity.coloured import ColouredHessian, batch, slices
 from pymc_ngvi.core.types import Array, MeanHessian, Target
 from pymc_ngvi.density.by_rows import ByRows
 from pymc_ngvi.density.checks import LikelihoodRows
@@ -25,10 +23,10 @@ from pymc_ngvi.density.evaluations import Evaluations
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
 from pymc_ngvi.density.gauss_newton.matrix import GaussNewtonGraphs, GaussNewtonMatrix
-from pymc_ngvi.density.jets.evaluation import Jets
-from pymc_ngvi.density.sparse_hessian import SparseHessian, colour
+from pymc_ngvi.density.sparse_hessian import CoordinateHessian, SparseHessian, colour
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.graphs.jets import Jets
 from pymc_ngvi.graphs.loops import draws_in_call
 from pymc_ngvi.ops import cost
 from pymc_ngvi.reading.found import Compile
@@ -152,7 +150,7 @@ _FEWER = 2
 logger = logging.getLogger("pymc.ngvi")
 
 
-class SecondOrder:
+class SecondOrder(CoordinateHessian):
     """Second derivatives of a log density. Nothing is built before something is asked for."""
 
     def __init__(
@@ -166,8 +164,9 @@ class SecondOrder:
     ) -> None:
         self._by_rows, self._evaluations = by_rows, evaluations
         self._cost, self._widest = graphs.cost, graphs.cost.widest
-        self.gauss_newton = GaussNewtonMatrix(GaussNewtonGraphs(graphs, functions, rows, start, self._widest))
-        self._graphs, self._functions = graphs, functions
+        parts = GaussNewtonGraphs(graphs, functions, rows, start, self._widest)
+        super().__init__(functions, parts.n_in_call)
+        self.gauss_newton, self._graphs = GaussNewtonMatrix(parts), graphs
         self.n_dim, self._n_by_predictors = len(start), 0
         self._no_hessian: graph.MissingDerivativeError | None = None
         self.sparse = SparseHessian(
@@ -217,11 +216,6 @@ class SecondOrder:
             [product] = simplify([graph.hessian_product(self._graphs.grad, self._graphs.theta, direction)])
         return direction, product
 
-    @functools.cached_property
-    def n_in_call(self) -> int:
-        """Directions in one call at one draw."""
-        return int(np.clip(2 * CACHED_ELEMENTS // max(self._widest, 1), 16, 4096))
-
     @property
     def n_products(self) -> int:
         """Products that one Hessian takes by coordinates: one for each, or for each colour of the pattern."""
@@ -230,14 +224,8 @@ class SecondOrder:
 
     def at_draws(self, theta: Array, directions: Array) -> Array:
         """Multiply the Hessian at each draw with each direction, (n_draws, n_directions, n_dim)."""
-        products = np.empty((len(theta), len(directions), self.n_dim))
-        if self._jets is not None:
-            for rows in slices(len(theta), self._batch(len(directions))[0]):
-                products[rows] = self.products_of_draws(theta[rows], directions)
-            return products
-        for out, point in zip(products, theta, strict=True):
-            out[:] = self._products(point, directions)
-        return products
+        n_draws = None if self._jets is None else self._batch(len(directions))[0]
+        return np.concatenate(list(self._calls(theta, directions, n_draws)))
 
     # --- by predictors ---
 
@@ -271,31 +259,16 @@ class SecondOrder:
 
     # --- by coordinates ---
 
-    def mean_products(self, theta: Array, directions: Array) -> Array:
-        """Return the mean over draws of the Hessian times each direction, (n_directions, n_dim)."""
-        found = self._by_colours(theta, len(directions))
-        if found is not None:
-            return found[0].times(found[1], directions)
-        coloured = self.sparse.coloured
-        if coloured is not None:  # the function is there, or will be needed
-            return coloured.mean_products(theta, directions)
-        n_draws, n_directions = self._batch(len(directions))
-        total = np.zeros((len(directions), self.n_dim))
-        if n_directions < len(directions) or not self._takes_draws:
-            for point in theta:
-                total += self._products(point, directions)
-        else:  # calls take longer than the work: many draws in each
-            for rows in slices(len(theta), n_draws):
-                total += self.products_of_draws(theta[rows], directions).sum(axis=0)
-        return total / len(theta)
+    def _draws_in_call(self, n_directions: int) -> int | None:
+        n_draws, together = self._batch(n_directions)
+        return n_draws if together == n_directions and self._takes_draws else None
 
     def mean_products_of_each(self, draws: list[Array], directions: Array) -> list[Array] | None:
         """Return `mean_products` over each set of draws, in few calls; None where sparsity saves more than that."""
-        n_draws, n_directions = self._batch(len(directions))
-        if self.sparse.coloured is not None or n_directions < len(directions) or not self._takes_draws:
+        n_draws = self._draws_in_call(len(directions))
+        if self.sparse.coloured is not None or n_draws is None:
             return None
-        theta = np.concatenate(draws)
-        products = np.concatenate([self.products_of_draws(theta[r], directions) for r in slices(len(theta), n_draws)])
+        products = np.concatenate(list(self._calls(np.concatenate(draws), directions, n_draws)))
         ends = np.cumsum([len(part) for part in draws])
         return [part.mean(axis=0) for part in np.split(products, ends[:-1])]
 
@@ -308,60 +281,13 @@ class SecondOrder:
 
     def mean_diagonal(self, theta: Array) -> Array:
         """Return the mean over draws of the diagonal, (n_dim,)."""
-        found = self._by_colours(theta, self.n_dim)
-        if found is not None:
-            return found[0].diagonal(found[1])
         if self._jets is not None:
             return self.mean_products(theta, np.eye(self.n_dim)).diagonal().copy()
-        total = np.zeros(self.n_dim)
-        for point in theta:
-            for at, axes in self._axes():
-                by_draws = self._takes_draws
-                products = self.products_of_draws(point[None], axes)[0] if by_draws else self._at_point(point, axes)
-                total[at] += products[np.arange(len(at)), at]
-        return total / len(theta)
-
-    def _by_colours(self, theta: Array, n_directions: int) -> tuple[ColouredHessian, Array] | None:
-        """Return the mean Hessian at the entries of the pattern; None where that saves less than half of the work."""
-        while (coloured := self.sparse.coloured) is not None and 2 * coloured.n_colours < n_directions:
-            with contextlib.suppress(PatternWidened):
-                return coloured, self.sparse.mean_values(theta)
-        return None
-
-    def _axes(self) -> Iterator[tuple[NDArray[np.intp], Array]]:
-        """Go through the coordinate axes, (n_axes, n_dim), a block at a time, with their indices."""
-        for rows in slices(self.n_dim, self.n_in_call):
-            at = np.arange(rows.start, rows.stop)
-            axes = np.zeros((len(at), self.n_dim))
-            axes[at - rows.start, at] = 1.0
-            yield at, axes
-
-    def _products(self, point: Array, directions: Array) -> Array:
-        # One draw, many directions in a call: they fill the cache already, and the part that does not depend on them
-        # is done once.
-        blocks = slices(len(directions), self.n_in_call)
-        parts = [self._at_point(point, directions[rows]) for rows in blocks]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def _at_point(self, point: Array, directions: Array) -> Array:
-        """Multiply the Hessian at one draw with directions, (n_directions, n_dim), in one call."""
-        products: Array
-        if self.sparse.needs_products or self._jets is not None:
-            products = self.products_of_draws(point[None], directions)[0]
-            return products
-        function = self._functions.once(self._functions.made.products, self._compile_products)
-        with np.errstate(all="ignore"):  # far from the mode, densities overflow: the caller sees what is not finite
-            along = self._functions.filled_up(np.ascontiguousarray(directions))
-            products = np.asarray(function(np.ascontiguousarray(point), along))
-        return products[: len(directions)]
+        return super().mean_diagonal(theta)
 
     @property
     def _takes_draws(self) -> bool:
-        """Whether means are made by the function over draws and directions.
-
-        They are where the pattern needs it, and where calls of a function for one draw would take longer than the work.
-        It depends on the model alone, not on what is compiled: evaluations have the same bits, in whatever order.
-        """
+        """Whether a call takes many draws: where it would take longer than the work for one."""
         if self.sparse.needs_products or self._jets is not None:
             return True
         return self._batch(self.n_dim)[0] >= _LEAST_BATCH
@@ -372,27 +298,16 @@ class SecondOrder:
         if jets is not None:
             with np.errstate(all="ignore"):
                 return np.asarray(np.matmul(directions, jets.hessians(theta)))
-        function = self._functions.once(self._functions.made.coloured, self._compile_over_draws)
-        with np.errstate(all="ignore"):
-            filled_up = [self._functions.filled_up(np.ascontiguousarray(x)) for x in (theta, directions)]
-            return np.asarray(function(*filled_up))[: len(theta), : len(directions)]
+        return super().products_of_draws(theta, directions)
 
-    # --- compilation ---
+    def _function(self) -> Function:
+        return self._functions.once(self._functions.made.products, self._compile_products)
 
     def _compile_products(self) -> Function:
         direction, product = self._product
         with without_c():
-            directions, batched = graph.over_directions(product, direction)
-        return self._functions.compile([self._graphs.theta, directions], batched)
-
-    def _compile_over_draws(self) -> Function:
-        direction, product = self._product
-        with without_c():
             draws, directions, batched = graph.over_draws_and_directions(product, self._graphs.theta, direction)
         return self._functions.compile([draws, directions], batched)
-
-
-# --- second derivatives of a log density: by its rows where these give them, from its graph elsewhere ---
 
 
 # --- mean Hessians of a model's log density: from its graph, by rows, and from its graph at the entries of rows ---

@@ -1,10 +1,15 @@
 """Mean Hessians with a known sparsity, from as few Hessian-vector products as the sparsity allows."""
 
-from collections.abc import Callable
+import contextlib
+import functools
+
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from numpy.typing import NDArray
+from pytensor.compile import Function
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
@@ -14,6 +19,7 @@ from pymc_ngvi.core.refusal import PatternWidened
 from pymc_ngvi.core.sizes import MOST_NUMBERS
 from pymc_ngvi.core.sparsity.coloured import ColouredHessian, Colouring, Products, batch, significant, slices
 from pymc_ngvi.core.values import Array
+from pymc_ngvi.density.flat import Functions
 
 if TYPE_CHECKING:
     from pymc_ngvi.reading.interaction import HessianPattern, PatternSearch
@@ -236,3 +242,81 @@ def numerical_pattern(hessian: Callable[[Array], Array], start: Array) -> Patter
             if np.mean(found) > _DENSE:
                 break
     return None if found is None else Pattern.of(found)
+
+
+# --- means over draws of a Hessian by coordinates: at the entries of its pattern, or product by product ---
+
+
+class CoordinateHessian:
+    """Means over draws of the Hessian of a graph."""
+
+    def __init__(self, functions: Functions, n_in_call: int) -> None:
+        #: Directions in one call at one draw: they fill the cache, and what does not depend on them is done once.
+        self._functions, self.n_in_call = functions, n_in_call
+
+    @functools.cached_property
+    def sparse(self) -> SparseHessian:
+        """Its sparsity."""
+        raise NotImplementedError
+
+    def _function(self) -> Function:
+        """Return what multiplies Hessians at draws with directions."""
+        raise NotImplementedError
+
+    def _draws_in_call(self, n_directions: int) -> int | None:
+        """Return how many draws to evaluate in one call; None for one, a few directions at a time."""
+
+    def mean_products(self, theta: Array, directions: Array) -> Array:
+        """Return the mean over draws of the Hessian times each direction, (n_directions, n_dim)."""
+        found = self._by_colours(theta, len(directions))
+        if found is not None:
+            return found[0].times(found[1], directions)
+        coloured = self.sparse.coloured
+        if coloured is not None:  # the function is there, or will be needed
+            return coloured.mean_products(theta, directions)
+        total = np.zeros(directions.shape)
+        for products in self._calls(theta, directions, self._draws_in_call(len(directions))):
+            total += products.sum(axis=0)
+        return total / len(theta)
+
+    def mean_diagonal(self, theta: Array) -> Array:
+        """Return the mean over draws of the diagonal, (n_dim,)."""
+        n_dim = theta.shape[1]
+        found = self._by_colours(theta, n_dim)
+        if found is not None:
+            return found[0].diagonal(found[1])
+        total = np.zeros(n_dim)
+        for point in theta:
+            for at, axes in units(n_dim, self.n_in_call):
+                total[at] += self.products_of_draws(point[None], axes)[0][np.arange(len(at)), at]
+        return total / len(theta)
+
+    def _by_colours(self, theta: Array, n_directions: int) -> tuple[ColouredHessian, Array] | None:
+        """Return the mean Hessian at the entries of the pattern; None where that saves less than half of the work."""
+        while (coloured := self.sparse.coloured) is not None and 2 * coloured.n_colours < n_directions:
+            with contextlib.suppress(PatternWidened):
+                return coloured, self.sparse.mean_values(theta)
+        return None
+
+    def _calls(self, theta: Array, directions: Array, n_draws: int | None) -> Iterator[Array]:
+        """Multiply the Hessians at some draws after the others with each direction."""
+        blocks = slices(len(directions), self.n_in_call if n_draws is None else len(directions) or 1)
+        for rows in slices(len(theta), n_draws or 1):
+            parts = [self.products_of_draws(theta[rows], directions[block]) for block in blocks]
+            yield parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def products_of_draws(self, theta: Array, directions: Array) -> Array:
+        """Multiply the Hessians at draws with directions in one call, (n_draws, n_directions, n_dim)."""
+        function = self._function()
+        with np.errstate(all="ignore"):  # far from the mode, densities overflow: the caller sees what is not finite
+            filled_up = [self._functions.filled_up(np.ascontiguousarray(x)) for x in (theta, directions)]
+            return np.asarray(function(*filled_up))[: len(theta), : len(directions)]
+
+
+def units(n: int, n_in_call: int) -> Iterator[tuple[NDArray[np.intp], Array]]:
+    """Go through the unit vectors of n dimensions, a block at a time, with their indices."""
+    for rows in slices(n, n_in_call):
+        at = np.arange(rows.start, rows.stop)
+        block = np.zeros((len(at), n))
+        block[at - rows.start, at] = 1.0
+        yield at, block

@@ -1,28 +1,13 @@
 """The loop: knows a step rule by its verbs, and nothing of families or models."""
 
-from collections.abc import (
-    Callable,
-)
-from dataclasses import (
-    dataclass,
-    field,
-    replace,
-)
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from pymc_ngvi.core.status import (
-    Status,
-)
-from pymc_ngvi.core.stored import (
-    stored,
-)
-from pymc_ngvi.core.types import (
-    Array,
-    Rule,
-    RuleState,
-    VariationalState,
-)
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array, Rule, RuleState, VariationalState
 
 # --- a history of numbers that grows by one row in each iteration, without being copied each time ---
 

@@ -1,92 +1,31 @@
 """What is fitted: a density, the family of its approximations, and how these become approximations of the model's."""
 
-from collections.abc import (
-    Iterable,
-    Mapping,
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-    replace,
-)
-from typing import (
-    Any,
-    cast,
-)
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 
-from numpy.typing import (
-    ArrayLike,
-    NDArray,
-)
+from numpy.typing import ArrayLike, NDArray
 
-from pymc_ngvi.core.linalg import (
-    check_memory,
-)
-from pymc_ngvi.core.messages import (
-    suggestion,
-)
-from pymc_ngvi.core.types import (
-    Array,
-    FittedState,
-    GaussianState,
-    Rule,
-    Target,
-    VariationalState,
-)
-from pymc_ngvi.density import (
-    LogDensity,
-    ModelDensity,
-)
-from pymc_ngvi.density.by_rows import (
-    NO_ROWS,
-)
-from pymc_ngvi.families import (
-    DENSE,
-    FAMILIES,
-    STRUCTURED,
-    Family,
-)
-from pymc_ngvi.families.dissection import (
-    find_structure,
-)
-from pymc_ngvi.families.gaussian import (
-    Gaussian,
-)
-from pymc_ngvi.families.matrices.arrow import (
-    ArrowStructure,
-)
-from pymc_ngvi.families.matrices.sparse.structure import (
-    FilledStructure,
-)
-from pymc_ngvi.families.pushforward import (
-    PushforwardState,
-)
-from pymc_ngvi.fitting import (
-    starting,
-)
-from pymc_ngvi.fitting.auto import (
-    cheapest_filled,
-    choose_family,
-)
-from pymc_ngvi.fitting.options import (
-    FitOptions,
-)
-from pymc_ngvi.fitting.registry import (
-    BY_GRADIENTS,
-)
-from pymc_ngvi.graphs.layout import (
-    Layout,
-    Variable,
-)
-from pymc_ngvi.reparam import (
-    Conditional,
-    reparametrised,
-)
-from pymc_ngvi.reparam.row_space import (
-    RowSpaceDensity,
-)
+from pymc_ngvi.core.linalg import check_memory
+from pymc_ngvi.core.messages import suggestion
+from pymc_ngvi.core.types import Array, FittedState, GaussianState, Rule, Target, VariationalState
+from pymc_ngvi.density import LogDensity, ModelDensity
+from pymc_ngvi.density.by_rows import NO_ROWS
+from pymc_ngvi.families import DENSE, FAMILIES, STRUCTURED, Family
+from pymc_ngvi.families.dissection import find_structure
+from pymc_ngvi.families.gaussian import Gaussian
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
+from pymc_ngvi.families.pushforward import PushforwardState
+from pymc_ngvi.fitting import starting
+from pymc_ngvi.fitting.auto import cheapest_filled, choose_family
+from pymc_ngvi.fitting.options import FitOptions
+from pymc_ngvi.fitting.registry import BY_GRADIENTS
+from pymc_ngvi.graphs.layout import Layout, Variable
+from pymc_ngvi.reparam import Conditional, reparametrised
+from pymc_ngvi.reparam.row_space import RowSpaceDensity
 
 # --- from names of variables to the blocks of a block-diagonal covariance ---
 

@@ -121,17 +121,19 @@ def _flat_terms(nodes: list[Apply], outputs: list[Variable]) -> int:
     return sum(n for var, n in terms.items() if var in used)
 
 
-class _ScalarLogAddExp(ps.BinaryScalarOp):
+class ScalarLogAddExp(ps.BinaryScalarOp):
     """log(exp(x) + exp(y)), with derivatives of two nodes each."""
 
     nfunc_spec = ("numpy.logaddexp", 2, 1)
 
     def impl(self, x: float, y: float) -> float:
+        """Return the value of one element."""
         return float(np.logaddexp(x, y))
 
     def pullback(
         self, inputs: list[Variable], outputs: list[Variable], output_gradients: list[Variable]
     ) -> list[Variable]:
+        """Return the derivatives."""
         x, y = inputs
         [g] = output_gradients
         return [g * ps.sigmoid(x - y), g * ps.sigmoid(y - x)]
@@ -147,7 +149,7 @@ class _ShortLogSumExp(LogSumExp):
         return [pt.expand_dims(g, self.axis) * pt.exp(x - pt.expand_dims(out, self.axis))]
 
 
-_log_add_exp = Elemwise(_ScalarLogAddExp(ps.upgrade_to_float, name="log_add_exp"), name="LogAddExp")
+_log_add_exp = Elemwise(ScalarLogAddExp(ps.upgrade_to_float, name="log_add_exp"), name="LogAddExp")
 
 
 @node_rewriter([LogAddExp, LogSumExp])  # type: ignore[untyped-decorator]

@@ -14,26 +14,29 @@ from itertools import permutations
 from typing import Any
 
 import numpy as np
-import pytensor
 import pytensor.tensor as pt
 
 from pymc.ode import DifferentialEquation
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.gradient import DisconnectedType
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import graph_inputs, toposort
 
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.graphs.backends import quick_mode, without_c
-from pymc_ngvi.graphs.calls import Calls, NoNumPyFunction
 from pymc_ngvi.graphs.inner import copy_of
-from pymc_ngvi.graphs.loops import vectorised
+from pymc_ngvi.graphs.jets import JetKind, Program, Space
+from pymc_ngvi.graphs.programs import read
+from pymc_ngvi.rows.programs.on_numpy import OnNumPy
+from pymc_ngvi.rows.programs.writer import CannotFollow, derivatives
 
 #: Derivatives of a solution: those of Hessians.
 _HIGHEST_ORDER = 2
+#: A function of states with parameters, (n_draws, n), and t: f and its derivatives, with an axis more each.
+type Slopes = Callable[[Array, float], list[Array]]
 
 
 @dataclass(frozen=True)
@@ -53,35 +56,26 @@ class Equations:
 
 
 @functools.lru_cache(maxsize=16)
-def slopes_of(equations: Equations, order: int) -> Callable[[Array, float], list[Array]]:
-    """Return a function of states with parameters, (n_draws, n), and t: f and its derivatives, with an axis more each.
-
-    Each part that is not 0 is a function of numbers, evaluated for all draws by calls of NumPy, where there are such.
-    """
+def slopes_of(equations: Equations, order: int) -> Slopes:
+    """Return f and its derivatives, all that is not 0 in one program; they are carried along where f has arrays."""
     n = equations.n_states + equations.n_parameters
     numbers, t = [pt.scalar(dtype="float64") for _ in range(n)], pt.scalar("t", dtype="float64")
     both = pt.stack(numbers)
     given = equations.function(both[: equations.n_states], t, both[equations.n_states :])
     listed = given if isinstance(given, list | tuple) else [pt.atleast_1d(given)[i] for i in range(equations.n_states)]
-    level = _simplified({(i,): pt.as_tensor(g).astype("float64") for i, g in enumerate(listed)})
-    parts = dict(level)
-    for _ in range(order):
-        level = _simplified(_differentiated(level, numbers))
-        parts |= level
-    inputs = [pt.vector(dtype="float64") for _ in range(n + 1)]
-    with without_c():
-        batched = vectorised(list(parts.values()), dict(zip([*numbers, t], inputs, strict=True)))
-        function: Any = pytensor.function(inputs, batched, mode=quick_mode(), on_unused_input="ignore")
+    fgraph = copy_of([pt.as_tensor(g).astype("float64") for g in listed])
+    f = rewrite_graph(fgraph, include=("canonicalize", "stabilize"), exclude=("inplace",)).outputs
     try:
-        evaluate: Any = Calls(function.maker.fgraph.inputs, function.maker.fgraph.outputs)
-    except NoNumPyFunction:
-        evaluate = lambda arrays: function(*arrays)  # noqa: E731
-    every: Any = slice(None)
-    places = [(len(axes), [(every, i, *at) for at in set(permutations(axes))]) for i, *axes in parts]
+        writer, values = read([*numbers, t], f)
+        parts = derivatives(writer, values, n, order)
+    except CannotFollow:
+        return _carried_along(numbers, t, pt.stack(f), order)
+    evaluate, every = OnNumPy(writer.written(list(parts.values()))).run, slice(None)
+    places: Any = [(len(axes), [(every, i, *at) for at in set(permutations(axes))]) for i, *axes in parts]
 
     def slopes(both: Array, t: float) -> list[Array]:
         result = [np.zeros((len(both), equations.n_states, *[n] * k)) for k in range(order + 1)]
-        values = evaluate([*np.ascontiguousarray(both.T), np.full(len(both), t)])
+        values = evaluate(*np.ascontiguousarray(both.T), np.array([t]))
         for (k, of_order), value in zip(places, values, strict=True):
             for at in of_order:
                 result[k][at] = value
@@ -90,26 +84,18 @@ def slopes_of(equations: Equations, order: int) -> Callable[[Array, float], list
     return slopes
 
 
-def _differentiated(level: dict[tuple[int, ...], Variable], numbers: list[Variable]) -> dict[tuple[int, ...], Variable]:
-    """Return the derivatives of numbers by numbers, in ascending order."""
-    result = {}
-    for place, part in level.items():
-        first = max(place[1:], default=0)
-        slopes = pytensor.grad(part, numbers[first:], disconnected_inputs="ignore", return_disconnected="none")
-        result.update({(*place, j): slope for j, slope in enumerate(slopes, start=first) if slope is not None})
-    return result
+def _carried_along(numbers: list[Variable], t: Variable, f: Variable, order: int) -> Slopes:
+    data = [var for var in graph_inputs([f]) if isinstance(var, SharedVariable)]
+    kinds = [*[JetKind.JET] * len(numbers), *[JetKind.FIXED] * (1 + len(data))]
+    program = Program([*numbers, t, *data], kinds, [f])
 
+    def slopes(both: Array, t: float) -> list[Array]:
+        space = Space(len(numbers), len(both), order)
+        known = [np.asarray(x)[None, None] for x in (t, *[var.get_value(borrow=True) for var in data])]
+        [found] = program(space, [*np.moveaxis(space.of_points(both), 2, 0), *known])
+        return space.apart(found)
 
-def _simplified(level: dict[tuple[int, ...], Variable]) -> dict[tuple[int, ...], Variable]:
-    """Return parts simplified, without those that are 0."""
-    if not level:
-        return level
-    simple = rewrite_graph(copy_of(list(level.values())), include=("canonicalize", "stabilize"), exclude=("inplace",))
-    return {
-        place: part
-        for place, part in zip(level, simple.outputs, strict=True)
-        if not (isinstance(part, Constant) and not np.any(part.data))
-    }
+    return slopes
 
 
 class Solution(Op):
@@ -211,9 +197,7 @@ def _integrate(equations: Equations, order: int, both: Array) -> Array | None:
     return np.moveaxis(path[1:].reshape(-1, *start.shape), 0, 1)
 
 
-def _slopes_of_all(
-    equations: Equations, order: int, slopes: Callable[[Array, float], list[Array]], both: Array, state: Array, t: float
-) -> Array:
+def _slopes_of_all(equations: Equations, order: int, slopes: Slopes, both: Array, state: Array, t: float) -> Array:
     """Return the derivatives by time of states, and of their derivatives, flat, (n_draws, ...)."""
     n_states, n = equations.n_states, both.shape[1]
     parts = np.split(state, np.cumsum(equations.sizes(order))[:-1], axis=1)

@@ -178,8 +178,6 @@ def _row_from(future: Any, cluster: Cluster, fitter: Fitter, index: int) -> Row 
     return row
 
 
-# --- goes through the cases, one after the other, in processes or on Dask, and collects rows as they are done ---
-
 # --- fits in processes of this machine ---
 
 
@@ -235,8 +233,6 @@ def _row(index: int, case: bytes) -> Row:
     return _Here.kit.row(index, case)
 
 
-# --- goes through the cases, one after the other, in processes or on Dask, and collects rows as they are done ---
-
 # --- the progress of many fits: how many are done, how many failed, and the time that is left ---
 
 
@@ -257,8 +253,6 @@ def _words(done: int, total: int | None, failed: int) -> str:
     of = "" if total is None else f" of {total:,}"
     return f"{done:,}{of} fits" + (f", {failed:,} failed" if failed else "")
 
-
-# --- goes through the cases, one after the other, in processes or on Dask, and collects rows as they are done ---
 
 # --- what is said of fits that were not searched for other modes, by those that were ---
 

@@ -1,51 +1,19 @@
 """Proposals fitted to all draws so far, and looks at what they miss: far out, in thin tails, along ridges."""
 
-from collections.abc import (
-    Callable,
-)
+from collections.abc import Callable
 
 import numpy as np
 
-from numpy.typing import (
-    NDArray,
-)
+from numpy.typing import NDArray
 
-from pymc_ngvi.core.linalg import (
-    logsumexp,
-)
-from pymc_ngvi.core.refusal import (
-    Reason,
-    Refused,
-)
-from pymc_ngvi.core.types import (
-    Array,
-)
-from pymc_ngvi.marginal.proposals import (
-    Base,
-    Proposal,
-    best_proposal,
-    mixture_of,
-    tempered,
-)
-from pymc_ngvi.marginal.ridges import (
-    components_above,
-    ridges,
-    work_in_dimensions,
-    work_of_climb,
-)
-from pymc_ngvi.marginal.sampling import (
-    LogMarginalFunction,
-    Pool,
-    Round,
-    Weighted,
-    relative_sd_errors,
-)
-from pymc_ngvi.marginal.student_mixture import (
-    StudentMixture,
-)
-from pymc_ngvi.marginal.tails import (
-    Bend,
-)
+from pymc_ngvi.core.linalg import logsumexp
+from pymc_ngvi.core.refusal import Reason, Refused
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.marginal.proposals import Base, Proposal, best_proposal, mixture_of, tempered
+from pymc_ngvi.marginal.ridges import components_above, ridges, work_in_dimensions, work_of_climb
+from pymc_ngvi.marginal.sampling import LogMarginalFunction, Pool, Round, Weighted, relative_sd_errors
+from pymc_ngvi.marginal.student_mixture import StudentMixture
+from pymc_ngvi.marginal.tails import Bend
 
 # --- all rounds of draws together, as draws of the mixture of their proposals [1]_ ---
 # None is left out because its weights are uneven: they are where a proposal has found what the ones before it missed,

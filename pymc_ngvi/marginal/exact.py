@@ -2,93 +2,33 @@
 
 import logging
 
-from collections.abc import (
-    Callable,
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-)
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from scipy import (
-    sparse,
-)
+from scipy import sparse
 
-from pymc_ngvi.core import (
-    prices,
-)
-from pymc_ngvi.core.linalg import (
-    logsumexp,
-)
-from pymc_ngvi.core.refusal import (
-    OtherForm,
-    Reason,
-    Unavailable,
-)
-from pymc_ngvi.core.target import (
-    MeanHessian,
-)
-from pymc_ngvi.core.types import (
-    Array,
-    GaussianState,
-)
-from pymc_ngvi.density import (
-    LogDensity,
-    ModelDensity,
-)
-from pymc_ngvi.density.blocks import (
-    CannotSplit,
-)
-from pymc_ngvi.density.hyperparameters import (
-    ratios,
-)
-from pymc_ngvi.density.one_mode import (
-    rows_not_concave,
-)
-from pymc_ngvi.marginal.adaptation import (
-    SCALES,
-)
-from pymc_ngvi.marginal.centres import (
-    Centres,
-)
-from pymc_ngvi.marginal.fitting import (
-    Hopeless,
-    Sampler,
-)
-from pymc_ngvi.marginal.forest import (
-    MOST_PLAIN,
-    Forest,
-    NoForest,
-    find_forest,
-)
-from pymc_ngvi.marginal.log_marginal import (
-    LogMarginal,
-)
-from pymc_ngvi.marginal.on_model import (
-    FittedDensity,
-)
-from pymc_ngvi.marginal.pooled import (
-    PoolState,
-)
-from pymc_ngvi.marginal.proposals import (
-    Base,
-    Proposal,
-    effective_size,
-    mixture_of,
-)
-from pymc_ngvi.marginal.sampling import (
-    Plain,
-    Round,
-    Sampled,
-)
-from pymc_ngvi.marginal.tails import (
-    Bend,
-)
-from pymc_ngvi.marginal.trees import (
-    IntegratedTrees,
-)
+from pymc_ngvi.core import prices
+from pymc_ngvi.core.linalg import logsumexp
+from pymc_ngvi.core.refusal import OtherForm, Reason, Unavailable
+from pymc_ngvi.core.target import MeanHessian
+from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.density import LogDensity, ModelDensity
+from pymc_ngvi.density.blocks import CannotSplit
+from pymc_ngvi.density.hyperparameters import ratios
+from pymc_ngvi.density.one_mode import rows_not_concave
+from pymc_ngvi.marginal.adaptation import SCALES
+from pymc_ngvi.marginal.centres import Centres
+from pymc_ngvi.marginal.fitting import Hopeless, Sampler
+from pymc_ngvi.marginal.forest import MOST_PLAIN, Forest, NoForest, find_forest
+from pymc_ngvi.marginal.log_marginal import LogMarginal
+from pymc_ngvi.marginal.on_model import FittedDensity
+from pymc_ngvi.marginal.pooled import PoolState
+from pymc_ngvi.marginal.proposals import Base, Proposal, effective_size, mixture_of
+from pymc_ngvi.marginal.sampling import Plain, Round, Sampled
+from pymc_ngvi.marginal.tails import Bend
+from pymc_ngvi.marginal.trees import IntegratedTrees
 
 # --- the local coordinates given the globals under a Gaussian: linear means and factors, from a sparse precision ---
 

@@ -1,48 +1,19 @@
 """log p of the model and of the data that were fitted, as a whole and in terms, whatever the model's data are now."""
 
-from collections.abc import (
-    Sequence,
-)
-from typing import (
-    Any,
-)
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from pymc_ngvi.core import (
-    prices,
-)
-from pymc_ngvi.core.types import (
-    Array,
-)
-from pymc_ngvi.density import (
-    LogDensity,
-    ModelDensity,
-)
-from pymc_ngvi.density.blocks import (
-    CannotSplit,
-    RowTerms,
-)
-from pymc_ngvi.density.shards.density import (
-    ShardedDensity,
-)
-from pymc_ngvi.density.shards.requests import (
-    ApplyToLikelihood,
-)
-from pymc_ngvi.density.split import (
-    SplitDensity,
-)
-from pymc_ngvi.marginal.forest import (
-    Forest,
-)
-from pymc_ngvi.marginal.parts import (
-    BatchPlan,
-    Integers,
-    SomeBlocks,
-    TermsByRows,
-    sub_forest,
-    whole,
-)
+from pymc_ngvi.core import prices
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.density import LogDensity, ModelDensity
+from pymc_ngvi.density.blocks import CannotSplit, RowTerms
+from pymc_ngvi.density.shards.density import ShardedDensity
+from pymc_ngvi.density.shards.requests import ApplyToLikelihood
+from pymc_ngvi.density.split import SplitDensity
+from pymc_ngvi.marginal.forest import Forest
+from pymc_ngvi.marginal.parts import BatchPlan, Integers, SomeBlocks, TermsByRows, sub_forest, whole
 
 # --- terms of log p whose rows are in shards: those of the prior here, those of the data where these are, added up ---
 

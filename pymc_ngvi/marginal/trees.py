@@ -1,83 +1,31 @@
 """Local coordinates in trees, given a pool of globals: integrated by quadrature, and drawn from their conditionals."""
 
-from collections.abc import (
-    Iterator,
-)
-from dataclasses import (
-    dataclass,
-)
-from functools import (
-    cached_property,
-)
-from typing import (
-    Any,
-    NamedTuple,
-)
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy.typing import (
-    NDArray,
-)
+from numpy.typing import NDArray
 
-from pymc_ngvi.core.linalg import (
-    logsumexp,
-)
-from pymc_ngvi.core.psis import (
-    smoothed,
-)
+from pymc_ngvi.core.linalg import logsumexp
+from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.reach import beyond_reach
 from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS
-from pymc_ngvi.core.stored import (
-    stored,
-)
-from pymc_ngvi.core.types import (
-    Array,
-)
-from pymc_ngvi.density import (
-    ModelDensity,
-)
-from pymc_ngvi.marginal.centres import (
-    Centres,
-)
-from pymc_ngvi.marginal.effects import (
-    draw_effects,
-    moments_of_draws,
-    numbers_of_candidates,
-)
-from pymc_ngvi.marginal.forest import (
-    MOST_PLAIN,
-    Forest,
-)
-from pymc_ngvi.marginal.log_marginal import (
-    LogMarginal,
-)
-from pymc_ngvi.marginal.nodes import (
-    ladder,
-)
-from pymc_ngvi.marginal.on_model import (
-    FittedDensity,
-)
-from pymc_ngvi.marginal.pooled import (
-    GivenGlobals,
-    PoolState,
-)
-from pymc_ngvi.marginal.quadrature import (
-    integrate,
-)
-from pymc_ngvi.marginal.sampling import (
-    Plain,
-    Pool,
-    Sampled,
-    Sequences,
-    evenly_picked,
-    picked,
-    tail_size,
-)
-from pymc_ngvi.marginal.verdict import (
-    MOST_SHORT,
-    Checks,
-)
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.marginal.centres import Centres
+from pymc_ngvi.marginal.effects import draw_effects, moments_of_draws, numbers_of_candidates
+from pymc_ngvi.marginal.forest import MOST_PLAIN, Forest
+from pymc_ngvi.marginal.log_marginal import LogMarginal
+from pymc_ngvi.marginal.nodes import ladder
+from pymc_ngvi.marginal.on_model import FittedDensity
+from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState
+from pymc_ngvi.marginal.quadrature import integrate
+from pymc_ngvi.marginal.sampling import Plain, Pool, Sampled, Sequences, evenly_picked, picked, tail_size
+from pymc_ngvi.marginal.verdict import MOST_SHORT, Checks
 
 # --- draws of the local coordinates for globals of a pool ---
 

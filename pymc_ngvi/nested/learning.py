@@ -9,55 +9,23 @@ References
    Graphical Statistics 13(4). https://doi.org/10.1198/106186004X12803
 """
 
-from collections.abc import (
-    Callable,
-)
+from collections.abc import Callable
 
 import numpy as np
 
-from pymc_ngvi.core.linalg import (
-    logsumexp,
-)
-from pymc_ngvi.core.refusal import (
-    Reason,
-)
-from pymc_ngvi.core.types import (
-    Array,
-)
-from pymc_ngvi.marginal.fitting import (
-    Hopeless,
-)
-from pymc_ngvi.marginal.proposals import (
-    effective_size,
-    tempered,
-)
-from pymc_ngvi.marginal.regression import (
-    Whitening,
-)
-from pymc_ngvi.marginal.sampling import (
-    Pool,
-    evenly_picked,
-)
-from pymc_ngvi.marginal.tails import (
-    Bend,
-)
-from pymc_ngvi.nested.found import (
-    Marginal,
-)
-from pymc_ngvi.nested.margins import (
-    Margins,
-)
-from pymc_ngvi.nested.mode import (
-    LatentMode,
-)
-from pymc_ngvi.nested.pairs import (
-    WeightedPairs,
-    normalised_weights,
-)
-from pymc_ngvi.nested.rounds import (
-    Guess,
-    Rounds,
-)
+from pymc_ngvi.core.linalg import logsumexp
+from pymc_ngvi.core.refusal import Reason
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.marginal.fitting import Hopeless
+from pymc_ngvi.marginal.proposals import effective_size, tempered
+from pymc_ngvi.marginal.regression import Whitening
+from pymc_ngvi.marginal.sampling import Pool, evenly_picked
+from pymc_ngvi.marginal.tails import Bend
+from pymc_ngvi.nested.found import Marginal
+from pymc_ngvi.nested.margins import Margins
+from pymc_ngvi.nested.mode import LatentMode
+from pymc_ngvi.nested.pairs import WeightedPairs, normalised_weights
+from pymc_ngvi.nested.rounds import Guess, Rounds
 
 # --- many hyperparameters: draws on their way from a wide density to the posterior, of which a proposal is learned ---
 # In dozens of dimensions draws of a first guess say next to nothing of where the posterior is. Sequential Monte Carlo

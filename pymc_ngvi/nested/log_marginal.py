@@ -5,65 +5,24 @@ All values that are asked for at once are evaluated together, as far as that goe
 
 import itertools
 
-from collections.abc import (
-    Iterator,
-    Sequence,
-)
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from numpy.typing import (
-    NDArray,
-)
+from numpy.typing import NDArray
 
 from pymc_ngvi.core.sizes import AT_ONCE
-from pymc_ngvi.core.types import (
-    Array,
-    GaussianState,
-    RowRules,
-)
-from pymc_ngvi.density.rows_given import (
-    RowsGiven,
-)
-from pymc_ngvi.density.rows_over import (
-    RowsLeftOver,
-    RowsOver,
-)
-from pymc_ngvi.families.matrices.sparse.precisions import (
-    Precisions,
-)
-from pymc_ngvi.marginal.regression import (
-    Whitening,
-    quadratic_terms,
-)
-from pymc_ngvi.nested.conditional import (
-    ConditionalFits,
-    LatentGaussian,
-)
-from pymc_ngvi.nested.defence import (
-    Defence,
-)
-from pymc_ngvi.nested.found import (
-    FEWEST,
-    LEFT,
-    SOLVED,
-    Drawn,
-    EvaluatedMarginal,
-    lacking,
-    missing,
-    n_wanted,
-)
-from pymc_ngvi.nested.many import (
-    ManyFitter,
-    ManyGaussians,
-    Which,
-)
-from pymc_ngvi.rows.expectation import (
-    row_slices,
-)
-from pymc_ngvi.rows.many import (
-    ManyRows,
-)
+from pymc_ngvi.core.types import Array, GaussianState, RowRules
+from pymc_ngvi.density.rows_given import RowsGiven
+from pymc_ngvi.density.rows_over import RowsLeftOver, RowsOver
+from pymc_ngvi.families.matrices.sparse.precisions import Precisions
+from pymc_ngvi.marginal.regression import Whitening, quadratic_terms
+from pymc_ngvi.nested.conditional import ConditionalFits, LatentGaussian
+from pymc_ngvi.nested.defence import Defence
+from pymc_ngvi.nested.found import FEWEST, LEFT, SOLVED, Drawn, EvaluatedMarginal, lacking, missing, n_wanted
+from pymc_ngvi.nested.many import ManyFitter, ManyGaussians, Which
+from pymc_ngvi.rows.expectation import row_slices
+from pymc_ngvi.rows.many import ManyRows
 from pymc_ngvi.rows.seen import Seen
 
 # --- where conditional fits begin: what rows see of a Gaussian, predicted from fits at other hyperparameters ---
@@ -145,8 +104,6 @@ class Starts:
                 covariances.append(sd[a] ** 2)
         return Seen(mean, covariances)
 
-
-# --- log m(g), the log density of hyperparameters with the latent variables integrated out, and draws of these ---
 
 # --- conditional fits of many hyperparameters in batches, with log m there, and draws of the latent variables ---
 

@@ -9,94 +9,33 @@ References
 
 import functools
 
-from collections.abc import (
-    Iterator,
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-)
-from typing import (
-    Any,
-    NamedTuple,
-)
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy.typing import (
-    NDArray,
-)
+from numpy.typing import NDArray
 
-from pymc_ngvi.core.refusal import (
-    Reason,
-    Unavailable,
-)
+from pymc_ngvi.core.refusal import Reason, Unavailable
 from pymc_ngvi.core.sizes import AT_ONCE
-from pymc_ngvi.core.stored import (
-    stored,
-)
-from pymc_ngvi.core.types import (
-    Array,
-    GaussianState,
-)
-from pymc_ngvi.density import (
-    LogDensity,
-    ModelDensity,
-)
-from pymc_ngvi.density.gaussian_over import (
-    GaussianOver,
-    gaussian_over,
-)
-from pymc_ngvi.density.hyperparameters import (
-    latent_rows,
-    ratios,
-)
-from pymc_ngvi.density.rows_given import (
-    NotRows,
-    RowsGiven,
-)
-from pymc_ngvi.families.matrices.sparse.precisions import (
-    Factors,
-)
-from pymc_ngvi.marginal.fitting import (
-    Hopeless,
-)
-from pymc_ngvi.marginal.pooled import (
-    GivenGlobals,
-    PoolState,
-    effective_size_of,
-)
-from pymc_ngvi.marginal.regression import (
-    Whitening,
-    quadratic_terms,
-)
-from pymc_ngvi.marginal.sampling import (
-    Pool,
-    evenly_picked,
-)
-from pymc_ngvi.nested.exploring import (
-    Exploration,
-    Uneven,
-    explore,
-)
-from pymc_ngvi.nested.found import (
-    Drawn,
-    KnownMarginal,
-    Marginal,
-)
-from pymc_ngvi.nested.log_marginal import (
-    LatentMarginal,
-)
-from pymc_ngvi.nested.pairs import (
-    WeightedPairs,
-)
-from pymc_ngvi.nested.seconds import (
-    may_anneal,
-    n_values_of,
-)
-from pymc_ngvi.nested.verdict import (
-    NestedChecks,
-)
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.density import LogDensity, ModelDensity
+from pymc_ngvi.density.gaussian_over import GaussianOver, gaussian_over
+from pymc_ngvi.density.hyperparameters import latent_rows, ratios
+from pymc_ngvi.density.rows_given import NotRows, RowsGiven
+from pymc_ngvi.families.matrices.sparse.precisions import Factors
+from pymc_ngvi.marginal.fitting import Hopeless
+from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState, effective_size_of
+from pymc_ngvi.marginal.regression import Whitening, quadratic_terms
+from pymc_ngvi.marginal.sampling import Pool, evenly_picked
+from pymc_ngvi.nested.exploring import Exploration, Uneven, explore
+from pymc_ngvi.nested.found import Drawn, KnownMarginal, Marginal
+from pymc_ngvi.nested.log_marginal import LatentMarginal
+from pymc_ngvi.nested.pairs import WeightedPairs
+from pymc_ngvi.nested.seconds import may_anneal, n_values_of
+from pymc_ngvi.nested.verdict import NestedChecks
 
 # --- latent variables that are Gaussian given the hyperparameters: log m in closed form, and exact draws ---
 # Each value of the hyperparameters takes a Cholesky factor and a solution, and nothing is iterated.
@@ -220,8 +159,6 @@ class GaussianMarginal:
             value = self._over.logp(part[which], mean[:, None])[:, 0] + factors.entropy - 0.5 * self.n_dim
             yield _Fits(start + which, mean, factors, np.where(np.isfinite(value), value, -np.inf))
 
-
-# --- the nested posterior of a latent Gaussian model [1]_, with variational fits in the place of Laplace's method ---
 
 # --- latent variables given hyperparameters: draws that are kept, each with a weight ---
 

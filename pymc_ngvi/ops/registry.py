@@ -3,49 +3,24 @@
 import functools
 import math
 
-from collections.abc import (
-    Callable,
-    Sequence,
-)
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import (
-    partial,
-)
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.scalar as ps
 import pytensor.tensor as pt
 
-from pymc.distributions.dist_math import (
-    SplineWrapper,
-)
-from pytensor.compile.builders import (
-    OpFromGraph,
-)
-from pytensor.compile.ops import (
-    DeepCopyOp,
-    ViewOp,
-)
-from pytensor.graph.basic import (
-    Apply,
-    Variable,
-)
-from pytensor.graph.op import (
-    Op,
-)
-from pytensor.raise_op import (
-    CheckAndRaise,
-)
-from pytensor.scan.op import (
-    Scan,
-)
-from pytensor.sparse.math import (
-    Dot as SparseDot,
-)
-from pytensor.sparse.math import (
-    StructuredDot,
-)
+from pymc.distributions.dist_math import SplineWrapper
+from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.ops import DeepCopyOp, ViewOp
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
+from pytensor.raise_op import CheckAndRaise
+from pytensor.scan.op import Scan
+from pytensor.sparse.math import Dot as SparseDot
+from pytensor.sparse.math import StructuredDot
 from pytensor.tensor.basic import (
     Alloc,
     AllocEmpty,
@@ -58,76 +33,25 @@ from pytensor.tensor.basic import (
     Split,
     TensorFromScalar,
 )
-from pytensor.tensor.blockwise import (
-    Blockwise,
-)
-from pytensor.tensor.elemwise import (
-    CAReduce,
-    DimShuffle,
-    Elemwise,
-)
-from pytensor.tensor.extra_ops import (
-    CumOp,
-    FillDiagonal,
-    Repeat,
-)
-from pytensor.tensor.linalg.constructors import (
-    BlockDiagonal,
-)
-from pytensor.tensor.linalg.decomposition.cholesky import (
-    Cholesky,
-)
-from pytensor.tensor.linalg.decomposition.eigen import (
-    Eigh,
-)
-from pytensor.tensor.linalg.inverse import (
-    MatrixInverse,
-)
-from pytensor.tensor.linalg.products import (
-    Expm,
-)
-from pytensor.tensor.linalg.solvers.core import (
-    SolveBase,
-)
-from pytensor.tensor.linalg.solvers.general import (
-    Solve,
-)
-from pytensor.tensor.linalg.solvers.triangular import (
-    SolveTriangular,
-)
-from pytensor.tensor.linalg.summary import (
-    Det,
-    SLogDet,
-)
-from pytensor.tensor.math import (
-    Argmax,
-    Dot,
-)
-from pytensor.tensor.random.op import (
-    RNGConsumerOp,
-)
-from pytensor.tensor.reshape import (
-    JoinDims,
-    SplitDims,
-)
-from pytensor.tensor.shape import (
-    Reshape,
-    Shape,
-    Shape_i,
-    SpecifyShape,
-)
-from pytensor.tensor.signal.conv import (
-    AbstractConvolveNd,
-)
-from pytensor.tensor.sort import (
-    ArgSortOp,
-    SortOp,
-)
-from pytensor.tensor.special import (
-    LogSoftmax,
-    LogSumExp,
-    Softmax,
-)
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.extra_ops import CumOp, FillDiagonal, Repeat
+from pytensor.tensor.linalg.constructors import BlockDiagonal
+from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
+from pytensor.tensor.linalg.decomposition.eigen import Eigh
+from pytensor.tensor.linalg.inverse import MatrixInverse
+from pytensor.tensor.linalg.products import Expm
+from pytensor.tensor.linalg.solvers.core import SolveBase
+from pytensor.tensor.linalg.solvers.general import Solve
+from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
+from pytensor.tensor.linalg.summary import Det, SLogDet
+from pytensor.tensor.math import Argmax, Dot
+from pytensor.tensor.random.op import RNGConsumerOp
+from pytensor.tensor.reshape import JoinDims, SplitDims
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.signal.conv import AbstractConvolveNd
+from pytensor.tensor.sort import ArgSortOp, SortOp
+from pytensor.tensor.special import LogSoftmax, LogSumExp, Softmax
 from pytensor.tensor.subtensor import (
     AdvancedIncSubtensor,
     AdvancedSubtensor,
@@ -135,25 +59,13 @@ from pytensor.tensor.subtensor import (
     Subtensor,
     indices_from_subtensor,
 )
-from scipy import (
-    sparse,
-)
+from scipy import sparse
 
-from pymc_ngvi.core.sparsity.dependence_sets import (
-    Ints,
-)
-from pymc_ngvi.core.values import (
-    Matrix,
-)
-from pymc_ngvi.graphs.backends import (
-    python_loops,
-)
-from pymc_ngvi.graphs.incomplete import (
-    is_tail,
-)
-from pymc_ngvi.graphs.odes import (
-    Solution,
-)
+from pymc_ngvi.core.sparsity.dependence_sets import Ints
+from pymc_ngvi.core.values import Matrix
+from pymc_ngvi.graphs.backends import python_loops
+from pymc_ngvi.graphs.incomplete import is_tail
+from pymc_ngvi.graphs.odes import Solution
 from pymc_ngvi.ops.elements import (
     AddedAt,
     ByMatrix,
@@ -176,10 +88,7 @@ from pymc_ngvi.ops.facts import (
     one_if_scalar,
     operands,
 )
-from pymc_ngvi.ops.scalars import (
-    ScalarForm,
-    differentiable_inputs,
-)
+from pymc_ngvi.ops.scalars import ScalarForm, differentiable_inputs
 
 # --- what is known of one operation of a graph: a record with an answer to each reading, or a refusal in words ---
 
@@ -357,8 +266,6 @@ MOVEMENT: dict[type, OpRecord] = {
     ),
 }
 
-# --- all operations: what is known of each, by the type of its Op ---
-
 # --- operations that add elements up along axes, or reduce them otherwise ---
 
 
@@ -430,8 +337,6 @@ REDUCTIONS: dict[type, OpRecord] = {
     LogSumExp: OpRecord(_WRAPPED, _log_sum_exp, axis=_axis_left),
     **dict.fromkeys((Softmax, LogSoftmax), OpRecord(_WRAPPED, _softmax, axis=_axis_left)),
 }
-
-# --- all operations: what is known of each, by the type of its Op ---
 
 # --- products of matrices, and solutions of linear systems ---
 
@@ -513,8 +418,6 @@ PRODUCTS: dict[type, OpRecord] = {
     Cholesky: OpRecord("makes each element of all those of a matrix", OF_MANY, lambda node: [0.5], by_batch=True),
 }
 
-# --- all operations: what is known of each, by the type of its Op ---
-
 # --- operations element by element; what they do to a number is in `scalars` and in `rows.programs.operations` ---
 
 #: Functions of one argument that cost no more than a pass.
@@ -585,8 +488,6 @@ def _work(node: Apply, unknown: int) -> Extra:
 ELEMENTWISE: dict[type, OpRecord] = {
     Elemwise: OpRecord(_elements, _lifted, _degrees, "reads what rows share, element by element", _work),
 }
-
-# --- all operations: what is known of each, by the type of its Op ---
 
 # --- operations that are not taken apart, and why ---
 

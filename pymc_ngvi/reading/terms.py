@@ -522,9 +522,6 @@ def _merged(group: list[Rows]) -> Rows:
     return Rows(first.index, first.slots, data, value, sources=sources)
 
 
-# --- graphs of rows, written for those who evaluate them ---
-
-
 # --- what a function of rows tells of its second derivatives before any is made: which are not 0, and that they exist
 # ---
 

@@ -324,6 +324,3 @@ def _columns_named() -> Iterator[None]:
             f"new_data has no column {error.args[0]!r}, which the formula of the Bambi model names. Bambi asks for the "
             "columns of the response, too, where there are trials."
         ) from error
-
-
-# --- predictions for new data, of PyMC's models and Bambi's ---

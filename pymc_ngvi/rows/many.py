@@ -6,62 +6,25 @@ pattern. Rows of all values are evaluated together; so are products with all X_k
 
 import functools
 
-from collections.abc import (
-    Iterator,
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-    replace,
-)
-from typing import (
-    NamedTuple,
-)
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from numpy.typing import (
-    NDArray,
-)
+from numpy.typing import NDArray
 from scipy import sparse
-from scipy.special import (
-    ndtri,
-)
+from scipy.special import ndtri
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.batch import Batch
-from pymc_ngvi.core.refusal import (
-    NotApart,
-)
+from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.target import RowRules
-from pymc_ngvi.core.values import (
-    Array,
-)
-from pymc_ngvi.rows.entries import (
-    Entries,
-    EntriesAt,
-    ManyMaps,
-    Sparsity,
-)
-from pymc_ngvi.rows.expectation import (
-    Compiled,
-    Index,
-    Levels,
-    RowFunction,
-)
-from pymc_ngvi.rows.integrated import (
-    Integrated,
-    TabulatedRowFunction,
-    densities,
-    distinct,
-)
-from pymc_ngvi.rows.own_effects import (
-    Ints,
-    OwnEffects,
-    OwnGroup,
-    predictors_of,
-    priors_of,
-)
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.rows.entries import Entries, EntriesAt, ManyMaps, Sparsity
+from pymc_ngvi.rows.expectation import Compiled, Index, Levels, RowFunction
+from pymc_ngvi.rows.integrated import Integrated, TabulatedRowFunction, densities, distinct
+from pymc_ngvi.rows.own_effects import Ints, OwnEffects, OwnGroup, predictors_of, priors_of
 from pymc_ngvi.rows.pattern import Scatter
 from pymc_ngvi.rows.seen import Seen
 from pymc_ngvi.rows.taken import Taken
@@ -214,10 +177,6 @@ def _sds(kind: Taken) -> NDArray[np.float32]:
     return kind.sd
 
 
-# --- rows at many values in which effects that one row alone reads are integrated out; see `own_effects`, and `many`
-# ---
-
-
 # --- quantiles of densities that are known at points of a grid, many at a time ---
 
 _ROOT_2PI = float(np.sqrt(2.0 * np.pi))
@@ -252,8 +211,6 @@ def _near(wanted: float, x: Array, y: Array, slope: Array) -> Array:
     ends = (1.0 + 2.0 * part) * rest**2 * y_left + (1.0 + 2.0 * rest) * part**2 * y_right
     return ends + part * rest * width * (rest * first - part * last)
 
-
-# Rows at many values in which effects that one row alone reads are integrated out; see `own_effects`, and `many`.
 
 # --- draws of effects that one row alone reads, given the predictors of their rows: many at a time ---
 # Given eta, what a row reads, v = eta + a z, has the density exp(f(v) - (v - eta)^2 / (2 a^2)). Rows with the same data

@@ -26,11 +26,9 @@ from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.integrated import Integrated, TabulatedRowFunction
 from pymc_ngvi.rows.linear_map import LinearMap
 from pymc_ngvi.rows.quadratic import FAR, are_concave, is_quadratic
+from pymc_ngvi.rows.separable import derivatives_of
 
 type Ints = NDArray[np.intp]
-
-#: Times that a standard deviation is measured anew, by its own steps.
-_REFINED = 3
 
 
 class OwnGroup(NamedTuple):
@@ -233,18 +231,12 @@ def priors_of(rows: RowFunction, at: Ints) -> Priors | None:
     """Return the normal densities that some rows, quadratic in their only predictor, are; None where one is none."""
     index = rows.index[at]
     some = RowFunction(rows.function, index, rows.data_of(at), rows.interacts, n_shared=rows.n_shared)
-    mean, sd = np.zeros(len(at)), np.ones(len(at))
-    for _ in range(_REFINED):
-        with np.errstate(all="ignore"):
-            below, middle, above = some.values([np.stack([mean - sd, mean, mean + sd])], slice(None))
-            bend = 2.0 * middle - below - above
-            step = np.sqrt(1.0 / bend)
-            if not (np.isfinite(step) & np.isfinite(middle) & (step > 0.0)).all():
-                return None
-            # The top of a parabola through three points, in units of the distance between them.
-            apart = 0.5 * (above - below) / bend
-            top = middle + 0.5 * apart**2 * bend
-            mean, sd = mean + sd * apart, sd * step
+    grad, second = derivatives_of(some, np.zeros((len(at), 1)))
+    with np.errstate(all="ignore"):
+        mean, sd = -grad[:, 0] / second[:, 0], np.sqrt(-1.0 / second[:, 0])
+        [top] = some.values([mean[None]], slice(None))
+    if not (np.isfinite(sd) & np.isfinite(top) & (sd > 0.0)).all():
+        return None
     return Priors(mean, sd, top + np.log(sd) + 0.5 * np.log(2.0 * np.pi))
 
 

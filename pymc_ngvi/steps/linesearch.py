@@ -7,41 +7,19 @@ natural gradient near the optimum, where it creeps along scales of group effects
 
 import functools
 
-from collections.abc import (
-    Callable,
-)
-from dataclasses import (
-    dataclass,
-    field,
-    replace,
-)
-from typing import (
-    NamedTuple,
-    Protocol,
-    cast,
-)
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
-from numpy.typing import (
-    NDArray,
-)
+from numpy.typing import NDArray
 
-from pymc_ngvi.core import (
-    linalg,
-)
-from pymc_ngvi.core.draws import (
-    draws_of,
-)
-from pymc_ngvi.core.elbo import (
-    Elbo,
-)
-from pymc_ngvi.core.status import (
-    Status,
-)
-from pymc_ngvi.core.stored import (
-    stored,
-)
+from pymc_ngvi.core import linalg
+from pymc_ngvi.core.draws import draws_of
+from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
     Array,
     Assessment,
@@ -57,32 +35,11 @@ from pymc_ngvi.core.types import (
     Target,
     VariationalState,
 )
-from pymc_ngvi.estimators import (
-    ExactEvaluation,
-    Quadrature,
-)
-from pymc_ngvi.steps.adaptive.scales import (
-    MAX_RECOVERIES,
-    Tools,
-    recovered,
-)
-from pymc_ngvi.steps.adaptive.state import (
-    Growth,
-    Pair,
-    correct,
-    moments_of,
-    natural_gradient,
-    trusted,
-)
-from pymc_ngvi.steps.exact import (
-    ExactRule,
-)
-from pymc_ngvi.steps.schedule.state import (
-    MAX_TRIALS,
-    Failure,
-    Step,
-    search,
-)
+from pymc_ngvi.estimators import ExactEvaluation, Quadrature
+from pymc_ngvi.steps.adaptive.scales import MAX_RECOVERIES, Tools, recovered
+from pymc_ngvi.steps.adaptive.state import Growth, Pair, correct, moments_of, natural_gradient, trusted
+from pymc_ngvi.steps.exact import ExactRule
+from pymc_ngvi.steps.schedule.state import MAX_TRIALS, Failure, Step, search
 
 # --- steps of Newton in the mean and the standard deviations of predictors, where each row has one ---
 # A natural step assumes that expected derivatives of rows stay what they are. Where priors are so wide that the rows

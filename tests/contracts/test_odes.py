@@ -11,7 +11,7 @@ from scipy import integrate, stats
 from pymc_ngvi import LogDensity
 from pymc_ngvi.graphs import odes
 from pymc_ngvi.graphs.backends import quick_mode, without_c
-from pymc_ngvi.graphs.calls import NoNumPyFunction
+from pymc_ngvi.rows.programs.writer import CannotFollow
 from pymc_ngvi.steps.adaptive.scales import Conditioned
 
 TIMES = (0.5, 1.0, 2.5)
@@ -144,18 +144,36 @@ def with_matrix(y, t, p):
 
 
 @pytest.mark.parametrize("function", [predators, with_matrix])
-def test_slopes_without_thunks_are_those_with_them(function, rng, monkeypatch):
-    """Where an operation has no function of NumPy, PyTensor evaluates all of them."""
+def test_slopes_that_are_carried_along_are_those_of_numbers(function, rng, monkeypatch):
+    """Where an operation is on arrays, all are."""
     both = rng.uniform(0.5, 1.5, size=(4, 5))
     slopes = odes.slopes_of.__wrapped__
     found = slopes(equations(function, 2, 3), 2)(both, 0.3)
 
     def refuse(*_):
-        raise NoNumPyFunction
+        raise CannotFollow("not one number")
 
-    monkeypatch.setattr(odes, "Calls", refuse)
+    monkeypatch.setattr(odes, "read", refuse)
     for one, other in zip(found, slopes(equations(function, 2, 3), 2)(both, 0.3), strict=True):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, other, rtol=1e-14, atol=1e-15)
+
+
+def test_data_may_be_read_by_time(rng):
+    """Of a table, and of what users may set anew."""
+    table, scale = np.array([0.4, -0.3, 1.1]), pytensor.shared(np.array([2.0, 0.5]))
+
+    def forced(y, t, p):
+        return [scale[0] * pt.constant(table)[pt.cast(pt.floor(t), "int64")] - p[0] * y[0] ** 2]
+
+    slopes, both = odes.slopes_of.__wrapped__(equations(forced, 1, 1), 2), rng.uniform(0.5, 1.5, size=(3, 2))
+    for new in (2.0, 0.7):
+        scale.set_value(np.array([new, 0.5]))
+        value, first, second = slopes(both, 1.3)
+        y, p = both.T
+        np.testing.assert_allclose(value[:, 0], new * table[1] - p * y**2, rtol=1e-14)
+        np.testing.assert_allclose(first[:, 0], np.column_stack([-2.0 * p * y, -(y**2)]), rtol=1e-14)
+        expected = [[-2.0 * p, -2.0 * y], [-2.0 * y, 0.0 * y]]
+        np.testing.assert_allclose(second[:, 0], np.moveaxis(np.array(expected), 2, 0), rtol=1e-14, atol=1e-15)
 
 
 def test_hessians_given_some_coordinates_take_one_integration_for_all_sets_of_draws(integrations, rng):

@@ -23,7 +23,7 @@ ROOT = Path(pymc_ngvi.__file__).parent
 #: Rooms from the cellar to the roof: a module imports from its own and from those before it.
 FLOORS = (
     "core", "families", "estimators", "updates",
-    "graphs", "rows", "ops", "reading", "rows.engines", "density",
+    "rows", "graphs", "ops", "reading", "rows.engines", "density",
     "steps.schedule", "steps.adaptive", "steps.stochastic", "steps", "reparam", "mixtures.finite",
     "mixtures.student_t", "mixtures", "marginal", "nested", "moves", "posteriors.plan", "fitting", "posteriors",
     "results.costs", "results.structure", "results.convert",

@@ -139,7 +139,7 @@ def test_equals_the_dense_hessian(pair, monkeypatch):
     assert density.n_hessians == 5 * len(theta)
     assert density.second.sparse.n_widened == 0
     assert density.has_hessian
-    made = "coloured" if density.graphs.forward is None else "jets"
+    made = "products" if density.graphs.forward is None else "jets"
     assert density.functions.made.names == {made}, "one function for all of them"
     np.testing.assert_allclose(density.hessian(theta).mean(axis=0), expected, rtol=1e-10, atol=1e-12 * scale)
 
@@ -154,7 +154,7 @@ def test_dense_hessians_have_no_pattern(make):
     assert density.n_hessians == 0
     products = density.mean_hessian(theta).products(np.eye(density.n_dim))
     diagonal = density.mean_hessian(theta).diagonal()
-    assert density.functions.made.names == {"coloured"}  # one function, which takes several draws in a call
+    assert density.functions.made.names == {"products"}  # one function, which takes several draws in a call
     np.testing.assert_allclose(products, density.hessian(theta).mean(axis=0), rtol=1e-12, atol=1e-13)
     np.testing.assert_allclose(diagonal, np.diagonal(products), rtol=1e-12, atol=1e-13)
     assert density.second.sparse.check(theta[0], np.random.default_rng(7))

@@ -18,14 +18,14 @@ from pytensor.graph.traversal import toposort
 from pytensor.tensor.elemwise import Elemwise
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.density.jets.evaluation import ForwardMode, NoJet
 from pymc_ngvi.graphs import graph
+from pymc_ngvi.graphs.jets import ForwardMode, NoJet
+from pymc_ngvi.graphs.programs import program_of
 from pymc_ngvi.ops import registry, scalars
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.scalars import ScalarForm
 from pymc_ngvi.reading.affine import Dependences, is_linear
 from pymc_ngvi.reading.interaction import PatternSearch
-from pymc_ngvi.reading.programs import program_of
 from pymc_ngvi.rows.programs.operations import Operation as ScalarOperation
 from pymc_ngvi.rows.programs.writer import CannotFollow as NoProgram
 

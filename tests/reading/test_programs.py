@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from pymc_ngvi import LogDensity, fit_ngvi
 from pymc_ngvi.graphs import graph, incomplete
 from pymc_ngvi.graphs.backends import quick_mode, without_c
-from pymc_ngvi.reading.programs import program_of, read
+from pymc_ngvi.graphs.programs import program_of, read
 from pymc_ngvi.rows.engines import ENGINES, on_jax
 from pymc_ngvi.rows.engines.on_jax import OnJax
 from pymc_ngvi.rows.engines.on_programs import ProgramEngine

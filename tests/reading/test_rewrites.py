@@ -103,7 +103,7 @@ def test_groups_with_one_covariance_share_a_solve(likelihood, n_calls, rng):
     theta = 0.3 * rng.normal(size=(3, density.n_dim))
     density.logp_grad(theta)
     density.mean_hessian(theta).values()
-    functions = [made.value for made in (density.functions.made.logp_grad, density.functions.made.coloured)]
+    functions = [made.value for made in (density.functions.made.logp_grad, density.functions.made.products)]
     for function in functions:
         found = solves(function.maker.fgraph.apply_nodes)
         assert found

@@ -37,11 +37,7 @@ from pymc_extras.model.marginal.distributions.enumerable import (
     reduce_batch_dependent_logps,
 )
 from pymc_extras.model.marginal.marginalize import marginalize
-from pymc_extras.model.marginal.rewrites import (
-    MarginalSubgraph,
-    extract_marginal_subgraph,
-    marginal_ir_rewrites_db,
-)
+from pymc_extras.model.marginal.rewrites import MarginalSubgraph, extract_marginal_subgraph, marginal_ir_rewrites_db
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph

@@ -1,95 +1,43 @@
 """The Gauss-Newton matrix of a model, in the place of its Hessian: -sum_i g_i g_i^T, and the Hessian of the prior."""
 
-import contextlib
 import functools
 import logging
 
-from collections import (
-    defaultdict,
-)
-from collections.abc import (
-    Callable,
-    Iterator,
-)
-from dataclasses import (
-    dataclass,
-)
-from typing import (
-    Literal,
-    NamedTuple,
-)
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
 
-from numpy.typing import (
-    NDArray,
-)
-from pytensor.compile import (
-    Function,
-)
-from pytensor.graph.basic import (
-    Apply,
-    Constant,
-    Variable,
-)
+from numpy.typing import NDArray
+from pytensor.compile import Function
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import (
-    graph_replace,
-)
-from pytensor.graph.traversal import (
-    ancestors,
-)
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors
 from pytensor.graph.utils import MethodNotDefined
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape
 from pytensor.tensor.special import LogAddExp
-from pytensor.tensor.subtensor import (
-    AdvancedSubtensor,
-    Subtensor,
-    indices_from_subtensor,
-)
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
 
-from pymc_ngvi.core.refusal import (
-    PatternWidened,
-    Reason,
-    RefusedFor,
-)
-from pymc_ngvi.core.sparsity.coloured import (
-    CACHED_ELEMENTS,
-    slices,
-)
-from pymc_ngvi.core.target import (
-    Independent,
-    MeanHessian,
-    Whitener,
-)
-from pymc_ngvi.core.types import (
-    Array,
-)
-from pymc_ngvi.core.values import (
-    Outer,
-)
+from pymc_ngvi.core.refusal import Reason, RefusedFor
+from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, slices
+from pymc_ngvi.core.target import Independent, MeanHessian, Whitener
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.values import Outer
 from pymc_ngvi.density.checks import LikelihoodRows
 from pymc_ngvi.density.flat import FlatGraphs, Functions
-from pymc_ngvi.density.sparse_hessian import (
-    SparseHessian,
-)
-from pymc_ngvi.graphs import (
-    graph,
-)
-from pymc_ngvi.graphs.backends import (
-    without_c,
-)
+from pymc_ngvi.density.sparse_hessian import CoordinateHessian, SparseHessian, units
+from pymc_ngvi.graphs import graph
+from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.inner import copy_of
-from pymc_ngvi.graphs.loops import (
-    vectorised,
-)
-from pymc_ngvi.ops import (
-    cost,
-)
+from pymc_ngvi.graphs.loops import vectorised
+from pymc_ngvi.ops import cost
 from pymc_ngvi.ops.registry import operation
 
 # --- a log density taken apart for Gauss-Newton: the log densities of rows, their scales, and the rest ---
@@ -176,15 +124,6 @@ def weighted_gradient(rows: list[Variable], weights: list[Variable], theta: Vari
 def size_of(row: Variable) -> int | None:
     """Return the number of elements; None where it is not fixed."""
     return None if None in row.type.shape else int(np.prod(row.type.shape))
-
-
-def units(n: int, n_in_call: int) -> Iterator[tuple[NDArray[np.intp], Array]]:
-    """Go through the unit vectors of n dimensions, a block at a time, with their indices."""
-    for rows in slices(n, n_in_call):
-        at = np.arange(rows.start, rows.stop)
-        block = np.zeros((len(at), n))
-        block[at - rows.start, at] = 1.0
-        yield at, block
 
 
 # --- where the free variables of a model meet the rows of its data, from the graph of the log densities of these rows
@@ -522,10 +461,6 @@ def _each_row(piece: Variable, taps: list[DenseLayer | Copied], slopes: dict[Var
     return rows
 
 
-# The Gauss-Newton matrix of a model, in the place of its Hessian: -sum_i g_i g_i^T, and the Hessian of the prior.
-
-# --- what is made of the gradients of all rows in one backward pass, where a check on single rows agrees ---
-
 # --- whether the gradients of all rows, found in one backward pass, are those of single rows ---
 
 #: Elements of log densities, and points, at which the squares by layers are checked.
@@ -618,8 +553,6 @@ def by_layers(
         return None
     return ByLayers(found, draws, batched)
 
-
-# The Gauss-Newton matrix of a model, in the place of its Hessian: -sum_i g_i g_i^T, and the Hessian of the prior.
 
 # --- the sums over rows of squared gradients: the diagonal of the Gauss-Newton matrix ---
 # Squares are found in one of three ways. By layers: one backward pass for all rows, where the graph shows that rows do
@@ -720,49 +653,28 @@ def _one_by_one(squares: Squares, theta: Array) -> Array:
 # --- the Hessian of all of log p but the log densities of rows: priors with their Jacobians ---
 
 
-class Rest:
+class Rest(CoordinateHessian):
     """Means over draws of the Hessian. Nothing is built before something is asked for."""
 
     def __init__(self, parts: GaussNewtonGraphs) -> None:
+        super().__init__(parts.functions, parts.n_in_call)
         self._parts = parts
-        self._sparse: SparseHessian | None = None
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: the pattern is found again."""
-        return {**self.__dict__, "_sparse": None}
+        return {name: value for name, value in self.__dict__.items() if name != "sparse"}
 
-    def mean_diagonal(self, theta: Array) -> Array:
-        """Return the mean of the diagonal over draws, (n_dim,)."""
-        while (coloured := self._pattern().coloured) is not None:
-            with contextlib.suppress(PatternWidened):
-                return coloured.diagonal(self._pattern().mean_values(theta))
-        total = np.zeros(theta.shape[1])
-        for point in theta:
-            for at, axes in units(theta.shape[1], self._parts.n_in_call):
-                total[at] += self._products(point[None], axes)[0][np.arange(len(at)), at]
-        return total / len(theta)
+    @functools.cached_property
+    def sparse(self) -> SparseHessian:
+        """Its sparsity."""
+        parts = self._parts
+        return SparseHessian(
+            parts.rest, parts.theta, parts.start, parts.graphs.minibatches.rows, self.products_of_draws,
+            lambda: None, parts.widest,
+        )  # fmt: skip
 
-    def mean_products(self, theta: Array, directions: Array) -> Array:
-        """Return the mean over draws of the Hessian times each direction, (n_directions, n_dim)."""
-        while (coloured := self._pattern().coloured) is not None:
-            with contextlib.suppress(PatternWidened):
-                return coloured.times(self._pattern().mean_values(theta), directions)
-        return np.mean([self._products(point[None], directions)[0] for point in theta], axis=0)
-
-    def _pattern(self) -> SparseHessian:
-        if self._sparse is None:
-            parts = self._parts
-            self._sparse = SparseHessian(
-                parts.rest, parts.theta, parts.start, parts.graphs.minibatches.rows, self._products,
-                lambda: None, parts.widest,
-            )  # fmt: skip
-        return self._sparse
-
-    def _products(self, theta: Array, directions: Array) -> Array:
-        function = self._parts.functions.once(self._parts.functions.made.rest, self._compile)
-        with np.errstate(all="ignore"):
-            filled_up = [self._parts.functions.filled_up(np.ascontiguousarray(x)) for x in (theta, directions)]
-            return np.asarray(function(*filled_up))[: len(theta), : len(directions)]
+    def _function(self) -> Function:
+        return self._functions.once(self._functions.made.rest, self._compile)
 
     def _compile(self) -> Function:
         parts = self._parts
@@ -862,9 +774,6 @@ class RowGradients:
 
         layers = by_layers(parts, gradients, lambda found: (found**2).sum(axis=0))
         return None if layers is None else parts.functions.compile([layers.draws], layers.batched)
-
-
-# The Gauss-Newton matrix of a model, in the place of its Hessian: -sum_i g_i g_i^T, and the Hessian of the prior.
 
 
 class GaussNewtonMatrix:

@@ -6,31 +6,11 @@ import threading
 import time
 import weakref
 
-from collections import (
-    Counter,
-    OrderedDict,
-)
-from collections.abc import (
-    Callable,
-    Hashable,
-    Iterable,
-    Iterator,
-    Sequence,
-)
-from concurrent.futures import (
-    BrokenExecutor,
-    Executor,
-    Future,
-    as_completed,
-)
-from dataclasses import (
-    replace,
-)
-from typing import (
-    Any,
-    NamedTuple,
-    Protocol,
-)
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import cloudpickle
 import numpy as np
@@ -38,36 +18,12 @@ import pymc as pm
 
 from threadpoolctl import threadpool_limits
 
-from pymc_ngvi.core.messages import (
-    shortened,
-)
-from pymc_ngvi.core.types import (
-    Array,
-)
-from pymc_ngvi.density.shards.cluster import (
-    Advice,
-    Cluster,
-    Lost,
-    client_of,
-)
-from pymc_ngvi.density.shards.errors import (
-    BrokenExecutorError,
-    ShardError,
-)
-from pymc_ngvi.density.shards.requests import (
-    Apply,
-    Common,
-    Look,
-    ModelFacts,
-    Recipe,
-    Request,
-    Requests,
-    Signature,
-)
-from pymc_ngvi.density.shards.shard import (
-    Shard,
-    made,
-)
+from pymc_ngvi.core.messages import shortened
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.density.shards.cluster import Advice, Cluster, Lost, client_of
+from pymc_ngvi.density.shards.errors import BrokenExecutorError, ShardError
+from pymc_ngvi.density.shards.requests import Apply, Common, Look, ModelFacts, Recipe, Request, Requests, Signature
+from pymc_ngvi.density.shards.shard import Shard, made
 
 # --- where shards are evaluated: in this process, or by any executor of `concurrent.futures` ---
 
@@ -323,8 +279,6 @@ def _answer(recipe: Recipe, shard: Shard, request: "bytes | _Held") -> object:
     hold_threads(recipe)
     return shard.answer(cloudpickle.loads(request.content if isinstance(request, _Held) else request))
 
-
-# --- `Shards`: a model whose data lie in several places, for `pm.fit` ---
 
 # --- whether shards are parts of one model: the same variables, the same prior, data in each ---
 

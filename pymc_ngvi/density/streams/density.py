@@ -33,9 +33,6 @@ from pymc_ngvi.density.row_kinds import ModelRows
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.reading.factors import Factor, factors_of
 
-# --- where batches come from: anything that can be iterated over, read once or several times ---
-
-
 # --- what can go wrong with data in batches ---
 
 

@@ -1,39 +1,15 @@
 """Climbs of log p from many points at once, and the Gaussians about the modes that they end at."""
 
-from typing import (
-    Any,
-    Literal,
-    NamedTuple,
-    cast,
-)
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from pymc_ngvi.core.climbs import (
-    ascend,
-    tops,
-)
-from pymc_ngvi.core.target import (
-    MeanHessian,
-    Spread,
-)
-from pymc_ngvi.core.types import (
-    Array,
-    GaussianState,
-    base_draws_of,
-)
-from pymc_ngvi.density import (
-    ModelDensity,
-)
-from pymc_ngvi.fitting.modes.newton import (
-    N_STEPS,
-    abouts,
-    climbed,
-)
-from pymc_ngvi.mixtures.finite.search import (
-    distinct,
-    local_component,
-)
+from pymc_ngvi.core.climbs import ascend, tops
+from pymc_ngvi.core.target import MeanHessian, Spread
+from pymc_ngvi.core.types import Array, GaussianState, base_draws_of
+from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.fitting.modes.newton import N_STEPS, abouts, climbed
+from pymc_ngvi.mixtures.finite.search import distinct, local_component
 
 # --- climbs of log p from many points at once, and the Gaussians about the modes that they end at ---
 

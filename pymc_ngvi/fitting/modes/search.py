@@ -8,70 +8,27 @@ they are at the fit. Where log p is concave given three coordinates or fewer, li
 
 import logging
 
-from collections.abc import (
-    Callable,
-)
-from dataclasses import (
-    dataclass,
-    replace,
-)
-from typing import (
-    NamedTuple,
-)
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from numpy.typing import (
-    NDArray,
-)
+from numpy.typing import NDArray
 
-from pymc_ngvi.core.climbs import (
-    VALLEY,
-    ascend,
-    tops,
-)
-from pymc_ngvi.core.prices import (
-    fit_seconds,
-    in_words,
-)
+from pymc_ngvi.core.climbs import VALLEY, ascend, tops
+from pymc_ngvi.core.prices import fit_seconds, in_words
 from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.sizes import STREAMED
-from pymc_ngvi.core.types import (
-    Array,
-    GaussianState,
-)
-from pymc_ngvi.density import (
-    ModelDensity,
-)
-from pymc_ngvi.density.one_mode import (
-    concave_given,
-    has_one_mode,
-    rows_not_concave,
-)
-from pymc_ngvi.families.gaussian import (
-    Gaussian,
-)
-from pymc_ngvi.fitting.modes.climbs import (
-    MOST_NEWTON,
-    Curvature,
-    Mode,
-    cost,
-    far_from,
-    modes_from,
-)
-from pymc_ngvi.fitting.modes.found import (
-    is_outside,
-)
-from pymc_ngvi.fitting.modes.newton import (
-    N_STEPS,
-    climbed,
-)
-from pymc_ngvi.fitting.options import (
-    FitOptions,
-)
-from pymc_ngvi.fitting.problem import (
-    Problem,
-)
+from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.density.one_mode import concave_given, has_one_mode, rows_not_concave
+from pymc_ngvi.families.gaussian import Gaussian
+from pymc_ngvi.fitting.modes.climbs import MOST_NEWTON, Curvature, Mode, cost, far_from, modes_from
+from pymc_ngvi.fitting.modes.found import is_outside
+from pymc_ngvi.fitting.modes.newton import N_STEPS, climbed
+from pymc_ngvi.fitting.options import FitOptions
+from pymc_ngvi.fitting.problem import Problem
 
 # --- where climbs begin: draws of the prior, of wide t distributions about a fit, and draws of the fit itself ---
 

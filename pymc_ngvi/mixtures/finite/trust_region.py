@@ -8,36 +8,18 @@ are averaged over fresh sets, which tell what is left to gain.
 
 import functools
 
-from collections.abc import (
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-    replace,
-)
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-)
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from numpy.typing import (
-    NDArray,
-)
+from numpy.typing import NDArray
 
-from pymc_ngvi.core.linalg import (
-    logsumexp,
-)
+from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.seeds import seed_of
-from pymc_ngvi.core.status import (
-    Status,
-)
-from pymc_ngvi.core.stored import (
-    stored,
-)
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
     Array,
     Assessment,
@@ -54,36 +36,13 @@ from pymc_ngvi.core.types import (
     Update,
     Whitener,
 )
-from pymc_ngvi.families.mixture import (
-    MixtureState,
-)
-from pymc_ngvi.mixtures.finite.search import (
-    addition,
-    modes,
-)
-from pymc_ngvi.steps.adaptive.certificate import (
-    is_kinked,
-)
-from pymc_ngvi.steps.adaptive.rule import (
-    Adaptive,
-)
-from pymc_ngvi.steps.adaptive.state import (
-    AdaptiveState,
-)
-from pymc_ngvi.steps.schedule.base import (
-    FEW_DRAWS,
-    MAX_LOST,
-    Schedule,
-)
-from pymc_ngvi.steps.schedule.state import (
-    Belief,
-    Failure,
-    ScheduleState,
-    Step,
-)
-
-# --- log p and moments at draws of every component of a mixture, and the nats that are left to gain ---
-
+from pymc_ngvi.families.mixture import MixtureState
+from pymc_ngvi.mixtures.finite.search import addition, modes
+from pymc_ngvi.steps.adaptive.certificate import is_kinked
+from pymc_ngvi.steps.adaptive.rule import Adaptive
+from pymc_ngvi.steps.adaptive.state import AdaptiveState
+from pymc_ngvi.steps.schedule.base import FEW_DRAWS, MAX_LOST, Schedule
+from pymc_ngvi.steps.schedule.state import Belief, Failure, ScheduleState, Step
 
 # --- what one component of a mixture approximates: the posterior, less what the other components cover already ---
 #
@@ -354,8 +313,6 @@ def _rewards(q: MixtureState, evaluation: MixtureEvaluation, which: NDArray[np.i
     return np.array([np.nanmean(r) if np.isfinite(r).any() else -np.inf for r in ratios])
 
 
-# --- steps of a mixture: on fixed draws, as many from each component, within a trust region; then averaged ---
-
 # --- one step of a mixture within a trust region: each component, and the weights, moves by so many nats at most ---
 # A natural step of size :math:`\rho` of one component is shortened until KL(new || old) is within the radius [1]_, so
 # that a component with a strange moment can't run away with the rest; likewise the weights.
@@ -613,8 +570,6 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
     def _counts(self, n_draws: int) -> bool:
         return True
 
-
-# --- the step rule of mixtures: from one Gaussian to as many components as pay, each within a trust region ---
 
 # --- what one iteration of the step rule `trust_region` hands to the next ---
 

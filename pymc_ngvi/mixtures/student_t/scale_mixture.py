@@ -7,38 +7,17 @@ gradients in the Fisher information of the t itself. Where one lowers the ELBO o
 gradient of draw and mixing variable together, which is more cautious, takes its place, shortened until it does not.
 """
 
-from collections.abc import (
-    Callable,
-)
-from dataclasses import (
-    dataclass,
-    replace,
-)
-from typing import (
-    Any,
-    ClassVar,
-    Self,
-)
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from numpy.typing import (
-    NDArray,
-)
-from scipy.special import (
-    betainc,
-    betaincc,
-    betaln,
-    erf,
-    polygamma,
-)
+from numpy.typing import NDArray
+from scipy.special import betainc, betaincc, betaln, erf, polygamma
 
-from pymc_ngvi.core.status import (
-    Status,
-)
-from pymc_ngvi.core.stored import (
-    stored,
-)
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
     Array,
     Assessment,
@@ -52,41 +31,13 @@ from pymc_ngvi.core.types import (
     StepRule,
     Update,
 )
-from pymc_ngvi.estimators import (
-    gap_of,
-    stein,
-)
-from pymc_ngvi.families.mixture import (
-    LEAST_SHAPE,
-    MOST_SHAPE,
-    StudentTState,
-    mixing_variable,
-)
-from pymc_ngvi.steps.adaptive.certificate import (
-    MAX_CURVATURE_ERROR,
-    is_kinked,
-    loses_draws,
-)
-from pymc_ngvi.steps.adaptive.rule import (
-    Adaptive,
-)
-from pymc_ngvi.steps.adaptive.state import (
-    MAX_ERROR,
-    AdaptiveState,
-    is_near,
-)
-from pymc_ngvi.steps.schedule.base import (
-    FEW_DRAWS,
-    NEAR_NATS,
-    Schedule,
-)
-from pymc_ngvi.steps.schedule.state import (
-    Belief,
-    Failure,
-    ScheduleState,
-    Step,
-    search,
-)
+from pymc_ngvi.estimators import gap_of, stein
+from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
+from pymc_ngvi.steps.adaptive.certificate import MAX_CURVATURE_ERROR, is_kinked, loses_draws
+from pymc_ngvi.steps.adaptive.rule import Adaptive
+from pymc_ngvi.steps.adaptive.state import MAX_ERROR, AdaptiveState, is_near
+from pymc_ngvi.steps.schedule.base import FEW_DRAWS, NEAR_NATS, Schedule
+from pymc_ngvi.steps.schedule.state import Belief, Failure, ScheduleState, Step, search
 
 # --- natural gradients of a Student-t: a Gaussian problem with another target, and one more coordinate, the shape ---
 # With q the t density, :math:`h = \log p - \log q` and w the mixing variable, the natural gradient of mean and
@@ -433,8 +384,6 @@ def stepped(
     tail = 1.0 / q.shape + rho * direction[-1] / np.sqrt(shape_information(q.shape))
     return StudentTState(gaussian, float(-np.log(np.clip(tail, LEAST_TAIL, MOST_TAIL))))
 
-
-# --- the step rule of the Student-t: no learning rate, a shape that is fitted, a stop rule in nats ---
 
 # --- the part of the step rule `scale_mixture` in which q is a Student-t with tails of its own ---
 

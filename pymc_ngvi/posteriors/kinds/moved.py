@@ -6,68 +6,26 @@ need to know no more than about where they are, and how wide.
 
 import functools
 
-from dataclasses import (
-    dataclass,
-)
-from typing import (
-    NamedTuple,
-)
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from pymc_ngvi.core.climbs import (
-    ascend,
-)
-from pymc_ngvi.core.prices import (
-    Work,
-)
-from pymc_ngvi.core.refusal import (
-    Failed,
-    Reason,
-    Unavailable,
-)
-from pymc_ngvi.core.types import (
-    Array,
-    GaussianState,
-)
-from pymc_ngvi.density import (
-    LogDensity,
-    ModelDensity,
-)
-from pymc_ngvi.density.constrain import (
-    Constrainer,
-)
-from pymc_ngvi.density.functionals import (
-    Functionals,
-    functionals_of,
-)
-from pymc_ngvi.fitting.modes.climbs import (
-    Mode,
-    is_flat,
-)
-from pymc_ngvi.fitting.modes.newton import (
-    abouts,
-    climbed,
-)
-from pymc_ngvi.fitting.modes.search import (
-    ModeSearch,
-)
-from pymc_ngvi.marginal.pooled import (
-    PoolState,
-)
-from pymc_ngvi.moves.draws import (
-    MovedDraws,
-)
-from pymc_ngvi.moves.rounds import (
-    moved_until_arrived,
-)
-from pymc_ngvi.posteriors.kinds.kind import (
-    PosteriorKind,
-    PosteriorStart,
-)
-from pymc_ngvi.posteriors.plan import (
-    Candidate,
-)
+from pymc_ngvi.core.climbs import ascend
+from pymc_ngvi.core.prices import Work
+from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
+from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.density import LogDensity, ModelDensity
+from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.density.functionals import Functionals, functionals_of
+from pymc_ngvi.fitting.modes.climbs import Mode, is_flat
+from pymc_ngvi.fitting.modes.newton import abouts, climbed
+from pymc_ngvi.fitting.modes.search import ModeSearch
+from pymc_ngvi.marginal.pooled import PoolState
+from pymc_ngvi.moves.draws import MovedDraws
+from pymc_ngvi.moves.rounds import moved_until_arrived
+from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
+from pymc_ngvi.posteriors.plan import Candidate
 
 # --- the highest mode that log p is found to have from points about the start, with the Gaussian about it ---
 # It is found by gradients alone, without a fit: log p is climbed from several points at once, and then from the end of

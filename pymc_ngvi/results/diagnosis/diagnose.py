@@ -3,55 +3,22 @@
 import copy
 import functools
 
-from collections.abc import (
-    Callable,
-)
-from dataclasses import (
-    dataclass,
-    replace,
-)
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from numpy.typing import (
-    NDArray,
-)
+from numpy.typing import NDArray
 
-from pymc_ngvi.core.elbo import (
-    Elbo,
-)
-from pymc_ngvi.core.psis import (
-    MIN_KHAT_DRAWS,
-    Weights,
-)
-from pymc_ngvi.core.sizes import (
-    STREAMED,
-    check_draws,
-)
-from pymc_ngvi.core.types import (
-    Array,
-)
-from pymc_ngvi.density.functionals import (
-    Functionals,
-    functionals_of,
-)
-from pymc_ngvi.density.one_mode import (
-    has_one_mode,
-)
-from pymc_ngvi.fitting.progress import (
-    WorkProgress,
-)
-from pymc_ngvi.fitting.threads import (
-    few_threads,
-)
-from pymc_ngvi.results.diagnosis.diagnosis import (
-    MOVED,
-    SCORED,
-    SYMMETRIES,
-    Diagnosis,
-    Finding,
-    Kept,
-)
+from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights
+from pymc_ngvi.core.sizes import STREAMED, check_draws
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.density.functionals import Functionals, functionals_of
+from pymc_ngvi.density.one_mode import has_one_mode
+from pymc_ngvi.fitting.progress import WorkProgress
+from pymc_ngvi.fitting.threads import few_threads
+from pymc_ngvi.results.diagnosis.diagnosis import MOVED, SCORED, SYMMETRIES, Diagnosis, Finding, Kept
 from pymc_ngvi.results.diagnosis.drifts import (
     Estimates,
     FunctionalDrift,
@@ -65,12 +32,7 @@ from pymc_ngvi.results.diagnosis.drifts import (
     move,
     weighted_shift_of,
 )
-from pymc_ngvi.results.diagnosis.equal_modes import (
-    MOST_EVALUATIONS,
-    N_DRAWS,
-    EqualModes,
-    equal_modes,
-)
+from pymc_ngvi.results.diagnosis.equal_modes import MOST_EVALUATIONS, N_DRAWS, EqualModes, equal_modes
 from pymc_ngvi.results.diagnosis.findings import (
     Context,
     context_of,
@@ -87,9 +49,7 @@ from pymc_ngvi.results.diagnosis.findings import (
     stands_out,
     unsettled,
 )
-from pymc_ngvi.results.diagnosis.missed_mass import (
-    other_modes,
-)
+from pymc_ngvi.results.diagnosis.missed_mass import other_modes
 from pymc_ngvi.results.diagnosis.weights import (
     DIAGNOSIS,
     DRAWS,
@@ -196,8 +156,6 @@ def _mean_of(values: Array) -> Estimates:
 def _nothing(n: int) -> Estimates:
     return Estimates(np.full(n, np.nan), np.full(n, np.nan))
 
-
-# --- a diagnosis of an approximate posterior, made of its parts: weights, moved draws, and mass elsewhere ---
 
 # --- draws moved towards the posterior, and all that drifts: moments, log p, and what is computed of draws ---
 

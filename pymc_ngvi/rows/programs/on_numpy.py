@@ -49,6 +49,11 @@ class OnNumPy:
 
         They have the shape that the inputs have together, or one that broadcasts to that.
         """
+        with np.errstate(all="ignore"):  # densities overflow far from the mode: the caller sees it
+            return self.run(*inputs)
+
+    def run(self, *inputs: AnyArray) -> list[AnyArray]:
+        """Return the outputs; whoever calls many programs ignores overflow himself, which takes a microsecond."""
         shapes = tuple([x.shape for x in inputs])
         steps = self._steps.get(shapes)
         if steps is None:
@@ -56,12 +61,11 @@ class OnNumPy:
         if isinstance(steps, _InParts):
             return self._in_parts(list(inputs), steps)
         values: list[AnyArray] = [*inputs, *self._rest]
-        with np.errstate(all="ignore"):  # densities overflow far from the mode: the caller sees it
-            for function, read, make, over in steps:
-                if over < 0:
-                    values[make] = function(*[values[k] for k in read])
-                else:
-                    values[make] = function(*[values[k] for k in read], out=values[over])
+        for function, read, make, over in steps:
+            if over < 0:
+                values[make] = function(*[values[k] for k in read])
+            else:
+                values[make] = function(*[values[k] for k in read], out=values[over])
         return [values[k] for k in self.program.outputs]
 
     def _made_for(self, shapes: tuple[tuple[int, ...], ...]) -> "list[_Step] | _InParts":
@@ -93,7 +97,7 @@ class OnNumPy:
         before = (slice(None),) * axis
         for start in range(0, n, step):
             at = (*before, slice(start, start + step))
-            part = self(*[x[at] if x.shape[axis] > 1 else x for x in inputs])
+            part = self.run(*[x[at] if x.shape[axis] > 1 else x for x in inputs])
             for whole, values in zip(outputs, part, strict=True):
                 whole[at if whole.shape[axis] > 1 else ...] = values
         return outputs

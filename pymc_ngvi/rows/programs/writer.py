@@ -354,26 +354,36 @@ def rewritten(program: RowProgram, numbers: Sequence[float | None] = ()) -> tupl
     return writer, [values[k] for k in program.outputs]
 
 
+def derivatives(writer: Writer, values: Sequence[Written], n_first: int, order: int) -> dict[tuple[int, ...], Written]:
+    """Return values by their numbers, then their derivatives by the first inputs that are not 0 everywhere.
+
+    A derivative has the number of the value, and the inputs, none greater than the one before.
+    """
+    level: dict[tuple[int, ...], Written] = {(k,): value for k, value in enumerate(values)}
+    found = dict(level)
+    for _ in range(order):
+        level = {
+            (*place, a): slope
+            for place, value in level.items()
+            for a in range(place[-1] + 1 if place[1:] else n_first)
+            if (slope := writer.slope(value, writer.inputs[a])) is not None
+        }
+        found |= level
+    return found
+
+
 def firsts(program: RowProgram, n_first: int) -> tuple[RowProgram, list[int]]:
     """Return the only output with its derivatives by the first inputs that are not 0 everywhere, and by which."""
-    writer, [value] = rewritten(program)
-    slopes = {a: slope for a in range(n_first) if (slope := writer.slope(value, writer.inputs[a])) is not None}
-    return writer.written([value, *slopes.values()]), list(slopes)
+    writer, values = rewritten(program)
+    found = derivatives(writer, values, n_first, 1)
+    return writer.written(list(found.values())), [a for _, *by in found for a in by]
 
 
 def seconds(program: RowProgram, n_first: int) -> tuple[RowProgram, list[tuple[int, int]]]:
     """Return the second derivatives of the only output by the first inputs."""
-    writer, [value] = rewritten(program)
-    pairs, found = [], []
-    for a in range(n_first):
-        slope = writer.slope(value, writer.inputs[a])
-        for b in range(a + 1) if slope is not None else ():
-            assert slope is not None
-            second = writer.slope(slope, writer.inputs[b])
-            if second is not None:
-                pairs.append((a, b))
-                found.append(second)
-    return writer.written(found), pairs
+    writer, values = rewritten(program)
+    found = {(at[1], at[2]): d for at, d in derivatives(writer, values, n_first, 2).items() if len(at) > 2}
+    return writer.written(list(found.values())), list(found)
 
 
 # --- values as sums of products: of functions of some inputs, and of functions of the others ---

@@ -314,9 +314,6 @@ class AdaptiveState(ScheduleState):
         return self.growth.coordinates()
 
 
-# --- how near a state is to the optimum: near enough to average steps, and for secants to serve ---
-
-
 # --- whether single coordinates have come to rest, beside what is left in nats ---
 
 

@@ -1,110 +1,40 @@
-"""Log p, its gradient and its Hessian at many points, from one pass through its graph."""
+"""Forward differentiation: values with their first and second derivatives, carried along a graph at many points.
 
-from collections.abc import (
-    Callable,
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-)
+For recursions in few dimensions. PyTensor differentiates backwards: the graph of a Hessian product of a recursion has
+tens of times the nodes of log p, and building it takes longer than the fit.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
-from functools import (
-    cached_property,
-    reduce,
-    singledispatch,
-)
-from typing import (
-    Any,
-)
+from functools import cached_property, reduce, singledispatch
+from typing import Any
 
 import numpy as np
 import pytensor.scalar as ps
-import pytensor.tensor as pt
 
 from numpy.typing import NDArray
-from pytensor.compile import (
-    Function,
-)
-from pytensor.compile.builders import (
-    OpFromGraph,
-)
-from pytensor.graph.basic import (
-    Apply,
-    Constant,
-    Variable,
-)
-from pytensor.graph.op import (
-    HasInnerGraph,
-    Op,
-    _NoPythonOp,
-)
-from pytensor.graph.rewriting.basic import dfs_rewriter
-from pytensor.graph.traversal import (
-    toposort,
-)
-from pytensor.scan.op import (
-    Scan,
-)
-from pytensor.tensor.basic import (
-    Alloc,
-    ExtractDiag,
-    Join,
-    MakeVector,
-    ScalarFromTensor,
-    TensorFromScalar,
-)
-from pytensor.tensor.blockwise import (
-    Blockwise,
-)
-from pytensor.tensor.elemwise import (
-    CAReduce,
-    DimShuffle,
-    Elemwise,
-)
-from pytensor.tensor.extra_ops import (
-    CumOp,
-)
-from pytensor.tensor.linalg.constructors import (
-    BlockDiagonal,
-)
-from pytensor.tensor.linalg.decomposition.cholesky import (
-    Cholesky,
-)
-from pytensor.tensor.linalg.inverse import (
-    MatrixInverse,
-)
-from pytensor.tensor.linalg.solvers.general import (
-    Solve,
-)
-from pytensor.tensor.linalg.solvers.psd import (
-    CholeskySolve,
-)
-from pytensor.tensor.linalg.solvers.triangular import (
-    SolveTriangular,
-)
-from pytensor.tensor.linalg.summary import (
-    Det,
-    SLogDet,
-)
-from pytensor.tensor.math import (
-    All,
-    Dot,
-    Max,
-    Sum,
-)
-from pytensor.tensor.math import (
-    Any as AnyTrue,
-)
-from pytensor.tensor.shape import (
-    Reshape,
-    Shape,
-    Shape_i,
-    SpecifyShape,
-)
-from pytensor.tensor.special import (
-    LogAddExp,
-    LogSumExp,
-)
+from pytensor.compile import Function
+from pytensor.compile.builders import OpFromGraph
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.op import HasInnerGraph, Op, _NoPythonOp
+from pytensor.graph.traversal import toposort
+from pytensor.scan.op import Scan
+from pytensor.tensor.basic import Alloc, ExtractDiag, Join, MakeVector, ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.linalg.constructors import BlockDiagonal
+from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
+from pytensor.tensor.linalg.inverse import MatrixInverse
+from pytensor.tensor.linalg.solvers.general import Solve
+from pytensor.tensor.linalg.solvers.psd import CholeskySolve
+from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
+from pytensor.tensor.linalg.summary import Det, SLogDet
+from pytensor.tensor.math import All, Dot, Max, Sum
+from pytensor.tensor.math import Any as AnyTrue
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.special import LogAddExp, LogSumExp
 from pytensor.tensor.subtensor import (
     AdvancedIncSubtensor,
     AdvancedSubtensor,
@@ -114,19 +44,11 @@ from pytensor.tensor.subtensor import (
 )
 
 from pymc_ngvi.core.refusal import Reason, RefusedFor
-from pymc_ngvi.core.values import (
-    AnyArray,
-    Array,
-)
-from pymc_ngvi.graphs import graph, rewrites
-from pymc_ngvi.graphs.calls import Calls, NoNumPyFunction
-from pymc_ngvi.graphs.graph import (
-    MissingDerivativeError,
-)
-from pymc_ngvi.graphs.inner import copy_of
-from pymc_ngvi.graphs.large import (
-    short_log_add_exp,
-)
+from pymc_ngvi.core.values import AnyArray, Array
+from pymc_ngvi.graphs.large import short_log_add_exp
+from pymc_ngvi.graphs.programs import read
+from pymc_ngvi.rows.programs.on_numpy import OnNumPy
+from pymc_ngvi.rows.programs.writer import CannotFollow, derivatives
 
 # --- arrays of jets: values with first and second derivatives ---
 #
@@ -182,6 +104,18 @@ class Space:
         result[: len(x)] = x
         return result
 
+    def apart(self, x: Array) -> list[Array]:
+        """Return values, (n_points, ...), and derivatives of each order, with an axis of coordinates more each."""
+        moved = np.moveaxis(self.lifted(x), 0, -1)
+        result, n = [moved[..., 0]], self.n_dim
+        if self.order:
+            result.append(np.ascontiguousarray(moved[..., 1 : 1 + n]))
+        if self.order == 2:
+            second, (i, j) = np.empty((*moved.shape[:-1], n, n)), self.pairs
+            second[..., i, j] = second[..., j, i] = moved[..., 1 + n :]
+            result.append(second)
+        return result
+
     def seconds(self, x: Array) -> Array:
         """Return the second derivatives of a jet."""
         return x[1 + self.n_dim :]
@@ -203,73 +137,6 @@ def n_terms(n_dim: int, order: int = 2) -> int:
     return 1 + (n_dim if order else 0) + (n_dim * (n_dim + 1) // 2 if order == 2 else 0)
 
 
-# --- derivatives of scalar operations: from PyTensor, as calls of NumPy functions on arrays ---
-
-
-_ON_NUMPY = dfs_rewriter(rewrites.expand_composite, rewrites.vectorise_elemwise)
-
-
-@dataclass(frozen=True)
-class JetOperation:
-    """A scalar operation, and by which of its arguments it is differentiated."""
-
-    scalar_op: ps.ScalarOp
-    #: Of the arguments.
-    dtypes: tuple[str, ...]
-    by: tuple[int, ...]
-
-    def outputs(self) -> tuple[list[Variable], list[Variable]]:
-        """Return the arguments, and the graphs of the value, the derivatives, and those of each pair."""
-        inputs = [pt.scalar(dtype=dtype) for dtype in self.dtypes]
-        value = Elemwise(self.scalar_op)(*inputs)
-        if not self.by:
-            return inputs, [value]
-        at = [inputs[k] for k in self.by]
-        first = _derivatives(value, at, "first")
-        second = [_derivatives(first[a], at[: a + 1], "second") for a in range(len(at))]
-        return inputs, [value, *first, *[d for row in second for d in row]]
-
-
-def _derivatives(value: Variable, at: list[Variable], order: str) -> list[Variable]:
-    if value.type.dtype not in ("float32", "float64"):
-        return [pt.constant(0.0) for _ in at]
-    return [pt.constant(0.0) if d is None else d for d in graph.slopes(value, at, order)]
-
-
-class ScalarFunctions:
-    """Evaluates the value and the derivatives of an operation on arrays that broadcast."""
-
-    def __init__(self, inputs: list[Variable], outputs: list[Variable]) -> None:
-        self.constants = [(float(out.data) if isinstance(out, Constant) else None) for out in outputs]
-        try:
-            self._value, self._all = Calls(inputs, outputs[:1]), Calls(inputs, outputs)
-        except NoNumPyFunction as reason:
-            raise NoJet(str(reason)) from None
-
-    def value(self, inputs: Sequence[AnyArray]) -> AnyArray:
-        """Return the value alone."""
-        return self._value(inputs)[0]
-
-    def __call__(self, inputs: Sequence[AnyArray]) -> list[AnyArray]:
-        """Return the value, the derivatives, and the second derivatives."""
-        return self._all(inputs)
-
-
-def scalar_functions(operations: list[JetOperation]) -> dict[JetOperation, ScalarFunctions]:
-    """Differentiate operations; they are simplified together, which takes less time."""
-    made = {operation: operation.outputs() for operation in operations}
-    outputs = [out for _, outputs in made.values() for out in outputs]
-    fgraph = copy_of(graph.simplify(outputs) if outputs else [])
-    _ON_NUMPY.rewrite(fgraph)
-    rest = iter(fgraph.outputs)
-    return {
-        operation: ScalarFunctions(inputs, [next(rest) for _ in outputs])
-        for operation, (inputs, outputs) in made.items()
-    }
-
-
-# --- a graph as a list of rules on jets ---
-
 # --- rules for operations element by element ---
 
 #: Arguments by which an operation is differentiated at most: there are derivatives by all pairs.
@@ -279,27 +146,26 @@ _MOST_JETS = 8
 type Rule = Callable[..., AnyArray | list[AnyArray]]
 
 
-def elementwise(node: Apply, kinds: list[JetKind]) -> "Rule | JetOperation":
-    """Return the rule of an operation, or what it has to be made of."""
-    op, dtypes = node.op, tuple(i.type.dtype for i in node.inputs)
-    scalar_op = op.scalar_op
+def elementwise(node: Apply, kinds: list[JetKind]) -> Rule:
+    """Return the rule of an operation."""
+    op, scalar_op = node.op, node.op.scalar_op
     if len(node.outputs) > 1:
         raise NoJet(f"{op} has several outputs")
     is_real = node.outputs[0].type.dtype.startswith("float")
     jets = [k for k, kind in enumerate(kinds) if kind is JetKind.JET and is_real]
-    if not jets:
-        return JetOperation(scalar_op, dtypes, ())
-    if isinstance(scalar_op, ps.Switch):
-        return _switch if kinds[0] is not JetKind.JET else _no_rule(op)
-    if isinstance(scalar_op, ps.ScalarMaximum) and len(kinds) == 2:
+    if isinstance(scalar_op, ps.Switch) and jets:
+        if kinds[0] is JetKind.JET:
+            raise NoJet(f"{op} depends on coordinates by its condition")
+        return _switch
+    if isinstance(scalar_op, ps.ScalarMaximum) and jets and len(kinds) == 2:
         return lambda space, x, y: _switch(space, _is_at_least(x[:1], y[:1]), x, y)
-    if isinstance(scalar_op, ps.ScalarMinimum) and len(kinds) == 2:
+    if isinstance(scalar_op, ps.ScalarMinimum) and jets and len(kinds) == 2:
         return lambda space, x, y: _switch(space, _is_at_least(-x[:1], -y[:1]), x, y)
-    if isinstance(scalar_op, ps.Add):
+    if isinstance(scalar_op, ps.Add) and jets:
         return _add
-    if isinstance(scalar_op, ps.Sub):
+    if isinstance(scalar_op, ps.Sub) and jets:
         return _on_all_terms(np.subtract) if len(jets) == 2 else lambda space, x, y: _add(space, x, -y)
-    if isinstance(scalar_op, ps.Neg):
+    if isinstance(scalar_op, ps.Neg) and jets:
         return _on_all_terms(np.negative)
     if isinstance(scalar_op, ps.Mul) and len(jets) == 1 and len(kinds) == 2:
         return _on_all_terms(np.multiply)
@@ -307,11 +173,12 @@ def elementwise(node: Apply, kinds: list[JetKind]) -> "Rule | JetOperation":
         return _on_all_terms(np.true_divide)
     if len(jets) > _MOST_JETS:
         raise NoJet(f"{op} has {len(jets)} arguments that have derivatives")
-    return JetOperation(scalar_op, dtypes, tuple(jets))
-
-
-def _no_rule(op: object) -> Rule:
-    raise NoJet(f"{op} has no rule for these arguments")
+    try:
+        return Elementwise(node, jets)
+    except CannotFollow as reason:
+        if jets:
+            raise NoJet(str(reason)) from None
+        return structural(op, node, kinds)
 
 
 def _is_at_least(x: AnyArray, y: AnyArray) -> AnyArray:
@@ -345,49 +212,54 @@ def _switch(space: Space, condition: AnyArray, x: AnyArray, y: AnyArray) -> AnyA
 
 
 class Elementwise:
-    """The rule of a function of some jets, by its derivatives."""
+    """The rule of a function of some jets, by its derivatives, or of none."""
 
-    def __init__(self, by: tuple[int, ...], functions: ScalarFunctions) -> None:
-        self._functions, n = functions, len(by)
-        self._slopes = [(1 + a, k) for a, k in enumerate(by) if functions.constants[1 + a] != 0.0]
-        pairs = [(by[a], by[b]) for a in range(n) for b in range(a + 1)]
-        self._curves = [(1 + n + c, *pair) for c, pair in enumerate(pairs) if functions.constants[1 + n + c] != 0.0]
+    def __init__(self, node: Apply, jets: list[int]) -> None:
+        by = list(dict.fromkeys(node.inputs[k] for k in jets))
+        others = [i for i in node.inputs if not (isinstance(i, Constant) and i.data.size == 1)]
+        inputs = list(dict.fromkeys([*by, *others]))
+        self._read, self._dtype = [node.inputs.index(var) for var in inputs], node.outputs[0].type.dtype
+        self._integers = [k for k, var in enumerate(inputs) if var.type.dtype.startswith(("int", "uint"))]
+        writer, [value] = read(inputs, node.outputs)
+        found = derivatives(writer, [value], len(by), 2)
+        self._run = [
+            OnNumPy(writer.written([d for (_, *at), d in found.items() if len(at) <= order])).run for order in (0, 1, 2)
+        ]
+        #: The inputs that each derivative is by.
+        self._slopes, self._curves = (
+            [[self._read[a] for a in at] for _, *at in found if len(at) == order] for order in (1, 2)
+        )
+        self._is_jet, self._reads_all = bool(by), 0 < len(writer.inputs_of(value)) == len(inputs)
 
     def __call__(self, space: Space, *inputs: AnyArray) -> AnyArray:
         """Return the jets of the output."""
-        values = [x[0] for x in inputs]
-        if not self._slopes or not space.order:
-            return space.lifted(np.asarray(self._functions.value(values))[None])
-        found = self._functions(values)
-        value = np.asarray(found[0])
+        values = [inputs[k][0] for k in self._read]
+        for k in self._integers:
+            values[k] = values[k].astype(np.float64)
+        value, *found = self._run[space.order if self._slopes else 0](*values)
+        if not self._reads_all:
+            value = np.broadcast_to(value, np.broadcast_shapes(*[x.shape[1:] for x in inputs]))
+        if not found:
+            alone = np.asarray(value, self._dtype)[None]
+            return space.lifted(alone) if self._is_jet else alone
         out = np.empty((space.n_terms, *value.shape))
         out[0], rest = value, out[1:]
-        for at, (c, k) in enumerate(self._slopes):
-            if at:
-                rest += found[c] * inputs[k][1:]
-            else:
-                np.multiply(found[c], inputs[k][1:], out=rest)
-        if space.order == 2:
-            second = space.seconds(out)
-            for c, k, m in self._curves:
-                second += found[c] * space.products(inputs[k], inputs[m])
+        np.multiply(found[0], inputs[self._slopes[0][0]][1:], out=rest)
+        for slope, [k] in zip(found[1:], self._slopes[1:], strict=False):
+            rest += slope * inputs[k][1:]
+        second = space.seconds(out)
+        for curve, (k, m) in zip(found[len(self._slopes) :], self._curves, strict=False):
+            second += curve * space.products(inputs[k], inputs[m])
         return out
 
 
-# --- a graph as a list of rules on jets ---
-
 # --- the rule for loops: jets are carried from step to step ---
-
-#: Runs a step: from inputs to outputs.
-type Step = Callable[[Space, list[AnyArray]], list[AnyArray]]
-#: Translates a graph: from inputs, their kinds and outputs to what runs it, and the kinds of outputs.
-type Translate = Callable[[list[Variable], list[JetKind], list[Variable]], tuple[Step, list[JetKind]]]
 
 
 class Loop:
     """Runs a loop at all points."""
 
-    def __init__(self, node: Apply, kinds: list[JetKind], translate: Translate) -> None:
+    def __init__(self, node: Apply, kinds: list[JetKind]) -> None:
         op: Scan = node.op
         info = op.info
         if info.as_while or info.n_mit_mot or info.n_untraced_sit_sot:
@@ -403,7 +275,8 @@ class Loop:
         inner = op.fgraph
         while True:
             given = [*seqs, *[k for k, taps in zip(states, self._taps, strict=True) for _ in taps], *others]
-            self._step, found = translate(inner.inputs, given, inner.outputs)
+            self._step = Program(inner.inputs, given, inner.outputs)
+            found = self._step.kinds
             wider = [max(old, new) for old, new in zip(states, found[: self._n_states], strict=True)]
             if wider == states:
                 break
@@ -458,37 +331,10 @@ _NOTHING: AnyArray = np.empty(0)
 class _Call:
     """A rule, the slots that it reads and writes, and those that nothing reads afterwards."""
 
-    rule: Rule | Loop | JetOperation
+    rule: Rule | Loop
     read: list[int]
     write: list[int]
     last: list[int]
-
-
-class Rules:
-    """Makes the rules of element by element operations, all at once, when the graph has been gone through."""
-
-    def __init__(self) -> None:
-        self._calls: list[_Call] = []
-
-    def add(self, call: _Call) -> None:
-        """Note a call that waits for its rule."""
-        if isinstance(call.rule, JetOperation):
-            self._calls.append(call)
-
-    def make(self) -> None:
-        """Give each call its rule."""
-        operations = list(dict.fromkeys(call.rule for call in self._calls if isinstance(call.rule, JetOperation)))
-        functions = scalar_functions(operations)
-        rules = {operation: _rule(operation, functions[operation]) for operation in operations}
-        for call in self._calls:
-            if isinstance(call.rule, JetOperation):
-                call.rule = rules[call.rule]
-
-
-def _rule(operation: JetOperation, functions: ScalarFunctions) -> Rule:
-    if operation.by:
-        return Elementwise(operation.by, functions)
-    return lambda space, *inputs: np.asarray(functions.value([x[0] for x in inputs]))[None]
 
 
 def _stands_for_others(node: Apply) -> bool:
@@ -502,8 +348,8 @@ def _stands_for_others(node: Apply) -> bool:
 class Program:
     """Evaluates outputs of a graph, with their derivatives."""
 
-    def __init__(self, inputs: list[Variable], kinds: list[JetKind], outputs: list[Variable], rules: Rules) -> None:
-        self._rules, self._calls = rules, list[_Call]()
+    def __init__(self, inputs: list[Variable], kinds: list[JetKind], outputs: list[Variable]) -> None:
+        self._calls: list[_Call] = []
         self._slots = {var: k for k, var in enumerate(inputs)}
         self._kinds, self._n_inputs = list(kinds), len(inputs)
         self._constants: dict[int, AnyArray] = {}
@@ -536,15 +382,16 @@ class Program:
         read = [self._slot(i) for i in node.inputs]
         kinds = [self._kinds[k] for k in read]
         if isinstance(op, Scan):
-            loop = Loop(node, kinds, self._inner)
-            self._call(loop, read, [self._new(out, kind) for out, kind in zip(node.outputs, loop.kinds, strict=True)])
+            loop = Loop(node, kinds)
+            write = [self._new(out, kind) for out, kind in zip(node.outputs, loop.kinds, strict=True)]
+            self._calls.append(_Call(loop, read, write, []))
             return
         rule = elementwise(node, kinds) if isinstance(op, Elemwise) else structural(op, node, kinds)
         kind = JetKind.FIXED if isinstance(op, Shape | Shape_i) else max(kinds, default=JetKind.FIXED)
         of_integers = min(kind, JetKind.VALUE)
         is_real = [out.type.dtype.startswith("float") for out in node.outputs]
         write = [self._new(out, kind if real else of_integers) for out, real in zip(node.outputs, is_real, strict=True)]
-        self._call(rule, read, write)
+        self._calls.append(_Call(rule, read, write, []))
 
     def _inline(self, node: Apply) -> None:
         """Go through the graph that a node stands for."""
@@ -560,24 +407,12 @@ class Program:
         for out, inner_out in zip(node.outputs, outputs, strict=True):
             self._slots[out] = self._slot(inner_out)
 
-    def _inner(
-        self, inputs: list[Variable], kinds: list[JetKind], outputs: list[Variable]
-    ) -> "tuple[Program, list[JetKind]]":
-        program = Program(inputs, kinds, outputs, self._rules)
-        return program, program.kinds
-
-    def _call(self, rule: Rule | Loop | JetOperation, read: list[int], write: list[int]) -> None:
-        call = _Call(rule, read, write, [])
-        self._calls.append(call)
-        self._rules.add(call)
-
     def __call__(self, space: Space, inputs: list[AnyArray]) -> list[AnyArray]:
         """Return the outputs."""
         values: list[AnyArray] = [*inputs, *[_NOTHING] * (len(self._kinds) - self._n_inputs)]
         for slot, constant in self._constants.items():
             values[slot] = constant
         for call in self._calls:
-            assert not isinstance(call.rule, JetOperation)
             found = call.rule(space, *[values[k] for k in call.read])
             if isinstance(found, list):
                 for slot, value in zip(call.write, found, strict=True):
@@ -1060,13 +895,8 @@ class ForwardMode:
         nodes = [node for node in toposort([logp]) if node.outputs[0] in varying]
         given = dict.fromkeys(i for node in nodes for i in node.inputs if i not in varying)
         self._given = [var for var in given if not isinstance(var, Constant)]
-        rules = Rules()
         kinds = [JetKind.JET, *[JetKind.FIXED] * len(self._given)]
-        self._program = Program([theta, *self._given], kinds, [logp], rules)
-        try:
-            rules.make()
-        except MissingDerivativeError as error:
-            raise NoJet(str(error)) from error
+        self._program = Program([theta, *self._given], kinds, [logp])
 
     def compiled(self, compile_: Callable[[list[Variable], list[Variable]], Function]) -> "Jets":
         """Return what evaluates it; ``compile_`` compiles a function, of what does not depend on theta."""
@@ -1079,13 +909,13 @@ class Jets:
     def __init__(self, program: Program, given: Function | None) -> None:
         self._program, self._given = program, given
 
-    def __call__(self, theta: Array, order: int) -> Array:
-        """Return log p and its derivatives, (n_terms, n_points), at points, (n_points, n_dim)."""
+    def __call__(self, theta: Array, order: int) -> list[Array]:
+        """Return log p and its derivatives at points, (n_points, n_dim)."""
         space = Space(theta.shape[1], len(theta), order)
         given: list[AnyArray] = [] if self._given is None else [np.asarray(x)[None, None] for x in self._given()]
         with np.errstate(all="ignore"):
             [jets] = self._program(space, [space.of_points(theta), *given])
-        return space.lifted(jets)
+        return space.apart(jets)
 
     def logp(self, theta: Array) -> tuple[Array]:
         """Return log p, (n_points,)."""
@@ -1093,16 +923,12 @@ class Jets:
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Return log p, (n_points,), and its gradient, (n_points, n_dim)."""
-        jets = self(theta, 1)
-        return jets[0], np.ascontiguousarray(jets[1:].T)
+        logp, grad = self(theta, 1)
+        return logp, grad
 
     def hessians(self, theta: Array) -> Array:
         """Return the Hessian at each point, (n_points, n_dim, n_dim)."""
-        n_points, n_dim = theta.shape
-        space = Space(n_dim, n_points, 2)
-        result, (i, j) = np.empty((n_points, n_dim, n_dim)), space.pairs
-        result[:, i, j] = result[:, j, i] = space.seconds(self(theta, 2)).T
-        return result
+        return self(theta, 2)[2]
 
 
 def _depends_on(theta: Variable, out: Variable) -> set[Variable]:

@@ -14,9 +14,35 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.special import LogAddExp
 
 from pymc_ngvi.graphs import incomplete
-from pymc_ngvi.ops.scalars import FOLDED, LOGICAL, NAMES
+from pymc_ngvi.graphs.large import ScalarLogAddExp
 from pymc_ngvi.rows.programs.operations import RowProgram
 from pymc_ngvi.rows.programs.writer import CannotFollow, Writer, Written
+
+#: Names in `rows.programs.operations` of what has one meaning, whatever the types of their arguments.
+NAMES: dict[type, str] = {
+    ps.Sub: "sub", ps.TrueDiv: "div", ps.Neg: "neg", ps.Sqr: "sqr", ps.Sqrt: "sqrt", ps.Reciprocal: "reciprocal",
+    ps.Abs: "abs", ps.Pow: "pow", ps.Mod: "mod", ps.IntDiv: "floor_divide",
+    ps.Exp: "exp", ps.Exp2: "exp2", ps.Expm1: "expm1", ps.Log: "log", ps.Log2: "log2", ps.Log10: "log10",
+    ps.Log1p: "log1p", psm.Log1mexp: "log1mexp", psm.Softplus: "softplus", psm.Sigmoid: "sigmoid",
+    ScalarLogAddExp: "logaddexp",
+    ps.Sin: "sin", ps.Cos: "cos", ps.Tan: "tan", ps.ArcSin: "arcsin", ps.ArcCos: "arccos", ps.ArcTan: "arctan",
+    ps.ArcTan2: "arctan2", ps.Sinh: "sinh", ps.Cosh: "cosh", ps.Tanh: "tanh", ps.ArcSinh: "arcsinh",
+    ps.ArcCosh: "arccosh", ps.ArcTanh: "arctanh",
+    psm.Gamma: "gamma", psm.GammaLn: "gammaln", psm.Psi: "psi", psm.TriGamma: "trigamma", psm.Erf: "erf",
+    psm.Erfc: "erfc", psm.Erfcx: "erfcx", psm.Erfinv: "erfinv", psm.Erfcinv: "erfcinv", psm.Owens_t: "owens_t",
+    psm.I0: "i0", psm.I1: "i1", psm.J0: "j0", psm.J1: "j1", psm.Jv: "jv", psm.Ive: "ive", psm.Kve: "kve",
+    psm.GammaInc: "gammainc", incomplete.SmoothGammaInc: "gammainc", psm.GammaIncC: "gammaincc",
+    incomplete.SmoothGammaIncC: "gammaincc", psm.BetaInc: "betainc", incomplete.SmoothBetaInc: "betainc",
+    ps.Switch: "switch", ps.Clip: "clip", ps.LT: "lt", ps.GT: "gt", ps.LE: "le", ps.GE: "ge", ps.EQ: "eq",
+    ps.NEQ: "ne", ps.IsNan: "isnan", ps.IsInf: "isinf", ps.Sign: "sign", ps.Ceil: "ceil", ps.Floor: "floor",
+    ps.Trunc: "trunc", ps.RoundHalfToEven: "rint", ps.RoundHalfAwayFromZero: "round away",
+}  # fmt: skip
+#: Those that take any number of arguments.
+FOLDED: dict[type, str] = {
+    ps.Add: "add", ps.Mul: "mul", ps.ScalarMaximum: "maximum", ps.ScalarMinimum: "minimum",
+}  # fmt: skip
+#: Those that are of booleans or of the bits of integers.
+LOGICAL: dict[type, str] = {ps.AND: "and", ps.OR: "or", ps.XOR: "xor", ps.Invert: "not"}
 
 
 def read(
