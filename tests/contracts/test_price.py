@@ -16,6 +16,7 @@ from pymc_ngvi import ConvergenceWarning, NotExactError, Status, fit_ngvi
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.refusal import Reason
+from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.fitting import progress
 from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.posteriors import plan
@@ -157,6 +158,19 @@ def test_what_is_counted_ends_at_twice_its_price():
         work.expect(21.0)
     assert caught.value.seconds == 21.0
     prices.Work().expect(1e9)
+
+
+def test_values_by_rows_count_what_their_price_says():
+    """Where all rows counted as logistic ones, regressions of counts were given up at twice a price that was right."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(400, 3))
+    with pm.Model() as model:
+        pm.Poisson("y", pm.math.exp(x @ pm.Normal("b", shape=3)), observed=rng.poisson(np.exp(x[:, 0])))
+    density, work = LogDensity(model), prices.Work()
+    assert density.rows is not None
+    with work.counting():
+        density.logp(0.1 * rng.normal(size=(50, 3)))
+    assert work.spent == pytest.approx(50 * prices.of_value(density.gradient_seconds))
 
 
 def test_a_nested_posterior_is_left_where_its_rounds_would_take_too_long(monkeypatch):
