@@ -76,8 +76,7 @@ def reference(rows, x, sd, start, h=1e-3):
 
     mode = climb(lambda b: log_p(b)[0], lambda b: log_p(b[None])[1][0], hessian, start)
     draws = hamiltonian(log_p, mode, np.linalg.inv(-hessian(mode)), n_chains=16)
-    chains = draws.reshape(-1, 16, len(mode)).swapaxes(0, 1)
-    size = min(float(az.ess(chains[:, :, i])) for i in range(len(mode)))
+    size = min(float(az.ess(one.reshape(-1, 16).T)) for one in draws.T)
     return (draws.mean(0), draws.std(0), *np.quantile(draws, (0.05, 0.95), axis=0)), size
 
 
