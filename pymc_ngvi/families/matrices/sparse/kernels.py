@@ -14,7 +14,7 @@ import numba
 import numpy as np
 
 from numba import types
-from numba.extending import get_cython_function_address
+from numba.extending import get_cython_function_address, intrinsic
 
 # Columns of a table of fronts, those first that are eliminated first: coordinates of its own, and beside; leaves in
 # this row, one after the other, that have the same beside; where panels begin, its own in the order of elimination, and
@@ -31,9 +31,12 @@ _N, _T, _L, _R, _U = (ord(letter) for letter in "NTLRU")
 def _kernel(function: Callable[..., Any]) -> Any:
     """Compile at the first call; without a cache where none can be written."""
     try:
-        return numba.njit(cache=True, nogil=True)(function)
+        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     except RuntimeError:
-        return numba.njit(nogil=True)(function)
+        return numba.njit(nogil=True, error_model="numpy")(function)
+
+
+_part = numba.njit(nogil=True, error_model="numpy")
 
 
 def _routine(library: str, name: str, kinds: str) -> Any:
@@ -52,75 +55,117 @@ _dpotri = _routine("lapack", "dpotri", "cidii")
 _dsygst = _routine("lapack", "dsygst", "icididii")
 
 
+# --- numbers of flat arrays: an index that is known to be inside needs no look at its sign, and loops use wide registers ---
+
+
+@intrinsic
+def _get(context, array, index):
+    def code(context, builder, signature, given):
+        return builder.load(builder.gep(context.make_array(signature.args[0])(context, builder, given[0]).data, given[1:]))
+
+    return array.dtype(array, index), code
+
+
+@intrinsic
+def _put(context, array, index, number):
+    def code(context, builder, signature, given):
+        data = context.make_array(signature.args[0])(context, builder, given[0]).data
+        builder.store(given[2], builder.gep(data, given[1:2]))
+        return context.get_dummy_value()
+
+    return types.none(array, index, array.dtype), code
+
+
+@intrinsic
+def _to(context, array, index):
+    """Return an address."""
+
+    def code(context, builder, signature, given):
+        return builder.gep(context.make_array(signature.args[0])(context, builder, given[0]).data, given[1:])
+
+    return types.CPointer(array.dtype)(array, index), code
+
+
+@_part
+def _add(y, j, weight, x, i, n):
+    """Add a multiple of a vector to another one."""
+    if weight != 0.0:
+        for p in range(n):
+            _put(y, j + p, _get(y, j + p) + weight * _get(x, i + p))
+
+
+@_part
+def _scale(x, i, n, scale):
+    for p in range(i, i + n):
+        _put(x, p, scale * _get(x, p))
+
+
+@_part
+def _fill(x, i, n, value):
+    for p in range(i, i + n):
+        _put(x, p, value)
+
+
 # --- dense matrices, held by columns: an array, where they begin, and the distance of columns ---
 
 
-@numba.njit
+@_part
 def _letters(a, b, c):
     return np.array((a, b, c, _N), dtype=np.uint8)
 
 
-@numba.njit
+@_part
 def _integers(a, b, c, d, e, f):
     return np.array((a, b, c, d, e, f), dtype=np.int32)
 
 
-@numba.njit
+@_part
 def _multiply(factor, a, i, da, of_a, b, j, db, of_b, c, h, dc, m, n, k):
     """Add a multiple of A B to C, (m, n); A or B may be transposed."""
     if 1.0 * m * n * k > _LARGE:
         how, size, numbers = _letters(of_a, of_b, 0), _integers(m, n, k, da, db, dc), np.array((factor, 1.0))
         _dgemm(
-            how.ctypes, how[1:].ctypes, size.ctypes, size[1:].ctypes, size[2:].ctypes, numbers.ctypes, a[i:].ctypes,
-            size[3:].ctypes, b[j:].ctypes, size[4:].ctypes, numbers[1:].ctypes, c[h:].ctypes, size[5:].ctypes,
+            _to(how, 0), _to(how, 1), _to(size, 0), _to(size, 1), _to(size, 2), _to(numbers, 0), _to(a, i),
+            _to(size, 3), _to(b, j), _to(size, 4), _to(numbers, 1), _to(c, h), _to(size, 5),
         )  # fmt: skip
         return
+    row, column = (db, 1) if of_b == _T else (1, db)
     for q in range(n):
-        y = c[h + q * dc : h + q * dc + m]
         for r in range(k):
-            weight = factor * (b[j + r * db + q] if of_b == _T else b[j + q * db + r])
-            if weight == 0.0:
-                continue
-            if of_a == _T:
-                for p in range(m):
-                    y[p] += weight * a[i + p * da + r]
+            weight = factor * _get(b, j + q * column + r * row)
+            if of_a == _N:
+                _add(c, h + q * dc, weight, a, i + r * da, m)
             else:
-                x = a[i + r * da : i + r * da + m]
                 for p in range(m):
-                    y[p] += weight * x[p]
+                    _put(c, h + q * dc + p, _get(c, h + q * dc + p) + weight * _get(a, i + p * da + r))
 
 
-@numba.njit
+@_part
 def _add_gram(factor, a, i, da, c, h, m, n):
     """Add a multiple of A A^T, A being (m, n), to the lower triangle of C."""
     if 1.0 * m * m * n > _LARGE:
         how, size, numbers = _letters(_L, _N, 0), _integers(m, n, da, m, 0, 0), np.array((factor, 1.0))
         _dsyrk(
-            how.ctypes, how[1:].ctypes, size.ctypes, size[1:].ctypes, numbers.ctypes, a[i:].ctypes, size[2:].ctypes,
-            numbers[1:].ctypes, c[h:].ctypes, size[3:].ctypes,
+            _to(how, 0), _to(how, 1), _to(size, 0), _to(size, 1), _to(numbers, 0), _to(a, i), _to(size, 2),
+            _to(numbers, 1), _to(c, h), _to(size, 3),
         )  # fmt: skip
         return
-    for r in range(n):
-        x = a[i + r * da : i + r * da + m]
+    for x in range(i, i + n * da, da):
         for q in range(m):
-            weight = factor * x[q]
-            if weight != 0.0:
-                y = c[h + q * m : h + q * m + m]
-                for p in range(q, m):
-                    y[p] += weight * x[p]
+            _add(c, h + q * m + q, factor * _get(a, x + q), a, x + q, m - q)
 
 
-@numba.njit
+@_part
 def _by_blas(side, triangle, turned, m, n, t, i, dt, b, j, db):
     """Solve with a triangle, as ``dtrsm`` does."""
     how, size, one = _letters(side, triangle, turned), _integers(m, n, dt, db, 0, 0), np.ones(1)
     _dtrsm(
-        how.ctypes, how[1:].ctypes, how[2:].ctypes, how[3:].ctypes, size.ctypes, size[1:].ctypes, one.ctypes,
-        t[i:].ctypes, size[2:].ctypes, b[j:].ctypes, size[3:].ctypes,
+        _to(how, 0), _to(how, 1), _to(how, 2), _to(how, 3), _to(size, 0), _to(size, 1), _to(one, 0), _to(t, i),
+        _to(size, 2), _to(b, j), _to(size, 3),
     )  # fmt: skip
 
 
-@numba.njit
+@_part
 def _divide(b, j, db, m, t, i, dt, k, turned):
     """Make B, (m, k), B L^-T or B L^-1."""
     if 1.0 * m * k * k > _LARGE:
@@ -128,81 +173,70 @@ def _divide(b, j, db, m, t, i, dt, k, turned):
         return
     for step in range(k):
         q = step if turned == _T else k - 1 - step
-        x = b[j + q * db : j + q * db + m]
-        scale = 1.0 / t[i + q * dt + q]
-        for p in range(m):
-            x[p] *= scale
-        for other in range(q + 1, k) if turned == _T else range(q):
-            weight = t[i + q * dt + other] if turned == _T else t[i + other * dt + q]
-            if weight != 0.0:
-                y = b[j + other * db : j + other * db + m]
-                for p in range(m):
-                    y[p] -= weight * x[p]
+        _scale(b, j + q * db, m, 1.0 / _get(t, i + q * dt + q))
+        first, last, at, apart = (q + 1, k, i + q * dt, 1) if turned == _T else (0, q, i + q, dt)
+        for other in range(first, last):
+            _add(b, j + other * db, -_get(t, at + other * apart), b, j + q * db, m)
 
 
-@numba.njit
+@_part
 def _eliminate(a, i, s, k):
     """Make the first k columns of a symmetric matrix of size s those of its factor; tell whether that went well."""
     if 1.0 * s * k * k > _LARGE:
         how, size = _letters(_L, 0, 0), _integers(k, s, 0, 0, 0, 0)
-        _dpotrf(how.ctypes, size.ctypes, a[i:].ctypes, size[1:].ctypes, size[2:].ctypes)
+        _dpotrf(_to(how, 0), _to(size, 0), _to(a, i), _to(size, 1), _to(size, 2))
         if size[2] != 0:
             return False
         if s > k:
             _divide(a, i + k, s, s - k, a, i, s, k, _T)
         return True
     for q in range(k):
-        x = a[i + q * s : i + q * s + s]
-        if not x[q] > 0.0:
+        x = i + q * s
+        if not _get(a, x + q) > 0.0:
             return False
-        scale = 1.0 / np.sqrt(x[q])
-        for p in range(q, s):
-            x[p] *= scale
+        _scale(a, x + q, s - q, 1.0 / np.sqrt(_get(a, x + q)))
         for r in range(q + 1, k):
-            weight = x[r]
-            if weight != 0.0:
-                y = a[i + r * s : i + r * s + s]
-                for p in range(r, s):
-                    y[p] -= weight * x[p]
+            _add(a, i + r * s + r, -_get(a, x + r), a, x + r, s - r)
     return True
 
 
-@numba.njit
+@_part
 def _copy(a, i, da, b, j, db, m, n):
     """Copy (m, n) numbers to B."""
     for q in range(n):
         for p in range(m):
-            b[j + q * db + p] = a[i + q * da + p]
+            _put(b, j + q * db + p, _get(a, i + q * da + p))
 
 
-@numba.njit
+@_part
 def _mirror(a, i, da, b, j, db, n, below):
     """Copy the lower triangle of a symmetric matrix to both of B, with a factor off the diagonal."""
     for q in range(n):
-        b[j + q * db + q] = a[i + q * da + q]
+        _put(b, j + q * db + q, _get(a, i + q * da + q))
         for p in range(q + 1, n):
-            b[j + q * db + p] = b[j + p * db + q] = below * a[i + q * da + p]
+            number = below * _get(a, i + q * da + p)
+            _put(b, j + q * db + p, number)
+            _put(b, j + p * db + q, number)
 
 
-@numba.njit
+@_part
 def _clear(a, i, da, n):
     """Put zeros above the diagonal."""
     for q in range(1, n):
-        for p in range(q):
-            a[i + q * da + p] = 0.0
+        _fill(a, i + q * da, q, 0.0)
 
 
 # --- up and down the tree of fronts ---
 
 
-@numba.njit
+@_part
 def _begin(fronts, f, work):
     """Let a leaf begin with zeros beside it; where there are children, the first of them does."""
     if fronts[f, IS_LEAF]:
-        work[fronts[f, HELD] : fronts[f, HELD] + fronts[f, BESIDE] ** 2] = 0.0
+        _fill(work, fronts[f, HELD], fronts[f, BESIDE] ** 2, 0.0)
 
 
-@numba.njit
+@_part
 def _pass_on(fronts, inner, f, work, panels):
     """Add what a front changes beside it to the parent."""
     m, up = fronts[f, BESIDE], fronts[f, PARENT]
@@ -210,39 +244,45 @@ def _pass_on(fronts, inner, f, work, panels):
         return
     k_up, m_up, panel, held = fronts[up, OWN], fronts[up, BESIDE], fronts[up, PANEL], fronts[up, HELD]
     if fronts[f, OPENS]:
-        work[held : held + m_up * m_up] = 0.0
-    to = inner[fronts[f, FIRST] : fronts[f, FIRST] + m]
+        _fill(work, held, m_up * m_up, 0.0)
+    first, change = fronts[f, FIRST], fronts[f, HELD]
     for q in range(m):
-        change = work[fronts[f, HELD] + q * m : fronts[f, HELD] + q * m + m]
-        if to[q] < k_up:
-            at = panel + to[q] * (k_up + m_up)
-            for p in range(q, m):
-                panels[at + to[p]] += change[p]
+        to = _get(inner, first + q)
+        if to < k_up:
+            _scatter(work, change + q * m, inner, first, q, m, panels, panel + to * (k_up + m_up))
         else:
-            at = held + (to[q] - k_up) * m_up - k_up
-            for p in range(q, m):
-                work[at + to[p]] += change[p]
+            _scatter(work, change + q * m, inner, first, q, m, work, held + (to - k_up) * m_up - k_up)
 
 
-@numba.njit
+@_part
+def _scatter(x, i, inner, first, begin, end, y, j):
+    for p in range(begin, end):
+        at = j + _get(inner, first + p)
+        _put(y, at, _get(y, at) + _get(x, i + p))
+
+
+@_part
 def _take(fronts, inner, f, work):
     """Take from the parent what a front has beside it, both triangles."""
     k, m, up, held = fronts[f, OWN], fronts[f, BESIDE], fronts[f, PARENT], fronts[f, HELD]
     s, s_up, at_up = k + m, fronts[up, OWN] + fronts[up, BESIDE], fronts[up, HELD]
-    to = inner[fronts[f, FIRST] : fronts[f, FIRST] + m]
+    first, corner = fronts[f, FIRST], held + k * s + k
     for q in range(m):
-        at = at_up + to[q] * s_up
+        at = at_up + _get(inner, first + q) * s_up
         for p in range(q, m):
-            work[held + (k + q) * s + k + p] = work[held + (k + p) * s + k + q] = work[at + to[p]]
+            number = _get(work, at + _get(inner, first + p))
+            _put(work, corner + q * s + p, number)
+            _put(work, corner + p * s + q, number)
 
 
-@numba.njit
+@_part
 def _hold(fronts, f, panels, work):
     """Hold both triangles of a panel beside what was taken."""
     k, s, a, held = fronts[f, OWN], fronts[f, OWN] + fronts[f, BESIDE], fronts[f, PANEL], fronts[f, HELD]
     for q in range(k):
         for p in range(q, s):
-            work[held + q * s + p] = work[held + p * s + q] = panels[a + q * s + p]
+            _put(work, held + q * s + p, _get(panels, a + q * s + p))
+            _put(work, held + p * s + q, _get(panels, a + q * s + p))
 
 
 # --- the factor ---
@@ -264,8 +304,9 @@ def factor(fronts, inner, n_held, diagonal, matrices, terms, least):
             _add_gram(-1.0, a, at + k, k + m, work, fronts[f, HELD], m, n * k)
             _pass_on(fronts, inner, f, work, a)
         for d in range(len(diagonal)):
-            term = max(before[diagonal[d]], terms[h, d]) if len(terms) else before[diagonal[d]]
-            square = a[diagonal[d]] ** 2
+            term, square = before[diagonal[d]], a[diagonal[d]] ** 2
+            if len(terms):
+                term = max(term, terms[h, d])
             found[h] = found[h] and least**2 * term < square < np.inf
     return result, found
 
@@ -296,11 +337,10 @@ def squares(fronts, beside, factors, n_dim):
         for f in range(len(fronts)):
             k, m, n, start = fronts[f, OWN], fronts[f, BESIDE], fronts[f, ALIKE], fronts[f, START]
             for q in range(n * k):
-                x = factors[h, fronts[f, PANEL] + q * (k + m) : fronts[f, PANEL] + (q + 1) * (k + m)]
-                for p in range(q % k, k):
-                    result[h, start + q - q % k + p] += x[p] ** 2
-                for p in range(m):
-                    result[h, beside[fronts[f, FIRST] + p]] += x[k + p] ** 2
+                at = fronts[f, PANEL] + q * (k + m)
+                for p in range(q % k, k + m):
+                    row = start + q - q % k + p if p < k else beside[fronts[f, FIRST] + p - k]
+                    result[h, row] += factors[h, at + p] ** 2
     return result
 
 
@@ -314,7 +354,7 @@ def multiply(fronts, beside, factors, vectors, n_vectors, inverse, transposed):
         for step in range(len(fronts)):
             f = step if is_up else len(fronts) - 1 - step
             k, m, n, at = fronts[f, OWN], fronts[f, BESIDE], fronts[f, ALIKE], fronts[f, PANEL]
-            first, s, to = fronts[f, START] * r, k + m, beside[fronts[f, FIRST] : fronts[f, FIRST] + m]
+            first, s, rows = fronts[f, START] * r, k + m, fronts[f, FIRST]
             for turn in range(2):
                 if (turn == 0) == is_up:
                     for b in range(n):
@@ -322,19 +362,18 @@ def multiply(fronts, beside, factors, vectors, n_vectors, inverse, transposed):
                         if inverse:
                             _divide(x, j, r, r, lower, i, s, k, _N if transposed else _T)
                             continue
-                        apart[: r * k] = 0.0
+                        _fill(apart, 0, r * k, 0.0)
                         _multiply(1.0, x, j, r, _N, lower, i, s, _N if transposed else _T, apart, 0, r, r, k, k)
-                        x[j : j + r * k] = apart[: r * k]
+                        _copy(apart, 0, r, x, j, r, r, k)
                 elif transposed:
                     for p in range(m):
-                        apart[p * r : (p + 1) * r] = x[to[p] * r : (to[p] + 1) * r]
+                        _copy(x, _get(beside, rows + p) * r, r, apart, p * r, r, r, 1)
                     _multiply(sign, apart, 0, r, _N, lower, at + k, s, _N, x, first, r, r, n * k, m)
                 else:
-                    apart[: r * m] = 0.0
+                    _fill(apart, 0, r * m, 0.0)
                     _multiply(sign, x, first, r, _N, lower, at + k, s, _T, apart, 0, r, r, m, n * k)
                     for p in range(m):
-                        for c in range(r):
-                            x[to[p] * r + c] += apart[p * r + c]
+                        _add(x, _get(beside, rows + p) * r, 1.0, apart, p * r, r)
 
 
 # --- the inverse ---
@@ -357,26 +396,22 @@ def inverse(fronts, inner, n_held, factors):
                 continue
             for i in range(at, at + n * k * s, k * s):
                 for q in range(k - 1, -1, -1):
-                    column = lower[i + q * s : i + (q + 1) * s]
-                    scale = 1.0 / column[q]
-                    y = work[held + q * s : held + (q + 1) * s]
-                    y[q + 1 :] = 0.0
-                    for p in range(q + 1, s):
-                        weight = scale * column[p]
-                        if weight != 0.0:
-                            x = work[held + p * s : held + (p + 1) * s]
-                            for c in range(q + 1, s):
-                                y[c] -= weight * x[c]
-                    y[q] = scale
-                    for p in range(q + 1, s):
-                        y[q] -= column[p] * y[p]
-                        work[held + p * s + q] = y[p]
-                    y[q] *= scale
-                    a[i + q * s + q : i + (q + 1) * s] = y[q:]
+                    column, y, below = i + q * s, held + q * s, q + 1
+                    scale = 1.0 / _get(lower, column + q)
+                    _fill(work, y + below, s - below, 0.0)
+                    for p in range(below, s):
+                        weight = -scale * _get(lower, column + p)
+                        _add(work, y + below, weight, work, held + p * s + below, s - below)
+                    total = scale
+                    for p in range(below, s):
+                        total -= _get(lower, column + p) * _get(work, y + p)
+                        _put(work, held + p * s + q, _get(work, y + p))
+                    _put(work, y + q, scale * total)
+                    _copy(work, y + q, s, a, column + q, s, s - q, 1)
     return result
 
 
-@numba.njit
+@_part
 def _invert(lower, a, at, k, m, n, work, among):
     """Find the inverse in a row of large fronts, or of many, from that beside them."""
     s, slopes = k + m, np.empty(m * n * k)
@@ -391,7 +426,7 @@ def _invert(lower, a, at, k, m, n, work, among):
         else:
             _copy(lower, i, s, a, i, s, k, k)
             how, size = _letters(_L, 0, 0), _integers(k, s, 0, 0, 0, 0)
-            _dpotri(how.ctypes, size.ctypes, a[i:].ctypes, size[1:].ctypes, size[2:].ctypes)
+            _dpotri(_to(how, 0), _to(size, 0), _to(a, i), _to(size, 1), _to(size, 2))
         _multiply(-1.0, slopes, b * m * k, m, _T, a, i + k, s, _N, a, i, s, k, k, m)
         _clear(a, i, s, k)
 
@@ -404,15 +439,17 @@ def roots(fronts, inner, n_held, n_roots, inverses):
     """Return the roots R^T of the inverse beside each row of fronts, upper triangles, and which there are."""
     result, found, work = np.zeros((len(inverses), n_roots)), np.ones(len(inverses), np.bool_), np.empty(n_held)
     for h in range(len(inverses)):
+        root = result[h]
         for f in range(len(fronts) - 1, -1, -1):
-            k, m, root = fronts[f, OWN], fronts[f, BESIDE], fronts[f, ROOT]
+            k, m = fronts[f, OWN], fronts[f, BESIDE]
             _take(fronts, inner, f, work)
             square = np.empty(m * m)
             _copy(work, fronts[f, HELD] + k * (k + m) + k, k + m, square, 0, m, m, m)
             found[h] = found[h] and _eliminate(square, 0, m, m)
+            _clear(square, 0, m, m)
             for q in range(m):
-                for p in range(q, m):
-                    result[h, root + p * m + q] = square[q * m + p]
+                for p in range(m):
+                    _put(root, fronts[f, ROOT] + p * m + q, _get(square, q * m + p))
             if not fronts[f, IS_LEAF]:
                 _hold(fronts, f, inverses[h], work)
     return result, found
@@ -440,44 +477,41 @@ def whiten(fronts, inner, n_held, factors, of_roots, matrices):
                 _multiply(_ROOT_2, root, fronts[f, ROOT], m, _N, apart, 0, m, _N, a, i + k, s, m, k, m)
                 _divide(a, i + k, s, m, lower, i, s, k, _T)
                 _within(own, lower, i, s, k)
-                for q in range(k):
-                    a[i + q * s + q] = own[q * k + q]
-                    for p in range(q + 1, k):
-                        a[i + q * s + p] = _ROOT_2 * own[q * k + p]
+                _mirror(own, 0, k, a, i, s, k, _ROOT_2)
+                _clear(a, i, s, k)
             _pass_on(fronts, inner, f, work, e)
     return result
 
 
-@numba.njit
+@_part
 def _within(a, lower, i, s, k):
     """Make a symmetric matrix A L^-1 A L^-T, in the lower triangle."""
     if 1.0 * k * k * k > _LARGE:
         how, size = _letters(_L, 0, 0), _integers(1, k, k, s, 0, 0)
         _dsygst(
-            size.ctypes, how.ctypes, size[1:].ctypes, a.ctypes, size[2:].ctypes, lower[i:].ctypes, size[3:].ctypes,
-            size[4:].ctypes,
-        )  # fmt: skip
+            _to(size, 0), _to(how, 0), _to(size, 1), _to(a, 0), _to(size, 2), _to(lower, i), _to(size, 3), _to(size, 4)
+        )
         return
     _divide(a, 0, k, k, lower, i, s, k, _T)
     for q in range(k):
         for p in range(q):
-            a[q * k + p], a[p * k + q] = a[p * k + q], a[q * k + p]
+            other = _get(a, q * k + p)
+            _put(a, q * k + p, _get(a, p * k + q))
+            _put(a, p * k + q, other)
     _divide(a, 0, k, k, lower, i, s, k, _T)
 
 
-@numba.njit
+@_part
 def _divide_upper(b, t, i, m, k):
     """Make B, (m, k), U^-1 B."""
     if 1.0 * m * m * k > _LARGE:
         _by_blas(_L, _U, _N, m, k, t, i, m, b, 0, m)
         return
     for q in range(k):
-        y = b[q * m : (q + 1) * m]
         for r in range(m - 1, -1, -1):
-            x = t[i + r * m : i + (r + 1) * m]
-            y[r] /= x[r]
-            for p in range(r):
-                y[p] -= y[r] * x[p]
+            number = _get(b, q * m + r) / _get(t, i + r * m + r)
+            _put(b, q * m + r, number)
+            _add(b, q * m, -number, t, i + r * m, r)
 
 
 @_kernel
@@ -505,9 +539,8 @@ def unwhiten(fronts, inner, n_held, factors, of_roots, vectors):
                 _multiply(1.0, slopes, 0, m, _N, own, 0, k, _N, apart, 0, m, m, k, k)
                 _multiply(-1.0, slopes, 0, m, _N, apart, 0, m, _T, work, held, m, m, m, k)
                 for q in range(k):
-                    for p in range(q, k):
-                        a[i + q * s + p] = own[q * k + p] - e[i + q * s + p]
-                    for p in range(m):
-                        a[i + q * s + k + p] = apart[q * m + p] - e[i + q * s + k + p]
+                    _add(a, i + q * s + q, 1.0, own, q * k + q, k - q)
+                    _add(a, i + q * s + k, 1.0, apart, q * m, m)
+                    _add(a, i + q * s, -1.0, e, i + q * s, s)
             _pass_on(fronts, inner, f, work, e)
     return result
