@@ -14,6 +14,7 @@ import numba
 import numpy as np
 
 from numba import types
+from numba.core import cgutils
 from numba.extending import get_cython_function_address, intrinsic
 
 # Columns of a table of fronts, those first that are eliminated first: coordinates of its own, and beside; leaves in
@@ -31,12 +32,12 @@ _N, _T, _L, _R, _U = (ord(letter) for letter in "NTLRU")
 def _kernel(function: Callable[..., Any]) -> Any:
     """Compile at the first call; without a cache where none can be written."""
     try:
-        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+        return numba.njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function)
     except RuntimeError:
-        return numba.njit(nogil=True, error_model="numpy")(function)
+        return numba.njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function)
 
 
-_part = numba.njit(nogil=True, error_model="numpy")
+_part = numba.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def _routine(library: str, name: str, kinds: str) -> Any:
@@ -86,6 +87,22 @@ def _to(context, array, index):
     return types.CPointer(array.dtype)(array, index), code
 
 
+def _held(kind):
+    """Return what puts a number somewhere, and returns its address."""
+
+    @intrinsic
+    def address(context, number):
+        def code(context, builder, signature, given):
+            return cgutils.alloca_once_value(builder, context.cast(builder, given[0], signature.args[0], kind))
+
+        return types.CPointer(kind)(number), code
+
+    return address
+
+
+_c, _i, _d = map(_held, (types.uint8, types.int32, types.float64))
+
+
 @_part
 def _add(y, j, weight, x, i, n):
     """Add a multiple of a vector to another one."""
@@ -110,23 +127,12 @@ def _fill(x, i, n, value):
 
 
 @_part
-def _letters(a, b, c):
-    return np.array((a, b, c, _N), dtype=np.uint8)
-
-
-@_part
-def _integers(a, b, c, d, e, f):
-    return np.array((a, b, c, d, e, f), dtype=np.int32)
-
-
-@_part
 def _multiply(factor, a, i, da, of_a, b, j, db, of_b, c, h, dc, m, n, k):
     """Add a multiple of A B to C, (m, n); A or B may be transposed."""
     if 1.0 * m * n * k > _LARGE:
-        how, size, numbers = _letters(of_a, of_b, 0), _integers(m, n, k, da, db, dc), np.array((factor, 1.0))
         _dgemm(
-            _to(how, 0), _to(how, 1), _to(size, 0), _to(size, 1), _to(size, 2), _to(numbers, 0), _to(a, i),
-            _to(size, 3), _to(b, j), _to(size, 4), _to(numbers, 1), _to(c, h), _to(size, 5),
+            _c(of_a), _c(of_b), _i(m), _i(n), _i(k), _d(factor), _to(a, i), _i(da), _to(b, j), _i(db), _d(1.0),
+            _to(c, h), _i(dc),
         )  # fmt: skip
         return
     row, column = (db, 1) if of_b == _T else (1, db)
@@ -144,11 +150,7 @@ def _multiply(factor, a, i, da, of_a, b, j, db, of_b, c, h, dc, m, n, k):
 def _add_gram(factor, a, i, da, c, h, m, n):
     """Add a multiple of A A^T, A being (m, n), to the lower triangle of C."""
     if 1.0 * m * m * n > _LARGE:
-        how, size, numbers = _letters(_L, _N, 0), _integers(m, n, da, m, 0, 0), np.array((factor, 1.0))
-        _dsyrk(
-            _to(how, 0), _to(how, 1), _to(size, 0), _to(size, 1), _to(numbers, 0), _to(a, i), _to(size, 2),
-            _to(numbers, 1), _to(c, h), _to(size, 3),
-        )  # fmt: skip
+        _dsyrk(_c(_L), _c(_N), _i(m), _i(n), _d(factor), _to(a, i), _i(da), _d(1.0), _to(c, h), _i(m))
         return
     for x in range(i, i + n * da, da):
         for q in range(m):
@@ -156,20 +158,10 @@ def _add_gram(factor, a, i, da, c, h, m, n):
 
 
 @_part
-def _by_blas(side, triangle, turned, m, n, t, i, dt, b, j, db):
-    """Solve with a triangle, as ``dtrsm`` does."""
-    how, size, one = _letters(side, triangle, turned), _integers(m, n, dt, db, 0, 0), np.ones(1)
-    _dtrsm(
-        _to(how, 0), _to(how, 1), _to(how, 2), _to(how, 3), _to(size, 0), _to(size, 1), _to(one, 0), _to(t, i),
-        _to(size, 2), _to(b, j), _to(size, 3),
-    )  # fmt: skip
-
-
-@_part
 def _divide(b, j, db, m, t, i, dt, k, turned):
     """Make B, (m, k), B L^-T or B L^-1."""
     if 1.0 * m * k * k > _LARGE:
-        _by_blas(_R, _L, turned, m, k, t, i, dt, b, j, db)
+        _dtrsm(_c(_R), _c(_L), _c(turned), _c(_N), _i(m), _i(k), _d(1.0), _to(t, i), _i(dt), _to(b, j), _i(db))
         return
     for step in range(k):
         q = step if turned == _T else k - 1 - step
@@ -181,23 +173,17 @@ def _divide(b, j, db, m, t, i, dt, k, turned):
 
 @_part
 def _eliminate(a, i, s, k):
-    """Make the first k columns of a symmetric matrix of size s those of its factor; tell whether that went well."""
+    """Make the first k columns of a symmetric matrix of size s those of its factor: not a number where there is none."""
     if 1.0 * s * k * k > _LARGE:
-        how, size = _letters(_L, 0, 0), _integers(k, s, 0, 0, 0, 0)
-        _dpotrf(_to(how, 0), _to(size, 0), _to(a, i), _to(size, 1), _to(size, 2))
-        if size[2] != 0:
-            return False
+        _dpotrf(_c(_L), _i(k), _to(a, i), _i(s), _i(0))
         if s > k:
             _divide(a, i + k, s, s - k, a, i, s, k, _T)
-        return True
+        return
     for q in range(k):
         x = i + q * s
-        if not _get(a, x + q) > 0.0:
-            return False
         _scale(a, x + q, s - q, 1.0 / np.sqrt(_get(a, x + q)))
         for r in range(q + 1, k):
             _add(a, i + r * s + r, -_get(a, x + r), a, x + r, s - r)
-    return True
 
 
 @_part
@@ -297,17 +283,15 @@ def factor(fronts, inner, n_held, diagonal, matrices, terms, least):
         for f in range(len(fronts)):
             k, m, n, at = fronts[f, OWN], fronts[f, BESIDE], fronts[f, ALIKE], fronts[f, PANEL]
             for b in range(n):
-                found[h] = found[h] and _eliminate(a, at + b * k * (k + m), k + m, k)
-            if not found[h]:
-                break
+                _eliminate(a, at + b * k * (k + m), k + m, k)
             _begin(fronts, f, work)
             _add_gram(-1.0, a, at + k, k + m, work, fronts[f, HELD], m, n * k)
             _pass_on(fronts, inner, f, work, a)
         for d in range(len(diagonal)):
-            term, square = before[diagonal[d]], a[diagonal[d]] ** 2
+            term = before[diagonal[d]]
             if len(terms):
                 term = max(term, terms[h, d])
-            found[h] = found[h] and least**2 * term < square < np.inf
+            found[h] = found[h] and least * np.sqrt(term) < a[diagonal[d]] < np.inf
     return result, found
 
 
@@ -425,8 +409,7 @@ def _invert(lower, a, at, k, m, n, work, among):
             a[i] = lower[i] ** -2.0
         else:
             _copy(lower, i, s, a, i, s, k, k)
-            how, size = _letters(_L, 0, 0), _integers(k, s, 0, 0, 0, 0)
-            _dpotri(_to(how, 0), _to(size, 0), _to(a, i), _to(size, 1), _to(size, 2))
+            _dpotri(_c(_L), _i(k), _to(a, i), _i(s), _i(0))
         _multiply(-1.0, slopes, b * m * k, m, _T, a, i + k, s, _N, a, i, s, k, k, m)
         _clear(a, i, s, k)
 
@@ -445,9 +428,10 @@ def roots(fronts, inner, n_held, n_roots, inverses):
             _take(fronts, inner, f, work)
             square = np.empty(m * m)
             _copy(work, fronts[f, HELD] + k * (k + m) + k, k + m, square, 0, m, m, m)
-            found[h] = found[h] and _eliminate(square, 0, m, m)
+            _eliminate(square, 0, m, m)
             _clear(square, 0, m, m)
             for q in range(m):
+                found[h] = found[h] and 0.0 < square[q * m + q] < np.inf
                 for p in range(m):
                     _put(root, fronts[f, ROOT] + p * m + q, _get(square, q * m + p))
             if not fronts[f, IS_LEAF]:
@@ -487,10 +471,7 @@ def whiten(fronts, inner, n_held, factors, of_roots, matrices):
 def _within(a, lower, i, s, k):
     """Make a symmetric matrix A L^-1 A L^-T, in the lower triangle."""
     if 1.0 * k * k * k > _LARGE:
-        how, size = _letters(_L, 0, 0), _integers(1, k, k, s, 0, 0)
-        _dsygst(
-            _to(size, 0), _to(how, 0), _to(size, 1), _to(a, 0), _to(size, 2), _to(lower, i), _to(size, 3), _to(size, 4)
-        )
+        _dsygst(_i(1), _c(_L), _i(k), _to(a, 0), _i(k), _to(lower, i), _i(s), _i(0))
         return
     _divide(a, 0, k, k, lower, i, s, k, _T)
     for q in range(k):
@@ -505,7 +486,7 @@ def _within(a, lower, i, s, k):
 def _divide_upper(b, t, i, m, k):
     """Make B, (m, k), U^-1 B."""
     if 1.0 * m * m * k > _LARGE:
-        _by_blas(_L, _U, _N, m, k, t, i, m, b, 0, m)
+        _dtrsm(_c(_L), _c(_U), _c(_N), _c(_N), _i(m), _i(k), _d(1.0), _to(t, i), _i(m), _to(b, 0), _i(m))
         return
     for q in range(k):
         for r in range(m - 1, -1, -1):
