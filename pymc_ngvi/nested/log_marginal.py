@@ -166,7 +166,7 @@ class ManyConditionals:
         precisions = Precisions(over.entries.pattern)
         self._fitter = ManyFitter(precisions)
         sizes = _OF_ROWS // (_NODES * given.rows.n_rows), _OF_PREDICTORS // over.n_values
-        of_fronts = _OF_DENSE if len(precisions.fronts.stacks) == 1 else _OF_FRONTS
+        of_fronts = _OF_DENSE if len(precisions.fronts.parts.depth) == 1 else _OF_FRONTS
         self._size = max(1, min(*sizes, of_fronts // max(precisions.fronts.n_fronts, 1), _MOST))
         self.n_fits = 0
 

@@ -54,7 +54,7 @@ class SparseCholesky:
         cls, fronts: Fronts, matrix: Array, terms: Array | None = None
     ) -> tuple["SparseCholesky", NDArray[np.bool_]]:
         """Return what became of a matrix, or of each of many, and which of them are positive definite."""
-        sizes = np.zeros((0, 0)) if terms is None else terms.reshape(-1, fronts.n_dim)
+        sizes = np.zeros((0, 0)) if terms is None else _rows(terms)
         given = fronts.layout.table, fronts.layout.inner, fronts.layout.n_held, fronts.diagonal
         panels, found = _kernels().factor(*given, _rows(matrix), sizes, linalg.LEAST_PIVOT)
         factor = cls(fronts, panels.reshape(matrix.shape))
@@ -71,9 +71,7 @@ class SparseCholesky:
 
     def squares(self) -> Array:
         """Return the diagonal of L L^T, (n_dim,)."""
-        s = self.fronts.symbolic
-        total = _kernels().squares(self.fronts.layout.table, s.beside, _rows(self.panels), self.fronts.n_dim)
-        return total.reshape(*self.panels.shape[:-1], -1)[..., s.place]
+        return self.matrix[..., self.fronts.diagonal]
 
     # --- vectors are columns, (n_dim, n_vectors), in the order of the coordinates ---
 
@@ -135,4 +133,4 @@ class SparseCholesky:
 
 def _rows(numbers: Array) -> Array:
     """Return numbers of one matrix as those of each of one."""
-    return np.ascontiguousarray(np.atleast_2d(numbers))
+    return np.require(np.atleast_2d(numbers), np.float64, ("C", "W"))  # other arrays would be compiled for anew

@@ -267,7 +267,17 @@ def _layout(parts: Supernodes, s: _Symbolic) -> tuple[_Symbolic, _Layout]:
     opens = np.zeros(len(head), dtype=bool)
     opens[np.unique(parent[head], return_index=True)[1]] = True
     roots = s.n_beside[head] ** 2
-    columns = (s.n_own, s.n_beside, np.bincount(row[:-1])[row[:-1]], panel, start, s.first, row[parent], is_leaf, held[:-1])
+    columns = (
+        s.n_own,
+        s.n_beside,
+        np.bincount(row[:-1])[row[:-1]],
+        panel,
+        start,
+        s.first,
+        row[parent],
+        is_leaf,
+        held[:-1],
+    )
     table = np.column_stack([*(column[head] for column in columns), opens, np.cumsum(roots) - roots]).astype(np.int64)
     moved = (start - s.start)[owner]
     ordered = s._replace(place=s.place + moved[s.place], start=start, beside=s.beside + moved[s.beside])

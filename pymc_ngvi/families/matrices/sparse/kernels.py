@@ -6,6 +6,8 @@ down, a front holds the inverse of its coordinates, from which children take the
 the root alone.
 """
 
+# mypy: ignore-errors
+
 from collections.abc import Callable
 from typing import Any
 
@@ -56,13 +58,15 @@ _dpotri = _routine("lapack", "dpotri", "cidii")
 _dsygst = _routine("lapack", "dsygst", "icididii")
 
 
-# --- numbers of flat arrays: an index that is known to be inside needs no look at its sign, and loops use wide registers ---
+# --- flat arrays, without a look at the sign of an index, so that loops take several numbers at once ---
 
 
 @intrinsic
 def _get(context, array, index):
     def code(context, builder, signature, given):
-        return builder.load(builder.gep(context.make_array(signature.args[0])(context, builder, given[0]).data, given[1:]))
+        return builder.load(
+            builder.gep(context.make_array(signature.args[0])(context, builder, given[0]).data, given[1:])
+        )
 
     return array.dtype(array, index), code
 
@@ -173,7 +177,7 @@ def _divide(b, j, db, m, t, i, dt, k, turned):
 
 @_part
 def _eliminate(a, i, s, k):
-    """Make the first k columns of a symmetric matrix of size s those of its factor: not a number where there is none."""
+    """Make the first k columns of a symmetric matrix of size s those of its factor, if there is one."""
     if 1.0 * s * k * k > _LARGE:
         _dpotrf(_c(_L), _i(k), _to(a, i), _i(s), _i(0))
         if s > k:
@@ -310,21 +314,6 @@ def matrix(fronts, inner, n_held, factors):
             _begin(fronts, f, work)
             _add_gram(1.0, lower, at + k, s, work, fronts[f, HELD], m, n * k)
             _pass_on(fronts, inner, f, work, a)
-    return result
-
-
-@_kernel
-def squares(fronts, beside, factors, n_dim):
-    """Return the diagonals of L L^T, in the order of elimination."""
-    result = np.zeros((len(factors), n_dim))
-    for h in range(len(factors)):
-        for f in range(len(fronts)):
-            k, m, n, start = fronts[f, OWN], fronts[f, BESIDE], fronts[f, ALIKE], fronts[f, START]
-            for q in range(n * k):
-                at = fronts[f, PANEL] + q * (k + m)
-                for p in range(q % k, k + m):
-                    row = start + q - q % k + p if p < k else beside[fronts[f, FIRST] + p - k]
-                    result[h, row] += factors[h, at + p] ** 2
     return result
 
 
