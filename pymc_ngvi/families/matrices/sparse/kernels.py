@@ -139,6 +139,8 @@ def _multiply(factor, a, i, da, of_a, b, j, db, of_b, c, h, dc, m, n, k):
             _to(c, h), _i(dc),
         )  # fmt: skip
         return
+    if m == 0:
+        return
     row, column = (db, 1) if of_b == _T else (1, db)
     for q in range(n):
         for r in range(k):
@@ -167,7 +169,7 @@ def _divide(b, j, db, m, t, i, dt, k, turned):
     if 1.0 * m * k * k > _LARGE:
         _dtrsm(_c(_R), _c(_L), _c(turned), _c(_N), _i(m), _i(k), _d(1.0), _to(t, i), _i(dt), _to(b, j), _i(db))
         return
-    for step in range(k):
+    for step in range(k if m else 0):
         q = step if turned == _T else k - 1 - step
         _scale(b, j + q * db, m, 1.0 / _get(t, i + q * dt + q))
         first, last, at, apart = (q + 1, k, i + q * dt, 1) if turned == _T else (0, q, i + q, dt)
@@ -206,7 +208,7 @@ def _mirror(a, i, da, b, j, db, n, below):
         for p in range(q + 1, n):
             number = below * _get(a, i + q * da + p)
             _put(b, j + q * db + p, number)
-            _put(b, j + p * db + q, number)
+            b[j + p * db + q] = number
 
 
 @_part
@@ -247,8 +249,7 @@ def _pass_on(fronts, inner, f, work, panels):
 @_part
 def _scatter(x, i, inner, first, begin, end, y, j):
     for p in range(begin, end):
-        at = j + _get(inner, first + p)
-        _put(y, at, _get(y, at) + _get(x, i + p))
+        y[j + inner[first + p]] += x[i + p]
 
 
 @_part
@@ -260,9 +261,7 @@ def _take(fronts, inner, f, work):
     for q in range(m):
         at = at_up + _get(inner, first + q) * s_up
         for p in range(q, m):
-            number = _get(work, at + _get(inner, first + p))
-            _put(work, corner + q * s + p, number)
-            _put(work, corner + p * s + q, number)
+            work[corner + q * s + p] = work[corner + p * s + q] = work[at + inner[first + p]]
 
 
 @_part
@@ -271,8 +270,7 @@ def _hold(fronts, f, panels, work):
     k, s, a, held = fronts[f, OWN], fronts[f, OWN] + fronts[f, BESIDE], fronts[f, PANEL], fronts[f, HELD]
     for q in range(k):
         for p in range(q, s):
-            _put(work, held + q * s + p, _get(panels, a + q * s + p))
-            _put(work, held + p * s + q, _get(panels, a + q * s + p))
+            work[held + q * s + p] = work[held + p * s + q] = panels[a + q * s + p]
 
 
 # --- the factor ---
@@ -295,7 +293,8 @@ def factor(fronts, inner, n_held, diagonal, matrices, terms, least):
             term = before[diagonal[d]]
             if len(terms):
                 term = max(term, terms[h, d])
-            found[h] = found[h] and least * np.sqrt(term) < a[diagonal[d]] < np.inf
+            root = a[diagonal[d]]
+            found[h] = found[h] and 0.0 < root < np.inf and root**2 > least**2 * term
     return result, found
 
 
@@ -378,7 +377,7 @@ def inverse(fronts, inner, n_held, factors):
                     total = scale
                     for p in range(below, s):
                         total -= _get(lower, column + p) * _get(work, y + p)
-                        _put(work, held + p * s + q, _get(work, y + p))
+                        work[held + p * s + q] = work[y + p]
                     _put(work, y + q, scale * total)
                     _copy(work, y + q, s, a, column + q, s, s - q, 1)
     return result
@@ -422,7 +421,7 @@ def roots(fronts, inner, n_held, n_roots, inverses):
             for q in range(m):
                 found[h] = found[h] and 0.0 < square[q * m + q] < np.inf
                 for p in range(m):
-                    _put(root, fronts[f, ROOT] + p * m + q, _get(square, q * m + p))
+                    root[fronts[f, ROOT] + p * m + q] = square[q * m + p]
             if not fronts[f, IS_LEAF]:
                 _hold(fronts, f, inverses[h], work)
     return result, found
