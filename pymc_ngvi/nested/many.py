@@ -124,7 +124,7 @@ class ManyFitter:
         which, state = which[order], _State.together([state for _, state in parts])[order]
         factors = state.factors or self._precisions.factored(state.precision)[0]
         assert factors is not None
-        assert factors.n == len(which)  # of each there was one
+        assert len(factors.log_det) == len(which)  # of each there was one
         return ManyGaussians(
             which, rows[which], state.mean, state.precision, factors, state.elbo, state.seen, state.expected.rules
         )

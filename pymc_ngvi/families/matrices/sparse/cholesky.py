@@ -61,17 +61,9 @@ class SparseCholesky:
         factor.__dict__["matrix"] = matrix  # which is known by now
         return factor, found
 
-    def __getitem__(self, which: NDArray[np.bool_]) -> "SparseCholesky":
-        """Return some of many."""
-        return SparseCholesky(self.fronts, self.panels[which])
-
     def log_det(self) -> Any:
         """Return the log determinant of L."""
         return np.log(self.panels[..., self.fronts.diagonal]).sum(axis=-1)
-
-    def squares(self) -> Array:
-        """Return the diagonal of L L^T, (n_dim,)."""
-        return self.matrix[..., self.fronts.diagonal]
 
     # --- vectors are columns, (n_dim, n_vectors), in the order of the coordinates ---
 

@@ -31,22 +31,14 @@ class _Symbolic(NamedTuple):
 
     #: Of each coordinate, in an order of elimination; shape (n_dim,).
     place: Ints
-    #: First place, coordinates of its own, and beside it; shape (n_parts,).
+    #: First place, coordinates of its own, beside it, and both; shape (n_parts,).
     start: Ints
     n_own: Ints
     n_beside: Ints
-    #: Places, part after part.
+    size: Ints
+    #: Places, part after part; and where those of a part begin.
     beside: Ints
-
-    @property
-    def size(self) -> Ints:
-        """Coordinates of each front."""
-        return self.n_own + self.n_beside
-
-    @property
-    def first(self) -> Ints:
-        """Where what is beside each part begins."""
-        return np.cumsum(self.n_beside) - self.n_beside
+    first: Ints
 
     @property
     def codes(self) -> Ints:
@@ -133,10 +125,6 @@ class Fronts:
         size = self.symbolic.size[part]
         return part, np.cumsum(size) - size
 
-    @functools.cached_property
-    def _codes(self) -> Ints:
-        return self.symbolic.codes
-
     def places(self, rows: NDArray[np.integer], cols: NDArray[np.integer]) -> Ints:
         """Return where the panels have entries of a symmetric matrix, (n,); -1 where they have them not."""
         s, (owner, begin) = self.symbolic, self._columns
@@ -149,9 +137,9 @@ class Fronts:
         if len(outside):
             of = part[outside]
             codes = of * self.n_dim + high[outside]
-            at = np.searchsorted(self._codes, codes)
-            at = np.minimum(at, max(len(self._codes) - 1, 0))
-            known[outside] = self._codes[at] == codes if len(self._codes) else False
+            all_codes = s.codes
+            at = np.minimum(np.searchsorted(all_codes, codes), max(len(all_codes) - 1, 0))
+            known[outside] = all_codes[at] == codes if len(all_codes) else False
             row[outside] = s.n_own[of] + at - s.first[of]
         return np.where(known, begin[low] + row, -1)
 
@@ -215,7 +203,9 @@ def _symbolic(pattern: Pattern, parts: Supernodes) -> _Symbolic:
             waiting[e].append(some)
         waiting[d] = []
     every = np.sort(np.concatenate([*done, np.empty(0, dtype=np.int64)]))
-    return _Symbolic(place, start, n_own, np.bincount(every // n, minlength=n_parts), every % n)
+    n_beside = np.bincount(every // n, minlength=n_parts)
+    first = np.cumsum(n_beside) - n_beside
+    return _Symbolic(place, start, n_own, n_beside, n_own + n_beside, every % n, first)
 
 
 def _by_key(key: Ints, values: Ints) -> list[tuple[int, Ints]]:

@@ -116,12 +116,6 @@ def _add(y, j, weight, x, i, n):
 
 
 @_part
-def _scale(x, i, n, scale):
-    for p in range(i, i + n):
-        _put(x, p, scale * _get(x, p))
-
-
-@_part
 def _fill(x, i, n, value):
     for p in range(i, i + n):
         _put(x, p, value)
@@ -171,7 +165,9 @@ def _divide(b, j, db, m, t, i, dt, k, turned):
         return
     for step in range(k if m else 0):
         q = step if turned == _T else k - 1 - step
-        _scale(b, j + q * db, m, 1.0 / _get(t, i + q * dt + q))
+        scale = 1.0 / _get(t, i + q * dt + q)
+        for p in range(j + q * db, j + q * db + m):
+            _put(b, p, scale * _get(b, p))
         first, last, at, apart = (q + 1, k, i + q * dt, 1) if turned == _T else (0, q, i + q, dt)
         for other in range(first, last):
             _add(b, j + other * db, -_get(t, at + other * apart), b, j + q * db, m)
@@ -187,7 +183,9 @@ def _eliminate(a, i, s, k):
         return
     for q in range(k):
         x = i + q * s
-        _scale(a, x + q, s - q, 1.0 / np.sqrt(_get(a, x + q)))
+        scale = 1.0 / np.sqrt(_get(a, x + q))
+        for p in range(x + q, x + s):
+            _put(a, p, scale * _get(a, p))
         for r in range(q + 1, k):
             _add(a, i + r * s + r, -_get(a, x + r), a, x + r, s - r)
 

@@ -37,7 +37,9 @@ class Precisions:
         panels = np.zeros((len(precision), self.fronts.n_panels))
         panels[:, self._places] = precision
         cholesky, there = SparseCholesky.each(self.fronts, panels)
-        return (Factors(self, cholesky if there.all() else cholesky[there]) if there.any() else None), there
+        if not there.all():
+            cholesky = SparseCholesky(self.fronts, cholesky.panels[there])
+        return (Factors(self, cholesky) if there.any() else None), there
 
     def count(self, n: int) -> None:
         """Count a pass through the factors of so many."""
@@ -55,11 +57,6 @@ class Factors:
     of: Precisions
     cholesky: SparseCholesky
 
-    @property
-    def n(self) -> int:
-        """Number of precisions."""
-        return len(self.cholesky.panels)
-
     @functools.cached_property
     def log_det(self) -> Array:
         """Log determinants of the factors, (n,)."""
@@ -68,7 +65,7 @@ class Factors:
     @functools.cached_property
     def covariance(self) -> Array:
         """Entries of the covariances, (n, n_entries)."""
-        self.of.count(self.n)
+        self.of.count(len(self.cholesky.panels))
         return self.cholesky.inverse[:, self.of._places]
 
     @property
