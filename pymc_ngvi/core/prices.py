@@ -22,7 +22,7 @@ from pymc_ngvi.core.refusal import Reason, Unavailable
 PER_DENSE, PER_PRODUCT = 4.5e-11, 7e-11
 #: Of fronts: a number, which is gathered and scattered; the calls of a step; the part of a step that each sum over many
 #: coordinates adds.
-PER_ENTRY, OF_STEP, PER_SUM = 3.5e-8, 1.6e-4, 1.8
+PER_ENTRY, OF_STEP, PER_SUM = 1.5e-8, 2.5e-4, 1.8
 #: Of blocks beside a border: a number; the calls for each size.
 PER_ENTRY_OF_BLOCKS, PER_SIZE = 6e-8, 4e-4
 #: A row, in an expectation by quadrature with covariances of predictors; a row of a value of log p.
