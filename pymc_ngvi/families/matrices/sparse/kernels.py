@@ -147,14 +147,14 @@ def _multiply(factor, a, i, da, of_a, b, j, db, of_b, c, h, dc, m, n, k):
 
 
 @_part
-def _add_gram(factor, a, i, da, c, h, m, n):
+def _add_gram(factor, a, i, da, c, h, dc, m, n):
     """Add a multiple of A A^T, A being (m, n), to the lower triangle of C."""
     if 1.0 * m * m * n > _LARGE:
-        _dsyrk(_c(_L), _c(_N), _i(m), _i(n), _d(factor), _to(a, i), _i(da), _d(1.0), _to(c, h), _i(m))
+        _dsyrk(_c(_L), _c(_N), _i(m), _i(n), _d(factor), _to(a, i), _i(da), _d(1.0), _to(c, h), _i(dc))
         return
     for x in range(i, i + n * da, da):
         for q in range(m):
-            _add(c, h + q * m + q, factor * _get(a, x + q), a, x + q, m - q)
+            _add(c, h + q * dc + q, factor * _get(a, x + q), a, x + q, m - q)
 
 
 @_part
@@ -285,7 +285,7 @@ def factor(fronts, inner, n_held, diagonal, matrices, terms, least):
             for b in range(n):
                 _eliminate(a, at + b * k * (k + m), k + m, k)
             _begin(fronts, f, work)
-            _add_gram(-1.0, a, at + k, k + m, work, fronts[f, HELD], m, n * k)
+            _add_gram(-1.0, a, at + k, k + m, work, fronts[f, HELD], m, m, n * k)
             _pass_on(fronts, inner, f, work, a)
         for d in range(len(diagonal)):
             term = before[diagonal[d]]
@@ -306,10 +306,10 @@ def matrix(fronts, inner, n_held, factors):
             k, m, n, at = fronts[f, OWN], fronts[f, BESIDE], fronts[f, ALIKE], fronts[f, PANEL]
             s = k + m
             for i in range(at, at + n * k * s, k * s):
-                _multiply(1.0, lower, i, s, _N, lower, i, s, _T, a, i, s, s, k, k)
-                _clear(a, i, s, k)
+                _add_gram(1.0, lower, i, s, a, i, s, k, k)
+                _multiply(1.0, lower, i + k, s, _N, lower, i, s, _T, a, i + k, s, m, k, k)
             _begin(fronts, f, work)
-            _add_gram(1.0, lower, at + k, s, work, fronts[f, HELD], m, n * k)
+            _add_gram(1.0, lower, at + k, s, work, fronts[f, HELD], m, m, n * k)
             _pass_on(fronts, inner, f, work, a)
     return result
 
