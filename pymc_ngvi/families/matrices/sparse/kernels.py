@@ -135,6 +135,15 @@ def _multiply(factor, a, i, da, of_a, b, j, db, of_b, c, h, dc, m, n, k):
         return
     if m == 0:
         return
+    if m == dc == 1:  # a single vector
+        for r in range(k if of_b == _T else 0):
+            _add(c, h, factor * _get(a, i + r * da), b, j + r * db, n)
+        for q in range(0 if of_b == _T else n):
+            total = 0.0
+            for r in range(k):
+                total += _get(a, i + r * da) * _get(b, j + q * db + r)
+            c[h + q] += factor * total
+        return
     row, column = (db, 1) if of_b == _T else (1, db)
     for q in range(n):
         for r in range(k):
@@ -168,6 +177,9 @@ def _divide(b, j, db, m, t, i, dt, k, turned):
         scale = 1.0 / _get(t, i + q * dt + q)
         for p in range(j + q * db, j + q * db + m):
             _put(b, p, scale * _get(b, p))
+        if m == db == 1 and turned == _T:
+            _add(b, j + q + 1, -_get(b, j + q), t, i + q * dt + q + 1, k - q - 1)
+            continue
         first, last, at, apart = (q + 1, k, i + q * dt, 1) if turned == _T else (0, q, i + q, dt)
         for other in range(first, last):
             _add(b, j + other * db, -_get(t, at + other * apart), b, j + q * db, m)
