@@ -125,11 +125,11 @@ def _fill(x, i, n, value):
 
 
 @_part
-def _multiply(factor, a, i, da, of_a, b, j, db, of_b, c, h, dc, m, n, k):
-    """Add a multiple of A B to C, (m, n); A or B may be transposed."""
+def _multiply(factor, a, i, da, b, j, db, of_b, c, h, dc, m, n, k):
+    """Add a multiple of A B, or A B^T, to C, (m, n)."""
     if 1.0 * m * n * k > _LARGE:
         _dgemm(
-            _c(of_a), _c(of_b), _i(m), _i(n), _i(k), _d(factor), _to(a, i), _i(da), _to(b, j), _i(db), _d(1.0),
+            _c(_N), _c(of_b), _i(m), _i(n), _i(k), _d(factor), _to(a, i), _i(da), _to(b, j), _i(db), _d(1.0),
             _to(c, h), _i(dc),
         )  # fmt: skip
         return
@@ -148,11 +148,7 @@ def _multiply(factor, a, i, da, of_a, b, j, db, of_b, c, h, dc, m, n, k):
     for q in range(n):
         for r in range(k):
             weight = factor * _get(b, j + q * column + r * row)
-            if of_a == _N:
-                _add(c, h + q * dc, weight, a, i + r * da, m)
-            else:
-                for p in range(m):
-                    _put(c, h + q * dc + p, _get(c, h + q * dc + p) + weight * _get(a, i + p * da + r))
+            _add(c, h + q * dc, weight, a, i + r * da, m)
 
 
 @_part
@@ -319,7 +315,7 @@ def matrix(fronts, inner, n_held, factors):
             s = k + m
             for i in range(at, at + n * k * s, k * s):
                 _add_gram(1.0, lower, i, s, a, i, s, k, k)
-                _multiply(1.0, lower, i + k, s, _N, lower, i, s, _T, a, i + k, s, m, k, k)
+                _multiply(1.0, lower, i + k, s, lower, i, s, _T, a, i + k, s, m, k, k)
             _begin(fronts, f, work)
             _add_gram(1.0, lower, at + k, s, work, fronts[f, HELD], m, m, n * k)
             _pass_on(fronts, inner, f, work, a)
@@ -345,15 +341,15 @@ def multiply(fronts, beside, factors, vectors, n_vectors, inverse, transposed):
                             _divide(x, j, r, r, lower, i, s, k, _N if transposed else _T)
                             continue
                         _fill(apart, 0, r * k, 0.0)
-                        _multiply(1.0, x, j, r, _N, lower, i, s, _N if transposed else _T, apart, 0, r, r, k, k)
+                        _multiply(1.0, x, j, r, lower, i, s, _N if transposed else _T, apart, 0, r, r, k, k)
                         _copy(apart, 0, r, x, j, r, r, k)
                 elif transposed:
                     for p in range(m):
                         _copy(x, _get(beside, rows + p) * r, r, apart, p * r, r, r, 1)
-                    _multiply(sign, apart, 0, r, _N, lower, at + k, s, _N, x, first, r, r, n * k, m)
+                    _multiply(sign, apart, 0, r, lower, at + k, s, _N, x, first, r, r, n * k, m)
                 else:
                     _fill(apart, 0, r * m, 0.0)
-                    _multiply(sign, x, first, r, _N, lower, at + k, s, _T, apart, 0, r, r, m, n * k)
+                    _multiply(sign, x, first, r, lower, at + k, s, _T, apart, 0, r, r, m, n * k)
                     for p in range(m):
                         _add(x, _get(beside, rows + p) * r, 1.0, apart, p * r, r)
 
@@ -400,7 +396,7 @@ def _invert(lower, a, at, k, m, n, work, among):
     _copy(lower, at + k, s, slopes, 0, m, m, n * k)
     for b in range(n):
         _divide(slopes, b * m * k, m, m, lower, at + b * k * s, s, k, _N)
-    _multiply(-1.0, work, among, s, _N, slopes, 0, m, _N, a, at + k, s, m, n * k, m)
+    _multiply(-1.0, work, among, s, slopes, 0, m, _N, a, at + k, s, m, n * k, m)
     for b in range(n):
         i = at + b * k * s
         if k == 1:
@@ -408,7 +404,11 @@ def _invert(lower, a, at, k, m, n, work, among):
         else:
             _copy(lower, i, s, a, i, s, k, k)
             _dpotri(_c(_L), _i(k), _to(a, i), _i(s), _i(0))
-        _multiply(-1.0, slopes, b * m * k, m, _T, a, i + k, s, _N, a, i, s, k, k, m)
+        if m:
+            _dgemm(
+                _c(_T), _c(_N), _i(k), _i(k), _i(m), _d(-1.0), _to(slopes, b * m * k), _i(m), _to(a, i + k), _i(s),
+                _d(1.0), _to(a, i), _i(s),
+            )  # fmt: skip
         _clear(a, i, s, k)
 
 
@@ -453,10 +453,10 @@ def whiten(fronts, inner, n_held, factors, of_roots, matrices):
                 _copy(lower, i + k, s, slopes, 0, m, m, k)
                 _divide(slopes, 0, m, m, lower, i, s, k, _N)
                 _copy(e, i + k, s, apart, 0, m, m, k)
-                _multiply(-1.0, slopes, 0, m, _N, own, 0, k, _N, apart, 0, m, m, k, k)
-                _multiply(-1.0, slopes, 0, m, _N, e, i + k, s, _T, work, held, m, m, m, k)
-                _multiply(-1.0, apart, 0, m, _N, slopes, 0, m, _T, work, held, m, m, m, k)
-                _multiply(_ROOT_2, root, fronts[f, ROOT], m, _N, apart, 0, m, _N, a, i + k, s, m, k, m)
+                _multiply(-1.0, slopes, 0, m, own, 0, k, _N, apart, 0, m, m, k, k)
+                _multiply(-1.0, slopes, 0, m, e, i + k, s, _T, work, held, m, m, m, k)
+                _multiply(-1.0, apart, 0, m, slopes, 0, m, _T, work, held, m, m, m, k)
+                _multiply(_ROOT_2, root, fronts[f, ROOT], m, apart, 0, m, _N, a, i + k, s, m, k, m)
                 _divide(a, i + k, s, m, lower, i, s, k, _T)
                 _within(own, lower, i, s, k)
                 _mirror(own, 0, k, a, i, s, k, _ROOT_2)
@@ -506,17 +506,17 @@ def unwhiten(fronts, inner, n_held, factors, of_roots, vectors):
             for i in range(at, at + n * k * s, k * s):
                 own, half, both = np.zeros(k * k), np.zeros(k * k), np.empty(k * k)
                 _mirror(given, i, s, both, 0, k, k, 1.0 / _ROOT_2)
-                _multiply(1.0, both, 0, k, _N, lower, i, s, _T, half, 0, k, k, k, k)
-                _multiply(1.0, lower, i, s, _N, half, 0, k, _N, own, 0, k, k, k, k)
+                _multiply(1.0, both, 0, k, lower, i, s, _T, half, 0, k, k, k, k)
+                _multiply(1.0, lower, i, s, half, 0, k, _N, own, 0, k, k, k, k)
                 slopes, turned, apart = np.empty(m * k), np.empty(m * k), np.zeros(m * k)
                 _copy(given, i + k, s, turned, 0, m, m, k)
                 _divide_upper(turned, root, fronts[f, ROOT], m, k)
-                _multiply(1.0 / _ROOT_2, turned, 0, m, _N, lower, i, s, _T, apart, 0, m, m, k, k)
+                _multiply(1.0 / _ROOT_2, turned, 0, m, lower, i, s, _T, apart, 0, m, m, k, k)
                 _copy(lower, i + k, s, slopes, 0, m, m, k)
                 _divide(slopes, 0, m, m, lower, i, s, k, _N)
-                _multiply(-1.0, apart, 0, m, _N, slopes, 0, m, _T, work, held, m, m, m, k)
-                _multiply(1.0, slopes, 0, m, _N, own, 0, k, _N, apart, 0, m, m, k, k)
-                _multiply(-1.0, slopes, 0, m, _N, apart, 0, m, _T, work, held, m, m, m, k)
+                _multiply(-1.0, apart, 0, m, slopes, 0, m, _T, work, held, m, m, m, k)
+                _multiply(1.0, slopes, 0, m, own, 0, k, _N, apart, 0, m, m, k, k)
+                _multiply(-1.0, slopes, 0, m, apart, 0, m, _T, work, held, m, m, m, k)
                 for q in range(k):
                     _add(a, i + q * s + q, 1.0, own, q * k + q, k - q)
                     _add(a, i + q * s + k, 1.0, apart, q * m, m)
