@@ -20,9 +20,9 @@ from pymc_ngvi.core.refusal import Reason, Unavailable
 
 #: An operation of a dense step, and of a sparse one.
 PER_DENSE, PER_PRODUCT = 4.5e-11, 7e-11
-#: Of fronts: a number, which is gathered and scattered; the calls for a stack of them; the part of a step that each sum
-#: over many coordinates adds.
-PER_ENTRY, PER_STACK, PER_SUM = 3.5e-8, 1.6e-4, 1.8
+#: Of fronts: a number, which is gathered and scattered; the calls of a step; the part of a step that each sum over many
+#: coordinates adds.
+PER_ENTRY, OF_STEP, PER_SUM = 1.5e-8, 2.5e-4, 1.8
 #: Of blocks beside a border: a number; the calls for each size.
 PER_ENTRY_OF_BLOCKS, PER_SIZE = 6e-8, 4e-4
 #: A row, in an expectation by quadrature with covariances of predictors; a row of a value of log p.
@@ -78,9 +78,9 @@ def of_blocks(sizes: NDArray[np.integer], n_border: int) -> float:
     return PER_PRODUCT * n_products + PER_ENTRY_OF_BLOCKS * n_entries + PER_SIZE * n_sizes
 
 
-def of_fronts(n_products: float, n_entries: float, n_stacks: int, n_sums: int = 0) -> float:
-    """Return the seconds of a step with fronts, as these are filled up, beside sums over many coordinates."""
-    return (PER_PRODUCT * n_products + PER_ENTRY * n_entries + PER_STACK * n_stacks) * (1.0 + PER_SUM * n_sums)
+def of_fronts(n_products: float, n_entries: float, n_sums: int = 0) -> float:
+    """Return the seconds of a step with fronts, without its calls, beside sums over many coordinates."""
+    return (PER_PRODUCT * n_products + PER_ENTRY * n_entries) * (1.0 + PER_SUM * n_sums)
 
 
 def of_dense(n_dim: int, n_rows: int = 0) -> float:

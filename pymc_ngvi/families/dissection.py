@@ -156,7 +156,7 @@ def cheapest_with_fill(summed: SummedPattern | None, pattern: Callable[[], Patte
 def arithmetic_seconds(structure: ArrowStructure | FilledStructure) -> float:
     """Return the seconds of a step among many that share its calls."""
     if isinstance(structure, FilledStructure):
-        return step_seconds(structure) - prices.PER_STACK * structure.fronts.n_stacks
+        return step_seconds(structure) - prices.OF_STEP
     return step_seconds(structure) - prices.PER_SIZE * len(set(structure.sizes.tolist()))
 
 
@@ -165,5 +165,5 @@ def step_seconds(structure: ArrowStructure | FilledStructure) -> float:
     if isinstance(structure, FilledStructure):
         fronts = structure.fronts
         n_sums = structure.n_sums if isinstance(structure, SummedStructure) else 0
-        return prices.of_fronts(fronts.n_products, fronts.n_fronts, fronts.n_stacks, n_sums)
+        return prices.OF_STEP + prices.of_fronts(fronts.n_products, fronts.n_fronts, n_sums)
     return prices.of_blocks(structure.sizes, structure.n_border)

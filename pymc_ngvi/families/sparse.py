@@ -112,8 +112,8 @@ class FilledState(OfSparsePrecision[FilledStructure]):
         return grad, curvature
 
     def _scaled(self, matrix: Array) -> Array | None:
-        unwhitened = self.structure.unwhitened(self.factor, matrix)
-        factor = SparseCholesky.of(self.structure.fronts, unwhitened, self._cholesky.squares())
+        unwhitened, fronts = self.structure.unwhitened(self.factor, matrix), self.structure.fronts
+        factor = SparseCholesky.of(fronts, unwhitened, self._cholesky.matrix[fronts.diagonal])
         return None if factor is None else self.structure.remember(factor).panels
 
     @property
@@ -160,7 +160,8 @@ class SummedState(OfSparsePrecision[SummedStructure]):
     def _scaled(self, matrix: Array) -> Array | None:
         structure = self.structure
         precision = structure.unwhitened_sum(self.factor, matrix)
-        factor = SummedCholesky.of(structure.fronts, structure.sums, precision, self._cholesky.pinned.squares())
+        terms = self._cholesky.pinned.matrix[structure.fronts.diagonal]
+        factor = SummedCholesky.of(structure.fronts, structure.sums, precision, terms)
         return None if factor is None else structure.numbers(factor)
 
     def _log_det(self) -> float:

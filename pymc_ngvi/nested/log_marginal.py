@@ -122,7 +122,7 @@ class ManyConditionals:
         precisions = Precisions(over.entries.pattern)
         self._fitter = ManyFitter(precisions)
         sizes = _OF_ROWS // (_NODES * given.rows.n_rows), _OF_PREDICTORS // over.n_values
-        of_fronts = _OF_DENSE if len(precisions.fronts.stacks) == 1 else _OF_FRONTS
+        of_fronts = _OF_DENSE if len(precisions.fronts.parts.depth) == 1 else _OF_FRONTS
         self._size = max(1, min(*sizes, of_fronts // max(precisions.fronts.n_fronts, 1), _MOST))
         self.n_fits = 0
 
@@ -190,7 +190,7 @@ class ManyConditionals:
             those = np.flatnonzero(wanted == n)
             for part in row_slices(len(those), max(1, self._size * FEWEST // n)):
                 at = those[part]
-                some = fits.some(at)
+                some = fits[at]
                 more = np.broadcast_to(base[FEWEST:n].T, (len(at), base.shape[1], n - FEWEST))
                 ratio = self._weighed(g[some.which], some, more)[1] - some.elbo[:, None]
                 for k, one in zip(at.tolist(), ratio, strict=True):

@@ -19,30 +19,20 @@ type Which = NDArray[np.intp]
 
 
 @dataclass(frozen=True, eq=False)
-class ManyGaussians:
+class ManyGaussians(Batch):
     """Gaussians that were fitted."""
 
     #: Of the hyperparameters that were asked for, those where there is one; shape (n,).
     which: Which
     #: There.
     rows: ManyRows
-    #: shape (n, n_dim), (n, n_entries).
+    #: shape (n, n_dim).
     mean: Array
-    precision: Array
     factors: Factors
     #: Nats, of log p at these hyperparameters; shape (n,).
     elbo: Array
     seen: Seen
     rules: RowRules
-
-    def some(self, which: Which) -> "ManyGaussians":
-        """Return some of them."""
-        factors = self.factors.of.factored(self.precision[which])[0]
-        assert factors is not None
-        parts = (getattr(self, name)[which] for name in ("elbo", "seen", "rules"))
-        return ManyGaussians(
-            self.which[which], self.rows[which], self.mean[which], self.precision[which], factors, *parts
-        )
 
     def draws(self, base: Array) -> Array:
         """Return draws, (n, n_dim, m), of standard normals of that shape."""
@@ -100,10 +90,8 @@ class ManyFitter:
         which, state = which[order], _State.joined([state for _, state in parts])[order]
         factors, _ = self._precisions.factored(state.precision)
         assert factors is not None
-        assert factors.n == len(which)  # of each there was one
-        return ManyGaussians(
-            which, rows[which], state.mean, state.precision, factors, state.elbo, state.seen, state.expected.rules
-        )
+        assert len(factors.log_det) == len(which)  # of each there was one
+        return ManyGaussians(which, rows[which], state.mean, factors, state.elbo, state.seen, state.expected.rules)
 
     def _begun(self, rows: ManyRows, seen: Seen, rules: RowRules | None) -> tuple[_State | None, Which]:
         """Return the states after a step of size 1 from where predictors are as rows may see them; and where any is."""

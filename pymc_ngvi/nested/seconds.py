@@ -68,7 +68,7 @@ def _of_value(given: RowsGiven) -> float:
 def _of_closed_form(over: GaussianOver) -> float:
     """Return the seconds of a value of log m in closed form."""
     fronts = over.precisions.fronts
-    algebra = prices.of_fronts(fronts.n_products, fronts.n_fronts, 0)
+    algebra = prices.of_fronts(fronts.n_products, fronts.n_fronts)
     return _PER_VALUE_IN_CLOSED_FORM + prices.PER_ROW_OF_VALUE * over.n_rows + _OF_STEP * algebra
 
 

@@ -136,8 +136,7 @@ def linear_algebra():
         hessian = Known(make())
         arrow, filled = find_structure(hessian.pattern), FilledStructure.of(hessian.pattern)
         seconds = of_step(filled, hessian)
-        parts = [filled.fronts.n_products, filled.fronts.n_fronts, filled.fronts.n_stacks]
-        of_fronts.append((parts, seconds))
+        of_fronts.append(([filled.fronts.n_products, filled.fronts.n_fronts, 1.0], seconds))
         text = f"# {name}: fronts {1e3 * seconds:.2f} ms (estimated {1e3 * step_seconds(filled):.2f})"
         if arrow.n_lower(arrow.n_dim) < MOST_ENTRIES:
             seconds = of_step(arrow, hessian)
@@ -145,7 +144,7 @@ def linear_algebra():
             text += f", blocks {1e3 * seconds:.2f} ms ({1e3 * step_seconds(arrow):.2f})"
         print(text, flush=True)
     for names, found in (
-        (("PER_PRODUCT", "PER_ENTRY", "PER_STACK"), of_fronts),
+        (("PER_PRODUCT", "PER_ENTRY", "OF_STEP"), of_fronts),
         (("PER_PRODUCT", "PER_ENTRY_OF_BLOCKS", "PER_SIZE"), of_blocks),
     ):
         costs, ratio = fitted(*map(list, zip(*found, strict=True)))

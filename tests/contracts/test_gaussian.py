@@ -22,7 +22,6 @@ from pymc_ngvi.families.dissection import find_filled, find_structure, step_flop
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
 from pymc_ngvi.families.matrices.sparse.fronts import fronts_of
-from pymc_ngvi.families.matrices.sparse.precisions import RepeatedFronts
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure, SummedStructure
 from pymc_ngvi.steps.adaptive.state import moments_of, natural_gradient
 from pymc_ngvi.updates import UPDATES
@@ -507,21 +506,34 @@ def test_blocks_that_are_singular_to_rounding_are_refused_whatever_their_scales(
 
 
 @pytest.mark.parametrize("name", ["chain", "lattice", "crossed", "groups in groups"])
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", [1, 5, 64])
 def test_many_precisions_of_one_pattern(case, n):
-    """Factored as one: solutions, determinants, inverses on the pattern and the metric are those of each."""
-    fronts, (i, j) = RepeatedFronts(fronts_of(case.pattern), n), (case.pattern.rows, case.pattern.cols)
-    at, places = fronts.one.places(i, j), fronts.of_panels(fronts.one.places(i, j))
+    """Solutions, determinants, inverses on the pattern and the metric are those of each; each may have no factor."""
+    fronts, (i, j) = fronts_of(case.pattern), (case.pattern.rows, case.pattern.cols)
     matrices = np.array([case.random(1.5)[0] for _ in range(n)])
-    factor = SparseCholesky.of(fronts, fronts.panels(at, matrices[:, i, j]))
-    log_dets = 2.0 * np.log(factor.panels[fronts.diagonal]).reshape(n, -1).sum(axis=1)
-    np.testing.assert_allclose(log_dets, np.linalg.slogdet(matrices)[1], rtol=1e-9)
-    np.testing.assert_allclose(factor.inverse[places], np.linalg.inv(matrices)[:, i, j], rtol=1e-8, atol=1e-12)
+    panels, at = np.zeros((2, n, fronts.n_panels)), fronts.places(i, j)
+    panels[:, :, at] = matrices[:, i, j], case.rng.standard_normal((n, len(at)))
+    factor = SparseCholesky.of(fronts, panels[0])
+    np.testing.assert_allclose(2.0 * factor.log_det(), np.linalg.slogdet(matrices)[1], rtol=1e-9)
+    np.testing.assert_allclose(factor.inverse[:, at], np.linalg.inv(matrices)[:, i, j], rtol=1e-8, atol=1e-12)
     vectors = case.rng.standard_normal((n, case.n_dim, 2))
-    solved = factor.solve(factor.solve(vectors.reshape(-1, 2)), transposed=True).reshape(vectors.shape)
+    solved = factor.solve(factor.solve(vectors), transposed=True)
     np.testing.assert_allclose(solved, np.linalg.solve(matrices, vectors), rtol=1e-8, atol=1e-10)
-    matrices[-1, 4, 4] = -1.0
-    assert SparseCholesky.of(fronts, fronts.panels(at, matrices[:, i, j])) is None
+    product = factor.times(factor.times(vectors, transposed=True))
+    np.testing.assert_allclose(product, matrices @ vectors, rtol=1e-9, atol=1e-9)
+    again = SparseCholesky(fronts, factor.panels)
+    np.testing.assert_allclose(again.matrix, panels[0], rtol=1e-9, atol=1e-9)
+    error = np.zeros((n, case.n_dim, case.n_dim))
+    error[:, i, j] = error[:, j, i] = panels[1][:, at]
+    relative, whitened = np.linalg.solve(matrices, error), factor.whitened(panels[1])
+    np.testing.assert_allclose((whitened**2).sum(axis=1), np.einsum("nij,nji->n", relative, relative), rtol=1e-8)
+    np.testing.assert_allclose(factor.unwhitened(whitened), panels[1], rtol=1e-8, atol=1e-9)
+    for bad in (-1.0, np.inf, np.nan):
+        panels[0, -1, fronts.diagonal[4]] = bad
+        assert SparseCholesky.of(fronts, panels[0]) is None
+        some, there = SparseCholesky.each(fronts, panels[0])
+        np.testing.assert_array_equal(there, np.arange(n) < n - 1)
+        np.testing.assert_array_equal(some.panels[there], factor.panels[there])
 
 
 # --- size -------------------------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
-"""The fronts of a sparse Cholesky factorisation: dense matrices that are handled together where they have one size.
+"""The fronts of a sparse Cholesky factorisation: dense matrices, one for what is eliminated together.
 
 A *front* is the coordinates that are eliminated together, its *own*, and those *beside* them that they touch by then,
 which come later [1]_. The factor has a dense panel for each: all rows of the front, its own columns. What an
-elimination changes beside is added to the front of the *parent*, the first that has any of these as its own.
-
-Fronts of one depth and about one size form a *stack*; smaller ones are filled up with rows and columns of an identity.
+elimination changes beside is added to the front of the *parent*, the first that has any of these as its own. Children
+come right before their parents, so that only fronts on the way to the root have to be held at once. Leaves with the
+same beside them come one after the other: what they change there is added up first.
 
 References
 ----------
@@ -15,7 +15,7 @@ References
 import functools
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,85 +25,41 @@ from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families.matrices.sparse import order
 from pymc_ngvi.families.matrices.sparse.order import Ints, Supernodes
 
-#: Sizes to which fronts are filled up, as ratios to the next.
-_RATIO = 1.25
-
-
-class FrontStack(NamedTuple):
-    """Fronts of one depth and size."""
-
-    #: Places in the order of elimination; ``n_dim`` where filled up; shape (n_fronts, k) and (n_fronts, m).
-    own: Ints
-    beside: Ints
-    #: Where its fronts begin among all, each (k + m)^2.
-    at: int
-    #: Where its panels begin among all, each (k + m) x k.
-    panels: int
-    #: Where the fronts, raveled, have the diagonal of filled-up columns of their own.
-    filled: Ints
-    #: Rows and columns of the lower triangle of an (m, m) matrix.
-    lower: tuple[Ints, Ints]
-    #: Where these are in the front of the parent, among all fronts; shape (n_fronts / n_alike, n_lower).
-    to: Ints
-    #: So many fronts, one after the other, have the same beside them: what they change there is added up first.
-    n_alike: int = 1
-    #: Whether no front changes any of these.
-    is_leaf: bool = False
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Number of fronts, coordinates of their own, and beside them."""
-        return len(self.own), self.own.shape[1], self.beside.shape[1]
-
-    @property
-    def of_fronts(self) -> slice:
-        """Where its fronts are among all."""
-        n, k, m = self.shape
-        return slice(self.at, self.at + n * (k + m) ** 2)
-
-    @property
-    def of_panels(self) -> slice:
-        """Where its panels are among all."""
-        n, k, m = self.shape
-        return slice(self.panels, self.panels + n * (k + m) * k)
-
 
 class _Symbolic(NamedTuple):
     """What is beside each part."""
 
-    #: Of each coordinate, in the order of elimination; shape (n_dim,).
+    #: Of each coordinate, in an order of elimination; shape (n_dim,).
     place: Ints
-    #: First place, coordinates of its own, and beside it; shape (n_parts,).
+    #: First place, coordinates of its own, beside it, and both; shape (n_parts,).
     start: Ints
     n_own: Ints
     n_beside: Ints
-    #: Places, part after part.
+    size: Ints
+    #: Places, part after part; and where those of a part begin.
     beside: Ints
+    first: Ints
 
     @property
-    def flops(self) -> float:
-        """Cost of a factorisation, and of the inverse on its entries, to a factor."""
-        size = (self.n_own + self.n_beside).astype(float)
-        return _products(self.n_own, self.n_beside) + 20.0 * float(np.sum(size**2))
+    def codes(self) -> Ints:
+        """A number for each part and place beside it, ascending."""
+        return np.repeat(np.arange(len(self.n_own)), self.n_beside) * len(self.place) + self.beside
 
 
 class _Layout(NamedTuple):
-    """Where the fronts of all parts are."""
+    """Where the numbers of fronts are."""
 
-    #: Coordinates of its own and beside, filled up; shape (n_parts,).
-    k: Ints
-    m: Ints
-    #: Where its front begins among all, and its panel; shape (n_parts,).
-    at: Ints
-    panel: Ints
-    #: -1 where nothing is beside; shape (n_parts,).
-    parent: Ints
     #: Where the fronts of the parents have what is beside, part after part.
     inner: Ints
-    #: Where that begins; shape (n_parts,).
-    first: Ints
-    #: Parts of one depth and size, those first that are eliminated first.
-    stacks: list[Ints]
+    #: See `kernels`; shape (n_rows, n_columns).
+    table: Ints
+    #: Numbers that are held at once, and in all roots.
+    n_held: int
+    n_roots: int
+
+
+#: Multiplications from which on a call of LAPACK takes no longer than loops.
+LARGE = 16_000.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,9 +70,15 @@ class Fronts:
     parts: Supernodes
 
     @functools.cached_property
-    def symbolic(self) -> _Symbolic:
-        """What is beside each part."""
+    def _by_depth(self) -> _Symbolic:
         return _symbolic(self.pattern, self.parts)
+
+    @functools.cached_property
+    def _both(self) -> tuple[_Symbolic, _Layout]:
+        return _layout(self.parts, self._by_depth)
+
+    symbolic = property(lambda self: self._both[0])
+    layout = property(lambda self: self._both[1])
 
     @property
     def n_dim(self) -> int:
@@ -131,77 +93,59 @@ class Fronts:
     @property
     def flops(self) -> float:
         """Cost of a factorisation, and of the inverse on its entries, to a factor."""
-        return self.symbolic.flops
+        return self.n_products + 20.0 * self.n_fronts
 
-    @property
+    @functools.cached_property
     def n_products(self) -> float:
-        """Multiplications in products of fronts as they are filled up, to a factor."""
-        return _products(self._layout.k, self._layout.m)
-
-    @property
-    def n_stacks(self) -> int:
-        """Number of stacks."""
-        return len(self._layout.stacks)
-
-    @property
-    def n_entries(self) -> int:
-        """Entries of the factor."""
-        k, m = self.symbolic.n_own, self.symbolic.n_beside
-        return int(np.sum(k * (k + 1) // 2 + k * m))
-
-    @functools.cached_property
-    def order(self) -> Ints:
-        """The coordinates in the order of elimination."""
-        return np.argsort(self.symbolic.place)
-
-    @functools.cached_property
-    def _layout(self) -> _Layout:
-        return _layout(self.parts, self.symbolic)
-
-    @functools.cached_property
-    def stacks(self) -> list[FrontStack]:
-        """All fronts, those first that are eliminated first."""
-        return [_stack(which, self.symbolic, self._layout) for which in self._layout.stacks]
-
-    @property
-    def n_panels(self) -> int:
-        """Numbers in all panels."""
-        return int(np.sum((self._layout.k + self._layout.m) * self._layout.k))
+        """Multiplications in products of fronts, to a factor."""
+        k, m = self._by_depth.n_own.astype(float), self._by_depth.n_beside.astype(float)
+        return float(np.sum(k**3 + 3.0 * k**2 * m + 3.0 * k * m**2 + 0.5 * m**3))
 
     @property
     def n_fronts(self) -> int:
         """Numbers in all fronts."""
-        return int(np.sum((self._layout.k + self._layout.m) ** 2))
+        return int(np.sum(self._by_depth.size**2))
+
+    @property
+    def n_panels(self) -> int:
+        """Numbers in all panels."""
+        return int(np.sum(self._by_depth.size * self._by_depth.n_own))
+
+    @property
+    def n_entries(self) -> int:
+        """Entries of the factor."""
+        k = self._by_depth.n_own
+        return self.n_panels - int(np.sum(k * (k - 1) // 2))
 
     @functools.cached_property
-    def _beside_codes(self) -> Ints:
-        s = self.symbolic
-        return np.repeat(np.arange(len(s.n_own)), s.n_beside) * self.n_dim + s.beside
+    def order(self) -> Ints:
+        """The coordinates in the order of elimination."""
+        return np.argsort(self.place)
+
+    @functools.cached_property
+    def _columns(self) -> tuple[Ints, Ints]:
+        """Of each place, the part, and where its column begins in the panels."""
+        part = self.parts.part[self.order]
+        size = self.symbolic.size[part]
+        return part, np.cumsum(size) - size
 
     def places(self, rows: NDArray[np.integer], cols: NDArray[np.integer]) -> Ints:
         """Return where the panels have entries of a symmetric matrix, (n,); -1 where they have them not."""
-        s, panel, filled_own = self.symbolic, self._layout.panel, self._layout.k
+        s, (owner, begin) = self.symbolic, self._columns
         i, j = s.place[rows], s.place[cols]
         low, high = np.minimum(i, j), np.maximum(i, j)
-        part = self._part_of_place[low]
+        part = owner[low]
         row = high - s.start[part]
         outside = np.flatnonzero(row >= s.n_own[part])
         known = np.ones(len(low), dtype=bool)
         if len(outside):
             of = part[outside]
             codes = of * self.n_dim + high[outside]
-            at = np.searchsorted(self._beside_codes, codes)
-            at = np.minimum(at, max(len(self._beside_codes) - 1, 0))
-            known[outside] = self._beside_codes[at] == codes if len(self._beside_codes) else False
-            row[outside] = filled_own[of] + at - self._layout.first[of]
-        return np.where(known, panel[part] + row * filled_own[part] + low - s.start[part], -1)
-
-    @functools.cached_property
-    def _part_of_place(self) -> Ints:
-        s = self.symbolic
-        result = np.empty(self.n_dim, dtype=np.int64)
-        result[s.place] = self.parts.part
-        return result
+            all_codes = s.codes
+            at = np.minimum(np.searchsorted(all_codes, codes), max(len(all_codes) - 1, 0))
+            known[outside] = all_codes[at] == codes if len(all_codes) else False
+            row[outside] = s.n_own[of] + at - s.first[of]
+        return np.where(known, begin[low] + row, -1)
 
     @functools.cached_property
     def diagonal(self) -> Ints:
@@ -209,33 +153,16 @@ class Fronts:
         every = np.arange(self.n_dim)
         return self.places(every, every)
 
-    @functools.cached_property
-    def filled_diagonal(self) -> Ints:
-        """Where the panels have the diagonal of columns that were filled up."""
-        parts = []
-        for stack in self.stacks:
-            _, k, m = stack.shape
-            of, col = np.nonzero(stack.own == self.n_dim)
-            parts.append(stack.panels + of * (k + m) * k + col * (k + 1))
-        return np.concatenate(parts)
-
-    @functools.cached_property
-    def used(self) -> NDArray[np.bool_]:
-        """Which entries of the panels are in the lower triangle, and were not filled up."""
-        parts = []
-        for stack in self.stacks:
-            _, k, m = stack.shape
-            row = np.concatenate([stack.own, stack.beside], axis=1) < self.n_dim
-            col = stack.own < self.n_dim
-            below = np.arange(k + m)[:, None] >= np.arange(k)
-            parts.append((row[:, :, None] & col[:, None, :] & below).ravel())
-        return np.concatenate(parts)
-
-
-def _products(own: Ints, beside: Ints) -> float:
-    """Return what products of matrices cost: a factorisation, and the inverse on its entries."""
-    k, m = own.astype(float), beside.astype(float)
-    return float(np.sum(k**3 + 3.0 * k**2 * m + 3.0 * k * m**2 + 0.5 * m**3))
+    def in_last(self, n: int) -> NDArray[np.bool_]:
+        """Tell which entries of the panels are in one of the last n rows."""
+        s, (part, begin) = self.symbolic, self._columns
+        end = begin + s.size[part]
+        n_last = np.bincount(s.codes[s.beside >= self.n_dim - n] // self.n_dim, minlength=len(s.n_own))
+        n_last[part[-1]] = n
+        change = np.zeros(self.n_panels + 1, dtype=np.int64)
+        np.add.at(change, end - n_last[part], 1)
+        np.subtract.at(change, end, 1)
+        return np.cumsum(change)[:-1] > 0
 
 
 def fronts_of(pattern: Pattern) -> Fronts:
@@ -280,7 +207,9 @@ def _symbolic(pattern: Pattern, parts: Supernodes) -> _Symbolic:
             waiting[e].append(some)
         waiting[d] = []
     every = np.sort(np.concatenate([*done, np.empty(0, dtype=np.int64)]))
-    return _Symbolic(place, start, n_own, np.bincount(every // n, minlength=n_parts), every % n)
+    n_beside = np.bincount(every // n, minlength=n_parts)
+    first = np.cumsum(n_beside) - n_beside
+    return _Symbolic(place, start, n_own, n_beside, n_own + n_beside, every % n, first)
 
 
 def _by_key(key: Ints, values: Ints) -> list[tuple[int, Ints]]:
@@ -292,105 +221,58 @@ def _by_key(key: Ints, values: Ints) -> list[tuple[int, Ints]]:
     return [(int(key[some[0]]), values[some]) for some in np.split(sequence, ends)]
 
 
-def _filled_up(size: Ints) -> Ints:
-    """Return sizes of which there are few."""
-    steps = [0]
-    while steps[-1] < size.max(initial=0):
-        steps.append(max(steps[-1] + 1, int(steps[-1] * _RATIO)))
-    return np.array(steps)[np.searchsorted(steps, size)]
-
-
-def _layout(parts: Supernodes, s: _Symbolic) -> _Layout:
-    """Lay out all fronts."""
-    n, depth = len(s.place), parts.depth
-    k, m = _filled_up(s.n_own), _filled_up(s.n_beside)
-    sequence = np.lexsort((m, k, -depth))
-    new = np.flatnonzero(np.any([np.diff(x[sequence], prepend=-1) != 0 for x in (k, m, depth)], axis=0))
-    for filled, size in ((k, s.n_own), (m, s.n_beside)):  # as the largest of a stack, and no further
-        filled[sequence] = np.repeat(np.maximum.reduceat(size[sequence], new), np.diff(np.append(new, len(sequence))))
-    first = np.cumsum(s.n_beside) - s.n_beside
+def _layout(parts: Supernodes, s: _Symbolic) -> tuple[_Symbolic, _Layout]:
+    """Lay out all fronts, and put them in their order."""
+    n, n_parts, every = len(s.place), len(parts.depth), np.arange(len(parts.depth))
     owner = np.empty(n, dtype=np.int64)
     owner[s.place] = parts.part
-    parent = np.full(len(depth), -1, dtype=np.int64)
-    some = s.n_beside > 0
-    parent[some] = owner[s.beside[first[some]]]
+    parent = np.full(n_parts, n_parts)  # one above all
+    parent[s.n_beside > 0] = owner[s.beside[s.first[s.n_beside > 0]]]
     above = np.repeat(parent, s.n_beside)
     inner = s.beside - s.start[above]
     outside = np.flatnonzero(inner >= s.n_own[above])
     of = above[outside]
-    codes = np.repeat(np.arange(len(depth)), s.n_beside) * n + s.beside
-    inner[outside] = k[of] + np.searchsorted(codes, of * n + s.beside[outside]) - first[of]
-    at, panel = _begin((k + m) ** 2, sequence), _begin((k + m) * k, sequence)
-    return _Layout(k, m, at, panel, parent, inner, first, np.split(sequence, new[1:]))
-
-
-def _begin(size: Ints, sequence: Ints) -> Ints:
-    """Return where each of some arrays begins, one after the other in a sequence."""
-    result = np.empty(len(size), dtype=np.int64)
-    result[sequence] = np.cumsum(size[sequence]) - size[sequence]
-    return result
-
-
-def _stack(which: Ints, s: _Symbolic, layout: _Layout) -> FrontStack:
-    """Return the stack of some parts."""
-    n = len(s.place)
-    k, m = int(layout.k[which[0]]), int(layout.m[which[0]])
-    column, row = np.arange(k), np.arange(m)
-    own = s.start[which][:, None] + column
-    extra = column >= s.n_own[which][:, None]
-    own[extra] = n
-    of, col = np.nonzero(extra)
-    filled = of * (k + m) ** 2 + col * (k + m + 1)
-    lower = np.tril_indices(m)
-    begin = int(layout.at[which[0]]), int(layout.panel[which[0]])
-    is_leaf = not np.isin(which, layout.parent).any()
-    if not m:
-        nothing = np.empty((len(which), 0), dtype=np.int64)
-        return FrontStack(own, nothing, *begin, filled, lower, nothing, is_leaf=is_leaf)
-    inside = row < s.n_beside[which][:, None]
-    index = np.where(inside, layout.first[which][:, None] + row, 0)
-    beside, there = np.where(inside, s.beside[index], n), np.where(inside, layout.inner[index], 0)
-    big = layout.parent[which]
-    wide = (layout.k + layout.m)[big]
-    to = layout.at[big][:, None] + there[:, lower[0]] * wide[:, None] + there[:, lower[1]]
-    n_alike = len(which) if (beside == beside[0]).all() else 1
-    return FrontStack(own, beside, *begin, filled, lower, to[::n_alike], n_alike, is_leaf)
-
-
-# --- what factorisations ask of fronts, whether these are of one matrix or of many as one ---
-
-
-class AnyFronts(Protocol):
-    """Fronts as factorisations see them: those of one matrix, or of many as one; see `Fronts` and `RepeatedFronts`."""
-
-    @property
-    def n_dim(self) -> int:
-        """Number of coordinates."""
-
-    @property
-    def n_panels(self) -> int:
-        """Numbers in all panels."""
-
-    @property
-    def n_fronts(self) -> int:
-        """Numbers in all fronts."""
-
-    @property
-    def place(self) -> Ints:
-        """Places of the coordinates in the order of elimination."""
-
-    @property
-    def order(self) -> Ints:
-        """The coordinates in the order of elimination."""
-
-    @property
-    def stacks(self) -> list[FrontStack]:
-        """All fronts, those first that are eliminated first."""
-
-    @property
-    def diagonal(self) -> Ints:
-        """Where the panels have the diagonal, in the order of the coordinates."""
-
-    @property
-    def used(self) -> NDArray[np.bool_]:
-        """Which entries of the panels are in the lower triangle, and were not filled up."""
+    inner[outside] = s.n_own[of] + np.searchsorted(s.codes, of * n + s.beside[outside]) - s.first[of]
+    # Leaves come first; those with the same beside them have the same sum of arbitrary numbers.
+    is_leaf = np.bincount(parent, minlength=n_parts + 1)[:-1] == 0
+    mark = np.zeros(n_parts, dtype=np.int64)
+    np.add.at(mark, np.repeat(every, s.n_beside), np.random.default_rng(0).integers(2**62, size=n)[s.beside])
+    alike = np.where(is_leaf, [s.n_own, s.n_beside, mark], [np.zeros_like(every), np.zeros_like(every), every])
+    siblings = np.lexsort((s.start, *alike, ~is_leaf, parent))
+    n_below, before, held = np.ones(n_parts + 1, dtype=np.int64), *np.zeros((2, n_parts + 1), dtype=np.int64)
+    square = np.append(s.size**2, 0)
+    levels = [which for _, which in _by_key(parts.depth, every)]
+    for which in reversed(levels):
+        np.add.at(n_below, parent[which], n_below[which])
+    total = np.cumsum(n_below[siblings]) - n_below[siblings]
+    before[siblings] = total - total[np.searchsorted(parent[siblings], parent[siblings])]
+    for which in levels:
+        before[which] += before[parent[which]]
+        held[which] = held[parent[which]] + square[parent[which]]
+    sequence = np.argsort((before + n_below)[:-1])
+    same = np.diff(np.vstack([parent, is_leaf, alike])[:, sequence], axis=1) == 0
+    begins = np.append(True, ~same.all(axis=0))
+    row = np.empty(n_parts + 1, dtype=np.int64)
+    row[sequence], row[-1] = np.cumsum(begins) - 1, -1
+    head = sequence[begins]
+    start, panel = np.empty_like(every), np.empty_like(every)
+    for result, size in ((start, s.n_own), (panel, s.n_own * s.size)):
+        result[sequence] = np.cumsum(size[sequence]) - size[sequence]
+    opens = np.zeros(len(head), dtype=bool)
+    opens[np.unique(parent[head], return_index=True)[1]] = True
+    roots = s.n_beside[head] ** 2
+    columns = (
+        s.n_own,
+        s.n_beside,
+        np.bincount(row[:-1])[row[:-1]],
+        panel,
+        start,
+        s.first,
+        row[parent],
+        is_leaf,
+        held[:-1],
+    )
+    table = np.column_stack([*(column[head] for column in columns), opens, np.cumsum(roots) - roots]).astype(np.int64)
+    moved = (start - s.start)[owner]
+    ordered = s._replace(place=s.place + moved[s.place], start=start, beside=s.beside + moved[s.beside])
+    return ordered, _Layout(inner, table, int((held + square).max()), int(roots.sum()))

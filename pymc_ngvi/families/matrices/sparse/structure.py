@@ -16,7 +16,7 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
-from pymc_ngvi.families.matrices.sparse.fronts import AnyFronts, Fronts, fronts_of
+from pymc_ngvi.families.matrices.sparse.fronts import Fronts, fronts_of
 from pymc_ngvi.families.matrices.sparse.order import Ints, Supernodes
 from pymc_ngvi.families.matrices.structure import Structure
 
@@ -117,12 +117,7 @@ class FilledStructure(Structure):
     @functools.cached_property
     def of_globals(self) -> NDArray[np.bool_]:
         """Which entries of panels are in a row of a global coordinate."""
-        n, first = self.n_dim, self.n_dim - len(self.globals_)
-        parts = []
-        for stack in self.fronts.stacks:
-            row = np.concatenate([stack.own, stack.beside], axis=1)
-            parts.append(np.repeat((row >= first) & (row < n), stack.shape[1]))
-        return np.concatenate(parts)
+        return self.fronts.in_last(len(self.globals_))
 
     # --- form ---
 
@@ -142,7 +137,6 @@ class FilledStructure(Structure):
         """Return a diagonal matrix."""
         panels = np.zeros(self.fronts.n_panels)
         panels[self.fronts.diagonal] = entries
-        panels[self.fronts.filled_diagonal] = 1.0
         return panels
 
     def arrays(self) -> dict[str, AnyArray]:
@@ -369,7 +363,7 @@ class SummedCholesky:
         return None if factor._core is None else factor
 
     @property
-    def fronts(self) -> AnyFronts:
+    def fronts(self) -> Fronts:
         """Those of P."""
         return self.pinned.fronts
 
@@ -524,7 +518,7 @@ class SummedCholesky:
         return sparse, (whole - self._q @ inside, inside + (pins * of_pins) @ pins.T)
 
 
-def _symmetric_times(fronts: AnyFronts, panels: Array, vectors: Array) -> Array:
+def _symmetric_times(fronts: Fronts, panels: Array, vectors: Array) -> Array:
     """Return a symmetric matrix, its lower triangle as panels, times vectors."""
     lower = SparseCholesky(fronts, panels)
     both: Array = lower.times(vectors) + lower.times(vectors, transposed=True)
