@@ -1,11 +1,15 @@
 """Gaussians of every structure against dense matrices: density, draws, covariances, curvatures and steps."""
 
+import os
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
 import pytest
 
 from scipy import linalg, sparse, stats
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.target import MatrixHessian, MeanHessian
@@ -20,6 +24,7 @@ from pymc_ngvi.families import (
 )
 from pymc_ngvi.families.dissection import find_filled, find_structure, step_flops
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.sparse import kernels
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
 from pymc_ngvi.families.matrices.sparse.fronts import fronts_of
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure, SummedStructure
@@ -614,3 +619,82 @@ def test_arrows_stay_where_they_cost_no_more():
     for n, is_filled in ((200, False), (4000, True)):
         long = sparse.diags_array([np.ones(n), np.ones(n - 1)], offsets=[0, 1])
         assert (find_filled(Pattern.of(long)) is not None) is is_filled
+
+
+# --- loops that Numba compiles: without a cache, with an empty one that two processes fill, in threads, and forked ---
+
+#: Factors a chain, in a process of its own.
+SCRIPT = """
+import multiprocessing
+import sys
+import warnings
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+import pymc_ngvi
+
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
+from pymc_ngvi.families.matrices.sparse.fronts import fronts_of
+
+assert "numba" not in sys.modules
+if "no cache" in sys.argv:
+    import numba
+
+    compiled = numba.njit
+
+    def refuse(*args, cache=False, **options):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return compiled(*args, **options)
+
+    numba.njit = refuse
+
+matrix = 3.0 * np.eye(40) + np.eye(40, k=1) + np.eye(40, k=-1)
+fronts = fronts_of(Pattern.of(matrix))
+panels = np.zeros(fronts.n_panels)
+panels[fronts.places(fronts.pattern.rows, fronts.pattern.cols)] = matrix[fronts.pattern.rows, fronts.pattern.cols]
+
+
+def found(_):
+    return SparseCholesky.of(fronts, panels).log_det()
+
+
+expected = 0.5 * np.linalg.slogdet(matrix)[1]
+for each in map(found, range(2)):
+    np.testing.assert_allclose(each, expected, rtol=1e-12)
+if "others" in sys.argv:
+    warnings.simplefilter("ignore")
+    with ThreadPoolExecutor(4) as pool, multiprocessing.get_context("fork").Pool(2) as processes:
+        for each in (*pool.map(found, range(40)), *processes.map(found, range(4))):
+            np.testing.assert_allclose(each, expected, rtol=1e-12)
+"""
+
+
+@pytest.mark.parametrize("how", ["no cache", "others"])
+def test_loops_are_compiled_wherever_they_run(how, tmp_path):
+    """With an empty cache by two processes at once."""
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    started = [subprocess.Popen([sys.executable, "-c", SCRIPT, how], env=env) for _ in range(1 + (how == "others"))]
+    assert [process.wait(timeout=300) for process in started] == [0] * len(started)
+    assert any(tmp_path.iterdir()) == (how == "others")
+
+
+def test_large_fronts_keep_linear_algebra_to_one_thread(monkeypatch):
+    """Where it wakes others, a factor of 2,100 coordinates took a hundred times as long beside another job."""
+    matrix = np.eye(60) + 0.01
+    pattern = Pattern.of(sparse.csr_array(matrix))
+    structure = FilledStructure.of(pattern)
+    panels = structure.panels_of(pattern, matrix[pattern.rows, pattern.cols])
+    threads, factor = [], kernels.factor
+
+    def watched(*args):
+        threads.extend(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")
+        return factor(*args)
+
+    monkeypatch.setattr(kernels, "factor", watched)
+    with threadpool_limits(2, user_api="blas"):
+        assert SparseCholesky.of(structure.fronts, panels) is not None
+    assert set(threads) == {1}

@@ -8,13 +8,13 @@ import pytest
 from size import ROOT, count, sizes_of_rooms, total
 
 #: At most so many in the package. To add is to take away elsewhere; what has become smaller lowers its limit.
-LIMITS = {"statements": 38_700, "numbers": 1_786, "classes": 751, "functions of one statement": 1_805}
+LIMITS = {"statements": 38_660, "numbers": 1_786, "classes": 746, "functions of one statement": 1_800}
 #: Raised once: results lost the names that a rule of the type checker had asked for, so that two statements became one.
 RAISED = {"functions of one statement"}
 #: Statements of each room. They may be cut anew within the sum, not in the same change as the code that needs it.
 ROOMS = {
-    "density": 6_818, "results": 6_763, "marginal": 3_191, "rows": 3_096, "families": 2_672,
-    "fitting": 2_413, "steps": 2_064, "nested": 1_962, "core": 1_807, "graphs": 1_736,
+    "density": 6_818, "results": 6_763, "marginal": 3_190, "rows": 3_072, "families": 2_653,
+    "fitting": 2_413, "steps": 2_064, "nested": 1_945, "core": 1_828, "graphs": 1_736,
     "reading": 1_350, "mixtures": 1_072, "moves": 798, "many": 789, "ops": 743, "reparam": 550,
     "": 334, "posteriors": 321, "estimators": 160, "updates": 61,
 }  # fmt: skip
