@@ -53,7 +53,7 @@ class OnNumPy:
             return self.run(*inputs)
 
     def run(self, *inputs: AnyArray) -> list[AnyArray]:
-        """Return the outputs, where the caller ignores overflow once for many programs: to do so takes a microsecond."""
+        """Return the outputs, where the caller ignores overflow, once for many programs: that takes a microsecond."""
         shapes = tuple([x.shape for x in inputs])
         steps = self._steps.get(shapes)
         if steps is None:
