@@ -113,6 +113,7 @@ _LEAST = {
     "structured: minibatch": GAUSSIAN,
     "crossed, not centred, high counts": APPROXIMATE,
     "no structure: rare_events": APPROXIMATE,
+    "groups: two parameter items": APPROXIMATE,  # 20 globals: thin tails, and no other pool is tried
     "no structure: near_binomial": APPROXIMATE,  # its rows are not known to be concave: nested, and nearly exact
     "no structure: 40 coefficients": GAUSSIAN,
 }
