@@ -371,7 +371,7 @@ def schools(*, centred):
 
 with schools(centred=True):
     try:
-        pm.fit(method="ngvi", posterior="moved", max_seconds=10, random_seed=1, progressbar=False)
+        pm.fit(method="ngvi", posterior="moved", max_seconds=5, random_seed=1, progressbar=False)
     except pymc_ngvi.NotExactError as refused:
         message, kept = str(refused), refused.approx
 print(message)
