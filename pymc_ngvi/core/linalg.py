@@ -3,6 +3,7 @@
 import functools
 import os
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ def symmetrise(matrix: Array) -> Array:
 
 def diagonal(matrix: Array) -> Array:
     """Return the diagonal of a square matrix as a view to write into."""
-    return np.einsum("ii->i", matrix)
+    return np.einsum("...ii->...i", matrix)
 
 
 @functools.lru_cache(maxsize=4)
@@ -91,6 +92,19 @@ def cholesky(matrix: Array, terms: Array | None = None) -> Array | None:
     # no harm: the condition is that of the matrix in units of its terms.
     scaled = factor / np.sqrt(np.diag(matrix) if terms is None else terms)[:, None]
     return factor if least_singular_value(scaled) > LEAST_PIVOT else None
+
+
+def cholesky_of_each(matrices: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Return the lower factors of matrices, (..., n, n), and which have one; numbers of the others mean nothing."""
+    try:
+        return np.linalg.cholesky(matrices), np.ones(matrices.shape[:-2], dtype=bool)
+    except np.linalg.LinAlgError:
+        found = np.zeros(matrices.shape[:-2], dtype=bool)
+        factors = np.broadcast_to(np.eye(matrices.shape[-1]), matrices.shape).copy()
+        for at in np.ndindex(found.shape):
+            with suppress(np.linalg.LinAlgError):
+                factors[at], found[at] = np.linalg.cholesky(matrices[at]), True
+        return factors, found
 
 
 def least_singular_value(lower: Array) -> float:

@@ -69,6 +69,8 @@ class ManyMaps:
     data: Array
     #: Where these are.
     sparsity: Sparsity
+    #: Of sums t = A x over many coordinates, whose columns of X come after those of x: A; shape (n_sums, n_dim).
+    weights: Array | None = None
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -84,8 +86,20 @@ class ManyMaps:
         """The sparse parts of all X as one block-diagonal matrix."""
         return self.sparsity.repeated(len(self)).filled(self.data)
 
+    def _with_sums(self, x: Array) -> Array:
+        """Return columns, (n, n_dim, m), with the sums of each after them."""
+        return x if self.weights is None else np.concatenate([x, np.matmul(self.weights, x)], axis=1)
+
+    def _without_sums(self, slopes: Array) -> Array:
+        """Return derivatives by x, (n, n_dim, m), from those by x and its sums as if these were apart."""
+        if self.weights is None:
+            return slopes
+        d = self.weights.shape[1]
+        return np.asarray(slopes[:, :d] + np.matmul(self.weights.T, slopes[:, d:]))
+
     def times(self, x: Array) -> Array:
         """Return X_k times columns, (n, n_predictors, m) from (n, n_dim, m)."""
+        x = self._with_sums(x)
         n, d, m = x.shape
         result: Array = np.matmul(self.dense, x[:, self.columns]) if len(self.columns) else np.zeros((n, 1, m))
         if self.data.shape[1]:
@@ -100,7 +114,7 @@ class ManyMaps:
             result += np.asarray(self.blocks.T @ eta.ravel()).reshape(n, -1)
         if len(self.columns):
             result[:, self.columns] += np.matmul(eta[:, None], self.dense)[:, 0]
-        return result
+        return self._without_sums(result[:, :, None])[:, :, 0]
 
     def transposed_rows(self, index: NDArray[np.intp]) -> Array:
         """Return some rows of X_k as columns, (n, n_dim, n_rows)."""
@@ -110,7 +124,7 @@ class ManyMaps:
         for at, row in enumerate(index):
             here = slice(sparsity.starts[row], sparsity.starts[row + 1])
             result[:, sparsity.indices[here], at] = self.data[:, here]
-        return result
+        return self._without_sums(result)
 
 
 #: Products of two entries of X that covariances may be sums of, at most, at one value.

@@ -71,6 +71,10 @@ class SparseCholesky:
         factor.__dict__["matrix"] = matrix  # which is known by now
         return factor, found
 
+    def __getitem__(self, which: Any) -> "SparseCholesky":
+        """Return some of many."""
+        return SparseCholesky(self.fronts, self.panels[which])
+
     def log_det(self) -> Any:
         """Return the log determinant of L."""
         return np.log(self.panels[..., self.fronts.diagonal]).sum(axis=-1)

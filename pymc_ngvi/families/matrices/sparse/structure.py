@@ -326,6 +326,18 @@ class Sums(NamedTuple):
             pins.append(int(free[row[free].argmax()]))
         return cls(weights, np.array(pins, dtype=np.int64))
 
+    def slopes(self, pattern: Pattern, values: Array) -> Array:
+        """Return W, (..., n_dim, n_sums), from entries of a matrix by theta and t together."""
+        n_sums, n = self.weights.shape
+        of_sums = pattern.cols >= n
+        between = (pattern.rows >= n) & ~of_sums
+        slopes = np.zeros((*values.shape[:-1], n, n_sums))
+        slopes[..., pattern.cols[between], pattern.rows[between] - n] = values[..., between]
+        among = np.zeros((*values.shape[:-1], n_sums, n_sums))
+        i, j = pattern.rows[of_sums] - n, pattern.cols[of_sums] - n
+        among[..., i, j] = among[..., j, i] = values[..., of_sums]
+        return np.asarray(slopes + 0.5 * self.weights.T @ among)
+
 
 class Summed(NamedTuple):
     """A symmetric matrix P + W A + A^T W^T."""
@@ -338,7 +350,7 @@ class Summed(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SummedCholesky:
-    """A factor of a matrix that is positive definite."""
+    """The factor of a matrix, or of many with one pattern: then all but the metric has their axis in front."""
 
     #: Of P and the pins.
     pinned: SparseCholesky
@@ -353,14 +365,24 @@ class SummedCholesky:
         """Return the factor of a matrix; None where that is not positive definite."""
         if not linalg.all_finite(*matrix):
             return None
+        factor, found = cls.each(fronts, sums, matrix, terms)
+        return factor if found.all() else None
+
+    @classmethod
+    def each(
+        cls, fronts: Fronts, sums: Sums, matrix: Summed, terms: Array | None = None
+    ) -> tuple["SummedCholesky", NDArray[np.bool_]]:
+        """Return what became of a matrix, or of each of many, and which of them are positive definite."""
         at = fronts.diagonal[sums.pins]
-        panels, strength = matrix.panels.copy(), _PINNED * np.abs(matrix.panels[at])
-        panels[at] += strength
-        pinned = SparseCholesky.of(fronts, panels, terms)
-        if pinned is None:
-            return None
+        panels, strength = matrix.panels.copy(), _PINNED * np.abs(matrix.panels[..., at])
+        panels[..., at] += strength
+        pinned, found = SparseCholesky.each(fronts, panels, terms)
         factor = cls(pinned, matrix.slopes, strength, sums)
-        return None if factor._core is None else factor
+        return factor, np.reshape(found, panels.shape[:-1]) & factor._core[1]
+
+    def __getitem__(self, which: Any) -> "SummedCholesky":
+        """Return some of many."""
+        return SummedCholesky(self.pinned[which], self.slopes[which], self.strength[which], self.sums)
 
     @property
     def fronts(self) -> Fronts:
@@ -379,9 +401,11 @@ class SummedCholesky:
     @functools.cached_property
     def _basis(self) -> tuple[Array, Array]:
         """Q, (n_dim, k), and R, (k, k)."""
-        pins = np.zeros((self.fronts.n_dim, len(self.strength)))
-        pins[self.sums.pins, np.arange(len(self.strength))] = 1.0
-        q, r = np.linalg.qr(self.pinned.solve(np.hstack([self.slopes, self.sums.weights.T, pins])))
+        pins = np.zeros((self.fronts.n_dim, len(self.sums.pins)))
+        pins[self.sums.pins, np.arange(len(self.sums.pins))] = 1.0
+        beside = np.hstack([self.sums.weights.T, pins])
+        beside = np.broadcast_to(beside, (*self.slopes.shape[:-1], beside.shape[1]))
+        q, r = np.linalg.qr(self.pinned.solve(np.concatenate([self.slopes, beside], axis=-1)))
         return q, r
 
     @property
@@ -389,54 +413,49 @@ class SummedCholesky:
         return self._basis[0]
 
     @functools.cached_property
-    def _core(self) -> Array | None:
-        """B; None where the matrix is not positive definite."""
-        r, n = self._basis[1], self.slopes.shape[1]
-        middle = np.zeros_like(r)
-        middle[:n, n : 2 * n] = middle[n : 2 * n, :n] = np.eye(n)
-        middle[2 * n :, 2 * n :] = -np.diag(self.strength)
-        try:
-            core: Array = np.linalg.cholesky(np.eye(len(r)) + r @ middle @ r.T)
-        except np.linalg.LinAlgError:
-            return None
-        before = 1.0 + np.diagonal(np.abs(r) @ np.abs(middle) @ np.abs(r.T))
-        return core if (np.diagonal(core) > linalg.LEAST_PIVOT * np.sqrt(before)).all() else None
+    def _core(self) -> tuple[Array, NDArray[np.bool_]]:
+        """B, and where the matrix is positive definite."""
+        r, n = self._basis[1], self.slopes.shape[-1]
+        middle, pins = np.zeros_like(r), 2 * n + np.arange(len(self.sums.pins))
+        middle[..., :n, n : 2 * n] = middle[..., n : 2 * n, :n] = np.eye(n)
+        middle[..., pins, pins] = -self.strength
+        core, found = linalg.cholesky_of_each(np.eye(r.shape[-1]) + r @ middle @ r.mT)
+        before = 1.0 + linalg.diagonal(np.abs(r) @ np.abs(middle) @ np.abs(r.mT))
+        return core, found & (linalg.diagonal(core) > linalg.LEAST_PIVOT * np.sqrt(before)).all(axis=-1)
 
-    @functools.cached_property
+    @property
     def _b(self) -> Array:
-        core = self._core
-        assert core is not None  # that is seen when a factor is made
-        return core
+        return self._core[0]
 
     @functools.cached_property
     def _b_inverse(self) -> Array:
-        return linalg.solve_lower(self._b, np.eye(len(self._b)))
+        return np.linalg.solve(self._b, np.eye(self._b.shape[-1]))
 
     @functools.cached_property
     def _s_inverse(self) -> Array:
-        return self._b_inverse.T @ self._b_inverse
+        return np.asarray(self._b_inverse.mT @ self._b_inverse)
 
     def _within(self, small: Array, vectors: Array) -> Array:
         """Multiply with a small matrix in the space of Q, and with the identity elsewhere."""
-        return vectors + self._q @ ((small - np.eye(len(small))) @ (self._q.T @ vectors))
+        return np.asarray(vectors + self._q @ ((small - np.eye(small.shape[-1])) @ (self._q.mT @ vectors)))
 
     # --- vectors are columns, (n_dim, n_vectors) ---
 
     def times(self, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the factor, or its transpose, times vectors."""
         if transposed:
-            return self._within(self._b.T, self.pinned.times(vectors, transposed=True))
+            return self._within(self._b.mT, self.pinned.times(vectors, transposed=True))
         return self.pinned.times(self._within(self._b, vectors))
 
     def solve(self, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the inverse of the factor, or of its transpose, times vectors."""
         if transposed:
-            return self.pinned.solve(self._within(self._b_inverse.T, vectors), transposed=True)
+            return self.pinned.solve(self._within(self._b_inverse.mT, vectors), transposed=True)
         return self._within(self._b_inverse, self.pinned.solve(vectors))
 
-    def log_det(self) -> float:
+    def log_det(self) -> Any:
         """Return the log determinant of the factor."""
-        return self.pinned.log_det() + float(np.sum(np.log(np.diagonal(self._b))))
+        return self.pinned.log_det() + np.log(linalg.diagonal(self._b)).sum(axis=-1)
 
     @functools.cached_property
     def _roots(self) -> Array:
@@ -450,8 +469,8 @@ class SummedCholesky:
 
     def inverse(self, rows: Ints, cols: Ints, at: Ints) -> Array:
         """Return entries of the inverse, which P has at these places of its panels."""
-        apart = np.einsum("ij,ij->i", self._beside[rows], self._roots[cols])
-        return self.pinned.inverse[at] - apart
+        apart = np.einsum("...ij,...ij->...i", self._beside[..., rows, :], self._roots[..., cols, :])
+        return np.asarray(self.pinned.inverse[..., at] - apart)
 
     # --- symmetric matrices, in numbers of which the metric is simple ---
 
@@ -631,16 +650,9 @@ class SummedStructure(FilledStructure):
         found = hessian.summed
         if found is None or not np.array_equal(found.weights, self.weights):
             raise ValueError("The Hessian of this target has other sums than the structure of the precision.")
-        values, n = -hessian.summed_values(), self.n_dim
-        rows, cols = found.pattern.rows, found.pattern.cols
-        inner, of_sums = rows < n, cols >= n
-        between = ~inner & ~of_sums
-        slopes = np.zeros((n, self.n_sums))
-        slopes[cols[between], rows[between] - n] = values[between]
-        among = np.zeros((self.n_sums, self.n_sums))
-        i, j = rows[of_sums] - n, cols[of_sums] - n
-        among[i, j] = among[j, i] = values[of_sums]
-        return Summed(self.panels_of(found.among, values[inner]), slopes + 0.5 * self.weights.T @ among)
+        values = -hessian.summed_values()
+        inner = found.pattern.rows < self.n_dim
+        return Summed(self.panels_of(found.among, values[inner]), self.sums.slopes(found.pattern, values))
 
     def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
         """Return minus a mean Hessian, whitened."""
