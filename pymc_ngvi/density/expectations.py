@@ -11,7 +11,6 @@ import pytensor.tensor as pt
 
 from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
@@ -37,6 +36,11 @@ _TOLERANCE, _PER_DIM, _LEAST = 1e-4, 1e-6, 1e-12
 _ROUNDING = 1e-9
 
 
+def tolerance_of(n_dim: int, n_rows: int) -> float:
+    """Return the nats that quadrature may be off by in each row."""
+    return max(max(_TOLERANCE, _PER_DIM * n_dim) / max(n_rows, 1), _LEAST)
+
+
 class Expectations:
     """Expectations of a log density that is a sum over rows."""
 
@@ -44,7 +48,6 @@ class Expectations:
         self.n_rows_in_all = 0
         self._reading, self.engine = reading, engine_for(backend, compile_)
         self._other: AffineMap | None = None
-        self._known_covariances: PairCovariances | None = None
         self._take()
 
     def _take(self) -> None:
@@ -60,13 +63,6 @@ class Expectations:
     def leaves_out_conditions(self) -> bool:
         """Whether log p is -inf under conditions that rows know nothing of."""
         return self._reading.leaves_out_conditions
-
-    @property
-    def has_conditions(self) -> bool:
-        """Whether any of these may be one on predictors, and not on what is known alone."""
-        if not self.leaves_out_conditions:
-            return False
-        return self.conditions is None or self.predictors.vector in set(ancestors(self.conditions))
 
     @property
     def conditions(self) -> list[Variable] | None:
@@ -113,18 +109,6 @@ class Expectations:
         self._take()
         return True
 
-    def renew(self) -> bool:
-        """Take the values of data as they are now, for the same rows; tell whether that serves; see `Reading`."""
-        if not self._reading.renew():
-            return False
-        self.terms, self._constant = self._reading.terms, 0.0
-        self._rows = [self.engine.with_data(f, rows) for f, rows in zip(self._rows, self.terms.rows, strict=True)]
-        if self._joint is not None:
-            self._joint = self._joint.renewed()
-        self._known_covariances = None  # of the matrix as it is now: once they are asked for
-        self._roots = WeakKeyDictionary[Spread, Roots]()
-        return True
-
     def retake(self) -> None:
         """Take the data as they are now, and log p apart once more."""
         self._reading.retake()
@@ -168,39 +152,17 @@ class Expectations:
         other._sum_up(linear)
         return other
 
-    def of_rows(self, functions: list[RowFunction], linear: AffineMap, constant: float) -> "Expectations":
-        """Return the sum of other rows of as many predictors, these being affine in other coordinates."""
-        other = copy.copy(self)
-        other._rows, other._other, other._constant = functions, linear, self._constant + constant
-        other._sum_up(linear)
-        return other
-
-    @property
-    def n_evaluations(self) -> int:
-        """Evaluations of functions of predictors that values of all rows take at a point."""
-        return sum(len(rows.index) * rows.n_in_the_mean for rows in self._rows)
-
     def _sum_up(self, linear: AffineMap) -> None:
         """Find what of the covariance of q rows need, and where in the derivatives theirs belong."""
-        self._known_covariances = self._pair_covariances(linear)
+        pairs = [rows.index[:, [a, b]] for rows in self._rows for a in range(rows.k) for b in range(a + 1)]
+        self._covariances = PairCovariances(linear.joint, pairs)
         self._roots = WeakKeyDictionary[Spread, Roots]()
         self._scatter = Scatter([rows.index for rows in self._rows], len(self.terms.slope))
-
-    def _pair_covariances(self, linear: AffineMap) -> PairCovariances:
-        pairs = [rows.index[:, [a, b]] for rows in self._rows for a in range(rows.k) for b in range(a + 1)]
-        return PairCovariances(linear.joint, pairs)
-
-    @property
-    def _covariances(self) -> PairCovariances:
-        if self._known_covariances is None:
-            self._known_covariances = self._pair_covariances(self.linear_map)
-        return self._known_covariances
 
     @property
     def tolerance(self) -> float:
         """Nats that quadrature may be off by in each row."""
-        tolerance = max(_TOLERANCE, _PER_DIM * self.linear_map.n_dim) / max(self.n_rows, self.n_rows_in_all, 1)
-        return max(tolerance, _LEAST)
+        return tolerance_of(self.linear_map.n_dim, max(self.n_rows, self.n_rows_in_all))
 
     @property
     def constant(self) -> float:

@@ -8,6 +8,7 @@ posterior: residuals are small there, and nothing cancels, however large the dat
 
 import functools
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from pymc_ngvi.core.batch import Batch
+from pymc_ngvi.core.linalg import all_finite
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.density.expectations import Expectations
-from pymc_ngvi.density.flat import DataSeen
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.matrices.sparse.precisions import Precisions
 from pymc_ngvi.graphs.backends import without_c
@@ -30,7 +31,8 @@ from pymc_ngvi.rows.separable import CrossProducts, Separable, derivatives_of, p
 # What the coefficients of log p are made of where rows are polynomials of the second degree, and where it belongs.
 
 
-class Numbers(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Numbers(Batch):
     """What coefficients are made of, at one value of what is given."""
 
     #: Entries of X: the sparse ones, and all of the dense columns.
@@ -61,14 +63,14 @@ class Places(NamedTuple):
     bend_row: NDArray[np.intp]
 
     @classmethod
-    def of(cls, rows: Expectations) -> "Places":
+    def of(cls, given: RowsGiven) -> "Places":
         """Return those of rows."""
-        plan = rows.predictors.plan
+        plan = given.reading.predictors.plan
         n, n_dense = plan.n_rows, len(plan.columns)
         order = np.lexsort((plan.cols, plan.rows))
         n_colours = len(plan.directions) - n_dense
         slope_of, slope_kind, slope_row, bend_of, bend_row = (list[NDArray[np.intp]]() for _ in range(5))
-        for number, kind in enumerate(rows.terms.rows):
+        for number, kind in enumerate(given.reading.terms.rows):
             every = np.arange(len(kind.index))
             for slot in range(kind.index.shape[1]):
                 slope_of.append(kind.index[:, slot])
@@ -110,20 +112,19 @@ def of_rows(function: RowFunction, index: NDArray[np.int64], eta: Array) -> tupl
     return grad[:, slots], second[:, order]
 
 
-def numbers_of(rows: Expectations, x: Array) -> Numbers:
-    """Return the numbers of rows as they are now, slopes at a point, (n_dim,)."""
-    linear = rows.linear_map.plain
-    rest = linear.rest
-    rest.sort_indices()
-    eta = linear(x[None])[0]
-    found = [of_rows(f, kind.index, eta) for f, kind in zip(rows.functions, rows.terms.rows, strict=True)]
-    slopes = [grad.T.ravel() for grad, _ in found]
-    bends = [second.T.ravel() for _, second in found]
-    return Numbers(
-        np.concatenate([rest.data, linear.dense.ravel()]),
-        np.concatenate([*slopes, rows.terms.slope]),
-        np.concatenate(bends),
-    )
+def numbers_at(given: RowsGiven, values: Array, x: Array) -> tuple[Numbers, NDArray[np.bool_]]:
+    """Return the numbers of rows at values, (n, n_given), slopes at a point, (n_dim,); and where rows are log p."""
+    rows, agrees = given.at(values)
+    n, maps = len(values), rows.maps
+    at = maps.times(np.broadcast_to(x[:, None], (n, len(x), 1)))[:, :, 0]
+    eta = (maps.offset + at).ravel()
+    slopes, bends = list[Array](), list[Array]()
+    for function, index in zip(rows.functions, given.indices(n), strict=True):
+        for parts, part in zip((slopes, bends), of_rows(function, index, eta), strict=True):
+            parts.append(part.reshape(n, -1, part.shape[1]).mT.reshape(n, -1))
+    dense = np.broadcast_to(maps.dense, (n, *maps.dense.shape[1:])).reshape(n, -1)
+    designs = np.concatenate([maps.data, dense], axis=1)
+    return Numbers(designs, np.concatenate([*slopes, rows.slope], axis=1), np.concatenate(bends, axis=1)), agrees
 
 
 # Gaussian rows in closed form: log p of latent variables at many hyperparameters, without a pass over rows for each.
@@ -155,19 +156,15 @@ class GaussianOver:
 
     def __init__(self, given: RowsGiven) -> None:
         self._given = given
-        rows = given.rows
-        given.give_first()
-        if not given.is_quadratic:
-            raise NotApart("rows are no polynomials of the second degree")
-        if rows.joint is not None or any(r.is_whole for r in rows.terms.rows):
-            raise NotApart("rows are no arithmetic with numbers, or read sums over many coordinates")
+        if given.precisions.sums is not None:
+            raise NotApart("rows read sums over many coordinates")
         self.x, self._first_precisions = _mode(given)
         given.begin_at(self.x)
         values, samples = self._samples()
-        self._places = Places.of(rows)
+        self._places = Places.of(given)
         designs, slopes, bends = self._separated(samples)
         of = self._places
-        n, d = rows.predictors.plan.n_rows, given.n_dim
+        n, d = given.reading.predictors.plan.n_rows, given.n_dim
         matrices = [
             sparse.csr_array((w[keep], (of.rows[keep], of.cols[keep])), shape=(n, d))
             for w in designs.weights.T
@@ -202,24 +199,28 @@ class GaussianOver:
     @property
     def n_rows(self) -> int:
         """Rows whose log p is evaluated."""
-        return self._given.rows.n_rows
+        return self._given.n_rows
 
-    def _samples(self) -> tuple[Array, list[Numbers]]:
+    def _samples(self) -> tuple[Array, Numbers]:
         """Return values of what is given at which rows add up to log p, and numbers there."""
-        given, rng = self._given, np.random.default_rng(2)
-        first, values, found = given.first, list[Array](), list[Numbers]()
-        for _ in range(2 * (_N_SAMPLES + _N_TRIED)):
-            spread = _SPREAD if len(found) < _N_SAMPLES else _SPREAD_OF_TRIED
-            value = first + spread * rng.standard_normal(len(first))
-            if given.give(value):
-                values.append(value)
-                found.append(numbers_of(given.rows, self.x))
-            if len(found) == _N_SAMPLES + _N_TRIED:
-                return np.array(values), found
-        raise NotApart("rows do not add up to log p")
+        given, rng, values, found = self._given, np.random.default_rng(2), list[Array](), list[Numbers]()
+        for spread, wanted in ((_SPREAD, _N_SAMPLES), (_SPREAD_OF_TRIED, _N_TRIED)):
+            size = min(wanted, max(1, AT_ONCE // given.n_rows))
+            for _ in range(2 * wanted // size):
+                some = given.first + spread * rng.standard_normal((size, len(given.first)))
+                numbers, agrees = numbers_at(given, some, self.x)
+                which = np.flatnonzero(agrees)[:wanted]
+                values.append(some[which])
+                found.append(numbers[which])
+                wanted -= len(which)
+                if not wanted:
+                    break
+            else:
+                raise NotApart("rows do not add up to log p")
+        return np.concatenate(values), Numbers.joined(found)
 
-    def _separated(self, samples: list[Numbers]) -> tuple[Separable, Separable, Separable]:
-        designs, slopes, bends = (np.array(part) for part in zip(*samples, strict=True))
+    def _separated(self, samples: Numbers) -> tuple[Separable, Separable, Separable]:
+        designs, slopes, bends = samples.designs, samples.slopes, samples.bends
         own = np.zeros(self._places.slope_kind.max() + 1)
         np.maximum.at(own, self._places.slope_kind, np.abs(slopes).max(axis=0))
         result = []
@@ -238,11 +239,11 @@ class GaussianOver:
 
     def _find_rows(self, designs: Separable, slopes: Separable, bends: Separable) -> None:
         """Find which rows and predictors tell of all others, and compile these alone."""
-        of, plan = self._places, self._given.rows.predictors.plan
+        of, plan = self._places, self._given.reading.predictors.plan
         slope_rows, bend_rows = of.slope_row[slopes.members], of.bend_row[bends.members]
         of_rows_ = slope_rows[:, 0] >= 0
         both = np.concatenate([slope_rows[of_rows_], bend_rows])
-        which = [np.unique(both[both[:, 0] == kind, 1]) for kind in range(len(self._given.rows.terms.rows))]
+        which = [np.unique(both[both[:, 0] == kind, 1]) for kind in range(len(self._given.functions))]
         beside = np.concatenate([of.rows[designs.members], of.slope_of[slopes.members[~of_rows_]]])
         self._few = self._given.few_rows(which, beside)
         at = np.searchsorted(self._few.predictors, of.rows[designs.members])
@@ -282,8 +283,7 @@ class GaussianOver:
 
     def logp(self, values: Array, points: Array) -> Array:
         """Return log p, (n, m), at points (n, m, n_dim) for each of the values, (n, n_given)."""
-        with np.errstate(all="ignore"):
-            return self._given.logp_over(values, points)
+        return self._given.logp_of_whole(values, points)
 
     def agrees(self, values: Array) -> bool:
         """Tell whether log p at its mode and beside it is what they say, at values, (n, n_given)."""
@@ -305,29 +305,28 @@ class GaussianOver:
 
 def gaussian_over(given: RowsGiven) -> GaussianOver | None:
     """Return the coefficients of log p with the data as they are now; None where there is no closed form."""
-    if type(given) is not RowsGiven:  # effects are integrated out of rows that are no polynomials then
+    if not given.is_quadratic:
         return None
-    if given.closed_form is None or not given.closed_form[0].are_current():
-        seen, start = DataSeen(given.data), given.start()
+    if given.closed_form is None:
+        start = given.start
         try:
             with without_c():  # which takes long to enter: not for each evaluation
                 found: GaussianOver | None = GaussianOver(given)
         except (NotApart, NotImplementedError, ValueError, np.linalg.LinAlgError):
             found = None
             given.begin_at(start)  # fits have to find their way themselves
-        given.closed_form = seen, found
-    return given.closed_form[1]
+        given.closed_form = (found,)
+    return given.closed_form[0]
 
 
 def _mode(given: RowsGiven) -> tuple[Array, Precisions]:
     """Return where log p is largest for the values that are given now, (n_dim,), and what factors precisions there."""
-    x, rows, precisions = given.start(), given.rows, None
-    of = Places.of(rows)
+    x, precisions = given.start, None
+    of, n = Places.of(given), given.reading.predictors.plan.n_rows
     for _ in range(_STEPS):
-        numbers = numbers_of(rows, x)
-        if not all(np.isfinite(part).all() for part in numbers):
+        numbers = numbers_at(given, given.first[None], x)[0][0]
+        if not all_finite(numbers.designs, numbers.slopes, numbers.bends):
             raise NotApart("derivatives of rows are not finite")
-        n = len(rows.terms.slope)
         design = sparse.csr_array((numbers.designs, (of.rows, of.cols)), shape=(n, given.n_dim))
         products = CrossProducts([design], [_symmetric(-numbers.bends, of.bend_of, n)])
         precision = products(np.ones((1, 1)), np.ones((1, 1)))

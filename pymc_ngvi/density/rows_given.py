@@ -1,13 +1,14 @@
-"""Log p as a function of some coordinates alone, the others being given: a sum over rows, whatever these are.
+"""Log p as a function of some coordinates alone, at many values of the others: a sum over rows, whatever these are.
 
 Where hyperparameters are given, a Gaussian process, a random walk, a map or crossed effects are latent Gaussian models:
-the predictors of all rows are affine in what is left, by a matrix that depends on the hyperparameters. These are shared
-variables of the graph. To the search for rows they are data, and what has been found stays when they change.
+the predictors of all rows are affine in what is left, by a matrix that depends on the hyperparameters. To the search
+for rows these are data. Which elements are rows, and of what predictors, is found once; numbers of the rows, slopes and
+matrices of the predictors are computed at many values at once. Where log p is not what they add up to, that is told.
 """
 
 import functools
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,120 +19,119 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
-from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import NotApart, Reason, Refused
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
-from pymc_ngvi.core.target import OfAllData
-from pymc_ngvi.core.types import Array, Expectation, GaussianState, RowRules, Spread
-from pymc_ngvi.density.expectations import Expectations
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.density.expectations import tolerance_of
 from pymc_ngvi.density.flat import DataSeen
 from pymc_ngvi.density.logdensity import LogDensity
-from pymc_ngvi.density.rows_over import OverGiven, RowsLeftOver, RowsOver
-from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.density.split import Pieces, local_input
+from pymc_ngvi.families.matrices.sparse.precisions import Precisions
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.loops import vectorised
+from pymc_ngvi.reading.found import Compile
 from pymc_ngvi.reading.reading import Reading
-from pymc_ngvi.reading.terms import Rows, Source
+from pymc_ngvi.reading.sums import JointPredictors
+from pymc_ngvi.reading.terms import Rows, Source, Terms
+from pymc_ngvi.rows.engines import engine_for
 from pymc_ngvi.rows.engines.on_pytensor import Engine
+from pymc_ngvi.rows.entries import Entries, ManyMaps, Sparsity
 from pymc_ngvi.rows.expectation import RowFunction
-from pymc_ngvi.rows.pattern import pattern_of_rows
+from pymc_ngvi.rows.linear_map import LinearMap
+from pymc_ngvi.rows.many import ManyRows, ManyRowsLeft, Narrowing
+from pymc_ngvi.rows.own_effects import OwnEffects, find_own
 from pymc_ngvi.rows.quadratic import is_concave, is_quadratic
 
-# --- a few of the rows of log p, and predictors, at many values of what is given ---
+# --- graphs that hang on given values at many of these: the same graphs, with one more axis ---
 
 
-class FewRows:
-    """Some rows and some predictors."""
+class OverGiven:
+    """Puts an axis of values in front of graphs that hang on what is given."""
+
+    def __init__(self, given: Variable, compile_: Compile) -> None:
+        self._given, self._compile = given, compile_
+        [self._n] = given.type.shape
+
+    def hangs(self, var: Variable) -> bool:
+        """Tell whether a variable hangs on it."""
+        return self._given in set(ancestors([var]))
+
+    def outputs(self, outputs: list[Variable], inputs: list[Variable]) -> Callable[..., list[Array]]:
+        """Return a function of values, (n, n_given), and inputs: outputs that hang on values have an axis in front.
+
+        Others have one of length 1.
+        """
+        if not outputs:
+            return lambda values, *others: []
+        values = pt.matrix("values", dtype="float64", shape=(None, self._n))
+        batched = self._vectorised(outputs, {self._given: values})
+        batched = [
+            b if self.hangs(o) and b.type.ndim > o.type.ndim else pt.expand_dims(b, 0)
+            for b, o in zip(batched, outputs, strict=True)
+        ]
+        function = self._compile([values, *inputs], batched)
+        return lambda at, *others: [np.asarray(out) for out in function(at, *others)]
+
+    def pointwise(self, output: Variable, theta: Variable) -> Callable[[Array, Array], Array]:
+        """Return a function of values, (n, n_given), and of points at each, (n, m, n_dim)."""
+        points = pt.tensor3("points", dtype="float64", shape=(None, None, *theta.type.shape))
+
+        def compiled(length: int | None) -> Callable[[Array, Array], Array]:
+            values = pt.tensor3("values", dtype="float64", shape=(None, length, self._n))
+            [batched] = self._vectorised([output], {self._given: values, theta: points})
+            batched = batched + 0.0 * (values[:, :, 0] + points[:, :, 0])
+            function = self._compile([values, points], batched)
+            return lambda at, theta: np.asarray(
+                function(np.repeat(at[:, None], length or theta.shape[1], axis=1), np.ascontiguousarray(theta))
+            )
+
+        once = compiled(1)
+        try:
+            once(np.zeros((2, self._n)), np.zeros((2, 2, *theta.type.shape)))
+        except np.linalg.LinAlgError:  # of these values, not of shapes; it is a ValueError, too
+            return once
+        except ValueError:  # a static length of 1 is lost where PyTensor reshapes: values are repeated at each point
+            return compiled(None)
+        return once
+
+    def _vectorised(self, outputs: list[Variable], new: dict[Variable, Variable]) -> list[Variable]:
+        """Return outputs with an axis in front; what is given is an input, and not shared, by then."""
+        with without_c():
+            stand_in = pt.vector("given", dtype="float64", shape=(self._n,))
+            apart = graph_replace(outputs, {self._given: stand_in}, strict=False)
+            inputs = {stand_in if var is self._given else var: batch for var, batch in new.items()}
+            return vectorised(list(apart), inputs)
+
+
+class RowNumbers:
+    """Functions of rows, some or all of those of log p, and slopes of some of their predictors."""
 
     def __init__(
-        self,
-        reading: Reading,
-        theta: Variable,
-        over: OverGiven,
-        over_simplified: OverGiven,
-        engine: Engine,
-        which: list[Ints],
-        beside: Ints,
+        self, terms: Terms, predictors: Variable, which: Ints, over: OverGiven, engine: Engine, rows: list[Rows]
     ) -> None:
-        self._engine, self._reading = engine, reading
-        kinds = [(rows, at) for rows, at in zip(reading.terms.rows, which, strict=True) if len(at)]
-        read = [rows.index[at].ravel() for rows, at in kinds]
-        self.predictors = np.unique(np.concatenate([beside, *read])).astype(np.int64)
-        self._rows = [self._of(rows, at) for rows, at in kinds]
-        self.points = np.zeros((1, theta.type.shape[0]))
-        self._set_up_predictors(theta, over_simplified)
-        weigh = reading.terms.weigh
-        self._zeros = weigh.zeros()
-        self._sources = [source for rows in self._rows for source in rows.sources.values()]
-        outputs = [self._numbers_of(source) for source in self._sources]
-        outputs.append(self._numbers_of(Source(reading.predictors.vector, self.predictors, is_weight=True)))
-        self._evaluate = over.outputs(outputs, weigh.inputs)
+        self.rows, self._engine, self._n = rows, engine, len(which)
+        self._zeros = terms.weigh.zeros()
+        sources = [source for kind in rows for source in kind.sources.values()]
+        sources.append(Source(predictors, which, is_weight=True))
+        self._evaluate = over.outputs([_numbers_of(source, terms) for source in sources], terms.weigh.inputs)
 
-    def _of(self, rows: Rows, at: Ints) -> Rows:
-        """Return some rows, with other numbers for their predictors."""
-        sources = {
-            var: source._replace(elements=source.elements[at] if len(source.elements) > 1 else source.elements)
-            for var, source in rows.sources.items()
-        }
-        data = {var: values if values.shape[1] == 1 else values[:, at] for var, values in rows.data.items()}
-        return replace(rows, index=np.searchsorted(self.predictors, rows.index[at]), data=data, sources=sources)
-
-    def _numbers_of(self, source: Source) -> Variable:
-        """Return elements of a known variable, or weights of those of another."""
-        weigh = self._reading.terms.weigh
-        if not source.is_weight:
-            return source.var.ravel()[source.elements]
-        found = [out for (_, var), out in zip(weigh.pairs, weigh.outputs, strict=True) if var is source.var]
-        total = pt.zeros(len(source.elements))
-        for weight in found:
-            total = total + weight.ravel()[source.elements]
-        return total
-
-    def _set_up_predictors(self, theta: Variable, over: OverGiven) -> None:
-        found = self._reading.predictors
-        self._fixed = found.linear_map
-        ends = np.cumsum([found.size(var) for var in found.variables])
-        parts, where = list[Variable](), list[NDArray[np.intp]]()
-        for var, end in zip(found.variables, ends, strict=True):
-            start = end - found.size(var)
-            at = np.flatnonzero((self.predictors >= start) & (self.predictors < end))
-            if len(at) and over.hangs(var):
-                parts.append(var.ravel()[self.predictors[at] - start])
-                where.append(at)
-        self._hanging = np.concatenate([*where, np.empty(0, dtype=np.intp)])
-        if parts:
-            with without_c():
-                points = pt.matrix("points", dtype="float64", shape=(None, theta.type.shape[0]))
-                [at_points] = vectorised([pt.concatenate(parts)], {theta: points})
-            self._predict = over.outputs([at_points], [points])
-
-    def look_at(self, points: Array) -> None:
-        """Take the points, (n_points, n_dim), at which predictors are wanted."""
-        self.points, self._of_fixed = points, self._fixed(points)[:, self.predictors]
-
-    def at(self, values: Array) -> tuple[Array, Array, list[RowFunction]]:
-        """Return predictors at points, what is linear in them, and functions of rows."""
+    def at(self, values: Array) -> tuple[Array, list[RowFunction]]:
+        """Return slopes, (n, n_predictors), and functions of rows at all values, those of one value after another."""
         n = len(values)
-        with np.errstate(all="ignore"):
-            eta = np.tile(self._of_fixed, (n, 1, 1))
-            if len(self._hanging):
-                [found] = self._predict(values, self.points)
-                eta[:, :, self._hanging] = found
-            numbers = [out.reshape(len(out), -1) for out in self._evaluate(values, *self._zeros)]
-            slope = np.broadcast_to(numbers.pop(), (n, len(self.predictors)))
-            functions = [
-                self._function(rows, index, numbers, n) for rows, index in zip(self._rows, self.indices(n), strict=True)
-            ]
-        return eta, slope, functions
+        numbers = [out.reshape(len(out), -1) for out in self._evaluate(values, *self._zeros)]
+        slope = np.broadcast_to(numbers.pop(), (n, self._n))
+        return slope, [
+            self._function(kind, index, numbers, n) for kind, index in zip(self.rows, self.indices(n), strict=True)
+        ]
 
     def indices(self, n: int) -> list[NDArray[np.int64]]:
-        """Return the predictors of rows at ``n`` values, kind by kind, those of one value after those of another."""
-        apart = len(self.predictors) * np.arange(n)[:, None, None]
-        return [(rows.index + apart).reshape(-1, rows.index.shape[1]) for rows in self._rows]
+        """Return the predictors of rows at ``n`` values, kind by kind."""
+        apart = self._n * np.arange(n)[:, None, None]
+        return [(kind.index + apart).reshape(-1, kind.index.shape[1]) for kind in self.rows]
 
     def _function(self, rows: Rows, index: NDArray[np.int64], numbers: list[Array], n: int) -> RowFunction:
         """Return the function of rows of one kind, whose numbers are the next ones."""
@@ -144,6 +144,144 @@ class FewRows:
         return self._engine.row_function(replace(rows, index=index, data={var: data[var] for var in rows.data}))
 
 
+def _numbers_of(source: Source, terms: Terms) -> Variable:
+    """Return elements of a known variable, or weights of those of another."""
+    if not source.is_weight:
+        return source.var.ravel()[source.elements]
+    total = pt.zeros(len(source.elements))
+    for (_, var), weight in zip(terms.weigh.pairs, terms.weigh.outputs, strict=True):
+        if var is source.var:
+            total = total + weight.ravel()[source.elements]
+    return total
+
+
+class FewRows:
+    """Some rows and some predictors."""
+
+    def __init__(
+        self, given: "RowsGiven", over: OverGiven, over_simplified: OverGiven, which: list[Ints], beside: Ints
+    ) -> None:
+        reading = given.reading
+        kinds = [(rows, at) for rows, at in zip(reading.terms.rows, which, strict=True) if len(at)]
+        read = [rows.index[at].ravel() for rows, at in kinds]
+        self.predictors = np.unique(np.concatenate([beside, *read])).astype(np.int64)
+        rows = [self._of(rows, at) for rows, at in kinds]
+        vector = reading.predictors.vector
+        self._numbers = RowNumbers(reading.terms, vector, self.predictors, over, given.engine, rows)
+        self.indices = self._numbers.indices
+        self.points = np.zeros((1, given.n_dim))
+        self._set_up_predictors(given, over_simplified)
+
+    def _of(self, rows: Rows, at: Ints) -> Rows:
+        """Return some rows, with other numbers for their predictors."""
+        sources = {
+            var: source._replace(elements=source.elements[at] if len(source.elements) > 1 else source.elements)
+            for var, source in rows.sources.items()
+        }
+        data = {var: values if values.shape[1] == 1 else values[:, at] for var, values in rows.data.items()}
+        return replace(rows, index=np.searchsorted(self.predictors, rows.index[at]), data=data, sources=sources)
+
+    def _set_up_predictors(self, given: "RowsGiven", over: OverGiven) -> None:
+        found = given.reading.predictors
+        self._fixed = found.linear_map
+        ends = np.cumsum([found.size(var) for var in found.variables])
+        parts, where = list[Variable](), list[NDArray[np.intp]]()
+        for var, end in zip(found.variables, ends, strict=True):
+            start = end - found.size(var)
+            at = np.flatnonzero((self.predictors >= start) & (self.predictors < end))
+            if len(at) and over.hangs(var):
+                parts.append(var.ravel()[self.predictors[at] - start])
+                where.append(at)
+        self._hanging = np.concatenate([*where, np.empty(0, dtype=np.intp)])
+        if parts:
+            with without_c():
+                points = pt.matrix("points", dtype="float64", shape=(None, given.n_dim))
+                [at_points] = vectorised([pt.concatenate(parts)], {given.theta: points})
+            self._predict = over.outputs([at_points], [points])
+
+    def look_at(self, points: Array) -> None:
+        """Take the points, (n_points, n_dim), at which predictors are wanted."""
+        self.points, self._of_fixed = points, self._fixed(points)[:, self.predictors]
+
+    def at(self, values: Array) -> tuple[Array, Array, list[RowFunction]]:
+        """Return predictors at points, what is linear in them, and functions of rows."""
+        with np.errstate(all="ignore"):
+            eta = np.tile(self._of_fixed, (len(values), 1, 1))
+            if len(self._hanging):
+                [found] = self._predict(values, self.points)
+                eta[:, :, self._hanging] = found
+            return eta, *self._numbers.at(values)
+
+
+class _Predictors:
+    """The predictors' matrices at many values."""
+
+    def __init__(self, reading: Reading, joint: JointPredictors | None, theta: Variable, over: OverGiven) -> None:
+        found = self._found = reading.predictors
+        variables, self._plan = (found.variables, found.plan) if joint is None else (joint.variables, joint.plan)
+        point = theta if joint is None else joint.point
+        hanging = [over.hangs(var) for var in variables]
+        ends = np.cumsum([found.size(var) for var in found.variables])
+        parts = [
+            np.arange(end - found.size(var), end)
+            for var, end, hangs in zip(found.variables, ends, hanging, strict=True)
+            if hangs
+        ]
+        self._where = np.concatenate([*parts, np.empty(0, dtype=np.intp)]).astype(np.intp)
+        order = self._order = np.lexsort((self._plan.cols, self._plan.rows))
+        counts = np.bincount(self._plan.rows, minlength=self._plan.n_rows)
+        [n_joint] = point.type.shape
+        self.sparsity = Sparsity(np.concatenate([[0], np.cumsum(counts)]), self._plan.cols[order], n_joint)
+        self.columns = self._plan.columns
+        self._evaluate = None
+        if parts:
+            with without_c():
+                points = pt.matrix("points", dtype="float64", shape=(None, n_joint))
+                everything = pt.concatenate([v.ravel() for v, hangs in zip(variables, hanging, strict=True) if hangs])
+                [at_points] = vectorised([everything], {point: points})
+            self._evaluate = over.outputs([at_points], [points])
+        self.renew(joint)
+
+    def renew(self, joint: JointPredictors | None) -> None:
+        """Take the values of data as they are now, for predictors that depend on the same coordinates as before."""
+        self._fixed: LinearMap = self._found.linear_map if joint is None else joint.linear_map.joint
+        self.weights = None if joint is None else joint.linear_map.weights
+        origin = np.zeros(self.sparsity.n_dim) if joint is None else joint.origin
+        self._points = origin + np.concatenate([np.zeros((1, len(origin))), self._plan.directions])
+        rest = self._fixed.rest
+        rows, cols = self._plan.rows[self._order], self._plan.cols[self._order]
+        #: Entries of the sparse part, in the order of `sparsity`, where the linear map was found.
+        self._of_fixed = np.asarray(rest[rows, cols]).ravel() if len(rows) else np.empty(0)
+
+    @property
+    def n_values(self) -> int:
+        """Numbers that are computed at one value."""
+        return len(self._points) * max(len(self._where), 1)
+
+    def maps(self, values: Array) -> ManyMaps:
+        """Return the predictors as functions of theta at values, (n, n_given)."""
+        n, plan = len(values), self._plan
+        offset = np.tile(self._fixed.offset, (n, 1))
+        data, dense = np.tile(self._of_fixed, (n, 1)), self._fixed.dense[None]
+        if self._evaluate is None:
+            return ManyMaps(offset, dense, self.columns, data, self.sparsity, self.weights)
+        [found] = self._evaluate(values, self._points)  # (n, 1 + n_directions, n_hanging)
+        found = np.broadcast_to(found, (n, *found.shape[1:]))
+        offset[:, self._where] = found[:, 0]
+        apart = found[:, 1:] - found[:, :1]
+        n_colours = len(plan.directions) - len(self.columns)
+        if len(self.columns) and (apart[:, n_colours:] != self._fixed.dense[self._where].T).any():
+            dense = np.repeat(dense, n, axis=0)
+            dense[:, self._where] = np.swapaxes(apart[:, n_colours:], 1, 2)
+        if data.shape[1]:
+            place = np.full(plan.n_rows, -1, dtype=np.intp)
+            place[self._where] = np.arange(len(self._where))
+            rows, colours = plan.rows[self._order], plan.colours[self._order]
+            some = np.flatnonzero(place[rows] >= 0)
+            data[:, some] = apart[:, colours[some], place[rows[some]]]
+        return ManyMaps(offset, dense, self.columns, data, self.sparsity, self.weights)
+
+
 # --- log p as a function of some coordinates alone, the others being given: a sum over rows, whatever these are ---
 
 #: How far from the start values are given first: at special ones, such as a correlation of 0, entries are missing.
@@ -151,186 +289,278 @@ _AROUND = 0.1
 #: The same of points at which rows are compared with log p: far ones tell more, and are rough: where a covariance is
 #: nearly singular, all digits of log p may be lost there.
 _DISTANCES = (0.1, 1e-3)
-#: Nats that what is constant in log p may be off by.
-_NATS = 0.01
+#: Relative difference of two values of log p that is rounding; nats that what is constant in it may be off by.
+_ROUNDING, _NATS = 1e-9, 0.01
+#: Points at which conditions of log p are looked at, and prior standard deviations of own effects there.
+_N_POINTS, _FAR = 32, 6.0
 
 
 class NotRows(Refused):
     """Given these coordinates, log p is no sum over rows of the others; the sentence says why, in a clause."""
 
 
-class RowsGiven(OfAllData):
-    """Log p as rows in the coordinates that are left where others are given."""
+class RowsGiven:
+    """Log p as rows in the coordinates that are left where others are given, and effects of single rows integrated."""
 
-    has_hessian = True
+    #: Whether weights of draws given hyperparameters turned out to be uneven.
     is_uneven = False
-    #: What was found of that with which data; see `gaussian_over`.
-    closed_form: tuple[DataSeen, Any] | None
 
     def __init__(self, density: LogDensity, outside: NDArray[np.intp]) -> None:
         graphs, functions = density.graphs, density.functions
-        self.outside = outside
-        self.n_gradients = self.n_hessians = 0
-        self.inside = np.setdiff1d(np.arange(density.n_dim), outside)
-        self.kept = np.arange(len(self.inside))
+        self.outside, self.inside = outside, np.setdiff1d(np.arange(density.n_dim), outside)
         start = density.initial_point()
         self._start = start[self.inside]
-        first = start[outside] + _AROUND * np.random.default_rng(0).standard_normal(len(outside))
+        self.first = start[outside] + _AROUND * np.random.default_rng(0).standard_normal(len(outside))
+        self._apart = np.random.default_rng(1).standard_normal(len(self.inside))
         with functions.timed(), without_c():
-            self.first = first
-            self._given = pytensor.shared(first, "given", shape=(len(outside),))
-            theta = local_input(len(self.inside))
-            pieces = Pieces(outside, density.n_dim, self._given, theta)
+            given = pytensor.shared(self.first, "given", shape=(len(outside),))
+            self.theta = local_input(len(self.inside))
+            pieces = Pieces(outside, density.n_dim, given, self.theta)
             sums = [factor.logp.sum() for factor in graphs.factors]
             parts = graphs.simplify(graph.on_flat_vector(density.model, density.layout, sums, pieces))
-            simplify, compile_ = functools.partial(graph.simplify, check_bounds=False), functions.compile_for_rows
+            compile_ = functions.compile_for_rows
             try:
-                reading = Reading(parts, theta, simplify, compile_)
-                self.rows = Expectations(reading, compile_, functions.backend_of_rows)
+                self.reading = Reading(
+                    parts, self.theta, functools.partial(graph.simplify, check_bounds=False), compile_
+                )
+                self.engine = engine_for(functions.backend_of_rows, compile_)
+                self._over, self._simplified = (
+                    OverGiven(given, compile_),
+                    OverGiven(given, functions.compile_simplified),
+                )
+                self._log_p = pt.add(pt.constant(0.0), *parts)
+                self._take()
             except NotApart as refused:
                 raise NotRows(refused.code, refused.sentence) from None
-            except ValueError as error:  # of an operation whose values can't be computed
+            except (ValueError, NotImplementedError) as error:  # of an operation whose values can't be computed
                 raise NotRows(Reason.NO_PREDICTORS, str(error)) from None
-            if self.rows.terms.rest:
-                raise NotRows(Reason.NOT_ALL_ROWS, self.rows.terms.why[0])
-            self._reading, self._parts, self._theta, self._compile = reading, parts, theta, compile_
-            self._compile_simplified = functions.compile_simplified
-            points, [values] = graph.over_draws([pt.add(pt.constant(0.0), *parts)], theta)
-            self._logp = (self._compile_simplified if self.is_quadratic else compile_)([points], values)
-        shared = [v for v in ancestors(parts) if isinstance(v, SharedVariable) and v is not self._given]
-        self.data, self.closed_form = shared, None
-        self._apart = np.random.default_rng(1).standard_normal((1, self.n_dim))
+        self._data = DataSeen([v for v in ancestors(parts) if isinstance(v, SharedVariable) and v is not given])
+
+    def _take(self) -> None:
+        """Set up what evaluates rows."""
+        terms, found = self.reading.terms, self.reading.predictors
+        if terms.rest:
+            raise NotRows(Reason.NOT_ALL_ROWS, terms.why[0])
+        if any(rows.is_whole for rows in terms.rows):
+            raise NotRows(Reason.NOT_ALL_ROWS, "a row is more than arithmetic with numbers")
+        every = np.arange(len(terms.slope))
+        joint = found.with_sums(np.unique(np.concatenate([rows.index.ravel() for rows in terms.rows])))
+        is_fixed = joint is not None and not any(map(self._over.hangs, joint.sums))
+        self._joint = joint if is_fixed else None
+        self._predictors = _Predictors(self.reading, self._joint, self.theta, self._over)
+        self._numbers = RowNumbers(terms, found.vector, every, self._over, self.engine, terms.rows)
+        self._shares = any((r.index == r.index[0]).all(axis=0).any() for r in terms.rows if len(r.index) > 1)
+        pairs = [
+            np.ascontiguousarray(rows.index[:, [a, b]])
+            for rows in terms.rows
+            for a in range(rows.index.shape[1])
+            for b in range(a + 1)
+        ]
+        self._entries = Entries(self._predictors.sparsity, self._predictors.columns, pairs)
+        self._narrowing: Narrowing | None = None
+        self._of_data()
+
+    def _of_data(self) -> None:
+        """Forget what hangs on the values of data."""
+        _, functions = self._numbers.at(np.repeat(self.first[None], 2, axis=0))
+        #: Functions of the rows of log p, where values are given first; and those of what is left.
+        self.functions = [f.some(np.arange(n := len(f.index) // 2), f.index[:n]) for f in functions]
+        if self._narrowing is None:
+            self.left = self.functions
+        #: What was found of coefficients in closed form; see `gaussian_over`.
+        self.closed_form: tuple[Any] | None = None
+
+    def bind(self) -> None:
+        """Take the data as they are now; raise NotRows where log p is no sum over rows with these."""
+        if self._data.are_current():
+            return
+        try:
+            if self.reading.renew():
+                self._joint = None if self._joint is None else self._joint.renewed()
+                self._predictors.renew(self._joint)
+                self._numbers.rows = self.reading.terms.rows
+                self._of_data()
+            else:
+                is_narrow = self._narrowing is not None
+                self.reading.retake()
+                self._take()
+                if is_narrow:
+                    self.integrate_own()
+        except NotApart as refused:
+            raise NotRows(refused.code, refused.sentence) from None
+        self.__dict__.pop("precisions", None)
+
+    # --- what is left ---
+
+    @property
+    def own(self) -> OwnEffects | None:
+        """Effects that single rows read, which are integrated out; None where there are none."""
+        return None if self._narrowing is None else self._narrowing.effects
 
     @property
     def n_dim(self) -> int:
-        """Number of coordinates that are left."""
-        return len(self.inside)
+        """Number of coordinates that are left, but for those that are integrated out."""
+        return len(self.kept)
 
+    @property
+    def kept(self) -> NDArray[np.intp]:
+        """Which of the coordinates that are not given these are."""
+        return np.arange(len(self.inside)) if self.own is None else self.own.kept
+
+    @property
     def start(self) -> Array:
-        """Return where fits begin, (n_dim,): where the model does, unless `begin_at` says otherwise."""
-        return self._start.copy()
+        """Where fits begin, (n_dim,): where the model does, unless `begin_at` says otherwise."""
+        return self._start[self.kept]
 
     def begin_at(self, x: Array) -> None:
-        """Let fits begin elsewhere, (n_dim,), and take what is constant in log p from its value there."""
+        """Let fits begin elsewhere, and take what is constant in log p from its value there."""
         self._start = x.copy()
 
-    def give(self, values: Array) -> bool:
-        """Take values of the coordinates that are given, (n_outside,); tell whether rows add up to log p there."""
-        self._given.set_value(np.asarray(values, dtype=np.float64))
+    @functools.cached_property
+    def precisions(self) -> Precisions:
+        """What factors precisions of what is left."""
+        weights = self._predictors.weights
+        return Precisions(self.entries.pattern, None if weights is None else weights[:, self.kept])
+
+    @property
+    def entries(self) -> Entries:
+        """Entries of the precision that rows ask for."""
+        return self._entries if self._narrowing is None else self._narrowing.entries
+
+    def integrate_own(self) -> str:
+        """Integrate effects out that single rows read; return why not, in a clause."""
+        found = self.reading.predictors
+        sets = found.dependence.sets.tocsr()[found.dependence.index.ravel()]
+        at_0, weights = found.linear_map.offset, self._predictors.weights
+        effects, why = find_own(self.functions, sets, self.reading.terms.slope != 0.0, at_0)
+        if effects is None:
+            return why
+        if weights is not None and weights[:, effects.coordinates].any():
+            return "sums over many coordinates read the effects as well"
         try:
-            if self.rows.renew() and self._is_anchored():
-                return True
-            self.rows.retake()
-        except (NotApart, ValueError, np.linalg.LinAlgError):  # values may be out of bounds
-            return False
-        return not self.rows.terms.rest and self._is_anchored()
+            narrowing = Narrowing(effects, self.functions, self._predictors.sparsity, self._predictors.columns)
+        except NotApart as refused:
+            return refused.sentence
+        rows, agrees = self._whole(self.first[None])
+        left, is_right = narrowing.of(rows)
+        if not (agrees & is_right).all():
+            return "a prior of effects is no normal density"
+        if self.reading.leaves_out_conditions:
+            assert isinstance(left, ManyRowsLeft)
+            around = np.random.default_rng(0).uniform(-_FAR, _FAR, (1, len(effects.coordinates), _N_POINTS))
+            x = np.repeat(self._start[None, effects.kept, None], _N_POINTS, axis=2)
+            points = np.swapaxes(left.completed(x, around), 1, 2)
+            if not np.isfinite(self.logp_of_whole(self.first[None], points)).all():
+                return "log p is not finite wherever the effects are"
+        self._narrowing, self.left = narrowing, left.functions
+        return ""
 
-    def give_first(self) -> None:
-        """Take the values that were given first, and data as they are now."""
-        self._given.set_value(self.first)
-        if not self.rows.renew():
-            self.rows.retake()
-
-    def _is_anchored(self) -> bool:
-        """Take what is constant in log p from its value at the start, and tell whether rows agree near it."""
-        for distance in _DISTANCES:
-            points = np.concatenate([self._start[None], self._start + distance * self._apart])
-            logp = self.logp(points)
-            # Where log p is so large that its last digit counts, what is constant in it would be rounding.
-            if not np.spacing(np.abs(logp[0])) < _NATS:
-                return False
-            if self.rows.anchor(points, logp):
-                return True
-        return False
-
-    @functools.cached_property
-    def _many(self) -> OverGiven:
-        return OverGiven(self._given, self._compile_simplified)
-
-    @functools.cached_property
-    def logp_over(self) -> Callable[[Array, Array], Array]:
-        """Log p, (n, m), at many values of what is given, (n, n_outside), and points (n, m, n_dim) for each."""
-        return self._many.pointwise(pt.add(pt.constant(0.0), *self._parts), self._theta)
-
-    def few_rows(self, which: list[NDArray[np.int64]], beside: NDArray[np.int64]) -> FewRows:
-        """Return some rows, kind by kind, and predictors beside theirs, at many values of what is given."""
-        over = OverGiven(self._given, self._compile)
-        return FewRows(self._reading, self._theta, over, self._many, self.rows.engine, which, beside)
-
-    @functools.cached_property
-    def over(self) -> RowsOver | RowsLeftOver | None:
-        """The same at many values of what is given; None where that takes one after the other."""
-        if self.rows.joint is not None:
-            return None
-        points = np.concatenate([self._start[None], self._start + _DISTANCES[0] * self._apart])
-        try:
-            return RowsOver(
-                self._reading, self._given, self._parts, self._theta, self.rows.engine, self._compile, points,
-                self.rows.tolerance,
-            )  # fmt: skip
-        except (NotApart, NotImplementedError):
-            return None
+    @property
+    def leaves_out_conditions(self) -> bool:
+        """Whether log p is -inf under conditions that rows know nothing of."""
+        return self.reading.leaves_out_conditions
 
     @functools.cached_property
     def is_concave(self) -> bool:
         """Whether log p is concave in what is left, as far as its rows are looked at: with no more than one mode."""
         with np.errstate(all="ignore"):
-            eta = self.rows.linear_map(self.start()[None])[0]
-        return all(is_quadratic(rows) or is_concave(rows, eta[rows.index]) for rows in self.rows.functions)
+            [eta] = self.reading.predictors.linear_map(self._start[None])
+        return all(is_quadratic(rows) or is_concave(rows, eta[rows.index]) for rows in self.functions)
 
     @functools.cached_property
     def is_quadratic(self) -> bool:
         """Whether log p is quadratic in what is left, and so a Gaussian, whatever is given."""
-        return not self.rows.has_conditions and all(is_quadratic(rows) for rows in self.rows.functions)
+        conditions = self.reading.conditions
+        may_end = self.leaves_out_conditions and (
+            conditions is None or self.reading.predictors.vector in set(ancestors(conditions))
+        )
+        return not may_end and all(map(is_quadratic, self.functions))
 
-    def logp(self, theta: Array) -> Array:
-        """Return log p, (n_points,), at points (n_points, n_dim)."""
+    @property
+    def n_rows(self) -> int:
+        """Rows of what is left, all kinds together."""
+        return sum(len(rows.index) for rows in self.left)
+
+    @property
+    def n_evaluations(self) -> int:
+        """Evaluations of functions of predictors that values of all rows take at a point."""
+        return sum(len(rows.index) * rows.n_in_the_mean for rows in self.left)
+
+    @property
+    def n_values(self) -> int:
+        """Numbers of the predictors at one value of what is given."""
+        return self._predictors.n_values
+
+    # --- at many values of what is given ---
+
+    def indices(self, n: int) -> list[NDArray[np.int64]]:
+        """Return the predictors of rows of log p at ``n`` values, kind by kind."""
+        return self._numbers.indices(n)
+
+    def few_rows(self, which: Sequence[Ints], beside: Ints) -> FewRows:
+        """Return some rows, kind by kind, and predictors beside theirs."""
+        return FewRows(self, self._over, self._simplified, list(which), beside)
+
+    def at(self, values: Array) -> tuple[ManyRows, NDArray[np.bool_]]:
+        """Return rows at some values, (n, n_outside), and at which of them they add up to log p.
+
+        Elsewhere, numbers mean nothing.
+        """
+        rows, agrees = self._whole(values)
+        if self._narrowing is None or not agrees.any():
+            return rows, agrees
         with np.errstate(all="ignore"):
-            return np.asarray(self._logp(theta))
+            left, is_right = self._narrowing.of(rows)
+        return left, agrees & is_right
 
-    def logp_of_all(self, theta: Array) -> Array:
-        """Return log p, (n_points,), at points of all coordinates; what is given stays."""
-        given = self._given.get_value()
-        result = np.empty(len(theta))
-        for row, point in enumerate(theta):
-            self._given.set_value(point[self.outside])
-            result[row] = self.logp(point[None, self.inside])[0]
-        self._given.set_value(given)
-        return result
+    def _whole(self, values: Array) -> tuple[ManyRows, NDArray[np.bool_]]:
+        if len(values) == 1 and self._shares:  # an engine would put first what all rows of one value share
+            rows, is_right = self._whole(np.repeat(values, 2, axis=0))
+            return rows[np.array([0])], is_right[:1]
+        n = len(values)
+        with np.errstate(all="ignore"), without_c():
+            maps = self._predictors.maps(values)
+            slope, functions = self._numbers.at(values)
+        tolerance = tolerance_of(len(self.inside), self.n_rows)
+        rows = ManyRows(maps, self._entries, functions, slope, np.zeros(n), tolerance)
+        constant, agrees = self._anchored(rows, values)
+        return replace(rows, constant=np.where(np.isfinite(constant), constant, -np.inf)), agrees
 
-    def drawn_inside(self, theta: Array, rng: np.random.Generator) -> Array:
-        """Return draws of all that is not given, (n, n_inside), given those that are left, (n, n_dim): the same."""
-        return theta
-
-    def moments_inside(self, q: GaussianState) -> tuple[Array, Array]:
-        """Return means and sds of all that is not given, (n_inside,) each, by a Gaussian of what is left."""
-        return q.mean(), q.sd()
-
-    def expected(
-        self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
-    ) -> Expectation:
-        """Return the expectation under a Gaussian; see `RowsTarget`."""
-        self.n_gradients += 1
-        self.n_hessians += 1
-        return self.rows.under(q, self, rules, adapt=adapt, least=least)
-
-    def rows_cover(self, draw: Callable[[], Array]) -> bool:
-        """Return True: rows are compared with log p where values are given."""
-        return True
-
-    def directions(self, rows: NDArray[np.intp]) -> Array:
-        """Return the slopes of the only predictor of each of some rows; see `BentRowsTarget`."""
-        return self.rows.directions(rows)
-
-    @functools.cached_property
-    def pattern(self) -> Pattern | None:
-        """Entries of the Hessian that can differ from 0; None where it counts as dense."""
-        pattern = pattern_of_rows(self.rows.functions, self.rows.predictors.dependence)
-        return None if is_dense(pattern) else pattern
+    def _anchored(self, rows: ManyRows, values: Array) -> tuple[Array, NDArray[np.bool_]]:
+        """Return what is constant in log p, and where rows agree with it."""
+        constant, agrees = np.full(len(values), np.nan), np.zeros(len(values), dtype=bool)
+        for distance in _DISTANCES:
+            left = np.flatnonzero(~agrees)
+            points = np.stack([self._start, self._start + distance * self._apart])
+            at = np.broadcast_to(points, (len(left), *points.shape))
+            logp = self.logp_of_whole(values[left], at)
+            with np.errstate(all="ignore"):
+                of_rows = rows[left].values(np.swapaxes(at, 1, 2))
+                constant[left] = logp[:, 0] - of_rows[:, 0]
+                size = 1.0 + np.abs(logp) + np.abs(constant[left])[:, None]
+                apart = np.abs(of_rows + constant[left][:, None] - logp) > _ROUNDING * size
+                found = ~(apart & np.isfinite(logp)).any(axis=1) & np.isfinite(constant[left])
+                # Where log p is so large that its last digit counts, what is constant in it would be rounding.
+                agrees[left] = found & (np.spacing(np.abs(logp[:, 0])) < _NATS)
+            if agrees.all():
+                break
+        return constant, agrees
 
     @functools.cached_property
-    def summed(self) -> SummedPattern | None:
-        """The same beside sums over many coordinates; None where there are no such sums."""
-        joint = self.rows.joint
-        pattern = None if joint is None else pattern_of_rows(self.rows.functions, joint.dependence)
-        return None if joint is None or pattern is None else SummedPattern(pattern, joint.linear_map.weights)
+    def _pointwise(self) -> Callable[[Array, Array], Array]:
+        over = self._simplified if self.is_quadratic else self._over
+        return over.pointwise(self._log_p, self.theta)
+
+    @np.errstate(all="ignore")
+    def logp_of_whole(self, values: Array, points: Array) -> Array:
+        """Return log p, (n, m), at points (n, m, n_inside) for each of the values, (n, n_outside)."""
+        return self._pointwise(values, points)
+
+    def logp(self, rows: ManyRows, values: Array, points: Array) -> Array:
+        """Return log p, (n, m), with its conditions, at points (n, n_dim, m) for each of the values, (n, n_outside)."""
+        if not self.leaves_out_conditions:
+            return rows.values(points)
+        if not isinstance(rows, ManyRowsLeft):
+            return self.logp_of_whole(values, np.swapaxes(points, 1, 2))
+        whole = np.swapaxes(rows.completed(points), 1, 2)
+        return np.where(np.isfinite(self.logp_of_whole(values, whole)), rows.values(points), -np.inf)

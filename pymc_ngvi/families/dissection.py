@@ -153,13 +153,6 @@ def cheapest_with_fill(summed: SummedPattern | None, pattern: Callable[[], Patte
     return beside if step_seconds(beside) < min(others, default=np.inf) else filled
 
 
-def arithmetic_seconds(structure: ArrowStructure | FilledStructure) -> float:
-    """Return the seconds of a step among many that share its calls."""
-    if isinstance(structure, FilledStructure):
-        return step_seconds(structure) - prices.OF_STEP
-    return step_seconds(structure) - prices.PER_SIZE * len(set(structure.sizes.tolist()))
-
-
 def step_seconds(structure: ArrowStructure | FilledStructure) -> float:
     """Return the seconds of the linear algebra of one step, with blocks beside a border, or with fronts."""
     if isinstance(structure, FilledStructure):

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.rows_given import RowsGiven
-from pymc_ngvi.nested.conditional import LatentGaussian
 from pymc_ngvi.nested.many import ManyGaussians
 
 #: One of so many draws is from farther out.
@@ -48,18 +47,17 @@ class Defence:
     probabilities: Array
 
     @classmethod
-    def of(cls, given: RowsGiven, at: LatentGaussian) -> "Defence":
-        """Return the directions in which log p - log q grows, by how much it does."""
+    def of(cls, given: RowsGiven, at: ManyGaussians) -> "Defence":
+        """Return the directions in which log p - log q grows at one fit, by how much it does."""
         if given.is_quadratic:
             return cls(np.empty(0, dtype=np.intp), np.empty(0), np.empty(0))
-        rows, q = given.rows, at.q
-        used = np.unique(np.concatenate([kind.index.ravel() for kind in rows.functions]))
-        n = max(1, min(len(used), AT_ONCE // max(rows.n_rows, 1), AT_ONCE // max(given.n_dim, 1)))
+        used = np.unique(np.concatenate([kind.index.ravel() for kind in at.rows.functions]))
+        n = max(1, min(len(used), AT_ONCE // max(given.n_rows, 1), AT_ONCE // max(given.n_dim, 1)))
         used = used[(np.arange(n) * len(used)) // n]
-        directions = _directions(given, at, used)
+        far = _LOOK * _directions(at, used)
+        base = np.concatenate([far, -far, np.zeros((1, given.n_dim, 1))], axis=2)
         with np.errstate(all="ignore"):
-            points = q.draws(np.concatenate([_LOOK * directions, -_LOOK * directions, np.zeros((1, q.n_dim))]))
-            log_ratio = rows.at(points) - q.log_density(points)
+            [log_ratio] = at.rows.values(at.draws(base)) - at.log_density(base)
         grows = np.nan_to_num(log_ratio[:-1] - log_ratio[-1], nan=0.0, posinf=0.0, neginf=0.0)
         most = np.argsort(-grows, kind="stable")[:_MOST]
         most = most[grows[most] > 0.0]
@@ -77,26 +75,15 @@ class Defence:
             return np.empty((n, 0), dtype=np.intp)
         return rng.choice(len(self), (n, n_far), p=self.probabilities)
 
-    def moved(self, given: RowsGiven, at: LatentGaussian, base: Array, picked: NDArray[np.intp]) -> tuple[Array, Array]:
-        """Return standard normals of which the last are moved out, and log q' - log q there, q' being the mixture."""
-        if not len(picked):
-            return base, np.zeros(len(base))
-        directions = _directions(given, at, self.predictors)
-        moved, log_mixed = self._moved(directions[None], base.T[None], picked[None])
-        return np.ascontiguousarray(moved[0].T), log_mixed[0]
+    def moved(self, fits: ManyGaussians, base: Array, picked: NDArray[np.intp]) -> tuple[Array, Array]:
+        """Return standard normals, (n, n_dim, n_draws), of which the last are moved out, and log q' - log q there.
 
-    def moved_many(self, fits: ManyGaussians, base: Array, picked: NDArray[np.intp]) -> tuple[Array, Array]:
-        """Return the same at many hyperparameters: normals (n, n_dim, n_draws), and log q' - log q, (n, n_draws)."""
-        if not picked.shape[1]:
-            return base, np.zeros((len(base), base.shape[2]))
-        along = fits.factors.solve(fits.rows.maps.transposed_rows(self.predictors))
-        norm = np.linalg.norm(along, axis=1, keepdims=True)
-        along /= np.where(norm > 0.0, norm, np.inf)
-        return self._moved(np.swapaxes(along, 1, 2), base, picked)
-
-    def _moved(self, directions: Array, base: Array, picked: NDArray[np.intp]) -> tuple[Array, Array]:
-        """Move the last draws out, along directions, (n, n_directions, n_dim)."""
+        q' is the mixture of both kinds of draws; shape (n, n_draws).
+        """
         n_far, n_draws = picked.shape[1], base.shape[2]
+        if not n_far:
+            return base, np.zeros((len(base), n_draws))
+        directions = np.swapaxes(_directions(fits, self.predictors), 1, 2)
         along = np.take_along_axis(directions, picked[:, :, None], axis=1)  # (n, n_far, n_dim)
         moved, last = base.copy(), np.swapaxes(base[:, :, -n_far:], 1, 2)
         before = np.einsum("nfd,nfd->nf", last, along)
@@ -112,8 +99,8 @@ class Defence:
         return (np.exp(0.5 * squares) / _WIDTH) @ self.probabilities
 
 
-def _directions(given: RowsGiven, at: LatentGaussian, predictors: NDArray[np.intp]) -> Array:
-    """Return unit vectors of whitened coordinates along which predictors change most, (n, n_dim); 0 for constants."""
-    whitened: Array = at.q.whiten(given.rows.linear_map.plain.rows(predictors))
-    norm = np.linalg.norm(whitened, axis=1, keepdims=True)
-    return whitened / np.where(norm > 0.0, norm, np.inf)
+def _directions(fits: ManyGaussians, predictors: NDArray[np.intp]) -> Array:
+    """Return unit vectors of normals along which predictors change most, (n, n_dim, n_predictors); 0 for constants."""
+    along = fits.factors.solve(fits.rows.maps.transposed_rows(predictors))
+    norm = np.linalg.norm(along, axis=1, keepdims=True)
+    return along / np.where(norm > 0.0, norm, np.inf)

@@ -10,7 +10,7 @@ References
    variable models. JMLR 14. https://jmlr.org/papers/v14/opper13a.html
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -120,14 +120,6 @@ class Drawn(NamedTuple):
     log_ratio: Array
     #: log q' - log q; shape (n_draws,).
     log_mixed: Array
-
-
-def lacking(log_ratio: Callable[[Array], Array], base: Array) -> tuple[float, float]:
-    """Return what an ELBO lacks, see `missing`: from the first draws where weights are even, else from more."""
-    first = log_ratio(base[:FEWEST])
-    n = n_wanted(first, len(base))
-    more = base[len(first) : n]
-    return missing(np.concatenate([first, log_ratio(more)]) if len(more) else first)
 
 
 def n_wanted(log_ratio: Array, most: int) -> int:

@@ -14,12 +14,9 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.types import Array, GaussianState, RowRules
 from pymc_ngvi.density.rows_given import RowsGiven
-from pymc_ngvi.density.rows_over import RowsLeftOver, RowsOver
-from pymc_ngvi.families.matrices.sparse.precisions import Precisions
 from pymc_ngvi.marginal.regression import Whitening, quadratic_terms
-from pymc_ngvi.nested.conditional import ConditionalFits, LatentGaussian
 from pymc_ngvi.nested.defence import Defence
-from pymc_ngvi.nested.found import FEWEST, LEFT, SOLVED, Drawn, EvaluatedMarginal, lacking, missing, n_wanted
+from pymc_ngvi.nested.found import FEWEST, LEFT, SOLVED, Drawn, EvaluatedMarginal, missing, n_wanted
 from pymc_ngvi.nested.many import ManyFitter, ManyGaussians, Which
 from pymc_ngvi.rows.expectation import row_slices
 from pymc_ngvi.rows.many import ManyRows
@@ -117,19 +114,13 @@ _NODES = 16
 class ManyConditionals:
     """Fits the latent variables at many hyperparameters."""
 
-    def __init__(self, given: RowsGiven, over: RowsOver | RowsLeftOver) -> None:
-        self._given, self._over = given, over
-        precisions = Precisions(over.entries.pattern)
-        self._fitter = ManyFitter(precisions)
-        sizes = _OF_ROWS // (_NODES * given.rows.n_rows), _OF_PREDICTORS // over.n_values
-        of_fronts = _OF_DENSE if len(precisions.fronts.parts.depth) == 1 else _OF_FRONTS
-        self._size = max(1, min(*sizes, of_fronts // max(precisions.fronts.n_fronts, 1), _MOST))
+    def __init__(self, given: RowsGiven) -> None:
+        self._given, fronts = given, given.precisions.fronts
+        self._fitter = ManyFitter(given.precisions)
+        sizes = _OF_ROWS // (_NODES * given.n_rows), _OF_PREDICTORS // given.n_values
+        of_fronts = _OF_DENSE if len(fronts.parts.depth) == 1 else _OF_FRONTS
+        self._size = max(1, min(*sizes, of_fronts // max(fronts.n_fronts, 1), _MOST))
         self.n_fits = 0
-
-    @classmethod
-    def of(cls, given: RowsGiven) -> "ManyConditionals | None":
-        """Return what fits rows; None where hyperparameters are to be taken one after the other."""
-        return None if given.over is None else cls(given, given.over)
 
     def at(
         self, g: Array, seen: Sequence[Seen], rules: Sequence[RowRules], base: Array
@@ -137,13 +128,41 @@ class ManyConditionals:
         """Yield log m at hyperparameters, (n, p), where there are fits."""
         for part, rows in self._parts(g):
             start, by = Seen.stacked([seen[k] for k in part]), RowRules.stacked([rules[k] for k in part])
-            fits = self._fitter.fit(rows, start, by, SOLVED)
-            if fits is None:
-                continue
-            lacking = self._missing(g[part], fits, base)
-            for i, k in enumerate(fits.which):
-                there = g[part[k]], fits.elbo[i] + lacking[i][0]
-                yield int(part[k]), EvaluatedMarginal(*there, *lacking[i], fits.seen[i], fits.rules[i])
+            if (fits := self._fitter.fit(rows, start, by, SOLVED)) is not None:
+                yield from self._evaluated(g, part, fits, base)
+
+    def from_far(
+        self, g: Array, starts: Sequence[tuple[Array, Array]], base: Array
+    ) -> Iterator[tuple[int, EvaluatedMarginal]]:
+        """Yield the same, begun from means and standard deviations that know nothing of each other, one by one."""
+        for part, rows in self._parts(g):
+            left = np.arange(len(part))
+            for mean, sd in starts:
+                shape = len(left), len(mean)
+                fits = self._fitter.fit_from_far(
+                    rows[left], np.broadcast_to(mean, shape), np.broadcast_to(sd, shape), SOLVED
+                )
+                if fits is not None:
+                    yield from self._evaluated(g, part[left], fits, base)
+                    left = np.setdiff1d(left, left[fits.which])
+                if not len(left):
+                    break
+
+    def _evaluated(
+        self, g: Array, part: Which, fits: ManyGaussians, base: Array
+    ) -> Iterator[tuple[int, EvaluatedMarginal]]:
+        lacking = self._missing(g[part], fits, base)
+        for i, k in enumerate(fits.which):
+            there = g[part[k]], fits.elbo[i] + lacking[i][0]
+            yield int(part[k]), EvaluatedMarginal(*there, *lacking[i], fits.seen[i], fits.rules[i])
+
+    def fit(self, at: EvaluatedMarginal) -> ManyGaussians:
+        """Return a fit that there was."""
+        start, rules = Seen.stacked([at.seen]), RowRules.stacked([at.rules])
+        [(_, rows)] = self._parts(at.g[None])
+        fits = self._fitter.fit(rows, start, rules, SOLVED)
+        assert fits is not None
+        return fits
 
     def drawn(
         self,
@@ -173,7 +192,7 @@ class ManyConditionals:
         """Yield batches of hyperparameters at which rows add up to log p, with these."""
         for start in range(0, len(g), self._size):
             part = np.arange(start, min(start + self._size, len(g)))
-            rows, agrees = self._over.at(g[part])
+            rows, agrees = self._given.at(g[part])
             if agrees.any():
                 self.n_fits += int(agrees.sum())
                 yield part[agrees], rows[np.flatnonzero(agrees)]
@@ -201,11 +220,7 @@ class ManyConditionals:
         """Return draws of fits, (n, n_dim, m), and log p - log q there, (n, m); -inf where that is no number."""
         x = fits.draws(base)
         with np.errstate(all="ignore"):
-            if self._given.rows.leaves_out_conditions:
-                log_p = self._over.logp(g, np.swapaxes(x, 1, 2))
-            else:
-                log_p = fits.rows.values(x)
-            log_ratio = log_p - fits.log_density(base)
+            log_ratio = self._given.logp(fits.rows, g, x) - fits.log_density(base)
         return x, np.where(np.isfinite(log_ratio), log_ratio, -np.inf)
 
     def _draws(
@@ -223,7 +238,7 @@ class ManyConditionals:
             latents, log_mixed = fits.draws(base), np.zeros((n, m))
             log_ratio = np.repeat(fits.elbo[:, None], m, axis=1)
         else:
-            base, log_mixed = defence.moved_many(fits, base, picked)
+            base, log_mixed = defence.moved(fits, base, picked)
             latents, log_ratio = self._weighed(g, fits, base)
         factors = fits.factors
         mean, sd = fits.rows.moments_inside(fits.mean, factors.sd, fits.seen, fits.rules, factors.covariance)
@@ -239,17 +254,23 @@ _N_DRAWS, _MOST_VALUES = 512, 2**19
 #: Nats below the top up to which hyperparameters count.
 _NEAR = 4.0
 #: How often fits are begun from others, those found before among them; distance, in scales, from which on a fit that is
-#: not found so is not looked for.
-_TURNS, _FAR = 2, 6.0
+#: not found so is not looked for; standard deviations to begin with where nothing is known.
+_TURNS, _FAR, _FIRST_SCALES = 2, 6.0, (1.0, 0.1, 0.01)
 
 
 class LatentMarginal:
     """Evaluates log m, each time from the nearest conditional fit."""
 
+    #: What ELBOs lack is estimated, or found to be nothing.
+    is_exact = False
+
     def __init__(self, given: RowsGiven, seed: int, home: GaussianState | None = None) -> None:
-        self._given, self.fits = given, ConditionalFits(given, home)
-        self._many = ManyConditionals.of(given)
-        most = min(AT_ONCE // max(given.n_dim, 1), _MOST_VALUES // max(given.rows.n_evaluations, 1))
+        self._given, self._many = given, ManyConditionals(given)
+        self._far = [(given.start, np.full(given.n_dim, scale)) for scale in _FIRST_SCALES]
+        if home is not None:
+            inside = given.inside[given.kept]
+            self._far.insert(0, (home.mean()[inside], home.sd()[inside]))
+        most = min(AT_ONCE // max(given.n_dim, 1), _MOST_VALUES // max(given.n_evaluations, 1))
         n = max(FEWEST, min(_N_DRAWS, most))
         half = np.random.default_rng(seed).standard_normal((n // 2, given.n_dim))
         # In pairs, and so are the first of them, where fewer are taken.
@@ -266,24 +287,14 @@ class LatentMarginal:
         return self._given.n_dim
 
     @property
-    def is_exact(self) -> bool:
-        """Return False: what ELBOs lack is estimated, or found to be nothing."""
-        return False
-
-    @property
     def n_fits(self) -> int:
         """Conditional fits so far."""
-        return self.fits.n_fits + (0 if self._many is None else self._many.n_fits)
+        return self._many.n_fits
 
     @property
     def is_cheap(self) -> bool:
         """Whether log m takes one step, from anywhere."""
-        return self._many is not None and self._given.is_quadratic
-
-    @property
-    def kinds(self) -> list[int]:
-        """Predictors that rows have, kind by kind."""
-        return [rows.k for rows in self._given.rows.functions]
+        return self._given.is_quadratic
 
     def __call__(self, g: Array) -> Array:
         """Return log m at some values, (n,) from (n, p), -inf where there is no fit."""
@@ -292,45 +303,32 @@ class LatentMarginal:
     def at(self, g: Array) -> list[EvaluatedMarginal | None]:
         """Return what is found at values of the hyperparameters, (n, p); None where there is no fit."""
         result: list[EvaluatedMarginal | None] = [None] * len(g)
-        left = np.arange(len(g))
-        for _ in range(_TURNS if self._many is not None and self.known else 0):
-            assert self._many is not None
-            starts = [self.known[0] if self.is_cheap else self._nearest(point) for point in g[left]]
-            found = list(self._many.at(g[left], [s.seen for s in starts], [s.rules for s in starts], self._base))
+        for turn in range(_TURNS + 1):
+            left = np.array([k for k, found in enumerate(result) if found is None], dtype=np.intp)
+            if turn < _TURNS and self.known:
+                starts = [self.known[0] if self.is_cheap else self._nearest(point) for point in g[left]]
+                found = list(self._many.at(g[left], [s.seen for s in starts], [s.rules for s in starts], self._base))
+            else:
+                left = left[self._are_near(g[left])]
+                found = list(self._many.from_far(g[left], self._far, self._base))
             for number, one in found:
                 result[left[number]] = one
-            self.known += [one for _, one in found] if self.records else []
-            left = np.array([k for k in left if result[k] is None], dtype=np.intp)
-            if not len(left):
-                break
-        for number in left.tolist():
-            if self._is_near(g[number]) and (alone := self._alone(g[number])) is not None:
-                result[number] = alone
-                self.known.append(alone)
+            self.known += [one for _, one in found] if self.records or not self.known else []
         return result
 
-    def _is_near(self, g: Array) -> bool:
-        """Tell whether a value is not far out, where log m is next to nothing and fits take long."""
-        if not self.known or self._many is None:
-            return True
-        top = max(self.known, key=lambda one: one.value)
-        return bool(np.abs((g - top.g) / self.scale).max() < _FAR)
+    def _are_near(self, g: Array) -> NDArray[np.bool_]:
+        """Tell which values are not far out, where log m is next to nothing and fits take long."""
+        if not self.known:
+            return np.ones(len(g), dtype=bool)
+        return np.asarray(np.abs((g - self._top.g) / self.scale).max(axis=1) < _FAR)
 
-    def _alone(self, g: Array) -> EvaluatedMarginal | None:
-        conditional = self.fits.fit(g, (self._nearest(g).seen,) if self.known else ())
-        if conditional is None:
-            return None
-        correction, doubt = lacking(lambda z: self._weighed(conditional, z)[1] - conditional.elbo, self._base)
-        value = conditional.elbo + correction
-        found = EvaluatedMarginal(np.array(g), value, correction, doubt, conditional.seen, conditional.rules)
-        if self._many is not None:  # so that what is lacking comes of the same draws as that of others
-            return next((one for _, one in self._many.at(g[None], [found.seen], [found.rules], self._base)), found)
-        return found
+    @property
+    def _top(self) -> EvaluatedMarginal:
+        return max(self.known, key=lambda one: one.value)
 
     def variance(self) -> float:
         """Return the variance of log weights, given the hyperparameters, at the highest of the fits so far."""
-        top = max(self.known, key=lambda one: one.value)
-        return 2.0 * (top.correction + top.doubt)  # half of it is what the ELBO lacks, to second order
+        return 2.0 * (self._top.correction + self._top.doubt)  # half of it is what the ELBO lacks, to second order
 
     def doubt(self) -> float:
         """Return how far two estimates of what ELBOs lack are apart, an sd over the hyperparameters in nats."""
@@ -338,65 +336,18 @@ class LatentMarginal:
         near = values > values.max() - _NEAR
         return float(np.std(doubts[near]))
 
-    def defence(self) -> Defence:
-        """Return in which directions draws are to come from farther out, by the highest of the fits so far."""
-        top = max(self.known, key=lambda one: one.value)
-        fit = self.fits.fit(top.g, (top.seen,), top.rules)
-        assert fit is not None  # where there was one before
-        return Defence.of(self._given, fit)
-
     def begin_round(self, whitening: Whitening) -> None:
         """Find what fits begin from, and in which directions draws come from farther out, by what is known by now."""
-        self._starts = Starts(self.known, whitening, self.kinds)
-        self._defence = self.defence()
+        self._starts = Starts(self.known, whitening, [rows.k for rows in self._given.left])
+        self._defence = Defence.of(self._given, self._many.fit(self._top))
 
     def drawn(self, g: Array, base: Array, rng: np.random.Generator, is_deep: NDArray[np.bool_]) -> list[Drawn | None]:
         """Return the Gaussians at hyperparameters, and draws, the last of them moved out; see `Marginal`."""
-        starts, defence = self._starts, self._defence
         result: list[Drawn | None] = [None] * len(g)
-        picked = defence.picked(len(g), base.shape[1], rng)
-        if self._many is not None:
-            for number, found in self._many.drawn(g, starts, base, defence, picked, rng):
-                result[number] = found
-        for number, point in enumerate(g):
-            if result[number] is None and not (is_deep[number] and self._many is not None):
-                begin = starts.at(point)
-                result[number] = self._drawn(
-                    point, *begin, base[number], defence, picked[number], rng, not is_deep[number]
-                )
+        picked = self._defence.picked(len(g), base.shape[1], rng)
+        for number, found in self._many.drawn(g, self._starts, base, self._defence, picked, rng):
+            result[number] = found
         return result
-
-    def _drawn(
-        self,
-        g: Array,
-        starts: Sequence[Seen],
-        rules: RowRules,
-        base: Array,
-        defence: Defence,
-        picked: NDArray[np.intp],
-        rng: np.random.Generator,
-        thorough: bool,
-    ) -> Drawn | None:
-        conditional = self.fits.fit(g, starts, rules, left=LEFT, thorough=thorough)
-        if conditional is None:
-            return None
-        q = conditional.q
-        base, log_mixed = defence.moved(self._given, conditional, base, picked)
-        latents, log_ratio = self._weighed(conditional, base)
-        mean, sd = self._given.moments_inside(q)
-        drawn = self._given.drawn_inside(latents, rng)
-        return Drawn(conditional.elbo, mean, sd, drawn, log_ratio - log_mixed, log_mixed)
-
-    def _weighed(self, conditional: LatentGaussian, base: Array) -> tuple[Array, Array]:
-        """Return draws of a fit, and log p - log q there; -inf where that is no number."""
-        q = conditional.q
-        theta = q.draws(base)
-        log_q = 0.5 * (q.n_dim - np.sum(base**2, axis=1)) - q.entropy()
-        rows = self._given.rows
-        with np.errstate(all="ignore"):
-            log_p = self._given.logp(theta) if rows.leaves_out_conditions else rows.at(theta)
-            log_ratio = log_p - log_q
-        return theta, np.where(np.isfinite(log_ratio), log_ratio, -np.inf)
 
     def _nearest(self, g: Array) -> EvaluatedMarginal:
         apart = (np.array([k.g for k in self.known]) - g) / self.scale

@@ -12,8 +12,9 @@ from pymc_ngvi.families.matrices.sparse.precisions import Factors, Precisions
 from pymc_ngvi.rows.many import ManyExpected, ManyRows
 from pymc_ngvi.rows.seen import Seen
 
-#: Steps at most, and sizes that are tried where a full one does not raise the ELBO.
-_MOST_STEPS, _SMALLER = 15, (0.4, 0.15)
+#: Steps at most, from a start that is near and from one that is not; their sizes, of which the first that raises the
+#: ELBO is taken; nats that a fit may lack where none does.
+_MOST_STEPS, _MOST_FROM_FAR, _SIZES, _USABLE = 15, 60, (1.0, 0.4, 0.15, 0.05, 0.015), 0.1
 
 type Which = NDArray[np.intp]
 
@@ -62,24 +63,39 @@ class ManyFitter:
 
     def __init__(self, precisions: Precisions) -> None:
         self._precisions = precisions
-        self.n_expectations = 0
 
     def fit(self, rows: ManyRows, start: Seen, rules: RowRules | None, left: float) -> ManyGaussians | None:
         """Return the fits, as far as there are any, begun from what rows may see of them."""
-        state, which = self._begun(rows, start, rules)
+        return self._climb(rows, *self._begun(rows, start, rules), left, _MOST_STEPS)
+
+    def fit_from_far(self, rows: ManyRows, mean: Array, sd: Array, left: float) -> ManyGaussians | None:
+        """Return the same begun from independent coordinates, by rules that are chosen on the way."""
+        precision = self._precisions.independent(sd**-2.0)
+        there, factors = self._factored(precision, np.isfinite(mean).all(axis=1))
+        if factors is None:
+            return None
+        state = self._at(rows[there], mean[there], precision[there], factors, None)
+        return self._climb(rows, state, there, left, _MOST_FROM_FAR, adapt=True)
+
+    def _climb(
+        self, rows: ManyRows, state: _State | None, which: Which, left: float, most: int, *, adapt: bool = False
+    ) -> ManyGaussians | None:
         parts = list[tuple[Which, _State]]()
-        for _ in range(_MOST_STEPS):
+        for _ in range(most):
             if state is None:
                 break
             here = rows[which]
             gap, direction = self._direction(here, state)
-            if len(done := np.flatnonzero(gap < left)):
-                parts.append((which[done], state[done]))
+            done = np.flatnonzero(gap < left)
+            parts.append((which[done], state[done]))
             if not len(go := np.flatnonzero(np.isfinite(gap) & ~(gap < left))):
                 break
-            state, rose = self._stepped(here[go], state[go], direction[go])
+            before = state[go]
+            state, rose = self._stepped(here[go], before, direction[go], adapt=adapt)
+            ends = np.setdiff1d(np.flatnonzero(gap[go] < _USABLE), rose)
+            parts.append((which[go][ends], before[ends]))
             which = which[go][rose]
-        return self._joined(rows, parts)
+        return self._joined(rows, [part for part in parts if len(part[0])])
 
     def _joined(self, rows: ManyRows, parts: list[tuple[Which, _State]]) -> ManyGaussians | None:
         """Return the states in the order of their hyperparameters."""
@@ -115,10 +131,18 @@ class ManyFitter:
         factors, ok = self._precisions.factored(precision if there.all() else precision[there])
         return np.flatnonzero(there)[ok], factors
 
-    def _at(self, rows: ManyRows, mean: Array, precision: Array, factors: Factors, rules: RowRules) -> _State:
-        self.n_expectations += len(mean)
+    def _at(
+        self,
+        rows: ManyRows,
+        mean: Array,
+        precision: Array,
+        factors: Factors,
+        rules: RowRules | None,
+        *,
+        adapt: bool = False,
+    ) -> _State:
         seen = rows.seen(mean, factors.covariance)
-        expected = replace(rows.expected(seen, rules), matrix=None)
+        expected = replace(rows.expected(seen, rules, adapt=adapt), matrix=None)
         elbo = expected.value + factors.entropy
         elbo = np.where(np.isfinite(elbo), elbo, -np.inf)
         return _State(mean, precision, factors.covariance, factors.log_det, seen, expected, elbo)
@@ -138,10 +162,10 @@ class ManyFitter:
         gap[there] = np.maximum(turned, 0.0) + 0.5 * np.einsum("nd,nd->n", direction[there], grad[there])
         return gap, direction
 
-    def _stepped(self, rows: ManyRows, state: _State, direction: Array) -> tuple[_State | None, Which]:
+    def _stepped(self, rows: ManyRows, state: _State, direction: Array, *, adapt: bool) -> tuple[_State | None, Which]:
         """Take a step from each that raises the ELBO, as large as may be; return where there is one."""
         left, parts = np.arange(len(rows)), list[tuple[Which, _State]]()
-        for size in (1.0, *_SMALLER):
+        for size in _SIZES:
             some, target = state[left], state.expected.precision[left]
             precision = target if size == 1.0 else (1.0 - size) * some.precision + size * target
             there, factors = self._factored(precision, np.ones(len(left), dtype=bool))
@@ -152,7 +176,8 @@ class ManyFitter:
                     move = direction[at]
                 else:
                     move = size * factors.times_covariance(here.maps.transposed_times(some.expected.slope[there]))
-                new = self._at(here, some.mean[there] + move, precision[there], factors, some.expected.rules[there])
+                mean, rules = some.mean[there] + move, some.expected.rules[there]
+                new = self._at(here, mean, precision[there], factors, rules, adapt=adapt)
                 if len(rose := np.flatnonzero(new.elbo > some.elbo[there])):
                     parts.append((at[rose], new[rose]))
                     left = np.setdiff1d(left, at[rose])

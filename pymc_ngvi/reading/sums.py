@@ -55,6 +55,10 @@ class JointPredictors:
     """Predictors as functions of coordinates and sums."""
 
     linear_map: SummedMap
+    #: What they are elements of, as functions of a vector of coordinates and sums; and the sums, of coordinates.
+    variables: list[Variable]
+    point: Variable
+    sums: list[Variable]
     #: On which coordinates, and then sums, each predictor depends.
     dependence: Dependence
     #: From coordinates and sums, (n, n_dim + n_sums), to predictors, (n, n_predictors).
@@ -64,18 +68,11 @@ class JointPredictors:
     #: From theta, (n_dim,), to the sums and the rows of their derivatives.
     weights: Callable[[Array], list[Array]]
 
-    @classmethod
-    def of(
-        cls,
-        dependence: Dependence,
-        n_joint: int,
-        evaluate: Callable[[Array], Array],
-        weights: Callable[[Array], list[Array]],
-        n_dim: int,
-    ) -> "JointPredictors":
-        """Return the predictors that functions evaluate."""
-        plan = MatrixPlan.of(dependence, n_joint)
-        return cls(_map(plan, evaluate, weights, n_dim), dependence, evaluate, plan, weights)
+    @property
+    def origin(self) -> Array:
+        """Where theta is 0: coordinates and sums, (n_dim + n_sums,)."""
+        n_dim = self.linear_map.n_dim
+        return np.concatenate([np.zeros(n_dim), self.weights(np.zeros(n_dim))[0]])
 
     def renewed(self) -> "JointPredictors":
         """Return the same with the values of data as they are now."""
@@ -98,7 +95,9 @@ def joint_predictors(
                 first = [var for var, *_ in sums]
                 [n_joint], [n_dim] = point.type.shape, theta.type.shape
                 evaluate, weights = _function(everything, point, compile_), _weights(theta, first, n_joint - n_dim)
-                return JointPredictors.of(depends, n_joint, evaluate, weights, n_dim)
+                plan = MatrixPlan.of(depends, n_joint)
+                linear_map = _map(plan, evaluate, weights, n_dim)
+                return JointPredictors(linear_map, outputs, point, first, depends, evaluate, plan, weights)
             sums = kept
     return None
 

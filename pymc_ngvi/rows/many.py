@@ -6,7 +6,7 @@ pattern. Rows of all values are evaluated together; so are products with all X_k
 
 import functools
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.target import RowRules
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.rows.entries import Entries, EntriesAt, ManyMaps, Sparsity
-from pymc_ngvi.rows.expectation import Compiled, Index, Levels, RowFunction
+from pymc_ngvi.rows.expectation import Compiled, Index, RowFunction
 from pymc_ngvi.rows.integrated import Integrated, TabulatedRowFunction, densities, distinct
 from pymc_ngvi.rows.own_effects import Ints, OwnEffects, OwnGroup, predictors_of, priors_of
 from pymc_ngvi.rows.pattern import Scatter
@@ -67,11 +67,6 @@ class ManyRows:
         """Return how many there are."""
         return len(self.maps)
 
-    @property
-    def n_dim(self) -> int:
-        """Number of coordinates x."""
-        return self.entries.n_dim
-
     def __getitem__(self, which: NDArray[np.intp]) -> "ManyRows":
         """Return some of them, in that order."""
         if len(which) == len(self) and (which == np.arange(len(self))).all():
@@ -102,11 +97,11 @@ class ManyRows:
         return Seen(eta, self.at.covariances(covariance))
 
     @np.errstate(all="ignore")
-    def expected(self, seen: Seen, rules: RowRules | None = None) -> ManyExpected:
-        """Return expectations where predictors are distributed so, by rules that are given or chosen here."""
+    def expected(self, seen: Seen, rules: RowRules | None = None, *, adapt: bool = False) -> ManyExpected:
+        """Return expectations where predictors are distributed so, by rules that are given, adapted or chosen here."""
         n = len(self)
         kinds = self._taken(seen, rules)
-        if rules is None:
+        if rules is None or adapt:
             for kind in kinds:
                 kind.choose(self.tolerance)
         found = [kind.derivatives() for kind in kinds]
@@ -120,9 +115,10 @@ class ManyRows:
         value = self.constant + np.einsum("nr,nr->n", self.slope, seen.mean)
         for kind in kinds:
             value += kind.values.reshape(n, -1).sum(axis=1)
-        now = (np.concatenate([part(kind).reshape(n, -1) for kind in kinds], axis=1) for part in (_codes, _sds))
+        codes, sds = ([getattr(kind, name).reshape(n, -1) for kind in kinds] for name in ("codes", "sd"))
+        now = RowRules(np.concatenate(codes, axis=1), np.concatenate(sds, axis=1))
         slope = self.slope + grad.reshape(n, -1)
-        return ManyExpected(value, slope, -self.at.quadratic(weights, matrix), RowRules(*now), matrix)
+        return ManyExpected(value, slope, -self.at.quadratic(weights, matrix), now, matrix)
 
     def _taken(self, seen: Seen, rules: RowRules | None) -> list[Taken]:
         result, pairs, start = [], iter(seen.covariances), 0
@@ -167,14 +163,6 @@ class ManyRows:
                 prices.count(prices.PER_CALL + prices.PER_ROW_OF_VALUE * part.size)
                 result[rows[0] // per : (rows[-1] + 1) // per] += part.reshape(m, -1, per).sum(axis=2).T
         return result
-
-
-def _codes(kind: Taken) -> Levels:
-    return kind.codes
-
-
-def _sds(kind: Taken) -> NDArray[np.float32]:
-    return kind.sd
 
 
 # --- quantiles of densities that are known at points of a grid, many at a time ---
@@ -422,21 +410,36 @@ class ManyRowsLeft(ManyRows):
         assert isinstance(rows, ManyRowsLeft)
         return rows if rows is self else replace(rows, own=[effects[which] for effects in self.own])
 
-    @np.errstate(all="ignore")
     def drawn_inside(self, x: Array, rng: np.random.Generator) -> Array:
         """Return draws of all that is not given, (n, n_inside, m), given those that are left, (n, n_dim, m)."""
+        draws = iter(self.narrowing.draws)
+
+        def drawn(function: Integrated, points: list[Array], data: list[Array]) -> Array:
+            of_group = next(draws)
+            if len(points) > 1:
+                return function.drawn(rng, *points, *data)
+            return of_group.drawn(rng, points[0], data[:-1], data[-1])
+
+        return self._completed(x, drawn)
+
+    def completed(self, x: Array, z: Array | None = None) -> Array:
+        """Return the same with means of the effects, or as some standard normals have it, (n, n_effects, m)."""
+        if z is None:
+            return self._completed(x, lambda function, points, data: function.moments(*points, *data)[0])
+        parts = iter(np.split(z, np.cumsum([len(group.rows) for group in self.narrowing.effects.groups])[:-1], axis=1))
+        return self._completed(x, lambda *_: next(parts).reshape(-1, x.shape[2]).T)
+
+    @np.errstate(all="ignore")
+    def _completed(self, x: Array, normals: Callable[[Integrated, list[Array], list[Array]], Array]) -> Array:
+        """Return all that is not given from what is left and from standard normals of each group, (m, n n_effects)."""
         n, _, m = x.shape
         eta = (self.maps.offset[:, :, None] + self.maps.times(x)).reshape(-1, m)
         result = np.empty((n, self.narrowing.n_inside, m))
         result[:, self.narrowing.kept] = x
-        for (effects, function, group, of_prior), draws in zip(self._each(), self.narrowing.draws, strict=True):
+        for effects, function, group, of_prior in self._each():
             assert isinstance(function.function, Integrated)
             points = [np.ascontiguousarray(eta[at].T) for at in function.index.T]
-            if function.k == 1:
-                z = draws.drawn(rng, points[0], function.data[:-1], function.data[-1])
-            else:
-                z = function.function.drawn(rng, *points, *function.data)
-            z = z.reshape(m, n, -1).transpose(1, 2, 0)
+            z = normals(function.function, points, function.data).reshape(m, n, -1).transpose(1, 2, 0)
             moved = effects.mean[:, :, None] + effects.sd[:, :, None] * z - eta.reshape(n, -1, m)[:, of_prior]
             result[:, group.coordinates] = moved / effects.ratio[:, :, None]
         return result
@@ -493,9 +496,10 @@ class Narrowing:
         self._counts = [len(rows.index) for rows in functions]
         self.draws = [OwnDraws(functions[group.kind].function) for group in effects.groups]
         self.groups = [_GroupMap(group, functions, sparsity) for group in effects.groups]
-        place = np.full(self.n_inside, -1, dtype=np.intp)
-        place[self.kept] = np.arange(len(self.kept))
         d = sparsity.n_dim
+        left = np.concatenate([self.kept, np.arange(self.n_inside, d)])  # sums over many coordinates come last
+        place = np.full(d, -1, dtype=np.intp)
+        place[left] = np.arange(len(left))
         number = np.repeat(np.arange(sparsity.n_rows), np.diff(sparsity.starts))
         parts = [
             number * d + sparsity.indices,
@@ -504,12 +508,11 @@ class Narrowing:
         every = np.unique(np.concatenate(parts))
         every = every[place[every % d] >= 0]
         starts = np.searchsorted(every // d, np.arange(sparsity.n_rows + 1))
-        self._sparsity, self._columns = Sparsity(starts, place[every % d], len(self.kept)), place[columns]
+        self._sparsity, self._columns = Sparsity(starts, place[every % d], len(left)), place[columns]
         self._take, self._is_there = _found(every, parts[0])
         self._added = [_found(every, part) for part in parts[1:]]
-        left = effects.left(functions)
         keep = [functions[group.kind].index[group.rows] for group in effects.groups]
-        indices = [*keep, *(rows.index for rows in left)]
+        indices = [*keep, *(rows.index for rows in self._left(functions, 1))]
         pairs = [i[:, [a, b]] for i in indices for a in range(i.shape[1]) for b in range(a + 1)]
         self.entries = Entries(self._sparsity, self._columns, pairs)
         self._across = [
@@ -518,8 +521,8 @@ class Narrowing:
             for column in (*index.T, group.p)
         ]
         self._of_priors = Entries(self._sparsity, self._columns, self._across)
-        codes = self.entries.rows * len(self.kept) + self.entries.cols
-        wanted = self._of_priors.rows * len(self.kept) + self._of_priors.cols
+        codes = self.entries.rows * len(left) + self.entries.cols
+        wanted = self._of_priors.rows * len(left) + self._of_priors.cols
         self._places = np.minimum(np.searchsorted(codes, wanted), len(codes) - 1)
         if not np.array_equal(codes[self._places], wanted):
             raise NotApart("means of effects' priors are read by no row with their effect")
@@ -554,7 +557,8 @@ class Narrowing:
             made.append(_integrated(rows.functions[group.kind], group, self._counts[group.kind], n, ratio * sd))
             own.append(_OwnEffects(mean, sd, w, ratio * sd))
             constant += (total - np.log(np.abs(w))).sum(axis=1)
-        left = ManyMaps(offset, dense, self._columns, data, self._sparsity)
+        weights = None if maps.weights is None else maps.weights[:, self.kept]
+        left = ManyMaps(offset, dense, self._columns, data, self._sparsity, weights)
         functions = [*made, *self._left(rows.functions, n)]
         constant = np.where(np.isfinite(constant), constant, -np.inf)
         return ManyRowsLeft(left, self.entries, functions, rows.slope, constant, rows.tolerance, own, self), is_right
@@ -593,7 +597,9 @@ class _Apart:
         n = len(maps)
         moved = np.broadcast_to(maps.dense[:, :, self._moved], (n, self.sparsity.n_rows, len(self._moved)))
         data = np.concatenate([maps.data, moved.reshape(n, -1)], axis=1)[:, self._order]
-        return ManyMaps(maps.offset, maps.dense[:, :, self._stay], self.columns, data, self.sparsity)
+        return replace(
+            maps, dense=maps.dense[:, :, self._stay], columns=self.columns, data=data, sparsity=self.sparsity
+        )
 
 
 class _GroupMap:

@@ -11,7 +11,7 @@ a function of the first part: centred and non-centred forms come to the same.
 
 import itertools
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,11 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from pymc_ngvi.core.sparsity.dependence_sets import Dependence
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.rows.expectation import RowFunction
-from pymc_ngvi.rows.integrated import Integrated, TabulatedRowFunction
-from pymc_ngvi.rows.linear_map import LinearMap
 from pymc_ngvi.rows.quadratic import FAR, are_concave, is_quadratic
 from pymc_ngvi.rows.separable import derivatives_of
 
@@ -71,161 +68,6 @@ class OwnEffects:
         """All other coordinates, ascending."""
         return np.setdiff1d(np.arange(self.n_dim), self.coordinates)
 
-    def left(self, functions: Sequence[RowFunction]) -> list[RowFunction]:
-        """Return rows that are neither read here nor priors."""
-        keep = [np.ones(len(rows.index), dtype=bool) for rows in functions]
-        for group in self.groups:
-            keep[group.kind][group.rows] = keep[group.prior_kind][group.prior_rows] = False
-        return [
-            rows if all_.all() else rows.at(rows.index, all_)
-            for rows, all_ in zip(functions, keep, strict=True)
-            if all_.any()
-        ]
-
-    def dependence(self, whole: Dependence, functions: Sequence[RowFunction]) -> Dependence:
-        """Return the coordinates that are left, and sums after them if there are any, on which predictors depend."""
-        sets = sparse.csr_array(whole.sets.tocsr()[whole.index.ravel()], dtype=np.float64)
-        n_predictors, n_joint = sets.shape
-        for group in self.groups:
-            eta, p = predictors_of(group, functions)
-            sets = sets + _sparse(np.ones(len(eta)), eta, p, (n_predictors, n_predictors)) @ sets
-        keep = np.concatenate([self.kept, np.arange(self.n_dim, n_joint)])
-        some = sparse.csr_array(sets[:, keep])
-        empty = sparse.csr_array((1, len(keep)))
-        return Dependence(sparse.csr_array(sparse.vstack([empty, some])) != 0.0, np.arange(1, n_predictors + 1))
-
-
-@dataclass(frozen=True, eq=False)
-class Narrowed:
-    """Rows in the coordinates that are left, at one value of what they hang on."""
-
-    #: First those with effects integrated out, one for each group.
-    functions: list[RowFunction]
-    #: To predictors, of coordinates that are left and of sums, if there are any.
-    linear: LinearMap
-    #: What is to be added to log p.
-    constant: float
-    effects: OwnEffects
-    priors: list[Priors]
-    #: w, of each group.
-    ratios: list[Array]
-    #: p, of each group.
-    prior_predictors: list[Ints]
-
-    def drawn(self, eta: Array, rng: np.random.Generator) -> Array:
-        """Return draws of the effects, (n, n_effects), given predictors, (n, n_predictors)."""
-        z = [_integrated(rows).drawn(rng, *_inputs(rows, eta)) for rows, *_ in self._each()]
-        return self.at(eta, np.concatenate(z, axis=1))
-
-    def at(self, eta: Array, z: Array) -> Array:
-        """Return the effects, (n, n_effects), from predictors and from standard normals."""
-        parts, start = [], 0
-        for rows, prior, w, p in self._each():
-            own = z[:, start : start + len(rows.index)]
-            parts.append((prior.mean + prior.sd * own - eta[:, p]) / w)
-            start += len(rows.index)
-        return np.concatenate(parts, axis=1)
-
-    def conditional_mean(self, eta: Array) -> Array:
-        """Return means of the effects, (n, n_effects), given predictors, (n, n_predictors)."""
-        z = [_integrated(rows).moments(*_inputs(rows, eta))[0] for rows, *_ in self._each()]
-        return self.at(eta, np.concatenate(z, axis=1))
-
-    def pairs(self) -> list[NDArray[np.int64]]:
-        """Return the pairs of predictors whose covariances `moments` takes: lists for one group after the other."""
-        found = []
-        for rows, _, _, p in self._each():
-            columns = [*rows.index.T, p]
-            found += [np.stack([columns[a], columns[b]], axis=1) for a in range(rows.k + 1) for b in range(a + 1)]
-        return found
-
-    def moments(self, mean: Array, covariances: Sequence[Array], nodes: Array, weights: Array) -> tuple[Array, Array]:
-        """Return means and standard deviations of the effects, (n_effects,) each, where predictors are normal."""
-        means, sds, given = list[Array](), list[Array](), iter(covariances)
-        for rows, prior, w, p in self._each():
-            k, n = rows.k, len(rows.index)
-            cov = np.empty((n, k + 1, k + 1))
-            for a in range(k + 1):
-                for b in range(a + 1):
-                    cov[:, a, b] = cov[:, b, a] = next(given)
-            of_group = self.effects.groups[len(means)]
-            # All but the predictor that reads the effect are taken at their conditional means.
-            slot = of_group.slot
-            sd = np.sqrt(np.maximum(cov[:, slot, slot], 0.0))
-            along = cov[:, slot] * np.divide(1.0, sd, out=np.zeros(n), where=sd > 0.0)[:, None]
-            points = [mean[rows.index[:, a]] + nodes[:, None] * along[:, a] for a in range(k)]
-            z, variance = _integrated(rows).moments(*points, *rows.data)
-            of_z = weights @ z
-            square = weights @ (variance + (z - of_z) ** 2)
-            across = (weights * nodes) @ z * along[:, k]
-            total = prior.sd**2 * square + cov[:, k, k] - 2.0 * prior.sd * across
-            means.append((prior.mean + prior.sd * of_z - mean[p]) / w)
-            sds.append(np.sqrt(np.maximum(total, 0.0)) / np.abs(w))
-        return np.concatenate(means), np.concatenate(sds)
-
-    def _each(self) -> Iterator[tuple[RowFunction, Priors, Array, Ints]]:
-        n = len(self.effects.groups)
-        return zip(self.functions[:n], self.priors, self.ratios, self.prior_predictors, strict=True)
-
-
-def _integrated(rows: RowFunction) -> Integrated:
-    assert isinstance(rows.function, Integrated)
-    return rows.function
-
-
-def _inputs(rows: RowFunction, eta: Array) -> list[Array]:
-    """Return predictors and data of rows at points, (n, n_predictors)."""
-    return [*(np.ascontiguousarray(eta[:, at]) for at in rows.index.T), *rows.data]
-
-
-def narrowed(effects: OwnEffects, functions: Sequence[RowFunction], linear: LinearMap) -> Narrowed | None:
-    """Integrate effects out; None where a prior is no normal density."""
-    made, priors, ratios, predictors, constant = list[RowFunction](), [], [], [], 0.0
-    for group in effects.groups:
-        eta, p = predictors_of(group, functions)
-        prior = priors_of(functions[group.prior_kind], group.prior_rows)
-        w, b = _entries(linear, p, group.coordinates), _entries(linear, eta, group.coordinates)
-        if prior is None or not (w != 0.0).all():
-            return None
-        slope = b / w
-        offset, dense, rest = linear.offset.copy(), linear.dense, linear.rest
-        offset[eta] += slope * (prior.mean - linear.offset[p])
-        if len(linear.columns) and linear.dense[p].any():
-            dense = dense.copy()
-            dense[eta] -= slope[:, None] * linear.dense[p]
-        of_prior = sparse.csr_array(rest[p])
-        if of_prior.nnz > len(p):  # priors whose means hang on other coordinates
-            n = len(linear.offset)
-            rest = sparse.csr_array(rest - _sparse(slope, eta, np.arange(len(p)), (n, len(p))) @ of_prior)
-        linear = LinearMap(offset, dense, linear.columns, rest)
-        reads = functions[group.kind]
-        keep = np.zeros(len(reads.index), dtype=bool)
-        keep[group.rows] = True
-        some = reads.at(reads.index, keep)
-        slopes = [np.zeros((1, 1))] * reads.k
-        slopes[group.slot] = (slope * prior.sd)[None]
-        function, data = Integrated(some.function, reads.k), [*some.data, *slopes]
-        kind = TabulatedRowFunction if reads.k == 1 else RowFunction
-        made.append(kind(function, some.index, data, np.ones((reads.k,) * 2, dtype=bool), n_shared=reads.n_shared))
-        constant += float(np.sum(prior.log_total - np.log(np.abs(w))))
-        priors.append(prior)
-        ratios.append(w)
-        predictors.append(p)
-    keep_columns = np.concatenate([effects.kept, np.arange(effects.n_dim, linear.n_dim)])
-    place = np.full(linear.n_dim, -1, dtype=np.intp)
-    place[keep_columns] = np.arange(len(keep_columns))
-    here = place[linear.columns] >= 0
-    rest = sparse.csr_array(linear.rest[:, keep_columns])
-    return Narrowed(
-        [*made, *effects.left(functions)],
-        LinearMap(linear.offset, linear.dense[:, here], place[linear.columns[here]], rest),
-        constant,
-        effects,
-        priors,
-        ratios,
-        predictors,
-    )
-
 
 def priors_of(rows: RowFunction, at: Ints) -> Priors | None:
     """Return the normal densities that some rows, quadratic in their only predictor, are; None where one is none."""
@@ -243,20 +85,6 @@ def priors_of(rows: RowFunction, at: Ints) -> Priors | None:
 def predictors_of(group: OwnGroup, functions: Sequence[RowFunction]) -> tuple[Ints, Ints]:
     """Return the predictors that read effects, and those of their priors, (n,) each."""
     return functions[group.kind].index[group.rows, group.slot], functions[group.prior_kind].index[group.prior_rows, 0]
-
-
-def _entries(linear: LinearMap, rows: Ints, columns: Ints) -> Array:
-    """Return entries of X, (n,)."""
-    result = np.asarray(linear.rest[rows, columns]).ravel().astype(np.float64)
-    place = np.full(linear.n_dim, -1, dtype=np.intp)
-    place[linear.columns] = np.arange(len(linear.columns))
-    dense = np.flatnonzero(place[columns] >= 0)
-    result[dense] += linear.dense[rows[dense], place[columns[dense]]]
-    return result
-
-
-def _sparse(values: Array, rows: Ints, columns: Ints, shape: tuple[int, int]) -> sparse.csr_array:
-    return sparse.csr_array((values, (rows, columns)), shape=shape)
 
 
 # --- which effects one row alone reads, and whether they can be integrated out; see `own_effects` ---

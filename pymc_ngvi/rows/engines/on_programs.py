@@ -87,10 +87,6 @@ class ProgramEngine:
             self._functions[program] = self._evaluated(program)
         return self._functions[program]
 
-    def with_data(self, function: RowFunction, rows: Rows) -> RowFunction:
-        """Return the function of the same rows with other data."""
-        return self.row_function(rows)
-
     def first_derivatives(self, rows: Rows) -> FirstDerivatives | None:
         """Return rows with their derivatives; None where they have an operation without one, or one not known here."""
         try:

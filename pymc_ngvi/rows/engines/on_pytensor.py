@@ -3,7 +3,7 @@
 import math
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -31,9 +31,6 @@ class Engine(Protocol):
 
     def row_function(self, rows: Rows) -> RowFunction:
         """Return the function of rows."""
-
-    def with_data(self, function: RowFunction, rows: Rows) -> RowFunction:
-        """Return the function of the same rows with other data."""
 
     def first_derivatives(self, rows: Rows) -> FirstDerivatives | None:
         """Return rows with their derivatives by predictors; None where the gradient of log p is to be compiled."""
@@ -92,10 +89,6 @@ class PyTensorEngine:
 
     def _on_two_axes(self, inputs: list[Variable], value: Variable) -> "OnTwoAxes":
         return OnTwoAxes(self._compile(inputs, [value]), tuple(var.type.broadcastable[1] for var in inputs))
-
-    def with_data(self, function: RowFunction, rows: Rows) -> RowFunction:
-        """Return the function of the same rows with other data."""
-        return replace(function, data=list(rows.data.values()))
 
     def first_derivatives(self, rows: Rows) -> FirstDerivatives | None:
         """Return None: where functions are compiled, one for all of log p does."""

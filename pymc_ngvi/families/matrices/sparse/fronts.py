@@ -58,6 +58,8 @@ class _Layout(NamedTuple):
     n_roots: int
 
 
+#: Part of the coordinates that a global parameter touches, at least.
+_GLOBAL = 0.1
 #: Multiplications from which on a call of LAPACK takes no longer than loops.
 LARGE = 16_000.0
 
@@ -152,6 +154,15 @@ class Fronts:
         """Where the panels have the diagonal, in the order of the coordinates."""
         every = np.arange(self.n_dim)
         return self.places(every, every)
+
+    @functools.cached_property
+    def globals_(self) -> NDArray[np.intp]:
+        """Coordinates that touch a large part of the others, and come last."""
+        order, part = self.order, self.parts.part
+        touched = (np.diff(self.pattern.matrix.indptr) - 1)[order]
+        is_local = (touched <= max(_GLOBAL * self.n_dim, 4.0 * touched.mean())) | (part[order] != part[order[-1]])
+        n_last = int(np.argmax(is_local[::-1])) if is_local.any() else self.n_dim
+        return np.sort(order[self.n_dim - n_last :])
 
     def in_last(self, n: int) -> NDArray[np.bool_]:
         """Tell which entries of the panels are in one of the last n rows."""

@@ -14,7 +14,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
 from pymc_ngvi.families.matrices.sparse.fronts import Fronts, fronts_of
 from pymc_ngvi.families.matrices.sparse.order import Supernodes
-from pymc_ngvi.families.matrices.sparse.structure import FilledStructure, Summed, SummedCholesky, Sums
+from pymc_ngvi.families.matrices.sparse.structure import Summed, SummedCholesky, Sums
 
 #: Part of the entries from which on a matrix is one front.
 _DENSE = 0.5
@@ -31,7 +31,7 @@ class Precisions:
         is_dense = among.n_entries > _DENSE * d * (d + 1) / 2
         one = Supernodes(np.zeros(d, dtype=np.int64), np.zeros(1, dtype=np.int64))
         self.fronts = Fronts(among, one) if is_dense else fronts_of(among)
-        self.sums = None if weights is None else Sums.of(weights, FilledStructure(self.fronts).globals_)
+        self.sums = None if weights is None else Sums.of(weights, self.fronts.globals_)
         self.inner = pattern.rows < d
         self.places = self.fronts.places(among.rows, among.cols)
         self.diagonal = np.searchsorted(pattern.rows * pattern.n_dim + pattern.cols, np.arange(d) * (pattern.n_dim + 1))
@@ -39,7 +39,7 @@ class Precisions:
 
     def factored(self, precision: Array) -> tuple["Factors | None", NDArray[np.bool_]]:
         """Return the factors of those of some precisions, (n, n_entries), that have one, and which these are."""
-        self.count(len(precision))
+        prices.count(len(precision) * self.seconds)
         panels = np.zeros((len(precision), self.fronts.n_panels))
         panels[:, self.places] = precision[:, self.inner]
         cholesky: SparseCholesky | SummedCholesky
@@ -57,10 +57,11 @@ class Precisions:
         precision[:, self.diagonal] = values
         return precision
 
-    def count(self, n: int) -> None:
-        """Count a pass through the factors of so many."""
+    @property
+    def seconds(self) -> float:
+        """What a pass through the factor of one takes, about."""
         n_sums = 0 if self.sums is None else len(self.sums.weights)
-        prices.count(n * prices.of_fronts(self.fronts.n_products, self.fronts.n_fronts, n_sums))
+        return prices.of_fronts(self.fronts.n_products, self.fronts.n_fronts, n_sums)
 
     def trace(self, first: Array, second: Array) -> Array:
         """Return the traces of products of matrices, (n,), of which one has no other entries than these."""
@@ -87,7 +88,7 @@ class Factors:
     def covariance(self) -> Array:
         """Entries of the covariances, (n, n_entries)."""
         of = self.of
-        self.of.count(len(self.log_det))
+        prices.count(len(self.log_det) * of.seconds)
         if isinstance(self.cholesky, SparseCholesky):
             return self.cholesky.inverse[:, of.places]
         rows, cols, weights, d = of.pattern.rows, of.pattern.cols, self.cholesky.sums.weights, of.n_dim

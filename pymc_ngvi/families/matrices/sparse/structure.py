@@ -20,8 +20,6 @@ from pymc_ngvi.families.matrices.sparse.fronts import Fronts, fronts_of
 from pymc_ngvi.families.matrices.sparse.order import Ints, Supernodes
 from pymc_ngvi.families.matrices.structure import Structure
 
-#: Part of the coordinates that a global parameter touches, at least.
-_GLOBAL = 0.1
 #: Lists of pairs of coordinates whose places are remembered, and factors.
 _N_LISTS, _N_FACTORS = 4, 2
 #: Pairs of coordinates that the factor has not, at a time.
@@ -103,16 +101,7 @@ class FilledStructure(Structure):
     part = property(lambda self: self.fronts.parts.part)
     depth = property(lambda self: self.fronts.parts.depth)
 
-    @functools.cached_property
-    def globals_(self) -> NDArray[np.intp]:
-        """Coordinates that touch a large part of the others, and come last."""
-        order = self.fronts.order
-        touched = (np.diff(self.pattern.matrix.indptr) - 1)[order]
-        is_local = (touched <= max(_GLOBAL * self.n_dim, 4.0 * touched.mean())) | (
-            self.part[order] != self.part[order[-1]]
-        )
-        n_last = int(np.argmax(is_local[::-1])) if is_local.any() else self.n_dim
-        return np.sort(order[self.n_dim - n_last :])
+    globals_ = property(lambda self: self.fronts.globals_)
 
     @functools.cached_property
     def of_globals(self) -> NDArray[np.bool_]:
