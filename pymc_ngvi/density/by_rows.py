@@ -270,8 +270,8 @@ class ByRows:
         rows = self.found
         if rows is None:
             return None
-        [eta] = rows.linear_map(point[None])
-        narrow = Seen(eta, [_NARROW**2 * covariances for covariances in rows.seen(q).covariances])
+        eta, covariances = rows.linear_map(point[None]), rows.seen(q).covariances
+        narrow = Seen(eta, [_NARROW**2 * of_pairs for of_pairs in covariances])
         return cast(PredictorMeanHessian, rows.under_seen(narrow, self, rows.rules_of_level(0)).hessian)
 
     @property
@@ -304,8 +304,8 @@ class ByRows:
 
     def _with_sums(self, rows: Expectations) -> SummedPattern | None:
         assert rows.joint is not None
-        pattern = pattern_of_rows(rows.functions, rows.joint.dependence)
-        return None if pattern is None else SummedPattern(pattern, rows.joint.linear_map.weights)
+        pattern, weights = pattern_of_rows(rows.functions, rows.joint.dependence), rows.joint.linear_map.weights
+        return None if pattern is None or weights is None else SummedPattern(pattern, weights)
 
     def _compiled(self, rows: Expectations) -> RowHessian:
         return RowHessian(rows.linear_map, self._derivatives)

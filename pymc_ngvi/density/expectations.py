@@ -22,9 +22,10 @@ from pymc_ngvi.reading.found import Compile, Predictors
 from pymc_ngvi.reading.reading import Reading
 from pymc_ngvi.reading.sums import JointPredictors
 from pymc_ngvi.rows.engines import engine_for
+from pymc_ngvi.rows.entries import Entries, ManyMaps
 from pymc_ngvi.rows.expectation import RowFunction
-from pymc_ngvi.rows.linear_map import AffineMap, PairCovariances
-from pymc_ngvi.rows.pattern import Scatter
+from pymc_ngvi.rows.linear_map import LinearMap
+from pymc_ngvi.rows.many import ManyRows
 from pymc_ngvi.rows.row_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian, RowGradient
 from pymc_ngvi.rows.seen import Roots, Seen
 from pymc_ngvi.rows.taken import Taken, changed
@@ -47,7 +48,7 @@ class Expectations:
     def __init__(self, reading: Reading, compile_: Compile, backend: str = "quick") -> None:
         self.n_rows_in_all = 0
         self._reading, self.engine = reading, engine_for(backend, compile_)
-        self._other: AffineMap | None = None
+        self._other: LinearMap | None = None
         self._take()
 
     def _take(self) -> None:
@@ -117,7 +118,7 @@ class Expectations:
     # --- in other coordinates ---
 
     @property
-    def linear_map(self) -> AffineMap:
+    def linear_map(self) -> LinearMap:
         """The predictors as functions of theta."""
         if self._other is not None:
             return self._other
@@ -140,7 +141,7 @@ class Expectations:
             result += np.bincount(rows.index.ravel(), minlength=len(result))
         return result
 
-    def on(self, linear: AffineMap, predictors: NDArray[np.intp], constant: float) -> "Expectations":
+    def on(self, linear: LinearMap, predictors: NDArray[np.intp], constant: float) -> "Expectations":
         """Return the sum of the rows that are functions of some predictors, these being affine in other coordinates."""
         other = copy.copy(self)
         place = np.full(len(self.terms.slope), -1, dtype=np.int64)
@@ -152,12 +153,13 @@ class Expectations:
         other._sum_up(linear)
         return other
 
-    def _sum_up(self, linear: AffineMap) -> None:
+    def _sum_up(self, linear: LinearMap) -> None:
         """Find what of the covariance of q rows need, and where in the derivatives theirs belong."""
         pairs = [rows.index[:, [a, b]] for rows in self._rows for a in range(rows.k) for b in range(a + 1)]
-        self._covariances = PairCovariances(linear.joint, pairs)
+        maps, slope = ManyMaps.of(linear), self.terms.slope[None]
+        entries = Entries(maps.sparsity, maps.columns, pairs)
+        self._many = ManyRows(maps, entries, self._rows, slope, np.zeros(1), self.tolerance)
         self._roots = WeakKeyDictionary[Spread, Roots]()
-        self._scatter = Scatter([rows.index for rows in self._rows], len(self.terms.slope))
 
     @property
     def tolerance(self) -> float:
@@ -187,11 +189,11 @@ class Expectations:
     @np.errstate(all="ignore")
     def seen(self, q: Spread) -> Seen:
         """Return what rows see of a Gaussian."""
-        eta: Array = self.linear_map(q.location[None])[0]
-        roots = self._roots_of(q)
+        eta, many, roots = self.linear_map(q.location[None]), self._many, self._roots_of(q)
         if roots is not None:
-            return Seen(eta, roots.covariances(self._covariances.pairs))
-        return Seen(eta, self._covariances.of(self.linear_map.covariances(q)))
+            return Seen(eta, [found[None] for found in roots.covariances(many.entries.pairs)])
+        values = self.linear_map.covariances(q, many.entries.rows, many.entries.cols)
+        return Seen(eta, many.at.covariances(values[None]))
 
     def _roots_of(self, q: Spread) -> Roots | None:
         """Return X C, which is kept as long as there is q; None where something else costs less."""
@@ -226,12 +228,12 @@ class Expectations:
         roots: Roots | None = None,
     ) -> Expectation:
         """Return expectations where the predictors are distributed so; see `under`, and `PredictorMeanHessian`."""
-        linear, fixed = self.linear_map, self._constant + float(self.terms.slope @ seen.mean)
-        kinds = self._taken(seen, rules)
+        linear, fixed = self.linear_map, self._constant + float(self.terms.slope @ seen.mean[0])
+        kinds = self._many.taken(seen, None if rules is None else RowRules.stacked([rules]))
         if (rules is None or adapt) and not fixed + sum(kind.value for kind in kinds) < least:
             for kind in kinds:
                 kind.choose(self.tolerance)
-        grad, matrix = self._scatter(*zip(*[kind.derivatives() for kind in kinds], strict=True))
+        grad, matrix = self._many.scatter(*zip(*[kind.derivatives() for kind in kinds], strict=True))
         slope = linear.transposed_times((self.terms.slope + grad)[None])[0]
         return Expectation(
             fixed + sum(kind.value for kind in kinds),
@@ -254,7 +256,7 @@ class Expectations:
             widest = np.zeros(len(rows.index))
             for a in range(rows.k):
                 for b in range(a + 1):
-                    cov = next(covariances)
+                    [cov] = next(covariances)
                     widest = np.maximum(widest, cov) if a == b else widest
             now.append(np.sqrt(widest).astype(np.float32))
         wider, narrower = changed(rules.level, rules.sd, np.concatenate(now))
@@ -263,22 +265,6 @@ class Expectations:
     def directions(self, rows: NDArray[np.intp]) -> Array:
         """Return the slopes of the only predictor of each of some rows, (n, n_dim)."""
         return self.linear_map.plain.rows(np.concatenate([kind.index[:, 0] for kind in self._rows])[rows])
-
-    def _taken(self, seen: Seen, rules: RowRules | None) -> list[Taken]:
-        """Take the expectations of each kind of rows by the rules that are given, or the coarsest."""
-        pairs, result = iter(seen.covariances), []
-        given = zip(self._by_kind(rules.level), self._by_kind(rules.sd), strict=True) if rules is not None else None
-        for rows in self._rows:
-            cov = np.empty((len(rows.index), rows.k, rows.k))
-            for a in range(rows.k):
-                for b in range(a + 1):
-                    cov[:, a, b] = cov[:, b, a] = next(pairs)
-            result.append(Taken(rows, seen.mean[rows.index], cov, next(given) if given is not None else None))
-        return result
-
-    def _by_kind[T: np.generic](self, values: NDArray[T]) -> list[NDArray[T]]:
-        """Return the parts of an array, (n_rows,), that belong to each kind of rows: views."""
-        return np.split(values, np.cumsum([len(rows.index) for rows in self._rows])[:-1])
 
 
 def _bends(kinds: Sequence[Taken]) -> Bends | None:

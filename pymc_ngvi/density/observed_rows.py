@@ -30,7 +30,7 @@ from pymc_ngvi.reading.found import Predictors
 from pymc_ngvi.reading.terms import Basis, Lift, Rows, lifted, shared_first
 from pymc_ngvi.rows.engines import engine_for
 from pymc_ngvi.rows.expectation import RowFunction
-from pymc_ngvi.rows.linear_map import AffineMap
+from pymc_ngvi.rows.linear_map import LinearMap
 
 #: Points at which rows are compared with log p, and how far they are from each other; relative difference that is
 #: rounding.
@@ -69,7 +69,7 @@ class ObservedRows:
     shape: tuple[int, ...]
     kinds: list[ObservedKind]
     #: Of all predictors.
-    linear_map: AffineMap
+    linear_map: LinearMap
 
 
 def observed_rows(density: LogDensity, name: str) -> ObservedRows:
@@ -136,7 +136,7 @@ class _Search:
             raise NotApart("its rows are not what its log density is made of")
         return result
 
-    def _at(self, linear_map: AffineMap) -> Callable[[int], Array]:
+    def _at(self, linear_map: LinearMap) -> Callable[[int], Array]:
         """Return what evaluates predictors at a number of points."""
         n_dim = self._theta.type.shape[0]
         return lambda n: linear_map(np.random.default_rng(0).standard_normal((n, n_dim)))

@@ -31,7 +31,7 @@ from pymc_ngvi.graphs.loops import draws_in_call
 from pymc_ngvi.ops import cost
 from pymc_ngvi.reading.found import Compile
 from pymc_ngvi.reading.interaction import PatternSearch
-from pymc_ngvi.rows.linear_map import AffineMap, entries_of
+from pymc_ngvi.rows.linear_map import LinearMap, entries_of
 from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, Known, PredictorMeanHessian, RowHessian
 
 # --- mean Hessians by predictors of a log density that is, in part, a sum over rows ---
@@ -68,7 +68,7 @@ class PredictorHessian:
         return self._most + self._rest.n_colours * min(self._rest.cost.quick_seconds / estimated.quick_seconds, 1.0)
 
     @property
-    def linear_map(self) -> AffineMap:
+    def linear_map(self) -> LinearMap:
         """The predictors as functions of theta."""
         self._refresh()
         return self._parts.linear_map
@@ -119,7 +119,7 @@ class RestHessian:
         with np.errstate(all="ignore"):  # densities overflow far from the mode: the caller sees what is not finite
             return np.asarray(self._function(np.ascontiguousarray(points), np.ascontiguousarray(directions)))
 
-    def mean(self, linear: AffineMap, theta: Array) -> sparse.csr_array:
+    def mean(self, linear: LinearMap, theta: Array) -> sparse.csr_array:
         """Return the mean over draws, (n_draws, n_dim)."""
         total = np.zeros(self._coloured.pattern.n_entries)
         for rows in slices(len(theta), max(1, _MOST_ELEMENTS // len(linear.offset))):
@@ -241,7 +241,7 @@ class SecondOrder(CoordinateHessian):
             found = predictor_hessian(self._by_rows.parts, graphs.simplify, functions.compile)
         return found if found is not None and _FEWER * found.products_of(self._cost) <= self.n_products else None
 
-    def by_predictors(self, theta: Array) -> tuple[AffineMap, sparse.csr_array] | None:
+    def by_predictors(self, theta: Array) -> tuple[LinearMap, sparse.csr_array] | None:
         """Return the predictors, and the mean Hessian with respect to them; None where they are not used.
 
         A check, now and then, sees whether that is the derivative of the gradient.

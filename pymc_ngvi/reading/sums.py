@@ -21,7 +21,7 @@ from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.reading.affine import Dependences, affine_functions, dependence_of
 from pymc_ngvi.reading.factors import quickly
-from pymc_ngvi.rows.linear_map import LinearMap, MatrixPlan, SummedMap
+from pymc_ngvi.rows.linear_map import LinearMap, MatrixPlan
 
 type Compile = Callable[[list[Variable], Variable], Function]
 
@@ -54,7 +54,7 @@ def wide_sums(found: list[Variable], theta: Variable, facts: Facts) -> list[list
 class JointPredictors:
     """Predictors as functions of coordinates and sums."""
 
-    linear_map: SummedMap
+    linear_map: LinearMap
     #: What they are elements of, as functions of a vector of coordinates and sums; and the sums, of coordinates.
     variables: list[Variable]
     point: Variable
@@ -139,11 +139,11 @@ def _weights(theta: Variable, sums: list[Variable], n: int) -> Callable[[Array],
 
 def _map(
     plan: MatrixPlan, evaluate: Callable[[Array], Array], weights: Callable[[Array], list[Array]], n_dim: int
-) -> SummedMap:
+) -> LinearMap:
     """Return the predictors as affine functions of coordinates and sums, by their values."""
     joint = plan.matrix(evaluate)
     offset, *rows = weights(np.zeros(n_dim))
     # Sums are counted without what they are where theta is 0.
     shift = joint.times(np.concatenate([np.zeros(n_dim), offset])[None])[0]
     of_sums = np.array(rows, dtype=np.float64)
-    return SummedMap(LinearMap(joint.offset + shift, joint.dense, joint.columns, joint.rest), of_sums)
+    return replace(joint, offset=joint.offset + shift, weights=of_sums)

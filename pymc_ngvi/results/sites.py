@@ -12,7 +12,7 @@ from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.observed_rows import ObservedKind, ObservedRows, observed_rows
 from pymc_ngvi.results.convert import axes_of
 from pymc_ngvi.results.posterior import Posterior
-from pymc_ngvi.rows.linear_map import PairCovariances
+from pymc_ngvi.rows.entries import Entries, ManyMaps
 from pymc_ngvi.rows.sites import RowSites, row_sites, site_moments
 
 #: Nats by which a predictive density may be wrong by quadrature.
@@ -91,7 +91,10 @@ def _sites_of(found: ObservedRows, q: GaussianState) -> Iterator[RowSites]:
     """Return the sites of each kind of rows."""
     linear = found.linear_map
     pairs = [kind.rows.index[:, [a, b]] for kind in found.kinds for a in range(kind.rows.k) for b in range(a + 1)]
-    covariances = iter(PairCovariances(linear.joint, pairs).of(linear.covariances(q)))
+    maps = ManyMaps.of(linear)
+    entries = Entries(maps.sparsity, maps.columns, pairs)
+    values = linear.covariances(q, entries.rows, entries.cols)[None]
+    covariances = iter(entries.of(maps).covariances(values))
     eta = linear(q.location[None])[0]
     for kind in found.kinds:
         k = kind.rows.k

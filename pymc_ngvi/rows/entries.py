@@ -10,11 +10,15 @@ import numpy as np
 
 from numpy.typing import NDArray
 from scipy import sparse
+from scipy.linalg.blas import dtrmm
 
+from pymc_ngvi.core.linalg import cholesky
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.rows.linear_map import consecutive, paired_entries
+from pymc_ngvi.rows.expectation import row_slices
+from pymc_ngvi.rows.linear_map import LinearMap, consecutive, paired_entries
 
 # --- affine functions of one pattern at many values: products with all matrices, as with one block-diagonal matrix ---
 
@@ -71,6 +75,15 @@ class ManyMaps:
     sparsity: Sparsity
     #: Of sums t = A x over many coordinates, whose columns of X come after those of x: A; shape (n_sums, n_dim).
     weights: Array | None = None
+
+    @classmethod
+    def of(cls, linear: LinearMap) -> "ManyMaps":
+        """Return a single one."""
+        rest = linear.rest
+        rest.sort_indices()
+        sparsity = Sparsity(rest.indptr.astype(np.int64), rest.indices.astype(np.int64), rest.shape[1])
+        data, dense = rest.data[None], linear.dense[None]
+        return cls(linear.offset[None], dense, linear.columns, data, sparsity, linear.weights)
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -162,14 +175,21 @@ class _DenseRows(NamedTuple):
         others = dense[:, single]
         column = np.argmax(others != 0.0, axis=2)
         square = np.take_along_axis(others, column[:, :, None], axis=2)[:, :, 0] ** 2
-        return cls(many, dense if has_many.all() else dense[:, many], single, column, square)
+        return cls(many, dense[:, consecutive(many)], single, column, square)
 
     def variances(self, covariance: Array) -> Array:
         """Return the variances of predictors, (n, n_predictors), from the covariances of the columns' coordinates."""
-        n = len(covariance)
+        n, p = len(covariance), covariance.shape[1]
         result: Array = np.empty((n, len(self.many) + len(self.single)))
-        left = np.matmul(self.values, covariance)
-        result[:, self.many] = np.einsum("nrp,nrp->nr", left, np.broadcast_to(self.values, left.shape))
+        root = cholesky(covariance[0]) if n == 1 else None
+        for rows in row_slices(len(self.many), max(1, STREAMED // (n * p))):
+            values = self.values[:, rows]
+            if root is not None:  # half of the work
+                half = dtrmm(1.0, root, values[0].T, trans_a=1, lower=1)
+                result[0, self.many[rows]] = np.einsum("ij,ij->j", half, half)
+                continue
+            left = np.matmul(values, covariance)
+            result[:, self.many[rows]] = np.einsum("nrp,nrp->nr", left, np.broadcast_to(values, left.shape))
         each = np.arange(n)[:, None]
         result[:, self.single] = self.square * covariance[each, self.column, self.column]
         return result
@@ -250,7 +270,7 @@ class EntriesAt:
         if own._is_plain:
             variances = self._rows.variances(among)
             for total, pair in zip(result, own.pairs, strict=True):
-                total += variances[:, pair[:, 0]]
+                total += variances[:, consecutive(pair[:, 0])]
             return result
         left = np.matmul(maps.dense, among)  # (n, n_predictors, n_dense)
         beside = None

@@ -3,15 +3,13 @@
 import functools
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from numpy.typing import NDArray
 from scipy import sparse
-from scipy.linalg.blas import dtrmm
 
-from pymc_ngvi.core.linalg import cholesky
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import TooDenseError
 from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS, STREAMED
@@ -24,15 +22,10 @@ _DENSE = 0.2
 #: Time of a product of two entries of a sparse matrix in that of one in a dense product.
 _SLOWER = 200.0
 
-#: From rows and columns, (n,) each, to entries of a covariance.
-type Entries = Callable[[NDArray[np.intp], NDArray[np.intp]], Array]
-#: Predictors eta = offset + X theta, however X is held.
-type AffineMap = LinearMap | SummedMap
-
 
 @dataclass(frozen=True, eq=False)
 class LinearMap:
-    """Predictors eta = offset + X theta."""
+    """Predictors eta = offset + X (theta, t), with sums t = A theta over many coordinates, if there are any."""
 
     #: shape (n_rows,).
     offset: Array
@@ -40,8 +33,10 @@ class LinearMap:
     dense: Array
     #: Which these are; shape (n_dense,).
     columns: NDArray[np.intp]
-    #: All others; 0 in the dense ones; shape (n_rows, n_dim).
+    #: All others; 0 in the dense ones; shape (n_rows, n_dim + n_sums).
     rest: sparse.csr_array
+    #: A; shape (n_sums, n_dim); None where there are no sums.
+    weights: Array | None = None
 
     @classmethod
     def of(cls, evaluate: Callable[[Array], Array], dependence: Dependence, n_dim: int) -> "LinearMap":
@@ -51,18 +46,46 @@ class LinearMap:
     @property
     def n_dim(self) -> int:
         """Number of coordinates."""
-        return int(self.rest.shape[1])
+        return int(self.rest.shape[1]) if self.weights is None else int(self.weights.shape[1])
 
-    @property
+    @functools.cached_property
+    def joint(self) -> "LinearMap":
+        """The same as a function of theta and t as if these were apart."""
+        return self if self.weights is None else replace(self, weights=None)
+
+    @functools.cached_property
     def plain(self) -> "LinearMap":
-        """Itself; see `AffineMap`."""
-        return self
+        """The same as a matrix of theta alone."""
+        if self.weights is None:
+            return self
+        n, own = self.n_dim, self.columns < self.n_dim
+        whole = sparse.csc_array(self.rest)
+        of_sums = whole[:, n:].toarray()
+        of_sums[:, self.columns[~own] - n] += self.dense[:, ~own]
+        columns = self.columns[own]
+        others = sparse.csr_array(np.where(np.isin(np.arange(n), columns), 0.0, self.weights))
+        rest = sparse.csr_array(whole[:, :n] + sparse.csr_array(of_sums) @ others)
+        return LinearMap(self.offset, self.dense[:, own] + of_sums @ self.weights[:, columns], columns, rest)
 
-    joint = plain
+    def covariances(self, q: Spread, rows: Ints, cols: Ints) -> Array:
+        """Return entries of the covariance of theta and t under a Gaussian of theta, (n_entries,)."""
+        n = self.n_dim
+        high, low = np.maximum(rows, cols), np.minimum(rows, cols)
+        inner, both = high < n, low >= n
+        if self.weights is None or inner.all():
+            return q.covariances(rows, cols)
+        of_sums = q.covariance_times(self.weights)
+        across = ~inner & ~both
+        result = np.empty(len(rows))
+        result[inner] = q.covariances(rows[inner], cols[inner])
+        result[across] = of_sums[high[across] - n, low[across]]
+        result[both] = (of_sums @ self.weights.T)[high[both] - n, low[both] - n]
+        return result
 
-    def covariances(self, q: Spread) -> Entries:
-        """Return what gives entries of the covariance of theta under a Gaussian."""
-        return q.covariances
+    def _without_sums(self, slopes: Array) -> Array:
+        """Return derivatives by theta, (n, n_dim), from those by theta and t as if these were apart."""
+        n = self.n_dim
+        return slopes if self.weights is None else np.asarray(slopes[:, :n] + slopes[:, n:] @ self.weights)
 
     def __call__(self, theta: Array) -> Array:
         """Return the predictors, (n, n_rows), at points (n, n_dim)."""
@@ -70,6 +93,8 @@ class LinearMap:
 
     def times(self, vectors: Array) -> Array:
         """Return X times each vector, (n, n_rows) from (n, n_dim)."""
+        if self.weights is not None:
+            vectors = np.hstack([vectors, vectors @ self.weights.T])
         result: Array = vectors[:, self.columns] @ self.dense.T
         if self.rest.nnz:
             result += (self.rest @ vectors.T).T
@@ -77,12 +102,12 @@ class LinearMap:
 
     def transposed_times(self, vectors: Array) -> Array:
         """Return X^T times each vector, (n, n_dim) from (n, n_rows)."""
-        result: Array = np.zeros((len(vectors), self.n_dim))
+        result: Array = np.zeros((len(vectors), self.rest.shape[1]))
         if self.rest.nnz:
             result += (self._transposed @ vectors.T).T
         if len(self.columns):
             result[:, self.columns] += vectors @ self.dense
-        return result
+        return self._without_sums(result)
 
     @functools.cached_property
     def _transposed(self) -> sparse.csr_array:
@@ -129,10 +154,12 @@ class LinearMap:
                 across = self._transposed @ product
                 result[:, self.columns] += across
                 result[self.columns] += across.T
-        return result
+        return self._without_sums(self._without_sums(result).T)
 
     def quadratic_entries(self, matrix: sparse.csr_array, pattern: Pattern) -> Array:
         """Return the entries of X^T M X in a pattern, (n_entries,)."""
+        if self.weights is not None:
+            return self.plain.quadratic_entries(matrix, pattern)
         result = entries_of(self._of_rest(matrix), pattern)
         if len(self.columns):
             product = matrix @ self.dense
@@ -152,7 +179,12 @@ class LinearMap:
         product = sparse.csr_array(matrix @ self.rest)
         result = np.asarray(self.rest.multiply(product).sum(axis=0)).ravel()
         result[self.columns] += np.einsum("ij,ij->j", self.dense, matrix @ self.dense)
-        return result
+        if self.weights is None:
+            return result
+        n, n_joint = self.n_dim, len(result)
+        of_sums = self.joint.quadratic_times(matrix, np.eye(n_joint)[n:])
+        beside = 2.0 * of_sums[:, :n] + of_sums[:, n:] @ self.weights
+        return np.asarray(result[:n] + np.sum(self.weights * beside, axis=0))
 
     def _of_rest(self, matrix: sparse.csr_array) -> sparse.csr_array:
         return sparse.csr_array(self._transposed @ (matrix @ self.rest))
@@ -246,175 +278,11 @@ def _colours(sets: sparse.csr_array) -> NDArray[np.intp]:
     return colours
 
 
-# --- affine functions of theta that are sparse in theta and a few sums over many of its coordinates together ---
-
-
-@dataclass(frozen=True, eq=False)
-class SummedMap:
-    """Predictors eta = offset + S theta + T t with sums t = A theta: a `LinearMap` of theta, held by its parts."""
-
-    #: That of theta and t, one after the other.
-    joint: LinearMap
-    #: A; shape (n_sums, n_dim).
-    weights: Array
-
-    @property
-    def offset(self) -> Array:
-        """What the predictors are where theta is 0, (n_rows,)."""
-        return self.joint.offset
-
-    @property
-    def n_dim(self) -> int:
-        """Number of coordinates."""
-        return int(self.weights.shape[1])
-
-    @functools.cached_property
-    def plain(self) -> LinearMap:
-        """The same as a matrix of theta alone."""
-        n, joint = self.n_dim, self.joint
-        whole = sparse.csc_array(joint.rest)
-        of_sums, own = whole[:, n:].toarray(), joint.columns < n
-        of_sums[:, joint.columns[~own] - n] += joint.dense[:, ~own]
-        columns = joint.columns[own]
-        others = sparse.csr_array(np.where(np.isin(np.arange(n), columns), 0.0, self.weights))
-        rest = sparse.csr_array(whole[:, :n] + sparse.csr_array(of_sums) @ others)
-        return LinearMap(joint.offset, joint.dense[:, own] + of_sums @ self.weights[:, columns], columns, rest)
-
-    def __call__(self, theta: Array) -> Array:
-        """Return the predictors, (n, n_rows), at points (n, n_dim)."""
-        return self.offset + self.times(theta)
-
-    def times(self, vectors: Array) -> Array:
-        """Return X times each vector, (n, n_rows) from (n, n_dim)."""
-        return self.joint.times(np.hstack([vectors, vectors @ self.weights.T]))
-
-    def transposed_times(self, vectors: Array) -> Array:
-        """Return X^T times each vector, (n, n_dim) from (n, n_rows)."""
-        return self._of_joint(self.joint.transposed_times(vectors))
-
-    def quadratic_times(self, matrix: sparse.csr_array, vectors: Array) -> Array:
-        """Return X^T M X times each vector, (n, n_dim)."""
-        return self.transposed_times((matrix @ self.times(vectors).T).T)
-
-    def quadratic(self, matrix: sparse.csr_array) -> Array:
-        """Return X^T M X, (n_dim, n_dim), for a symmetric sparse matrix M."""
-        return self._of_joint(self._of_joint(self.joint.quadratic(matrix)).T)
-
-    def quadratic_entries(self, matrix: sparse.csr_array, pattern: Pattern) -> Array:
-        """Return the entries of X^T M X in a pattern, (n_entries,)."""
-        return self.plain.quadratic_entries(matrix, pattern)
-
-    def quadratic_diagonal(self, matrix: sparse.csr_array) -> Array:
-        """Return the diagonal of X^T M X, (n_dim,)."""
-        n, n_sums = self.n_dim, len(self.weights)
-        unit = np.zeros((n_sums, n + n_sums))
-        unit[np.arange(n_sums), n + np.arange(n_sums)] = 1.0
-        of_sums = self.joint.quadratic_times(matrix, unit)
-        beside = 2.0 * of_sums[:, :n] + of_sums[:, n:] @ self.weights
-        return self.joint.quadratic_diagonal(matrix)[:n] + np.sum(self.weights * beside, axis=0)
-
-    def covariances(self, q: Spread) -> Entries:
-        """Return what gives entries of the covariance of theta and t under a Gaussian of theta."""
-        n = self.n_dim
-        of_sums = q.covariance_times(self.weights)
-        among = of_sums @ self.weights.T
-
-        def entries(rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
-            high, low = np.maximum(rows, cols), np.minimum(rows, cols)
-            inner, both = high < n, low >= n
-            if inner.all():
-                return q.covariances(rows, cols)
-            across = ~inner & ~both
-            result = np.empty(len(rows))
-            result[inner] = q.covariances(rows[inner], cols[inner])
-            result[across] = of_sums[high[across] - n, low[across]]
-            result[both] = among[high[both] - n, low[both] - n]
-            return result
-
-        return entries
-
-    def _of_joint(self, vectors: Array) -> Array:
-        """Return derivatives by theta, (n, n_dim), from those by theta and t as if these were apart."""
-        n = self.n_dim
-        return vectors[:, :n] + vectors[:, n:] @ self.weights
-
-
-# --- covariances of linear predictors under a q of theta, of those only that are asked for ---
-
-
-#: Products of two entries of X that covariances may be sums of, at most.
-_MOST_PRODUCTS = 50_000_000
-
-
-class PairCovariances:
-    """Covariances of pairs of predictors, x_i^T V x_j."""
-
-    def __init__(self, linear: LinearMap, pairs: list[Ints]) -> None:
-        self._linear, self.pairs = linear, pairs
-        rest = linear.rest
-        rest.sort_indices()
-        found = [_products(rest, pair) for pair in pairs]
-        n_dim = rest.shape[1]
-        codes = [np.maximum(a, b) * n_dim + np.minimum(a, b) for _, a, b, _ in found]
-        entries = np.unique(np.concatenate([*codes, np.empty(0, dtype=np.int64)]))
-        self._rows, self._cols = entries // n_dim, entries % n_dim
-        self._used = np.unique(rest.indices) if len(linear.columns) else np.empty(0, dtype=np.intp)
-        self._of_used = rest[:, self._used]
-        # All in one product: of few rows, calls cost more than numbers.
-        self._ends = np.cumsum([0, *map(len, pairs)])
-        row = [part[0] + start for part, start in zip(found, self._ends[:-1], strict=True)]
-        where = [np.concatenate([*part, np.empty(0, dtype=np.int64)]) for part in (row, codes)]
-        value = np.concatenate([*(part[3] for part in found), np.empty(0)])
-        where[1] = np.searchsorted(entries, where[1])
-        self._sums = sparse.csr_array((value, tuple(where)), shape=(int(self._ends[-1]), len(entries)))
-
-    def of(self, entries: Entries) -> list[Array]:
-        """Return the covariances of each list of pairs, (n_pairs,)."""
-        linear = self._linear
-        values = entries(self._rows, self._cols)
-        result = np.split(self._sums @ values, self._ends[1:-1])
-        n_dense = len(linear.columns)
-        if not n_dense:
-            return result
-        columns, used = linear.columns, self._used
-        among = entries(np.repeat(columns, n_dense), np.tile(columns, n_dense)).reshape(n_dense, n_dense)
-        if len(used):
-            between = entries(np.repeat(columns, len(used)), np.tile(used, n_dense)).reshape(n_dense, -1)
-            beside = self._of_used @ between.T
-        root = None if len(used) else cholesky(among)
-        for total, pair in zip(result, self.pairs, strict=True):
-            for start in range(0, len(pair), max(1, STREAMED // n_dense)):
-                part = slice(start, start + max(1, STREAMED // n_dense))
-                i, j = pair[part].T
-                same = i is j or np.array_equal(i, j)
-                left = linear.dense[consecutive(i)]
-                if same and root is not None:  # half of the work
-                    half = dtrmm(1.0, root, left.T, trans_a=1, lower=1)
-                    total[part] += np.einsum("ij,ij->j", half, half)
-                    continue
-                right = left if same else linear.dense[consecutive(j)]
-                other = left @ among
-                if len(used):
-                    other = other + (2.0 if same else 1.0) * beside[consecutive(i)]
-                total[part] += np.einsum("ij,ij->i", other, right)
-                if len(used) and not same:
-                    total[part] += np.einsum("ij,ij->i", left, beside[consecutive(j)])
-        return result
-
-
 def consecutive(index: Ints) -> slice | Ints:
     """Return a slice where an index is one: no copy is made then."""
     if len(index) and index[-1] - index[0] == len(index) - 1 and (np.diff(index) == 1).all():
         return slice(int(index[0]), int(index[-1]) + 1)
     return index
-
-
-def _products(rest: sparse.csr_array, pair: Ints) -> tuple[Ints, Ints, Ints, Array]:
-    """Return number of the pair, two columns and the product of entries, for all pairs of entries of two rows."""
-    n, at_i, at_j = paired_entries(rest.indptr.astype(np.int64), pair, _MOST_PRODUCTS)
-    columns = rest.indices.astype(np.int64)
-    number = np.repeat(np.arange(len(pair)), n)
-    return number, columns[at_i], columns[at_j], rest.data[at_i] * rest.data[at_j]
 
 
 def paired_entries(starts: Ints, pair: Ints, most: int) -> tuple[Ints, Ints, Ints]:

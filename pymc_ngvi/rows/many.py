@@ -88,7 +88,8 @@ class ManyRows:
         return self.entries.of(self.maps)
 
     @functools.cached_property
-    def _scatter(self) -> Scatter:
+    def scatter(self) -> Scatter:
+        """What adds up derivatives of rows by predictor."""
         return Scatter([f.index for f in self.functions], self.slope.size)
 
     def seen(self, mean: Array, covariance: Array) -> Seen:
@@ -100,12 +101,12 @@ class ManyRows:
     def expected(self, seen: Seen, rules: RowRules | None = None, *, adapt: bool = False) -> ManyExpected:
         """Return expectations where predictors are distributed so, by rules that are given, adapted or chosen here."""
         n = len(self)
-        kinds = self._taken(seen, rules)
+        kinds = self.taken(seen, rules)
         if rules is None or adapt:
             for kind in kinds:
                 kind.choose(self.tolerance)
         found = [kind.derivatives() for kind in kinds]
-        grad, matrix = self._scatter(*zip(*found, strict=True))
+        grad, matrix = self.scatter(*zip(*found, strict=True))
         weights = []
         for _, hessian in found:
             k = hessian.shape[1]
@@ -120,7 +121,8 @@ class ManyRows:
         slope = self.slope + grad.reshape(n, -1)
         return ManyExpected(value, slope, -self.at.quadratic(weights, matrix), now, matrix)
 
-    def _taken(self, seen: Seen, rules: RowRules | None) -> list[Taken]:
+    def taken(self, seen: Seen, rules: RowRules | None) -> list[Taken]:
+        """Return the expectations of each kind of rows by rules that are given, or the coarsest."""
         result, pairs, start = [], iter(seen.covariances), 0
         n, mean = len(self), seen.mean.ravel()
         for function in self.functions:
@@ -457,7 +459,7 @@ class ManyRowsLeft(ManyRows):
         means, sds = (np.empty((n, self.narrowing.n_inside)) for _ in range(2))
         means[:, self.narrowing.kept], sds[:, self.narrowing.kept] = mean, sd
         with_priors = iter(self.narrowing.with_priors(self.maps, covariance))
-        for (effects, function, group, of_prior), kind in zip(self._each(), self._taken(seen, rules), strict=False):
+        for (effects, function, group, of_prior), kind in zip(self._each(), self.taken(seen, rules), strict=False):
             grad, hessian = kind.derivatives()
             grad, along = grad[:, group.slot].reshape(n, -1), hessian[:, group.slot]
             root = kind._root

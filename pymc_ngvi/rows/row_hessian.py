@@ -18,7 +18,7 @@ from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.target import MeanHessian, Rooted, Whitener
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.rows.expectation import Compiled, row_slices
-from pymc_ngvi.rows.linear_map import AffineMap, consecutive
+from pymc_ngvi.rows.linear_map import LinearMap, consecutive
 from pymc_ngvi.rows.seen import Roots
 
 # --- mean Hessians that are known with respect to the linear predictors ---
@@ -56,7 +56,7 @@ class PredictorMeanHessian(MeanHessian):
     """X^T M X for a symmetric sparse M."""
 
     #: The predictors.
-    linear: AffineMap
+    linear: LinearMap
     #: M; shape (n_predictors, n_predictors).
     matrix: sparse.csr_array
     #: Entries that `values` and `summed_values` return; asked only where one of these is.
@@ -109,7 +109,7 @@ class PredictorMeanHessian(MeanHessian):
         summed = self.summed
         return super().summed_values() if summed is None else self._in(summed.pattern, self.linear.joint)
 
-    def _in(self, pattern: Pattern, linear: AffineMap) -> Array:
+    def _in(self, pattern: Pattern, linear: LinearMap) -> Array:
         values = linear.quadratic_entries(self.matrix, pattern)
         probe = np.random.default_rng(0).standard_normal((1, pattern.n_dim))
         expected = linear.quadratic_times(self.matrix, probe)[0]
@@ -163,7 +163,7 @@ class FirstDerivatives:
 class RowGradient:
     """A sum over rows with its gradient."""
 
-    def __init__(self, linear: AffineMap, slope: Array, derivatives: Sequence[FirstDerivatives]) -> None:
+    def __init__(self, linear: LinearMap, slope: Array, derivatives: Sequence[FirstDerivatives]) -> None:
         self._linear, self._slope, self._kinds = linear, slope, derivatives
         places = np.concatenate([np.empty(0, dtype=np.int64), *(at for kind in derivatives for at in kind.places)])
         entries = np.ones(len(places)), (places, np.arange(len(places)))
@@ -243,7 +243,7 @@ class SecondDerivatives:
 class RowHessian:
     """Mean Hessians over draws."""
 
-    def __init__(self, linear: AffineMap, derivatives: list[SecondDerivatives]) -> None:
+    def __init__(self, linear: LinearMap, derivatives: list[SecondDerivatives]) -> None:
         self.linear = linear
         self._kinds = [kind for kind in derivatives if kind.pairs]
 

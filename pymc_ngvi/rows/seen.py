@@ -14,7 +14,7 @@ from pymc_ngvi.core.sizes import HELD, STREAMED
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.target import Rooted, Spread
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.rows.linear_map import AffineMap, LinearMap
+from pymc_ngvi.rows.linear_map import LinearMap
 
 # --- predictors that all depend on all coordinates, under a Gaussian whose covariance has a dense factor C: X C ---
 
@@ -39,9 +39,9 @@ class Roots:
             self._rows[self._many] = dtrmm(1.0, root.T, linear.dense[self._many].T, side=0, lower=0).T
 
     @classmethod
-    def of(cls, linear: AffineMap, q: Spread) -> "Roots | None":
+    def of(cls, linear: LinearMap, q: Spread) -> "Roots | None":
         """Return those of a Gaussian; None where something else costs less."""
-        if not isinstance(q, Rooted) or not isinstance(linear, LinearMap):
+        if not isinstance(q, Rooted) or linear.weights is not None:
             return None
         n_rows, n_dim = linear.dense.shape[0], linear.n_dim
         if len(linear.columns) < n_dim or n_rows > min(_MOST_ROWS * n_dim, HELD // n_dim):

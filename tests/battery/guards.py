@@ -31,12 +31,12 @@ from pymc_ngvi.marginal import (
 )
 from pymc_ngvi.marginal.tails import Bend, find_bend
 from pymc_ngvi.nested import (
-    conditional,
     defence,
     emulator,
     exploring,
     found,
     learning,
+    many,
     margins,
     mode,
     pairs,
@@ -785,12 +785,7 @@ GUARDS = {
     ),
     "parts of steps": Guard(
         "Conditional fits that a full step overshoots.",
-        ((conditional, "_SIZES", (1.0,)),),
-        tries=RARE,
-    ),
-    "line search": Guard(
-        "Conditional fits where no step goes up.",
-        ((conditional.ConditionalFits, "_by_search", nothing),),
+        ((many, "_SIZES", (1.0,)),),
         tries=RARE,
     ),
     "fits begun again": Guard(

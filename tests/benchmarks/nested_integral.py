@@ -46,12 +46,12 @@ def integral(found: LogMarginals, *, is_gaussian: bool) -> Integral:
     given, parts = found.given, []
     n_draws = min(_N_DRAWS, max(1, _NUMBERS // (given.n_dim * _LOT)) * _LOT)
     for number, g in enumerate(_lattice(found)):
-        q = found.fit(g).q
+        fit = found.fit(g)
         if is_gaussian:
-            mode = found.laplace(g, q)
-            parts.append(_At(g, mode.log_m, 0.0, mode.q.location, mode.q.sd() ** 2))
+            mode = found.laplace(g, fit)
+            parts.append(_At(g, mode.log_m, 0.0, mode.mean[0], mode.factors.sd[0] ** 2))
         else:
-            accurate = found.accurate(g, q, n_draws, number)
+            accurate = found.accurate(g, fit, n_draws, number)
             parts.append(_At(g, accurate.log_m, accurate.error, accurate.mean, accurate.variance))
     g, log_m, errors, means, variances = (np.array(part) for part in zip(*parts, strict=True))
     w = np.exp(log_m - log_m.max())
@@ -88,7 +88,7 @@ def _lattice(found: LogMarginals) -> Iterator[Array]:
 
 def _elbo(found: LogMarginals, g: Array) -> float:
     try:
-        return found.fit(g).elbo
+        return float(found.fit(g).elbo[0])
     except RuntimeError:
         return -np.inf
 

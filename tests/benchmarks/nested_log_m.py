@@ -1,6 +1,5 @@
 """log m(g), the log density of hyperparameters with the latent variables integrated out, by several methods."""
 
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,13 +9,12 @@ from measure import Array, unconstrain
 from scipy.special import logsumexp
 
 from pymc_ngvi.core.psis import smoothed
-from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.hyperparameters import latent_rows
-from pymc_ngvi.density.rows_given import RowsGiven
-from pymc_ngvi.nested.conditional import ConditionalFits, LatentGaussian
-from pymc_ngvi.nested.log_marginal import LatentMarginal
-from pymc_ngvi.rows.seen import Seen
+from pymc_ngvi.families.matrices.sparse.precisions import Factors
+from pymc_ngvi.nested.found import EvaluatedMarginal
+from pymc_ngvi.nested.log_marginal import LatentMarginal, ManyConditionals
+from pymc_ngvi.nested.many import ManyGaussians
 
 #: Newton steps at most; squared size of a step that ends them.
 _MOST_NEWTON, _SMALL = 100, 1e-10
@@ -33,7 +31,9 @@ class Mode(NamedTuple):
     """Laplace's method at one value of the hyperparameters: log m, and the Gaussian around the mode."""
 
     log_m: float
-    q: GaussianState
+    #: shape (1, n_latent).
+    mean: Array
+    factors: Factors
 
 
 class Accurate(NamedTuple):
@@ -57,22 +57,13 @@ class Compared(NamedTuple):
     khat: Array
 
 
-@dataclass
 class LogMarginals:
     """Evaluates log m of a model; all coordinates are unconstrained."""
 
-    model: pm.Model
-    density: LogDensity
-    given: RowsGiven
-    fits: ConditionalFits
-    last: Seen | None = None
-
-    @classmethod
-    def of(cls, model: pm.Model) -> "LogMarginals":
-        """Return that of a model."""
-        density = LogDensity(model)
-        given = latent_rows(density)
-        return cls(model, density, given, ConditionalFits(given))
+    def __init__(self, model: pm.Model, seed: int = 0) -> None:
+        self.model, self.density = model, LogDensity(model)
+        self.given = latent_rows(self.density)
+        self.marginal, self._fits = LatentMarginal(self.given, seed), ManyConditionals(self.given)
 
     def together(self, g: Array, latent: Array) -> Array:
         """Return whole points, (n, d), of hyperparameters (p,) and latent variables (n, n_latent)."""
@@ -80,101 +71,92 @@ class LogMarginals:
         theta[:, self.given.outside], theta[:, self.given.inside] = g, latent
         return theta
 
-    def laplace(self, g: Array, start: GaussianState | None = None) -> Mode:
+    def at(self, g: Array) -> EvaluatedMarginal:
+        """Return log m with what the ELBO lacks."""
+        [found] = self.marginal.at(g[None])
+        if found is None:
+            raise RuntimeError("no conditional fit")
+        return found
+
+    def fit(self, g: Array) -> ManyGaussians:
+        """Return the conditional fit, which begins from what rows saw of others: one, with an axis of many."""
+        return self._fits.fit(self.at(g))
+
+    def laplace(self, g: Array, start: ManyGaussians | None = None) -> Mode:
         """Return Laplace's method, by Newton's method with halved steps, from a Gaussian nearby."""
-        q = self.fit(g).q if start is None else start
-        self._give(g)
-        value = self._at(q.location)
+        fit = self.fit(g) if start is None else start
+        x, value, factors = fit.mean, self._at(fit, fit.mean), fit.factors
         for _ in range(_MOST_NEWTON):
-            q, move, decrement = self._newton(q)
+            factors, move, decrement = self._newton(fit, x)
             if decrement < _SMALL:
                 break
             for size in 0.5 ** np.arange(30):
-                moved = q.location + size * move
-                if (new := self._at(moved)) > value - 1e-10 * abs(value):
+                moved = x + size * move
+                if (new := self._at(fit, moved)) > value - 1e-10 * abs(value):
                     break
-            q, value = replace(q, location=moved), new
+            x, value = moved, new
         else:
             raise RuntimeError("no mode")
-        return Mode(value + q.entropy() - 0.5 * len(q.location), q)
+        return Mode(value + factors.entropy[0] - 0.5 * x.shape[1], x, factors)
 
-    def fit(self, g: Array) -> LatentGaussian:
-        """Return the conditional fit, which begins from what rows saw of the last one."""
-        found = self.fits.fit(g, () if self.last is None else (self.last,))
-        if found is None:
-            raise RuntimeError("no conditional fit")
-        self.last = found.seen
-        return found
+    def _at(self, fit: ManyGaussians, x: Array) -> float:
+        return float(fit.rows.values(x[:, :, None])[0, 0])
 
-    def _give(self, g: Array) -> None:
-        if not self.given.give(g):
-            raise RuntimeError("rows do not add up to log p")
-
-    def _at(self, x: Array) -> float:
-        return float(self.given.rows.at(x[None])[0])
-
-    def _newton(self, q: GaussianState) -> tuple[GaussianState, Array, float]:
-        """Return q with the curvature at its mean, the Newton step from there, and twice what that should gain."""
-        rows = self.given.rows
-        seen = rows.seen(q)
-        narrow = Seen(seen.mean, [_NARROW * covariance for covariance in seen.covariances])
-        found = rows.under_seen(narrow, self.given)
-        slope = q.whiten(found.grad)
-        scaled = q.precision_scaled_by(found.hessian.whitened(q), slope)
-        if scaled is None:
+    def _newton(self, fit: ManyGaussians, x: Array) -> tuple[Factors, Array, float]:
+        """Return the curvature at a point, the Newton step from there, and twice what that should gain."""
+        found = fit.rows.expected(fit.rows.seen(x, _NARROW * fit.factors.covariance))
+        factors, _ = self.given.precisions.factored(found.precision)
+        if factors is None:
             raise RuntimeError("log p is not concave")
-        curved, move = scaled
-        return replace(curved, location=q.location), move, float(move @ found.grad)
+        slope = fit.rows.maps.transposed_times(found.slope)
+        move = factors.times_covariance(slope)
+        return factors, move, float(np.vdot(move, slope))
 
     def check(self, g: Array, mode: Mode) -> None:
         """Compare what rows say of slope and curvature at a mode with gradients of the model's own log p."""
-        q, rng = mode.q, np.random.default_rng(0)
-        directions = q.draws(rng.standard_normal((_DIRECTIONS, self.given.n_dim))) - q.location
-        points = q.location + _LENGTH * np.concatenate([0.0 * directions[:1], directions, -directions])
+        base = np.random.default_rng(0).standard_normal((1, self.given.n_dim, _DIRECTIONS))
+        directions = mode.factors.solve(base, transposed=True)[0].T
+        points = mode.mean + _LENGTH * np.concatenate([0.0 * directions[:1], directions, -directions])
         slopes = self.density.logp_grad(self.together(g, points))[1][:, self.given.inside]
         forth, back = slopes[1 : 1 + _DIRECTIONS], slopes[1 + _DIRECTIONS :]
-        curved = np.array([q.whiten(s) for s in (back - forth) / (2.0 * _LENGTH)])
-        expected = np.array([q.whiten(q.precision_product(d[None])[0]) for d in directions])
-        apart = np.linalg.norm(curved - expected, axis=1) / np.linalg.norm(expected, axis=1)
-        left = np.linalg.norm(q.whiten(slopes[0]))
+        curved = mode.factors.solve(((back - forth) / (2.0 * _LENGTH)).T[None])[0]
+        apart = np.linalg.norm(curved - base[0], axis=0) / np.linalg.norm(base[0], axis=0)
+        left = np.linalg.norm(mode.factors.solve(slopes[:1, :, None]))
         if not (left < _LEFT and apart.max() < _LEFT):
             raise RuntimeError(f"rows and log p differ at a mode: slope {left:.1e}, curvature {apart.max():.1e}")
 
-    def accurate(self, g: Array, q: GaussianState, n_draws: int, seed: int) -> Accurate:
+    def accurate(self, g: Array, fit: ManyGaussians, n_draws: int, seed: int) -> Accurate:
         """Return log m by importance sampling from a Gaussian of the latent variables, with pairs of opposite draws."""
         rng, parts, sums, top = np.random.default_rng(seed), [], np.zeros((3, self.given.n_dim)), None
-        self._give(g)
         for _ in range(n_draws // _AT_ONCE):
-            half = rng.standard_normal((_AT_ONCE // 2, self.given.n_dim))
-            latent = q.draws(np.concatenate([half, -half]))
-            parts.append(self.given.rows.at(latent) - q.log_density(latent))
+            half = rng.standard_normal((1, self.given.n_dim, _AT_ONCE // 2))
+            base = np.concatenate([half, -half], axis=2)
+            latent = fit.draws(base)
+            log_p = fit.rows.values(latent)
+            parts.append((log_p - fit.log_density(base))[0])
             top = parts[0].max() if top is None else top
-            weights, apart = np.exp(parts[-1] - top), latent - q.location
+            weights, apart = np.exp(parts[-1] - top), latent[0].T - fit.mean
             sums += np.stack([weights @ apart**k for k in range(3)])
-        own = self.density.logp(self.together(g, latent[:_CHECKED]))
-        np.testing.assert_allclose(parts[-1][:_CHECKED] + q.log_density(latent[:_CHECKED]), own, rtol=1e-6)
+        own = self.density.logp(self.together(g, latent[0, :, :_CHECKED].T))
+        np.testing.assert_allclose(log_p[0, :_CHECKED], own, rtol=1e-6)
         log_weights = np.concatenate(parts)
         value = float(logsumexp(log_weights) - np.log(len(log_weights)))
         pairs = np.exp(log_weights - value).reshape(-1, 2, _AT_ONCE // 2).mean(axis=1)
         error, moved = float(pairs.std() / np.sqrt(pairs.size)), sums[1] / sums[0]
-        return Accurate(value, error, smoothed(log_weights)[1], q.location + moved, sums[2] / sums[0] - moved**2)
+        return Accurate(value, error, smoothed(log_weights)[1], fit.mean[0] + moved, sums[2] / sums[0] - moved**2)
 
 
 def compared(model: pm.Model, n: int, seed: int) -> Compared:
     """Return log m at draws of the hyperparameters from their posterior."""
-    found = LogMarginals.of(model)
+    found = LogMarginals(model, seed)
     with model:
         approx = pm.fit(method="ngvi", posterior="nested", random_seed=seed, progressbar=False)
     draws = unconstrain(approx.sample(n, random_seed=seed).posterior, model)[:, found.given.outside]
-    marginal, rows = LatentMarginal(found.given, seed), []
-    n_draws = min(_N_ACCURATE, _MOST_NUMBERS // found.given.n_dim)
+    n_draws, rows = min(_N_ACCURATE, _MOST_NUMBERS // found.given.n_dim), []
     for i, g in enumerate(draws):
-        evaluated = marginal.at(g)
-        if evaluated is None:
-            raise RuntimeError("no fit at a draw")
-        at, q = evaluated
-        mode = found.laplace(g, q)
+        at, fit = found.at(g), found.fit(g)
+        mode = found.laplace(g, fit)
         found.check(g, mode)
-        accurate = found.accurate(g, q, n_draws, i)
+        accurate = found.accurate(g, fit, n_draws, i)
         rows.append((at.value - at.correction, at.value, mode.log_m, accurate.log_m, accurate.error, accurate.khat))
     return Compared(*np.array(rows).T)

@@ -55,4 +55,4 @@ def by_nuts(model: pm.Model, sampled: pm.Model) -> Moments:
 
 def by_integral(model: pm.Model, *, is_gaussian: bool) -> Moments:
     """Return the moments of a model by an integral; ``is_gaussian``: its likelihood is, given the hyperparameters."""
-    return Moments(coordinate_names(model), *integral(LogMarginals.of(model), is_gaussian=is_gaussian))
+    return Moments(coordinate_names(model), *integral(LogMarginals(model), is_gaussian=is_gaussian))

@@ -181,9 +181,11 @@ def test_other_data_are_taken():
     assert gaussian_over(given) is gaussian_over(given)  # as long as data are the same
     with model:
         pm.set_data({"of_y": second[0]})
+    given.bind()
     after_y = GaussianMarginal(gaussian_over(given))(points)
     with model:
         pm.set_data({"of_x": second[1]})
+    given.bind()
     after_both = GaussianMarginal(gaussian_over(given))(points)
     for found, data in ((before, first), (after_y, (second[0], first[1])), (after_both, second)):
         _, anew = given_of(with_data(*data))

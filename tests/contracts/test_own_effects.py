@@ -7,9 +7,7 @@ import pytest
 from scipy import integrate, optimize, special
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.density.hyperparameters import RowsLeft, latent_rows, own_effects_of
-from pymc_ngvi.density.rows_given import RowsGiven
-from pymc_ngvi.families.gaussian import FullState
+from pymc_ngvi.density.hyperparameters import latent_rows
 from pymc_ngvi.rows.integrated import Integrated
 from pymc_ngvi.rows.many import OwnDraws
 
@@ -139,13 +137,23 @@ def model_of(form, n=24, likelihood="poisson"):
     return model
 
 
-def left_of(model, values=None):
+def left_of(model, values=None, n=2):
+    """Return rows with effects integrated out, at ``n`` equal values of what is given, which come with them."""
     density = LogDensity(model)
     given = latent_rows(density)
-    assert isinstance(given, RowsLeft)
+    assert given.own is not None
     start = density.initial_point()[given.outside]
-    assert given.give(start - 0.2 if values is None else np.full(len(start), values))
-    return given
+    values = np.tile(start - 0.2 if values is None else np.full(len(start), values), (n, 1))
+    rows, agrees = given.at(values)
+    assert agrees.all()
+    return density, given, rows, values
+
+
+def log_p(density, given, values, inside):
+    """Return log p of the model, (n,), at points (n, n_inside)."""
+    theta = np.empty((len(inside), density.n_dim))
+    theta[:, given.outside], theta[:, given.inside] = values, inside
+    return density.logp(theta)
 
 
 @pytest.mark.parametrize(
@@ -154,63 +162,60 @@ def left_of(model, values=None):
 )
 def test_log_p_is_integrated_over_each_effect(form, likelihood):
     """Of all that adds up, each effect is integrated by itself, by values of log p alone."""
-    given = left_of(model_of(form, likelihood=likelihood))
+    density, given, rows, values = left_of(model_of(form, likelihood=likelihood))
     assert (given.n_dim, len(given.inside)) == (5, 29)
-    effects = np.setdiff1d(np.arange(29), given.kept)
-    x = given.start() + 0.3 * np.random.default_rng(1).standard_normal((2, 5))
-    about = given.drawn_inside(x, np.random.default_rng(2))
+    x = (given.start + 0.3 * np.random.default_rng(1).standard_normal((2, 5)))[:, :, None]
+    about = rows.drawn_inside(x, np.random.default_rng(2))[:, :, 0]
     z, spread = np.linspace(-9.0, 9.0, 1_801), 0.8  # a grid in units of prior sds, whatever the form
-    total = given.whole.logp(about)
+    total = log_p(density, given, values, about)
     first = total.copy()
-    for k in effects:
+    for k in given.own.coordinates:
         for i in range(2):
             points = np.repeat(about[i : i + 1], len(z), axis=0)
             points[:, k] += spread * z
-            heights = given.whole.logp(points) - first[i]
+            heights = log_p(density, given, values[0], points) - first[i]
             total[i] += np.log(np.exp(heights).sum() * spread * (z[1] - z[0]))
-    np.testing.assert_allclose(given.logp(x), total, rtol=1e-8)
+    np.testing.assert_allclose(rows.values(x)[:, 0], total, rtol=1e-8)
 
 
 @pytest.mark.parametrize("form", ["about 0", "not"])
 def test_a_scale_of_nearly_0_is_harmless(form):
     """Effects are 0 then, and rows what they are without."""
-    given = left_of(model_of(form), -25.0)
-    x = np.array([[0.4, 0.3, -0.2, 0.1, 0.5]])
-    drawn = given.drawn_inside(x, np.random.default_rng(1))
-    assert np.isfinite(given.logp(x)).all()
-    assert np.isfinite(drawn).all()
-    with_ = LogDensity(model_of(form))
-    at_0 = with_.initial_point()[None].repeat(2, axis=0)
-    at_0[:, given.outside] = -25.0
-    at_0[1, given.inside[given.kept]] += 0.3
-    at_0[:, given.inside[np.setdiff1d(np.arange(29), given.kept)]] = 0.0
-    apart = np.diff(with_.logp(at_0))
-    np.testing.assert_allclose(np.diff(given.logp(at_0[:, given.inside[given.kept]])), apart, rtol=1e-7)
+    density, given, rows, values = left_of(model_of(form), -25.0)
+    x = np.tile([0.4, 0.3, -0.2, 0.1, 0.5], (2, 1))
+    x[1] += 0.3
+    assert np.isfinite(rows.drawn_inside(x[:, :, None], np.random.default_rng(1))).all()
+    at_0 = np.zeros((2, len(given.inside)))
+    at_0[:, given.kept] = x
+    apart = np.diff(log_p(density, given, values, at_0))
+    np.testing.assert_allclose(np.diff(rows.values(x[:, :, None])[:, 0]), apart, rtol=1e-7)
 
 
 @pytest.mark.parametrize("form", ["centred", "about 0", "not"])
 def test_moments_are_those_of_draws(form):
     """Four standard errors of 4,000 draws, and what is off by a coarse rule."""
-    given, n = left_of(model_of(form)), 4_000
-    factor = 0.25 * np.tril(np.ones((5, 5))) / np.arange(1.0, 6.0)[:, None] ** 0.5
-    q = FullState(given.start() + 0.2, factor)
-    mean, sd = given.moments_inside(q)
-    rng = np.random.default_rng(5)
-    drawn = given.drawn_inside(q.draws(rng.standard_normal((n, 5))), rng)
-    assert np.abs((drawn.mean(axis=0) - mean) / sd).max() < 4.0 / np.sqrt(n)
-    assert np.abs(drawn.std(axis=0) / sd - 1.0).max() < 4.0 / np.sqrt(2 * n) + 0.01
+    _, given, rows, _ = left_of(model_of(form), n=1)
+    n, precisions, rng = 4_000, given.precisions, np.random.default_rng(5)
+    precision = precisions.independent(np.full((1, 5), 20.0))
+    precision[:, precisions.pattern.off_diagonal] = rng.uniform(-3.0, 3.0, precisions.pattern.off_diagonal.sum())
+    factors, _ = precisions.factored(precision)
+    mean = given.start[None] + 0.2
+    seen = rows.seen(mean, factors.covariance)
+    rules = rows.expected(seen).rules
+    [mean_inside], [sd_inside] = rows.moments_inside(mean, factors.sd, seen, rules, factors.covariance)
+    x = mean[:, :, None] + factors.solve(rng.standard_normal((1, 5, n)), transposed=True)
+    [drawn] = rows.drawn_inside(x, rng)
+    assert np.abs((drawn.mean(axis=1) - mean_inside) / sd_inside).max() < 4.0 / np.sqrt(n)
+    assert np.abs(drawn.std(axis=1) / sd_inside - 1.0).max() < 4.0 / np.sqrt(2 * n) + 0.01
 
 
 @pytest.mark.parametrize(
     ("likelihood", "why"), [("student", "is not concave in its own effect"), ("normal", "no effect is read by one row")]
 )
 def test_what_is_not_integrated_out(likelihood, why):
-    density = LogDensity(model_of("not", likelihood=likelihood))
-    given = latent_rows(density)
-    assert type(given) is RowsGiven
-    found, sentence = own_effects_of(given.rows)
-    assert found is None
-    assert why in sentence
+    given = latent_rows(LogDensity(model_of("not", likelihood=likelihood)))
+    assert given.own is None
+    assert why in given.integrate_own()
 
 
 def test_effects_of_groups_and_of_series_stay():
@@ -219,16 +224,32 @@ def test_effects_of_groups_and_of_series_stay():
         u = pm.Normal("u", 0.0, s, shape=3)
         x = pm.GaussianRandomWalk("x", sigma=s, init_dist=pm.Normal.dist(0.0, 1.0), shape=9)
         pm.Poisson("y", pm.math.exp(u[np.arange(9) % 3] + x), observed=np.arange(9))
-    assert type(latent_rows(LogDensity(model))) is RowsGiven
+    assert latent_rows(LogDensity(model)).own is None
 
 
-def test_a_condition_on_effects_keeps_them():
-    """A rate that is affine in an effect may be negative: part of the integral would be outside of the support."""
+def of_probabilities(size, y=(0, 1, 0, 1, 0, 1)):
     with pm.Model() as model:
         b, s = pm.Normal("b", 0.0, 1.0), pm.HalfNormal("s", 1.0)
         e = pm.Normal("e", 0.0, 1.0, shape=6)
-        pm.Poisson("y", 3.0 + b + s * e, observed=np.arange(6))
-    assert type(latent_rows(LogDensity(model))) is RowsGiven
+        pm.Bernoulli("y", p=0.5 + size * (b + s * e), observed=np.array(y))
+    return LogDensity(model)
+
+
+def test_a_condition_on_effects_keeps_them():
+    """A probability that is affine in an effect may be above 1: part of the integral would be outside its support."""
+    assert latent_rows(of_probabilities(0.05)).own is not None
+    given = latent_rows(of_probabilities(0.3))
+    assert given.own is None
+    assert given.integrate_own() == "log p is not finite wherever the effects are"
+
+
+def test_log_p_ends_where_its_conditions_do():
+    """Failures alone say nothing of a probability below 0, which the means of the effects have."""
+    given = latent_rows(of_probabilities(0.05, np.zeros(6, dtype=int)))
+    values, b = np.zeros((1, 1)), np.array([[[0.0, -1.0, -15.0]]])
+    rows, _ = given.at(values)
+    assert np.isfinite(rows.values(b)).all()
+    np.testing.assert_array_equal(np.isfinite(given.logp(rows, values, b)), [[True, True, False]])
 
 
 def test_a_nested_posterior_is_that_of_a_grid():

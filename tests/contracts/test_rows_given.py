@@ -16,17 +16,23 @@ def names_of(density, index):
     return [density.layout.label(int(i)) for i in index]
 
 
+def check_rows(density, given, n, scale=0.3, rtol=1e-9):
+    """Compare rows with log p of the model, at ``n`` values of the hyperparameters, and four points at each."""
+    theta = density.initial_point() + scale * np.random.default_rng(n).standard_normal((n, 4, density.n_dim))
+    theta[:, :, given.outside] = theta[:, :1, given.outside]
+    rows, agrees = given.at(theta[:, 0, given.outside])
+    assert agrees.all()
+    found = rows.values(np.swapaxes(theta[:, :, given.inside], 1, 2))
+    np.testing.assert_allclose(found, density.logp(theta.reshape(-1, density.n_dim)).reshape(n, 4), rtol=rtol)
+    return rows
+
+
+@pytest.mark.parametrize("n", [1, 5, 64])
 @pytest.mark.parametrize("make", [level, process, counts])
-def test_rows_are_log_p_at_all_hyperparameters(make):
+def test_rows_are_log_p_at_all_hyperparameters(make, n):
     """Those that were given first have no part in it: the matrix of the predictors follows."""
     density = LogDensity(make())
-    given, rng = latent_rows(density), np.random.default_rng(1)
-    start = density.initial_point()
-    for _ in range(3):
-        theta = start + 0.3 * rng.standard_normal((4, density.n_dim))
-        theta[:, given.outside] = theta[0, given.outside]
-        assert given.give(theta[0, given.outside])
-        np.testing.assert_allclose(given.rows.at(theta[:, given.inside]), density.logp(theta), rtol=1e-9)
+    check_rows(density, latent_rows(density), n)
 
 
 def test_what_is_given():
@@ -74,53 +80,47 @@ def test_other_data_are_taken():
         x = pm.Normal("x", 0.0, s, shape=6)
         pm.Normal("y", x, 1.0, observed=y)
     density = LogDensity(model)
-    given = latent_rows(density)
-    assert given.give(np.zeros(1))
-    before = given.rows.at(np.ones((1, 6)))
+    given, theta = latent_rows(density), np.concatenate([np.zeros(1), np.ones(6)])[None]
+    before = check_rows(density, given, 5).values(np.ones((5, 6, 1)))
     with model:
         pm.set_data({"y_data": np.full(6, 3.0)})
-    assert given.give(np.zeros(1))
-    theta = np.concatenate([np.zeros((1, 1)), np.ones((1, 6))], axis=1)
-    after = given.rows.at(np.ones((1, 6)))
-    np.testing.assert_allclose(after, density.logp(theta), rtol=1e-9)
-    assert abs(after[0] - before[0]) > 1.0
+    assert latent_rows(density) is given
+    [[after]] = given.at(np.zeros((1, 1)))[0].values(np.ones((1, 6, 1)))
+    assert after == pytest.approx(density.logp(theta)[0], rel=1e-9)
+    assert np.abs(after - before).min() > 1.0
 
 
-def of_a_sum(n=220):
-    """Levels, and their sum with weights that are unknown but for a hyperparameter."""
+def of_a_sum(n=220, *, follows=True):
+    """Levels, and their sum, with weights that are unknown but for a hyperparameter, or without."""
     with pm.Model() as model:
         s = pm.HalfNormal("s", 1.0)
         x = pm.Normal("x", 0.0, s, shape=n)
         pm.Normal("y", x, 1.0, observed=np.linspace(-1.0, 1.0, n))
-        pm.Poisson("k", pt.exp(0.1 * (x * pt.exp(-s * np.arange(n) / n)).sum()), observed=2)
+        weights = pt.exp(-s * np.arange(n) / n) if follows else np.ones(n)
+        pm.Poisson("k", pt.exp(0.1 * (x * weights).sum()), observed=2)
     return model
 
 
-def test_sums_over_many_coordinates_follow_what_is_given():
-    density = LogDensity(of_a_sum())
-    given, rng = latent_rows(density), np.random.default_rng(1)
-    weights = []
-    for value in (-0.5, 0.4):
-        assert given.give(np.array([value]))
-        theta = 0.3 * rng.standard_normal((3, density.n_dim))
-        theta[:, given.outside] = value
-        np.testing.assert_allclose(given.rows.at(theta[:, given.inside]), density.logp(theta), rtol=1e-9)
-        weights.append(given.rows.joint.linear_map.weights)
-        plain, vectors = given.rows.linear_map.plain, rng.standard_normal((2, given.n_dim))
-        np.testing.assert_allclose(plain.times(vectors), given.rows.linear_map.times(vectors), rtol=1e-9, atol=1e-12)
-    assert np.abs(weights[1] - weights[0]).max() > 0.01
-
-
-def test_log_p_at_all_coordinates_leaves_what_is_given():
-    density = LogDensity(process())
-    given, rng = latent_rows(density), np.random.default_rng(2)
-    start = density.initial_point()
-    assert given.give(start[given.outside])
-    inside = start[None, given.inside]
-    before = given.logp(inside)
-    theta = start + 0.3 * rng.standard_normal((4, density.n_dim))
-    np.testing.assert_allclose(given.logp_of_all(theta), density.logp(theta), rtol=1e-9)
-    np.testing.assert_array_equal(given.logp(inside), before)
+@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize("follows", [True, False])
+def test_sums_over_many_coordinates(follows, n):
+    """They are summed up beside a sparse precision, as long as their weights do not hang on what is given."""
+    density = LogDensity(of_a_sum(follows=follows))
+    given = latent_rows(density)
+    rows = check_rows(density, given, n, scale=0.1)
+    assert (given.precisions.sums is None) == follows
+    step, rng = 1e-3, np.random.default_rng(3)
+    x, along = 0.1 * rng.standard_normal((2, n, given.n_dim, 1))
+    plus, at, minus = (rows.values(x + k * step * along)[:, 0] for k in (1.0, 0.0, -1.0))
+    narrow, _ = given.precisions.factored(given.precisions.independent(np.full((n, given.n_dim), 1e8)))
+    expected = rows.expected(rows.seen(x[:, :, 0], narrow.covariance))
+    slope = np.einsum("nd,nd->n", rows.maps.transposed_times(expected.slope), along[:, :, 0])
+    np.testing.assert_allclose(slope, (plus - minus) / (2.0 * step), rtol=1e-5)
+    factors, _ = given.precisions.factored(expected.precision)
+    whitened = factors.times_covariance(along[:, :, 0])[:, :, None]  # the precision maps it back
+    plus, at, minus = (rows.values(x + k * whitened)[:, 0] for k in (step, 0.0, -step))
+    curvature = np.einsum("nd,nd->n", whitened[:, :, 0], along[:, :, 0])
+    np.testing.assert_allclose(-(plus - 2.0 * at + minus) / step**2, curvature, rtol=1e-4)
 
 
 def test_a_scale_at_which_log_p_has_no_digits_is_refused():
@@ -132,5 +132,4 @@ def test_a_scale_at_which_log_p_has_no_digits_is_refused():
     density = LogDensity(model)
     [place] = [v.where for v in density.layout.variables if v.name == "sd"]
     given = RowsGiven(density, np.arange(density.n_dim)[place])
-    assert given.give(np.array([-3.0]))
-    assert not given.give(np.array([-21.8]))
+    np.testing.assert_array_equal(given.at(np.array([[-3.0], [-21.8]]))[1], [True, False])
