@@ -10,6 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+#: Share of entries beyond which a matrix counts as dense, whatever it takes to evaluate these; dimensions below which
+#: every one does.
+DENSE, SMALLEST = 0.75, 10
+
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
@@ -40,6 +44,11 @@ class Pattern:
     def n_entries(self) -> int:
         """Entries in the lower triangle, the diagonal included."""
         return len(self.rows)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether most entries can differ from 0."""
+        return self.n_entries > DENSE * self.n_dim * (self.n_dim + 1) / 2
 
     def equals(self, other: "Pattern") -> bool:
         """Tell whether another one has the same entries."""
@@ -89,3 +98,8 @@ class SummedPattern:
         """The part that is by theta alone."""
         inner = self.pattern.rows < self.n_dim
         return Pattern(self.pattern.rows[inner], self.pattern.cols[inner], self.n_dim)
+
+
+def is_dense(pattern: Pattern | None) -> bool:
+    """Tell whether a matrix counts as dense; None where its entries are too many to hold."""
+    return pattern is None or pattern.n_dim < SMALLEST or pattern.is_full

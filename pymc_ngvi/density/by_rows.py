@@ -11,20 +11,24 @@ import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.traversal import ancestors
 
-from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.pattern import Pattern, SummedPattern, is_dense
 from pymc_ngvi.core.refusal import NotApart, Reason, Refused, RowsGivenUp
 from pymc_ngvi.core.target import Spread
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.expectations import Expectations, Pointwise
 from pymc_ngvi.density.flat import DataSeen, FlatGraphs, Functions, OfTerms, RowsFound
 from pymc_ngvi.density.row_space import SeenFromRows, seen_from_rows
-from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs import graph
-from pymc_ngvi.reading.reading import Reading
+from pymc_ngvi.reading.found import Reading
 from pymc_ngvi.reading.terms import is_smooth
-from pymc_ngvi.rows.pattern import pattern_of_rows
-from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, PredictorMeanHessian, RowHessian, SecondDerivatives
-from pymc_ngvi.rows.seen import Seen
+from pymc_ngvi.rows.linear_map import Seen
+from pymc_ngvi.rows.row_hessian import (
+    FEW_PREDICTORS,
+    PredictorMeanHessian,
+    RowHessian,
+    SecondDerivatives,
+    pattern_of_rows,
+)
 
 #: Points about the start, and how far from it, at which rows are compared with log p.
 _N_CHECKED, _AROUND = 3, 0.3

@@ -21,7 +21,7 @@ from pytensor.graph.traversal import ancestors, walk
 from pytensor.tensor.shape import Shape, Shape_i
 
 from pymc_ngvi.core.refusal import Reason, RefusedFor
-from pymc_ngvi.reading.factors import Factor, Role, logp_of
+from pymc_ngvi.reading.affine import Factor, Role, logp_of
 
 # --- data that no fit can do much with: values that are not finite, and values that are all equal ---
 

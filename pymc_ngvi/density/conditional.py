@@ -36,7 +36,7 @@ from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.layout import Layout
-from pymc_ngvi.reading.factors import logp_of
+from pymc_ngvi.reading.affine import logp_of
 
 # --- guides of group effects other than log p itself: the prior alone, and a quadratic one from the data [1]_ ---
 #

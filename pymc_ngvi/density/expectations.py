@@ -18,17 +18,12 @@ from pymc_ngvi.core.target import Bends, Expectation, RowRules, Spread
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.reading.found import Compile, Predictors
-from pymc_ngvi.reading.reading import Reading
-from pymc_ngvi.reading.sums import JointPredictors
+from pymc_ngvi.reading.found import Compile, JointPredictors, Predictors, Reading
 from pymc_ngvi.rows.engines import engine_for
-from pymc_ngvi.rows.entries import Entries, ManyMaps
-from pymc_ngvi.rows.expectation import RowFunction
-from pymc_ngvi.rows.linear_map import LinearMap
+from pymc_ngvi.rows.expectation import RowFunction, Taken, changed
+from pymc_ngvi.rows.linear_map import Entries, LinearMap, ManyMaps, Roots, Seen
 from pymc_ngvi.rows.many import ManyRows
 from pymc_ngvi.rows.row_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian, RowGradient
-from pymc_ngvi.rows.seen import Roots, Seen
-from pymc_ngvi.rows.taken import Taken, changed
 
 #: Nats that quadrature may be off by, all rows together, where their functions are smooth; for each coordinate, where
 #: that is more; the least for a row.

@@ -31,8 +31,8 @@ from pymc_ngvi.graphs.jets import MOST_DIMENSIONS, ForwardMode, Jets, NoJet
 from pymc_ngvi.graphs.large import hold_by_rows, hold_matrices
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.ops.cost import Cost, estimate, estimate_of_jets
-from pymc_ngvi.reading.factors import Factor
-from pymc_ngvi.reading.reading import Reading
+from pymc_ngvi.reading.affine import Factor
+from pymc_ngvi.reading.found import Reading
 from pymc_ngvi.reading.terms import Terms
 
 # --- what was built of a model, a field for each part: fits that build nothing anew share it ---

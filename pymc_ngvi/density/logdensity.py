@@ -31,7 +31,7 @@ from pymc_ngvi.density.second_order import Hessians, SecondOrder
 from pymc_ngvi.graphs import incomplete
 from pymc_ngvi.graphs.backends import BACKENDS, without_c
 from pymc_ngvi.graphs.jaxed import check_installed
-from pymc_ngvi.reading.factors import Factor, factors_of
+from pymc_ngvi.reading.affine import Factor, factors_of
 from pymc_ngvi.rows.engines import ENGINES
 
 # --- memory that is freed stays with the process, for the next array of the same size ---

@@ -21,8 +21,7 @@ from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops import cost
 from pymc_ngvi.ops.facts import Facts
-from pymc_ngvi.reading.affine import Dependences
-from pymc_ngvi.reading.factors import Factor, factors_of
+from pymc_ngvi.reading.affine import Dependences, Factor, factors_of
 
 # --- the log density of an observed variable, observation by observation, at draws ---
 

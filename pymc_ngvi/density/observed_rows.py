@@ -24,8 +24,7 @@ from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops.facts import Apart, CannotLift, Facts
-from pymc_ngvi.reading.affine import affine_functions, is_moved, varying_inputs, without_checks
-from pymc_ngvi.reading.factors import CompiledOnce, quickly
+from pymc_ngvi.reading.affine import CompiledOnce, affine_functions, is_moved, quickly, varying_inputs, without_checks
 from pymc_ngvi.reading.found import Predictors
 from pymc_ngvi.reading.terms import Basis, Lift, Rows, lifted, shared_first
 from pymc_ngvi.rows.engines import engine_for

@@ -13,7 +13,7 @@ from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
 from pymc_ngvi.density.by_rows import ByRows
 from pymc_ngvi.density.flat import FlatGraphs
-from pymc_ngvi.reading.factors import Role
+from pymc_ngvi.reading.affine import Role
 from pymc_ngvi.reading.terms import Rows
 
 

@@ -14,7 +14,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 
-from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.pattern import DENSE, SMALLEST, Pattern
 from pymc_ngvi.core.refusal import PatternWidened
 from pymc_ngvi.core.sizes import MOST_NUMBERS
 from pymc_ngvi.core.sparsity.coloured import ColouredHessian, Colouring, Products, batch, significant, slices
@@ -24,10 +24,8 @@ from pymc_ngvi.density.flat import Functions
 if TYPE_CHECKING:
     from pymc_ngvi.reading.interaction import HessianPattern, PatternSearch
 
-#: Share of entries beyond which a matrix counts as dense, whatever its colouring.
-_DENSE = 0.75
-#: Dimensions below which every Hessian counts as dense, and up to which a pattern is looked for in dense ones.
-_SMALLEST, _MOST_DENSE = 10, 2_000
+#: Dimensions up to which a pattern is looked for in Hessians that count as dense.
+_MOST_DENSE = 2_000
 
 
 class SparseHessian:
@@ -104,7 +102,7 @@ class SparseHessian:
     def n_colours_by_graph(self) -> int:
         """Return the products for one Hessian as far as the graph tells, evaluating nothing."""
         self._forget_old_data()
-        colouring = self._colour(self._by_graph().pattern) if len(self._start) >= _SMALLEST else None
+        colouring = self._colour(self._by_graph().pattern) if len(self._start) >= SMALLEST else None
         return len(self._start) if colouring is None else colouring.n_colours
 
     def _forget_old_data(self) -> None:
@@ -131,7 +129,7 @@ class SparseHessian:
 
     def _find(self) -> ColouredHessian | None:
         n_dim = len(self._start)
-        if n_dim < _SMALLEST:
+        if n_dim < SMALLEST:
             return None
         structure = self._by_graph()
         coloured = self._coloured(structure.pattern)
@@ -210,18 +208,9 @@ def same_data(one: Any, other: Any) -> bool:
     return arrays and one.dtype == other.dtype and np.array_equal(one, other)
 
 
-def is_dense(pattern: Pattern | None) -> bool:
-    """Tell whether a matrix counts as dense, whatever it takes to evaluate its entries."""
-    return pattern is None or pattern.n_dim < _SMALLEST or _is_full(pattern)
-
-
-def _is_full(pattern: Pattern) -> bool:
-    return pattern.n_entries > _DENSE * pattern.n_dim * (pattern.n_dim + 1) / 2
-
-
 def colour(pattern: Pattern | None) -> Colouring | None:
     """Return a colouring; None where the matrix counts as dense: where it would not save half of the products."""
-    if pattern is None or _is_full(pattern):
+    if pattern is None or pattern.is_full:
         return None
     colouring = Colouring.of(pattern)
     few = 2 * colouring.n_colours <= pattern.n_dim and colouring.n_colours * pattern.n_dim <= MOST_NUMBERS
@@ -239,7 +228,7 @@ def numerical_pattern(hessian: Callable[[Array], Array], start: Array) -> Patter
         matrix = hessian(start + sd * rng.standard_normal(len(start)))
         if np.all(np.isfinite(matrix)):
             found = significant(matrix) | (False if found is None else found)
-            if np.mean(found) > _DENSE:
+            if np.mean(found) > DENSE:
                 break
     return None if found is None else Pattern.of(found)
 

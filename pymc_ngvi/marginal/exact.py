@@ -15,9 +15,9 @@ from pymc_ngvi.core.refusal import OtherForm, Reason, Unavailable
 from pymc_ngvi.core.target import MeanHessian
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity, ModelDensity
-from pymc_ngvi.density.blocks import CannotSplit
-from pymc_ngvi.density.hyperparameters import ratios
 from pymc_ngvi.density.one_mode import rows_not_concave
+from pymc_ngvi.density.rows_given import ratios
+from pymc_ngvi.density.split import CannotSplit
 from pymc_ngvi.marginal.adaptation import SCALES
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.fitting import Hopeless, Sampler

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.blocks import RowTerms
+from pymc_ngvi.density.split import RowTerms
 from pymc_ngvi.marginal.forest import Forest
 
 type Integers = NDArray[np.intp]

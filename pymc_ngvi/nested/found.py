@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.marginal.regression import Whitening
-from pymc_ngvi.rows.seen import Seen
+from pymc_ngvi.rows.linear_map import Seen
 
 #: Variance of log weights up to which their mean is estimated well, and from which on it is not.
 _TAME, _WILD = 3.0, 6.0

@@ -19,8 +19,8 @@ from pymc_ngvi.nested.defence import Defence
 from pymc_ngvi.nested.found import FEWEST, LEFT, SOLVED, Drawn, EvaluatedMarginal, missing, n_wanted
 from pymc_ngvi.nested.many import ManyFitter, ManyGaussians, Which
 from pymc_ngvi.rows.expectation import row_slices
+from pymc_ngvi.rows.linear_map import Seen
 from pymc_ngvi.rows.many import ManyRows
-from pymc_ngvi.rows.seen import Seen
 
 # --- where conditional fits begin: what rows see of a Gaussian, predicted from fits at other hyperparameters ---
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.families.matrices.sparse.precisions import Factors, Precisions
+from pymc_ngvi.rows.linear_map import Seen
 from pymc_ngvi.rows.many import ManyExpected, ManyRows
-from pymc_ngvi.rows.seen import Seen
 
 #: Steps at most, from a start that is near and from one that is not; their sizes, of which the first that raises the
 #: ELBO is taken; nats that a fit may lack where none does.

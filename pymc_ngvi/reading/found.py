@@ -1,8 +1,11 @@
 """The linear predictors of a log density: affine functions of theta that all else is made of."""
 
 import functools
+import itertools
+import math
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +14,7 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pytensor.compile import Function
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Variable, equal_computations
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import Elemwise
@@ -24,9 +27,150 @@ from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops.elements import Rearranged
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.registry import elements, operation
-from pymc_ngvi.reading.affine import dependence_of, factors_outside, grouped, predictors, with_others
-from pymc_ngvi.reading.sums import JointPredictors, joint_predictors
+from pymc_ngvi.reading.affine import (
+    CompiledOnce,
+    Dependences,
+    affine_functions,
+    as_sum,
+    conditions_of,
+    dependence_of,
+    factors_outside,
+    grouped,
+    predictors,
+    quickly,
+    with_others,
+    without_checks,
+)
+from pymc_ngvi.reading.terms import Terms, terms_of
 from pymc_ngvi.rows.linear_map import LinearMap, MatrixPlan
+
+# --- sums over many coordinates among what predictors are made of: a row that sees them all makes the Hessian dense ---
+
+type Compile = Callable[[list[Variable], Variable | list[Variable]], Function]
+
+#: Coordinates in a sum, at least, and sums, at most.
+_MANY, _MOST_SUMS = 200, 6
+
+
+def wide_sums(found: list[Variable], theta: Variable, facts: Facts) -> list[list[Variable]]:
+    """Return affine functions of theta, few numbers each of which depends on many coordinates."""
+    below, affine = set(ancestors(found)), affine_functions(theta, facts)[1]
+    dependences, sums = Dependences(facts, theta), list[list[Variable]]()
+    for node in facts.nodes:
+        [out, *others] = node.outputs
+        if node not in affine or others or out not in below or math.prod(facts.shape(out)) > _MOST_SUMS:
+            continue
+        if max(math.prod(facts.shape(i)) for i in facts.active_inputs(node)) < _MANY:  # of numbers that are few already
+            continue
+        depends = dependences.of(out)
+        if not (np.diff(depends.sets.indptr)[depends.index] >= _MANY).all():
+            continue
+        equal = next((same for same in sums if equal_computations([out], [same[0]])), None)
+        if equal is None:
+            sums.append([out])
+        else:
+            equal.append(out)
+    return sums if sum(math.prod(facts.shape(var)) for var, *_ in sums) <= _MOST_SUMS else []
+
+
+@dataclass(frozen=True)
+class JointPredictors:
+    """Predictors as functions of coordinates and sums."""
+
+    linear_map: LinearMap
+    #: What they are elements of, as functions of a vector of coordinates and sums; and the sums, of coordinates.
+    variables: list[Variable]
+    point: Variable
+    sums: list[Variable]
+    #: On which coordinates, and then sums, each predictor depends.
+    dependence: Dependence
+    #: From coordinates and sums, (n, n_dim + n_sums), to predictors, (n, n_predictors).
+    evaluate: Callable[[Array], Array]
+    #: How to find their matrix.
+    plan: MatrixPlan
+    #: From theta, (n_dim,), to the sums and the rows of their derivatives.
+    weights: Callable[[Array], list[Array]]
+
+    @property
+    def origin(self) -> Array:
+        """Where theta is 0: coordinates and sums, (n_dim + n_sums,)."""
+        n_dim = self.linear_map.n_dim
+        return np.concatenate([np.zeros(n_dim), self.weights(np.zeros(n_dim))[0]])
+
+    def renewed(self) -> "JointPredictors":
+        """Return the same with the values of data as they are now."""
+        return replace(self, linear_map=_map(self.plan, self.evaluate, self.weights, self.linear_map.n_dim))
+
+
+def joint_predictors(
+    found: list[Variable], theta: Variable, facts: Facts, used: Ints, compile_: Compile
+) -> JointPredictors | None:
+    """Return predictors as functions of coordinates and sums over many; None where there are no such sums."""
+    sums = wide_sums(found, theta, facts)
+    with without_c():
+        while sums:
+            outputs, point = _of_joint(found, theta, facts, sums)
+            everything = pt.concatenate([var.ravel() for var in outputs])
+            depends = dependence_of(outputs, Facts(everything, point), point)
+            seen = np.asarray(depends.sets[np.unique(depends.index[used])].sum(axis=0)).ravel() > 0
+            kept = [same for same, at in zip(sums, _places(theta, facts, sums), strict=True) if seen[at].any()]
+            if len(kept) == len(sums):
+                first = [var for var, *_ in sums]
+                [n_joint], [n_dim] = point.type.shape, theta.type.shape
+                evaluate, weights = _function(everything, point, compile_), _weights(theta, first, n_joint - n_dim)
+                plan = MatrixPlan.of(depends, n_joint)
+                linear_map = _map(plan, evaluate, weights, n_dim)
+                return JointPredictors(linear_map, outputs, point, first, depends, evaluate, plan, weights)
+            sums = kept
+    return None
+
+
+def _of_joint(
+    found: list[Variable], theta: Variable, facts: Facts, sums: list[list[Variable]]
+) -> tuple[list[Variable], Variable]:
+    """Return predictors with sums as coordinates of their own, and the vector of both."""
+    places = _places(theta, facts, sums)
+    [n_dim] = theta.type.shape
+    point = pt.vector("theta and sums", dtype="float64", shape=(places[-1].stop,))
+    new = {theta: pt.specify_shape(point[:n_dim], (n_dim,))}
+    for same, at in zip(sums, places, strict=True):
+        shape = facts.shape(same[0])
+        new.update(dict.fromkeys(same, pt.specify_shape(point[at].reshape(shape), shape)))
+    others = [var for var in found if var not in new]
+    made = dict(zip(others, graph_replace(others, new, strict=False), strict=True)) if others else {}
+    return [new[var] if var in new else made[var] for var in found], point
+
+
+def _places(theta: Variable, facts: Facts, sums: list[list[Variable]]) -> list[slice]:
+    """Return where each of the sums is, after theta."""
+    ends = np.cumsum([theta.type.shape[0], *(math.prod(facts.shape(var)) for var, *_ in sums)]).tolist()
+    return [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+
+
+def _function(everything: Variable, point: Variable, compile_: Compile) -> Callable[[Array], Array]:
+    """Return the predictors as a function of coordinates and sums."""
+    points, [values] = graph.over_draws([everything], point)
+    function = compile_([points], values)
+    return lambda at: np.asarray(function(at))
+
+
+def _weights(theta: Variable, sums: list[Variable], n: int) -> Callable[[Array], list[Array]]:
+    """Return the sums, and then the rows of their derivatives, as a function of theta."""
+    flat = pt.concatenate([var.ravel() for var in sums])
+    return quickly([theta], [flat, *(graph.gradient(flat[k], theta) for k in range(n))])
+
+
+def _map(
+    plan: MatrixPlan, evaluate: Callable[[Array], Array], weights: Callable[[Array], list[Array]], n_dim: int
+) -> LinearMap:
+    """Return the predictors as affine functions of coordinates and sums, by their values."""
+    joint = plan.matrix(evaluate)
+    offset, *rows = weights(np.zeros(n_dim))
+    # Sums are counted without what they are where theta is 0.
+    shift = joint.times(np.concatenate([np.zeros(n_dim), offset])[None])[0]
+    of_sums = np.array(rows, dtype=np.float64)
+    return replace(joint, offset=joint.offset + shift, weights=of_sums)
+
 
 # --- known matrices times an unknown number: what is made of them is what is made of the matrices, scaled ---
 # A normal prior with the covariance ``s**2 * K`` factorises an unknown matrix, as it is written. The Cholesky factor is
@@ -91,8 +235,6 @@ def _power(factor: Variable, degree: float) -> Variable:
 
 
 # --- the linear predictors of a log density: affine functions of theta that all else is made of ---
-
-type Compile = Callable[[list[Variable], Variable | list[Variable]], Function]
 
 
 def together(parts: Sequence[Variable]) -> Variable:
@@ -208,3 +350,58 @@ class Predictors:
 
     def _now(self) -> list[object]:
         return [cell[0] for cell in self._cells]
+
+
+# --- what is read of a log density, once: its predictors, and its parts as rows of these ---
+
+type Simplify = Callable[[list[Variable]], list[Variable]]
+
+
+class Reading:
+    """A log density taken apart."""
+
+    def __init__(self, parts: Sequence[Variable], theta: Variable, simplify: Simplify, compile_: Compile) -> None:
+        self._of_weights = CompiledOnce(quickly)
+        self.predictors = Predictors(together(parts), theta, compile_)
+        with without_c():
+            inner = simplify(list(self.predictors.density().owner.inputs))
+            whole = together(graph.inline_inner_graphs(inner))
+        checked, self.conditions = without_checks(whole), conditions_of(pt.add(pt.constant(0.0), *whole.owner.inputs))
+        self.leaves_out_conditions = checked is not whole
+        self._inner = as_sum(checked, self.predictors.vector)
+        self._facts = Facts(self._inner, self.predictors.vector, conditions=True)
+        self._take_apart()
+
+    def _take_apart(self) -> None:
+        self._version = self.predictors.version
+        before = self.terms.weigh if hasattr(self, "terms") else None
+        parts = self._inner.owner.inputs
+        with without_c():
+            self.terms: Terms = terms_of(parts, self.predictors.vector, self._facts, self._of_weights, before)
+
+    def refresh(self) -> bool:
+        """Take the data as they are now; tell whether they have changed."""
+        self.predictors.refresh()
+        if self.predictors.version == self._version:
+            return False
+        self._facts.refresh()
+        self._take_apart()
+        return True
+
+    def renew(self) -> bool:
+        """Take the values of data as they are now, the same elements of log p being rows as before."""
+        if self.terms.rest:
+            return False
+        self.predictors.renew()
+        self._facts.refresh()
+        terms = self.terms.renewed(self.predictors.vector, self._facts)
+        if terms is None:
+            return False
+        self._version, self.terms = self.predictors.version, terms
+        return True
+
+    def retake(self) -> None:
+        """Take the data as they are now, and log p apart once more; raises as `refresh`."""
+        self.predictors.retake()
+        self._facts.refresh()
+        self._take_apart()

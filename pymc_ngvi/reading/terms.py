@@ -25,8 +25,7 @@ from pymc_ngvi.ops.elements import core_op
 from pymc_ngvi.ops.facts import Apart, CannotLift, Facts
 from pymc_ngvi.ops.registry import operation
 from pymc_ngvi.ops.scalars import ScalarForm
-from pymc_ngvi.reading.affine import Dependences, is_linear, varying_inputs
-from pymc_ngvi.reading.factors import CompiledOnce
+from pymc_ngvi.reading.affine import CompiledOnce, Dependences, is_linear, varying_inputs
 
 # --- elements of a variable, each as a function of the few predictors that it depends on ---
 #

@@ -16,7 +16,7 @@ from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.conditional import GuideFunctions, quadratic_guide
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
-from pymc_ngvi.reading.factors import logp_of
+from pymc_ngvi.reading.affine import logp_of
 from pymc_ngvi.reparam.blockwise import Blocks, Matrices
 from pymc_ngvi.reparam.modes import Guide, Modes, find_modes
 

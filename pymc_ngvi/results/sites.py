@@ -12,7 +12,7 @@ from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.observed_rows import ObservedKind, ObservedRows, observed_rows
 from pymc_ngvi.results.convert import axes_of
 from pymc_ngvi.results.posterior import Posterior
-from pymc_ngvi.rows.entries import Entries, ManyMaps
+from pymc_ngvi.rows.linear_map import Entries, ManyMaps
 from pymc_ngvi.rows.sites import RowSites, row_sites, site_moments
 
 #: Nats by which a predictive density may be wrong by quadrature.

@@ -2,7 +2,7 @@
 
 import functools
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.refusal import PatternLacks
+from pymc_ngvi.core.refusal import PatternLacks, TooDenseError
 from pymc_ngvi.core.sizes import AT_ONCE, STREAMED
-from pymc_ngvi.core.sparsity.dependence_sets import Ints
+from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints, Pairs
 from pymc_ngvi.core.target import MeanHessian, Rooted, Whitener
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.rows.expectation import Compiled, row_slices
-from pymc_ngvi.rows.linear_map import LinearMap, consecutive
-from pymc_ngvi.rows.seen import Roots
+from pymc_ngvi.rows.expectation import Compiled, RowFunction, row_slices
+from pymc_ngvi.rows.linear_map import LinearMap, Roots, consecutive
 
 # --- mean Hessians that are known with respect to the linear predictors ---
 
@@ -274,3 +273,54 @@ class RowHessian:
         low, high = values(np.concatenate([point - step * along, point + step * along]))
         apart = (low - here) + (high - here) - step**2 * float(moved @ (matrix @ moved))
         return not np.isfinite(apart) or abs(apart) <= _TOLERANCE * step**2 * size
+
+
+# --- the pattern of a Hessian that is a sum over rows: the coordinates that meet in a row ---
+
+# --- derivatives of rows, added up by predictor ---
+
+
+class Scatter:
+    """Adds up gradients and Hessians of rows; where entries belong is found once."""
+
+    def __init__(self, index: Sequence[Ints], n: int) -> None:
+        self._n = n
+        self._at = np.concatenate([kind.ravel() for kind in index])
+        squares = [(kind[:, :, None] * n + kind[:, None, :]).ravel() for kind in index]
+        entries, self._place = np.unique(np.concatenate(squares), return_inverse=True)
+        self._columns = entries % n
+        self._starts = np.searchsorted(entries, n * np.arange(n + 1))
+
+    def __call__(self, grads: Sequence[Array], hessians: Sequence[Array]) -> tuple[Array, sparse.csr_array]:
+        """Return the sums."""
+        grad = np.bincount(self._at, np.concatenate([g.ravel() for g in grads]), minlength=self._n)
+        values = np.concatenate([h.ravel() for h in hessians])
+        sums = np.bincount(self._place, values, minlength=len(self._columns))
+        return grad, sparse.csr_array((sums, self._columns, self._starts), shape=(self._n, self._n))
+
+
+#: Entries that are held, at most.
+_MOST_ENTRIES = 40_000_000
+
+
+def pattern_of(predictors: Dependence, pairs: Iterable[tuple[Ints, Ints]]) -> Pattern:
+    """Return where X^T M X can differ from 0."""
+    index = predictors.index.ravel()
+    found = Pairs(predictors.sets.shape[1])
+    for rows, cols in pairs:
+        used = np.ones(len(rows), dtype=bool)
+        first = Dependence(predictors.sets, index[rows])
+        if np.array_equal(rows, cols):
+            found.add_within(first, used)
+        else:
+            found.add_across(first, Dependence(predictors.sets, index[cols]), used)
+    return found.pattern(_MOST_ENTRIES)
+
+
+def pattern_of_rows(functions: Iterable[RowFunction], predictors: Dependence) -> Pattern | None:
+    """Return where the Hessian of a sum over rows can differ from 0; None where these entries are too many to hold."""
+    pairs = [(f.index[:, a], f.index[:, b]) for f in functions for a, b in np.argwhere(np.tril(f.interacts))]
+    try:
+        return pattern_of(predictors, pairs)
+    except TooDenseError:
+        return None

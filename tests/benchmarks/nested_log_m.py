@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 
 from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.density.hyperparameters import latent_rows
+from pymc_ngvi.density.rows_given import latent_rows
 from pymc_ngvi.families.matrices.sparse.precisions import Factors
 from pymc_ngvi.nested.found import EvaluatedMarginal
 from pymc_ngvi.nested.log_marginal import LatentMarginal, ManyConditionals

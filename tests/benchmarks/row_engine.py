@@ -35,8 +35,8 @@ from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.families.gaussian import DiagonalState
 from pymc_ngvi.graphs.graph import MissingDerivativeError
-from pymc_ngvi.reading.factors import quickly
-from pymc_ngvi.reading.reading import Reading
+from pymc_ngvi.reading.affine import quickly
+from pymc_ngvi.reading.found import Reading
 from pymc_ngvi.rows.engines import ENGINES
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "row_engine.md"

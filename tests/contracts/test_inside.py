@@ -13,7 +13,7 @@ from scipy import stats
 from scipy.special import gammaln, logsumexp, polygamma
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.density.hyperparameters import latent_rows
+from pymc_ngvi.density.rows_given import latent_rows
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.effects import N_CANDIDATES, draw_effects, moments_of_draws
 from pymc_ngvi.marginal.log_marginal import LogMarginal

@@ -13,7 +13,7 @@ import pymc_ngvi
 
 from pymc_ngvi import NotExactError
 from pymc_ngvi.core.refusal import Reason, Unavailable
-from pymc_ngvi.density.blocks import CannotSplit
+from pymc_ngvi.density.split import CannotSplit
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors import plan
 from pymc_ngvi.posteriors.kinds import latent_gaussian

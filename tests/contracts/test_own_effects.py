@@ -7,7 +7,7 @@ import pytest
 from scipy import integrate, optimize, special
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.density.hyperparameters import latent_rows
+from pymc_ngvi.density.rows_given import latent_rows
 from pymc_ngvi.rows.integrated import Integrated
 from pymc_ngvi.rows.many import OwnDraws
 

@@ -8,8 +8,7 @@ import pytest
 from latent_models import counts, level, process, regression
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.density.hyperparameters import latent_rows
-from pymc_ngvi.density.rows_given import NotRows, RowsGiven
+from pymc_ngvi.density.rows_given import NotRows, RowsGiven, latent_rows
 
 
 def names_of(density, index):

@@ -12,8 +12,7 @@ from marginal_terms import forest_of as by_hand
 from marginal_terms import singles
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.density.blocks import CannotSplit, RowTerms
-from pymc_ngvi.density.split import SplitDensity
+from pymc_ngvi.density.split import CannotSplit, RowTerms, SplitDensity
 from pymc_ngvi.marginal import parts
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.forest import Forest

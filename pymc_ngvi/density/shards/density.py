@@ -14,7 +14,7 @@ import pymc as pm
 from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 
-from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.pattern import Pattern, is_dense
 from pymc_ngvi.core.refusal import RowsGivenUp
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.target import Expectation, Later, MatrixHessian, MeanHessian, PatternHessian, RowRules, Spread
@@ -23,9 +23,8 @@ from pymc_ngvi.density.info import ModelInfo, initial_point_function, terms_by_v
 from pymc_ngvi.density.logdensity import LogDensity, Sum
 from pymc_ngvi.density.shards.requests import Evaluate, Expect, Open, Outline, Reference, ShardExpectation
 from pymc_ngvi.density.shards.shards import Shards
-from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs.graph import MissingDerivativeError
-from pymc_ngvi.reading.factors import Factor, factors_of
+from pymc_ngvi.reading.affine import Factor, factors_of
 
 
 @stored("shard_rules")

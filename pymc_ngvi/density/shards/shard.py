@@ -42,7 +42,7 @@ from pymc_ngvi.density.shards.requests import (
     VariableForm,
 )
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.reading.factors import Factor, factors_of, logp_of
+from pymc_ngvi.reading.affine import Factor, factors_of, logp_of
 from pymc_ngvi.reading.roles import n_axes
 from pymc_ngvi.rows.row_hessian import Known
 

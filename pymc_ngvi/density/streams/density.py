@@ -31,7 +31,7 @@ from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.logdensity import LogDensity, Sum
 from pymc_ngvi.density.row_kinds import ModelRows
 from pymc_ngvi.graphs.backends import quick_mode, without_c
-from pymc_ngvi.reading.factors import Factor, factors_of
+from pymc_ngvi.reading.affine import Factor, factors_of
 
 # --- what can go wrong with data in batches ---
 

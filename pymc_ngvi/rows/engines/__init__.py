@@ -4,7 +4,7 @@ import functools
 
 from collections.abc import Callable
 
-from pymc_ngvi.reading.factors import CompileAll
+from pymc_ngvi.reading.affine import CompileAll
 from pymc_ngvi.rows.engines.on_jax import OnJax
 from pymc_ngvi.rows.engines.on_programs import ProgramEngine
 from pymc_ngvi.rows.engines.on_pytensor import Engine, PyTensorEngine
@@ -35,7 +35,7 @@ def engine_for(backend: str, compile_: CompileAll) -> Engine:
 
     Examples
     --------
-    >>> from pymc_ngvi.reading.factors import quickly
+    >>> from pymc_ngvi.reading.affine import quickly
     >>> from pymc_ngvi.rows.engines import engine_for
     >>> type(engine_for("quick", quickly)).__name__
     'ProgramEngine'

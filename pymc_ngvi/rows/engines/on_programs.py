@@ -10,7 +10,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs.programs import program_of, read
-from pymc_ngvi.reading.factors import CompileAll
+from pymc_ngvi.reading.affine import CompileAll
 from pymc_ngvi.reading.terms import Rows, interacts, shared_first
 from pymc_ngvi.rows.engines.on_pytensor import PyTensorEngine
 from pymc_ngvi.rows.expectation import Compiled, RowFunction, SummedRowFunction

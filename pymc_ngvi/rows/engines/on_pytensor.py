@@ -18,7 +18,7 @@ from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops import cost
-from pymc_ngvi.reading.factors import CompileAll, CompiledOnce
+from pymc_ngvi.reading.affine import CompileAll, CompiledOnce
 from pymc_ngvi.reading.terms import Rows, interacts, of_sum, shared_first
 from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction, row_slices
 from pymc_ngvi.rows.row_hessian import FirstDerivatives, SecondDerivatives
