@@ -26,7 +26,7 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.rewriting.shape import local_Shape_i_ground, local_shape_to_shape_i, local_track_shape_i
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
-from pymc_ngvi.graphs import incomplete, large, odes, rewrites, sparse_products  # noqa: F401 (the last registers)
+from pymc_ngvi.graphs import incomplete, large, odes, rewrites
 from pymc_ngvi.graphs.inner import copy_of
 from pymc_ngvi.graphs.inner import inline_inner_graphs as inline_inner_graphs  # part of what this module offers
 from pymc_ngvi.graphs.layout import Layout
