@@ -10,9 +10,9 @@ from pymc_ngvi.fitting.record import FitRecord
 _LOG_P = 0.75
 #: Seconds that a draw and its log density take for each coordinate and each parameter of q.
 _PER_COORDINATE, _PER_PARAMETER = 1e-7, 1e-9
-#: Of a reparametrised density: gradients that one of its own takes, that the way of a draw to the model's scale takes,
-#: and the seconds on top of both. First of a search for conditional modes, then without one.
-_SEARCH, _NO_SEARCH = (8.0, 4.0, 6e-4), (2.5, 0.5, 2e-5)
+#: Gradients that one of the density that was fitted takes, that the way of a draw to the model's scale takes, and the
+#: seconds on top of both: plain; reparametrised with a search for conditional modes; and without one.
+PLAIN, SEARCH, NO_SEARCH = (1.0, 0.0, 0.0), (8.0, 4.0, 6e-4), (2.5, 0.5, 2e-5)
 
 
 @dataclass(frozen=True)
@@ -27,23 +27,17 @@ class Costs:
     hessian: float
 
 
-def direct_costs(density: ModelDensity, record: FitRecord | None, n_dim: int, n_numbers: int) -> Costs:
+def costs_of(
+    density: ModelDensity,
+    record: FitRecord | None,
+    n_dim: int,
+    n_numbers: int,
+    coordinates: tuple[float, float, float] = PLAIN,
+) -> Costs:
     """Estimate costs from the graph of log p, the sizes of its data, the dimension, and the numbers that define q."""
     one, own = density.gradient_seconds, _PER_COORDINATE * n_dim + _PER_PARAMETER * n_numbers
-    gradient = one + 0.5 * own
-    return Costs(gradient, _LOG_P * one + own, _hessian_in_gradients(density, record) * gradient)
-
-
-def reparametrised_costs(
-    density: ModelDensity, record: FitRecord | None, n_dim: int, n_numbers: int, *, search: bool
-) -> Costs:
-    """Estimate those of a reparametrised density; ``search``: whether it searches for conditional modes."""
-    one, own = density.gradient_seconds, _PER_COORDINATE * n_dim + _PER_PARAMETER * n_numbers
-    gradients, way, more = _SEARCH if search else _NO_SEARCH
+    gradients, way, more = coordinates
     gradient = gradients * one + more + 0.5 * own
     weight = _LOG_P * one + 2.0 * (way * one + more) + own
-    return Costs(gradient, weight, _hessian_in_gradients(density, record) * gradient)
-
-
-def _hessian_in_gradients(density: ModelDensity, record: FitRecord | None) -> float:
-    return hessian_in_gradients(density, record.n_hessians if record is not None else 0)
+    of_hessian = hessian_in_gradients(density, record.n_hessians if record is not None else 0)
+    return Costs(gradient, weight, of_hessian * gradient)

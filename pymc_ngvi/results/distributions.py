@@ -26,7 +26,7 @@ from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.mixtures.finite.worth import effective_components, worth_between
 from pymc_ngvi.reparam import Conditional, ReparametrisedDensity
 from pymc_ngvi.results.convert import Labels, flat_dataset, free_names
-from pymc_ngvi.results.costs import Costs, direct_costs, reparametrised_costs
+from pymc_ngvi.results.costs import NO_SEARCH, SEARCH, Costs, costs_of
 
 
 def components_dataset(mixture: MixtureState, layout: Layout) -> xr.Dataset:
@@ -212,12 +212,8 @@ class Distribution:
         """Return the relative standard errors of standard deviations that rest on kept weights, NaN of others."""
         return None
 
-    def proposed(self, n: int, rng: np.random.Generator) -> Array:
-        """Return the draws that importance weights are of, (n, n_dim): those of `draw`, or of what it is made of."""
-        return self.draw(n, rng)
-
     def log_weights(self, theta: Array, density: ModelDensity) -> Array:
-        """Return the logarithms of their weights, (n_draws,), whose mean is the ELBO: log p - log q."""
+        """Return the log importance weights of draws, (n_draws,), whose mean is the ELBO: log p - log q."""
         with np.errstate(invalid="ignore"):
             weights: Array = density.logp(theta) - self.q.log_density(theta)
         return weights
@@ -255,7 +251,7 @@ class Distribution:
 
     def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
         """Return what evaluations cost."""
-        return direct_costs(density, record, self.n_dim, _n_numbers(self.q))
+        return costs_of(density, record, self.n_dim, _n_numbers(self.q))
 
 
 @functools.singledispatch
@@ -321,8 +317,8 @@ class PushforwardDistribution(Distribution):
 
     def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
         """Return the costs of evaluations with their searches for conditional modes."""
-        search = record is None or record.reparam != "noncentred"
-        return reparametrised_costs(density, record, self.n_dim, _n_numbers(self.q), search=search)
+        coordinates = SEARCH if record is None or record.reparam != "noncentred" else NO_SEARCH
+        return costs_of(density, record, self.n_dim, _n_numbers(self.q), coordinates)
 
 
 distribution_of.register(MixtureState, MixtureDistribution)
@@ -415,10 +411,6 @@ class PoolDistribution(Distribution):
         errors[self.q.globals_] = self.q.sd_errors
         return errors
 
-    def log_weights(self, theta: Array, density: ModelDensity) -> Array:
-        """Raise: weights are kept."""
-        raise NotImplementedError(f"The {self.name} keeps the weights of its draws.")
-
     def draws_with_ratio(self, n: int) -> tuple[Array, Array] | None:
         """Return draws of an approximate nested posterior; None of any other."""
         return self.q.rest.draws_with_ratio(self.q, n)
@@ -450,7 +442,7 @@ class PoolDistribution(Distribution):
 
     def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
         """Return the costs of evaluating log p."""
-        return direct_costs(density, record, self.n_dim, 0)
+        return costs_of(density, record, self.n_dim, 0)
 
 
 distribution_of.register(PoolState, PoolDistribution)

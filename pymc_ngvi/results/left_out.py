@@ -130,7 +130,7 @@ def _draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[Arra
     """Return draws, and their log weights: log p - log q of those of q, where these weights are any good."""
     distribution = posterior.distribution
     if distribution.kept_log_weights() is None:
-        theta = distribution.proposed(n, rng)
+        theta = distribution.draw(n, rng)
         log_weights = distribution.log_weights(theta, posterior.density)
         if smoothed(log_weights)[1] <= khat_limit(n):
             return theta, log_weights

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import warnings
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +17,8 @@ from scipy import sparse
 from scipy.sparse import csgraph
 from scipy.special import softmax
 
-from pymc_ngvi.core.messages import OURS, checked_names, shortened
-from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, weigh
+from pymc_ngvi.core.messages import checked_names, shortened
+from pymc_ngvi.core.psis import MIN_KHAT_DRAWS
 from pymc_ngvi.core.seeds import Seed, seed_of
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
@@ -36,12 +35,11 @@ from pymc_ngvi.marginal.new_rows import (
     with_new_rows,
     with_trees,
 )
-from pymc_ngvi.marginal.sampling import picked
 from pymc_ngvi.marginal.student_mixture import StudentMixture
 from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood
 from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.results.predictions import Given, NewData, Treatments, given_new_data, tree_of
-from pymc_ngvi.results.priors import Judged, JudgedDraws, joint_draws, log_mean
+from pymc_ngvi.results.priors import JudgedDraws, WeightedDistribution, joint_draws, log_mean
 from pymc_ngvi.results.sampling import Names
 from pymc_ngvi.results.summary import Planned, Summary, imported
 
@@ -597,10 +595,10 @@ class Updated(JudgedDraws):
         Free variables at these draws, (n, *shape), with elements that were not in the fit.
     log_ratio : ndarray, shape (n,)
         Log density of the new rows at each draw; of groups, given the global parameters.
-    judged : Judged
-        How good the weights are.
     seed : int
         Of draws, where none is given.
+    khat, effective_sample_size, doubts, cure, weights_help
+        How good the weights are.
     """
 
     rows: NewRows
@@ -624,17 +622,11 @@ class Updated(JudgedDraws):
         ValueError
             Where the weights can't be relied on.
         """
-        if not self.judged.weights_help:
+        if not self.weights_help:
             raise ValueError(f"There is no density to be relied on. {self.sentence}")
         return LogMarginalLikelihood(*log_mean(self.draws, self.log_ratio))
 
     # --- draws ---
-
-    @functools.cached_property
-    def _weights(self) -> Array:
-        """Smoothed weights."""
-        log_weights = weigh(self.draws.log_weights + self.log_ratio, np.zeros(len(self.log_ratio)))[0]
-        return np.exp(log_weights)
 
     def sample(self, draws: int = 2_000, *, var_names: Names = None, random_seed: Seed = None) -> xr.DataTree:
         """Draw from the posterior given the new rows as well: draws of equal weight, picked by the weights.
@@ -659,9 +651,9 @@ class Updated(JudgedDraws):
             For variables that the model does not have.
         """
         rng = self._generator(random_seed)
-        order = np.argsort(self.draws.theta[:, 0], kind="stable")
-        uniform = rng.permutation((np.arange(check_draws(draws)) + rng.random()) / draws)
-        at = order[picked(self._weights[order], uniform)]
+        log_weights = self.draws.log_weights + self.log_ratio
+        weighted = WeightedDistribution(self.posterior.distribution, self.draws.theta, log_weights, 0, {})
+        at = weighted.rows(check_draws(draws), rng)
         free = {name: of[at] for name, of in self.values.items()}
         computed = self.rows.deterministics
         names = [*free, *computed]
@@ -716,12 +708,9 @@ def updated(posterior: Posterior, new_data: Given, draws: int, rng: np.random.Ge
         given = _with_rows(posterior, rows, made, rng)
     if not np.isfinite(made.log_weights + given.log_ratio).any():
         raise ValueError(f"The new rows are impossible at all draws of the posterior. {_FIT}")
-    judged = Judged.of(made, given.log_ratio, (*given.doubts, *doubts), draws, _FIT)
-    made = made._replace(theta=given.theta)
-    result = Updated(posterior, made, given.log_ratio, judged, int(rng.integers(2**62)), rows, given.values)
-    if result.doubts:
-        warnings.warn(result.sentence, UserWarning, skip_file_prefixes=OURS)
-    return result
+    doubts, made = (*given.doubts, *doubts), made._replace(theta=given.theta)
+    more = {"rows": rows, "values": given.values}
+    return Updated.judged(posterior, made, given.log_ratio, rng, draws, doubts, _FIT, **more)
 
 
 class _DrawsGiven(NamedTuple):

@@ -15,7 +15,7 @@ from gaussian import SEEDS, fit
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.density.functionals import PREDICTORS, Functionals, Group, functionals_of
 from pymc_ngvi.families import DiagonalState, FullState
-from pymc_ngvi.results.costs import direct_costs
+from pymc_ngvi.results.costs import costs_of
 from pymc_ngvi.results.diagnosis.drifts import weighted_shift_of
 from pymc_ngvi.results.distributions import Distribution, MovePlan, distribution_of
 
@@ -67,7 +67,7 @@ class OfDraws(Distribution):
         return MovePlan(density, DiagonalState(np.zeros(self.n_dim), np.ones(self.n_dim)), self.q.draws)
 
     def costs(self, density, record):
-        return direct_costs(density, record, self.n_dim, 0)
+        return costs_of(density, record, self.n_dim, 0)
 
 
 @distribution_of.register

@@ -124,7 +124,7 @@ def weighed(
     """Return log weights of draws, (n,), and some coordinates of these, (n, n_index)."""
     ratio, coordinates, done = np.empty(n), np.empty((n, len(index))), 0
     for chunk in chunks(n, posterior.layout.n_dim):
-        theta = posterior.distribution.proposed(chunk, rng)
+        theta = posterior.distribution.draw(chunk, rng)
         for part in np.array_split(theta, max(1, len(theta) // FEWEST_WEIGHED)):
             now = slice(done, done + len(part))
             ratio[now] = posterior.distribution.log_weights(part, posterior.density)
@@ -158,7 +158,7 @@ def log_ratio_of(posterior: Posterior, kept: Kept, draws: int | None, rng: np.ra
 def own_coordinates(posterior: Posterior, n: int, index: NDArray[np.intp]) -> Array:
     """Return some coordinates of the draws that belong to the fit, (n, n_index)."""
     rng = own_generator(posterior.record)
-    parts = [posterior.distribution.proposed(chunk, rng)[:, index] for chunk in chunks(n, posterior.layout.n_dim)]
+    parts = [posterior.distribution.draw(chunk, rng)[:, index] for chunk in chunks(n, posterior.layout.n_dim)]
     return np.concatenate(parts)
 
 
@@ -167,7 +167,7 @@ def first_weighed(posterior: Posterior, n: int, n_first: int, rng: np.random.Gen
     rng = own_generator(posterior.record) if rng is None else rng
     parts: list[Array] = []
     for chunk in chunks(n, posterior.layout.n_dim):
-        parts.append(posterior.distribution.proposed(chunk, rng))
+        parts.append(posterior.distribution.draw(chunk, rng))
         if sum(map(len, parts)) >= n_first:
             break
     return np.concatenate(parts)[:n_first]
@@ -180,7 +180,7 @@ def weights_and_elbo(log_ratio: Array) -> tuple[Weights, Elbo]:
     with np.errstate(over="ignore"):  # far draws of a proposal may have next to no density
         value = float(log_ratio[finite].mean()) if n else -np.inf
         se = float(log_ratio[finite].std(ddof=1) / np.sqrt(n)) if n > 1 else np.inf
-    return weigh(log_ratio, np.zeros(len(log_ratio)))[1], Elbo(value, se)
+    return weigh(log_ratio)[1], Elbo(value, se)
 
 
 def coordinate_khats(log_ratio: Array, standardised: Array) -> Array:
