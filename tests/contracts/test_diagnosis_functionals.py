@@ -223,7 +223,7 @@ def test_weighted_limits_are_those_of_the_posterior():
     expected = {"mean": 0.5 / 1.3, "sd": 1.2 / 1.3 - 1.0}
     expected |= {name: (0.5 + sign * 1.2 * 1.598) / 1.3 - sign * 1.598 for name, sign in (("lower", -1), ("upper", 1))}
     for name, value in expected.items():
-        estimates = getattr(shift, name)
+        estimates = shift.measures[name]
         assert estimates.value[0] == pytest.approx(value, abs=4.0 * estimates.se[0])
         assert 0.002 < estimates.se[0] < 0.05
 

@@ -20,10 +20,9 @@ from pymc_ngvi.fitting.progress import WorkProgress
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.results.diagnosis.diagnosis import MOVED, SCORED, SYMMETRIES, Diagnosis, Finding, Kept
 from pymc_ngvi.results.diagnosis.drifts import (
+    Drift,
     Estimates,
-    FunctionalDrift,
     JointDrift,
-    MomentDrift,
     Moved,
     drift_of,
     first_order_of,
@@ -37,17 +36,12 @@ from pymc_ngvi.results.diagnosis.findings import (
     Context,
     context_of,
     findings_of,
-    functional_stands_out,
-    is_suspicious,
-    joint_stands_out,
     not_moved,
     of_first_order,
     of_fit,
     of_functionals,
     of_joint,
     of_weighted,
-    stands_out,
-    unsettled,
 )
 from pymc_ngvi.results.diagnosis.missed_mass import other_modes
 from pymc_ngvi.results.diagnosis.weights import (
@@ -85,33 +79,13 @@ _LEAST = 32
 _RATIOS = 1e-2, 1e2
 
 
-@dataclass(frozen=True)
-class ScoreDrift:
-    """By how much gradients say that draws are off."""
-
-    #: Of coordinates, as moved draws tell it: of skewness and of log p nothing.
-    moments: MomentDrift
-
-    n_draws: int
-    #: The same of linear predictors and their sum, of limits nothing; None where there are none.
-    predictors: FunctionalDrift | None = None
-
-    def in_words(self) -> str:
-        """Return what was looked at."""
-        predictors = "" if self.predictors is None else f", and with {self.predictors.functionals.of_elements()}"
-        return f"at {self.n_draws:,} draws: their means, and products with all coordinates{predictors}"
-
-    def seen_again(self, other: "ScoreDrift") -> "ScoreDrift":
-        """Return what this and an independent one have in common."""
-        one, two = self.predictors, other.predictors
-        predictors = None if one is None or two is None else one.seen_again(two)
-        return ScoreDrift(self.moments.seen_again(other.moments), other.n_draws, predictors)
-
-
 def score_drift_of(
     posterior: Posterior, rng: np.random.Generator, n: int, functionals: Functionals | None
-) -> ScoreDrift | None:
-    """Return what gradients at ``n`` draws say; None where they are finite at too few of them."""
+) -> tuple[Drift, Drift | None] | None:
+    """Return what gradients at ``n`` draws say of coordinates, and of linear predictors where there are some.
+
+    None where they are finite at too few of them.
+    """
     q = posterior.distribution
     plan = q.plan(posterior.density)
     theta = plan.draw(q.base(n, rng))
@@ -120,22 +94,20 @@ def score_drift_of(
         whitened = plan.gaussian.whiten(grad)
         step = plan.gaussian.draws(whitened) - plan.gaussian.mean()
     finite = np.isfinite(theta).all(axis=1) & np.isfinite(step).all(axis=1)
-    if finite.sum() < _LEAST:
+    n_draws = int(finite.sum())
+    if n_draws < _LEAST:
         return None
-    apart, step, sd = theta[finite] - q.mean(), step[finite], q.sd()
-    both = _estimates(apart, step, sd, plan.gaussian.sd() ** 2)
-    moments, n_draws = MomentDrift(*both, _nothing(len(sd)), Elbo(np.nan, np.nan)), int(finite.sum())
+    apart, step = theta[finite] - q.mean(), step[finite]
+    moments = Drift(_estimates(apart, step, q.sd(), plan.gaussian.sd() ** 2), n_draws)
     if functionals is None or functionals.of_predictors is None:
-        return ScoreDrift(moments, n_draws)
+        return moments, None
     matrix = functionals.of_predictors.matrix
     along, variances = apart @ matrix.T, np.sum(plan.gaussian.whiten(matrix) ** 2, axis=1)
     of_columns = _estimates(along, step @ matrix.T, along.std(axis=0), variances)
-    nothing = _nothing(len(matrix))
-    predictors = FunctionalDrift(functionals.only_predictors(), *of_columns, nothing, nothing, n_draws)
-    return ScoreDrift(moments, n_draws, predictors)
+    return moments, Drift(of_columns, n_draws, functionals.only_predictors())
 
 
-def _estimates(apart: Array, step: Array, sd: Array, variance: Array) -> tuple[Estimates, Estimates]:
+def _estimates(apart: Array, step: Array, sd: Array, variance: Array) -> dict[str, Estimates]:
     """Return drifts of means and of standard deviations, by column.
 
     Moments of q would take chance from both, as controls, and hide draws that have not these moments.
@@ -146,15 +118,11 @@ def _estimates(apart: Array, step: Array, sd: Array, variance: Array) -> tuple[E
     value = np.clip(ratio.value, *_RATIOS) ** -0.5 - 1.0
     beyond = np.abs(ratio.value - 1.0)
     se = ratio.se * np.where(beyond > 0.0, np.abs(value) / np.where(beyond > 0.0, beyond, 1.0), 0.5)
-    return _mean_of(step / sd), Estimates(value, se)
+    return {"mean": _mean_of(step / sd), "sd": Estimates(value, se)}
 
 
 def _mean_of(values: Array) -> Estimates:
     return Estimates(values.mean(axis=0), values.std(axis=0, ddof=1) / np.sqrt(len(values)))
-
-
-def _nothing(n: int) -> Estimates:
-    return Estimates(np.full(n, np.nan), np.full(n, np.nan))
 
 
 # --- draws moved towards the posterior, and all that drifts: moments, log p, and what is computed of draws ---
@@ -179,13 +147,29 @@ class Drifts:
 
     moved: Moved
     #: By gradients at other draws where these are looked at, else of moved ones; None where too few could be moved.
-    moments: MomentDrift | None = None
+    moments: Drift | None = None
     #: None where too few draws could be moved.
     joint: JointDrift | None = None
     #: Of what moved draws are to tell; None where there are none, or they would take too long.
-    functionals: FunctionalDrift | None = None
-    #: What gradients at other draws say.
-    scores: ScoreDrift | None = None
+    functionals: Drift | None = None
+    #: Linear predictors, by gradients, where these are looked at; and at how many draws they are.
+    predictors: Drift | None = None
+    n_scored: int = 0
+
+    @property
+    def computed(self) -> str:
+        """What of functionals was compared, in words."""
+        of = None if self.functionals is None else self.functionals.functionals
+        return "" if of is None else of.in_words()
+
+    @property
+    def scored(self) -> str:
+        """Where gradients were looked at, in words; empty for nowhere."""
+        if not self.n_scored:
+            return ""
+        of = None if self.predictors is None else self.predictors.functionals
+        predictors = "" if of is None else f", and with {of.of_elements()}"
+        return f"at {self.n_scored:,} draws: their means, and products with all coordinates{predictors}"
 
     def asks_for_more(self, is_nested: bool) -> bool:
         """Tell whether other moved draws may tell what is error from what is chance.
@@ -194,25 +178,13 @@ class Drifts:
         without them is Gaussian given its hyperparameters, and has no check of its own of what is computed of draws:
         there, a suspicion is enough.
         """
-        moments, joint, functionals, scores = self.moments, self.joint, self.functionals, self.scores
-        if moments is not None and stands_out(moments):
-            return True
         # Of few draws, errors are known roughly: nothing is said before it was seen of more.
-        if functionals is not None and functional_stands_out(functionals):
+        if any(drift is not None and drift.stands_out for drift in (self.moments, self.functionals, self.predictors)):
             return True
-        if self.predictors is not None and functional_stands_out(self.predictors):
-            return True
-        if moments is None or joint is None:
+        if self.moments is None or self.joint is None:
             return False
-        if joint_stands_out(joint, moments):
-            return True
-        of_functionals = is_nested and functionals is not None and is_suspicious(functionals)
-        return scores is None and (of_functionals or joint.is_suspicious)
-
-    @property
-    def predictors(self) -> FunctionalDrift | None:
-        """Linear predictors by gradients, where these are looked at."""
-        return None if self.scores is None else self.scores.predictors
+        of_functionals = is_nested and self.functionals is not None and self.functionals.is_suspicious
+        return self.joint.stands_out or (not self.n_scored and (of_functionals or self.joint.is_suspicious))
 
     def seen_again(self, other: "Drifts") -> "Drifts":
         """Return, of moments, what this and an independent one have in common; of all else, what both show together.
@@ -222,15 +194,19 @@ class Drifts:
         """
         if self.moments is None or other.moments is None:
             return other
-        joint, functionals, scores = other.joint, other.functionals, other.scores
-        if self.joint is not None and joint is not None:
-            joint = self.joint.with_others(joint)
-        if self.scores is not None and scores is not None:
-            scores = self.scores.seen_again(scores)
-        if self.functionals is not None and functionals is not None:
-            both = self.functionals.with_others if scores is None else self.functionals.seen_again
-            functionals = both(functionals)
-        return Drifts(other.moved, self.moments.seen_again(other.moments), joint, functionals, scores)
+        return replace(
+            other,
+            moments=self.moments.seen_again(other.moments),
+            joint=_of_both(self.joint, other.joint, JointDrift.with_others),
+            functionals=_of_both(
+                self.functionals, other.functionals, Drift.seen_again if other.n_scored else Drift.with_others
+            ),
+            predictors=_of_both(self.predictors, other.predictors, Drift.seen_again),
+        )
+
+
+def _of_both[D](one: D | None, other: D | None, join: Callable[[D, D], D]) -> D | None:
+    return other if one is None or other is None else join(one, other)
 
 
 def most_moved(n_dim: int, n_draws: int) -> int:
@@ -285,34 +261,29 @@ def _once(
     functionals: Functionals | None,
     advance: Callable[[float], None],
 ) -> Drifts:
-    q, density = posterior.distribution, posterior.density
-    scores, n_scored = None, most_scored(budget)
-    if n_scored and (scores := score_drift_of(posterior, rng, n_scored, functionals)) is not None:
-        functionals = None if functionals is None else functionals.without_predictors()
+    q, density, n_scored = posterior.distribution, posterior.density, most_scored(budget)
+    scores = score_drift_of(posterior, rng, n_scored, functionals) if n_scored else None
+    if scores is not None and functionals is not None:
+        functionals = functionals.without_predictors()
     advance(n_scored)
     base, plan = q.base(most_moved(q.n_dim, n_draws), rng), q.plan(density)
     moved = move(
         density, plan, base, rng, n_trajectories=n_trajectories, max_gradients=budget.n_gradients - n_scored,
         strict=budget.cut, advance=advance,
     )  # fmt: skip
+    found = Drifts(moved)
+    if scores is not None:
+        found = Drifts(moved, scores[0], predictors=scores[1], n_scored=scores[0].n_draws)
     if len(moved.end) < _LEAST_MOVED:
-        return Drifts(moved, None if scores is None else scores.moments, scores=scores)
+        return found
     took = moved.n_gradients * density.gradient_seconds
-    moments = drift_of(moved, q.mean(), q.sd(), _log_q(posterior, moved))
-    return Drifts(
-        moved,
-        moments if scores is None else replace(scores.moments, log_p=moments.log_p),
-        joint_drift_of(moved),
-        None if functionals is None else functional_drift_of(functionals, moved.control, moved.end, took),
-        scores,
-    )
-
-
-def _log_q(posterior: Posterior, moved: Moved) -> tuple[Array, Array] | None:
-    """Return log q at starts and at controls; None where it is not known."""
-    q = posterior.distribution
     start, control = q.log_density(moved.start), q.log_density(moved.control)
-    return None if start is None or control is None else (start, control)
+    return replace(
+        found,
+        moments=found.moments or drift_of(moved, q.mean(), q.sd()),
+        joint=joint_drift_of(moved, None if start is None or control is None else (start, control)),
+        functionals=None if functionals is None else functional_drift_of(functionals, moved.control, moved.end, took),
+    )
 
 
 # --- a diagnosis of an approximate posterior, made of its parts: weights, moved draws, and mass elsewhere ---
@@ -398,7 +369,7 @@ def diagnose(
         places,
         q,
         further,
-        MOVED if found.scores is None else SCORED,
+        SCORED if found.n_scored else MOVED,
     )
     return Diagnosis(
         findings=findings,
@@ -406,23 +377,21 @@ def diagnose(
         gap=gap,
         elbo=elbo,
         weights=weights,
-        by_coordinate={**_columns(drift, layout.n_dim), "khat": khats},
-        log_p_drift=Elbo(np.nan, np.nan) if drift is None else drift.log_p,
+        by_coordinate=_columns(drift, khats),
+        log_p_drift=Elbo(np.nan, np.nan) if found.joint is None else found.joint.mean,
         acceptance=moved.acceptance,
         n_moved=len(moved.end),
         n_trajectories=moved.n_trajectories,
-        scored="" if found.scores is None else found.scores.in_words(),
+        scored=found.scored,
         thorough=thorough,
         n_gradients=density.n_gradients - before if thorough else n_gradients,
         n_log_p=weights.n_draws + n_compared,
         layout=layout,
         posterior=record.posterior if record is not None and record.is_pool else "",
         left_out=_left_out(budget, moved, often if fewer else 0, n_compared > 0, q.kept_log_weights() is not None),
-        open=_open(budget, moved, drift, found.scores)
-        if fewer and not (record is not None and record.is_nested)
-        else "",
+        open=_open(budget, found) if fewer and not (record is not None and record.is_nested) else "",
         joint="" if found.joint is None else found.joint.in_words(),
-        computed="" if found.functionals is None else found.functionals.functionals.in_words(),
+        computed=found.computed,
         searched=record is not None and record.searched,
         has_one_mode=record is not None and record.estimator == "quadrature" and has_one_mode(density),
     )
@@ -466,7 +435,6 @@ def requested_diagnosis(
 def _not_judged(posterior: Posterior) -> Diagnosis:
     """Return what is known of a fit to minibatches: how it ended."""
     record, layout, unknown = posterior.record, posterior.layout, Elbo(np.nan, np.nan)
-    none = np.full(layout.n_dim, np.nan)
     gap = float("nan") if record is None else record.gap
     return Diagnosis(
         findings=tuple(of_fit(context_of(posterior), gap)),
@@ -474,7 +442,7 @@ def _not_judged(posterior: Posterior) -> Diagnosis:
         gap=gap,
         elbo=unknown if record is None else record.elbo,
         weights=Weights(np.nan, np.nan, 0, 0),
-        by_coordinate={**_columns(None, layout.n_dim), "khat": none},
+        by_coordinate=_columns(None, np.full(layout.n_dim, np.nan)),
         log_p_drift=unknown,
         acceptance=float("nan"),
         n_moved=0,
@@ -525,7 +493,7 @@ def _of_drifts(context: Context, found: Drifts) -> list[Finding]:
     result = [] if found.predictors is None else of_functionals(context, found.predictors, SCORED)
     if found.joint is not None and found.moments is not None:
         result += of_joint(context, found.joint, found.moments)
-    return result + ([] if found.functionals is None else of_functionals(context, found.functionals))
+    return result + ([] if found.functionals is None else of_functionals(context, found.functionals, MOVED))
 
 
 def _of_first_order(posterior: Posterior, functionals: Functionals | None) -> list[Finding]:
@@ -534,7 +502,7 @@ def _of_first_order(posterior: Posterior, functionals: Functionals | None) -> li
     if functionals is None or found is None:
         return []
     try:
-        return of_first_order(functionals, first_order_of(functionals, *found))
+        return of_first_order(first_order_of(functionals, *found))
     except Exception:  # what a Deterministic raises at single draws is not for a diagnosis to tell
         return []
 
@@ -584,14 +552,13 @@ def _equal_modes(posterior: Posterior, budget: Budget) -> tuple[tuple[EqualModes
     return tuple(replace(of, covered="all") for of in found), n_compared + n
 
 
-def _columns(drift: MomentDrift | None, n_dim: int) -> dict[str, Array]:
-    names = {"mean_drift": "mean", "sd_drift": "sd", "skewness_drift": "skewness"}
+def _columns(drift: Drift | None, khats: Array) -> dict[str, Array]:
     result = {}
-    for name, of in names.items():
-        estimates = None if drift is None else getattr(drift, of)
-        result[name] = np.full(n_dim, np.nan) if estimates is None else estimates.value
-        result[f"{name}_se"] = np.full(n_dim, np.nan) if estimates is None else estimates.se
-    return result
+    for measure in ("mean", "sd", "skewness"):
+        known = None if drift is None else drift.measures.get(measure)
+        result[f"{measure}_drift"] = np.full(len(khats), np.nan) if known is None else known.value
+        result[f"{measure}_drift_se"] = np.full(len(khats), np.nan) if known is None else known.se
+    return {**result, "khat": khats}
 
 
 def _left_out(budget: Budget, moved: Moved, often: int, compared: bool, has_weights: bool) -> tuple[str, ...]:
@@ -611,19 +578,20 @@ def _left_out(budget: Budget, moved: Moved, often: int, compared: bool, has_weig
     return tuple(result)
 
 
-def _open(budget: Budget, moved: Moved, drift: MomentDrift | None, scores: ScoreDrift | None) -> str:
+def _open(budget: Budget, found: Drifts) -> str:
     """Return why few evaluations leave the verdict open; empty where they do not.
 
     Where the own checks of a posterior speak for it, it is enough that gradients at draws do not speak against it.
     """
-    if scores is not None or not unsettled(moved, drift):
+    is_settled = found.moments is not None and not not_moved(found.moved) and found.moments.is_settled
+    if found.n_scored or is_settled:
         return ""
-    if not_moved(moved):
+    if not_moved(found.moved):
         return (
             f"too few evaluations within the budget, {budget.n_gradients:,} gradients, to move draws of q towards the "
             f"posterior. {_NO_BUDGET}"
         )
     return (
-        f"{len(moved.end)} moved draws, all that the budget of {budget.n_gradients:,} gradients allows, do not tell "
-        f"whether means and standard deviations are right. {_NO_BUDGET}"
+        f"{len(found.moved.end)} moved draws, all that the budget of {budget.n_gradients:,} gradients allows, do not "
+        f"tell whether means and standard deviations are right. {_NO_BUDGET}"
     )
