@@ -18,6 +18,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
 from pymc_ngvi.density.functionals import PREDICTORS
 from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, Traits, traits_of
+from pymc_ngvi.fitting.modes.found import OtherMode
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import if_available
@@ -35,7 +36,6 @@ from pymc_ngvi.results.diagnosis.drifts import (
     Moved,
 )
 from pymc_ngvi.results.diagnosis.equal_modes import EqualModes
-from pymc_ngvi.results.diagnosis.missed_mass import MissedMass
 from pymc_ngvi.results.posterior import Posterior
 
 #: Largest dimension for which a mixture of dense components is worth a try.
@@ -268,7 +268,7 @@ def findings_of(
     moved: Moved,
     drift: Drift | None,
     equal: Sequence[EqualModes],
-    places: Sequence[MissedMass],
+    places: Sequence[OtherMode],
     q: HasMoments,
     further: Sequence[Finding] = (),
     seen: str = MOVED,
@@ -446,17 +446,17 @@ def _changed(equal: EqualModes) -> str:
     return f"{names} {changes}{' at one label' if equal.by_label else ''}"
 
 
-def _of_places(context: Context, places: Sequence[MissedMass], q: HasMoments) -> list[Finding]:
-    result = []
+def _of_places(context: Context, places: Sequence[OtherMode], q: HasMoments) -> list[Finding]:
     modes = [p for p in places if p.share > _MUCH]
-    if modes:
-        number = f"{len(modes)} modes" if len(modes) > 1 else "a mode"
-        text = (
-            f"q misses {number} of the posterior; the largest has {100 * modes[0].share:.0f} % of the mass of both, at "
-            f"{place_of(context.layout, modes[0].location, q.mean(), q.sd())}."
-        )
-        result.append(Finding(text, context.mode_cure(), True))
-    return result
+    if not modes:
+        return []
+    number = f"{len(modes)} modes" if len(modes) > 1 else "a mode"
+    where = place_of(context.layout, np.asarray(modes[0].q.mean()), q.mean(), q.sd())
+    text = (
+        f"q misses {number} of the posterior; the largest has {100 * modes[0].share:.0f} % of the mass of both, at "
+        f"{where}."
+    )
+    return [Finding(text, context.mode_cure(), True)]
 
 
 def of_joint(context: Context, joint: JointDrift, moments: Drift) -> list[Finding]:
