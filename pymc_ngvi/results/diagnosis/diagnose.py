@@ -1,7 +1,6 @@
 """A diagnosis of an approximate posterior, made of its parts: weights, moved draws, and mass elsewhere."""
 
 import copy
-import functools
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -50,9 +49,8 @@ from pymc_ngvi.results.diagnosis.weights import (
     FEWEST_WEIGHED,
     Budget,
     coordinate_khats,
-    first_weighed,
+    drawn,
     most_weighed,
-    own_coordinates,
     own_generator,
     own_log_ratio,
     weighed,
@@ -306,8 +304,6 @@ _IN_PART = (
     "the model reads pm.Minibatch data, and log p is that of one batch. Load what `save` writes on a model of all of "
     "the data, pymc_ngvi.load(file, model), and ask there."
 )
-#: Importance weights of draws that belong to the fit: of a number of draws, telling how many are done.
-OwnRatio = Callable[[int, Callable[[float], None]], Array]
 
 
 def full_budget(posterior: Posterior, draws: int = DRAWS, *, thorough: bool = False) -> Budget:
@@ -328,20 +324,20 @@ def budget_of(posterior: Posterior, share: tuple[float, float]) -> Budget:
 def diagnose(
     posterior: Posterior,
     budget: Budget,
-    of_weights: np.random.Generator | OwnRatio,
+    of_weights: np.random.Generator,
     rng: np.random.Generator,
     *,
+    kept: Kept | None = None,
     thorough: bool = False,
 ) -> Diagnosis:
-    """Make a diagnosis."""
+    """Make a diagnosis; log weights of the draws that belong to the fit are kept."""
     density, record, layout = posterior.density, posterior.record, posterior.layout
     before = density.n_gradients
     equal, n_compared = _equal_modes(posterior, budget)
     if budget.cut:
         budget = replace(budget, n_gradients=max(budget.n_gradients - n_compared, 0))
     with WorkProgress("Judging q", budget.n_weights + budget.n_gradients) as progress:
-        again = copy.deepcopy(of_weights) if isinstance(of_weights, np.random.Generator) else None
-        weights, elbo, khats, ratio = _weights_of(posterior, budget, of_weights, progress)
+        weights, elbo, khats, ratio, theta = _weights_of(posterior, budget, of_weights, kept, progress)
         how = (*(_THOROUGH if thorough else _QUICK)[:2], budget)
         functionals = functionals_of(density, posterior.constrain)
         found = drifts_of(posterior, rng, *how, functionals, progress.advance)
@@ -356,7 +352,7 @@ def diagnose(
     context = context_of(posterior)
     further = [
         *_of_drifts(context, found),
-        *_of_weighted(posterior, functionals, weights, ratio, again),
+        *_of_weighted(posterior, functionals, weights, ratio, theta),
         *_of_first_order(posterior, functionals),
     ]
     findings = findings_of(
@@ -401,9 +397,9 @@ def standing_diagnosis(posterior: Posterior, kept: Kept, share: tuple[float, flo
     """Return the diagnosis that belongs to the fit, made with seeds of its own; made once, unless q changes."""
     if kept.diagnosis is None or (kept.diagnosis.left_out and kept.share < share):
         with few_threads(posterior.density):
-            budget, rng = budget_of(posterior, share), own_generator(posterior.record, _MOVES_STREAM)
-            ratio = functools.partial(own_log_ratio, posterior, kept)
-            kept.diagnosis, kept.share = diagnose(posterior, budget, ratio, rng), share
+            rngs = own_generator(posterior.record), own_generator(posterior.record, _MOVES_STREAM)
+            kept.diagnosis = diagnose(posterior, budget_of(posterior, share), *rngs, kept=kept)
+            kept.share = share
     return kept.diagnosis
 
 
@@ -456,27 +452,28 @@ def _not_judged(posterior: Posterior) -> Diagnosis:
 
 
 def _weights_of(
-    posterior: Posterior, budget: Budget, of_weights: np.random.Generator | OwnRatio, progress: WorkProgress
-) -> tuple[Weights, Elbo, Array, Array | None]:
-    """Return importance weights, the ELBO, k-hats by coordinate, NaN where there are none, and log weights of draws."""
-    record, n = posterior.record, budget.n_weights
-    khats = np.full(posterior.layout.n_dim, np.nan)
-    if (kept := posterior.distribution.kept_log_weights()) is not None:
-        return weights_and_elbo(kept)[0], Elbo(np.nan, np.nan) if record is None else record.elbo, khats, None
-    if not n:
+    posterior: Posterior, budget: Budget, rng: np.random.Generator, kept: Kept | None, progress: WorkProgress
+) -> tuple[Weights, Elbo, Array, Array, Array]:
+    """Return weights, the ELBO, k-hats by coordinate, NaN where there are none, log weights of draws, and the draws."""
+    q, record, n = posterior.distribution, posterior.record, budget.n_weights
+    khats, own = np.full(q.n_dim, np.nan), q.kept_log_weights()
+    if own is not None or not n:
+        weights = Weights(np.nan, np.nan, 0, 0) if own is None else weights_and_elbo(own)[0]
         elbo = Elbo(np.nan, np.nan) if record is None else record.elbo
-        return Weights(np.nan, np.nan, 0, 0), elbo, khats, None
-    index = _shown_first(posterior, budget.n_khats)
-    if isinstance(of_weights, np.random.Generator):
-        ratio, of_draws = weighed(posterior, n, of_weights, index, progress.advance)
+        return weights, elbo, khats, np.empty(0), np.empty((0, q.n_dim))
+    again = copy.deepcopy(rng)
+    if kept is None:
+        ratio = weighed(posterior, n, rng, progress.advance)
     else:
-        ratio = of_weights(n, progress.advance)
-        of_draws = own_coordinates(posterior, len(ratio), index) if len(index) else np.empty((len(ratio), 0))
-    finite = np.isfinite(ratio)
+        ratio = own_log_ratio(posterior, kept, n, progress.advance)
+    theta, done, finite = np.empty((len(ratio), q.n_dim)), 0, np.isfinite(ratio)
+    for part in drawn(posterior, len(ratio), again):
+        theta[done : done + len(part)] = part
+        done += len(part)
+    index = _shown_first(posterior, budget.n_khats)
     if finite.sum() >= MIN_KHAT_DRAWS:
-        mean, sd = posterior.distribution.mean()[index], posterior.distribution.sd()[index]
-        khats[index] = coordinate_khats(ratio[finite], (of_draws[finite] - mean) / sd)
-    return *weights_and_elbo(ratio), khats, ratio
+        khats[index] = coordinate_khats(ratio[finite], (theta[finite][:, index] - q.mean()[index]) / q.sd()[index])
+    return *weights_and_elbo(ratio), khats, ratio, theta
 
 
 def _shown_first(posterior: Posterior, n_most: int) -> NDArray[np.intp]:
@@ -511,25 +508,22 @@ def _of_weighted(
     posterior: Posterior,
     functionals: Functionals | None,
     weights: Weights,
-    ratio: Array | None,
-    rng: np.random.Generator | None,
+    ratio: Array,
+    theta: Array,
 ) -> list[Finding]:
     """Return what importance weights say of functionals, where they can be used and are not all but equal."""
-    if functionals is None or ratio is None or not weights.verdict(posterior.layout.n_dim).helps:
+    if functionals is None or not len(ratio) or not weights.verdict(posterior.layout.n_dim).helps:
         return []
     if weights.n_draws < FEWEST_WEIGHED or weights.n_draws < (1.0 + _EQUAL) * weights.effective:
         return []
     took = posterior.distribution.costs(posterior.density, posterior.record).weight * len(ratio)
     wanted = min(_MOST_COMPUTED, int(_WORTH * weights.n_draws / max(weights.effective, 1.0)))
     n = min(max(wanted, FEWEST_WEIGHED), len(ratio), functionals.affordable(took))
-    if n < FEWEST_WEIGHED:
-        return []
-    theta = first_weighed(posterior, len(ratio), n, rng)
-    if posterior.distribution.log_density(theta[:1]) is None:
-        return []  # these are draws of a proposal, and not of q
+    if n < FEWEST_WEIGHED or posterior.distribution.log_density(theta[:1]) is None:
+        return []  # draws may be those of a proposal, and not of q
     finite = np.isfinite(ratio[:n])
     try:
-        return of_weighted(weighted_shift_of(functionals, theta[finite], ratio[:n][finite]))
+        return of_weighted(weighted_shift_of(functionals, theta[:n][finite], ratio[:n][finite]))
     except Exception:  # what a Deterministic raises at single draws is not for a diagnosis to tell
         return []
 

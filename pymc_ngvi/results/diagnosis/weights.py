@@ -2,12 +2,10 @@
 
 import logging
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-
-from numpy.typing import NDArray
 
 from pymc_ngvi.core.draws import chunks
 from pymc_ngvi.core.elbo import Elbo
@@ -89,8 +87,6 @@ logger = logging.getLogger("pymc.ngvi")
 DRAWS = 10_000
 #: Number of the random stream behind the weights that belong to a fit.
 _STREAM = 3_000_000
-#: None of them.
-NO_COORDINATES = np.empty(0, dtype=np.intp)
 
 
 def n_own(posterior: Posterior) -> int:
@@ -114,24 +110,22 @@ def own_generator(record: FitRecord | None, stream: int = _STREAM) -> np.random.
     return np.random.default_rng([stream, 0 if record is None else record.seed])
 
 
-def weighed(
-    posterior: Posterior,
-    n: int,
-    rng: np.random.Generator,
-    index: NDArray[np.intp],
-    advance: Callable[[float], None] = lambda _: None,
-) -> tuple[Array, Array]:
-    """Return log weights of draws, (n,), and some coordinates of these, (n, n_index)."""
-    ratio, coordinates, done = np.empty(n), np.empty((n, len(index))), 0
+def drawn(posterior: Posterior, n: int, rng: np.random.Generator) -> Iterator[Array]:
+    """Yield draws that are weighed, in chunks: the same ones whenever the generator is in the same state."""
     for chunk in chunks(n, posterior.layout.n_dim):
-        theta = posterior.distribution.draw(chunk, rng)
+        yield posterior.distribution.draw(chunk, rng)
+
+
+def weighed(
+    posterior: Posterior, n: int, rng: np.random.Generator, advance: Callable[[float], None] = lambda _: None
+) -> Array:
+    """Return log weights of draws, (n,)."""
+    ratio = []
+    for theta in drawn(posterior, n, rng):
         for part in np.array_split(theta, max(1, len(theta) // FEWEST_WEIGHED)):
-            now = slice(done, done + len(part))
-            ratio[now] = posterior.distribution.log_weights(part, posterior.density)
-            coordinates[now] = part[:, index]
-            done += len(part)
+            ratio.append(posterior.distribution.log_weights(part, posterior.density))
             advance(len(part))
-    return ratio, coordinates
+    return np.concatenate(ratio)
 
 
 def own_log_ratio(posterior: Posterior, kept: Kept, n: int, advance: Callable[[float], None] = lambda _: None) -> Array:
@@ -139,7 +133,7 @@ def own_log_ratio(posterior: Posterior, kept: Kept, n: int, advance: Callable[[f
     if (of_pool := posterior.distribution.kept_log_weights()) is not None:
         return of_pool
     if kept.log_ratio is None or len(kept.log_ratio) < n:
-        kept.log_ratio = weighed(posterior, n, own_generator(posterior.record), NO_COORDINATES, advance)[0]
+        kept.log_ratio = weighed(posterior, n, own_generator(posterior.record), advance)
     return kept.log_ratio
 
 
@@ -152,25 +146,7 @@ def log_ratio_of(posterior: Posterior, kept: Kept, draws: int | None, rng: np.ra
         return own_log_ratio(posterior, kept, n_own(posterior))
     n = DRAWS if draws is None else check_draws(draws)
     with WorkProgress("Importance weights", n) as progress:
-        return weighed(posterior, n, rng, NO_COORDINATES, progress.advance)[0]
-
-
-def own_coordinates(posterior: Posterior, n: int, index: NDArray[np.intp]) -> Array:
-    """Return some coordinates of the draws that belong to the fit, (n, n_index)."""
-    rng = own_generator(posterior.record)
-    parts = [posterior.distribution.draw(chunk, rng)[:, index] for chunk in chunks(n, posterior.layout.n_dim)]
-    return np.concatenate(parts)
-
-
-def first_weighed(posterior: Posterior, n: int, n_first: int, rng: np.random.Generator | None) -> Array:
-    """Return the first of ``n`` weighed draws, (n_first, n_dim): of a generator, or those that belong to the fit."""
-    rng = own_generator(posterior.record) if rng is None else rng
-    parts: list[Array] = []
-    for chunk in chunks(n, posterior.layout.n_dim):
-        parts.append(posterior.distribution.draw(chunk, rng))
-        if sum(map(len, parts)) >= n_first:
-            break
-    return np.concatenate(parts)[:n_first]
+        return weighed(posterior, n, rng, progress.advance)
 
 
 def weights_and_elbo(log_ratio: Array) -> tuple[Weights, Elbo]:
