@@ -218,13 +218,6 @@ class Distribution:
             weights: Array = density.logp(theta) - self.q.log_density(theta)
         return weights
 
-    def draws_with_ratio(self, n: int) -> tuple[Array, Array] | None:
-        """Return draws at some values of hyperparameters, (n, m, n_dim), with log p - log q given these, (n, m).
-
-        None where there are no such draws, or where they are weighted by these already.
-        """
-        return None
-
     # --- for single reports ---
 
     def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
@@ -410,10 +403,6 @@ class PoolDistribution(Distribution):
         errors = np.full(self.n_dim, np.nan)
         errors[self.q.globals_] = self.q.sd_errors
         return errors
-
-    def draws_with_ratio(self, n: int) -> tuple[Array, Array] | None:
-        """Return draws of an approximate nested posterior; None of any other."""
-        return self.q.rest.draws_with_ratio(self.q, n)
 
     def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
         """Return a number for each draw that is the same where the global parameters are, and log weights of pairs."""

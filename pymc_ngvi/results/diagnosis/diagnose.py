@@ -24,7 +24,6 @@ from pymc_ngvi.results.diagnosis.drifts import (
     JointDrift,
     Moved,
     drift_of,
-    first_order_of,
     functional_drift_of,
     joint_drift_of,
     move,
@@ -36,7 +35,6 @@ from pymc_ngvi.results.diagnosis.findings import (
     context_of,
     findings_of,
     not_moved,
-    of_first_order,
     of_fit,
     of_functionals,
     of_joint,
@@ -293,8 +291,6 @@ _MOST_KHATS = 200
 #: Weighed draws of which functionals are computed, at most, and what they should be worth; relative variance of weights
 #: that can't move these by as much as counts: no mean moves by more than its root, in standard deviations.
 _MOST_COMPUTED, _WORTH, _EQUAL = 2_000, 500, 0.02
-#: Values of hyperparameters at which functionals are compared with what Gaussians miss.
-_N_VALUES = 64
 #: Number of the random stream behind the draws at which symmetries are looked for.
 _SYMMETRY_STREAM = 3_000_002
 #: Number of the random stream behind the draws of the standing diagnosis that are moved.
@@ -353,7 +349,6 @@ def diagnose(
     further = [
         *_of_drifts(context, found),
         *_of_weighted(posterior, functionals, weights, ratio, theta),
-        *_of_first_order(posterior, functionals),
     ]
     findings = findings_of(
         context,
@@ -491,17 +486,6 @@ def _of_drifts(context: Context, found: Drifts) -> list[Finding]:
     if found.joint is not None and found.moments is not None:
         result += of_joint(context, found.joint, found.moments)
     return result + ([] if found.functionals is None else of_functionals(context, found.functionals, MOVED))
-
-
-def _of_first_order(posterior: Posterior, functionals: Functionals | None) -> list[Finding]:
-    """Return what an approximate nested posterior has off."""
-    found = None if functionals is None else posterior.distribution.draws_with_ratio(_N_VALUES)
-    if functionals is None or found is None:
-        return []
-    try:
-        return of_first_order(first_order_of(functionals, *found))
-    except Exception:  # what a Deterministic raises at single draws is not for a diagnosis to tell
-        return []
 
 
 def _of_weighted(

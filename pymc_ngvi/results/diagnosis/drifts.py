@@ -533,24 +533,6 @@ def functional_drift_of(functionals: Functionals, before: Array, after: Array, s
     return Drift({"mean": mean, "sd": sd, "lower": lower, "upper": upper}, n, functionals)
 
 
-def first_order_of(functionals: Functionals, theta: Array, log_ratio: Array) -> Drift:
-    """Return E_p[f] - E_q[f], in standard deviations under q, of each column, for a nested posterior.
-
-    Given hyperparameters, the mean of a function f under p differs from that under q by Cov_q(f, h), with h = log p -
-    log q, and terms of higher order: what its Gaussians miss. At the optimum of q it vanishes where f is linear or
-    quadratic; for totals of exponentials and the like it does not.
-    """
-    n, m, n_dim = theta.shape
-    values = functionals.at(theta.reshape(n * m, n_dim))
-    sd = values.std(axis=0)
-    values = values.reshape(n, m, -1)
-    apart, h = values - values.mean(axis=1, keepdims=True), log_ratio - log_ratio.mean(axis=1, keepdims=True)
-    covariances = np.einsum("nmk,nm->nk", apart, h) / (m - 1)
-    with np.errstate(all="ignore"):
-        value, se = covariances.mean(axis=0) / sd, covariances.std(axis=0, ddof=1) / np.sqrt(n) / sd
-    return Drift({"mean": where_usable(np.isfinite(value) & np.isfinite(se), Estimates(value, se))}, n, functionals)
-
-
 #: Part of the values that has to differ from the next one.
 _DIFFERENT = 0.9
 

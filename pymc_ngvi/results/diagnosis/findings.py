@@ -484,8 +484,6 @@ def of_joint(context: Context, joint: JointDrift, moments: Drift) -> list[Findin
     return [Finding(text, cure, True)]
 
 
-#: Drift of a mean, to first order, that is worth a remark.
-_FIRST_ORDER = 0.1
 _WEIGHTED_CURE = "approx.sample(importance='psis') draws with these weights."
 
 
@@ -516,13 +514,3 @@ def of_weighted(shift: Drift) -> list[Finding]:
         return [Finding(text, _WEIGHTED_CURE, True)]
     words, _ = _in_words(shift, COMPUTED_SLIGHT | {"sd": COMPUTED["sd"]}, 0.0)
     return [Finding(f"Importance weights move {words}.", _WEIGHTED_CURE, False)] if words else []
-
-
-def of_first_order(shift: Drift) -> list[Finding]:
-    """Return what an approximate nested posterior has off, by covariances with what its Gaussians miss."""
-    for size, certain in ((COMPUTED["mean"], 1.0), (_FIRST_ORDER, 0.0)):
-        if len(columns := shift.beyond("mean", size, certain)):
-            names = _named(shift, None, "mean", columns)
-            text = f"Given the hyperparameters, the posterior is no Gaussian, which moves the mean of {names}."
-            return [Finding(text, "pm.sample draws from the posterior itself." if certain else "", certain > 0.0)]
-    return []
