@@ -8,9 +8,9 @@ import xarray as xr
 from pymc.variational.opvi import VIState
 
 from pymc_ngvi.core.draws import chunks
-from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.results.convert import constrained_dataset, flat_dataset, indices_of, labelled
+from pymc_ngvi.results.corrections import MomentSums
 from pymc_ngvi.results.posterior import Posterior
 
 #: Draws behind standard deviations of constrained variables, and behind covariances; their seed: fixed, so that these
@@ -55,35 +55,19 @@ def _covariance_of_draws(posterior: Posterior, wanted: list[str], scaled: set[st
 def constrained_state(posterior: Posterior) -> VIState:
     """Return constrained means and standard deviations; see `NGVIApproximation.state`."""
     q, layout, model = posterior.distribution, posterior.layout, posterior.model
-    constrainer = Constrainer.of(posterior.density, deterministics=False)
-    values = constrainer(q.mean()[None])
+    constrainer, rng = Constrainer.of(posterior.density, deterministics=False), np.random.default_rng(_SEED)
     names = [rv.name for rv in model.free_RVs]
-    unconstrained_sd = layout.unflatten(q.sd())
-    sd = {
-        **_constrained_sd(posterior, constrainer),
-        **{n: unconstrained_sd[n] for n in names if n in unconstrained_sd},
-    }
+    values, sums = constrainer(q.mean()[None]), {name: MomentSums(_N_DRAWS) for name in names}
+    for size in chunks(_N_DRAWS, layout.n_dim):
+        draws = constrainer(posterior.draw(size, rng))
+        for name in names:
+            sums[name].add(draws[name], np.full(size, 1.0 / _N_DRAWS))
+    unconstrained_sd, unbiased = layout.unflatten(q.sd()), np.sqrt(_N_DRAWS / (_N_DRAWS - 1.0))
+    sd = {name: unbiased * of.result().sd.uncorrected for name, of in sums.items()}
+    sd |= {name: unconstrained_sd[name] for name in names if name in unconstrained_sd}
     mean_set = constrained_dataset(model, {n: values[n][0] for n in names})
-    sd_set = constrained_dataset(model, {n: sd[n] for n in names})
+    sd_set = constrained_dataset(model, sd)
     if posterior.include_transformed:
         mean_set = mean_set.merge(flat_dataset(layout, q.mean()), compat="override")
         sd_set = sd_set.merge(flat_dataset(layout, q.sd()), compat="override")
     return VIState(mean=mean_set, std=sd_set)
-
-
-def _constrained_sd(posterior: Posterior, constrainer: Constrainer) -> dict[str, Array]:
-    """Return the standard deviations over draws, accumulated chunk by chunk."""
-    n_seen, rng = 0, np.random.default_rng(_SEED)
-    mean: dict[str, Array] = {}
-    square: dict[str, Array] = {}
-    for size in chunks(_N_DRAWS, posterior.layout.n_dim):
-        theta = posterior.draw(size, rng)
-        for name, value in constrainer(theta).items():
-            centre = value.mean(axis=0)
-            shift = centre - mean.get(name, 0.0)
-            weight = len(theta) / (n_seen + len(theta))
-            mean[name] = mean.get(name, 0.0) + weight * shift
-            spread = ((value - centre) ** 2).sum(axis=0) + n_seen * weight * shift**2
-            square[name] = square.get(name, 0.0) + spread
-        n_seen += len(theta)
-    return {name: np.sqrt(total / (n_seen - 1)) for name, total in square.items()}
