@@ -53,23 +53,20 @@ def made_folder(path: str | Path) -> Path:
 LOG_DENSITY = "log_density"
 
 
-class Ranks:
-    """Ranks variables and log p(theta, y): the latter sees errors that no variable shows alone."""
+def _ranks(
+    truth: Simulated, draws: Mapping[str, AnyArray], theta: Array, density: ModelDensity, rng: np.random.Generator
+) -> dict[str, AnyArray]:
+    """Return how many draws of variables, and of log p(theta, y), are below the truth: the latter sees more errors.
 
-    def __init__(self, truth: Simulated, rng: np.random.Generator) -> None:
-        self._truth, self._rng = truth, rng
-
-    def among(self, draws: Mapping[str, AnyArray], theta: Array, density: ModelDensity) -> dict[str, AnyArray]:
-        """Return ranks by name."""
-        result = {name: self._of(values, self._truth.values[name]) for name, values in draws.items()}
-        at = density.layout.flatten(self._truth.unconstrained)
-        logp = density.logp(np.vstack([at[None], theta]))
-        return {**result, LOG_DENSITY: self._of(logp[1:], logp[0])}
-
-    def _of(self, draws: AnyArray, truth: AnyArray) -> AnyArray:
-        """Return how many draws are below the truth; where some are equal to it, a random part of these."""
-        below, equal = (draws < truth).sum(axis=0), (draws == truth).sum(axis=0)
-        return np.asarray(below + self._rng.integers(0, equal + 1))
+    Where some are equal to it, a random part of these count.
+    """
+    logp = density.logp(np.vstack([density.layout.flatten(truth.unconstrained)[None], theta]))
+    pairs = {name: (values, truth.values[name]) for name, values in draws.items()} | {LOG_DENSITY: (logp[1:], logp[0])}
+    result = {}
+    for name, (values, true) in pairs.items():
+        below, equal = (values < true).sum(axis=0), (values == true).sum(axis=0)
+        result[name] = np.asarray(below + rng.integers(0, equal + 1))
+    return result
 
 
 logger = logging.getLogger("pymc.ngvi")
@@ -226,7 +223,7 @@ class Fitter:
             row.labels |= {d: approx.layout.coords[d] for d in dims if d and model.coords.get(d) is not None}
         if truth is not None:
             known = {name: draws for name, draws in values.items() if name not in unconstrained}
-            row.ranks = Ranks(truth, rng).among(known, theta, approx.density)
+            row.ranks = _ranks(truth, known, theta, approx.density, rng)
         row.about |= _about(approx, record, judge=asked.judge)
         of_pilot = self._inference.pilot and self._inference.pilot.record
         row.left_out = bool(of_pilot and of_pilot.searched and not (record.searched or record.comes_first))

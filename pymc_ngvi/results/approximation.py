@@ -43,7 +43,7 @@ from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.mixtures.finite.worth import Worth, worth_between
 from pymc_ngvi.posteriors.plan import Plan
 from pymc_ngvi.results.bambi import predict_bambi
-from pymc_ngvi.results.convert import flat_dataset
+from pymc_ngvi.results.convert import flat_dataset, free_names
 from pymc_ngvi.results.corrections import corrected_moments
 from pymc_ngvi.results.diagnosis import Diagnosis, Finding
 from pymc_ngvi.results.diagnosis.diagnose import requested_diagnosis
@@ -54,7 +54,6 @@ from pymc_ngvi.results.distributions import (
     components_dataset,
     distribution_of,
     responsibilities,
-    weights_by_component,
 )
 from pymc_ngvi.results.group import NGVIGroup
 from pymc_ngvi.results.left_out import asked_for, elementwise_of, leave_out
@@ -1101,7 +1100,8 @@ class NGVIApproximation(Approximation):
         AttributeError
             Where q is no mixture.
         """
-        return weights_by_component(self._mixture("weights", AttributeError), self.layout)
+        found = components_dataset(self._mixture("weights", AttributeError), self.layout)
+        return found[free_names(self.layout, "weights")[0]].rename("weights")
 
     @property
     def components(self) -> xr.Dataset:

@@ -31,22 +31,11 @@ from pymc_ngvi.results.costs import NO_SEARCH, SEARCH, Costs, costs_of
 
 def components_dataset(mixture: MixtureState, layout: Layout) -> xr.Dataset:
     """Return weights, means and standard deviations of components, unconstrained."""
-    component, moment, weights = names_of(layout)
+    component, moment, weights = free_names(layout, "component", "moment", "weights")
     leading: dict[str, Labels] = {component: np.arange(mixture.n_components), moment: ["mean", "sd"]}
     moments = np.stack([mixture.means, mixture.sds], axis=1)
     shares = xr.DataArray(mixture.weights, dims=component, coords={component: leading[component]})
     return flat_dataset(layout, moments, leading).assign({weights: shares})
-
-
-def names_of(layout: Layout) -> list[str]:
-    """Return the names of the dims of components and of moments, and of the weights, apart from those of the model."""
-    return free_names(layout, "component", "moment", "weights")
-
-
-def weights_by_component(mixture: MixtureState, layout: Layout) -> xr.DataArray:
-    """Return the weights of the components."""
-    dim = names_of(layout)[0]
-    return xr.DataArray(mixture.weights, coords={dim: np.arange(mixture.n_components)}, dims=dim, name="weights")
 
 
 def responsibilities(mixture: MixtureState, layout: Layout, theta: Array) -> xr.DataArray:
@@ -56,7 +45,8 @@ def responsibilities(mixture: MixtureState, layout: Layout, theta: Array) -> xr.
             f"draws should be unconstrained, of shape (n_draws, {mixture.n_dim}), such as draw_flat(n) returns; "
             f"got {theta.shape}."
         )
-    coords = {"draw": np.arange(len(theta)), names_of(layout)[0]: np.arange(mixture.n_components)}
+    [component] = free_names(layout, "component")
+    coords = {"draw": np.arange(len(theta)), component: np.arange(mixture.n_components)}
     return xr.DataArray(mixture.responsibilities(theta), coords=coords, dims=list(coords), name="responsibilities")
 
 

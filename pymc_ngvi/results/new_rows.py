@@ -683,7 +683,7 @@ class Updated(JudgedDraws):
         Summary
         """
         with self.posterior.with_data_of_fit():
-            planned = Planned.of(self.posterior, group_effects=group_effects).plan.names
+            planned = Planned.of(self.posterior, group_effects=group_effects).names
         valid = [*self.values, *self.rows.deterministics]
         chosen = [name for name in valid if name in planned]
         made = self.sample(draws, var_names=kwargs.pop("var_names", None) or chosen, random_seed=random_seed)

@@ -569,7 +569,7 @@ def _shown(posterior: Posterior, theta: Array, var_names: Names, seed: int) -> x
     planned = None
     if var_names is None:
         planned = Planned.of(posterior, group_effects=False)
-        names = planned.plan.names
+        names = planned.names
     else:
         known = [v.name for v in posterior.layout.variables] + [d.name for d in posterior.density.deterministics]
         names = checked_names(var_names, known)
