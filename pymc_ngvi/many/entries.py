@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.simulated import Simulated, with_data_for, without_casts
-from pymc_ngvi.results.predictions import array_like, plain_array
+from pymc_ngvi.results.predictions import agreed_lengths, array_like, plain_array
 
 #: The data of one fit: arrays by the name of a ``pm.Data``, of an observed variable, or of a dim, which takes labels.
 type Entry = Mapping[str, ArrayLike]
@@ -106,18 +106,11 @@ class Slots:
 
     def _check_lengths(self, arrays: Mapping[str, AnyArray]) -> None:
         """Raise ValueError where arrays with a dim in common differ in its length, or this can't change."""
-        lengths: dict[str, tuple[str, int]] = {name: (name, len(arrays[name])) for name in self.dims}
-        outer = {inner: name for name, inner in self.names.items()}
-        for inner, name in outer.items():
-            for axis, dim in enumerate(self.model.named_vars_to_dims.get(inner) or ()):
-                if dim is None:
-                    continue
-                length = arrays[inner].shape[axis]
-                other, known = lengths.setdefault(dim, (name, length))
-                if known != length:
-                    raise ValueError(
-                        f"Lengths of dim {dim!r} do not agree: {known:,} in {other!r} and {length:,} in {name!r}."
-                    )
+        given: list[tuple[str, str | None, int]] = [(name, name, len(arrays[name])) for name in self.dims]
+        for name, inner in self.names.items():
+            dims = self.model.named_vars_to_dims.get(inner) or ()
+            given += [(name, dim, n) for dim, n in zip(dims, arrays[inner].shape, strict=False)]
+        lengths = agreed_lengths(given)
         for dim, (name, length) in lengths.items():
             now = int(self.model.dim_lengths[dim].eval())
             if length == now:

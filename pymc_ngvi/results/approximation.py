@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 import cloudpickle
 import numpy as np
@@ -22,6 +22,7 @@ from pytensor.tensor.variable import TensorVariable
 from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.psis import Weights, pareto_khat
 from pymc_ngvi.core.seeds import Seed, generator_of, seed_of
 from pymc_ngvi.core.sizes import check_draws
@@ -92,7 +93,7 @@ from pymc_ngvi.results.plotting import (
     plot_sensitivity,
 )
 from pymc_ngvi.results.posterior import Posterior
-from pymc_ngvi.results.predictions import Given, Groups, check_groups, predictions_at
+from pymc_ngvi.results.predictions import Given, Groups, predictions_at
 from pymc_ngvi.results.priors import PriorSensitivity, Reweighted, prior_sensitivity, reweighted
 from pymc_ngvi.results.sampling import (
     Covariance,
@@ -1455,7 +1456,8 @@ class NGVIApproximation(Approximation):
         Traceback (most recent call last):
         ValueError: 'effect' has levels 'east' along dim 'school' that were not in the fit. ...
         """
-        check_groups(groups)
+        if groups not in get_args(Groups):
+            raise ValueError(f"groups={shortened(groups)}: {suggestion(groups, get_args(Groups))}")
         if self.record is not None:
             self.record.refuse_diverged()
         rng, posterior = self.generator(random_seed), self._posterior

@@ -25,7 +25,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.checks import quoted
 from pymc_ngvi.density.constrain import Constrainer, OnDraws
-from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, data_behind
+from pymc_ngvi.density.predictive import Treatment, data_behind
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.new_rows import (
     CoupledRows,
@@ -54,8 +54,7 @@ class NewRows:
         self._posterior = posterior
         observed, data = _split(model, given)
         self.new = NewData.of(model, posterior.layout.coords, data)
-        lengths = {dim: n for dim, n in self.new.lengths.items() if dim in model.dim_lengths}
-        self._graph = PredictiveGraph(model, self.new.arrays, lengths)
+        self._graph = self.new.graph()
         names = list(observed)
         self.new.check_complete(self._graph.data_needed(names))
         self.data = self._graph.data_needed(names)
@@ -68,6 +67,8 @@ class NewRows:
             posterior.density, deterministics=False, names=frozenset(v.name for v in posterior.layout.variables)
         )
         self._of_last: tuple[Values, dict[str, AnyArray]] = {}, {}
+        self._functions: dict[object, tuple[OnDraws, list[str]]] = {}
+        #: A draw to look at; where a coefficient is 0, it may hide things.
         self.point = posterior.density.initial_point()[None]
         one = self.free(self.point)
         self.new.check_fixed({name: of.shape[1:] for name, of in one.items()})
@@ -133,10 +134,6 @@ class NewRows:
             return False
         return True
 
-    def look_at(self, theta: Array) -> None:
-        """Look at a draw of the posterior from now on: elsewhere, a coefficient may be 0, and hide things."""
-        self.point = theta[None]
-
     def free(self, theta: Array) -> dict[str, AnyArray]:
         """Return the free variables on their constrained scale, as they are in the fit, (n, *shape)."""
         return self._free(theta)
@@ -163,10 +160,11 @@ class NewRows:
         """Return the variables that have grown, with draws of their new elements from their prior given all others."""
         if not self.grown:
             return {}
-        function, names = self._prior
-        function.reseed(random_seed)
-        packed = _packed([self._old(name, free) for name in names], length_of(free))
-        return dict(zip(self.grown, self._told(lambda: function(packed)), strict=True))
+        old = {name: values for name in self._names if (values := self._old(name, free)) is not None}
+        found = self._evaluated(
+            "draws", lambda ts: self._graph.compiled(self.grown, ts, 1), old, length_of(free), random_seed
+        )
+        return dict(zip(self.grown, found, strict=True))
 
     @cached_property
     def some(self) -> dict[str, AnyArray]:
@@ -188,16 +186,15 @@ class NewRows:
 
     def logp(self, known: Values) -> Array:
         """Return the log densities of the new rows, (n, n_rows), given the variables that they depend on."""
-        function = self._log_densities
-        packed = _packed([known[name] for name in self._names], length_of(known))
-        values = self._told(lambda: function(packed))
+        n = length_of(known)
+        values = self._evaluated("rows", lambda ts: self._graph.log_densities(self.observed, ts, 1), known, n)
         for (name, rows), of_name in zip(self.observed.items(), values, strict=True):
             if of_name.shape[1:] != rows.shape:
                 raise ValueError(
                     f"{name!r} has new values of shape {rows.shape}, and with the other new data it has shape "
                     f"{of_name.shape[1:]}: give the same rows of all."
                 )
-        return np.concatenate([np.asarray(v, dtype=np.float64).reshape(len(packed), -1) for v in values], axis=1)
+        return np.concatenate([np.asarray(v, dtype=np.float64).reshape(n, -1) for v in values], axis=1)
 
     @property
     def has_elementwise_priors(self) -> bool:
@@ -215,20 +212,15 @@ class NewRows:
 
     def prior_logp(self, known: Values) -> dict[str, Array]:
         """Return the log densities of the elements of variables that have grown, (n, *shape), given all else."""
-        function, names = self._prior_densities
-        packed = _packed([known[name] for name in names], length_of(known))
-        return dict(zip(self.grown, self._told(lambda: function(packed)), strict=True))
-
-    @cached_property
-    def _prior_densities(self) -> tuple[OnDraws, list[str]]:
-        known = self.known(self.free(self.point), self.some)
-        return self._told(lambda: self._compiled(lambda ts: self._graph.prior_log_densities(self.grown, ts, 1), known))
+        found = self._evaluated(
+            "prior", lambda ts: self._graph.prior_log_densities(self.grown, ts, 1), known, length_of(known)
+        )
+        return dict(zip(self.grown, found, strict=True))
 
     def values(self, names: Sequence[str], known: Values) -> dict[str, AnyArray]:
         """Return Deterministics, (n, *shape), given the new rows and the variables that these depend on."""
-        function, order = self._told(lambda: self._compiled(lambda ts: self._graph.compiled(names, ts, 1), known))
-        packed = _packed([known[name] for name in order], length_of(known))
-        return dict(zip(names, self._told(lambda: function(packed)), strict=True))
+        found = self._evaluated(tuple(names), lambda ts: self._graph.compiled(names, ts, 1), known, length_of(known))
+        return dict(zip(names, found, strict=True))
 
     @property
     def _names(self) -> list[str]:
@@ -245,33 +237,29 @@ class NewRows:
             self._of_last[1][name] = free[name].reshape(length_of(free), -1)[:, numbers[0].astype(np.intp)]
         return self._of_last[1][name]
 
-    @cached_property
-    def _prior(self) -> tuple[OnDraws, list[str]]:
-        free = self.free(self.point)
-        old = {name: values for name in self._names if (values := self._old(name, free)) is not None}
-        return self._told(lambda: self._compiled(lambda ts: self._graph.compiled(self.grown, ts, 1), old, whole=False))
-
-    @cached_property
-    def _log_densities(self) -> OnDraws:
-        known = self.known(self.free(self.point), self.some)  # may say what is wrong
-        return self._told(lambda: self._compiled(lambda ts: self._graph.log_densities(self.observed, ts, 1), known))[0]
-
-    def _compiled(
+    def _evaluated(
         self,
+        what: object,
         compiled: Callable[[dict[str, Treatment]], tuple[OnDraws, Array]],
         values: Values,
-        *,
-        whole: bool = True,
-    ) -> tuple[OnDraws, list[str]]:
-        """Return a function of variables of these values' shapes, and their names in its order."""
-        treatments = {}
-        for name, t in self._treatments.items():
-            if name in self.observed:
-                treatments[name] = t
-            else:
-                of_name = values[name][:1] if name in values else None
-                treatments[name] = Treatment(known=of_name) if whole else replace(t, known=of_name)
-        return compiled(treatments)[0], [name for name in self._names if name in values]
+        n: int,
+        random_seed: int | None = None,
+    ) -> Sequence[AnyArray]:
+        """Return what a function of variables gives, compiled when it is first asked for; a seed: what it draws."""
+        if what not in self._functions:
+            treatments = {}
+            for name, t in self._treatments.items():
+                known = values[name][:1] if name in values else None
+                whole = Treatment(known=known) if random_seed is None else replace(t, known=known)
+                treatments[name] = t if name in self.observed else whole
+            function = self._told(lambda: compiled(treatments))[0]
+            self._functions[what] = function, [name for name in self._names if name in values]
+        function, names = self._functions[what]
+        if random_seed is not None:
+            function.reseed(random_seed)
+        # Behind the number that `PredictiveGraph` puts before them.
+        parts = [np.zeros((n, 1)), *(np.asarray(values[name], dtype=np.float64).reshape(n, -1) for name in names)]
+        return self._told(lambda: function(np.concatenate(parts, axis=1)))
 
     def _told[T](self, do: Callable[[], T]) -> T:
         """Do something with the model given the new rows; raise ValueError where it can't be done."""
@@ -281,12 +269,6 @@ class NewRows:
 def length_of(values: Values) -> int:
     """Return the number of draws."""
     return len(next(iter(values.values())))
-
-
-def _packed(arrays: Sequence[AnyArray | None], n: int) -> Array:
-    """Return arrays, (n, ...) each, side by side, behind the number that `PredictiveGraph` puts before them."""
-    there = [np.asarray(a, dtype=np.float64).reshape(n, -1) for a in arrays if a is not None]
-    return np.concatenate([np.zeros((n, 1)), *there], axis=1)
 
 
 # --- what was given ---
@@ -704,7 +686,7 @@ def updated(posterior: Posterior, new_data: Given, draws: int, rng: np.random.Ge
             every = slice(None, None, step)
             kept = made.theta[every], made.log_weights[every], made.of_globals[every], made.part[every]
             made = JointDraws(*kept, min(1.0, step * made.worth))
-        rows.look_at(made.theta[made.log_weights.argmax()])
+        rows.point = made.theta[made.log_weights.argmax()][None]
         given = _with_rows(posterior, rows, made, rng)
     if not np.isfinite(made.log_weights + given.log_ratio).any():
         raise ValueError(f"The new rows are impossible at all draws of the posterior. {_FIT}")
