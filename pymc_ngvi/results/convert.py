@@ -184,3 +184,10 @@ def element_names(variable: xr.DataArray, leading: int) -> list[str]:
         ", ".join(str(v[i]) for v, i in zip(values, at, strict=True)) for at in np.ndindex(*variable.shape[leading:])
     ]
     return [f"{variable.name}[{label}]" if dims else str(variable.name) for label in labels]
+
+
+def one_chain(columns: Mapping[str, Array]) -> xr.Dataset:
+    """Return numbers by name, (n_draws,) each, as draws of one chain."""
+    n = len(next(iter(columns.values())))
+    data = {name: (("chain", "draw"), values[None]) for name, values in columns.items()}
+    return xr.Dataset(data, coords={"chain": [0], "draw": np.arange(n)})

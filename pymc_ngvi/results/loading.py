@@ -18,7 +18,6 @@ from pymc_ngvi.density.shards.shards import Shards
 from pymc_ngvi.results.approximation import NGVIApproximation, restore
 from pymc_ngvi.results.persistence import (
     Content,
-    Saved,
     SavedData,
     damaged,
     differences,
@@ -26,6 +25,7 @@ from pymc_ngvi.results.persistence import (
     q_of,
     reading,
     restored_generator,
+    saved_in,
 )
 
 
@@ -93,11 +93,10 @@ def load(
     given = model if isinstance(model, Shards) else modelcontext(model)
     name = "The tree" if isinstance(source, xr.DataTree) else repr(os.fspath(source))
     if isinstance(source, xr.DataTree):
-        saved = Saved.of(source, name)
+        content, state = saved_in(source, name)
     else:
         with reading(source) as tree:
-            saved = Saved.of(tree, name)
-    content = saved.content
+            content, state = saved_in(tree, name)
     if "compile_kwargs" not in options or "mode" not in (options["compile_kwargs"] or {}):
         options.setdefault("backend", "auto" if content["backend"] == "given mode" else content["backend"])
     kind = ShardedDensity if isinstance(given, Shards) else LogDensity
@@ -116,9 +115,9 @@ def load(
             skip_file_prefixes=OURS,
         )
     of_gaussian = content.get("gaussian")
-    approx = _approximation(name, content, density, None if of_gaussian else saved.fit)
+    approx = _approximation(name, content, density, None if of_gaussian else state)
     if of_gaussian:
-        gaussian = _approximation(name, of_gaussian, density, saved.fit)
+        gaussian = _approximation(name, of_gaussian, density, state)
         approx._gaussian = gaussian
     approx._next_step = content.get("exact_step")
     return approx

@@ -466,20 +466,17 @@ class SavedData(DataSnapshot):
 
     def __init__(self, model: pm.Model, saved: Mapping[str, str]) -> None:
         super().__init__(model)
-        self._of_model, self._saved = model, dict(saved)
+        self._of_model = model
+        #: The digests of then, by name.
+        self.saved = dict(saved)
         self._known: dict[str, tuple[NDArray[np.generic], str]] = {}
         self._is_known = not self.changed()  # whether the data that are remembered are those of then
-
-    @property
-    def saved(self) -> dict[str, str]:
-        """The digests of then, by name."""
-        return dict(self._saved)
 
     def changed(self) -> list[str]:
         """Return the names of the data that differ from what they were, or that are no longer there."""
         now = _data_of(self._of_model)
-        names = [*self._saved, *(name for name in now if name not in self._saved)]
-        return [name for name in names if name not in now or self._digest(name, now[name]) != self._saved.get(name)]
+        names = [*self.saved, *(name for name in now if name not in self.saved)]
+        return [name for name in names if name not in now or self._digest(name, now[name]) != self.saved.get(name)]
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -533,37 +530,32 @@ _TYPES: dict[str, type | UnionType] = {**_OF_FIT, "variables": list, "data": dic
 _ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 
 
-@dataclass(frozen=True)
-class Saved:
-    """What a tree holds: q with what belongs to it, and the state of the fit if it is there."""
+def saved_in(tree: xr.DataTree, name: str) -> tuple[Content, Content | None]:
+    """Return what a tree holds: q with what belongs to it, and the state of the fit if it is there.
 
-    content: Content
-    fit: Content | None
-
-    @classmethod
-    def of(cls, tree: xr.DataTree, name: str) -> "Saved":
-        """Read a tree; raise ValueError if it is none of this package, of another format, or damaged."""
-        if tree.attrs.get("format") != FORMAT:
-            raise ValueError(f"{name} holds no approximation: it was not written by approx.save.")
-        with damaged(name):
-            version = int(tree.attrs["format_version"])
-        if version != VERSION:
-            raise ValueError(
-                f"{name} was written by pymc_ngvi {tree.attrs.get('pymc_ngvi_version', '')} in format {version}, and "
-                f"this version reads format {VERSION} only: load it with the version that wrote it, or fit again."
-            )
-        with damaged(name):
-            content = _content_of(tree[APPROXIMATION])
-            fit = _content_of(tree[FIT]) if FIT in tree.children else None
-            _check_types(content, _TYPES)
-            if content.get("gaussian") is not None:
-                _check_types(content["gaussian"], _OF_FIT)
-            if content.get("gaussian") is not None or content.get("exact_step") is not None:
-                _check_types(content, {"exact_step": _class_of("exact.step")})
-            if fit is not None:
-                _check_types(fit, {"snapshot": _class_of("fit.snapshot"), "log_p": float | None})
-                fit["snapshot"].options.changed()  # checks each option
-        return cls(content, fit)
+    Raise ValueError if it is none of this package, of another format, or damaged.
+    """
+    if tree.attrs.get("format") != FORMAT:
+        raise ValueError(f"{name} holds no approximation: it was not written by approx.save.")
+    with damaged(name):
+        version = int(tree.attrs["format_version"])
+    if version != VERSION:
+        raise ValueError(
+            f"{name} was written by pymc_ngvi {tree.attrs.get('pymc_ngvi_version', '')} in format {version}, and "
+            f"this version reads format {VERSION} only: load it with the version that wrote it, or fit again."
+        )
+    with damaged(name):
+        content = _content_of(tree[APPROXIMATION])
+        fit = _content_of(tree[FIT]) if FIT in tree.children else None
+        _check_types(content, _TYPES)
+        if content.get("gaussian") is not None:
+            _check_types(content["gaussian"], _OF_FIT)
+        if content.get("gaussian") is not None or content.get("exact_step") is not None:
+            _check_types(content, {"exact_step": _with_tag("exact.step").cls})
+        if fit is not None:
+            _check_types(fit, {"snapshot": _with_tag("fit.snapshot").cls, "log_p": float | None})
+            fit["snapshot"].options.changed()  # checks each option
+    return content, fit
 
 
 def _check_types(content: Content, types: Mapping[str, type | UnionType]) -> None:
@@ -573,12 +565,6 @@ def _check_types(content: Content, types: Mapping[str, type | UnionType]) -> Non
             raise DamagedError(f"what it has as {name!r} is something else")
     if not all(isinstance(v, FreeVariable) for v in content.get("variables", ())):
         raise DamagedError("what it has as variables is something else")
-
-
-def _class_of(tag: str) -> type:
-    entry = with_tag(tag)
-    assert entry is not None
-    return entry.cls
 
 
 @contextlib.contextmanager

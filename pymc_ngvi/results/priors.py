@@ -29,7 +29,7 @@ from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.sampling import picked
 from pymc_ngvi.reading.lineage import top_level_priors
-from pymc_ngvi.results.convert import to_datatree, to_multitrace
+from pymc_ngvi.results.convert import one_chain, to_datatree, to_multitrace
 from pymc_ngvi.results.costs import Costs
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
 from pymc_ngvi.results.distributions import Distribution, MovePlan
@@ -492,8 +492,8 @@ def prior_sensitivity(
     tree = xr.DataTree.from_dict(
         {
             "posterior": shown,
-            "log_prior": _one_number("prior", of_prior),
-            "log_likelihood": _one_number("likelihood", of_likelihood),
+            "log_prior": one_chain({"prior": of_prior}),
+            "log_likelihood": one_chain({"likelihood": of_likelihood}),
         }
     )
     khat = {"prior": _khat(of_prior), "likelihood": _khat(of_likelihood)}
@@ -578,11 +578,6 @@ def _shown(posterior: Posterior, theta: Array, var_names: Names, seed: int) -> x
     made = to_datatree(trace, posterior.model, include_transformed=False)["posterior"].to_dataset()
     shown = made[names] if planned is None else planned.arranged(made)[0]
     return shown[[name for name, of in shown.data_vars.items() if (np.ptp(of.to_numpy(), axis=(0, 1)) > 0.0).any()]]
-
-
-def _one_number(name: str, values: Array) -> xr.Dataset:
-    coords = {"chain": [0], "draw": np.arange(len(values))}
-    return xr.Dataset({name: (("chain", "draw"), values[None])}, coords=coords)
 
 
 def _khat(log_density: Array) -> float:
