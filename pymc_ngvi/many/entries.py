@@ -164,11 +164,6 @@ def digest_of(arrays: Mapping[str, AnyArray]) -> bytes:
     return digest.digest()
 
 
-def shapes_of(arrays: Mapping[str, AnyArray]) -> str:
-    """Return the shapes of data, in words."""
-    return ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-
-
 def _check_is_dict(entry: object) -> None:
     if not isinstance(entry, Mapping):
         raise ValueError(f"Each of the data should be a dict of arrays by name; got {shortened(entry)}.")

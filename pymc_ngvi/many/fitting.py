@@ -29,7 +29,7 @@ from pymc_ngvi.fitting.problem import Problem
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.threads import one_thread
 from pymc_ngvi.inference import NGVI
-from pymc_ngvi.many.entries import Case, Slots, digest_of, shapes_of
+from pymc_ngvi.many.entries import Case, Slots, digest_of
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.persistence import check_path, is_zarr, write
 
@@ -300,4 +300,5 @@ def _in_short(error: Exception, arrays: Mapping[str, AnyArray]) -> str:
     if not arrays or isinstance(error, StartError | DivergedError | NotExactError):
         return text
     first = text.splitlines()[0]
-    return f"{type(error).__name__}: {first} (the data have shapes {shapes_of(arrays)})"
+    shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+    return f"{type(error).__name__}: {first} (the data have shapes {shapes})"

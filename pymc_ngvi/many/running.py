@@ -141,7 +141,11 @@ def on_dask(fitter: Fitter, cluster: Cluster) -> Run:
                 if not in_hand:
                     return lost
                 index, future = next(cluster.completed({index: future for index, (future, _) in in_hand.items()}))
-                row = _row_from(future, cluster, fitter, index)
+                try:
+                    row: Row | Lost = cluster.value(future)
+                except Exception as error:
+                    cluster.check()
+                    row = failed(fitter, index, error)
                 _, case = in_hand.pop(index)
                 if isinstance(row, Lost):
                     lost.append((index, case))
@@ -167,15 +171,6 @@ def _submitted(client: Any, function: Callable[..., object], *args: object) -> A
         # That they are sent with a task is meant: they are there again where a worker has died.
         warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
         return client.submit(function, *args, pure=False)
-
-
-def _row_from(future: Any, cluster: Cluster, fitter: Fitter, index: int) -> Row | Lost:
-    try:
-        row: Row | Lost = cluster.value(future)
-    except Exception as error:
-        cluster.check()
-        return failed(fitter, index, error)
-    return row
 
 
 # --- fits in processes of this machine ---

@@ -85,21 +85,17 @@ class MomentSums:
         """Return the moments of all that was added."""
         assert self._centre is not None
         with np.errstate(all="ignore"):
-            plain = self._sums[0] / self._sums[0, 0]
-            mean, plain_mean = self._sums[1, 1], plain[1]
-            var = np.maximum(self._sums[1, 2] - mean**2, 0.0)
-            plain_var = np.maximum(plain[2] - plain_mean**2, 0.0)
-            sd, plain_sd = np.sqrt(var), np.sqrt(plain_var)
-            one = np.ones_like(mean)
-            # What one draw moves, as polynomials in its value: f - mean, and (f - mean)^2 - var over 2 sd.
-            of_mean = [np.stack([-m, one]) for m in (mean, plain_mean)]
-            of_sd = [
-                np.stack([m**2 - v, -2.0 * m, one]) / (2.0 * s)
-                for m, v, s in ((mean, var, sd), (plain_mean, plain_var, plain_sd))
-            ]
+            moments, moved = [], []
+            for _, mean, square, *_ in (self._sums[1], self._sums[0] / self._sums[0, 0]):
+                var = np.maximum(square - mean**2, 0.0)
+                sd, one = np.sqrt(var), np.ones_like(mean)
+                moments.append((mean + self._centre, sd))
+                # What one draw moves, as polynomials in its value: f - mean, and (f - mean)^2 - var over 2 sd.
+                of_mean = np.stack([-mean, one])
+                moved.append((of_mean, np.stack([mean**2 - var, -2.0 * mean, one]) / (2.0 * sd)))
+            (weighted, plain), (of_weighted, of_plain) = moments, moved
             return WeightedMoments(
-                Moment(mean + self._centre, *self._errors(of_mean[0], of_mean[1], plain_mean + self._centre)),
-                Moment(sd, *self._errors(of_sd[0], of_sd[1], plain_sd)),
+                *(Moment(weighted[k], *self._errors(of_weighted[k], of_plain[k], plain[k])) for k in range(2))
             )
 
     def _errors(self, moved: Array, plain_moved: Array, plain: Array) -> tuple[Array, Array, Array]:

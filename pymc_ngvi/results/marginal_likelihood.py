@@ -10,6 +10,7 @@ import xarray as xr
 from pymc_ngvi.density.new_priors import log_excess, unnormalised
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.trees import IntegratedTrees, leave_groups_out
+from pymc_ngvi.results.convert import elpd_attrs
 from pymc_ngvi.results.posterior import Posterior
 
 logger = logging.getLogger("pymc.ngvi")
@@ -58,8 +59,7 @@ def leave_one_group_out(posterior: Posterior) -> xr.Dataset:
     high = int((left.khat > _MOST_KHAT).sum())
     if high:
         logger.info(f"{high:,} of {n:,} groups have a k-hat above {_MOST_KHAT}: fit again without them.")
-    spread = float(np.std(left.log_density, ddof=1)) if n > 1 else float("nan")
-    attrs = {"elpd": float(left.log_density.sum()), "elpd_se": spread * float(np.sqrt(n)), "n_high_khat": high}
+    attrs = {**elpd_attrs(left.log_density), "n_high_khat": high}
     values = {"log_density": ("group", left.log_density), "khat": ("group", left.khat)}
     return xr.Dataset(values, coords={"group": labels}, attrs=attrs)
 

@@ -3,8 +3,6 @@
 import importlib
 import itertools
 import math
-import shutil
-import textwrap
 import threading
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +23,7 @@ from pymc_ngvi.marginal.verdict import SAID_ERROR
 from pymc_ngvi.reading.roles import Extent, Grouping, Roles, find_roles
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
 from pymc_ngvi.results.diagnosis.diagnose import budget_of, standing_diagnosis
-from pymc_ngvi.results.diagnosis.diagnosis import Kept
+from pymc_ngvi.results.diagnosis.diagnosis import Kept, wrap
 from pymc_ngvi.results.diagnosis.weights import (
     DRAWS,
     SUMMARY,
@@ -288,8 +286,6 @@ def _below_diagonal(draws: xr.DataArray) -> xr.DataArray:
 
 #: Rows of the table that a summary prints, about; ``table`` has them all.
 _MAX_ROWS = 60
-#: Characters in a line of a printed summary, at most; fewer on a narrow terminal.
-_MAX_WIDTH = 100
 #: Draws behind the table of a card, their seed, rows, and coordinates of q up to which there is one.
 _CARD_DRAWS, _CARD_SEED, _CARD_ROWS, _CARD_DIM = 1_000, 20_250_301, 24, 5_000
 #: Numbers that are held at once, at most, where not all of them are shown.
@@ -333,8 +329,8 @@ class Summary:
     def __str__(self) -> str:
         """Return the text, its sentences wrapped to the width of the terminal."""
         table = as_text(list(self.table.columns), self._rows()) if self.sections else str(self.table)
-        above, below = (_wrapped(lines) for lines in (self.lines, (*self._cut(), *self.notes)))
-        return "\n".join([*above, "", table, *([""] if below else []), *below])
+        below = [wrap(line) for line in (*self._cut(), *self.notes)]
+        return "\n".join([*map(wrap, self.lines), "", table, *([""] if below else []), *below])
 
     __repr__ = __str__
 
@@ -361,11 +357,6 @@ class Summary:
         """Return the line that says that the table is longer than what is shown, where it is."""
         where = ".table" if self.max_rows is None else "summary().table"
         return [f"({len(self.table):,} rows; all of them are in {where})"] if len(self.table) > self._limit else []
-
-
-def _wrapped(lines: tuple[str, ...]) -> list[str]:
-    width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
-    return [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in lines]
 
 
 def paragraphs(lines: tuple[str, ...]) -> str:

@@ -42,6 +42,8 @@ class PosteriorKind[Found]:
     may_come_first: ClassVar[bool] = False
     #: Whether it is tried, without being asked for, only where nothing else can be relied on.
     is_last: ClassVar[bool] = False
+    #: Part of its price after which it is known not to be exact.
+    of_failure: ClassVar[float] = 1.0
 
     @property
     def title(self) -> str:
@@ -56,9 +58,14 @@ class PosteriorKind[Found]:
         """Return the chance that it turns out to be exact."""
         raise NotImplementedError
 
+    def seconds(self, found: Found, density: ModelDensity, *, by_rows: bool) -> float:
+        """Return the estimated seconds that it takes."""
+        raise NotImplementedError
+
     def price(self, found: Found, density: ModelDensity, *, by_rows: bool) -> Candidate:
         """Return it as a candidate, with its seconds."""
-        raise NotImplementedError
+        seconds = self.seconds(found, density, by_rows=by_rows)
+        return Candidate(self.name, seconds=seconds, chance=self.chance(found), of_failure=self.of_failure)
 
     def run(self, start: PosteriorStart, found: Found, work: Work, *, is_only: bool) -> PoolState:
         """Return the posterior; raise `Unavailable`: `UsedUp` if it takes too long, `Failed` if it is no use.
