@@ -18,8 +18,19 @@ from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.fitting.signatures import joined_parameters, sign, split_options
 from pymc_ngvi.inference import NGVI
-from pymc_ngvi.many.entries import Case, Entry, Slots, digest_of, opened
-from pymc_ngvi.many.fitting import STATISTICS, Asked, Fitter, Row, Search, made_folder
+from pymc_ngvi.many.fitting import (
+    STATISTICS,
+    Asked,
+    Case,
+    Entry,
+    Fitter,
+    Row,
+    Search,
+    Slots,
+    digest_of,
+    made_folder,
+    opened,
+)
 from pymc_ngvi.many.running import fitted_rows, workers_of
 from pymc_ngvi.results.approximation import NGVIApproximation
 

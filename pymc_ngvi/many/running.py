@@ -24,8 +24,7 @@ from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.shards.cluster import Advice, Cluster, Lost, client_of
 from pymc_ngvi.density.shards.errors import BrokenExecutorError
 from pymc_ngvi.fitting.progress import console_for
-from pymc_ngvi.many.entries import Case
-from pymc_ngvi.many.fitting import N_PILOTS, Fitter, Row
+from pymc_ngvi.many.fitting import N_PILOTS, Case, Fitter, Row
 
 #: Cases that are handed to each process at a time: what is waiting takes memory.
 IN_HAND = 2

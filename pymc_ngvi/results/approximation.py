@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import os
 import pickle
+import warnings
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 import cloudpickle
 import numpy as np
+import pymc as pm
 import xarray as xr
 
 from numpy.typing import ArrayLike
+from pymc import modelcontext
 from pymc.backends.base import MultiTrace
 from pymc.variational.opvi import Approximation, VIState
 from pytensor.tensor.sharedvar import TensorSharedVariable
@@ -22,7 +25,7 @@ from pytensor.tensor.variable import TensorVariable
 from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import Elbo
-from pymc_ngvi.core.messages import shortened, suggestion
+from pymc_ngvi.core.messages import OURS, shortened, suggestion
 from pymc_ngvi.core.psis import Weights, pareto_khat
 from pymc_ngvi.core.seeds import Seed, generator_of, seed_of
 from pymc_ngvi.core.sizes import check_draws
@@ -33,6 +36,7 @@ from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.density.shards.density import ShardedDensity
+from pymc_ngvi.density.shards.shards import Shards
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.fitting.errors import SoFar
 from pymc_ngvi.fitting.options import check_n
@@ -45,13 +49,14 @@ from pymc_ngvi.mixtures.finite.worth import Worth, worth_between
 from pymc_ngvi.posteriors.plan import Plan
 from pymc_ngvi.results.bambi import predict_bambi
 from pymc_ngvi.results.convert import flat_dataset, free_names
-from pymc_ngvi.results.corrections import corrected_moments
+from pymc_ngvi.results.corrections import constrained_state, corrected_moments, covariance_of
 from pymc_ngvi.results.diagnosis import Diagnosis, Finding
 from pymc_ngvi.results.diagnosis.diagnose import requested_diagnosis
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
 from pymc_ngvi.results.diagnosis.weights import log_ratio_of
 from pymc_ngvi.results.distributions import (
     Distribution,
+    Posterior,
     components_dataset,
     distribution_of,
     responsibilities,
@@ -59,7 +64,6 @@ from pymc_ngvi.results.distributions import (
 from pymc_ngvi.results.group import NGVIGroup
 from pymc_ngvi.results.left_out import asked_for, elementwise_of, leave_out
 from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood, leave_one_group_out, log_marginal_likelihood
-from pymc_ngvi.results.moments import constrained_state, covariance_of
 from pymc_ngvi.results.new_rows import Updated, updated
 from pymc_ngvi.results.persistence import (
     APPROXIMATION,
@@ -72,10 +76,15 @@ from pymc_ngvi.results.persistence import (
     content_of_generator,
     content_of_q,
     damaged,
+    differences,
     fingerprints,
     free_variables,
     group_of,
+    q_of,
     readable,
+    reading,
+    restored_generator,
+    saved_in,
     versions,
     write,
 )
@@ -92,7 +101,6 @@ from pymc_ngvi.results.plotting import (
     plot_khat,
     plot_sensitivity,
 )
-from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.results.predictions import Given, Groups, predictions_at
 from pymc_ngvi.results.priors import PriorSensitivity, Reweighted, prior_sensitivity, reweighted
 from pymc_ngvi.results.sampling import (
@@ -2088,3 +2096,110 @@ def _diagnosis_of(content: Content, layout: Layout) -> Diagnosis:
         raise DamagedError("the diagnosis is of another number of coordinates")
     parts = {"findings": findings, "weights": Weights(*content["weights"]), "layout": layout}
     return Diagnosis(**{**content, **parts})
+
+
+# --- an approximation from a file, on the user's model ---
+
+
+def load(
+    source: str | os.PathLike[str] | xr.DataTree, model: pm.Model | Shards | None = None, **options: Any
+) -> NGVIApproximation:
+    """Read an approximation that `NGVIApproximation.save` has written, and put it on a model.
+
+    Nothing in a file is executed: it holds numbers, and tags of a few classes of this package.
+
+    Parameters
+    ----------
+    source : str, PathLike or DataTree
+        A netCDF file or zarr store, or what `NGVIApproximation.to_datatree` returned.
+    model : pymc.Model or Shards, optional
+        The model that was fitted, made again, or the shards; default: the model of the context.
+    **options
+        ``backend`` and ``compile_kwargs`` of `LogDensity`; by default the backend that the fit had. With another one,
+        a fit goes on with other roundings.
+
+    Returns
+    -------
+    NGVIApproximation
+        Draws for a seed, densities, record and history have the same bits as those of the one that was saved, on the
+        same platform, and so has `refine`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    TypeError
+        Without a model.
+    ValueError
+        If the file is damaged, was not written by this package, or by a newer version of it; if the free variables of
+        the model are not those of the file, with a list of what differs.
+
+    Warns
+    -----
+    UserWarning
+        If the observed data, or ``pm.Data``, are not those that were fitted: q is then no approximation of the
+        posterior of this model, and `refine`, `khat` and the like are refused.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import pymc as pm
+    >>> import pymc_ngvi
+    >>> with pm.Model() as model:
+    ...     x = pm.Normal("x", 1.0, 2.0)
+    ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     approx.save(Path(folder) / "approx.nc")
+    ...     again = pymc_ngvi.load(Path(folder) / "approx.nc", model)
+    >>> bool(again.elbo == approx.elbo)
+    True
+    """
+    if unknown := set(options) - {"backend", "compile_kwargs"}:
+        raise TypeError(f"load does not know {', '.join(sorted(unknown))}; it takes backend and compile_kwargs.")
+    if model is None and pm.Model.get_context(error_if_none=False) is None:
+        raise TypeError(
+            "load puts an approximation on the model that was fitted, which a file does not hold: build it again, and "
+            "call load(file, model), or load(file) within `with model:`."
+        )
+    given = model if isinstance(model, Shards) else modelcontext(model)
+    name = "The tree" if isinstance(source, xr.DataTree) else repr(os.fspath(source))
+    if isinstance(source, xr.DataTree):
+        content, state = saved_in(source, name)
+    else:
+        with reading(source) as tree:
+            content, state = saved_in(tree, name)
+    if "compile_kwargs" not in options or "mode" not in (options["compile_kwargs"] or {}):
+        options.setdefault("backend", "auto" if content["backend"] == "given mode" else content["backend"])
+    kind = ShardedDensity if isinstance(given, Shards) else LogDensity
+    density: ModelDensity = kind(given, **options)
+    model = density.model
+    found = differences(content["variables"], free_variables(model, density.layout))
+    if found:
+        raise ValueError(f"{name} does not fit the model: " + "; ".join(found) + ".")
+    data = SavedData(model, content["data"])
+    density.info = replace(density.info, data=data)
+    if changed := data.changed():
+        warnings.warn(
+            f"{name} was fitted to other data: {', '.join(map(repr, changed))} differ, or are not in both. It "
+            "approximates the posterior given those; it can't be refined or judged on this model.",
+            UserWarning,
+            skip_file_prefixes=OURS,
+        )
+    of_gaussian = content.get("gaussian")
+    approx = _approximation(name, content, density, None if of_gaussian else state)
+    if of_gaussian:
+        gaussian = _approximation(name, of_gaussian, density, state)
+        approx._gaussian = gaussian
+    approx._next_step = content.get("exact_step")
+    return approx
+
+
+def _approximation(name: str, content: Content, density: ModelDensity, fit: Content | None) -> NGVIApproximation:
+    """Return one approximation of a file, on the density of a model."""
+    with damaged(name):
+        q = q_of(content["q"], density)
+        generator = restored_generator(content["generator"])
+    approx = NGVIApproximation(density, q, random_seed=generator, include_transformed=content["include_transformed"])
+    restore(approx, name, content, fit)
+    return approx

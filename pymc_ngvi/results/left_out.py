@@ -26,7 +26,7 @@ from pymc_ngvi.marginal.left_out import IntegratedAgain, Predictives
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.trees import IntegratedTrees
 from pymc_ngvi.results.convert import axes_of
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.distributions import Posterior
 
 if TYPE_CHECKING:
     from arviz_stats.utils import ELPDData

@@ -11,7 +11,7 @@ from pymc_ngvi.density.new_priors import log_excess, unnormalised
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.trees import IntegratedTrees, leave_groups_out
 from pymc_ngvi.results.convert import elpd_attrs
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.distributions import Posterior
 
 logger = logging.getLogger("pymc.ngvi")
 

@@ -35,7 +35,7 @@ from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting.memory import memory_of, remember
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.reparam import reparametrised
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.distributions import Posterior
 
 #: Suffixes of netCDF files, and the one of zarr stores.
 _NETCDF, _ZARR = (".nc", ".nc4", ".netcdf", ".h5"), ".zarr"

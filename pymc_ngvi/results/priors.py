@@ -30,11 +30,9 @@ from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.sampling import picked
 from pymc_ngvi.reading.lineage import top_level_priors
 from pymc_ngvi.results.convert import one_chain, to_datatree, to_multitrace
-from pymc_ngvi.results.costs import Costs
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
-from pymc_ngvi.results.distributions import Distribution, MovePlan
+from pymc_ngvi.results.distributions import Costs, Distribution, MovePlan, Posterior
 from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood, log_marginal_likelihood
-from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.results.sampling import Names, Sampling, narrow, sample_tree
 from pymc_ngvi.results.summary import Planned, Summary, imported, paragraphs, summary_of_draws
 

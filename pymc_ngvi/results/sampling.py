@@ -27,7 +27,7 @@ from pymc_ngvi.moves.draws import MovedDraws
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
 from pymc_ngvi.results.corrections import weighted_draws
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.distributions import Posterior
 
 logger = logging.getLogger("pymc.ngvi")
 

@@ -11,7 +11,7 @@ from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.observed_rows import ObservedKind, ObservedRows, observed_rows
 from pymc_ngvi.results.convert import axes_of, elpd_attrs
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.distributions import Posterior
 from pymc_ngvi.rows.linear_map import PairCovariances
 from pymc_ngvi.rows.sites import RowSites, row_sites, site_moments
 

@@ -32,7 +32,7 @@ from pymc_ngvi.results.diagnosis.weights import (
     own_log_ratio,
     weights_and_elbo,
 )
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.distributions import Posterior
 from pymc_ngvi.results.sampling import Sampling, sample_tree
 
 #: Colours are those of the page, light or dark; lines are its text colour, faint.

@@ -15,9 +15,8 @@ from gaussian import SEEDS, fit
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.density.functionals import PREDICTORS, Functionals, Group, functionals_of
 from pymc_ngvi.families import DiagonalState, FullState
-from pymc_ngvi.results.costs import costs_of
 from pymc_ngvi.results.diagnosis.drifts import weighted_shift_of
-from pymc_ngvi.results.distributions import Distribution, MovePlan, distribution_of
+from pymc_ngvi.results.distributions import Distribution, MovePlan, costs_of, distribution_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

@@ -54,7 +54,7 @@ from pymc_ngvi.results.diagnosis.weights import (
     weighed,
     weights_and_elbo,
 )
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.distributions import Posterior
 
 # --- gradients of log p at draws: means of their products with draws are known where these are of the posterior ---
 # With s the gradient of log p at draws theta of the posterior, :math:`E[s] = 0` and :math:`E[(\theta - m) s^T] = -I`,

@@ -18,8 +18,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.results.convert import flat_dataset, free_names
-from pymc_ngvi.results.distributions import Distribution
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.distributions import Distribution, Posterior
 
 #: By what quantities are seen to be off, in a clause that they end.
 MOVED = "draws that are moved towards the posterior drift"

@@ -36,7 +36,7 @@ from pymc_ngvi.results.diagnosis.drifts import (
     Moved,
 )
 from pymc_ngvi.results.diagnosis.equal_modes import EqualModes
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.distributions import Posterior
 
 #: Largest dimension for which a mixture of dense components is worth a try.
 _MOST_MIXED = 300

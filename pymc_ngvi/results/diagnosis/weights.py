@@ -14,9 +14,8 @@ from pymc_ngvi.core.sizes import HELD, check_draws
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.fitting.progress import WorkProgress
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.results.costs import Costs
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.distributions import Costs, Posterior
 
 #: Estimated seconds that a report may take in any case, and as a part of the fit.
 SUMMARY, DIAGNOSIS = (1.2, 0.3), (4.0, 0.7)
