@@ -51,9 +51,8 @@ from pymc_ngvi.results.bambi import predict_bambi
 from pymc_ngvi.results.convert import flat_dataset, free_names
 from pymc_ngvi.results.corrections import constrained_state, corrected_moments, covariance_of
 from pymc_ngvi.results.diagnosis import Diagnosis, Finding
-from pymc_ngvi.results.diagnosis.diagnose import requested_diagnosis
+from pymc_ngvi.results.diagnosis.diagnose import log_ratio_of, requested_diagnosis
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
-from pymc_ngvi.results.diagnosis.weights import log_ratio_of
 from pymc_ngvi.results.distributions import (
     Distribution,
     Posterior,
@@ -62,8 +61,14 @@ from pymc_ngvi.results.distributions import (
     responsibilities,
 )
 from pymc_ngvi.results.group import NGVIGroup
-from pymc_ngvi.results.left_out import asked_for, elementwise_of, leave_out
-from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood, leave_one_group_out, log_marginal_likelihood
+from pymc_ngvi.results.left_out import (
+    LogMarginalLikelihood,
+    asked_for,
+    elementwise_of,
+    leave_one_group_out,
+    leave_out,
+    log_marginal_likelihood,
+)
 from pymc_ngvi.results.new_rows import Updated, updated
 from pymc_ngvi.results.persistence import (
     APPROXIMATION,

@@ -37,7 +37,7 @@ from pymc_ngvi.marginal.new_rows import (
 )
 from pymc_ngvi.marginal.student_mixture import StudentMixture
 from pymc_ngvi.results.distributions import Posterior
-from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood
+from pymc_ngvi.results.left_out import LogMarginalLikelihood
 from pymc_ngvi.results.predictions import Given, NewData, Treatments, given_new_data, tree_of
 from pymc_ngvi.results.priors import JudgedDraws, WeightedDistribution, joint_draws, log_mean
 from pymc_ngvi.results.sampling import Names

@@ -22,7 +22,7 @@ from pymc_ngvi.density import Layout
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.results.convert import element_names, indices_of, one_chain
-from pymc_ngvi.results.diagnosis.weights import weights_and_elbo
+from pymc_ngvi.results.diagnosis.diagnose import weights_and_elbo
 from pymc_ngvi.results.distributions import Posterior
 
 if TYPE_CHECKING:

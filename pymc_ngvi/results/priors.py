@@ -32,7 +32,7 @@ from pymc_ngvi.reading.lineage import top_level_priors
 from pymc_ngvi.results.convert import one_chain, to_datatree, to_multitrace
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
 from pymc_ngvi.results.distributions import Costs, Distribution, MovePlan, Posterior
-from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood, log_marginal_likelihood
+from pymc_ngvi.results.left_out import LogMarginalLikelihood, log_marginal_likelihood
 from pymc_ngvi.results.sampling import Names, Sampling, narrow, sample_tree
 from pymc_ngvi.results.summary import Planned, Summary, imported, paragraphs, summary_of_draws
 

@@ -22,16 +22,17 @@ from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.marginal.verdict import SAID_ERROR
 from pymc_ngvi.reading.roles import Extent, Grouping, Roles, find_roles
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
-from pymc_ngvi.results.diagnosis.diagnose import budget_of, standing_diagnosis
-from pymc_ngvi.results.diagnosis.diagnosis import Kept, wrap
-from pymc_ngvi.results.diagnosis.weights import (
+from pymc_ngvi.results.diagnosis.diagnose import (
     DRAWS,
     SUMMARY,
+    budget_of,
     log_ratio_of,
     own_generator,
     own_log_ratio,
+    standing_diagnosis,
     weights_and_elbo,
 )
+from pymc_ngvi.results.diagnosis.diagnosis import Kept, wrap
 from pymc_ngvi.results.distributions import Posterior
 from pymc_ngvi.results.sampling import Sampling, sample_tree
 

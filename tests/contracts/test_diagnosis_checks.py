@@ -9,8 +9,8 @@ from numpy.testing import assert_allclose
 
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.families import DiagonalState, FullState
+from pymc_ngvi.results.diagnosis.diagnose import coordinate_khats
 from pymc_ngvi.results.diagnosis.drifts import critical, drift_of, joint_drift_of, move
-from pymc_ngvi.results.diagnosis.weights import coordinate_khats
 from pymc_ngvi.results.distributions import distribution_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")

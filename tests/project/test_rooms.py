@@ -28,7 +28,7 @@ FLOORS = (
     "mixtures.student_t", "mixtures", "marginal", "nested", "moves", "posteriors.plan", "fitting", "posteriors",
     "results.structure", "results.convert",
     "results.distributions", "results.corrections", "results.diagnosis", "results.sampling",
-    "results.marginal_likelihood", "results.sites", "results.left_out",
+    "results.sites", "results.left_out",
     "results.plotting", "results.summary", "results.predictions", "results.bambi",
     "results.priors", "results.new_rows", "results.persistence", "results.group", "results.approximation",
     "results.choice", "results", "inference", "function", "many", "register", "",
