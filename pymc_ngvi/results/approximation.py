@@ -1943,7 +1943,24 @@ class NGVIApproximation(Approximation):
             tree = sample_tree(self._posterior, self._kept, draws, rng, how, **kwargs)
         elif kwargs:
             raise TypeError(f"{', '.join(kwargs)} are of posterior draws: ask for draws, too.")
-        return add_to_tree(tree, self, resumable=resumable)
+        posterior, fitted = self._posterior, self._gaussian or self
+        content = {
+            **_content_of_fit(self),
+            "variables": free_variables(self.model, self.layout),
+            "data": self._data.saved if isinstance(self._data, SavedData) else fingerprints(self.model),
+            "backend": self.density.backend,
+        }
+        if self._next_step is not None:
+            gaussian = None if self._gaussian is None else _content_of_fit(self._gaussian)
+            content |= {"gaussian": gaussian, "exact_step": self._next_step}
+        tree[APPROXIMATION] = xr.DataTree(group_of(content, inline=False, attrs=readable(posterior)))
+        if resumable and fitted._session is not None:
+            state = {"snapshot": fitted._session.snapshot(), "log_p": _log_p_at_mean(fitted)}
+            tree[FIT] = xr.DataTree(group_of(state, inline=True))
+        moments = np.stack([posterior.distribution.mean(), posterior.distribution.sd()])
+        tree[UNCONSTRAINED] = xr.DataTree(flat_dataset(self.layout, moments, {"moment": ["mean", "sd"]}))
+        tree.attrs |= versions()
+        return tree
 
     def save(
         self,
@@ -1982,7 +1999,10 @@ class NGVIApproximation(Approximation):
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle; of the fit, what it needs to go on."""
         state: Any = super().__getstate__()
-        return {**state, "_session": resumable_fit(self)}
+        session = self._session
+        if session is not None and not (isinstance(session, SavedFit) and session.is_idle):
+            session = SavedFit(self.density, self._state, session.snapshot(), _log_p_at_mean(self))
+        return {**state, "_session": session}
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Return a pickle by cloudpickle: PyMC's models hold functions that pickle itself can't take."""
@@ -2017,32 +2037,6 @@ def _bare[T](cls: type[T]) -> T:
 cloudpickle.CloudPickler.dispatch_table[NGVIApproximation] = _parts
 
 
-def add_to_tree(tree: xr.DataTree, approx: NGVIApproximation, *, resumable: bool) -> xr.DataTree:
-    """Add groups to a tree that `pymc_ngvi.load` makes an approximation of; see `NGVIApproximation.to_datatree`."""
-    posterior, fitted = approx._posterior, approx._gaussian or approx
-    tree[APPROXIMATION] = xr.DataTree(group_of(_content(approx), inline=False, attrs=readable(posterior)))
-    if resumable and fitted._session is not None:
-        content = {"snapshot": fitted._session.snapshot(), "log_p": _log_p_at_mean(fitted)}
-        tree[FIT] = xr.DataTree(group_of(content, inline=True))
-    moments = np.stack([posterior.distribution.mean(), posterior.distribution.sd()])
-    tree[UNCONSTRAINED] = xr.DataTree(flat_dataset(approx.layout, moments, {"moment": ["mean", "sd"]}))
-    tree.attrs |= versions()
-    return tree
-
-
-def _content(approx: NGVIApproximation) -> dict[str, object]:
-    content = {
-        **_content_of_fit(approx),
-        "variables": free_variables(approx.model, approx.layout),
-        "data": approx._data.saved if isinstance(approx._data, SavedData) else fingerprints(approx.model),
-        "backend": approx.density.backend,
-    }
-    if approx._next_step is not None:
-        gaussian = None if approx._gaussian is None else _content_of_fit(approx._gaussian)
-        content |= {"gaussian": gaussian, "exact_step": approx._next_step}
-    return content
-
-
 def _content_of_fit(approx: NGVIApproximation) -> dict[str, object]:
     kept = approx._kept
     return {
@@ -2055,25 +2049,6 @@ def _content_of_fit(approx: NGVIApproximation) -> dict[str, object]:
         "generator": content_of_generator(approx._rng),
         "include_transformed": approx.include_transformed,
     }
-
-
-def restore(approx: NGVIApproximation, name: str, content: Content, fit: Content | None) -> None:
-    """Give an approximation what a file holds beside q; the diagnosis only where the data are those of the fit."""
-    approx.record, approx.hist, approx.gap_hist = content["record"], content["hist"], content["gap_hist"]
-    approx._data = approx.density.info.data
-    approx._session = None if fit is None else SavedFit(approx.density, approx._state, fit["snapshot"], fit["log_p"])
-    if not approx._data.changed() and content["diagnosis"] is not None:
-        with damaged(name):
-            kept = approx._kept
-            kept.diagnosis, kept.share = _diagnosis_of(content["diagnosis"], approx.layout), content["share"]
-
-
-def resumable_fit(approx: NGVIApproximation) -> SavedFit | None:
-    """Return what the fit needs to go on, without what can be made again."""
-    session = approx._session
-    if session is None or (isinstance(session, SavedFit) and session.is_idle):
-        return session
-    return SavedFit(approx.density, approx._state, session.snapshot(), _log_p_at_mean(approx))
 
 
 def _log_p_at_mean(approx: NGVIApproximation) -> float | None:
@@ -2206,5 +2181,12 @@ def _approximation(name: str, content: Content, density: ModelDensity, fit: Cont
         q = q_of(content["q"], density)
         generator = restored_generator(content["generator"])
     approx = NGVIApproximation(density, q, random_seed=generator, include_transformed=content["include_transformed"])
-    restore(approx, name, content, fit)
+    approx.record, approx.hist, approx.gap_hist = content["record"], content["hist"], content["gap_hist"]
+    approx._data = approx.density.info.data
+    if fit is not None:
+        approx._session = SavedFit(approx.density, approx._state, fit["snapshot"], fit["log_p"])
+    if not approx._data.changed() and content["diagnosis"] is not None:  # it is of the data of the fit
+        with damaged(name):
+            kept = approx._kept
+            kept.diagnosis, kept.share = _diagnosis_of(content["diagnosis"], approx.layout), content["share"]
     return approx

@@ -19,7 +19,8 @@ from pymc_ngvi.core.draws import base_of, draws_of
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.prices import hessian_in_gradients
-from pymc_ngvi.core.sizes import check_cov_size
+from pymc_ngvi.core.psis import MIN_KHAT_DRAWS
+from pymc_ngvi.core.sizes import check_cov_size, check_draws
 from pymc_ngvi.core.types import Array, GaussianState, Target, VariationalState
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
@@ -105,6 +106,10 @@ _MOST_MATCHED = 1_000
 _MOST_POOLED = 1_000
 #: Weights of a mixture that are shown, at most.
 _MAX_SHOWN = 6
+
+
+#: Of draws: statistics, (n_draws,) each, and attributes.
+type Notes = tuple[dict[str, NDArray[np.generic]], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -259,14 +264,10 @@ class Distribution:
 
     # --- for single reports ---
 
-    def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
-        """Return what ``sample_stats`` have of draws, (n_draws,) each; log q where it is asked for and known."""
+    def notes(self, theta: Array, rng: np.random.Generator, log_q: bool) -> Notes:
+        """Return what ``sample_stats`` have of draws, log q where it is asked for and known, and attributes."""
         found = self.log_density(theta) if log_q else None
-        return {} if found is None else {"log_q": found}
-
-    def attrs(self, theta: Array) -> dict[str, float]:
-        """Return what attributes of trees say of draws."""
-        return {}
+        return {} if found is None else {"log_q": found}, {}
 
     def groups(self, layout: Layout) -> dict[str, xr.Dataset]:
         """Return groups that describe the distribution beside its draws."""
@@ -314,16 +315,22 @@ class MixtureDistribution(Distribution):
 
     @functools.cached_property
     def gaussian(self) -> GaussianState:
-        """A Gaussian with the mean covariance within components."""
-        return _pooled(self.q)
+        """A Gaussian with the mean covariance within components; in high dimension that of the heaviest one."""
+        q = self.q
+        heaviest: GaussianState = q.components[int(np.argmax(q.log_weights))]
+        if q.n_components == 1 or q.n_dim > _MOST_POOLED:
+            return heaviest
+        within = np.sum([w * c.cov() for w, c in zip(q.weights, q.components, strict=True)], axis=0)
+        factor = linalg.cholesky(linalg.symmetrise(within))
+        return heaviest if factor is None else cast(GaussianState, FullState(q.mean(), factor))
 
-    def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
+    def notes(self, theta: Array, rng: np.random.Generator, log_q: bool) -> Notes:
         """Add the component of each draw, drawn with its responsibilities: draw and component have their joint law."""
         terms, log_density = self.q.log_densities(theta)
         ends = np.cumsum(np.exp(terms - log_density[:, None]), axis=1)
         # u < 1 times the last end: at least one end, the last, is above it.
         component = np.sum(ends <= rng.random((len(theta), 1)) * ends[:, -1:], axis=1)
-        return {"component": component, "log_q": log_density} if log_q else {"component": component}
+        return {"component": component, "log_q": log_density} if log_q else {"component": component}, {}
 
     def groups(self, layout: Layout) -> dict[str, xr.Dataset]:
         """Return weights, means and standard deviations of the components."""
@@ -361,16 +368,6 @@ distribution_of.register(PushforwardState, PushforwardDistribution)
 
 def _n_numbers(q: VariationalState) -> int:
     return sum(np.size(value) for value in q.params().values())
-
-
-def _pooled(q: MixtureState) -> GaussianState:
-    """Return a Gaussian with the mean covariance within components; in high dimension that of the heaviest one."""
-    heaviest: GaussianState = q.components[int(np.argmax(q.log_weights))]
-    if q.n_components == 1 or q.n_dim > _MOST_POOLED:
-        return heaviest
-    within = np.sum([w * c.cov() for w, c in zip(q.weights, q.components, strict=True)], axis=0)
-    factor = linalg.cholesky(linalg.symmetrise(within))
-    return heaviest if factor is None else cast(GaussianState, FullState(q.mean(), factor))
 
 
 @dataclass(frozen=True, eq=False)
@@ -443,26 +440,22 @@ class PoolDistribution(Distribution):
         errors[self.q.globals_] = self.q.sd_errors
         return errors
 
-    def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
-        """Return a number for each draw that is the same where the global parameters are, and log weights of pairs."""
-        log_weight = self.q.rest.weight_of(self.q, theta)
-        of_pairs = {} if log_weight is None else {"log_weight": log_weight}
-        return {"global_draw": self._distinct(theta)[1], **of_pairs}
+    def notes(self, theta: Array, rng: np.random.Generator, log_q: bool) -> Notes:
+        """Say which draws have the same global parameters, and how many have different ones; log weights of pairs.
 
-    def attrs(self, theta: Array) -> dict[str, float]:
-        """Return effective sizes of the pool and of its globals, and how many draws have different globals."""
-        return {
-            "effective_sample_size": self.q.effective_size_for(len(theta)),
-            "effective_global_draws": self.q.effective_size_for_globals(len(theta)),
-            "distinct_global_draws": len(self._distinct(theta)[0]),
-        }
-
-    def _distinct(self, theta: Array) -> tuple[Array, NDArray[np.intp]]:
-        """Return the different values of the globals, and which of them each draw has."""
+        And the effective sizes of the pool, and of its globals.
+        """
         g = np.ascontiguousarray(theta[:, self.q.globals_])
         rows = g.view(np.dtype((np.void, g.itemsize * g.shape[1])))[:, 0]
-        _, first, number = np.unique(rows, return_index=True, return_inverse=True)
-        return g[first], number
+        number, log_weight = np.unique(rows, return_inverse=True)[1], self.q.rest.weight_of(self.q, theta)
+        stats: dict[str, NDArray[Any]] = {"global_draw": number}
+        stats |= {} if log_weight is None else {"log_weight": log_weight}
+        attrs = {
+            "effective_sample_size": self.q.effective_size_for(len(theta)),
+            "effective_global_draws": self.q.effective_size_for_globals(len(theta)),
+            "distinct_global_draws": int(number.max()) + 1,
+        }
+        return stats, attrs
 
     def plan(self, density: ModelDensity) -> MovePlan:
         """Move draws in coordinates whitened by the Gaussian fit."""
@@ -557,6 +550,13 @@ class Posterior:
                 + self._of_exact("approx.gaussian, the Gaussian fit that it began from, has log_q.")
             )
         return found
+
+    def check_weighable(self, draws: int, what: str = "Weights take") -> None:
+        """Raise where the fit has diverged, or draws are too few to judge weights of these."""
+        if self.record is not None:
+            self.record.refuse_diverged()
+        if check_draws(draws) < MIN_KHAT_DRAWS:
+            raise ValueError(f"{what} at least {MIN_KHAT_DRAWS} draws; got {draws}.")
 
     def check_correctable(self, what: str) -> None:
         """Raise ValueError where draws are weighted already, and nothing is left to correct."""

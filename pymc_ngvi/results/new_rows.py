@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -18,7 +18,6 @@ from scipy.sparse import csgraph
 from scipy.special import softmax
 
 from pymc_ngvi.core.messages import checked_names, shortened
-from pymc_ngvi.core.psis import MIN_KHAT_DRAWS
 from pymc_ngvi.core.seeds import Seed, seed_of
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
@@ -339,18 +338,6 @@ _PILOTS, _FROM_PRIOR, _WIDER, _DF = 4, 0.2, 1.3, 7.0
 _HELD = 2**26
 
 
-@dataclass(frozen=True, eq=False)
-class NewElements:
-    """New elements at draws of the posterior."""
-
-    #: Log predictive density of the rows that depend on them; shape (n,).
-    log_ratio: Array
-    #: The variables that have them, (n, *shape).
-    drawn: dict[str, AnyArray]
-    #: Of the error of ``log_ratio``.
-    variance: float
-
-
 def rows_on_new(rows: NewRows) -> tuple[sparse.csr_array, dict[str, Ints]]:
     """Return which rows depend on which new elements, (n_rows, n_numbers), and the numbers of the elements.
 
@@ -377,8 +364,12 @@ def rows_on_new(rows: NewRows) -> tuple[sparse.csr_array, dict[str, Ints]]:
 def with_new_elements(
     rows: NewRows, free: Values, log_weights: Array, depends: sparse.csr_array, numbers: dict[str, Ints],
     rng: np.random.Generator,
-) -> NewElements:  # fmt: skip
-    """Return new elements at draws of the free variables."""
+) -> tuple[Array, dict[str, AnyArray], float]:  # fmt: skip
+    """Return new elements at draws of the free variables.
+
+    The log predictive density of the rows that depend on them, (n,), the variables that have them, (n, *shape), and the
+    variance of the error of the first.
+    """
     which = np.flatnonzero(np.diff(depends.indptr))
     few = rows.only(which)
     rows, depends = (rows, depends) if few is None else (few, depends[which])
@@ -403,7 +394,7 @@ def with_new_elements(
         chosen.add(drawn, of_rows(drawn) + log_ratio)
         if i + 1 >= _FIRST and chosen.variance < _MOST_VARIANCE:
             break
-    return NewElements(chosen.log_mean.sum(axis=1), chosen.drawn, chosen.variance)
+    return chosen.log_mean.sum(axis=1), chosen.drawn, chosen.variance
 
 
 def _tied(rows: NewRows, numbers: dict[str, Ints], same: Values, many: Values) -> Ints:
@@ -675,10 +666,7 @@ class Updated(JudgedDraws):
 
 def updated(posterior: Posterior, new_data: Given, draws: int, rng: np.random.Generator) -> Updated:
     """Return the posterior given new rows as well; see `NGVIApproximation.update`."""
-    if posterior.record is not None:
-        posterior.record.refuse_diverged()
-    if check_draws(draws) < MIN_KHAT_DRAWS:
-        raise ValueError(f"Weights take at least {MIN_KHAT_DRAWS} draws; got {draws}.")
+    posterior.check_weighable(draws)
     with posterior.with_data_of_fit():
         rows = NewRows(posterior, new_data)
         made, doubts = _draws(posterior, draws, rng)
@@ -687,25 +675,17 @@ def updated(posterior: Posterior, new_data: Given, draws: int, rng: np.random.Ge
             kept = made.theta[every], made.log_weights[every], made.of_globals[every], made.part[every]
             made = JointDraws(*kept, min(1.0, step * made.worth))
         rows.point = made.theta[made.log_weights.argmax()][None]
-        given = _with_rows(posterior, rows, made, rng)
-    if not np.isfinite(made.log_weights + given.log_ratio).any():
+        log_ratio, theta, values, of_rows = _with_rows(posterior, rows, made, rng)
+    if not np.isfinite(made.log_weights + log_ratio).any():
         raise ValueError(f"The new rows are impossible at all draws of the posterior. {_FIT}")
-    doubts, made = (*given.doubts, *doubts), made._replace(theta=given.theta)
-    more = {"rows": rows, "values": given.values}
-    return Updated.judged(posterior, made, given.log_ratio, rng, draws, doubts, _FIT, **more)
+    made, doubts = made._replace(theta=theta), (*of_rows, *doubts)
+    return Updated.judged(posterior, made, log_ratio, rng, draws, doubts, _FIT, rows=rows, values=values)
 
 
-class _DrawsGiven(NamedTuple):
-    """Draws given new rows: what these say of each, where it is then, and what is not known well."""
-
-    log_ratio: Array
-    theta: Array
-    values: dict[str, AnyArray]
-    doubts: tuple[str, ...]
-
-
-def _with_rows(posterior: Posterior, rows: NewRows, made: JointDraws, rng: np.random.Generator) -> _DrawsGiven:
-    """Return draws of the posterior, and of elements that were not in the fit, given the new rows."""
+def _with_rows(
+    posterior: Posterior, rows: NewRows, made: JointDraws, rng: np.random.Generator
+) -> tuple[Array, Array, dict[str, AnyArray], tuple[str, ...]]:
+    """Return what new rows say of each draw, where it is then, with what was not in the fit, and what is doubtful."""
     depends, numbers = rows_on_new(rows) if rows.grown else (None, {})
     of_known = np.arange(rows.n_rows) if depends is None else np.flatnonzero(np.diff(depends.indptr) == 0)
     known = _with_known_rows(posterior, rows, of_known, made.theta)
@@ -718,12 +698,13 @@ def _with_rows(posterior: Posterior, rows: NewRows, made: JointDraws, rng: np.ra
         doubts.append("the conditional distribution of a group with new rows is skewed, and known by its moments only")
     drawn: dict[str, AnyArray] = {}
     if depends is not None:
-        elements = with_new_elements(rows, free, made.log_weights + log_ratio, depends, numbers, rng)
-        log_ratio, drawn = log_ratio + elements.log_ratio, elements.drawn
-        if elements.variance > _NOISE:
+        log_weights = made.log_weights + log_ratio
+        of_new, drawn, variance = with_new_elements(rows, free, log_weights, depends, numbers, rng)
+        log_ratio = log_ratio + of_new
+        if variance > _NOISE:
             doubts.append("the densities of rows of new levels are known from few candidates")
     log_ratio = np.where(np.isnan(log_ratio), -np.inf, log_ratio)
-    return _DrawsGiven(log_ratio, known.theta, free | rows.known(free, drawn), tuple(doubts))
+    return log_ratio, known.theta, free | rows.known(free, drawn), tuple(doubts)
 
 
 def _with_known_rows(posterior: Posterior, rows: NewRows, which: NDArray[np.intp], theta: Array) -> WithNewRows:

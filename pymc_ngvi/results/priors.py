@@ -31,7 +31,7 @@ from pymc_ngvi.marginal.sampling import picked
 from pymc_ngvi.reading.lineage import top_level_priors
 from pymc_ngvi.results.convert import one_chain, to_datatree, to_multitrace
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
-from pymc_ngvi.results.distributions import Costs, Distribution, MovePlan, Posterior
+from pymc_ngvi.results.distributions import Costs, Distribution, MovePlan, Notes, Posterior
 from pymc_ngvi.results.left_out import LogMarginalLikelihood, log_marginal_likelihood
 from pymc_ngvi.results.sampling import Names, Sampling, narrow, sample_tree
 from pymc_ngvi.results.summary import Planned, Summary, imported, paragraphs, summary_of_draws
@@ -193,7 +193,7 @@ class WeightedDistribution(Distribution):
     #: The coordinate by which draws are picked evenly.
     in_order_of: int
     #: Attributes of trees of draws.
-    said: Mapping[str, float]
+    of_draws: Mapping[str, float]
 
     @functools.cached_property
     def _weights(self) -> Array:
@@ -225,7 +225,7 @@ class WeightedDistribution(Distribution):
 
     def effective(self, n: int) -> float:
         """Return how many independent draws ``n`` of its draws are worth."""
-        return min(float(n), self.said["effective_sample_size"])
+        return min(float(n), self.of_draws["effective_sample_size"])
 
     def mean(self) -> Array:
         """Return the mean."""
@@ -248,9 +248,9 @@ class WeightedDistribution(Distribution):
         """Return the log weights."""
         return self.log_ratio
 
-    def attrs(self, theta: Array) -> dict[str, float]:
+    def notes(self, theta: Array, rng: np.random.Generator, log_q: bool) -> Notes:
         """Return what there is to say of draws, and how many of them are different."""
-        return {**self.said, "distinct_global_draws": len(np.unique(theta[:, self.in_order_of]))}
+        return {}, {**self.of_draws, "distinct_global_draws": len(np.unique(theta[:, self.in_order_of]))}
 
     def plan(self, density: ModelDensity) -> MovePlan:
         """Return how draws are moved: as those of what they are of."""
@@ -395,11 +395,8 @@ class Reweighted(JudgedDraws):
 
 def reweighted(posterior: Posterior, priors: Mapping[str, Any], draws: int, rng: np.random.Generator) -> Reweighted:
     """Return the posterior under other priors; see `NGVIApproximation.with_prior`."""
-    if posterior.record is not None:
-        posterior.record.refuse_diverged()
+    posterior.check_weighable(draws)
     new = NewPriors.of(posterior.model, posterior.layout, priors)
-    if check_draws(draws) < MIN_KHAT_DRAWS:
-        raise ValueError(f"Weights take at least {MIN_KHAT_DRAWS} draws; got {draws}.")
     with posterior.with_data_of_fit():
         made, doubts = joint_draws(posterior, draws, rng)
         log_ratio = new.log_ratio(made.theta)
@@ -479,9 +476,10 @@ def prior_sensitivity(
     threshold: float,
 ) -> PriorSensitivity:
     """Return sensitivities by power scaling; see `NGVIApproximation.prior_sensitivity`."""
-    if check_draws(draws) < MIN_KHAT_DRAWS:
-        raise ValueError(f"Power scaling takes at least {MIN_KHAT_DRAWS} draws; got {draws}.")
-    _check(posterior)
+    posterior.check_weighable(draws, "Power scaling takes")
+    if why := posterior.density.why_in_part:
+        raise ValueError(f"Power scaling needs the likelihood of all data: {why}. Ask a model of all rows.")
+    posterior.refuse_changed_data("Power scaling would be about another posterior")
     priors, likelihoods = _scaled(posterior, prior_var_names, likelihood_var_names)
     theta, doubts = _drawn(posterior, draws, rng)
     of_prior = TermSums(posterior.model, posterior.layout, lambda: log_densities(posterior.model, priors))(theta)
@@ -499,15 +497,6 @@ def prior_sensitivity(
     doubts = (*doubts, *(f"k-hat of {name} is above {limit:.2g}" for name, value in khat.items() if value > limit))
     table = imported("arviz_stats").psense_summary(tree, threshold=threshold, alphas=_POWERS)
     return PriorSensitivity(table, khat, tuple(priors), tuple(likelihoods), tree, doubts)
-
-
-def _check(posterior: Posterior) -> None:
-    """Raise where there is no likelihood to evaluate, or not the one of the fit."""
-    if posterior.record is not None:
-        posterior.record.refuse_diverged()
-    if why := posterior.density.why_in_part:
-        raise ValueError(f"Power scaling needs the likelihood of all data: {why}. Ask a model of all rows.")
-    posterior.refuse_changed_data("Power scaling would be about another posterior")
 
 
 def _scaled(posterior: Posterior, priors: Names, likelihoods: Names) -> tuple[list[str], list[str]]:

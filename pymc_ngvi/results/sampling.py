@@ -78,8 +78,8 @@ def sample_trace(
     stats = dict(made.stats)
     if how.log_p and not posterior.changed_data():
         stats["log_p"] = posterior.density.logp(theta) if made.log_p is None else made.log_p
-    stats |= q.stats(theta, rng, how.log_p)
-    attrs = {**made.attrs, **q.attrs(theta)}
+    of_draws, of_all = q.notes(theta, rng, how.log_p)
+    stats, attrs = stats | of_draws, {**made.attrs, **of_all}
     if (effective := q.effective(len(theta))) < len(theta):
         repeat = attrs.get("distinct_global_draws", 0) < len(theta)
         logger.info(

@@ -208,7 +208,7 @@ def test_an_exact_posterior_is_no_cure_where_a_mode_is_missed(share, gaussian):
         gaussian.layout, None, "full", has_groups=False, has_hessian=True, other_posterior=lambda: "exact"
     )
     none, where = np.empty((0, 4)), np.zeros(4)
-    moved = Moved(none, none, none, none[:, 0], none[:, 0], 0.0, 4, 0, 0)
+    moved = Moved(none, none, none, none[:, 0], 0.0, 4, 0, 0)
     places = [OtherMode(DiagonalState(where + 9.0, where + 1.0), share)]
     q = DiagonalState(where, where + 1.0)
     found = findings_of(context, 0.0, Weights(0.1, 900.0, 1_000, 0), moved, None, [], places, q)

@@ -48,16 +48,6 @@ class Finding:
         return f"{self.text} {self.cure}".rstrip()
 
 
-def in_sds(value: float, se: float) -> str:
-    """Return a shift in posterior standard deviations, with its error."""
-    return f"{value:+.2f} ± {se:.2f} sd"
-
-
-def in_percent(value: float, se: float) -> str:
-    """Return a ratio in percent, with its error."""
-    return f"{100 * value:+.0f} ± {100 * se:.0f} %"
-
-
 #: Characters in a line at most, fewer on a narrow terminal; coordinates in the table.
 _MAX_WIDTH, _N_ROWS = 100, 8
 #: What is left out where evaluations are too few to compare log p with its images.

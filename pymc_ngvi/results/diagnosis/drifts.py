@@ -40,9 +40,8 @@ class Moved:
     end: Array
     #: Draws of q that are correlated with ``end``; shape (n_draws, n_dim).
     control: Array
-    #: shape (n_draws,).
-    log_p_start: Array
-    log_p_end: Array
+    #: Of log p, from before to after; shape (n_draws,).
+    change: Array
     #: Mean probability that a trajectory was accepted.
     acceptance: float
     n_trajectories: int
@@ -81,8 +80,8 @@ def move(
     if strict and max_gradients is not None:
         n_trajectories, n_draws = _within(max_gradients, step, n_trajectories, len(base))
         if not n_draws:
-            none, no_value = np.empty((0, n_dim)), np.empty(0)
-            return Moved(none, none, none, no_value, no_value, float("nan"), 0, 0, 0)
+            none = np.empty((0, n_dim))
+            return Moved(none, none, none, np.empty(0), float("nan"), 0, 0, 0)
         base = base[:n_draws]
     x = plan.draw(base)
     x = x[np.isfinite(x).all(axis=1)]
@@ -114,8 +113,7 @@ def move(
         start=first[kept],
         end=last[kept],
         control=of_q[kept],
-        log_p_start=start.logp[kept],
-        log_p_end=points.logp[kept],
+        change=points.logp[kept] - start.logp[kept],
         acceptance=float(acceptance.mean()),
         n_trajectories=n_trajectories if len(start.x) else 0,
         n_lost=n_lost,
@@ -421,7 +419,7 @@ class JointDrift:
 
 def joint_drift_of(moved: Moved, log_q: tuple[Array, Array] | None = None) -> JointDrift:
     """Return the changes of log p of moved draws; of their mean, less what log q at starts and controls explains."""
-    change, n_dim, n_draws = moved.log_p_end - moved.log_p_start, moved.start.shape[1], len(moved.start)
+    change, n_dim, n_draws = moved.change, moved.start.shape[1], len(moved.start)
     rest = change
     if log_q is not None:
         rest = change - _slope(change, log_q[1] - log_q[0]) * (log_q[1] - log_q[0])

@@ -5,7 +5,6 @@ import math
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import if_available
 from pymc_ngvi.posteriors.kinds.trees import MANY_GLOBALS
 from pymc_ngvi.posteriors.plan import Decision
-from pymc_ngvi.results.diagnosis.diagnosis import MOVED, Finding, in_percent, in_sds
+from pymc_ngvi.results.diagnosis.diagnosis import MOVED, Finding
 from pymc_ngvi.results.diagnosis.drifts import (
     COMPUTED,
     COMPUTED_SLIGHT,
@@ -36,7 +35,7 @@ from pymc_ngvi.results.diagnosis.drifts import (
     Moved,
 )
 from pymc_ngvi.results.diagnosis.equal_modes import EqualModes
-from pymc_ngvi.results.distributions import Posterior
+from pymc_ngvi.results.distributions import Distribution, Posterior
 
 #: Largest dimension for which a mixture of dense components is worth a try.
 _MOST_MIXED = 300
@@ -190,17 +189,7 @@ _MUCH, _WIDER = 0.02, 0.2
 _N_MODES_NAMED, _NEAR_FARTHEST = 3, 0.3
 
 
-class HasMoments(Protocol):
-    """What places are told apart from: a distribution with a mean and standard deviations."""
-
-    def mean(self) -> NDArray[np.float64]:
-        """Return the mean, (n_dim,)."""
-
-    def sd(self) -> NDArray[np.float64]:
-        """Return the standard deviations, (n_dim,)."""
-
-
-def of_modes(context: Context, q: HasMoments, *, has_symmetries: bool) -> list[Finding]:
+def of_modes(context: Context, q: Distribution, *, has_symmetries: bool) -> list[Finding]:
     """Say which modes a fit found beside its own, and that are not covered."""
     known = () if context.record is None else context.record.modes
     modes = [mode for mode in known if not (mode.is_equal and has_symmetries)]
@@ -269,7 +258,7 @@ def findings_of(
     drift: Drift | None,
     equal: Sequence[EqualModes],
     places: Sequence[OtherMode],
-    q: HasMoments,
+    q: Distribution,
     further: Sequence[Finding] = (),
     seen: str = MOVED,
 ) -> tuple[Finding, ...]:
@@ -319,10 +308,16 @@ def _of_support(context: Context, weights: Weights) -> list[Finding]:
 
 # --- moved draws ---
 
+
+def in_sds(value: float, se: float) -> str:
+    """Return a shift in posterior standard deviations, with its error."""
+    return f"{value:+.2f} ± {se:.2f} sd"
+
+
 #: What drifts, and how that is said.
 _MEASURES: dict[str, tuple[str, Callable[[float, float], str]]] = {
     "mean": ("mean", in_sds),
-    "sd": ("standard deviation", in_percent),
+    "sd": ("standard deviation", lambda value, se: f"{100 * value:+.0f} ± {100 * se:.0f} %"),
     "skewness": ("skewness", lambda value, se: f"{value:+.1f} ± {se:.1f}"),
     "lower": ("lower 89 % limit", in_sds),
     "upper": ("upper 89 % limit", in_sds),
@@ -446,7 +441,7 @@ def _changed(equal: EqualModes) -> str:
     return f"{names} {changes}{' at one label' if equal.by_label else ''}"
 
 
-def _of_places(context: Context, places: Sequence[OtherMode], q: HasMoments) -> list[Finding]:
+def _of_places(context: Context, places: Sequence[OtherMode], q: Distribution) -> list[Finding]:
     modes = [p for p in places if p.share > _MUCH]
     if not modes:
         return []
