@@ -183,7 +183,6 @@ class NGVIApproximation(Approximation):
     """
 
     groups: list[NGVIGroup]
-    record: FitRecord | None = None
     _session: FitSession | SavedFit | None = None
     _gaussian: Self | None = None
     #: The `Choice` that is made again when a fit goes on.
@@ -202,6 +201,7 @@ class NGVIApproximation(Approximation):
     ) -> None:
         group = NGVIGroup(density.layout, q, model=density.model)
         super().__init__([group], model=density.model)
+        self.record: FitRecord | None = None
         self.hist = self.gap_hist = np.empty(0)
         self._reports = Kept()
         self.restart(density, q, random_seed=random_seed, include_transformed=include_transformed)
