@@ -429,14 +429,6 @@ def drifts_of(
     return found
 
 
-def most_scored(budget: Budget) -> int:
-    """Return at how many draws a budget has gradients evaluated, beside those of moved draws: 0 for too few."""
-    if not budget.scored:
-        return 0
-    n = min(_SCORED, max(int(_OF_SCORES * budget.n_gradients), min(_FEWEST_SCORED, budget.n_gradients)))
-    return n if n >= _FEWEST_SCORED else 0
-
-
 def _once(
     posterior: Posterior,
     rng: np.random.Generator,
@@ -446,7 +438,10 @@ def _once(
     functionals: Functionals | None,
     advance: Callable[[float], None],
 ) -> Drifts:
-    q, density, n_scored = posterior.distribution, posterior.density, most_scored(budget)
+    q, density, n_scored = posterior.distribution, posterior.density, 0
+    if budget.scored:
+        n = min(_SCORED, max(int(_OF_SCORES * budget.n_gradients), min(_FEWEST_SCORED, budget.n_gradients)))
+        n_scored = n if n >= _FEWEST_SCORED else 0
     scores = score_drift_of(posterior, rng, n_scored, functionals) if n_scored else None
     if scores is not None and functionals is not None:
         functionals = functionals.without_predictors()

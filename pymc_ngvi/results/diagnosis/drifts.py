@@ -91,7 +91,10 @@ def move(
     acceptance = np.zeros(n_trajectories)
     if len(start.x):
         step = _tried_step(plan, points, step, rng)
-        n_draws = _affordable(len(start.x), step, n_trajectories, max_gradients)
+        n_draws = len(start.x)
+        if max_gradients is not None:
+            n_steps = (n_trajectories + 1) * min(np.ceil(_QUARTER / step), _MOST_STEPS)
+            n_draws = int(np.clip(max_gradients // n_steps, min(_LEAST_MOVED, n_draws), n_draws))
         if strict and max_gradients is not None:
             n_draws = min(n_draws, _within(max_gradients, step, n_trajectories, n_draws, tried=True)[1])
         start = points = points.at(np.arange(n_draws))
@@ -119,14 +122,6 @@ def move(
         n_lost=n_lost,
         n_gradients=density.n_gradients - before,
     )
-
-
-def _affordable(n_draws: int, step: float, n_trajectories: int, max_gradients: int | None) -> int:
-    """Return how many draws to move: as many as there are, or as a number of gradients allows."""
-    if max_gradients is None:
-        return n_draws
-    n_steps = (n_trajectories + 1) * min(np.ceil(_QUARTER / step), _MOST_STEPS)
-    return int(np.clip(max_gradients // n_steps, min(_LEAST_MOVED, n_draws), n_draws))
 
 
 def _within(
