@@ -34,7 +34,7 @@ from pymc_ngvi.fitting.threads import one_thread
 from pymc_ngvi.inference import NGVI
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.persistence import check_path, is_zarr, write
-from pymc_ngvi.results.predictions import agreed_lengths, array_like, plain_array
+from pymc_ngvi.results.predictions import array_like, lengths_by_dim, plain_array
 
 # --- the data of one fit: checked, and put into the model ---
 
@@ -131,7 +131,7 @@ class Slots:
         for name, inner in self.names.items():
             dims = self.model.named_vars_to_dims.get(inner) or ()
             given += [(name, dim, n) for dim, n in zip(dims, arrays[inner].shape, strict=False)]
-        lengths = agreed_lengths(given)
+        lengths = lengths_by_dim(given)
         for dim, (name, length) in lengths.items():
             now = int(self.model.dim_lengths[dim].eval())
             if length == now:

@@ -80,6 +80,7 @@ from pymc_ngvi.results.persistence import (
     check_path,
     content_of_generator,
     content_of_q,
+    content_of_tree,
     damaged,
     differences,
     fingerprints,
@@ -89,7 +90,6 @@ from pymc_ngvi.results.persistence import (
     readable,
     reading,
     restored_generator,
-    saved_in,
     versions,
     write,
 )
@@ -2145,10 +2145,10 @@ def load(
     given = model if isinstance(model, Shards) else modelcontext(model)
     name = "The tree" if isinstance(source, xr.DataTree) else repr(os.fspath(source))
     if isinstance(source, xr.DataTree):
-        content, state = saved_in(source, name)
+        content, state = content_of_tree(source, name)
     else:
         with reading(source) as tree:
-            content, state = saved_in(tree, name)
+            content, state = content_of_tree(tree, name)
     if "compile_kwargs" not in options or "mode" not in (options["compile_kwargs"] or {}):
         options.setdefault("backend", "auto" if content["backend"] == "given mode" else content["backend"])
     kind = ShardedDensity if isinstance(given, Shards) else LogDensity

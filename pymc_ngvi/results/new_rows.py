@@ -679,7 +679,7 @@ def updated(posterior: Posterior, new_data: Given, draws: int, rng: np.random.Ge
     if not np.isfinite(made.log_weights + log_ratio).any():
         raise ValueError(f"The new rows are impossible at all draws of the posterior. {_FIT}")
     made, doubts = made._replace(theta=theta), (*of_rows, *doubts)
-    return Updated.judged(posterior, made, log_ratio, rng, draws, doubts, _FIT, rows=rows, values=values)
+    return Updated.of(posterior, made, log_ratio, rng, draws, doubts, _FIT, rows=rows, values=values)
 
 
 def _with_rows(

@@ -523,7 +523,7 @@ _TYPES: dict[str, type | UnionType] = {**_OF_FIT, "variables": list, "data": dic
 _ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 
 
-def saved_in(tree: xr.DataTree, name: str) -> tuple[Content, Content | None]:
+def content_of_tree(tree: xr.DataTree, name: str) -> tuple[Content, Content | None]:
     """Return what a tree holds: q with what belongs to it, and the state of the fit if it is there.
 
     Raise ValueError if it is none of this package, of another format, or damaged.

@@ -44,7 +44,7 @@ FONT_SIZE, TITLE_SIZE = 8, 9
 _CHARACTER = 0.55
 
 
-def needed(function: str, module: str, name: str) -> ModuleType:
+def module_for(function: str, module: str, name: str) -> ModuleType:
     """Return a module that a function needs; raise ImportError where it is not installed."""
     try:
         return importlib.import_module(module)
@@ -54,7 +54,7 @@ def needed(function: str, module: str, name: str) -> ModuleType:
 
 def need_matplotlib(function: str) -> ModuleType:
     """Return ``matplotlib.pyplot``."""
-    needed(function, "matplotlib", "Matplotlib")
+    module_for(function, "matplotlib", "Matplotlib")
     return importlib.import_module("matplotlib.pyplot")
 
 
@@ -373,7 +373,7 @@ def plot_comparison(
     columns = _columns(ours, theirs, var_names)
     shown = _most_different(columns, most)
     both = _paired({name: columns[name] for name in shown})
-    plots = needed("plot_comparison", "arviz_plots", "arviz-plots")
+    plots = module_for("plot_comparison", "arviz_plots", "arviz-plots")
     is_matplotlib = by_matplotlib(options)
     figure = {"figure_kwargs": {"layout": "constrained"}} if is_matplotlib else {}
     plot: Any = getattr(plots, f"plot_{kind}")(both, **{**defaults, **figure, **options})
@@ -703,7 +703,7 @@ _MOST_SHOWN = 6
 def plot_sensitivity(tree: xr.DataTree, table: pd.DataFrame, **options: Any) -> Any:
     """Plot marginal distributions with prior and likelihood raised to powers; see `plot_prior_sensitivity`."""
     need_matplotlib("plot_prior_sensitivity")
-    plots = needed("plot_prior_sensitivity", "arviz_plots", "arviz-plots")
+    plots = module_for("plot_prior_sensitivity", "arviz_plots", "arviz-plots")
     columns = columns_of(*tree["posterior"].data_vars.values())
     order = np.argsort(-np.nan_to_num(table["prior"].to_numpy()), kind="stable")[:_MOST_SHOWN]
     names = list(columns)

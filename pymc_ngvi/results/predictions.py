@@ -88,7 +88,7 @@ class NewData:
         given: list[tuple[str, str | None, int]] = [(dim, dim, len(labels)) for dim, labels in self.labels.items()]
         for name, array in self.arrays.items():
             given += [(name, dim, n) for dim, n in zip(self.dims(name), array.shape, strict=True)]
-        return {dim: n for dim, (_, n) in agreed_lengths(given).items()}
+        return {dim: n for dim, (_, n) in lengths_by_dim(given).items()}
 
     def graph(self) -> PredictiveGraph:
         """Return the graph of predictions given the new data."""
@@ -160,7 +160,7 @@ class NewData:
                     )
 
 
-def agreed_lengths(given: Iterable[tuple[str, str | None, int]]) -> dict[str, tuple[str, int]]:
+def lengths_by_dim(given: Iterable[tuple[str, str | None, int]]) -> dict[str, tuple[str, int]]:
     """Return the length of each dim, and what has it; raise ValueError where what was given differs in one."""
     found: dict[str, tuple[str, int]] = {}
     for name, dim, length in given:

@@ -64,7 +64,7 @@ class JudgedDraws:
     weights_help: bool
 
     @classmethod
-    def judged(
+    def of(
         cls, posterior: Posterior, made: JointDraws, log_ratio: Array, rng: np.random.Generator, n_wanted: int,
         doubts: tuple[str, ...], fit: str, **more: Any,
     ) -> Self:  # fmt: skip
@@ -404,7 +404,7 @@ def reweighted(posterior: Posterior, priors: Mapping[str, Any], draws: int, rng:
     if not np.isfinite(made.log_weights + log_ratio).any():
         raise ValueError(f"The new prior of {' or '.join(new.names)} is 0 at all draws of the posterior: fit again.")
     fit = _elsewhere(posterior) or _FIT
-    return Reweighted.judged(posterior, made, log_ratio, rng, draws, doubts, fit, priors=new)
+    return Reweighted.of(posterior, made, log_ratio, rng, draws, doubts, fit, priors=new)
 
 
 def _elsewhere(posterior: Posterior) -> str:

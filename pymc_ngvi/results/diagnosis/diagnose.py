@@ -183,7 +183,7 @@ def own_generator(record: FitRecord | None, stream: int = _STREAM) -> np.random.
     return np.random.default_rng([stream, 0 if record is None else record.seed])
 
 
-def drawn(posterior: Posterior, n: int, rng: np.random.Generator) -> Iterator[Array]:
+def draws_in_chunks(posterior: Posterior, n: int, rng: np.random.Generator) -> Iterator[Array]:
     """Yield draws that are weighed, in chunks: the same ones whenever the generator is in the same state."""
     for chunk in chunks(n, posterior.layout.n_dim):
         yield posterior.distribution.draw(chunk, rng)
@@ -194,7 +194,7 @@ def weighed(
 ) -> Array:
     """Return log weights of draws, (n,)."""
     ratio = []
-    for theta in drawn(posterior, n, rng):
+    for theta in draws_in_chunks(posterior, n, rng):
         for part in np.array_split(theta, max(1, len(theta) // FEWEST_WEIGHED)):
             ratio.append(posterior.distribution.log_weights(part, posterior.density))
             advance(len(part))
@@ -646,7 +646,7 @@ def _weights_of(
     else:
         ratio = own_log_ratio(posterior, kept, n, progress.advance)
     theta, done, finite = np.empty((len(ratio), q.n_dim)), 0, np.isfinite(ratio)
-    for part in drawn(posterior, len(ratio), again):
+    for part in draws_in_chunks(posterior, len(ratio), again):
         theta[done : done + len(part)] = part
         done += len(part)
     index = _shown_first(posterior, budget.n_khats)
