@@ -293,7 +293,7 @@ def _draw_tails(ax: Axes, tail: Array, n: int, khat: float) -> None:
         kinds.insert(0, (khat, "0.15", "-", f"k = {khat:.2f}: fitted"))
     for k, colour, style, label in kinds:
         # The median is scale (2^k - 1) / k; as k goes to 0, the tail is exponential.
-        k = k if abs(k) >= 1e-6 else 1e-6
+        k = float(np.copysign(max(abs(k), 1e-6), k))
         base = 1.0 + np.expm1(k * np.log(2.0)) * (right - start) / median
         survival = np.where(base > 0.0, np.maximum(base, 1e-300) ** (-1.0 / k), np.nan)
         ax.plot(right, share * survival, color=colour, linestyle=style, label=label)

@@ -211,10 +211,11 @@ def critical(n: int) -> float:
 
 #: Drifts from which on q is not reliable, by measure, and those that are worth a remark: of coordinates, and of what is
 #: computed of draws, by ranks, which show less than all of a large change.
-SERIOUS = {"mean": 0.3, "sd": 0.2, "skewness": 1.5}
-SLIGHT = {"mean": 0.15, "sd": 0.12, "skewness": 0.5}
-COMPUTED = {"mean": 0.3, "sd": 0.15, "lower": 0.3, "upper": 0.3}
-COMPUTED_SLIGHT = {"mean": 0.15, "sd": 0.1, "lower": 0.15, "upper": 0.15}
+_MEAN, _SLIGHT_MEAN = 0.3, 0.15
+SERIOUS = {"mean": _MEAN, "sd": 0.2, "skewness": 1.5}
+SLIGHT = {"mean": _SLIGHT_MEAN, "sd": 0.12, "skewness": 0.5}
+COMPUTED = {"mean": _MEAN, "sd": 0.15, "lower": _MEAN, "upper": _MEAN}
+COMPUTED_SLIGHT = {"mean": _SLIGHT_MEAN, "sd": 0.1, "lower": _SLIGHT_MEAN, "upper": _SLIGHT_MEAN}
 #: Standard errors from which on a drift that counts is worth moving other draws for.
 _SUSPICIOUS = 1.5
 
