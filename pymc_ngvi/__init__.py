@@ -21,9 +21,8 @@ from pymc_ngvi.function import fit_ngvi
 from pymc_ngvi.inference import NGVI
 from pymc_ngvi.many import Calibration, ManyFits, calibrate, fit_many
 from pymc_ngvi.register import register, unregister
-from pymc_ngvi.results.approximation import NGVIApproximation
+from pymc_ngvi.results.approximation import NGVIApproximation, load
 from pymc_ngvi.results.bambi import uncentre_bambi_intercept
-from pymc_ngvi.results.loading import load
 
 __all__ = [
     "NGVI",

@@ -123,7 +123,7 @@ def _compiled_once():
 
     Compiling is nearly all the time that a fit of a small model takes. Only where no test changes the model.
     """
-    modules = [importlib.import_module(f"pymc_ngvi.{name}") for name in ("inference", "results.loading")]
+    modules = [importlib.import_module(f"pymc_ngvi.{name}") for name in ("inference", "results.approximation")]
     make, made = modules[0].LogDensity, {}
 
     class Once(type):

@@ -279,7 +279,7 @@ class Weights(NamedTuple):
         return f"{self.khat:.2f}" + (f" ± {self.khat_se:.2f}" if np.isfinite(self.khat) else "")
 
 
-def weigh(log_p: Array, log_q: Array) -> tuple[Array, Weights]:
+def weigh(log_p: Array, log_q: Array | float = 0.0) -> tuple[Array, Weights]:
     """Smooth importance weights, and say how even they are.
 
     Parameters

@@ -18,8 +18,19 @@ from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.fitting.signatures import joined_parameters, sign, split_options
 from pymc_ngvi.inference import NGVI
-from pymc_ngvi.many.entries import Case, Entry, Slots, digest_of, opened
-from pymc_ngvi.many.fitting import STATISTICS, Asked, Fitter, Row, Search, made_folder
+from pymc_ngvi.many.fitting import (
+    STATISTICS,
+    Asked,
+    Case,
+    Entry,
+    Fitter,
+    Row,
+    Search,
+    Slots,
+    digest_of,
+    made_folder,
+    opened,
+)
 from pymc_ngvi.many.running import fitted_rows, workers_of
 from pymc_ngvi.results.approximation import NGVIApproximation
 
@@ -130,15 +141,14 @@ class ManyFits:
         """
         if i not in self._digests:
             raise IndexError(f"There is no fit {i!r}: they are numbered from 0 to {max(self._digests)}.")
-        arrays = self._fitter.asked.slots.checked(self._entry(i) if data is None else data)
+        if data is None:
+            if iter(self._data) is self._data:
+                raise ValueError(f"The data were read from an iterator, which is at its end: give fit {i} its data=.")
+            data = next(itertools.islice(self._data, i, None))
+        arrays = self._fitter.asked.slots.checked(data)
         if digest_of(arrays) != self._digests[i]:
             raise ValueError(f"The data of fit {i} are not what they were: give those that it was made of, as data=.")
         return self._fitter.approx(i, arrays)
-
-    def _entry(self, i: int) -> Entry:
-        if iter(self._data) is self._data:
-            raise ValueError(f"The data were read from an iterator, which is at its end: give fit {i} its data=.")
-        return next(itertools.islice(self._data, i, None))
 
 
 def _dataset(rows: Sequence[Row]) -> xr.Dataset:

@@ -24,8 +24,7 @@ from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.shards.cluster import Advice, Cluster, Lost, client_of
 from pymc_ngvi.density.shards.errors import BrokenExecutorError
 from pymc_ngvi.fitting.progress import console_for
-from pymc_ngvi.many.entries import Case
-from pymc_ngvi.many.fitting import N_PILOTS, Fitter, Row
+from pymc_ngvi.many.fitting import N_PILOTS, Case, Fitter, Row
 
 #: Cases that are handed to each process at a time: what is waiting takes memory.
 IN_HAND = 2
@@ -141,7 +140,11 @@ def on_dask(fitter: Fitter, cluster: Cluster) -> Run:
                 if not in_hand:
                     return lost
                 index, future = next(cluster.completed({index: future for index, (future, _) in in_hand.items()}))
-                row = _row_from(future, cluster, fitter, index)
+                try:
+                    row: Row | Lost = cluster.value(future)
+                except Exception as error:
+                    cluster.check()
+                    row = failed(fitter, index, error)
                 _, case = in_hand.pop(index)
                 if isinstance(row, Lost):
                     lost.append((index, case))
@@ -167,15 +170,6 @@ def _submitted(client: Any, function: Callable[..., object], *args: object) -> A
         # That they are sent with a task is meant: they are there again where a worker has died.
         warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
         return client.submit(function, *args, pure=False)
-
-
-def _row_from(future: Any, cluster: Cluster, fitter: Fitter, index: int) -> Row | Lost:
-    try:
-        row: Row | Lost = cluster.value(future)
-    except Exception as error:
-        cluster.check()
-        return failed(fitter, index, error)
-    return row
 
 
 # --- fits in processes of this machine ---

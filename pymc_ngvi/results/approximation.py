@@ -1,205 +1,134 @@
 """The result of a fit: a ``pymc.Approximation`` whose q is any `VariationalState`."""
 
-import contextlib
-import functools
+import copy
+import dataclasses
+import os
+import pickle
 import warnings
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from concurrent.futures import Executor
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
+import cloudpickle
 import numpy as np
 import pymc as pm
-import pytensor
-import pytensor.tensor as pt
+import xarray as xr
 
-from pymc.variational.opvi import Approximation, Group, node_property
-from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.op import Op
+from numpy.typing import ArrayLike
+from pymc import modelcontext
+from pymc.backends.base import MultiTrace
+from pymc.variational.opvi import Approximation, VIState
 from pytensor.tensor.sharedvar import TensorSharedVariable
 from pytensor.tensor.variable import TensorVariable
-from pytensor.xtensor.type import XTensorType, as_xtensor
+from rich.theme import Theme
 
-from pymc_ngvi.core.seeds import Seed, generator_of
-from pymc_ngvi.core.sizes import check_cov_size
+from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.messages import OURS, shortened, suggestion
+from pymc_ngvi.core.psis import Weights, pareto_khat
+from pymc_ngvi.core.seeds import Seed, generator_of, seed_of
+from pymc_ngvi.core.sizes import check_draws
+from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Array, VariationalState
-from pymc_ngvi.density import Layout, ModelDensity
+from pymc_ngvi.core.verdict import Verdict
+from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot
+from pymc_ngvi.density.shards.density import ShardedDensity
+from pymc_ngvi.density.shards.shards import Shards
+from pymc_ngvi.families import MixtureState
+from pymc_ngvi.fitting.errors import SoFar
+from pymc_ngvi.fitting.options import check_n
+from pymc_ngvi.fitting.outcome import Outcome, report_outcome
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.fitting.saved import SavedFit
+from pymc_ngvi.fitting.session import FitSession
+from pymc_ngvi.marginal.pooled import PoolState
+from pymc_ngvi.mixtures.finite.worth import Worth, worth_between
+from pymc_ngvi.posteriors.plan import Plan
+from pymc_ngvi.results.bambi import predict_bambi
+from pymc_ngvi.results.convert import flat_dataset, free_names
+from pymc_ngvi.results.corrections import constrained_state, corrected_moments, covariance_of
+from pymc_ngvi.results.diagnosis import Diagnosis, Finding
+from pymc_ngvi.results.diagnosis.diagnose import log_ratio_of, requested_diagnosis
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
-from pymc_ngvi.results.fitted import NO_Q, Fitted
+from pymc_ngvi.results.distributions import (
+    Distribution,
+    Posterior,
+    components_dataset,
+    distribution_of,
+    responsibilities,
+)
+from pymc_ngvi.results.group import NGVIGroup
+from pymc_ngvi.results.left_out import (
+    LogMarginalLikelihood,
+    asked_for,
+    elementwise_of,
+    leave_one_group_out,
+    leave_out,
+    log_marginal_likelihood,
+)
+from pymc_ngvi.results.new_rows import Updated, updated
+from pymc_ngvi.results.persistence import (
+    APPROXIMATION,
+    FIT,
+    UNCONSTRAINED,
+    Content,
+    DamagedError,
+    SavedData,
+    check_path,
+    content_of_generator,
+    content_of_q,
+    content_of_tree,
+    damaged,
+    differences,
+    fingerprints,
+    free_variables,
+    group_of,
+    q_of,
+    readable,
+    reading,
+    restored_generator,
+    versions,
+    write,
+)
+from pymc_ngvi.results.plotting import (
+    Axes,
+    AxesArray,
+    Figure,
+    Kind,
+    Plot,
+    khat_title,
+    plot_comparison,
+    plot_components,
+    plot_fit,
+    plot_khat,
+    plot_sensitivity,
+)
+from pymc_ngvi.results.predictions import Given, Groups, predictions_at
+from pymc_ngvi.results.priors import PriorSensitivity, Reweighted, prior_sensitivity, reweighted
+from pymc_ngvi.results.sampling import (
+    Covariance,
+    SamplerInit,
+    Sampling,
+    chains_tree,
+    sample_trace,
+    sample_tree,
+    sampler_init,
+)
+from pymc_ngvi.results.sites import observed_name, sites
+from pymc_ngvi.results.structure import ModelStructure
+from pymc_ngvi.results.summary import Summary, card_of, summarise
 
-# --- any `VariationalState` as one of PyMC's variational groups: PyTensor nodes that follow its parameters ---
+if TYPE_CHECKING:
+    from arviz_stats.utils import ELPDData
 
-_node_property: Callable[[Callable[[Any], Any]], Any] = node_property
+NO_Q = (
+    "An exact posterior is a weighted pool of draws and has no q: approx.gaussian has that of the Gaussian fit it "
+    "began from, with its density and its parameters."
+)
 
-
-@functools.cache
-def _support_numba() -> None:
-    """Make Numba run our Ops by calling back to Python, without the warning that PyTensor gives for unknown Ops."""
-    with contextlib.suppress(ImportError):
-        # .6 s to import: only once a graph is asked for.
-        from pytensor.link.numba.dispatch import basic
-
-        def funcify(op: Op, node: Apply, **_: object) -> object:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Numba will use object mode", UserWarning)
-                return basic.generate_fallback_impl(op, node)
-
-        basic.numba_funcify.register(_StateOp, funcify)
-
-
-class _Current:
-    """The q of some arrays: a new one only where they are others than those of the last one."""
-
-    def __init__(self, q: VariationalState) -> None:
-        self.take(q)
-
-    def take(self, q: VariationalState) -> None:
-        """Take another q."""
-        # Contiguous and writeable, as compiled functions are specialised to them.
-        self.q, self.arrays = q, {name: np.require(a, requirements=["C", "W"]) for name, a in q.params().items()}
-
-    def of(self, arrays: Mapping[str, Array]) -> VariationalState:
-        """Return the q of these arrays."""
-        if not all(arrays[name] is a or np.array_equal(arrays[name], a) for name, a in self.arrays.items()):
-            self.q, self.arrays = self.q.from_params(dict(arrays)), dict(arrays)
-        return self.q
-
-
-class _StateOp(Op):
-    """Of the arrays that define a state: draws, given base draws, or its method ``mean``, ``sd`` or ``cov``."""
-
-    __props__ = ("current", "names", "n_dim", "what")
-
-    def __init__(self, current: _Current, names: tuple[str, ...], n_dim: int, what: str) -> None:
-        self.current, self.names, self.n_dim, self.what = current, names, n_dim, what
-
-    def make_node(self, *inputs: TensorVariable) -> Apply:
-        _support_numba()
-        shape = {"draws": (None, self.n_dim), "cov": (self.n_dim, self.n_dim)}.get(self.what, (self.n_dim,))
-        return Apply(self, [pt.as_tensor(i) for i in inputs], [pt.TensorType("float64", shape=shape)()])
-
-    def perform(self, node: Apply, inputs: Sequence[Array], output_storage: list[list[Array | None]]) -> None:
-        n_points = len(inputs) - len(self.names)
-        state = self.current.of(dict(zip(self.names, inputs[n_points:], strict=True)))
-        is_draws = self.what == "draws"
-        result = _draws(state, np.asarray(inputs[0], dtype=np.float64)) if is_draws else getattr(state, self.what)()
-        # A copy: moments may be the state's own arrays, and PyTensor may work in place on what it is given.
-        output_storage[0][0] = np.array(result, dtype=np.float64, order="C")
-
-
-def _draws(state: VariationalState, base: Array) -> Array:
-    """Return draws of q. A row with a NaN stands for the mean: what "deterministic" draws are."""
-    at_mean = np.isnan(base).any(axis=1)
-    if not at_mean.any():
-        return state.draws(base)
-    result = np.empty((len(base), state.n_dim))
-    result[at_mean], result[~at_mean] = state.mean(), state.draws(base[~at_mean])
-    return result
-
-
-class NGVIGroup(Group):
-    """All free variables of a model as one PyMC variational group with any `VariationalState` as q.
-
-    The order of the variables is the layout's. The group is for `NGVIApproximation`; it is not registered with PyMC.
-    """
-
-    short_name = "ngvi"
-    # NaN marks a "deterministic" base draw: zeros would not give the mean of a mixture.
-    initial_dist_map = np.nan
-
-    def __init__(
-        self,
-        layout: Layout,
-        q: VariationalState,
-        *,
-        model: pm.Model,
-        random_seed: int | None = None,
-    ) -> None:
-        if q.n_dim != layout.n_dim:
-            raise ValueError(f"q has {q.n_dim} dimensions, but the free variables of the model have {layout.n_dim}.")
-        self.layout = layout
-        self.state_class = type(q)
-        self.n_uniform = q.n_uniform
-        self._current = _Current(q)
-        free = {rv.name: rv for rv in model.free_RVs}
-        super().__init__([free[v.name] for v in layout.variables], model=model, random_seed=random_seed)
-
-    def __init_group__(self, group: list[TensorVariable]) -> None:
-        """Make the symbolic inputs; shapes and order come from the layout, so that no initial point is compiled."""
-        self.input = self._input_type("NGVIGroup_symbolic_input")
-        for rv, v in zip(group, self.layout.variables, strict=True):
-            value = self.model.rvs_to_values[rv]
-            if value.name != v.value_name:
-                raise ValueError(
-                    f"The layout calls the value of {rv.name!r} {v.value_name!r}, the model {value.name!r}."
-                )
-            dtype = value.type.dtype
-            part = self.input[v.where].reshape(v.shape).astype(dtype)
-            if isinstance(value.type, XTensorType):
-                part = as_xtensor(part, dims=value.type.dims)
-            part.name = f"{value.name}_vi_replacement"
-            self.replacements[value] = part
-            self.ordering[value.name] = (value.name, v.where, v.shape, dtype)
-        self.symbolic_initial = pt.matrix("NGVIGroup_symbolic_initial_tensor", shape=(None, self.ddim + self.n_uniform))
-        arrays = self._current.arrays
-        self.shared_params = {name: pytensor.shared(array, name, borrow=True) for name, array in arrays.items()}
-        self._finalize_init()
-
-    def set_state(self, q: VariationalState) -> None:
-        """Put the parameters of ``q`` in place of the current ones; compiled functions see them."""
-        names = set(q.params())
-        if type(q) is not self.state_class or names != set(self.shared_params):
-            raise ValueError(
-                f"This approximation is a {self.state_class.__name__} with parameters {sorted(self.shared_params)}; "
-                f"got a {type(q).__name__} with {sorted(names)}. Make a new NGVIApproximation of it."
-            )
-        self._current.take(q)
-        for name, array in self._current.arrays.items():
-            self.shared_params[name].set_value(array, borrow=True)
-
-    def current_state(self) -> VariationalState:
-        """Return q, made anew where the user has set other values in `params`."""
-        return self._current.of({name: p.get_value(borrow=True) for name, p in self.shared_params.items()})
-
-    def _new_initial(
-        self, size: TensorVariable, deterministic: bool, more_replacements: dict[Variable, Variable] | None = None
-    ) -> TensorVariable:
-        """Return base draws: PyMC's normals and, after them, the uniforms of q."""
-        normals = super()._new_initial(size, deterministic, more_replacements)
-        if not self.n_uniform:
-            return normals
-        shape = pt.stack([normals.shape[0], pt.constant(self.n_uniform, dtype="int64")])
-        _, uniforms = pt.random.uniform(size=shape, rng=pt.random.shared_rng(seed=None), return_next_rng=True)
-        return pt.concatenate([normals, uniforms.astype(normals.dtype)], axis=1)
-
-    def _apply(self, what: str, *points: TensorVariable) -> TensorVariable:
-        op = _StateOp(self._current, tuple(self.shared_params), self.ddim, what)
-        return op(*points, *self.shared_params.values())
-
-    @_node_property
-    def symbolic_random(self) -> TensorVariable:
-        """Symbolic draws of q, (n_draws, n_dim), as a function of ``symbolic_initial``."""
-        return self._apply("draws", self.symbolic_initial).astype(self.symbolic_initial.dtype)
-
-    @_node_property
-    def mean(self) -> TensorVariable:
-        """Mean, (n_dim,), unconstrained."""
-        return self._apply("mean")
-
-    @_node_property
-    def std(self) -> TensorVariable:
-        """Marginal standard deviations, (n_dim,), unconstrained."""
-        return self._apply("sd")
-
-    @_node_property
-    def cov(self) -> TensorVariable:
-        """Covariance, (n_dim, n_dim), unconstrained."""
-        check_cov_size(self.ddim)
-        return self._apply("cov")
-
-
-# --- the result of a fit: a ``pymc.Approximation`` whose q is any `VariationalState` ---
 
 #: Number of the random stream behind draws that are given no seed.
 _DRAWS_STREAM = 2_000_000
@@ -211,8 +140,10 @@ def _generator(random_seed: Seed) -> np.random.Generator:
     return generator_of([random_seed, _DRAWS_STREAM] if whole else random_seed)
 
 
-class NGVIApproximation(Fitted, Approximation):
+class NGVIApproximation(Approximation):
     """Approximate posterior of a PyMC model; everything that works with the result of ``pm.fit`` works with it.
+
+    The work is in functions of a `Posterior`.
 
     Parameters
     ----------
@@ -252,6 +183,13 @@ class NGVIApproximation(Fitted, Approximation):
     """
 
     groups: list[NGVIGroup]
+    _session: FitSession | SavedFit | None = None
+    _gaussian: Self | None = None
+    #: The `Choice` that is made again when a fit goes on.
+    _next_step: Any = None
+    _made: tuple[VariationalState, Distribution] | None = None
+    #: The class of fits, from a model and its options: set where it is defined, which is above results.
+    _inference: ClassVar[Callable[..., Any]]
 
     def __init__(
         self,
@@ -263,7 +201,7 @@ class NGVIApproximation(Fitted, Approximation):
     ) -> None:
         group = NGVIGroup(density.layout, q, model=density.model)
         super().__init__([group], model=density.model)
-        self.record = self._session = self._gaussian = self._next_step = None
+        self.record: FitRecord | None = None
         self.hist = self.gap_hist = np.empty(0)
         self._reports = Kept()
         self.restart(density, q, random_seed=random_seed, include_transformed=include_transformed)
@@ -338,3 +276,1917 @@ class NGVIApproximation(Fitted, Approximation):
             Above 5,000 dimensions: use `std`, `sd_flat` or `cov_of`.
         """
         return self.groups[0].cov
+
+    @property
+    def q(self) -> VariationalState:
+        """The current state of the approximation.
+
+        Raises
+        ------
+        AttributeError
+            Of an exact posterior, which has none.
+        """
+        if self._next_step is not None:
+            raise AttributeError(NO_Q)
+        return self._state
+
+    @property
+    def layout(self) -> Layout:
+        """Where each variable is in the flat vector."""
+        return self.density.layout
+
+    @property
+    def gaussian(self) -> Self:
+        """The Gaussian fit: what an exact posterior began from; this object itself where it is none.
+
+        Where a nested posterior came in the place of it, it is made when it is first asked for: that takes as long as
+        ``pm.fit(method="ngvi", posterior="gaussian")``, and gives the same bits.
+
+        Raises
+        ------
+        ValueError
+            Where it is still to be made, and ``pm.set_data`` changed the data since.
+        """
+        if self._next_step is None:
+            return self
+        if self._gaussian is None:
+            self._gaussian = self._next_step.gaussian_of(self)
+        return self._gaussian
+
+    @property
+    def _begins_with(self) -> VariationalState:
+        """What another fit begins from: q, or the Gaussian that belongs to an exact or a nested posterior."""
+        if self._next_step is None or self._gaussian is not None:
+            return self.gaussian.q
+        return getattr(self._state, "gaussian")  # noqa: B009 (of pools alone)
+
+    @property
+    def plan(self) -> Plan | None:
+        """Which posteriors there were to choose from, at which prices, and what became of each; `print` shows a table.
+
+        None where there was nothing to choose: a method was named, or a Gaussian asked for.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import pymc as pm
+        >>> import pymc_ngvi
+        >>> with pm.Model():
+        ...     mu = pm.Normal("mu", 0.0, 3.0)
+        ...     _ = pm.Normal("y", mu, 1.0, observed=np.ones(5))
+        ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+        >>> approx.plan.taken.kind
+        'gaussian'
+        """
+        return None if self.record is None else self.record.plan
+
+    def generator(self, random_seed: Seed) -> np.random.Generator:
+        """Return the random generator for a seed; the approximation's own, which goes on, for None."""
+        return self._rng if random_seed is None else generator_of(random_seed)
+
+    def _generator_of_fit(self, random_seed: Seed, stream: int) -> np.random.Generator:
+        """Return the random generator for a seed; for None, one that belongs to the fit, by the number of a stream."""
+        if random_seed is not None:
+            return generator_of(random_seed)
+        return np.random.default_rng([stream, 0 if self.record is None else self.record.seed])
+
+    def refuse_changed_data(self, why: str) -> None:
+        """Raise ValueError if ``pm.set_data`` changed the data since the fit."""
+        self._posterior.refuse_changed_data(why)
+
+    def set_state(self, q: VariationalState) -> None:
+        """Replace q, a state of the same class; symbolic nodes and compiled functions follow.
+
+        Raises
+        ------
+        ValueError
+            If ``q`` is of another class.
+        """
+        self.groups[0].set_state(q)
+
+    def take(self, gaussian: Self | None, step: Any, record: FitRecord) -> None:
+        """Take over what a Gaussian fit has to say, after an exact step.
+
+        Parameters
+        ----------
+        gaussian : NGVIApproximation or None
+            None where there is none yet.
+        step : PosteriorStep
+            Is done again when the fit goes on.
+        record : FitRecord
+        """
+        self._gaussian, self._next_step, self.record = gaussian, step, record
+        if gaussian is not None:
+            self.hist, self.gap_hist, self._data = gaussian.hist, gaussian.gap_hist, gaussian._data
+
+    def _fits_of(self, density: LogDensity) -> Callable[[int], Posterior]:
+        """Return what fits another log p, again and again as its data change, to the same kind of posterior."""
+        kind = "gaussian" if self._next_step is None else getattr(self._state, "kind", "auto")
+        inference = type(self)._inference(density.given, posterior=kind)
+        inference.begin_with(density)
+
+        def fitted(random_seed: int) -> Posterior:
+            inference.configure(random_seed=random_seed)
+            found: NGVIApproximation = inference.fit(progressbar=False)
+            assert found.record is not None
+            found.record.refuse_interrupted()
+            return found._posterior
+
+        return fitted
+
+    def _follow(self, outcome: Outcome) -> None:
+        """Take over what a fit has come to."""
+        self.become(outcome.q)
+        self.record, self.hist, self.gap_hist = outcome.record, outcome.hist, outcome.gap_hist
+
+    @property
+    def _state(self) -> VariationalState:
+        return self.groups[0].current_state()
+
+    @property
+    def _distribution(self) -> Distribution:
+        """What reports read of q: chosen once for each q."""
+        q = self._state
+        if self._made is None or self._made[0] is not q:
+            self._made = q, distribution_of(q)
+        return self._made[1]
+
+    @property
+    def _posterior(self) -> Posterior:
+        return Posterior(
+            self._distribution, self.density, self._constrainer, self.record, self.hist, self.gap_hist, self._data,
+            self.include_transformed,
+        )  # fmt: skip
+
+    @property
+    def _kept(self) -> Kept:
+        """What was computed of this q."""
+        return self._reports.follow(self._posterior)
+
+    def _record_of(self, what: str) -> FitRecord:
+        if self.record is None:
+            raise RuntimeError(
+                f"{what} is known after a fit only, and this approximation was not made by one. "
+                "Use pm.fit(method='ngvi')."
+            )
+        return self.record
+
+    # --- draws ---
+
+    def draw_flat(self, n: int, random_seed: Seed = None) -> Array:
+        """Draw from q.
+
+        Parameters
+        ----------
+        n : int
+            At least 1.
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+            Equal seeds give common random numbers across approximations of one family.
+
+        Returns
+        -------
+        ndarray, shape (n, n_dim)
+            Unconstrained.
+        """
+        return self._posterior.draw(check_draws(n), self.generator(random_seed))
+
+    def sample(
+        self,
+        draws: int = 500,
+        *,
+        chains: int = 1,
+        var_names: str | Sequence[str] | None = None,
+        importance: str | None = None,
+        random_seed: Seed = None,
+        return_inferencedata: bool = True,
+        include_transformed: bool | None = None,
+        log_p: bool = False,
+        **kwargs: Any,
+    ) -> xr.DataTree | MultiTrace:
+        """Draw from the approximate posterior.
+
+        Parameters
+        ----------
+        draws : int, default 500
+            Of each chain.
+        chains : int, default 1
+            Draws of q are independent. Chains only arrange them as other tools expect.
+        var_names : str or sequence of str, optional
+            Free variables, Deterministics, or unconstrained values (``sd_log__``): only these are evaluated and kept.
+            Default: all, but for Deterministics that read ``pm.Minibatch`` data, which have the rows of one batch. For
+            all rows, or new ones: ``pm.sample_posterior_predictive`` in a model of these.
+        importance : {"psis", "psir"}, optional
+            Correct q by Pareto-smoothed importance weights. "psis": draws of q, with ``log_weight`` in
+            ``sample_stats``, normalised. "psir": draws without weights, resampled from ten times as many (at least
+            10,000) draws of q, none of them twice. Attributes of both groups say what came of it: ``khat``,
+            ``effective_sample_size``, ``correction``.
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+        return_inferencedata : bool, default True
+            Return a DataTree; a PyMC MultiTrace where False.
+        include_transformed : bool, optional
+            Keep the unconstrained variables too. Default: the attribute of that name.
+        log_p : bool, default False
+            Evaluate the log densities of the model and of q at each draw, for ``sample_stats``. With much data this
+            takes much longer than the draws.
+        **kwargs
+            Passed to ``pymc.to_inference_data``, for instance ``coords``, ``dims``, ``log_likelihood=True``.
+
+        Returns
+        -------
+        xarray.DataTree or MultiTrace
+            Group ``posterior`` holds free variables on their constrained scale and Deterministics. With
+            ``log_p=True``, ``sample_stats`` holds ``log_p`` (unnormalised, Jacobian included) and ``log_q``, both on
+            the unconstrained scale; ``log_p`` is left out where ``pm.set_data`` changed the data after the fit, since
+            the draws are not from the posterior given the new data. For mixtures, ``sample_stats`` has the
+            ``component`` of each draw, and a group ``components`` is that of `NGVIApproximation.components`. Attributes
+            of the tree and of ``posterior`` say how the fit ended: ``status``, ``family``, ``elbo``, ``elbo_se``,
+            ``gap`` and, if `NGVIApproximation.diagnose` or ``summary`` has been asked, ``verdict``.
+
+            For an exact or nested posterior, ``log_q`` is not known. Its groups have three more attributes:
+            ``effective_sample_size``, of the pool that the draws come from; ``effective_global_draws``, the same for
+            global parameters, which repeat more often; and ``distinct_global_draws``, the number of draws that differ
+            in these. Draws with equal global parameters have the same number ``global_draw`` in ``sample_stats``; what
+            they have beside these differs. For a nested posterior, ``sample_stats`` has ``log_weight``, the log weight
+            of each draw in the pool, by which it was picked.
+
+        Raises
+        ------
+        ValueError
+            For a name that the model does not have; for the ``log_likelihood`` of a model that reads minibatches; with
+            ``importance``: where k-hat says that weights can't help, where the data were changed, for a model that
+            reads minibatches, and of an exact posterior.
+
+        Warns
+        -----
+        UserWarning
+            Where the Monte Carlo error of the weights is larger than what they correct; where ``pm.set_data`` changed
+            the data after the fit.
+        """
+        how = Sampling(chains, var_names, importance, include_transformed, log_p, of_batches=False)
+        rng = self.generator(random_seed)
+        drawn: xr.DataTree | MultiTrace
+        if return_inferencedata:
+            drawn = sample_tree(self._posterior, self._kept, draws, rng, how, **kwargs)
+        else:
+            drawn = sample_trace(self._posterior, self._kept, draws, rng, how)[0]
+        self._posterior.warn_of_changed_data()
+        return drawn
+
+    def log_q(self, theta: Array) -> Array:
+        """Return log q, (n_draws,), at unconstrained points, (n_draws, n_dim)."""
+        return self._posterior.log_q(theta)
+
+    def log_p(self, theta: Array) -> Array:
+        """Return the unnormalised log density of the model, Jacobian included, given its current data.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (n_draws, n_dim)
+            Unconstrained.
+
+        Returns
+        -------
+        ndarray, shape (n_draws,)
+        """
+        return self.density.logp(np.asarray(theta, dtype=np.float64))
+
+    def sampler_init(
+        self, chains: int = 4, random_seed: Seed = None, *, covariance: Covariance = "auto"
+    ) -> SamplerInit:
+        """Return initial points and a mass matrix for NUTS.
+
+        Parameters
+        ----------
+        chains : int, default 4
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+            Of the starts, which are draws of q.
+        covariance : {"auto", "dense", "diagonal"}, default "auto"
+            What is taken from the covariance of q. "auto" takes all of it up to 500 dimensions.
+
+        Returns
+        -------
+        SamplerInit
+            ``pm.sample(tune=200, **approx.sampler_init(4).kwargs())`` uses it.
+
+        Raises
+        ------
+        ValueError
+            For bad arguments; for a model that reads minibatches; where log p is not finite at the draws of q, or the
+            variance of q is not finite; above 5,000 dimensions with a dense covariance.
+
+        References
+        ----------
+        .. [1] Hoffman, Gelman (2014). The No-U-Turn sampler. JMLR 15, 1593-1623.
+           https://doi.org/10.48550/arXiv.1111.4246
+        """
+        return sampler_init(self._posterior, chains, self.generator(random_seed), covariance)
+
+    # --- moments ---
+
+    @property
+    def mean_flat(self) -> Array:
+        """Mean, (n_dim,), unconstrained."""
+        return self._distribution.mean()
+
+    @property
+    def sd_flat(self) -> Array:
+        """Standard deviations, (n_dim,), unconstrained."""
+        return self._distribution.sd()
+
+    @property
+    def mean_data(self) -> xr.Dataset:
+        """Unconstrained mean by name of the value variable, with dims and coords."""
+        return flat_dataset(self.layout, self._distribution.mean())
+
+    @property
+    def std_data(self) -> xr.Dataset:
+        """Unconstrained standard deviations by name of the value variable, with dims and coords."""
+        return flat_dataset(self.layout, self._distribution.sd())
+
+    def cov_of(self, names: str | Sequence[str], *, constrained: bool = False) -> xr.DataArray:
+        """Return the covariance of some variables.
+
+        Parameters
+        ----------
+        names : str or sequence of str
+            Free variables (``sd``) or their unconstrained values (``sd_log__``), labels of single coordinates
+            (``beta[3]``), Deterministics.
+        constrained : bool, default False
+            Take free variables on their constrained scale.
+
+        Returns
+        -------
+        xarray.DataArray
+            Square, with labels on both axes. By default it is that of the unconstrained coordinates of free variables
+            (``sd_log__``), and exact. With Deterministics among the names, which have one scale only, or with
+            ``constrained=True``, it comes from 10,000 draws with a fixed seed.
+
+        Raises
+        ------
+        ValueError
+            For unknown names; above 5,000 dimensions of q where its family can't give a part of the covariance.
+
+        Notes
+        -----
+        Up to 1,000 dimensions, the draws have the exact mean and covariance where q is Gaussian, and so do all linear
+        functions of the unconstrained values, such as contrasts.
+
+        Examples
+        --------
+        >>> import pymc as pm
+        >>> import pymc_ngvi
+        >>> with pm.Model():
+        ...     x = pm.Normal("x", 0.0, [1.0, 2.0])
+        ...     contrast = pm.Deterministic("contrast", x[1] - x[0])
+        ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+        >>> round(float(approx.cov_of("contrast")[0, 0]), 4)
+        5.0
+        """
+        return covariance_of(self._posterior, names, constrained=constrained)
+
+    @property
+    def state(self) -> VIState:
+        """Mean and standard deviation of the free variables on their constrained scale, as Datasets.
+
+        ``mean`` is the constrained value of the unconstrained mean, as in PyMC. ``std`` is the standard deviation of
+        the constrained variables, from 4,000 draws with a fixed seed. (PyMC's own ``std`` is the constrained value
+        of the unconstrained standard deviation, which is not the spread of anything.)
+        """
+        return constrained_state(self._posterior)
+
+    # --- fit ---
+
+    @property
+    def elbo(self) -> Elbo:
+        """Evidence lower bound in nats, on draws that had no part in the fit or by quadrature: ``value`` and ``se``."""
+        return self._record_of("elbo").elbo
+
+    @property
+    def gap(self) -> float:
+        """Nats of ELBO still to be gained within the family, estimated on fresh draws or by quadrature."""
+        return self._record_of("gap").gap
+
+    @property
+    def status(self) -> Status:
+        """How the fit ended; ``status.sentence`` and ``status.cure`` say more."""
+        return self._record_of("status").status
+
+    @property
+    def converged(self) -> bool:
+        """Whether the fit stopped because it had converged."""
+        return self._record_of("converged").converged
+
+    @property
+    def n_iterations(self) -> int:
+        """Iterations of the fit."""
+        return self._record_of("n_iterations").n_iterations
+
+    @property
+    def n_gradients(self) -> int:
+        """Draws at which the gradient of log p was evaluated; without draws, its expectations."""
+        return self._record_of("n_gradients").n_gradients
+
+    @property
+    def n_hessians(self) -> int:
+        """Draws at which the Hessian of log p was evaluated; without draws, its expectations."""
+        return self._record_of("n_hessians").n_hessians
+
+    @property
+    def compile_seconds(self) -> float:
+        """Wall-clock time that building and compiling graphs took."""
+        return self._record_of("compile_seconds").compile_seconds
+
+    @property
+    def run_seconds(self) -> float:
+        """Wall-clock time of the rest of the fit."""
+        return self._record_of("run_seconds").run_seconds
+
+    @property
+    def backend(self) -> str:
+        """What evaluated the log density: "quick", "numba", "c" or "jax"."""
+        return self._record_of("backend").backend
+
+    def refine(
+        self,
+        n: int = 10_000,
+        progressbar: bool = True,
+        progressbar_theme: Theme | None = None,
+        *,
+        tol: float | None = None,
+        max_draws: int | None = None,
+        executor: Executor | object | None = None,
+    ) -> Self:
+        """Go on with the fit for at most ``n`` iterations, in place, as if it had not stopped.
+
+        Parameters
+        ----------
+        n : int, default 10_000
+        progressbar : bool, default True
+        progressbar_theme : rich.theme.Theme, optional
+        tol, max_draws : optional
+            New values of these options; a fit that has converged goes on only with a smaller ``tol``.
+
+        executor : concurrent.futures.Executor or distributed.Client, optional
+            Where shards are evaluated from now on; see `Shards`.
+
+        Returns
+        -------
+        NGVIApproximation
+            This object.
+
+        Raises
+        ------
+        RuntimeError
+            If the approximation was made without a fit, or saved without it.
+        ValueError
+            For an option that makes no sense, or an executor where there are no shards; where ``pm.set_data`` changed
+            the data after the fit.
+        """
+        if self._next_step is not None and self._record_of("refine").comes_first:
+            return self._further(n, tol, max_draws, executor)
+        gaussian = self.gaussian
+        if gaussian._session is None:
+            raise RuntimeError(
+                "There is no fit to go on with: this approximation was made without one, or saved without it. "
+                "Use pm.fit(method='ngvi', start=...)."
+            )
+        gaussian.refuse_changed_data("The fit can't go on with other data")
+        if executor is not None:
+            if not isinstance(gaussian.density, ShardedDensity):
+                raise ValueError("The model has no shards: leave executor out.")
+            gaussian.density.shards.use(executor)
+        session, is_followed = gaussian._session, self._next_step is not None
+        anew = ("the posterior anew, after these iterations",) if is_followed else ()
+
+        def now() -> tuple[Self, tuple[str, ...]]:
+            if (reached := session.outcome()) is not None:
+                gaussian._follow(reached)
+            return self, (*session.undone, *anew)
+
+        with SoFar[Self]() as so_far:
+            so_far.is_now(now)
+            gaussian._follow(session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws))
+            so_far.is_now(lambda: (self, anew))
+            so_far.result = self if self._next_step is None else self._next_step.again(self)
+        report_outcome(gaussian._state, so_far.result._record_of("refine"))
+        return so_far.result
+
+    def _further(self, n: int, tol: float | None, max_draws: int | None, executor: object) -> Self:
+        """Go on with a nested posterior that no Gaussian fit came before."""
+        if tol is not None or max_draws is not None or executor is not None:
+            raise ValueError(
+                "No Gaussian fit came before this nested posterior: refine() looks at more hyperparameters, and takes "
+                "no tol, max_draws or executor. approx.gaussian.refine takes them."
+            )
+        self.refuse_changed_data("The posterior can't be gone on with for other data")
+        with SoFar[Self]() as so_far:
+            so_far.is_now(lambda: (self, ("more hyperparameters",)))
+            step = self._next_step
+            so_far.result = step.further(self) if check_n(n) and step is not None else self
+        return so_far.result
+
+    # --- diagnosis ---
+
+    def khat(self, draws: int | None = None, random_seed: Seed = None) -> float:
+        """Return the Pareto k-hat of the importance weights: the shape of their tail.
+
+        Parameters
+        ----------
+        draws : int, optional
+            Default: 10,000, or fewer where these would cost much more than the fit did. A message says so.
+        random_seed : int, Generator or None
+            Default: a seed that belongs to the fit. Without arguments, k-hat is computed once and kept until q changes.
+            With an argument it is computed anew, and varies by about .1 at 10,000 draws.
+
+        Returns
+        -------
+        float
+            Up to .7, importance weights can correct q. Above .7 they can't, unless they are nearly equal.
+            `NGVIApproximation.diagnose` and `summary` say whether they are, and give the standard error of k-hat. For
+            an exact posterior, the k-hat is that of its pool of global parameters, whatever the arguments.
+
+        Raises
+        ------
+        ValueError
+            For fewer than 100 draws; where ``pm.set_data`` changed the data after the fit.
+        """
+        own = draws is None and random_seed is None
+        ratio = log_ratio_of(self._posterior, self._kept, draws, None if own else self.generator(random_seed))
+        return pareto_khat(ratio, np.zeros(len(ratio)))
+
+    def diagnose(self, *, thorough: bool = False, draws: int | None = None, random_seed: Seed = None) -> Diagnosis:
+        """Return whether means and standard deviations of q can be relied on, why not, and what to do.
+
+        Pareto k-hat describes the tails of the weights. It does not show how far the bulk of q is off, or that q misses
+        a mode. Therefore draws of q are also moved towards the posterior, by a few Hamiltonian trajectories: the error
+        of q is at least the change in their moments. Labels are exchanged as well, and signs changed. Where log p stays
+        the same then, but q does not, q covers one of several equal modes.
+
+        Parameters
+        ----------
+        thorough : bool, default False
+            Move more draws for longer, look for other modes from dispersed points, and fit once more from a dispersed
+            start.
+        draws : int, optional
+            For k-hat and the effective sample size; at least 100. Fewer are used above 3,300 dimensions. Default:
+            10,000, or as many as a budget allows where evaluations are expensive. A number that is given has no budget.
+        random_seed : int, Generator or None
+            Default: a seed that belongs to the fit. The diagnosis is then made once and kept until q changes.
+
+        Returns
+        -------
+        Diagnosis
+            ``reliable``, ``reasons``; ``print`` shows the report, ``to_dataset()`` has all figures by variable.
+
+        Raises
+        ------
+        ValueError
+            For fewer than 100 draws; where ``pm.set_data`` changed the data after the fit; for a model that reads
+            minibatches.
+
+        Notes
+        -----
+        A fit to minibatches is "not judged": ask on a model of all of the data, on which `load` puts it.
+
+        A diagnosis takes ``draws`` log densities and up to about 8,000 gradients. ``thorough=True`` takes about 50,000
+        gradients more, and another fit. By default there is a budget, about as long as the fit took or some seconds. It
+        is a number of evaluations that follows from the graph, the sizes of the data and the evaluations of the fit,
+        not from the clock. Where the budget is too small to tell, the verdict is "not judged". The report says what was
+        evaluated, and what was left out.
+
+        References
+        ----------
+        .. [1] Yao, Vehtari, Simpson, Gelman (2018). Yes, but did it work? Evaluating variational inference. ICML.
+           https://doi.org/10.48550/arXiv.1802.02538
+
+        Examples
+        --------
+        >>> import pymc as pm
+        >>> import pymc_ngvi
+        >>> with pm.Model():
+        ...     v = pm.Normal("v", 0.0, 3.0)
+        ...     x = pm.Normal("x", 0.0, pm.math.exp(v / 2), shape=4)
+        ...     approx = pymc_ngvi.fit_ngvi(posterior="gaussian", random_seed=1, progressbar=False)
+        >>> diagnosis = approx.diagnose(random_seed=1)
+        >>> diagnosis.reliable
+        False
+        >>> "`v`" in diagnosis.reasons[0]
+        True
+        """
+        own = not thorough and draws is None and random_seed is None
+        rng = None if own else self.generator(random_seed)
+        return requested_diagnosis(self._posterior, self._kept, rng, draws, thorough=thorough)
+
+    # --- summary ---
+
+    def summary(
+        self,
+        draws: int = 2_000,
+        *,
+        group_effects: bool = False,
+        khat_draws: int | None = 10_000,
+        random_seed: Seed = None,
+        **kwargs: Any,
+    ) -> Summary:
+        """Return the outcome of the fit, k-hat and a table of the constrained variables, ready to print.
+
+        The table of a model with groups begins with the parameters of the population, the fixed effects. Standard
+        deviations and correlations of the effects of each group follow.
+
+        Parameters
+        ----------
+        draws : int, default 2_000
+            Behind the table.
+        group_effects : bool, default False
+            Show the effects of each group, too.
+        khat_draws : int or None, default 10_000
+            None leaves k-hat out, and what a mixture gains over one Gaussian.
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+        **kwargs
+            Passed to ``arviz_stats.summary``. ``kind`` is "stats" by default: effective sample sizes and R-hat say
+            nothing about independent draws. With ``var_names``, ``filter_vars`` or ``coords`` the table shows just
+            what they name.
+
+        Returns
+        -------
+        Summary
+
+        Notes
+        -----
+        Which variables are effects of groups is read from the model. Effects have an axis along which they depend on
+        each other through other parameters only, and a parameter in their prior or one that multiplies them. Two kinds
+        of variables are left out: Deterministics with a value for each of more than 20 observations, and standardised
+        effects that others are computed from. A sentence below the table says so.
+        """
+        return summarise(
+            self._posterior, self._kept, draws, self.generator(random_seed),
+            group_effects=group_effects, khat_draws=khat_draws, options=kwargs,
+        )  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        return card_of(self._posterior, self._kept)
+
+    # --- corrections ---
+
+    def corrected(
+        self, draws: int = 10_000, *, random_seed: Seed = None, include_transformed: bool | None = None
+    ) -> xr.Dataset:
+        """Return means and standard deviations corrected by importance weights, beside those of q.
+
+        Parameters
+        ----------
+        draws : int, default 10_000
+            Of q; at least 100.
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+        include_transformed : bool, optional
+            Include the unconstrained variables. Default: the attribute of that name.
+
+        Returns
+        -------
+        xarray.Dataset
+            Free variables on their constrained scale, and Deterministics, with two dims before their own: ``moment``
+            ("mean", "sd") and ``estimate`` ("corrected", its Monte Carlo standard error "se", and "uncorrected", which
+            is that of the same draws without weights). ``attrs`` has ``khat``, ``effective_sample_size``, and in
+            ``correction`` a sentence on what the weights change, and with what error.
+
+        Raises
+        ------
+        ValueError
+            Where k-hat says that weights can't help; where ``pm.set_data`` changed the data after the fit; for a model
+            that reads minibatches; of an exact posterior, which has nothing to correct.
+
+        Warns
+        -----
+        UserWarning
+            Where the error of the weights is larger than what they correct.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import pymc as pm
+        >>> from pymc_ngvi.results.approximation import NGVIApproximation
+        >>> from pymc_ngvi.families import DiagonalState
+        >>> from pymc_ngvi.density import LogDensity
+        >>> with pm.Model() as model:
+        ...     x = pm.Normal("x", 0.0, 1.0)
+        >>> q = DiagonalState.from_scale(np.array([0.2]), np.array([1.2]))
+        >>> approx = NGVIApproximation(LogDensity(model), q)
+        >>> found = approx.corrected(random_seed=1)
+        >>> found["x"].sel(moment="sd", estimate=["corrected", "uncorrected"]).values.round(1)
+        array([1. , 1.2])
+        """
+        transformed = self.include_transformed if include_transformed is None else include_transformed
+        return corrected_moments(
+            self._posterior, check_draws(draws), self.generator(random_seed), transformed=transformed
+        )
+
+    # --- exact ---
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether this is the posterior up to simulation error, rather than a Gaussian or another q."""
+        checks = self.checks
+        return checks is not None and checks.is_exact
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether this is a nested posterior: hyperparameters sampled, latent variables by Gaussians given these."""
+        state = self._state
+        return isinstance(state, PoolState) and state.rest.is_nested
+
+    @property
+    def checks(self) -> Verdict | None:
+        """The measurements that an exact or nested posterior was judged by; None for any other."""
+        state = self._state
+        return state.checks if isinstance(state, PoolState) else None
+
+    def chains(self, random_seed: Seed = None) -> xr.DataTree:
+        """Return the chains of a moved posterior, as they were moved: many short ones.
+
+        Plain R-hat is too strict for so many short chains; ``approx.checks`` has nested R-hat, by which they were
+        judged. `sample` gives draws of all of them.
+
+        Parameters
+        ----------
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+            For Deterministics that draw random numbers.
+
+        Returns
+        -------
+        xarray.DataTree
+            As from ``pm.sample``; ``sample_stats`` has ``superchain``, the number of the point at which a chain began.
+            Chains that stay in several modes have ``mode``, and ``weight``, by which averages over chains are taken.
+
+        Raises
+        ------
+        ValueError
+            Where the posterior is not moved.
+
+        Examples
+        --------
+        >>> import pymc as pm
+        >>> import pymc_ngvi
+        >>> with pm.Model():
+        ...     x = pm.Normal("x", shape=2)
+        ...     bent = pm.Potential("bent", -((x[0] ** 2 - x[1]) ** 2))
+        ...     approx = pymc_ngvi.fit_ngvi(posterior="moved", random_seed=1, progressbar=False)
+        >>> approx.chains().posterior.sizes["chain"]
+        128
+        """
+        return chains_tree(self._posterior, self.generator(random_seed))
+
+    @property
+    def log_marginal_likelihood(self) -> LogMarginalLikelihood:
+        """The log marginal likelihood, log p(y), with its standard error, of an exact, nested or moved posterior.
+
+        Of a moved one, it is found by bridge sampling between a Gaussian and the chains. If the posterior has several
+        modes, only those that were found are counted. Where symmetry makes K equal modes,
+        add log K. Constants of the likelihood are included, as PyMC has them.
+
+        Raises
+        ------
+        ValueError
+            Where the posterior is none of these, or the value would mean nothing: with improper priors (``pm.Flat``),
+            or with terms without a normalising constant (``pm.ICAR``, a Potential, unless `pymc_ngvi.normalised` says
+            otherwise). Where no Gaussian is near enough to the chains.
+
+        Examples
+        --------
+        >>> import pymc as pm
+        >>> import pymc_ngvi
+        >>> with pm.Model():
+        ...     p = pm.Beta("p", 1.0, 1.0)
+        ...     y = pm.Binomial("y", 4, p, observed=1)
+        ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+        >>> abs(approx.log_marginal_likelihood.value - -1.609) < 0.01  # 1/5: each number of successes is as likely
+        True
+        """
+        return log_marginal_likelihood(self._posterior)
+
+    def leave_one_group_out(self) -> xr.Dataset:
+        """Return the predictive density of each group's data given those of all other groups.
+
+        Groups are the independent blocks of the model. Where groups are nested, these are the outermost.
+
+        Returns
+        -------
+        xarray.Dataset
+            Along ``group``, whose labels are those of the first effect of each: ``log_density``, and ``khat`` of the
+            weights behind it. ``attrs`` has ``elpd``, their sum, with its standard error ``elpd_se``, and
+            ``n_high_khat``, the number of groups with a k-hat above .7.
+
+        Raises
+        ------
+        ValueError
+            Where the posterior is not exact, the model has no groups, or the data are in shards.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import pymc as pm
+        >>> import pymc_ngvi
+        >>> y = np.random.default_rng(1).normal(size=(20, 3)) + np.arange(20)[:, None] / 10.0
+        >>> with pm.Model():
+        ...     mu, s = pm.Normal("mu", 0.0, 2.0), pm.HalfNormal("s", 1.0)
+        ...     a = pm.Normal("a", mu, s, shape=20)
+        ...     _ = pm.Normal("y", a[:, None], 1.0, observed=y)
+        ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+        >>> approx.leave_one_group_out().sizes["group"]
+        20
+        """
+        return leave_one_group_out(self._posterior)
+
+    # --- components ---
+
+    def _mixture(self, what: str, error: type[Exception] = ValueError) -> MixtureState:
+        q = self._state
+        if not isinstance(q, MixtureState):
+            kind = self._posterior.kind
+            raise error(f"{what} is there for mixtures, and q is {kind}: fit with family='mixture'.")
+        return q
+
+    @property
+    def weights(self) -> xr.DataArray:
+        """Weights of the components of a mixture, by ``component``.
+
+        Raises
+        ------
+        AttributeError
+            Where q is no mixture.
+        """
+        found = components_dataset(self._mixture("weights", AttributeError), self.layout)
+        return found[free_names(self.layout, "weights")[0]].rename("weights")
+
+    @property
+    def components(self) -> xr.Dataset:
+        """Means and standard deviations of the components of a mixture, unconstrained, and their weights.
+
+        By value name (``sd_log__``), with dims ``component``, ``moment`` ("mean", "sd") and those of the variable;
+        ``weights`` by component. Where the model has a variable of such a name, ``q_`` is put before it, as in
+        ``q_weights``.
+
+        Raises
+        ------
+        AttributeError
+            Where q is no mixture.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import pymc as pm
+        >>> from pymc_ngvi.results.approximation import NGVIApproximation
+        >>> from pymc_ngvi.families import DiagonalState, MixtureState
+        >>> from pymc_ngvi.density import LogDensity
+        >>> with pm.Model() as model:
+        ...     scale = pm.HalfNormal("scale")
+        >>> q = MixtureState.of([DiagonalState(np.array([m]), np.ones(1)) for m in (-2.0, 2.0)])
+        >>> approx = NGVIApproximation(LogDensity(model), q)
+        >>> approx.components.sel(moment="mean")["scale_log__"].values
+        array([-2.,  2.])
+        >>> approx.responsibilities(np.array([[0.0], [3.0]])).values.round(2)
+        array([[0.5, 0.5],
+               [0. , 1. ]])
+        """
+        return components_dataset(self._mixture("components", AttributeError), self.layout)
+
+    def responsibilities(self, draws: Array | int | None = None, random_seed: Seed = None) -> xr.DataArray:
+        """Return the probability that a draw belongs to each component of a mixture.
+
+        Parameters
+        ----------
+        draws : ndarray, shape (n_draws, n_dim), or int, optional
+            Unconstrained; a number of draws stands for those that ``draw_flat(draws, random_seed)`` returns. Default:
+            1,000 of them.
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+
+        Returns
+        -------
+        xarray.DataArray
+            Dims ``draw`` and ``component``; rows sum to 1.
+
+        Raises
+        ------
+        ValueError
+            Where q is no mixture, or draws do not have ``n_dim`` columns.
+        """
+        q = self._mixture("responsibilities()")
+        if draws is None or isinstance(draws, int | np.integer):
+            theta = self._posterior.draw(check_draws(1_000 if draws is None else draws), self.generator(random_seed))
+        else:
+            theta = np.asarray(draws, dtype=np.float64)
+        return responsibilities(q, self.layout, theta)
+
+    def plot_components(
+        self,
+        var_names: str | Sequence[str] | None = None,
+        draws: int = 1_000,
+        *,
+        max_coordinates: int = 6,
+        random_seed: Seed = None,
+        figure: Figure | None = None,
+    ) -> AxesArray:
+        """Plot the components of a mixture over draws of q; see `plot_components`.
+
+        Parameters
+        ----------
+        var_names : str or sequence of str, optional
+            Random variables (``sd``), their unconstrained values (``sd_log__``) or single coordinates (``beta[3]``).
+            Default: all.
+        draws : int, default 1_000
+            Points in each panel; 0 for none.
+        max_coordinates : int, default 6
+            Of more, those in which components differ most are shown.
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+        figure : matplotlib.figure.Figure or SubFigure, optional
+            To draw into; by default one is made.
+
+        Returns
+        -------
+        ndarray of matplotlib.axes.Axes, shape (n_coordinates, n_coordinates)
+            None above the diagonal.
+
+        Raises
+        ------
+        ValueError
+            Where q is no mixture, or a name is unknown.
+        ImportError
+            Where Matplotlib is not installed.
+        """
+        q, rng = self._mixture("plot_components()"), self.generator(random_seed)
+        theta = self._posterior.draw(check_draws(draws), rng) if draws else np.empty((0, q.n_dim))
+        return plot_components(q, self.layout, theta, var_names, max_coordinates=max_coordinates, figure=figure)
+
+    def worth(
+        self, draws: int = 10_000, random_seed: Seed = None, *, gaussian: VariationalState | None = None
+    ) -> Worth:
+        """Return what the mixture gains over the single Gaussian that it began from.
+
+        Parameters
+        ----------
+        draws : int, default 10_000
+            Draws of each of the two, from the same standard normals.
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+            The same seed gives the k-hat of `khat`.
+        gaussian : VariationalState, optional
+            To compare with; default: the one in ``record``.
+
+        Returns
+        -------
+        Worth
+            ``gain`` in nats of ELBO with its standard error ``se``, ``n_effective`` components, ``khat`` and
+            ``khat_gaussian``; `Worth.sentence` says it in one line.
+
+        Raises
+        ------
+        ValueError
+            Where q is no mixture, or no Gaussian is known; where ``pm.set_data`` changed the data after the fit; for a
+            model that reads minibatches.
+        """
+        q = self._mixture("worth()")
+        if gaussian is None and self.record is not None:
+            gaussian = self.record.gaussian
+        if gaussian is None:
+            raise ValueError(
+                "What the mixture began from is known after a fit with family='mixture' only: "
+                "pass gaussian=, for instance the q of a fit with family='full'."
+            )
+        self._posterior.check_weights()
+        return worth_between(q, gaussian, self.density, check_draws(draws), self.generator(random_seed))
+
+    # --- plots ---
+
+    @property
+    def structure(self) -> ModelStructure:
+        """Which coordinates are independent of each other given which others, and the rows; ``print`` says it."""
+        return replace(self._posterior.structure, rows=self.density.described_rows())
+
+    def plot_fit(self, *, tol: float | None = None, figure: Figure | None = None) -> AxesArray:
+        """Plot ELBO and gap by iteration; see `pymc_ngvi.results.plotting.plot_fit`.
+
+        Parameters
+        ----------
+        tol : float, optional
+            Nats that may be left to gain: drawn as a line.
+        figure : matplotlib.figure.Figure or SubFigure, optional
+            To draw into; by default one is made.
+
+        Returns
+        -------
+        ndarray of matplotlib.axes.Axes
+            That of the ELBO, and that of the gap; one of them where the other is not known.
+
+        Raises
+        ------
+        RuntimeError
+            If the approximation was not made by a fit.
+        ValueError
+            Where no iteration was run, or no Gaussian fit came before a nested posterior.
+        ImportError
+            Where Matplotlib is not installed.
+        """
+        record = self._record_of("plot_fit()")
+        if record.comes_first:
+            raise ValueError(
+                "No Gaussian fit came before this nested posterior: there are no iterations to show. "
+                "approx.gaussian.plot_fit() shows those of the Gaussian fit, which is made for it."
+            )
+        return plot_fit(self.hist, self.gap_hist, record, tol=tol, figure=figure)
+
+    def plot_khat(self, draws: int | None = None, random_seed: Seed = None, *, ax: Axes | None = None) -> Axes:
+        """Plot the tail of the importance weights that k-hat describes; see `pymc_ngvi.results.plotting.plot_khat`.
+
+        Of an exact posterior, these are the weights of the pool of global parameters that it is drawn from.
+
+        Parameters
+        ----------
+        draws : int, optional
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+            As those of `khat`: what is equal gives the same k-hat.
+        ax : matplotlib.axes.Axes, optional
+            To draw into; by default a figure is made.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+
+        Raises
+        ------
+        ValueError
+            As `khat` does.
+        ImportError
+            Where Matplotlib is not installed.
+        """
+        own = draws is None and random_seed is None
+        ratio = log_ratio_of(self._posterior, self._kept, draws, None if own else self.generator(random_seed))
+        return plot_khat(ratio, np.zeros(len(ratio)), title=khat_title(self._posterior), ax=ax)
+
+    def plot_comparison(
+        self,
+        reference: xr.DataTree | xr.Dataset,
+        var_names: str | Sequence[str] | None = None,
+        kind: Kind = "forest",
+        draws: int = 2_000,
+        *,
+        max_coordinates: int | None = None,
+        random_seed: Seed = None,
+        **options: Any,
+    ) -> Plot:
+        """Plot draws of q beside those of a reference, such as NUTS; see `pymc_ngvi.results.plotting.plot_comparison`.
+
+        Parameters
+        ----------
+        reference : DataTree or Dataset
+            With the group ``posterior``, as ``pm.sample`` returns it, or that group.
+        var_names : str or sequence of str, optional
+            Variables (``beta``) or single coordinates (``beta[age]``). Default: the free variables that both have.
+        kind : {"forest", "dist", "pair"}, default "forest"
+            Intervals, marginal densities, or pairs of coordinates.
+        draws : int, default 2_000
+            Of q, and of the reference at most.
+        max_coordinates : int, optional
+            Of more, those that differ most are shown. Default: 40, 20 and 5 for the three kinds.
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+        **options
+            Passed to ``arviz_plots.plot_forest``, ``plot_dist`` or ``plot_pair``.
+
+        Returns
+        -------
+        arviz_plots.PlotCollection or arviz_plots.PlotMatrix
+
+        Raises
+        ------
+        ValueError
+            For an unknown kind or name, or where shapes do not agree.
+        ImportError
+            Where arviz-plots or Matplotlib is not installed.
+        """
+        tree = sample_tree(self._posterior, self._kept, draws, self.generator(random_seed))
+        posterior = tree["posterior"].to_dataset()
+        if var_names is None:
+            posterior = posterior[[rv.name for rv in self.model.free_RVs]]
+        return plot_comparison(posterior, reference, var_names, kind, max_coordinates=max_coordinates, **options)
+
+    # --- predictions ---
+
+    def predict(
+        self,
+        new_data: Given | Any = None,
+        *,
+        groups: Groups = "known",
+        var_names: str | Sequence[str] | None = None,
+        draws: int = 1_000,
+        random_seed: Seed = None,
+        bambi_model: Any = None,
+    ) -> xr.DataTree:
+        """Draw predictions for new data, levels of groups that were not in the fit included.
+
+        Parameters
+        ----------
+        new_data : dict or DataFrame, optional
+            Arrays by the name of a ``pm.Data``, and lists of labels by the name of a dim with coords, as
+            ``pm.set_data`` takes them. An index into variables that have such a dim may be given by labels, too. Data
+            that are not named are those of the fit. For a Bambi model: a DataFrame with the columns of its formula.
+        groups : {"known", "new", "average"}, default "known"
+            What becomes of elements that were not in the fit, and of effects of groups:
+
+            - "known": levels that were not in the fit are an error, which names them;
+            - "new": they are drawn from their prior given the parameters of each posterior draw. Levels that were in
+              the fit keep their posterior draws;
+            - "average": all effects of groups are the mean of their prior given the parameters of each posterior draw,
+              for levels that were in the fit as well: 0 for ``Normal(0, sd)``, ``mu`` for ``Normal(mu, sd)``. So are
+              other elements that were not in the fit. It is the mean of effects, not of what is predicted: where the
+              link is not linear, that is another number.
+        var_names : str or sequence of str, optional
+            Variables of the model. Default: those that are observed, and those that were added to the model after the
+            fit, such as ``gp.conditional``. Of a Bambi model: its response, and the parameters of the response that
+            have a value for each row.
+        draws : int, default 1_000
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+        bambi_model : bambi.Model, optional
+            The model that was fitted, where ``new_data`` is a DataFrame.
+
+        Returns
+        -------
+        xarray.DataTree
+            Groups ``predictions``, with one chain and the labels of the new data, and ``predictions_constant_data``.
+            Attributes of ``predictions`` say which variables have elements that were ``drawn_from_prior``, and which
+            were ``averaged``.
+
+        Raises
+        ------
+        ValueError
+            For levels that were not in the fit, unless ``groups`` says what to do; for names that the model does not
+            have, ragged arrays, and lengths that do not agree; where only new elements of a walk or of a process are
+            given; where new elements have no distribution given the others, as those of effects that sum to zero, or of
+            a vector in order; for a model that reads minibatches, or whose data are in shards.
+        TypeError
+            For new data that are no dict; for a DataFrame without the Bambi model, and for anything else with it.
+
+        Warns
+        -----
+        UserWarning
+            Where a Potential depends on a variable of which new elements are drawn: it is left out.
+
+        Notes
+        -----
+        The model is left as it is: predictions are drawn from a copy of its graph, in which data and lengths of dims
+        are replaced.
+
+        Elements of a dim with coords are told by their labels. Those of other axes are the same as in the fit where the
+        new data begin with those of the fit, and others where they do not.
+
+        A random walk, an AR and a multivariate normal go on from their elements in the fit, by their distribution given
+        these: that is a forecast, or a process at new points. So do sums of independent innovations, with
+        ``groups="new"``. All of them need the elements of the fit before the new ones.
+
+        Means, standard deviations, maxima and the like, by which the model standardises its data, are those of the fit:
+        in ``x - x.mean()``, the mean is the one that coefficients belong to. Sums are those of the new rows.
+
+        References
+        ----------
+        .. [1] J. T. Wilson et al. (2021). Pathwise conditioning of Gaussian processes. JMLR 22, 1-47.
+           https://doi.org/10.48550/arXiv.2011.04026
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import pymc as pm
+        >>> import pymc_ngvi
+        >>> with pm.Model(coords={"school": ["north", "south", "west"]}):
+        ...     index = pm.Data("school_of", [0, 0, 1, 1, 2, 2])
+        ...     tau = pm.HalfNormal("tau")
+        ...     effect = pm.Normal("effect", 0.0, tau, dims="school")
+        ...     _ = pm.Normal("y", effect[index], 1.0, observed=[0.3, -0.2, 1.5, 1.1, -0.9, -1.4])
+        ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+        >>> found = approx.predict(
+        ...     {"school_of": ["south", "east"]}, groups="new", var_names=["effect", "y"], random_seed=1
+        ... )
+        >>> found["predictions"]["y"].shape
+        (1, 1000, 2)
+        >>> found["predictions"]["school"].values.tolist()
+        ['north', 'south', 'west', 'east']
+        >>> approx.predict({"school_of": ["south", "east"]})
+        Traceback (most recent call last):
+        ValueError: 'effect' has levels 'east' along dim 'school' that were not in the fit. ...
+        """
+        if groups not in get_args(Groups):
+            raise ValueError(f"groups={shortened(groups)}: {suggestion(groups, get_args(Groups))}")
+        if self.record is not None:
+            self.record.refuse_diverged()
+        rng, posterior = self.generator(random_seed), self._posterior
+        theta = posterior.draw(check_draws(draws), rng)
+        if bambi_model is not None:
+            return predict_bambi(posterior, bambi_model, new_data, groups, var_names, theta, rng)
+        return predictions_at(posterior, theta, new_data, groups, var_names, seed_of(rng))
+
+    # --- priors ---
+
+    def with_prior(
+        self,
+        priors: Mapping[str, Any] | None = None,
+        /,
+        *,
+        draws: int = 4_000,
+        random_seed: Seed = None,
+        **by_name: Any,
+    ) -> Reweighted:
+        """Return the posterior under other priors, from draws that are there, without another fit.
+
+        Draws are weighted by the new prior over the old one, and by the weights that they have: all draws of an exact,
+        nested or moved posterior, or new ones of another q with its importance weights where these help [1]_.
+
+        Parameters
+        ----------
+        priors : mapping of str to distribution, optional
+            By name, for names that are no words of Python, such as Bambi's ``1|group_sigma``.
+        draws : int, default 4_000
+            Independent draws that those of the posterior should be worth; at least 100.
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+            Default: a seed that belongs to the fit, so that two priors are compared on the same draws.
+        **by_name
+            New priors of free variables: ``sd=pm.HalfCauchy.dist(1)``. They have the support of the old ones. A scalar
+            distribution is that of each element of an array. Parameters may be variables of the model.
+
+        Returns
+        -------
+        Reweighted
+            ``sample()``, ``summary()``, ``khat``, ``effective_sample_size``, ``is_reliable`` and ``doubts``,
+            ``log_marginal_likelihood`` and ``log_bayes_factor``, and ``model``: one with the new priors, for
+            ``pm.fit(method="ngvi", model=...)`` where a fit is due.
+
+        Raises
+        ------
+        ValueError
+            For a name that is no free variable; for a prior of another support or shape, or a discrete one.
+        TypeError
+            For what is no distribution.
+
+        Warns
+        -----
+        UserWarning
+            Where the result can't be relied on: k-hat is above .7, or the draws are worth fewer than 400 independent
+            ones, so that the error of a mean is above .05 of its standard deviation; or the posterior has doubts of its
+            own.
+
+        Notes
+        -----
+        Of an exact or nested posterior, another prior of few parameters, such as the standard deviation of group
+        effects, costs little. Another prior of many parameters at once changes log p by more, and k-hat may be high.
+
+        References
+        ----------
+        .. [1] A. Vehtari, D. Simpson, A. Gelman, Y. Yao, J. Gabry (2024). Pareto smoothed importance sampling. JMLR
+           25(72). https://doi.org/10.48550/arXiv.1507.02646
+
+        Examples
+        --------
+        >>> import pymc as pm
+        >>> import pymc_ngvi
+        >>> with pm.Model():
+        ...     p = pm.Beta("p", 1.0, 1.0)
+        ...     y = pm.Binomial("y", 10, p, observed=7)
+        ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+        >>> found = approx.with_prior(p=pm.Beta.dist(5.0, 5.0))
+        >>> found.is_reliable
+        True
+        >>> abs(found.sample(4_000, random_seed=1).posterior["p"].mean().item() - 12 / 20) < 0.01
+        True
+        """
+        given = {**(priors or {}), **by_name}
+        return reweighted(self._posterior, given, draws, self._generator_of_fit(random_seed, _PRIOR_STREAM))
+
+    def prior_sensitivity(
+        self,
+        var_names: str | Sequence[str] | None = None,
+        *,
+        prior_var_names: str | Sequence[str] | None = None,
+        likelihood_var_names: str | Sequence[str] | None = None,
+        draws: int = 4_000,
+        threshold: float = 0.05,
+        random_seed: Seed = None,
+    ) -> PriorSensitivity:
+        """Return how much the posterior depends on the priors, and on the data, by power scaling.
+
+        The prior is raised to a power slightly below and above 1, and so is the likelihood; draws are weighted
+        accordingly. Sensitivity is the change of each marginal distribution: the cumulative Jensen-Shannon distance
+        for a doubling of the power [1]_. ArviZ computes it (``arviz_stats.psense_summary``).
+
+        Parameters
+        ----------
+        var_names : str or sequence of str, optional
+            Free variables and Deterministics in the table. Default: what `summary` shows.
+        prior_var_names : str or sequence of str, optional
+            Whose priors are scaled. Default: those at the top, that have no free variable among their parameters, and
+            are no standardised effects. Effects of groups given their standard deviation are part of the model, not a
+            prior in this sense.
+        likelihood_var_names : str or sequence of str, optional
+            Observed variables, or Potentials, that are scaled as likelihood. Default: all observed variables.
+        draws : int, default 4_000
+        threshold : float, default .05
+            Above it, a quantity is sensitive.
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+            Default: a seed that belongs to the fit.
+
+        Returns
+        -------
+        PriorSensitivity
+            ``table`` is a DataFrame with the columns ``prior``, ``likelihood`` and ``diagnosis``; ``khat`` has the
+            k-hats of the weights; ``tree`` is what ArviZ takes: draws, and sums of ``log_prior`` and
+            ``log_likelihood``.
+
+        Raises
+        ------
+        ValueError
+            For unknown names; for a model without observed variables; for one that reads minibatches; where
+            ``pm.set_data`` changed the data after the fit.
+
+        Notes
+        -----
+        Both sensitive: prior and data may be in conflict. The prior alone: it is strong, or the data say little. Not
+        every such line is a mistake: an informative prior that is meant is one.
+
+        References
+        ----------
+        .. [1] N. Kallioinen, T. Paananen, P.-C. Bürkner, A. Vehtari (2024). Detecting and diagnosing prior and
+           likelihood sensitivity with power-scaling. Statistics and Computing 34, 57.
+           https://doi.org/10.1007/s11222-023-10366-5
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import pymc as pm
+        >>> import pymc_ngvi
+        >>> with pm.Model():
+        ...     mu = pm.Normal("mu", 0.0, 1.0)  # far from the data, and narrow
+        ...     y = pm.Normal("y", mu, 1.0, observed=np.full(4, 8.0))
+        ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+        >>> approx.prior_sensitivity().table.loc["mu", "diagnosis"]
+        'potential prior-data conflict'
+        """
+        return prior_sensitivity(
+            self._posterior,
+            draws,
+            self._generator_of_fit(random_seed, _PRIOR_STREAM),
+            var_names=var_names,
+            prior_var_names=prior_var_names,
+            likelihood_var_names=likelihood_var_names,
+            threshold=threshold,
+        )
+
+    def plot_prior_sensitivity(self, var_names: str | Sequence[str] | None = None, **options: Any) -> Any:
+        """Plot marginal distributions with the prior, and the likelihood, raised to powers around 1.
+
+        Parameters
+        ----------
+        var_names : str or sequence of str, optional
+            Default: the elements that depend most on the prior, six at most.
+        **options
+            Of `prior_sensitivity`: ``prior_var_names``, ``likelihood_var_names``, ``draws``, ``threshold``,
+            ``random_seed``. All others are passed to ``arviz_plots.plot_psense_dist``.
+
+        Returns
+        -------
+        arviz_plots.PlotCollection
+
+        Raises
+        ------
+        ValueError
+            As `prior_sensitivity` does.
+        ImportError
+            Where arviz-plots or Matplotlib is not installed.
+        """
+        own = ("prior_var_names", "likelihood_var_names", "draws", "threshold", "random_seed")
+        chosen = {name: options.pop(name) for name in own if name in options}
+        found = self.prior_sensitivity(var_names, **chosen)
+        return plot_sensitivity(found.tree, found.table, **options)
+
+    # --- new_rows ---
+
+    def update(self, new_data: Given, *, draws: int = 4_000, random_seed: Seed = None) -> Updated:
+        """Return the posterior given new rows as well as those of the fit, without another fit.
+
+        Draws of the posterior are weighted by the density of the new rows [1]_. Under an exact posterior of a model
+        with groups, these are draws of the global parameters: groups that have new rows are integrated again, from
+        their conditional moments, and so are new groups, from their prior. The rows of the fit are not read.
+
+        Parameters
+        ----------
+        new_data : dict
+            The new rows alone: observations by the name of the observed variable, or of its ``pm.Data``; the other
+            ``pm.Data`` of these rows; and lists of labels by the name of a dim with coords, as `predict` takes them. An
+            index into variables that have such a dim may be given by labels; labels that were not in the fit are new
+            levels. Data that are not named are those of the fit.
+        draws : int, default 4_000
+            Independent draws that those of the posterior should be worth; at least 100.
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+            Default: a seed that belongs to the fit.
+
+        Returns
+        -------
+        Updated
+            ``sample()``, ``summary()``, ``khat``, ``effective_sample_size``, ``is_reliable`` and ``doubts``, and
+            ``log_predictive_density`` of the new rows given those of the fit.
+
+        Raises
+        ------
+        TypeError
+            For new data that are no dict.
+        ValueError
+            Where the observations are not there, or have missing values; for names that the model does not have, ragged
+            arrays, and lengths that do not agree; where the elements of an observed variable have one distribution
+            together, as those of a series; where new elements have no distribution given the others (`predict`).
+
+        Warns
+        -----
+        UserWarning
+            Where a fit of all rows is due: k-hat is above .7, or the draws are worth fewer than 400 independent ones; a
+            group moves by more than two of its conditional standard deviations, or by .25 where its conditional
+            distribution is skewed; what new rows say of new levels is known from few candidates; or the posterior has
+            doubts of its own.
+
+        Notes
+        -----
+        An update is one of the fit, not of an earlier update: give all rows since the fit. The rows of the fit need not
+        be there. From a file, `load` takes a model that is built with other rows, and warns of them; a Gaussian that is
+        not exact can't be compared with log p then, and groups that are skewed are known by their moments only.
+
+        Means and the like by which the model standardises its data are those of the data that the model has.
+
+        References
+        ----------
+        .. [1] N. Chopin (2002). A sequential particle filter method for static models. Biometrika 89(3), 539-552.
+           https://doi.org/10.1093/biomet/89.3.539
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import pymc as pm
+        >>> import pymc_ngvi
+        >>> with pm.Model():
+        ...     mu = pm.Normal("mu", 0.0, 10.0)
+        ...     _ = pm.Normal("y", mu, 1.0, observed=np.zeros(40))
+        ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+        >>> newer = approx.update({"y": np.full(4, 1.0)})
+        >>> newer.is_reliable
+        True
+        >>> mean = newer.sample(4_000, random_seed=1).posterior["mu"].mean().item()
+        >>> abs(mean - 4 / 44) < 0.02
+        True
+        """
+        return updated(self._posterior, new_data, draws, self._generator_of_fit(random_seed, _UPDATE_STREAM))
+
+    # --- sites ---
+
+    def sites(self, var_name: str | None = None) -> xr.Dataset:
+        """Return the site of each observation, and its predictive density given all others.
+
+        A site is the Gaussian factor that an observation contributes to q: the likelihood of a pseudo-observation of
+        its linear predictor. Without its site, q is about what a fit without that observation would give.
+
+        Parameters
+        ----------
+        var_name : str, optional
+            The observed variable. Needed where there are several.
+
+        Returns
+        -------
+        xarray.Dataset
+            With the dims of the observed variable, for the linear predictor eta of each observation:
+
+            - ``mean`` and ``variance`` under q;
+            - ``alpha``, the expected slope of the log likelihood in eta, and ``gamma``, its expected curvature with the
+              opposite sign, which is the precision of the site; it can be negative where a log likelihood is not
+              concave;
+            - ``natural``, alpha + gamma * mean: the other natural parameter of the site;
+            - ``pseudo_observation``, mean + alpha / gamma; NaN where gamma is not positive;
+            - ``cavity_mean`` and ``cavity_variance``: without the site; NaN where the site is more precise than q.
+
+            ``log_density`` is the log of the predictive density of an observation given all others, log E[p(y | eta)]
+            under the cavity. It is NaN where there is no cavity, or quadrature is off by more than .001. ``influence``
+            is the part of the precision of q that is the site's, ``variance * gamma`` where an observation has no other
+            predictor: above .3, a fit without the observation may predict it otherwise, mostly worse. ``attrs`` has
+            ``elpd``, the sum, with its standard error ``elpd_se``; ``n_missing``, how many are NaN; ``n_influential``,
+            how many have an influence above .3; and ``var_name``.
+
+        Raises
+        ------
+        ValueError
+            Where q is not Gaussian; for unknown names; where the log density of an observation is not a function of a
+            few linear predictors; where ``pm.set_data`` changed the data after the fit; for a model that reads
+            minibatches.
+
+        Notes
+        -----
+        Parameters that a likelihood has beside eta, such as the scale of a normal one, are not held fixed: alpha and
+        gamma are expectations over them, too, and the cavity is that of eta and them together. Where an observation has
+        no one linear predictor, as in factor analysis, there is ``log_density`` alone, and the other variables are NaN.
+
+        The sites are computed from q, by quadrature; nothing is stored, and there are no draws.
+
+        References
+        ----------
+        .. [1] M. E. Khan and W. Lin (2017). Conjugate-computation variational inference. AISTATS.
+           https://doi.org/10.48550/arXiv.1703.04265
+
+        Examples
+        --------
+        >>> import pymc as pm
+        >>> import pymc_ngvi
+        >>> with pm.Model():
+        ...     mu = pm.Normal("mu", 0.0, 1.0)
+        ...     _ = pm.Normal("y", mu, 1.0, observed=[0.0, 1.0, 5.0])
+        ...     approx = pymc_ngvi.fit_ngvi(posterior="gaussian", random_seed=1, progressbar=False)
+        >>> found = approx.sites()
+        >>> (found["pseudo_observation"].values.round(6) + 0.0).tolist()  # no negative 0
+        [0.0, 1.0, 5.0]
+        >>> found["cavity_mean"].values.round(6).tolist()  # the sum of the other two, over 3
+        [2.0, 1.666667, 0.333333]
+        """
+        return sites(self._posterior, var_name)
+
+    # --- left_out ---
+
+    def leave_out(
+        self,
+        *,
+        groups: str | ArrayLike | None = None,
+        folds: int | ArrayLike | None = None,
+        future: int | None = None,
+        horizon: int = 1,
+        var_name: str | None = None,
+        refit: bool = True,
+        random_seed: Seed = None,
+    ) -> "ELPDData":
+        """Return predictive densities of parts of the data given the rest, without a fit for each part.
+
+        The draws that are there are weighted by how likely they are without a part, with Pareto-smoothed weights [1]_.
+        Under an exact posterior of a model with groups these are draws of the global parameters alone, and the groups
+        that a part touches are integrated again without it [2]_. Parts whose weights can't be relied on, by k-hat, are
+        left out by a fit of their own.
+
+        Parameters
+        ----------
+        groups : str or array, optional
+            Leave out one group after the other, and predict all of its rows together. A dim of the observed variable,
+            or of effects of which each row has one; or the group of each row, in the shape of the variable.
+        folds : int or array, optional
+            Leave out one fold after the other, and predict each of its rows. A number of folds, into which rows are put
+            at random; or the fold of each row.
+        future : int, optional
+            Predict from the past: so many times, along the first axis, are always known. For each of the others, it and
+            all that come after it are left out.
+        horizon : int, default 1
+            With ``future``: how many times are predicted, together.
+        var_name : str, optional
+            The observed variable. Needed where there are several.
+        refit : bool, default True
+            Whether to fit again without those parts whose k-hat is too large. The log says how many there were.
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+
+        Returns
+        -------
+        arviz_stats.ELPDData
+            For ``az.compare`` and plots of ArviZ. ``elpd``, the sum of log predictive densities in nats, with its
+            standard error ``se``; ``elpd_i`` and ``pareto_k`` of each row, group or time. By default, rows are left out
+            one at a time. ``pareto_k`` is 0 where a part was left out by a fit.
+
+        Raises
+        ------
+        ValueError
+            For groups or folds that do not go with the rows; where data are in shards or batches, or have changed since
+            the fit.
+
+        References
+        ----------
+        .. [1] A. Vehtari, A. Gelman, J. Gabry (2017). Practical Bayesian model evaluation using leave-one-out
+           cross-validation and WAIC. Statistics and Computing 27. https://doi.org/10.1007/s11222-016-9696-4
+        .. [2] A. Vehtari, T. Mononen, V. Tolvanen, T. Sivula, O. Winther (2016). Bayesian leave-one-out
+           cross-validation approximations for Gaussian latent variable models. JMLR 17(103).
+           https://jmlr.org/papers/v17/14-540.html
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import pymc as pm
+        >>> import pymc_ngvi
+        >>> y = np.random.default_rng(1).normal(size=(20, 3)) + np.arange(20)[:, None] / 10.0
+        >>> with pm.Model(coords={"school": np.arange(20)}):
+        ...     mu, s = pm.Normal("mu", 0.0, 2.0), pm.HalfNormal("s", 1.0)
+        ...     a = pm.Normal("a", mu, s, dims="school")
+        ...     _ = pm.Normal("y", a[:, None], 1.0, observed=y)
+        ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+        >>> approx.leave_out(groups="school", random_seed=1).n_data_points
+        20
+        """
+        self.refuse_changed_data("leave_out() needs the data of the fit.")
+        posterior = self._posterior
+        name, rng = observed_name(posterior, var_name), self.generator(random_seed)
+        elementwise = elementwise_of(posterior, name)
+        asked = asked_for(posterior, elementwise, name, rng, horizon=horizon, groups=groups, folds=folds, future=future)
+        return leave_out(posterior, elementwise, asked, rng, self._fits_of if refit else None)
+
+    # --- saving ---
+
+    def to_datatree(
+        self, draws: int = 0, *, random_seed: Seed = None, resumable: bool = True, **kwargs: Any
+    ) -> xr.DataTree:
+        """Return the approximation as a tree, from which `pymc_ngvi.load` restores it.
+
+        Parameters
+        ----------
+        draws : int, default 0
+            Posterior draws to add, as groups ``posterior``, ``sample_stats``, ``observed_data``, ... like those of
+            `sample`.
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+            Of these draws.
+        resumable : bool, default True
+            Keep the state of the fit, for `refine`. Without it the tree is smaller, by a factor that grows with the
+            number of draws that the fit ended with.
+        **kwargs
+            Of `sample`.
+
+        Returns
+        -------
+        xarray.DataTree
+            Group ``approximation`` holds the arrays of q (unconstrained, flat) and, as JSON, the names, shapes, dims,
+            coords and transforms of the free variables, the record of the fit and digests of the data; ``fit`` the
+            state of the fit; ``unconstrained`` mean and standard deviations by variable. Attributes of the root say
+            the versions.
+
+        Raises
+        ------
+        ValueError
+            Where ``pm.set_data`` changed the data after the fit.
+        TypeError
+            For a q of a class that is not of this package.
+
+        Examples
+        --------
+        >>> import pymc as pm
+        >>> import pymc_ngvi
+        >>> with pm.Model():
+        ...     x = pm.Normal("x", 1.0, 2.0)
+        ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+        >>> tree = approx.to_datatree(draws=100)
+        >>> dict(tree["posterior"].sizes)
+        {'chain': 1, 'draw': 100}
+        >>> tree["unconstrained/x"].values.round(6)
+        array([1., 2.])
+        """
+        if not isinstance(self._data, SavedData):
+            self.refuse_changed_data("Saved, the approximation would go with data that it was not fitted to")
+        tree = xr.DataTree()
+        if draws:
+            sample = {f.name: kwargs.pop(f.name) for f in fields(Sampling) if f.name in kwargs}
+            kwargs.pop("return_inferencedata", None)
+            rng, how = self.generator(random_seed), Sampling(**sample)
+            tree = sample_tree(self._posterior, self._kept, draws, rng, how, **kwargs)
+        elif kwargs:
+            raise TypeError(f"{', '.join(kwargs)} are of posterior draws: ask for draws, too.")
+        posterior, fitted = self._posterior, self._gaussian or self
+        content = {
+            **_content_of_fit(self),
+            "variables": free_variables(self.model, self.layout),
+            "data": self._data.saved if isinstance(self._data, SavedData) else fingerprints(self.model),
+            "backend": self.density.backend,
+        }
+        if self._next_step is not None:
+            gaussian = None if self._gaussian is None else _content_of_fit(self._gaussian)
+            content |= {"gaussian": gaussian, "exact_step": self._next_step}
+        tree[APPROXIMATION] = xr.DataTree(group_of(content, inline=False, attrs=readable(posterior)))
+        if resumable and fitted._session is not None:
+            state = {"snapshot": fitted._session.snapshot(), "log_p": _log_p_at_mean(fitted)}
+            tree[FIT] = xr.DataTree(group_of(state, inline=True))
+        moments = np.stack([posterior.distribution.mean(), posterior.distribution.sd()])
+        tree[UNCONSTRAINED] = xr.DataTree(flat_dataset(self.layout, moments, {"moment": ["mean", "sd"]}))
+        tree.attrs |= versions()
+        return tree
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        draws: int = 0,
+        *,
+        random_seed: Seed = None,
+        resumable: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """Write the approximation to a file, from which `pymc_ngvi.load` reads it.
+
+        A file of that name is replaced, once the new one is complete; if writing fails, it is kept as it is.
+
+        Parameters
+        ----------
+        path : str or PathLike
+            Ends in ``.nc``, ``.nc4``, ``.netcdf`` or ``.h5`` (netCDF-4), or in ``.zarr`` (zarr, a folder; needs the
+            package).
+        draws, random_seed, resumable, **kwargs
+            As of `to_datatree`.
+
+        Raises
+        ------
+        ValueError
+            For another suffix.
+        ImportError
+            For zarr, where it is not installed.
+        FileNotFoundError, FileExistsError
+            If the folder does not exist; if there is something that is no file (no zarr store) to be replaced.
+        """
+        checked = check_path(path)
+        tree = self.to_datatree(draws, random_seed=random_seed, resumable=resumable, **kwargs)
+        write(tree, checked)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what to pickle; of the fit, what it needs to go on."""
+        state: Any = super().__getstate__()
+        session = self._session
+        if session is not None and not (isinstance(session, SavedFit) and session.is_idle):
+            session = SavedFit(self.density, self._state, session.snapshot(), _log_p_at_mean(self))
+        return {**state, "_session": session}
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Return a pickle by cloudpickle: PyMC's models hold functions that pickle itself can't take."""
+        return pickle.loads, (cloudpickle.dumps(self, protocol),)
+
+    def __copy__(self) -> Self:
+        """Return an approximation that shares all parts but the fit."""
+        copied = _bare(type(self))
+        copied.__dict__.update(self.__dict__, _session=None, _reports=copy.copy(self._reports))
+        if copied._gaussian is not None:
+            copied._gaussian = copy.copy(copied._gaussian)
+        return copied
+
+
+#: Number of the random stream behind their draws.
+_PRIOR_STREAM = 9_000_000
+
+
+#: Number of the random stream behind its draws.
+_UPDATE_STREAM = 9_100_000
+
+
+def _parts(approx: NGVIApproximation) -> tuple[Any, ...]:
+    return _bare, (type(approx),), approx.__getstate__()
+
+
+def _bare[T](cls: type[T]) -> T:
+    return cls.__new__(cls)
+
+
+#: A model stays one where it is pickled beside its approximations.
+cloudpickle.CloudPickler.dispatch_table[NGVIApproximation] = _parts
+
+
+def _content_of_fit(approx: NGVIApproximation) -> dict[str, object]:
+    kept = approx._kept
+    return {
+        "q": content_of_q(approx._state, approx.record),
+        "record": approx.record,
+        "diagnosis": None if kept.diagnosis is None else _content_of_diagnosis(kept.diagnosis),
+        "share": None if kept.diagnosis is None else kept.share,
+        "hist": approx.hist,
+        "gap_hist": approx.gap_hist,
+        "generator": content_of_generator(approx._rng),
+        "include_transformed": approx.include_transformed,
+    }
+
+
+def _log_p_at_mean(approx: NGVIApproximation) -> float | None:
+    """Return log p at the mean of q, which tells models apart that differ in a prior; None where that takes a pass."""
+    if isinstance(approx._session, SavedFit) and approx._session.is_idle:
+        return approx._session.log_p
+    if approx.density.why_in_part or approx.density.is_streamed or approx._data.changed():
+        return None
+    return float(approx.density.logp(approx._distribution.mean()[None])[0])
+
+
+def _content_of_diagnosis(diagnosis: Diagnosis) -> Content:
+    """Return the fields, findings and weights as tuples; the layout is that of the model."""
+    content = {f.name: getattr(diagnosis, f.name) for f in dataclasses.fields(diagnosis) if f.name != "layout"}
+    findings = tuple(dataclasses.astuple(finding) for finding in diagnosis.findings)
+    return {**content, "findings": findings, "weights": tuple(diagnosis.weights)}
+
+
+def _diagnosis_of(content: Content, layout: Layout) -> Diagnosis:
+    """Return the diagnosis: the inverse of `_content_of_diagnosis`; raise DamagedError for what is none."""
+    findings = tuple(Finding(*fields) for fields in content["findings"])
+    if any((type(f.text), type(f.cure), type(f.serious)) != (str, str, bool) for f in findings):
+        raise DamagedError("what it has as findings is something else")
+    if any(np.shape(column) != (layout.n_dim,) for column in content["by_coordinate"].values()):
+        raise DamagedError("the diagnosis is of another number of coordinates")
+    parts = {"findings": findings, "weights": Weights(*content["weights"]), "layout": layout}
+    return Diagnosis(**{**content, **parts})
+
+
+# --- an approximation from a file, on the user's model ---
+
+
+def load(
+    source: str | os.PathLike[str] | xr.DataTree, model: pm.Model | Shards | None = None, **options: Any
+) -> NGVIApproximation:
+    """Read an approximation that `NGVIApproximation.save` has written, and put it on a model.
+
+    Nothing in a file is executed: it holds numbers, and tags of a few classes of this package.
+
+    Parameters
+    ----------
+    source : str, PathLike or DataTree
+        A netCDF file or zarr store, or what `NGVIApproximation.to_datatree` returned.
+    model : pymc.Model or Shards, optional
+        The model that was fitted, made again, or the shards; default: the model of the context.
+    **options
+        ``backend`` and ``compile_kwargs`` of `LogDensity`; by default the backend that the fit had. With another one,
+        a fit goes on with other roundings.
+
+    Returns
+    -------
+    NGVIApproximation
+        Draws for a seed, densities, record and history have the same bits as those of the one that was saved, on the
+        same platform, and so has `refine`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    TypeError
+        Without a model.
+    ValueError
+        If the file is damaged, was not written by this package, or by a newer version of it; if the free variables of
+        the model are not those of the file, with a list of what differs.
+
+    Warns
+    -----
+    UserWarning
+        If the observed data, or ``pm.Data``, are not those that were fitted: q is then no approximation of the
+        posterior of this model, and `refine`, `khat` and the like are refused.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import pymc as pm
+    >>> import pymc_ngvi
+    >>> with pm.Model() as model:
+    ...     x = pm.Normal("x", 1.0, 2.0)
+    ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     approx.save(Path(folder) / "approx.nc")
+    ...     again = pymc_ngvi.load(Path(folder) / "approx.nc", model)
+    >>> bool(again.elbo == approx.elbo)
+    True
+    """
+    if unknown := set(options) - {"backend", "compile_kwargs"}:
+        raise TypeError(f"load does not know {', '.join(sorted(unknown))}; it takes backend and compile_kwargs.")
+    if model is None and pm.Model.get_context(error_if_none=False) is None:
+        raise TypeError(
+            "load puts an approximation on the model that was fitted, which a file does not hold: build it again, and "
+            "call load(file, model), or load(file) within `with model:`."
+        )
+    given = model if isinstance(model, Shards) else modelcontext(model)
+    name = "The tree" if isinstance(source, xr.DataTree) else repr(os.fspath(source))
+    if isinstance(source, xr.DataTree):
+        content, state = content_of_tree(source, name)
+    else:
+        with reading(source) as tree:
+            content, state = content_of_tree(tree, name)
+    if "compile_kwargs" not in options or "mode" not in (options["compile_kwargs"] or {}):
+        options.setdefault("backend", "auto" if content["backend"] == "given mode" else content["backend"])
+    kind = ShardedDensity if isinstance(given, Shards) else LogDensity
+    density: ModelDensity = kind(given, **options)
+    model = density.model
+    found = differences(content["variables"], free_variables(model, density.layout))
+    if found:
+        raise ValueError(f"{name} does not fit the model: " + "; ".join(found) + ".")
+    data = SavedData(model, content["data"])
+    density.info = replace(density.info, data=data)
+    if changed := data.changed():
+        warnings.warn(
+            f"{name} was fitted to other data: {', '.join(map(repr, changed))} differ, or are not in both. It "
+            "approximates the posterior given those; it can't be refined or judged on this model.",
+            UserWarning,
+            skip_file_prefixes=OURS,
+        )
+    of_gaussian = content.get("gaussian")
+    approx = _approximation(name, content, density, None if of_gaussian else state)
+    if of_gaussian:
+        gaussian = _approximation(name, of_gaussian, density, state)
+        approx._gaussian = gaussian
+    approx._next_step = content.get("exact_step")
+    return approx
+
+
+def _approximation(name: str, content: Content, density: ModelDensity, fit: Content | None) -> NGVIApproximation:
+    """Return one approximation of a file, on the density of a model."""
+    with damaged(name):
+        q = q_of(content["q"], density)
+        generator = restored_generator(content["generator"])
+    approx = NGVIApproximation(density, q, random_seed=generator, include_transformed=content["include_transformed"])
+    approx.record, approx.hist, approx.gap_hist = content["record"], content["hist"], content["gap_hist"]
+    approx._data = approx.density.info.data
+    if fit is not None:
+        approx._session = SavedFit(approx.density, approx._state, fit["snapshot"], fit["log_p"])
+    if not approx._data.changed() and content["diagnosis"] is not None:  # it is of the data of the fit
+        with damaged(name):
+            kept = approx._kept
+            kept.diagnosis, kept.share = _diagnosis_of(content["diagnosis"], approx.layout), content["share"]
+    return approx

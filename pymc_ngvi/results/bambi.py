@@ -18,7 +18,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.distributions import Posterior
 from pymc_ngvi.results.predictions import Given as Given
 from pymc_ngvi.results.predictions import Groups as Groups
 from pymc_ngvi.results.predictions import check_types, listed, predictions_at

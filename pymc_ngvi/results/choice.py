@@ -41,10 +41,9 @@ from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart, if_available
 from pymc_ngvi.posteriors.plan import GAUSSIAN, Candidate, Decision, Plan, TimeBudget, in_order
-from pymc_ngvi.results.diagnosis.diagnose import standing_diagnosis
+from pymc_ngvi.results.approximation import NGVIApproximation
+from pymc_ngvi.results.diagnosis.diagnose import SUMMARY, standing_diagnosis
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
-from pymc_ngvi.results.diagnosis.weights import SUMMARY
-from pymc_ngvi.results.fitted import Fitted
 
 logger = logging.getLogger("pymc.ngvi")
 
@@ -109,7 +108,7 @@ class Choice:
         """Seed of what is drawn, apart from those of the fit."""
         return int(np.random.default_rng([_STREAM, self.seed]).integers(2**62))
 
-    def again[A: Fitted](self, approx: A) -> A:
+    def again[A: NGVIApproximation](self, approx: A) -> A:
         """Bring it up to date after its Gaussian fit went on; keep it where there is no better one."""
         candidates = Candidates(self, approx.density, type(approx))
         candidates.follow(approx.gaussian)
@@ -119,7 +118,7 @@ class Choice:
         approx.set_state(cast(VariationalState, state))  # but for a density
         return candidates.hand_over(approx, candidates._plan(), 0.0, 0.0)
 
-    def further[A: Fitted](self, approx: A) -> A:
+    def further[A: NGVIApproximation](self, approx: A) -> A:
         """Make what no fit came before once more, from where it is, with other draws; keep the better one."""
         record, state, density = approx.record, cast(PoolState, approx._state), approx.density
         assert record is not None
@@ -143,7 +142,7 @@ class Choice:
         approx.gap_hist = np.append(approx.gap_hist, np.nan)
         return approx
 
-    def gaussian_of[A: Fitted](self, approx: A) -> A:
+    def gaussian_of[A: NGVIApproximation](self, approx: A) -> A:
         """Return the Gaussian fit that was not made, with the bits that it would have had."""
         assert self.options is not None
         approx.refuse_changed_data("The Gaussian fit can't be made any more, with other data")
@@ -164,7 +163,7 @@ class Choice:
         return gaussian
 
 
-class Candidates[A: Fitted]:
+class Candidates[A: NGVIApproximation]:
     """The posteriors that may come of one call, what became of each, and what is left of the seconds."""
 
     def __init__(
@@ -650,7 +649,7 @@ def _by_name(kind: str, reason: Unavailable) -> Unavailable:
     return named
 
 
-def _is_off(gaussian: Fitted) -> bool:
+def _is_off(gaussian: NGVIApproximation) -> bool:
     """Tell whether a Gaussian fit is found to be unreliable, within the budget of a summary, or is under way."""
     if gaussian.density.why_in_part:
         return False

@@ -1,6 +1,7 @@
 """From arrays to what PyMC users expect: MultiTrace, DataTree, xarray Datasets."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Never
 
 import numpy as np
@@ -26,9 +27,9 @@ def to_multitrace(
     model: pm.Model, values: dict[str, NDArray[np.generic]], stats: dict[str, NDArray[np.generic]], chains: int = 1
 ) -> MultiTrace:
     """Return draws as a PyMC trace."""
-    parts = [_part(values, chain, chains) for chain in range(chains)]
-    of_stats = [_part(stats, chain, chains) for chain in range(chains)]
-    return MultiTrace([_chain(model, *both, chain) for chain, both in enumerate(zip(parts, of_stats, strict=True))])
+    return MultiTrace(
+        [_chain(model, _part(values, chain, chains), _part(stats, chain, chains), chain) for chain in range(chains)]
+    )
 
 
 def _part(columns: dict[str, NDArray[np.generic]], chain: int, chains: int) -> dict[str, NDArray[np.generic]]:
@@ -43,7 +44,7 @@ def _chain(
     n_draws = len(next(iter(values.values())))
     trace = NDArrayTrace(
         model=model,
-        vars=[_Named(name) for name in values],
+        vars=[SimpleNamespace(name=name) for name in values],
         fn=_no_function,
         var_shapes={name: value.shape[1:] for name, value in values.items()},
         var_dtypes={name: value.dtype for name, value in values.items()},
@@ -54,13 +55,6 @@ def _chain(
     trace.draw_idx = n_draws
     trace.close()
     return trace
-
-
-class _Named:
-    """Stands for a variable in a trace, which asks for its name only."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
 
 
 def _no_function(*_: object) -> Never:
@@ -184,3 +178,17 @@ def element_names(variable: xr.DataArray, leading: int) -> list[str]:
         ", ".join(str(v[i]) for v, i in zip(values, at, strict=True)) for at in np.ndindex(*variable.shape[leading:])
     ]
     return [f"{variable.name}[{label}]" if dims else str(variable.name) for label in labels]
+
+
+def one_chain(columns: Mapping[str, Array]) -> xr.Dataset:
+    """Return numbers by name, (n_draws,) each, as draws of one chain."""
+    n = len(next(iter(columns.values())))
+    data = {name: (("chain", "draw"), values[None]) for name, values in columns.items()}
+    return xr.Dataset(data, coords={"chain": [0], "draw": np.arange(n)})
+
+
+def elpd_attrs(log_density: Array) -> dict[str, float]:
+    """Return the sum of log predictive densities, with its standard error."""
+    n = len(log_density)
+    spread = float(np.std(log_density, ddof=1)) if n > 1 else float("nan")
+    return {"elpd": float(log_density.sum()), "elpd_se": spread * float(np.sqrt(n))}

@@ -12,13 +12,15 @@ import pymc as pm
 import xarray as xr
 
 from numpy.typing import NDArray
+from pymc.variational.opvi import VIState
 
 from pymc_ngvi.core.draws import chunks
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, khat_limit, weigh
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.results.convert import constrained_dataset
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.results.convert import constrained_dataset, flat_dataset, indices_of, labelled
+from pymc_ngvi.results.distributions import Posterior
 
 # --- weighted means and standard deviations with their Monte Carlo errors, from sums that draws are added to ---
 
@@ -85,21 +87,17 @@ class MomentSums:
         """Return the moments of all that was added."""
         assert self._centre is not None
         with np.errstate(all="ignore"):
-            plain = self._sums[0] / self._sums[0, 0]
-            mean, plain_mean = self._sums[1, 1], plain[1]
-            var = np.maximum(self._sums[1, 2] - mean**2, 0.0)
-            plain_var = np.maximum(plain[2] - plain_mean**2, 0.0)
-            sd, plain_sd = np.sqrt(var), np.sqrt(plain_var)
-            one = np.ones_like(mean)
-            # What one draw moves, as polynomials in its value: f - mean, and (f - mean)^2 - var over 2 sd.
-            of_mean = [np.stack([-m, one]) for m in (mean, plain_mean)]
-            of_sd = [
-                np.stack([m**2 - v, -2.0 * m, one]) / (2.0 * s)
-                for m, v, s in ((mean, var, sd), (plain_mean, plain_var, plain_sd))
-            ]
+            moments, moved = [], []
+            for _, mean, square, *_ in (self._sums[1], self._sums[0] / self._sums[0, 0]):
+                var = np.maximum(square - mean**2, 0.0)
+                sd, one = np.sqrt(var), np.ones_like(mean)
+                moments.append((mean + self._centre, sd))
+                # What one draw moves, as polynomials in its value: f - mean, and (f - mean)^2 - var over 2 sd.
+                of_mean = np.stack([-mean, one])
+                moved.append((of_mean, np.stack([mean**2 - var, -2.0 * mean, one]) / (2.0 * sd)))
+            (weighted, plain), (of_weighted, of_plain) = moments, moved
             return WeightedMoments(
-                Moment(mean + self._centre, *self._errors(of_mean[0], of_mean[1], plain_mean + self._centre)),
-                Moment(sd, *self._errors(of_sd[0], of_sd[1], plain_sd)),
+                *(Moment(weighted[k], *self._errors(of_weighted[k], of_plain[k], plain[k])) for k in range(2))
             )
 
     def _errors(self, moved: Array, plain_moved: Array, plain: Array) -> tuple[Array, Array, Array]:
@@ -403,3 +401,65 @@ def _by_estimate(model: pm.Model, moments: dict[str, WeightedMoments]) -> xr.Dat
 def _warn(correction: Correction, per_draw: int = 1) -> None:
     if not correction.helps:
         warnings.warn(correction.sentence(per_draw), UserWarning, skip_file_prefixes=OURS)
+
+
+# --- moments of an approximate posterior by variable: covariances, and what PyMC calls its state ---
+
+#: Draws behind standard deviations of constrained variables, and behind covariances; their seed: fixed, so that these
+#: do not change by themselves.
+_N_DRAWS, _N_COV_DRAWS, _SEED = 4_000, 10_000, 20_240_607
+
+
+def covariance_of(posterior: Posterior, names: str | Sequence[str], *, constrained: bool) -> xr.DataArray:
+    """Return the covariance of some variables; see `NGVIApproximation.cov_of`."""
+    wanted, layout = [names] if isinstance(names, str) else list(names), posterior.layout
+    derived = {d.name for d in posterior.density.deterministics}
+    of_draws = derived & set(wanted)
+    index = indices_of(layout, [name for name in wanted if name not in of_draws], derived)
+    if of_draws or constrained:
+        scaled = derived | ({v.name for v in layout.variables} if constrained else set())
+        return _covariance_of_draws(posterior, wanted, scaled)
+    return labelled([layout.label(int(i)) for i in index], posterior.distribution.cov_block(index))
+
+
+def _covariance_of_draws(posterior: Posterior, wanted: list[str], scaled: set[str]) -> xr.DataArray:
+    """Return the covariance of variables of any kind, from draws."""
+    layout = posterior.layout
+    constrainer = Constrainer.of(posterior.density, names=frozenset(wanted) & scaled)
+    theta = posterior.distribution.draw_matched(_N_COV_DRAWS, np.random.default_rng(_SEED))
+    values = constrainer(theta)
+    columns, labels = [], []
+    for name in wanted:
+        if name in scaled:
+            shape = values[name].shape[1:]
+            columns.append(values[name].reshape(len(theta), -1))
+            labels += [name + (f"[{','.join(map(str, at))}]" if at else "") for at in np.ndindex(shape)]
+        else:
+            index = indices_of(layout, name)
+            columns.append(theta[:, index])
+            labels += [layout.label(int(k)) for k in index]
+    table = np.concatenate(columns, axis=1, dtype=np.float64)
+    table = table[np.isfinite(table).all(axis=1)]
+    table -= table.mean(axis=0)
+    return labelled(labels, table.T @ table / len(table), "variable")
+
+
+def constrained_state(posterior: Posterior) -> VIState:
+    """Return constrained means and standard deviations; see `NGVIApproximation.state`."""
+    q, layout, model = posterior.distribution, posterior.layout, posterior.model
+    constrainer, rng = Constrainer.of(posterior.density, deterministics=False), np.random.default_rng(_SEED)
+    names = [rv.name for rv in model.free_RVs]
+    values, sums = constrainer(q.mean()[None]), {name: MomentSums(_N_DRAWS) for name in names}
+    for size in chunks(_N_DRAWS, layout.n_dim):
+        draws = constrainer(posterior.draw(size, rng))
+        for name in names:
+            sums[name].add(draws[name], np.full(size, 1.0 / _N_DRAWS))
+    unconstrained_sd, unbiased = layout.unflatten(q.sd()), np.sqrt(_N_DRAWS / (_N_DRAWS - 1.0))
+    sd = {name: unbiased * of.result().sd.uncorrected for name, of in sums.items()}
+    sd |= {name: unconstrained_sd[name] for name in names if name in unconstrained_sd}
+    mean_set = constrained_dataset(model, {n: values[n][0] for n in names})
+    sd_set = constrained_dataset(model, sd)
+    if posterior.include_transformed:
+        mean_set = mean_set.merge(flat_dataset(layout, q.mean()), compat="override")
+        sd_set = sd_set.merge(flat_dataset(layout, q.sd()), compat="override")
+    return VIState(mean=mean_set, std=sd_set)

@@ -1,12 +1,15 @@
 """The distributions of fits, as reports read them."""
 
+import contextlib
 import functools
+import warnings
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
+import pymc as pm
 import xarray as xr
 
 from numpy.typing import NDArray
@@ -14,9 +17,15 @@ from numpy.typing import NDArray
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import base_of, draws_of
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.sizes import check_cov_size
+from pymc_ngvi.core.messages import OURS
+from pymc_ngvi.core.prices import hessian_in_gradients
+from pymc_ngvi.core.psis import MIN_KHAT_DRAWS
+from pymc_ngvi.core.sizes import check_cov_size, check_draws
 from pymc_ngvi.core.types import Array, GaussianState, Target, VariationalState
+from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
+from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, name_of
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.pushforward import PushforwardState, Transform
@@ -26,27 +35,57 @@ from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.mixtures.finite.worth import effective_components, worth_between
 from pymc_ngvi.reparam import Conditional, ReparametrisedDensity
 from pymc_ngvi.results.convert import Labels, flat_dataset, free_names
-from pymc_ngvi.results.costs import Costs, direct_costs, reparametrised_costs
+from pymc_ngvi.results.structure import ModelStructure
+
+# --- what single evaluations cost, estimated from the graph, the sizes of the data and the dimension: no clock ---
+
+#: log p alone, as a part of a gradient.
+_LOG_P = 0.75
+#: Seconds that a draw and its log density take for each coordinate and each parameter of q.
+_PER_COORDINATE, _PER_PARAMETER = 1e-7, 1e-9
+#: Gradients that one of the density that was fitted takes, that the way of a draw to the model's scale takes, and the
+#: seconds on top of both: plain; reparametrised with a search for conditional modes; and without one.
+PLAIN, SEARCH, NO_SEARCH = (1.0, 0.0, 0.0), (8.0, 4.0, 6e-4), (2.5, 0.5, 2e-5)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Estimated seconds of single evaluations."""
+
+    #: Of the density that was fitted, with a step of a trajectory.
+    gradient: float
+    #: Of a draw and its importance weight.
+    weight: float
+    #: Of the density that was fitted.
+    hessian: float
+
+
+def costs_of(
+    density: ModelDensity,
+    record: FitRecord | None,
+    n_dim: int,
+    n_numbers: int,
+    coordinates: tuple[float, float, float] = PLAIN,
+) -> Costs:
+    """Estimate costs from the graph of log p, the sizes of its data, the dimension, and the numbers that define q."""
+    one, own = density.gradient_seconds, _PER_COORDINATE * n_dim + _PER_PARAMETER * n_numbers
+    gradients, way, more = coordinates
+    gradient = gradients * one + more + 0.5 * own
+    weight = _LOG_P * one + 2.0 * (way * one + more) + own
+    of_hessian = hessian_in_gradients(density, record.n_hessians if record is not None else 0)
+    return Costs(gradient, weight, of_hessian * gradient)
+
+
+# --- distributions ---
 
 
 def components_dataset(mixture: MixtureState, layout: Layout) -> xr.Dataset:
     """Return weights, means and standard deviations of components, unconstrained."""
-    component, moment, weights = names_of(layout)
+    component, moment, weights = free_names(layout, "component", "moment", "weights")
     leading: dict[str, Labels] = {component: np.arange(mixture.n_components), moment: ["mean", "sd"]}
     moments = np.stack([mixture.means, mixture.sds], axis=1)
     shares = xr.DataArray(mixture.weights, dims=component, coords={component: leading[component]})
     return flat_dataset(layout, moments, leading).assign({weights: shares})
-
-
-def names_of(layout: Layout) -> list[str]:
-    """Return the names of the dims of components and of moments, and of the weights, apart from those of the model."""
-    return free_names(layout, "component", "moment", "weights")
-
-
-def weights_by_component(mixture: MixtureState, layout: Layout) -> xr.DataArray:
-    """Return the weights of the components."""
-    dim = names_of(layout)[0]
-    return xr.DataArray(mixture.weights, coords={dim: np.arange(mixture.n_components)}, dims=dim, name="weights")
 
 
 def responsibilities(mixture: MixtureState, layout: Layout, theta: Array) -> xr.DataArray:
@@ -56,7 +95,8 @@ def responsibilities(mixture: MixtureState, layout: Layout, theta: Array) -> xr.
             f"draws should be unconstrained, of shape (n_draws, {mixture.n_dim}), such as draw_flat(n) returns; "
             f"got {theta.shape}."
         )
-    coords = {"draw": np.arange(len(theta)), names_of(layout)[0]: np.arange(mixture.n_components)}
+    [component] = free_names(layout, "component")
+    coords = {"draw": np.arange(len(theta)), component: np.arange(mixture.n_components)}
     return xr.DataArray(mixture.responsibilities(theta), coords=coords, dims=list(coords), name="responsibilities")
 
 
@@ -66,6 +106,10 @@ _MOST_MATCHED = 1_000
 _MOST_POOLED = 1_000
 #: Weights of a mixture that are shown, at most.
 _MAX_SHOWN = 6
+
+
+#: Of draws: statistics, (n_draws,) each, and attributes.
+type Notes = tuple[dict[str, NDArray[np.generic]], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -212,33 +256,18 @@ class Distribution:
         """Return the relative standard errors of standard deviations that rest on kept weights, NaN of others."""
         return None
 
-    def proposed(self, n: int, rng: np.random.Generator) -> Array:
-        """Return the draws that importance weights are of, (n, n_dim): those of `draw`, or of what it is made of."""
-        return self.draw(n, rng)
-
     def log_weights(self, theta: Array, density: ModelDensity) -> Array:
-        """Return the logarithms of their weights, (n_draws,), whose mean is the ELBO: log p - log q."""
+        """Return the log importance weights of draws, (n_draws,), whose mean is the ELBO: log p - log q."""
         with np.errstate(invalid="ignore"):
             weights: Array = density.logp(theta) - self.q.log_density(theta)
         return weights
 
-    def draws_with_ratio(self, n: int) -> tuple[Array, Array] | None:
-        """Return draws at some values of hyperparameters, (n, m, n_dim), with log p - log q given these, (n, m).
-
-        None where there are no such draws, or where they are weighted by these already.
-        """
-        return None
-
     # --- for single reports ---
 
-    def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
-        """Return what ``sample_stats`` have of draws, (n_draws,) each; log q where it is asked for and known."""
+    def notes(self, theta: Array, rng: np.random.Generator, log_q: bool) -> Notes:
+        """Return what ``sample_stats`` have of draws, log q where it is asked for and known, and attributes."""
         found = self.log_density(theta) if log_q else None
-        return {} if found is None else {"log_q": found}
-
-    def attrs(self, theta: Array) -> dict[str, float]:
-        """Return what attributes of trees say of draws."""
-        return {}
+        return {} if found is None else {"log_q": found}, {}
 
     def groups(self, layout: Layout) -> dict[str, xr.Dataset]:
         """Return groups that describe the distribution beside its draws."""
@@ -255,7 +284,7 @@ class Distribution:
 
     def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
         """Return what evaluations cost."""
-        return direct_costs(density, record, self.n_dim, _n_numbers(self.q))
+        return costs_of(density, record, self.n_dim, _n_numbers(self.q))
 
 
 @functools.singledispatch
@@ -286,16 +315,22 @@ class MixtureDistribution(Distribution):
 
     @functools.cached_property
     def gaussian(self) -> GaussianState:
-        """A Gaussian with the mean covariance within components."""
-        return _pooled(self.q)
+        """A Gaussian with the mean covariance within components; in high dimension that of the heaviest one."""
+        q = self.q
+        heaviest: GaussianState = q.components[int(np.argmax(q.log_weights))]
+        if q.n_components == 1 or q.n_dim > _MOST_POOLED:
+            return heaviest
+        within = np.sum([w * c.cov() for w, c in zip(q.weights, q.components, strict=True)], axis=0)
+        factor = linalg.cholesky(linalg.symmetrise(within))
+        return heaviest if factor is None else cast(GaussianState, FullState(q.mean(), factor))
 
-    def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
+    def notes(self, theta: Array, rng: np.random.Generator, log_q: bool) -> Notes:
         """Add the component of each draw, drawn with its responsibilities: draw and component have their joint law."""
         terms, log_density = self.q.log_densities(theta)
         ends = np.cumsum(np.exp(terms - log_density[:, None]), axis=1)
         # u < 1 times the last end: at least one end, the last, is above it.
         component = np.sum(ends <= rng.random((len(theta), 1)) * ends[:, -1:], axis=1)
-        return {"component": component, "log_q": log_density} if log_q else {"component": component}
+        return {"component": component, "log_q": log_density} if log_q else {"component": component}, {}
 
     def groups(self, layout: Layout) -> dict[str, xr.Dataset]:
         """Return weights, means and standard deviations of the components."""
@@ -321,8 +356,8 @@ class PushforwardDistribution(Distribution):
 
     def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
         """Return the costs of evaluations with their searches for conditional modes."""
-        search = record is None or record.reparam != "noncentred"
-        return reparametrised_costs(density, record, self.n_dim, _n_numbers(self.q), search=search)
+        coordinates = SEARCH if record is None or record.reparam != "noncentred" else NO_SEARCH
+        return costs_of(density, record, self.n_dim, _n_numbers(self.q), coordinates)
 
 
 distribution_of.register(MixtureState, MixtureDistribution)
@@ -333,16 +368,6 @@ distribution_of.register(PushforwardState, PushforwardDistribution)
 
 def _n_numbers(q: VariationalState) -> int:
     return sum(np.size(value) for value in q.params().values())
-
-
-def _pooled(q: MixtureState) -> GaussianState:
-    """Return a Gaussian with the mean covariance within components; in high dimension that of the heaviest one."""
-    heaviest: GaussianState = q.components[int(np.argmax(q.log_weights))]
-    if q.n_components == 1 or q.n_dim > _MOST_POOLED:
-        return heaviest
-    within = np.sum([w * c.cov() for w, c in zip(q.weights, q.components, strict=True)], axis=0)
-    factor = linalg.cholesky(linalg.symmetrise(within))
-    return heaviest if factor is None else cast(GaussianState, FullState(q.mean(), factor))
 
 
 @dataclass(frozen=True, eq=False)
@@ -415,34 +440,22 @@ class PoolDistribution(Distribution):
         errors[self.q.globals_] = self.q.sd_errors
         return errors
 
-    def log_weights(self, theta: Array, density: ModelDensity) -> Array:
-        """Raise: weights are kept."""
-        raise NotImplementedError(f"The {self.name} keeps the weights of its draws.")
+    def notes(self, theta: Array, rng: np.random.Generator, log_q: bool) -> Notes:
+        """Say which draws have the same global parameters, and how many have different ones; log weights of pairs.
 
-    def draws_with_ratio(self, n: int) -> tuple[Array, Array] | None:
-        """Return draws of an approximate nested posterior; None of any other."""
-        return self.q.rest.draws_with_ratio(self.q, n)
-
-    def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
-        """Return a number for each draw that is the same where the global parameters are, and log weights of pairs."""
-        log_weight = self.q.rest.weight_of(self.q, theta)
-        of_pairs = {} if log_weight is None else {"log_weight": log_weight}
-        return {"global_draw": self._distinct(theta)[1], **of_pairs}
-
-    def attrs(self, theta: Array) -> dict[str, float]:
-        """Return effective sizes of the pool and of its globals, and how many draws have different globals."""
-        return {
-            "effective_sample_size": self.q.effective_size_for(len(theta)),
-            "effective_global_draws": self.q.effective_size_for_globals(len(theta)),
-            "distinct_global_draws": len(self._distinct(theta)[0]),
-        }
-
-    def _distinct(self, theta: Array) -> tuple[Array, NDArray[np.intp]]:
-        """Return the different values of the globals, and which of them each draw has."""
+        And the effective sizes of the pool, and of its globals.
+        """
         g = np.ascontiguousarray(theta[:, self.q.globals_])
         rows = g.view(np.dtype((np.void, g.itemsize * g.shape[1])))[:, 0]
-        _, first, number = np.unique(rows, return_index=True, return_inverse=True)
-        return g[first], number
+        number, log_weight = np.unique(rows, return_inverse=True)[1], self.q.rest.weight_of(self.q, theta)
+        stats: dict[str, NDArray[Any]] = {"global_draw": number}
+        stats |= {} if log_weight is None else {"log_weight": log_weight}
+        attrs = {
+            "effective_sample_size": self.q.effective_size_for(len(theta)),
+            "effective_global_draws": self.q.effective_size_for_globals(len(theta)),
+            "distinct_global_draws": int(number.max()) + 1,
+        }
+        return stats, attrs
 
     def plan(self, density: ModelDensity) -> MovePlan:
         """Move draws in coordinates whitened by the Gaussian fit."""
@@ -450,7 +463,151 @@ class PoolDistribution(Distribution):
 
     def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
         """Return the costs of evaluating log p."""
-        return direct_costs(density, record, self.n_dim, 0)
+        return costs_of(density, record, self.n_dim, 0)
 
 
 distribution_of.register(PoolState, PoolDistribution)
+
+
+# --- what reports read: an approximate posterior as one value, whatever its distribution is ---
+
+_NO_HISTORY: Array = np.empty(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """An approximate posterior of a model: a distribution, the model, and how the distribution was fitted."""
+
+    distribution: Distribution
+    #: log p of the model, and its layout.
+    density: ModelDensity
+    #: From the unconstrained scale to all variables.
+    constrain: Constrainer
+    #: None where no fit has made it.
+    record: FitRecord | None = None
+    #: Loss and gap of each iteration; shape (n_iterations,).
+    hist: Array = field(default_factory=lambda: _NO_HISTORY)
+    gap_hist: Array = field(default_factory=lambda: _NO_HISTORY)
+    #: Of the model, when it was fitted.
+    data: DataSnapshot | None = None
+    #: Whether draws have the unconstrained variables, too.
+    include_transformed: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What the distribution is, with an article: ``a FullState``."""
+        name = self.distribution.name
+        return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+    @property
+    def layout(self) -> Layout:
+        """Where each variable is in the flat vector."""
+        return self.density.layout
+
+    @property
+    def model(self) -> pm.Model:
+        """The PyMC model."""
+        return self.density.model
+
+    @property
+    def dims(self) -> dict[str, list[str]]:
+        """Dims of discrete variables, and of Deterministics that depend on them, which the model has not."""
+        return {} if self.density.summed_out is None else self.density.summed_out.dims
+
+    def values(self, theta: Array, random_seed: int | None) -> dict[str, AnyArray]:
+        """Return all variables at unconstrained draws, discrete ones that were summed out included."""
+        values = self.constrain(theta, random_seed=random_seed)
+        return values | self.density.discrete_given(values, random_seed)
+
+    @property
+    def structure(self) -> ModelStructure:
+        """Which coordinates are independent of each other given which others."""
+        summed = self.density.summed
+        if summed is None:
+            return ModelStructure(self.layout, self.density.structural_pattern, self.distribution.arrow)
+        sums = tuple(np.flatnonzero(weights) for weights in summed.weights)
+        return ModelStructure(self.layout, summed.among, self.distribution.arrow, sums=sums)
+
+    def draw(self, n: int, rng: np.random.Generator) -> Array:
+        """Return unconstrained draws, (n, n_dim); warn where some are NaN."""
+        theta = self.distribution.draw(n, rng)
+        if lost := int(np.isnan(theta).any(axis=1).sum()):
+            warnings.warn(
+                f"{lost:,} of {n:,} draws are NaN: given their global parameters, no conditional mode of the group "
+                "effects was found. Fit without reparam, or leave these draws out.",
+                UserWarning,
+                skip_file_prefixes=OURS,
+            )
+        return theta
+
+    def log_q(self, theta: Array) -> Array:
+        """Return log q, (n_draws,); raise ValueError where it is not known."""
+        found = self.distribution.log_density(np.asarray(theta, dtype=np.float64))
+        if found is None:
+            raise ValueError(
+                f"The density of this approximation, {self.kind}, is not known: there are draws and "
+                "moments of it, but no log_q, nor importance weights of its draws."
+                + self._of_exact("approx.gaussian, the Gaussian fit that it began from, has log_q.")
+            )
+        return found
+
+    def check_weighable(self, draws: int, what: str = "Weights take") -> None:
+        """Raise where the fit has diverged, or draws are too few to judge weights of these."""
+        if self.record is not None:
+            self.record.refuse_diverged()
+        if check_draws(draws) < MIN_KHAT_DRAWS:
+            raise ValueError(f"{what} at least {MIN_KHAT_DRAWS} draws; got {draws}.")
+
+    def check_correctable(self, what: str) -> None:
+        """Raise ValueError where draws are weighted already, and nothing is left to correct."""
+        if self.distribution.kept_log_weights() is not None:
+            raise ValueError(
+                f"There is nothing for {what} to correct: this posterior is a pool of draws with weights of its own."
+                + self._of_exact("The Gaussian fit that it began from is approx.gaussian.")
+            )
+
+    def _of_exact(self, sentence: str) -> str:
+        return f" {sentence}" if self.record is not None and self.record.is_pool else ""
+
+    def changed_data(self) -> list[str]:
+        """Return the names of the data that were changed since the fit."""
+        return [] if self.data is None else self.data.changed()
+
+    def refuse_changed_data(self, why: str) -> None:
+        """Raise ValueError if ``pm.set_data`` changed the data since the fit."""
+        if said := self.of_changed_data():
+            raise ValueError(f"{said}. {why}: set the data back with pm.set_data, or fit again.")
+
+    def of_changed_data(self) -> str:
+        """Return which data were changed since the fit, in a clause; empty where none were."""
+        changed = self.changed_data()
+        return f"The data {', '.join(map(repr, changed))} were changed after the fit" if changed else ""
+
+    def warn_of_changed_data(self) -> None:
+        """Warn where draws of two kinds of variables are about different data."""
+        if said := self.of_changed_data():
+            warnings.warn(
+                f"{said}: draws of free variables are those given the data of the fit, but Deterministics, "
+                "observed_data and constant_data are of the data as they are now. Draw before pm.set_data, or fit "
+                "again.",
+                UserWarning,
+                skip_file_prefixes=OURS,
+            )
+
+    @contextlib.contextmanager
+    def with_data_of_fit(self) -> Iterator[None]:
+        """Give the model the data of the fit, where they are known, for as long as the context lasts."""
+        with contextlib.ExitStack() as stack:
+            if self.changed_data() and self.data is not None:
+                with contextlib.suppress(ValueError):  # of a file, they may never have been seen
+                    stack.enter_context(self.data.restored())
+            yield
+
+    def check_weights(self) -> None:
+        """Raise ValueError where log p is not that of the posterior that was fitted."""
+        if self.density.has_minibatch:
+            raise ValueError(
+                "The model reads pm.Minibatch data: importance weights would compare q with the posterior given one "
+                "batch only. Build the model on all of the data to compare them there."
+            )
+        self.refuse_changed_data("The model's posterior is another one now than q approximates")

@@ -1,4 +1,4 @@
-"""Cross-validation: parts of the data are left out by weights, and by fits where weights can't be relied on."""
+"""Densities of data: marginal likelihoods, and of parts that are left out, by weights or by fits."""
 
 import logging
 import time
@@ -21,17 +21,81 @@ from pymc_ngvi.core.sizes import MOST_NUMBERS
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.masked import MaskedDensity, ObservedLogp
+from pymc_ngvi.density.new_priors import log_excess, unnormalised
 from pymc_ngvi.density.split import CannotSplit
 from pymc_ngvi.marginal.left_out import IntegratedAgain, Predictives
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.marginal.trees import IntegratedTrees
-from pymc_ngvi.results.convert import axes_of
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.marginal.trees import IntegratedTrees, leave_groups_out
+from pymc_ngvi.results.convert import axes_of, elpd_attrs
+from pymc_ngvi.results.distributions import Posterior
 
 if TYPE_CHECKING:
     from arviz_stats.utils import ELPDData
 
 logger = logging.getLogger("pymc.ngvi")
+
+# --- marginal likelihoods of exact, nested and moved posteriors: of all data, and of each group given the others ---
+
+
+#: k-hat above which the density of a group left out is not reliable.
+_MOST_KHAT = 0.7
+
+
+class LogMarginalLikelihood(NamedTuple):
+    """The logarithm of p(y), the density of the data with all parameters integrated out.
+
+    Parameters
+    ----------
+    value : float
+        In nats.
+    se : float
+        Monte Carlo standard error, from independent sequences of draws; of a nested posterior, with the error of the
+        log density of its hyperparameters; of a moved one, that of bridge sampling.
+    """
+
+    value: float
+    se: float
+
+    def __str__(self) -> str:
+        """Return ``-684.54 +- 0.01 (of the mode that was found)``."""
+        return f"{self.value:,.2f} +- {self.se:.2g} (of the mode that was found)"
+
+
+def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
+    """Return log p(y); see `NGVIApproximation.log_marginal_likelihood`."""
+    state = _pool_of(posterior, PoolState, "log_marginal_likelihood is that")
+    if reasons := unnormalised(posterior.model):
+        raise ValueError(f"The model has no marginal likelihood: {'; '.join(reasons)}.")
+    value, se = state.log_normaliser()
+    if np.isnan(value):
+        why = "no Gaussian is near enough to its draws"
+        raise ValueError(f"The {state.kind} posterior has no log_marginal_likelihood: {why}.")
+    return LogMarginalLikelihood(value - log_excess(posterior.model), se)
+
+
+def leave_one_group_out(posterior: Posterior) -> xr.Dataset:
+    """Return the predictive density of each group given the others; see `NGVIApproximation.leave_one_group_out`."""
+    left = leave_groups_out(_pool_of(posterior, IntegratedTrees, "leave_one_group_out() goes with"))
+    labels = [posterior.layout.label(int(i)) for i in left.roots]
+    n = len(labels)
+    high = int((left.khat > _MOST_KHAT).sum())
+    if high:
+        logger.info(f"{high:,} of {n:,} groups have a k-hat above {_MOST_KHAT}: fit again without them.")
+    attrs = {**elpd_attrs(left.log_density), "n_high_khat": high}
+    values = {"log_density": ("group", left.log_density), "khat": ("group", left.khat)}
+    return xr.Dataset(values, coords={"group": labels}, attrs=attrs)
+
+
+def _pool_of(posterior: Posterior, kind: type, what: str) -> PoolState:
+    state = getattr(posterior.distribution, "q", None)
+    if not isinstance(state, PoolState) or not (isinstance(state, kind) or isinstance(state.rest, kind)):
+        reason = "" if posterior.record is None else posterior.record.posterior
+        why = f" ({reason})" if reason else ""
+        raise ValueError(f"{what} of an exact posterior, and this is none{why}: pm.fit(..., posterior='exact').")
+    return state
+
+
+# --- cross-validation: parts of the data are left out ---
 
 #: Draws; draws of a fit that was made again, which see tails.
 _N_DRAWS, _N_OF_REFIT = 2_000, 20_000
@@ -130,7 +194,7 @@ def _draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[Arra
     """Return draws, and their log weights: log p - log q of those of q, where these weights are any good."""
     distribution = posterior.distribution
     if distribution.kept_log_weights() is None:
-        theta = distribution.proposed(n, rng)
+        theta = distribution.draw(n, rng)
         log_weights = distribution.log_weights(theta, posterior.density)
         if smoothed(log_weights)[1] <= khat_limit(n):
             return theta, log_weights

@@ -2,12 +2,11 @@
 
 import contextlib
 import functools
-import warnings
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -18,15 +17,14 @@ from scipy import sparse
 from scipy.sparse import csgraph
 from scipy.special import softmax
 
-from pymc_ngvi.core.messages import OURS, checked_names, shortened
-from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, weigh
+from pymc_ngvi.core.messages import checked_names, shortened
 from pymc_ngvi.core.seeds import Seed, seed_of
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.checks import quoted
 from pymc_ngvi.density.constrain import Constrainer, OnDraws
-from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, data_behind
+from pymc_ngvi.density.predictive import Treatment, data_behind
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.new_rows import (
     CoupledRows,
@@ -36,12 +34,11 @@ from pymc_ngvi.marginal.new_rows import (
     with_new_rows,
     with_trees,
 )
-from pymc_ngvi.marginal.sampling import picked
 from pymc_ngvi.marginal.student_mixture import StudentMixture
-from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.distributions import Posterior
+from pymc_ngvi.results.left_out import LogMarginalLikelihood
 from pymc_ngvi.results.predictions import Given, NewData, Treatments, given_new_data, tree_of
-from pymc_ngvi.results.priors import Judged, JudgedDraws, joint_draws, log_mean
+from pymc_ngvi.results.priors import JudgedDraws, WeightedDistribution, joint_draws, log_mean
 from pymc_ngvi.results.sampling import Names
 from pymc_ngvi.results.summary import Planned, Summary, imported
 
@@ -56,8 +53,7 @@ class NewRows:
         self._posterior = posterior
         observed, data = _split(model, given)
         self.new = NewData.of(model, posterior.layout.coords, data)
-        lengths = {dim: n for dim, n in self.new.lengths.items() if dim in model.dim_lengths}
-        self._graph = PredictiveGraph(model, self.new.arrays, lengths)
+        self._graph = self.new.graph()
         names = list(observed)
         self.new.check_complete(self._graph.data_needed(names))
         self.data = self._graph.data_needed(names)
@@ -70,6 +66,8 @@ class NewRows:
             posterior.density, deterministics=False, names=frozenset(v.name for v in posterior.layout.variables)
         )
         self._of_last: tuple[Values, dict[str, AnyArray]] = {}, {}
+        self._functions: dict[object, tuple[OnDraws, list[str]]] = {}
+        #: A draw to look at; where a coefficient is 0, it may hide things.
         self.point = posterior.density.initial_point()[None]
         one = self.free(self.point)
         self.new.check_fixed({name: of.shape[1:] for name, of in one.items()})
@@ -135,10 +133,6 @@ class NewRows:
             return False
         return True
 
-    def look_at(self, theta: Array) -> None:
-        """Look at a draw of the posterior from now on: elsewhere, a coefficient may be 0, and hide things."""
-        self.point = theta[None]
-
     def free(self, theta: Array) -> dict[str, AnyArray]:
         """Return the free variables on their constrained scale, as they are in the fit, (n, *shape)."""
         return self._free(theta)
@@ -165,10 +159,11 @@ class NewRows:
         """Return the variables that have grown, with draws of their new elements from their prior given all others."""
         if not self.grown:
             return {}
-        function, names = self._prior
-        function.reseed(random_seed)
-        packed = _packed([self._old(name, free) for name in names], length_of(free))
-        return dict(zip(self.grown, self._told(lambda: function(packed)), strict=True))
+        old = {name: values for name in self._names if (values := self._old(name, free)) is not None}
+        found = self._evaluated(
+            "draws", lambda ts: self._graph.compiled(self.grown, ts, 1), old, length_of(free), random_seed
+        )
+        return dict(zip(self.grown, found, strict=True))
 
     @cached_property
     def some(self) -> dict[str, AnyArray]:
@@ -190,16 +185,15 @@ class NewRows:
 
     def logp(self, known: Values) -> Array:
         """Return the log densities of the new rows, (n, n_rows), given the variables that they depend on."""
-        function = self._log_densities
-        packed = _packed([known[name] for name in self._names], length_of(known))
-        values = self._told(lambda: function(packed))
+        n = length_of(known)
+        values = self._evaluated("rows", lambda ts: self._graph.log_densities(self.observed, ts, 1), known, n)
         for (name, rows), of_name in zip(self.observed.items(), values, strict=True):
             if of_name.shape[1:] != rows.shape:
                 raise ValueError(
                     f"{name!r} has new values of shape {rows.shape}, and with the other new data it has shape "
                     f"{of_name.shape[1:]}: give the same rows of all."
                 )
-        return np.concatenate([np.asarray(v, dtype=np.float64).reshape(len(packed), -1) for v in values], axis=1)
+        return np.concatenate([np.asarray(v, dtype=np.float64).reshape(n, -1) for v in values], axis=1)
 
     @property
     def has_elementwise_priors(self) -> bool:
@@ -217,20 +211,15 @@ class NewRows:
 
     def prior_logp(self, known: Values) -> dict[str, Array]:
         """Return the log densities of the elements of variables that have grown, (n, *shape), given all else."""
-        function, names = self._prior_densities
-        packed = _packed([known[name] for name in names], length_of(known))
-        return dict(zip(self.grown, self._told(lambda: function(packed)), strict=True))
-
-    @cached_property
-    def _prior_densities(self) -> tuple[OnDraws, list[str]]:
-        known = self.known(self.free(self.point), self.some)
-        return self._told(lambda: self._compiled(lambda ts: self._graph.prior_log_densities(self.grown, ts, 1), known))
+        found = self._evaluated(
+            "prior", lambda ts: self._graph.prior_log_densities(self.grown, ts, 1), known, length_of(known)
+        )
+        return dict(zip(self.grown, found, strict=True))
 
     def values(self, names: Sequence[str], known: Values) -> dict[str, AnyArray]:
         """Return Deterministics, (n, *shape), given the new rows and the variables that these depend on."""
-        function, order = self._told(lambda: self._compiled(lambda ts: self._graph.compiled(names, ts, 1), known))
-        packed = _packed([known[name] for name in order], length_of(known))
-        return dict(zip(names, self._told(lambda: function(packed)), strict=True))
+        found = self._evaluated(tuple(names), lambda ts: self._graph.compiled(names, ts, 1), known, length_of(known))
+        return dict(zip(names, found, strict=True))
 
     @property
     def _names(self) -> list[str]:
@@ -247,33 +236,29 @@ class NewRows:
             self._of_last[1][name] = free[name].reshape(length_of(free), -1)[:, numbers[0].astype(np.intp)]
         return self._of_last[1][name]
 
-    @cached_property
-    def _prior(self) -> tuple[OnDraws, list[str]]:
-        free = self.free(self.point)
-        old = {name: values for name in self._names if (values := self._old(name, free)) is not None}
-        return self._told(lambda: self._compiled(lambda ts: self._graph.compiled(self.grown, ts, 1), old, whole=False))
-
-    @cached_property
-    def _log_densities(self) -> OnDraws:
-        known = self.known(self.free(self.point), self.some)  # may say what is wrong
-        return self._told(lambda: self._compiled(lambda ts: self._graph.log_densities(self.observed, ts, 1), known))[0]
-
-    def _compiled(
+    def _evaluated(
         self,
+        what: object,
         compiled: Callable[[dict[str, Treatment]], tuple[OnDraws, Array]],
         values: Values,
-        *,
-        whole: bool = True,
-    ) -> tuple[OnDraws, list[str]]:
-        """Return a function of variables of these values' shapes, and their names in its order."""
-        treatments = {}
-        for name, t in self._treatments.items():
-            if name in self.observed:
-                treatments[name] = t
-            else:
-                of_name = values[name][:1] if name in values else None
-                treatments[name] = Treatment(known=of_name) if whole else replace(t, known=of_name)
-        return compiled(treatments)[0], [name for name in self._names if name in values]
+        n: int,
+        random_seed: int | None = None,
+    ) -> Sequence[AnyArray]:
+        """Return what a function of variables gives, compiled when it is first asked for; a seed: what it draws."""
+        if what not in self._functions:
+            treatments = {}
+            for name, t in self._treatments.items():
+                known = values[name][:1] if name in values else None
+                whole = Treatment(known=known) if random_seed is None else replace(t, known=known)
+                treatments[name] = t if name in self.observed else whole
+            function = self._told(lambda: compiled(treatments))[0]
+            self._functions[what] = function, [name for name in self._names if name in values]
+        function, names = self._functions[what]
+        if random_seed is not None:
+            function.reseed(random_seed)
+        # Behind the number that `PredictiveGraph` puts before them.
+        parts = [np.zeros((n, 1)), *(np.asarray(values[name], dtype=np.float64).reshape(n, -1) for name in names)]
+        return self._told(lambda: function(np.concatenate(parts, axis=1)))
 
     def _told[T](self, do: Callable[[], T]) -> T:
         """Do something with the model given the new rows; raise ValueError where it can't be done."""
@@ -283,12 +268,6 @@ class NewRows:
 def length_of(values: Values) -> int:
     """Return the number of draws."""
     return len(next(iter(values.values())))
-
-
-def _packed(arrays: Sequence[AnyArray | None], n: int) -> Array:
-    """Return arrays, (n, ...) each, side by side, behind the number that `PredictiveGraph` puts before them."""
-    there = [np.asarray(a, dtype=np.float64).reshape(n, -1) for a in arrays if a is not None]
-    return np.concatenate([np.zeros((n, 1)), *there], axis=1)
 
 
 # --- what was given ---
@@ -359,18 +338,6 @@ _PILOTS, _FROM_PRIOR, _WIDER, _DF = 4, 0.2, 1.3, 7.0
 _HELD = 2**26
 
 
-@dataclass(frozen=True, eq=False)
-class NewElements:
-    """New elements at draws of the posterior."""
-
-    #: Log predictive density of the rows that depend on them; shape (n,).
-    log_ratio: Array
-    #: The variables that have them, (n, *shape).
-    drawn: dict[str, AnyArray]
-    #: Of the error of ``log_ratio``.
-    variance: float
-
-
 def rows_on_new(rows: NewRows) -> tuple[sparse.csr_array, dict[str, Ints]]:
     """Return which rows depend on which new elements, (n_rows, n_numbers), and the numbers of the elements.
 
@@ -397,8 +364,12 @@ def rows_on_new(rows: NewRows) -> tuple[sparse.csr_array, dict[str, Ints]]:
 def with_new_elements(
     rows: NewRows, free: Values, log_weights: Array, depends: sparse.csr_array, numbers: dict[str, Ints],
     rng: np.random.Generator,
-) -> NewElements:  # fmt: skip
-    """Return new elements at draws of the free variables."""
+) -> tuple[Array, dict[str, AnyArray], float]:  # fmt: skip
+    """Return new elements at draws of the free variables.
+
+    The log predictive density of the rows that depend on them, (n,), the variables that have them, (n, *shape), and the
+    variance of the error of the first.
+    """
     which = np.flatnonzero(np.diff(depends.indptr))
     few = rows.only(which)
     rows, depends = (rows, depends) if few is None else (few, depends[which])
@@ -423,7 +394,7 @@ def with_new_elements(
         chosen.add(drawn, of_rows(drawn) + log_ratio)
         if i + 1 >= _FIRST and chosen.variance < _MOST_VARIANCE:
             break
-    return NewElements(chosen.log_mean.sum(axis=1), chosen.drawn, chosen.variance)
+    return chosen.log_mean.sum(axis=1), chosen.drawn, chosen.variance
 
 
 def _tied(rows: NewRows, numbers: dict[str, Ints], same: Values, many: Values) -> Ints:
@@ -597,10 +568,10 @@ class Updated(JudgedDraws):
         Free variables at these draws, (n, *shape), with elements that were not in the fit.
     log_ratio : ndarray, shape (n,)
         Log density of the new rows at each draw; of groups, given the global parameters.
-    judged : Judged
-        How good the weights are.
     seed : int
         Of draws, where none is given.
+    khat, effective_sample_size, doubts, cure, weights_help
+        How good the weights are.
     """
 
     rows: NewRows
@@ -624,17 +595,11 @@ class Updated(JudgedDraws):
         ValueError
             Where the weights can't be relied on.
         """
-        if not self.judged.weights_help:
+        if not self.weights_help:
             raise ValueError(f"There is no density to be relied on. {self.sentence}")
         return LogMarginalLikelihood(*log_mean(self.draws, self.log_ratio))
 
     # --- draws ---
-
-    @functools.cached_property
-    def _weights(self) -> Array:
-        """Smoothed weights."""
-        log_weights = weigh(self.draws.log_weights + self.log_ratio, np.zeros(len(self.log_ratio)))[0]
-        return np.exp(log_weights)
 
     def sample(self, draws: int = 2_000, *, var_names: Names = None, random_seed: Seed = None) -> xr.DataTree:
         """Draw from the posterior given the new rows as well: draws of equal weight, picked by the weights.
@@ -659,9 +624,9 @@ class Updated(JudgedDraws):
             For variables that the model does not have.
         """
         rng = self._generator(random_seed)
-        order = np.argsort(self.draws.theta[:, 0], kind="stable")
-        uniform = rng.permutation((np.arange(check_draws(draws)) + rng.random()) / draws)
-        at = order[picked(self._weights[order], uniform)]
+        log_weights = self.draws.log_weights + self.log_ratio
+        weighted = WeightedDistribution(self.posterior.distribution, self.draws.theta, log_weights, 0, {})
+        at = weighted.rows(check_draws(draws), rng)
         free = {name: of[at] for name, of in self.values.items()}
         computed = self.rows.deterministics
         names = [*free, *computed]
@@ -691,7 +656,7 @@ class Updated(JudgedDraws):
         Summary
         """
         with self.posterior.with_data_of_fit():
-            planned = Planned.of(self.posterior, group_effects=group_effects).plan.names
+            planned = Planned.of(self.posterior, group_effects=group_effects).names
         valid = [*self.values, *self.rows.deterministics]
         chosen = [name for name in valid if name in planned]
         made = self.sample(draws, var_names=kwargs.pop("var_names", None) or chosen, random_seed=random_seed)
@@ -701,10 +666,7 @@ class Updated(JudgedDraws):
 
 def updated(posterior: Posterior, new_data: Given, draws: int, rng: np.random.Generator) -> Updated:
     """Return the posterior given new rows as well; see `NGVIApproximation.update`."""
-    if posterior.record is not None:
-        posterior.record.refuse_diverged()
-    if check_draws(draws) < MIN_KHAT_DRAWS:
-        raise ValueError(f"Weights take at least {MIN_KHAT_DRAWS} draws; got {draws}.")
+    posterior.check_weighable(draws)
     with posterior.with_data_of_fit():
         rows = NewRows(posterior, new_data)
         made, doubts = _draws(posterior, draws, rng)
@@ -712,29 +674,18 @@ def updated(posterior: Posterior, new_data: Given, draws: int, rng: np.random.Ge
             every = slice(None, None, step)
             kept = made.theta[every], made.log_weights[every], made.of_globals[every], made.part[every]
             made = JointDraws(*kept, min(1.0, step * made.worth))
-        rows.look_at(made.theta[made.log_weights.argmax()])
-        given = _with_rows(posterior, rows, made, rng)
-    if not np.isfinite(made.log_weights + given.log_ratio).any():
+        rows.point = made.theta[made.log_weights.argmax()][None]
+        log_ratio, theta, values, of_rows = _with_rows(posterior, rows, made, rng)
+    if not np.isfinite(made.log_weights + log_ratio).any():
         raise ValueError(f"The new rows are impossible at all draws of the posterior. {_FIT}")
-    judged = Judged.of(made, given.log_ratio, (*given.doubts, *doubts), draws, _FIT)
-    made = made._replace(theta=given.theta)
-    result = Updated(posterior, made, given.log_ratio, judged, int(rng.integers(2**62)), rows, given.values)
-    if result.doubts:
-        warnings.warn(result.sentence, UserWarning, skip_file_prefixes=OURS)
-    return result
+    made, doubts = made._replace(theta=theta), (*of_rows, *doubts)
+    return Updated.of(posterior, made, log_ratio, rng, draws, doubts, _FIT, rows=rows, values=values)
 
 
-class _DrawsGiven(NamedTuple):
-    """Draws given new rows: what these say of each, where it is then, and what is not known well."""
-
-    log_ratio: Array
-    theta: Array
-    values: dict[str, AnyArray]
-    doubts: tuple[str, ...]
-
-
-def _with_rows(posterior: Posterior, rows: NewRows, made: JointDraws, rng: np.random.Generator) -> _DrawsGiven:
-    """Return draws of the posterior, and of elements that were not in the fit, given the new rows."""
+def _with_rows(
+    posterior: Posterior, rows: NewRows, made: JointDraws, rng: np.random.Generator
+) -> tuple[Array, Array, dict[str, AnyArray], tuple[str, ...]]:
+    """Return what new rows say of each draw, where it is then, with what was not in the fit, and what is doubtful."""
     depends, numbers = rows_on_new(rows) if rows.grown else (None, {})
     of_known = np.arange(rows.n_rows) if depends is None else np.flatnonzero(np.diff(depends.indptr) == 0)
     known = _with_known_rows(posterior, rows, of_known, made.theta)
@@ -747,12 +698,13 @@ def _with_rows(posterior: Posterior, rows: NewRows, made: JointDraws, rng: np.ra
         doubts.append("the conditional distribution of a group with new rows is skewed, and known by its moments only")
     drawn: dict[str, AnyArray] = {}
     if depends is not None:
-        elements = with_new_elements(rows, free, made.log_weights + log_ratio, depends, numbers, rng)
-        log_ratio, drawn = log_ratio + elements.log_ratio, elements.drawn
-        if elements.variance > _NOISE:
+        log_weights = made.log_weights + log_ratio
+        of_new, drawn, variance = with_new_elements(rows, free, log_weights, depends, numbers, rng)
+        log_ratio = log_ratio + of_new
+        if variance > _NOISE:
             doubts.append("the densities of rows of new levels are known from few candidates")
     log_ratio = np.where(np.isnan(log_ratio), -np.inf, log_ratio)
-    return _DrawsGiven(log_ratio, known.theta, free | rows.known(free, drawn), tuple(doubts))
+    return log_ratio, known.theta, free | rows.known(free, drawn), tuple(doubts)
 
 
 def _with_known_rows(posterior: Posterior, rows: NewRows, which: NDArray[np.intp], theta: Array) -> WithNewRows:

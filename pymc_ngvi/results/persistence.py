@@ -10,7 +10,7 @@ import shutil
 import uuid
 import warnings
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -35,7 +35,7 @@ from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting.memory import memory_of, remember
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.reparam import reparametrised
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.distributions import Posterior
 
 #: Suffixes of netCDF files, and the one of zarr stores.
 _NETCDF, _ZARR = (".nc", ".nc4", ".netcdf", ".h5"), ".zarr"
@@ -205,34 +205,33 @@ class Encoder:
 
     def encode(self, value: object, path: str) -> Json:
         """Return the JSON of a value."""
-        if value is None or isinstance(value, bool | str) or type(value) is int:
-            return value
-        if type(value) is float:
-            return value if math.isfinite(value) else {"float": str(value)}
-        if isinstance(value, np.generic):
-            return {"number": value.dtype.name, "of": self.encode(value.item(), path)}
-        if isinstance(value, np.ndarray):
-            return self._array(value, path)
-        if isinstance(value, Enum):
-            return {"enum": _entry_of(type(value), path).tag, "of": value.name}
-        if type(value) is list:
-            return [self.encode(v, f"{path}.{i}") for i, v in enumerate(value)]
-        if type(value) is tuple:
-            return {"tuple": [self.encode(v, f"{path}.{i}") for i, v in enumerate(value)]}
-        if isinstance(value, Mapping):
-            return {
-                "dict": [[self.encode(k, path), self._entry(k, v, path, i)] for i, (k, v) in enumerate(value.items())]
-            }
-        return self._instance(value, path)
+        match value:
+            case None | bool() | str():
+                return value
+            case int() if type(value) is int:
+                return value
+            case float() if type(value) is float:
+                return value if math.isfinite(value) else {"float": str(value)}
+            case np.generic():
+                return {"number": value.dtype.name, "of": self.encode(value.item(), path)}
+            case np.ndarray():
+                return self._array(value, path)
+            case Enum():
+                return {"enum": _entry_of(type(value), path).tag, "of": value.name}
+            case list() if type(value) is list:
+                return [self.encode(v, f"{path}.{i}") for i, v in enumerate(value)]
+            case tuple() if type(value) is tuple:
+                return {"tuple": [self.encode(v, f"{path}.{i}") for i, v in enumerate(value)]}
+            case Mapping():
+                items = enumerate(value.items())
+                return {"dict": [[self.encode(k, path), self._entry(k, v, path, i)] for i, (k, v) in items]}
+        entry = _entry_of(type(value), path)
+        return {"class": entry.tag, "of": {k: self.encode(v, f"{path}.{k}") for k, v in entry.fields(value).items()}}
 
     def _entry(self, key: object, value: object, path: str, index: int) -> Json:
         """Encode the value of a dict, at a path that says its key where that is a plain word."""
         plain = isinstance(key, str) and key.isidentifier()
         return self.encode(value, f"{path}.{key if plain else index}")
-
-    def _instance(self, value: object, path: str) -> Form:
-        entry = _entry_of(type(value), path)
-        return {"class": entry.tag, "of": {k: self.encode(v, f"{path}.{k}") for k, v in entry.fields(value).items()}}
 
     def _array(self, array: NDArray[np.generic], path: str) -> Form:
         if array.dtype.name not in _NUMBERS:
@@ -257,14 +256,13 @@ class Encoder:
         if kind in "mM":
             return {"dtype": array.dtype.str, "values": array.ravel().view(np.int64).tolist(), "shape": shape}
         if kind in "UO":
-            values = [self.encode(_label(v), path) for v in array.ravel().tolist()]
+            # A label that is nothing else is its text.
+            plain = (
+                v if v is None or isinstance(v, bool | int | float | str) else str(v) for v in array.ravel().tolist()
+            )
+            values = [self.encode(v, path) for v in plain]
             return {"dtype": "str" if kind == "U" else "object", "values": values, "shape": shape}
         raise TypeError(f"{path} is an array of {array.dtype}, which a file can't hold.")
-
-
-def _label(value: object) -> object:
-    """Return a label as something that a file can hold."""
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 class Decoder:
@@ -276,39 +274,34 @@ class Decoder:
 
     def decode(self, form: Json) -> Any:
         """Return the value."""
-        if form is None or isinstance(form, bool | int | float | str):
-            return form
-        if isinstance(form, list):
-            return [self.decode(v) for v in form]
-        if not isinstance(form, dict):
-            raise DamagedError(f"it holds {form!r}")
-        for key, make in self._makers().items():
-            if key in form:
-                return make(form)
-        raise DamagedError(f"it holds a value of unknown kind, {sorted(form)}")
-
-    def _makers(self) -> dict[str, Callable[[Form], object]]:
-        return {
-            "float": lambda form: float(form["float"]),
-            "number": lambda form: _dtype(form["number"]).type(self.decode(form["of"])),
-            "tuple": lambda form: tuple(self.decode(v) for v in form["tuple"]),
-            "dict": lambda form: {self.decode(k): self.decode(v) for k, v in form["dict"]},
-            "enum": self._enum,
-            "class": self._instance,
-            "dtype": self._array,
-        }
-
-    def _enum(self, form: Form) -> object:
-        cls = _with_tag(form["enum"]).cls
-        if not issubclass(cls, Enum) or form["of"] not in cls.__members__:
-            raise DamagedError(f"it names {form['of']!r} of {form['enum']!r}, which does not exist")
-        return cls[form["of"]]
-
-    def _instance(self, form: Form) -> object:
-        entry = _with_tag(form["class"])
-        if issubclass(entry.cls, Enum):
-            raise DamagedError(f"it makes a {form['class']} of fields")
-        return entry.make(**{str(k): self.decode(v) for k, v in form["of"].items()})
+        match form:
+            case None | bool() | int() | float() | str():
+                return form
+            case list():
+                return [self.decode(v) for v in form]
+            case {"float": text}:
+                return float(text)
+            case {"number": name, "of": value}:
+                return _dtype(name).type(self.decode(value))
+            case {"tuple": values}:
+                return tuple(self.decode(v) for v in values)
+            case {"dict": pairs}:
+                return {self.decode(k): self.decode(v) for k, v in pairs}
+            case {"enum": tag, "of": name}:
+                cls = _with_tag(tag).cls
+                if not issubclass(cls, Enum) or name not in cls.__members__:
+                    raise DamagedError(f"it names {name!r} of {tag!r}, which does not exist")
+                return cls[name]
+            case {"class": tag, "of": fields}:
+                entry = _with_tag(tag)
+                if issubclass(entry.cls, Enum):
+                    raise DamagedError(f"it makes a {tag} of fields")
+                return entry.make(**{str(k): self.decode(v) for k, v in fields.items()})
+            case {"dtype": _}:
+                return self._array(form)
+            case dict():
+                raise DamagedError(f"it holds a value of unknown kind, {sorted(form)}")
+        raise DamagedError(f"it holds {form!r}")
 
     def _array(self, form: Form) -> object:
         dtype = _dtype(form["dtype"])
@@ -466,20 +459,17 @@ class SavedData(DataSnapshot):
 
     def __init__(self, model: pm.Model, saved: Mapping[str, str]) -> None:
         super().__init__(model)
-        self._of_model, self._saved = model, dict(saved)
+        self._of_model = model
+        #: The digests of then, by name.
+        self.saved = dict(saved)
         self._known: dict[str, tuple[NDArray[np.generic], str]] = {}
         self._is_known = not self.changed()  # whether the data that are remembered are those of then
-
-    @property
-    def saved(self) -> dict[str, str]:
-        """The digests of then, by name."""
-        return dict(self._saved)
 
     def changed(self) -> list[str]:
         """Return the names of the data that differ from what they were, or that are no longer there."""
         now = _data_of(self._of_model)
-        names = [*self._saved, *(name for name in now if name not in self._saved)]
-        return [name for name in names if name not in now or self._digest(name, now[name]) != self._saved.get(name)]
+        names = [*self.saved, *(name for name in now if name not in self.saved)]
+        return [name for name in names if name not in now or self._digest(name, now[name]) != self.saved.get(name)]
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -533,37 +523,32 @@ _TYPES: dict[str, type | UnionType] = {**_OF_FIT, "variables": list, "data": dic
 _ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 
 
-@dataclass(frozen=True)
-class Saved:
-    """What a tree holds: q with what belongs to it, and the state of the fit if it is there."""
+def content_of_tree(tree: xr.DataTree, name: str) -> tuple[Content, Content | None]:
+    """Return what a tree holds: q with what belongs to it, and the state of the fit if it is there.
 
-    content: Content
-    fit: Content | None
-
-    @classmethod
-    def of(cls, tree: xr.DataTree, name: str) -> "Saved":
-        """Read a tree; raise ValueError if it is none of this package, of another format, or damaged."""
-        if tree.attrs.get("format") != FORMAT:
-            raise ValueError(f"{name} holds no approximation: it was not written by approx.save.")
-        with damaged(name):
-            version = int(tree.attrs["format_version"])
-        if version != VERSION:
-            raise ValueError(
-                f"{name} was written by pymc_ngvi {tree.attrs.get('pymc_ngvi_version', '')} in format {version}, and "
-                f"this version reads format {VERSION} only: load it with the version that wrote it, or fit again."
-            )
-        with damaged(name):
-            content = _content_of(tree[APPROXIMATION])
-            fit = _content_of(tree[FIT]) if FIT in tree.children else None
-            _check_types(content, _TYPES)
-            if content.get("gaussian") is not None:
-                _check_types(content["gaussian"], _OF_FIT)
-            if content.get("gaussian") is not None or content.get("exact_step") is not None:
-                _check_types(content, {"exact_step": _class_of("exact.step")})
-            if fit is not None:
-                _check_types(fit, {"snapshot": _class_of("fit.snapshot"), "log_p": float | None})
-                fit["snapshot"].options.changed()  # checks each option
-        return cls(content, fit)
+    Raise ValueError if it is none of this package, of another format, or damaged.
+    """
+    if tree.attrs.get("format") != FORMAT:
+        raise ValueError(f"{name} holds no approximation: it was not written by approx.save.")
+    with damaged(name):
+        version = int(tree.attrs["format_version"])
+    if version != VERSION:
+        raise ValueError(
+            f"{name} was written by pymc_ngvi {tree.attrs.get('pymc_ngvi_version', '')} in format {version}, and "
+            f"this version reads format {VERSION} only: load it with the version that wrote it, or fit again."
+        )
+    with damaged(name):
+        content = _content_of(tree[APPROXIMATION])
+        fit = _content_of(tree[FIT]) if FIT in tree.children else None
+        _check_types(content, _TYPES)
+        if content.get("gaussian") is not None:
+            _check_types(content["gaussian"], _OF_FIT)
+        if content.get("gaussian") is not None or content.get("exact_step") is not None:
+            _check_types(content, {"exact_step": _with_tag("exact.step").cls})
+        if fit is not None:
+            _check_types(fit, {"snapshot": _with_tag("fit.snapshot").cls, "log_p": float | None})
+            fit["snapshot"].options.changed()  # checks each option
+    return content, fit
 
 
 def _check_types(content: Content, types: Mapping[str, type | UnionType]) -> None:
@@ -573,12 +558,6 @@ def _check_types(content: Content, types: Mapping[str, type | UnionType]) -> Non
             raise DamagedError(f"what it has as {name!r} is something else")
     if not all(isinstance(v, FreeVariable) for v in content.get("variables", ())):
         raise DamagedError("what it has as variables is something else")
-
-
-def _class_of(tag: str) -> type:
-    entry = with_tag(tag)
-    assert entry is not None
-    return entry.cls
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Pictures of a fit."""
 
+import importlib
 import textwrap
 
 from collections.abc import Sequence
@@ -20,9 +21,9 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.results.convert import element_names, indices_of
-from pymc_ngvi.results.diagnosis.weights import weights_and_elbo
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.convert import element_names, indices_of, one_chain
+from pymc_ngvi.results.diagnosis.diagnose import weights_and_elbo
+from pymc_ngvi.results.distributions import Posterior
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -43,13 +44,18 @@ FONT_SIZE, TITLE_SIZE = 8, 9
 _CHARACTER = 0.55
 
 
+def module_for(function: str, module: str, name: str) -> ModuleType:
+    """Return a module that a function needs; raise ImportError where it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{function} needs {name}: pip install {name.lower()}") from error
+
+
 def need_matplotlib(function: str) -> ModuleType:
     """Return ``matplotlib.pyplot``."""
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise ImportError(f"{function} needs Matplotlib: pip install matplotlib") from error
-    return pyplot
+    module_for(function, "matplotlib", "Matplotlib")
+    return importlib.import_module("matplotlib.pyplot")
 
 
 def write_title(ax: Axes, text: str) -> None:
@@ -286,17 +292,11 @@ def _draw_tails(ax: Axes, tail: Array, n: int, khat: float) -> None:
     if np.isfinite(khat):
         kinds.insert(0, (khat, "0.15", "-", f"k = {khat:.2f}: fitted"))
     for k, colour, style, label in kinds:
-        survival = _survival(right - start, k, median)
+        # The median is scale (2^k - 1) / k; as k goes to 0, the tail is exponential.
+        k = float(np.copysign(max(abs(k), 1e-6), k))
+        base = 1.0 + np.expm1(k * np.log(2.0)) * (right - start) / median
+        survival = np.where(base > 0.0, np.maximum(base, 1e-300) ** (-1.0 / k), np.nan)
         ax.plot(right, share * survival, color=colour, linestyle=style, label=label)
-
-
-def _survival(excess: Array, k: float, median: float) -> Array:
-    """Return the part of a generalised Pareto distribution with a given median that is above each excess."""
-    if abs(k) < 1e-6:
-        return np.asarray(np.exp2(-excess / median))
-    # Median: scale (2^k - 1) / k.
-    base = 1.0 + np.expm1(k * np.log(2.0)) * excess / median
-    return np.asarray(np.where(base > 0.0, np.maximum(base, 1e-300) ** (-1.0 / k), np.nan))
 
 
 type Plot = PlotCollection | PlotMatrix
@@ -373,7 +373,7 @@ def plot_comparison(
     columns = _columns(ours, theirs, var_names)
     shown = _most_different(columns, most)
     both = _paired({name: columns[name] for name in shown})
-    plots = arviz_plots("plot_comparison")
+    plots = module_for("plot_comparison", "arviz_plots", "arviz-plots")
     is_matplotlib = by_matplotlib(options)
     figure = {"figure_kwargs": {"layout": "constrained"}} if is_matplotlib else {}
     plot: Any = getattr(plots, f"plot_{kind}")(both, **{**defaults, **figure, **options})
@@ -381,18 +381,6 @@ def plot_comparison(
     if len(shown) < len(columns):
         plot.add_title(f"{len(shown)} of {len(columns):,} coordinates: those that differ most")
     return plot
-
-
-# --- the kinds ---
-
-
-def arviz_plots(function: str) -> ModuleType:
-    """Return ``arviz_plots``; raise ImportError where it is not installed."""
-    try:
-        import arviz_plots as plots
-    except ImportError as error:
-        raise ImportError(f"{function} needs arviz-plots: pip install arviz-plots") from error
-    return plots
 
 
 # --- what to draw ---
@@ -481,13 +469,10 @@ def _paired(columns: dict[str, tuple[Array, Array]]) -> dict[str, xr.DataTree]:
     n = min(min(len(x) for x in pair) for pair in columns.values())
     trees = {}
     for which, label in enumerate((_OURS, _REFERENCE)):
+        draws = {name: pair[which] for name, pair in columns.items()}
         # Of the longer of the two, evenly spaced draws.
-        data = {}
-        for name, pair in columns.items():
-            at = np.linspace(0, len(pair[which]) - 1, n).round().astype(np.intp)
-            data[name] = (("chain", "draw"), pair[which][at][None])
-        dataset = xr.Dataset(data, coords={"chain": [0], "draw": np.arange(n)})
-        trees[label] = xr.DataTree.from_dict({"posterior": dataset})
+        even = {name: x[np.linspace(0, len(x) - 1, n).round().astype(np.intp)] for name, x in draws.items()}
+        trees[label] = xr.DataTree.from_dict({"posterior": one_chain(even)})
     return trees
 
 
@@ -592,11 +577,15 @@ def plot_components(
 
     index = np.arange(layout.n_dim) if var_names is None else indices_of(layout, var_names)
     n_of = len(index)
-    index = _most_apart(q, index, max_coordinates)
+    # E_c[KL(q_c | N)] with N of the mean and variance of q: the quadratic terms sum to 1/2 - 1/2.
+    apart = np.log(q.sd()[index]) - q.weights @ np.log(q.sds[:, index])
+    index = index[np.sort(np.argsort(-apart, kind="stable")[: max(max_coordinates, 0)])]
     if not len(index):
         raise ValueError("There is no coordinate to show: var_names and max_coordinates should leave one at least.")
-    panels = _panels(q, layout, draws, index)
-    n = len(index)
+    covs = np.array([MixtureState.of([c]).cov_block(index) for c in q.components])
+    shares = q.responsibilities(draws) if len(draws) else np.empty((0, q.n_components))
+    labels = [layout.label(int(i)) for i in index]
+    panels, n = _Panels(q.weights, q.means[:, index], covs, draws[:, index], shares, labels), len(index)
     if figure is None:
         figure = pyplot.figure(figsize=(2 * n + 2, 2 * n + 2) if n > 1 else None, layout="constrained")
     axes = figure.subplots(n, n, squeeze=False)
@@ -624,22 +613,6 @@ def plot_components(
     return axes
 
 
-# --- what to draw ---
-
-
-def _most_apart(q: MixtureState, index: NDArray[np.intp], n: int) -> NDArray[np.intp]:
-    """Return the ``n`` coordinates in which components differ most, in their order."""
-    # E_c[KL(q_c | N)] with N of the mean and variance of q: the quadratic terms sum to 1/2 - 1/2.
-    score = np.log(q.sd()[index]) - q.weights @ np.log(q.sds[:, index])
-    return index[np.sort(np.argsort(-score, kind="stable")[: max(n, 0)])]
-
-
-def _panels(q: MixtureState, layout: Layout, draws: Array, index: NDArray[np.intp]) -> _Panels:
-    covs = np.array([MixtureState.of([c]).cov_block(index) for c in q.components])
-    shares = q.responsibilities(draws) if len(draws) else np.empty((0, q.n_components))
-    return _Panels(q.weights, q.means[:, index], covs, draws[:, index], shares, [layout.label(int(i)) for i in index])
-
-
 def _ellipses(mean: Array, cov: Array) -> Array:
     """Return points on the ellipses of a Gaussian in two coordinates, (n_levels, n_angles, 2)."""
     factor = cholesky(cov)
@@ -652,20 +625,16 @@ def _ellipses(mean: Array, cov: Array) -> Array:
     return mean + radii[:, None, None] * circle
 
 
-def _densities(panels: _Panels, i: int) -> tuple[Array, Array]:
-    """Return points along a coordinate, and the density of each component there times its weight."""
-    mean, sd = panels.means[:, i], panels.sds[:, i]
-    near = mean[:, None] + sd[:, None] * np.linspace(-4.0, 4.0, _N_POINTS)
-    x = np.unique(np.concatenate([near.ravel(), np.linspace(*panels.limits(i), _N_POINTS)]))
-    z = (x - mean[:, None]) / sd[:, None]
-    return x, (panels.weights / sd)[:, None] * np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)
-
-
 # --- drawing ---
 
 
 def _draw_densities(ax: Axes, panels: _Panels, i: int, styles: list[dict[str, Any]]) -> None:
-    x, densities = _densities(panels, i)
+    """Draw the density of each component along a coordinate, times its weight, and their sum."""
+    mean, sd = panels.means[:, i], panels.sds[:, i]
+    near = mean[:, None] + sd[:, None] * np.linspace(-4.0, 4.0, _N_POINTS)
+    x = np.unique(np.concatenate([near.ravel(), np.linspace(*panels.limits(i), _N_POINTS)]))
+    z = (x - mean[:, None]) / sd[:, None]
+    densities = (panels.weights / sd)[:, None] * np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)
     ax.plot(x, densities.sum(axis=0), color=_TOTAL)
     for density, style in zip(densities, styles, strict=True):
         ax.plot(x, density, **style)
@@ -734,20 +703,15 @@ _MOST_SHOWN = 6
 def plot_sensitivity(tree: xr.DataTree, table: pd.DataFrame, **options: Any) -> Any:
     """Plot marginal distributions with prior and likelihood raised to powers; see `plot_prior_sensitivity`."""
     need_matplotlib("plot_prior_sensitivity")
-    plots = arviz_plots("plot_prior_sensitivity")
+    plots = module_for("plot_prior_sensitivity", "arviz_plots", "arviz-plots")
     columns = columns_of(*tree["posterior"].data_vars.values())
     order = np.argsort(-np.nan_to_num(table["prior"].to_numpy()), kind="stable")[:_MOST_SHOWN]
     names = list(columns)
     shown = {names[i]: columns[names[i]] for i in np.sort(order)}
-    n = len(tree["log_prior"]["draw"])
-    dataset = xr.Dataset(
-        {name: (("chain", "draw"), values[None]) for name, values in shown.items()},
-        coords={"chain": [0], "draw": np.arange(n)},
-    )
     both = {name: tree[name].to_dataset() for name in ("log_prior", "log_likelihood")}
     is_matplotlib = by_matplotlib(options)
     figure = {"layout": "constrained"} if is_matplotlib else {}
-    one = xr.DataTree.from_dict({"posterior": dataset, **both})
+    one = xr.DataTree.from_dict({"posterior": one_chain(shown), **both})
     plot = plots.plot_psense_dist(one, **{"figure_kwargs": figure, **options})
     if is_matplotlib:
         for legend in plot.viz["figure"].item().legends:  # which would hide the first row

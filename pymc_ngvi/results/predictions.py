@@ -1,10 +1,11 @@
 """Predictions for new data."""
 
+import functools
 import warnings
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import pymc as pm
@@ -21,7 +22,7 @@ from pymc_ngvi.density.checks import quoted
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, indexed_axes, is_continued, n_batch_axes
 from pymc_ngvi.reading.roles import uncoupled_axes
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.distributions import Posterior
 from pymc_ngvi.results.summary import roles_of, two_points
 
 #: Arrays by the name of a ``pm.Data``, and labels by the name of a dim.
@@ -66,7 +67,6 @@ class NewData:
             if name in data:
                 arrays[name] = array_like(model[name], name, _positions(model, name, given[name], labels, of_fit))
         made = cls(model, arrays, labels, of_fit)
-        made.check_lengths()
         made.check_positions()
         return made
 
@@ -82,13 +82,18 @@ class NewData:
         """Return the new arrays that have a dim, and the axis of each."""
         return [(name, axis) for name in self.arrays for axis, d in enumerate(self.dims(name)) if d == dim]
 
-    @property
+    @functools.cached_property
     def lengths(self) -> dict[str, int]:
-        """The new lengths of the dims that labels or arrays were given for."""
-        lengths = {dim: len(labels) for dim, labels in self.labels.items()}
+        """The new lengths of the dims that labels or arrays were given for; raise ValueError where these differ."""
+        given: list[tuple[str, str | None, int]] = [(dim, dim, len(labels)) for dim, labels in self.labels.items()]
         for name, array in self.arrays.items():
-            lengths |= {d: n for d, n in zip(self.dims(name), array.shape, strict=True) if d is not None}
-        return lengths
+            given += [(name, dim, n) for dim, n in zip(self.dims(name), array.shape, strict=True)]
+        return {dim: n for dim, (_, n) in lengths_by_dim(given).items()}
+
+    def graph(self) -> PredictiveGraph:
+        """Return the graph of predictions given the new data."""
+        lengths = {dim: n for dim, n in self.lengths.items() if dim in self.model.dim_lengths}
+        return PredictiveGraph(self.model, self.arrays, lengths)
 
     @property
     def rows(self) -> dict[int, set[int]]:
@@ -112,19 +117,6 @@ class NewData:
             both = [(place[label], i) for i, label in enumerate(labels) if label in place]
             old, new = (np.take(a, [pair[k] for pair in both], axis) for k, a in enumerate((old, new)))
         return bool(np.array_equal(old, new))
-
-    def check_lengths(self) -> None:
-        """Raise ValueError where what was given differs in the length of a dim."""
-        seen = {dim: (dim, len(labels)) for dim, labels in self.labels.items()}
-        for name, array in self.arrays.items():
-            for dim, length in zip(self.dims(name), array.shape, strict=True):
-                if dim is None:
-                    continue
-                other, known = seen.setdefault(dim, (name, length))
-                if known != length:
-                    raise ValueError(
-                        f"Lengths of dim {dim!r} do not agree: {known:,} in {other!r} and {length:,} in {name!r}."
-                    )
 
     def check_positions(self) -> None:
         """Raise ValueError where whole numbers index levels that are not there."""
@@ -166,6 +158,18 @@ class NewData:
                     raise ValueError(
                         f"{name!r} has length {old:,} along dim {dim!r}, which now has {new:,}: give {name!r}, too."
                     )
+
+
+def lengths_by_dim(given: Iterable[tuple[str, str | None, int]]) -> dict[str, tuple[str, int]]:
+    """Return the length of each dim, and what has it; raise ValueError where what was given differs in one."""
+    found: dict[str, tuple[str, int]] = {}
+    for name, dim, length in given:
+        if dim is None:
+            continue
+        other, known = found.setdefault(dim, (name, length))
+        if known != length:
+            raise ValueError(f"Lengths of dim {dim!r} do not agree: {known:,} in {other!r} and {length:,} in {name!r}.")
+    return found
 
 
 def listed(labels: Sequence[object]) -> str:
@@ -344,7 +348,13 @@ class Treatments:
                 found[rv.name] = self._free(rv, shapes[rv.name])
             elif rv in self.graph.model.observed_RVs:
                 found[rv.name] = self._observed(rv, shapes[rv.name])
-        self._warn_of_potentials()
+        said = sorted(name for name in self.drawn if self.graph.is_in_potential(self.graph.model[name]))
+        if said:
+            warnings.warn(
+                f"New elements of {quoted(said)} are drawn without regard to the Potentials that depend on these.",
+                UserWarning,
+                skip_file_prefixes=OURS,
+            )
         return found
 
     @property
@@ -411,7 +421,9 @@ class Treatments:
                     raise ValueError(self._should_go_on(rv, n_batch))
                 if rv.name not in self.observed:
                     raise ValueError(f"{rv.name!r} has missing values: how it goes on from them can't be told.")
-                return Treatment(known=_padded(self.observed[rv.name], shape)[None], n_known=old[n_batch], size=resized)
+                known, values = np.zeros((1, *shape)), self.observed[rv.name]
+                known[0][tuple(slice(n) for n in values.shape)] = values
+                return Treatment(known=known, n_known=old[n_batch], size=resized)
         return Treatment(size=resized)
 
     def _length(self, rv: Any, axis: int, old: int, now: int) -> int:
@@ -509,33 +521,9 @@ class Treatments:
             "fit first, as they were."
         )
 
-    def _warn_of_potentials(self) -> None:
-        """Warn where a Potential may say something of elements that are drawn from their prior."""
-        model = self.graph.model
-        said = sorted(name for name in self.drawn if self.graph.is_in_potential(model[name]))
-        if said:
-            warnings.warn(
-                f"New elements of {quoted(said)} are drawn without regard to the Potentials that depend on these.",
-                UserWarning,
-                skip_file_prefixes=OURS,
-            )
-
-
-def _padded(values: AnyArray, shape: tuple[int, ...]) -> AnyArray:
-    """Return values at the start of an array of a larger shape."""
-    whole = np.zeros(shape)
-    whole[tuple(slice(n) for n in values.shape)] = values
-    return whole
-
 
 #: Characters of an error of PyTensor in a message.
 _MOST_SAID = 200
-
-
-def check_groups(groups: object) -> None:
-    """Raise ValueError for a word that says nothing of groups."""
-    if groups not in get_args(Groups):
-        raise ValueError(f"groups={shortened(groups)}: {suggestion(groups, get_args(Groups))}")
 
 
 def predictions_at(
@@ -554,8 +542,7 @@ def predictions_at(
         model = posterior.density.given
         names = _wanted(posterior, var_names)
         new = NewData.of(model, posterior.layout.coords, new_data)
-        lengths = {dim: n for dim, n in new.lengths.items() if dim in model.dim_lengths}
-        graph = PredictiveGraph(model, new.arrays, lengths)
+        graph = new.graph()
         needed = graph.needed(names)
         needed_data = graph.data_needed(names)
         new.check_complete(needed_data)

@@ -7,7 +7,7 @@ import warnings
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
@@ -29,12 +29,10 @@ from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.sampling import picked
 from pymc_ngvi.reading.lineage import top_level_priors
-from pymc_ngvi.results.convert import to_datatree, to_multitrace
-from pymc_ngvi.results.costs import Costs
+from pymc_ngvi.results.convert import one_chain, to_datatree, to_multitrace
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
-from pymc_ngvi.results.distributions import Distribution, MovePlan
-from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood, log_marginal_likelihood
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.distributions import Costs, Distribution, MovePlan, Notes, Posterior
+from pymc_ngvi.results.left_out import LogMarginalLikelihood, log_marginal_likelihood
 from pymc_ngvi.results.sampling import Names, Sampling, narrow, sample_tree
 from pymc_ngvi.results.summary import Planned, Summary, imported, paragraphs, summary_of_draws
 
@@ -46,15 +44,19 @@ _MOST_DRAWS, _NEARLY = 14_000, 0.9
 _NO_DIGITS = 1e9
 
 
-@dataclass(frozen=True)
-class Judged:
-    """What there is to say of weighted draws."""
+@dataclass(frozen=True, eq=False)
+class JudgedDraws:
+    """What results that are made of weighted draws have in common: how good the weights are, and how they print."""
 
+    posterior: Posterior
+    draws: JointDraws
+    log_ratio: Array
+    seed: int
     #: Pareto k-hat of the weights.
     khat: float
     #: Independent draws that the weighted ones are worth; where hyperparameters repeat, those of these.
     effective_sample_size: float
-    #: What stands against relying on them, in clauses.
+    #: What stands against relying on it, in clauses.
     doubts: tuple[str, ...]
     #: What to do where there are doubts.
     cure: str
@@ -62,11 +64,14 @@ class Judged:
     weights_help: bool
 
     @classmethod
-    def of(cls, made: JointDraws, log_ratio: Array, doubts: tuple[str, ...], draws: int, fit: str) -> "Judged":
-        """Judge draws with new weights."""
+    def of(
+        cls, posterior: Posterior, made: JointDraws, log_ratio: Array, rng: np.random.Generator, n_wanted: int,
+        doubts: tuple[str, ...], fit: str, **more: Any,
+    ) -> Self:  # fmt: skip
+        """Judge draws with new weights; warn where they can't be relied on."""
         log_weights = made.log_weights + log_ratio
         # Weights of equal globals stand or fall together.
-        found = [weigh(of, np.zeros(len(of)))[1] for of in (log_weights, made.by_globals(log_weights))]
+        found = [weigh(of)[1] for of in (log_weights, made.by_globals(log_weights))]
         judged = [of for of in found if of.n_draws >= MIN_KHAT_DRAWS]
         worst = max(judged, key=lambda of: (not of.verdict().helps, of.khat))
         helps, size, cure = worst.verdict().helps, _effective(made, log_weights), fit
@@ -77,36 +82,14 @@ class Judged:
             error = 1.0 / math.sqrt(max(size, 1.0))
             said = f"draws are worth {size:,.0f} independent ones: the error of a mean is {error:.2g} of its sd"
             doubts = (f"{len(log_weights):,} {said}", *doubts)
-            needed = math.ceil(1.2 * _FEWEST / size * draws / 1_000) * 1_000
-            can_be_had = _effective(made, made.log_weights) > _NEARLY * draws
+            needed = math.ceil(1.2 * _FEWEST / size * n_wanted / 1_000) * 1_000
+            can_be_had = _effective(made, made.log_weights) > _NEARLY * n_wanted
             cure = f"Take more draws, draws={needed:_}; or f{fit[1:]}" if can_be_had and needed <= _MOST_DRAWS else fit
-        return cls(worst.khat, size, doubts, cure, helps)
-
-
-@dataclass(frozen=True, eq=False)
-class JudgedDraws:
-    """What results that are made of weighted draws have in common: how good the weights are, and how they print."""
-
-    posterior: Posterior
-    draws: JointDraws
-    log_ratio: Array
-    judged: Judged
-    seed: int
-
-    @property
-    def khat(self) -> float:
-        """Pareto k-hat of the weights."""
-        return self.judged.khat
-
-    @property
-    def effective_sample_size(self) -> float:
-        """Independent draws that the weighted ones are worth; where hyperparameters repeat, those of these."""
-        return self.judged.effective_sample_size
-
-    @property
-    def doubts(self) -> tuple[str, ...]:
-        """What stands against relying on it, in clauses."""
-        return self.judged.doubts
+        seed = int(rng.integers(2**62))
+        result = cls(posterior, made, log_ratio, seed, worst.khat, size, doubts, cure, helps, **more)
+        if doubts:
+            warnings.warn(result.sentence, UserWarning, skip_file_prefixes=OURS)
+        return result
 
     @property
     def is_reliable(self) -> bool:
@@ -126,7 +109,7 @@ class JudgedDraws:
     def sentence(self) -> str:
         """Whether it can be relied on, and what to do where not."""
         if self.doubts:
-            return f"Posterior with {self._what}: not reliable: {'; '.join(self.doubts)}. {self.judged.cure}"
+            return f"Posterior with {self._what}: not reliable: {'; '.join(self.doubts)}. {self.cure}"
         return (
             f"Posterior with {self._what}: reliable. {self.n_draws:,} weighted draws have a Pareto k-hat of "
             f"{self.khat:.2f}, and are worth {self.effective_sample_size:,.0f}."
@@ -190,7 +173,7 @@ def joint_draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple
         return made, (
             f"the draws are those of {posterior.kind}, which is not compared with log p: {density.why_in_part}",
         )
-    log_weights, found = weigh(q.log_weights(made.theta, density), np.zeros(len(made.theta)))
+    log_weights, found = weigh(q.log_weights(made.theta, density))
     if found.verdict().helps:
         return made._replace(log_weights=log_weights), ()
     return made, (
@@ -210,12 +193,11 @@ class WeightedDistribution(Distribution):
     #: The coordinate by which draws are picked evenly.
     in_order_of: int
     #: Attributes of trees of draws.
-    said: Mapping[str, float]
+    of_draws: Mapping[str, float]
 
     @functools.cached_property
     def _weights(self) -> Array:
-        log_weights = weigh(self.log_ratio, np.zeros(len(self.log_ratio)))[0]
-        return np.exp(log_weights)
+        return np.exp(weigh(self.log_ratio)[0])
 
     @property
     def name(self) -> str:
@@ -227,11 +209,14 @@ class WeightedDistribution(Distribution):
         """The name of its family."""
         return self.q.family
 
-    def draw(self, n: int, rng: np.random.Generator) -> Array:
-        """Return draws of equal weight, evenly by weight: as few repetitions as can be."""
+    def rows(self, n: int, rng: np.random.Generator) -> NDArray[np.intp]:
+        """Return rows of equal weight, evenly by weight: as few repetitions as can be."""
         order = np.argsort(self.theta[:, self.in_order_of], kind="stable")
-        rows = order[picked(self._weights[order], rng.permutation((np.arange(n) + rng.random()) / n))]
-        return self.theta[rows]
+        return order[picked(self._weights[order], rng.permutation((np.arange(n) + rng.random()) / n))]
+
+    def draw(self, n: int, rng: np.random.Generator) -> Array:
+        """Return draws of equal weight."""
+        return self.theta[self.rows(n, rng)]
 
     base = draw_matched = draw
 
@@ -240,7 +225,7 @@ class WeightedDistribution(Distribution):
 
     def effective(self, n: int) -> float:
         """Return how many independent draws ``n`` of its draws are worth."""
-        return min(float(n), self.said["effective_sample_size"])
+        return min(float(n), self.of_draws["effective_sample_size"])
 
     def mean(self) -> Array:
         """Return the mean."""
@@ -263,13 +248,9 @@ class WeightedDistribution(Distribution):
         """Return the log weights."""
         return self.log_ratio
 
-    def log_weights(self, theta: Array, density: ModelDensity) -> Array:
-        """Raise: weights are kept."""
-        raise NotImplementedError(f"The {self.name} keeps the weights of its draws.")
-
-    def attrs(self, theta: Array) -> dict[str, float]:
+    def notes(self, theta: Array, rng: np.random.Generator, log_q: bool) -> Notes:
         """Return what there is to say of draws, and how many of them are different."""
-        return {**self.said, "distinct_global_draws": len(np.unique(theta[:, self.in_order_of]))}
+        return {}, {**self.of_draws, "distinct_global_draws": len(np.unique(theta[:, self.in_order_of]))}
 
     def plan(self, density: ModelDensity) -> MovePlan:
         """Return how draws are moved: as those of what they are of."""
@@ -298,10 +279,10 @@ class Reweighted(JudgedDraws):
         With the weights that they have under the old priors.
     log_ratio : ndarray, shape (n_draws,)
         Log p under the new priors minus that under the old ones.
-    judged : Judged
-        How good the weights are.
     seed : int
         Of draws, where none is given.
+    khat, effective_sample_size, doubts, cure, weights_help
+        How good the weights are.
     priors : NewPriors
     """
 
@@ -392,7 +373,7 @@ class Reweighted(JudgedDraws):
         """
         if reasons := self.priors.improper:
             raise ValueError(f"There is no marginal likelihood: {'; '.join(reasons)}.")
-        if not self.judged.weights_help:
+        if not self.weights_help:
             raise ValueError(f"There is no marginal likelihood to be relied on. {self.sentence}")
         return LogMarginalLikelihood(*log_mean(self.draws, self.log_ratio))
 
@@ -414,22 +395,16 @@ class Reweighted(JudgedDraws):
 
 def reweighted(posterior: Posterior, priors: Mapping[str, Any], draws: int, rng: np.random.Generator) -> Reweighted:
     """Return the posterior under other priors; see `NGVIApproximation.with_prior`."""
-    if posterior.record is not None:
-        posterior.record.refuse_diverged()
+    posterior.check_weighable(draws)
     new = NewPriors.of(posterior.model, posterior.layout, priors)
-    if check_draws(draws) < MIN_KHAT_DRAWS:
-        raise ValueError(f"Weights take at least {MIN_KHAT_DRAWS} draws; got {draws}.")
     with posterior.with_data_of_fit():
         made, doubts = joint_draws(posterior, draws, rng)
         log_ratio = new.log_ratio(made.theta)
     log_ratio[np.isnan(log_ratio)] = -np.inf  # at draws that could not be made
     if not np.isfinite(made.log_weights + log_ratio).any():
         raise ValueError(f"The new prior of {' or '.join(new.names)} is 0 at all draws of the posterior: fit again.")
-    judged = Judged.of(made, log_ratio, doubts, draws, _elsewhere(posterior) or _FIT)
-    result = Reweighted(posterior, made, log_ratio, judged, int(rng.integers(2**62)), new)
-    if judged.doubts:
-        warnings.warn(result.sentence, UserWarning, skip_file_prefixes=OURS)
-    return result
+    fit = _elsewhere(posterior) or _FIT
+    return Reweighted.of(posterior, made, log_ratio, rng, draws, doubts, fit, priors=new)
 
 
 def _elsewhere(posterior: Posterior) -> str:
@@ -501,9 +476,10 @@ def prior_sensitivity(
     threshold: float,
 ) -> PriorSensitivity:
     """Return sensitivities by power scaling; see `NGVIApproximation.prior_sensitivity`."""
-    if check_draws(draws) < MIN_KHAT_DRAWS:
-        raise ValueError(f"Power scaling takes at least {MIN_KHAT_DRAWS} draws; got {draws}.")
-    _check(posterior)
+    posterior.check_weighable(draws, "Power scaling takes")
+    if why := posterior.density.why_in_part:
+        raise ValueError(f"Power scaling needs the likelihood of all data: {why}. Ask a model of all rows.")
+    posterior.refuse_changed_data("Power scaling would be about another posterior")
     priors, likelihoods = _scaled(posterior, prior_var_names, likelihood_var_names)
     theta, doubts = _drawn(posterior, draws, rng)
     of_prior = TermSums(posterior.model, posterior.layout, lambda: log_densities(posterior.model, priors))(theta)
@@ -512,8 +488,8 @@ def prior_sensitivity(
     tree = xr.DataTree.from_dict(
         {
             "posterior": shown,
-            "log_prior": _one_number("prior", of_prior),
-            "log_likelihood": _one_number("likelihood", of_likelihood),
+            "log_prior": one_chain({"prior": of_prior}),
+            "log_likelihood": one_chain({"likelihood": of_likelihood}),
         }
     )
     khat = {"prior": _khat(of_prior), "likelihood": _khat(of_likelihood)}
@@ -521,15 +497,6 @@ def prior_sensitivity(
     doubts = (*doubts, *(f"k-hat of {name} is above {limit:.2g}" for name, value in khat.items() if value > limit))
     table = imported("arviz_stats").psense_summary(tree, threshold=threshold, alphas=_POWERS)
     return PriorSensitivity(table, khat, tuple(priors), tuple(likelihoods), tree, doubts)
-
-
-def _check(posterior: Posterior) -> None:
-    """Raise where there is no likelihood to evaluate, or not the one of the fit."""
-    if posterior.record is not None:
-        posterior.record.refuse_diverged()
-    if why := posterior.density.why_in_part:
-        raise ValueError(f"Power scaling needs the likelihood of all data: {why}. Ask a model of all rows.")
-    posterior.refuse_changed_data("Power scaling would be about another posterior")
 
 
 def _scaled(posterior: Posterior, priors: Names, likelihoods: Names) -> tuple[list[str], list[str]]:
@@ -589,7 +556,7 @@ def _shown(posterior: Posterior, theta: Array, var_names: Names, seed: int) -> x
     planned = None
     if var_names is None:
         planned = Planned.of(posterior, group_effects=False)
-        names = planned.plan.names
+        names = planned.names
     else:
         known = [v.name for v in posterior.layout.variables] + [d.name for d in posterior.density.deterministics]
         names = checked_names(var_names, known)
@@ -598,11 +565,6 @@ def _shown(posterior: Posterior, theta: Array, var_names: Names, seed: int) -> x
     made = to_datatree(trace, posterior.model, include_transformed=False)["posterior"].to_dataset()
     shown = made[names] if planned is None else planned.arranged(made)[0]
     return shown[[name for name, of in shown.data_vars.items() if (np.ptp(of.to_numpy(), axis=(0, 1)) > 0.0).any()]]
-
-
-def _one_number(name: str, values: Array) -> xr.Dataset:
-    coords = {"chain": [0], "draw": np.arange(len(values))}
-    return xr.Dataset({name: (("chain", "draw"), values[None])}, coords=coords)
 
 
 def _khat(log_density: Array) -> float:

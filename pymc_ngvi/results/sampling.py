@@ -19,7 +19,6 @@ from pymc_ngvi.core.messages import checked_names
 from pymc_ngvi.core.seeds import Seed, generator_of, seed_of
 from pymc_ngvi.core.sizes import check_chains, check_cov_size, check_draws
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density import Layout
 from pymc_ngvi.density.checks import of_batches, quoted
 from pymc_ngvi.density.constrain import Constrainer
@@ -27,7 +26,7 @@ from pymc_ngvi.moves.draws import MovedDraws
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
 from pymc_ngvi.results.corrections import weighted_draws
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.distributions import Posterior
 
 logger = logging.getLogger("pymc.ngvi")
 
@@ -74,12 +73,16 @@ def sample_trace(
     constrain, names = _constrainer(posterior, kept, how)
     made = weighted_draws(posterior, check_draws(draws) * check_chains(how.chains), how.importance, rng)
     theta = made.theta
-    values = _values(posterior, constrain, names, theta, seed_of(rng))
+    seed, discrete = seed_of(rng), posterior.density.summed_out_shown
+    values = constrain(theta, random_seed=seed)
+    if discrete and (names is None or not names.isdisjoint(discrete)):  # that were summed out
+        values |= posterior.density.discrete_given(values, seed)
+        values = values if names is None else {name: value for name, value in values.items() if name in names}
     stats = dict(made.stats)
     if how.log_p and not posterior.changed_data():
         stats["log_p"] = posterior.density.logp(theta) if made.log_p is None else made.log_p
-    stats |= q.stats(theta, rng, how.log_p)
-    attrs = {**made.attrs, **q.attrs(theta)}
+    of_draws, of_all = q.notes(theta, rng, how.log_p)
+    stats, attrs = stats | of_draws, {**made.attrs, **of_all}
     if (effective := q.effective(len(theta))) < len(theta):
         repeat = attrs.get("distinct_global_draws", 0) < len(theta)
         logger.info(
@@ -149,18 +152,6 @@ def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:
         return to_datatree(
             trace, posterior.model, dims=posterior.dims, include_transformed=posterior.include_transformed
         )
-
-
-def _values(
-    posterior: Posterior, constrain: Constrainer, names: frozenset[str] | None, theta: Array, random_seed: int
-) -> dict[str, AnyArray]:
-    """Return the named variables at draws, discrete ones that were summed out included; None for all."""
-    values = constrain(theta, random_seed=random_seed)
-    discrete = posterior.density.summed_out_shown
-    if not discrete or (names is not None and names.isdisjoint(discrete)):
-        return values
-    values |= posterior.density.discrete_given(values, random_seed)
-    return values if names is None else {name: value for name, value in values.items() if name in names}
 
 
 def _constrainer(posterior: Posterior, kept: Kept, how: Sampling) -> tuple[Constrainer, frozenset[str] | None]:
@@ -348,20 +339,21 @@ class SamplerInit:
 
 def sampler_init(posterior: Posterior, chains: int, rng: np.random.Generator, covariance: Covariance) -> SamplerInit:
     """Return initial points and a mass matrix for NUTS; see `NGVIApproximation.sampler_init`."""
-    chains = check_chains(chains)
+    chains, q, density = check_chains(chains), posterior.distribution, posterior.density
     if covariance not in ("auto", "dense", "diagonal"):
         raise ValueError(f"covariance should be 'auto', 'dense' or 'diagonal'; got {covariance!r}.")
-    refuse_part_of_data(posterior)
+    what = "reads pm.Minibatch data" * density.has_minibatch
+    if density.is_sharded or density.is_streamed:
+        what = "has the data of one shard or batch alone"
+    if what:
+        raise ValueError(
+            f"The model {what}, and a sampler needs the log density given all of them. Build the model on all of the "
+            "data, and pass it q by start= and start_sigma= of pm.fit."
+        )
     points = starts(posterior, chains, rng)
-    values = Constrainer.of(posterior.density, deterministics=False)(points)
+    values = Constrainer.of(density, deterministics=False)(points)
     names = [rv.name for rv in posterior.model.free_RVs]
     initvals = [{name: np.array(values[name][chain]) for name in names} for chain in range(chains)]
-    mean = posterior.distribution.mean()
-    return SamplerInit(posterior.model, posterior.layout, points, initvals, mean, _covariance(posterior, covariance))
-
-
-def _covariance(posterior: Posterior, covariance: Covariance) -> Array:
-    q = posterior.distribution
     dense = covariance == "dense" or (covariance == "auto" and q.n_dim <= MAX_DENSE_DIM)
     if dense:
         check_cov_size(q.n_dim)
@@ -370,19 +362,8 @@ def _covariance(posterior: Posterior, covariance: Covariance) -> Array:
         raise ValueError(
             f"The covariance of q is not finite (q is a {q.name}): it can't be a mass matrix. Fit with family='full'."
         )
-    return np.array(found, dtype=np.float64)
-
-
-def refuse_part_of_data(posterior: Posterior) -> None:
-    """Raise ValueError where the log density of the model is that of a part of the data."""
-    what = "reads pm.Minibatch data" * posterior.density.has_minibatch
-    if posterior.density.is_sharded or posterior.density.is_streamed:
-        what = "has the data of one shard or batch alone"
-    if what:
-        raise ValueError(
-            f"The model {what}, and a sampler needs the log density given all of them. Build the model on all of the "
-            "data, and pass it q by start= and start_sigma= of pm.fit."
-        )
+    scale = np.array(found, dtype=np.float64)
+    return SamplerInit(posterior.model, posterior.layout, points, initvals, q.mean(), scale)
 
 
 def starts(posterior: Posterior, chains: int, rng: np.random.Generator) -> Array:

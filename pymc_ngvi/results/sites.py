@@ -10,8 +10,8 @@ from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.observed_rows import ObservedKind, ObservedRows, observed_rows
-from pymc_ngvi.results.convert import axes_of
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.convert import axes_of, elpd_attrs
+from pymc_ngvi.results.distributions import Posterior
 from pymc_ngvi.rows.linear_map import Entries, ManyMaps
 from pymc_ngvi.rows.sites import RowSites, row_sites, site_moments
 
@@ -129,14 +129,10 @@ def _of_linear_predictor(kind: ObservedKind, of_rows: RowSites) -> dict[str, Arr
 
 def _dataset(posterior: Posterior, name: str, shape: tuple[int, ...], values: dict[str, Array]) -> xr.Dataset:
     dims, coords = axes_of(posterior.model, name, shape, leading=True)
-    log_density = values["log_density"]
-    n = len(log_density)
-    spread = float(np.std(log_density, ddof=1)) if n > 1 else float("nan")
     attrs = {
         "var_name": name,
-        "elpd": float(log_density.sum()),
-        "elpd_se": spread * float(np.sqrt(n)),
-        "n_missing": int(np.isnan(log_density).sum()),
+        **elpd_attrs(values["log_density"]),
+        "n_missing": int(np.isnan(values["log_density"]).sum()),
         "n_influential": int((values["influence"] > INFLUENTIAL).sum()),
     }
     data = {key: (dims, value.reshape(shape)) for key, value in values.items()}

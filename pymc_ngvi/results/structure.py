@@ -152,10 +152,7 @@ def count(n: int, noun: str) -> str:
 
 
 def _in_words(words: Sequence[str]) -> str:
-    shown = list(words)
-    if len(shown) > _N_IN_WORDS:
-        shown = [*shown[: _N_IN_WORDS - 1], f"{len(shown) - _N_IN_WORDS + 1} more"]
-    return ", ".join(shown[:-1]) + " and " + shown[-1] if len(shown) > 1 else shown[0]
+    return _listed(words, "and", _N_IN_WORDS)
 
 
 # --- what a model is made of, in words and as a table: the border, the blocks, the rows, and whose they are ---
@@ -390,8 +387,13 @@ class ModelStructure:
             share = f"{min(100 * self.density, 99.9):.3g} % of the entries of the Hessian of log p can differ from 0"
             return f"Treated as dense: {share}, and to cut its {n:,} coordinates into blocks would not pay."
         kinds = [self._of_kind(kind) for kind in ("global", "blocks", "cut", "alone")]
-        sentences = [self._globals(kinds[0]), *self._blocks(kinds[1]), self._cuts(kinds[2]), self._singles(kinds[3])]
-        return "; ".join(s for s in [*sentences, *self._sums()] if s) + "."
+        n_globals = sum(len(p.coordinates) for p in kinds[0])
+        of_globals = f"{count(n_globals, 'global parameter')} ({self._numbers(kinds[0])})" if n_globals else ""
+        sentences = [of_globals, *self._blocks(kinds[1]), self._cuts(kinds[2]), self._singles(kinds[3])]
+        for inside in self.sums:  # they couple their coordinates, all with all
+            names = _listed([self.name(v) for v in self._variables_of(inside)], "and")
+            sentences.append(f"beside these, a sum over {count(len(inside), 'coordinate')} of {names}")
+        return "; ".join(filter(None, sentences)) + "."
 
     __repr__ = __str__
 
@@ -401,10 +403,6 @@ class ModelStructure:
 
     def _of_kind(self, kind: str) -> list[Part]:
         return [part for part in self.parts if part.kind == kind]
-
-    def _globals(self, parts: list[Part]) -> str:
-        n = sum(len(p.coordinates) for p in parts)
-        return f"{count(n, 'global parameter')} ({self._numbers(parts)})" if n else ""
 
     def _blocks(self, parts: list[Part]) -> list[str]:
         if len(parts) > _N_GROUPS:
@@ -436,19 +434,12 @@ class ModelStructure:
         verb = "depends" if n == 1 else "depend"
         if not n:
             return ""
-        split = [p._replace(variables=(v,), coordinates=self._within(p, v)) for p in parts for v in p.variables]
+        split = [
+            p._replace(variables=(v,), coordinates=p.coordinates[self._variable[p.coordinates] == v])
+            for p in parts
+            for v in p.variables
+        ]
         return f"{count(n, 'coordinate')} that {verb} on no other ({self._numbers(split)})"
-
-    def _sums(self) -> list[str]:
-        """Return what couples the coordinates of sums, all with all."""
-        found = []
-        for inside in self.sums:
-            names = _listed([self.name(v) for v in self._variables_of(inside)], "and")
-            found.append(f"beside these, a sum over {count(len(inside), 'coordinate')} of {names}")
-        return found
-
-    def _within(self, part: Part, variable: int) -> Integers:
-        return part.coordinates[self._variable[part.coordinates] == variable]
 
     def name(self, variable: int) -> str:
         """Return the name of a variable of the layout, in backticks."""
@@ -491,8 +482,9 @@ def _range(sizes: Integers) -> str:
     return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
-def _listed(words: list[str], last: str = "") -> str:
+def _listed(words: Sequence[str], last: str = "", most: int = _N_NAMES) -> str:
     """Join words by commas, the last one by a word of its own; of many, the first few."""
-    if len(words) > _N_NAMES:
-        words, last = [*words[: _N_NAMES - 1], f"{len(words) - _N_NAMES + 1} more"], "and"
-    return f" {last} ".join([", ".join(words[:-1]), words[-1]]) if last and len(words) > 1 else ", ".join(words)
+    shown = list(words)
+    if len(shown) > most:
+        shown, last = [*shown[: most - 1], f"{len(shown) - most + 1} more"], "and"
+    return f" {last} ".join([", ".join(shown[:-1]), shown[-1]]) if last and len(shown) > 1 else ", ".join(shown)

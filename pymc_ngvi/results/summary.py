@@ -3,15 +3,13 @@
 import importlib
 import itertools
 import math
-import shutil
-import textwrap
 import threading
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
@@ -21,49 +19,25 @@ from pymc_ngvi.core.elbo import format_gap
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.psis import Weights
 from pymc_ngvi.density.shards.density import ShardedDensity
-from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.verdict import SAID_ERROR
 from pymc_ngvi.reading.roles import Extent, Grouping, Roles, find_roles
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
-from pymc_ngvi.results.diagnosis.diagnose import budget_of, standing_diagnosis
-from pymc_ngvi.results.diagnosis.diagnosis import Kept
-from pymc_ngvi.results.diagnosis.weights import (
+from pymc_ngvi.results.diagnosis.diagnose import (
     DRAWS,
     SUMMARY,
+    budget_of,
     log_ratio_of,
     own_generator,
     own_log_ratio,
+    standing_diagnosis,
     weights_and_elbo,
 )
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.diagnosis.diagnosis import Kept, wrap
+from pymc_ngvi.results.distributions import Posterior
 from pymc_ngvi.results.sampling import Sampling, sample_tree
 
 #: Colours are those of the page, light or dark; lines are its text colour, faint.
 _FAINT = "color-mix(in srgb, currentColor 25%, transparent)"
-
-
-def html_card(title: str, record: FitRecord | None, verdict: str | None, body: str) -> str:
-    """Return a card: how the fit ended, the verdict, numbers of the fit, the table of parameters."""
-    if record is None:
-        outcome, numbers = "Not fitted", {}
-    else:
-        outcome = record.outcome
-        numbers = {
-            "ELBO": str(record.elbo).replace("+-", "±"),
-            "gap": format_gap(record.gap, " nats"),
-            "iterations": f"{record.n_iterations:,}",
-            "time": f"{record.compile_seconds:.1f} s compiling + {record.run_seconds:.1f} s running",
-        }
-    parts = [f'<div style="font-size:1.1em"><b>{escape(outcome)}</b> · {escape(title)}</div>']
-    if record is not None:
-        parts += [_card_line(said) for said in (record.remark, record.posterior, record.of_discrete) if said]
-    if numbers:
-        cells = "".join(f"<span>{escape(name)} <b>{escape(value)}</b></span>" for name, value in numbers.items())
-        parts.append(f'<div style="display:flex;flex-wrap:wrap;gap:.2em 1.5em;margin:.4em 0">{cells}</div>')
-    unknown = "Not judged yet: approx.summary() or approx.diagnose() say how good the approximation is."
-    parts.append(_card_line(unknown if verdict is None else f"Verdict: {verdict}"))
-    style = f"border:1px solid {_FAINT};border-radius:6px;padding:.7em 1em;max-width:60em;color:inherit;background:none"
-    return f'<div style="{style}">{"".join(parts)}{body}</div>'
 
 
 def _card_line(text: str) -> str:
@@ -77,23 +51,17 @@ def verdict_on(
     posterior: Posterior, kept: Kept, khat_draws: int | None, rng: np.random.Generator
 ) -> tuple[tuple[str, ...], float | None]:
     """Return the sentences above the table of a summary, and k-hat."""
-    lines, seed = _lines_of_fit(posterior.record), int(rng.integers(2**63))
+    record, seed = posterior.record, int(rng.integers(2**63))
+    lines = ["This approximation was not made by a fit."]
+    if record is not None:
+        lines = [record.closing_line(), record.remark, record.posterior, record.of_discrete]
     sentence, weights = _verdict(posterior, kept, khat_draws, np.random.default_rng(seed))
-    lines += [sentence] * bool(sentence)
+    lines.append(sentence)
     if weights is not None and posterior.distribution.kept_log_weights() is None:
         lines.append(weights.sentence(posterior.layout.n_dim))
-        same = own_generator(posterior.record) if khat_draws == DRAWS else np.random.default_rng(seed)
-        remark = posterior.distribution.remark(posterior.density, posterior.record, weights.n_draws, same)
-        lines += [remark] * bool(remark)
-    return tuple(lines), None if weights is None else weights.khat
-
-
-def _lines_of_fit(record: FitRecord | None) -> list[str]:
-    if record is None:
-        return ["This approximation was not made by a fit."]
-    lines = [record.closing_line(), record.posterior, record.of_discrete]
-    lines.insert(1, record.remark)
-    return list(filter(None, lines))
+        same = own_generator(record) if khat_draws == DRAWS else np.random.default_rng(seed)
+        lines.append(posterior.distribution.remark(posterior.density, record, weights.n_draws, same))
+    return tuple(filter(None, lines)), None if weights is None else weights.khat
 
 
 def _verdict(
@@ -235,42 +203,6 @@ POPULATION = "Population-level parameters"
 _SAMPLE = ("chain", "draw")
 
 
-class ShownVariables(NamedTuple):
-    """Which variables a summary shows."""
-
-    #: Names by heading, in the order in which they are shown; one heading, "", where there are no groups.
-    sections: Mapping[str, tuple[str, ...]]
-    #: Sentences below the table: numbers of observations and of levels, what was left out.
-    notes: tuple[str, ...]
-
-    @property
-    def names(self) -> list[str]:
-        """All names that are shown."""
-        return [name for names in self.sections.values() for name in names]
-
-
-def plan_sections(roles: Roles, sizes: Mapping[str, int], *, group_effects: bool) -> ShownVariables:
-    """Return what a summary shows of a model."""
-    groups = roles.groups
-    apart = {*roles.rows, *roles.raw}
-    apart.update(name for g in groups for name in (*g.scales, *g.packed, *g.effects, *g.offsets))
-    sections = {POPULATION: [name for name in sizes if name not in apart]}
-    for g in groups:
-        sections[f"{_what(g)}: {_levels(g)}"] = g.scales
-    if group_effects:
-        for g in groups:
-            sections[f"Effects: {_levels(g)}"] = g.effects or g.offsets
-    shown = {heading: tuple(names) for heading, names in sections.items() if names} or {"": tuple(sizes)}
-    if not groups:
-        shown = {"": tuple(name for names in shown.values() for name in names)}
-    return ShownVariables(shown, (*_counts(roles), *_left_out(roles, sizes, group_effects=group_effects)))
-
-
-def _what(group: Grouping) -> str:
-    correlated = group.packed or any("corr" in name for name in group.scales)
-    return "Standard deviations and correlations" if correlated else "Standard deviations"
-
-
 def _levels(group: Grouping) -> str:
     return f"{group.name} ({group.n_levels:,} levels)"
 
@@ -304,32 +236,6 @@ def _left_out(roles: Roles, sizes: Mapping[str, int], *, group_effects: bool) ->
         start = "Nor are shown" if effects else "Not shown:"
         sentences.append(f'{start} {", ".join(parts)}; see, by name, summary(var_names=["{last}"]).')
     return sentences
-
-
-def arranged(
-    posterior: xr.Dataset, plan: ShownVariables, scales: set[str], terms: Mapping[str, Sequence[str]]
-) -> tuple[xr.Dataset, dict[str, slice]]:
-    """Return the draws that a summary shows, and where the rows of each section will be.
-
-    Of matrices of correlations among ``scales``, only the entries below the diagonal are kept, each once.
-    """
-    kept: dict[str, xr.DataArray] = {}
-    where: dict[str, slice] = {}
-    start = 0
-    for heading, names in plan.sections.items():
-        stop = start
-        correlations = {name for name in names if name in scales and _is_correlation(posterior[name])}
-        for name in sorted(names, key=lambda n: n in correlations):  # standard deviations first
-            draws = _labelled(posterior[name], terms.get(name, ()))
-            draws = _below_diagonal(draws) if name in correlations else draws
-            n = math.prod(draws.sizes[d] for d in draws.dims if d not in _SAMPLE)
-            if n:
-                kept[name] = draws
-                stop += n
-        where[heading] = slice(start, stop)
-        start = stop
-    # Coords that variables share are equal; those of others would only be in the way.
-    return xr.Dataset(kept), where
 
 
 def names_of_terms(few: xr.Dataset, groups: Sequence[Grouping]) -> dict[str, list[str]]:
@@ -381,8 +287,6 @@ def _below_diagonal(draws: xr.DataArray) -> xr.DataArray:
 
 #: Rows of the table that a summary prints, about; ``table`` has them all.
 _MAX_ROWS = 60
-#: Characters in a line of a printed summary, at most; fewer on a narrow terminal.
-_MAX_WIDTH = 100
 #: Draws behind the table of a card, their seed, rows, and coordinates of q up to which there is one.
 _CARD_DRAWS, _CARD_SEED, _CARD_ROWS, _CARD_DIM = 1_000, 20_250_301, 24, 5_000
 #: Numbers that are held at once, at most, where not all of them are shown.
@@ -426,8 +330,8 @@ class Summary:
     def __str__(self) -> str:
         """Return the text, its sentences wrapped to the width of the terminal."""
         table = as_text(list(self.table.columns), self._rows()) if self.sections else str(self.table)
-        above, below = (_wrapped(lines) for lines in (self.lines, (*self._cut(), *self.notes)))
-        return "\n".join([*above, "", table, *([""] if below else []), *below])
+        below = [wrap(line) for line in (*self._cut(), *self.notes)]
+        return "\n".join([*map(wrap, self.lines), "", table, *([""] if below else []), *below])
 
     __repr__ = __str__
 
@@ -454,11 +358,6 @@ class Summary:
         """Return the line that says that the table is longer than what is shown, where it is."""
         where = ".table" if self.max_rows is None else "summary().table"
         return [f"({len(self.table):,} rows; all of them are in {where})"] if len(self.table) > self._limit else []
-
-
-def _wrapped(lines: tuple[str, ...]) -> list[str]:
-    width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
-    return [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in lines]
 
 
 def paragraphs(lines: tuple[str, ...]) -> str:
@@ -501,39 +400,95 @@ def _check_names(posterior: Posterior, options: dict[str, Any]) -> None:
 
 
 def card_of(posterior: Posterior, kept: Kept) -> str:
-    """Return an approximation as notebooks show it: HTML that takes no evaluation of log p."""
+    """Return an approximation as notebooks show it, as HTML that takes no evaluation of log p.
+
+    How the fit ended, the verdict, numbers of the fit, the table of parameters.
+    """
     record, n_dim, body = posterior.record, posterior.layout.n_dim, "<p>summary() shows the parameters.</p>"
     if n_dim <= _CARD_DIM:
         with posterior.with_data_of_fit():
             made = summary_of_draws(posterior, kept, _CARD_DRAWS, np.random.default_rng(_CARD_SEED), False, {})
         body = replace(made, max_rows=_CARD_ROWS)._repr_html_()
     kind = posterior.distribution.name if record is None or record.is_pool else f"{record.family} family"
-    return html_card(f"{kind}, {n_dim:,} free parameters", record, kept.verdict, body)
+    outcome = "Not fitted" if record is None else record.outcome
+    title = escape(f"{kind}, {n_dim:,} free parameters")
+    parts = [f'<div style="font-size:1.1em"><b>{escape(outcome)}</b> · {title}</div>']
+    if record is not None:
+        parts += [_card_line(said) for said in (record.remark, record.posterior, record.of_discrete) if said]
+        numbers = {
+            "ELBO": str(record.elbo).replace("+-", "±"),
+            "gap": format_gap(record.gap, " nats"),
+            "iterations": f"{record.n_iterations:,}",
+            "time": f"{record.compile_seconds:.1f} s compiling + {record.run_seconds:.1f} s running",
+        }
+        cells = "".join(f"<span>{escape(name)} <b>{escape(value)}</b></span>" for name, value in numbers.items())
+        parts.append(f'<div style="display:flex;flex-wrap:wrap;gap:.2em 1.5em;margin:.4em 0">{cells}</div>')
+    unknown = "Not judged yet: approx.summary() or approx.diagnose() say how good the approximation is."
+    parts.append(_card_line(unknown if kept.verdict is None else f"Verdict: {kept.verdict}"))
+    style = f"border:1px solid {_FAINT};border-radius:6px;padding:.7em 1em;max-width:60em;color:inherit;background:none"
+    return f'<div style="{style}">{"".join(parts)}{body}</div>'
 
 
 @dataclass(frozen=True)
 class Planned:
-    """Which variables of a model are shown of a posterior, and how."""
+    """Which variables of a model a summary shows, and how."""
 
     roles: Roles
-    plan: ShownVariables
+    #: Names by heading, in the order in which they are shown; one heading, "", where there are no groups.
+    sections: Mapping[str, tuple[str, ...]]
     #: Numbers of elements of all variables.
     sizes: Mapping[str, int]
     #: Two draws of all of them.
     few: xr.Dataset
+    #: Sentences below the table: numbers of observations and of levels, what was left out.
+    notes: tuple[str, ...]
 
     @classmethod
     def of(cls, posterior: Posterior, *, group_effects: bool) -> "Planned":
         """Plan what is shown."""
         few = two_points(posterior)
-        sizes = {str(name): values.size // 2 for name, values in few.data_vars.items()}
-        roles = roles_of(posterior, few)
-        return cls(roles, plan_sections(roles, sizes, group_effects=group_effects), sizes, few)
+        sizes, roles = {str(name): of.size // 2 for name, of in few.data_vars.items()}, roles_of(posterior, few)
+        apart = {*roles.rows, *roles.raw}
+        apart.update(name for g in roles.groups for name in (*g.scales, *g.packed, *g.effects, *g.offsets))
+        sections = {POPULATION: [name for name in sizes if name not in apart]}
+        for g in roles.groups:
+            correlated = g.packed or any("corr" in name for name in g.scales)
+            sections[f"Standard deviations{' and correlations' * bool(correlated)}: {_levels(g)}"] = g.scales
+        if group_effects:
+            for g in roles.groups:
+                sections[f"Effects: {_levels(g)}"] = g.effects or g.offsets
+        shown = {heading: tuple(names) for heading, names in sections.items() if names} or {"": tuple(sizes)}
+        if not roles.groups:
+            shown = {"": tuple(name for names in shown.values() for name in names)}
+        notes = (*_counts(roles), *_left_out(roles, sizes, group_effects=group_effects))
+        return cls(roles, shown, sizes, few, notes)
 
-    def arranged(self, draws: xr.Dataset) -> tuple[xr.Dataset, dict[str, slice]]:
-        """Return the draws that are shown, and the rows of each section."""
+    @property
+    def names(self) -> list[str]:
+        """All names that are shown."""
+        return [name for names in self.sections.values() for name in names]
+
+    def arranged(self, posterior: xr.Dataset) -> tuple[xr.Dataset, dict[str, slice]]:
+        """Return the draws that are shown, and where the rows of each section will be.
+
+        Of matrices of correlations among scales of groups, only the entries below the diagonal are kept, each once.
+        """
         scales = {name for g in self.roles.groups for name in g.scales}
-        return arranged(draws, self.plan, scales, names_of_terms(self.few, self.roles.groups))
+        terms, kept, where, start = names_of_terms(self.few, self.roles.groups), {}, {}, 0
+        for heading, names in self.sections.items():
+            stop = start
+            correlations = {name for name in names if name in scales and _is_correlation(posterior[name])}
+            for name in sorted(names, key=lambda n: n in correlations):  # standard deviations first
+                draws = _labelled(posterior[name], terms.get(name, ()))
+                draws = _below_diagonal(draws) if name in correlations else draws
+                n = math.prod(draws.sizes[d] for d in draws.dims if d not in _SAMPLE)
+                if n:
+                    kept[name] = draws
+                    stop += n
+            where[heading] = slice(start, stop)
+            start = stop
+        # Coords that variables share are equal; those of others would only be in the way.
+        return xr.Dataset(kept), where
 
 
 def summary_of_draws(
@@ -555,11 +510,11 @@ def summary_of_draws(
         return Summary((), table, None, sections, (), by_sd)
     planned = Planned.of(posterior, group_effects=group_effects)
     wide = draws * sum(planned.sizes.values()) > _MOST_HELD
-    made = sample_tree(posterior, kept, draws, rng, Sampling(var_names=planned.plan.names if wide else None))
+    made = sample_tree(posterior, kept, draws, rng, Sampling(var_names=planned.names if wide else None))
     shown, where = planned.arranged(made["posterior"].to_dataset())
     table = table_of(xr.DataTree.from_dict({"posterior": shown}), **options)
     sections = {heading: table.iloc[rows] for heading, rows in where.items()}
-    notes = (*planned.plan.notes, _error_sentence(posterior, draws), *_thin_tails(posterior))
+    notes = (*planned.notes, _error_sentence(posterior, draws), *_thin_tails(posterior))
     return Summary((), table, None, sections, notes, by_sd)
 
 

@@ -21,9 +21,10 @@ import pymc_ngvi
 from pymc_ngvi import LogDensity, NGVIApproximation, Status
 from pymc_ngvi.core.psis import Weights
 from pymc_ngvi.families import DiagonalState
+from pymc_ngvi.fitting.modes.found import OtherMode
+from pymc_ngvi.results.diagnosis.diagnose import other_modes
 from pymc_ngvi.results.diagnosis.drifts import Moved
 from pymc_ngvi.results.diagnosis.findings import Context, context_of, findings_of
-from pymc_ngvi.results.diagnosis.missed_mass import MissedMass, other_modes
 from pymc_ngvi.results.distributions import distribution_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
@@ -101,7 +102,7 @@ def test_the_mass_of_a_missed_mode_is_half_of_all(seed, constant):
     places = other_modes(approx.density, distribution_of(approx.q), approx.elbo.value, np.random.default_rng(seed))
     assert len(places) == 1
     assert_allclose(places[0].share, 0.5, atol=0.03)  # the ELBO is .02 below the log mass of its mode
-    assert places[0].location[0] < -1.5
+    assert places[0].q.mean()[0] < -1.5
 
 
 def test_a_mixture_that_has_both_modes_misses_none():
@@ -207,8 +208,8 @@ def test_an_exact_posterior_is_no_cure_where_a_mode_is_missed(share, gaussian):
         gaussian.layout, None, "full", has_groups=False, has_hessian=True, other_posterior=lambda: "exact"
     )
     none, where = np.empty((0, 4)), np.zeros(4)
-    moved = Moved(none, none, none, none[:, 0], none[:, 0], 0.0, 4, 0.1, 0, 0)
-    places = [MissedMass(share, where + 9.0)]
+    moved = Moved(none, none, none, none[:, 0], 0.0, 4, 0, 0)
+    places = [OtherMode(DiagonalState(where + 9.0, where + 1.0), share)]
     q = DiagonalState(where, where + 1.0)
     found = findings_of(context, 0.0, Weights(0.1, 900.0, 1_000, 0), moved, None, [], places, q)
     assert any("exact" in finding.cure for finding in found) is (share < 0.1)

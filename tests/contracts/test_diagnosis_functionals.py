@@ -15,9 +15,8 @@ from gaussian import SEEDS, fit
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.density.functionals import PREDICTORS, Functionals, Group, functionals_of
 from pymc_ngvi.families import DiagonalState, FullState
-from pymc_ngvi.results.costs import direct_costs
 from pymc_ngvi.results.diagnosis.drifts import weighted_shift_of
-from pymc_ngvi.results.distributions import Distribution, MovePlan, distribution_of
+from pymc_ngvi.results.distributions import Distribution, MovePlan, costs_of, distribution_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -67,7 +66,7 @@ class OfDraws(Distribution):
         return MovePlan(density, DiagonalState(np.zeros(self.n_dim), np.ones(self.n_dim)), self.q.draws)
 
     def costs(self, density, record):
-        return direct_costs(density, record, self.n_dim, 0)
+        return costs_of(density, record, self.n_dim, 0)
 
 
 @distribution_of.register
@@ -223,7 +222,7 @@ def test_weighted_limits_are_those_of_the_posterior():
     expected = {"mean": 0.5 / 1.3, "sd": 1.2 / 1.3 - 1.0}
     expected |= {name: (0.5 + sign * 1.2 * 1.598) / 1.3 - sign * 1.598 for name, sign in (("lower", -1), ("upper", 1))}
     for name, value in expected.items():
-        estimates = getattr(shift, name)
+        estimates = shift.measures[name]
         assert estimates.value[0] == pytest.approx(value, abs=4.0 * estimates.se[0])
         assert 0.002 < estimates.se[0] < 0.05
 

@@ -9,8 +9,7 @@ import pytest
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.density.functionals import functionals_of
 from pymc_ngvi.results.diagnosis import diagnose as making
-from pymc_ngvi.results.diagnosis.diagnose import score_drift_of
-from pymc_ngvi.results.diagnosis.weights import DIAGNOSIS
+from pymc_ngvi.results.diagnosis.diagnose import DIAGNOSIS, score_drift_of
 
 N_GROUPS, SIZE, N_DRAWS = 40, 8, 512
 SEEDS = [1, 2]
@@ -71,13 +70,13 @@ def test_nothing_drifts_where_draws_are_of_the_posterior(exact, seed):
     """By five standard errors at most of 42 coordinates, and of 41 predictors: their figures are normal, about."""
     functionals = functionals_of(exact.density, exact._posterior.constrain)
     found = score_drift_of(exact._posterior, np.random.default_rng(seed), N_DRAWS, functionals)
-    for of in (found.moments, found.predictors):
-        for estimates in (of.mean, of.sd):
+    for of in found:
+        for estimates in of.measures.values():
             assert (np.abs(estimates.value) < 5.0 * estimates.se + 0.02).all()  # the pool is worth some 2,000 draws
             assert np.median(estimates.se) < 0.06
-    assert found.predictors.functionals.where(0)[0].name == "linear predictors"
+    assert found[1].functionals.where(0)[0].name == "linear predictors"
     # Chance is about as large as is said.
-    assert 0.5 < np.std(found.predictors.sd.value / found.predictors.sd.se) < 2.0
+    assert 0.5 < np.std(found[1].measures["sd"].value / found[1].measures["sd"].se) < 2.0
 
 
 @pytest.mark.parametrize("factor", [0.7, 1.4])
@@ -87,7 +86,7 @@ def test_draws_that_are_too_wide_or_too_narrow_are_seen(exact, factor):
         posterior, np.random.default_rng(1), N_DRAWS, functionals_of(posterior.density, posterior.constrain)
     )
     # Products with gradients grow with the square of the factor; q's own sd is what it was.
-    assert np.median(found.moments.sd.value[2:]) == pytest.approx(1.0 / factor - 1.0, abs=0.1)
+    assert np.median(found[0].measures["sd"].value[2:]) == pytest.approx(1.0 / factor - 1.0, abs=0.1)
     diagnosis = judged(posterior, 1)
     assert diagnosis.verdict == "not reliable"
     assert "gradients of log p at draws tell of a drift in" in " ".join(diagnosis.reasons)

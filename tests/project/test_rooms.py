@@ -26,17 +26,17 @@ FLOORS = (
     "rows", "graphs", "ops", "reading", "rows.engines", "density",
     "steps.schedule", "steps.adaptive", "steps.stochastic", "steps", "reparam", "mixtures.finite",
     "mixtures.student_t", "mixtures", "marginal", "nested", "moves", "posteriors.plan", "fitting", "posteriors",
-    "results.costs", "results.structure", "results.convert",
-    "results.distributions", "results.posterior", "results.corrections", "results.diagnosis", "results.sampling",
-    "results.moments", "results.marginal_likelihood", "results.sites", "results.left_out",
+    "results.structure", "results.convert",
+    "results.distributions", "results.corrections", "results.diagnosis", "results.sampling",
+    "results.sites", "results.left_out",
     "results.plotting", "results.summary", "results.predictions", "results.bambi",
-    "results.priors", "results.new_rows", "results.persistence", "results.fitted",
+    "results.priors", "results.new_rows", "results.persistence", "results.group", "results.approximation",
     "results.choice", "results", "inference", "function", "many", "register", "",
 )  # fmt: skip
 
 
 #: Rooms, and modules, that import PyTensor.
-WITH_PYTENSOR = ("graphs", "ops", "reading", "rows.engines", "density", "results.approximation")
+WITH_PYTENSOR = ("graphs", "ops", "reading", "rows.engines", "density", "results.group", "results.approximation")
 
 
 def name_of(path):

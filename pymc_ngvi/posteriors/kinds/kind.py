@@ -2,6 +2,7 @@
 
 import logging
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
@@ -27,7 +28,7 @@ class PosteriorStart(NamedTuple):
     by_rows: bool
 
 
-class PosteriorKind[Found]:
+class PosteriorKind[Found](ABC):
     """A kind of posterior: whether a model has it, what it takes and is worth, and how it is made.
 
     ``Found`` is what it goes by: trees, rows given hyperparameters. A kind is a subclass in a file of its own, and a
@@ -42,30 +43,37 @@ class PosteriorKind[Found]:
     may_come_first: ClassVar[bool] = False
     #: Whether it is tried, without being asked for, only where nothing else can be relied on.
     is_last: ClassVar[bool] = False
+    #: Part of its price after which it is known not to be exact.
+    of_failure: ClassVar[float] = 1.0
 
     @property
     def title(self) -> str:
         """What is announced before it."""
         return f"{self.name.capitalize()} posterior"
 
+    @abstractmethod
     def possible(self, density: ModelDensity) -> Found:
         """Return what it goes by; raise `Unavailable` with the reason where a model has none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def chance(self, found: Found) -> float:
         """Return the chance that it turns out to be exact."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def seconds(self, found: Found, density: ModelDensity, *, by_rows: bool) -> float:
+        """Return the estimated seconds that it takes."""
 
     def price(self, found: Found, density: ModelDensity, *, by_rows: bool) -> Candidate:
         """Return it as a candidate, with its seconds."""
-        raise NotImplementedError
+        seconds = self.seconds(found, density, by_rows=by_rows)
+        return Candidate(self.name, seconds=seconds, chance=self.chance(found), of_failure=self.of_failure)
 
+    @abstractmethod
     def run(self, start: PosteriorStart, found: Found, work: Work, *, is_only: bool) -> PoolState:
         """Return the posterior; raise `Unavailable`: `UsedUp` if it takes too long, `Failed` if it is no use.
 
         ``work`` counts what it takes; ``is_only``: there is no other one to try after it.
         """
-        raise NotImplementedError
 
     def is_plain(self, found: Found) -> bool:
         """Tell whether nothing is integrated: then a Gaussian is seldom far off."""

@@ -9,13 +9,10 @@ from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
 from pymc_ngvi.nested.seconds import LEAST, MOST_EMULATED, nested_seconds
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
-from pymc_ngvi.posteriors.plan import Candidate
 
 #: Chances that it turns out to be exact where latent variables are not Gaussian given hyperparameters, and where they
 #: are, of many of these.
 _NOT_GAUSSIAN, _UNEVEN, _OF_MANY = 1.0 / 3.0, 1.0 / 100.0, 2.0 / 3.0
-#: Part of its price after which it is known whether latent variables are nearly Gaussian.
-_OF_FAILURE = 0.15
 #: Variance of log weights at the mode from which on it is given up where there is another posterior.
 _MOST_VARIANCE = 1.5
 #: Latent variables for each hyperparameter, from which on it comes first.
@@ -28,6 +25,7 @@ class LatentGaussianKind(PosteriorKind[RowsGiven]):
     name = "nested"
     least = LEAST
     may_come_first = True
+    of_failure = 0.15  # whether latent variables are nearly Gaussian is known early
 
     def possible(self, density: ModelDensity) -> RowsGiven:
         """Return rows given hyperparameters."""
@@ -39,10 +37,9 @@ class LatentGaussianKind(PosteriorKind[RowsGiven]):
             return 1.0 if len(found.outside) <= MOST_EMULATED else _OF_MANY
         return _UNEVEN if found.is_uneven else _NOT_GAUSSIAN
 
-    def price(self, found: RowsGiven, density: ModelDensity, *, by_rows: bool) -> Candidate:
-        """Return what it takes; whether latent variables are nearly Gaussian is known early."""
-        seconds, chance = nested_seconds(found), self.chance(found)
-        return Candidate(self.name, seconds=seconds, chance=chance, of_failure=_OF_FAILURE)
+    def seconds(self, found: RowsGiven, density: ModelDensity, *, by_rows: bool) -> float:
+        """Return what it takes."""
+        return nested_seconds(found)
 
     def run(self, start: PosteriorStart, found: RowsGiven, work: Work, *, is_only: bool) -> PoolState:
         """Return the posterior."""

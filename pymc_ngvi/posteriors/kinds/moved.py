@@ -6,7 +6,6 @@ need to know no more than about where they are, and how wide.
 
 import functools
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +24,6 @@ from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.moves.draws import MovedDraws
 from pymc_ngvi.moves.rounds import moved_until_arrived
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
-from pymc_ngvi.posteriors.plan import Candidate
 
 # --- the highest mode that log p is found to have from points about the start, with the Gaussian about it ---
 # It is found by gradients alone, without a fit: log p is climbed from several points at once, and then from the end of
@@ -99,15 +97,14 @@ class MovedKind(PosteriorKind[ManyChains]):
         """Return that of chains that arrive."""
         return _CHANCE
 
-    def price(self, found: ManyChains, density: ModelDensity, *, by_rows: bool) -> Candidate:
+    def seconds(self, found: ManyChains, density: ModelDensity, *, by_rows: bool) -> float:
         """Return what is expected of a fit that is not far off."""
-        seconds = _n_gradients(found, density) * _each(density)
-        return Candidate(self.name, seconds=seconds, chance=self.chance(found))
+        return _n_gradients(found) * _each(density)
 
     def run(self, start: PosteriorStart, found: ManyChains, work: Work, *, is_only: bool) -> PoolState:
         """Return the posterior, if the chains have arrived."""
         density, each = start.density, _each(start.density)
-        expected = _n_gradients(found, density)
+        expected = _n_gradients(found)
         most = _MOST * expected
         fits = _at_modes(density, start.seed) if start.q is None else [start.q, *start.others]
         functionals, before = functionals_of(density, Constrainer.of(density)), work.spent
@@ -117,7 +114,7 @@ class MovedKind(PosteriorKind[ManyChains]):
             found.n_chains,
             np.random.default_rng(start.seed),
             quantities=None if functionals is None else functools.partial(_values_of, functionals),
-            label=_Labels(density, functionals),
+            label=functools.partial(_label, density, functionals),
             may_go_on=lambda n: n <= most and work.may_take(before + n * each),
             # While rounds are short, coordinates may still be found in which there are few steps.
             may_need=lambda n_next, n: n_next <= expected or (n <= most and before + n * each <= work.most),
@@ -144,21 +141,14 @@ def _at_modes(density: ModelDensity, seed: int) -> list[GaussianState]:
     return [mode.gaussian for mode in modes]
 
 
-@dataclass(frozen=True, eq=False)
-class _Labels:
-    """Names coordinates, log p, and what else is looked at, by number."""
-
-    density: ModelDensity
-    functionals: Functionals | None
-
-    def __call__(self, i: int) -> str:
-        n = self.density.n_dim
-        if i < n:
-            return f"`{self.density.layout.label(i)}`"
-        if i == n or self.functionals is None:
-            return "log p"
-        group, column = self.functionals.where(i - n - 1)
-        return group.label(column)
+def _label(density: ModelDensity, functionals: Functionals | None, i: int) -> str:
+    """Name a coordinate, log p, or what else is looked at, by number."""
+    if i < density.n_dim:
+        return f"`{density.layout.label(i)}`"
+    if i == density.n_dim or functionals is None:
+        return "log p"
+    group, column = functionals.where(i - density.n_dim - 1)
+    return group.label(column)
 
 
 def _values_of(functionals: Functionals, theta: Array) -> Array:
@@ -169,9 +159,9 @@ def _values_of(functionals: Functionals, theta: Array) -> Array:
         return np.full((len(theta), 1), np.nan)
 
 
-def _n_gradients(found: ManyChains, density: ModelDensity) -> float:
+def _n_gradients(found: ManyChains) -> float:
     """Return the gradients that are expected."""
-    return float(found.n_chains * _ITERATIONS * _STEPS * density.n_dim**0.25)
+    return float(found.n_chains * _ITERATIONS * _STEPS * found.n_dim**0.25)
 
 
 def _each(density: ModelDensity) -> float:

@@ -12,7 +12,6 @@ from pymc_ngvi.marginal.forest import MOST_PLAIN, Forest
 from pymc_ngvi.marginal.nodes import first_rule
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
-from pymc_ngvi.posteriors.plan import Candidate
 
 #: Globals beyond which another posterior is to be tried before it, and the chance that it is exact then.
 MANY_GLOBALS, _WITH_MANY_GLOBALS = 30, 1.0 / 30.0
@@ -71,10 +70,9 @@ class TreeKind(PosteriorKind[Forest]):
         """Return 1, but with many globals beside trees, which are seldom sampled well."""
         return _WITH_MANY_GLOBALS if found.n_local and found.n_globals > MANY_GLOBALS else 1.0
 
-    def price(self, found: Forest, density: ModelDensity, *, by_rows: bool) -> Candidate:
+    def seconds(self, found: Forest, density: ModelDensity, *, by_rows: bool) -> float:
         """Return what it takes."""
-        seconds = work_of(found, density, by_rows=by_rows).seconds
-        return Candidate(self.name, seconds=seconds, chance=self.chance(found))
+        return work_of(found, density, by_rows=by_rows).seconds
 
     def run(self, start: PosteriorStart, found: Forest, work: Work, *, is_only: bool) -> PoolState:
         """Return the posterior: only an exact one is worth anything."""

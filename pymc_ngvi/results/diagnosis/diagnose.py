@@ -1,32 +1,39 @@
 """A diagnosis of an approximate posterior, made of its parts: weights, moved draws, and mass elsewhere."""
 
 import copy
-import functools
+import logging
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from numpy.typing import NDArray
+from scipy.special import expit
 
+from pymc_ngvi.core.draws import chunks, draws_of
 from pymc_ngvi.core.elbo import Elbo
-from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights
-from pymc_ngvi.core.sizes import STREAMED, check_draws
+from pymc_ngvi.core.linalg import logsumexp
+from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, smoothed, weigh
+from pymc_ngvi.core.seeds import seed_of
+from pymc_ngvi.core.sizes import HELD, STREAMED, check_draws
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.functionals import Functionals, functionals_of
 from pymc_ngvi.density.one_mode import has_one_mode
+from pymc_ngvi.families import FullState
+from pymc_ngvi.fitting.modes.found import OtherMode
+from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.progress import WorkProgress
+from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.results.diagnosis.diagnosis import MOVED, SCORED, SYMMETRIES, Diagnosis, Finding, Kept
 from pymc_ngvi.results.diagnosis.drifts import (
+    Drift,
     Estimates,
-    FunctionalDrift,
     JointDrift,
-    MomentDrift,
     Moved,
     drift_of,
-    first_order_of,
     functional_drift_of,
     joint_drift_of,
     move,
@@ -37,34 +44,206 @@ from pymc_ngvi.results.diagnosis.findings import (
     Context,
     context_of,
     findings_of,
-    functional_stands_out,
-    is_suspicious,
-    joint_stands_out,
     not_moved,
-    of_first_order,
     of_fit,
     of_functionals,
     of_joint,
     of_weighted,
-    stands_out,
-    unsettled,
 )
-from pymc_ngvi.results.diagnosis.missed_mass import other_modes
-from pymc_ngvi.results.diagnosis.weights import (
-    DIAGNOSIS,
-    DRAWS,
-    FEWEST_WEIGHED,
-    Budget,
-    coordinate_khats,
-    first_weighed,
-    most_weighed,
-    own_coordinates,
-    own_generator,
-    own_log_ratio,
-    weighed,
-    weights_and_elbo,
-)
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.distributions import Costs, Distribution, Posterior
+
+# --- posterior mass far from where q is, at other modes of log p ---
+
+#: Largest dimension of dense curvatures.
+_MOST_DENSE = 500
+#: Draws of each candidate, and log of the ratio to q from which on a draw counts as outside.
+_N_DRAWS, _LOG_OUTSIDE = 512, 3.0
+#: Part of the draws of a candidate that has to be outside.
+_MOSTLY = 0.5
+
+
+def other_modes(density: ModelDensity, q: Distribution, elbo: float, rng: np.random.Generator) -> list[OtherMode]:
+    """Look for modes once more, from other points; return those outside q, each with its part of the mass of both."""
+    search, mean, sd = ModeSearch(density, seed_of(rng), "", "hessians"), q.mean(), q.sd()
+    sd = np.where(np.isfinite(sd), sd, 1.0)
+    # A Gaussian of a form whose curvatures can be had.
+    around = FullState.from_scale(mean, sd) if q.n_dim <= _MOST_DENSE else q.gaussian.with_scale(mean, sd)
+    found = search.after(around, elbo, 0, 0, is_sound=True)
+    if found is None:
+        return []
+    density.n_gradients += found.n_gradients
+    result = []
+    for candidate in (mode.gaussian for mode in found.modes):
+        theta = draws_of(candidate, _N_DRAWS, rng)
+        theta = theta[np.isfinite(theta).all(axis=1)]
+        log_q = q.rough_log_density(theta) if len(theta) else None
+        if log_q is None:  # it is not known
+            continue
+        log_p = density.logp(theta)
+        with np.errstate(invalid="ignore"):
+            log_q = np.where(np.isfinite(log_q), log_q, -np.inf)
+            outside = np.isfinite(log_p) & (log_q < log_p - elbo - _LOG_OUTSIDE)
+        if outside.mean() >= _MOSTLY:
+            ratio = log_p[outside] - candidate.log_density(theta[outside])
+            result.append(OtherMode(candidate, float(expit(logsumexp(ratio) - np.log(len(theta)) - elbo))))
+    return sorted(result, key=lambda mode: -mode.share)
+
+
+# --- importance weights of draws of q, within a budget of evaluations ---
+
+#: Estimated seconds that a report may take in any case, and as a part of the fit.
+SUMMARY, DIAGNOSIS = (1.2, 0.3), (4.0, 0.7)
+#: Seconds for the k-hat of a coordinate from 10,000 draws, and the part of a budget that these may take.
+_PER_KHAT, _OF_KHATS = 2e-3, 0.1
+#: Part of a budget for importance weights.
+_OF_WEIGHTS = 0.25
+#: Importance weights of fewer draws are not judged within a budget.
+FEWEST_WEIGHED = 1_000
+#: Part of the gradients for comparing log p with its mirror images; evaluations at least, below which there are none.
+_OF_SYMMETRIES, _LEAST_COMPARED = 0.05, 16
+
+
+def seconds_of(share: tuple[float, float], costs: Costs, record: FitRecord | None) -> float:
+    """Return the estimated seconds that a share allows: some in any case, or a part of what the fit took."""
+    floor, part = share
+    took = 0.0 if record is None else costs.gradient * record.n_gradients + costs.hessian * record.n_hessians
+    return max(floor, part * took)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a report may evaluate."""
+
+    #: Draws for importance weights; 0: none.
+    n_weights: int
+    #: Coordinates that get a k-hat.
+    n_khats: int
+    #: For moved draws, about.
+    n_gradients: int
+    #: Whether moved draws get less than they do where evaluations are cheap.
+    cut: bool = False
+    #: The same of importance weights.
+    weights_cut: bool = False
+    #: Whether gradients at draws are looked at, and few draws are moved: where a posterior has checks of its own, and
+    #: these speak for it.
+    scored: bool = False
+
+    def compared(self, wanted: int) -> int:
+        """Return how many log densities there are for symmetries: as many as wanted where nothing is cut."""
+        n = int(min(wanted, _OF_SYMMETRIES * self.n_gradients)) if self.cut else wanted
+        return n if n >= _LEAST_COMPARED else 0
+
+    @classmethod
+    def of(
+        cls,
+        share: tuple[float, float],
+        costs: Costs,
+        record: FitRecord | None,
+        wanted: "Budget",
+    ) -> "Budget":
+        """Return as much of what is wanted as a share allows."""
+        seconds = seconds_of(share, costs, record)
+        n_weights = min(wanted.n_weights, int(_OF_WEIGHTS * seconds / costs.weight))
+        if n_weights < min(FEWEST_WEIGHED, wanted.n_weights):
+            n_weights = 0
+        one_khat = _PER_KHAT * max(n_weights, 1_000) / 10_000
+        n_khats = min(wanted.n_khats, int(_OF_KHATS * seconds / one_khat)) if n_weights else 0
+        left = seconds - n_weights * costs.weight - n_khats * one_khat
+        n_gradients = min(wanted.n_gradients, int(left / costs.gradient))
+        cut = n_gradients < wanted.n_gradients
+        return cls(n_weights, n_khats, n_gradients, cut, n_weights < wanted.n_weights)
+
+
+logger = logging.getLogger("pymc.ngvi")
+
+#: Draws behind k-hat, where evaluations are cheap.
+DRAWS = 10_000
+#: Number of the random stream behind the weights that belong to a fit.
+_STREAM = 3_000_000
+
+
+def n_own(posterior: Posterior) -> int:
+    """Return how many draws belong to the fit: those of a diagnosis, or where it has none, what costs as much."""
+    record, costs = posterior.record, posterior.distribution.costs(posterior.density, posterior.record)
+    wanted = Budget(most_weighed(posterior, DRAWS), 0, 0)
+    n = Budget.of(DIAGNOSIS, costs, record, wanted).n_weights
+    n = n or int(np.clip(seconds_of(DIAGNOSIS, costs, record) / costs.weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
+    if n < wanted.n_weights:
+        logger.info(f"Importance weights of {n:,} draws: evaluations of this model are dear, ask for more by draws=.")
+    return n
+
+
+def most_weighed(posterior: Posterior, draws: int) -> int:
+    """Return how many of some draws can be held at once."""
+    return min(draws, max(FEWEST_WEIGHED, HELD // max(posterior.layout.n_dim, 1)))
+
+
+def own_generator(record: FitRecord | None, stream: int = _STREAM) -> np.random.Generator:
+    """Return the generator of draws that belong to a fit."""
+    return np.random.default_rng([stream, 0 if record is None else record.seed])
+
+
+def draws_in_chunks(posterior: Posterior, n: int, rng: np.random.Generator) -> Iterator[Array]:
+    """Yield draws that are weighed, in chunks: the same ones whenever the generator is in the same state."""
+    for chunk in chunks(n, posterior.layout.n_dim):
+        yield posterior.distribution.draw(chunk, rng)
+
+
+def weighed(
+    posterior: Posterior, n: int, rng: np.random.Generator, advance: Callable[[float], None] = lambda _: None
+) -> Array:
+    """Return log weights of draws, (n,)."""
+    ratio = []
+    for theta in draws_in_chunks(posterior, n, rng):
+        for part in np.array_split(theta, max(1, len(theta) // FEWEST_WEIGHED)):
+            ratio.append(posterior.distribution.log_weights(part, posterior.density))
+            advance(len(part))
+    return np.concatenate(ratio)
+
+
+def own_log_ratio(posterior: Posterior, kept: Kept, n: int, advance: Callable[[float], None] = lambda _: None) -> Array:
+    """Return log p - log q at ``n`` or more of the draws that belong to the fit, evaluated once for a q."""
+    if (of_pool := posterior.distribution.kept_log_weights()) is not None:
+        return of_pool
+    if kept.log_ratio is None or len(kept.log_ratio) < n:
+        kept.log_ratio = weighed(posterior, n, own_generator(posterior.record), advance)
+    return kept.log_ratio
+
+
+def log_ratio_of(posterior: Posterior, kept: Kept, draws: int | None, rng: np.random.Generator | None) -> Array:
+    """Return log p - log q at draws of q, (n_draws,): those that belong to the fit where no generator is given."""
+    posterior.check_weights()
+    if (of_pool := posterior.distribution.kept_log_weights()) is not None:
+        return of_pool
+    if rng is None:
+        return own_log_ratio(posterior, kept, n_own(posterior))
+    n = DRAWS if draws is None else check_draws(draws)
+    with WorkProgress("Importance weights", n) as progress:
+        return weighed(posterior, n, rng, progress.advance)
+
+
+def weights_and_elbo(log_ratio: Array) -> tuple[Weights, Elbo]:
+    """Return what log p - log q at draws says of weights, and the ELBO."""
+    finite = np.isfinite(log_ratio)
+    n = int(finite.sum())
+    with np.errstate(over="ignore"):  # far draws of a proposal may have next to no density
+        value = float(log_ratio[finite].mean()) if n else -np.inf
+        se = float(log_ratio[finite].std(ddof=1) / np.sqrt(n)) if n > 1 else np.inf
+    return weigh(log_ratio)[1], Elbo(value, se)
+
+
+def coordinate_khats(log_ratio: Array, standardised: Array) -> Array:
+    """Return k-hat of the weighted mean and second moment of each coordinate, the worse of the two.
+
+    References
+    ----------
+    .. [1] A. Vehtari, D. Simpson, A. Gelman, Y. Yao and J. Gabry (2024). Pareto smoothed importance sampling.
+       JMLR 25(72). https://doi.org/10.48550/arXiv.1507.02646
+    """
+    with np.errstate(divide="ignore"):
+        sizes = np.log(np.abs(standardised.T))
+    return np.array([max(smoothed(log_ratio + size)[1], smoothed(log_ratio + 2.0 * size)[1]) for size in sizes])
+
 
 # --- gradients of log p at draws: means of their products with draws are known where these are of the posterior ---
 # With s the gradient of log p at draws theta of the posterior, :math:`E[s] = 0` and :math:`E[(\theta - m) s^T] = -I`,
@@ -85,33 +264,13 @@ _LEAST = 32
 _RATIOS = 1e-2, 1e2
 
 
-@dataclass(frozen=True)
-class ScoreDrift:
-    """By how much gradients say that draws are off."""
-
-    #: Of coordinates, as moved draws tell it: of skewness and of log p nothing.
-    moments: MomentDrift
-
-    n_draws: int
-    #: The same of linear predictors and their sum, of limits nothing; None where there are none.
-    predictors: FunctionalDrift | None = None
-
-    def in_words(self) -> str:
-        """Return what was looked at."""
-        predictors = "" if self.predictors is None else f", and with {self.predictors.functionals.of_elements()}"
-        return f"at {self.n_draws:,} draws: their means, and products with all coordinates{predictors}"
-
-    def seen_again(self, other: "ScoreDrift") -> "ScoreDrift":
-        """Return what this and an independent one have in common."""
-        one, two = self.predictors, other.predictors
-        predictors = None if one is None or two is None else one.seen_again(two)
-        return ScoreDrift(self.moments.seen_again(other.moments), other.n_draws, predictors)
-
-
 def score_drift_of(
     posterior: Posterior, rng: np.random.Generator, n: int, functionals: Functionals | None
-) -> ScoreDrift | None:
-    """Return what gradients at ``n`` draws say; None where they are finite at too few of them."""
+) -> tuple[Drift, Drift | None] | None:
+    """Return what gradients at ``n`` draws say of coordinates, and of linear predictors where there are some.
+
+    None where they are finite at too few of them.
+    """
     q = posterior.distribution
     plan = q.plan(posterior.density)
     theta = plan.draw(q.base(n, rng))
@@ -120,22 +279,20 @@ def score_drift_of(
         whitened = plan.gaussian.whiten(grad)
         step = plan.gaussian.draws(whitened) - plan.gaussian.mean()
     finite = np.isfinite(theta).all(axis=1) & np.isfinite(step).all(axis=1)
-    if finite.sum() < _LEAST:
+    n_draws = int(finite.sum())
+    if n_draws < _LEAST:
         return None
-    apart, step, sd = theta[finite] - q.mean(), step[finite], q.sd()
-    both = _estimates(apart, step, sd, plan.gaussian.sd() ** 2)
-    moments, n_draws = MomentDrift(*both, _nothing(len(sd)), Elbo(np.nan, np.nan)), int(finite.sum())
+    apart, step = theta[finite] - q.mean(), step[finite]
+    moments = Drift(_estimates(apart, step, q.sd(), plan.gaussian.sd() ** 2), n_draws)
     if functionals is None or functionals.of_predictors is None:
-        return ScoreDrift(moments, n_draws)
+        return moments, None
     matrix = functionals.of_predictors.matrix
     along, variances = apart @ matrix.T, np.sum(plan.gaussian.whiten(matrix) ** 2, axis=1)
     of_columns = _estimates(along, step @ matrix.T, along.std(axis=0), variances)
-    nothing = _nothing(len(matrix))
-    predictors = FunctionalDrift(functionals.only_predictors(), *of_columns, nothing, nothing, n_draws)
-    return ScoreDrift(moments, n_draws, predictors)
+    return moments, Drift(of_columns, n_draws, functionals.only_predictors())
 
 
-def _estimates(apart: Array, step: Array, sd: Array, variance: Array) -> tuple[Estimates, Estimates]:
+def _estimates(apart: Array, step: Array, sd: Array, variance: Array) -> dict[str, Estimates]:
     """Return drifts of means and of standard deviations, by column.
 
     Moments of q would take chance from both, as controls, and hide draws that have not these moments.
@@ -146,15 +303,11 @@ def _estimates(apart: Array, step: Array, sd: Array, variance: Array) -> tuple[E
     value = np.clip(ratio.value, *_RATIOS) ** -0.5 - 1.0
     beyond = np.abs(ratio.value - 1.0)
     se = ratio.se * np.where(beyond > 0.0, np.abs(value) / np.where(beyond > 0.0, beyond, 1.0), 0.5)
-    return _mean_of(step / sd), Estimates(value, se)
+    return {"mean": _mean_of(step / sd), "sd": Estimates(value, se)}
 
 
 def _mean_of(values: Array) -> Estimates:
     return Estimates(values.mean(axis=0), values.std(axis=0, ddof=1) / np.sqrt(len(values)))
-
-
-def _nothing(n: int) -> Estimates:
-    return Estimates(np.full(n, np.nan), np.full(n, np.nan))
 
 
 # --- draws moved towards the posterior, and all that drifts: moments, log p, and what is computed of draws ---
@@ -179,13 +332,29 @@ class Drifts:
 
     moved: Moved
     #: By gradients at other draws where these are looked at, else of moved ones; None where too few could be moved.
-    moments: MomentDrift | None = None
+    moments: Drift | None = None
     #: None where too few draws could be moved.
     joint: JointDrift | None = None
     #: Of what moved draws are to tell; None where there are none, or they would take too long.
-    functionals: FunctionalDrift | None = None
-    #: What gradients at other draws say.
-    scores: ScoreDrift | None = None
+    functionals: Drift | None = None
+    #: Linear predictors, by gradients, where these are looked at; and at how many draws they are.
+    predictors: Drift | None = None
+    n_scored: int = 0
+
+    @property
+    def computed(self) -> str:
+        """What of functionals was compared, in words."""
+        of = None if self.functionals is None else self.functionals.functionals
+        return "" if of is None else of.in_words()
+
+    @property
+    def scored(self) -> str:
+        """Where gradients were looked at, in words; empty for nowhere."""
+        if not self.n_scored:
+            return ""
+        of = None if self.predictors is None else self.predictors.functionals
+        predictors = "" if of is None else f", and with {of.of_elements()}"
+        return f"at {self.n_scored:,} draws: their means, and products with all coordinates{predictors}"
 
     def asks_for_more(self, is_nested: bool) -> bool:
         """Tell whether other moved draws may tell what is error from what is chance.
@@ -194,25 +363,13 @@ class Drifts:
         without them is Gaussian given its hyperparameters, and has no check of its own of what is computed of draws:
         there, a suspicion is enough.
         """
-        moments, joint, functionals, scores = self.moments, self.joint, self.functionals, self.scores
-        if moments is not None and stands_out(moments):
-            return True
         # Of few draws, errors are known roughly: nothing is said before it was seen of more.
-        if functionals is not None and functional_stands_out(functionals):
+        if any(drift is not None and drift.stands_out for drift in (self.moments, self.functionals, self.predictors)):
             return True
-        if self.predictors is not None and functional_stands_out(self.predictors):
-            return True
-        if moments is None or joint is None:
+        if self.moments is None or self.joint is None:
             return False
-        if joint_stands_out(joint, moments):
-            return True
-        of_functionals = is_nested and functionals is not None and is_suspicious(functionals)
-        return scores is None and (of_functionals or joint.is_suspicious)
-
-    @property
-    def predictors(self) -> FunctionalDrift | None:
-        """Linear predictors by gradients, where these are looked at."""
-        return None if self.scores is None else self.scores.predictors
+        of_functionals = is_nested and self.functionals is not None and self.functionals.is_suspicious
+        return self.joint.stands_out or (not self.n_scored and (of_functionals or self.joint.is_suspicious))
 
     def seen_again(self, other: "Drifts") -> "Drifts":
         """Return, of moments, what this and an independent one have in common; of all else, what both show together.
@@ -222,15 +379,19 @@ class Drifts:
         """
         if self.moments is None or other.moments is None:
             return other
-        joint, functionals, scores = other.joint, other.functionals, other.scores
-        if self.joint is not None and joint is not None:
-            joint = self.joint.with_others(joint)
-        if self.scores is not None and scores is not None:
-            scores = self.scores.seen_again(scores)
-        if self.functionals is not None and functionals is not None:
-            both = self.functionals.with_others if scores is None else self.functionals.seen_again
-            functionals = both(functionals)
-        return Drifts(other.moved, self.moments.seen_again(other.moments), joint, functionals, scores)
+        return replace(
+            other,
+            moments=self.moments.seen_again(other.moments),
+            joint=_of_both(self.joint, other.joint, JointDrift.with_others),
+            functionals=_of_both(
+                self.functionals, other.functionals, Drift.seen_again if other.n_scored else Drift.with_others
+            ),
+            predictors=_of_both(self.predictors, other.predictors, Drift.seen_again),
+        )
+
+
+def _of_both[D](one: D | None, other: D | None, join: Callable[[D, D], D]) -> D | None:
+    return other if one is None or other is None else join(one, other)
 
 
 def most_moved(n_dim: int, n_draws: int) -> int:
@@ -268,14 +429,6 @@ def drifts_of(
     return found
 
 
-def most_scored(budget: Budget) -> int:
-    """Return at how many draws a budget has gradients evaluated, beside those of moved draws: 0 for too few."""
-    if not budget.scored:
-        return 0
-    n = min(_SCORED, max(int(_OF_SCORES * budget.n_gradients), min(_FEWEST_SCORED, budget.n_gradients)))
-    return n if n >= _FEWEST_SCORED else 0
-
-
 def _once(
     posterior: Posterior,
     rng: np.random.Generator,
@@ -285,34 +438,32 @@ def _once(
     functionals: Functionals | None,
     advance: Callable[[float], None],
 ) -> Drifts:
-    q, density = posterior.distribution, posterior.density
-    scores, n_scored = None, most_scored(budget)
-    if n_scored and (scores := score_drift_of(posterior, rng, n_scored, functionals)) is not None:
-        functionals = None if functionals is None else functionals.without_predictors()
+    q, density, n_scored = posterior.distribution, posterior.density, 0
+    if budget.scored:
+        n = min(_SCORED, max(int(_OF_SCORES * budget.n_gradients), min(_FEWEST_SCORED, budget.n_gradients)))
+        n_scored = n if n >= _FEWEST_SCORED else 0
+    scores = score_drift_of(posterior, rng, n_scored, functionals) if n_scored else None
+    if scores is not None and functionals is not None:
+        functionals = functionals.without_predictors()
     advance(n_scored)
     base, plan = q.base(most_moved(q.n_dim, n_draws), rng), q.plan(density)
     moved = move(
         density, plan, base, rng, n_trajectories=n_trajectories, max_gradients=budget.n_gradients - n_scored,
         strict=budget.cut, advance=advance,
     )  # fmt: skip
+    found = Drifts(moved)
+    if scores is not None:
+        found = Drifts(moved, scores[0], predictors=scores[1], n_scored=scores[0].n_draws)
     if len(moved.end) < _LEAST_MOVED:
-        return Drifts(moved, None if scores is None else scores.moments, scores=scores)
+        return found
     took = moved.n_gradients * density.gradient_seconds
-    moments = drift_of(moved, q.mean(), q.sd(), _log_q(posterior, moved))
-    return Drifts(
-        moved,
-        moments if scores is None else replace(scores.moments, log_p=moments.log_p),
-        joint_drift_of(moved),
-        None if functionals is None else functional_drift_of(functionals, moved.control, moved.end, took),
-        scores,
-    )
-
-
-def _log_q(posterior: Posterior, moved: Moved) -> tuple[Array, Array] | None:
-    """Return log q at starts and at controls; None where it is not known."""
-    q = posterior.distribution
     start, control = q.log_density(moved.start), q.log_density(moved.control)
-    return None if start is None or control is None else (start, control)
+    return replace(
+        found,
+        moments=found.moments or drift_of(moved, q.mean(), q.sd()),
+        joint=joint_drift_of(moved, None if start is None or control is None else (start, control)),
+        functionals=None if functionals is None else functional_drift_of(functionals, moved.control, moved.end, took),
+    )
 
 
 # --- a diagnosis of an approximate posterior, made of its parts: weights, moved draws, and mass elsewhere ---
@@ -324,8 +475,6 @@ _MOST_KHATS = 200
 #: Weighed draws of which functionals are computed, at most, and what they should be worth; relative variance of weights
 #: that can't move these by as much as counts: no mean moves by more than its root, in standard deviations.
 _MOST_COMPUTED, _WORTH, _EQUAL = 2_000, 500, 0.02
-#: Values of hyperparameters at which functionals are compared with what Gaussians miss.
-_N_VALUES = 64
 #: Number of the random stream behind the draws at which symmetries are looked for.
 _SYMMETRY_STREAM = 3_000_002
 #: Number of the random stream behind the draws of the standing diagnosis that are moved.
@@ -335,8 +484,6 @@ _IN_PART = (
     "the model reads pm.Minibatch data, and log p is that of one batch. Load what `save` writes on a model of all of "
     "the data, pymc_ngvi.load(file, model), and ask there."
 )
-#: Importance weights of draws that belong to the fit: of a number of draws, telling how many are done.
-OwnRatio = Callable[[int, Callable[[float], None]], Array]
 
 
 def full_budget(posterior: Posterior, draws: int = DRAWS, *, thorough: bool = False) -> Budget:
@@ -357,20 +504,20 @@ def budget_of(posterior: Posterior, share: tuple[float, float]) -> Budget:
 def diagnose(
     posterior: Posterior,
     budget: Budget,
-    of_weights: np.random.Generator | OwnRatio,
+    of_weights: np.random.Generator,
     rng: np.random.Generator,
     *,
+    kept: Kept | None = None,
     thorough: bool = False,
 ) -> Diagnosis:
-    """Make a diagnosis."""
+    """Make a diagnosis; log weights of the draws that belong to the fit are kept."""
     density, record, layout = posterior.density, posterior.record, posterior.layout
     before = density.n_gradients
     equal, n_compared = _equal_modes(posterior, budget)
     if budget.cut:
         budget = replace(budget, n_gradients=max(budget.n_gradients - n_compared, 0))
     with WorkProgress("Judging q", budget.n_weights + budget.n_gradients) as progress:
-        again = copy.deepcopy(of_weights) if isinstance(of_weights, np.random.Generator) else None
-        weights, elbo, khats, ratio = _weights_of(posterior, budget, of_weights, progress)
+        weights, elbo, khats, ratio, theta = _weights_of(posterior, budget, of_weights, kept, progress)
         how = (*(_THOROUGH if thorough else _QUICK)[:2], budget)
         functionals = functionals_of(density, posterior.constrain)
         found = drifts_of(posterior, rng, *how, functionals, progress.advance)
@@ -385,8 +532,7 @@ def diagnose(
     context = context_of(posterior)
     further = [
         *_of_drifts(context, found),
-        *_of_weighted(posterior, functionals, weights, ratio, again),
-        *_of_first_order(posterior, functionals),
+        *_of_weighted(posterior, functionals, weights, ratio, theta),
     ]
     findings = findings_of(
         context,
@@ -398,7 +544,7 @@ def diagnose(
         places,
         q,
         further,
-        MOVED if found.scores is None else SCORED,
+        SCORED if found.n_scored else MOVED,
     )
     return Diagnosis(
         findings=findings,
@@ -406,23 +552,21 @@ def diagnose(
         gap=gap,
         elbo=elbo,
         weights=weights,
-        by_coordinate={**_columns(drift, layout.n_dim), "khat": khats},
-        log_p_drift=Elbo(np.nan, np.nan) if drift is None else drift.log_p,
+        by_coordinate=_columns(drift, khats),
+        log_p_drift=Elbo(np.nan, np.nan) if found.joint is None else found.joint.mean,
         acceptance=moved.acceptance,
         n_moved=len(moved.end),
         n_trajectories=moved.n_trajectories,
-        scored="" if found.scores is None else found.scores.in_words(),
+        scored=found.scored,
         thorough=thorough,
         n_gradients=density.n_gradients - before if thorough else n_gradients,
         n_log_p=weights.n_draws + n_compared,
         layout=layout,
         posterior=record.posterior if record is not None and record.is_pool else "",
         left_out=_left_out(budget, moved, often if fewer else 0, n_compared > 0, q.kept_log_weights() is not None),
-        open=_open(budget, moved, drift, found.scores)
-        if fewer and not (record is not None and record.is_nested)
-        else "",
+        open=_open(budget, found) if fewer and not (record is not None and record.is_nested) else "",
         joint="" if found.joint is None else found.joint.in_words(),
-        computed="" if found.functionals is None else found.functionals.functionals.in_words(),
+        computed=found.computed,
         searched=record is not None and record.searched,
         has_one_mode=record is not None and record.estimator == "quadrature" and has_one_mode(density),
     )
@@ -432,9 +576,9 @@ def standing_diagnosis(posterior: Posterior, kept: Kept, share: tuple[float, flo
     """Return the diagnosis that belongs to the fit, made with seeds of its own; made once, unless q changes."""
     if kept.diagnosis is None or (kept.diagnosis.left_out and kept.share < share):
         with few_threads(posterior.density):
-            budget, rng = budget_of(posterior, share), own_generator(posterior.record, _MOVES_STREAM)
-            ratio = functools.partial(own_log_ratio, posterior, kept)
-            kept.diagnosis, kept.share = diagnose(posterior, budget, ratio, rng), share
+            rngs = own_generator(posterior.record), own_generator(posterior.record, _MOVES_STREAM)
+            kept.diagnosis = diagnose(posterior, budget_of(posterior, share), *rngs, kept=kept)
+            kept.share = share
     return kept.diagnosis
 
 
@@ -466,7 +610,6 @@ def requested_diagnosis(
 def _not_judged(posterior: Posterior) -> Diagnosis:
     """Return what is known of a fit to minibatches: how it ended."""
     record, layout, unknown = posterior.record, posterior.layout, Elbo(np.nan, np.nan)
-    none = np.full(layout.n_dim, np.nan)
     gap = float("nan") if record is None else record.gap
     return Diagnosis(
         findings=tuple(of_fit(context_of(posterior), gap)),
@@ -474,7 +617,7 @@ def _not_judged(posterior: Posterior) -> Diagnosis:
         gap=gap,
         elbo=unknown if record is None else record.elbo,
         weights=Weights(np.nan, np.nan, 0, 0),
-        by_coordinate={**_columns(None, layout.n_dim), "khat": none},
+        by_coordinate=_columns(None, np.full(layout.n_dim, np.nan)),
         log_p_drift=unknown,
         acceptance=float("nan"),
         n_moved=0,
@@ -488,27 +631,28 @@ def _not_judged(posterior: Posterior) -> Diagnosis:
 
 
 def _weights_of(
-    posterior: Posterior, budget: Budget, of_weights: np.random.Generator | OwnRatio, progress: WorkProgress
-) -> tuple[Weights, Elbo, Array, Array | None]:
-    """Return importance weights, the ELBO, k-hats by coordinate, NaN where there are none, and log weights of draws."""
-    record, n = posterior.record, budget.n_weights
-    khats = np.full(posterior.layout.n_dim, np.nan)
-    if (kept := posterior.distribution.kept_log_weights()) is not None:
-        return weights_and_elbo(kept)[0], Elbo(np.nan, np.nan) if record is None else record.elbo, khats, None
-    if not n:
+    posterior: Posterior, budget: Budget, rng: np.random.Generator, kept: Kept | None, progress: WorkProgress
+) -> tuple[Weights, Elbo, Array, Array, Array]:
+    """Return weights, the ELBO, k-hats by coordinate, NaN where there are none, log weights of draws, and the draws."""
+    q, record, n = posterior.distribution, posterior.record, budget.n_weights
+    khats, own = np.full(q.n_dim, np.nan), q.kept_log_weights()
+    if own is not None or not n:
+        weights = Weights(np.nan, np.nan, 0, 0) if own is None else weights_and_elbo(own)[0]
         elbo = Elbo(np.nan, np.nan) if record is None else record.elbo
-        return Weights(np.nan, np.nan, 0, 0), elbo, khats, None
-    index = _shown_first(posterior, budget.n_khats)
-    if isinstance(of_weights, np.random.Generator):
-        ratio, of_draws = weighed(posterior, n, of_weights, index, progress.advance)
+        return weights, elbo, khats, np.empty(0), np.empty((0, q.n_dim))
+    again = copy.deepcopy(rng)
+    if kept is None:
+        ratio = weighed(posterior, n, rng, progress.advance)
     else:
-        ratio = of_weights(n, progress.advance)
-        of_draws = own_coordinates(posterior, len(ratio), index) if len(index) else np.empty((len(ratio), 0))
-    finite = np.isfinite(ratio)
+        ratio = own_log_ratio(posterior, kept, n, progress.advance)
+    theta, done, finite = np.empty((len(ratio), q.n_dim)), 0, np.isfinite(ratio)
+    for part in draws_in_chunks(posterior, len(ratio), again):
+        theta[done : done + len(part)] = part
+        done += len(part)
+    index = _shown_first(posterior, budget.n_khats)
     if finite.sum() >= MIN_KHAT_DRAWS:
-        mean, sd = posterior.distribution.mean()[index], posterior.distribution.sd()[index]
-        khats[index] = coordinate_khats(ratio[finite], (of_draws[finite] - mean) / sd)
-    return *weights_and_elbo(ratio), khats, ratio
+        khats[index] = coordinate_khats(ratio[finite], (theta[finite][:, index] - q.mean()[index]) / q.sd()[index])
+    return *weights_and_elbo(ratio), khats, ratio, theta
 
 
 def _shown_first(posterior: Posterior, n_most: int) -> NDArray[np.intp]:
@@ -525,43 +669,29 @@ def _of_drifts(context: Context, found: Drifts) -> list[Finding]:
     result = [] if found.predictors is None else of_functionals(context, found.predictors, SCORED)
     if found.joint is not None and found.moments is not None:
         result += of_joint(context, found.joint, found.moments)
-    return result + ([] if found.functionals is None else of_functionals(context, found.functionals))
-
-
-def _of_first_order(posterior: Posterior, functionals: Functionals | None) -> list[Finding]:
-    """Return what an approximate nested posterior has off."""
-    found = None if functionals is None else posterior.distribution.draws_with_ratio(_N_VALUES)
-    if functionals is None or found is None:
-        return []
-    try:
-        return of_first_order(functionals, first_order_of(functionals, *found))
-    except Exception:  # what a Deterministic raises at single draws is not for a diagnosis to tell
-        return []
+    return result + ([] if found.functionals is None else of_functionals(context, found.functionals, MOVED))
 
 
 def _of_weighted(
     posterior: Posterior,
     functionals: Functionals | None,
     weights: Weights,
-    ratio: Array | None,
-    rng: np.random.Generator | None,
+    ratio: Array,
+    theta: Array,
 ) -> list[Finding]:
     """Return what importance weights say of functionals, where they can be used and are not all but equal."""
-    if functionals is None or ratio is None or not weights.verdict(posterior.layout.n_dim).helps:
+    if functionals is None or not len(ratio) or not weights.verdict(posterior.layout.n_dim).helps:
         return []
     if weights.n_draws < FEWEST_WEIGHED or weights.n_draws < (1.0 + _EQUAL) * weights.effective:
         return []
     took = posterior.distribution.costs(posterior.density, posterior.record).weight * len(ratio)
     wanted = min(_MOST_COMPUTED, int(_WORTH * weights.n_draws / max(weights.effective, 1.0)))
     n = min(max(wanted, FEWEST_WEIGHED), len(ratio), functionals.affordable(took))
-    if n < FEWEST_WEIGHED:
-        return []
-    theta = first_weighed(posterior, len(ratio), n, rng)
-    if posterior.distribution.log_density(theta[:1]) is None:
-        return []  # these are draws of a proposal, and not of q
+    if n < FEWEST_WEIGHED or posterior.distribution.log_density(theta[:1]) is None:
+        return []  # draws may be those of a proposal, and not of q
     finite = np.isfinite(ratio[:n])
     try:
-        return of_weighted(weighted_shift_of(functionals, theta[finite], ratio[:n][finite]))
+        return of_weighted(weighted_shift_of(functionals, theta[:n][finite], ratio[:n][finite]))
     except Exception:  # what a Deterministic raises at single draws is not for a diagnosis to tell
         return []
 
@@ -584,14 +714,13 @@ def _equal_modes(posterior: Posterior, budget: Budget) -> tuple[tuple[EqualModes
     return tuple(replace(of, covered="all") for of in found), n_compared + n
 
 
-def _columns(drift: MomentDrift | None, n_dim: int) -> dict[str, Array]:
-    names = {"mean_drift": "mean", "sd_drift": "sd", "skewness_drift": "skewness"}
+def _columns(drift: Drift | None, khats: Array) -> dict[str, Array]:
     result = {}
-    for name, of in names.items():
-        estimates = None if drift is None else getattr(drift, of)
-        result[name] = np.full(n_dim, np.nan) if estimates is None else estimates.value
-        result[f"{name}_se"] = np.full(n_dim, np.nan) if estimates is None else estimates.se
-    return result
+    for measure in ("mean", "sd", "skewness"):
+        known = None if drift is None else drift.measures.get(measure)
+        result[f"{measure}_drift"] = np.full(len(khats), np.nan) if known is None else known.value
+        result[f"{measure}_drift_se"] = np.full(len(khats), np.nan) if known is None else known.se
+    return {**result, "khat": khats}
 
 
 def _left_out(budget: Budget, moved: Moved, often: int, compared: bool, has_weights: bool) -> tuple[str, ...]:
@@ -611,19 +740,20 @@ def _left_out(budget: Budget, moved: Moved, often: int, compared: bool, has_weig
     return tuple(result)
 
 
-def _open(budget: Budget, moved: Moved, drift: MomentDrift | None, scores: ScoreDrift | None) -> str:
+def _open(budget: Budget, found: Drifts) -> str:
     """Return why few evaluations leave the verdict open; empty where they do not.
 
     Where the own checks of a posterior speak for it, it is enough that gradients at draws do not speak against it.
     """
-    if scores is not None or not unsettled(moved, drift):
+    is_settled = found.moments is not None and not not_moved(found.moved) and found.moments.is_settled
+    if found.n_scored or is_settled:
         return ""
-    if not_moved(moved):
+    if not_moved(found.moved):
         return (
             f"too few evaluations within the budget, {budget.n_gradients:,} gradients, to move draws of q towards the "
             f"posterior. {_NO_BUDGET}"
         )
     return (
-        f"{len(moved.end)} moved draws, all that the budget of {budget.n_gradients:,} gradients allows, do not tell "
-        f"whether means and standard deviations are right. {_NO_BUDGET}"
+        f"{len(found.moved.end)} moved draws, all that the budget of {budget.n_gradients:,} gradients allows, do not "
+        f"tell whether means and standard deviations are right. {_NO_BUDGET}"
     )

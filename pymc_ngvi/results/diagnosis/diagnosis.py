@@ -18,8 +18,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.results.convert import flat_dataset, free_names
-from pymc_ngvi.results.distributions import Distribution
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.distributions import Distribution, Posterior
 
 #: By what quantities are seen to be off, in a clause that they end.
 MOVED = "draws that are moved towards the posterior drift"
@@ -49,23 +48,21 @@ class Finding:
         return f"{self.text} {self.cure}".rstrip()
 
 
-def in_sds(value: float, se: float) -> str:
-    """Return a shift in posterior standard deviations, with its error."""
-    return f"{value:+.2f} ± {se:.2f} sd"
-
-
-def in_percent(value: float, se: float) -> str:
-    """Return a ratio in percent, with its error."""
-    return f"{100 * value:+.0f} ± {100 * se:.0f} %"
-
-
-#: Characters in a line at most; coordinates in the table.
+#: Characters in a line at most, fewer on a narrow terminal; coordinates in the table.
 _MAX_WIDTH, _N_ROWS = 100, 8
 #: What is left out where evaluations are too few to compare log p with its images.
 SYMMETRIES = "symmetries of log p"
 _RELIABLE = "Reliable, as far as these checks can tell."
 #: Columns of the table, by diagnostic; how they are shown.
 _SHOWN = {"mean_drift": "mean, sd", "sd_drift": "sd, %", "skewness_drift": "skewness", "khat": "k-hat"}
+
+
+def wrap(text: str, first: str = "", then: str = "") -> str:
+    """Return a text in lines of the width of the terminal, with what these begin with."""
+    width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
+    return textwrap.fill(
+        text, width, initial_indent=first, subsequent_indent=then, break_long_words=False, break_on_hyphens=False
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,26 +204,14 @@ class Diagnosis:
 
     def __str__(self) -> str:
         """Return the report, wrapped to the width of the terminal."""
-        width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
-
-        def wrap(text: str, first: str, then: str) -> str:
-            return textwrap.fill(
-                text,
-                width,
-                initial_indent=first,
-                subsequent_indent=then,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-
-        parts = [wrap(self.headline(), "", "")]
+        parts = [wrap(self.headline())]
         parts += [wrap(text, f"  {i}. ", "     ") for i, text in enumerate(self._texts(True), 1)]
         parts += [wrap(cure, "  -> ", "     ") for cure in self._cures()]
         if remarks := self.remarks:
             parts += ["", "Also:", *(wrap(text, "  - ", "    ") for text in remarks)]
         pad = max(len(name) for name, _ in self._rows()) + 2
         parts += ["", *(wrap(text, name.ljust(pad), " " * pad) for name, text in self._rows())]
-        return "\n".join([*parts, "", wrap(self._of_table(), "", ""), self._table().to_string()])
+        return "\n".join([*parts, "", wrap(self._of_table()), self._table().to_string()])
 
     __repr__ = __str__
 

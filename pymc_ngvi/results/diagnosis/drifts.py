@@ -1,6 +1,6 @@
 """How draws of q drift as they are moved towards the posterior: moments, the joint density, functionals."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,14 +40,11 @@ class Moved:
     end: Array
     #: Draws of q that are correlated with ``end``; shape (n_draws, n_dim).
     control: Array
-    #: shape (n_draws,).
-    log_p_start: Array
-    log_p_end: Array
+    #: Of log p, from before to after; shape (n_draws,).
+    change: Array
     #: Mean probability that a trajectory was accepted.
     acceptance: float
     n_trajectories: int
-    #: Of the last trajectory, in whitened coordinates.
-    step_size: float
     #: Draws of q left out because log p or its gradient is not finite there.
     n_lost: int
     n_gradients: int
@@ -83,8 +80,8 @@ def move(
     if strict and max_gradients is not None:
         n_trajectories, n_draws = _within(max_gradients, step, n_trajectories, len(base))
         if not n_draws:
-            none, no_value = np.empty((0, n_dim)), np.empty(0)
-            return Moved(none, none, none, no_value, no_value, float("nan"), 0, float("nan"), 0, 0)
+            none = np.empty((0, n_dim))
+            return Moved(none, none, none, np.empty(0), float("nan"), 0, 0, 0)
         base = base[:n_draws]
     x = plan.draw(base)
     x = x[np.isfinite(x).all(axis=1)]
@@ -94,7 +91,10 @@ def move(
     acceptance = np.zeros(n_trajectories)
     if len(start.x):
         step = _tried_step(plan, points, step, rng)
-        n_draws = _affordable(len(start.x), step, n_trajectories, max_gradients)
+        n_draws = len(start.x)
+        if max_gradients is not None:
+            n_steps = (n_trajectories + 1) * min(np.ceil(_QUARTER / step), _MOST_STEPS)
+            n_draws = int(np.clip(max_gradients // n_steps, min(_LEAST_MOVED, n_draws), n_draws))
         if strict and max_gradients is not None:
             n_draws = min(n_draws, _within(max_gradients, step, n_trajectories, n_draws, tried=True)[1])
         start = points = points.at(np.arange(n_draws))
@@ -116,22 +116,12 @@ def move(
         start=first[kept],
         end=last[kept],
         control=of_q[kept],
-        log_p_start=start.logp[kept],
-        log_p_end=points.logp[kept],
+        change=points.logp[kept] - start.logp[kept],
         acceptance=float(acceptance.mean()),
         n_trajectories=n_trajectories if len(start.x) else 0,
-        step_size=float(step),
         n_lost=n_lost,
         n_gradients=density.n_gradients - before,
     )
-
-
-def _affordable(n_draws: int, step: float, n_trajectories: int, max_gradients: int | None) -> int:
-    """Return how many draws to move: as many as there are, or as a number of gradients allows."""
-    if max_gradients is None:
-        return n_draws
-    n_steps = (n_trajectories + 1) * min(np.ceil(_QUARTER / step), _MOST_STEPS)
-    return int(np.clip(max_gradients // n_steps, min(_LEAST_MOVED, n_draws), n_draws))
 
 
 def _within(
@@ -208,48 +198,102 @@ class Estimates:
         value, se = np.where(less, self.value, other.value), np.where(less, self.se, other.se)
         return Estimates(np.where(self.value * other.value <= 0.0, 0.0, value), se)
 
+    def with_others(self, other: "Estimates", part: float) -> "Estimates":
+        """Return the mean of two estimates, of which this one has a part of the weight."""
+        value = part * self.value + (1.0 - part) * other.value
+        return Estimates(value, np.hypot(part * self.se, (1.0 - part) * other.se))
+
 
 def critical(n: int) -> float:
     """Return the standard errors that none of ``n`` estimates of 0 exceeds, but for a probability of `FAMILY_WISE`."""
     return float(-ndtri(0.5 * FAMILY_WISE / max(n, 1)))
 
 
+#: Drifts from which on q is not reliable, by measure, and those that are worth a remark: of coordinates, and of what is
+#: computed of draws, by ranks, which show less than all of a large change.
+_MEAN, _SLIGHT_MEAN = 0.3, 0.15
+SERIOUS = {"mean": _MEAN, "sd": 0.2, "skewness": 1.5}
+SLIGHT = {"mean": _SLIGHT_MEAN, "sd": 0.12, "skewness": 0.5}
+COMPUTED = {"mean": _MEAN, "sd": 0.15, "lower": _MEAN, "upper": _MEAN}
+COMPUTED_SLIGHT = {"mean": _SLIGHT_MEAN, "sd": 0.1, "lower": _SLIGHT_MEAN, "upper": _SLIGHT_MEAN}
+#: Standard errors from which on a drift that counts is worth moving other draws for.
+_SUSPICIOUS = 1.5
+
+
 @dataclass(frozen=True)
-class MomentDrift:
-    """By how much moved draws differ from q."""
+class Drift:
+    """By how much draws are off: in coordinates, or in what is computed of them."""
 
-    #: Of the mean, in standard deviations of q.
-    mean: Estimates
-    #: Of the standard deviation, relative to that of q.
-    sd: Estimates
-    #: Of the skewness, beside that of q.
-    skewness: Estimates
-    #: Of E[log p], in nats, with its standard error.
-    log_p: Elbo
+    #: "mean", in standard deviations of q; "sd", relative to that of q; of coordinates "skewness", beside that of q; of
+    #: functionals "lower" and "upper", limits of 89 % intervals, all by ranks.
+    measures: dict[str, Estimates]
+    n_draws: int
+    #: What is computed; None for coordinates.
+    functionals: Functionals | None = None
 
-    def seen_again(self, other: "MomentDrift") -> "MomentDrift":
+    def beyond(self, measure: str, size: float, certain: float) -> NDArray[np.intp]:
+        """Return the columns that stand out, the most certain first: among what is whole, and among single elements.
+
+        There are few of the first, so that less has to be allowed for chance.
+        """
+        of = self.measures[measure]
+        whole = np.zeros(len(of.value), dtype=bool) if self.functionals is None else self.functionals.is_whole
+        kinds = [np.flatnonzero(kind) for kind in (whole, ~whole)]
+        return np.concatenate([kind[Estimates(of.value[kind], of.se[kind]).beyond(size, certain)] for kind in kinds])
+
+    def off(self, sizes: Mapping[str, float], certain: float) -> dict[str, NDArray[np.intp]]:
+        """Return the columns that drift by more than a size, by measure, where there are any."""
+        found = {name: self.beyond(name, size, certain) for name, size in sizes.items() if name in self.measures}
+        return {name: columns for name, columns in found.items() if len(columns)}
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Drifts from which on q is not reliable, by measure."""
+        return SERIOUS if self.functionals is None else COMPUTED
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether something is off by much, and by a standard error more."""
+        return bool(self.off(self.limits, 1.0))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no drift counts, certain or not, and each is known to within half of what counts."""
+        known = ((of, self.limits[name]) for name, of in self.measures.items())
+        return all(np.all((np.abs(of.value) < size) & (2.0 * of.se < size)) for of, size in known)
+
+    @property
+    def is_suspicious(self) -> bool:
+        """Whether more draws may show that something whole is off, which these are too few to be certain of."""
+        whole = False if self.functionals is None else self.functionals.is_whole
+        known = ((of, self.limits[name]) for name, of in self.measures.items())
+        return any(np.any(whole & (np.abs(of.value) > np.maximum(size, _SUSPICIOUS * of.se))) for of, size in known)
+
+    def seen_again(self, other: "Drift") -> "Drift":
         """Return what this drift and an independent one have in common."""
-        of = {name: getattr(self, name).seen_again(getattr(other, name)) for name in ("mean", "sd", "skewness")}
-        return MomentDrift(**of, log_p=other.log_p)
+        measures = {name: of.seen_again(other.measures[name]) for name, of in self.measures.items()}
+        return Drift(measures, other.n_draws, self.functionals)
+
+    def with_others(self, other: "Drift") -> "Drift":
+        """Return what two sets of moved draws show together."""
+        n = self.n_draws + other.n_draws
+        measures = {name: of.with_others(other.measures[name], self.n_draws / n) for name, of in self.measures.items()}
+        return Drift(measures, n, self.functionals)
 
 
-def drift_of(moved: Moved, mean: Array, sd: Array, log_q: tuple[Array, Array] | None = None) -> MomentDrift:
-    """Return the drift of moved draws."""
+def drift_of(moved: Moved, mean: Array, sd: Array) -> Drift:
+    """Return the drift of the coordinates of moved draws."""
     x, control = (moved.end - mean) / sd, (moved.control - mean) / sd
     location = _controlled(x, control)
     square = _controlled((x - location.value) ** 2, control**2 - 1.0)
     scale = np.sqrt(np.maximum(square.value, 1e-12))
-    change = moved.log_p_end - moved.log_p_start
-    if log_q is not None:
-        change = change - _slope(change, log_q[1] - log_q[0]) * (log_q[1] - log_q[0])
-    n_draws = len(change)
-    se = float(change.std(ddof=1) / np.sqrt(n_draws)) if n_draws > 1 else np.inf
-    return MomentDrift(
-        mean=location,
-        sd=Estimates(scale - 1.0, square.se / (2.0 * scale)),
-        skewness=_skewness(x, control),
-        log_p=Elbo(float(change.mean()), se),
-    )
+    (of_x, by_x), (of_control, by_control) = _influence(x), _influence(control)
+    measures = {
+        "mean": location,
+        "sd": Estimates(scale - 1.0, square.se / (2.0 * scale)),
+        "skewness": Estimates(of_x - of_control, _standard_error(by_x - by_control)),
+    }
+    return Drift(measures, len(x))
 
 
 def _controlled(values: Array, control: Array) -> Estimates:
@@ -274,13 +318,6 @@ def _slope(values: Array, control: Array) -> Array:
     variance = np.sum(apart**2, axis=0)
     result: Array = np.sum(apart * (values - values.mean(axis=0)), axis=0) / np.where(variance > 0.0, variance, 1.0)
     return np.clip(result, 0.0, 1.0)
-
-
-def _skewness(x: Array, control: Array) -> Estimates:
-    """Return the skewness less that of the control, with the error that its influence function gives."""
-    (of_x, by_x), (of_control, by_control) = _influence(x), _influence(control)
-    se = (by_x - by_control).std(axis=0, ddof=1) / np.sqrt(len(x))
-    return Estimates(of_x - of_control, se)
 
 
 def _influence(x: Array) -> tuple[Array, Array]:
@@ -315,7 +352,8 @@ class JointDrift:
     counted.
     """
 
-    #: Their trimmed mean, in nats, with its standard error.
+    #: Their mean, by which E[log p] drifts, in nats, with its standard error; and their trimmed mean.
+    mean: Elbo
     location: Elbo
     #: Nats about that, beyond which a change counts as far: what one draw of a Gaussian posterior in 10,000 is below
     #: the median of log p.
@@ -342,6 +380,11 @@ class JointDrift:
         return self._excess > _LEAST_FAR * self.n_draws and float(binom.sf(len(self.rises) - 1, n, 0.5)) < FAMILY_WISE
 
     @property
+    def stands_out(self) -> bool:
+        """Whether log p drifts by much."""
+        return self.has_minority or self.is_much(self.mean) or self.is_much(self.location)
+
+    @property
     def is_suspicious(self) -> bool:
         """Whether more draws may show a minority that these are too few to be certain of."""
         return not self.has_minority and self._excess >= max(_FEWEST_FAR, 0.5 * _LEAST_FAR * self.n_draws)
@@ -360,6 +403,7 @@ class JointDrift:
         value = mine * self.location.value + others * other.location.value
         se = float(np.hypot(mine * self.location.se, others * other.location.se))
         return JointDrift(
+            mean=other.mean,
             location=Elbo(value, se),
             far=self.far,
             rises=np.concatenate([self.rises, other.rises]),
@@ -369,13 +413,17 @@ class JointDrift:
         )
 
 
-def joint_drift_of(moved: Moved) -> JointDrift:
-    """Return the changes of log p of moved draws."""
-    change, n_dim = moved.log_p_end - moved.log_p_start, moved.start.shape[1]
+def joint_drift_of(moved: Moved, log_q: tuple[Array, Array] | None = None) -> JointDrift:
+    """Return the changes of log p of moved draws; of their mean, less what log q at starts and controls explains."""
+    change, n_dim, n_draws = moved.change, moved.start.shape[1], len(moved.start)
+    rest = change
+    if log_q is not None:
+        rest = change - _slope(change, log_q[1] - log_q[0]) * (log_q[1] - log_q[0])
+    mean = Elbo(float(rest.mean()), float(_standard_error(rest)) if n_draws > 1 else np.inf)
     location = trimmed_mean(change)
     far = 0.5 * float(chi2.isf(_RARE, n_dim) - chi2.median(n_dim))
     apart = change - location.value
-    return JointDrift(location, far, change[apart > far], int(np.sum(apart < -far)), len(change), n_dim)
+    return JointDrift(mean, location, far, change[apart > far], int(np.sum(apart < -far)), n_draws, n_dim)
 
 
 def trimmed_mean(values: Array) -> Elbo:
@@ -461,62 +509,11 @@ def where_usable(usable: NDArray[np.bool_], estimates: Estimates) -> Estimates:
 
 #: Draws on each side below which nothing is compared.
 _LEAST_DRAWS = 32
-#: Probability below the lower limit, and above the upper one, of 89 % intervals; what is measured of each quantity.
+#: Probability below the lower limit, and above the upper one, of 89 % intervals.
 TAIL = 0.055
-_MEASURES = ("mean", "sd", "lower", "upper")
 
 
-@dataclass(frozen=True)
-class FunctionalDrift:
-    """By how much such quantities change as draws are moved, by ranks."""
-
-    functionals: Functionals
-    #: Of each column, as `rank_drift` has them.
-    mean: Estimates
-    sd: Estimates
-    #: Of the limits of 89 % intervals, as `limit_drift` has them.
-    lower: Estimates
-    upper: Estimates
-    #: On each side.
-    n_draws: int
-
-    def beyond(self, of: Estimates, size: float, certain: float) -> NDArray[np.intp]:
-        """Return the columns of which one of the estimates drifts by more than a size."""
-        return beyond_by_kind(self.functionals.is_whole, of, size, certain)
-
-    def with_others(self, other: "FunctionalDrift") -> "FunctionalDrift":
-        """Return what two sets of moved draws show together."""
-        part = self.n_draws / (self.n_draws + other.n_draws)
-        mean, sd, lower, upper = (_joined(getattr(self, name), getattr(other, name), part) for name in _MEASURES)
-        return FunctionalDrift(self.functionals, mean, sd, lower, upper, self.n_draws + other.n_draws)
-
-    def seen_again(self, other: "FunctionalDrift") -> "FunctionalDrift":
-        """Return what two sets of moved draws have in common."""
-        mean, sd, lower, upper = (getattr(self, name).seen_again(getattr(other, name)) for name in _MEASURES)
-        return FunctionalDrift(self.functionals, mean, sd, lower, upper, other.n_draws)
-
-
-def _joined(one: Estimates, other: Estimates, part: float) -> Estimates:
-    """Return the mean of two estimates, of which the first has a part of the weight."""
-    value = part * one.value + (1.0 - part) * other.value
-    return Estimates(value, np.hypot(part * one.se, (1.0 - part) * other.se))
-
-
-def beyond_by_kind(whole: NDArray[np.bool_], of: Estimates, size: float, certain: float) -> NDArray[np.intp]:
-    """Return the columns that stand out, the most certain first: among what is whole, and among single elements.
-
-    There are few of the first, so that less has to be allowed for chance.
-    """
-    found: list[NDArray[np.intp]] = []
-    for kind in (whole, ~whole):
-        columns = np.flatnonzero(kind)
-        found.append(columns[Estimates(of.value[columns], of.se[columns]).beyond(size, certain)])
-    return np.concatenate(found)
-
-
-def functional_drift_of(
-    functionals: Functionals, before: Array, after: Array, seconds: float
-) -> FunctionalDrift | None:
+def functional_drift_of(functionals: Functionals, before: Array, after: Array, seconds: float) -> Drift | None:
     """Return the drift of functionals from draws of q to moved ones."""
     n = min(len(before), functionals.affordable(seconds) // 2)
     if n < _LEAST_DRAWS:
@@ -525,34 +522,16 @@ def functional_drift_of(
         values = functionals.at(before[:n]), functionals.at(after[:n])
     except Exception:  # as above: it may fail at some draws alone
         return None
+    mean, sd = rank_drift(*values)
     lower, upper = (limit_drift(*values, level) for level in (TAIL, 1.0 - TAIL))
-    return FunctionalDrift(functionals, *rank_drift(*values), lower, upper, n)
-
-
-def first_order_of(functionals: Functionals, theta: Array, log_ratio: Array) -> Estimates:
-    """Return estimates of E_p[f] - E_q[f], in standard deviations under q, of each column, for a nested posterior.
-
-    Given hyperparameters, the mean of a function f under p differs from that under q by Cov_q(f, h), with h = log p -
-    log q, and terms of higher order: what its Gaussians miss. At the optimum of q it vanishes where f is linear or
-    quadratic; for totals of exponentials and the like it does not.
-    """
-    n, m, n_dim = theta.shape
-    values = functionals.at(theta.reshape(n * m, n_dim))
-    sd = values.std(axis=0)
-    values = values.reshape(n, m, -1)
-    apart, h = values - values.mean(axis=1, keepdims=True), log_ratio - log_ratio.mean(axis=1, keepdims=True)
-    covariances = np.einsum("nmk,nm->nk", apart, h) / (m - 1)
-    with np.errstate(all="ignore"):
-        value, se = covariances.mean(axis=0) / sd, covariances.std(axis=0, ddof=1) / np.sqrt(n) / sd
-    known = np.isfinite(value) & np.isfinite(se)
-    return Estimates(np.where(known, value, 0.0), np.where(known, se, 1.0))
+    return Drift({"mean": mean, "sd": sd, "lower": lower, "upper": upper}, n, functionals)
 
 
 #: Part of the values that has to differ from the next one.
 _DIFFERENT = 0.9
 
 
-def weighted_shift_of(functionals: Functionals, theta: Array, log_ratio: Array) -> FunctionalDrift:
+def weighted_shift_of(functionals: Functionals, theta: Array, log_ratio: Array) -> Drift:
     """Return by how much importance weights move what is computed of draws: where q is no Gaussian's image of it.
 
     Quantities are compared as normal scores of the draws of q, as moved draws are. Both sides are the same draws, so
@@ -565,12 +544,11 @@ def weighted_shift_of(functionals: Functionals, theta: Array, log_ratio: Array) 
         different = np.mean(np.diff(ordered, axis=0) > 0.0, axis=0)
     usable = ~np.isnan(ordered[-1]) & (different > _DIFFERENT)
     scores = ndtri((np.arange(len(values)) + 0.5) / len(values))[:, None]
-    sorted_weights = softmax(smoothed(log_ratio)[0])[
-        order
-    ]  # of each column, in the order of its values, with the same scores
-    parts = (*_moments(scores, sorted_weights), *(_limit(scores, sorted_weights, p) for p in (TAIL, 1.0 - TAIL)))
-    mean, sd, lower, upper = (where_usable(usable, part) for part in parts)
-    return FunctionalDrift(functionals, mean, sd, lower, upper, len(values))
+    weights = softmax(smoothed(log_ratio)[0])[order]  # of each column, in the order of its values: of equal scores
+    mean, sd = _moments(scores, weights)
+    lower, upper = (_limit(scores, weights, level) for level in (TAIL, 1.0 - TAIL))
+    parts = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
+    return Drift({name: where_usable(usable, of) for name, of in parts.items()}, len(values), functionals)
 
 
 def _moments(scores: Array, weights: Array) -> tuple[Estimates, Estimates]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain, combinations, islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,65 +40,36 @@ def transform_of(variable: Variable) -> str:
     return variable.value_name.removeprefix(f"{variable.name}_").removesuffix("__")
 
 
-@dataclass(frozen=True)
-class Axis:
-    """An axis of a variable along which entries could be exchanged."""
+class _Item(NamedTuple):
+    """What can be exchanged label by label, or change its sign: an axis of a variable, or two variables."""
 
-    variable: Variable
+    variables: tuple[Variable, ...]
     axis: int
-    #: Constrained.
-    length: int
-
-    def exchange(self, theta: Array, i: int, j: int) -> None:
-        """Exchange two entries in draws, in place.
-
-        A simplex is made of centred logarithms; the last of them is implied.
-        """
-        values = _values(theta, self.variable).swapaxes(1, self.axis + 1)
-        if j < values.shape[1]:
-            values[:, [i, j]] = values[:, [j, i]]
-        else:
-            values[:, i] = -values.sum(axis=1)
+    #: Places of each label in the flat vector; shape (n_labels, ...).
+    places: NDArray[np.intp]
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """Two labels exchanged along some axes, or variables that are pairs by name; signs that change with them."""
+@dataclass(frozen=True, eq=False)
+class Symmetry:
+    """Places exchanged, and signs changed, in draws.
 
-    axes: tuple[Axis, ...] = ()
-    labels: tuple[int, int] = (0, 1)
-    pairs: tuple[tuple[Variable, Variable], ...] = ()
-    #: Probabilities of the two labels, unconstrained.
-    mirrored: tuple[Variable, ...] = ()
+    A simplex is made of centred logarithms, of which the last is implied by the others: places behind the flat vector
+    are such sums, with the opposite sign.
+    """
+
+    exchanged: tuple[tuple[NDArray[np.intp], NDArray[np.intp]], ...]
+    mirrored: tuple[NDArray[np.intp], ...]
+    #: What is summed for the places that are implied, (n_summed, n_places) each.
+    sums: tuple[NDArray[np.intp], ...]
 
     def __call__(self, theta: Array) -> Array:
         """Return the images of draws, (n_draws, n_dim)."""
-        result = theta.copy()
-        for axis in self.axes:
-            axis.exchange(result, *self.labels)
-        for one, other in self.pairs:
-            result[:, one.where], result[:, other.where] = theta[:, other.where], theta[:, one.where]
-        for variable in self.mirrored:
-            result[:, variable.where] *= -1.0
-        return result
-
-
-@dataclass(frozen=True)
-class Flip:
-    """Signs changed of whole variables, or of one entry along some axes."""
-
-    variables: tuple[Variable, ...] = ()
-    axes: tuple[Axis, ...] = ()
-    label: int = 0
-
-    def __call__(self, theta: Array) -> Array:
-        """Return the images of draws, (n_draws, n_dim)."""
-        result = theta.copy()
-        for variable in self.variables:
-            result[:, variable.where] *= -1.0
-        for axis in self.axes:
-            _values(result, axis.variable).swapaxes(1, axis.axis + 1)[:, self.label] *= -1.0
-        return result
+        result = np.concatenate([theta, *(-theta[:, at].sum(axis=1) for at in self.sums)], axis=1)
+        for one, other in self.exchanged:
+            result[:, one], result[:, other] = result[:, other].copy(), result[:, one].copy()
+        for at in self.mirrored:
+            result[:, at] *= -1.0
+        return result[:, : theta.shape[1]]
 
 
 @dataclass(frozen=True)
@@ -110,38 +82,54 @@ class SymmetryFamily:
     #: Axes, pairs or variables that are part of it.
     where: frozenset[object]
     #: Exchanges of neighbours, in the order of the labels; signs label by label.
-    members: tuple[Exchange | Flip, ...]
-    #: Along the axis; 0 for whole variables.
-    n_labels: int = 0
+    members: tuple[Symmetry, ...]
 
 
 def families_of(layout: Layout) -> list[SymmetryFamily]:
     """Return all symmetries to try, those of few variables first."""
-    axes = _axes_by_length(layout)
+    axes, sums = _axes_by_length(layout)
+    flat = np.arange(layout.n_dim)
+
+    def family(kind: str, some: Sequence[_Item], mirrored: Sequence[Variable] = ()) -> SymmetryFamily:
+        labels, members = range(min(len(some[0].places), _MOST_LABELS)), []
+        for i in labels if kind == "sign" else labels[:-1]:
+            exchanged = tuple((item.places[i], item.places[i + 1]) for item in some if kind == "labels")
+            signs = tuple(item.places[i] for item in some if kind == "sign")
+            members.append(Symmetry(exchanged, (*signs, *(flat[v.where] for v in mirrored)), sums))
+        names = dict.fromkeys(v.name for v in (*(v for item in some for v in item.variables), *mirrored))
+        where = frozenset([*((item.variables, item.axis) for item in some), *mirrored])
+        return SymmetryFamily(kind, tuple(names), where, tuple(members))
+
+    # Scalars between bounds: as two labels are exchanged, the probability of one turns to that of the other.
+    bounded = tuple(v for v in layout.variables if not v.shape and transform_of(v) in ("logodds", "interval"))
+    mirrors = list(dict.fromkeys([(), bounded, *((v,) for v in bounded[:_MOST_IN_ALL_SETS])]))
     found = [
-        *_label_families(layout, axes),
-        *_twin_families(layout),
-        *_sign_by_label_families(axes),  # those of whole variables may be products of these
-        *_sign_families(layout),
+        family("labels", some, mirrored)
+        for items in (*axes, *_twins(layout))
+        for some in _sets(items)
+        for mirrored in (mirrors if len(items[0].places) == 2 else [()])
     ]
+    whole = [_Item((v,), 0, flat[None, v.where]) for v in layout.variables if transform_of(v) in _MIRRORED]
+    signs = [[axis for axis in those if transform_of(axis.variables[0]) in _MIRRORED] for those in axes]
+    # Those of whole variables may be products of those by label.
+    found += [family("sign", some) for items in (*signs, whole) for some in _sets(items)]
     return sorted(found, key=lambda family: len(family.where))
 
 
-def _values(theta: Array, variable: Variable) -> Array:
-    """Return a view of the values of a variable in draws, (n_draws, *shape): an axis that is split is never copied."""
-    return theta[:, variable.where].reshape(len(theta), *variable.shape)
-
-
-def _axes_by_length(layout: Layout) -> dict[int, list[Axis]]:
-    """Return the axes along which entries could be exchanged, by constrained length."""
-    result: dict[int, list[Axis]] = {}
+def _axes_by_length(layout: Layout) -> tuple[list[list[_Item]], tuple[NDArray[np.intp], ...]]:
+    """Return the axes along which entries could be exchanged, by constrained length, and what is summed."""
+    axes, sums, n = dict[int, list[_Item]](), [], layout.n_dim
     for variable in layout.variables:
-        transform, last = transform_of(variable), len(variable.shape) - 1
-        for axis, size in enumerate(variable.shape):
-            implied = transform == "simplex" and axis == last
-            if (transform in _ENTRYWISE or transform == "simplex") and size + implied > 1:
-                result.setdefault(size + implied, []).append(Axis(variable, axis, size + implied))
-    return result
+        transform, shape = transform_of(variable), variable.shape
+        places = np.arange(variable.where.start, variable.where.stop).reshape(shape)
+        if transform == "simplex":
+            sums.append(places.reshape(-1, shape[-1]).T)
+            implied = np.arange(n, n + sums[-1].shape[1])
+            places, n = np.concatenate([places, implied.reshape(*shape[:-1], 1)], axis=-1), n + len(implied)
+        for axis, length in enumerate(places.shape):
+            if (transform in _ENTRYWISE or transform == "simplex") and length > 1:
+                axes.setdefault(length, []).append(_Item((variable,), axis, np.moveaxis(places, axis, 0)))
+    return list(axes.values()), tuple(sums)
 
 
 def _sets[T](items: Sequence[T]) -> Iterator[tuple[T, ...]]:
@@ -152,46 +140,16 @@ def _sets[T](items: Sequence[T]) -> Iterator[tuple[T, ...]]:
     yield from islice(chain.from_iterable(combinations(items, size) for size in range(1, n + 1)), _MOST_SETS)
 
 
-def _names(variables: Sequence[Variable]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(v.name for v in variables))
-
-
-def _label_families(layout: Layout, axes: dict[int, list[Axis]]) -> list[SymmetryFamily]:
-    result = []
-    for length, those in axes.items():
-        for some in _sets(those):
-            for mirrored in _mirrored_with(layout, length):
-                members = tuple(
-                    Exchange(some, (i, i + 1), mirrored=mirrored) for i in range(min(length, _MOST_LABELS) - 1)
-                )
-                names = _names([*(axis.variable for axis in some), *mirrored])
-                result.append(SymmetryFamily("labels", names, frozenset([*some, *mirrored]), members, length))
-    return result
-
-
-def _mirrored_with(layout: Layout, length: int) -> list[tuple[Variable, ...]]:
-    """Return what may change signs as two labels of so many are exchanged."""
-    # Scalars between bounds: the probability of a label turns to that of the other one.
-    kinds = ("logodds", "interval") if length == 2 else ()
-    scalars = tuple(v for v in layout.variables if not v.shape and transform_of(v) in kinds)
-    return list(dict.fromkeys([(), scalars, *((v,) for v in scalars[:_MOST_IN_ALL_SETS])]))
-
-
-def _twin_families(layout: Layout) -> list[SymmetryFamily]:
-    """Return exchanges of variables whose names differ in a character or two, as ``mu_a`` and ``mu_b`` do."""
-    alike: dict[tuple[str, str], list[tuple[Variable, Variable]]] = {}
+def _twins(layout: Layout) -> list[list[_Item]]:
+    """Return pairs of variables whose names differ in a character or two, as ``mu_a`` and ``mu_b`` do."""
+    alike: dict[tuple[str, str], list[_Item]] = {}
+    flat = np.arange(layout.n_dim)
     for one, other in combinations(layout.variables[:_MOST_SETS], 2):
         apart = _apart(one.name, other.name)
         if apart and one.shape == other.shape and transform_of(one) == transform_of(other):
-            alike.setdefault(apart, []).append((one, other))
-    result = []
-    for pairs in alike.values():
-        for some in _sets(pairs):
-            for mirrored in _mirrored_with(layout, 2):
-                names = _names([*(v for pair in some for v in pair), *mirrored])
-                members = (Exchange(pairs=some, mirrored=mirrored),)
-                result.append(SymmetryFamily("labels", names, frozenset([*some, *mirrored]), members))
-    return result
+            item = _Item((one, other), 0, np.stack([flat[one.where], flat[other.where]]))
+            alike.setdefault(apart, []).append(item)
+    return list(alike.values())
 
 
 def _apart(one: str, other: str) -> tuple[str, str] | None:
@@ -202,23 +160,6 @@ def _apart(one: str, other: str) -> tuple[str, str] | None:
     first, second = one[head : len(one) - tail], other[head : len(other) - tail]
     short = max(len(first), len(second)) <= _MOST_APART and head + tail > 0
     return (first, second) if short else None
-
-
-def _sign_families(layout: Layout) -> list[SymmetryFamily]:
-    """Return changes of the signs of whole variables."""
-    real = [v for v in layout.variables if transform_of(v) in _MIRRORED]
-    return [SymmetryFamily("sign", _names(some), frozenset(some), (Flip(some),)) for some in _sets(real)]
-
-
-def _sign_by_label_families(axes: dict[int, list[Axis]]) -> list[SymmetryFamily]:
-    """Return changes of signs at one label of an axis."""
-    result = []
-    for length, those in axes.items():
-        for some in _sets([axis for axis in those if transform_of(axis.variable) in _MIRRORED]):
-            members = tuple(Flip(axes=some, label=i) for i in range(min(length, _MOST_LABELS)))
-            names = _names([axis.variable for axis in some])
-            result.append(SymmetryFamily("sign", names, frozenset(some), members, length))
-    return result
 
 
 # --- modes that are equal by symmetry, of which q covers one: labels of a mixture, the sign of a factor ---
@@ -258,7 +199,8 @@ def equal_modes(
     if comparison.log_q is None:
         return (), 0
     families = families_of(layout) if len(comparison.theta) else []
-    ends = [(family, member) for family in families for member in _ends(family)]
+    # The first and the last of a family stand for all of it.
+    ends = [(family, member) for family in families for member in (*family.members[:1], *family.members[1:][-1:])]
     holds = comparison.hold_at_one([member for _, member in ends])
     promising = {id(family) for (family, _), held in zip(ends, holds, strict=True) if held}
     kept: list[tuple[SymmetryFamily, list[_Image]]] = []
@@ -266,11 +208,6 @@ def equal_modes(
         if id(family) in promising and _is_new(family, kept):
             kept.append((family, [comparison.image(member) for member in family.members]))
     return tuple(_counted(kept, layout.n_dim)), comparison.n_log_p
-
-
-def _ends(family: SymmetryFamily) -> list[Exchange | Flip]:
-    """Return the first and the last of a family, which stand for all of it."""
-    return list(dict.fromkeys((family.members[0], family.members[-1])))
 
 
 class _Image(Enum):
@@ -300,7 +237,7 @@ class _Comparison:
         self.n_log_p += len(theta)
         return self.density.logp(theta) if len(theta) else np.empty(0)
 
-    def hold_at_one(self, members: list[Exchange | Flip]) -> list[bool]:
+    def hold_at_one(self, members: list[Symmetry]) -> list[bool]:
         """Tell which candidates leave log p as it is at the first draw; False of those beyond the number."""
         result: list[bool] = []
         affordable, size = members[: self.left], max(1, STREAMED // max(self.theta.shape[1], 1))
@@ -309,7 +246,7 @@ class _Comparison:
             result += _equal(logp, self.logp[0]).tolist()
         return result + [False] * (len(members) - len(result))
 
-    def image(self, member: Exchange | Flip) -> _Image:
+    def image(self, member: Symmetry) -> _Image:
         """Tell where a candidate maps most of q, and whether it is a symmetry if that is elsewhere."""
         theta = member(self.theta)
         log_q = self.q.rough_log_density(theta)
@@ -343,7 +280,7 @@ def _counted(kept: list[tuple[SymmetryFamily, list[_Image]]], n_dim: int) -> lis
     for family, images in kept:
         number = _orders(images) if family.kind == "labels" else 2 ** add(family, images, _Image.MISSED)
         if number > 1:
-            by_label = family.kind == "sign" and family.n_labels > 0
+            by_label = family.kind == "sign" and len(family.members) > 1
             result.append(EqualModes(family.kind, family.names, number, by_label))
     return result
 

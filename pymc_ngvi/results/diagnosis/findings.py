@@ -3,9 +3,8 @@
 import functools
 import math
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -16,26 +15,27 @@ from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.psis import Weights, WeightVerdict
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
-from pymc_ngvi.density.functionals import PREDICTORS, Functionals
+from pymc_ngvi.density.functionals import PREDICTORS
 from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, Traits, traits_of
+from pymc_ngvi.fitting.modes.found import OtherMode
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import if_available
 from pymc_ngvi.posteriors.kinds.trees import MANY_GLOBALS
 from pymc_ngvi.posteriors.plan import Decision
-from pymc_ngvi.results.diagnosis.diagnosis import MOVED, Finding, in_percent, in_sds
+from pymc_ngvi.results.diagnosis.diagnosis import MOVED, Finding
 from pymc_ngvi.results.diagnosis.drifts import (
+    COMPUTED,
+    COMPUTED_SLIGHT,
     LEAST_ACCEPTANCE,
-    Estimates,
-    FunctionalDrift,
+    SERIOUS,
+    SLIGHT,
+    Drift,
     JointDrift,
-    MomentDrift,
     Moved,
-    beyond_by_kind,
 )
 from pymc_ngvi.results.diagnosis.equal_modes import EqualModes
-from pymc_ngvi.results.diagnosis.missed_mass import MissedMass
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.distributions import Distribution, Posterior
 
 #: Largest dimension for which a mixture of dense components is worth a try.
 _MOST_MIXED = 300
@@ -189,17 +189,7 @@ _MUCH, _WIDER = 0.02, 0.2
 _N_MODES_NAMED, _NEAR_FARTHEST = 3, 0.3
 
 
-class HasMoments(Protocol):
-    """What places are told apart from: a distribution with a mean and standard deviations."""
-
-    def mean(self) -> NDArray[np.float64]:
-        """Return the mean, (n_dim,)."""
-
-    def sd(self) -> NDArray[np.float64]:
-        """Return the standard deviations, (n_dim,)."""
-
-
-def of_modes(context: Context, q: HasMoments, *, has_symmetries: bool) -> list[Finding]:
+def of_modes(context: Context, q: Distribution, *, has_symmetries: bool) -> list[Finding]:
     """Say which modes a fit found beside its own, and that are not covered."""
     known = () if context.record is None else context.record.modes
     modes = [mode for mode in known if not (mode.is_equal and has_symmetries)]
@@ -233,10 +223,6 @@ def place_of(layout: Layout, point: Array, mean: Array, sd: Array) -> str:
 
 # --- what was found, in sentences, and what may help: each names variables and a cure ---
 
-#: Drift of the mean, in standard deviations, and of the standard deviation, relative, from which on q is not reliable;
-#: and from which on it is worth a remark. The same of skewness.
-MEAN, SD, SKEWNESS = 0.3, 0.2, 1.5
-SLIGHT_MEAN, SLIGHT_SD, SLIGHT_SKEWNESS = 0.15, 0.12, 0.5
 #: Nats of a gap that are much in any case.
 _GAP_MUCH = 0.5
 #: k-hat of a Gaussian's own weights that is a reason where moved draws tell nothing; part of the square of the distance
@@ -269,10 +255,10 @@ def findings_of(
     gap: float,
     weights: Weights,
     moved: Moved,
-    drift: MomentDrift | None,
+    drift: Drift | None,
     equal: Sequence[EqualModes],
-    places: Sequence[MissedMass],
-    q: HasMoments,
+    places: Sequence[OtherMode],
+    q: Distribution,
     further: Sequence[Finding] = (),
     seen: str = MOVED,
 ) -> tuple[Finding, ...]:
@@ -305,7 +291,7 @@ def of_fit(context: Context, gap: float) -> list[Finding]:
     if record is not None:
         kind, cure = ("nested", _NESTED_CURE) if record.is_nested else ("exact", context.shape_cure())
         result += [Finding(f"Of the {kind} posterior, {doubt}.", cure, True) for doubt in record.doubts]
-    if gap > min(0.5 * SLIGHT_MEAN**2 * n_dim, max(_GAP_MUCH, 0.01 * _GAP_MUCH * n_dim)):
+    if gap > min(0.5 * SLIGHT["mean"] ** 2 * n_dim, max(_GAP_MUCH, 0.01 * _GAP_MUCH * n_dim)):
         text = f"A better q of the same family is {format_gap(gap)} nats away, which is much in {n_dim:,} dimensions."
         result.append(Finding(text, "Go on with approx.refine(n, tol=...) and a smaller tol.", True))
     return result
@@ -323,65 +309,56 @@ def _of_support(context: Context, weights: Weights) -> list[Finding]:
 # --- moved draws ---
 
 
-def _of_drift(context: Context, drift: MomentDrift, seen: str) -> list[Finding]:
+def in_sds(value: float, se: float) -> str:
+    """Return a shift in posterior standard deviations, with its error."""
+    return f"{value:+.2f} ± {se:.2f} sd"
+
+
+#: What drifts, and how that is said.
+_MEASURES: dict[str, tuple[str, Callable[[float, float], str]]] = {
+    "mean": ("mean", in_sds),
+    "sd": ("standard deviation", lambda value, se: f"{100 * value:+.0f} ± {100 * se:.0f} %"),
+    "skewness": ("skewness", lambda value, se: f"{value:+.1f} ± {se:.1f}"),
+    "lower": ("lower 89 % limit", in_sds),
+    "upper": ("upper 89 % limit", in_sds),
+}
+
+
+def _named(drift: Drift, layout: Layout | None, measure: str, columns: NDArray[np.intp]) -> str:
+    """Return what stands out, by variable: the first of each with figures, the others by their number."""
+    of, estimates, groups = drift.functionals, drift.measures[measure], dict[str, tuple[str, int, list[int]]]()
+    for column in columns.tolist():
+        if of is not None:
+            group, place = of.where(column)
+            name, label, size = group.name, group.label(place), group.n_columns
+        else:
+            assert layout is not None
+            variable = next(v for v in layout.variables if v.where.start <= column < v.where.stop)
+            name, label, size = variable.name, f"`{layout.label(column)}`", variable.size
+        groups.setdefault(name, (label, size, []))[2].append(column)
+    names = []
+    for label, size, own in list(groups.values())[:_N_NAMED]:
+        more = f" and {len(own) - 1:,} more of {size:,}" if len(own) > 1 else ""
+        figures = _MEASURES[measure][1](float(estimates.value[own[0]]), float(estimates.se[own[0]]))
+        names.append(f"{label}{more} ({figures})")
+    if others := list(groups.values())[_N_NAMED:]:
+        n_more = sum(len(own) for *_, own in others)
+        names.append(f"{n_more:,} more coordinates" if of is None else f"{len(others):,} others")
+    return ", ".join(names)
+
+
+def _of_drift(context: Context, drift: Drift, seen: str) -> list[Finding]:
     """Return what is off by much, or, where nothing is, by little; ``seen``: by what, as a clause."""
-    cure, layout = context.shape_cure(), context.layout
-    serious = [
-        Finding(f"The {what} of q is off: {seen} in {', '.join(names)}.", cure, True)
-        for what, names in _standing_out(layout, drift, (MEAN, SD, SKEWNESS), 1.0)
-    ]
-    if serious:
-        return serious
-    slight = (SLIGHT_MEAN, SLIGHT_SD, SLIGHT_SKEWNESS)
-    return [
-        Finding(
-            f"The {what} of q is slightly off: {seen} in {', '.join(names)}.",
-            "Take care with intervals there." * (what == "skewness"),
-            False,
-        )
-        for what, names in _standing_out(layout, drift, slight, 0.0)
-    ]
-
-
-def stands_out(drift: MomentDrift) -> bool:
-    """Tell whether a moment of some coordinate is off by much."""
-    pairs = ((drift.mean, MEAN), (drift.sd, SD), (drift.skewness, SKEWNESS))
-    return any(len(of.beyond(size, 1.0)) for of, size in pairs)
-
-
-def _standing_out(
-    layout: Layout, drift: MomentDrift, sizes: tuple[float, float, float], certain: float
-) -> list[tuple[str, list[str]]]:
-    """Return the moments of which some coordinates drift by more than a size, with the names of these."""
-    kinds = (
-        ("mean", _named(layout, drift.mean, sizes[0], certain, in_sds)),
-        ("standard deviation", _named(layout, drift.sd, sizes[1], certain, in_percent)),
-        ("skewness", _named(layout, drift.skewness, sizes[2], certain, _plain)),
-    )
-    return [(what, names) for what, names in kinds if names]
-
-
-def _named(
-    layout: Layout, estimates: Estimates, size: float, certain: float, form: Callable[[float, float], str]
-) -> list[str]:
-    """Return what stands out, by variable, the worst first."""
-    rest = estimates.beyond(size, certain)
-    names: list[str] = []
-    while len(rest) and len(names) < _N_NAMED:
-        worst = int(rest[0])
-        variable = next(v for v in layout.variables if v.where.start <= worst < v.where.stop)
-        own = (rest >= variable.where.start) & (rest < variable.where.stop)
-        n_more = int(own.sum()) - 1
-        more = f" and {n_more:,} more of {variable.size:,}" if n_more else ""
-        names.append(
-            f"`{layout.label(worst)}`{more} ({form(float(estimates.value[worst]), float(estimates.se[worst]))})"
-        )
-        rest = rest[~own]
-    return [*names, f"{len(rest):,} more coordinates"] if len(rest) else names
-
-
-def _plain(value: float, se: float) -> str:
-    return f"{value:+.1f} ± {se:.1f}"
+    for sizes, certain, how in ((SERIOUS, 1.0, ""), (SLIGHT, 0.0, "slightly ")):
+        found = []
+        for measure, columns in drift.off(sizes, certain).items():
+            names = _named(drift, context.layout, measure, columns)
+            text = f"The {_MEASURES[measure][0]} of q is {how}off: {seen} in {names}."
+            slight = "Take care with intervals there." * (measure == "skewness")
+            found.append(Finding(text, slight if how else context.shape_cure(), not how))
+        if found:
+            return found
+    return []
 
 
 def not_moved(moved: Moved) -> bool:
@@ -389,22 +366,11 @@ def not_moved(moved: Moved) -> bool:
     return moved.n_trajectories == 0 and not moved.n_lost
 
 
-def unsettled(moved: Moved, drift: MomentDrift | None) -> bool:
-    """Tell whether few moved draws leave it open if q is off by much, in any coordinate.
-
-    They settle it where no drift counts, certain or not, and each is known to within half of what counts.
-    """
-    if drift is None or not_moved(moved):
-        return True
-    pairs = ((drift.mean, MEAN), (drift.sd, SD), (drift.skewness, SKEWNESS))
-    return any(not np.all((np.abs(of.value) < size) & (2.0 * of.se < size)) for of, size in pairs)
-
-
 def _stuck(moved: Moved) -> bool:
     return moved.acceptance < LEAST_ACCEPTANCE
 
 
-def _of_movement(context: Context, moved: Moved, drift: MomentDrift | None) -> list[Finding]:
+def _of_movement(context: Context, moved: Moved, drift: Drift | None) -> list[Finding]:
     """Say where moved draws tell nothing."""
     if drift is None:
         text = "log p or its gradient is finite at too few draws of q to move them towards the posterior."
@@ -475,25 +441,20 @@ def _changed(equal: EqualModes) -> str:
     return f"{names} {changes}{' at one label' if equal.by_label else ''}"
 
 
-def _of_places(context: Context, places: Sequence[MissedMass], q: HasMoments) -> list[Finding]:
-    result = []
+def _of_places(context: Context, places: Sequence[OtherMode], q: Distribution) -> list[Finding]:
     modes = [p for p in places if p.share > _MUCH]
-    if modes:
-        number = f"{len(modes)} modes" if len(modes) > 1 else "a mode"
-        text = (
-            f"q misses {number} of the posterior; the largest has {100 * modes[0].share:.0f} % of the mass of both, at "
-            f"{place_of(context.layout, modes[0].location, q.mean(), q.sd())}."
-        )
-        result.append(Finding(text, context.mode_cure(), True))
-    return result
+    if not modes:
+        return []
+    number = f"{len(modes)} modes" if len(modes) > 1 else "a mode"
+    where = place_of(context.layout, np.asarray(modes[0].q.mean()), q.mean(), q.sd())
+    text = (
+        f"q misses {number} of the posterior; the largest has {100 * modes[0].share:.0f} % of the mass of both, at "
+        f"{where}."
+    )
+    return [Finding(text, context.mode_cure(), True)]
 
 
-def joint_stands_out(joint: JointDrift, moments: MomentDrift) -> bool:
-    """Tell whether log p drifts by much."""
-    return joint.has_minority or joint.is_much(moments.log_p) or joint.is_much(joint.location)
-
-
-def of_joint(context: Context, joint: JointDrift, moments: MomentDrift) -> list[Finding]:
+def of_joint(context: Context, joint: JointDrift, moments: Drift) -> list[Finding]:
     """Say where log p drifts: of a minority of draws; or of all, or of most, where no coordinate tells as much."""
     cure, n = context.shape_cure(), len(joint.rises)
     if joint.has_minority:
@@ -503,10 +464,10 @@ def of_joint(context: Context, joint: JointDrift, moments: MomentDrift) -> list[
             f"{np.median(joint.rises):,.0f} in the median of these, and falls as far at {joint.n_falls:,}."
         )
         return [Finding(text, cure, True)]
-    if stands_out(moments):
+    if moments.stands_out:
         return []
-    if joint.is_much(moments.log_p):
-        drift = f"E[log p] drifts by {moments.log_p} nats"
+    if joint.is_much(joint.mean):
+        drift = f"E[log p] drifts by {joint.mean} nats"
     elif joint.is_much(joint.location):
         drift = f"log p of most draws drifts by {joint.location} nats"
     else:
@@ -518,96 +479,33 @@ def of_joint(context: Context, joint: JointDrift, moments: MomentDrift) -> list[
     return [Finding(text, cure, True)]
 
 
-#: Drift of the standard deviation of what is computed, relative, that is serious, by a standard error; and that is
-#: worth a remark. Of ranks, which show less than all of a large change. Means and limits count as those of coordinates.
-_SD, _SLIGHT_SD = 0.15, 0.1
-#: Drift of a mean, to first order, that is worth a remark.
-_FIRST_ORDER = 0.1
-#: Standard errors from which on a drift that counts is worth moving other draws for.
-_SUSPICIOUS = 1.5
 _WEIGHTED_CURE = "approx.sample(importance='psis') draws with these weights."
 
 
-def _with_sizes(drift: FunctionalDrift) -> tuple[tuple[Estimates, float], ...]:
-    return (drift.mean, MEAN), (drift.sd, _SD), (drift.lower, MEAN), (drift.upper, MEAN)
-
-
-def functional_stands_out(drift: FunctionalDrift) -> bool:
-    """Tell whether something that is computed of draws is off by much, and by a standard error more."""
-    return any(len(drift.beyond(of, size, 1.0)) for of, size in _with_sizes(drift))
-
-
-def is_suspicious(drift: FunctionalDrift) -> bool:
-    """Tell whether more draws may show that something whole is off, which these are too few to be certain of."""
-    whole = drift.functionals.is_whole
-    return any(
-        np.any(whole & (np.abs(of.value) > np.maximum(size, _SUSPICIOUS * of.se))) for of, size in _with_sizes(drift)
-    )
-
-
-def _in_words(drift: FunctionalDrift, sizes: Sequence[float], certain: float, before: str = "") -> tuple[str, str]:
-    """Return what is off by more than the sizes of mean, sd and limits, empty for nothing, and what these are."""
-    of, parts, columns = drift.functionals, [], []
-    for what, estimates, size, form in (
-        ("the mean of", drift.mean, sizes[0], in_sds),
-        ("the standard deviation of", drift.sd, sizes[1], in_percent),
-        ("the lower 89 % limit of", drift.lower, sizes[2], in_sds),
-        ("the upper 89 % limit of", drift.upper, sizes[2], in_sds),
-    ):
-        found = drift.beyond(estimates, size, certain)
-        columns += found.tolist()
-        parts += [f"{before}{what} {', '.join(_functionals_named(of, found, estimates, form))}"] * bool(len(found))
-    names = {of.where(column)[0].name for column in columns}
+def _in_words(drift: Drift, sizes: Mapping[str, float], certain: float, before: str = "") -> tuple[str, str]:
+    """Return what is off by more than some sizes, empty for nothing, and what these are."""
+    off, of = drift.off(sizes, certain), drift.functionals
+    assert of is not None
+    parts = [f"{before}the {_MEASURES[name][0]} of {_named(drift, None, name, at)}" for name, at in off.items()]
+    names = {of.where(int(column))[0].name for columns in off.values() for column in columns}
     others = f"Deterministics and {PREDICTORS}" if PREDICTORS in names else "Deterministics"
     return ", and ".join(parts), PREDICTORS.capitalize() if names == {PREDICTORS} else others
 
 
-def of_functionals(context: Context, drift: FunctionalDrift, seen: str = MOVED) -> list[Finding]:
+def of_functionals(context: Context, drift: Drift, seen: str) -> list[Finding]:
     """Return what is off by much, or, where nothing is, by little; ``seen``: by what, as a clause."""
-    words, kind = _in_words(drift, (MEAN, _SD, MEAN), 1.0, "in ")
+    words, kind = _in_words(drift, COMPUTED, 1.0, "in ")
     if words:
         return [Finding(f"{kind} are off: {seen} {words}.", context.shape_cure(), True)]
-    words, kind = _in_words(drift, (SLIGHT_MEAN, _SLIGHT_SD, SLIGHT_MEAN), 0.0, "in ")
+    words, kind = _in_words(drift, COMPUTED_SLIGHT, 0.0, "in ")
     return [Finding(f"{kind} are slightly off: {seen} {words}.", "", False)] if words else []
 
 
-def of_weighted(shift: FunctionalDrift) -> list[Finding]:
+def of_weighted(shift: Drift) -> list[Finding]:
     """Return what importance weights change, where they can be used: limits by much, or anything by little."""
-    words, kind = _in_words(shift, (np.inf, np.inf, MEAN), 1.0)
+    words, kind = _in_words(shift, {"lower": COMPUTED["lower"], "upper": COMPUTED["upper"]}, 1.0)
     if words:
         text = f"{kind} are skewed as q is not: importance weights move {words}."
         return [Finding(text, _WEIGHTED_CURE, True)]
-    words, _ = _in_words(shift, (SLIGHT_MEAN, _SD, SLIGHT_MEAN), 0.0)
+    words, _ = _in_words(shift, COMPUTED_SLIGHT | {"sd": COMPUTED["sd"]}, 0.0)
     return [Finding(f"Importance weights move {words}.", _WEIGHTED_CURE, False)] if words else []
-
-
-def of_first_order(of: Functionals, estimates: Estimates) -> list[Finding]:
-    """Return what an approximate nested posterior has off, by covariances with what its Gaussians miss."""
-    for size, certain in ((MEAN, 1.0), (_FIRST_ORDER, 0.0)):
-        columns = beyond_by_kind(of.is_whole, estimates, size, certain)
-        if names := _functionals_named(of, columns, estimates, in_sds):
-            text = (
-                f"Given the hyperparameters, the posterior is no Gaussian, which moves the mean of {', '.join(names)}."
-            )
-            return [Finding(text, "pm.sample draws from the posterior itself." if certain else "", certain > 0.0)]
-    return []
-
-
-def _functionals_named(
-    of: Functionals,
-    columns: Sequence[int] | NDArray[np.intp],
-    estimates: Estimates,
-    form: Callable[[float, float], str],
-) -> list[str]:
-    """Return columns by group, in their order: the first of each with figures, the others by their number."""
-    groups: dict[str, list[int]] = {}
-    for column in columns:
-        groups.setdefault(of.where(int(column))[0].name, []).append(int(column))
-    names = []
-    for found in list(groups.values())[:_N_NAMED]:
-        group, own = of.where(found[0])
-        more = f" and {len(found) - 1:,} more of {group.n_columns:,}" if len(found) > 1 else ""
-        value, se = float(estimates.value[found[0]]), float(estimates.se[found[0]])
-        names.append(f"{group.label(own)}{more} ({form(value, se)})")
-    others = len(groups) - len(names)
-    return [*names, f"{others:,} others"] if others else names
