@@ -1,4 +1,4 @@
-"""From the pattern of a precision to an arrow structure: which coordinates are the border, which form blocks.
+"""From the pattern of a precision to a form of its factor: blocks beside a border, or what elimination fills in.
 
 A border that touches everything (global parameters) shows by its degree in the graph of the pattern. Where what is left
 falls into small components, these are the blocks. Where it does not (a chain in time, a map of regions), some *level
@@ -24,9 +24,9 @@ from scipy.sparse import csgraph
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.families.matrices.sparse.order import independent
-from pymc_ngvi.families.matrices.sparse.structure import FilledStructure, SummedStructure
+from pymc_ngvi.families.matrices.sparse.structure import SparseStructure, SummedStructure
 
 #: Borders tried at most: those of as many different degrees.
 _N_DEGREES = 24
@@ -47,14 +47,14 @@ class Dissection(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def find_structure(pattern: Pattern) -> ArrowStructure:
-    """Return the arrow structure in which steps cost least."""
+def find_blocks(pattern: Pattern) -> Partition:
+    """Return the blocks beside a border with which steps cost least."""
     graph = pattern.matrix
     candidates = [*by_degree(graph), by_independence(graph)]
     # Chains and fields are the large components beside a small border.
     beside = sorted(candidates, key=lambda d: int(np.sum(d.labels < 0)))[:_N_CUT]
     candidates += [cut for candidate in beside for cut in _by_level(graph, candidate)]
-    return ArrowStructure.of(min(candidates, key=lambda d: d.flops).labels)
+    return Partition(min(candidates, key=lambda d: d.flops).labels)
 
 
 def step_flops(sizes: NDArray[np.integer], n_border: int) -> float:
@@ -112,25 +112,25 @@ def by_independence(graph: sparse.csr_array) -> Dissection:
     return _dissected(graph, ~chosen | (chosen.sum() == 1))
 
 
-# --- where a sparse precision is held as it is, with what elimination fills in, beside sums; and where as an arrow ---
+# --- what elimination fills in, where it costs less than blocks, and with sums beside ---
 
 
 #: Pairs of coordinates in sums, beyond which the precision is not looked at without these.
 _MANY_PAIRS = 1e6
-#: Part of the cost of a step with an arrow, beyond which that stays.
+#: Part of the cost of a step with blocks, beyond which these stay.
 _MUCH = 0.8
 #: Seconds of such a step up to which nothing else is looked for: to find it takes longer than all steps would gain.
 _LITTLE = 4e-3
 
 
 @functools.lru_cache(maxsize=4)
-def find_filled(pattern: Pattern) -> FilledStructure | None:
-    """Return the structure of a factor with fill-in, where its steps cost less than with an arrow; None elsewhere."""
-    of_arrow = step_seconds(find_structure(pattern))
-    if of_arrow < _LITTLE:
+def find_filled(pattern: Pattern) -> SparseStructure | None:
+    """Return the structure of a factor with fill-in, where its steps cost less than with blocks; None elsewhere."""
+    of_blocks = step_seconds(find_blocks(pattern))
+    if of_blocks < _LITTLE:
         return None
-    structure = FilledStructure.of(pattern)
-    return structure if step_seconds(structure) < _MUCH * of_arrow else None
+    structure = SparseStructure.of(pattern)
+    return structure if step_seconds(structure) < _MUCH * of_blocks else None
 
 
 @functools.lru_cache(maxsize=4)
@@ -139,31 +139,35 @@ def find_summed(pattern: SummedPattern) -> SummedStructure:
     return SummedStructure.of_sums(pattern)
 
 
-def cheapest_with_fill(summed: SummedPattern | None, pattern: Callable[[], Pattern | None]) -> FilledStructure | None:
-    """Return the structure of a factor with fill-in that costs least; None where another form costs less."""
+def cheapest_form(
+    summed: SummedPattern | None, pattern: Callable[[], Pattern | None]
+) -> Partition | SparseStructure | None:
+    """Return the form of a factor that costs least: blocks beside a border, or with fill-in; None where it is dense."""
     beside = None if summed is None else find_summed(summed)
     if beside is not None and summed is not None and summed.n_pairs > _MANY_PAIRS:
         return beside
     without = pattern()
-    filled = None if without is None else find_filled(without)
-    if beside is None:
-        return filled
-    others = [] if without is None else [step_seconds(find_structure(without))]
-    others += [] if filled is None else [step_seconds(filled)]
-    return beside if step_seconds(beside) < min(others, default=np.inf) else filled
+    forms = [beside] if without is None else [find_filled(without), find_blocks(without), beside]
+    return min((form for form in forms if form is not None), key=step_seconds, default=None)
 
 
-def arithmetic_seconds(structure: ArrowStructure | FilledStructure) -> float:
+@functools.lru_cache(maxsize=4)
+def structure_of(form: Partition | SparseStructure) -> SparseStructure:
+    """Return the structure of a form."""
+    return form if isinstance(form, SparseStructure) else SparseStructure.of_blocks(form)
+
+
+def arithmetic_seconds(form: Partition | SparseStructure) -> float:
     """Return the seconds of a step among many that share its calls."""
-    if isinstance(structure, FilledStructure):
-        return step_seconds(structure) - prices.OF_STEP
-    return step_seconds(structure) - prices.PER_SIZE * len(set(structure.sizes.tolist()))
+    if isinstance(form, SparseStructure):
+        return step_seconds(form) - prices.OF_STEP
+    return step_seconds(form) - prices.PER_SIZE * len(set(form.sizes.tolist()))
 
 
-def step_seconds(structure: ArrowStructure | FilledStructure) -> float:
+def step_seconds(form: Partition | SparseStructure) -> float:
     """Return the seconds of the linear algebra of one step, with blocks beside a border, or with fronts."""
-    if isinstance(structure, FilledStructure):
-        fronts = structure.fronts
-        n_sums = structure.n_sums if isinstance(structure, SummedStructure) else 0
+    if isinstance(form, SparseStructure):
+        fronts = form.fronts
+        n_sums = form.n_sums if isinstance(form, SummedStructure) else 0
         return prices.OF_STEP + prices.of_fronts(fronts.n_products, fronts.n_fronts, n_sums)
-    return prices.of_blocks(structure.sizes, structure.n_border)
+    return prices.of_blocks(form.sizes, form.n_border)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Never, Self
 
 import numpy as np
@@ -25,9 +25,8 @@ from pymc_ngvi.families.family import (
     Product,
     Traits,
 )
-from pymc_ngvi.families.matrices import stacks
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
-from pymc_ngvi.families.matrices.structure import LOG_2PI, SUFFIX_SUMS, Dense, Diagonal, Structure
+from pymc_ngvi.families.matrices.partition import Partition
+from pymc_ngvi.families.matrices.structure import LOG_2PI, Dense, Diagonal, Structure
 
 #: The tag of the class among the arrays of a Gaussian.
 TAG = "of"
@@ -598,15 +597,25 @@ class DiagonalFamily(GaussianFamily[DiagonalState]):
 #    https://doi.org/10.48550/arXiv.2109.00375
 
 
-# --- block-diagonal matrices: arrow matrices without a border ---
+# --- block-diagonal matrices, each held as the blocks, in C order, from the smallest on ---
 
 #: Numbers in the directions that one call of the target gets, about.
 _DIRECTIONS = 4_000_000
 
 
+def _of_each_block(name: str) -> Any:
+    """Return what `Dense` makes of matrices, of all blocks of one size at a time."""
+    operation = getattr(Dense(), name)
+
+    def of_blocks(self: "BlockStructure", *matrices: Array, **options: Any) -> Any:
+        return self.each(partial(operation, **options), *map(self.unpack, matrices))
+
+    return of_blocks
+
+
 @stored("structure.block", content=("order", "sizes"), make="from_arrays")
 @dataclass(frozen=True, eq=False)
-class BlockStructure(ArrowStructure):
+class BlockStructure(Partition, Structure):
     """A partition of the coordinates into blocks that are independent of each other.
 
     Parameters
@@ -622,8 +631,7 @@ class BlockStructure(ArrowStructure):
 
     def __post_init__(self) -> None:
         labels = np.asarray(self.labels)
-        if labels.min(initial=0) < 0:  # the border is a block, too
-            object.__setattr__(self, "labels", labels - labels.min())
+        object.__setattr__(self, "labels", labels - labels.min(initial=0))  # the border is a block, too
         super().__post_init__()
         if not len(self.labels):
             raise ValueError("There should be labels of blocks for one coordinate at least; got none.")
@@ -642,35 +650,147 @@ class BlockStructure(ArrowStructure):
             raise ValueError(f"The sizes of blocks should be positive and add up to {structure.n_dim}; got {sizes!r}.")
         return structure
 
+    # --- form ---
+
+    @cached_property
+    def _entries(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Of each entry: the coordinates of its row and of its column."""
+        lines = self._by_size(self.order[None])
+        rows = [np.repeat(line, line.shape[2], axis=2).ravel() for line in lines]
+        return np.concatenate(rows), np.concatenate([np.repeat(line, line.shape[2], axis=1).ravel() for line in lines])
+
+    rows = property(lambda self: self._entries[0])
+    columns = property(lambda self: self._entries[1])
+
+    def n_lower(self, n_dim: int) -> int:
+        """Return the number of entries of a factor."""
+        return (len(self.rows) + n_dim) // 2
+
+    def memory_bytes(self, n_dim: int) -> int:
+        """Return the memory that a fit takes beyond the model's own, at its peak: about 56 factors."""
+        return 8 * (56 * len(self.rows) + 64 * n_dim)
+
+    @cached_property
+    def _diagonal(self) -> NDArray[np.intp]:
+        every = np.arange(self.n_dim)
+        return self.in_blocks(every, every)
+
+    def on_diagonal(self, matrix: Array) -> NDArray[np.intp]:
+        """Return where the array has the diagonal."""
+        return self._diagonal
+
+    def from_diagonal(self, entries: Array) -> Array:
+        """Return a diagonal matrix."""
+        return np.where(self.rows == self.columns, entries[self.rows], 0.0)
+
+    def dense(self, curvature: Array) -> Array:
+        """Return a matrix as (n_dim, n_dim)."""
+        result = np.zeros((self.n_dim, self.n_dim))
+        result[self.rows, self.columns] = curvature
+        return result
+
+    def arrays(self) -> dict[str, AnyArray]:
+        """Return what files keep of the structure beside its matrices."""
+        return {"block_order": self.order, "block_sizes": self.sizes}
+
+    @classmethod
+    def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
+        """Return the structure of these arrays; raise ValueError as `from_arrays` does."""
+        return cls.from_arrays(arrays["block_order"], arrays["block_sizes"])
+
+    # --- by size ---
+
+    def unpack(self, packed: Array) -> list[Array]:
+        """Return the blocks by size, (n_blocks, k, k), as views."""
+        ends = np.cumsum([s.n_blocks * s.size**2 for s in self.stacks])
+        parts = zip(np.split(packed, ends[:-1]), self.stacks, strict=True)
+        return [part.reshape(s.n_blocks, s.size, s.size) for part, s in parts]
+
+    def each(self, operation: Callable[..., Array | None], *parts: list[Array]) -> Any:
+        """Return the matrix of what an operation makes of the blocks of each size; None where it makes nothing."""
+        results = [operation(*of_size) for of_size in zip(*parts, strict=True)]
+        kept = [result.ravel() for result in results if result is not None]
+        return np.concatenate(kept) if len(kept) == len(results) else None
+
+    def _by_size(self, ordered: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return the parts of vectors, (n_vectors, n_dim), in the order of blocks: (n_blocks, n_vectors, k)."""
+        return [ordered[:, s.where].reshape(len(ordered), s.n_blocks, s.size).swapaxes(0, 1) for s in self.stacks]
+
+    def _split(self, vectors: Array) -> list[Array]:
+        return self._by_size(vectors.reshape(-1, self.n_dim)[:, self.order])
+
+    def _of_vectors(self, operation: Callable[..., Array], factor: Array, vectors: Array, transposed: bool) -> Array:
+        pairs = zip(self.unpack(factor), self._split(vectors), strict=True)
+        parts = [operation(*pair, transposed=transposed).swapaxes(0, 1) for pair in pairs]
+        result = np.empty((vectors.size // self.n_dim, self.n_dim))
+        result[:, self.order] = np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+        return result.reshape(vectors.shape)
+
+    # --- operations ---
+
+    product, left_quotient, right_quotient, gram, squared = map(
+        _of_each_block, ("product", "left_quotient", "right_quotient", "gram", "squared")
+    )
+    cholesky, half, lower_solve, lower, mirrored = map(
+        _of_each_block, ("cholesky", "half", "lower_solve", "lower", "mirrored")
+    )
+
+    def times(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
+        """Return the factor, or its transpose, times each vector."""
+        return self._of_vectors(Dense().times, factor, vectors, transposed)
+
+    def solve(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
+        """Return the inverse of the factor, or of its transpose, times each vector."""
+        return self._of_vectors(Dense().solve, factor, vectors, transposed)
+
+    def sd(self, factor: Array, sign: int) -> Array:
+        """Return the standard deviations for a factor of the covariance."""
+        result = np.empty(self.n_dim)
+        result[self.order] = np.concatenate([Dense().sd(c, sign).ravel() for c in self.unpack(factor)])
+        return result
+
+    def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+        """Return entries of F F^T, (n,)."""
+        inside, result = self.labels[rows] == self.labels[cols], np.zeros(len(rows))
+        result[inside] = self.gram(factor)[self.in_blocks(rows[inside], cols[inside])]
+        return result
+
+    def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array | None:
+        """Return the factor for the mean, and the covariances within blocks, of a mixture of two Gaussians."""
+
+        def merge(first: Array, second: Array, between: Array) -> Array | None:
+            return Dense().merged((first, second), between[:, 0], weight, sign)
+
+        return self.each(merge, *map(self.unpack, factors), self._split(apart))
+
+    def cholesky_of_function(self, curvature: Array, function: Callable[[Array], Array]) -> Array | None:
+        """Return L with f(A) = L^T L for a positive function of the eigenvalues, as `Dense` does."""
+        return self.each(lambda a: Dense().cholesky_of_function(a, function), self.unpack(curvature))
+
     def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
         """Return the blocks of -C^T H C for the factor C of a covariance, with H the mean Hessian."""
-        assert sign > 0
         # Of a direction that lies in one block, only what its product has in that block is kept.
-        blocks = self.unpack(factor).blocks
-        lines = self._blocks([stacks.transposed(c) for c in blocks])
-        products = np.empty_like(lines)
+        place = np.argsort(self.order)[self.rows]
+        lines = self.each(lambda c: c.mT, self.unpack(factor))
+        products = np.empty_like(factor)
         step = max(1, _DIRECTIONS // self.n_dim)
         for start in range(0, self.n_dim, step):
             stop = min(start + step, self.n_dim)
-            part = slice(*np.searchsorted(self.lines, (start, stop)))
-            at = (self.lines[part] - start, self.columns[part])
+            part = slice(*np.searchsorted(place, (start, stop)))
+            at = (place[part] - start, self.columns[part])
             directions = np.zeros((stop - start, self.n_dim))
             directions[at] = lines[part]
             products[part] = hessian.products(directions)[at]
         with np.errstate(invalid="ignore"):  # inf times the zeros of the factor: the caller sees what is not finite
-            pairs = zip(self.unpack(products).blocks, blocks, strict=True)
-            return self._blocks([stacks.symmetrise(-(p @ c)) for p, c in pairs])
+            return self.each(lambda p, c: linalg.symmetrise(-(p @ c)), self.unpack(products), self.unpack(factor))
+
+    def outer(self, left: Array, right: Array) -> Array:
+        """Return the blocks of the mean of left_b right_b^T."""
+        return self.each(Dense().outer, self._split(left), self._split(right))
 
     def times_lower_half(self, factor: Array, left: Array, right: Array) -> Array:
-        """Return the factor times a halved lower triangle: few outer products take O(k^2) for a block of size k."""
-        first, second = (self.stacked(self.split(side)[0]) for side in (left, right))
-        blocks = []
-        for c, a, b in zip(self.unpack(factor).blocks, first, second, strict=True):
-            if a.shape[1] > SUFFIX_SUMS * len(left):
-                blocks.append(stacks.suffix_products(c, a, b))
-            else:
-                blocks.append(c @ stacks.half_triangle(a @ stacks.transposed(b)) / len(left))
-        return self._blocks(blocks)
+        """Return the factor times a halved lower triangle, as `Dense` does."""
+        return self.each(Dense().times_lower_half, self.unpack(factor), self._split(left), self._split(right))
 
 
 # --- gaussian with a block-diagonal covariance [1]_ (the q of its algorithm 1c) ---

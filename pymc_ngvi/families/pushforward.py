@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import MAX_SOBOL_DIM, normals_at
 from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.partition import Partition
 
 #: Draws behind the moments, set by set, and their seed: fixed, so that moments do not change by themselves.
 _N_SETS, _SET_SIZE, _SEED = 8, 512, 20_210_401
@@ -22,7 +22,7 @@ _N_SETS, _SET_SIZE, _SEED = 8, 512, 20_210_401
 class Transform(Protocol):
     """An invertible map of vectors that leaves some coordinates, the border of ``structure``, as they are."""
 
-    structure: ArrowStructure
+    structure: Partition
 
     @property
     def n_dim(self) -> int:

@@ -13,11 +13,10 @@ from pymc_ngvi.core.target import Target
 from pymc_ngvi.core.types import Array, BaseDraws, GaussianState, RowRules
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.estimators import Quadrature
-from pymc_ngvi.families.dissection import cheapest_with_fill, find_structure
-from pymc_ngvi.families.gaussian import FullState, Gaussian
-from pymc_ngvi.families.matrices.sparse.structure import SummedStructure
-from pymc_ngvi.families.matrices.structure import Dense
-from pymc_ngvi.families.sparse import FilledState, SparseState, SummedState
+from pymc_ngvi.families.dissection import cheapest_form, structure_of
+from pymc_ngvi.families.family import Maker
+from pymc_ngvi.families.gaussian import FullState
+from pymc_ngvi.families.sparse import SparseFamily
 from pymc_ngvi.nested.seconds import PER_FIT, of_algebra
 from pymc_ngvi.rows.row_hessian import PredictorMeanHessian
 from pymc_ngvi.rows.seen import Seen
@@ -54,7 +53,7 @@ class ConditionalFits:
     def __init__(self, given: RowsGiven, home: GaussianState | None = None) -> None:
         self._given, self._before, self._home = given, given.n_hessians, home
         self._target = cast(Target, given)  # expectations are all that is taken
-        self._state, self._structure = _form(given)
+        self._family = _family(given)
         self.n_fits = 0
 
     @property
@@ -132,12 +131,9 @@ class ConditionalFits:
                 yield start
         if self._home is not None:
             inside = self._given.inside[self._given.kept]
-            yield self._of_scale(self._home.mean()[inside], self._home.sd()[inside])
+            yield self._family.from_scale(self._home.mean()[inside], self._home.sd()[inside])
         for scale in _FIRST_SCALES:
-            yield self._of_scale(self._given.start(), np.full(self._given.n_dim, scale))
-
-    def _of_scale(self, location: Array, scale: Array) -> Any:
-        return self._state.of_scale(self._structure, location, scale)
+            yield self._family.from_scale(self._given.start(), np.full(self._given.n_dim, scale))
 
     def _by_sites(self, seen: Seen, rules: RowRules | None) -> GaussianState | None:
         """Return the natural step of size 1 from where predictors are as they were at other hyperparameters.
@@ -153,7 +149,7 @@ class ConditionalFits:
         slope = expectation.grad + linear.transposed_times(back[None])[0]
         if not (np.isfinite(slope).all() and np.isfinite(hessian.matrix.data).all()):
             return None
-        base = self._of_scale(np.zeros(self._given.n_dim), np.ones(self._given.n_dim))
+        base = self._family.from_scale(np.zeros(self._given.n_dim), np.ones(self._given.n_dim))
         found = base.precision_scaled_by(hessian.whitened(base), slope)
         if found is None:
             return None
@@ -161,11 +157,7 @@ class ConditionalFits:
         return replace(state, location=location)
 
 
-def _form(given: RowsGiven) -> tuple[type[Gaussian[Any]], Any]:
-    """Return the class of Gaussians that costs least, and their structure."""
-    filled = cheapest_with_fill(given.summed, lambda: given.pattern)
-    if isinstance(filled, SummedStructure):
-        return SummedState, filled
-    if filled is not None:
-        return FilledState, filled
-    return (FullState, Dense()) if given.pattern is None else (SparseState, find_structure(given.pattern))
+def _family(given: RowsGiven) -> Maker[Any]:
+    """Return the Gaussians that cost least."""
+    form = cheapest_form(given.summed, lambda: given.pattern)
+    return FullState if form is None else SparseFamily(structure_of(form))

@@ -7,9 +7,9 @@ import numpy as np
 from pymc_ngvi.core import prices
 from pymc_ngvi.density.gaussian_over import GaussianOver, gaussian_over
 from pymc_ngvi.density.rows_given import RowsGiven
-from pymc_ngvi.families.dissection import arithmetic_seconds, cheapest_with_fill, find_structure, step_seconds
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
-from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
+from pymc_ngvi.families.dissection import arithmetic_seconds, cheapest_form, step_seconds
+from pymc_ngvi.families.matrices.partition import Partition
+from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 
 #: Conditional fits, and for each hyperparameter; expectations that one takes, about, with what comes before and after
 #: these; seconds of a fit beside them.
@@ -95,11 +95,7 @@ def _of_fit(given: RowsGiven, n_expectations: float) -> float:
     return PER_FIT + n_expectations * (prices.PER_ROW * given.rows.n_evaluations + of_algebra(given))
 
 
-def of_algebra(given: RowsGiven, of: Callable[[ArrowStructure | FilledStructure], float] = step_seconds) -> float:
+def of_algebra(given: RowsGiven, of: Callable[[Partition | SparseStructure], float] = step_seconds) -> float:
     """Return the seconds of the linear algebra of one step, in the form that costs least."""
-    filled = cheapest_with_fill(given.summed, lambda: given.pattern)
-    if filled is not None:
-        return of(filled)
-    if given.pattern is not None:
-        return of(find_structure(given.pattern))
-    return prices.of_dense(given.n_dim, given.rows.n_rows)
+    form = cheapest_form(given.summed, lambda: given.pattern)
+    return prices.of_dense(given.n_dim, given.rows.n_rows) if form is None else of(form)

@@ -18,7 +18,7 @@ from pymc_ngvi.core.sizes import check_cov_size
 from pymc_ngvi.core.types import Array, GaussianState, Target, VariationalState
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, name_of
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.families.pushforward import PushforwardState, Transform
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.joint import JointDraws
@@ -120,10 +120,10 @@ class Distribution:
         return name_of(self.q)
 
     @property
-    def arrow(self) -> ArrowStructure | None:
+    def arrow(self) -> Partition | None:
         """Its blocks that are independent given a border; None where it has none."""
         structure = getattr(self.gaussian, "structure", None)
-        return structure if isinstance(structure, ArrowStructure) else None
+        return structure if isinstance(structure, Partition) else getattr(structure, "partition", None)
 
     # --- draws ---
 
@@ -280,7 +280,7 @@ class MixtureDistribution(Distribution):
         return f"with weights {', '.join(largest)}{', ...'[: 5 * (self.q.n_components > _MAX_SHOWN)]}"
 
     @property
-    def arrow(self) -> ArrowStructure | None:
+    def arrow(self) -> Partition | None:
         """None: what components have in common is the pattern of the model."""
         return None
 

@@ -14,7 +14,7 @@ from scipy.linalg import solve_triangular
 from pymc_ngvi import LogDensity, NGVIApproximation, fit_ngvi
 from pymc_ngvi.core.types import GaussNewtonTarget
 from pymc_ngvi.families import DiagonalState, FullState, SparseFamily
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.reparam import reparametrised
 
@@ -79,7 +79,7 @@ def structure_of(density, blocks):
     for v in density.layout.variables:
         if v.name in blocks:
             labels[v.where] = blocks[v.name]
-    return ArrowStructure.of(labels)
+    return Partition(labels)
 
 
 @functools.cache
@@ -332,7 +332,7 @@ def test_groups_alone():
     with pm.Model() as model:
         b = pm.Normal("b", 0.1, 1.1, shape=5)
         pm.Poisson("y", mu=pt.exp(b[GROUP]), observed=COUNTS)
-    target = reparametrised(LogDensity(model, backend="quick"), ArrowStructure.of(np.arange(5)), "rvb2")
+    target = reparametrised(LogDensity(model, backend="quick"), Partition(np.arange(5)), "rvb2")
     phi = draws(target)
     assert_allclose(target.transform.inverse(target.transform.forward(phi)[0])[0], phi, atol=1e-10)
     assert_allclose(target.logp_grad(phi)[1], slopes_by_differences(target.logp, phi), rtol=1e-6, atol=1e-6)
@@ -349,10 +349,10 @@ def test_what_it_refuses():
         batch = pm.Minibatch(np.arange(6.0), batch_size=3)
         pm.Normal("y", x[0] + x[1], 1.0, observed=batch, total_size=6)
     with pytest.raises(ValueError, match=r"pm\.Minibatch"):
-        reparametrised(LogDensity(model), ArrowStructure.of([-1, 0]), "rvb2")
+        reparametrised(LogDensity(model), Partition([-1, 0]), "rvb2")
     target, _ = made("logistic_intercepts")
     with pytest.raises(ValueError, match="standardises local coordinates"):
-        reparametrised(target.density, ArrowStructure.of([-1] * target.n_dim), "rvb2")
+        reparametrised(target.density, Partition([-1] * target.n_dim), "rvb2")
     assert not isinstance(target, GaussNewtonTarget)
 
 
@@ -393,7 +393,7 @@ def test_density_integrates_to_1():
         b = pm.Normal("b", 0.0, pt.exp(mu))
         pm.Poisson("y", mu=pt.exp(b + mu), observed=3)
     density = LogDensity(model, backend="quick")
-    target = reparametrised(density, ArrowStructure.of([-1, 0]), "rvb2")
+    target = reparametrised(density, Partition([-1, 0]), "rvb2")
     gaussian = FullState(np.array([0.1, 0.2]), np.array([[0.4, 0.0], [0.3, 0.9]]))
     q = PushforwardState(gaussian, target.transform)
     mus, bs = np.linspace(-2.0, 2.2, 121), np.linspace(-8.0, 9.0, 341)

@@ -94,6 +94,13 @@ class SparseCholesky:
 
     # --- matrices in the form of panels ---
 
+    @property
+    def unit(self) -> Array:
+        """The identity, and so the matrix itself, whitened."""
+        identity = np.zeros_like(self.panels)
+        identity[..., self.fronts.diagonal] = 1.0
+        return identity
+
     def _on_fronts(self, kernel: str, *matrices: Array) -> Any:
         """Return what becomes of matrices."""
         layout = self.fronts.layout

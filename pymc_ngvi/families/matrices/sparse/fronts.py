@@ -153,6 +153,17 @@ class Fronts:
         every = np.arange(self.n_dim)
         return self.places(every, every)
 
+    @functools.cached_property
+    def columns(self) -> Ints:
+        """The coordinate of the column of each entry of the panels."""
+        return np.repeat(self.order, self.symbolic.size[self.parts.part[self.order]])
+
+    @functools.cached_property
+    def is_closed(self) -> bool:
+        """Whether all that comes after a front up to the root is beside it, but for fronts with nothing beside."""
+        own, beside, parent = self.layout.table[:, [0, 1, 6]].T
+        return bool((beside == np.where(parent < 0, 0, (own + beside)[parent])).all())
+
     def in_last(self, n: int) -> NDArray[np.bool_]:
         """Tell which entries of the panels are in one of the last n rows."""
         s, (part, begin) = self.symbolic, self._columns
