@@ -14,7 +14,7 @@ from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families import SparseFamily
-from pymc_ngvi.families.dissection import find_blocks
+from pymc_ngvi.families.dissection import find_blocks, structure_of
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 
 N_STEPS = 6
@@ -70,8 +70,8 @@ def row(name, matrix):
     filled.fronts.diagonal  # noqa: B018 (all that is found once)
     found = time.process_time() - start
     arrow = find_blocks(hessian.pattern)
-    n_arrow = arrow.n_lower(arrow.n_dim)
-    of_arrow = f"{seconds(arrow, hessian):.3f}" if n_arrow < MOST_ENTRIES else "-"
+    n_arrow = arrow.pattern.n_entries
+    of_arrow = f"{seconds(structure_of(arrow), hessian):.3f}" if n_arrow < MOST_ENTRIES else "-"
     numbers = f"{arrow.n_border:,} | {n_arrow:,} | {filled.fronts.n_entries:,} | {found:.2f}"
     print(f"| {name} | {numbers} | {of_arrow} | {seconds(filled, hessian):.3f} |", flush=True)
 
