@@ -67,9 +67,7 @@ class SparseCholesky:
         sizes = np.zeros((0, 0)) if terms is None else _rows(terms)
         given = fronts.layout.table, fronts.layout.inner, fronts.layout.n_held, fronts.diagonal
         panels, found = _run("factor", fronts, *given, _rows(matrix), sizes, linalg.LEAST_PIVOT)
-        factor = cls(fronts, panels.reshape(matrix.shape))
-        factor.__dict__["matrix"] = matrix  # which is known by now
-        return factor, found
+        return cls(fronts, panels.reshape(matrix.shape)), found
 
     def log_det(self) -> Any:
         """Return the log determinant of L."""

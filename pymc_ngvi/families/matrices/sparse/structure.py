@@ -27,6 +27,8 @@ _GLOBAL = 0.1
 _N_LISTS, _N_FACTORS = 4, 2
 #: Pairs of coordinates that the factor has not, at a time.
 _AT_A_TIME = 256
+#: Pivots this many times the least one are taken for as large as any variance would tell.
+_CLEAR = 1e6
 #: Relative difference of two vectors that is rounding.
 _SAME = 1e-12
 _ROOT_2 = np.sqrt(2.0)
@@ -260,10 +262,19 @@ class SparseStructure(Structure):
         return cholesky.unwhitened(curvature)
 
     def scaled(self, factor: Array, curvature: Array) -> Array | None:
-        """Return the factor of the matrix of a whitened one; None where that is not positive definite."""
-        terms = self.cholesky_of(factor).matrix[self.fronts.diagonal]
-        new = SparseCholesky.of(self.fronts, self.unwhitened(factor, curvature), terms)
-        return None if new is None else self.remember(new.panels, new).panels
+        """Return the factor of the matrix of a whitened one; None where that is not positive definite.
+
+        Nor where it cancels to rounding along some direction, in units of what it is the sum of.
+        """
+        at, matrix = self.fronts.diagonal, self.unwhitened(factor, curvature)
+        terms = np.maximum(self.cholesky_of(factor).matrix[at], matrix[at])
+        new = SparseCholesky.of(self.fronts, matrix, terms)
+        if new is None:
+            return None
+        is_clear = (new.panels[at] ** 2 > _CLEAR * linalg.ROUNDING * terms).all()
+        if is_clear or (new.inverse[at] * terms).max() < 1.0 / linalg.ROUNDING:
+            return self.remember(new.panels, new).panels
+        return None
 
     def dense(self, curvature: Array) -> Array:
         """Return a symmetric matrix as (n_dim, n_dim)."""
