@@ -77,6 +77,8 @@ class SparseState(Gaussian[SparseStructure]):
 
         None where M is not positive definite.
         """
+        if self.structure.is_closed:
+            return super().precision_scaled_by(matrix, grad)
         factor = self.structure.scaled(self.factor, matrix) if np.isfinite(matrix).all() else None
         if factor is None:
             return None

@@ -262,19 +262,10 @@ class SparseStructure(Structure):
         return cholesky.unwhitened(curvature)
 
     def scaled(self, factor: Array, curvature: Array) -> Array | None:
-        """Return the factor of the matrix of a whitened one; None where that is not positive definite.
-
-        Nor where it cancels to rounding along some direction, in units of what it is the sum of.
-        """
-        at, matrix = self.fronts.diagonal, self.unwhitened(factor, curvature)
-        terms = np.maximum(self.cholesky_of(factor).matrix[at], matrix[at])
-        new = SparseCholesky.of(self.fronts, matrix, terms)
-        if new is None:
-            return None
-        is_clear = (new.panels[at] ** 2 > _CLEAR * linalg.ROUNDING * terms).all()
-        if is_clear or (new.inverse[at] * terms).max() < 1.0 / linalg.ROUNDING:
-            return self.remember(new.panels, new).panels
-        return None
+        """Return the factor of the matrix of a whitened one; None where that is not positive definite."""
+        terms = self.cholesky_of(factor).matrix[self.fronts.diagonal]
+        new = SparseCholesky.of(self.fronts, self.unwhitened(factor, curvature), terms)
+        return None if new is None else self.remember(new.panels, new).panels
 
     def dense(self, curvature: Array) -> Array:
         """Return a symmetric matrix as (n_dim, n_dim)."""
@@ -345,6 +336,17 @@ class SparseStructure(Structure):
             result[row.entries] = columns.ravel()
         return result
 
+    def cholesky(self, curvature: Array, *, reverse: bool) -> Array | None:
+        """Return the factor L with A = L L^T; None where A is not positive definite, in any direction."""
+        at, terms = self.fronts.diagonal, linalg.relative_terms(curvature[self.fronts.diagonal])
+        factor = SparseCholesky.of(self.fronts, self._lower_of(curvature), terms)
+        if factor is None:
+            return None
+        is_clear = (factor.panels[at] ** 2 > _CLEAR * linalg.ROUNDING * terms).all()
+        if is_clear or (factor.inverse[at] * terms).max() < 1.0 / linalg.ROUNDING:
+            return self.remember(factor.panels, factor).panels
+        return None
+
     def lower_solve(self, factor: Array, curvature: Array) -> Array:
         """Return the entries that a factor has of F^-T A."""
         result, lower = np.empty_like(curvature), self._lower_of(curvature)
@@ -413,7 +415,7 @@ class SparseStructure(Structure):
         """Raise NotImplementedError: what natural steps do not need is not there."""
         raise NotImplementedError(f"a sparse precision {self.goes_with} only")
 
-    left_quotient = right_quotient = gram = cholesky = refuse
+    left_quotient = right_quotient = gram = refuse
 
 
 def _parts(vector: Array, unit: Array, other: Array) -> tuple[float, float] | None:
