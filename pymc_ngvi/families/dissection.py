@@ -59,8 +59,7 @@ def find_blocks(pattern: Pattern) -> Partition:
 
 def step_flops(sizes: NDArray[np.integer], n_border: int) -> float:
     """Return the cost of the linear algebra of one step, to a factor: blocks of ``sizes`` beside a border."""
-    k, g = sizes.astype(np.float64), float(n_border)
-    return float(np.sum(3.0 * k**3 + 3.0 * k**2 * g + 3.0 * k * g**2 + 10.0 * k) + 3.0 * g**3)
+    return prices.parts_of_blocks(sizes, n_border)[0] + 10.0 * float(sizes.sum())
 
 
 def by_degree(graph: sparse.csr_array) -> list[Dissection]:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Never, Self
 
 import numpy as np
 
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.stored import entry_of, stored, with_tag
@@ -190,11 +190,11 @@ class Gaussian[S: Structure]:
 
     def flat(self, curvature: Array) -> Array:
         """Return a vector whose inner products are those of the matrices."""
-        return self.structure.flat(curvature)
+        return curvature.reshape(-1)
 
     def unflat(self, vector: Array) -> Array:
         """Return the curvature of a vector: the inverse of `flat`."""
-        return self.structure.unflat(vector)
+        return vector.reshape(self.factor.shape)
 
     def inner(self, first: Array, second: Array) -> float:
         """Return the inner product of two curvatures, as `flat` returns them, or of two natural gradients."""
@@ -613,7 +613,7 @@ def _of_each_block(name: str) -> Any:
     return of_blocks
 
 
-@stored("structure.block", content=("order", "sizes"), make="from_arrays")
+@stored("structure.block")
 @dataclass(frozen=True, eq=False)
 class BlockStructure(Partition, Structure):
     """A partition of the coordinates into blocks that are independent of each other.
@@ -635,20 +635,6 @@ class BlockStructure(Partition, Structure):
         super().__post_init__()
         if not len(self.labels):
             raise ValueError("There should be labels of blocks for one coordinate at least; got none.")
-
-    @classmethod
-    def from_arrays(cls, order: ArrayLike, sizes: ArrayLike) -> Self:
-        """Return the structure with these `order` and `sizes`, of any numeric type.
-
-        Raises
-        ------
-        ValueError
-            If ``order`` is no permutation, or ``sizes`` are not positive or don't add up to its length.
-        """
-        structure = super().from_arrays(order, sizes)
-        if np.asarray(sizes).astype(np.intp).sum() != structure.n_dim:
-            raise ValueError(f"The sizes of blocks should be positive and add up to {structure.n_dim}; got {sizes!r}.")
-        return structure
 
     # --- form ---
 
@@ -691,12 +677,12 @@ class BlockStructure(Partition, Structure):
 
     def arrays(self) -> dict[str, AnyArray]:
         """Return what files keep of the structure beside its matrices."""
-        return {"block_order": self.order, "block_sizes": self.sizes}
+        return {"labels": self.labels}
 
     @classmethod
     def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
-        """Return the structure of these arrays; raise ValueError as `from_arrays` does."""
-        return cls.from_arrays(arrays["block_order"], arrays["block_sizes"])
+        """Return the structure of these arrays."""
+        return cls(arrays["labels"])
 
     # --- by size ---
 
@@ -720,10 +706,10 @@ class BlockStructure(Partition, Structure):
         return self._by_size(vectors.reshape(-1, self.n_dim)[:, self.order])
 
     def _of_vectors(self, operation: Callable[..., Array], factor: Array, vectors: Array, transposed: bool) -> Array:
-        pairs = zip(self.unpack(factor), self._split(vectors), strict=True)
-        parts = [operation(*pair, transposed=transposed).swapaxes(0, 1) for pair in pairs]
         result = np.empty((vectors.size // self.n_dim, self.n_dim))
-        result[:, self.order] = np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+        for stack, *pair in zip(self.stacks, self.unpack(factor), self._split(vectors), strict=True):
+            part = operation(*pair, transposed=transposed).swapaxes(0, 1)
+            result[:, self.order[stack.where]] = part.reshape(len(result), stack.n_blocks * stack.size)
         return result.reshape(vectors.shape)
 
     # --- operations ---

@@ -3,11 +3,11 @@
 import functools
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern
@@ -23,7 +23,7 @@ class Stack(NamedTuple):
     where: slice
 
 
-@stored("partition", content=("order", "sizes"), make="from_arrays")
+@stored("partition")
 @dataclass(frozen=True, eq=False)
 class Partition:
     """Coordinates are *local*, in blocks that touch each other nowhere, or in the *border*, which all blocks may touch.
@@ -42,31 +42,10 @@ class Partition:
     labels: NDArray[np.intp]
 
     def __post_init__(self) -> None:
-        labels = np.maximum(np.asarray(self.labels, dtype=np.intp), -1)
+        labels = np.maximum(np.asarray(self.labels).astype(np.intp), -1)
         if labels.ndim != 1:
             raise ValueError(f"Labels of blocks should be (n_dim,); got shape {labels.shape}.")
         object.__setattr__(self, "labels", _read_only(labels))
-
-    @classmethod
-    def from_arrays(cls, order: ArrayLike, sizes: ArrayLike) -> Self:
-        """Return the partition with these `order` and `sizes`, of any numeric type.
-
-        Raises
-        ------
-        ValueError
-            If ``order`` is no permutation, or ``sizes`` are not positive or add up to more than its length.
-        """
-        order, sizes = np.asarray(order).astype(np.intp), np.asarray(sizes).astype(np.intp)
-        n_dim, n_local = len(order), int(sizes.sum())
-        if not np.array_equal(np.sort(order), np.arange(n_dim)):
-            raise ValueError(
-                f"The order of {n_dim} coordinates should be a permutation of 0..{n_dim - 1}; got {order}."
-            )
-        if sizes.min(initial=1) < 1 or n_local > n_dim:
-            raise ValueError(f"The sizes of blocks should be positive and add up to {n_dim} at most; got {sizes}.")
-        labels = np.full(n_dim, -1, dtype=np.intp)
-        labels[order[:n_local]] = np.repeat(np.arange(len(sizes)), sizes)
-        return cls(labels)
 
     @property
     def n_dim(self) -> int:

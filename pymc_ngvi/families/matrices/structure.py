@@ -1,7 +1,5 @@
 """What a structure of matrices can do: the operations that all Gaussians are written with."""
 
-import math
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -47,14 +45,6 @@ class Structure(Protocol):
 
     def dense(self, curvature: Array) -> Array:
         """Return a symmetric matrix as (n_dim, n_dim)."""
-
-    def flat(self, curvature: Array) -> Array:
-        """Return a vector whose inner products are those of the matrices."""
-        return curvature
-
-    def unflat(self, vector: Array) -> Array:
-        """Return the curvature of a vector: the inverse of `flat`."""
-        return vector
 
     def arrays(self) -> dict[str, AnyArray]:
         """Return what files keep of the structure beside its matrices, by name."""
@@ -296,14 +286,6 @@ class Dense(Structure):
     def dense(self, curvature: Array) -> Array:
         """Return the matrix itself."""
         return curvature
-
-    def flat(self, curvature: Array) -> Array:
-        """Return a vector whose inner products are those of the matrices."""
-        return curvature.reshape(-1)
-
-    def unflat(self, vector: Array) -> Array:
-        """Return the curvature of a vector: the inverse of `flat`."""
-        return vector.reshape(math.isqrt(vector.size), -1)
 
     # --- factors and vectors ---
 

@@ -85,16 +85,6 @@ class Fronts:
         """Number of coordinates."""
         return self.pattern.n_dim
 
-    @property
-    def place(self) -> Ints:
-        """Places of the coordinates in the order of elimination."""
-        return self.symbolic.place
-
-    @property
-    def flops(self) -> float:
-        """Cost of a factorisation, and of the inverse on its entries, to a factor."""
-        return self.n_products + 20.0 * self.n_fronts
-
     @functools.cached_property
     def n_products(self) -> float:
         """Multiplications in products of fronts, to a factor."""
@@ -120,7 +110,7 @@ class Fronts:
     @functools.cached_property
     def order(self) -> Ints:
         """The coordinates in the order of elimination."""
-        return np.argsort(self.place)
+        return np.argsort(self.symbolic.place)
 
     @functools.cached_property
     def _columns(self) -> tuple[Ints, Ints]:
@@ -179,7 +169,7 @@ class Fronts:
 def fronts_of(pattern: Pattern) -> Fronts:
     """Return the fronts of a pattern, in the best order that is found."""
     found = [Fronts(pattern, parts) for parts in order.candidates(pattern.matrix)]
-    return min(found, key=lambda fronts: fronts.flops)
+    return min(found, key=lambda fronts: fronts.n_products + 20.0 * fronts.n_fronts)
 
 
 def _symbolic(pattern: Pattern, parts: Supernodes) -> _Symbolic:

@@ -3,8 +3,8 @@
 import functools
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Never, Self
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Never, Self
 
 import numpy as np
 
@@ -52,7 +52,11 @@ class _Row(NamedTuple):
         return columns, columns[:, :, self.shape[1] :], np.tril(panels[self.among])
 
 
-@stored("structure.sparse", content=("rows", "cols", "part", "depth"), make="from_arrays")
+#: What files keep of a pattern and an order.
+_KEPT = ("rows", "cols", "part", "depth")
+
+
+@stored("structure.sparse", content=_KEPT, make="from_arrays")
 @dataclass(frozen=True, eq=False)
 class SparseStructure(Structure):
     """Factors of precisions of one pattern, with what elimination fills in.
@@ -71,7 +75,16 @@ class SparseStructure(Structure):
     """
 
     fronts: Fronts
+    #: Factors that were used last; lists of coordinates, and where panels have these entries; the last factor that
+    #: whitened something, what that became, and what it was.
+    _factors: list[tuple[Array, Any]] = field(default_factory=list, init=False, repr=False)
+    _places: list[tuple[NDArray[np.integer], NDArray[np.integer], Ints]] = field(
+        default_factory=list, init=False, repr=False
+    )
+    _last: list[tuple[Array, Array, Any]] = field(default_factory=list, init=False, repr=False)
 
+    #: What files keep of it.
+    kept: ClassVar[tuple[str, ...]] = _KEPT
     #: What natural steps it goes with, for errors.
     goes_with = "with fill-in goes with natural steps from Hessians"
 
@@ -172,13 +185,12 @@ class SparseStructure(Structure):
 
     def arrays(self) -> dict[str, AnyArray]:
         """Return what files keep of the structure beside its matrices."""
-        names = ("rows", "cols", "part", "depth")
-        return {f"precision_{name}": getattr(self, name) for name in names}
+        return {f"precision_{name}": getattr(self, name) for name in self.kept}
 
     @classmethod
     def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
         """Return the structure of these arrays; raise ValueError as `from_arrays` does."""
-        return cls.from_arrays(*(arrays[f"precision_{name}"] for name in ("rows", "cols", "part", "depth")))
+        return cls.from_arrays(**{name: arrays[f"precision_{name}"] for name in cls.kept})
 
     # --- factors and vectors ---
 
@@ -192,10 +204,6 @@ class SparseStructure(Structure):
         others = (pair for pair in self._factors if pair[0] is not numbers)
         self._factors[:] = [(numbers, factor), *others][:_N_FACTORS]
         return factor
-
-    @functools.cached_property
-    def _factors(self) -> list[tuple[Array, Any]]:
-        return []
 
     def _cholesky(self, numbers: Array) -> Any:
         return SparseCholesky(self.fronts, numbers)
@@ -244,11 +252,6 @@ class SparseStructure(Structure):
         self._last[:] = [(factor, whitened, precision)]
         return whitened
 
-    @functools.cached_property
-    def _last(self) -> list[tuple[Array, Array, Any]]:
-        """The last factor that whitened something, what that became, and what it was."""
-        return []
-
     def unwhitened(self, factor: Array, curvature: Array) -> Any:
         """Return the matrix of a whitened one.
 
@@ -290,18 +293,13 @@ class SparseStructure(Structure):
         panels[at] = values
         return panels
 
-    @functools.cached_property
-    def _remembered(self) -> list[tuple[NDArray[np.integer], NDArray[np.integer], Ints]]:
-        return []
-
     def places(self, rows: NDArray[np.integer], cols: NDArray[np.integer]) -> Ints:
         """Return where panels have entries, as `Fronts.places`; the last few lists of them are remembered."""
-        for known_rows, known_cols, at in self._remembered:
+        for known_rows, known_cols, at in self._places:
             if known_rows is rows and known_cols is cols:
                 return at
         at = self.fronts.places(rows, cols)
-        self._remembered.insert(0, (rows, cols, at))
-        del self._remembered[_N_LISTS:]
+        self._places[:] = [(rows, cols, at), *self._places][:_N_LISTS]
         return at
 
     def precision(self, hessian: MeanHessian) -> Any:
@@ -689,7 +687,7 @@ def _symmetric_times(fronts: Fronts, panels: Array, vectors: Array) -> Array:
 _PER_COORDINATE = 60
 
 
-@stored("structure.summed", content=("rows", "cols", "part", "depth", "weights", "pins"), make="from_parts")
+@stored("structure.summed", content=(*_KEPT, "weights", "pins"), make="from_arrays")
 @dataclass(frozen=True, eq=False)
 class SummedStructure(SparseStructure):
     """Factors of precisions that are sparse but for sums.
@@ -700,6 +698,7 @@ class SummedStructure(SparseStructure):
 
     sums: Sums
 
+    kept = (*_KEPT, "weights", "pins")
     goes_with = "with sums goes with natural steps by exact expectations"
     is_closed = False
     globals_ = None
@@ -708,15 +707,15 @@ class SummedStructure(SparseStructure):
     def of_sums(cls, summed: SummedPattern) -> Self:
         """Return the structure of a pattern with sums, in the best order that is found."""
         inner = SparseStructure.of(summed.among)
-        place = inner.fronts.place
+        place = inner.fronts.symbolic.place
         return cls(inner.fronts, Sums.of(summed.weights, inner.globals_[np.argsort(place[inner.globals_])]))
 
     @classmethod
-    def from_parts(cls, rows: Ints, cols: Ints, part: Ints, depth: Ints, weights: Array, pins: Ints) -> Self:
+    def from_arrays(cls, weights: Array, pins: Ints, **of_sparse: Ints) -> Self:  # type: ignore[override]
         """Return the structure of a pattern, an order and sums; raise ValueError where they make none."""
-        fronts = SparseStructure.from_arrays(rows, cols, part, depth).fronts
+        fronts = SparseStructure.from_arrays(**of_sparse).fronts
         weights, pins = np.asarray(weights, dtype=np.float64), np.asarray(pins, dtype=np.int64)
-        if weights.ndim != 2 or weights.shape[1] != len(part) or not ((pins >= 0) & (pins < len(part))).all():
+        if weights.ndim != 2 or weights.shape[1] != fronts.n_dim or not ((pins >= 0) & (pins < fronts.n_dim)).all():
             raise ValueError("the sums of the precision are none")
         return cls(fronts, Sums(weights, pins))
 
@@ -741,16 +740,6 @@ class SummedStructure(SparseStructure):
     def from_diagonal(self, entries: Array) -> Array:
         """Return a diagonal factor."""
         return np.concatenate([super().from_diagonal(entries), np.zeros(self.n_sums * self.n_dim + len(self.pins))])
-
-    def arrays(self) -> dict[str, AnyArray]:
-        """Return what files keep of the structure beside its matrices."""
-        return {**super().arrays(), "sum_weights": self.weights, "sum_pins": self.pins}
-
-    @classmethod
-    def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
-        """Return the structure of these arrays; raise ValueError as `from_parts` does."""
-        names = ("precision_rows", "precision_cols", "precision_part", "precision_depth", "sum_weights", "sum_pins")
-        return cls.from_parts(*(arrays[name] for name in names))
 
     # --- factors ---
 
