@@ -119,6 +119,8 @@ def as_curvature(state, matrix):
 
 def as_matrix(state, curvature):
     """Return a curvature as a matrix."""
+    if "precision_cholesky_panels" in state.params():
+        return symmetric_matrix(state.structure, curvature)
     return state.structure.dense(curvature)
 
 
@@ -128,6 +130,13 @@ def factor_matrix(state, factor=None):
     return (
         lower_matrix(state.structure, factor) if state.factor_sign < 0 < factor.ndim < 2 else as_matrix(state, factor)
     )
+
+
+def symmetric_matrix(structure, curvature):
+    """Return the symmetric matrix of a curvature in the form of panels."""
+    half, result = lower_matrix(structure, structure.half(curvature)), np.zeros((structure.n_dim,) * 2)
+    result[np.ix_(structure.fronts.order, structure.fronts.order)] = half + half.T
+    return result
 
 
 def lower_matrix(structure, panels):

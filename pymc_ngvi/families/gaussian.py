@@ -639,14 +639,14 @@ class BlockStructure(Partition, Structure):
     # --- form ---
 
     @cached_property
-    def _entries(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Of each entry: the coordinates of its row and of its column."""
-        lines = self._by_size(self.order[None])
-        rows = [np.repeat(line, line.shape[2], axis=2).ravel() for line in lines]
-        return np.concatenate(rows), np.concatenate([np.repeat(line, line.shape[2], axis=1).ravel() for line in lines])
+    def rows(self) -> NDArray[np.intp]:
+        """Of each entry: the coordinate of its row."""
+        return self.each(lambda own: np.repeat(own.mT, own.shape[2], axis=2), self._by_size(self.order[None]))
 
-    rows = property(lambda self: self._entries[0])
-    columns = property(lambda self: self._entries[1])
+    @cached_property
+    def columns(self) -> Any:
+        """Of each entry: the coordinate of its column."""
+        return self.each(lambda own: np.repeat(own, own.shape[2], axis=1), self._by_size(self.order[None]))
 
     def n_lower(self, n_dim: int) -> int:
         """Return the number of entries of a factor."""

@@ -270,14 +270,6 @@ class SparseStructure(Structure):
         new = SparseCholesky.of(self.fronts, self.unwhitened(factor, curvature), terms)
         return None if new is None else self.remember(new.panels, new).panels
 
-    def dense(self, curvature: Array) -> Array:
-        """Return a symmetric matrix as (n_dim, n_dim)."""
-        i, j = np.tril_indices(self.n_dim)
-        at = self.fronts.places(i, j)
-        matrix = np.zeros((self.n_dim, self.n_dim))
-        matrix[i[at >= 0], j[at >= 0]] = self._lower_of(curvature)[at[at >= 0]]
-        return matrix + np.tril(matrix, -1).T
-
     def _lower_of(self, curvature: Array) -> Array:
         """Return the lower triangle of a curvature."""
         lower, at = curvature / _ROOT_2, self.fronts.diagonal
@@ -413,7 +405,7 @@ class SparseStructure(Structure):
         """Raise NotImplementedError: what natural steps do not need is not there."""
         raise NotImplementedError(f"a sparse precision {self.goes_with} only")
 
-    left_quotient = right_quotient = gram = refuse
+    dense = left_quotient = right_quotient = gram = refuse
 
 
 def _parts(vector: Array, unit: Array, other: Array) -> tuple[float, float] | None:
@@ -781,4 +773,4 @@ class SummedStructure(SparseStructure):
         among[i, j] = among[j, i] = values[of_sums]
         return Summed(self.panels_of(found.among, values[inner]), slopes + 0.5 * self.weights.T @ among)
 
-    on_diagonal = dense = columns = SparseStructure.refuse
+    on_diagonal = columns = SparseStructure.refuse
