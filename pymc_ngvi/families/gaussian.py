@@ -534,7 +534,7 @@ class FullFamily(GaussianFamily[FullState | FullPrecisionState]):
 # --- gaussian with independent coordinates ---
 
 
-@stored("gaussian.diagonal", content=("location", "scale"), make="from_scale")
+@stored("gaussian.diagonal", content=("location", "factor"))
 @dataclass(frozen=True, eq=False)
 class DiagonalState(Unstructured[Diagonal]):
     """N(mean, diag(scale^2)); a curvature is the diagonal of A, (n_dim,), a factor the scales.
@@ -552,11 +552,6 @@ class DiagonalState(Unstructured[Diagonal]):
     form = Diagonal
     factor_name = "sd"
     exact_metric = False
-
-    @property
-    def scale(self) -> Array:
-        """The standard deviations, (n_dim,)."""
-        return self.factor
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from threadpoolctl import ThreadpoolController
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.matrices.sparse.fronts import LARGE, Fronts
+from pymc_ngvi.families.matrices.sparse.order import Ints
 
 
 @functools.cache
@@ -115,6 +116,10 @@ class SparseCholesky:
     def inverse(self) -> Array:
         """The inverse of L L^T where the lower triangle can differ from 0."""
         return self._on_fronts("inverse")
+
+    def covariances(self, rows: Ints, cols: Ints, at: Ints) -> Array:
+        """Return entries of the inverse, which are at these places of the panels."""
+        return self.inverse[at]
 
     def product_trace(self, matrix: Array) -> float:
         """Return the trace of the inverse times a symmetric matrix, as panels."""

@@ -220,25 +220,21 @@ class SparseStructure(Structure):
         rows = vectors.reshape(-1, self.n_dim)
         return np.ascontiguousarray(operation(rows.T, transposed=transposed).T).reshape(vectors.shape)
 
-    def _inverse(self, factor: Array, rows: Ints, cols: Ints, at: Ints) -> Array:
-        """Return entries of the covariance at places that the sparse factor has."""
-        return self.cholesky_of(factor).inverse[at]
-
     def sd(self, factor: Array, sign: int) -> Array:
         """Return the standard deviations."""
         every = np.arange(self.n_dim)
-        return np.sqrt(self._inverse(factor, every, every, self.fronts.diagonal))
+        variances: Array = self.cholesky_of(factor).covariances(every, every, self.fronts.diagonal)
+        return np.sqrt(variances)
 
     def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
         """Return entries of the covariance, (n,); those that the sparse factor has not take a solution each."""
-        at = self.places(rows, cols)
-        result = self._inverse(factor, rows, cols, at)
+        at, cholesky = self.places(rows, cols), self.cholesky_of(factor)
+        result: Array = cholesky.covariances(rows, cols, at)
         apart = np.flatnonzero(at < 0)
         for some in np.array_split(apart, -(-len(apart) // _AT_A_TIME) or 1):
             first, of_first = np.unique(rows[some], return_inverse=True)
             unit = np.zeros((self.n_dim, len(first)))
             unit[first, np.arange(len(first))] = 1.0
-            cholesky = self.cholesky_of(factor)
             result[some] = cholesky.solve(cholesky.solve(unit), transposed=True)[cols[some], of_first]
         return result
 
@@ -598,7 +594,7 @@ class SummedCholesky:
         """L^-T Q (I - S^-1), (n_dim, k)."""
         return self._roots - self._roots @ self._s_inverse
 
-    def inverse(self, rows: Ints, cols: Ints, at: Ints) -> Array:
+    def covariances(self, rows: Ints, cols: Ints, at: Ints) -> Array:
         """Return entries of the inverse, which P has at these places of its panels."""
         apart = np.einsum("ij,ij->i", self._beside[rows], self._roots[cols])
         return self.pinned.inverse[at] - apart
@@ -750,10 +746,6 @@ class SummedStructure(SparseStructure):
         numbers = np.concatenate([new.pinned.panels, new.slopes.ravel(), new.strength])
         self.remember(numbers, new)
         return numbers
-
-    def _inverse(self, factor: Array, rows: Ints, cols: Ints, at: Ints) -> Array:
-        inverse: Array = self.cholesky_of(factor).inverse(rows, cols, at)
-        return inverse
 
     # --- curvatures ---
 
