@@ -14,7 +14,6 @@ References
 import functools
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -38,12 +37,8 @@ _LARGE = 24
 _SPACINGS = sorted({m << k for m in (2, 3) for k in range(8)})[:-1]
 
 
-class Dissection(NamedTuple):
-    """A structure and what the linear algebra of one step costs with it."""
-
-    #: Of each coordinate's block; -1 in the border; shape (n_dim,).
-    labels: NDArray[np.intp]
-    flops: float
+#: Of each coordinate's block; -1 in the border; shape (n_dim,).
+Labels = NDArray[np.intp]
 
 
 @functools.lru_cache(maxsize=4)
@@ -52,9 +47,9 @@ def find_blocks(pattern: Pattern) -> Partition:
     graph = pattern.matrix
     candidates = [*by_degree(graph), by_independence(graph)]
     # Chains and fields are the large components beside a small border.
-    beside = sorted(candidates, key=lambda d: int(np.sum(d.labels < 0)))[:_N_CUT]
+    beside = sorted(candidates, key=lambda labels: int(np.sum(labels < 0)))[:_N_CUT]
     candidates += [cut for candidate in beside for cut in _by_level(graph, candidate)]
-    return Partition(min(candidates, key=lambda d: d.flops).labels)
+    return Partition(min(candidates, key=_flops))
 
 
 def step_flops(sizes: NDArray[np.integer], n_border: int) -> float:
@@ -62,7 +57,12 @@ def step_flops(sizes: NDArray[np.integer], n_border: int) -> float:
     return prices.parts_of_blocks(sizes, n_border)[0] + 10.0 * float(sizes.sum())
 
 
-def by_degree(graph: sparse.csr_array) -> list[Dissection]:
+def _flops(labels: Labels) -> float:
+    is_local = labels >= 0
+    return step_flops(np.bincount(labels[is_local]), int(np.sum(~is_local)))
+
+
+def by_degree(graph: sparse.csr_array) -> list[Labels]:
     """Put coordinates of high degree into the border."""
     degrees = np.diff(graph.indptr)
     distinct = np.unique(degrees)
@@ -70,19 +70,17 @@ def by_degree(graph: sparse.csr_array) -> list[Dissection]:
     return [_dissected(graph, degrees > limit) for limit in tried] + [_dissected(graph, degrees >= 0)]
 
 
-def _dissected(graph: sparse.csr_array, border: NDArray[np.bool_]) -> Dissection:
+def _dissected(graph: sparse.csr_array, border: NDArray[np.bool_]) -> Labels:
     """Return the components of what is not in the border."""
     labels = np.full(len(border), -1, dtype=np.intp)
     inside = np.flatnonzero(~border)
-    if not len(inside):
-        return Dissection(labels, step_flops(np.empty(0, dtype=int), len(border)))
-    labels[inside] = csgraph.connected_components(graph[inside][:, inside], directed=False)[1]
-    return Dissection(labels, step_flops(np.bincount(labels[inside]), len(border) - len(inside)))
+    if len(inside):
+        labels[inside] = csgraph.connected_components(graph[inside][:, inside], directed=False)[1]
+    return labels
 
 
-def _by_level(graph: sparse.csr_array, start: Dissection) -> list[Dissection]:
+def _by_level(graph: sparse.csr_array, labels: Labels) -> list[Labels]:
     """Cut large components by level sets."""
-    labels = start.labels
     sizes = np.bincount(labels[labels >= 0], minlength=1)
     large = np.flatnonzero(sizes > _LARGE)
     if len(large) == 0 or len(large) > _N_DEGREES:  # many large blocks: these are groups
@@ -104,7 +102,7 @@ def _levels(graph: sparse.csr_array) -> NDArray[np.intp]:
     return distance.astype(np.intp)
 
 
-def by_independence(graph: sparse.csr_array) -> Dissection:
+def by_independence(graph: sparse.csr_array) -> Labels:
     """Leave out of the border a largest set of coordinates that touch each other nowhere, as far as it is found."""
     chosen = independent(graph)
     # A single one is independent of nothing: the pattern is dense.

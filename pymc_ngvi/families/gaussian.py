@@ -599,11 +599,12 @@ _DIRECTIONS = 4_000_000
 
 
 def _of_each_block(name: str) -> Any:
-    """Return what `Dense` makes of matrices, of all blocks of one size at a time."""
+    """Return what `Dense` makes of matrices, and of vectors as rows, of all blocks of one size at a time."""
     operation = getattr(Dense(), name)
 
-    def of_blocks(self: "BlockStructure", *matrices: Array, **options: Any) -> Any:
-        return self.each(partial(operation, **options), *map(self.unpack, matrices))
+    def of_blocks(self: "BlockStructure", *given: Array, **options: Any) -> Any:
+        parts = [self.unpack(array) if array.ndim == 1 else self._split(array) for array in given]
+        return self.each(partial(operation, **options), *parts)
 
     return of_blocks
 
@@ -712,8 +713,8 @@ class BlockStructure(Partition, Structure):
     product, left_quotient, right_quotient, gram, squared = map(
         _of_each_block, ("product", "left_quotient", "right_quotient", "gram", "squared")
     )
-    cholesky, half, lower_solve, lower, mirrored = map(
-        _of_each_block, ("cholesky", "half", "lower_solve", "lower", "mirrored")
+    cholesky, half, lower_solve, lower, mirrored, outer, times_lower_half = map(
+        _of_each_block, ("cholesky", "half", "lower_solve", "lower", "mirrored", "outer", "times_lower_half")
     )
 
     def times(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
@@ -764,14 +765,6 @@ class BlockStructure(Partition, Structure):
             products[part] = hessian.products(directions)[at]
         with np.errstate(invalid="ignore"):  # inf times the zeros of the factor: the caller sees what is not finite
             return self.each(lambda p, c: linalg.symmetrise(-(p @ c)), self.unpack(products), self.unpack(factor))
-
-    def outer(self, left: Array, right: Array) -> Array:
-        """Return the blocks of the mean of left_b right_b^T."""
-        return self.each(Dense().outer, self._split(left), self._split(right))
-
-    def times_lower_half(self, factor: Array, left: Array, right: Array) -> Array:
-        """Return the factor times a halved lower triangle, as `Dense` does."""
-        return self.each(Dense().times_lower_half, self.unpack(factor), self._split(left), self._split(right))
 
 
 # --- gaussian with a block-diagonal covariance [1]_ (the q of its algorithm 1c) ---

@@ -27,7 +27,7 @@ class Structure(Protocol):
     """
 
     #: Of each entry: the coordinate of its column, as an index into (n_dim,) that broadcasts.
-    columns: Any
+    columns: Any = slice(None)
 
     # --- form ---
 
@@ -139,6 +139,7 @@ class Structure(Protocol):
 
     def lower(self, outer: Array) -> Array:
         """Return the entries of a factor."""
+        return outer
 
     def mirrored(self, outer: Array) -> Array:
         """Return the curvature that has these in its lower triangle."""
@@ -154,8 +155,6 @@ class Structure(Protocol):
 @dataclass(frozen=True)
 class Diagonal(Structure):
     """Diagonal matrices: every operation is that on numbers, coordinate by coordinate."""
-
-    columns = slice(None)
 
     def n_lower(self, n_dim: int) -> int:
         """Return the number of entries of a factor."""
@@ -246,10 +245,6 @@ class Diagonal(Structure):
         """Return the diagonal of the mean of left_b right_b^T."""
         return np.einsum("bi,bi->i", left, right) / len(left)
 
-    def lower(self, outer: Array) -> Array:
-        """Return the diagonal."""
-        return outer
-
     def mirrored(self, outer: Array) -> Array:
         """Return the diagonal."""
         return outer
@@ -261,8 +256,6 @@ class Diagonal(Structure):
 @dataclass(frozen=True)
 class Dense(Structure):
     """All matrices. What is said of factors, curvatures and outer products holds of each of a stack, too."""
-
-    columns = slice(None)
 
     def n_lower(self, n_dim: int) -> int:
         """Return the number of entries of a factor."""
@@ -324,8 +317,6 @@ class Dense(Structure):
 
     def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
         """Return entries of F F^T, (n,), or, for sign -1, of its inverse."""
-        if not len(rows):
-            return np.empty(0)
         if rows is cols or np.array_equal(rows, cols):
             return self.sd(factor, sign)[rows] ** 2
         root = factor if sign > 0 else linalg.solve_lower(factor, np.eye(len(factor))).T

@@ -365,10 +365,6 @@ class SparseStructure(Structure):
             result[row.entries] = np.concatenate([within, below], axis=2).ravel()
         return result
 
-    def lower(self, outer: Array) -> Array:
-        """Return the entries of a factor."""
-        return outer
-
     def mirrored(self, outer: Array) -> Array:
         """Return the curvature that has these in its lower triangle."""
         curvature, at = outer * _ROOT_2, self.fronts.diagonal
