@@ -197,7 +197,8 @@ def _symbolic(pattern: Pattern, parts: Supernodes) -> _Symbolic:
     for d in range(n_depths - 1, -1, -1):
         if not waiting[d]:
             continue
-        here = np.unique(np.concatenate(waiting[d]))
+        here = np.sort(np.concatenate(waiting[d]))
+        here = here[np.diff(here, prepend=-1) > 0]
         done.append(here)
         of, at = here // n, here % n
         first = np.flatnonzero(np.diff(of, prepend=-1))
