@@ -56,6 +56,8 @@ class Gaussian[S: Structure]:
     factor_name: ClassVar[str]
     #: The class of structures.
     form: ClassVar[Any]
+    #: Whether the Fisher information is the curvature of the ELBO at the optimum for every Gaussian target.
+    exact_metric: ClassVar[bool]
     n_uniform: ClassVar[int] = 0
 
     @classmethod
@@ -85,11 +87,6 @@ class Gaussian[S: Structure]:
     def n_dim(self) -> int:
         """Number of unconstrained coordinates."""
         return len(self.location)
-
-    @property
-    def exact_metric(self) -> bool:
-        """Whether the Fisher information is the curvature of the ELBO at the optimum for every Gaussian target."""
-        raise NotImplementedError
 
     @property
     def n_params(self) -> int:

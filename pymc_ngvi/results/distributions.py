@@ -19,7 +19,7 @@ from pymc_ngvi.core.types import Array, GaussianState, Target, VariationalState
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, name_of
 from pymc_ngvi.families.matrices.partition import Partition
-from pymc_ngvi.families.pushforward import PushforwardState, Transform
+from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.pooled import PoolState
@@ -81,7 +81,7 @@ class MovePlan:
     #: Whether q is the Gaussian that whitens, so that a control can move with each draw.
     coupled: bool = False
     #: From those coordinates to the model's.
-    transform: Transform | None = None
+    transform: Any = None
 
     def on_model_scale(self, points: Array) -> Array:
         """Return points in the model's coordinates."""

@@ -119,6 +119,10 @@ class Fronts:
         size = self.symbolic.size[part]
         return part, np.cumsum(size) - size
 
+    @functools.cached_property
+    def _codes(self) -> Ints:
+        return self.symbolic.codes
+
     def places(self, rows: NDArray[np.integer], cols: NDArray[np.integer]) -> Ints:
         """Return where the panels have entries of a symmetric matrix, (n,); -1 where they have them not."""
         s, (owner, begin) = self.symbolic, self._columns
@@ -126,14 +130,15 @@ class Fronts:
         low, high = np.minimum(i, j), np.maximum(i, j)
         part = owner[low]
         row = high - s.start[part]
-        outside = np.flatnonzero(row >= s.n_own[part])
-        known = np.ones(len(low), dtype=bool)
-        if len(outside):
-            of = part[outside]
-            codes = of * self.n_dim + high[outside]
-            all_codes = s.codes
-            at = np.minimum(np.searchsorted(all_codes, codes), max(len(all_codes) - 1, 0))
-            known[outside] = all_codes[at] == codes if len(all_codes) else False
+        known = row < s.n_own[part]
+        outside = np.flatnonzero(~known)
+        if len(outside) and len(s.beside):
+            of, last = part[outside], len(s.beside) - 1
+            codes, first = of * self.n_dim + high[outside], np.minimum(s.first[of], last)
+            at = np.clip(first + high[outside] - s.beside[first], 0, last)  # as with a border, no gaps between
+            others = np.flatnonzero(self._codes[at] != codes)
+            at[others] = np.minimum(np.searchsorted(self._codes, codes[others]), last)
+            known[outside] = self._codes[at] == codes
             row[outside] = s.n_own[of] + at - s.first[of]
         return np.where(known, begin[low] + row, -1)
 
