@@ -14,7 +14,7 @@ from matrix import OF_PRECISION, state_of, stored, whitened_moments
 from targets import NumpyTarget, random_covariance
 
 from pymc_ngvi.families import MixtureState
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.mixtures import ComponentTarget
 
 
@@ -250,7 +250,7 @@ def case(make, family, n_dim, n_components, seed=1):
     if isinstance(family, tuple):  # no row has predictors of two blocks
         rows, labels = np.arange(20) % 2, np.asarray(family)
         target.design = np.where((labels >= 0) & (labels != rows[:, None]), 0.0, target.design)
-        target.pattern = ArrowStructure.of(labels).pattern
+        target.pattern = Partition(labels).pattern
     return Case(target, mixture(family, n_dim, n_components, seed), family)
 
 

@@ -22,7 +22,8 @@ from pymc_ngvi.families import (
     MixtureFamily,
     SparseFamily,
 )
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.partition import Partition
+from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 from pymc_ngvi.fitting import begun, loop, starting
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.registry import ALLOWED, AXES, ON_FIXED_DRAWS, Choice
@@ -71,9 +72,9 @@ def family_object(family, n_dim):
     if family == "block":
         return BlockFamily(BlockStructure(block_labels(n_dim)))
     if family == "sparse":  # one block and a border, which leave nothing out: any target will do
-        return SparseFamily(ArrowStructure.of(np.where(np.arange(n_dim) < (n_dim + 1) // 2, 0, -1)))
+        return SparseFamily(SparseStructure.of_blocks(Partition(np.where(np.arange(n_dim) < (n_dim + 1) // 2, 0, -1))))
     if isinstance(family, tuple):  # the block of each coordinate
-        return SparseFamily(ArrowStructure.of(family))
+        return SparseFamily(SparseStructure.of_blocks(Partition(family)))
     if family == "mixture":
         return MixtureFamily(FullState)
     return FullPrecisionState if family == "full precision" else FAMILIES[family]()
@@ -109,24 +110,41 @@ def as_curvature(state, matrix):
     if "sd" in params:
         return np.diag(matrix).copy()
     if "cholesky_blocks" in params:
-        return matrix[state.structure.order[state.structure.lines], state.structure.columns]
-    if "precision_cholesky_blocks" in params:
+        return matrix[state.structure.rows, state.structure.columns]
+    if "precision_cholesky_panels" in params:
         pattern = Pattern.of(np.ones_like(matrix))
-        return state.structure.from_values(pattern, matrix[pattern.rows, pattern.cols])
+        return state.structure.mirrored(state.structure.panels_of(pattern, matrix[pattern.rows, pattern.cols]))
     return 0.5 * (matrix + matrix.T)
 
 
 def as_matrix(state, curvature):
     """Return a curvature as a matrix."""
+    if "precision_cholesky_panels" in state.params():
+        return symmetric_matrix(state.structure, curvature)
     return state.structure.dense(curvature)
 
 
 def factor_matrix(state, factor=None):
     """Return what has the form of a factor, by default the factor itself, as a matrix."""
     factor = state.factor if factor is None else factor
-    if "precision_cholesky_blocks" in state.params():  # of which one packed border stands for a triangle, or for both
-        return state.structure.dense(factor, triangular=True)
-    return as_matrix(state, factor)
+    return (
+        lower_matrix(state.structure, factor) if state.factor_sign < 0 < factor.ndim < 2 else as_matrix(state, factor)
+    )
+
+
+def symmetric_matrix(structure, curvature):
+    """Return the symmetric matrix of a curvature in the form of panels."""
+    half, result = lower_matrix(structure, structure.half(curvature)), np.zeros((structure.n_dim,) * 2)
+    result[np.ix_(structure.fronts.order, structure.fronts.order)] = half + half.T
+    return result
+
+
+def lower_matrix(structure, panels):
+    """Return the lower-triangular matrix of some panels, in the order of elimination."""
+    order, (i, j) = structure.fronts.order, np.tril_indices(structure.n_dim)
+    at, result = structure.fronts.places(order[i], order[j]), np.zeros((structure.n_dim,) * 2)
+    result[i, j] = np.where(at < 0, 0.0, panels[at])
+    return result
 
 
 def whitener(state):

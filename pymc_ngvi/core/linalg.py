@@ -1,4 +1,7 @@
-"""Dense linear algebra with guards: no explicit inverse anywhere."""
+"""Dense linear algebra with guards, of one matrix or of a stack of them, (n, k, k).
+
+No explicit inverse anywhere, but for the condition of small matrices of a stack.
+"""
 
 import functools
 import os
@@ -23,7 +26,7 @@ LEAST_PIVOT = ROUNDING**0.5
 
 def symmetrise(matrix: Array) -> Array:
     """Return the symmetric part of a square matrix."""
-    return 0.5 * (matrix + matrix.T)
+    return 0.5 * (matrix + matrix.mT)
 
 
 def diagonal(matrix: Array) -> Array:
@@ -42,17 +45,17 @@ def _lower_weights(n: int, on_diagonal: float) -> Array:
 
 def half_triangle(matrix: Array) -> Array:
     """Return the lower triangle of a square matrix with its diagonal halved; all entries should be finite."""
-    return matrix * _lower_weights(len(matrix), 0.5)
+    return matrix * _lower_weights(matrix.shape[-1], 0.5)
 
 
 def lower_triangle(matrix: Array) -> Array:
     """Return the lower triangle of a square matrix; all entries should be finite."""
-    return matrix * _lower_weights(len(matrix), 1.0)
+    return matrix * _lower_weights(matrix.shape[-1], 1.0)
 
 
 def strict_triangle(matrix: Array) -> Array:
     """Return what is below the diagonal of a square matrix; all entries should be finite."""
-    return matrix * _lower_weights(len(matrix), 0.0)
+    return matrix * _lower_weights(matrix.shape[-1], 0.0)
 
 
 def all_finite(*arrays: Array) -> bool:
@@ -90,8 +93,23 @@ def cholesky(matrix: Array, terms: Array | None = None) -> Array | None:
         return None
     # LAPACK accepts pivots of rounding size: the solves that follow would be noise. Coordinates on scales far apart do
     # no harm: the condition is that of the matrix in units of its terms.
-    scaled = factor / np.sqrt(np.diag(matrix) if terms is None else terms)[:, None]
-    return factor if least_singular_value(scaled) > LEAST_PIVOT else None
+    scaled = factor / np.sqrt(diagonal(matrix) if terms is None else terms)[..., None]
+    return factor if _exceeds(scaled, LEAST_PIVOT) else None
+
+
+def _exceeds(lower: Array, least: float) -> bool:
+    """Tell whether the least singular values of lower-triangular matrices, as `least_singular_value`, are larger."""
+    if lower.ndim == 2 or len(lower) == 1:
+        return least_singular_value(lower.reshape(lower.shape[-2:])) > least
+    # What is on the diagonal bounds them from above; and a factor with a 0 there can not be solved with.
+    above = bool((diagonal(lower) > least).all())
+    if lower.shape[-1] == 1 or not above:
+        return above
+    # There is no estimate of many: the norm of the inverse itself, which takes as long as the factors did.
+    with np.errstate(all="ignore"):
+        inverse = solve_lower(lower, np.broadcast_to(np.eye(lower.shape[-1]), lower.shape))
+        norm = np.maximum(np.abs(lower).sum(axis=1).max(axis=1), 1.0)
+        return bool((norm * np.abs(inverse).sum(axis=1).max(axis=1) < 1.0 / least).all())
 
 
 def cholesky_of_each(matrices: Array) -> tuple[Array, NDArray[np.bool_]]:
@@ -120,8 +138,8 @@ def least_singular_value(lower: Array) -> float:
 
 def reverse_cholesky(matrix: Array, terms: Array | None = None) -> Array | None:
     """Return the upper U with ``matrix = U U^T``, or None where the matrix is not positive definite, as `cholesky`."""
-    factor = cholesky(matrix[::-1, ::-1], None if terms is None else terms[::-1])
-    return None if factor is None else np.ascontiguousarray(factor[::-1, ::-1])
+    factor = cholesky(matrix[..., ::-1, ::-1], None if terms is None else terms[..., ::-1])
+    return None if factor is None else np.ascontiguousarray(factor[..., ::-1, ::-1])
 
 
 def cholesky_of_product(root: Array) -> Array | None:
@@ -129,11 +147,11 @@ def cholesky_of_product(root: Array) -> Array | None:
 
     None where the rank is less but for what rounding leaves, in units of the rows.
     """
-    lower: Array = np.linalg.qr(root.T, mode="r").T
-    lower = lower * np.where(np.diag(lower) < 0.0, -1.0, 1.0)
+    lower: Array = np.linalg.qr(root.mT, mode="r").mT
+    lower = lower * np.where(diagonal(lower) < 0.0, -1.0, 1.0)[..., None, :]
     with np.errstate(all="ignore"):  # a row of zeros: NaN, which is not larger
-        scaled = lower / np.abs(lower).max(axis=1, keepdims=True)
-    return lower if least_singular_value(scaled) > ROUNDING else None
+        scaled = lower / np.abs(lower).max(axis=-1, keepdims=True)
+    return lower if _exceeds(scaled, ROUNDING) else None
 
 
 def keeps_its_sign(before: Array, step: Array, *, signed: bool = False) -> bool:
@@ -144,8 +162,23 @@ def keeps_its_sign(before: Array, step: Array, *, signed: bool = False) -> bool:
 
 
 def solve_lower(factor: Array, rhs: Array, *, transpose: bool = False) -> Array:
-    """Solve ``factor x = rhs``, or ``factor^T x = rhs``, for a lower-triangular factor."""
-    return _solve_triangular(factor, rhs, lower=True, transpose=transpose)
+    """Solve ``factor x = rhs``, or ``factor^T x = rhs``, for a lower-triangular factor.
+
+    Those of a stack take a few calls for each halving of their size, whatever their number.
+    """
+    if factor.ndim == 2:
+        return _solve_triangular(factor, rhs, lower=True, transpose=transpose)
+    size = factor.shape[-1]
+    if size == 1:
+        return rhs / factor
+    if len(factor) == 1:
+        return _solve_triangular(factor[0], rhs[0], lower=True, transpose=transpose)[None]
+    top, bottom = slice(None, size // 2), slice(size // 2, None)
+    between = factor[:, bottom, top]
+    first, last, beside = (bottom, top, between.mT) if transpose else (top, bottom, between)
+    x = solve_lower(factor[:, first, first], rhs[:, first], transpose=transpose)
+    y = solve_lower(factor[:, last, last], rhs[:, last] - beside @ x, transpose=transpose)
+    return np.concatenate([y, x] if transpose else [x, y], axis=1)
 
 
 def solve_upper(factor: Array, rhs: Array, *, transpose: bool = False) -> Array:

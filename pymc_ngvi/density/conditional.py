@@ -32,7 +32,7 @@ from scipy.special import expit, logit
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.logdensity import LogDensity
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.layout import Layout
@@ -68,7 +68,7 @@ class _Likelihood:
     derivatives: Callable[[Array, Array], tuple[Array, Array]] | None = None
 
 
-def quadratic_guide(density: LogDensity, structure: ArrowStructure) -> Variable:
+def quadratic_guide(density: LogDensity, structure: Partition) -> Variable:
     """Return the guide as a function of the value variables of the model."""
     if not structure.n_local:
         raise ValueError(
@@ -149,7 +149,7 @@ def _data(value: Variable) -> Array:
 
 
 def _groups(
-    density: LogDensity, structure: ArrowStructure, etas: list[Variable], shapes: list[tuple[int, ...]]
+    density: LogDensity, structure: Partition, etas: list[Variable], shapes: list[tuple[int, ...]]
 ) -> list[NDArray[np.intp]]:
     """Return the block that each element of some predictors depends on, -1 for none.
 
@@ -233,7 +233,7 @@ class GuideFunctions:
     """
 
     def __init__(
-        self, density: LogDensity, structure: ArrowStructure, guide: Variable | None = None, order: int = 3
+        self, density: LogDensity, structure: Partition, guide: Variable | None = None, order: int = 3
     ) -> None:
         self.density = density
         self.is_exact = guide is None
@@ -241,7 +241,7 @@ class GuideFunctions:
         with density.functions.timed():
             self._build(density, structure, guide, order)
 
-    def _build(self, density: LogDensity, structure: ArrowStructure, guide: Variable | None, order: int) -> None:
+    def _build(self, density: LogDensity, structure: Partition, guide: Variable | None, order: int) -> None:
         local = set(structure.locals_.tolist())
         names = [v.name for v in density.layout.variables if not local.isdisjoint(range(v.where.start, v.where.stop))]
         with without_c():

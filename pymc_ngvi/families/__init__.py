@@ -17,7 +17,7 @@ from pymc_ngvi.families.gaussian import (
     LowRankState,
 )
 from pymc_ngvi.families.mixture import COMPONENTS, MixtureFamily, MixtureState, StudentTFamily, StudentTState
-from pymc_ngvi.families.sparse import FilledState, SparseFamily, SparseState, SummedState
+from pymc_ngvi.families.sparse import SparseFamily, SparseState, SummedState
 
 FAMILIES: dict[str, type[Family[FittedState]]] = {
     "full": FullFamily,
@@ -64,7 +64,6 @@ __all__ = [
     "Family",
     "FamilyName",
     "FamilyOptions",
-    "FilledState",
     "FullFamily",
     "FullPrecisionState",
     "FullState",

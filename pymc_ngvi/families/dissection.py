@@ -1,4 +1,4 @@
-"""From the pattern of a precision to an arrow structure: which coordinates are the border, which form blocks.
+"""From the pattern of a precision to a form of its factor: blocks beside a border, or what elimination fills in.
 
 A border that touches everything (global parameters) shows by its degree in the graph of the pattern. Where what is left
 falls into small components, these are the blocks. Where it does not (a chain in time, a map of regions), some *level
@@ -14,7 +14,6 @@ References
 import functools
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,9 +23,9 @@ from scipy.sparse import csgraph
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.families.matrices.sparse.order import independent
-from pymc_ngvi.families.matrices.sparse.structure import FilledStructure, SummedStructure
+from pymc_ngvi.families.matrices.sparse.structure import SparseStructure, SummedStructure
 
 #: Borders tried at most: those of as many different degrees.
 _N_DEGREES = 24
@@ -38,32 +37,32 @@ _LARGE = 24
 _SPACINGS = sorted({m << k for m in (2, 3) for k in range(8)})[:-1]
 
 
-class Dissection(NamedTuple):
-    """A structure and what the linear algebra of one step costs with it."""
-
-    #: Of each coordinate's block; -1 in the border; shape (n_dim,).
-    labels: NDArray[np.intp]
-    flops: float
+#: Of each coordinate's block; -1 in the border; shape (n_dim,).
+Labels = NDArray[np.intp]
 
 
 @functools.lru_cache(maxsize=4)
-def find_structure(pattern: Pattern) -> ArrowStructure:
-    """Return the arrow structure in which steps cost least."""
+def find_blocks(pattern: Pattern) -> Partition:
+    """Return the blocks beside a border with which steps cost least."""
     graph = pattern.matrix
     candidates = [*by_degree(graph), by_independence(graph)]
     # Chains and fields are the large components beside a small border.
-    beside = sorted(candidates, key=lambda d: int(np.sum(d.labels < 0)))[:_N_CUT]
+    beside = sorted(candidates, key=lambda labels: int(np.sum(labels < 0)))[:_N_CUT]
     candidates += [cut for candidate in beside for cut in _by_level(graph, candidate)]
-    return ArrowStructure.of(min(candidates, key=lambda d: d.flops).labels)
+    return Partition(min(candidates, key=_flops))
 
 
 def step_flops(sizes: NDArray[np.integer], n_border: int) -> float:
     """Return the cost of the linear algebra of one step, to a factor: blocks of ``sizes`` beside a border."""
-    k, g = sizes.astype(np.float64), float(n_border)
-    return float(np.sum(3.0 * k**3 + 3.0 * k**2 * g + 3.0 * k * g**2 + 10.0 * k) + 3.0 * g**3)
+    return prices.parts_of_blocks(sizes, n_border)[0] + 10.0 * float(sizes.sum())
 
 
-def by_degree(graph: sparse.csr_array) -> list[Dissection]:
+def _flops(labels: Labels) -> float:
+    is_local = labels >= 0
+    return step_flops(np.bincount(labels[is_local]), int(np.sum(~is_local)))
+
+
+def by_degree(graph: sparse.csr_array) -> list[Labels]:
     """Put coordinates of high degree into the border."""
     degrees = np.diff(graph.indptr)
     distinct = np.unique(degrees)
@@ -71,19 +70,17 @@ def by_degree(graph: sparse.csr_array) -> list[Dissection]:
     return [_dissected(graph, degrees > limit) for limit in tried] + [_dissected(graph, degrees >= 0)]
 
 
-def _dissected(graph: sparse.csr_array, border: NDArray[np.bool_]) -> Dissection:
+def _dissected(graph: sparse.csr_array, border: NDArray[np.bool_]) -> Labels:
     """Return the components of what is not in the border."""
     labels = np.full(len(border), -1, dtype=np.intp)
     inside = np.flatnonzero(~border)
-    if not len(inside):
-        return Dissection(labels, step_flops(np.empty(0, dtype=int), len(border)))
-    labels[inside] = csgraph.connected_components(graph[inside][:, inside], directed=False)[1]
-    return Dissection(labels, step_flops(np.bincount(labels[inside]), len(border) - len(inside)))
+    if len(inside):
+        labels[inside] = csgraph.connected_components(graph[inside][:, inside], directed=False)[1]
+    return labels
 
 
-def _by_level(graph: sparse.csr_array, start: Dissection) -> list[Dissection]:
+def _by_level(graph: sparse.csr_array, labels: Labels) -> list[Labels]:
     """Cut large components by level sets."""
-    labels = start.labels
     sizes = np.bincount(labels[labels >= 0], minlength=1)
     large = np.flatnonzero(sizes > _LARGE)
     if len(large) == 0 or len(large) > _N_DEGREES:  # many large blocks: these are groups
@@ -105,32 +102,32 @@ def _levels(graph: sparse.csr_array) -> NDArray[np.intp]:
     return distance.astype(np.intp)
 
 
-def by_independence(graph: sparse.csr_array) -> Dissection:
+def by_independence(graph: sparse.csr_array) -> Labels:
     """Leave out of the border a largest set of coordinates that touch each other nowhere, as far as it is found."""
     chosen = independent(graph)
     # A single one is independent of nothing: the pattern is dense.
     return _dissected(graph, ~chosen | (chosen.sum() == 1))
 
 
-# --- where a sparse precision is held as it is, with what elimination fills in, beside sums; and where as an arrow ---
+# --- what elimination fills in, where it costs less than blocks, and with sums beside ---
 
 
 #: Pairs of coordinates in sums, beyond which the precision is not looked at without these.
 _MANY_PAIRS = 1e6
-#: Part of the cost of a step with an arrow, beyond which that stays.
+#: Part of the cost of a step with blocks, beyond which these stay.
 _MUCH = 0.8
 #: Seconds of such a step up to which nothing else is looked for: to find it takes longer than all steps would gain.
 _LITTLE = 4e-3
 
 
 @functools.lru_cache(maxsize=4)
-def find_filled(pattern: Pattern) -> FilledStructure | None:
-    """Return the structure of a factor with fill-in, where its steps cost less than with an arrow; None elsewhere."""
-    of_arrow = step_seconds(find_structure(pattern))
-    if of_arrow < _LITTLE:
+def find_filled(pattern: Pattern) -> SparseStructure | None:
+    """Return the structure of a factor with fill-in, where its steps cost less than with blocks; None elsewhere."""
+    of_blocks = step_seconds(find_blocks(pattern))
+    if of_blocks < _LITTLE:
         return None
-    structure = FilledStructure.of(pattern)
-    return structure if step_seconds(structure) < _MUCH * of_arrow else None
+    structure = SparseStructure.of(pattern)
+    return structure if step_seconds(structure) < _MUCH * of_blocks else None
 
 
 @functools.lru_cache(maxsize=4)
@@ -139,24 +136,28 @@ def find_summed(pattern: SummedPattern) -> SummedStructure:
     return SummedStructure.of_sums(pattern)
 
 
-def cheapest_with_fill(summed: SummedPattern | None, pattern: Callable[[], Pattern | None]) -> FilledStructure | None:
-    """Return the structure of a factor with fill-in that costs least; None where another form costs less."""
+def cheapest_form(
+    summed: SummedPattern | None, pattern: Callable[[], Pattern | None]
+) -> Partition | SparseStructure | None:
+    """Return the form of a factor that costs least: blocks beside a border, or with fill-in; None where it is dense."""
     beside = None if summed is None else find_summed(summed)
     if beside is not None and summed is not None and summed.n_pairs > _MANY_PAIRS:
         return beside
     without = pattern()
-    filled = None if without is None else find_filled(without)
-    if beside is None:
-        return filled
-    others = [] if without is None else [step_seconds(find_structure(without))]
-    others += [] if filled is None else [step_seconds(filled)]
-    return beside if step_seconds(beside) < min(others, default=np.inf) else filled
+    forms = [beside] if without is None else [find_filled(without), find_blocks(without), beside]
+    return min((form for form in forms if form is not None), key=step_seconds, default=None)
 
 
-def step_seconds(structure: ArrowStructure | FilledStructure) -> float:
+@functools.lru_cache(maxsize=4)
+def structure_of(form: Partition | SparseStructure) -> SparseStructure:
+    """Return the structure of a form."""
+    return form if isinstance(form, SparseStructure) else SparseStructure.of_blocks(form)
+
+
+def step_seconds(form: Partition | SparseStructure) -> float:
     """Return the seconds of the linear algebra of one step, with blocks beside a border, or with fronts."""
-    if isinstance(structure, FilledStructure):
-        fronts = structure.fronts
-        n_sums = structure.n_sums if isinstance(structure, SummedStructure) else 0
+    if isinstance(form, SparseStructure):
+        fronts = form.fronts
+        n_sums = form.n_sums if isinstance(form, SummedStructure) else 0
         return prices.OF_STEP + prices.of_fronts(fronts.n_products, fronts.n_fronts, n_sums)
-    return prices.of_blocks(structure.sizes, structure.n_border)
+    return prices.of_blocks(form.sizes, form.n_border)

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import FittedState
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
-from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
+from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 
 
 class Product(NamedTuple):
@@ -90,14 +89,13 @@ class ModelForm(Protocol):
     def labels(self, blocks: Sequence[Sequence[str]] | None) -> NDArray[np.intp]:
         """Return the block of each coordinate, (n_dim,), ints, for blocks of names; by default of each variable."""
 
-    def structure(self) -> ArrowStructure | None:
-        """Return the structure of the Hessian; None where that counts as dense."""
-
-    def filled(self, *, sums: bool) -> FilledStructure | None:
-        """Return the structure of the factor of the Hessian as it is, where it saves much; None elsewhere.
+    def structure(self, *, fill: bool, sums: bool) -> SparseStructure | None:
+        """Return the structure of the factor of the Hessian; None where that counts as dense.
 
         Parameters
         ----------
+        fill : bool
+            Whether elimination may fill it in, where that costs much less than blocks beside a border.
         sums : bool
             Whether there may be sums over many coordinates beside what is sparse.
         """

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Never, Self
 
 import numpy as np
 
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.stored import entry_of, stored, with_tag
@@ -25,9 +25,8 @@ from pymc_ngvi.families.family import (
     Product,
     Traits,
 )
-from pymc_ngvi.families.matrices import stacks
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
-from pymc_ngvi.families.matrices.structure import LOG_2PI, SUFFIX_SUMS, Dense, Diagonal, Structure
+from pymc_ngvi.families.matrices.partition import Partition
+from pymc_ngvi.families.matrices.structure import LOG_2PI, Dense, Diagonal, Structure
 
 #: The tag of the class among the arrays of a Gaussian.
 TAG = "of"
@@ -57,6 +56,8 @@ class Gaussian[S: Structure]:
     factor_name: ClassVar[str]
     #: The class of structures.
     form: ClassVar[Any]
+    #: Whether the Fisher information is the curvature of the ELBO at the optimum for every Gaussian target.
+    exact_metric: ClassVar[bool]
     n_uniform: ClassVar[int] = 0
 
     @classmethod
@@ -86,11 +87,6 @@ class Gaussian[S: Structure]:
     def n_dim(self) -> int:
         """Number of unconstrained coordinates."""
         return len(self.location)
-
-    @property
-    def exact_metric(self) -> bool:
-        """Whether the Fisher information is the curvature of the ELBO at the optimum for every Gaussian target."""
-        raise NotImplementedError
 
     @property
     def n_params(self) -> int:
@@ -191,11 +187,11 @@ class Gaussian[S: Structure]:
 
     def flat(self, curvature: Array) -> Array:
         """Return a vector whose inner products are those of the matrices."""
-        return self.structure.flat(curvature)
+        return curvature.reshape(-1)
 
     def unflat(self, vector: Array) -> Array:
         """Return the curvature of a vector: the inverse of `flat`."""
-        return self.structure.unflat(vector)
+        return vector.reshape(self.factor.shape)
 
     def inner(self, first: Array, second: Array) -> float:
         """Return the inner product of two curvatures, as `flat` returns them, or of two natural gradients."""
@@ -535,7 +531,7 @@ class FullFamily(GaussianFamily[FullState | FullPrecisionState]):
 # --- gaussian with independent coordinates ---
 
 
-@stored("gaussian.diagonal", content=("location", "scale"), make="from_scale")
+@stored("gaussian.diagonal", content=("location", "factor"))
 @dataclass(frozen=True, eq=False)
 class DiagonalState(Unstructured[Diagonal]):
     """N(mean, diag(scale^2)); a curvature is the diagonal of A, (n_dim,), a factor the scales.
@@ -553,11 +549,6 @@ class DiagonalState(Unstructured[Diagonal]):
     form = Diagonal
     factor_name = "sd"
     exact_metric = False
-
-    @property
-    def scale(self) -> Array:
-        """The standard deviations, (n_dim,)."""
-        return self.factor
 
 
 @dataclass(frozen=True)
@@ -598,15 +589,26 @@ class DiagonalFamily(GaussianFamily[DiagonalState]):
 #    https://doi.org/10.48550/arXiv.2109.00375
 
 
-# --- block-diagonal matrices: arrow matrices without a border ---
+# --- block-diagonal matrices, each held as the blocks, in C order, from the smallest on ---
 
 #: Numbers in the directions that one call of the target gets, about.
 _DIRECTIONS = 4_000_000
 
 
-@stored("structure.block", content=("order", "sizes"), make="from_arrays")
+def _of_each_block(name: str) -> Any:
+    """Return what `Dense` makes of matrices, and of vectors as rows, of all blocks of one size at a time."""
+    operation = getattr(Dense(), name)
+
+    def of_blocks(self: "BlockStructure", *given: Array, **options: Any) -> Any:
+        parts = [self.unpack(array) if array.ndim == 1 else self._split(array) for array in given]
+        return self.each(partial(operation, **options), *parts)
+
+    return of_blocks
+
+
+@stored("structure.block")
 @dataclass(frozen=True, eq=False)
-class BlockStructure(ArrowStructure):
+class BlockStructure(Partition, Structure):
     """A partition of the coordinates into blocks that are independent of each other.
 
     Parameters
@@ -622,55 +624,144 @@ class BlockStructure(ArrowStructure):
 
     def __post_init__(self) -> None:
         labels = np.asarray(self.labels)
-        if labels.min(initial=0) < 0:  # the border is a block, too
-            object.__setattr__(self, "labels", labels - labels.min())
+        object.__setattr__(self, "labels", labels - labels.min(initial=0))  # the border is a block, too
         super().__post_init__()
         if not len(self.labels):
             raise ValueError("There should be labels of blocks for one coordinate at least; got none.")
 
-    @classmethod
-    def from_arrays(cls, order: ArrayLike, sizes: ArrayLike) -> Self:
-        """Return the structure with these `order` and `sizes`, of any numeric type.
+    # --- form ---
 
-        Raises
-        ------
-        ValueError
-            If ``order`` is no permutation, or ``sizes`` are not positive or don't add up to its length.
-        """
-        structure = super().from_arrays(order, sizes)
-        if np.asarray(sizes).astype(np.intp).sum() != structure.n_dim:
-            raise ValueError(f"The sizes of blocks should be positive and add up to {structure.n_dim}; got {sizes!r}.")
-        return structure
+    @cached_property
+    def rows(self) -> NDArray[np.intp]:
+        """Of each entry: the coordinate of its row."""
+        return self.each(lambda own: np.repeat(own.mT, own.shape[2], axis=2), self._by_size(self.order[None]))
+
+    @cached_property
+    def columns(self) -> Any:
+        """Of each entry: the coordinate of its column."""
+        return self.each(lambda own: np.repeat(own, own.shape[2], axis=1), self._by_size(self.order[None]))
+
+    def n_lower(self, n_dim: int) -> int:
+        """Return the number of entries of a factor."""
+        return (len(self.rows) + n_dim) // 2
+
+    def memory_bytes(self, n_dim: int) -> int:
+        """Return the memory that a fit takes beyond the model's own, at its peak: about 56 factors."""
+        return 8 * (56 * len(self.rows) + 64 * n_dim)
+
+    @cached_property
+    def _diagonal(self) -> NDArray[np.intp]:
+        every = np.arange(self.n_dim)
+        return self.in_blocks(every, every)
+
+    def on_diagonal(self, matrix: Array) -> NDArray[np.intp]:
+        """Return where the array has the diagonal."""
+        return self._diagonal
+
+    def from_diagonal(self, entries: Array) -> Array:
+        """Return a diagonal matrix."""
+        return np.where(self.rows == self.columns, entries[self.rows], 0.0)
+
+    def dense(self, curvature: Array) -> Array:
+        """Return a matrix as (n_dim, n_dim)."""
+        result = np.zeros((self.n_dim, self.n_dim))
+        result[self.rows, self.columns] = curvature
+        return result
+
+    def arrays(self) -> dict[str, AnyArray]:
+        """Return what files keep of the structure beside its matrices."""
+        return {"labels": self.labels}
+
+    @classmethod
+    def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
+        """Return the structure of these arrays."""
+        return cls(arrays["labels"])
+
+    # --- by size ---
+
+    def unpack(self, packed: Array) -> list[Array]:
+        """Return the blocks by size, (n_blocks, k, k), as views."""
+        ends = np.cumsum([s.n_blocks * s.size**2 for s in self.stacks])
+        parts = zip(np.split(packed, ends[:-1]), self.stacks, strict=True)
+        return [part.reshape(s.n_blocks, s.size, s.size) for part, s in parts]
+
+    def each(self, operation: Callable[..., Array | None], *parts: list[Array]) -> Any:
+        """Return the matrix of what an operation makes of the blocks of each size; None where it makes nothing."""
+        results = [operation(*of_size) for of_size in zip(*parts, strict=True)]
+        kept = [result.ravel() for result in results if result is not None]
+        return np.concatenate(kept) if len(kept) == len(results) else None
+
+    def _by_size(self, ordered: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return the parts of vectors, (n_vectors, n_dim), in the order of blocks: (n_blocks, n_vectors, k)."""
+        return [ordered[:, s.where].reshape(len(ordered), s.n_blocks, s.size).swapaxes(0, 1) for s in self.stacks]
+
+    def _split(self, vectors: Array) -> list[Array]:
+        return self._by_size(vectors.reshape(-1, self.n_dim)[:, self.order])
+
+    def _of_vectors(self, operation: Callable[..., Array], factor: Array, vectors: Array, transposed: bool) -> Array:
+        result = np.empty((vectors.size // self.n_dim, self.n_dim))
+        for stack, *pair in zip(self.stacks, self.unpack(factor), self._split(vectors), strict=True):
+            part = operation(*pair, transposed=transposed).swapaxes(0, 1)
+            result[:, self.order[stack.where]] = part.reshape(len(result), stack.n_blocks * stack.size)
+        return result.reshape(vectors.shape)
+
+    # --- operations ---
+
+    product, left_quotient, right_quotient, gram, squared = map(
+        _of_each_block, ("product", "left_quotient", "right_quotient", "gram", "squared")
+    )
+    cholesky, half, lower_solve, lower, mirrored, outer, times_lower_half = map(
+        _of_each_block, ("cholesky", "half", "lower_solve", "lower", "mirrored", "outer", "times_lower_half")
+    )
+
+    def times(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
+        """Return the factor, or its transpose, times each vector."""
+        return self._of_vectors(Dense().times, factor, vectors, transposed)
+
+    def solve(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
+        """Return the inverse of the factor, or of its transpose, times each vector."""
+        return self._of_vectors(Dense().solve, factor, vectors, transposed)
+
+    def sd(self, factor: Array, sign: int) -> Array:
+        """Return the standard deviations for a factor of the covariance."""
+        result = np.empty(self.n_dim)
+        result[self.order] = np.concatenate([Dense().sd(c, sign).ravel() for c in self.unpack(factor)])
+        return result
+
+    def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+        """Return entries of F F^T, (n,)."""
+        inside, result = self.labels[rows] == self.labels[cols], np.zeros(len(rows))
+        result[inside] = self.gram(factor)[self.in_blocks(rows[inside], cols[inside])]
+        return result
+
+    def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array | None:
+        """Return the factor for the mean, and the covariances within blocks, of a mixture of two Gaussians."""
+
+        def merge(first: Array, second: Array, between: Array) -> Array | None:
+            return Dense().merged((first, second), between[:, 0], weight, sign)
+
+        return self.each(merge, *map(self.unpack, factors), self._split(apart))
+
+    def cholesky_of_function(self, curvature: Array, function: Callable[[Array], Array]) -> Array | None:
+        """Return L with f(A) = L^T L for a positive function of the eigenvalues, as `Dense` does."""
+        return self.each(lambda a: Dense().cholesky_of_function(a, function), self.unpack(curvature))
 
     def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
         """Return the blocks of -C^T H C for the factor C of a covariance, with H the mean Hessian."""
-        assert sign > 0
         # Of a direction that lies in one block, only what its product has in that block is kept.
-        blocks = self.unpack(factor).blocks
-        lines = self._blocks([stacks.transposed(c) for c in blocks])
-        products = np.empty_like(lines)
+        place = np.argsort(self.order)[self.rows]
+        lines = self.each(lambda c: c.mT, self.unpack(factor))
+        products = np.empty_like(factor)
         step = max(1, _DIRECTIONS // self.n_dim)
         for start in range(0, self.n_dim, step):
             stop = min(start + step, self.n_dim)
-            part = slice(*np.searchsorted(self.lines, (start, stop)))
-            at = (self.lines[part] - start, self.columns[part])
+            part = slice(*np.searchsorted(place, (start, stop)))
+            at = (place[part] - start, self.columns[part])
             directions = np.zeros((stop - start, self.n_dim))
             directions[at] = lines[part]
             products[part] = hessian.products(directions)[at]
         with np.errstate(invalid="ignore"):  # inf times the zeros of the factor: the caller sees what is not finite
-            pairs = zip(self.unpack(products).blocks, blocks, strict=True)
-            return self._blocks([stacks.symmetrise(-(p @ c)) for p, c in pairs])
-
-    def times_lower_half(self, factor: Array, left: Array, right: Array) -> Array:
-        """Return the factor times a halved lower triangle: few outer products take O(k^2) for a block of size k."""
-        first, second = (self.stacked(self.split(side)[0]) for side in (left, right))
-        blocks = []
-        for c, a, b in zip(self.unpack(factor).blocks, first, second, strict=True):
-            if a.shape[1] > SUFFIX_SUMS * len(left):
-                blocks.append(stacks.suffix_products(c, a, b))
-            else:
-                blocks.append(c @ stacks.half_triangle(a @ stacks.transposed(b)) / len(left))
-        return self._blocks(blocks)
+            return self.each(lambda p, c: linalg.symmetrise(-(p @ c)), self.unpack(products), self.unpack(factor))
 
 
 # --- gaussian with a block-diagonal covariance [1]_ (the q of its algorithm 1c) ---

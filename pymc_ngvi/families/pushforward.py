@@ -4,7 +4,7 @@ import functools
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -13,26 +13,9 @@ from numpy.typing import NDArray
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import MAX_SOBOL_DIM, normals_at
 from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
 
 #: Draws behind the moments, set by set, and their seed: fixed, so that moments do not change by themselves.
 _N_SETS, _SET_SIZE, _SEED = 8, 512, 20_210_401
-
-
-class Transform(Protocol):
-    """An invertible map of vectors that leaves some coordinates, the border of ``structure``, as they are."""
-
-    structure: ArrowStructure
-
-    @property
-    def n_dim(self) -> int:
-        """Number of coordinates."""
-
-    def forward(self, phi: Array) -> tuple[Array, Array]:
-        """Return theta, (n_draws, n_dim), and the log determinant of the derivative, (n_draws,)."""
-
-    def inverse(self, theta: Array) -> tuple[Array, Array]:
-        """Return phi and the log determinant of the derivative of `forward` there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +28,9 @@ class PushforwardState:
 
     #: Of phi.
     gaussian: GaussianState
-    transform: Transform = field(repr=False)
+    #: An invertible map that leaves the border of its ``structure`` as it is: `forward` and `inverse` return vectors,
+    #: and log determinants of the derivative of `forward`.
+    transform: Any = field(repr=False)
 
     @property
     def n_dim(self) -> int:

@@ -1,17 +1,18 @@
-"""Gaussian with a sparse precision: blocks that are independent given a border of global coordinates [1]_.
+r"""Gaussians with a sparse precision: of groups that are independent given global coordinates, chains, maps.
 
-The posterior precision of a hierarchical model is an arrow matrix: given the global parameters, groups are independent.
-q holds the Cholesky factor of the precision, which has no more entries, with the border last. Crossed effects, chains
-and maps are no such matrix; `filled` has the Gaussians for these.
+q holds the Cholesky factor T of the precision S, with what elimination fills in: nothing, where blocks are beside a
+border of global coordinates that comes last. On matrices of that pattern the Fisher metric, :math:`\mathrm{tr}(V E V
+E)` with V the covariance, is a sum of squares of as many numbers as T has [1]_. Those of minus the Hessian are the
+whitened curvature: it is the identity where that is S.
 
 References
 ----------
-.. [1] L. S. L. Tan (2025). Analytic natural gradient updates for Cholesky factor in Gaussian variational approximation.
-   https://doi.org/10.48550/arXiv.2109.00375
+.. [1] M. S. Andersen, J. Dahl and L. Vandenberghe (2013). Logarithmic barriers for sparse matrix cones. Optimization
+   Methods and Software 28(3). https://doi.org/10.1080/10556788.2012.684353
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Never, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -21,40 +22,64 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.family import NO_GAUSS_NEWTON, NO_IVON, OF_PRECISION, FamilyOptions, ModelForm, Refusal, Traits
 from pymc_ngvi.families.gaussian import Gaussian, GaussianFamily
-from pymc_ngvi.families.matrices.arrow import ArrowStructure, Parts
-from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
-from pymc_ngvi.families.matrices.sparse.structure import FilledStructure, SummedCholesky, SummedStructure
-
-# --- gaussians whose precision has a sparse pattern of any shape: chains, maps, crossed effects ---
-#
-# q holds the Cholesky factor T of the precision S, with what elimination fills in. On matrices of that pattern the
-# Fisher metric, :math:`\mathrm{tr}(V E V E)` with V the covariance, is a sum of squares of as many numbers as T has
-# [1]_. Those of minus the Hessian are the whitened curvature: it is the identity where that is S.
-#
-# References
-# ----------
-# .. [1] M. S. Andersen, J. Dahl and L. Vandenberghe (2013). Logarithmic barriers for sparse matrix cones. Optimization
-#    Methods and Software 28(3). https://doi.org/10.1080/10556788.2012.684353
+from pymc_ngvi.families.matrices.sparse.structure import SparseStructure, SummedStructure
 
 
-class OfSparsePrecision[S: FilledStructure](Gaussian[S]):
-    """A Gaussian whose steps multiply its sparse precision, of which a factor is found anew."""
+@stored("gaussian.sparse")
+@dataclass(frozen=True, eq=False)
+class SparseState(Gaussian[SparseStructure]):
+    """N(mean, (T T^T)^-1) with a sparse lower-triangular T in an order of elimination; the whitener is T^-T.
+
+    Steps multiply the precision, of which a factor is found anew. With blocks beside a border that all of them touch
+    [1]_, there are steps in the factor, too.
+
+    Parameters
+    ----------
+    location : ndarray, shape (n_dim,)
+        Mean, unconstrained.
+    factor : ndarray
+        T, with a positive diagonal, held as ``structure`` says.
+    structure : SparseStructure
+
+    References
+    ----------
+    .. [1] L. S. L. Tan (2025). Analytic natural gradient updates for Cholesky factor in Gaussian variational
+       approximation. https://doi.org/10.48550/arXiv.2109.00375
+    """
+
+    form: ClassVar[Any] = SparseStructure
+    factor_sign = -1
+    factor_name = "precision_cholesky_panels"
+    exact_metric = True
 
     @property
     def _cholesky(self) -> Any:
         """The factor of the precision."""
-        raise NotImplementedError
+        return self.structure.cholesky_of(self.factor)
 
-    def _scaled(self, matrix: Array) -> Array | None:
-        """Return the factor of a whitened precision M, in numbers; None where M is not positive definite."""
-        raise NotImplementedError
+    @property
+    def globals_(self) -> NDArray[np.intp] | None:
+        """The border, or coordinates that touch a large part of the others."""
+        return self.structure.globals_
+
+    def without_globals(self, grad: Array, curvature: Array) -> tuple[Array, Array]:
+        """Return whitened gradient and curvature of a step that leaves global coordinates alone.
+
+        To first order; exactly where others are independent given them.
+        """
+        grad, curvature = grad.copy(), np.where(self.structure.of_globals, 0.0, curvature)
+        grad[self.globals_] = 0.0
+        curvature[self.structure.fronts.diagonal[self.globals_]] = 1.0
+        return grad, curvature
 
     def precision_scaled_by(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
         """Return the state of a whitened precision M, and C M^-1 C^T C^-T times the gradient.
 
         None where M is not positive definite.
         """
-        factor = self._scaled(matrix) if np.isfinite(matrix).all() else None
+        if self.structure.is_closed:
+            return super().precision_scaled_by(matrix, grad)
+        factor = self.structure.scaled(self.factor, matrix) if np.isfinite(matrix).all() else None
         if factor is None:
             return None
         new = type(self)(self.location, factor, self.structure)
@@ -72,54 +97,6 @@ class OfSparsePrecision[S: FilledStructure](Gaussian[S]):
         """Return the precision of another state, whitened."""
         return self._cholesky.whitened(other._cholesky.matrix)
 
-    def _refuse(self, *args: object, **kwargs: object) -> Never:
-        self.structure.refuse()
-
-    merged = scaled_columns = times_lower_half = inverse_transpose_times = outer_mean = squared = _refuse
-
-
-@stored("gaussian.filled")
-@dataclass(frozen=True, eq=False)
-class FilledState(OfSparsePrecision[FilledStructure]):
-    """N(mean, (T T^T)^-1) with a sparse lower-triangular T in an order of elimination; the whitener is T^-T.
-
-    It takes natural steps from Hessians only.
-
-    Parameters
-    ----------
-    location : ndarray, shape (n_dim,)
-        Mean, unconstrained.
-    factor : ndarray
-        T, with a positive diagonal, held as ``structure`` says.
-    structure : FilledStructure
-    """
-
-    form = FilledStructure
-    factor_sign = -1
-    factor_name = "precision_cholesky_panels"
-    exact_metric = True
-
-    @property
-    def globals_(self) -> NDArray[np.intp]:
-        """Coordinates that touch a large part of the others."""
-        return self.structure.globals_
-
-    def without_globals(self, grad: Array, curvature: Array) -> tuple[Array, Array]:
-        """Return whitened gradient and curvature of a step that leaves global coordinates alone, to first order."""
-        grad, curvature = grad.copy(), np.where(self.structure.of_globals, 0.0, curvature)
-        grad[self.globals_] = 0.0
-        curvature[self.structure.fronts.diagonal[self.globals_]] = 1.0
-        return grad, curvature
-
-    def _scaled(self, matrix: Array) -> Array | None:
-        unwhitened, fronts = self.structure.unwhitened(self.factor, matrix), self.structure.fronts
-        factor = SparseCholesky.of(fronts, unwhitened, self._cholesky.matrix[fronts.diagonal])
-        return None if factor is None else self.structure.remember(factor).panels
-
-    @property
-    def _cholesky(self) -> SparseCholesky:
-        return self.structure.factor(self.factor)
-
 
 # --- Gaussians whose precision is sparse but for a few sums over many coordinates, as of effects that sum to zero ---
 #
@@ -130,7 +107,7 @@ class FilledState(OfSparsePrecision[FilledStructure]):
 
 @stored("gaussian.summed")
 @dataclass(frozen=True, eq=False)
-class SummedState(OfSparsePrecision[SummedStructure]):
+class SummedState(SparseState):
     """N(mean, (F F^T)^-1); the whitener is F^-T. It takes natural steps from exact expectations only.
 
     Parameters
@@ -143,9 +120,11 @@ class SummedState(OfSparsePrecision[SummedStructure]):
     """
 
     form = SummedStructure
-    factor_sign = -1
     factor_name = "precision_cholesky_sums"
-    exact_metric = True
+
+    def unflat(self, vector: Array) -> Array:
+        """Return the curvature of a vector, which it is."""
+        return vector
 
     def add_to_diagonal(self, curvature: Array, value: float) -> Array:
         """Return A + value * I."""
@@ -157,55 +136,8 @@ class SummedState(OfSparsePrecision[SummedStructure]):
         with np.errstate(invalid="ignore", over="ignore"):
             return float(first[:n] @ second[:n]) + self._cholesky.inner(first[n:], second[n:])
 
-    def _scaled(self, matrix: Array) -> Array | None:
-        structure = self.structure
-        precision = structure.unwhitened_sum(self.factor, matrix)
-        terms = self._cholesky.pinned.matrix[structure.fronts.diagonal]
-        factor = SummedCholesky.of(structure.fronts, structure.sums, precision, terms)
-        return None if factor is None else structure.numbers(factor)
-
     def _log_det(self) -> float:
         return -self._cholesky.log_det()
-
-    @property
-    def _cholesky(self) -> SummedCholesky:
-        return self.structure.summed(self.factor)
-
-    curvature_diagonal = OfSparsePrecision._refuse
-
-
-@stored("gaussian.sparse")
-@dataclass(frozen=True, eq=False)
-class SparseState(Gaussian[ArrowStructure]):
-    """N(mean, (T T^T)^-1) with a lower-triangular arrow matrix T; the whitener is T^-T.
-
-    A curvature is a symmetric arrow matrix, packed.
-
-    Parameters
-    ----------
-    location : ndarray, shape (n_dim,)
-        Mean, unconstrained.
-    factor : ndarray, shape (n_entries,)
-        T, with a positive diagonal, packed as ``structure`` says.
-    structure : ArrowStructure
-    """
-
-    form = ArrowStructure
-    factor_sign = -1
-    factor_name = "precision_cholesky_blocks"
-    exact_metric = True
-
-    @property
-    def globals_(self) -> NDArray[np.intp]:
-        """Coordinates of the border."""
-        return self.structure.border
-
-    def without_globals(self, grad: Array, curvature: Array) -> tuple[Array, Array]:
-        """Return whitened gradient and curvature for which a step leaves the coordinates of the border alone."""
-        grad, parts = grad.copy(), self.structure.unpack(curvature)
-        grad[self.structure.border] = 0.0
-        corner = np.eye(self.structure.n_border)
-        return grad, self.structure.pack(Parts(parts.blocks, np.zeros_like(parts.border), corner))
 
 
 #: Updates, estimators and step rules that go with a precision with fill-in.
@@ -226,27 +158,25 @@ def goes_with_sums(*given: str | None) -> bool:
 
 @stored("family.sparse", content=("structure",))
 @dataclass(frozen=True)
-class SparseFamily(GaussianFamily[SparseState | FilledState | SummedState]):
-    """The Gaussians whose precision is an arrow matrix of one structure, or has a sparse pattern of any shape.
+class SparseFamily(GaussianFamily[SparseState]):
+    """The Gaussians whose precision has a sparse pattern of any shape, maybe beside sums over many coordinates.
 
     Parameters
     ----------
-    structure : ArrowStructure, FilledStructure or SummedStructure
+    structure : SparseStructure
     """
 
-    structure: ArrowStructure | FilledStructure
+    structure: SparseStructure
 
     @property
-    def state(self) -> type[SparseState] | type[FilledState] | type[SummedState]:  # type: ignore[override]
+    def state(self) -> type[SparseState]:  # type: ignore[override]
         """The class of its states."""
-        if isinstance(self.structure, SummedStructure):
-            return SummedState
-        return FilledState if isinstance(self.structure, FilledStructure) else SparseState
+        return SummedState if isinstance(self.structure, SummedStructure) else SparseState
 
     traits: ClassVar = Traits(
         name="sparse",
         also_called="sparseprecision structured hierarchical",
-        states=(SparseState, FilledState, SummedState),
+        states=(SparseState, SummedState),
         goes_with=OF_PRECISION,
         refuses=(
             NO_IVON,
@@ -277,11 +207,11 @@ class SparseFamily(GaussianFamily[SparseState | FilledState | SummedState]):
     def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
         """Return the family with the structure of the model's Hessian; raise ValueError if that counts as dense.
 
-        With fill-in where that costs less than an arrow, and the steps are those that it goes with.
+        With fill-in where that costs less than blocks beside a border, and the steps are those that it goes with.
         """
         given = (options.update, options.estimator, options.step)
         may_fill = options.step is not None and goes_with_fill(*given)  # components of mixtures have no step rule
-        structure = (model.filled(sums=goes_with_sums(*given)) if may_fill else None) or model.structure()
+        structure = model.structure(fill=may_fill, sums=may_fill and goes_with_sums(*given))
         if structure is None:
             raise ValueError(
                 "A sparse precision saves work only where the Hessian of log p has zeros, and this one has too few: it "

@@ -13,7 +13,7 @@ from pymc_ngvi.core import linalg
 from pymc_ngvi.core.target import MatrixHessian
 from pymc_ngvi.core.types import Array, FittedState, GaussianState, Rule, VariationalState
 from pymc_ngvi.density import Layout, ModelDensity
-from pymc_ngvi.families import FilledState, MixtureState, SparseState, StudentTState, SummedState
+from pymc_ngvi.families import MixtureState, SparseState, StudentTState, SummedState
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.fitting.problem import Problem
 from pymc_ngvi.reparam.row_space import RowSpaceDensity
@@ -133,8 +133,6 @@ def _with_precision(state: FittedState, precision: Array) -> FittedState:
 def _gaussian_with(state: GaussianState, precision: Array) -> GaussianState:
     if isinstance(state, SummedState):  # which sums a dense matrix has is not known
         return state
-    hessian = MatrixHessian(
-        -precision, state.structure.pattern if isinstance(state, SparseState | FilledState) else None
-    )
+    hessian = MatrixHessian(-precision, state.structure.pattern if isinstance(state, SparseState) else None)
     found = state.precision_scaled_by(state.curvature(hessian), np.zeros(state.n_dim))
     return state if found is None else found[0]

@@ -14,13 +14,13 @@ from pymc_ngvi.core.types import Array, FittedState, GaussianState, Rule, Target
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.by_rows import NO_ROWS
 from pymc_ngvi.families import DENSE, FAMILIES, STRUCTURED, Family
-from pymc_ngvi.families.dissection import find_structure
+from pymc_ngvi.families.dissection import find_blocks, structure_of
 from pymc_ngvi.families.gaussian import Gaussian
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
-from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
+from pymc_ngvi.families.matrices.partition import Partition
+from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting import starting
-from pymc_ngvi.fitting.auto import cheapest_filled, choose_family
+from pymc_ngvi.fitting.auto import choose_family, form_of
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.registry import BY_GRADIENTS
 from pymc_ngvi.graphs.layout import Layout, Variable
@@ -199,7 +199,7 @@ def problem_of(density: ModelDensity, options: FitOptions) -> Problem:
             f"reparam={options.reparam!r} standardises effects of groups, and the Hessian of this model shows none: it "
             "couples everything. Leave reparam out."
         )
-    structure = find_structure(pattern)
+    structure = find_blocks(pattern)
     target = reparametrised(density, structure, options.reparam)
     family = make_family(options, density, structure)
     _check(family, options, density.n_dim)
@@ -232,7 +232,7 @@ class _Form:
 
     density: ModelDensity
     #: Of a reparametrised model.
-    known: ArrowStructure | None = None
+    known: Partition | None = None
 
     @property
     def n_dim(self) -> int:
@@ -245,20 +245,13 @@ class _Form:
             return self.known.labels
         return block_labels(self.density.layout, blocks)
 
-    def structure(self) -> ArrowStructure | None:
-        """Return the structure of the Hessian; None where that counts as dense."""
-        if self.known is not None or self.density.pattern is None:
-            return self.known
-        return find_structure(self.density.pattern)
-
-    def filled(self, *, sums: bool) -> FilledStructure | None:
-        """Return the structure of the factor of the Hessian as it is, where it saves much; None elsewhere."""
-        return None if self.known is not None else cheapest_filled(self.density, sums=sums)
+    def structure(self, *, fill: bool, sums: bool) -> SparseStructure | None:
+        """Return the structure of the factor of the Hessian; None where that counts as dense."""
+        form = self.known or form_of(self.density, fill=fill, sums=sums)
+        return None if form is None else structure_of(form)
 
 
-def make_family(
-    options: FitOptions, density: ModelDensity, structure: ArrowStructure | None = None
-) -> Family[FittedState]:
+def make_family(options: FitOptions, density: ModelDensity, structure: Partition | None = None) -> Family[FittedState]:
     """Return what makes a state of location and scale."""
     return FAMILIES[options.choice.family].of(_Form(density, structure), options)
 

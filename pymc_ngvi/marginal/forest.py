@@ -125,7 +125,7 @@ def find_forest(pattern: Pattern | None, n_dim: int, variables: Sequence[slice] 
     graph = pattern.matrix
     found: list[tuple[float, int, Forest]] = []
     reasons: list[tuple[int, str]] = []
-    labels = {d.labels.tobytes(): d.labels for d in (*by_degree(graph), by_independence(graph))}
+    labels = {some.tobytes(): some for some in (*by_degree(graph), by_independence(graph))}
     labels |= {v.tobytes(): v for v in _by_size(graph, variables)}
     for i, label in enumerate(sorted(labels.values(), key=lambda v: int(np.sum(v < 0)))):
         n_globals = int(np.sum(label < 0))

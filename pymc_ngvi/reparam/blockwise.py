@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core import linalg
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.families.matrices import stacks
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.partition import Partition
 
 #: Part of a diagonal entry that its pivot must exceed, or the matrix counts as singular.
 _LEAST_PIVOT = 1e-13
@@ -21,9 +22,9 @@ Matrices = list[Array]
 
 
 class Blocks:
-    """The local coordinates of an arrow structure, in the order of its blocks."""
+    """The local coordinates of a partition, in the order of its blocks."""
 
-    def __init__(self, structure: ArrowStructure) -> None:
+    def __init__(self, structure: Partition) -> None:
         if not structure.n_local:
             raise ValueError(
                 "A reparametrisation needs local coordinates, such as the effects of groups that are independent given "
@@ -185,18 +186,16 @@ def _product(inverses: Array, columns: Array) -> Array:
 
 
 def _solve(inverses: Array, columns: Array) -> Array:
-    if inverses.shape[-1] == 1:
-        return columns / inverses
-    return _flat(stacks.solve_lower, inverses, columns)
+    return _flat(linalg.solve_lower, inverses, columns)
 
 
 def _transposed_solve(inverses: Array, columns: Array) -> Array:
-    if inverses.shape[-1] == 1:
-        return columns / inverses
-    return _flat(lambda a, b: stacks.solve_upper(stacks.transposed(a), b), inverses, columns)
+    return _flat(partial(linalg.solve_lower, transpose=True), inverses, columns)
 
 
 def _flat(solve: Callable[[Array, Array], Array], inverses: Array, columns: Array) -> Array:
     """Solve with the blocks of all draws as one stack."""
+    if inverses.shape[-1] == 1:
+        return columns / inverses
     flat = [np.ascontiguousarray(a).reshape(-1, *a.shape[2:]) for a in (inverses, columns)]
     return solve(*flat).reshape(columns.shape)

@@ -15,7 +15,7 @@ from pymc_ngvi.core.target import OfAllData
 from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.conditional import GuideFunctions, quadratic_guide
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.reading.affine import logp_of
 from pymc_ngvi.reparam.blockwise import Blocks, Matrices
 from pymc_ngvi.reparam.modes import Guide, Modes, find_modes
@@ -50,7 +50,7 @@ class Conditional:
     ----------
     guide : Guide
         Derivatives of the guide, such as `pymc_ngvi.density.conditional.GuideFunctions`.
-    structure : ArrowStructure
+    structure : Partition
         Blocks of local coordinates, between which the Hessian of the guide has no entry.
     centre : ndarray, shape (n_dim,)
         Where the search for modes begins.
@@ -64,7 +64,7 @@ class Conditional:
     --------
     >>> import numpy as np
     >>> import pymc as pm
-    >>> from pymc_ngvi.families.matrices.arrow import ArrowStructure
+    >>> from pymc_ngvi.families.matrices.partition import Partition
     >>> from pymc_ngvi.density import LogDensity
     >>> from pymc_ngvi.density.conditional import GuideFunctions
     >>> from pymc_ngvi.reparam import Conditional
@@ -72,7 +72,7 @@ class Conditional:
     ...     mu = pm.Normal("mu")
     ...     b = pm.Normal("b", mu, 0.5, shape=2)
     >>> density = LogDensity(model)
-    >>> structure = ArrowStructure.of([-1, 0, 1])
+    >>> structure = Partition([-1, 0, 1])
     >>> transform = Conditional(GuideFunctions(density, structure), structure, density.initial_point())
     >>> theta, log_det = transform.forward(np.array([[1.0, 0.0, 2.0]]))
     >>> theta
@@ -82,7 +82,7 @@ class Conditional:
     #: What files keep: the bits of the next evaluation depend on it.
     learned = ("_given",)
 
-    def __init__(self, guide: Guide, structure: ArrowStructure, centre: Array) -> None:
+    def __init__(self, guide: Guide, structure: Partition, centre: Array) -> None:
         self.guide = guide
         self.structure = structure
         self.blocks = Blocks(structure)
@@ -245,7 +245,7 @@ def difference_rows(n_directions: int, n_draws: int, size: int) -> Iterator[tupl
         yield both // n_draws, both % n_draws, sign
 
 
-def arrow_pattern(structure: ArrowStructure) -> tuple[Pattern, Callable[[Matrices, Array], Array]]:
+def arrow_pattern(structure: Partition) -> tuple[Pattern, Callable[[Matrices, Array], Array]]:
     """Return the pattern of arrow matrices, and what finds their values."""
     pattern = structure.pattern
     place = np.full(structure.n_dim, -1, dtype=np.intp)
@@ -253,7 +253,6 @@ def arrow_pattern(structure: ArrowStructure) -> tuple[Pattern, Callable[[Matrice
     below, beside = place[pattern.rows], place[pattern.cols]
     both, inside = (below >= 0) & (beside >= 0), (below < 0) & (beside < 0)
     from_row, from_col = below >= 0, (beside >= 0) & (below < 0)
-    local = structure.place
 
     def values(blocks: Matrices, columns: Array) -> Array:
         result = np.empty(pattern.n_entries)
@@ -263,7 +262,7 @@ def arrow_pattern(structure: ArrowStructure) -> tuple[Pattern, Callable[[Matrice
         result[inside] = np.concatenate([b.ravel() for b in blocks])[within]
         return result
 
-    within = structure.in_blocks(local[pattern.rows[inside]], local[pattern.cols[inside]])
+    within = structure.in_blocks(pattern.rows[inside], pattern.cols[inside])
     return pattern, values
 
 
@@ -301,7 +300,7 @@ class ReparametrisedDensity(OfAllData):
     --------
     >>> import numpy as np
     >>> import pymc as pm
-    >>> from pymc_ngvi.families.matrices.arrow import ArrowStructure
+    >>> from pymc_ngvi.families.matrices.partition import Partition
     >>> from pymc_ngvi.density import LogDensity
     >>> from pymc_ngvi.density.conditional import GuideFunctions
     >>> from pymc_ngvi.reparam import Conditional, ReparametrisedDensity
@@ -309,7 +308,7 @@ class ReparametrisedDensity(OfAllData):
     ...     mu = pm.Normal("mu")
     ...     b = pm.Normal("b", mu, 0.5, shape=2)
     >>> density = LogDensity(model)
-    >>> structure = ArrowStructure.of([-1, 0, 1])
+    >>> structure = Partition([-1, 0, 1])
     >>> transform = Conditional(GuideFunctions(density, structure), structure, density.initial_point())
     >>> target = ReparametrisedDensity(density, transform)
     >>> target.logp_grad(np.array([[1.0, 3.0, 2.0]]))[1]
@@ -509,13 +508,13 @@ class _ReparametrisedHessian(MeanHessian):
 # --- from a model and a word to the reparametrised density ---
 
 
-def reparametrised(density: LogDensity, structure: ArrowStructure, reparam: str) -> ReparametrisedDensity:
+def reparametrised(density: LogDensity, structure: Partition, reparam: str) -> ReparametrisedDensity:
     """Return the log density of a model with its local coordinates relative to their conditional modes.
 
     Parameters
     ----------
     density : LogDensity
-    structure : ArrowStructure
+    structure : Partition
         Of the Hessian of log p: which coordinates are local, and their blocks.
     reparam : {"rvb1", "rvb2", "noncentred"}
         The modes are those of a quadratic approximation from the data, of log p itself, or of the prior alone.

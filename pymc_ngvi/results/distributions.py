@@ -27,8 +27,8 @@ from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, name_of
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
-from pymc_ngvi.families.pushforward import PushforwardState, Transform
+from pymc_ngvi.families.matrices.partition import Partition
+from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.pooled import PoolState
@@ -125,7 +125,7 @@ class MovePlan:
     #: Whether q is the Gaussian that whitens, so that a control can move with each draw.
     coupled: bool = False
     #: From those coordinates to the model's.
-    transform: Transform | None = None
+    transform: Any = None
 
     def on_model_scale(self, points: Array) -> Array:
         """Return points in the model's coordinates."""
@@ -164,10 +164,10 @@ class Distribution:
         return name_of(self.q)
 
     @property
-    def arrow(self) -> ArrowStructure | None:
+    def arrow(self) -> Partition | None:
         """Its blocks that are independent given a border; None where it has none."""
         structure = getattr(self.gaussian, "structure", None)
-        return structure if isinstance(structure, ArrowStructure) else None
+        return structure if isinstance(structure, Partition) else getattr(structure, "partition", None)
 
     # --- draws ---
 
@@ -309,7 +309,7 @@ class MixtureDistribution(Distribution):
         return f"with weights {', '.join(largest)}{', ...'[: 5 * (self.q.n_components > _MAX_SHOWN)]}"
 
     @property
-    def arrow(self) -> ArrowStructure | None:
+    def arrow(self) -> Partition | None:
         """None: what components have in common is the pattern of the model."""
         return None
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.density.row_kinds import ModelRows, NoRows, PredictorKind, RowKind
-from pymc_ngvi.families.dissection import find_structure
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.dissection import find_blocks
+from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.graphs.layout import Layout
 
 # --- the rows of a model in words: how many, of which variable, and functions of what ---
@@ -198,8 +198,8 @@ class ModelStructure:
     layout : Layout
     pattern : Pattern, optional
         Of the Hessian of log p; without it, that of ``arrow``, and dense without either.
-    arrow : ArrowStructure, optional
-        Without it, the one that `find_structure` finds in ``pattern``.
+    arrow : Partition, optional
+        Without it, the one that `find_blocks` finds in ``pattern``.
     rows : ModelRows, optional
         What log p is a sum over; nothing is said of rows without it.
     sums : tuple of ndarray of int
@@ -229,7 +229,7 @@ class ModelStructure:
 
     layout: Layout
     pattern: Pattern | None = None
-    arrow: ArrowStructure | None = None
+    arrow: Partition | None = None
     rows: ModelRows | None = None
     sums: tuple[Integers, ...] = ()
 
@@ -239,7 +239,7 @@ class ModelStructure:
                 kind = type(part).__name__
                 raise ValueError(f"The layout has {self.n_dim} coordinates, the {kind} {part.n_dim}.")
         if self.arrow is None and self.pattern is not None:
-            object.__setattr__(self, "arrow", find_structure(self.pattern))
+            object.__setattr__(self, "arrow", find_blocks(self.pattern))
 
     @property
     def n_dim(self) -> int:
@@ -276,7 +276,7 @@ class ModelStructure:
         """Entries in the lower triangle of the Hessian, the diagonal included, that can differ from 0, sums aside."""
         if self.pattern is not None:
             return self.pattern.n_entries
-        return self.n_dim * (self.n_dim + 1) // 2 if self.arrow is None else self.arrow.n_lower(self.n_dim)
+        return self.n_dim * (self.n_dim + 1) // 2 if self.arrow is None else self.arrow.pattern.n_entries
 
     @property
     def density(self) -> float:

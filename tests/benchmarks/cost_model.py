@@ -17,8 +17,8 @@ from pymc_ngvi.core import prices
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import FullState, SparseFamily
-from pymc_ngvi.families.dissection import find_structure, step_seconds
-from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
+from pymc_ngvi.families.dissection import find_blocks, step_seconds, structure_of
+from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 
 N_STEPS = 6
 #: Entries of an arrow beyond which its step is not measured.
@@ -134,12 +134,12 @@ def linear_algebra():
     of_blocks, of_fronts = [], []
     for name, make in PATTERNS.items():
         hessian = Known(make())
-        arrow, filled = find_structure(hessian.pattern), FilledStructure.of(hessian.pattern)
+        arrow, filled = find_blocks(hessian.pattern), SparseStructure.of(hessian.pattern)
         seconds = of_step(filled, hessian)
         of_fronts.append(([filled.fronts.n_products, filled.fronts.n_fronts, 1.0], seconds))
         text = f"# {name}: fronts {1e3 * seconds:.2f} ms (estimated {1e3 * step_seconds(filled):.2f})"
-        if arrow.n_lower(arrow.n_dim) < MOST_ENTRIES:
-            seconds = of_step(arrow, hessian)
+        if arrow.pattern.n_entries < MOST_ENTRIES:
+            seconds = of_step(structure_of(arrow), hessian)
             of_blocks.append((prices.parts_of_blocks(arrow.sizes, arrow.n_border), seconds))
             text += f", blocks {1e3 * seconds:.2f} ms ({1e3 * step_seconds(arrow):.2f})"
         print(text, flush=True)

@@ -14,8 +14,8 @@ from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families import SparseFamily
-from pymc_ngvi.families.dissection import find_structure
-from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
+from pymc_ngvi.families.dissection import find_blocks, structure_of
+from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 
 N_STEPS = 6
 #: Entries of an arrow beyond which its step is not measured.
@@ -66,12 +66,12 @@ def seconds(structure, hessian):
 def row(name, matrix):
     hessian = Known(matrix)
     start = time.process_time()
-    filled = FilledStructure.of(hessian.pattern)
+    filled = SparseStructure.of(hessian.pattern)
     filled.fronts.diagonal  # noqa: B018 (all that is found once)
     found = time.process_time() - start
-    arrow = find_structure(hessian.pattern)
-    n_arrow = arrow.n_lower(arrow.n_dim)
-    of_arrow = f"{seconds(arrow, hessian):.3f}" if n_arrow < MOST_ENTRIES else "-"
+    arrow = find_blocks(hessian.pattern)
+    n_arrow = arrow.pattern.n_entries
+    of_arrow = f"{seconds(structure_of(arrow), hessian):.3f}" if n_arrow < MOST_ENTRIES else "-"
     numbers = f"{arrow.n_border:,} | {n_arrow:,} | {filled.fronts.n_entries:,} | {found:.2f}"
     print(f"| {name} | {numbers} | {of_arrow} | {seconds(filled, hessian):.3f} |", flush=True)
 

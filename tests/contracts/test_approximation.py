@@ -284,7 +284,7 @@ def test_large_covariance_is_refused_with_what_to_use_instead():
         _ = approx.cov
     with pytest.raises(ValueError, match="5,001"):
         approx.cov_of("v")
-    assert_array_equal(approx.sd_flat, q.scale)
+    assert_array_equal(approx.sd_flat, q.factor)
 
 
 def test_state_has_the_spread_of_the_constrained_variables(python_mode, model, approx):

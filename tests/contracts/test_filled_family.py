@@ -8,10 +8,10 @@ from scipy import sparse
 
 from pymc_ngvi import ConvergenceWarning, Status, fit_ngvi, load
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.families import FilledState, SparseFamily, SparseState
+from pymc_ngvi.families import SparseFamily, SparseState
 from pymc_ngvi.families import dissection as fill
 from pymc_ngvi.families.dissection import find_filled
-from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
+from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 
 QUIET = {"progressbar": False, "random_seed": 1, "posterior": "gaussian"}
 
@@ -35,11 +35,11 @@ def lattice(side):
     ids=["rows in reverse", "cols outside", "too few rows", "parts from 1", "depths below 0"],
 )
 def test_arrays_that_make_no_structure_are_refused(name, change):
-    structure = FilledStructure.of(Pattern.of(lattice(5)))
+    structure = SparseStructure.of(Pattern.of(lattice(5)))
     arrays = dict(SparseFamily(structure).from_scale(np.zeros(26), np.ones(26)).arrays())
     arrays[name] = change(arrays[name])
     with pytest.raises(ValueError, match="is none"):
-        FilledState.of_arrays(arrays)
+        SparseState.of_arrays(arrays)
 
 
 # --- fits -------------------------------------------------------------------------------------------------------------
@@ -79,7 +79,8 @@ def fitted(always):
 
 def test_a_fit_is_that_of_the_dense_family(fitted):
     filled, full = fitted[1]["sparse"], fitted[1]["full"]
-    assert isinstance(filled.q, FilledState)
+    assert type(filled.q) is SparseState
+    assert filled.q.structure.partition is None
     assert filled.status is full.status is Status.CONVERGED
     assert abs(filled.elbo.value - full.elbo.value) < 1e-3  # nats; tol asks for 0.05
     np.testing.assert_allclose(filled.q.sd(), full.q.sd(), rtol=2e-3)
@@ -90,7 +91,8 @@ def test_results_are_saved_and_described(fitted, tmp_path):
     model, approx = fitted[0], fitted[1]["sparse"]
     approx.save(tmp_path / "map.nc")
     again = load(tmp_path / "map.nc", model)
-    assert isinstance(again.q, FilledState)
+    assert type(again.q) is SparseState
+    assert again.q.structure.partition is None
     np.testing.assert_array_equal(again.q.sd(), approx.q.sd())
     np.testing.assert_allclose(approx.cov_of("log_sd").to_numpy(), approx.q.sd()[:1, None] ** 2, rtol=1e-8)
     assert "1 global parameter" in str(approx.structure) or "separators" in str(approx.structure)
@@ -102,7 +104,8 @@ def test_draws_fit_it_too(fitted):
     """Adaptive steps on draws end where exact expectations do; 0.2 nats are 4 times the tolerance."""
     model, exact = fitted
     approx = fit_ngvi(model=model, family="sparse", estimator="price", step="adaptive", **QUIET)
-    assert isinstance(approx.q, FilledState)
+    assert type(approx.q) is SparseState
+    assert approx.q.structure.partition is None
     assert approx.status is Status.CONVERGED
     error = (approx.q.mean() - exact["full"].q.mean()) / exact["full"].q.sd()
     assert np.abs(error).max() < 0.5
@@ -115,5 +118,5 @@ def test_other_updates_and_components_take_an_arrow(always):
         approx = fit_ngvi(2, model=model, family="sparse", update="cholesky_precision", **QUIET)
     with pytest.warns(ConvergenceWarning):
         mixture = fit_ngvi(2, model=model, family="mixture", components="sparse", n_components=1, **QUIET)
-    assert isinstance(approx.q, SparseState)
-    assert isinstance(mixture.q.components[0], SparseState)
+    assert approx.q.structure.partition is not None
+    assert mixture.q.components[0].structure.partition is not None

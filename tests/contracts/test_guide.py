@@ -11,7 +11,7 @@ from scipy.special import expit
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density import conditional as guide
 from pymc_ngvi.density.conditional import quadratic_guide
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.reparam import reparametrised
 
 GROUP = np.repeat(np.arange(4), [1, 2, 5, 3])
@@ -49,7 +49,7 @@ def density_of(likelihood):
 
 
 def made(name, reparam="rvb1"):
-    return reparametrised(density_of(LIKELIHOODS[name]), ArrowStructure.of(LABELS), reparam)
+    return reparametrised(density_of(LIKELIHOODS[name]), Partition(LABELS), reparam)
 
 
 def points(n=2):
@@ -114,5 +114,5 @@ def test_a_normal_likelihood_is_its_own_guide():
 )
 def test_other_models_are_refused(likelihood, match):
     with pytest.raises(ValueError, match=match) as caught:
-        quadratic_guide(density_of(likelihood), ArrowStructure.of(LABELS))
+        quadratic_guide(density_of(likelihood), Partition(LABELS))
     assert "reparam='rvb2'" in str(caught.value)

@@ -14,7 +14,8 @@ from scipy.linalg import solve_triangular
 from pymc_ngvi import LogDensity, NGVIApproximation, fit_ngvi
 from pymc_ngvi.core.types import GaussNewtonTarget
 from pymc_ngvi.families import DiagonalState, FullState, SparseFamily
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.partition import Partition
+from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.reparam import reparametrised
 
@@ -79,7 +80,7 @@ def structure_of(density, blocks):
     for v in density.layout.variables:
         if v.name in blocks:
             labels[v.where] = blocks[v.name]
-    return ArrowStructure.of(labels)
+    return Partition(labels)
 
 
 @functools.cache
@@ -296,7 +297,8 @@ def test_hessian(name):
     pattern = target.pattern
     matrix = pattern.symmetric(target.mean_hessian(phi).values()).toarray()
     assert_allclose(matrix, dense, atol=2e-5 * np.abs(dense).max())
-    assert pattern.n_entries == structure.n_lower(structure.n_dim)
+    k, g = structure.sizes, structure.n_border
+    assert pattern.n_entries == np.sum(k * (k + 1)) // 2 + structure.n_local * g + g * (g + 1) // 2
     by_gradients = slopes_by_differences(lambda phi: target.logp_grad(phi)[1], phi).mean(axis=0)
     assert_allclose(matrix, by_gradients, atol=1e-6)
     assert_allclose(target.mean_hessian(phi).diagonal(), np.diag(by_gradients), atol=1e-6)
@@ -332,7 +334,7 @@ def test_groups_alone():
     with pm.Model() as model:
         b = pm.Normal("b", 0.1, 1.1, shape=5)
         pm.Poisson("y", mu=pt.exp(b[GROUP]), observed=COUNTS)
-    target = reparametrised(LogDensity(model, backend="quick"), ArrowStructure.of(np.arange(5)), "rvb2")
+    target = reparametrised(LogDensity(model, backend="quick"), Partition(np.arange(5)), "rvb2")
     phi = draws(target)
     assert_allclose(target.transform.inverse(target.transform.forward(phi)[0])[0], phi, atol=1e-10)
     assert_allclose(target.logp_grad(phi)[1], slopes_by_differences(target.logp, phi), rtol=1e-6, atol=1e-6)
@@ -349,10 +351,10 @@ def test_what_it_refuses():
         batch = pm.Minibatch(np.arange(6.0), batch_size=3)
         pm.Normal("y", x[0] + x[1], 1.0, observed=batch, total_size=6)
     with pytest.raises(ValueError, match=r"pm\.Minibatch"):
-        reparametrised(LogDensity(model), ArrowStructure.of([-1, 0]), "rvb2")
+        reparametrised(LogDensity(model), Partition([-1, 0]), "rvb2")
     target, _ = made("logistic_intercepts")
     with pytest.raises(ValueError, match="standardises local coordinates"):
-        reparametrised(target.density, ArrowStructure.of([-1] * target.n_dim), "rvb2")
+        reparametrised(target.density, Partition([-1] * target.n_dim), "rvb2")
     assert not isinstance(target, GaussNewtonTarget)
 
 
@@ -361,14 +363,10 @@ def test_what_it_refuses():
 
 def sparse_state(structure, seed=0):
     rng = np.random.default_rng(seed)
-    state = SparseFamily(structure).from_scale(
-        0.3 * rng.standard_normal(structure.n_dim), np.full(structure.n_dim, 0.5)
-    )
-    factor = state.factor + 0.2 * rng.standard_normal(len(state.factor))
-    parts = structure.unpack(factor)
-    for block in [*parts.blocks, parts.corner[None]]:
-        block[:] = np.tril(block)
-    return type(state)(state.location, structure.pack(parts), structure)
+    form, pattern = SparseStructure.of_blocks(structure), structure.pattern
+    state = SparseFamily(form).from_scale(0.3 * rng.standard_normal(form.n_dim), np.full(form.n_dim, 0.5))
+    factor = state.factor + form.panels_of(pattern, 0.2 * rng.standard_normal(pattern.n_entries))
+    return type(state)(state.location, factor, form)
 
 
 @functools.cache
@@ -393,7 +391,7 @@ def test_density_integrates_to_1():
         b = pm.Normal("b", 0.0, pt.exp(mu))
         pm.Poisson("y", mu=pt.exp(b + mu), observed=3)
     density = LogDensity(model, backend="quick")
-    target = reparametrised(density, ArrowStructure.of([-1, 0]), "rvb2")
+    target = reparametrised(density, Partition([-1, 0]), "rvb2")
     gaussian = FullState(np.array([0.1, 0.2]), np.array([[0.4, 0.0], [0.3, 0.9]]))
     q = PushforwardState(gaussian, target.transform)
     mus, bs = np.linspace(-2.0, 2.2, 121), np.linspace(-8.0, 9.0, 341)
@@ -522,7 +520,7 @@ def test_small_hierarchical_models_can_be_reparametrised():
     """Nine dimensions: too few for a coloured Hessian to pay, but the groups are there."""
     relative, plain = relative_schools(), fit_ngvi(model=eight_schools(), random_seed=1, progressbar=False)
     assert relative.converged
-    assert relative.q.gaussian.structure.n_border == 2
+    assert relative.q.gaussian.structure.partition.n_border == 2
     # Given mu and tau, effects are Gaussian: only the globals are left to be approximated.
     assert relative.elbo.value > plain.elbo.value + 0.05
     assert "7 independent blocks" in str(relative.structure)

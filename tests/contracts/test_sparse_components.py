@@ -15,7 +15,8 @@ from pymc_ngvi import ConvergenceWarning
 from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.estimators import price
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, SparseFamily, SparseState
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.partition import Partition
+from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 from pymc_ngvi.mixtures.finite.search import local_component
 from pymc_ngvi.mixtures.finite.trust_region import evaluate_mixture, join_overlapping, split
 
@@ -39,7 +40,7 @@ def sparse(labels, rng):
 
 def of_precision(labels, mean, precision):
     """Return the state with these entries of a precision."""
-    start = SparseFamily(ArrowStructure.of(labels)).from_scale(mean, np.ones(len(mean)))
+    start = SparseFamily(SparseStructure.of_blocks(Partition(labels))).from_scale(mean, np.ones(len(mean)))
     return start.precision_scaled_by(
         start.curvature(Target(labels, mean, precision).mean_hessian(mean[None])), np.zeros(len(mean))
     )[0]
@@ -50,7 +51,7 @@ class Target(Quadratic):
 
     def __init__(self, labels, mean, precision):
         super().__init__(mean, precision)
-        self.pattern = ArrowStructure.of(labels).pattern
+        self.pattern = Partition(labels).pattern
 
 
 # --- beside each other ------------------------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ class Bent(Quadratic):
     def __init__(self, labels, at, rng):
         state = sparse(labels, rng)
         super().__init__(state.location, np.linalg.inv(state.cov()))
-        self.pattern, self.at = ArrowStructure.of(labels).pattern, at
+        self.pattern, self.at = Partition(labels).pattern, at
 
     def _logp(self, theta):
         return super()._logp(theta) - np.exp(0.5 * theta[:, self.at])
@@ -167,7 +168,7 @@ def test_components_are_as_sparse_as_the_model():
         few = fit(groups(4), 1, n_components=1, n=3)
         named = fit(groups(300), 1, n_components=1, components="diagonal", n=3)
     assert all(isinstance(c, SparseState) for c in approx.q.components)
-    assert approx.q.components[0].structure.n_border == 2
+    assert approx.q.components[0].structure.partition.n_border == 2
     assert isinstance(few.q.components[0], FullState)
     assert isinstance(named.q.components[0], DiagonalState)
 

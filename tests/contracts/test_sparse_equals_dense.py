@@ -17,8 +17,9 @@ from pymc_ngvi import LogDensity, fit_ngvi
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.target import MatrixHessian
 from pymc_ngvi.families import FullPrecisionState, SparseFamily
-from pymc_ngvi.families.dissection import find_structure
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.dissection import find_blocks
+from pymc_ngvi.families.matrices.partition import Partition
+from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.registry import choose
 
@@ -77,11 +78,11 @@ def dense_twin(n_local):
 def both(model, n):
     """Return the states of the sparse family and of its dense twin after ``n`` iterations, and their ELBOs."""
     density = LogDensity(model)
-    structure = find_structure(density.pattern)
+    structure = find_blocks(density.pattern)
     target = Permuted(density, structure.order)
     labels = np.full(density.n_dim, -1)
     labels[: structure.n_local] = np.repeat(np.arange(len(structure.sizes)), structure.sizes)
-    families = SparseFamily(ArrowStructure.of(labels)), dense_twin(structure.n_local)
+    families = SparseFamily(SparseStructure.of_blocks(Partition(labels))), dense_twin(structure.n_local)
     point = density.initial_point()[structure.order]
     states = []
     for family in families:

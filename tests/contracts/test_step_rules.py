@@ -21,7 +21,8 @@ from targets import (
 from pymc_ngvi import Status
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families import BlockFamily, BlockStructure, FullPrecisionState, FullState, SparseFamily
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.partition import Partition
+from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.registry import choose
 from pymc_ngvi.steps.stochastic.base import Stochastic, Windows
@@ -366,7 +367,9 @@ def test_a_first_step_in_the_fisher_metric_has_the_length_alpha(seed, estimator,
         family, target, q = "full", quadratic(seed, 5), some_start("full precision", seed)
     else:
         family, target = "sparse", Arrow(labels, seed)
-        start = SparseFamily(ArrowStructure.of(labels)).from_scale(np.zeros(5), np.linspace(0.5, 1.5, 5))
+        start = SparseFamily(SparseStructure.of_blocks(Partition(labels))).from_scale(
+            np.zeros(5), np.linspace(0.5, 1.5, 5)
+        )
         other = Arrow(labels, seed + 10)
         q, _ = start.precision_scaled_by(
             start.curvature(other.mean_hessian(np.zeros((1, 5)))), np.zeros(5)

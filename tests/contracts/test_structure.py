@@ -6,7 +6,7 @@ import pytest
 from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.graphs.layout import Layout, Variable
 from pymc_ngvi.results.structure import ModelStructure
 
@@ -213,12 +213,12 @@ def test_without_a_pattern_it_is_that_of_the_structure(case):
     known = structure_of(case)
     structure = ModelStructure(known.layout, None, known.arrow)
     assert str(structure) == str(known)
-    full = known.arrow.dense(np.ones(known.arrow.n_entries)) != 0
+    full = known.arrow.pattern.matrix.toarray()
     assert structure.n_entries == Pattern.of(full).n_entries
 
 
 def test_parts_of_different_models_are_refused():
     with pytest.raises(ValueError, match="layout has 3 coordinates, the Pattern 4"):
         ModelStructure(layout_of(a=3), Pattern.of(np.eye(4)))
-    with pytest.raises(ValueError, match="layout has 3 coordinates, the ArrowStructure 2"):
-        ModelStructure(layout_of(a=3), None, ArrowStructure.of([0, -1]))
+    with pytest.raises(ValueError, match="layout has 3 coordinates, the Partition 2"):
+        ModelStructure(layout_of(a=3), None, Partition([0, -1]))

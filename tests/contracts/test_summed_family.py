@@ -7,7 +7,7 @@ import pytest
 from pymc_ngvi import LogDensity, Status, fit_ngvi, load
 from pymc_ngvi.families import FullState, SparseFamily, SummedState
 from pymc_ngvi.families import dissection as fill
-from pymc_ngvi.families.matrices.sparse.structure import FilledStructure, SummedStructure
+from pymc_ngvi.families.matrices.sparse.structure import SparseStructure, SummedStructure
 from pymc_ngvi.fitting import auto, session
 from pymc_ngvi.fitting.modes import climbs
 from pymc_ngvi.reading import found as wide
@@ -92,7 +92,7 @@ def few(monkeypatch):
     monkeypatch.setattr(auto, "_LESS", 0)
     of = fill.step_seconds
     for module in (auto, fill):
-        monkeypatch.setattr(module, "step_seconds", lambda s: 1e-12 if isinstance(s, FilledStructure) else of(s))
+        monkeypatch.setattr(module, "step_seconds", lambda s: 1e-12 if isinstance(s, SparseStructure) else of(s))
 
 
 @pytest.mark.usefixtures("few")

@@ -1,7 +1,5 @@
 """What a structure of matrices can do: the operations that all Gaussians are written with."""
 
-import math
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -14,7 +12,6 @@ from pymc_ngvi.core import linalg
 from pymc_ngvi.core.linalg import ROUNDING, relative_terms
 from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.families.matrices import stacks
 
 LOG_2PI = float(np.log(2 * np.pi))
 #: Columns for each outer product, beyond which adding these one by one is quicker than a matrix product.
@@ -30,7 +27,7 @@ class Structure(Protocol):
     """
 
     #: Of each entry: the coordinate of its column, as an index into (n_dim,) that broadcasts.
-    columns: Any
+    columns: Any = slice(None)
 
     # --- form ---
 
@@ -48,14 +45,6 @@ class Structure(Protocol):
 
     def dense(self, curvature: Array) -> Array:
         """Return a symmetric matrix as (n_dim, n_dim)."""
-
-    def flat(self, curvature: Array) -> Array:
-        """Return a vector whose inner products are those of the matrices."""
-        return curvature
-
-    def unflat(self, vector: Array) -> Array:
-        """Return the curvature of a vector: the inverse of `flat`."""
-        return vector
 
     def arrays(self) -> dict[str, AnyArray]:
         """Return what files keep of the structure beside its matrices, by name."""
@@ -150,6 +139,7 @@ class Structure(Protocol):
 
     def lower(self, outer: Array) -> Array:
         """Return the entries of a factor."""
+        return outer
 
     def mirrored(self, outer: Array) -> Array:
         """Return the curvature that has these in its lower triangle."""
@@ -165,8 +155,6 @@ class Structure(Protocol):
 @dataclass(frozen=True)
 class Diagonal(Structure):
     """Diagonal matrices: every operation is that on numbers, coordinate by coordinate."""
-
-    columns = slice(None)
 
     def n_lower(self, n_dim: int) -> int:
         """Return the number of entries of a factor."""
@@ -257,23 +245,17 @@ class Diagonal(Structure):
         """Return the diagonal of the mean of left_b right_b^T."""
         return np.einsum("bi,bi->i", left, right) / len(left)
 
-    def lower(self, outer: Array) -> Array:
-        """Return the diagonal."""
-        return outer
-
     def mirrored(self, outer: Array) -> Array:
         """Return the diagonal."""
         return outer
 
 
-# --- dense matrices, (n_dim, n_dim) ---
+# --- dense matrices, (n_dim, n_dim), or stacks of them ---
 
 
 @dataclass(frozen=True)
 class Dense(Structure):
-    """All matrices."""
-
-    columns = slice(None)
+    """All matrices. What is said of factors, curvatures and outer products holds of each of a stack, too."""
 
     def n_lower(self, n_dim: int) -> int:
         """Return the number of entries of a factor."""
@@ -298,29 +280,23 @@ class Dense(Structure):
         """Return the matrix itself."""
         return curvature
 
-    def flat(self, curvature: Array) -> Array:
-        """Return a vector whose inner products are those of the matrices."""
-        return curvature.reshape(-1)
-
-    def unflat(self, vector: Array) -> Array:
-        """Return the curvature of a vector: the inverse of `flat`."""
-        return vector.reshape(math.isqrt(vector.size), -1)
-
     # --- factors and vectors ---
 
     def times(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the factor, or its transpose, times each vector."""
-        return vectors @ (factor if transposed else factor.T)
+        return _product(vectors, factor if transposed else factor.mT)
 
     def solve(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the inverse of the factor, or of its transpose, times each vector, (n_dim,) or (n_vectors, n_dim)."""
-        return linalg.solve_lower(factor, vectors.T, transpose=transposed).T
+        columns = vectors if vectors.ndim == 1 else vectors.mT
+        solution = linalg.solve_lower(factor, columns, transpose=transposed)
+        return solution if vectors.ndim == 1 else solution.mT
 
     # --- factors ---
 
     def product(self, left: Array, right: Array) -> Array:
         """Return the product of two factors."""
-        return left @ right
+        return _product(left, right)
 
     def left_quotient(self, left: Array, right: Array) -> Array:
         """Return the inverse of the first factor times the second one."""
@@ -328,21 +304,19 @@ class Dense(Structure):
 
     def right_quotient(self, left: Array, right: Array) -> Array:
         """Return the first factor times the inverse of the second one."""
-        return linalg.solve_lower(right, left.T, transpose=True).T
+        return linalg.solve_lower(right, left.mT, transpose=True).mT
 
     def gram(self, factor: Array, *, transposed: bool = False) -> Array:
         """Return F F^T, or F^T F."""
-        return factor.T @ factor if transposed else factor @ factor.T
+        return _product(factor.mT, factor) if transposed else _product(factor, factor.mT)
 
     def sd(self, factor: Array, sign: int) -> Array:
         """Return the standard deviations for a factor of the covariance, or, for sign -1, of the precision."""
         root = factor if sign > 0 else linalg.solve_lower(factor, np.eye(len(factor))).T
-        return np.sqrt(np.einsum("ij,ij->i", root, root))
+        return np.sqrt(np.einsum("...ij,...ij->...i", root, root))
 
     def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
         """Return entries of F F^T, (n,), or, for sign -1, of its inverse."""
-        if not len(rows):
-            return np.empty(0)
         if rows is cols or np.array_equal(rows, cols):
             return self.sd(factor, sign)[rows] ** 2
         root = factor if sign > 0 else linalg.solve_lower(factor, np.eye(len(factor))).T
@@ -351,8 +325,10 @@ class Dense(Structure):
     def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array | None:
         """Return the factor for the first two moments of a mixture of two Gaussians: of the covariance only."""
         assert sign > 0
-        factor = stacks.merged(factors[0][None], factors[1][None], apart[None, :, None], weight)
-        return None if factor is None else factor[0]
+        between = np.sqrt(weight * (1.0 - weight)) * apart[..., None]
+        roots = np.concatenate([np.sqrt(1.0 - weight) * factors[0], np.sqrt(weight) * factors[1], between], axis=-1)
+        factor = linalg.cholesky(roots @ roots.mT)
+        return linalg.cholesky_of_product(roots) if factor is None else factor  # nearly singular: of the roots
 
     # --- curvatures ---
 
@@ -366,20 +342,28 @@ class Dense(Structure):
 
     def squared(self, curvature: Array) -> Array:
         """Return A A."""
-        return curvature @ curvature
+        return _product(curvature, curvature)
 
     def cholesky(self, curvature: Array, *, reverse: bool) -> Array | None:
         """Return the factor L with A = L L^T, in reverse L^T L; None where A is not positive definite."""
-        terms = linalg.relative_terms(np.diagonal(curvature))
+        terms = linalg.relative_terms(linalg.diagonal(curvature))
         if not reverse:
             return linalg.cholesky(curvature, terms)
         upper = linalg.reverse_cholesky(curvature, terms)
-        return None if upper is None else upper.T
+        return None if upper is None else upper.mT
 
     def cholesky_of_function(self, curvature: Array, function: Callable[[Array], Array]) -> Array | None:
-        """Return L with f(A) = L^T L for a positive function of the eigenvalues; None as `stacks` says."""
-        upper = stacks.reverse_cholesky_of_function(curvature[None], function)
-        return None if upper is None else upper[0].T
+        """Return L with f(A) = L^T L for a positive function of the eigenvalues.
+
+        None where that is not finite, or where values are so far apart that rounding hides the small ones.
+        """
+        eigenvalues, vectors = np.linalg.eigh(curvature)
+        with np.errstate(all="ignore"):
+            values = function(eigenvalues)
+        if not (np.isfinite(values) & (values > 0.0)).all():
+            return None
+        lower = linalg.cholesky_of_product((vectors * np.sqrt(values)[..., None, :])[..., ::-1, :])
+        return None if lower is None else np.ascontiguousarray(lower[..., ::-1, ::-1]).mT
 
     def half(self, curvature: Array) -> Array:
         """Return the lower triangle with a halved diagonal."""
@@ -393,7 +377,7 @@ class Dense(Structure):
 
     def outer(self, left: Array, right: Array) -> Array:
         """Return the mean of left_b right_b^T."""
-        return left.T @ (right / len(left))
+        return left.mT @ (right / left.shape[-2])
 
     def lower(self, outer: Array) -> Array:
         """Return the lower triangle."""
@@ -402,13 +386,25 @@ class Dense(Structure):
     def mirrored(self, outer: Array) -> Array:
         """Return the symmetric matrix that has these in its lower triangle."""
         below = linalg.strict_triangle(outer)
-        result: Array = below + below.T
-        linalg.diagonal(result)[:] = np.diagonal(outer)
+        result: Array = below + below.mT
+        linalg.diagonal(result)[:] = linalg.diagonal(outer)
         return result
 
     def times_lower_half(self, factor: Array, left: Array, right: Array) -> Array:
-        """Return the factor times a lower triangle with a halved diagonal: few outer products take O(n_dim^2)."""
-        if len(factor) <= SUFFIX_SUMS * len(left):
+        """Return the factor times a lower triangle with a halved diagonal: few outer products take O(n_dim^2).
+
+        Sums over the columns from j on are suffix sums.
+        """
+        if factor.shape[-1] <= SUFFIX_SUMS * left.shape[-2]:
             return super().times_lower_half(factor, left, right)
-        (product,) = stacks.suffix_products(factor[None], left.T[None], right.T[None])
-        return np.asarray(product)
+        total = np.zeros_like(factor)
+        for a, b in zip(np.moveaxis(left, -2, 0), np.moveaxis(right, -2, 0), strict=True):
+            terms = factor * a[..., None, :]
+            sums = np.cumsum(terms[..., ::-1], axis=-1)[..., ::-1]
+            total += (sums - 0.5 * terms) * (b[..., None, :] / left.shape[-2])
+        return total
+
+
+def _product(left: Array, right: Array) -> Array:
+    """Return the product; for stacks of numbers, that of 1 x 1 matrices would take ten times as long."""
+    return left * right if right.ndim == 3 and right.shape[-1] == 1 else left @ right

@@ -27,6 +27,7 @@ from threadpoolctl import ThreadpoolController
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.matrices.sparse.fronts import LARGE, Fronts
+from pymc_ngvi.families.matrices.sparse.order import Ints
 
 
 @functools.cache
@@ -67,9 +68,7 @@ class SparseCholesky:
         sizes = np.zeros((0, 0)) if terms is None else _rows(terms)
         given = fronts.layout.table, fronts.layout.inner, fronts.layout.n_held, fronts.diagonal
         panels, found = _run("factor", fronts, *given, _rows(matrix), sizes, linalg.LEAST_PIVOT)
-        factor = cls(fronts, panels.reshape(matrix.shape))
-        factor.__dict__["matrix"] = matrix  # which is known by now
-        return factor, found
+        return cls(fronts, panels.reshape(matrix.shape)), found
 
     def __getitem__(self, which: Any) -> "SparseCholesky":
         """Return some of many."""
@@ -98,6 +97,13 @@ class SparseCholesky:
 
     # --- matrices in the form of panels ---
 
+    @property
+    def unit(self) -> Array:
+        """The identity, and so the matrix itself, whitened."""
+        identity = np.zeros_like(self.panels)
+        identity[..., self.fronts.diagonal] = 1.0
+        return identity
+
     def _on_fronts(self, kernel: str, *matrices: Array) -> Any:
         """Return what becomes of matrices."""
         layout = self.fronts.layout
@@ -114,6 +120,10 @@ class SparseCholesky:
     def inverse(self) -> Array:
         """The inverse of L L^T where the lower triangle can differ from 0."""
         return self._on_fronts("inverse")
+
+    def covariances(self, rows: Ints, cols: Ints, at: Ints) -> Array:
+        """Return entries of the inverse, which are at these places of the panels."""
+        return self.inverse[at]
 
     def product_trace(self, matrix: Array) -> float:
         """Return the trace of the inverse times a symmetric matrix, as panels."""

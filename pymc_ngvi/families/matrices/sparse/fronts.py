@@ -87,16 +87,6 @@ class Fronts:
         """Number of coordinates."""
         return self.pattern.n_dim
 
-    @property
-    def place(self) -> Ints:
-        """Places of the coordinates in the order of elimination."""
-        return self.symbolic.place
-
-    @property
-    def flops(self) -> float:
-        """Cost of a factorisation, and of the inverse on its entries, to a factor."""
-        return self.n_products + 20.0 * self.n_fronts
-
     @functools.cached_property
     def n_products(self) -> float:
         """Multiplications in products of fronts, to a factor."""
@@ -122,7 +112,7 @@ class Fronts:
     @functools.cached_property
     def order(self) -> Ints:
         """The coordinates in the order of elimination."""
-        return np.argsort(self.place)
+        return np.argsort(self.symbolic.place)
 
     @functools.cached_property
     def _columns(self) -> tuple[Ints, Ints]:
@@ -131,6 +121,10 @@ class Fronts:
         size = self.symbolic.size[part]
         return part, np.cumsum(size) - size
 
+    @functools.cached_property
+    def _codes(self) -> Ints:
+        return self.symbolic.codes
+
     def places(self, rows: NDArray[np.integer], cols: NDArray[np.integer]) -> Ints:
         """Return where the panels have entries of a symmetric matrix, (n,); -1 where they have them not."""
         s, (owner, begin) = self.symbolic, self._columns
@@ -138,14 +132,15 @@ class Fronts:
         low, high = np.minimum(i, j), np.maximum(i, j)
         part = owner[low]
         row = high - s.start[part]
-        outside = np.flatnonzero(row >= s.n_own[part])
-        known = np.ones(len(low), dtype=bool)
-        if len(outside):
-            of = part[outside]
-            codes = of * self.n_dim + high[outside]
-            all_codes = s.codes
-            at = np.minimum(np.searchsorted(all_codes, codes), max(len(all_codes) - 1, 0))
-            known[outside] = all_codes[at] == codes if len(all_codes) else False
+        known = row < s.n_own[part]
+        outside = np.flatnonzero(~known)
+        if len(outside) and len(s.beside):
+            of, last = part[outside], len(s.beside) - 1
+            codes, first = of * self.n_dim + high[outside], np.minimum(s.first[of], last)
+            at = np.clip(first + high[outside] - s.beside[first], 0, last)  # as with a border, no gaps between
+            others = np.flatnonzero(self._codes[at] != codes)
+            at[others] = np.minimum(np.searchsorted(self._codes, codes[others]), last)
+            known[outside] = self._codes[at] == codes
             row[outside] = s.n_own[of] + at - s.first[of]
         return np.where(known, begin[low] + row, -1)
 
@@ -164,6 +159,17 @@ class Fronts:
         n_last = int(np.argmax(is_local[::-1])) if is_local.any() else self.n_dim
         return np.sort(order[self.n_dim - n_last :])
 
+    @functools.cached_property
+    def columns(self) -> Ints:
+        """The coordinate of the column of each entry of the panels."""
+        return np.repeat(self.order, self.symbolic.size[self.parts.part[self.order]])
+
+    @functools.cached_property
+    def is_closed(self) -> bool:
+        """Whether all that comes after a front up to the root is beside it, but for fronts with nothing beside."""
+        own, beside, parent = self.layout.table[:, [0, 1, 6]].T
+        return bool((beside == np.where(parent < 0, 0, (own + beside)[parent])).all())
+
     def in_last(self, n: int) -> NDArray[np.bool_]:
         """Tell which entries of the panels are in one of the last n rows."""
         s, (part, begin) = self.symbolic, self._columns
@@ -179,7 +185,7 @@ class Fronts:
 def fronts_of(pattern: Pattern) -> Fronts:
     """Return the fronts of a pattern, in the best order that is found."""
     found = [Fronts(pattern, parts) for parts in order.candidates(pattern.matrix)]
-    return min(found, key=lambda fronts: fronts.flops)
+    return min(found, key=lambda fronts: fronts.n_products + 20.0 * fronts.n_fronts)
 
 
 def _symbolic(pattern: Pattern, parts: Supernodes) -> _Symbolic:
@@ -207,7 +213,8 @@ def _symbolic(pattern: Pattern, parts: Supernodes) -> _Symbolic:
     for d in range(n_depths - 1, -1, -1):
         if not waiting[d]:
             continue
-        here = np.unique(np.concatenate(waiting[d]))
+        here = np.sort(np.concatenate(waiting[d]))
+        here = here[np.diff(here, prepend=-1) > 0]
         done.append(here)
         of, at = here // n, here % n
         first = np.flatnonzero(np.diff(of, prepend=-1))

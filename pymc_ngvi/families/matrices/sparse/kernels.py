@@ -28,7 +28,7 @@ from pymc_ngvi.families.matrices.sparse.fronts import LARGE
 OWN, BESIDE, ALIKE, PANEL, START, FIRST, PARENT, IS_LEAF, HELD, OPENS, ROOT = range(11)
 
 _ROOT_2 = 1.4142135623730951
-_N, _T, _L, _R, _U = (ord(letter) for letter in "NTLRU")
+_N, _T, _L, _R = (ord(letter) for letter in "NTLR")
 
 
 def _kernel(function: Callable[..., Any]) -> Any:
@@ -39,7 +39,10 @@ def _kernel(function: Callable[..., Any]) -> Any:
         return numba.njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function)
 
 
-_part = numba.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+# References that nobody counts, and calls that are none: leaves of one coordinate are little but these.
+_part = numba.njit(
+    nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False, forceinline=True
+)
 
 
 def _routine(library: str, name: str, kinds: str) -> Any:
@@ -51,6 +54,7 @@ def _routine(library: str, name: str, kinds: str) -> Any:
 
 
 _dgemm = _routine("blas", "dgemm", "cciiiddididdi")
+_dgemv = _routine("blas", "dgemv", "ciiddididdi")
 _dsyrk = _routine("blas", "dsyrk", "cciiddiddi")
 _dtrsm = _routine("blas", "dtrsm", "cccciiddidi")
 _dpotrf = _routine("lapack", "dpotrf", "cidii")
@@ -107,6 +111,22 @@ def _fill(x, i, n, value):
 @_part
 def _multiply(factor, a, i, da, b, j, db, of_b, c, h, dc, m, n, k):
     """Add a multiple of A B, or A B^T, to C, (m, n)."""
+    if 1.0 * n * k > LARGE and m == da == dc == 1:
+        rows, columns, turned = (n, k, _N) if of_b == _T else (k, n, _T)
+        _dgemv(
+            _c(turned),
+            _i(rows),
+            _i(columns),
+            _d(factor),
+            _to(b, j),
+            _i(db),
+            _to(a, i),
+            _i(1),
+            _d(1.0),
+            _to(c, h),
+            _i(1),
+        )
+        return
     if 1.0 * m * n * k > LARGE:
         _dgemm(
             _c(_N), _c(of_b), _i(m), _i(n), _i(k), _d(factor), _to(a, i), _i(da), _to(b, j), _i(db), _d(1.0),
@@ -348,7 +368,7 @@ def inverse(fronts, inner, n_held, factors):
             s, held = k + m, fronts[f, HELD]
             _take(fronts, inner, f, work)
             if 1.0 * s * s * n * k > LARGE:
-                _invert(lower, a, at, k, m, n, work, held + k * s + k)
+                _invert(fronts, f, lower, a, work, np.empty(m * n * k))
                 if not fronts[f, IS_LEAF]:
                     _hold(fronts, f, a, work)
                 continue
@@ -370,13 +390,12 @@ def inverse(fronts, inner, n_held, factors):
 
 
 @_part
-def _invert(lower, a, at, k, m, n, work, among):
+def _invert(fronts, f, lower, a, work, slopes):
     """Find the inverse in a row of large fronts, or of many, from that beside them."""
-    s, slopes = k + m, np.empty(m * n * k)
-    _copy(lower, at + k, s, slopes, 0, m, m, n * k)
-    for b in range(n):
-        _divide(slopes, b * m * k, m, m, lower, at + b * k * s, s, k, _N)
-    _multiply(-1.0, work, among, s, slopes, 0, m, _N, a, at + k, s, m, n * k, m)
+    k, m, n, at = fronts[f, OWN], fronts[f, BESIDE], fronts[f, ALIKE], fronts[f, PANEL]
+    s = k + m
+    _find_slopes(fronts, f, lower, slopes)
+    _multiply(-1.0, work, fronts[f, HELD] + k * s + k, s, slopes, 0, m, _N, a, at + k, s, m, n * k, m)
     for b in range(n):
         i = at + b * k * s
         if k == 1:
@@ -384,12 +403,17 @@ def _invert(lower, a, at, k, m, n, work, among):
         else:
             _copy(lower, i, s, a, i, s, k, k)
             _dpotri(_c(_L), _i(k), _to(a, i), _i(s), _i(0))
-        if m:
+        _clear(a, i, s, k)
+        if 1.0 * k * k * m > LARGE:
             _dgemm(
                 _c(_T), _c(_N), _i(k), _i(k), _i(m), _d(-1.0), _to(slopes, b * m * k), _i(m), _to(a, i + k), _i(s),
                 _d(1.0), _to(a, i), _i(s),
             )  # fmt: skip
-        _clear(a, i, s, k)
+            continue
+        for q in range(k):
+            for p in range(q, k):
+                for r in range(m):
+                    a[i + q * s + p] -= slopes[(b * k + p) * m + r] * a[i + q * s + k + r]
 
 
 # --- the metric: see the formula of `cholesky` ---
@@ -397,21 +421,23 @@ def _invert(lower, a, at, k, m, n, work, among):
 
 @_kernel
 def roots(fronts, inner, n_held, n_roots, inverses):
-    """Return the roots R^T of the inverse beside each row of fronts, upper triangles, and which there are."""
+    """Return the roots R^T of the inverse beside each row of fronts, lower triangles, and which there are."""
     result, found, work = np.zeros((len(inverses), n_roots)), np.ones(len(inverses), np.bool_), np.empty(n_held)
     for h in range(len(inverses)):
         root = result[h]
         for f in range(len(fronts) - 1, -1, -1):
             k, m = fronts[f, OWN], fronts[f, BESIDE]
             _take(fronts, inner, f, work)
-            square = np.empty(m * m)
-            _copy(work, fronts[f, HELD] + k * (k + m) + k, k + m, square, 0, m, m, m)
+            square, last = np.empty(m * m), m * m - 1
+            for q in range(m):
+                for p in range(m):
+                    square[last - q * m - p] = work[fronts[f, HELD] + (k + q) * (k + m) + k + p]
             _eliminate(square, 0, m, m)
             _clear(square, 0, m, m)
             for q in range(m):
                 found[h] = found[h] and 0.0 < square[q * m + q] < np.inf
                 for p in range(m):
-                    root[fronts[f, ROOT] + p * m + q] = square[q * m + p]
+                    root[fronts[f, ROOT] + p * m + q] = square[last - q * m - p]
             if not fronts[f, IS_LEAF]:
                 _hold(fronts, f, inverses[h], work)
     return result, found
@@ -426,23 +452,33 @@ def whiten(fronts, inner, n_held, factors, of_roots, matrices):
         for f in range(len(fronts)):
             k, m, n, at, held = fronts[f, OWN], fronts[f, BESIDE], fronts[f, ALIKE], fronts[f, PANEL], fronts[f, HELD]
             s = k + m
-            own, slopes, apart = np.empty(k * k), np.empty(m * k), np.empty(m * k)
+            own, slopes, apart = np.empty(k * k), np.empty(m * n * k), np.empty(m * n * k)
+            _find_slopes(fronts, f, lower, slopes)
             _begin(fronts, f, work)
+            _copy(e, at + k, s, apart, 0, m, m, n * k)
+            _multiply(-1.0, slopes, 0, m, e, at + k, s, _T, work, held, m, m, m, n * k)
+            for b in range(n):
+                _mirror(e, at + b * k * s, s, own, 0, k, k, 1.0)
+                _multiply(-1.0, slopes, b * m * k, m, own, 0, k, _N, apart, b * m * k, m, m, k, k)
+            _multiply(-1.0, apart, 0, m, slopes, 0, m, _T, work, held, m, m, m, n * k)
+            _multiply(_ROOT_2, root, fronts[f, ROOT], m, apart, 0, m, _N, a, at + k, s, m, n * k, m)
             for i in range(at, at + n * k * s, k * s):
                 _mirror(e, i, s, own, 0, k, k, 1.0)
-                _copy(lower, i + k, s, slopes, 0, m, m, k)
-                _divide(slopes, 0, m, m, lower, i, s, k, _N)
-                _copy(e, i + k, s, apart, 0, m, m, k)
-                _multiply(-1.0, slopes, 0, m, own, 0, k, _N, apart, 0, m, m, k, k)
-                _multiply(-1.0, slopes, 0, m, e, i + k, s, _T, work, held, m, m, m, k)
-                _multiply(-1.0, apart, 0, m, slopes, 0, m, _T, work, held, m, m, m, k)
-                _multiply(_ROOT_2, root, fronts[f, ROOT], m, apart, 0, m, _N, a, i + k, s, m, k, m)
                 _divide(a, i + k, s, m, lower, i, s, k, _T)
                 _within(own, lower, i, s, k)
                 _mirror(own, 0, k, a, i, s, k, _ROOT_2)
                 _clear(a, i, s, k)
             _pass_on(fronts, inner, f, work, e)
     return result
+
+
+@_part
+def _find_slopes(fronts, f, lower, slopes):
+    """Find L_BN L_N^-1 for each of a row of fronts, one after the other."""
+    k, m, n, at = fronts[f, OWN], fronts[f, BESIDE], fronts[f, ALIKE], fronts[f, PANEL]
+    _copy(lower, at + k, k + m, slopes, 0, m, m, n * k)
+    for b in range(n):
+        _divide(slopes, b * m * k, m, m, lower, at + b * k * (k + m), k + m, k, _N)
 
 
 @_part
@@ -461,16 +497,16 @@ def _within(a, lower, i, s, k):
 
 
 @_part
-def _divide_upper(b, t, i, m, k):
-    """Make B, (m, k), U^-1 B."""
+def _divide_left(b, t, i, m, k):
+    """Make B, (m, k), L^-1 B."""
     if 1.0 * m * m * k > LARGE:
-        _dtrsm(_c(_L), _c(_U), _c(_N), _c(_N), _i(m), _i(k), _d(1.0), _to(t, i), _i(m), _to(b, 0), _i(m))
+        _dtrsm(_c(_L), _c(_L), _c(_N), _c(_N), _i(m), _i(k), _d(1.0), _to(t, i), _i(m), _to(b, 0), _i(m))
         return
     for q in range(k):
-        for r in range(m - 1, -1, -1):
+        for r in range(m):
             number = b[q * m + r] / t[i + r * m + r]
             b[q * m + r] = number
-            _add(b, q * m, -number, t, i + r * m, r)
+            _add(b, q * m + r + 1, -number, t, i + r * m + r + 1, m - r - 1)
 
 
 @_kernel
@@ -482,24 +518,29 @@ def unwhiten(fronts, inner, n_held, factors, of_roots, vectors):
         for f in range(len(fronts)):
             k, m, n, at, held = fronts[f, OWN], fronts[f, BESIDE], fronts[f, ALIKE], fronts[f, PANEL], fronts[f, HELD]
             s = k + m
+            own, half, both = np.empty(k * k), np.empty(k * k), np.empty(k * k)
+            slopes, turned, apart = np.empty(m * n * k), np.empty(m * n * k), np.zeros(m * n * k)
+            _find_slopes(fronts, f, lower, slopes)
             _begin(fronts, f, work)
-            for i in range(at, at + n * k * s, k * s):
-                own, half, both = np.zeros(k * k), np.zeros(k * k), np.empty(k * k)
+            _copy(given, at + k, s, turned, 0, m, m, n * k)
+            _divide_left(turned, root, fronts[f, ROOT], m, n * k)
+            for b in range(n):
+                _multiply(
+                    1.0 / _ROOT_2, turned, b * m * k, m, lower, at + b * k * s, s, _T, apart, b * m * k, m, m, k, k
+                )
+            _multiply(-1.0, apart, 0, m, slopes, 0, m, _T, work, held, m, m, m, n * k)
+            for b in range(n):
+                i, j = at + b * k * s, b * m * k
+                _fill(own, 0, k * k, 0.0)
+                _fill(half, 0, k * k, 0.0)
                 _mirror(given, i, s, both, 0, k, k, 1.0 / _ROOT_2)
                 _multiply(1.0, both, 0, k, lower, i, s, _T, half, 0, k, k, k, k)
                 _multiply(1.0, lower, i, s, half, 0, k, _N, own, 0, k, k, k, k)
-                slopes, turned, apart = np.empty(m * k), np.empty(m * k), np.zeros(m * k)
-                _copy(given, i + k, s, turned, 0, m, m, k)
-                _divide_upper(turned, root, fronts[f, ROOT], m, k)
-                _multiply(1.0 / _ROOT_2, turned, 0, m, lower, i, s, _T, apart, 0, m, m, k, k)
-                _copy(lower, i + k, s, slopes, 0, m, m, k)
-                _divide(slopes, 0, m, m, lower, i, s, k, _N)
-                _multiply(-1.0, apart, 0, m, slopes, 0, m, _T, work, held, m, m, m, k)
-                _multiply(1.0, slopes, 0, m, own, 0, k, _N, apart, 0, m, m, k, k)
-                _multiply(-1.0, slopes, 0, m, apart, 0, m, _T, work, held, m, m, m, k)
+                _multiply(1.0, slopes, j, m, own, 0, k, _N, apart, j, m, m, k, k)
                 for q in range(k):
                     _add(a, i + q * s + q, 1.0, own, q * k + q, k - q)
-                    _add(a, i + q * s + k, 1.0, apart, q * m, m)
+                    _add(a, i + q * s + k, 1.0, apart, j + q * m, m)
                     _add(a, i + q * s, -1.0, e, i + q * s, s)
+            _multiply(-1.0, slopes, 0, m, apart, 0, m, _T, work, held, m, m, m, n * k)
             _pass_on(fronts, inner, f, work, e)
     return result

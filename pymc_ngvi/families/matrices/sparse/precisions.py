@@ -93,7 +93,7 @@ class Factors:
             return self.cholesky.inverse[:, of.places]
         rows, cols, weights, d = of.pattern.rows, of.pattern.cols, self.cholesky.sums.weights, of.n_dim
         result, inner, both = np.empty((len(self.log_det), len(rows))), of.inner, cols >= d
-        result[:, inner] = self.cholesky.inverse(rows[inner], cols[inner], of.places)
+        result[:, inner] = self.cholesky.covariances(rows[inner], cols[inner], of.places)
         of_sums = np.broadcast_to(weights.T, (len(result), *weights.T.shape))
         of_sums = self.solve(self.solve(of_sums), transposed=True)
         across = ~inner & ~both

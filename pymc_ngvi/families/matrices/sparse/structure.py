@@ -3,8 +3,8 @@
 import functools
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Never, Self
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Never, Self
 
 import numpy as np
 
@@ -15,55 +15,74 @@ from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
 from pymc_ngvi.families.matrices.sparse.fronts import Fronts, fronts_of
 from pymc_ngvi.families.matrices.sparse.order import Ints, Supernodes
-from pymc_ngvi.families.matrices.structure import Structure
+from pymc_ngvi.families.matrices.structure import Dense, Structure
 
 #: Lists of pairs of coordinates whose places are remembered, and factors.
 _N_LISTS, _N_FACTORS = 4, 2
 #: Pairs of coordinates that the factor has not, at a time.
 _AT_A_TIME = 256
-#: Relative difference of two matrices that is rounding.
-_SAME = 1e-13
+#: Pivots this many times the least one are taken for as large as any variance would tell.
+_CLEAR = 1e6
+#: Relative difference of two vectors that is rounding.
+_SAME = 1e-12
+_ROOT_2 = np.sqrt(2.0)
 
 
-class _Curvature(NamedTuple):
-    """A matrix that was whitened."""
+class _Row(NamedTuple):
+    """Fronts with the same beside them, one after the other."""
 
-    #: By which it was; what it became; and the matrix; shape (n_panels,).
-    factor: Array
-    whitened: Array
-    precision: Array
+    #: Of their panels: the entries, and their shape as columns of each front, (n, k, k + m).
+    entries: slice
+    shape: tuple[int, int, int]
+    #: Coordinates of their own, (n * k,), and beside, (m,).
+    own: Ints
+    beside: Ints
+    #: Where panels have the lower triangle that these are in, (m, m).
+    among: Ints
 
-    def parts(self, curvature: Array, diagonal: Ints) -> tuple[float, float] | None:
-        """Return which multiples of the identity, and of this matrix, add up to another one; None where none do."""
-        beside = self.whitened.copy()
-        beside[diagonal] = 0.0
-        size = float(beside @ beside)
-        if not (np.isfinite(size) and size > 0.0):
-            return None
-        of_this = float(beside @ curvature) / size
-        rest = curvature - of_this * self.whitened
-        of_identity = float(rest[diagonal].mean())
-        rest[diagonal] -= of_identity
-        scale = abs(of_identity) + abs(of_this) * float(np.abs(self.whitened).max())
-        return (of_identity, of_this) if np.abs(rest).max() <= _SAME * scale else None
+    def of(self, panels: Array) -> tuple[Array, Array, Array]:
+        """Return its columns, those of them that are beside, (n * k, m), as views, and the triangle beside, dense."""
+        columns = panels[self.entries].reshape(self.shape)
+        return columns, columns[:, :, self.shape[1] :], np.tril(panels[self.among])
 
 
-@stored("structure.filled", content=("rows", "cols", "part", "depth"), make="from_arrays")
+#: What files keep of a pattern and an order.
+_KEPT = ("rows", "cols", "part", "depth")
+
+
+@stored("structure.sparse", content=_KEPT, make="from_arrays")
 @dataclass(frozen=True, eq=False)
-class FilledStructure(Structure):
+class SparseStructure(Structure):
     """Factors of precisions of one pattern, with what elimination fills in.
 
     A factor is held as panels. A curvature is held by the numbers in which the Fisher metric is that of vectors: it is
-    the identity where it equals the precision, but entries beside the diagonal are multiplied by the root of 2. They
-    are not closed under products: what is not needed for natural steps is not there.
+    the identity where it equals the precision, but entries beside the diagonal are multiplied by the root of 2.
+
+    Where all that comes after a front up to the root is beside it, as with blocks of coordinates beside a border that
+    all of them touch, factors are closed under products and inverses, and a curvature has the entries of :math:`-T^{-1}
+    H T^{-T}`. What natural steps do not need is there for such factors only. The Gaussian of given covariances in the
+    entries of these, of largest entropy, has a closed form [1]_: that of what is beside, and regressions on it.
+
+    References
+    ----------
+    .. [1] S. L. Lauritzen (1996). Graphical Models. Oxford University Press, section 5.3.
     """
 
     fronts: Fronts
+    #: Factors that were used last; lists of coordinates, and where panels have these entries; the last factor that
+    #: whitened something, what that became, and what it was.
+    _factors: list[tuple[Array, Any]] = field(default_factory=list, init=False, repr=False)
+    _places: list[tuple[NDArray[np.integer], NDArray[np.integer], Ints]] = field(
+        default_factory=list, init=False, repr=False
+    )
+    _last: list[tuple[Array, Array, Any]] = field(default_factory=list, init=False, repr=False)
 
-    columns = None
+    #: What files keep of it.
+    kept: ClassVar[tuple[str, ...]] = _KEPT
     #: What natural steps it goes with, for errors.
     goes_with = "with fill-in goes with natural steps from Hessians"
 
@@ -71,6 +90,12 @@ class FilledStructure(Structure):
     def of(cls, pattern: Pattern) -> Self:
         """Return the structure of a pattern, in the best order that is found."""
         return cls(fronts_of(pattern))
+
+    @classmethod
+    def of_blocks(cls, blocks: Partition) -> Self:
+        """Return the structure of blocks beside a border that all of them touch, which comes last."""
+        labels, part = np.unique(blocks.labels, return_inverse=True)
+        return cls(Fronts(blocks.pattern, Supernodes(part.astype(np.int64), (labels >= 0).astype(np.int64))))
 
     @classmethod
     def from_arrays(cls, rows: Ints, cols: Ints, part: Ints, depth: Ints) -> Self:
@@ -101,7 +126,22 @@ class FilledStructure(Structure):
     part = property(lambda self: self.fronts.parts.part)
     depth = property(lambda self: self.fronts.parts.depth)
 
-    globals_ = property(lambda self: self.fronts.globals_)
+    @functools.cached_property
+    def is_closed(self) -> bool:
+        """Whether factors are closed under products and inverses."""
+        return self.fronts.is_closed
+
+    @functools.cached_property
+    def partition(self) -> Partition | None:
+        """Blocks that are independent given a border that all of them touch; None where it has another form."""
+        if not self.is_closed or self.depth.max(initial=0) > 1:
+            return None
+        return Partition(np.where(self.depth[self.part] == 0, -1, self.part))
+
+    @property
+    def globals_(self) -> Any:
+        """The border, or coordinates that touch a large part of the others, and come last."""
+        return self.fronts.globals_ if self.partition is None else self.partition.border
 
     @functools.cached_property
     def of_globals(self) -> NDArray[np.bool_]:
@@ -122,6 +162,11 @@ class FilledStructure(Structure):
         """Return where panels have the diagonal."""
         return self.fronts.diagonal
 
+    @property
+    def columns(self) -> Any:
+        """Of each entry of the panels: the coordinate of its column."""
+        return self.fronts.columns
+
     def from_diagonal(self, entries: Array) -> Array:
         """Return a diagonal matrix."""
         panels = np.zeros(self.fronts.n_panels)
@@ -130,33 +175,28 @@ class FilledStructure(Structure):
 
     def arrays(self) -> dict[str, AnyArray]:
         """Return what files keep of the structure beside its matrices."""
-        names = ("rows", "cols", "part", "depth")
-        return {f"precision_{name}": getattr(self, name) for name in names}
+        return {f"precision_{name}": getattr(self, name) for name in self.kept}
 
     @classmethod
     def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
         """Return the structure of these arrays; raise ValueError as `from_arrays` does."""
-        return cls.from_arrays(*(arrays[f"precision_{name}"] for name in ("rows", "cols", "part", "depth")))
+        return cls.from_arrays(**{name: arrays[f"precision_{name}"] for name in cls.kept})
 
     # --- factors and vectors ---
 
-    def factor(self, panels: Array) -> SparseCholesky:
-        """Return the factor with these panels; of the last few, what was found of it is remembered."""
-        known = next((factor for factor in self._factors if factor.panels is panels), None)
-        return self.remember(known or SparseCholesky(self.fronts, panels))
+    def cholesky_of(self, numbers: Array) -> Any:
+        """Return the factor of these numbers; of the last few, what is known of it is remembered."""
+        known = next((factor for of_factor, factor in self._factors if of_factor is numbers), None)
+        return self.remember(numbers, known or self._cholesky(numbers))
 
-    def remember(self, factor: SparseCholesky) -> SparseCholesky:
+    def remember(self, numbers: Array, factor: Any) -> Any:
         """Return a factor, and remember it as the last one that was used."""
-        self._factors[:] = [factor, *(other for other in self._factors if other is not factor)][:_N_FACTORS]
+        others = (pair for pair in self._factors if pair[0] is not numbers)
+        self._factors[:] = [(numbers, factor), *others][:_N_FACTORS]
         return factor
 
-    @functools.cached_property
-    def _factors(self) -> list[SparseCholesky]:
-        return []
-
-    def cholesky_of(self, factor: Array) -> Any:
-        """Return the factor that solves, and knows entries of its inverse."""
-        return self.factor(factor)
+    def _cholesky(self, numbers: Array) -> Any:
+        return SparseCholesky(self.fronts, numbers)
 
     def times(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the factor, or its transpose, times each vector."""
@@ -170,66 +210,57 @@ class FilledStructure(Structure):
         rows = vectors.reshape(-1, self.n_dim)
         return np.ascontiguousarray(operation(rows.T, transposed=transposed).T).reshape(vectors.shape)
 
-    def _inverse(self, factor: Array, rows: Ints, cols: Ints, at: Ints) -> Array:
-        """Return entries of the covariance at places that the sparse factor has."""
-        return self.factor(factor).inverse[at]
-
     def sd(self, factor: Array, sign: int) -> Array:
         """Return the standard deviations."""
         every = np.arange(self.n_dim)
-        return np.sqrt(self._inverse(factor, every, every, self.fronts.diagonal))
+        variances: Array = self.cholesky_of(factor).covariances(every, every, self.fronts.diagonal)
+        return np.sqrt(variances)
 
     def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
         """Return entries of the covariance, (n,); those that the sparse factor has not take a solution each."""
-        at = self.places(rows, cols)
-        result = self._inverse(factor, rows, cols, at)
+        at, cholesky = self.places(rows, cols), self.cholesky_of(factor)
+        result: Array = cholesky.covariances(rows, cols, at)
         apart = np.flatnonzero(at < 0)
         for some in np.array_split(apart, -(-len(apart) // _AT_A_TIME) or 1):
             first, of_first = np.unique(rows[some], return_inverse=True)
             unit = np.zeros((self.n_dim, len(first)))
             unit[first, np.arange(len(first))] = 1.0
-            cholesky = self.cholesky_of(factor)
             result[some] = cholesky.solve(cholesky.solve(unit), transposed=True)[cols[some], of_first]
         return result
-
-    def squares(self, factor: Array, sign: int, vectors: Array) -> Array:
-        """Return v^T S v for the precision S of each vector."""
-        half = self.times(factor, vectors, transposed=True)
-        return np.sum(half * half, axis=-1)
 
     # --- curvatures ---
 
     def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
         """Return minus a mean Hessian, whitened."""
-        precision = self.precision(hessian)
         with np.errstate(invalid="ignore", over="ignore"):  # a Hessian that is not finite: the update will see
-            whitened = self.factor(factor).whitened(precision)
-        self._curvature[:] = [_Curvature(factor, whitened, precision)]
+            precision = self.precision(hessian)
+            whitened: Array = self.cholesky_of(factor).whitened(precision)
+        self._last[:] = [(factor, whitened, precision)]
         return whitened
 
-    def unwhitened(self, factor: Array, curvature: Array) -> Array:
-        """Return the matrix of a whitened one, as panels.
+    def unwhitened(self, factor: Array, curvature: Array) -> Any:
+        """Return the matrix of a whitened one.
 
         Of the last curvature, and of sums of it with the identity, it is known already: those are plain natural steps.
         """
-        cholesky = self.factor(factor)
-        for known in self._curvature:
-            parts = known.parts(curvature, self.fronts.diagonal) if known.factor is factor else None
+        cholesky = self.cholesky_of(factor)
+        for of_factor, whitened, precision in self._last:
+            parts = _parts(curvature, cholesky.unit, whitened) if of_factor is factor else None
             if parts is not None:
-                return parts[0] * cholesky.matrix + parts[1] * known.precision
+                return parts[0] * cholesky.matrix + parts[1] * precision
         return cholesky.unwhitened(curvature)
 
-    @functools.cached_property
-    def _curvature(self) -> list["_Curvature"]:
-        return []
+    def scaled(self, factor: Array, curvature: Array) -> Array | None:
+        """Return the factor of the matrix of a whitened one; None where that is not positive definite."""
+        terms = self.cholesky_of(factor).matrix[self.fronts.diagonal]
+        new = SparseCholesky.of(self.fronts, self.unwhitened(factor, curvature), terms)
+        return None if new is None else self.remember(new.panels, new).panels
 
-    def dense(self, curvature: Array) -> Array:
-        """Return a symmetric matrix, held as panels, as (n_dim, n_dim)."""
-        i, j = np.tril_indices(self.n_dim)
-        at = self.fronts.places(i, j)
-        matrix = np.zeros((self.n_dim, self.n_dim))
-        matrix[i[at >= 0], j[at >= 0]] = curvature[at[at >= 0]]
-        return matrix + np.tril(matrix, -1).T
+    def _lower_of(self, curvature: Array) -> Array:
+        """Return the lower triangle of a curvature."""
+        lower, at = curvature / _ROOT_2, self.fronts.diagonal
+        lower[at] = curvature[at]
+        return lower
 
     def panels_of(self, pattern: Pattern, values: Array) -> Array:
         """Return the lower triangle of a symmetric matrix as panels."""
@@ -240,32 +271,137 @@ class FilledStructure(Structure):
         panels[at] = values
         return panels
 
-    @functools.cached_property
-    def _remembered(self) -> list[tuple[NDArray[np.integer], NDArray[np.integer], Ints]]:
-        return []
-
     def places(self, rows: NDArray[np.integer], cols: NDArray[np.integer]) -> Ints:
         """Return where panels have entries, as `Fronts.places`; the last few lists of them are remembered."""
-        for known_rows, known_cols, at in self._remembered:
+        for known_rows, known_cols, at in self._places:
             if known_rows is rows and known_cols is cols:
                 return at
         at = self.fronts.places(rows, cols)
-        self._remembered.insert(0, (rows, cols, at))
-        del self._remembered[_N_LISTS:]
+        self._places[:] = [(rows, cols, at), *self._places][:_N_LISTS]
         return at
 
-    def precision(self, hessian: MeanHessian) -> Array:
+    def precision(self, hessian: MeanHessian) -> Any:
         """Return minus a mean Hessian as panels."""
         if hessian.pattern is None:
             raise ValueError("The Hessian of this target counts as dense: take another family.")
         return -self.panels_of(hessian.pattern, hessian.values())
 
+    # --- products, where factors are closed under these; an outer product is the lower triangle of one ---
+
+    @functools.cached_property
+    def _rows_of_fronts(self) -> list[_Row]:
+        """The fronts, those first that are eliminated last."""
+        if not self.is_closed:
+            self.refuse()
+        result = []
+        for k, m, n, panel, start, first in self.fronts.layout.table[::-1, :6].tolist():
+            order, beside = self.fronts.order, self.fronts.symbolic.beside[first : first + m]
+            last = order[beside]
+            among = self.fronts.places(np.repeat(last, m), np.tile(last, m)).reshape(m, m)
+            entries = slice(panel, panel + n * k * (k + m))
+            result.append(_Row(entries, (n, k, k + m), order[start : start + n * k], last, among))
+        return result
+
+    def product(self, left: Array, right: Array) -> Array:
+        """Return the product of two factors."""
+        result = np.empty_like(left)
+        for row in self._rows_of_fronts:
+            (a, _, beside), (x, below, _), (n, k, _) = row.of(left), row.of(right), row.shape
+            columns = x[:, :, :k] * a if k == 1 else x[:, :, :k] @ a
+            columns[:, :, k:] += (below.reshape(n * k, -1) @ beside.T).reshape(n, k, -1)
+            result[row.entries] = columns.ravel()
+        return result
+
+    def cholesky(self, curvature: Array, *, reverse: bool) -> Array | None:
+        """Return the factor L with A = L L^T; None where A is not positive definite, in any direction."""
+        at, terms = self.fronts.diagonal, linalg.relative_terms(curvature[self.fronts.diagonal])
+        factor = SparseCholesky.of(self.fronts, self._lower_of(curvature), terms)
+        if factor is None:
+            return None
+        is_clear = (factor.panels[at] ** 2 > _CLEAR * linalg.ROUNDING * terms).all()
+        if is_clear or (factor.inverse[at] * terms).max() < 1.0 / linalg.ROUNDING:
+            return self.remember(factor.panels, factor).panels
+        return None
+
+    def lower_solve(self, factor: Array, curvature: Array) -> Array:
+        """Return the entries that a factor has of F^-T A."""
+        result, lower = np.empty_like(curvature), self._lower_of(curvature)
+        for row in self._rows_of_fronts:
+            (t, slopes, beside), (a, below, _), (n, k, _) = row.of(factor), row.of(lower), row.shape
+            columns = np.empty(row.shape)
+            last = linalg.solve_lower(beside, below.reshape(n * k, -1).T, transpose=True).T if below.size else below
+            columns[:, :, k:] = last.reshape(n, k, -1)
+            rest = (a[:, :, :k] - columns[:, :, k:] @ slopes.mT).mT
+            columns[:, :, :k] = np.triu(linalg.solve_lower(t[:, :, :k].mT, rest, transpose=True).mT)
+            result[row.entries] = columns.ravel()
+        return result
+
+    def half(self, curvature: Array) -> Array:
+        """Return the lower triangle with a halved diagonal."""
+        return self._half(self._lower_of(curvature))
+
+    def _half(self, lower: Array) -> Array:
+        lower[self.fronts.diagonal] *= 0.5
+        return lower
+
+    def outer(self, left: Array, right: Array) -> Array:
+        """Return the lower triangle of the mean of left_b right_b^T."""
+        result, scaled = np.empty(self.fronts.n_panels), right / len(right)
+        for row in self._rows_of_fronts:
+            n, k, _ = row.shape
+            of_own = scaled[:, row.own].T.reshape(n, k, -1)
+            within = np.triu(of_own @ left[:, row.own].T.reshape(n, k, -1).mT)
+            below = (of_own.reshape(n * k, -1) @ left[:, row.beside]).reshape(n, k, -1)
+            result[row.entries] = np.concatenate([within, below], axis=2).ravel()
+        return result
+
+    def mirrored(self, outer: Array) -> Array:
+        """Return the curvature that has these in its lower triangle."""
+        curvature, at = outer * _ROOT_2, self.fronts.diagonal
+        curvature[at] = outer[at]
+        return curvature
+
+    def times_lower_half(self, factor: Array, left: Array, right: Array) -> Array:
+        """Return the factor times the lower triangle of the mean of left_b right_b^T with a halved diagonal."""
+        return self.product(factor, self._half(self.outer(left, right)))
+
+    def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array | None:
+        """Return the factor for the mean, and the covariances within the structure, of a mixture of two Gaussians."""
+        first, second = (self.cholesky_of(factor).inverse for factor in factors)
+        between = weight * (1.0 - weight) * self.outer(apart[None], apart[None])
+        covariance, result = (1.0 - weight) * first + weight * second + between, np.empty_like(first)
+        for row in self._rows_of_fronts:
+            (v, below, _), (_, _, beside), (n, k, _) = row.of(covariance), row.of(result), row.shape
+            # What is beside has the precision T T^T, and explains W W^T of the rest, W^T = T^T V.
+            explained = (below.reshape(n * k, -1) @ beside).reshape(n, k, -1)
+            own = Dense().mirrored(v[:, :, :k].mT)
+            upper = linalg.reverse_cholesky(own - explained @ explained.mT, linalg.diagonal(own))
+            if upper is None:
+                return None
+            inverse = linalg.solve_lower(upper.mT, np.broadcast_to(np.eye(k), own.shape)).mT
+            last = -((inverse @ explained).reshape(n * k, -1) @ beside.T).reshape(n, k, -1)
+            result[row.entries] = np.concatenate([inverse, last], axis=2).ravel()
+        return result
+
     def refuse(self, *args: object, **kwargs: object) -> Never:
         """Raise NotImplementedError: what natural steps do not need is not there."""
         raise NotImplementedError(f"a sparse precision {self.goes_with} only")
 
-    product = left_quotient = right_quotient = gram = merged = cholesky = half = lower_solve = refuse
-    outer = lower = mirrored = refuse
+    dense = left_quotient = right_quotient = gram = refuse
+
+
+def _parts(vector: Array, unit: Array, other: Array) -> tuple[float, float] | None:
+    """Return which multiples of two vectors add up to a third; None where none do."""
+    if not np.isfinite(other).all():
+        return None
+    square = float(unit @ unit)
+    beside = other - float(unit @ other) / square * unit
+    size = float(beside @ beside)
+    of_other = float(beside @ vector) / size if size > 0.0 else 0.0
+    of_unit = float(unit @ (vector - of_other * other)) / square
+    rest = np.abs(vector - of_unit * unit - of_other * other)
+    most = _SAME * (abs(of_unit) + abs(of_other)) * (np.abs(unit) + np.abs(other))
+    return (of_unit, of_other) if (rest <= most).all() else None
 
 
 # --- precisions that are sparse but for sums over many coordinates, as a structure: pattern, sums, and what files
@@ -328,13 +464,20 @@ class Sums(NamedTuple):
         return np.asarray(slopes + 0.5 * self.weights.T @ among)
 
 
-class Summed(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Summed:
     """A symmetric matrix P + W A + A^T W^T."""
 
     #: The lower triangle of P; shape (n_panels,).
     panels: Array
     #: W; shape (n_dim, n_sums).
     slopes: Array
+
+    def __add__(self, other: "Summed") -> "Summed":
+        return Summed(self.panels + other.panels, self.slopes + other.slopes)
+
+    def __rmul__(self, number: float) -> "Summed":
+        return Summed(number * self.panels, number * self.slopes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,7 +495,7 @@ class SummedCholesky:
     @classmethod
     def of(cls, fronts: Fronts, sums: Sums, matrix: Summed, terms: Array | None = None) -> "SummedCholesky | None":
         """Return the factor of a matrix; None where that is not positive definite."""
-        if not linalg.all_finite(*matrix):
+        if not linalg.all_finite(matrix.panels, matrix.slopes):
             return None
         factor, found = cls.each(fronts, sums, matrix, terms)
         return factor if found.all() else None
@@ -456,7 +599,7 @@ class SummedCholesky:
         """L^-T Q (I - S^-1), (n_dim, k)."""
         return self._roots - self._roots @ self._s_inverse
 
-    def inverse(self, rows: Ints, cols: Ints, at: Ints) -> Array:
+    def covariances(self, rows: Ints, cols: Ints, at: Ints) -> Array:
         """Return entries of the inverse, which P has at these places of its panels."""
         apart = np.einsum("...ij,...ij->...i", self._beside[..., rows, :], self._roots[..., cols, :])
         return np.asarray(self.pinned.inverse[..., at] - apart)
@@ -535,13 +678,11 @@ def _symmetric_times(fronts: Fronts, panels: Array, vectors: Array) -> Array:
 
 #: Numbers of a row and column of a sum for each coordinate, at the peak of a fit.
 _PER_COORDINATE = 60
-#: Relative difference of two vectors that is rounding.
-_SAME_SUM = 1e-12
 
 
-@stored("structure.summed", content=("rows", "cols", "part", "depth", "weights", "pins"), make="from_parts")
+@stored("structure.summed", content=(*_KEPT, "weights", "pins"), make="from_arrays")
 @dataclass(frozen=True, eq=False)
-class SummedStructure(FilledStructure):
+class SummedStructure(SparseStructure):
     """Factors of precisions that are sparse but for sums.
 
     A factor is held as the panels of the sparse part, pins added; the slopes; and the strength of the pins. A curvature
@@ -550,21 +691,24 @@ class SummedStructure(FilledStructure):
 
     sums: Sums
 
+    kept = (*_KEPT, "weights", "pins")
     goes_with = "with sums goes with natural steps by exact expectations"
+    is_closed = False
+    globals_ = None
 
     @classmethod
     def of_sums(cls, summed: SummedPattern) -> Self:
         """Return the structure of a pattern with sums, in the best order that is found."""
-        inner = FilledStructure.of(summed.among)
-        place = inner.fronts.place
+        inner = SparseStructure.of(summed.among)
+        place = inner.fronts.symbolic.place
         return cls(inner.fronts, Sums.of(summed.weights, inner.globals_[np.argsort(place[inner.globals_])]))
 
     @classmethod
-    def from_parts(cls, rows: Ints, cols: Ints, part: Ints, depth: Ints, weights: Array, pins: Ints) -> Self:
+    def from_arrays(cls, weights: Array, pins: Ints, **of_sparse: Ints) -> Self:  # type: ignore[override]
         """Return the structure of a pattern, an order and sums; raise ValueError where they make none."""
-        fronts = FilledStructure.from_arrays(rows, cols, part, depth).fronts
+        fronts = SparseStructure.from_arrays(**of_sparse).fronts
         weights, pins = np.asarray(weights, dtype=np.float64), np.asarray(pins, dtype=np.int64)
-        if weights.ndim != 2 or weights.shape[1] != len(part) or not ((pins >= 0) & (pins < len(part))).all():
+        if weights.ndim != 2 or weights.shape[1] != fronts.n_dim or not ((pins >= 0) & (pins < fronts.n_dim)).all():
             raise ValueError("the sums of the precision are none")
         return cls(fronts, Sums(weights, pins))
 
@@ -590,51 +734,27 @@ class SummedStructure(FilledStructure):
         """Return a diagonal factor."""
         return np.concatenate([super().from_diagonal(entries), np.zeros(self.n_sums * self.n_dim + len(self.pins))])
 
-    def arrays(self) -> dict[str, AnyArray]:
-        """Return what files keep of the structure beside its matrices."""
-        return {**super().arrays(), "sum_weights": self.weights, "sum_pins": self.pins}
-
-    @classmethod
-    def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
-        """Return the structure of these arrays; raise ValueError as `from_parts` does."""
-        names = ("precision_rows", "precision_cols", "precision_part", "precision_depth", "sum_weights", "sum_pins")
-        return cls.from_parts(*(arrays[name] for name in names))
-
     # --- factors ---
 
-    def summed(self, factor: Array) -> SummedCholesky:
-        """Return the factor of these numbers; of the last few, what was found of it is remembered."""
-        for numbers, known in self._summed:
-            if numbers is factor:
-                return known
+    def _cholesky(self, numbers: Array) -> SummedCholesky:
         n = self.fronts.n_panels
         first, second = n, n + self.n_sums * self.n_dim
-        pinned = SparseCholesky(self.fronts, factor[:first])
-        slopes = factor[first:second].reshape(self.n_dim, self.n_sums)
-        return self._remembering(factor, SummedCholesky(pinned, slopes, factor[second:], self.sums))
+        slopes = numbers[first:second].reshape(self.n_dim, self.n_sums)
+        return SummedCholesky(SparseCholesky(self.fronts, numbers[:first]), slopes, numbers[second:], self.sums)
 
-    def numbers(self, factor: SummedCholesky) -> Array:
-        """Return the numbers of a factor: the inverse of `summed`."""
-        numbers = np.concatenate([factor.pinned.panels, factor.slopes.ravel(), factor.strength])
-        self._remembering(numbers, factor)
+    def scaled(self, factor: Array, curvature: Array) -> Array | None:
+        """Return the factor of the matrix of a whitened one; None where that is not positive definite."""
+        terms = self.cholesky_of(factor).pinned.matrix[self.fronts.diagonal]
+        new = SummedCholesky.of(self.fronts, self.sums, self.unwhitened(factor, curvature), terms)
+        if new is None:
+            return None
+        numbers = np.concatenate([new.pinned.panels, new.slopes.ravel(), new.strength])
+        self.remember(numbers, new)
         return numbers
-
-    def _remembering(self, numbers: Array, factor: SummedCholesky) -> SummedCholesky:
-        self._summed[:] = [(numbers, factor), *self._summed][:_N_FACTORS]
-        return factor
-
-    @functools.cached_property
-    def _summed(self) -> list[tuple[Array, SummedCholesky]]:
-        return []
-
-    cholesky_of = summed
-
-    def _inverse(self, factor: Array, rows: Ints, cols: Ints, at: Ints) -> Array:
-        return self.summed(factor).inverse(rows, cols, at)
 
     # --- curvatures ---
 
-    def summed_precision(self, hessian: MeanHessian) -> Summed:
+    def precision(self, hessian: MeanHessian) -> Summed:
         """Return minus a mean Hessian."""
         found = hessian.summed
         if found is None or not np.array_equal(found.weights, self.weights):
@@ -643,43 +763,4 @@ class SummedStructure(FilledStructure):
         inner = found.pattern.rows < self.n_dim
         return Summed(self.panels_of(found.among, values[inner]), self.sums.slopes(found.pattern, values))
 
-    def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
-        """Return minus a mean Hessian, whitened."""
-        with np.errstate(invalid="ignore", over="ignore"):  # a Hessian that is not finite: the update will see
-            precision = self.summed_precision(hessian)
-            whitened = self.summed(factor).whitened(precision)
-        self._last[:] = [(factor, whitened, precision)]
-        return whitened
-
-    def unwhitened_sum(self, factor: Array, curvature: Array) -> Summed:
-        """Return the matrix of a whitened one.
-
-        Of the last curvature, and of sums of it with the identity, it is known already: those are plain natural steps.
-        """
-        cholesky = self.summed(factor)
-        for of_factor, whitened, precision in self._last:
-            parts = _parts(curvature, cholesky.unit, whitened) if of_factor is factor else None
-            if parts is not None:
-                both = zip(cholesky.matrix, precision, strict=True)
-                return Summed(*(parts[0] * own + parts[1] * other for own, other in both))
-        return cholesky.unwhitened(curvature)
-
-    @functools.cached_property
-    def _last(self) -> list[tuple[Array, Array, Summed]]:
-        return []
-
-    on_diagonal = dense = precision = unwhitened = factor = remember = FilledStructure.refuse
-
-
-def _parts(vector: Array, unit: Array, other: Array) -> tuple[float, float] | None:
-    """Return which multiples of two vectors add up to a third; None where none do."""
-    if not np.isfinite(other).all():
-        return None
-    square = float(unit @ unit)
-    beside = other - float(unit @ other) / square * unit
-    size = float(beside @ beside)
-    of_other = float(beside @ vector) / size if size > 0.0 else 0.0
-    of_unit = float(unit @ (vector - of_other * other)) / square
-    rest = np.abs(vector - of_unit * unit - of_other * other)
-    most = _SAME_SUM * (abs(of_unit) + abs(of_other)) * (np.abs(unit) + np.abs(other))
-    return (of_unit, of_other) if (rest <= most).all() else None
+    on_diagonal = columns = SparseStructure.refuse
