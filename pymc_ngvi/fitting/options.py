@@ -9,19 +9,32 @@ import numpy as np
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.families import COMPONENTS, FAMILIES, traits_of
-from pymc_ngvi.fitting.choices import (
-    BaseDrawsName,
-    ComponentsName,
-    EstimatorName,
-    FactorName,
-    FamilyName,
-    PosteriorName,
-    ReparamName,
-    StepName,
-    UpdateName,
-)
+from pymc_ngvi.families import COMPONENTS, FAMILIES, ComponentsName, FamilyName, traits_of
 from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, RULES, Choice, choose
+
+# --- the values that options take, as types, for signatures, completion and type checkers ---
+
+__all__ = [
+    "BaseDrawsName",
+    "ComponentsName",
+    "EstimatorName",
+    "FactorName",
+    "FamilyName",
+    "PosteriorName",
+    "ReparamName",
+    "StepName",
+    "UpdateName",
+]
+
+UpdateName = Literal["natural", "natural_pd", "cholesky", "cholesky_precision", "sqrt", "euclidean"]
+EstimatorName = Literal["price", "stein", "pathwise", "gauss_newton", "quadrature"]
+StepName = Literal["adaptive", "linesearch", "constant", "decay", "proximal", "snngm", "adam", "sgd", "ivon"]
+BaseDrawsName = Literal["sobol", "antithetic", "plain"]
+FactorName = Literal["covariance", "precision"]
+PosteriorName = Literal["auto", "gaussian", "exact", "nested", "moved"]
+ReparamName = Literal["rvb1", "rvb2", "noncentred"]
+
+# --- options of a fit: validated once, frozen ---
 
 #: Coordinates of group effects relative to what the global parameters tell of them.
 REPARAMETRISATIONS = get_args(ReparamName)

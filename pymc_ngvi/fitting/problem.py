@@ -20,7 +20,7 @@ from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting import starting
-from pymc_ngvi.fitting.auto import cheapest_filled, choose_family
+from pymc_ngvi.fitting.defaults import cheapest_filled, choose_family
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.registry import BY_GRADIENTS
 from pymc_ngvi.graphs.layout import Layout, Variable

@@ -8,6 +8,7 @@ import math
 import time
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,24 +19,101 @@ from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.prices import fit_seconds
 from pymc_ngvi.core.refusal import Failed, OtherForm
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import Array, Rule, VariationalState
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array, Rule, RuleState, VariationalState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.begun import MAX_WIDENED, NO_STRUCTURE, Begun, make_rule
 from pymc_ngvi.fitting.errors import spared
-from pymc_ngvi.fitting.memory import memory_of, remember
+from pymc_ngvi.fitting.loop import LoopState
 from pymc_ngvi.fitting.modes.found import Searched
-from pymc_ngvi.fitting.modes.search import ModeSearch
-from pymc_ngvi.fitting.modes.visits import Ended, explored
+from pymc_ngvi.fitting.modes.search import Ended, ModeSearch, explored
 from pymc_ngvi.fitting.options import FitOptions, check_n
-from pymc_ngvi.fitting.outcome import Outcome, constant_after, elbo_of
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress, watching
 from pymc_ngvi.fitting.propriety import Watched
-from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.fitting.snapshot import Snapshot, filled, thinned
+from pymc_ngvi.fitting.record import FitRecord, Outcome, constant_after, elbo_of
 from pymc_ngvi.fitting.threads import few_threads
-from pymc_ngvi.steps.incremental.state import IncrementalState
+from pymc_ngvi.steps.adaptive.rule import Adaptive, AdaptiveState
+from pymc_ngvi.steps.incremental import IncrementalState
+
+# --- what an object has learned on the way, as numbers: the searches and differences of a reparametrised density ---
+
+
+def memory_of(learner: object) -> dict[str, object]:
+    """Return what an object has learned, with that of the objects in it; nothing for classes that do not learn."""
+    values = {name: getattr(learner, name) for name in _learned(learner)}
+    return {name: memory_of(value) if _learned(value) else value for name, value in values.items()}
+
+
+def remember(learner: object, memory: dict[str, object]) -> None:
+    """Put back what was learned into an object that has evaluated nothing yet."""
+    for name in _learned(learner):
+        if name not in memory:
+            raise ValueError(f"it does not have {name!r} among what the fit had learned, {sorted(memory)}")
+        held, value = getattr(learner, name), memory[name]
+        if _learned(held) and isinstance(value, dict):
+            remember(held, value)
+        elif type(value) is not type(held) or np.shape(np.asarray(value)) != np.shape(np.asarray(held)):
+            raise ValueError(f"what it remembers as {name!r} has another form")
+        else:
+            setattr(learner, name, value)
+
+
+def _learned(learner: object) -> tuple[str, ...]:
+    return getattr(type(learner), "learned", ())
+
+
+# --- what a fit needs to go on in another process ---
+
+
+@stored("fit.snapshot")
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a fit needs to go on in another process, beside the model."""
+
+    options: FitOptions
+    seed: int
+    scored: bool
+    #: Without what follows from the rest of it.
+    state: LoopState
+    seconds: float
+    compile_seconds: float
+    #: Evaluations so far.
+    n_gradients: int
+    n_hessians: int
+    #: What a reparametrised density has learned.
+    memory: dict[str, object]
+    #: What came of a search for other modes, if there was one.
+    searched: Searched | None = None
+    #: Whether other modes are yet to be looked for.
+    is_to_search: bool = False
+
+
+def thinned(rule: Rule, state: RuleState) -> RuleState:
+    """Return a state without its base draws and the draws of q, if the rule makes the same bits again."""
+    if not (isinstance(rule, Adaptive) and isinstance(state, AdaptiveState)):
+        return state
+    base, theta = state.base, state.evaluation.theta
+    again = rule.base_draws(state.level, base.n_draws, state.q)
+    if not (_same(again.z, base.z) and _same(state.q.draws(again.z), theta)) or again.n_replicates != base.n_replicates:
+        return state
+    return replace(state, base=replace(base, z=base.z[:0]), evaluation=replace(state.evaluation, theta=theta[:0]))
+
+
+def _same(left: Array, right: Array) -> bool:
+    return bool(np.array_equal(left, right)) and left.flags.f_contiguous == right.flags.f_contiguous
+
+
+def filled(rule: Rule, state: RuleState) -> RuleState:
+    """Return a state as it was before `thinned`."""
+    if not (isinstance(rule, Adaptive) and isinstance(state, AdaptiveState)) or len(state.base.z):
+        return state
+    base = rule.base_draws(state.level, len(state.evaluation.logp), state.q)
+    return replace(state, base=base, evaluation=replace(state.evaluation, theta=state.q.draws(base.z)))
+
+
+# --- one fit, under way or at its end: runs the loop, and says how it went ---
 
 # A child of PyMC's logger, which has the handler.
 logger = logging.getLogger("pymc.ngvi")
@@ -383,3 +461,65 @@ class FitSession:
             undone=self._failed,
             **(vars(self._options.choice) | vars(self._searched or Searched()) | self._of_batches()),
         )
+
+
+# --- a fit that was saved, and goes on when it is asked to ---
+
+#: Relative change of log p at the mean of q that is no rounding error.
+_LOGP_RTOL = 1e-6
+
+
+class SavedFit:
+    """A fit that was saved: made again when it is to go on."""
+
+    def __init__(self, density: ModelDensity, q: VariationalState, snapshot: Snapshot, log_p: float | None) -> None:
+        self._density, self._q, self._snapshot, self.log_p = density, q, snapshot, log_p
+        self._session: FitSession | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the fit has not gone on yet."""
+        return self._session is None
+
+    @property
+    def options(self) -> FitOptions:
+        """Of the fit."""
+        return self.snapshot().options
+
+    def outcome(self) -> Outcome | None:
+        """Return what the fit has come to since; None where it has not gone on yet."""
+        return None if self._session is None else self._session.outcome()
+
+    @property
+    def undone(self) -> tuple[str, ...]:
+        """What a fit that was interrupted has left out since."""
+        return () if self._session is None else self._session.undone
+
+    def snapshot(self) -> Snapshot:
+        """Return what the fit needs to go on in another process."""
+        return self._snapshot if self._session is None else self._session.snapshot()
+
+    def refine(
+        self,
+        n: int,
+        progressbar: bool = True,
+        progressbar_theme: Theme | None = None,
+        *,
+        tol: float | None = None,
+        max_draws: int | None = None,
+    ) -> Outcome:
+        """Go on; see `NGVIApproximation.refine`."""
+        if self._session is None:
+            self._check_log_p()
+            self._session = FitSession.resumed(self._density, self._snapshot)
+        return self._session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
+
+    def _check_log_p(self) -> None:
+        if self.log_p is None:
+            return
+        now = float(self._density.logp(np.asarray(self._q.mean())[None])[0])
+        if not np.isclose(now, self.log_p, rtol=_LOGP_RTOL, atol=_LOGP_RTOL, equal_nan=True):
+            raise ValueError(
+                f"The fit can't go on: at the mean of q, log p of this model is {now:.8g}, and that of the model which "
+                f"was fitted {self.log_p:.8g}. The priors, or data that are no pm.Data, differ: fit again."
+            )

@@ -10,7 +10,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.blocks import CannotSplit, RowTerms
 from pymc_ngvi.density.shards.density import ShardedDensity
-from pymc_ngvi.density.shards.requests import ApplyToLikelihood
+from pymc_ngvi.density.shards.shard import ApplyToLikelihood
 from pymc_ngvi.density.split import SplitDensity
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.parts import BatchPlan, Integers, SomeBlocks, TermsByRows, sub_forest, whole

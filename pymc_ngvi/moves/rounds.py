@@ -21,10 +21,18 @@ from pymc_ngvi.core.climbs import MOST_STEPS
 from pymc_ngvi.core.reach import beyond_reach
 from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.types import Array, GaussianState, HasGradient
-from pymc_ngvi.moves.basins import Basins, Climbs, Counted, are_apart, basins_among
-from pymc_ngvi.moves.bridge import UNKNOWN, LogMass, ModeWeights, log_mass
-from pymc_ngvi.moves.coordinates import ChainCoordinates
-from pymc_ngvi.moves.leapfrog import PhasePoints, phase_points_at, trajectory
+from pymc_ngvi.moves.basins import (
+    UNKNOWN,
+    Basins,
+    Climbs,
+    Counted,
+    LogMass,
+    ModeWeights,
+    are_apart,
+    basins_among,
+    log_mass,
+)
+from pymc_ngvi.moves.coordinates import ChainCoordinates, PhasePoints, phase_points_at, trajectory
 from pymc_ngvi.moves.verdict import LEAST_SIZE, MOST_DIVERGING, MOST_OUTFLOW, MOST_RHAT, MovedChecks
 
 # --- many chains at once: trajectories of a length and a step size that all of them tell ---

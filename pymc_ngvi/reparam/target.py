@@ -17,8 +17,7 @@ from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.conditional import GuideFunctions, quadratic_guide
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.reading.factors import logp_of
-from pymc_ngvi.reparam.blockwise import Blocks, Matrices
-from pymc_ngvi.reparam.modes import Guide, Modes, find_modes
+from pymc_ngvi.reparam.modes import Blocks, Guide, Matrices, Modes, find_modes
 
 # --- local coordinates relative to their conditional mode and curvature, given the global ones [1]_ ---
 #

@@ -36,10 +36,9 @@ from pymc_ngvi.core.types import (
     VariationalState,
 )
 from pymc_ngvi.estimators import ExactEvaluation, Quadrature
+from pymc_ngvi.steps.adaptive.rule import Growth, Pair, correct, moments_of, natural_gradient, trusted
 from pymc_ngvi.steps.adaptive.scales import MAX_RECOVERIES, Tools, recovered
-from pymc_ngvi.steps.adaptive.state import Growth, Pair, correct, moments_of, natural_gradient, trusted
-from pymc_ngvi.steps.exact import ExactRule
-from pymc_ngvi.steps.schedule.state import MAX_TRIALS, Failure, Step, search
+from pymc_ngvi.steps.schedule import MAX_TRIALS, ExactRule, Failure, Step, search
 
 # --- steps of Newton in the mean and the standard deviations of predictors, where each row has one ---
 # A natural step assumes that expected derivatives of rows stay what they are. Where priors are so wide that the rows

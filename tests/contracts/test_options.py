@@ -21,7 +21,8 @@ import pymc_ngvi.fitting.options
 from pymc_ngvi import NGVI, ConvergenceWarning, fit_ngvi
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.families import COMPONENTS, FAMILIES
-from pymc_ngvi.fitting import choices, registry
+from pymc_ngvi.fitting import options as choices
+from pymc_ngvi.fitting import registry
 from pymc_ngvi.fitting.options import AUTO, OPTIONS, FitOptions, check_n
 from pymc_ngvi.fitting.signatures import refuse_unknown
 

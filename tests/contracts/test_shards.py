@@ -22,8 +22,7 @@ from pymc_ngvi.density.shards import cluster as of_cluster
 from pymc_ngvi.density.shards import shards as engines
 from pymc_ngvi.density.shards import shards as on_dask
 from pymc_ngvi.density.shards.density import ShardedDensity
-from pymc_ngvi.density.shards.requests import Apply, Recipe
-from pymc_ngvi.density.shards.shard import Shard
+from pymc_ngvi.density.shards.shard import Apply, Recipe, Shard
 from pymc_ngvi.density.shards.shards import forget
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.on_model import FittedDensity, TermsInShards

@@ -21,7 +21,7 @@ from pymc_ngvi.core.target import Expectation, Later, MatrixHessian, MeanHessian
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.info import ModelInfo, initial_point_function, terms_by_variable
 from pymc_ngvi.density.logdensity import LogDensity, Sum
-from pymc_ngvi.density.shards.requests import Evaluate, Expect, Open, Outline, Reference, ShardExpectation
+from pymc_ngvi.density.shards.shard import Evaluate, Expect, Open, Outline, Reference, ShardExpectation
 from pymc_ngvi.density.shards.shards import Shards
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs.graph import MissingDerivativeError

@@ -22,8 +22,18 @@ from pymc_ngvi.core.messages import shortened
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.shards.cluster import Advice, Cluster, Lost, client_of
 from pymc_ngvi.density.shards.errors import BrokenExecutorError, ShardError
-from pymc_ngvi.density.shards.requests import Apply, Common, Look, ModelFacts, Recipe, Request, Requests, Signature
-from pymc_ngvi.density.shards.shard import Shard, made
+from pymc_ngvi.density.shards.shard import (
+    Apply,
+    Common,
+    Look,
+    ModelFacts,
+    Recipe,
+    Request,
+    Requests,
+    Shard,
+    Signature,
+    made,
+)
 
 # --- where shards are evaluated: in this process, or by any executor of `concurrent.futures` ---
 

@@ -39,10 +39,8 @@ from pymc_ngvi.core.types import (
 from pymc_ngvi.families.mixture import MixtureState
 from pymc_ngvi.mixtures.finite.search import addition, modes
 from pymc_ngvi.steps.adaptive.certificate import is_kinked
-from pymc_ngvi.steps.adaptive.rule import Adaptive
-from pymc_ngvi.steps.adaptive.state import AdaptiveState
-from pymc_ngvi.steps.schedule.base import FEW_DRAWS, MAX_LOST, Schedule
-from pymc_ngvi.steps.schedule.state import Belief, Failure, ScheduleState, Step
+from pymc_ngvi.steps.adaptive.rule import Adaptive, AdaptiveState
+from pymc_ngvi.steps.schedule import FEW_DRAWS, MAX_LOST, Belief, Failure, Schedule, ScheduleState, Step
 
 # --- what one component of a mixture approximates: the posterior, less what the other components cover already ---
 #

@@ -37,7 +37,7 @@ from pymc_ngvi.core.types import (
     Update,
     mean_hessians,
 )
-from pymc_ngvi.steps.schedule.state import Failure, search
+from pymc_ngvi.steps.schedule import Failure, search
 
 # --- a log density given some of its coordinates, which get a narrow Gaussian of their own ---
 

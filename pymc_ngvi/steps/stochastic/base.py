@@ -34,9 +34,8 @@ from pymc_ngvi.core.types import (
     Update,
 )
 from pymc_ngvi.estimators import evaluation_of, gauss_newton, price, stein
-from pymc_ngvi.steps.adaptive.certificate import has_diverged, loses_draws
-from pymc_ngvi.steps.adaptive.measure import UNKNOWN, Measured, measured_at, measured_gap
-from pymc_ngvi.steps.schedule.state import TOL, Tolerance
+from pymc_ngvi.steps.adaptive.certificate import UNKNOWN, Measured, has_diverged, loses_draws, measured_at, measured_gap
+from pymc_ngvi.steps.schedule import TOL, Tolerance
 
 # --- when a noisy ELBO has stopped rising: means over windows of iterations, and the slope through the last three ---
 # References

@@ -43,7 +43,7 @@ from pymc_ngvi.core.types import (
 )
 from pymc_ngvi.estimators import price
 from pymc_ngvi.steps.adaptive.rule import Adaptive
-from pymc_ngvi.steps.schedule.state import Failure, search
+from pymc_ngvi.steps.schedule import Failure, search
 from pymc_ngvi.steps.stochastic.base import Advance, Stochastic, StochasticState
 
 #: Nats, to second order, by which a step may move q without a look at where it leads.
