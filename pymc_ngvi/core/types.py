@@ -435,10 +435,6 @@ class RuleState(Protocol):
     def n_dropped(self) -> int:
         """Draws left out so far because log p or its gradient was not finite."""
 
-    @property
-    def growing(self) -> NDArray[np.intp]:
-        """Coordinates whose standard deviations grow without end, those that grew most first."""
-
 
 class StepRule[Q, S: RuleState](Protocol):
     """How far to go, and when to stop: moves an approximation Q, and hands a `RuleState` S to itself.

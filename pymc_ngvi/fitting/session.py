@@ -434,7 +434,7 @@ class FitSession:
         """Return the coordinates whose standard deviations keep growing, where that ended the fit."""
         if self._state.status is not Status.UNBOUNDED:
             return ()
-        return self._problem.labels(self._state.rule.growing)
+        return self._problem.labels(getattr(self._state.rule, "growing", ()))
 
     def _record(self) -> FitRecord:
         density, target = self._problem.density, self._problem.target

@@ -18,8 +18,6 @@ from typing import NamedTuple, Self, cast
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.linalg import GIB, fits_in_memory
 from pymc_ngvi.core.status import Status
@@ -255,11 +253,6 @@ class IncrementalState:
     def gap(self) -> float:
         """Nats that were still to be gained before the last pass, or are after the only one; infinite before."""
         return self.gaps[-1] if self.gaps else np.inf
-
-    @property
-    def growing(self) -> NDArray[np.intp]:
-        """Coordinates whose standard deviations grow without end: none that is looked for."""
-        return np.empty(0, dtype=np.intp)
 
     @property
     def report(self) -> StreamReport:

@@ -20,8 +20,6 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self, cast
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
@@ -243,11 +241,6 @@ class ScheduleState:
         """Draws in use."""
         return self.base.n_draws
 
-    @property
-    def growing(self) -> NDArray[np.intp]:
-        """Coordinates whose standard deviations grow without end: none that this schedule looks for."""
-        return np.empty(0, dtype=np.intp)
-
 
 class Step[Q, E](NamedTuple):
     """A step on a fixed set that was accepted."""
@@ -342,6 +335,11 @@ _SOLVED = 0.1
 _GROWTH, _GROWTH_INEXACT = 2, 4
 #: Random streams from here on serve only to assess states, never to move them.
 _ASSESSMENT_LEVEL = 1_000_000
+
+
+def loses_draws(evaluation: Evaluated) -> bool:
+    """Tell whether more draws than a few lie where log p is not finite."""
+    return evaluation.lost > MAX_LOST
 
 
 class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
@@ -455,7 +453,7 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
 
     def step(self, state: S) -> S:
         """Take one step."""
-        ready = state.fresh and state.n_pooled and self._has_learned(state) and not self._loses_draws(state)
+        ready = state.fresh and state.n_pooled and self._has_learned(state) and not loses_draws(state.evaluation)
         if ready and self._is_near(state, state.gap):
             averaged = self._average(state)
             if averaged is not None:
@@ -494,7 +492,7 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
     def _is_certified(self, state: S) -> bool:
         m, noiseless = state.moments, _NO_NOISE * self.tolerance.least(state.q)
         # A set that is its own first use certifies nothing unless its size lets the noise be judged.
-        if self._loses_draws(state) or not (state.n_draws >= self.few_draws or m.floor_sd <= noiseless):
+        if loses_draws(state.evaluation) or not (state.n_draws >= self.few_draws or m.floor_sd <= noiseless):
             return False
         # Nor must the sampling error of the draws behind the state speak against it.
         met = self._most_left(state) < self._tol_at(state) and state.gap < self.tolerance.most(state.q)
@@ -507,17 +505,13 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
 
     def _why_given_up(self, state: S) -> Status:
         """Return the likeliest reason why the largest sets of draws did not certify the state."""
-        if self._loses_draws(state):
+        if loses_draws(state.evaluation):
             return Status.OUTSIDE_SUPPORT
         if self._is_kinked(state):
             return Status.NOT_SMOOTH
         if state.stalled:
             return Status.NO_FINITE_TRIAL if state.blind else Status.STALLED
         return Status.NOISE_LIMITED
-
-    def _loses_draws(self, state: S) -> bool:
-        """Tell whether more draws than a few lie where log p is not finite."""
-        return bool(state.evaluation.lost > MAX_LOST)
 
     # --- near the optimum: one step from each fresh set -----------------------------------------------------------
 
@@ -566,7 +560,7 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
         """Take one step on the current set; go to a fresh one if that solves it."""
         state, step = self._found(state)
         if isinstance(step, Failure):
-            return self._next_set(self._stuck(state, step))
+            return self._next_set(replace(state, stalled=True, blind=step is Failure.NOT_FINITE))
         best = max(state.best, state.elbo)
         gained = step.evaluation.elbo - best > _GAIN * self.tolerance.least(step.q)
         moved = replace(
@@ -591,9 +585,6 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
         if overshoots and self._is_near(moved, moved.moments.gap):
             return self._next_set(moved)
         return self._left(moved) if self._is_solved(moved) else moved
-
-    def _stuck(self, state: S, failure: Failure) -> S:
-        return replace(state, stalled=True, blind=failure is Failure.NOT_FINITE)
 
     def _accepts(self, state: S, new: E) -> bool:
         """Tell whether a step neither lowers the ELBO on the current draws nor loses more of them."""
@@ -620,7 +611,7 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
         """Go to fresh draws after a set is solved, or as far solved as it can be."""
         near = self._is_near(state, state.moments.gap) and not state.stalled
         too_noisy = state.moments.floor > max(NEAR_NATS, 4.0 * self.tolerance.least(state.q))
-        grows = state.n_draws < self.few_draws or not near or too_noisy or self._loses_draws(state)
+        grows = state.n_draws < self.few_draws or not near or too_noisy or loses_draws(state.evaluation)
         growth = _GROWTH if self._is_exact(state) else _GROWTH_INEXACT
         n_draws = min(state.n_draws * growth, self._max_draws) if grows else state.n_draws
         return self._redraw(replace(state, n_pooled=state.n_draws, belief=UNKNOWN, idle=0), n_draws)

@@ -33,9 +33,19 @@ from pymc_ngvi.core.types import (
 )
 from pymc_ngvi.estimators import gap_of, stein
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
-from pymc_ngvi.steps.adaptive.certificate import MAX_CURVATURE_ERROR, is_kinked, loses_draws
+from pymc_ngvi.steps.adaptive.certificate import MAX_CURVATURE_ERROR, is_kinked
 from pymc_ngvi.steps.adaptive.rule import MAX_ERROR, Adaptive, AdaptiveState, is_near
-from pymc_ngvi.steps.schedule import FEW_DRAWS, NEAR_NATS, Belief, Failure, Schedule, ScheduleState, Step, search
+from pymc_ngvi.steps.schedule import (
+    FEW_DRAWS,
+    NEAR_NATS,
+    Belief,
+    Failure,
+    Schedule,
+    ScheduleState,
+    Step,
+    loses_draws,
+    search,
+)
 
 # --- natural gradients of a Student-t: a Gaussian problem with another target, and one more coordinate, the shape ---
 # With q the t density, :math:`h = \log p - \log q` and w the mixing variable, the natural gradient of mean and

@@ -10,7 +10,7 @@ from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import BaseDraws, Estimator, Evaluation, GaussianState, Moments, Target
 from pymc_ngvi.estimators import SEEN, in_full_metric, price, stein
-from pymc_ngvi.steps.schedule import FEW_DRAWS, MAX_LOST
+from pymc_ngvi.steps.schedule import FEW_DRAWS, loses_draws
 
 # --- what speaks against a fit that seems to have converged: lost draws, and kinks that Hessians do not see ---
 
@@ -24,11 +24,6 @@ _N_SE_KINK = 2.5
 _N_PARTS, _UPPER = 8, 0.75
 #: Nats below which nothing is told apart: sums of lower ones overflow.
 _LEAST = -1e200
-
-
-def loses_draws(evaluation: Evaluation) -> bool:
-    """Tell whether more draws than a few lie where log p is not finite."""
-    return evaluation.lost > MAX_LOST
 
 
 def has_diverged(
@@ -106,17 +101,12 @@ def measured_gap(target: Target, q: GaussianState, rng: np.random.Generator, *, 
     """
     cheap = 2 * _N_HESSIANS * target.n_dim <= target.n_gradients
     if target.has_hessian and (second_order or cheap):
-        measured = _measured(target, q, rng, price, _N_HESSIANS)
+        base = sobol_draws(_N_HESSIANS, target.n_dim, rng)
+        measured = measured_at(target, q, base, price.evaluate(target, q, base), price)
         if second_order or measured.against is not Status.NOT_SMOOTH:
             return measured
-    return _measured(target, q, rng, stein, _N_GRADIENTS)
-
-
-def _measured(
-    target: Target, q: GaussianState, rng: np.random.Generator, estimator: Estimator, n_draws: int
-) -> Measured:
-    base = sobol_draws(n_draws, target.n_dim, rng)
-    return measured_at(target, q, base, estimator.evaluate(target, q, base), estimator)
+    base = sobol_draws(_N_GRADIENTS, target.n_dim, rng)
+    return measured_at(target, q, base, stein.evaluate(target, q, base), stein)
 
 
 def measured_at(

@@ -34,8 +34,8 @@ from pymc_ngvi.core.types import (
     Update,
 )
 from pymc_ngvi.estimators import evaluation_of, gauss_newton, price, stein
-from pymc_ngvi.steps.adaptive.certificate import UNKNOWN, Measured, has_diverged, loses_draws, measured_at, measured_gap
-from pymc_ngvi.steps.schedule import TOL, Tolerance
+from pymc_ngvi.steps.adaptive.certificate import UNKNOWN, Measured, has_diverged, measured_at, measured_gap
+from pymc_ngvi.steps.schedule import TOL, Tolerance, loses_draws
 
 # --- when a noisy ELBO has stopped rising: means over windows of iterations, and the slope through the last three ---
 # References
@@ -143,11 +143,6 @@ class StochasticState[M]:
     n_failed: int = 0
     #: ELBO of the start on a few draws.
     first_elbo: float = -np.inf
-
-    @property
-    def growing(self) -> NDArray[np.intp]:
-        """Coordinates whose standard deviations grow without end: none that these rules look for."""
-        return np.empty(0, dtype=np.intp)
 
 
 @stored("stochastic.advance")
@@ -265,12 +260,9 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
             gaps=Windows(_GAP_WINDOW),
         )
 
+    @np.errstate(all="ignore")  # what overflows is seen in what comes out, and not stepped to
     def step(self, state: StochasticState[M]) -> StochasticState[M]:
         """Take one step."""
-        with np.errstate(all="ignore"):  # what overflows is seen in what comes out, and not stepped to
-            return self._step(state)
-
-    def _step(self, state: StochasticState[M]) -> StochasticState[M]:
         rng = np.random.default_rng([self._seed, state.t])
         if self._target.has_minibatch:
             self._target.take_batch(self._seed, state.t)
@@ -306,8 +298,11 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
         """Return why to stop, or None to go on."""
         if state.n_failed >= _MAX_FAILED:
             return Status.STALLED
-        if self._seems_converged(state) and self._is_certified(state):
-            return Status.CONVERGED
+        if self._seems_converged(state):
+            # The result may be an average that lags behind: its gap is measured on draws of its own.
+            measured = self._measure(state.q, np.random.default_rng([self._seed, state.t, 1]))
+            if measured.against is None and self._is_within(state.q, measured):
+                return Status.CONVERGED
         return Status.LEVELLED if state.levels.has_levelled else None
 
     def _seems_converged(self, state: StochasticState[M]) -> bool:
@@ -315,11 +310,6 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
         if np.isnan(state.gap):  # one pair of draws knows nothing of its noise: look now and then, at powers of 2
             return self._measures_gap and state.t > 0 and state.t & (state.t - 1) == 0
         return state.gaps.just_completed and state.gaps.means[-1] + 2.0 * state.gaps.se < self._tolerance.most(state.q)
-
-    def _is_certified(self, state: StochasticState[M]) -> bool:
-        """Measure the gap of the result, which may be an average that lags behind, on draws of their own."""
-        measured = self._measure(state.q, np.random.default_rng([self._seed, state.t, 1]))
-        return measured.against is None and self._is_within(state.q, measured)
 
     def _is_within(self, q: GaussianState, measured: Measured) -> bool:
         return measured.gap + 2.0 * measured.sd < self._tolerance.at(q, measured.spread)
@@ -345,12 +335,9 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
         rng = np.random.default_rng([self._seed, _ASSESSMENT - 1])
         return self._estimator.evaluate(self._target, q, sobol_draws(_N_FIRST, self._target.n_dim, rng))
 
+    @np.errstate(all="ignore")
     def assess(self, state: StochasticState[M]) -> Assessment:
         """Evaluate a state on draws, and minibatches, that had no part in reaching it."""
-        with np.errstate(all="ignore"):
-            return self._assess(state)
-
-    def _assess(self, state: StochasticState[M]) -> Assessment:
         rng = np.random.default_rng([self._seed, _ASSESSMENT + state.t])
         passes = on_passes(self._target, state.q, rng) if self._target.has_minibatch else None
         measured = self._measure(state.q, rng) if passes is None else passes.measured
