@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import methodcaller
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from pymc_ngvi.core.status import StartError
 from pymc_ngvi.core.stream import StreamTarget
 from pymc_ngvi.core.target import MatrixHessian
 from pymc_ngvi.core.types import Array, FittedState, GaussianState, Rule, Target, VariationalState
-from pymc_ngvi.density import Layout, ModelDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import FilledState, MixtureState, SparseState, StudentTState, SummedState
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.fitting import loop, starting
@@ -34,18 +34,6 @@ from pymc_ngvi.updates import DIRECTIONS
 _MOST_DIMS = 5_000
 
 
-class EarlierFit(Protocol):
-    """What is read of an approximation that a fit starts from."""
-
-    @property
-    def layout(self) -> Layout:
-        """Where each variable is in the flat vector."""
-
-    @property
-    def _begins_with(self) -> VariationalState:
-        """The approximation, or the Gaussian that belongs to an exact or a nested posterior."""
-
-
 @dataclass(frozen=True)
 class Earlier:
     """Mean and covariance of an earlier fit, for the variables that a model shares with it."""
@@ -59,8 +47,8 @@ class Earlier:
     theirs: NDArray[np.intp]
 
     @classmethod
-    def of(cls, approx: EarlierFit, density: ModelDensity) -> "Earlier":
-        """Find the variables of an approximation in a model, by the names of their unconstrained values."""
+    def of(cls, approx: Any, density: ModelDensity) -> "Earlier":
+        """Find the variables of an `NGVIApproximation` in a model, by the names of their unconstrained values."""
         old, new = ({v.value_name: v for v in layout.variables} for layout in (approx.layout, density.layout))
         shared = [name for name in new if name in old]
         if not shared:
@@ -228,31 +216,31 @@ def _look_for_entries(density: ModelDensity, options: FitOptions, seed: int, mea
         raise ValueError(NO_STRUCTURE)
 
 
-class FirstState(NamedTuple):
-    """The best state to start from, and what it is a state of; the options may have become others."""
-
-    problem: Problem
-    rule: Rule
-    state: VariationalState
-    options: FitOptions
-
-
 def first_state(
     problem: Problem,
     options: FitOptions,
     seed: int,
     start: Mapping[str, ArrayLike] | Earlier | None,
     start_sigma: Mapping[str, ArrayLike] | float | None,
-) -> FirstState:
-    """Return the best state to start from.
+) -> tuple[Problem, Rule, VariationalState, FitOptions]:
+    """Return the best state to start from, and what it is a state of; the options may have become others.
 
     The fit is one with draws where no Gaussian stays in the support, or where rows turn out not to be all of log p; and
     q gets the entries of the Hessian that its structure left out.
     """
     density = problem.density
+    earlier, means = (start, start.mean) if isinstance(start, Earlier) else (None, start)
     for _ in range(MAX_WIDENED):
         try:
-            return _tried(problem, options, seed, start, start_sigma)
+            point, scales = problem.start(means, start_sigma)
+            if options.choice.is_for_networks:
+                point = starting.units_apart(density, point, means, seed)
+            rule, state = make_rule(problem.target, options, seed), None
+            if earlier is not None and start_sigma is None:
+                state = earlier.state(rule, problem, point, scales)
+            if state is None:
+                state = problem.first_state(rule, point, scales, means)
+            return problem, rule, state, options
         except StartError:
             if options == options.with_draws() or density.is_streamed:
                 raise
@@ -263,29 +251,10 @@ def first_state(
                 logger.info(BY_DRAWS)
                 problem, options = problem_by_draws(density, options)
             else:
-                mean = starting.start_point(density, start.mean if isinstance(start, Earlier) else start)
+                mean = starting.start_point(density, means)
                 _look_for_entries(density, options, seed, mean, starting.start_scales(density, start_sigma)[-1])
                 problem = problem_of(density, options)
     raise ValueError(NO_STRUCTURE)
-
-
-def _tried(
-    problem: Problem,
-    options: FitOptions,
-    seed: int,
-    start: Mapping[str, ArrayLike] | Earlier | None,
-    start_sigma: Mapping[str, ArrayLike] | float | None,
-) -> FirstState:
-    earlier, means = (start, start.mean) if isinstance(start, Earlier) else (None, start)
-    point, scales = problem.start(means, start_sigma)
-    if options.choice.is_for_networks:
-        point = starting.units_apart(problem.density, point, means, seed)
-    rule, state = make_rule(problem.target, options, seed), None
-    if earlier is not None and start_sigma is None:
-        state = earlier.state(rule, problem, point, scales)
-    if state is None:
-        state = problem.first_state(rule, point, scales, means)
-    return FirstState(problem, rule, state, options)
 
 
 def make_rule(target: Target, options: FitOptions, seed: int) -> Rule:

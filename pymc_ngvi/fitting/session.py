@@ -9,7 +9,6 @@ import time
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -129,14 +128,6 @@ _NO_BATCHES = (
 )
 
 
-class _Earlier(NamedTuple):
-    """Where a fit that became another one had ended, and how good that is."""
-
-    fit: Begun
-    elbo: Elbo
-    gap: float
-
-
 class FitSession:
     """A fit that can be gone on with from where it ended; `begin` and `resumed` make one."""
 
@@ -151,8 +142,8 @@ class FitSession:
         observer: Observer | None = None,
         search: ModeSearch | None = None,
     ) -> None:
-        self._problem, self._rule, self._state, self._options = begun
-        self._seed, self._score = seed, score
+        self._problem, self._rule, self._state, self.options = begun
+        self.seed, self._score = seed, score
         self._seconds, self._compile_seconds = seconds, compile_seconds
         self._observer, self._search = observer, search
         self._searched: Searched | None = None
@@ -206,8 +197,8 @@ class FitSession:
         """Return what the fit needs to go on in another process."""
         target = self._problem.target
         return Snapshot(
-            options=self._options,
-            seed=self._seed,
+            options=self.options,
+            seed=self.seed,
             scored=self._score,
             state=dataclasses.replace(self._state, rule=thinned(self._rule, self._state.rule)),
             seconds=self._seconds,
@@ -230,17 +221,17 @@ class FitSession:
     ) -> Outcome:
         """Go on for up to ``n`` more iterations; see `NGVIApproximation.refine`."""
         n = check_n(n)
-        options = self._options.changed(tol=tol, max_draws=max_draws)
-        if options != self._options:
-            self._rule = make_rule(self._problem.target, options, self._seed)
-            self._options = options
+        options = self.options.changed(tol=tol, max_draws=max_draws)
+        if options != self.options:
+            self._rule = make_rule(self._problem.target, options, self.seed)
+            self.options = options
         if n:
             try:
                 self._state = loop.reopen(self._rule, self._state)
             except OtherForm:
                 self._widen(self._state.rule.q)
         if n and self._state.status is Status.CONVERGED:
-            logger.info(f"The fit has converged already: pass a smaller tol than {self._options.tol} to refine it.")
+            logger.info(f"The fit has converged already: pass a smaller tol than {self.options.tol} to refine it.")
         density = self._problem.density
         with FitProgress(progressbar, progressbar_theme) as progress, few_threads(density), watching(density, progress):
             self.run(n, progress)
@@ -251,7 +242,7 @@ class FitSession:
         """Run up to ``n`` more iterations, for some seconds at most, and assess where they led if it does not pause."""
         clock, compiled = time.perf_counter(), self._problem.density.compile_seconds
         # What the start took counts with the first iterations.
-        before, asked = self._estimated_seconds() if self._state.n_iterations else 0.0, self._options.max_seconds
+        before, asked = self._estimated_seconds() if self._state.n_iterations else 0.0, self.options.max_seconds
 
         def observe(state: loop.LoopState) -> None:
             self._state = state
@@ -270,13 +261,14 @@ class FitSession:
         try:
             for _ in range(MAX_WIDENED):
                 with contextlib.suppress(OtherForm):
-                    self._state = self._looped(last, observe)
+                    self._state = self._watched.run(self._rule, self._state, last, observe)
                     if self.is_paused:
                         return
                     self._assess()
                     if not self._rows_fail():
                         break
-                stalled = self._ended() if self._state.status is Status.STALLED else stalled
+                if self._state.status is Status.STALLED:
+                    stalled = Begun(self._problem, self._rule, self._state, self.options), self._figures
                 history = self._state.history
                 self._widen(self._state.rule.q)
                 status = Status.MAX_ITERATIONS if history.n else Status.NOT_STARTED  # unless there are more to come
@@ -293,10 +285,6 @@ class FitSession:
             # Not what sampling in between compiled.
             self._compile_seconds += self._problem.density.compile_seconds - compiled
 
-    def _looped(self, last: int, observe: loop.Observer) -> loop.LoopState:
-        """Return where the loop ends, at some iteration at the latest; callbacks are told of each."""
-        return self._watched.run(self._rule, self._state, last, observe)
-
     @functools.cached_property
     def _watched(self) -> Watched:
         return Watched(self._problem)
@@ -304,7 +292,7 @@ class FitSession:
     def _estimated_seconds(self) -> float:
         """Return what the evaluations so far take, by estimate."""
         density, target = self._problem.density, self._problem.target
-        return fit_seconds(density, target.n_gradients, target.n_hessians, self._options.choice.estimator)
+        return fit_seconds(density, target.n_gradients, target.n_hessians, self.options.choice.estimator)
 
     @property
     def _figures(self) -> tuple[Elbo, float]:
@@ -322,17 +310,13 @@ class FitSession:
         }
         return tuple(part for part, is_left in parts.items() if is_left)
 
-    def _ended(self) -> "_Earlier":
-        return _Earlier(Begun(self._problem, self._rule, self._state, self._options), *self._figures)
-
-    def _choose_between(self, earlier: "_Earlier | None") -> None:
-        """Take an earlier end as the result, after iterations that have led to nothing better."""
-        if earlier is None or self._state.status is Status.CONVERGED or self._figures[0].value >= earlier.elbo.value:
+    def _choose_between(self, earlier: tuple[Begun, tuple[Elbo, float]] | None) -> None:
+        """Take an earlier end, with its ELBO and gap, as the result, where later iterations led to nothing better."""
+        if earlier is None or self._state.status is Status.CONVERGED or self._figures[0].value >= earlier[1][0].value:
             return
         history = self._state.history
-        self._problem, self._rule, state, self._options = earlier.fit
+        (self._problem, self._rule, state, self.options), self._assessed = earlier
         self._state = dataclasses.replace(state, history=history)
-        self._assessed = earlier.elbo, earlier.gap
 
     def _look_elsewhere(self, last: int, observe: loop.Observer, progress: FitProgress) -> None:
         """Look for other modes, fit from these, and keep the best of all."""
@@ -364,7 +348,7 @@ class FitSession:
         try:
             start = dataclasses.replace(loop.start(self._rule, state), history=first.state.history)
             self._state = start
-            self._state = self._looped(last, observe)
+            self._state = self._watched.run(self._rule, self._state, last, observe)
             self._assess()
         except OtherForm:
             return None
@@ -386,13 +370,13 @@ class FitSession:
     def _widen(self, q: VariationalState) -> None:
         """Begin again from where a state is, with what was left out of the Hessian, or of the rows."""
         density, (mean, sd) = self._problem.density, self._problem.mean_and_sd(q)
-        if self._options.choice.estimator == "quadrature" and (density.n_directions is None or self._rows_fail()):
+        if self.options.choice.estimator == "quadrature" and (density.n_directions is None or self._rows_fail()):
             begin = Begun.by_draws
         else:
             begin = Begun.wider
         self._assessed = None
-        begun = begin(density, self._options, self._seed, mean, sd)
-        self._problem, self._rule, self._state, self._options = begun
+        begun = begin(density, self.options, self.seed, mean, sd)
+        self._problem, self._rule, self._state, self.options = begun
 
     def _rows_fail(self) -> bool:
         """Tell whether a fit by quadrature ended because a Gaussian leaves the support of rows, or they are too wild.
@@ -400,7 +384,7 @@ class FitSession:
         Far out, some rows weigh more the farther one looks, as an exponential of a product does: what finer rules say
         of the gradient is not what the ELBO by others does.
         """
-        if self._options.choice.estimator != "quadrature" or self._problem.density.is_streamed:
+        if self.options.choice.estimator != "quadrature" or self._problem.density.is_streamed:
             return False
         return self._state.status in (Status.NO_FINITE_TRIAL, Status.STALLED)
 
@@ -409,35 +393,16 @@ class FitSession:
         """Whether it has been left for another posterior, and goes on where it was if there is none."""
         return self._state.status is Status.PAUSED
 
-    @property
-    def seed(self) -> int:
-        """Of the base draws."""
-        return self._seed
-
-    @property
-    def options(self) -> FitOptions:
-        """Of the fit."""
-        return self._options
-
     def outcome(self) -> Outcome:
         """Return what the fit has come to."""
         state = self._state
         hist = state.losses.copy() if self._score else np.empty(0)
         return Outcome(self._problem.on_model_scale(state.rule.q), self._record(), hist, state.gaps.copy())
 
-    def _of_batches(self) -> dict[str, Any]:
-        """Return what is to be said of a fit to data in batches."""
-        state = self._state.rule
-        return {"step": "incremental", "stream": state.report} if isinstance(state, IncrementalState) else {}
-
-    def _growing(self) -> tuple[str, ...]:
-        """Return the coordinates whose standard deviations keep growing, where that ended the fit."""
-        if self._state.status is not Status.UNBOUNDED:
-            return ()
-        return self._problem.labels(getattr(self._state.rule, "growing", ()))
-
     def _record(self) -> FitRecord:
-        density, target = self._problem.density, self._problem.target
+        density, target, state = self._problem.density, self._problem.target, self._state.rule
+        of_batches = {"step": "incremental", "stream": state.report} if isinstance(state, IncrementalState) else {}
+        growing = getattr(state, "growing", ()) if self._state.status is Status.UNBOUNDED else ()
         return FitRecord(
             status=self._state.status,
             elbo=self._figures[0],
@@ -445,21 +410,21 @@ class FitSession:
             n_iterations=self._state.n_iterations,
             n_gradients=target.n_gradients,
             n_hessians=target.n_hessians,
-            n_dropped=self._state.rule.n_dropped,
+            n_dropped=state.n_dropped,
             compile_seconds=self._compile_seconds,
             run_seconds=max(self._seconds - self._compile_seconds, 0.0),
             backend=density.backend_in_use,
-            family_reason=self._options.family_reason,
-            reparam=self._options.reparam,
-            gaussian=getattr(self._state.rule, "gaussian", None),
-            growing=self._growing(),
+            family_reason=self.options.family_reason,
+            reparam=self.options.reparam,
+            gaussian=getattr(state, "gaussian", None),
+            growing=self._problem.labels(growing),
             improper=self._watched.improper,
             constant=constant_after(self._state.status, density),
             searched=self._searched is not None,
-            seed=self._seed,
+            seed=self.seed,
             summed_out=density.summed_out_names,
             undone=self._failed,
-            **(vars(self._options.choice) | vars(self._searched or Searched()) | self._of_batches()),
+            **(vars(self.options.choice) | vars(self._searched or Searched()) | of_batches),
         )
 
 

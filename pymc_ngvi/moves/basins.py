@@ -51,11 +51,6 @@ class Climbs(NamedTuple):
         with np.errstate(all="ignore"):
             return ascend(self, self.coordinates.w(x), MOST_STEPS, self.longest)
 
-    def are_flat(self, w: Array) -> bool:
-        """Tell whether log p is flat at all points: climbs that have not got to an end are at no mode."""
-        slopes = np.linalg.norm(self.logp_grad(w)[1], axis=1)
-        return bool((slopes * self.longest < _FLAT).all())
-
     def logp_grad(self, w: Array, /) -> tuple[Array, Array]:
         """Evaluate log p and its gradient in the coordinates."""
         logp, grad = self.target.logp_grad(self.coordinates.draws(w))
@@ -126,7 +121,10 @@ def basins_among(climbs: Climbs, x: Array) -> Basins | None:
     """Return the basins that chains are in, and do not cross; None where there is one, or too many, or chains cross."""
     ends, logp = climbs.ends(x[-1])
     modes = ends[tops(lambda w: climbs.logp_grad(w)[0], ends, logp, MOST_BASINS + 1)]
-    if not 1 < len(modes) <= MOST_BASINS or not climbs.are_flat(modes):
+    if not 1 < len(modes) <= MOST_BASINS:
+        return None
+    slopes = np.linalg.norm(climbs.logp_grad(modes)[1], axis=1)
+    if not (slopes * climbs.longest < _FLAT).all():  # climbs that have not got to an end are at no mode
         return None
     now, before = _nearest(modes, ends), _nearest(modes, climbs.ends(x[0])[0])
     stayed = before == now

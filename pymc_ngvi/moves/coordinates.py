@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -117,37 +117,6 @@ def _directions(v: Array, size: float) -> tuple[Array, Array]:
 _MOST_LOST = 1_000.0
 
 
-class MomentumMetric(Protocol):
-    """The linear map from whitened momenta to velocities, and its transpose."""
-
-    def velocity(self, momenta: Array) -> Array:
-        """Return velocities of the coordinates, (n_points, n_dim)."""
-
-    def slope(self, grad: Array) -> Array:
-        """Return whitened gradients, (n_points, n_dim)."""
-
-
-class WhitenedMomenta(NamedTuple):
-    """Velocities drawn from a Gaussian."""
-
-    gaussian: GaussianState
-    #: shape (n_dim,).
-    centre: Array
-
-    @classmethod
-    def by(cls, gaussian: GaussianState) -> "WhitenedMomenta":
-        """Return those of a Gaussian."""
-        return cls(gaussian, gaussian.mean())
-
-    def velocity(self, momenta: Array) -> Array:
-        """Return C p, (n_points, n_dim)."""
-        return self.gaussian.draws(momenta) - self.centre
-
-    def slope(self, grad: Array) -> Array:
-        """Return C^T times gradients, (n_points, n_dim)."""
-        return self.gaussian.whiten(grad)
-
-
 @dataclass
 class PhasePoints:
     """Where points are, with log p and its whitened gradient; rows are independent."""
@@ -178,7 +147,7 @@ class Arrived(NamedTuple):
 type Watch = Callable[[int, PhasePoints, Array], None]
 
 
-def phase_points_at(target: HasGradient, metric: MomentumMetric, x: Array) -> PhasePoints:
+def phase_points_at(target: HasGradient, metric: ChainCoordinates, x: Array) -> PhasePoints:
     """Return points with log p and its whitened gradient."""
     logp, grad = target.logp_grad(x)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -187,7 +156,7 @@ def phase_points_at(target: HasGradient, metric: MomentumMetric, x: Array) -> Ph
 
 def trajectory(
     target: HasGradient,
-    metric: MomentumMetric,
+    metric: ChainCoordinates,
     points: PhasePoints,
     momenta: Array,
     n_steps: int,

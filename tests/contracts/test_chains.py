@@ -13,7 +13,7 @@ from scipy import stats
 
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.families import DiagonalState, FullState
-from pymc_ngvi.moves.coordinates import WhitenedMomenta, phase_points_at, trajectory
+from pymc_ngvi.moves.coordinates import ChainCoordinates, phase_points_at, trajectory
 from pymc_ngvi.moves.rounds import (
     N_STARTS,
     Chains,
@@ -98,7 +98,7 @@ def standard(d, sd=1.0):
 
 def test_trajectories_leave_a_posterior_as_it_is(rng):
     """Steps of a size that is often refused: without acceptance, variances would grow."""
-    target, metric = Target(gaussian(np.eye(3))), WhitenedMomenta.by(standard(3))
+    target, metric = Target(gaussian(np.eye(3))), ChainCoordinates.of(standard(3))
     points = phase_points_at(target, metric, rng.standard_normal((20_000, 3)))
     for _ in range(4):
         points, probability, _ = trajectory(target, metric, points, rng.standard_normal((20_000, 3)), 3, 1.4, rng)

@@ -433,7 +433,7 @@ def test_every_option_arrives_whichever_way_it_is_given(given, through):
         warnings.simplefilter("ignore", ConvergenceWarning)
         approx = ways[through]()
     expected = options(**given, posterior="gaussian")
-    assert approx._session._options == expected
+    assert approx._session.options == expected
     assert {name: getattr(approx.record, name) for name in registry.AXES} == vars(expected.choice)
     state = {"precision": "FullPrecisionState", "covariance": "FullState"}[expected.factor]
     assert type(approx.q).__name__ == ("BlockState" if "blocks" in given else state)

@@ -354,8 +354,9 @@ def _gradients(cost: Variable, row: Variable, theta: Variable, taps: list[Tap]) 
     slopes, total = _slopes(cost, taps), pt.zeros((row.shape[0], theta.type.shape[0]))
     for piece, (at, its) in _uses(taps, theta).items():
         gradients = _each_row(piece, _shared(its), slopes)
-        where = total[:, int(at[0]) : int(at[-1]) + 1] if len(at) else total
-        total = pt.inc_subtensor(where, gradients.reshape((row.shape[0], len(at)))) if len(at) else total
+        if len(at):
+            where = total[:, int(at[0]) : int(at[-1]) + 1]
+            total = pt.inc_subtensor(where, gradients.reshape((row.shape[0], len(at))))
     return total
 
 

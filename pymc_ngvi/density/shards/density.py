@@ -21,7 +21,7 @@ from pymc_ngvi.core.target import Expectation, Later, MatrixHessian, MeanHessian
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.info import ModelInfo, initial_point_function, terms_by_variable
 from pymc_ngvi.density.logdensity import LogDensity, Sum
-from pymc_ngvi.density.shards.shard import Evaluate, Expect, Open, Outline, Reference, ShardExpectation
+from pymc_ngvi.density.shards.shard import Expect, Outline, Reference, Request, Shard, ShardExpectation, of_likelihood
 from pymc_ngvi.density.shards.shards import Shards
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs.graph import MissingDerivativeError
@@ -68,7 +68,7 @@ class ShardedDensity(Sum):
         steps = np.random.default_rng(0).uniform(-0.5, 0.5, (2, len(info.start)))
         self._common, self._derived, self.observations = shards.look(info.start + steps)
         super().__init__(LogDensity(model, backend, compile_kwargs, factors=self._factors_of))
-        self._outlines: list[Outline] = shards.ask(Open())
+        self._outlines: list[Outline] = shards.ask(Request(Shard.outline))
 
     def _factors_of(self, model: pm.Model) -> tuple[Factor, ...]:
         return factors_of(model, [*model.free_RVs, *(model[name] for name in self._common)])
@@ -95,11 +95,11 @@ class ShardedDensity(Sum):
 
     def log_likelihoods(self, theta: Array) -> Sequence[Array]:
         """Evaluate the likelihoods of shards, (n_draws,) each."""
-        return self.shards.ask(Evaluate("logp", theta))
+        return self.shards.ask(of_likelihood(LogDensity.logp, theta))
 
     def log_likelihoods_and_grads(self, theta: Array) -> Sequence[tuple[Array, Array]]:
         """Evaluate the likelihoods of shards and their gradients, (n_draws,) and (n_draws, n_dim)."""
-        return self.shards.ask(Evaluate("logp_grad", theta))
+        return self.shards.ask(of_likelihood(LogDensity.logp_grad, theta))
 
     # --- by rows ---
 
@@ -129,9 +129,9 @@ class ShardedDensity(Sum):
         references, which = ((), None) if given is None else (given.references, given.which)
         names = tuple(reference.named for reference in references)
         asked = Expect(q, new.name, names, which, adapt, self.pattern is None, self._n_rows_in_all)
-        parts: list[ShardExpectation] = self.shards.ask(asked)
+        parts: list[ShardExpectation] = self.shards.ask(Request(Shard.expected, (asked,)))
         if any(part is None for part in parts):  # a shard that was made again has no rules
-            parts = self.shards.ask(dataclasses.replace(asked, references=references))
+            parts = self.shards.ask(Request(Shard.expected, (dataclasses.replace(asked, references=references),)))
         wrong = [key for key, part in zip(self.shards.keys, parts, strict=True) if not part.agrees]
         if wrong:
             self.by_rows.give_up(why := f"the rows of shard {wrong[0]!r} are not all of its log likelihood")
@@ -153,7 +153,7 @@ class ShardedDensity(Sum):
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget`."""
         are_all = not any(outline.leaves_out_conditions for outline in self._outlines)
-        return super().rows_cover(draw) and (are_all or all(self.shards.ask(Evaluate("covers", draw()))))
+        return super().rows_cover(draw) and (are_all or all(self.shards.ask(of_likelihood(_cover, draw()))))
 
     # --- second derivatives ---
 
@@ -183,11 +183,12 @@ class ShardedDensity(Sum):
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of the Hessian over draws, (n_draws, n_dim), which evaluates what it is asked for."""
-        return Later(self.pattern, lambda: self._mean_hessian(theta))
 
-    def _mean_hessian(self, theta: Array) -> MeanHessian:
-        parts: list[Array] = self.shards.ask(Evaluate("mean_hessian", theta, self.pattern is None))
-        return self._sum_of_hessians(self.prior.mean_hessian(theta), parts)
+        def evaluated() -> MeanHessian:
+            parts = self.shards.ask(Request(Shard.mean_hessian, (theta, self.pattern is None)))
+            return self._sum_of_hessians(self.prior.mean_hessian(theta), parts)
+
+        return Later(self.pattern, evaluated)
 
     def _sum_of_hessians(self, own: MeanHessian, parts: list[Array]) -> MeanHessian:
         """Add the Hessians of shards, as they send them, to that of the prior."""
@@ -210,3 +211,7 @@ class ShardedDensity(Sum):
         return np.searchsorted(
             self.pattern.rows * self.n_dim + self.pattern.cols, pattern.rows * pattern.n_dim + pattern.cols
         )
+
+
+def _cover(likelihood: LogDensity, theta: Array) -> bool:
+    return likelihood.rows_cover(lambda: theta)

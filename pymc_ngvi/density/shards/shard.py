@@ -102,17 +102,6 @@ class Potential(NamedTuple):
     data: str
 
 
-class Common(NamedTuple):
-    """What is the same in all shards."""
-
-    #: Those of the prior.
-    potentials: tuple[str, ...]
-    #: Those that are no functions of a shard's own data.
-    deterministics: frozenset[str]
-    #: Number of observations of all shards by observed variable.
-    observations: dict[str, int]
-
-
 class ModelFacts(NamedTuple):
     """What a shard says of its model."""
 
@@ -203,48 +192,17 @@ class Expect:
 
 
 @dataclass(frozen=True)
-class Evaluate:
-    """Ask for something at points."""
+class Request:
+    """Ask for a function of a shard."""
 
-    what: str
-    #: shape (n_points, n_dim).
-    theta: Array
-    #: Whether a Hessian is to be a matrix.
-    is_dense: bool = True
-
-
-@dataclass(frozen=True)
-class Look:
-    """Ask for the facts of a model, at points (n_points, n_dim)."""
-
-    theta: Array
-
-
-@dataclass(frozen=True)
-class Open:
-    """Ask for the outline of the log likelihood."""
-
-
-@dataclass(frozen=True)
-class Apply:
-    """Ask for a function of the model."""
-
-    #: Of the key and the model; what it returns has to be small.
+    #: Of the shard and the arguments; what it returns has to be small.
     function: Callable[..., object]
+    arguments: tuple[object, ...] = ()
 
 
-@dataclass(frozen=True)
-class ApplyToLikelihood:
-    """Ask for a function of the log likelihood."""
-
-    #: Of the log likelihood, a `LogDensity`, and the arguments.
-    function: Callable[..., object]
-    arguments: tuple[object, ...]
-
-
-type Request = Expect | Evaluate | Look | Open | Apply | ApplyToLikelihood
 #: The same for all shards, or one for each.
 type Requests = Request | Sequence[Request]
+
 
 # --- what there is to know of the model of a shard: its variables, its prior, whether it has data of its own ---
 
@@ -333,22 +291,19 @@ class Shard:
         self._lock = threading.RLock()
         with _LOCK:
             self._model = made(lambda key: cloudpickle.loads(recipe.build)(key), self.key)
-            self._see_that_it_is_new()
+            other = _OF_MODELS.get(id(self._model))
+            if other is not None and other.key != self.key:
+                raise ShardError(
+                    f"build returned the same model for the shards {other.key!r} and {self.key!r}: let it make a new "
+                    "one for each key.",
+                    self.key,
+                )
+            _OF_MODELS[id(self._model)] = self
         values = [value for value in self._model.rvs_to_values.values() if value is not None]
         found = {
             id(array): array.nbytes for array in _arrays([*self._model.basic_RVs, *self._model.potentials, *values])
         }
         self._n_bytes = sum(found.values())
-
-    def _see_that_it_is_new(self) -> None:
-        other = _OF_MODELS.get(id(self._model))
-        if other is not None and other.key != self.key:
-            raise ShardError(
-                f"build returned the same model for the shards {other.key!r} and {self.key!r}: let it make a new one "
-                "for each key.",
-                self.key,
-            )
-        _OF_MODELS[id(self._model)] = self
 
     def __reduce__(self) -> tuple[type, tuple[Recipe, int]]:
         """Return what to pickle: elsewhere, a shard is made again."""
@@ -357,16 +312,20 @@ class Shard:
     def answer(self, request: Request) -> object:
         """Return what is asked for."""
         with self._lock, _naming(self.key):
-            if isinstance(request, Expect):
-                return self._expected(request)
-            if isinstance(request, Evaluate):
-                return self._evaluated(request)
-            if isinstance(request, Apply):
-                return request.function(self.key, self._model)
-            if isinstance(request, ApplyToLikelihood):
-                return request.function(self._likelihood, *request.arguments)
-            with _LOCK:
-                return facts_of(self.key, self._model, request.theta) if isinstance(request, Look) else self._outline()
+            return request.function(self, *request.arguments)
+
+    def of_model(self, function: Callable[..., object]) -> object:
+        """Return a function of the key and the model."""
+        return function(self.key, self._model)
+
+    def of_likelihood(self, function: Callable[..., object], *arguments: object) -> object:
+        """Return a function of the log likelihood, a `LogDensity`, and arguments."""
+        return function(self._likelihood, *arguments)
+
+    def facts(self, theta: Array) -> ModelFacts:
+        """Return the facts of the model, with its prior at points, (n_points, n_dim)."""
+        with _LOCK:
+            return facts_of(self.key, self._model, theta)
 
     @functools.cached_property
     def _likelihood(self) -> LogDensity:
@@ -382,27 +341,28 @@ class Shard:
         likelihood = self._likelihood
         return likelihood.structural_pattern if likelihood.rows is not None else likelihood.pattern
 
-    def _outline(self) -> Outline:
+    def outline(self) -> Outline:
         """Return what the log likelihood is."""
-        likelihood = self._likelihood
-        if likelihood.has_minibatch:
-            raise ShardError(
-                f"The model of shard {self.key!r} reads pm.Minibatch data: shards are evaluated whole. Give it "
-                "the data themselves, without total_size.",
-                self.key,
+        with _LOCK:
+            likelihood = self._likelihood
+            if likelihood.has_minibatch:
+                raise ShardError(
+                    f"The model of shard {self.key!r} reads pm.Minibatch data: shards are evaluated whole. Give it "
+                    "the data themselves, without total_size.",
+                    self.key,
+                )
+            rows, error = likelihood.rows, likelihood.hessian_error()
+            return Outline(
+                None if rows is None else rows.n_rows,
+                None if rows is None else rows.n_directions,
+                "" if rows is not None else likelihood.by_rows.why_not,
+                self._pattern,
+                "" if error is None else str(error),
+                likelihood.gradient_seconds,
+                rows is not None and rows.leaves_out_conditions,
             )
-        rows, error = likelihood.rows, likelihood.hessian_error()
-        return Outline(
-            None if rows is None else rows.n_rows,
-            None if rows is None else rows.n_directions,
-            "" if rows is not None else likelihood.by_rows.why_not,
-            self._pattern,
-            "" if error is None else str(error),
-            likelihood.gradient_seconds,
-            rows is not None and rows.leaves_out_conditions,
-        )
 
-    def _expected(self, asked: Expect) -> ShardExpectation | None:
+    def expected(self, asked: Expect) -> ShardExpectation | None:
         """Return the expectation under a Gaussian; None where rules are not kept, and not told how to be chosen."""
         likelihood, rows = self._likelihood, self._likelihood.rows
         if rows is None:
@@ -441,19 +401,19 @@ class Shard:
         while len(self._rules) > _N_RULES:
             self._rules.popitem(last=False)
 
-    def _evaluated(self, asked: Evaluate) -> object:
-        """Return what was asked for at points."""
-        likelihood, theta = self._likelihood, asked.theta
-        if asked.what == "covers":
-            return likelihood.rows_cover(lambda: theta)
-        if asked.what == "mean_hessian":
-            pattern = None if asked.is_dense else self._pattern
-            return _entries(likelihood.mean_hessian(theta), pattern, likelihood.n_dim)
-        return likelihood.logp(theta) if asked.what == "logp" else likelihood.logp_grad(theta)
+    def mean_hessian(self, theta: Array, is_dense: bool) -> Array:
+        """Return the mean Hessian over draws: the values of the pattern, or a matrix."""
+        pattern = None if is_dense else self._pattern
+        return _entries(self._likelihood.mean_hessian(theta), pattern, self._likelihood.n_dim)
 
     def __sizeof__(self) -> int:
         """Return the bytes of the data, so that a scheduler knows what it holds."""
         return object.__sizeof__(self) + self._n_bytes
+
+
+def of_likelihood(function: Callable[..., object], *arguments: object) -> Request:
+    """Return the request for a function of the log likelihood, a `LogDensity`, and arguments."""
+    return Request(Shard.of_likelihood, (function, *arguments))
 
 
 def made(build: Callable[[Any], object], key: Hashable) -> pm.Model:

@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -23,9 +23,6 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.shards.cluster import Advice, Cluster, Lost, client_of
 from pymc_ngvi.density.shards.errors import BrokenExecutorError, ShardError
 from pymc_ngvi.density.shards.shard import (
-    Apply,
-    Common,
-    Look,
     ModelFacts,
     Recipe,
     Request,
@@ -40,18 +37,6 @@ from pymc_ngvi.density.shards.shard import (
 
 #: Is told how many shards are done.
 type Done = Callable[[int], object]
-
-
-class ShardRunner(Protocol):
-    """Evaluates all shards."""
-
-    name: str
-
-    def answers(self, recipe: "Recipe", requests: Requests, done: Done) -> list[object]:
-        """Return the answer of each shard to a request, or to its own, in the order of the keys."""
-
-    def close(self, recipe: "Recipe") -> None:
-        """Forget the shards."""
 
 
 #: The shards of this process, those used last at the end.
@@ -125,10 +110,6 @@ class InProcess:
                 done(number + 1)
         return result
 
-    def close(self, recipe: Recipe) -> None:
-        """Forget the shards."""
-        forget(recipe.name)
-
 
 class ByExecutor:
     """Evaluates shards by an executor: threads, processes, or anything with ``submit``."""
@@ -159,10 +140,6 @@ class ByExecutor:
                 future.cancel()
         return [future.result() for future in futures]
 
-    def close(self, recipe: Recipe) -> None:
-        """Forget the shards of this process: those of others go with these."""
-        forget(recipe.name)
-
 
 # --- shards on Dask: each lives on a worker, and is made again on another where that dies ---
 
@@ -190,7 +167,8 @@ class OnDask:
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._shards: dict[str, list[Any]] = {}
+        #: Of the recipe asked for last.
+        self._shards: tuple[str, list[Any]] = ("", [])
         self._cluster = Cluster(client, _ADVICE)
 
     def answers(self, recipe: Recipe, requests: Requests, done: Done) -> list[object]:
@@ -225,14 +203,11 @@ class OnDask:
                 future.cancel()
         return result
 
-    def close(self, recipe: Recipe) -> None:
-        """Forget the shards."""
-        self._shards.pop(recipe.name, None)
-
     def _made(self, recipe: Recipe) -> list[Any]:
-        if recipe.name not in self._shards:
-            self._shards[recipe.name] = [self._task(recipe, number) for number in range(len(recipe.keys))]
-        shards = self._shards[recipe.name]
+        name, shards = self._shards
+        if name != recipe.name:
+            shards = [self._task(recipe, number) for number in range(len(recipe.keys))]
+            self._shards = recipe.name, shards
         for number, shard in enumerate(shards):  # those that could not be made in an earlier pass
             shards[number] = self._remade(recipe, number, shard)
         return shards
@@ -496,26 +471,32 @@ class Shards:
         if self._watch is not None:
             self._watch(n, len(self.keys))
 
-    def look(self, theta: Array) -> Common:
-        """Check that shards are parts of one model, at points (n_points, n_dim); return what they have in common.
+    def look(self, theta: Array) -> tuple[tuple[str, ...], frozenset[str], dict[str, int]]:
+        """Check that shards are parts of one model, at points (n_points, n_dim).
+
+        Returns
+        -------
+        tuple
+            What they have in common: the potentials of the prior, the Deterministics that are no functions of a shard's
+            own data, and the number of observations of all shards by observed variable.
 
         Raises
         ------
         ShardError
             Naming the shard that is not.
         """
-        facts: list[ModelFacts] = self.ask(Look(theta))
+        facts: list[ModelFacts] = self.ask(Request(Shard.facts, (theta,)))
         check_same(self.keys, facts)
         common = common_potentials(self.keys, facts)
         if common != self._recipe.without:
-            self._engine.close(self._recipe)
+            forget(self._recipe.name)
             self._recipe = replace(self._recipe, without=common, name=f"{self._recipe.name}-")
             weakref.finalize(self, forget, self._recipe.name)
         self.n_passes = 0
         names = dict.fromkeys(name for fact in facts for name in fact.observations)
         observations = {name: sum(fact.observations.get(name, 0) for fact in facts) for name in names}
         first, *others = (of_shard.deterministics.items() for of_shard in facts)
-        return Common(common, frozenset(name for name, _ in set(first).intersection(*others)), observations)
+        return common, frozenset(name for name, _ in set(first).intersection(*others)), observations
 
     def map(self, function: Callable[[Hashable, pm.Model], Any]) -> Iterator[tuple[Hashable, Any]]:
         """Apply a function to each shard where it is.
@@ -559,12 +540,12 @@ class Shards:
         [(2001, 1.0), (2002, 1.0)]
         """
         passes = self.n_passes
-        results = self.ask(Apply(function))
+        results = self.ask(Request(Shard.of_model, (function,)))
         self.n_passes = passes
         return iter(zip(self.keys, results, strict=True))
 
 
-def engine_of(executor: Executor | object | None) -> ShardRunner:
+def engine_of(executor: Executor | object | None) -> InProcess | ByExecutor | OnDask:
     """Return what evaluates shards."""
     if executor is None:
         return InProcess()

@@ -60,12 +60,8 @@ _NO_OTHER = (
 )
 
 
-class Raw(NamedTuple):
-    """What a source gave."""
-
-    #: Number of the batch: of the item, or of its place in the order of the source.
-    which: int
-    data: Any
+#: What a source gave: the number of the batch, of the item or of its place in the order of the source, and its data.
+type Raw = tuple[int, Any]
 
 
 class BatchSource:
@@ -109,7 +105,7 @@ class BatchSource:
                 once = " Iterators can be read once: this one may have been read before." if self.is_read_once else ""
                 raise BatchError(f"batches is empty: it gave nothing.{once}")
             self._ahead = found
-        return self._ahead.data
+        return self._ahead[1]
 
     def read(self, seed: int, place: Place) -> Raw | None:
         """Return the batch at a place; None after the last one of a pass."""
@@ -122,7 +118,7 @@ class BatchSource:
             if place.position >= len(order):
                 return None
             which = int(order[place.position])
-            return Raw(which, self._item(which, place))
+            return which, self._item(which, place)
         if self._last is not None and self._last[0] == place:  # a visit that was cut short
             return self._last[1]
         found, self._ahead = (self._ahead if place[:2] == (0, 0) else None), None
@@ -181,7 +177,7 @@ class BatchSource:
                 self._open = None
             raise _unreadable(place, error) from error
         self._next = Place(place.number, place.position + 1)
-        return Raw(place.position, data)
+        return place.position, data
 
 
 def _unreadable(place: Place, error: Exception, which: str = "") -> BatchError:
@@ -484,25 +480,21 @@ class StreamDensity(Sum):
         """Whether there is one pass through the data, and no other."""
         return self._source.is_read_once
 
-    @property
-    def is_random(self) -> bool:
-        """Whether each pass has a random order of its own."""
-        return self._source.is_random
-
     def read(self, seed: int, place: Place) -> Batch:
         """Read the batch at a place; see `StreamTarget`."""
         raw = self._source.read(seed, place)
         if raw is None:
             raise self._another_size(place, f"has {place.n_before:,} rows")
+        which, data = raw
         where = f"Batch {place.position + 1} of pass {place.number + 1}"
-        self._arrays = arrays = self._form.arrays(raw.data, where)
+        self._arrays = arrays = self._form.arrays(data, where)
         self._batch = self._likelihood_of(arrays, where)
         n_rows = self._batch.n_rows[0]
         n_read, following = place.n_before + n_rows, place._replace(position=place.position + 1)
         is_last = n_read >= self.total_size
         if n_read > self.total_size or (is_last and self._source.has_more(seed, following)):
             raise self._another_size(place, f"has more than {self.total_size:,} rows")
-        return Batch(raw.which, n_rows, is_last, print_of(arrays))
+        return Batch(which, n_rows, is_last, print_of(arrays))
 
     def _another_size(self, place: Place, has: str) -> BatchError:
         return BatchError(

@@ -1,5 +1,7 @@
 """Climbs of log p from many points at once, and the Gaussians about the modes that they end at."""
 
+import math
+
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -9,10 +11,12 @@ from numpy.typing import NDArray
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.climbs import ascend, tops
 from pymc_ngvi.core.target import MeanHessian, Spread
-from pymc_ngvi.core.types import Array, GaussianState, base_draws_of
+from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import FullState
 from pymc_ngvi.mixtures.finite.search import distinct, local_component
+from pymc_ngvi.moves.basins import Climbs
+from pymc_ngvi.moves.coordinates import ChainCoordinates
 
 # --- climbs of log p in few dimensions, by Newton's method with curvatures from differences of gradients ---
 
@@ -159,10 +163,10 @@ def modes_from(
             ends, logp, grad = climbed(density, points, scales)
             about_ends = abouts(density, ends, grad, scales)
         else:
-            whitened = _Whitened(density, q)
-            z, logp = ascend(whitened, whitened.of(points), _N_ASCENT)
+            whitened = Climbs(density, ChainCoordinates.of(q), math.inf)
+            z, logp = ascend(whitened, whitened.coordinates.w(points), _N_ASCENT)
             z, logp = _away(whitened, z, logp) if has_home else ascend(whitened, z)
-            ends = whitened.points(z)
+            ends = whitened.coordinates.draws(z)
 
         def make(i: int) -> GaussianState | None:
             if is_small:
@@ -183,14 +187,15 @@ def modes_from(
         return [mode for mode in modes if mode is not None], home
 
 
-def _away(density: "_Whitened", ends: Array, logp: Array) -> tuple[Array, Array]:
+def _away(whitened: Climbs, ends: Array, logp: Array) -> tuple[Array, Array]:
     """Return the ends of climbs beyond a valley from the first one, which comes first, and log p there.
 
     log p is -inf at what turns out to be no other mode, and everywhere where there is none.
     """
-    logp[1:][~(logp[1:] >= logp.max() - _BELOW - _BELOW_PER_DIM * density.n_dim)] = -np.inf
-    z, logp = ascend(density, ends[tops(density.logp, ends, logp, _MOST_MODES, 0)])
-    is_away = np.linalg.norm(z - z[0], axis=1) >= far_from(density.n_dim)
+    n_dim = ends.shape[1]
+    logp[1:][~(logp[1:] >= logp.max() - _BELOW - _BELOW_PER_DIM * n_dim)] = -np.inf
+    z, logp = ascend(whitened, ends[tops(lambda z: whitened.logp_grad(z)[0], ends, logp, _MOST_MODES, 0)])
+    is_away = np.linalg.norm(z - z[0], axis=1) >= far_from(n_dim)
     is_away[0] = is_away.any()
     return z, np.where(is_away, logp, -np.inf)
 
@@ -204,30 +209,6 @@ def is_flat(density: ModelDensity, about: GaussianState) -> bool:
     """Tell whether log p is flat where a climb ended."""
     grad = density.logp_grad(about.mean()[None])[1]
     return float(np.sum(about.whiten(grad) ** 2)) < _FLAT**2 * about.n_dim
-
-
-class _Whitened:
-    """log p in coordinates whitened by a Gaussian."""
-
-    def __init__(self, density: ModelDensity, q: GaussianState) -> None:
-        self._density, self._q, self.n_dim = density, q, density.n_dim
-
-    def of(self, theta: Array) -> Array:
-        """Return coordinates of points."""
-        return base_draws_of(self._q, theta)
-
-    def points(self, z: Array) -> Array:
-        """Return points of coordinates."""
-        return np.asarray(self._q.draws(z))
-
-    def logp(self, z: Array) -> Array:
-        """Evaluate log p."""
-        return self._density.logp(self.points(z))
-
-    def logp_grad(self, z: Array) -> tuple[Array, Array]:
-        """Evaluate log p and its gradient."""
-        logp, grad = self._density.logp_grad(self.points(z))
-        return logp, np.asarray(self._q.whiten(grad))
 
 
 class _CurvedByRows:
