@@ -1,5 +1,7 @@
 """Estimators of the whitened gradient and curvature. One class and one row each."""
 
+import functools
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -33,14 +35,14 @@ _MAX_KEPT = 16_000_000
 
 
 def by_replicate(
-    curvatures: Callable[[list[Array]], list[Array]],
+    hessians: Callable[[list[Array]], list[MeanHessian]],
     state: GaussianState,
     base: BaseDraws,
     evaluation: Evaluation,
     *,
     stl: bool,
 ) -> Moments:
-    """Estimate the gradient by its mean over draws, the curvature by a function of the draws of each replicate."""
+    """Estimate the gradient by its mean over draws, the curvature by mean Hessians at the draws of each replicate."""
     grads, draws = [], []
     for rows in base.replicates():
         keep = evaluation.finite[rows]
@@ -51,7 +53,7 @@ def by_replicate(
             whitened = whitened + base.z[rows][keep]
         grads.append(whitened.mean(axis=0))
         draws.append(evaluation.theta[rows][keep])
-    return moments_at_draws(state, np.array(grads), np.array(curvatures(draws)))
+    return moments_at_draws(state, np.array(grads), np.array([hessian.whitened(state) for hessian in hessians(draws)]))
 
 
 def moments_at_draws(state: GaussianState, grads: Array, curvatures: Array) -> Moments:
@@ -80,24 +82,17 @@ def moments_at_draws(state: GaussianState, grads: Array, curvatures: Array) -> M
 
 def gap_of(u: Array) -> tuple[float, float, float]:
     """Return gap, floor and the standard deviation of their difference from replicates of the natural gradient."""
-    n_replicates, mean_u = len(u), u.mean(axis=0)
+    n, mean_u = len(u), u.mean(axis=0)
     gap = 0.5 * float(mean_u @ mean_u)
-    if n_replicates == 1:
+    if n == 1:
         return gap, np.inf, np.inf
-    return gap, 0.5 * float(np.sum((u - mean_u) ** 2)) / (n_replicates * (n_replicates - 1)), _corrected_gap_sd(u)
-
-
-def _corrected_gap_sd(u: Array) -> float:
-    """Return the standard deviation of the corrected gap at the optimum, where the mean of u is 0.
-
-    The corrected gap is sum_{r != s} u_r.u_s / (2 R (R-1)), with variance tr(Cov(u)^2) / (2 R (R-1)), and
-    (u_r.u_s)^2 has mean tr(Cov(u)^2). Not centred: centring would add (tr Cov(u) / R)^2.
-    """
-    n = len(u)
+    # The gap less its floor is sum_{r != s} u_r.u_s / (2 R (R-1)), with variance tr(Cov(u)^2) / (2 R (R-1)) where the
+    # mean of u is 0, and (u_r.u_s)^2 has mean tr(Cov(u)^2). Not centred: centring would add (tr Cov(u) / R)^2.
     products = u @ u.T
     np.fill_diagonal(products, 0.0)
     trace_square = float(np.sum(products * products)) / (n * (n - 1))
-    return float(np.sqrt(trace_square / (2.0 * n * (n - 1))))
+    floor = 0.5 * float(np.sum((u - mean_u) ** 2)) / (n * (n - 1))
+    return gap, floor, float(np.sqrt(trace_square / (2.0 * n * (n - 1))))
 
 
 class AtDraws:
@@ -189,11 +184,7 @@ class Price(AtDraws):
 
         Antithetic draws make no difference between the two values of ``stl``, but where a draw was left out.
         """
-
-        def curvatures(draws: list[Array]) -> list[Array]:
-            return [hessian.whitened(state) for hessian in mean_hessians(target, draws)]
-
-        return by_replicate(curvatures, state, base, evaluation, stl=stl)
+        return by_replicate(functools.partial(mean_hessians, target), state, base, evaluation, stl=stl)
 
 
 class Stein(AtDraws):
@@ -272,11 +263,8 @@ class GaussNewton(AtDraws):
         """
         if not isinstance(target, GaussNewtonTarget):
             raise ValueError("gauss_newton takes the gradients of single observations: this target has none.")
-
-        def curvatures(draws: list[Array]) -> list[Array]:
-            return [target.gauss_newton(theta).whitened(state) for theta in draws]
-
-        return by_replicate(curvatures, state, base, evaluation, stl=stl)
+        matrix = target.gauss_newton
+        return by_replicate(lambda draws: [matrix(theta) for theta in draws], state, base, evaluation, stl=stl)
 
 
 #: Part of the covariance of q that stands for none.

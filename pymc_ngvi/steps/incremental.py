@@ -355,14 +355,9 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
 
     def first_evaluation(self, q: GaussianState) -> Evaluation:
         """Evaluate a starting state on the first batch alone, as if all others were like it."""
-        tried = self._tried(q, self._visit_of(self._first_batch(), Quadratic.none(q)))
+        tried = self._tried(q, self._visit_of(self._read(Place()), Quadratic.none(q)))
         none = np.empty((0, tried.q.n_dim))
         return Evaluation(none, np.empty(0), none, np.array([np.isfinite(tried.elbo)]), tried.elbo)
-
-    def _first_batch(self) -> Batch:
-        if self._first is None:
-            self._first = self._target.read(self._seed, Place())
-        return self._first
 
     def init(self, q: GaussianState) -> IncrementalState:
         """Return the state before the first batch."""
@@ -373,7 +368,7 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
 
     def _check_memory(self, site: Quadratic) -> None:
         """Raise MemoryError where the sites of all batches would be too large."""
-        n_rows = self._first_batch().n_rows
+        n_rows = self._read(Place()).n_rows
         n_batches = -(-self._target.total_size // n_rows)
         needed = n_batches * (site.linear.nbytes + site.precision.nbytes)
         if not fits_in_memory(needed):
@@ -387,7 +382,8 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
 
     def step(self, state: IncrementalState) -> IncrementalState:
         """Go to the next batch."""
-        batch, self._first = self._read(state.place), None
+        batch = self._read(state.place)
+        self._first = None
         old = state.sites[batch.which] if batch.which < len(state.sites) else None
         is_held = state.is_held or (old is not None and old.print != batch.print)
         visit = self._visit_of(batch, state.total if old is None else state.total - old.content)
@@ -399,7 +395,10 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
         content = Quadratic.of(
             batch.n_rows, after.batch.value, after.batch.grad, packed(after.batch, after.q), after.seen
         )
-        part = self._part(batch, after) if self._target.is_read_once else None
+        part = None
+        if self._target.is_read_once:  # some rows are kept
+            n_kept, found = self._target.keep(batch.which, after.q)
+            part = Quadratic.of(n_kept, found.value, found.grad, packed(found, after.q), after.seen)
         site = Site(content, batch.print, part)
         known = [*state.sites, *[None] * (batch.which + 1 - len(state.sites))]
         known[batch.which] = site
@@ -420,9 +419,11 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
         return self._after_a_pass(state) if batch.is_last else state
 
     def _read(self, place: Place) -> Batch:
-        if self._first is not None and place == Place():
-            return self._first
-        return self._target.read(self._seed, place)
+        """Return the batch at a place: the first one of all is kept, as starts are compared on it."""
+        if place != Place():
+            return self._target.read(self._seed, place)
+        self._first = self._first or self._target.read(self._seed, place)
+        return self._first
 
     def _visit_of(self, batch: Batch, others: Quadratic) -> _Visit:
         return _Visit(batch, others, self._target.total_size / (others.n_rows + batch.n_rows))
@@ -448,27 +449,14 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
         for _ in range(most):
             if tried.moments.gap < _NEAR:
                 break
-            found = self._search(tried, visit)
+            # The longest step of sizes 1, 1/2, ... that does.
+            moved = (self._update(tried.q, tried.moments, 0.5**n, True) for n in range(_MOST_HALVED))
+            steps = (self._tried(q, visit, tried) for q in moved if q is not None)
+            found = next((step for step in steps if step.elbo > tried.elbo), None)
             if found is None:
                 break
             tried = found
         return tried
-
-    def _search(self, tried: _Tried, visit: _Visit) -> _Tried | None:
-        """Take the longest step of sizes 1, 1/2, ... that raises the ELBO; None where none does."""
-        for n in range(_MOST_HALVED):
-            q = self._update(tried.q, tried.moments, 0.5**n, True)
-            if q is None:
-                continue
-            found = self._tried(q, visit, tried)
-            if found.elbo > tried.elbo:
-                return found
-        return None
-
-    def _part(self, batch: Batch, tried: _Tried) -> Quadratic:
-        """Keep some rows of a batch, and return their site."""
-        n_rows, found = self._target.keep(batch.which, tried.q)
-        return Quadratic.of(n_rows, found.value, found.grad, packed(found, tried.q), tried.seen)
 
     def _stepped(self, q: GaussianState, total: Quadratic) -> tuple[float, GaussianState]:
         """Take a natural step where all batches are their sites; return the nats that it promised, too."""
@@ -527,10 +515,6 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
         none = np.empty((0, state.q.n_dim))
         elbo = Elbo(state.elbo, state.elbo_error)
         return Assessment(none, np.empty(0), np.empty((0, 1), dtype=np.intp), state.gap, 0.0, elbo=elbo)
-
-    def conclude(self, status: Status, assessment: Assessment) -> Status:
-        """Return how the fit ended."""
-        return status
 
     def reopen(self, state: IncrementalState) -> IncrementalState:
         """Return a state in which a fit that ended may try again."""

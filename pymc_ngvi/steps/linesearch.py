@@ -9,7 +9,7 @@ import functools
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -128,9 +128,11 @@ def newton(
     target: BentRowsTarget, q: GaussianState, moments: Moments, bends: Bends | None, sites: Array | None
 ) -> Newton | None:
     """Return the step of Newton from a Gaussian."""
-    if bends is None or not _may_serve(q, bends) or moments.curvature.shape != (q.n_dim, q.n_dim):
+    if bends is None or not q.exact_metric or moments.curvature.shape != (q.n_dim, q.n_dim):
         return None
     rows = np.flatnonzero(bends.is_bent)
+    if not 0 < len(rows) <= min(_MOST_ROWS, _PER_DIM * q.n_dim):
+        return None
     root = linalg.cholesky(moments.curvature)
     if root is None:
         return None
@@ -146,13 +148,6 @@ def newton(
         return None
     farthest = float(np.max(np.abs(equations.whitened @ grad) / np.sqrt(equations.variance)))
     return Newton(q, moments, rows, equations.whitened, sites, excess, grad, change, slope, farthest)
-
-
-def _may_serve(q: GaussianState, bends: Bends) -> bool:
-    """Tell whether rows have one predictor each, and those that are not quadratic are few enough."""
-    if not q.exact_metric:
-        return False
-    return 0 < int(np.count_nonzero(bends.is_bent)) <= min(_MOST_ROWS, _PER_DIM * q.n_dim)
 
 
 class _Equations:
@@ -293,13 +288,6 @@ class LineSearchState:
         return self.growth.coordinates()
 
 
-class _Start(NamedTuple):
-    """A state that was tried as a start."""
-
-    q: GaussianState
-    evaluation: ExactEvaluation
-
-
 class _Found(NamedTuple):
     """A step that was accepted, the nats gained, and whether log p is finite at what was tried before."""
 
@@ -311,13 +299,14 @@ class _Found(NamedTuple):
 class LineSearch(ExactRule[Target, LineSearchState]):
     """Natural steps that never lower an exact ELBO; see `StepRule` for the parameters."""
 
-    _best_start: _Start | None = None
+    #: A state that was tried as a start, and what is known of it.
+    _best_start: tuple[GaussianState, ExactEvaluation] | None = None
 
     def first_evaluation(self, q: GaussianState) -> Evaluation:
         """Evaluate a starting state; what is found of the best one serves `init`."""
         evaluation = self._estimator.by_rules(self._target, q)
-        if self._best_start is None or evaluation.elbo > self._best_start.evaluation.elbo:
-            self._best_start = _Start(q, evaluation)
+        if self._best_start is None or evaluation.elbo > self._best_start[1].elbo:
+            self._best_start = q, evaluation
         return evaluation
 
     def init(self, q: GaussianState) -> LineSearchState:
@@ -325,7 +314,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         none = np.zeros(q.n_dim)
         nothing = Moments(none, none, none, none, np.inf, floor=0.0, floor_sd=0.0)
         start, self._best_start = self._best_start, None
-        known = start.evaluation if start is not None and start.q is q else None
+        known = start[1] if start is not None and start[0] is q else None
         return self._anew(LineSearchState(q, -np.inf, nothing, growth=Growth(first=q.sd(), exact=True)), known)
 
     def _anew(self, state: LineSearchState, known: ExactEvaluation | None = None) -> LineSearchState:
@@ -333,7 +322,8 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         evaluation = self._estimator.by_rules(self._target, state.q) if known is None else known
         if not evaluation.finite.all():
             return replace(state, stalled=True, blind=True)
-        found, moments = evaluation.expectation, self._measured(state.q, evaluation)
+        found = evaluation.expectation
+        moments = self._estimator.moments(self._target, state.q, _NO_DRAWS, evaluation)
         return replace(
             state, elbo=evaluation.elbo, moments=moments, rules=found.rules, error=found.error, bends=found.bends
         )
@@ -431,9 +421,6 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         """Return a state in which a fit that ended may try again."""
         return replace(state, stalled=False, idle=0, pairs=(), growth=Growth(first=state.q.sd(), exact=True))
 
-    def _measured(self, q: GaussianState, evaluation: Evaluation) -> Moments:
-        return self._estimator.moments(self._target, q, _NO_DRAWS, evaluation)
-
     def _is_solved(self, state: LineSearchState) -> bool:
         if state.idle >= _MOST_IDLE or state.stalled:
             known = min(state.error, _KNOWN) if np.isfinite(state.error) else 0.0
@@ -489,7 +476,8 @@ class LineSearch(ExactRule[Target, LineSearchState]):
     def _arrived(self, state: LineSearchState, found: _Found) -> LineSearchState:
         """Return the state after a step, with nothing learned from it."""
         step, gain = found.step, found.gain
-        expectation, moments = step.evaluation.expectation, self._measured(step.q, step.evaluation)
+        expectation = step.evaluation.expectation
+        moments = self._estimator.moments(self._target, step.q, _NO_DRAWS, step.evaluation)
         return replace(
             state,
             q=step.q,
@@ -530,26 +518,10 @@ _CLOSE = 0.05
 ROUNDING = 1e-12
 
 
-class Start(Protocol):
-    """Where a search starts."""
-
-    @property
-    def q(self) -> GaussianState:
-        """The state."""
-
-    @property
-    def elbo(self) -> float:
-        """Its ELBO, nats."""
-
-    @property
-    def rules(self) -> RowRules | None:
-        """By which that was taken; None for those that each trial needs."""
-
-
 class Trials:
     """Trials of one search, compared with the state where it starts by the same rules of quadrature, if it is close."""
 
-    def __init__(self, by_rules: Callable[..., ExactEvaluation], start: Start) -> None:
+    def __init__(self, by_rules: Callable[..., ExactEvaluation], start: LineSearchState) -> None:
         self._by_rules, self._q = by_rules, start.q
         self.rules, self.elbo = start.rules, start.elbo
         self.left_support, self.all_finite = False, True

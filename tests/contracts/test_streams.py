@@ -339,10 +339,10 @@ def test_orders_are_told_from_chance():
 def test_a_source_goes_on_where_it_was_cut_short():
     source = BatchSource(iter("abc"))
     assert source.look() == "a"
-    assert source.read(0, Place()).data == "a"
-    assert [source.read(0, Place(0, 1)).data for _ in range(2)] == ["b", "b"]
+    assert source.read(0, Place())[1] == "a"
+    assert [source.read(0, Place(0, 1))[1] for _ in range(2)] == ["b", "b"]
     again = BatchSource(Again("abc"))
-    assert [again.read(0, Place(p, k)).data for p, k in [(0, 0), (0, 1), (1, 2), (1, 0)]] == ["a", "b", "c", "a"]
+    assert [again.read(0, Place(p, k))[1] for p, k in [(0, 0), (0, 1), (1, 2), (1, 0)]] == ["a", "b", "c", "a"]
 
 
 # --- what goes wrong on the way ---

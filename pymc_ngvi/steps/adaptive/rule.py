@@ -362,8 +362,10 @@ _MANY_FLOORS, _GLOBAL_SE, _LEAST_GLOBAL = 2.0, 1.0, 0.1
 
 
 def is_near(q: GaussianState, moments: Moments, gap: float) -> bool:
-    """Tell whether a state is near the optimum."""
-    return gap < max(NEAR_NATS, NEAR_NATS_PER_DIM * float(q.n_dim)) and _are_small(q, moments)
+    """Tell whether a state is near the optimum: in nats, and by the whitened errors of means and scales."""
+    grad, curvature = coordinatewise(q, moments)
+    largest = np.max(np.abs([grad, curvature - 1.0]), initial=0.0)
+    return bool(gap < max(NEAR_NATS, NEAR_NATS_PER_DIM * float(q.n_dim)) and largest < NEAR_ERROR)
 
 
 def secants_serve(q: GaussianState, moments: Moments, gap: float) -> bool:
@@ -378,34 +380,6 @@ def secants_serve(q: GaussianState, moments: Moments, gap: float) -> bool:
 def has_effects(q: GaussianState, more_than: int) -> bool:
     """Tell whether a state has so many group effects, about, beside global parameters."""
     return q.globals_ is not None and bool(q.n_dim > more_than)
-
-
-def is_solved_for_globals(q: GaussianState, moments: Moments, least: float) -> bool:
-    """Tell whether a set of draws has little more to give of a model with many group effects.
-
-    The noise of the effects would hide global parameters that are off by many standard deviations, for which a larger
-    set is no better than this one, only dearer: they must be at rest on this set.
-    """
-    if moments.gap > max(moments.floor * _MANY_FLOORS, least):
-        return False
-    grad, se = np.abs(moments.grad[q.globals_]), moments.grad_se[q.globals_]
-    return bool(np.all(grad <= np.maximum(_LEAST_GLOBAL, _GLOBAL_SE * se)))
-
-
-def slack_among_effects(state: AdaptiveState, slack: float, tol: float) -> float:
-    """Return the nats by which the ELBO may fall in a harmless step, where some coordinates are group effects."""
-    if state.q.globals_ is not None and state.moments.gap < NEAR_NATS_PER_DIM * float(state.q.n_dim):
-        # The noise in the scales of group effects, and that of the ELBO along them, are those of the same draws:
-        # together they hide what a global parameter gains.
-        return max(slack, min(2.0 * state.moments.floor, max(tol, NEAR_NATS)))
-    return slack
-
-
-def _are_small(q: GaussianState, moments: Moments) -> bool:
-    """Tell whether whitened errors of means and scales are small."""
-    grad, curvature = coordinatewise(q, moments)
-    errors_of_scales = np.abs(curvature - 1.0)
-    return bool(np.max(np.abs(grad), initial=0.0) < NEAR_ERROR and np.max(errors_of_scales, initial=0.0) < NEAR_ERROR)
 
 
 # --- the default step rule: no learning rate, few draws, a stop rule in nats ---
@@ -636,12 +610,21 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         )
 
     def _slack(self, state: AdaptiveState) -> float:
-        return slack_among_effects(state, super()._slack(state), self.tolerance.least(state.q))
+        slack, floor = super()._slack(state), state.moments.floor
+        if state.q.globals_ is not None and state.moments.gap < NEAR_NATS_PER_DIM * float(state.q.n_dim):
+            # The noise in the scales of group effects, and that of the ELBO along them, are those of the same draws:
+            # together they hide what a global parameter gains.
+            return max(slack, min(2.0 * floor, max(self.tolerance.least(state.q), NEAR_NATS)))
+        return slack
 
     def _is_solved(self, state: AdaptiveState) -> bool:
-        if has_effects(state.q, MANY):
-            return is_solved_for_globals(state.q, state.moments, self._solved(state))
-        return super()._is_solved(state)
+        if not has_effects(state.q, MANY):
+            return super()._is_solved(state)
+        # The noise of group effects would hide global parameters that are off by many standard deviations, for which a
+        # larger set is no better than this one, only dearer: they must be at rest on this set.
+        m, index = state.moments, state.q.globals_
+        at_rest = np.abs(m.grad[index]) <= np.maximum(_LEAST_GLOBAL, _GLOBAL_SE * m.grad_se[index])
+        return bool(m.gap <= max(m.floor * _MANY_FLOORS, self._solved(state)) and at_rest.all())
 
     def _left(self, state: AdaptiveState) -> AdaptiveState:
         learning = state.n_draws >= self.few_draws and state.n_learned and not self._has_learned(state)

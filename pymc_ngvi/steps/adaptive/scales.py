@@ -283,7 +283,7 @@ def _fitted(tools: Tools, given: Conditioned, q: GaussianState) -> GaussianState
         found = search(
             functools.partial(_stepped, tools.update, q, moments),
             lambda state: tools.estimator.evaluate(given, state, tools.base),
-            _not_below(evaluation),
+            functools.partial(_is_not_below, evaluation),
             elbo=evaluation.elbo,
             slope=2.0 * moments.gap,
             first=1.0,
@@ -300,8 +300,6 @@ def _stepped(update: Update, q: GaussianState, moments: Moments, rho: float) -> 
     return update(q, moments, rho, True)
 
 
-def _not_below(old: Evaluation) -> Callable[[Evaluation], bool]:
-    slack = 1e-9 * abs(old.elbo)
-    return lambda new: bool(
-        np.isfinite(new.elbo) and new.finite.sum() >= old.finite.sum() and new.elbo >= old.elbo - slack
-    )
+def _is_not_below(old: Evaluation, new: Evaluation) -> bool:
+    loses = not np.isfinite(new.elbo) or new.finite.sum() < old.finite.sum()
+    return bool(not loses and new.elbo >= old.elbo - 1e-9 * abs(old.elbo))

@@ -340,7 +340,7 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
         """Evaluate a state on draws, and minibatches, that had no part in reaching it."""
         rng = np.random.default_rng([self._seed, _ASSESSMENT + state.t])
         passes = on_passes(self._target, state.q, rng) if self._target.has_minibatch else None
-        measured = self._measure(state.q, rng) if passes is None else passes.measured
+        measured = self._measure(state.q, rng) if passes is None else passes[0]
         base = sobol_draws(_N_ASSESSED, self._target.n_dim, rng)
         if self._target.has_minibatch:
             units, evaluation = replicates(base), on_batches(self._target, state.q, base, rng)
@@ -350,7 +350,7 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
         if has_diverged(state.q, evaluation, units, state.first_elbo, on_batches=self._target.has_minibatch):
             against = Status.DIVERGED
         if passes is not None and against is None:  # all of the data tell the ELBO with less noise
-            units, evaluation = passes.units, passes.evaluation
+            _, evaluation, units = passes
         certified = self._is_within(state.q, measured)
         return Assessment(evaluation.theta, evaluation.logp, units, measured.gap, measured.sd, against, certified)
 
@@ -410,19 +410,17 @@ _PART = 0.25
 _FEWEST, _MOST = 64, 2_048
 
 
-@dataclass(frozen=True, eq=False)
-class OnPasses:
-    """A state on all of the data."""
+def on_passes(
+    target: Target, q: GaussianState, rng: np.random.Generator
+) -> tuple[Measured, Evaluation, NDArray[np.intp]] | None:
+    """Evaluate a state on all of the data, where that is affordable.
 
-    #: What is left to gain.
-    measured: Measured
-    evaluation: Evaluation
-    #: Draws on one pass; shape (n_replicates, n_draws / n_replicates).
-    units: NDArray[np.intp]
-
-
-def on_passes(target: Target, q: GaussianState, rng: np.random.Generator) -> OnPasses | None:
-    """Evaluate a state, and measure its gap from gradients, on all of the data."""
+    Returns
+    -------
+    tuple or None
+        What is left to gain, as gradients tell; log p and gradients; and the draws on each pass, (n_replicates, n_draws
+        / n_replicates).
+    """
     affordable = _PART * target.n_gradients / target.n_batches
     if affordable < _FEWEST:
         return None
@@ -430,7 +428,7 @@ def on_passes(target: Target, q: GaussianState, rng: np.random.Generator) -> OnP
     evaluation = _by_replicate(q, base, lambda theta: _on_pass(target, theta, seed_of(rng)))
     # The Hessian that the target knows is that of one batch.
     measured = measured_at(target, q, base, evaluation, stein, full_metric=False)
-    return OnPasses(measured, evaluation, replicates(base))
+    return measured, evaluation, replicates(base)
 
 
 def on_batches(target: Target, q: GaussianState, base: BaseDraws, rng: np.random.Generator) -> Evaluation:

@@ -23,7 +23,7 @@ References
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
@@ -135,7 +135,8 @@ class Decay(Stochastic[Steps]):
         if start is not None and not self._takes_gauss_newton:  # which is taken where Hessians take too long
             pilot = pilot_fit(self._target, self._update, start, self._seed)
             if pilot is not None:
-                return Advance(pilot.q, pilot.q, advance.step_size, Steps(pilot.n_batches))
+                q, n_batches = pilot
+                return Advance(q, q, advance.step_size, Steps(n_batches))
         found = search(
             lambda rho: self._update(state.iterate, moments, rho, True),
             lambda q: self._estimator.evaluate(self._target, q, base),
@@ -155,13 +156,6 @@ class Decay(Stochastic[Steps]):
 _N_BATCHES, _MAX_ITERATIONS = 8, 100
 #: Nats that the pilot fit may leave to gain in 100 dimensions.
 _TOL = 0.5
-
-
-class Pilot(NamedTuple):
-    """A state, and how many minibatches it has seen."""
-
-    q: GaussianState
-    n_batches: int
 
 
 class Pooled:
@@ -212,8 +206,8 @@ class _PooledHessian(MeanHessian):
         return self.pooled.mean_over_hessians(lambda hessian: hessian.whitened(state), self.theta)
 
 
-def pilot_fit(target: Target, update: Update, q: GaussianState, seed: int) -> Pilot | None:
-    """Solve the problem on the first minibatches."""
+def pilot_fit(target: Target, update: Update, q: GaussianState, seed: int) -> tuple[GaussianState, int] | None:
+    """Solve the problem on the first minibatches; return the state, and how many these are."""
     if not target.has_hessian:
         return None
     n_batches = min(target.n_batches, _N_BATCHES) if target.has_minibatch else 1
@@ -226,4 +220,4 @@ def pilot_fit(target: Target, update: Update, q: GaussianState, seed: int) -> Pi
         state = rule.step(state)
         if rule.terminate(state) is not None:
             break
-    return Pilot(state.q, n_batches)
+    return state.q, n_batches

@@ -21,7 +21,7 @@ References
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
@@ -59,11 +59,6 @@ class Memory:
     #: Whether that was less than some coordinate would have moved.
     is_limited: bool = False
 
-    @classmethod
-    def at_first(cls, n_dim: int) -> Self:
-        """Return what there is before the first step."""
-        return cls(np.zeros(n_dim), 0, np.zeros(n_dim), 0.0, _LONGEST)
-
     def next_longest(self, gradient: Array) -> float:
         """Return how far coordinates may move next, by the gradient after the last step."""
         if float(gradient @ self.step) < _STILL * self.slope:
@@ -87,7 +82,7 @@ class IVON(Stochastic[Memory]):
         if not moments.is_finite():
             return None
         old = state.iterate
-        before = state.memory or Memory.at_first(old.n_dim)
+        before = state.memory or Memory(np.zeros(old.n_dim), 0, np.zeros(old.n_dim), 0.0, _LONGEST)
         t = before.n_steps
         narrowed = self._with_precision(old, moments, _WEIGHT / (_FIRST + t))
         if narrowed is None:
