@@ -20,14 +20,21 @@ from rich.theme import Theme
 from pymc_ngvi.core.seeds import Seed, seed_of
 from pymc_ngvi.core.types import Array, Rule, VariationalState
 from pymc_ngvi.density import CannotReuse, LogDensity, ModelDensity
-from pymc_ngvi.density.shards.density import ShardedDensity
-from pymc_ngvi.density.shards.shards import Shards
+from pymc_ngvi.density.shards.density import ShardedDensity, Shards
 from pymc_ngvi.density.streams.density import BatchSource, StreamDensity, Streamed
 from pymc_ngvi.fitting.begun import Earlier, first_state
-from pymc_ngvi.fitting.defaults import names_a_method, options_for
 from pymc_ngvi.fitting.errors import SoFar, or_the_first
 from pymc_ngvi.fitting.modes.search import ModeSearch
-from pymc_ngvi.fitting.options import MOST_ITERATIONS, OF_CONSTRUCTOR, OPTIONS, FitOptions, check_callbacks, check_n
+from pymc_ngvi.fitting.options import (
+    MOST_ITERATIONS,
+    OF_CONSTRUCTOR,
+    OPTIONS,
+    FitOptions,
+    check_callbacks,
+    check_n,
+    names_a_method,
+    options_for,
+)
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress, watching
 from pymc_ngvi.fitting.record import report_outcome

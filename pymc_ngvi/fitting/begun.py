@@ -20,9 +20,17 @@ from pymc_ngvi.core.types import Array, FittedState, GaussianState, Rule, Target
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import FilledState, MixtureState, SparseState, StudentTState, SummedState
 from pymc_ngvi.families.gaussian import Gaussian
-from pymc_ngvi.fitting import loop, starting
+from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.fitting.problem import Problem, problem_by_draws, problem_of
+from pymc_ngvi.fitting.problem import (
+    Problem,
+    choose_start,
+    problem_by_draws,
+    problem_of,
+    start_point,
+    start_scales,
+    units_apart,
+)
 from pymc_ngvi.fitting.registry import AXES, RULES
 from pymc_ngvi.reparam.row_space import RowSpaceDensity
 from pymc_ngvi.steps.incremental import Incremental
@@ -184,9 +192,9 @@ class Begun(NamedTuple):
         rule = make_rule(problem.target, options, seed)
         narrower = [part * sd for part in _NARROWER]
         try:
-            start = starting.choose_start(rule, problem.family, mean, narrower, density)
+            start = choose_start(rule, problem.family, mean, narrower, density)
         except StartError:  # nor is the mean inside
-            start = starting.choose_start(rule, problem.family, density.initial_point(), narrower, density)
+            start = choose_start(rule, problem.family, density.initial_point(), narrower, density)
         return cls.at(problem, rule, options, seed, start)
 
     @classmethod
@@ -234,7 +242,7 @@ def first_state(
         try:
             point, scales = problem.start(means, start_sigma)
             if options.choice.is_for_networks:
-                point = starting.units_apart(density, point, means, seed)
+                point = units_apart(density, point, means, seed)
             rule, state = make_rule(problem.target, options, seed), None
             if earlier is not None and start_sigma is None:
                 state = earlier.state(rule, problem, point, scales)
@@ -251,8 +259,8 @@ def first_state(
                 logger.info(BY_DRAWS)
                 problem, options = problem_by_draws(density, options)
             else:
-                mean = starting.start_point(density, means)
-                _look_for_entries(density, options, seed, mean, starting.start_scales(density, start_sigma)[-1])
+                mean = start_point(density, means)
+                _look_for_entries(density, options, seed, mean, start_scales(density, start_sigma)[-1])
                 problem = problem_of(density, options)
     raise ValueError(NO_STRUCTURE)
 

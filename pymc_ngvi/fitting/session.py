@@ -37,6 +37,8 @@ from pymc_ngvi.steps.adaptive.rule import Adaptive, AdaptiveState
 from pymc_ngvi.steps.incremental import IncrementalState
 
 # --- what an object has learned on the way, as numbers: the searches and differences of a reparametrised density ---
+# An evaluation begins where the last ones have led, so that the bits of the next one depend on it. A class names the
+# attributes that count in ``learned``: numbers, arrays, and objects of such classes.
 
 
 def memory_of(learner: object) -> dict[str, object]:

@@ -111,7 +111,11 @@ def _directions(v: Array, size: float) -> tuple[Array, Array]:
     return vectors[:, far], np.sqrt(values[far])
 
 
-# --- hamiltonian trajectories of many points at once, accepted or refused by Metropolis ---
+# --- Hamiltonian trajectories of many points at once, accepted or refused by Metropolis ---
+# References
+# ----------
+# .. [1] R. M. Neal (2011). MCMC using Hamiltonian dynamics. Handbook of Markov Chain Monte Carlo, chapter 5.
+#    https://doi.org/10.1201/b10905-6
 
 #: Nats that a trajectory may lose before it is said to diverge, as in Stan. What ends where there is no log p does not.
 _MOST_LOST = 1_000.0

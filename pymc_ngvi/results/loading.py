@@ -13,8 +13,7 @@ from pymc import modelcontext
 
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.density import LogDensity, ModelDensity
-from pymc_ngvi.density.shards.density import ShardedDensity
-from pymc_ngvi.density.shards.shards import Shards
+from pymc_ngvi.density.shards.density import ShardedDensity, Shards
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.fitted import restore
 from pymc_ngvi.results.persistence import (

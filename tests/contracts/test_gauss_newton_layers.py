@@ -15,7 +15,7 @@ import pymc_ngvi
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density.gauss_newton import matrix
-from pymc_ngvi.fitting.defaults import options_for
+from pymc_ngvi.fitting.options import options_for
 from pymc_ngvi.fitting.registry import Choice
 from pymc_ngvi.steps.stochastic import decay
 

@@ -27,7 +27,8 @@ from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.estimators import price, stein
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTFamily, StudentTState
-from pymc_ngvi.fitting import loop, starting
+from pymc_ngvi.fitting import loop
+from pymc_ngvi.fitting import problem as starting
 from pymc_ngvi.fitting.loop import History
 from pymc_ngvi.mixtures.student_t.scale_mixture import (
     AsGaussian,

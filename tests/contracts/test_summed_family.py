@@ -8,7 +8,7 @@ from pymc_ngvi import LogDensity, Status, fit_ngvi, load
 from pymc_ngvi.families import FullState, SparseFamily, SummedState
 from pymc_ngvi.families import dissection as fill
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure, SummedStructure
-from pymc_ngvi.fitting import defaults as auto
+from pymc_ngvi.fitting import options as auto
 from pymc_ngvi.fitting import session
 from pymc_ngvi.fitting.modes import climbs
 from pymc_ngvi.reading import sums as wide

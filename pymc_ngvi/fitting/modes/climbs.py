@@ -14,7 +14,7 @@ from pymc_ngvi.core.target import MeanHessian, Spread
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import FullState
-from pymc_ngvi.mixtures.finite.search import distinct, local_component
+from pymc_ngvi.mixtures.finite.trust_region import distinct, local_component
 from pymc_ngvi.moves.basins import Climbs
 from pymc_ngvi.moves.coordinates import ChainCoordinates
 

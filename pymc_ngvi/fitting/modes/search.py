@@ -32,8 +32,7 @@ from pymc_ngvi.fitting.loop import LoopState
 from pymc_ngvi.fitting.modes.climbs import MOST_NEWTON, N_STEPS, Curvature, Mode, climbed, cost, far_from, modes_from
 from pymc_ngvi.fitting.modes.found import OtherMode, is_outside, shares
 from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.fitting.problem import Problem
-from pymc_ngvi.fitting.starting import choose_start
+from pymc_ngvi.fitting.problem import Problem, choose_start
 
 # --- where climbs begin: draws of the prior, of wide t distributions about a fit, and draws of the fit itself ---
 
