@@ -8,7 +8,7 @@ curvature A = -C^T E_q[hess log p] C. At the optimum they are 0 and the identity
 
 import functools
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import Field, dataclass
 from typing import Any, ClassVar, Protocol, Self
 
@@ -313,7 +313,6 @@ __all__ = [
     "BentRowsTarget",
     "Density",
     "Direction",
-    "Estimator",
     "Evaluation",
     "Expectation",
     "FittedState",
@@ -338,44 +337,6 @@ __all__ = [
     "Whitener",
     "mean_hessians",
 ]
-
-
-class Estimator(Protocol):
-    """Evaluates states, and estimates their moments. An estimator knows how expectations under q are taken."""
-
-    @property
-    def uses_hessians(self) -> bool:
-        """Whether moments take second derivatives of log p."""
-
-    def evaluate(self, target: Density, state: VariationalState, base: BaseDraws) -> Evaluation:
-        """Return log p, its gradient and the ELBO of a state."""
-
-    def evaluate_each(self, target: Density, states: Sequence[VariationalState], base: BaseDraws) -> list[Evaluation]:
-        """Return those of several states, all from the same base draws."""
-
-    def moments(
-        self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
-    ) -> Moments:
-        """Return the whitened moments of a `GaussianState`.
-
-        Parameters
-        ----------
-        target : Density
-        state : GaussianState
-        base : BaseDraws
-            The draws of ``evaluation``; the scatter between its replicates gives the Monte Carlo errors.
-        evaluation : Evaluation
-            Of ``state``; draws that are not finite are left out.
-        stl : bool, default True
-            Sticking the landing, the path derivative: gradients are those of log p - log q, which have no noise at
-            q = p. Of log p alone otherwise.
-        """
-
-    def has_hessian(self, target: Density) -> bool:
-        """Tell whether `hessian_at_mean` can be formed."""
-
-    def hessian_at_mean(self, target: Density, state: GaussianState) -> MeanHessian:
-        """Return the Hessian of log p at the mean of a state."""
 
 
 class Update(Protocol):
@@ -460,19 +421,6 @@ class StepRule[Q, S: RuleState](Protocol):
     takes: ClassVar[frozenset[str]]
     #: Whether the first start with a finite ELBO will do, so that others need not be tried.
     takes_any_start: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        target: Target,
-        update: Update,
-        estimator: Estimator,
-        *,
-        direction: Direction | None,
-        seed: int,
-        tol: float,
-        stl: bool,
-        **options: object,
-    ) -> None: ...
 
     def first_evaluation(self, q: Q) -> Evaluation:
         """Evaluate a starting state on the draws that serve to compare such states."""

@@ -1,10 +1,11 @@
 """Estimators of the whitened gradient and curvature. One class and one row each."""
 
+import abc
 import functools
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 
@@ -15,7 +16,6 @@ from pymc_ngvi.core.types import (
     Array,
     BaseDraws,
     Density,
-    Estimator,
     Evaluation,
     Expectation,
     GaussianState,
@@ -95,10 +95,11 @@ def gap_of(u: Array) -> tuple[float, float, float]:
     return gap, floor, float(np.sqrt(trace_square / (2.0 * n * (n - 1))))
 
 
-class AtDraws:
-    """Expectations are means over draws of all coordinates."""
+class Estimator(abc.ABC):
+    """Evaluates states, and estimates their moments: by default, by means over draws of all coordinates."""
 
-    uses_hessians = False
+    #: Whether moments take second derivatives of log p.
+    uses_hessians: ClassVar[bool] = False
 
     def evaluate(self, target: Density, state: VariationalState, base: BaseDraws) -> Evaluation:
         """Evaluate log p and its gradient at the draws of a state."""
@@ -120,6 +121,25 @@ class AtDraws:
     def hessian_at_mean(self, target: Density, state: GaussianState) -> MeanHessian:
         """Return the Hessian of log p at the mean of a state."""
         return target.mean_hessian(state.mean()[None])
+
+    @abc.abstractmethod
+    def moments(
+        self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+    ) -> Moments:
+        """Return the whitened moments of a `GaussianState`.
+
+        Parameters
+        ----------
+        target : Density
+        state : GaussianState
+        base : BaseDraws
+            The draws of ``evaluation``; the scatter between its replicates gives the Monte Carlo errors.
+        evaluation : Evaluation
+            Of ``state``; draws that are not finite are left out.
+        stl : bool, default True
+            Sticking the landing, the path derivative: gradients are those of log p - log q, which have no noise at
+            q = p. Of log p alone otherwise.
+        """
 
 
 def evaluation_of(state: VariationalState, theta: Array, logp: Array, grad: Array) -> Evaluation:
@@ -162,7 +182,7 @@ def from_gradients(
     return moments_at_draws(state, grads, curvatures)
 
 
-class Price(AtDraws):
+class Price(Estimator):
     r"""Price's estimator: exact Hessians of log p at the draws [1]_.
 
     E_q[grad log p] and E_q[hess log p] by their means over draws (the theorems of Bonnet and of Price turn them into
@@ -187,7 +207,7 @@ class Price(AtDraws):
         return by_replicate(functools.partial(mean_hessians, target), state, base, evaluation, stl=stl)
 
 
-class Stein(AtDraws):
+class Stein(Estimator):
     r"""Stein's estimator: the Hessian from gradients alone, symmetrised [1]_.
 
     By Stein's identity :math:`E_q[\nabla^2 \log p] = E_q[\Sigma^{-1} (\theta - \mu) \nabla \log p^T]`, whitened
@@ -211,7 +231,7 @@ def _symmetric(whitened: Array, z: Array) -> Outer:
     return Outer(np.concatenate([whitened, z]), np.concatenate([z, whitened]), 0.0)
 
 
-class Pathwise(AtDraws):
+class Pathwise(Estimator):
     r"""Reparametrisation through the Cholesky factor: what automatic differentiation of one draw gives [1]_ [2]_.
 
     The gradient in the factor is the *lower triangle* of :math:`E[w z^T]`, :math:`w = C^T \nabla(\log p - \log q)` (for
@@ -234,7 +254,7 @@ class Pathwise(AtDraws):
         return from_gradients(state.outer, state, base, evaluation, stl=stl)
 
 
-class GaussNewton(AtDraws):
+class GaussNewton(Estimator):
     r"""Gauss-Newton estimator: squares of per-observation gradients in place of the likelihood's Hessian [1]_.
 
     With the natural-parameter update this is variational online Gauss-Newton (VON, and VOGN for a diagonal):
@@ -293,7 +313,7 @@ class ExactEvaluation(Evaluation):
     expectation: Expectation
 
 
-class Quadrature:
+class Quadrature(Estimator):
     r"""Exact expectations of rows, by quadrature in the space of their predictors.
 
     Under a Gaussian q a row of log p sees no more than the Gaussian of the few predictors that it is a function of. Its
@@ -405,7 +425,7 @@ ESTIMATORS: dict[str, Estimator] = {
 
 __all__ = [
     "ESTIMATORS",
-    "AtDraws",
+    "Estimator",
     "GaussNewton",
     "Pathwise",
     "Price",

@@ -241,7 +241,8 @@ def first_state(
     for _ in range(MAX_WIDENED):
         try:
             point, scales = problem.start(means, start_sigma)
-            if options.choice.is_for_networks:
+            if options.choice.estimator == "gauss_newton" or options.choice.step == "ivon":  # of networks, whose units
+                # may be exchangeable, and should not all start alike
                 point = units_apart(density, point, means, seed)
             rule, state = make_rule(problem.target, options, seed), None
             if earlier is not None and start_sigma is None:

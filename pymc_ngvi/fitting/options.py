@@ -65,14 +65,6 @@ MOST_ITERATIONS = 10_000
 AUTO = "auto"
 
 
-def _checked_number(name: str, value: object) -> float | None:
-    if value is None:
-        return None
-    if not _is_positive(value):
-        raise ValueError(f"{name} should be a positive number; got {value!r}.")
-    return float(value)
-
-
 def _check_seconds(value: object) -> None:
     if value is not None and not _is_positive(value):
         raise ValueError(
@@ -81,41 +73,47 @@ def _check_seconds(value: object) -> None:
         )
 
 
-def _checked_exponent(name: str, value: object) -> float | None:
-    if value is None or (_is_positive(value) and value <= 1.0) or (_is_number(value) and value == 0):
-        return None if value is None else float(value)
-    raise ValueError(f"{name} is an exponent from 0 (no decay) to 1; got {value!r}.")
-
-
-def _checked_count(name: str, value: object) -> int | None:
-    if value is None:
-        return None
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} should be a whole number of at least 1; got {value!r}.")
-    return int(value)
-
-
-def _checked_components_number(name: str, value: object) -> int | str | None:
-    if value == AUTO and isinstance(value, str):
-        return AUTO
-    try:
-        return _checked_count(name, value)
-    except ValueError:
-        raise ValueError(f"{name} should be 'auto' or a whole number of at least 1; got {value!r}.") from None
-
-
-def _checked_kind(name: str, value: object) -> str | None:
-    if value is None or (isinstance(value, str) and value in BASE_DRAWS):
-        return value
-    raise ValueError(f"Unknown {name} {value!r}: {suggestion(value, BASE_DRAWS)}")
-
-
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def _is_positive(value: object) -> TypeGuard[float]:
     return _is_number(value) and bool(0 < value < np.inf)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
+
+
+def _is_auto(value: object) -> bool:
+    return isinstance(value, str) and value == AUTO
+
+
+def _checked(is_valid: Callable[[Any], bool], convert: Callable[[Any], Any], what: str) -> dict[str, Any]:
+    """Return how an option is checked, as the metadata of its field: None stays."""
+
+    def check(name: str, value: object) -> Any:
+        if value is not None and not is_valid(value):
+            raise ValueError(f"{name} {what}; got {value!r}.")
+        return None if value is None else convert(value)
+
+    return {"check": check}
+
+
+_NUMBER = _checked(_is_positive, float, "should be a positive number")
+_EXPONENT = _checked(lambda v: _is_number(v) and bool(0 <= v <= 1), float, "is an exponent from 0 (no decay) to 1")
+_COUNT = _checked(_is_count, int, "should be a whole number of at least 1")
+_NUMBER_OF_COMPONENTS = _checked(
+    lambda v: _is_auto(v) or _is_count(v),
+    lambda v: v if _is_auto(v) else int(v),
+    "should be 'auto' or a whole number of at least 1",
+)
+
+
+def _checked_kind(name: str, value: object) -> str | None:
+    if value is None or (isinstance(value, str) and value in BASE_DRAWS):
+        return value
+    raise ValueError(f"Unknown {name} {value!r}: {suggestion(value, BASE_DRAWS)}")
 
 
 @stored("fit.options")
@@ -133,19 +131,19 @@ class FitOptions:
     estimator: EstimatorName | None = None
     step: StepName | None = None
     tol: float = 0.05
-    n_draws: int | None = field(default=None, metadata={"check": _checked_count})
-    max_draws: int | None = field(default=None, metadata={"check": _checked_count})
+    n_draws: int | None = field(default=None, metadata=_COUNT)
+    max_draws: int | None = field(default=None, metadata=_COUNT)
     base_draws: BaseDrawsName | None = field(default=None, metadata={"check": _checked_kind})
     stl: bool = True
-    step_size: float | None = field(default=None, metadata={"check": _checked_number})
-    step_decay: float | None = field(default=None, metadata={"check": _checked_exponent})
-    window: int | None = field(default=None, metadata={"check": _checked_count})
+    step_size: float | None = field(default=None, metadata=_NUMBER)
+    step_decay: float | None = field(default=None, metadata=_EXPONENT)
+    window: int | None = field(default=None, metadata=_COUNT)
     factor: FactorName | None = None
     blocks: Sequence[Sequence[str]] | None = None
     reparam: ReparamName | None = None
     posterior: PosteriorName = "auto"
     max_seconds: float | None = None
-    n_components: int | Literal["auto"] | None = field(default=None, metadata={"check": _checked_components_number})
+    n_components: int | Literal["auto"] | None = field(default=None, metadata=_NUMBER_OF_COMPONENTS)
     components: ComponentsName | None = None
     #: Why the family was chosen, where the user named none; the user can't give it.
     family_reason: str = ""

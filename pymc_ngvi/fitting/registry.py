@@ -144,11 +144,6 @@ class Choice:
     estimator: str
     step: str
 
-    @property
-    def is_for_networks(self) -> bool:
-        """Whether units may be exchangeable, so that they should not all start alike."""
-        return self.estimator == "gauss_newton" or self.step == "ivon"
-
     def given(self) -> dict[str, str]:
         """Return the entries by axis as a user names them, without a step rule that the family implies."""
         return {axis: name for axis, name in vars(self).items() if name in AXES[axis]}

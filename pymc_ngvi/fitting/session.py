@@ -1,7 +1,6 @@
 """One fit, under way or at its end: runs the loop, and says how it went."""
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import math
@@ -183,7 +182,7 @@ class FitSession:
         problem = problem_of(density, snapshot.options)
         target, rule = problem.target, make_rule(problem.target, snapshot.options, snapshot.seed)
         remember(target, snapshot.memory)
-        state = dataclasses.replace(snapshot.state, rule=filled(rule, snapshot.state.rule))
+        state = replace(snapshot.state, rule=filled(rule, snapshot.state.rule))
         begun = Begun(problem, rule, loop.settled(rule, state), snapshot.options)
         # Not what it took to get here.
         target.n_gradients, target.n_hessians = snapshot.n_gradients, snapshot.n_hessians
@@ -202,7 +201,7 @@ class FitSession:
             options=self.options,
             seed=self.seed,
             scored=self._score,
-            state=dataclasses.replace(self._state, rule=thinned(self._rule, self._state.rule)),
+            state=replace(self._state, rule=thinned(self._rule, self._state.rule)),
             seconds=self._seconds,
             compile_seconds=self._compile_seconds,
             n_gradients=target.n_gradients,
@@ -274,7 +273,7 @@ class FitSession:
                 history = self._state.history
                 self._widen(self._state.rule.q)
                 status = Status.MAX_ITERATIONS if history.n else Status.NOT_STARTED  # unless there are more to come
-                self._state = dataclasses.replace(self._state, history=history, status=status)
+                self._state = replace(self._state, history=history, status=status)
             else:
                 raise ValueError(NO_STRUCTURE)
             self._pause_after = math.inf
@@ -318,7 +317,7 @@ class FitSession:
             return
         history = self._state.history
         (self._problem, self._rule, state, self.options), self._assessed = earlier
-        self._state = dataclasses.replace(state, history=history)
+        self._state = replace(state, history=history)
 
     def _look_elsewhere(self, last: int, observe: loop.Observer, progress: FitProgress) -> None:
         """Look for other modes, fit from these, and keep the best of all."""
@@ -348,7 +347,7 @@ class FitSession:
     def _fit_from(self, state: VariationalState, *, first: Ended, last: int, observe: loop.Observer) -> Ended | None:
         """Fit from another state; return None where nothing came of it."""
         try:
-            start = dataclasses.replace(loop.start(self._rule, state), history=first.state.history)
+            start = replace(loop.start(self._rule, state), history=first.state.history)
             self._state = start
             self._state = self._watched.run(self._rule, self._state, last, observe)
             self._assess()
@@ -367,7 +366,7 @@ class FitSession:
         except Failed as reason:
             self._failed = (*self._failed, f"{what} ({reason})")
             return
-        self._state, self._assessed = dataclasses.replace(self._state, status=status), (elbo, assessment.gap)
+        self._state, self._assessed = replace(self._state, status=status), (elbo, assessment.gap)
 
     def _widen(self, q: VariationalState) -> None:
         """Begin again from where a state is, with what was left out of the Hessian, or of the rows."""

@@ -29,7 +29,6 @@ from pymc_ngvi.core.types import (
     BaseDraws,
     Density,
     Direction,
-    Estimator,
     FittedState,
     GaussianState,
     RuleState,
@@ -37,7 +36,7 @@ from pymc_ngvi.core.types import (
     Target,
     Update,
 )
-from pymc_ngvi.estimators import Quadrature
+from pymc_ngvi.estimators import Estimator, Quadrature
 
 # --- how many nats a converged fit may have left: the one meaning of ``tol`` ---
 

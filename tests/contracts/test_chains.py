@@ -534,7 +534,7 @@ def test_the_error_of_a_limit_is_that_of_the_density_there(seed):
 
 
 def test_gradients_until_chains_arrive_go_by_the_variance_between_them():
-    half_way = SimpleNamespace(basins=None, _done=3)
+    half_way = SimpleNamespace(basins=None, n_done=3)
     rhat = np.sqrt(1.0 + 8.0 * (MOST_RHAT**2 - 1.0))
     assert_allclose(_Moving.times_to_arrive(half_way, rhat), 8.0)
     assert _Moving.times_to_arrive(half_way, 1.0) == 1.0

@@ -46,7 +46,7 @@ def check(model, rows, way, prior=1.0, scale=1.0):
     density = LogDensity(model, "quick")
     theta = 0.7 * np.random.default_rng(3).normal(size=(3, density.n_dim))
     density.second.gauss_newton.parts.n_in_call = 5  # not a divisor of the rows
-    assert density.second.gauss_newton.squared.squares().way == way
+    assert density.second.gauss_newton.squares().way == way
     compare(density, theta, rows, prior, scale)
     return density
 
@@ -288,7 +288,7 @@ def test_minibatches():
         [at] = [rows.get_value() for rows in density.minibatches.rows]
         compare(density, theta, lambda point, at=at: one_layer_rows(point, at), scale=N / 5)
         density.next_batch(rng)
-    assert density.second.gauss_newton.squared.squares().way == "layers"
+    assert density.second.gauss_newton.squares().way == "layers"
 
 
 def test_data_of_a_length_that_is_not_known():

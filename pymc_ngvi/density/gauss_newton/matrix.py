@@ -591,45 +591,6 @@ def one_by_one(parts: GaussNewtonGraphs) -> RowFunction:
     return RowFunction("axes", parts.functions.compile([parts.theta, directions], batched), parts.n_in_call, n_dim)
 
 
-class SquaredGradients:
-    """Evaluates the sums of squares. Nothing is built before something is asked for."""
-
-    def __init__(self, parts: GaussNewtonGraphs) -> None:
-        self._parts = parts
-
-    def mean(self, theta: Array) -> Array:
-        """Return the mean over draws, (n_dim,)."""
-        squares, total = self.squares(), np.zeros(theta.shape[1])
-        if squares.way == "layers":
-            for rows in slices(len(theta), squares.n_in_call):
-                total += np.asarray(squares.function(np.ascontiguousarray(theta[rows])))
-            return total / len(theta)
-        for point in theta:
-            for at, values in squares.blocks(point):
-                if squares.way == "axes":
-                    total[at] += (values**2).sum(axis=1)
-                else:
-                    total += (values**2).sum(axis=0)
-        return total / len(theta)
-
-    def squares(self) -> RowFunction:
-        """Return what evaluates the squares."""
-        return self._parts.functions.once(self._parts.functions.made.squares, self._compile)
-
-    def _compile(self) -> RowFunction:
-        parts, theta = self._parts, self._parts.theta
-
-        def squares(weights: list[Variable]) -> Variable:
-            triples = zip(parts.rows, weights, parts.scales, strict=True)
-            return pt.add(pt.zeros_like(theta), *[squares_by_rows(row, theta, w) / s for row, w, s in triples])
-
-        layers = by_layers(parts, squares)
-        if layers is None:
-            return one_by_one(parts)
-        n_draws = int(np.clip(2 * CACHED_ELEMENTS // max(cost.estimate([layers.found]).widest, 1), 1, _MOST_DRAWS))
-        return RowFunction("layers", parts.functions.compile([layers.draws], layers.batched.sum(axis=0)), n_draws)
-
-
 # --- the Hessian of all of log p but the log densities of rows: priors with their Jacobians ---
 
 
@@ -674,14 +635,51 @@ class Rest(CoordinateHessian):
 _IN_CALL, _MOST = 4_000_000, 250_000_000
 
 
-class RowGradients:
-    """Evaluates the gradients of rows. Nothing is built before something is asked for."""
+class GaussNewtonMatrix:
+    """Evaluates the Gauss-Newton matrix. Nothing is built before something is asked for."""
 
     def __init__(self, parts: GaussNewtonGraphs) -> None:
-        self._parts = parts
+        self.parts, self.rest = parts, Rest(parts)
 
-    def at(self, theta: Array) -> Iterator[Array]:
-        """Go through the gradients at draws, a few draws at a time: (n, n_dim).
+    def mean_diagonal(self, theta: Array) -> Array:
+        """Return the mean over draws of the diagonal, (n_dim,); see `LogDensity.gauss_newton`."""
+        with np.errstate(all="ignore"):
+            return self.rest.mean_diagonal(theta) - self.mean_squares(theta)
+
+    def mean_squares(self, theta: Array) -> Array:
+        """Return the mean over draws of the sums of squared gradients of rows, (n_dim,)."""
+        squares, total = self.squares(), np.zeros(theta.shape[1])
+        if squares.way == "layers":
+            for rows in slices(len(theta), squares.n_in_call):
+                total += np.asarray(squares.function(np.ascontiguousarray(theta[rows])))
+            return total / len(theta)
+        for point in theta:
+            for at, values in squares.blocks(point):
+                if squares.way == "axes":
+                    total[at] += (values**2).sum(axis=1)
+                else:
+                    total += (values**2).sum(axis=0)
+        return total / len(theta)
+
+    def squares(self) -> RowFunction:
+        """Return what evaluates the squares."""
+        return self.parts.functions.once(self.parts.functions.made.squares, self._compile_squares)
+
+    def _compile_squares(self) -> RowFunction:
+        parts, theta = self.parts, self.parts.theta
+
+        def squares(weights: list[Variable]) -> Variable:
+            triples = zip(parts.rows, weights, parts.scales, strict=True)
+            return pt.add(pt.zeros_like(theta), *[squares_by_rows(row, theta, w) / s for row, w, s in triples])
+
+        layers = by_layers(parts, squares)
+        if layers is None:
+            return one_by_one(parts)
+        n_draws = int(np.clip(2 * CACHED_ELEMENTS // max(cost.estimate([layers.found]).widest, 1), 1, _MOST_DRAWS))
+        return RowFunction("layers", parts.functions.compile([layers.draws], layers.batched.sum(axis=0)), n_draws)
+
+    def gradients(self, theta: Array) -> Iterator[Array]:
+        """Go through the gradients of rows at draws, a few draws at a time: (n, n_dim).
 
         Each row counts with the root of its scale: -sum g g^T estimates the Hessian of all rows of the data.
         """
@@ -691,7 +689,9 @@ class RowGradients:
                 f"estimator='gauss_newton' with correlations holds the gradients of {n_rows:,} rows in {n_dim:,} "
                 f"dimensions, {8e-9 * n_rows * n_dim:.0f} GB: take pm.Minibatch, or family='diagonal'."
             )
-        gradients: RowFunction = self._parts.functions.once(self._parts.functions.made.row_gradients, self._compile)
+        gradients: RowFunction = self.parts.functions.once(
+            self.parts.functions.made.row_gradients, self._compile_gradients
+        )
         if gradients.way == "layers":
             for rows in slices(len(theta), max(1, _IN_CALL // max(n_rows * n_dim, 1))):
                 yield np.asarray(gradients.function(np.ascontiguousarray(theta[rows]))).reshape(-1, n_dim)
@@ -706,7 +706,7 @@ class RowGradients:
             yield found
 
     def _n_rows(self, point: Array) -> int:
-        parts = self._parts
+        parts = self.parts
         if parts.n_rows is not None:
             return parts.n_rows
 
@@ -715,8 +715,8 @@ class RowGradients:
 
         return int(parts.functions.once(parts.functions.made.n_rows, compiled)(point))
 
-    def _compile(self) -> RowFunction:
-        parts, theta = self._parts, self._parts.theta
+    def _compile_gradients(self) -> RowFunction:
+        parts, theta = self.parts, self.parts.theta
 
         def gradients(weights: list[Variable]) -> Variable:
             triples = zip(parts.rows, weights, parts.scales, strict=True)
@@ -726,19 +726,6 @@ class RowGradients:
         if layers is None:
             return one_by_one(parts)
         return RowFunction("layers", parts.functions.compile([layers.draws], layers.batched), 1)
-
-
-class GaussNewtonMatrix:
-    """Evaluates the Gauss-Newton matrix. Nothing is built before something is asked for."""
-
-    def __init__(self, parts: GaussNewtonGraphs) -> None:
-        self.parts = parts
-        self.squared, self.gradients, self.rest = SquaredGradients(parts), RowGradients(parts), Rest(parts)
-
-    def mean_diagonal(self, theta: Array) -> Array:
-        """Return the mean over draws of the diagonal, (n_dim,); see `LogDensity.gauss_newton`."""
-        with np.errstate(all="ignore"):
-            return self.rest.mean_diagonal(theta) - self.squared.mean(theta)
 
 
 class GaussNewtonHessian(MeanHessian):
@@ -757,7 +744,7 @@ class GaussNewtonHessian(MeanHessian):
         self._count(len(self._theta))
         with np.errstate(all="ignore"):
             total = self._matrix.rest.mean_products(self._theta, directions)
-            for gradients in self._matrix.gradients.at(self._theta):
+            for gradients in self._matrix.gradients(self._theta):
                 total -= (directions @ gradients.T) @ gradients / len(self._theta)
         return total
 
@@ -768,7 +755,7 @@ class GaussNewtonHessian(MeanHessian):
         self._count(len(self._theta))
         with np.errstate(all="ignore"):
             total = state.curvature(_RestHessian(self._matrix.rest, self._theta))
-            for gradients in self._matrix.gradients.at(self._theta):
+            for gradients in self._matrix.gradients(self._theta):
                 whitened = state.whiten(gradients)
                 total = total + state.outer_mean(Outer(whitened, whitened, 0.0)) * (len(whitened) / len(self._theta))
         return total

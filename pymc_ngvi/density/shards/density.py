@@ -1,7 +1,6 @@
 """The log density of a model whose data are in shards: the prior here, the likelihood where its rows are."""
 
 import contextlib
-import dataclasses
 import functools
 import threading
 import time
@@ -696,7 +695,7 @@ class ShardedDensity(Sum):
         asked = Expect(q, new.name, names, which, adapt, self.pattern is None, self._n_rows_in_all)
         parts: list[ShardExpectation] = self.shards.ask(Request(Shard.expected, (asked,)))
         if any(part is None for part in parts):  # a shard that was made again has no rules
-            parts = self.shards.ask(Request(Shard.expected, (dataclasses.replace(asked, references=references),)))
+            parts = self.shards.ask(Request(Shard.expected, (replace(asked, references=references),)))
         wrong = [key for key, part in zip(self.shards.keys, parts, strict=True) if not part.agrees]
         if wrong:
             self.by_rows.give_up(why := f"the rows of shard {wrong[0]!r} are not all of its log likelihood")

@@ -6,7 +6,6 @@ log p beyond a valley on lines through the fit: moved all at once, coordinates s
 they are at the fit. Where log p is concave given three coordinates or fewer, lines along these are enough.
 """
 
-import dataclasses
 import logging
 
 from collections.abc import Callable, Sequence
@@ -484,7 +483,7 @@ def explored(
         i = None if mode.is_start else next((i for other, i in known if is_equal(mode, other)), None)
         if i is not None:
             q: Any = ends[i].q
-            about: Any = dataclasses.replace(q, location=mode.point)
+            about: Any = replace(q, location=mode.point)
             if n_left > 0 and about.n_dim > MOST_NEWTON:  # a mean may be far from the mode there
                 n_left -= 1
                 new = _fitted(search, rule, family, mode, fit_from)

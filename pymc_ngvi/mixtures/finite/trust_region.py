@@ -10,7 +10,7 @@ import functools
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from pymc_ngvi.core.types import (
     Assessment,
     BaseDraws,
     Density,
-    Estimator,
     Evaluation,
     GaussianState,
     MeanHessian,
@@ -37,6 +36,7 @@ from pymc_ngvi.core.types import (
     Update,
     Whitener,
 )
+from pymc_ngvi.estimators import Estimator
 from pymc_ngvi.families.mixture import MixtureState
 from pymc_ngvi.steps.adaptive.certificate import is_kinked
 from pymc_ngvi.steps.adaptive.rule import Adaptive, AdaptiveState
@@ -176,17 +176,6 @@ def _candidates(q: MixtureState, rng: np.random.Generator) -> tuple[Array, NDArr
 #    exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
 
 
-class Share(NamedTuple):
-    """What a component sees of q at some points."""
-
-    #: shape (n_draws,).
-    log_q: Array
-    #: log(q_c / q); shape (n_draws,).
-    log_share: Array
-    #: Its gradient; shape (n_draws, n_dim).
-    score: Array
-
-
 @dataclass(frozen=True)
 class ComponentTarget:
     """The log density that one component of a mixture approximates.
@@ -217,15 +206,15 @@ class ComponentTarget:
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Return log p + log(q_c / q), (n_draws,), and its gradient, (n_draws, n_dim)."""
         logp, grad = self.density.logp_grad(theta)
-        share = self.share(theta)
-        return logp + share.log_share, grad + share.score
+        _, log_share, score = self.share(theta)
+        return logp + log_share, grad + score
 
-    def share(self, theta: Array) -> Share:
-        """Return log q, log(q_c / q) and the gradient of the latter at the rows of ``theta``."""
+    def share(self, theta: Array) -> tuple[Array, Array, Array]:
+        """Return log q and log(q_c / q), (n_draws,), and the gradient of the latter, (n_draws, n_dim)."""
         terms, log_q = self.mixture.log_densities(theta)
         log_share = terms[:, self.index] - self.mixture.log_weights[self.index] - log_q
         scores, mean_score = self.scores(theta, np.exp(terms - log_q[:, None]))
-        return Share(log_q, log_share, scores[self.index] - mean_score)
+        return log_q, log_share, scores[self.index] - mean_score
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of hess (log p + log(q_c / q)) over draws of the component."""
@@ -366,11 +355,11 @@ def evaluate_mixture(density: Density, q: MixtureState, base: BaseDraws, estimat
     """Evaluate log p and its gradient at draws of each component, in one batch."""
     parts, all_ratios, log_p = [], [], []
     for c, part in enumerate(estimator.evaluate_each(density, q.components, base)):
-        share, finite = ComponentTarget(density, q, c).share(part.theta), part.finite
-        ratios = np.where(finite, part.logp - share.log_q, np.nan)
+        log_q, log_share, score = ComponentTarget(density, q, c).share(part.theta)
+        finite = part.finite
+        ratios = np.where(finite, part.logp - log_q, np.nan)
         reward = float(ratios[finite].mean()) if finite.any() else -np.inf
-        logp, grad = part.logp + share.log_share, part.grad + share.score
-        parts.append(replace(part, logp=logp, grad=grad, elbo=reward))
+        parts.append(replace(part, logp=part.logp + log_share, grad=part.grad + score, elbo=reward))
         all_ratios.append(ratios)
         log_p.append(np.where(finite, part.logp, np.nan))
     return MixtureEvaluation(base, tuple(parts), np.array(all_ratios), np.array(log_p), q.log_weights)

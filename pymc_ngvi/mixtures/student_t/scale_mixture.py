@@ -23,7 +23,6 @@ from pymc_ngvi.core.types import (
     Assessment,
     BaseDraws,
     Density,
-    Estimator,
     Evaluation,
     GaussianState,
     MeanHessian,
@@ -31,7 +30,7 @@ from pymc_ngvi.core.types import (
     StepRule,
     Update,
 )
-from pymc_ngvi.estimators import gap_of, stein
+from pymc_ngvi.estimators import Estimator, gap_of, stein
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
 from pymc_ngvi.steps.adaptive.certificate import MAX_CURVATURE_ERROR, is_kinked
 from pymc_ngvi.steps.adaptive.rule import MAX_ERROR, Adaptive, AdaptiveState, is_near
@@ -261,21 +260,11 @@ class ScaleMoments:
     #: Change of 1/a in a step of size 1, and its standard error.
     tail_step: float
     tail_se: float
-
-    @property
-    def gap(self) -> float:
-        """Nats to be gained by mean, Sigma and shape."""
-        return self.gaussian.gap
-
-    @property
-    def floor(self) -> float:
-        """What noise alone would make them."""
-        return self.gaussian.floor
-
-    @property
-    def floor_sd(self) -> float:
-        """Standard deviation of the difference at the optimum."""
-        return self.gaussian.floor_sd
+    #: Nats to be gained by mean, Sigma and shape, what noise alone would make them, and the standard deviation of the
+    #: difference at the optimum.
+    gap: float
+    floor: float
+    floor_sd: float
 
     def direction(self, trust: float = 1.0) -> Array:
         """Return the natural gradient in the Fisher information of theta alone, (n_params,).
@@ -335,7 +324,8 @@ def measured(
         steps = metric.solve(u)[:, -1]
     steps = steps / np.sqrt(shape_information(q.shape))
     se = float(steps.std(ddof=1) / np.sqrt(len(steps))) if len(steps) > 1 else np.inf
-    return ScaleMoments(replace(own, curvature=curvature), m, vector[0], metric, float(steps.mean()), se)
+    gaussian = replace(own, curvature=curvature)
+    return ScaleMoments(gaussian, m, vector[0], metric, float(steps.mean()), se, own.gap, own.floor, own.floor_sd)
 
 
 def _by_replicate(q: StudentTState, inner: BaseDraws, evaluation: Evaluation, *, stl: bool) -> tuple[Array, Array]:

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import BaseDraws, Estimator, Evaluation, GaussianState, Moments, Target
-from pymc_ngvi.estimators import SEEN, in_full_metric, price, stein
+from pymc_ngvi.core.types import BaseDraws, Evaluation, GaussianState, Moments, Target
+from pymc_ngvi.estimators import SEEN, Estimator, in_full_metric, price, stein
 from pymc_ngvi.steps.schedule import FEW_DRAWS, loses_draws
 
 # --- what speaks against a fit that seems to have converged: lost draws, and kinks that Hessians do not see ---

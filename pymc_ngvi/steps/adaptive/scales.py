@@ -23,9 +23,7 @@ from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.types import (
     Array,
     BaseDraws,
-    BentRowsTarget,
     Density,
-    Estimator,
     Evaluation,
     Expectation,
     GaussianState,
@@ -37,6 +35,7 @@ from pymc_ngvi.core.types import (
     Update,
     mean_hessians,
 )
+from pymc_ngvi.estimators import Estimator
 from pymc_ngvi.steps.schedule import Failure, search
 
 # --- a log density given some of its coordinates, which get a narrow Gaussian of their own ---
@@ -87,12 +86,6 @@ class Conditioned:
         grad[self._index] = -apart / self._sd**2
         hessian = _GivenHessian(whole.hessian, self._index, self._sd**2, self.n_dim)
         return whole._replace(value=whole.value + own, grad=grad, hessian=hessian)
-
-    def directions(self, rows: NDArray[np.intp]) -> Array:
-        """Return the slopes of the only predictor of each of some rows; see `BentRowsTarget`."""
-        slopes = cast(BentRowsTarget, self._target).directions(rows)
-        slopes[:, self._index] = 0.0
-        return slopes
 
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget`."""

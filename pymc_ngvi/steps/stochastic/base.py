@@ -25,7 +25,6 @@ from pymc_ngvi.core.types import (
     Assessment,
     BaseDraws,
     Direction,
-    Estimator,
     Evaluation,
     GaussianState,
     Moments,
@@ -33,7 +32,7 @@ from pymc_ngvi.core.types import (
     Target,
     Update,
 )
-from pymc_ngvi.estimators import evaluation_of, gauss_newton, price, stein
+from pymc_ngvi.estimators import Estimator, evaluation_of, gauss_newton, price, stein
 from pymc_ngvi.steps.adaptive.certificate import UNKNOWN, Measured, has_diverged, measured_at, measured_gap
 from pymc_ngvi.steps.schedule import TOL, Tolerance, loses_draws
 
