@@ -42,9 +42,11 @@ class MeanHessian(Protocol):
 
     def products(self, directions: Array) -> Array:
         """Return the matrix times each direction, (n_directions, n_dim)."""
+        raise ValueError("Of this Hessian nothing but whitened curvatures can be had.")
 
     def diagonal(self) -> Array:
         """Return the diagonal, (n_dim,)."""
+        raise ValueError("Of this Hessian nothing but whitened curvatures can be had.")
 
     def values(self) -> Array:
         """Return the entries of ``pattern``, (n_entries,)."""

@@ -462,7 +462,9 @@ def _target(density: ModelDensity, options: FitOptions) -> Target:
     """Return a density in the space of its rows, where that has far fewer dimensions; or as it is."""
     dense = options.choice.family == DENSE and options.factor != "precision"
     seen = density.seen_from_rows if dense and options.choice.estimator == "quadrature" else None
-    return density if seen is None or not isinstance(density, LogDensity) else RowSpaceDensity(density, seen)
+    if seen is None or not isinstance(density, LogDensity):
+        return density
+    return cast(Target, RowSpaceDensity(density, seen))  # expectations are all that is taken
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,12 @@ def _bridge(
     value, n = float(np.median(of_draws)), float(of_draws.size)
     for _ in range(2):  # the second time with the effective number of the draws
         value = _optimum(of_draws.ravel(), of_proposed, n, value)
-        at_proposed, at_draws = _bounded(of_proposed - value, of_draws - value, n)
+        s, t = n / (n + _N_DRAWS), _N_DRAWS / (n + _N_DRAWS)
+        with np.errstate(over="ignore"):  # p / (s p + t g) and g / (s p + t g), which are bounded, p being normalised
+            at_proposed, at_draws = (
+                1.0 / (s + t * np.exp(value - of_proposed)),
+                1.0 / (s * np.exp(of_draws - value) + t),
+            )
         n = _effective(at_draws)
     square = _relative_variance(at_proposed) / _N_DRAWS + _relative_variance(at_draws) / n
     return LogMass(value, math.sqrt(square) if math.isfinite(square) else math.inf)
@@ -224,13 +229,6 @@ def _optimum(of_draws: Array, of_proposed: Array, n: float, value: float) -> flo
         if not change > _SAME:
             break
     return value
-
-
-def _bounded(of_proposed: Array, of_draws: Array, n: float) -> tuple[Array, Array]:
-    """Return p / (s p + t g) at proposed draws, and g / (s p + t g) at draws, p being normalised."""
-    s, t = n / (n + _N_DRAWS), _N_DRAWS / (n + _N_DRAWS)
-    with np.errstate(over="ignore"):
-        return 1.0 / (s + t * np.exp(-of_proposed)), 1.0 / (s * np.exp(of_draws) + t)
 
 
 def _relative_variance(values: Array) -> float:

@@ -286,10 +286,6 @@ class Mixing(NamedTuple):
     #: Correlation of successive draws, the larger one of places and spreads.
     memory: Array
 
-    def joined(self, other: "Mixing") -> "Mixing":
-        """Return that of these quantities and of others."""
-        return Mixing(*(np.concatenate(both) for both in zip(self, other, strict=True)))
-
 
 def nested_rhat(values: Array, n_starts: int) -> Array:
     """Return nested R-hat, (n_quantities,)."""
@@ -324,18 +320,13 @@ def _of_columns(values: Array, n_starts: int) -> Mixing:
     shape = values.shape
     with np.errstate(invalid="ignore"):
         ranks = rankdata(values.reshape(-1, shape[2]).T, axis=1).T.reshape(shape)
-        measured = [
-            (nested_rhat(scores, n_starts), _trend(scores), _memory(scores)) for scores in _places_and_spreads(ranks)
-        ]
+        n = shape[0] * shape[1]
+        # Normal scores of quantities, and of their distances from the median, by the ranks of the first.
+        both = ndtri((ranks - 0.5) / n), ndtri(np.maximum(np.abs(2.0 * ranks - n - 1.0), 0.5) / n)
+        measured = [(nested_rhat(scores, n_starts), _trend(scores), _memory(scores)) for scores in both]
     rhat, trend, memory = (np.maximum(a, b) for a, b in zip(*measured, strict=True))
     varies = np.ptp(ranks, axis=(0, 1)) > 0.0  # False for NaN
     return Mixing(*(np.where(varies, of, np.nan) for of in (rhat, trend, memory)))
-
-
-def _places_and_spreads(ranks: Array) -> tuple[Array, Array]:
-    """Return normal scores of quantities, and of their distances from the median, by the ranks of the first."""
-    n = ranks.shape[0] * ranks.shape[1]
-    return ndtri((ranks - 0.5) / n), ndtri(np.maximum(np.abs(2.0 * ranks - n - 1.0), 0.5) / n)
 
 
 def _trend(scores: Array) -> Array:
@@ -678,7 +669,7 @@ def _judged(draws: Stretch, chains: Chains, quantities: Quantities | None, label
         some = draws.x[:: -(-n * n_chains // _MOST_COMPUTED)]
         further = quantities(some.reshape(-1, d)).reshape(len(some), n_chains, -1)
         of_further = mixing_of(further, N_STARTS)
-        mixing = mixing.joined(of_further)
+        mixing = Mixing(*(np.concatenate(both) for both in zip(mixing, of_further, strict=True)))
         bulk, tail, limit_error = effective_sizes(further, of_further.memory)
         sizes = Sizes(min(sizes.bulk, bulk), min(sizes.tail, tail), max(sizes.limit_error, limit_error))
     return replace(_checks(draws, mixing, chains, label, sizes), peak=peak_size(draws.logp))

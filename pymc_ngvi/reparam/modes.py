@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.families.matrices import stacks
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 
@@ -68,8 +69,8 @@ class Blocks:
         """Return vectors of local coordinates, (n_draws, n_local), as (n_draws, n_blocks, k) for each size k."""
         return [local[:, s.where].reshape(len(local), s.n_blocks, s.size) for s in self._stacks]
 
-    def joined(self, parts: list[Array]) -> Array:
-        """Return the vectors with these parts: the inverse of `by_size`."""
+    def joined(self, parts: list[AnyArray]) -> AnyArray:
+        """Return the vectors, or values of blocks, (n_draws, n_blocks), with these parts: the inverse of `by_size`."""
         flat = [p.reshape(len(p), -1) for p in parts]
         return flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
 
@@ -90,15 +91,6 @@ class Blocks:
             at = self.coordinates[s.where]
             result[:, : s.size, at] = matrix.transpose(0, 3, 1, 2).reshape(n_draws, s.size, -1)
         return result.reshape(n_draws * self.width, -1)
-
-    def of_blocks(self, parts: list[NDArray[np.bool_]]) -> NDArray[np.bool_]:
-        """Return what is one value for each block, (n_draws, n_blocks) by size, in the order of the blocks."""
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
-    def split_blocks(self, values: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
-        """Return values of blocks, (n_draws, n_blocks), by size: the inverse of `of_blocks`."""
-        ends = np.cumsum([s.n_blocks for s in self._stacks])
-        return np.split(values, ends[:-1], axis=1)
 
 
 @dataclass(frozen=True)
@@ -157,7 +149,7 @@ def scales_of(blocks: Blocks, precisions: Matrices, *, raised: bool) -> tuple[Sc
             factors[~good] = _inverse_cholesky(_raised(matrices[~good]))
         inverses.append(factors)
         definite.append(good)
-    return Scales(blocks, inverses), blocks.of_blocks(definite)
+    return Scales(blocks, inverses), blocks.joined(definite)
 
 
 def _inverse_cholesky(matrices: Array) -> Array:
@@ -302,7 +294,7 @@ def _advance(guide: Guide, blocks: Blocks, theta: Array, search: _ModeSearch, ac
     slope, precisions = _evaluate(guide, blocks, trial)
     with np.errstate(all="ignore"):
         before, after = blocks.sums(search.slope[active] * step), blocks.sums(slope * step)
-        finite = np.isfinite(after) & _finite(blocks, precisions)
+        finite = np.isfinite(after) & blocks.joined([np.isfinite(m).all(axis=(2, 3)) for m in precisions])
         _, definite = scales_of(blocks, precisions, raised=False)
         kept = finite & (after >= np.where(definite, -_OVERSHOOT * before, 0.0))
         shrunk = np.where(finite, before / (before - after), 0.0)
@@ -310,7 +302,8 @@ def _advance(guide: Guide, blocks: Blocks, theta: Array, search: _ModeSearch, ac
     keep = kept[:, blocks.block_of]
     search.local[active] = np.where(keep, moved, search.local[active])
     search.slope[active] = np.where(keep, slope, search.slope[active])
-    for old, new, part in zip(search.precisions, precisions, blocks.split_blocks(kept), strict=True):
+    of_sizes = np.split(kept, np.cumsum([p.shape[1] for p in precisions])[:-1], axis=1)
+    for old, new, part in zip(search.precisions, precisions, of_sizes, strict=True):
         old[active] = np.where(part[..., None, None], new, old[active])
     _prepare(blocks, search, active, ~kept)
 
@@ -325,7 +318,3 @@ def _prepare(blocks: Blocks, search: _ModeSearch, active: NDArray[np.intp], refu
     search.found[active] |= found
     search.length[active] = length
     search.step[active] = np.where(search.found[active][:, blocks.block_of], 0.0, scales.times(whitened))
-
-
-def _finite(blocks: Blocks, matrices: Matrices) -> NDArray[np.bool_]:
-    return blocks.of_blocks([np.isfinite(m).all(axis=(2, 3)) for m in matrices])

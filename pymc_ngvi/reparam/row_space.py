@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import cholesky, solve_lower
-from pymc_ngvi.core.target import CountedElsewhere, MatrixHessian, OfAllData
+from pymc_ngvi.core.target import CountedElsewhere, OfAllData
 from pymc_ngvi.core.types import Array, Expectation, GaussianState, MeanHessian, RowRules, Spread
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.row_space import SeenFromRows
@@ -52,25 +52,6 @@ class RowSpaceDensity(OfAllData, CountedElsewhere):
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget`."""
         return self.density.rows_cover(lambda: self.space.to_theta(draw()))
-
-    def logp_grad(self, theta: Array) -> tuple[Array, Array]:
-        """Return log p, (n_draws,), and its gradient, (n_draws, n_dim), where nothing is perpendicular."""
-        logp, grad = self.density.logp_grad(self.space.to_theta(theta))
-        return logp + self.space.constant, self._from_theta(grad)
-
-    def mean_hessian(self, theta: Array) -> MeanHessian:
-        """Return the mean of hess log p over draws."""
-        return MatrixHessian(
-            self._from_theta(self.density.mean_hessian(self.space.to_theta(theta)).products(self._map))
-        )
-
-    @property
-    def _map(self) -> Array:
-        """Directions of these coordinates in theta, (n_dim, n_theta)."""
-        return (self.space.axes() * self.space.scale()[:, None]).T
-
-    def _from_theta(self, grad: Array) -> Array:
-        return grad @ self._map.T
 
     def gaussian(self, q: GaussianState) -> LowRankState:
         """Return the Gaussian of theta that a Gaussian of these coordinates stands for."""

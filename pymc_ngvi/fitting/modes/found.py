@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, VariationalState
 from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.marginal.pooled import PoolState
 
 #: Draws of each approximation by which masses are compared.
 _N_DRAWS = 512
@@ -73,19 +73,8 @@ def shares(density: ModelDensity, states: Sequence[VariationalState], seed: int)
     return np.exp(masses - logsumexp(masses))
 
 
-class Covering(Protocol):
-    """A posterior that has come after a fit: what it begins from, and its draws."""
-
-    @property
-    def gaussian(self) -> VariationalState:
-        """Of the fit."""
-
-    def draw(self, n: int, rng: np.random.Generator, /) -> Array:
-        """Return draws."""
-
-
 def not_covered(
-    modes: Sequence[OtherMode], posterior: Covering, seed: int, *, equal: bool = False
+    modes: Sequence[OtherMode], posterior: PoolState, seed: int, *, equal: bool = False
 ) -> tuple[OtherMode, ...]:
     """Return the modes that draws of another posterior do not have their share at; images of its own on demand."""
     modes = [mode for mode in modes if equal or not mode.is_equal]

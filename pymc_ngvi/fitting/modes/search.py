@@ -93,10 +93,15 @@ def points_for(
         n_own, n_seen = _N_OWN, _N_WEIGHED
         scales += [np.broadcast_to(q.sd(), (_N_OWN + n_heavy, q.n_dim))]
     prior = _prior(density, n_looked // 2, seed_of(rng))
-    sets = [(prior, _spread(prior))] if len(prior) >= _LEAST_PRIOR else []
+    sets = []
+    if len(prior) >= _LEAST_PRIOR:
+        lower, upper = np.quantile(prior, [0.25, 0.75], axis=0)
+        sets.append((prior, np.maximum((upper - lower) / (2.0 * _QUARTILE), 1e-12)))
     if is_sound:
         n = (n_looked - len(prior)) // len(WIDER)
-        sets += [(_wide(q, width, n, rng), width * q.sd()) for width in WIDER]
+        for width in WIDER:  # of t distributions about the fit
+            z = rng.standard_normal((n, q.n_dim)) / np.sqrt(rng.chisquare(_DF, (n, 1)) / _DF)
+            sets.append((np.asarray(q.draws(width * z)), width * q.sd()))
     for draws, sd in sets:
         n = max(n_climbs // 2 if draws is prior else (n_climbs - n_climbs // 2 * bool(len(prior))) // len(WIDER), 1)
         best = draws[_best_of_parts(density, q if is_sound else None, draws, n)]
@@ -213,18 +218,6 @@ def _are_humps(logp: Array) -> NDArray[np.bool_]:
     return result
 
 
-def _wide(q: GaussianState, width: float, n: int, rng: np.random.Generator) -> Array:
-    """Draw from a t distribution about a fit, wider than that."""
-    z = rng.standard_normal((n, q.n_dim)) / np.sqrt(rng.chisquare(_DF, (n, 1)) / _DF)
-    return np.asarray(q.draws(width * z))
-
-
-def _spread(draws: Array) -> Array:
-    """Return robust standard deviations."""
-    lower, upper = np.quantile(draws, [0.25, 0.75], axis=0)
-    return np.maximum((upper - lower) / (2.0 * _QUARTILE), 1e-12)
-
-
 def _best_of_parts(density: ModelDensity, q: GaussianState | None, draws: Array, n_parts: int) -> NDArray[np.intp]:
     """Return the best draw of each part: by log p, and of every second part by what a fit does not explain of it."""
     with np.errstate(all="ignore"):
@@ -273,14 +266,6 @@ class FoundModes(NamedTuple):
     n_fits: int
     #: That it took.
     n_gradients: int
-
-
-def _say(seconds: float, of_fit: float, show: Callable[[str], None]) -> None:
-    """Say what is being done: in the log, too, where it takes long, or longer than the fit."""
-    text = f"Looking for other modes: {in_words(seconds)}"
-    show(text)
-    if seconds >= _LONG or seconds >= max(_SAID, of_fit):
-        logger.info(f"{text}{', longer than the fit took' if seconds > of_fit else ''}.")
 
 
 @dataclass(frozen=True)
@@ -339,7 +324,10 @@ class ModeSearch:
         n_climbs = min(n_climbs, _MOST_CLIMBS)
         n_looked = min(int(0.5 * _OF_CLIMBS * seconds / each), _MOST_LOOKED)
         n_fits = int(np.clip((1.0 - _OF_CLIMBS) * seconds / max(of_fit, 1e-9), 1, _MOST_FITS))
-        _say((n_climbs * of_climb + n_looked) * each, of_fit, show)
+        takes = (n_climbs * of_climb + n_looked) * each
+        show(text := f"Looking for other modes: {in_words(takes)}")
+        if takes >= _LONG or takes >= max(_SAID, of_fit):
+            logger.info(f"{text}{', longer than the fit took' if takes > of_fit else ''}.")
         counted = density.n_gradients, density.n_hessians
         try:
             return self._found(q, elbo, n_climbs, n_looked, n_fits, is_sound=is_sound)
@@ -400,16 +388,15 @@ class ModeSearch:
 
     def _that_count(self, modes: list[Mode], q: GaussianState, elbo: float) -> list[Mode]:
         """Return the modes that are not the one that the fit is at, and may have mass enough, the largest first."""
-        others = sorted((mode for mode in modes if self._is_other(mode, q, elbo)), key=lambda mode: -mode.log_mass)
+        others = []
+        for mode in modes:
+            apart = mode.point - q.mean()
+            is_near = max(_distance(q, apart), _distance(mode.gaussian, apart)) < far_from(q.n_dim)
+            if not is_near and is_outside(self.density, q, elbo, mode.gaussian, self.stream):
+                others.append(mode)
+        others.sort(key=lambda mode: -mode.log_mass)
         best = others[0].log_mass if others and others[0].log_mass > elbo else elbo
         return [mode for mode in others if _counts(mode, q if best == elbo else others[0].gaussian, best)]
-
-    def _is_other(self, mode: Mode, q: GaussianState, elbo: float) -> bool:
-        """Tell whether a mode is not the one that the fit is at."""
-        apart = mode.point - q.mean()
-        if max(_distance(q, apart), _distance(mode.gaussian, apart)) < far_from(q.n_dim):
-            return False
-        return is_outside(self.density, q, elbo, mode.gaussian, self.stream)
 
 
 def _counts(mode: Mode, best: GaussianState, log_mass: float) -> bool:
@@ -455,16 +442,6 @@ class Ended(NamedTuple):
         return cast(GaussianState, self.state.rule.q)
 
 
-class Explored(NamedTuple):
-    """What came of a search."""
-
-    best: Ended
-    #: Why that is not the first fit; empty where it is.
-    sentence: str
-    #: That are left besides.
-    modes: tuple[OtherMode, ...]
-
-
 def explored(
     search: ModeSearch,
     found: FoundModes,
@@ -472,8 +449,14 @@ def explored(
     family: Maker[FittedState],
     first: Ended,
     fit_from: Callable[[VariationalState], Ended | None],
-) -> Explored:
-    """Fit from the modes that were found."""
+) -> tuple[Ended, str, tuple[OtherMode, ...]]:
+    """Fit from the modes that were found.
+
+    Returns
+    -------
+    tuple
+        The best of all; why that is not the first fit, empty where it is; and the modes that are left besides.
+    """
     ends, n_left = [first], found.n_fits
     images: list[tuple[VariationalState, int]] = []
     known: list[tuple[Mode, int]] = [] if found.home is None else [(found.home, 0)]
@@ -515,8 +498,13 @@ def explored(
     best = 0
     for i, end in enumerate(ends):
         best = i if is_better(end.elbo, ends[best].elbo) else best
-    sentence = "" if ends[best] is first else _sentence(found, ends[best].elbo.value - first.elbo.value)
-    return Explored(ends[best], sentence, _shared(search, ends, best, left, images))
+    of_prior = f"{found.n_prior:,} draws of the prior and " if found.n_prior else ""
+    sentence = (
+        f"A first fit ended at another mode. This one begins where the best of {of_prior}"
+        f"{found.n_looked - found.n_prior:,} points about that fit led, and its ELBO is "
+        f"{ends[best].elbo.value - first.elbo.value:,.1f} nats higher."
+    )
+    return ends[best], sentence * (ends[best] is not first), _shared(search, ends, best, left, images)
 
 
 def is_better(new: Elbo, old: Elbo) -> bool:
@@ -566,11 +554,3 @@ def _shared(
     weight = [mode.share * (1.0 + float(np.max((np.asarray(mode.q.mean()) - mean) ** 2 / sd**2))) for mode in found]
     counting = [mode for mode, w in zip(found, weight, strict=True) if w > _LEAST_WEIGHT]
     return tuple(sorted(counting, key=lambda mode: -mode.share)[:_MOST_TOLD])
-
-
-def _sentence(found: FoundModes, gain: float) -> str:
-    of_prior = f"{found.n_prior:,} draws of the prior and " if found.n_prior else ""
-    return (
-        f"A first fit ended at another mode. This one begins where the best of {of_prior}"
-        f"{found.n_looked - found.n_prior:,} points about that fit led, and its ELBO is {gain:,.1f} nats higher."
-    )

@@ -251,20 +251,6 @@ class _ComponentHessian(MeanHessian):
     of_density: MeanHessian
     theta: Array
 
-    def products(self, directions: Array) -> Array:
-        """Return the matrix times each direction, (n_directions, n_dim)."""
-        responsibilities = self.target.mixture.responsibilities(self.theta)
-        scores, mean_score = self.target.scores(self.theta, responsibilities)
-        products = self.of_density.products(directions) - self.target.component.precision_product(directions)
-        precise = [c.precision_product(directions) for c in self.target.mixture.components]
-        for score, share, of_precision in zip(scores, responsibilities.T, precise, strict=True):
-            products += share.mean() * of_precision - (directions @ score.T * share) @ score / len(score)
-        return products + (directions @ mean_score.T) @ mean_score / len(mean_score)
-
-    def diagonal(self) -> Array:
-        """Return the diagonal, (n_dim,)."""
-        return np.diagonal(self.products(np.eye(self.theta.shape[1])))
-
     def whitened(self, state: Whitener) -> Array:
         """Return A = -C^T H C at draws of the component, as it stores it.
 

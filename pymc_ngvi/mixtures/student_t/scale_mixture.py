@@ -27,8 +27,10 @@ from pymc_ngvi.core.types import (
     GaussianState,
     MeanHessian,
     Moments,
+    Outer,
     StepRule,
     Update,
+    Whitener,
 )
 from pymc_ngvi.estimators import Estimator, gap_of, stein
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
@@ -212,32 +214,15 @@ class _PartHessian(MeanHessian):
     q: StudentTState
     theta: Array
 
-    def products(self, directions: Array) -> Array:
-        """Return the matrix times each direction, (n_directions, n_dim)."""
-        of_density = self.of_density.products(directions)
-        weight, rows = self._of_q()
-        precise = self.q.gaussian.precision_product(directions)
-        of_q = (directions @ rows.T) @ rows / len(rows) - weight * precise
-        return self._inflation * (of_density - of_q) - precise
-
-    def diagonal(self) -> Array:
-        """Return the diagonal, (n_dim,), where coordinates are independent."""
-        of_density = self.of_density.diagonal()
-        weight, rows = self._of_q()
-        precise = self.q.gaussian.precision_product(np.ones((1, self.q.n_dim)))[0]
-        return self._inflation * (of_density - np.mean(rows**2, axis=0) + weight * precise) - precise
-
-    @property
-    def _inflation(self) -> float:
-        return self.q.shape / (self.q.shape - 1.0)
-
-    def _of_q(self) -> tuple[float, Array]:
-        """Return c and R, (n_draws, n_dim), with hess log q = R^T R / n_draws - c Sigma^-1 on average over draws."""
+    def whitened(self, state: Whitener) -> Array:
+        """Return the whitened curvature: hess log q is R^T R / n_draws - c Sigma^-1 on average over draws."""
         a, gaussian = self.q.shape, self.q.gaussian
         rate = a + 0.5 * self.q.squared_distance(self.theta)
         weights = (a + 0.5 * self.q.n_dim) / rate  # E[1/w | theta]
         rows = gaussian.precision_product(self.theta - gaussian.location) * np.sqrt(weights / rate)[:, None]
-        return float(np.mean(weights)), rows
+        whitened, inflation = state.whiten(rows), a / (a - 1.0)
+        relative = self.of_density.whitened(state) + state.outer_mean(Outer(whitened, whitened, 0.0))
+        return state.add_to_diagonal(inflation * relative, 1.0 - inflation * float(np.mean(weights)))
 
 
 # --- moments ----------------------------------------------------------------------------------------------------------

@@ -167,25 +167,26 @@ class Pooled:
         self._target, self._seed, self._n_batches = target, seed, n_batches
         self.n_dim = target.n_dim
 
-    def _mean(self, evaluate: Callable[[], tuple[Array, ...]]) -> list[Array]:
+    def on_each[T](self, evaluate: Callable[[], T]) -> list[T]:
+        """Return what a function returns with each of the minibatches."""
         parts = []
         for number in range(self._n_batches):
             self._target.take_batch(self._seed, number)
             parts.append(evaluate())
-        return [np.mean(part, axis=0) for part in zip(*parts, strict=True)]
+        return parts
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Return log p, (n_draws,), and its gradient, (n_draws, n_dim)."""
-        logp, grad = self._mean(lambda: self._target.logp_grad(theta))
-        return logp, grad
+        logp, grad = zip(*self.on_each(lambda: self._target.logp_grad(theta)), strict=True)
+        return np.mean(logp, axis=0), np.mean(grad, axis=0)
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of hess log p over draws and minibatches."""
         return _PooledHessian(self, theta)
 
-    def mean_over_hessians(self, evaluate: Callable[[MeanHessian], Array], theta: Array) -> Array:
-        """Return the mean over minibatches of what a function takes from the mean Hessian on each."""
-        return self._mean(lambda: (evaluate(self._target.mean_hessian(theta)),))[0]
+    def whitened(self, theta: Array, state: Whitener) -> Array:
+        """Return the mean of the whitened curvatures: a batch has a pattern, where their mean may have none."""
+        return np.mean(self.on_each(lambda: self._target.mean_hessian(theta).whitened(state)), axis=0)
 
 
 @dataclass(frozen=True)
@@ -193,17 +194,9 @@ class _PooledHessian(MeanHessian):
     pooled: Pooled
     theta: Array
 
-    def products(self, directions: Array) -> Array:
-        """Return the matrix times each direction, (n_directions, n_dim)."""
-        return self.pooled.mean_over_hessians(lambda hessian: hessian.products(directions), self.theta)
-
-    def diagonal(self) -> Array:
-        """Return the diagonal, (n_dim,)."""
-        return self.pooled.mean_over_hessians(lambda hessian: hessian.diagonal(), self.theta)
-
     def whitened(self, state: Whitener) -> Array:
-        """Return the mean of the whitened curvatures: a batch has a pattern, where their mean may have none."""
-        return self.pooled.mean_over_hessians(lambda hessian: hessian.whitened(state), self.theta)
+        """Return the mean of the whitened curvatures."""
+        return self.pooled.whitened(self.theta, state)
 
 
 def pilot_fit(target: Target, update: Update, q: GaussianState, seed: int) -> tuple[GaussianState, int] | None:
