@@ -25,6 +25,7 @@ from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.problem import (
     Problem,
     choose_start,
+    large_scales,
     problem_by_draws,
     problem_of,
     start_point,
@@ -248,7 +249,8 @@ def first_state(
             if earlier is not None and start_sigma is None:
                 state = earlier.state(rule, problem, point, scales)
             if state is None:
-                state = problem.first_state(rule, point, scales, means)
+                large = large_scales(density, point, means) if problem.has_own_coordinates else []
+                state = choose_start(rule, problem.family, point, scales, density, large)
             return problem, rule, state, options
         except StartError:
             if options == options.with_draws() or density.is_streamed:

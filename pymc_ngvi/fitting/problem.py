@@ -189,11 +189,12 @@ def choose_start(
 
     def best_at(location: Array) -> _TriedStart:
         found: list[_TriedStart] = []
-        for scale in _in_order(rule, scales):
+        middle = len(scales) // 2
+        for scale in [*scales[middle:], *scales[:middle]] if rule.takes_any_start else scales:  # a small one first
             found.append(tried(location, scale))
             if rule.takes_any_start and found[-1].elbo > _TOO_WIDE:
                 return found[-1]
-        best = max(found, key=_elbo)
+        best = max(found, key=lambda start: start.elbo)
         is_narrowest = len(scales) > 1 and (best.scale is scales[-1] or best.elbo == -np.inf)
         return _narrowed(best, scales, functools.partial(tried, location)) if is_narrowest else best
 
@@ -210,10 +211,6 @@ def choose_start(
     if rule.first_evaluation(last).finite.any():
         return last
     raise StartError(_start_message(density, point, float(best.scale.max(initial=0.0))))
-
-
-def _elbo(tried: _TriedStart) -> float:
-    return tried.elbo
 
 
 def _narrowed(best: _TriedStart, scales: Sequence[Array], tried: Callable[[Array], _TriedStart]) -> _TriedStart:
@@ -233,14 +230,6 @@ def _narrowed(best: _TriedStart, scales: Sequence[Array], tried: Callable[[Array
                 return wide
         wide, narrow = narrow, narrower
     return wide
-
-
-def _in_order(rule: Rule, scales: Sequence[Array]) -> Sequence[Array]:
-    """Return starting scales as they are to be tried: where any will do, a small one first."""
-    if not rule.takes_any_start or len(scales) == 1:
-        return scales
-    middle = len(scales) // 2
-    return [*scales[middle:], *scales[:middle]]
 
 
 def _start_message(density: ModelDensity, point: Array, scale: float) -> str:
@@ -369,13 +358,6 @@ class Problem:
         assert isinstance(state, Gaussian)
         return PushforwardState(state, self.transform)
 
-    def first_state(
-        self, rule: Rule, point: Array, scales: Sequence[Array], start: Mapping[str, ArrayLike] | None
-    ) -> VariationalState:
-        """Return the best state to start from, about a mean and with one of some scales, as `start` returns them."""
-        large = large_scales(self.density, point, start) if self.has_own_coordinates else []
-        return choose_start(rule, self.family, point, scales, self.density, large)
-
     def start(
         self, start: Mapping[str, ArrayLike] | None, start_sigma: Mapping[str, ArrayLike] | float | None
     ) -> tuple[Array, list[Array]]:
@@ -426,7 +408,11 @@ def problem_of(density: ModelDensity, options: FitOptions) -> Problem:
     density.functions.needs_hessians = options.choice.estimator not in BY_GRADIENTS
     if options.reparam is None:
         family = make_family(options, density)
-        target = _target(density, options)
+        dense = options.choice.family == DENSE and options.factor != "precision"
+        seen = density.seen_from_rows if dense and options.choice.estimator == "quadrature" else None
+        target: Target = density
+        if seen is not None and isinstance(density, LogDensity):  # expectations are all that is taken
+            target = cast(Target, RowSpaceDensity(density, seen))
         _check(family, options, target.n_dim)
         return Problem(density, target, family)
     if not isinstance(density, LogDensity):
@@ -439,10 +425,10 @@ def problem_of(density: ModelDensity, options: FitOptions) -> Problem:
             "couples everything. Leave reparam out."
         )
     structure = find_structure(pattern)
-    target = reparametrised(density, structure, options.reparam)
+    relative = reparametrised(density, structure, options.reparam)
     family = make_family(options, density, structure)
     _check(family, options, density.n_dim)
-    return Problem(density, target, family, target.transform)
+    return Problem(density, relative, family, relative.transform)
 
 
 def problem_by_draws(density: ModelDensity, options: FitOptions) -> tuple[Problem, FitOptions]:
@@ -456,15 +442,6 @@ def problem_by_draws(density: ModelDensity, options: FitOptions) -> tuple[Proble
         family = {"family": chosen.name, "family_reason": chosen.reason, "factor": None}
         options = replace(options, **cast(dict[str, Any], family))
     return problem_of(density, options), options
-
-
-def _target(density: ModelDensity, options: FitOptions) -> Target:
-    """Return a density in the space of its rows, where that has far fewer dimensions; or as it is."""
-    dense = options.choice.family == DENSE and options.factor != "precision"
-    seen = density.seen_from_rows if dense and options.choice.estimator == "quadrature" else None
-    if seen is None or not isinstance(density, LogDensity):
-        return density
-    return cast(Target, RowSpaceDensity(density, seen))  # expectations are all that is taken
 
 
 @dataclass(frozen=True)

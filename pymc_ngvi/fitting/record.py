@@ -15,8 +15,6 @@ from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.stream import StreamReport
 from pymc_ngvi.core.types import Array, Assessment, VariationalState
-from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.density.checks import constant_data
 from pymc_ngvi.families import traits_of
 from pymc_ngvi.fitting.modes.found import OtherMode
 from pymc_ngvi.posteriors.plan import Decision, Plan
@@ -272,13 +270,6 @@ class Outcome(NamedTuple):
     #: Loss, and estimated nats still to be gained, after each iteration; shape (n_iterations,).
     hist: Array
     gap_hist: Array
-
-
-def constant_after(status: Status, density: ModelDensity) -> tuple[str, ...]:
-    """Return the observed variables that do not vary, after a fit that ended without converging."""
-    if status is Status.CONVERGED or not status.ended_by_itself or density.is_sharded or density.is_streamed:
-        return ()
-    return tuple(constant_data(density.model))
 
 
 def report_outcome(q: VariationalState, record: FitRecord) -> None:

@@ -20,6 +20,7 @@ from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Rule, RuleState, VariationalState
 from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.density.checks import constant_data
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.begun import MAX_WIDENED, NO_STRUCTURE, Begun, make_rule
 from pymc_ngvi.fitting.errors import spared
@@ -30,7 +31,7 @@ from pymc_ngvi.fitting.options import FitOptions, check_n
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress, watching
 from pymc_ngvi.fitting.propriety import Watched
-from pymc_ngvi.fitting.record import FitRecord, Outcome, constant_after, elbo_of
+from pymc_ngvi.fitting.record import FitRecord, Outcome, elbo_of
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.steps.adaptive.rule import Adaptive, AdaptiveState
 from pymc_ngvi.steps.incremental import IncrementalState
@@ -404,6 +405,8 @@ class FitSession:
         density, target, state = self._problem.density, self._problem.target, self._state.rule
         of_batches = {"step": "incremental", "stream": state.report} if isinstance(state, IncrementalState) else {}
         growing = getattr(state, "growing", ()) if self._state.status is Status.UNBOUNDED else ()
+        is_whole = not (density.is_sharded or density.is_streamed)
+        ended = self._state.status.ended_by_itself and self._state.status is not Status.CONVERGED
         return FitRecord(
             status=self._state.status,
             elbo=self._figures[0],
@@ -420,7 +423,7 @@ class FitSession:
             gaussian=getattr(state, "gaussian", None),
             growing=self._problem.labels(growing),
             improper=self._watched.improper,
-            constant=constant_after(self._state.status, density),
+            constant=tuple(constant_data(density.model)) if is_whole and ended else (),
             searched=self._searched is not None,
             seed=self.seed,
             summed_out=density.summed_out_names,

@@ -2,7 +2,7 @@
 
 import functools
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -79,23 +79,19 @@ class Conditional:
     """
 
     #: What files keep: the bits of the next evaluation depend on it.
-    learned = ("_given",)
+    learned = ("centre",)
 
     def __init__(self, guide: Guide, structure: ArrowStructure, centre: Array) -> None:
         self.guide = guide
         self.structure = structure
         self.blocks = Blocks(structure)
-        self._given = np.array(centre, dtype=np.float64)
+        #: Where searches begin, (n_dim,).
+        self.centre = np.array(centre, dtype=np.float64)
 
     @property
     def n_dim(self) -> int:
         """Number of coordinates."""
         return self.structure.n_dim
-
-    @property
-    def centre(self) -> Array:
-        """Where searches begin, (n_dim,)."""
-        return self._given
 
     def recentre(self, point: Array) -> None:
         """Let searches begin at the modes given the global part of ``point``, (n_dim,), where these are found.
@@ -104,7 +100,7 @@ class Conditional:
         """
         modes = self.modes(np.asarray(point, dtype=np.float64)[None])
         if modes.found[0]:
-            self._given = modes.theta[0]
+            self.centre = modes.theta[0]
             for name in ("_centre", "_slopes"):
                 self.__dict__.pop(name, None)
 
@@ -132,7 +128,7 @@ class Conditional:
         Modes
         """
         usable = np.isfinite(points[:, self.blocks.border]).all(axis=1)
-        theta = np.where(usable[:, None], points, self._given)
+        theta = np.where(usable[:, None], points, self.centre)
         theta[:, self.blocks.coordinates] = self._starts(theta) if start is None else start
         modes = find_modes(self.guide, self.blocks, theta)
         return replace(modes, found=modes.found & usable)
@@ -180,7 +176,7 @@ class Conditional:
     @functools.cached_property
     def _centre(self) -> Modes:
         """The modes at the centre; the last point that the search came to where it found none."""
-        return find_modes(self.guide, self.blocks, self._given[None])
+        return find_modes(self.guide, self.blocks, self.centre[None])
 
     @functools.cached_property
     def _slopes(self) -> Array | None:
@@ -233,15 +229,6 @@ class DifferenceSteps:
         """Return the multiple of each direction, (n_directions, n_dim), to go either way; 1 of one that is 0."""
         longest = np.max(np.abs(directions) / self.scales, axis=1, initial=0.0)
         return np.where(longest > 0.0, _RELATIVE / np.where(longest > 0.0, longest, 1.0), 1.0)
-
-
-def difference_rows(n_directions: int, n_draws: int, size: int) -> Iterator[tuple[NDArray[np.intp], ...]]:
-    """Yield, in batches, the direction, the draw and the sign of each evaluation that central differences take."""
-    total = 2 * n_directions * n_draws
-    for start in range(0, total, size):
-        index = np.arange(start, min(start + size, total))
-        both, sign = index // 2, 1 - 2 * (index % 2)
-        yield both // n_draws, both % n_draws, sign
 
 
 def arrow_pattern(structure: ArrowStructure) -> tuple[Pattern, Callable[[Matrices, Array], Array]]:
@@ -469,7 +456,9 @@ class ReparametrisedDensity(OfAllData):
         products, curvatures = np.zeros(directions.shape), np.zeros((n_draws, n_directions))
         start = modes.theta[:, self.transform.blocks.coordinates]
         size = 2 * max(1, CACHED // (2 * self.n_dim * self.transform.blocks.width))
-        for direction, draw, sign in difference_rows(n_directions, n_draws, size):
+        for begin in range(0, 2 * n_directions * n_draws, size):
+            index = np.arange(begin, min(begin + size, 2 * n_directions * n_draws))
+            direction, draw, sign = index // 2 // n_draws, index // 2 % n_draws, 1 - 2 * (index % 2)
             length = lengths[direction]
             points = phi[draw] + (sign * length)[:, None] * directions[direction]
             # Not from where searches begin otherwise: both sides of a difference should be at the same mode.

@@ -95,11 +95,6 @@ class Newton:
     #: Standard deviations by which the mean of a predictor moves.
     farthest: float
 
-    @property
-    def first(self) -> float:
-        """Step size to try first."""
-        return _FARTHEST / max(self.farthest, _FARTHEST)
-
     def sites_after(self, rho: float) -> Array:
         """Return the sites after a step of a size."""
         result = self.sites + rho * self.excess
@@ -384,7 +379,8 @@ class LineSearch(ExactRule[Target, LineSearchState]):
             return replace(state, gain=known.slope)
         # Rules of quadrature are those of widths: where means go far, they are chosen anew.
         start = replace(state, rules=None) if known.farthest > _FAR else state
-        found = self._along(start, known.propose, known.slope, known.first, _FEW_TRIALS)
+        first = _FARTHEST / max(known.farthest, _FARTHEST)
+        found = self._along(start, known.propose, known.slope, first, _FEW_TRIALS)
         if isinstance(found, Failure):
             anew = self._anew(state) if np.isnan(state.error) else state
             again = None if anew is state or np.isnan(anew.error) else self._newton(anew)

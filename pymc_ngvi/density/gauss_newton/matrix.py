@@ -109,11 +109,6 @@ class GaussNewtonGraphs:
             [grad] = self.graphs.simplify([weighted_gradient(self.rows, weights, self.theta)])
             return graph.over_directions(grad, unit)
 
-    def derivatives_along(self) -> tuple[Variable, list[Variable]]:
-        """Return a direction, and the derivatives of all rows along it, with their scales."""
-        direction = self.theta.type("direction")
-        return direction, graph.row_derivatives(self.rows, self.theta, direction)
-
 
 def weighted_gradient(rows: list[Variable], weights: list[Variable], theta: Variable) -> Variable:
     """Return the gradient of the weighted sum of all rows."""
@@ -466,21 +461,16 @@ def agrees(parts: GaussNewtonGraphs, weights: list[Variable], total: Variable) -
     grad = weighted_gradient(parts.rows, weights, parts.theta)
     outputs = parts.graphs.simplify([total, grad, *parts.scales])
     function = parts.functions.compile_for_few([parts.theta, *weights], outputs)
-    shapes = _shapes(parts)
+    shapes = [row.type.shape for row in parts.rows]
+    if parts.n_rows is None:  # for the data as they are now
+        of_rows = parts.functions.compile_for_few([parts.theta], [row.shape for row in parts.rows])
+        shapes = [tuple(int(n) for n in shape) for shape in of_rows(parts.start)]
     for _ in range(_N_POINTS):
         point = parts.start + 0.5 * rng.standard_normal(len(parts.start))
         with np.errstate(all="ignore"):
             if not _agrees_at(function, point, shapes, rng):
                 return False
     return True
-
-
-def _shapes(parts: GaussNewtonGraphs) -> list[tuple[int, ...]]:
-    """Return the shapes of the log densities, for the data as they are now."""
-    if all(size_of(row) is not None for row in parts.rows):
-        return [row.type.shape for row in parts.rows]
-    function = parts.functions.compile_for_few([parts.theta], [row.shape for row in parts.rows])
-    return [tuple(int(n) for n in shape) for shape in function(parts.start)]
 
 
 def _agrees_at(function: Function, point: Array, shapes: list[tuple[int, ...]], rng: np.random.Generator) -> bool:
@@ -584,7 +574,8 @@ def one_by_one(parts: GaussNewtonGraphs) -> RowFunction:
         unit, gradients = parts.gradients_of_units()
         return RowFunction("rows", parts.functions.compile([parts.theta, unit], gradients), parts.n_in_call, n_rows)
     with without_c():
-        direction, derivatives = parts.derivatives_along()
+        direction = parts.theta.type("direction")
+        derivatives = graph.row_derivatives(parts.rows, parts.theta, direction)
         scaled = [d.ravel() / pt.sqrt(s) for d, s in zip(derivatives, parts.scales, strict=True)]
         [along] = parts.graphs.simplify([pt.concatenate(scaled)])
         directions, batched = graph.over_directions(along, direction)

@@ -329,26 +329,13 @@ def _by_replicate(q: StudentTState, inner: BaseDraws, evaluation: Evaluation, *,
     return sizes / np.sqrt(2.0 * q.n_dim), shapes / np.sqrt(shape_information(a))
 
 
-@stored("scale_mixture.tails")
-@dataclass(frozen=True)
-class Tails:
-    """Whether tails heavier than a Gaussian's would raise the ELBO."""
-
-    #: 1/a after a step from a Gaussian, and its standard error.
-    step: float
-    se: float
-
-    @classmethod
-    def beyond(cls, gaussian: GaussianState, base: BaseDraws, evaluation: Evaluation) -> Self:
-        """Measure them at draws of a Gaussian, from gradients alone."""
-        q = StudentTState(gaussian, float(np.log(MOST_SHAPE)))
-        rows = np.column_stack(_by_replicate(q, base, evaluation, stl=True))
-        steps = Metric.of(q, np.ones(1)).solve(rows)[:, -1] / np.sqrt(shape_information(q.shape))
-        return cls(float(steps.mean()), float(steps.std(ddof=1) / np.sqrt(len(steps))) if len(steps) > 1 else np.inf)
-
-    def gain(self, n_se: float) -> bool:
-        """Tell whether heavier tails gain anything, beyond ``n_se`` standard errors."""
-        return self.step > max(n_se * self.se, TAIL_ATOL)
+def tails_gain(gaussian: GaussianState, base: BaseDraws, evaluation: Evaluation, n_se: float) -> bool:
+    """Tell from gradients at draws of a Gaussian whether heavier tails gain more than so many standard errors."""
+    q = StudentTState(gaussian, float(np.log(MOST_SHAPE)))
+    rows = np.column_stack(_by_replicate(q, base, evaluation, stl=True))
+    steps = Metric.of(q, np.ones(1)).solve(rows)[:, -1] / np.sqrt(shape_information(q.shape))  # of 1/a
+    se = float(steps.std(ddof=1) / np.sqrt(len(steps))) if len(steps) > 1 else np.inf
+    return bool(steps.mean() > max(n_se * se, TAIL_ATOL))
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
@@ -674,7 +661,7 @@ class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
                 return moved
             base, evaluation, n_se = inner.base, inner.evaluation, _N_SE
         begun = None
-        if evaluation.finite.any() and Tails.beyond(q, base, evaluation).gain(n_se):
+        if evaluation.finite.any() and tails_gain(q, base, evaluation, n_se):
             begun = self._t.begin(moved.q, level=inner.level + _LEVELS * state.n_returns)
         if begun is None:
             return replace(moved, checked=n_se == _N_SE_AT_END)
