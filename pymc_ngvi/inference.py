@@ -22,7 +22,6 @@ from pymc_ngvi.core.types import Array, Rule, VariationalState
 from pymc_ngvi.density import CannotReuse, LogDensity, ModelDensity
 from pymc_ngvi.density.shards.density import ShardedDensity, Shards
 from pymc_ngvi.density.streams.density import BatchSource, StreamDensity, Streamed
-from pymc_ngvi.fitting.begun import Earlier, first_state
 from pymc_ngvi.fitting.errors import SoFar, or_the_first
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.options import (
@@ -38,7 +37,7 @@ from pymc_ngvi.fitting.options import (
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress, watching
 from pymc_ngvi.fitting.record import report_outcome
-from pymc_ngvi.fitting.session import FitSession, Observer
+from pymc_ngvi.fitting.session import Earlier, FitSession, Observer, first_state
 from pymc_ngvi.fitting.signatures import refuse_for, refuse_unknown, takes
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.graphs.backends import Backend

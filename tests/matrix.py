@@ -23,8 +23,9 @@ from pymc_ngvi.families import (
     SparseFamily,
 )
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
-from pymc_ngvi.fitting import begun, loop
+from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting import problem as starting
+from pymc_ngvi.fitting import session as begun
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.registry import ALLOWED, AXES, ON_FIXED_DRAWS, Choice
 

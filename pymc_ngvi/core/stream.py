@@ -1,11 +1,10 @@
-"""Protocol of a log density whose data are read batch by batch; `types` has the conventions."""
+"""Data that are read batch by batch: where a fit is, and what it has to say of them."""
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from pymc_ngvi.core.elbo import format_gap
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.target import Expectation, RowRules, Spread
 
 
 @stored("stream.place")
@@ -81,34 +80,3 @@ class StreamReport:
             f"The data seem to be ordered ({self.ordered}), and could be read once: the first batches are not like the "
             "others. Give batches that can be read again, or shuffle the rows."
         )
-
-
-@runtime_checkable
-class StreamTarget(Protocol):
-    """What a target has beside, if its data are read batch by batch: log p is a prior and likelihoods of batches."""
-
-    @property
-    def total_size(self) -> int:
-        """Rows of all batches together."""
-
-    @property
-    def is_read_once(self) -> bool:
-        """Whether there is one pass through the data, and no other."""
-
-    def read(self, seed: int, place: Place) -> Batch:
-        """Read the batch at a place; where there are passes in random orders, ``seed`` tells these."""
-
-    def keep(self, which: int, q: Spread) -> tuple[int, Expectation]:
-        """Keep some rows of the batch that was read last; return their number, and their `of_kept`.
-
-        Of all batches together, these are about as many as one batch has.
-        """
-
-    def of_kept(self, which: int, q: Spread) -> Expectation:
-        """Return the expectation of the log likelihood of rows that were kept of a batch, under a Gaussian."""
-
-    def of_prior(self, q: Spread) -> Expectation:
-        """Return the expectation of what is no likelihood of a batch, under a Gaussian."""
-
-    def of_batch(self, q: Spread, rules: RowRules | None = None) -> Expectation:
-        """Return the expectation of the log likelihood of the batch that was read last, under a Gaussian."""

@@ -7,7 +7,6 @@ tail, where curvatures have the wrong sign, slopes are small and tell nothing: a
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.density.conditional import GuideFunctions
 from pymc_ngvi.families.matrices import stacks
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 
@@ -212,19 +212,6 @@ _TOLERANCE, _ROUNDING = 1e-11, 1e-7
 _OVERSHOOT = 0.9
 
 
-class Guide(Protocol):
-    """Derivatives of a guide; see `pymc_ngvi.density.conditional.GuideFunctions`."""
-
-    def slopes(self, theta: Array, directions: Array) -> tuple[Array, Array]:
-        """Return gradients, and Hessians times local directions, in the local coordinates."""
-
-    def through(self, theta: Array, directions: Array) -> Array:
-        """Return Hessians times local directions, in all coordinates."""
-
-    def third(self, theta: Array, left: Array, right: Array) -> Array:
-        """Return gradients of ``left^T hess right``."""
-
-
 @dataclass(frozen=True)
 class Modes:
     """Modes of the local coordinates given the global ones of some draws."""
@@ -252,7 +239,7 @@ class _ModeSearch:
     found: NDArray[np.bool_]  # by block
 
 
-def find_modes(guide: Guide, blocks: Blocks, theta: Array) -> Modes:
+def find_modes(guide: GuideFunctions, blocks: Blocks, theta: Array) -> Modes:
     """Return the modes of the guide in the local coordinates."""
     theta = theta.copy()
     n_draws = len(theta)
@@ -277,7 +264,7 @@ def find_modes(guide: Guide, blocks: Blocks, theta: Array) -> Modes:
     return Modes(theta, scales, found, n_evaluations)
 
 
-def _evaluate(guide: Guide, blocks: Blocks, theta: Array) -> tuple[Array, Matrices]:
+def _evaluate(guide: GuideFunctions, blocks: Blocks, theta: Array) -> tuple[Array, Matrices]:
     """Return the local gradient, (n_draws, n_local), and the blocks of minus the Hessian."""
     n_draws, width = len(theta), blocks.width
     points = theta if width == 1 else np.repeat(theta, width, axis=0)
@@ -286,7 +273,9 @@ def _evaluate(guide: Guide, blocks: Blocks, theta: Array) -> tuple[Array, Matric
     return gradient[::width, blocks.coordinates], blocks.matrices(-products.reshape(n_draws, width, theta.shape[1]))
 
 
-def _advance(guide: Guide, blocks: Blocks, theta: Array, search: _ModeSearch, active: NDArray[np.intp]) -> None:
+def _advance(
+    guide: GuideFunctions, blocks: Blocks, theta: Array, search: _ModeSearch, active: NDArray[np.intp]
+) -> None:
     """Try a step in all blocks of the active draws, and keep it in those where it did not go too far."""
     step, fraction = search.step[active], search.fraction[active]
     trial = theta[active]

@@ -17,7 +17,7 @@ from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.conditional import GuideFunctions, quadratic_guide
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.reading.factors import logp_of
-from pymc_ngvi.reparam.modes import Blocks, Guide, Matrices, Modes, find_modes
+from pymc_ngvi.reparam.modes import Blocks, Matrices, Modes, find_modes
 
 # --- local coordinates relative to their conditional mode and curvature, given the global ones [1]_ ---
 #
@@ -47,8 +47,8 @@ class Conditional:
 
     Parameters
     ----------
-    guide : Guide
-        Derivatives of the guide, such as `pymc_ngvi.density.conditional.GuideFunctions`.
+    guide : GuideFunctions
+        Derivatives of the guide.
     structure : ArrowStructure
         Blocks of local coordinates, between which the Hessian of the guide has no entry.
     centre : ndarray, shape (n_dim,)
@@ -81,7 +81,7 @@ class Conditional:
     #: What files keep: the bits of the next evaluation depend on it.
     learned = ("centre",)
 
-    def __init__(self, guide: Guide, structure: ArrowStructure, centre: Array) -> None:
+    def __init__(self, guide: GuideFunctions, structure: ArrowStructure, centre: Array) -> None:
         self.guide = guide
         self.structure = structure
         self.blocks = Blocks(structure)
@@ -318,7 +318,7 @@ class ReparametrisedDensity(OfAllData):
         self.pattern, self._recover = arrow_pattern(transform.structure)
         self._steps = DifferenceSteps(transform.n_dim)
         guide = transform.guide
-        exact = isinstance(guide, GuideFunctions) and guide.is_exact and guide.density is density
+        exact = guide.is_exact and guide.density is density
         self._second = guide if exact else GuideFunctions(density, transform.structure, order=2)
         self._usual_evaluations = 0.0
 

@@ -14,7 +14,7 @@ References
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self, cast
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -22,9 +22,10 @@ from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.linalg import GIB, fits_in_memory
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.stream import Batch, Place, StreamReport, StreamTarget
+from pymc_ngvi.core.stream import Batch, Place, StreamReport
 from pymc_ngvi.core.target import MatrixHessian
-from pymc_ngvi.core.types import Array, Assessment, BaseDraws, Evaluation, Expectation, GaussianState, Moments, Target
+from pymc_ngvi.core.types import Array, Assessment, BaseDraws, Evaluation, Expectation, GaussianState, Moments
+from pymc_ngvi.density.streams.density import StreamDensity
 from pymc_ngvi.estimators import ExactEvaluation
 from pymc_ngvi.steps.schedule import ExactRule
 
@@ -277,7 +278,7 @@ _MOST_ROUNDS, _NEAR_ONCE = 6, 1e-3
 type Step = Callable[[GaussianState, Quadratic], tuple[float, GaussianState]]
 
 
-def corrected(target: StreamTarget, step: Step, state: IncrementalState) -> IncrementalState:
+def corrected(target: StreamDensity, step: Step, state: IncrementalState) -> IncrementalState:
     """Return the state after the only pass, corrected by the rows that were kept, with the error that is left."""
     q, total, error, changes = state.q, state.total, 0.0, list[Quadratic]()
     for _ in range(_MOST_ROUNDS):
@@ -302,7 +303,7 @@ def corrected(target: StreamTarget, step: Step, state: IncrementalState) -> Incr
     )
 
 
-def _changes(target: StreamTarget, q: GaussianState, state: IncrementalState) -> tuple[list[Quadratic], float]:
+def _changes(target: StreamDensity, q: GaussianState, state: IncrementalState) -> tuple[list[Quadratic], float]:
     """Return what each batch is to be expected to say now, less what it said then, and the error of quadrature."""
     seen, result, error = SeenByQuadratics.of(q), [], 0.0
     for which, site in enumerate(state.sites):
@@ -348,7 +349,7 @@ class _Visit(NamedTuple):
     weight: float
 
 
-class Incremental(ExactRule[StreamTarget, IncrementalState]):
+class Incremental(ExactRule[StreamDensity, IncrementalState]):
     """Natural steps on a sum of sites of batches; see `StepRule` for the parameters."""
 
     _first: Batch | None = None
@@ -441,7 +442,7 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
             finite = np.isfinite(value) and np.isfinite(grad).all() and np.isfinite(hessian).all()
             elbo = value + q.entropy() if finite else -np.inf
             evaluation = _evaluation_of(whole, elbo)
-            moments = self._estimator.moments(cast(Target, self._target), q, _NO_DRAWS, evaluation)
+            moments = self._estimator.moments(self._target, q, _NO_DRAWS, evaluation)
         return _Tried(q, seen, batch, elbo, moments)
 
     def _improved(self, tried: _Tried, visit: _Visit, most: int) -> _Tried:
@@ -463,7 +464,7 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
         seen, prior = SeenByQuadratics.of(q), self._target.of_prior(q)
         hessian = packed(prior, q) - total.precision
         whole = prior._replace(grad=prior.grad + total.grad(seen), hessian=as_hessian(hessian, q.n_dim))
-        moments = self._estimator.moments(cast(Target, self._target), q, _NO_DRAWS, _evaluation_of(whole, 0.0))
+        moments = self._estimator.moments(self._target, q, _NO_DRAWS, _evaluation_of(whole, 0.0))
         return moments.gap, self._update(q, moments, 1.0, True) or q
 
     def _elbo_of(self, state: IncrementalState) -> float:

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from pymc_ngvi import Elbo, Status
-from pymc_ngvi.fitting.begun import Begun
 from pymc_ngvi.fitting.loop import History, LoopState
-from pymc_ngvi.fitting.session import FitSession
+from pymc_ngvi.fitting.session import Begun, FitSession
 
 STALLED = -10.0
 

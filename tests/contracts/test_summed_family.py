@@ -10,7 +10,7 @@ from pymc_ngvi.families import dissection as fill
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure, SummedStructure
 from pymc_ngvi.fitting import options as auto
 from pymc_ngvi.fitting import session
-from pymc_ngvi.fitting.modes import climbs
+from pymc_ngvi.fitting.modes import search as climbs
 from pymc_ngvi.reading import sums as wide
 
 QUIET = {"progressbar": False, "random_seed": 1, "posterior": "gaussian"}

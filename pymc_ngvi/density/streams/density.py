@@ -481,7 +481,7 @@ class StreamDensity(Sum):
         return self._source.is_read_once
 
     def read(self, seed: int, place: Place) -> Batch:
-        """Read the batch at a place; see `StreamTarget`."""
+        """Read the batch at a place; where there are passes in random orders, ``seed`` tells these."""
         raw = self._source.read(seed, place)
         if raw is None:
             raise self._another_size(place, f"has {place.n_before:,} rows")
@@ -503,7 +503,10 @@ class StreamDensity(Sum):
         )
 
     def keep(self, which: int, q: Spread) -> tuple[int, Expectation]:
-        """Keep some rows of the batch that was read last, evenly spread; see `StreamTarget`."""
+        """Keep some rows of the batch that was read last, evenly spread; return their number, and their `of_kept`.
+
+        Of all batches together, these are about as many as one batch has.
+        """
         n_rows = self._batch.n_rows[0]
         n_kept = min(n_rows, max(_FEWEST_KEPT, round(n_rows * self._n_first / self.total_size)))
         rows = np.linspace(0.0, n_rows - 1.0, n_kept).astype(np.intp)
@@ -542,7 +545,7 @@ class StreamDensity(Sum):
         return self.prior.expected(q)
 
     def of_batch(self, q: Spread, rules: RowRules | None = None) -> Expectation:
-        """Return the expectation of the log likelihood of the batch that was read last; see `StreamTarget`."""
+        """Return the expectation of the log likelihood of the batch that was read last, under a Gaussian."""
         return self._batch.rows.under(q, rules=rules, adapt=rules is not None)
 
     def _all_batches(self) -> Iterator[BatchLikelihood]:

@@ -34,16 +34,17 @@ from pymc_ngvi.core.types import (
 )
 from pymc_ngvi.estimators import Estimator, gap_of, stein
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
-from pymc_ngvi.steps.adaptive.certificate import MAX_CURVATURE_ERROR, is_kinked
 from pymc_ngvi.steps.adaptive.rule import MAX_ERROR, Adaptive, AdaptiveState, is_near
 from pymc_ngvi.steps.schedule import (
     FEW_DRAWS,
+    MAX_CURVATURE_ERROR,
     NEAR_NATS,
     Belief,
     Failure,
     Schedule,
     ScheduleState,
     Step,
+    is_kinked,
     loses_draws,
     search,
 )

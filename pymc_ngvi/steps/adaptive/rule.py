@@ -27,9 +27,19 @@ from pymc_ngvi.core.types import (
     VariationalState,
 )
 from pymc_ngvi.estimators import in_full_metric
-from pymc_ngvi.steps.adaptive.certificate import MAX_CURVATURE_ERROR, is_kinked
 from pymc_ngvi.steps.adaptive.scales import MAX_RECOVERIES, N_RECOVERY, Tools, recovered
-from pymc_ngvi.steps.schedule import NEAR_NATS, UNKNOWN, Belief, Failure, Schedule, ScheduleState, Step, search
+from pymc_ngvi.steps.schedule import (
+    MAX_CURVATURE_ERROR,
+    NEAR_NATS,
+    UNKNOWN,
+    Belief,
+    Failure,
+    Schedule,
+    ScheduleState,
+    Step,
+    is_kinked,
+    search,
+)
 
 # --- a secant correction of natural-gradient steps near the optimum ---
 #

@@ -33,8 +33,16 @@ from pymc_ngvi.core.types import (
     Update,
 )
 from pymc_ngvi.estimators import Estimator, evaluation_of, gauss_newton, price, stein
-from pymc_ngvi.steps.adaptive.certificate import UNKNOWN, Measured, has_diverged, measured_at, measured_gap
-from pymc_ngvi.steps.schedule import TOL, Tolerance, loses_draws
+from pymc_ngvi.steps.schedule import (
+    TOL,
+    UNKNOWN_GAP,
+    Measured,
+    Tolerance,
+    has_diverged,
+    loses_draws,
+    measured_at,
+    measured_gap,
+)
 
 # --- when a noisy ELBO has stopped rising: means over windows of iterations, and the slope through the last three ---
 # References
@@ -355,7 +363,7 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
 
     def _measure(self, q: GaussianState, rng: np.random.Generator) -> Measured:
         if self._target.has_minibatch:
-            return UNKNOWN
+            return UNKNOWN_GAP
         # Gauss-Newton is taken where Hessians take too long, or where kinks have none.
         second_order = self._second_order and not self._takes_gauss_newton
         return measured_gap(self._target, q, rng, second_order=second_order)
