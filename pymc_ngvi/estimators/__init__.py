@@ -394,23 +394,17 @@ def in_full_metric(target: Density, q: GaussianState, theta: Array, moments: Mom
     In such a family the Fisher information is not the curvature of the ELBO: an error of the mean along a direction in
     which the posterior is correlated counts for too little in 1/2 |natural gradient|^2, by a factor of ten or more.
     """
-    u = moments.replicates
-    factor = None if u is None else _full_curvature_factor(target, q, theta[:_N_DRAWS])
-    if u is None or factor is None:
+    u, n = moments.replicates, len(moments.grad)
+    if u is None or not target.has_hessian or q.n_dim > _MAX_DIM:
         return None
-    n = len(moments.grad)
+    directions = q.draws(np.eye(q.n_dim)) - q.location  # the rows of C^T
+    products = target.mean_hessian(theta[:_N_DRAWS]).products(directions)
+    factor = cholesky(symmetrise(-q.whiten(products)))
+    if factor is None:
+        return None
     errors = solve_lower(factor, u[:, :n].T).T
     gap, floor, floor_sd = gap_of(np.concatenate([errors, u[:, n:]], axis=1))
     return replace(moments, gap=gap, floor=floor, floor_sd=floor_sd)
-
-
-def _full_curvature_factor(target: Density, q: GaussianState, theta: Array) -> Array | None:
-    """Return the Cholesky factor of the dense whitened curvature."""
-    if not target.has_hessian or q.n_dim > _MAX_DIM:
-        return None
-    directions = q.draws(np.eye(q.n_dim)) - q.location  # the rows of C^T
-    products = target.mean_hessian(theta).products(directions)
-    return cholesky(symmetrise(-q.whiten(products)))
 
 
 price, stein, pathwise, gauss_newton, quadrature = Price(), Stein(), Pathwise(), GaussNewton(), Quadrature()

@@ -133,77 +133,59 @@ def newton(
         return None
     sites = -bends.second if sites is None else sites
     excess = -bends.second - sites
-    equations = _Equations(q.whiten(target.directions(rows)), moments, root, bends, rows, excess[rows])
-    solved = equations.solved()
-    if solved is None:
+    # Linear equations for the changes z of the expected curvatures of rows, all else eliminated: with b the whitened
+    # directions and W the squares of the entries of b b^T, variances change by dv = -(W z + what the natural step
+    # takes), and z = -(third dm + 1/2 fourth dv), where dm is that of the gradient after dv.
+    whitened = q.whiten(target.directions(rows))
+    products, error = whitened @ whitened.T, moments.curvature - np.eye(q.n_dim)
+    squares, variance = products * products, np.diagonal(products)
+    natural = np.einsum("ij,ij->i", whitened @ error, whitened)
+    third, fourth = bends.third[rows], bends.fourth[rows] - excess[rows] / variance
+
+    def mean_step(grad: Array) -> Array:
+        """Return the inverse of the whitened curvature times a vector."""
+        return linalg.solve_lower(root, linalg.solve_lower(root, grad), transpose=True)
+
+    def quadratic(x: Array) -> Array:
+        """Return what z changes by where variances fall by x, the mean following."""
+        mean = mean_step((third * x) @ whitened)
+        return 0.5 * (third * (whitened @ mean) + fourth * x)
+
+    plain = mean_step(moments.grad)
+    z = _conjugate_gradients(squares, quadratic, quadratic(natural) - third * (whitened @ plain))
+    if z is None:
         return None
-    grad, beyond, slope = solved
-    change = excess[rows] + beyond
+    grad = plain - 0.5 * mean_step((third * (natural + squares @ z)) @ whitened)
+    slope = float(moments.grad @ grad) + 0.5 * (float(np.sum(error * error)) + float(z @ natural))
+    change = excess[rows] + z
     if not (slope > 0.0 and linalg.all_finite(grad, change)):
         return None
-    farthest = float(np.max(np.abs(equations.whitened @ grad) / np.sqrt(equations.variance)))
-    return Newton(q, moments, rows, equations.whitened, sites, excess, grad, change, slope, farthest)
+    farthest = float(np.max(np.abs(whitened @ grad) / np.sqrt(variance)))
+    return Newton(q, moments, rows, whitened, sites, excess, grad, change, slope, farthest)
 
 
-class _Equations:
-    """Linear equations for the changes z of the expected curvatures of rows, all else eliminated.
+def _conjugate_gradients(squares: Array, quadratic: Callable[[Array], Array], right: Array) -> Array | None:
+    """Solve for z; None where the equations are not positive definite, as they are where rows are log-concave.
 
-    With b the whitened directions and W the squares of the entries of b b^T, variances change by dv = -(W z + what the
-    natural step takes), and z = -(third dm + 1/2 fourth dv), where dm is that of the gradient after dv. In the inner
-    product of W these equations are symmetric, and positive definite where rows are log-concave.
+    They are symmetric in the inner product of the squares.
     """
-
-    def __init__(
-        self, whitened: Array, moments: Moments, root: Array, bends: Bends, rows: NDArray[np.intp], excess: Array
-    ) -> None:
-        self.whitened, self._root, self._moments = whitened, root, moments
-        products = whitened @ whitened.T
-        self._squares, self.variance = products * products, np.diagonal(products)
-        error = moments.curvature - np.eye(len(root))
-        self._error_square = float(np.sum(error * error))
-        self._natural = np.einsum("ij,ij->i", whitened @ error, whitened)
-        self._third, self._fourth = bends.third[rows], bends.fourth[rows] - excess / self.variance
-
-    def solved(self) -> tuple[Array, Array, float] | None:
-        """Return the whitened step of the mean, z, and the slope of the ELBO; None where there is no top."""
-        plain = self._mean_step(self._moments.grad)
-        right = self._quadratic(self._natural) - self._third * (self.whitened @ plain)
-        z = self._conjugate_gradients(right)
-        if z is None:
+    z, left, left_w = np.zeros_like(right), right, squares @ right
+    along, along_w = left, left_w
+    square = first = float(left @ left_w)
+    for _ in range(_MOST_ITERATIONS):
+        if not square > _RESIDUAL**2 * first:
+            break
+        image = along - quadratic(along_w)
+        curvature = float(along_w @ image)
+        if not curvature > 0.0:
             return None
-        dv = -(self._natural + self._squares @ z)
-        grad = plain + 0.5 * self._mean_step((self._third * dv) @ self.whitened)
-        slope = float(self._moments.grad @ grad) + 0.5 * (self._error_square + float(z @ self._natural))
-        return grad, z, slope
-
-    def _mean_step(self, grad: Array) -> Array:
-        """Return the inverse of the whitened curvature times a vector."""
-        return linalg.solve_lower(self._root, linalg.solve_lower(self._root, grad), transpose=True)
-
-    def _quadratic(self, x: Array) -> Array:
-        """Return what z changes by where variances fall by x, the mean following."""
-        mean = self._mean_step((self._third * x) @ self.whitened)
-        return 0.5 * (self._third * (self.whitened @ mean) + self._fourth * x)
-
-    def _conjugate_gradients(self, right: Array) -> Array | None:
-        """Solve for z; None where the equations are not positive definite."""
-        z, left, left_w = np.zeros_like(right), right, self._squares @ right
-        along, along_w = left, left_w
-        square = first = float(left @ left_w)
-        for _ in range(_MOST_ITERATIONS):
-            if not square > _RESIDUAL**2 * first:
-                break
-            image = along - self._quadratic(along_w)
-            curvature = float(along_w @ image)
-            if not curvature > 0.0:
-                return None
-            size = square / curvature
-            z = z + size * along
-            left = left - size * image
-            left_w = self._squares @ left
-            before, square = square, float(left @ left_w)
-            along, along_w = left + square / before * along, left_w + square / before * along_w
-        return z
+        size = square / curvature
+        z = z + size * along
+        left = left - size * image
+        left_w = squares @ left
+        before, square = square, float(left @ left_w)
+        along, along_w = left + square / before * along, left_w + square / before * along_w
+    return z
 
 
 # --- natural steps by a line search on an ELBO that is exact ---

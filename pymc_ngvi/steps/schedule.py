@@ -373,6 +373,8 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
     few_draws: int = FEW_DRAWS
     #: Accepted steps in a row that gain nothing, after which a set counts as solved.
     max_idle: ClassVar[int] = 3
+    #: Whether all sets of fresh draws count among those after which a fit gives up, or those of the largest size.
+    counts_all: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -397,8 +399,18 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
     # --- what a subclass says -------------------------------------------------------------------------------------
 
     @abc.abstractmethod
+    def base_draws(self, level: int, n_draws: int, q: Q | None = None) -> BaseDraws:
+        """Return the base draws of one level: a function of the seed, the level and what q says of coordinates."""
+
+    def _at(self, q: Q, level: int, n_draws: int) -> tuple[BaseDraws, E]:
+        """Return new base draws, and log p at these draws of q."""
+        base = self.base_draws(level, n_draws, q)
+        return base, cast(E, self._estimator.evaluate(self._target, q, base))
+
     def _drawn(self, state: S, level: int, n_draws: int) -> tuple[Q, BaseDraws, E]:
         """Return q, which may be left with fewer components, and log p at new draws of it."""
+        q = cast(Q, state.q)
+        return q, *self._at(q, level, n_draws)
 
     @abc.abstractmethod
     def _measured(self, state: S) -> S:
@@ -448,11 +460,11 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
         """Return the draws that the set after an averaged step needs, whatever the gap."""
         return self.few_draws
 
-    def _counts(self, n_draws: int) -> bool:
-        """Tell whether a set of fresh draws counts among those after which a fit gives up."""
-        return n_draws >= self._max_draws
-
     # --- verbs of the loop ----------------------------------------------------------------------------------------
+
+    def first_evaluation(self, q: Q) -> E:
+        """Evaluate a starting state on the first base draws."""
+        return self._at(q, 0, self._n_draws)[1]
 
     def step(self, state: S) -> S:
         """Take one step."""
@@ -634,7 +646,7 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
             fresh=True,
             n_steps=0,
             best=-np.inf,
-            rounds=state.rounds + self._counts(n_draws),
+            rounds=state.rounds + (self.counts_all or n_draws >= self._max_draws),
             n_dropped=state.n_dropped + evaluation.n_dropped,
         )
         drawn = self._measured(drawn)

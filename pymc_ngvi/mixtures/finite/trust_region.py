@@ -508,6 +508,7 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
 
     default_draws = (16, 128)
     max_idle = 40  # a candidate may go down
+    counts_all = True
 
     def __init__(self, target: Density, update: Update, estimator: Estimator, **options: Any) -> None:
         super().__init__(target, update, estimator, **options)
@@ -519,7 +520,9 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
         """Draws of each component, to begin averaging with."""
         return max(self._max_draws // 2, self._n_draws)
 
-    def base_draws(self, level: int, n_draws: int | None = None, *, times: int = 1) -> BaseDraws:
+    def base_draws(
+        self, level: int, n_draws: int | None = None, q: MixtureState | None = None, *, times: int = 1
+    ) -> BaseDraws:
         """Return the base draws of one level, as many as the largest set has, or a multiple, if no number is given."""
         rng = np.random.default_rng([self.seed, level, 7])
         return self._draw(n_draws or times * self._max_draws, self._target.n_dim, rng)
@@ -658,9 +661,6 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
     def _most_left(self, state: MixtureSteps) -> float:
         # The error of a gap is an upper bound: those of components are added up.
         return state.moments.gap - state.moments.floor + state.moments.floor_sd
-
-    def _counts(self, n_draws: int) -> bool:
-        return True
 
 
 # --- what one iteration of the step rule `trust_region` hands to the next ---

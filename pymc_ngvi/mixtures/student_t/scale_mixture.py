@@ -387,7 +387,7 @@ class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
         super().__init__(target, update, estimator, **options)
         self.few_draws = few_draws
 
-    def base_draws(self, level: int, n_draws: int) -> BaseDraws:
+    def base_draws(self, level: int, n_draws: int, q: StudentTState | None = None) -> BaseDraws:
         """Return the base draws of one level, a function of the seed: standard normals and a column of uniforms.
 
         The uniform is an even function of a normal, so that a pair z, -z shares its mixing variable: odd parts cancel.
@@ -395,10 +395,6 @@ class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
         base = self._draw(n_draws, self._target.n_dim + 1, np.random.default_rng([self.seed, _LEVEL + level]))
         uniforms = erf(np.abs(base.z[:, 0]) / np.sqrt(2.0))
         return replace(base, z=np.column_stack([base.z[:, 1:], uniforms]))
-
-    def first_evaluation(self, q: StudentTState) -> Evaluation:
-        """Evaluate a starting state on the first base draws."""
-        return self._at(q, 0, self.few_draws)[1]
 
     def begin(self, q: StudentTState, *, level: int = 0) -> AsStudentT | None:
         """Return the state before the first step; None where no draw is finite."""
@@ -410,13 +406,6 @@ class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
         return AsStudentT(q, level, base, evaluation, moments, belief=belief, n_dropped=evaluation.n_dropped)
 
     # --- how a t is measured --------------------------------------------------------------------------------------
-
-    def _at(self, q: StudentTState, level: int, n_draws: int) -> tuple[BaseDraws, Evaluation]:
-        base = self.base_draws(level, n_draws)
-        return base, self._estimator.evaluate(self._target, q, base)
-
-    def _drawn(self, state: AsStudentT, level: int, n_draws: int) -> tuple[StudentTState, BaseDraws, Evaluation]:
-        return state.q, *self._at(state.q, level, n_draws)
 
     def _measured(self, state: AsStudentT) -> AsStudentT:
         moments = measured(self._target, state.q, state.base, state.evaluation, self._estimator, stl=self._stl)

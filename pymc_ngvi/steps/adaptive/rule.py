@@ -420,10 +420,6 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
             return base
         return globals_first(base, q.globals_)
 
-    def first_evaluation(self, q: GaussianState) -> Evaluation:
-        """Evaluate a starting state on the first base draws."""
-        return self._at(q, 0, self._n_draws)[1]
-
     # --- verbs of the loop ----------------------------------------------------------------------------------------
 
     def init(self, q: GaussianState) -> AdaptiveState:
@@ -495,13 +491,6 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         return self._redraw(moved, self._n_draws)
 
     # --- how a Gaussian is measured -------------------------------------------------------------------------------
-
-    def _at(self, q: GaussianState, level: int, n_draws: int) -> tuple[BaseDraws, Evaluation]:
-        base = self.base_draws(level, n_draws, q)
-        return base, self._estimator.evaluate(self._target, q, base)
-
-    def _drawn(self, state: AdaptiveState, level: int, n_draws: int) -> tuple[GaussianState, BaseDraws, Evaluation]:
-        return state.q, *self._at(state.q, level, n_draws)
 
     def _measured(self, state: AdaptiveState) -> AdaptiveState:
         moments = self._estimator.moments(self._target, state.q, state.base, state.evaluation, stl=self._stl)
