@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import CACHED
 from pymc_ngvi.core.target import OfAllData
@@ -205,32 +203,6 @@ _RELATIVE = 1e-4
 _LEAST, _MOST = 1e-8, 1e3
 
 
-class DifferenceSteps:
-    """How far to go in each coordinate: a part of its conditional standard deviation, 1 until that is known."""
-
-    #: What files keep: the bits of the next difference depend on it.
-    learned = ("scales", "known")
-
-    def __init__(self, n_dim: int) -> None:
-        self.scales = np.ones(n_dim)
-        self.known = False
-
-    def update(self, coordinates: NDArray[np.intp], curvatures: Array) -> None:
-        """Learn from second derivatives at some draws, (n_draws, n_coordinates)."""
-        finite = np.isfinite(curvatures)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            squares = np.where(finite, curvatures, 0.0) ** 2
-            scales = (squares.sum(axis=0) / finite.sum(axis=0)) ** -0.25
-        known = np.isfinite(scales) & finite.any(axis=0)
-        self.scales[coordinates] = np.where(known, np.clip(scales, _LEAST, _MOST), self.scales[coordinates])
-        self.known = True
-
-    def along(self, directions: Array) -> Array:
-        """Return the multiple of each direction, (n_directions, n_dim), to go either way; 1 of one that is 0."""
-        longest = np.max(np.abs(directions) / self.scales, axis=1, initial=0.0)
-        return np.where(longest > 0.0, _RELATIVE / np.where(longest > 0.0, longest, 1.0), 1.0)
-
-
 def arrow_pattern(structure: ArrowStructure) -> tuple[Pattern, Callable[[Matrices, Array], Array]]:
     """Return the pattern of arrow matrices, and what finds their values."""
     pattern = structure.pattern
@@ -304,7 +276,7 @@ class ReparametrisedDensity(OfAllData):
 
     has_hessian = True  # it needs more than second derivatives
     #: What files keep: the bits of the next evaluation depend on it.
-    learned = ("transform", "_steps", "_usual_evaluations")
+    learned = ("transform", "_scales", "_knows_scales", "_usual_evaluations")
 
     def __init__(self, density: LogDensity, transform: Conditional) -> None:
         if density.has_minibatch:
@@ -316,7 +288,8 @@ class ReparametrisedDensity(OfAllData):
         self.transform = transform
         self.n_gradients = self.n_hessians = 0
         self.pattern, self._recover = arrow_pattern(transform.structure)
-        self._steps = DifferenceSteps(transform.n_dim)
+        # Of the global coordinates: conditional standard deviations, which say how far differences go.
+        self._scales, self._knows_scales = np.ones(len(transform.blocks.border)), False
         guide = transform.guide
         exact = guide.is_exact and guide.density is density
         self._second = guide if exact else GuideFunctions(density, transform.structure, order=2)
@@ -404,41 +377,30 @@ class ReparametrisedDensity(OfAllData):
     def hessian_values(self, phi: Array) -> Array:
         """Return the mean over draws of the Hessian in the entries of ``pattern``, (n_entries,)."""
         self.n_hessians += len(phi)
-        self._learn_scales(phi)
+        if not self._knows_scales:  # before the first differences that count
+            self._learn_scales(self._differences(phi[:1], self.transform.modes(phi[:1]))[1])
         blocks: list[Matrices] = []
         columns: list[Array] = []
         curvatures = []
         for rows in self._batches(len(phi)):
             modes = self.transform.modes(phi[rows])
             blocks.append(self._local_blocks(phi[rows], modes))
-            column, curvature = self._differences(phi[rows], modes, self._axes)
+            column, curvature = self._differences(phi[rows], modes)
             columns.append(column)
             curvatures.append(curvature)
-        self._steps.update(self.transform.blocks.border, np.concatenate(curvatures))
+        self._learn_scales(np.concatenate(curvatures))
         sums = [np.sum(parts, axis=0) / len(phi) for parts in zip(*blocks, strict=True)]
         return self._recover(sums, np.sum(columns, axis=0) / len(phi))
 
-    def hessian_products(self, phi: Array, directions: Array) -> Array:
-        """Return the mean over draws of the Hessian times each direction, (n_directions, n_dim)."""
-        self.n_hessians += len(phi)
-        self._learn_scales(phi)
-        total = np.zeros(directions.shape)
-        for rows in self._batches(len(phi)):
-            total += self._differences(phi[rows], self.transform.modes(phi[rows]), directions)[0]
-        return total / len(phi)
-
-    @functools.cached_property
-    def _axes(self) -> Array:
-        border = self.transform.blocks.border
-        axes = np.zeros((len(border), self.n_dim))
-        axes[np.arange(len(border)), border] = 1.0
-        return axes
-
-    def _learn_scales(self, phi: Array) -> None:
-        """Find steps that suit the scale of the global coordinates, before the first differences that count."""
-        if not self._steps.known:
-            modes = self.transform.modes(phi[:1])
-            self._steps.update(self.transform.blocks.border, self._differences(phi[:1], modes, self._axes)[1])
+    def _learn_scales(self, curvatures: Array) -> None:
+        """Learn scales of the global coordinates from second derivatives at some draws, (n_draws, n_border)."""
+        finite = np.isfinite(curvatures)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            squares = np.where(finite, curvatures, 0.0) ** 2
+            scales = (squares.sum(axis=0) / finite.sum(axis=0)) ** -0.25
+        known = np.isfinite(scales) & finite.any(axis=0)
+        self._scales = np.where(known, np.clip(scales, _LEAST, _MOST), self._scales)
+        self._knows_scales = True
 
     def _local_blocks(self, phi: Array, modes: Modes) -> Matrices:
         """Return the sum over draws of the blocks of the Hessian, L^T f_bb L: (n_blocks, k, k) for each size k."""
@@ -449,24 +411,24 @@ class ReparametrisedDensity(OfAllData):
             matrices = blocks.matrices(products.reshape(len(phi), blocks.width, -1))
             return [m.sum(axis=0) for m in modes.scales.congruence(matrices, transposed=True)]
 
-    def _differences(self, phi: Array, modes: Modes, directions: Array) -> tuple[Array, Array]:
-        """Return the sum over draws of the Hessian times directions, and of each draw the curvatures along them."""
-        n_draws, n_directions = len(phi), len(directions)
-        lengths = self._steps.along(directions)
-        products, curvatures = np.zeros(directions.shape), np.zeros((n_draws, n_directions))
+    def _differences(self, phi: Array, modes: Modes) -> tuple[Array, Array]:
+        """Return the sum over draws of the rows of the Hessian at global coordinates, and their curvatures by draw."""
+        border, n_draws = self.transform.blocks.border, len(phi)
+        lengths = _RELATIVE * self._scales
+        rows, curvatures = np.zeros((len(border), self.n_dim)), np.zeros((n_draws, len(border)))
         start = modes.theta[:, self.transform.blocks.coordinates]
         size = 2 * max(1, CACHED // (2 * self.n_dim * self.transform.blocks.width))
-        for begin in range(0, 2 * n_directions * n_draws, size):
-            index = np.arange(begin, min(begin + size, 2 * n_directions * n_draws))
-            direction, draw, sign = index // 2 // n_draws, index // 2 % n_draws, 1 - 2 * (index % 2)
-            length = lengths[direction]
-            points = phi[draw] + (sign * length)[:, None] * directions[direction]
+        for begin in range(0, 2 * len(border) * n_draws, size):
+            index = np.arange(begin, min(begin + size, 2 * len(border) * n_draws))
+            which, draw, sign = index // 2 // n_draws, index // 2 % n_draws, 1 - 2 * (index % 2)
+            points, at = phi[draw], (np.arange(len(index)), border[which])
+            points[at] += sign * lengths[which]
             # Not from where searches begin otherwise: both sides of a difference should be at the same mode.
             _, grad = self._logp_grad(points, self.transform.modes(points, start[draw]))
-            terms = grad * (0.5 * sign / length)[:, None]
-            np.add.at(products, direction, terms)
-            np.add.at(curvatures, (draw, direction), np.einsum("ij,ij->i", terms, directions[direction]))
-        return products, curvatures
+            terms = grad * (0.5 * sign / lengths[which])[:, None]
+            np.add.at(rows, which, terms)
+            np.add.at(curvatures, (draw, which), terms[at])
+        return rows, curvatures
 
 
 @dataclass(frozen=True)
@@ -481,9 +443,7 @@ class _ReparametrisedHessian(MeanHessian):
 
     def products(self, directions: Array) -> Array:
         """Return the matrix times each direction, (n_directions, n_dim)."""
-        if len(directions) > self.density.transform.structure.n_border:  # then the whole of it costs less
-            return directions @ self.pattern.symmetric(self.values())
-        return self.density.hessian_products(self.phi, directions)
+        return directions @ self.pattern.symmetric(self.values())
 
     def diagonal(self) -> Array:
         """Return the diagonal, (n_dim,)."""
