@@ -12,8 +12,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState
 from pymc_ngvi.marginal.sampling import Pool, picked
-from pymc_ngvi.moves.basins import MOST_ERROR, UNKNOWN, LogMass, log_mass
-from pymc_ngvi.moves.coordinates import ChainCoordinates
+from pymc_ngvi.moves.chains import MOST_ERROR, UNKNOWN, ChainCoordinates, LogMass, log_mass
 from pymc_ngvi.moves.verdict import MovedChecks
 
 #: Number of the random stream behind the log marginal likelihood.

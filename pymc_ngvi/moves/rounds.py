@@ -18,21 +18,24 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 
 from pymc_ngvi.core.climbs import MOST_STEPS
-from pymc_ngvi.core.reach import beyond_reach
 from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.types import Array, GaussianState, HasGradient
-from pymc_ngvi.moves.basins import (
+from pymc_ngvi.core.verdict import beyond_reach
+from pymc_ngvi.moves.chains import (
     UNKNOWN,
     Basins,
+    ChainCoordinates,
     Climbs,
     Counted,
     LogMass,
     ModeWeights,
+    PhasePoints,
     are_apart,
     basins_among,
     log_mass,
+    phase_points_at,
+    trajectory,
 )
-from pymc_ngvi.moves.coordinates import ChainCoordinates, PhasePoints, phase_points_at, trajectory
 from pymc_ngvi.moves.verdict import LEAST_SIZE, MOST_DIVERGING, MOST_OUTFLOW, MOST_RHAT, MovedChecks
 
 # --- many chains at once: trajectories of a length and a step size that all of them tell ---

@@ -13,7 +13,7 @@ from scipy import stats
 
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.families import DiagonalState, FullState
-from pymc_ngvi.moves.coordinates import ChainCoordinates, phase_points_at, trajectory
+from pymc_ngvi.moves.chains import ChainCoordinates, phase_points_at, trajectory
 from pymc_ngvi.moves.rounds import (
     N_STARTS,
     Chains,

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pymc_ngvi.core.reach import beyond_reach
-from pymc_ngvi.core.verdict import MOST_BEYOND
+from pymc_ngvi.core.verdict import MOST_BEYOND, beyond_reach
 from pymc_ngvi.marginal.fitting import MOST_DIFFERENCE
 from pymc_ngvi.marginal.log_marginal import TOLERANCE
 from pymc_ngvi.marginal.sampling import LEAST_TAIL

@@ -35,8 +35,7 @@ from pymc_ngvi.fitting.modes.found import OtherMode, is_outside, shares
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.problem import Problem, choose_start
 from pymc_ngvi.mixtures.finite.trust_region import distinct, local_component
-from pymc_ngvi.moves.basins import Climbs
-from pymc_ngvi.moves.coordinates import ChainCoordinates
+from pymc_ngvi.moves.chains import ChainCoordinates, Climbs
 
 # --- climbs of log p in few dimensions, by Newton's method with curvatures from differences of gradients ---
 

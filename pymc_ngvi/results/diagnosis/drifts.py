@@ -14,7 +14,7 @@ from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.functionals import Functionals
-from pymc_ngvi.moves.coordinates import ChainCoordinates, PhasePoints, phase_points_at, trajectory
+from pymc_ngvi.moves.chains import ChainCoordinates, PhasePoints, phase_points_at, trajectory
 from pymc_ngvi.results.distributions import MovePlan
 
 #: A quarter of a period in whitened coordinates, and by how much, as a part, trajectories differ from it.
