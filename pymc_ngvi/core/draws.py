@@ -62,7 +62,10 @@ def sobol_draws(n_draws: int, n_dim: int, rng: np.random.Generator) -> BaseDraws
         z = np.empty((half, n_dim))
         z[:, :n_quasi] = normals_at(np.mod(points + rng.random(points.shape[1]), 1.0))
         if n_quasi < n_dim:
-            z[:, n_quasi:] = _stratified_normals(half, n_dim - n_quasi, rng)
+            # A Latin hypercube: each coordinate has one point in each stratum. What depends on one group effect and the
+            # global parameters gains nearly as much from it as from Sobol points.
+            strata = rng.permuted(np.tile(np.arange(half)[:, None], n_dim - n_quasi), axis=0)
+            z[:, n_quasi:] = normals_at((strata + rng.random(strata.shape)) / half)
         blocks += [z, -z]
     return BaseDraws(np.concatenate(blocks), n_replicates)
 
@@ -99,15 +102,6 @@ def _sobol(n_points: int, n_dim: int, rng: np.random.Generator) -> Array:
     from scipy.stats import qmc  # .4 s to import
 
     return qmc.Sobol(n_dim, scramble=True, rng=rng).random(n_points)
-
-
-def _stratified_normals(n_points: int, n_dim: int, rng: np.random.Generator) -> Array:
-    """Return a Latin hypercube of standard normals, (n_points, n_dim): each coordinate has one point in each stratum.
-
-    What depends on one group effect and the global parameters gains nearly as much from it as from Sobol points.
-    """
-    strata = rng.permuted(np.tile(np.arange(n_points)[:, None], n_dim), axis=0)
-    return normals_at((strata + rng.random((n_points, n_dim))) / n_points)
 
 
 def normals_at(uniforms: Array) -> Array:

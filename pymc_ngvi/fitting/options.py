@@ -65,14 +65,6 @@ MOST_ITERATIONS = 10_000
 AUTO = "auto"
 
 
-def _check_seconds(value: object) -> None:
-    if value is not None and not _is_positive(value):
-        raise ValueError(
-            f"max_seconds counts estimated seconds of the whole call and should be a positive number; got {value!r}. "
-            "Leave it out for the default: what follows a Gaussian fit takes three times as long at most, and 20 s."
-        )
-
-
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
@@ -155,14 +147,20 @@ class FitOptions:
             raise ValueError(f"tol is in nats of ELBO and should be a positive number; got {self.tol!r}.")
         if not isinstance(self.stl, bool | np.bool_):
             raise ValueError(f"stl should be True or False; got {self.stl!r}.")
-        for name, families in _of_families().items():
+        for name in dict.fromkeys(name for family in FAMILIES.values() for name in family.traits.options):
+            families = [f for f, family in FAMILIES.items() if name in family.traits.options]
             if getattr(self, name) is not None and choice.family not in families:
                 one = " or ".join(map(repr, families))
                 goes_with = "are those" if name.endswith("s") else "is that"
                 raise ValueError(f"{name} {goes_with} of family={one}; the family is {choice.family!r}.")
         _check_reparam(self.reparam, choice)
         _check_posterior(self.posterior, self.reparam, choice)
-        _check_seconds(self.max_seconds)
+        if self.max_seconds is not None and not _is_positive(self.max_seconds):
+            raise ValueError(
+                "max_seconds counts estimated seconds of the whole call and should be a positive number; got "
+                f"{self.max_seconds!r}. Leave it out for the default: what follows a Gaussian fit takes three times as "
+                "long at most, and 20 s."
+            )
         of_rule = {name: _CHECKS[name](name, getattr(self, name)) for name in OF_RULE}
         _check_rule_takes(choice, of_rule, step_is_default=self.step is None)
         _check_draws(choice, of_rule)
@@ -210,12 +208,6 @@ _CHECKS = {option.name: option.metadata["check"] for option in fields(FitOptions
 OF_RULE = tuple(_CHECKS)
 #: Arguments of `NGVI`.
 OF_CONSTRUCTOR = ("model", "shards", "batches", "random_seed", "start", "start_sigma", *OPTIONS)
-
-
-def _of_families() -> dict[str, list[str]]:
-    """Return the options that some families only take, with these."""
-    names = dict.fromkeys(name for family in FAMILIES.values() for name in family.traits.options)
-    return {name: [f for f, family in FAMILIES.items() if name in family.traits.options] for name in names}
 
 
 def _check_reparam(reparam: object, choice: Choice) -> None:
@@ -339,16 +331,13 @@ def check_n(n: object) -> int:
 def check_callbacks(callbacks: Any) -> list[Callable[..., object]]:
     """Return the callbacks as a list; raise TypeError for anything that can't be called."""
     if callable(callbacks):
-        raise TypeError(f"callbacks should be a list of functions; got one function: write [{_name(callbacks)}].")
+        name = getattr(callbacks, "__name__", type(callbacks).__name__)
+        raise TypeError(f"callbacks should be a list of functions; got one function: write [{name}].")
     listed = list(callbacks or [])
     for callback in listed:
         if not callable(callback):
             raise TypeError(f"callbacks should be functions of (approx, losses, i); got {callback!r}.")
     return listed
-
-
-def _name(function: object) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
 
 
 # --- the family for a model, where the user names none: by what a step would cost, and whether it fits in memory ---

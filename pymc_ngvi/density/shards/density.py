@@ -84,11 +84,6 @@ def forget(name: str) -> None:
         _SHARDS.pop(at, None)
 
 
-def each(recipe: Recipe, requests: Requests) -> Sequence[Request]:
-    """Return the request to each shard."""
-    return requests if isinstance(requests, Sequence) else [requests] * len(recipe.keys)
-
-
 def pickled(recipe: Recipe, requests: Requests) -> list[bytes]:
     """Return the request to each shard, pickled: once, where it is the same for all."""
     if isinstance(requests, Sequence):
@@ -122,7 +117,8 @@ class InProcess:
         """Return the answer of each shard, in the order of the keys."""
         result = []
         with threadpool_limits(1, user_api="blas"):
-            for number, request in enumerate(each(recipe, requests)):
+            each = requests if isinstance(requests, Sequence) else [requests] * len(recipe.keys)
+            for number, request in enumerate(each):
                 result.append(kept(recipe, number).answer(request))
                 done(number + 1)
         return result
@@ -429,7 +425,14 @@ class Shards:
     ) -> None:
         if not callable(build):
             raise TypeError(f"build should be a function that returns the model of a key; got {build!r}.")
-        keys = _checked(keys)
+        if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
+            raise TypeError(f"keys should be a sequence with a key for each shard; got {keys!r}.")
+        keys = tuple(keys)
+        for key in keys:
+            try:
+                hash(key)
+            except TypeError:
+                raise TypeError(f"The key {key!r} can't be hashed: take a string, number or tuple instead.") from None
         if not keys:
             raise ValueError("There are no shards: keys is empty.")
         if len(set(keys)) < len(keys):
@@ -575,21 +578,6 @@ def engine_of(executor: Executor | object | None) -> InProcess | ByExecutor | On
             "cluster, give Client(cluster)."
         )
     return ByExecutor(executor)
-
-
-def _checked(keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
-    if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
-        raise TypeError(f"keys should be a sequence with a key for each shard; got {keys!r}.")
-    keys = tuple(keys)
-    for key in keys:
-        try:
-            hash(key)
-        except TypeError:
-            raise TypeError(f"The key {key!r} can't be hashed: take a string, number or tuple instead.") from None
-    return keys
-
-
-# --- the log density of a model whose data are in shards: the prior here, the likelihood where its rows are ---
 
 
 @stored("shard_rules")

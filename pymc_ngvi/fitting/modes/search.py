@@ -54,9 +54,15 @@ def climbed(density: ModelDensity, points: Array, scale: Array) -> tuple[Array, 
     active = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
     logp = np.where(active, logp, -np.inf)
     direction, size, turn = np.zeros_like(x), np.ones(len(x)), active.copy()
+    longest = _MOST_LENGTH * np.sqrt(x.shape[1])
     for _ in range(N_STEPS):
         turning = active & turn
-        direction[turning] = _newton_steps(density, x[turning], grad[turning], scale[turning])
+        curvatures, _ = _curvatures(density, x[turning], grad[turning], scale[turning])
+        values, vectors = np.linalg.eigh(curvatures)
+        slopes = np.einsum("nji,nj->ni", vectors, scale[turning] * grad[turning])
+        steps = np.einsum("nij,nj->ni", vectors, slopes / np.maximum(np.abs(values), _LEAST_CURVATURE))
+        length = np.maximum(np.linalg.norm(steps, axis=1, keepdims=True), 1e-300)
+        direction[turning] = scale[turning] * steps * np.minimum(1.0, longest / length)
         rows = np.flatnonzero(active)
         if not len(rows):
             break
@@ -73,17 +79,6 @@ def climbed(density: ModelDensity, points: Array, scale: Array) -> tuple[Array, 
         turn[up] = True
         active[up[full & (gain < _LAST_GAIN)]] = False
     return x, logp, grad
-
-
-def _newton_steps(density: ModelDensity, points: Array, grad: Array, scale: Array) -> Array:
-    """Return a step for each point, (n_points, n_dim): along the gradient where there are no curvatures."""
-    curvatures, _ = _curvatures(density, points, grad, scale)
-    values, vectors = np.linalg.eigh(curvatures)
-    slopes = np.einsum("nji,nj->ni", vectors, scale * grad)
-    steps = np.einsum("nij,nj->ni", vectors, slopes / np.maximum(np.abs(values), _LEAST_CURVATURE))
-    longest = _MOST_LENGTH * np.sqrt(points.shape[1])
-    length = np.maximum(np.linalg.norm(steps, axis=1, keepdims=True), 1e-300)
-    return scale * steps * np.minimum(1.0, longest / length)
 
 
 def abouts(density: ModelDensity, points: Array, grad: Array, scales: Array) -> list[GaussianState | None]:
@@ -316,7 +311,11 @@ def points_for(
             sets.append((np.asarray(q.draws(width * z)), width * q.sd()))
     for draws, sd in sets:
         n = max(n_climbs // 2 if draws is prior else (n_climbs - n_climbs // 2 * bool(len(prior))) // len(WIDER), 1)
-        best = draws[_best_of_parts(density, q if is_sound else None, draws, n)]
+        with np.errstate(all="ignore"):
+            logp = _finite(density.logp(draws))
+            unexplained = _finite(logp - q.log_density(draws)) if is_sound else logp
+        parts = [part for part in np.array_split(np.arange(len(draws)), n) if len(part)]
+        best = draws[[part[np.argmax((unexplained if i % 2 else logp)[part])] for i, part in enumerate(parts)]]
         theta.append(best)
         scales.append(np.broadcast_to(sd, best.shape))
         n_seen += len(draws)
@@ -428,16 +427,6 @@ def _are_humps(logp: Array) -> NDArray[np.bool_]:
     result = np.zeros(logp.shape, dtype=np.bool_)
     result[:, 1:-1] = (logp[:, 1:-1] > logp[:, :-2]) & (logp[:, 1:-1] >= logp[:, 2:])
     return result
-
-
-def _best_of_parts(density: ModelDensity, q: GaussianState | None, draws: Array, n_parts: int) -> NDArray[np.intp]:
-    """Return the best draw of each part: by log p, and of every second part by what a fit does not explain of it."""
-    with np.errstate(all="ignore"):
-        logp = _finite(density.logp(draws))
-        unexplained = logp if q is None else _finite(logp - q.log_density(draws))
-    parts = [part for part in np.array_split(np.arange(len(draws)), n_parts) if len(part)]
-    best = [part[np.argmax((unexplained if i % 2 else logp)[part])] for i, part in enumerate(parts)]
-    return np.array(best, dtype=np.intp)
 
 
 def _finite(values: Array) -> Array:

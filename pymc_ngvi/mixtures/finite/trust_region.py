@@ -514,11 +514,8 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
         super().__init__(target, update, estimator, **options)
         self._max_draws = self._n_draws << int(np.log2(self._max_draws // self._n_draws))
         self.few_draws = min(FEW_DRAWS, self._max_draws)
-
-    @property
-    def draws_at_end(self) -> int:
-        """Draws of each component, to begin averaging with."""
-        return max(self._max_draws // 2, self._n_draws)
+        #: Draws of each component, to begin averaging with.
+        self.draws_at_end = max(self._max_draws // 2, self._n_draws)
 
     def base_draws(
         self, level: int, n_draws: int | None = None, q: MixtureState | None = None, *, times: int = 1
