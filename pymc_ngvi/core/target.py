@@ -347,3 +347,14 @@ class Later(MeanHessian):
     def values(self) -> Array:
         """Return the entries of the pattern, (n_entries,)."""
         return self._known.values()
+
+
+@dataclass(frozen=True)
+class WhitenedHessian(MeanHessian):
+    """A Hessian of which nothing but whitened curvatures is taken."""
+
+    evaluate: Callable[[Whitener], Array]
+
+    def whitened(self, state: Whitener) -> Array:
+        """Return the whitened curvature, as a state stores it."""
+        return self.evaluate(state)

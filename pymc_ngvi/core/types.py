@@ -339,34 +339,12 @@ __all__ = [
 ]
 
 
-class Update(Protocol):
-    """A parametrisation, and the map from a state to the next one."""
-
-    def __call__(self, state: GaussianState, moments: Moments, step_size: float, correct: bool) -> GaussianState | None:
-        """Return the proposed state.
-
-        Parameters
-        ----------
-        state : GaussianState
-            Not modified.
-        moments : Moments
-            Whitened by ``state``.
-        step_size : float
-        correct : bool
-            Where the step would lose positive definiteness, and the update knows of a correction: apply it.
-
-        Returns
-        -------
-        GaussianState or None
-            None where no valid state results.
-        """
-
-
-class Direction(Protocol):
-    """Gradient, or natural gradient, of the ELBO in the coordinates of mean and factor: for rules that move these."""
-
-    def __call__(self, state: GaussianState, moments: Moments) -> Parameters:
-        """Return the direction at a state."""
+#: A parametrisation, and the map from a state to the next one: from a state, moments that are whitened by it, the step
+#: size, and whether a correction is to be applied where the step would lose positive definiteness, and the update knows
+#: of one. None where no valid state results.
+type Update = Callable[[GaussianState, Moments, float, bool], GaussianState | None]
+#: Gradient, or natural gradient, of the ELBO in the coordinates of mean and factor: for rules that move these.
+type Direction = Callable[[GaussianState, Moments], Parameters]
 
 
 class RuleState(Protocol):

@@ -32,7 +32,6 @@ from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.errors import spared
 from pymc_ngvi.fitting.loop import LoopState
-from pymc_ngvi.fitting.modes.found import Searched
 from pymc_ngvi.fitting.modes.search import Ended, ModeSearch, explored
 from pymc_ngvi.fitting.options import FitOptions, check_n
 from pymc_ngvi.fitting.problem import (
@@ -45,11 +44,10 @@ from pymc_ngvi.fitting.problem import (
     start_scales,
     units_apart,
 )
-from pymc_ngvi.fitting.progress import FitProgress, watching
+from pymc_ngvi.fitting.progress import FitProgress, few_threads, watching
 from pymc_ngvi.fitting.propriety import Watched
-from pymc_ngvi.fitting.record import FitRecord, Outcome, elbo_of
+from pymc_ngvi.fitting.record import FitRecord, Outcome, Searched, elbo_of
 from pymc_ngvi.fitting.registry import AXES, RULES
-from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.reparam.row_space import RowSpaceDensity
 from pymc_ngvi.steps.adaptive.rule import Adaptive, AdaptiveState
 from pymc_ngvi.steps.incremental import Incremental, IncrementalState

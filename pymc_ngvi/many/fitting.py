@@ -24,9 +24,9 @@ from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.simulated import Simulated
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.problem import Problem
+from pymc_ngvi.fitting.progress import SharedContext, one_thread
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.session import Earlier
-from pymc_ngvi.fitting.threads import SharedContext, one_thread
 from pymc_ngvi.inference import NGVI
 from pymc_ngvi.many.entries import Case, Slots, digest_of, shapes_of
 from pymc_ngvi.results.approximation import NGVIApproximation

@@ -31,9 +31,9 @@ from pymc_ngvi.density.one_mode import concave_given, has_one_mode, rows_not_con
 from pymc_ngvi.families import FullState, Maker
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.fitting.loop import LoopState
-from pymc_ngvi.fitting.modes.found import OtherMode, is_outside, shares
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.problem import Problem, choose_start
+from pymc_ngvi.fitting.record import OtherMode, is_outside, shares
 from pymc_ngvi.mixtures.finite.trust_region import distinct, local_component
 from pymc_ngvi.moves.chains import ChainCoordinates, Climbs
 

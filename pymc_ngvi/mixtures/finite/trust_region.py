@@ -21,6 +21,7 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.target import WhitenedHessian
 from pymc_ngvi.core.types import (
     Array,
     Assessment,
@@ -217,7 +218,24 @@ class ComponentTarget:
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of hess (log p + log(q_c / q)) over draws of the component."""
-        return _ComponentHessian(self, self.density.mean_hessian(theta), theta)
+        return WhitenedHessian(functools.partial(self._whitened, self.density.mean_hessian(theta), theta))
+
+    def _whitened(self, of_density: MeanHessian, theta: Array, state: Whitener) -> Array:
+        """Return A = -C^T H C at draws of the component, as it stores it.
+
+        With s_k and S_k the score and the precision of component k, and s = sum_k r_k s_k, log(q_c / q) adds the mean
+        of sum_k r_k (S_k - s_k s_k^T) + s s^T, less S_c. That has no sparsity of its own: it is projected onto the form
+        of the component in the metric of the Fisher information, in which whitened entries are orthogonal.
+        """
+        responsibilities = self.mixture.responsibilities(theta)
+        scores, mean_score = self.scores(theta, responsibilities)
+        result = state.add_to_diagonal(of_density.whitened(state), 1.0)
+        for score, share, precision in zip(scores, responsibilities.T, self.precisions, strict=True):
+            whitened = state.whiten(score)
+            result = result + state.outer_mean(Outer(whitened * share[:, None], whitened, 0.0))
+            result -= share.mean() * precision
+        whitened = state.whiten(mean_score)
+        return result - state.outer_mean(Outer(whitened, whitened, 0.0))
 
     # --- pieces ---
 
@@ -236,35 +254,6 @@ class ComponentTarget:
         components = self.mixture.components
         scores = np.stack([-c.precision_product(theta - c.location) for c in components])
         return scores, np.einsum("nk,knd->nd", responsibilities, scores)
-
-
-@dataclass(frozen=True)
-class _ComponentHessian(MeanHessian):
-    """Dense: the other components add to all entries.
-
-    With s_k and S_k the score and the precision of component k, and s = sum_k r_k s_k, log(q_c / q) adds the mean of
-    sum_k r_k (S_k - s_k s_k^T) + s s^T, less S_c.
-    """
-
-    target: ComponentTarget
-    of_density: MeanHessian
-    theta: Array
-
-    def whitened(self, state: Whitener) -> Array:
-        """Return A = -C^T H C at draws of the component, as it stores it.
-
-        What the others add to the Hessian has no sparsity of its own: it is projected onto the form of the component in
-        the metric of the Fisher information, in which whitened entries are orthogonal.
-        """
-        responsibilities = self.target.mixture.responsibilities(self.theta)
-        scores, mean_score = self.target.scores(self.theta, responsibilities)
-        result = state.add_to_diagonal(self.of_density.whitened(state), 1.0)
-        for score, share, precision in zip(scores, responsibilities.T, self.target.precisions, strict=True):
-            whitened = state.whiten(score)
-            result = result + state.outer_mean(Outer(whitened * share[:, None], whitened, 0.0))
-            result -= share.mean() * precision
-        whitened = state.whiten(mean_score)
-        return result - state.outer_mean(Outer(whitened, whitened, 0.0))
 
 
 @stored("mixture.evaluation")

@@ -7,6 +7,8 @@ gradients in the Fisher information of the t itself. Where one lowers the ELBO o
 gradient of draw and mixing variable together, which is more cautious, takes its place, shortened until it does not.
 """
 
+import functools
+
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -18,6 +20,7 @@ from scipy.special import betainc, betaincc, betaln, erf, polygamma
 
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.target import WhitenedHessian
 from pymc_ngvi.core.types import (
     Array,
     Assessment,
@@ -206,23 +209,16 @@ class GaussianPart:
 
         ``theta`` are draws of the mixture over InvGamma(a - 1, a), which stand for draws of q with weights w.
         """
-        return _PartHessian(self._density.mean_hessian(theta), self._q, theta)
+        return WhitenedHessian(functools.partial(self._whitened, self._density.mean_hessian(theta), theta))
 
-
-@dataclass(frozen=True)
-class _PartHessian(MeanHessian):
-    of_density: MeanHessian
-    q: StudentTState
-    theta: Array
-
-    def whitened(self, state: Whitener) -> Array:
+    def _whitened(self, of_density: MeanHessian, theta: Array, state: Whitener) -> Array:
         """Return the whitened curvature: hess log q is R^T R / n_draws - c Sigma^-1 on average over draws."""
-        a, gaussian = self.q.shape, self.q.gaussian
-        rate = a + 0.5 * self.q.squared_distance(self.theta)
-        weights = (a + 0.5 * self.q.n_dim) / rate  # E[1/w | theta]
-        rows = gaussian.precision_product(self.theta - gaussian.location) * np.sqrt(weights / rate)[:, None]
+        a, gaussian = self._q.shape, self._q.gaussian
+        rate = a + 0.5 * self._q.squared_distance(theta)
+        weights = (a + 0.5 * self._q.n_dim) / rate  # E[1/w | theta]
+        rows = gaussian.precision_product(theta - gaussian.location) * np.sqrt(weights / rate)[:, None]
         whitened, inflation = state.whiten(rows), a / (a - 1.0)
-        relative = self.of_density.whitened(state) + state.outer_mean(Outer(whitened, whitened, 0.0))
+        relative = of_density.whitened(state) + state.outer_mean(Outer(whitened, whitened, 0.0))
         return state.add_to_diagonal(inflation * relative, 1.0 - inflation * float(np.mean(weights)))
 
 

@@ -16,8 +16,7 @@ from pymc_ngvi.core.sizes import STREAMED, check_draws
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.functionals import Functionals, functionals_of
 from pymc_ngvi.density.one_mode import has_one_mode
-from pymc_ngvi.fitting.progress import WorkProgress
-from pymc_ngvi.fitting.threads import few_threads
+from pymc_ngvi.fitting.progress import WorkProgress, few_threads
 from pymc_ngvi.results.diagnosis.diagnosis import MOVED, SCORED, SYMMETRIES, Diagnosis, Finding, Kept
 from pymc_ngvi.results.diagnosis.drifts import (
     Estimates,

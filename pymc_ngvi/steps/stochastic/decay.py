@@ -29,6 +29,7 @@ import numpy as np
 
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.target import WhitenedHessian
 from pymc_ngvi.core.types import (
     Array,
     BaseDraws,
@@ -181,22 +182,12 @@ class Pooled:
         return np.mean(logp, axis=0), np.mean(grad, axis=0)
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
-        """Return the mean of hess log p over draws and minibatches."""
-        return _PooledHessian(self, theta)
+        """Return the mean of hess log p over draws and minibatches: a batch has a pattern, where their mean may not."""
 
-    def whitened(self, theta: Array, state: Whitener) -> Array:
-        """Return the mean of the whitened curvatures: a batch has a pattern, where their mean may have none."""
-        return np.mean(self.on_each(lambda: self._target.mean_hessian(theta).whitened(state)), axis=0)
+        def whitened(state: Whitener) -> Array:
+            return np.mean(self.on_each(lambda: self._target.mean_hessian(theta).whitened(state)), axis=0)
 
-
-@dataclass(frozen=True)
-class _PooledHessian(MeanHessian):
-    pooled: Pooled
-    theta: Array
-
-    def whitened(self, state: Whitener) -> Array:
-        """Return the mean of the whitened curvatures."""
-        return self.pooled.whitened(self.theta, state)
+        return WhitenedHessian(whitened)
 
 
 def pilot_fit(target: Target, update: Update, q: GaussianState, seed: int) -> tuple[GaussianState, int] | None:
