@@ -33,12 +33,14 @@ from pymc_ngvi.fitting.options import (
     check_n,
     names_a_method,
     options_for,
+    refuse_for,
+    refuse_unknown,
+    takes,
 )
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress, few_threads, watching
 from pymc_ngvi.fitting.record import report_outcome
 from pymc_ngvi.fitting.session import Earlier, FitSession, Observer, first_state
-from pymc_ngvi.fitting.signatures import refuse_for, refuse_unknown, takes
 from pymc_ngvi.graphs.backends import Backend
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.choice import Candidates, Choice, check_wanted

@@ -145,13 +145,12 @@ class Estimator(abc.ABC):
 def evaluation_of(state: VariationalState, theta: Array, logp: Array, grad: Array) -> Evaluation:
     """Return what log p and its gradient at draws of a state, (n_draws, n_dim), make of it."""
     finite = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
-    return Evaluation(theta, logp, grad, finite, _elbo(state, theta[finite], logp[finite]) if finite.any() else -np.inf)
-
-
-def _elbo(state: VariationalState, theta: Array, logp: Array) -> float:
-    if state.n_uniform:  # log q at the draws: log p - log q has no noise where q is the posterior
-        return float(np.mean(logp - state.log_density(theta)))
-    return float(logp.mean()) + cast(GaussianState, state).entropy()  # the mean over draws would only add noise
+    elbo = -np.inf
+    if finite.any() and state.n_uniform:  # log q at the draws: log p - log q has no noise where q is the posterior
+        elbo = float(np.mean(logp[finite] - state.log_density(theta[finite])))
+    elif finite.any():  # the mean of log q over draws would only add noise
+        elbo = float(logp[finite].mean()) + cast(GaussianState, state).entropy()
+    return Evaluation(theta, logp, grad, finite, elbo)
 
 
 def from_gradients(

@@ -16,9 +16,9 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.stream import StreamReport
 from pymc_ngvi.core.types import Array, Assessment, VariationalState
 from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.density.streams.density import StreamReport
 from pymc_ngvi.families import traits_of
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.plan import Decision, Plan

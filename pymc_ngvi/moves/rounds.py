@@ -36,7 +36,7 @@ from pymc_ngvi.moves.chains import (
     phase_points_at,
     trajectory,
 )
-from pymc_ngvi.moves.verdict import LEAST_SIZE, MOST_DIVERGING, MOST_OUTFLOW, MOST_RHAT, MovedChecks
+from pymc_ngvi.moves.draws import LEAST_SIZE, MOST_DIVERGING, MOST_OUTFLOW, MOST_RHAT, MovedChecks
 
 # --- many chains at once: trajectories of a length and a step size that all of them tell ---
 # Step sizes go by the acceptance of all chains. Where some of the trajectories diverge, there may be a place, such as

@@ -22,12 +22,11 @@ from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.linalg import GIB, fits_in_memory
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.stream import Batch, Place, StreamReport
 from pymc_ngvi.core.target import MatrixHessian
-from pymc_ngvi.core.types import Array, Assessment, BaseDraws, Evaluation, Expectation, GaussianState, Moments
-from pymc_ngvi.density.streams.density import StreamDensity
+from pymc_ngvi.core.types import Array, Assessment, Evaluation, Expectation, GaussianState, Moments
+from pymc_ngvi.density.streams.density import Batch, Place, StreamDensity, StreamReport
 from pymc_ngvi.estimators import ExactEvaluation
-from pymc_ngvi.steps.schedule import ExactRule
+from pymc_ngvi.steps.schedule import NO_DRAWS, ExactRule
 
 # --- sites: what a batch says of theta, as a quadratic function ---
 #
@@ -324,7 +323,6 @@ def _changes(target: StreamDensity, q: GaussianState, state: IncrementalState) -
 _NEAR, _MOST_FIRST, _MOST_STEPS, _MOST_HALVED = 0.1, 30, 2, 12
 #: Passes without progress after which there is none to be expected, and what counts as progress.
 _MOST_IDLE, _PROGRESS = 4, 0.5
-_NO_DRAWS = BaseDraws(np.empty((0, 0)), 1)
 
 
 class _Tried(NamedTuple):
@@ -442,7 +440,7 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
             finite = np.isfinite(value) and np.isfinite(grad).all() and np.isfinite(hessian).all()
             elbo = value + q.entropy() if finite else -np.inf
             evaluation = _evaluation_of(whole, elbo)
-            moments = self._estimator.moments(self._target, q, _NO_DRAWS, evaluation)
+            moments = self._estimator.moments(self._target, q, NO_DRAWS, evaluation)
         return _Tried(q, seen, batch, elbo, moments)
 
     def _improved(self, tried: _Tried, visit: _Visit, most: int) -> _Tried:
@@ -464,7 +462,7 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
         seen, prior = SeenByQuadratics.of(q), self._target.of_prior(q)
         hessian = packed(prior, q) - total.precision
         whole = prior._replace(grad=prior.grad + total.grad(seen), hessian=as_hessian(hessian, q.n_dim))
-        moments = self._estimator.moments(self._target, q, _NO_DRAWS, _evaluation_of(whole, 0.0))
+        moments = self._estimator.moments(self._target, q, NO_DRAWS, _evaluation_of(whole, 0.0))
         return moments.gap, self._update(q, moments, 1.0, True) or q
 
     def _elbo_of(self, state: IncrementalState) -> float:

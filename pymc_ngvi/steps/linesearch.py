@@ -38,7 +38,7 @@ from pymc_ngvi.core.types import (
 from pymc_ngvi.estimators import ExactEvaluation, Quadrature
 from pymc_ngvi.steps.adaptive.rule import Growth, Pair, correct, moments_of, natural_gradient, trusted
 from pymc_ngvi.steps.adaptive.scales import MAX_RECOVERIES, Tools, recovered
-from pymc_ngvi.steps.schedule import MAX_TRIALS, ExactRule, Failure, Step, search
+from pymc_ngvi.steps.schedule import MAX_TRIALS, NO_DRAWS, ExactRule, Failure, Step, search
 
 # --- steps of Newton in the mean and the standard deviations of predictors, where each row has one ---
 # A natural step assumes that expected derivatives of rows stay what they are. Where priors are so wide that the rows
@@ -208,7 +208,6 @@ _CREEPING = 1e-3
 _FAR, _FEW_TRIALS, _MOST_FAILURES = 0.5, 3, 3
 #: Draws of a converged q at which conditions that rows leave out are looked for.
 _N_CHECKED = 32
-_NO_DRAWS = BaseDraws(np.empty((0, 0)), 1)
 
 
 @stored("linesearch.state")
@@ -300,7 +299,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         if not evaluation.finite.all():
             return replace(state, stalled=True, blind=True)
         found = evaluation.expectation
-        moments = self._estimator.moments(self._target, state.q, _NO_DRAWS, evaluation)
+        moments = self._estimator.moments(self._target, state.q, NO_DRAWS, evaluation)
         return replace(
             state, elbo=evaluation.elbo, moments=moments, rules=found.rules, error=found.error, bends=found.bends
         )
@@ -316,7 +315,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
 
     def _with_scales(self, state: LineSearchState) -> LineSearchState:
         """Look for lost scales elsewhere; return the state as it is where none are."""
-        tools = Tools(self._target, self._update, Following(state.rules), _NO_DRAWS, _NO_DRAWS)
+        tools = Tools(self._target, self._update, Following(state.rules), NO_DRAWS, NO_DRAWS)
         q = recovered(tools, state.q)
         if q is None:
             return replace(state, n_recoveries=0 if self._is_solved(state) else state.n_recoveries)
@@ -455,7 +454,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         """Return the state after a step, with nothing learned from it."""
         step, gain = found.step, found.gain
         expectation = step.evaluation.expectation
-        moments = self._estimator.moments(self._target, step.q, _NO_DRAWS, step.evaluation)
+        moments = self._estimator.moments(self._target, step.q, NO_DRAWS, step.evaluation)
         return replace(
             state,
             q=step.q,

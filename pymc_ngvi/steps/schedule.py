@@ -656,6 +656,10 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
 # --- what step rules share that go by an ELBO without noise: the prior, and rows or batches, by quadrature ---
 
 
+#: Of an ELBO that is known without draws.
+NO_DRAWS = BaseDraws(np.empty((0, 0)), 1)
+
+
 class ExactRule[T, S: RuleState](StepRule[GaussianState, S]):
     """A step rule on an ELBO without noise; on a target T; see `StepRule` for the parameters.
 

@@ -14,6 +14,7 @@ from scipy import stats
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.moves.chains import ChainCoordinates, phase_points_at, trajectory
+from pymc_ngvi.moves.draws import LEAST_SIZE, MOST_RHAT, MovedChecks
 from pymc_ngvi.moves.rounds import (
     N_STARTS,
     Chains,
@@ -27,7 +28,6 @@ from pymc_ngvi.moves.rounds import (
     starts_of,
     worth_of,
 )
-from pymc_ngvi.moves.verdict import LEAST_SIZE, MOST_RHAT, MovedChecks
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

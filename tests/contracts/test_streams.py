@@ -11,9 +11,8 @@ import pymc_ngvi
 
 from pymc_ngvi import Status
 from pymc_ngvi.core.refusal import Reason, Refused
-from pymc_ngvi.core.stream import Place
 from pymc_ngvi.core.target import GaussNewtonTarget
-from pymc_ngvi.density.streams.density import BatchSource
+from pymc_ngvi.density.streams.density import BatchSource, Place
 from pymc_ngvi.families import FullState
 from pymc_ngvi.results.diagnosis.findings import context_of
 from pymc_ngvi.steps.incremental import Quadratic, sign_of_order

@@ -842,21 +842,17 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
             return Assessment(theta, logp, units, np.nan, np.inf, Status.OUTSIDE_SUPPORT)
         moments = self._steps.moments(q, measured)
         gap = max(moments.gap - moments.floor, 0.0) if np.isfinite(moments.floor) else np.nan
-        against = self._against(q, measured, moments)
-        if against is None and gap - 2.0 * moments.floor_sd > 2.0 * self._tolerance.most(q):
-            against = Status.NOISE_LIMITED
-        return Assessment(theta, logp, units, gap, moments.floor_sd, against)
-
-    def _against(self, q: MixtureState, measured: MixtureEvaluation, moments: MixtureMoments) -> Status | None:
-        """Return what speaks against a fit that seems to have converged: lost draws, and kinks."""
-        if measured.lost > MAX_LOST:
-            return Status.OUTSIDE_SUPPORT
+        # What speaks against a fit that seems to have converged: lost draws, and kinks.
         kinked = [
             is_kinked(component, measured.base, part, of_part)
             for component, part, of_part, w in zip(q.components, measured.parts, moments.parts, q.weights, strict=True)
             if w >= _WEIGHTY
         ]
-        return Status.NOT_SMOOTH if any(kinked) else None
+        against = Status.NOT_SMOOTH if any(kinked) else None
+        against = Status.OUTSIDE_SUPPORT if measured.lost > MAX_LOST else against
+        if against is None and gap - 2.0 * moments.floor_sd > 2.0 * self._tolerance.most(q):
+            against = Status.NOISE_LIMITED
+        return Assessment(theta, logp, units, gap, moments.floor_sd, against)
 
     def conclude(self, status: Status, assessment: Assessment) -> Status:
         """Return the status in the light of what was measured at the end."""

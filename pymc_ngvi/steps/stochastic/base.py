@@ -566,17 +566,16 @@ class SGD(Coordinates[float]):
 
     def _follow(self, state: StochasticState[float], direction: Parameters, moments: Moments) -> Advance[float] | None:
         iterate = state.iterate
-        first = state.memory or self._step_size or self._first_rate(iterate, direction)
+        first = state.memory or self._step_size
+        if not first:
+            sd = iterate.sd()
+            # Near an optimum with these standard deviations, the ELBO bends by 1/sd^2 along the mean and a factor of
+            # the covariance, by sd^2 along a factor of the precision: a longer step would overshoot.
+            stable = sd.min() ** 2 if iterate.factor_sign > 0 else min(sd.min() ** 2, 1.0 / sd.max() ** 2)
+            longest = max(float(np.sqrt(np.vdot(part, part))) for part in direction)
+            first = float(min(0.5 * stable, _FIRST_LENGTH * sd.min() / max(longest, np.finfo(float).tiny)))
         rate = self._decayed(first, state.t - 1)
         return self._moved(iterate, rate * direction.location, rate * direction.factor, step_size=rate, memory=first)
-
-    def _first_rate(self, iterate: GaussianState, direction: Parameters) -> float:
-        sd = iterate.sd()
-        # Near an optimum with these standard deviations, the ELBO bends by 1/sd^2 along the mean and a factor of the
-        # covariance, by sd^2 along a factor of the precision: a longer step would overshoot.
-        stable = sd.min() ** 2 if iterate.factor_sign > 0 else min(sd.min() ** 2, 1.0 / sd.max() ** 2)
-        longest = max(float(np.sqrt(np.vdot(part, part))) for part in direction)
-        return float(min(0.5 * stable, _FIRST_LENGTH * sd.min() / max(longest, np.finfo(float).tiny)))
 
 
 # --- step rule `adam`: Adam [1]_ in the coordinates of mean and Cholesky factor ---
