@@ -289,19 +289,14 @@ def _check_rule_takes(choice: Choice, of_rule: Mapping[str, object], *, step_is_
         if value is not None and name not in takes:
             rule = f"family={choice.family!r}" if own else f"step={choice.step!r}"
             default = ", the default here," if step_is_default and not own else ""
+            steps = [repr(rule) for rule, kind in AXES["step"].items() if name in kind.takes]
+            with_own = {family.traits.own_rule: repr(f) for f, family in FAMILIES.items() if family.traits.own_rule}
+            families = [family for rule, family in with_own.items() if name in RULES[rule].takes]
+            parts = [f"{axis}={' or '.join(names)}" for axis, names in (("step", steps), ("family", families)) if names]
             raise ValueError(
                 f"{rule}{default} does not use {name}={value!r}; it takes {', '.join(sorted(takes)) or 'none'}. "
-                f"{name} goes with {_taken_by(name)}{': name one' * (step_is_default and not own)}."
+                f"{name} goes with {', or '.join(parts)}{': name one' * (step_is_default and not own)}."
             )
-
-
-def _taken_by(name: str) -> str:
-    """Return the step rules that take an option, and the families whose own rules do."""
-    steps = [repr(rule) for rule, kind in AXES["step"].items() if name in kind.takes]
-    own = {family.traits.own_rule: repr(value) for value, family in FAMILIES.items() if family.traits.own_rule}
-    families = [value for rule, value in own.items() if name in RULES[rule].takes]
-    parts = [f"{axis}={' or '.join(names)}" for axis, names in (("step", steps), ("family", families)) if names]
-    return ", or ".join(parts)
 
 
 def _check_draws(choice: Choice, of_rule: Mapping[str, Any]) -> None:
@@ -371,19 +366,16 @@ def choose_family(density: ModelDensity, *, may_fill: bool = False, may_sum: boo
         return FamilyChoice(INDEPENDENT, "the Hessian is dense, and a dense covariance does not fit in memory", True)
     structure = filled or find_structure(density.pattern)
     sparse_fits = fits_in_memory(SparseFamily(structure).memory_bytes(n_dim))
+    # Columns of a Hessian that are computed one by one, where blocks share theirs; with fill-in, few.
+    n_columns = 0
+    if not isinstance(structure, FilledStructure):
+        n_columns = structure.n_border + int(max(structure.sizes, default=0))
     of_dense = prices.of_dense(n_dim) + prices.PER_COLUMN * n_dim if n_dim >= _LESS else 0.0
-    if sparse_fits and (step_seconds(structure) + prices.PER_COLUMN * _columns(structure) < of_dense or not dense_fits):
+    if sparse_fits and (step_seconds(structure) + prices.PER_COLUMN * n_columns < of_dense or not dense_fits):
         return FamilyChoice(STRUCTURED, in_short(structure))
     if dense_fits:
         return FamilyChoice(DENSE, "a sparse precision would take longer")
     return FamilyChoice(INDEPENDENT, "neither a dense covariance nor a sparse precision fits in memory", True)
-
-
-def _columns(structure: ArrowStructure | FilledStructure) -> int:
-    """Return the columns of a Hessian that are computed one by one, where blocks share theirs; with fill-in, few."""
-    if isinstance(structure, FilledStructure):
-        return 0
-    return structure.n_border + int(max(structure.sizes, default=0))
 
 
 def cheapest_filled(density: ModelDensity, *, sums: bool) -> FilledStructure | None:

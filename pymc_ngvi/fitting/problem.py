@@ -344,11 +344,6 @@ class Problem:
     #: From the scale of states to the model's own unconstrained scale; None where they are on it.
     transform: Conditional | None = None
 
-    @property
-    def has_own_coordinates(self) -> bool:
-        """Whether states are on the model's own unconstrained scale."""
-        return self.target is self.density
-
     def on_model_scale(self, state: VariationalState) -> VariationalState:
         """Return the approximation of the model that a state stands for."""
         if isinstance(self.target, RowSpaceDensity):

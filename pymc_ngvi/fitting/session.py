@@ -265,7 +265,7 @@ def first_state(
             if earlier is not None and start_sigma is None:
                 state = earlier.state(rule, problem, point, scales)
             if state is None:
-                large = large_scales(density, point, means) if problem.has_own_coordinates else []
+                large = large_scales(density, point, means) if problem.target is density else []
                 state = choose_start(rule, problem.family, point, scales, density, large)
             return problem, rule, state, options
         except StartError:
@@ -665,7 +665,8 @@ class FitSession:
     def _record(self) -> FitRecord:
         density, target, state = self._problem.density, self._problem.target, self._state.rule
         of_batches = {"step": "incremental", "stream": state.report} if isinstance(state, IncrementalState) else {}
-        growing = getattr(state, "growing", ()) if self._state.status is Status.UNBOUNDED else ()
+        growth = getattr(state, "growth", None) if self._state.status is Status.UNBOUNDED else None
+        growing = () if growth is None else growth.coordinates()
         is_whole = not (density.is_sharded or density.is_streamed)
         ended = self._state.status.ended_by_itself and self._state.status is not Status.CONVERGED
         return FitRecord(
@@ -740,16 +741,13 @@ class SavedFit:
     ) -> Outcome:
         """Go on; see `NGVIApproximation.refine`."""
         if self._session is None:
-            self._check_log_p()
+            if self.log_p is not None:
+                now = float(self._density.logp(np.asarray(self._q.mean())[None])[0])
+                if not np.isclose(now, self.log_p, rtol=_LOGP_RTOL, atol=_LOGP_RTOL, equal_nan=True):
+                    raise ValueError(
+                        f"The fit can't go on: at the mean of q, log p of this model is {now:.8g}, and that of the "
+                        f"model which was fitted {self.log_p:.8g}. The priors, or data that are no pm.Data, differ: "
+                        "fit again."
+                    )
             self._session = FitSession.resumed(self._density, self._snapshot)
         return self._session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
-
-    def _check_log_p(self) -> None:
-        if self.log_p is None:
-            return
-        now = float(self._density.logp(np.asarray(self._q.mean())[None])[0])
-        if not np.isclose(now, self.log_p, rtol=_LOGP_RTOL, atol=_LOGP_RTOL, equal_nan=True):
-            raise ValueError(
-                f"The fit can't go on: at the mean of q, log p of this model is {now:.8g}, and that of the model which "
-                f"was fitted {self.log_p:.8g}. The priors, or data that are no pm.Data, differ: fit again."
-            )

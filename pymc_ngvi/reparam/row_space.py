@@ -1,15 +1,14 @@
 """The log density of a model in the space of its rows, as a target of a fit, and what a Gaussian there stands for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import cholesky, solve_lower
-from pymc_ngvi.core.target import CountedElsewhere, OfAllData
-from pymc_ngvi.core.types import Array, Expectation, GaussianState, MeanHessian, RowRules, Spread
+from pymc_ngvi.core.target import CountedElsewhere, Later, MatrixHessian, OfAllData
+from pymc_ngvi.core.types import Array, Expectation, GaussianState, RowRules, Spread
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.row_space import SeenFromRows
 from pymc_ngvi.families.gaussian import LowRankState
@@ -42,8 +41,13 @@ class RowSpaceDensity(OfAllData, CountedElsewhere):
         found = self._rows.under(q, rules=rules, adapt=adapt, least=least - prior)
         grad = found.grad.copy()
         grad[inside] -= mean
-        hessian = _WithPrior(found.hessian, inside)
-        return found._replace(value=found.value + prior, grad=grad, hessian=hessian)
+
+        def with_prior() -> MatrixHessian:
+            hessian = np.array(found.hessian.products(np.eye(self.n_dim)))
+            hessian[inside, inside] -= 1.0
+            return MatrixHessian(hessian)
+
+        return found._replace(value=found.value + prior, grad=grad, hessian=Later(None, with_prior))
 
     def directions(self, rows: NDArray[np.intp]) -> Array:
         """Return the slopes of the only predictor of each of some rows; see `RowsTarget`."""
@@ -62,23 +66,3 @@ class RowSpaceDensity(OfAllData, CountedElsewhere):
         core = inverse.T @ inverse - np.eye(self.n_dim)
         mean = self.space.to_theta(q.location[None])[0]
         return LowRankState(mean, 1.0 / self.space.scale(), self.space.axes(), core)
-
-
-@dataclass(frozen=True)
-class _WithPrior(MeanHessian):
-    """A Hessian with that of standard normals added."""
-
-    of_rows: MeanHessian
-    index: NDArray[np.intp]
-
-    def products(self, directions: Array) -> Array:
-        """Return the matrix times each direction, (n_directions, n_dim)."""
-        result = np.array(self.of_rows.products(directions))
-        result[:, self.index] -= directions[:, self.index]
-        return result
-
-    def diagonal(self) -> Array:
-        """Return the diagonal, (n_dim,)."""
-        result = np.array(self.of_rows.diagonal())
-        result[self.index] -= 1.0
-        return result

@@ -361,21 +361,17 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
     def init(self, q: GaussianState) -> IncrementalState:
         """Return the state before the first batch."""
         none = Quadratic.none(q)
-        self._check_memory(none)
-        change = Change(none.linear, none.precision)
-        return IncrementalState(q, -np.inf, Place(), (), none, change)
-
-    def _check_memory(self, site: Quadratic) -> None:
-        """Raise MemoryError where the sites of all batches would be too large."""
         n_rows = self._read(Place()).n_rows
         n_batches = -(-self._target.total_size // n_rows)
-        needed = n_batches * (site.linear.nbytes + site.precision.nbytes)
+        needed = n_batches * (none.linear.nbytes + none.precision.nbytes)
         if not fits_in_memory(needed):
             raise MemoryError(
-                f"What {n_batches:,} batches of {n_rows:,} rows say of {len(site.linear):,} coordinates takes about "
+                f"What {n_batches:,} batches of {n_rows:,} rows say of {len(none.linear):,} coordinates takes about "
                 f"{needed / GIB:,.1f} GiB, more than this machine has: give batches of more rows, or take "
                 "family='diagonal', which ignores correlations."
             )
+        change = Change(none.linear, none.precision)
+        return IncrementalState(q, -np.inf, Place(), (), none, change)
 
     # --- a visit ---
 

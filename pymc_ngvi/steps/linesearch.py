@@ -258,11 +258,6 @@ class LineSearchState:
         """Nats still to be gained, estimated."""
         return max(self.moments.gap, self.left) if np.isfinite(self.left) else self.moments.gap
 
-    @property
-    def growing(self) -> NDArray[np.intp]:
-        """Coordinates whose standard deviations grow without end, those that grew most first."""
-        return self.growth.coordinates()
-
 
 class _Found(NamedTuple):
     """A step that was accepted, the nats gained, and whether log p is finite at what was tried before."""

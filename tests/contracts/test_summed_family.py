@@ -214,7 +214,7 @@ def test_marginal_sds_are_those_of_dense_algebra():
 @pytest.mark.usefixtures("few")
 def test_draws_take_a_family_of_their_own(monkeypatch):
     """A fit that rows do not serve goes on with draws, and those have no sums."""
-    monkeypatch.setattr(session.FitSession, "_rows_fail", lambda self: self._options.choice.estimator == "quadrature")
+    monkeypatch.setattr(session.FitSession, "_rows_fail", lambda self: self.options.choice.estimator == "quadrature")
     seen = []
     callback = lambda approx, losses, i: seen.append(type(approx.q))  # noqa: E731
     approx = fit_ngvi(model=grouped(zero_sum, 25), callbacks=[callback], **QUIET)

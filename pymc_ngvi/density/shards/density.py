@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import threading
 import time
 import uuid
@@ -104,7 +105,7 @@ def _one_thread() -> object:
 
 def hold_threads(recipe: Recipe) -> None:
     """Keep linear algebra of another process than that which asks to one thread: the same bits whoever computes."""
-    if not recipe.is_home:
+    if os.getpid() != recipe.home:
         _one_thread()
 
 

@@ -66,11 +66,6 @@ class Recipe:
             ) from error
         return cls(pickled, tuple(keys), keep, uuid.uuid4().hex, os.getpid())
 
-    @property
-    def is_home(self) -> bool:
-        """Whether this is the process that asks."""
-        return os.getpid() == self.home
-
 
 class VariableForm(NamedTuple):
     """What a free variable is."""

@@ -156,11 +156,6 @@ class Mode(NamedTuple):
         return np.asarray(self.gaussian.mean())
 
 
-def cost(n_dim: int) -> int:
-    """Return the gradients that a climb takes, about."""
-    return N_STEPS * (n_dim + 1) if n_dim <= MOST_NEWTON else _N_ASCENT
-
-
 def modes_from(
     density: ModelDensity,
     q: GaussianState,
@@ -487,7 +482,7 @@ class ModeSearch:
     def of(cls, problem: Problem, options: FitOptions, seed: int) -> "ModeSearch | None":
         """Return the search for a problem; None where log p has one mode, or is not known as a whole."""
         density = problem.density
-        served = options.choice.step in ("adaptive", "linesearch") and problem.has_own_coordinates
+        served = options.choice.step in ("adaptive", "linesearch") and problem.target is density
         if not served or density.has_minibatch or density.is_streamed or density.is_sharded:
             return None
         estimator = options.choice.estimator
@@ -513,7 +508,8 @@ class ModeSearch:
         density = self.density
         if not isinstance(q, Gaussian) or not np.isfinite(elbo) or has_one_mode(density):
             return None
-        each, of_climb = max(density.gradient_seconds, 1e-9), cost(density.n_dim)
+        each, n_dim = max(density.gradient_seconds, 1e-9), density.n_dim
+        of_climb = N_STEPS * (n_dim + 1) if n_dim <= MOST_NEWTON else _N_ASCENT  # gradients, about
         of_fit = fit_seconds(density, n_gradients, n_hessians, self.estimator)
         seconds = max(_LEAST_SECONDS, of_fit)
         if self.max_seconds is not None:

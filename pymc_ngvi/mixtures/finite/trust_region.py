@@ -39,7 +39,7 @@ from pymc_ngvi.core.types import (
 )
 from pymc_ngvi.estimators import Estimator
 from pymc_ngvi.families.mixture import MixtureState
-from pymc_ngvi.steps.adaptive.rule import Adaptive, AdaptiveState
+from pymc_ngvi.steps.adaptive.rule import Adaptive, AdaptiveState, Growth
 from pymc_ngvi.steps.schedule import FEW_DRAWS, MAX_LOST, Belief, Failure, Schedule, ScheduleState, Step, is_kinked
 
 # --- where components may begin: at modes of log p found from dispersed points, and where q has too little mass ---
@@ -735,9 +735,9 @@ class MixtureFit:
         return self.n_lost + self._under_way.n_dropped
 
     @property
-    def growing(self) -> NDArray[np.intp]:
-        """Coordinates in which the standard deviations of the single Gaussian grow without end."""
-        return self.of_gaussian.growing
+    def growth(self) -> Growth:
+        """Of the standard deviations of the single Gaussian."""
+        return self.of_gaussian.growth
 
     @property
     def _under_way(self) -> AdaptiveState | MixtureSteps:

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy.special import betainc, betaincc, betaln, erf, polygamma
 
 from pymc_ngvi.core.status import Status
@@ -37,7 +36,7 @@ from pymc_ngvi.core.types import (
 )
 from pymc_ngvi.estimators import Estimator, gap_of, stein
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
-from pymc_ngvi.steps.adaptive.rule import MAX_ERROR, Adaptive, AdaptiveState, is_near
+from pymc_ngvi.steps.adaptive.rule import MAX_ERROR, Adaptive, AdaptiveState, Growth, is_near
 from pymc_ngvi.steps.schedule import (
     FEW_DRAWS,
     MAX_CURVATURE_ERROR,
@@ -541,9 +540,9 @@ class AsGaussian:
         return self.n_lost + self.of_gaussian.n_dropped
 
     @property
-    def growing(self) -> NDArray[np.intp]:
-        """Coordinates whose standard deviations grow without end."""
-        return self.of_gaussian.growing
+    def growth(self) -> Growth:
+        """Of standard deviations."""
+        return self.of_gaussian.growth
 
 
 class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):

@@ -336,11 +336,6 @@ class AdaptiveState(ScheduleState):
     #: Times that may follow in which lost scales are looked for.
     n_recoveries: int = 0
 
-    @property
-    def growing(self) -> NDArray[np.intp]:
-        """Coordinates whose standard deviations grow without end, those that grew most first."""
-        return self.growth.coordinates()
-
 
 # --- whether single coordinates have come to rest, beside what is left in nats ---
 
