@@ -356,10 +356,6 @@ class Quadrature(Estimator):
         none = np.empty((0, state.n_dim))
         return ExactEvaluation(none, np.empty(0), none, np.array([finite]), elbo, expectation)
 
-    def evaluate_each(self, target: Density, states: Sequence[VariationalState], base: BaseDraws) -> list[Evaluation]:
-        """Take the expectations under several Gaussians."""
-        return [self.evaluate(target, state, base) for state in states]
-
     def moments(
         self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
     ) -> Moments:

@@ -593,18 +593,7 @@ class ReparametrisedDensity(OfAllData):
         self._second = guide if exact else GuideFunctions(density, transform.structure, order=2)
         self._usual_evaluations = 0.0
 
-    def initial_point(self) -> Array:
-        """Return phi of the model's initial point, (n_dim,)."""
-        return self.transform.inverse(self.density.initial_point()[None])[0][0]
-
     # --- evaluation ---
-
-    def logp(self, phi: Array) -> Array:
-        """Return log p alone, (n_draws,), at phi, (n_draws, n_dim)."""
-        theta, log_det = self.transform.forward(phi)
-        found = np.isfinite(log_det)
-        values = self.density.logp(np.where(found[:, None], theta, self.density.initial_point()))
-        return np.where(found, values + log_det, -np.inf)
 
     def logp_grad(self, phi: Array) -> tuple[Array, Array]:
         """Return log p, (n_draws,), and its gradient, (n_draws, n_dim).

@@ -730,15 +730,6 @@ class GaussNewtonHessian(MeanHessian):
         self._count(len(self._theta))
         return self._matrix.mean_diagonal(self._theta)
 
-    def products(self, directions: Array) -> Array:
-        """Return the matrix times each direction, (n_directions, n_dim)."""
-        self._count(len(self._theta))
-        with np.errstate(all="ignore"):
-            total = self._matrix.rest.mean_products(self._theta, directions)
-            for gradients in self._matrix.gradients(self._theta):
-                total -= (directions @ gradients.T) @ gradients / len(self._theta)
-        return total
-
     def whitened(self, state: Whitener) -> Array:
         """Return the whitened curvature, as a state stores it: outer products of whitened gradients."""
         if isinstance(state, Independent):
@@ -755,10 +746,6 @@ class GaussNewtonHessian(MeanHessian):
 class _RestHessian(MeanHessian):
     def __init__(self, rest: Rest, theta: Array) -> None:
         self._rest, self._theta = rest, theta
-
-    def diagonal(self) -> Array:
-        """Return the diagonal, (n_dim,)."""
-        return self._rest.mean_diagonal(self._theta)
 
     def products(self, directions: Array) -> Array:
         """Return the matrix times each direction, (n_directions, n_dim)."""
