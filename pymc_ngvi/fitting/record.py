@@ -23,7 +23,7 @@ from pymc_ngvi.families import traits_of
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.plan import Decision, Plan
 
-# --- what there is to say of modes beside that of the fit: where they are, and how much of the posterior they have --
+# --- what there is to say of modes beside that of the fit: where they are, and their share of the posterior ---
 
 #: Draws of each approximation by which masses are compared.
 _N_DRAWS = 512

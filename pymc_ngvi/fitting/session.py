@@ -165,7 +165,7 @@ def _gaussian_with(state: GaussianState, precision: Array) -> GaussianState:
     return state if found is None else found[0]
 
 
-# --- where a fit begins: from the best of some states, and again where the structure of the Hessian was too narrow --
+# --- where a fit begins: the best of some states, and again where the structure of the Hessian was too narrow ---
 
 # A child of PyMC's logger, which has the handler.
 logger = logging.getLogger("pymc.ngvi")

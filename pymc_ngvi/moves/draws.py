@@ -183,7 +183,7 @@ class MovedChecks(Verdict):
         return f"Sampled from the fit ({self.figures}), but not arrived: {'; '.join(self.failures)}."
 
 
-# --- a posterior that is the draws of chains: all coordinates are in the pool, and draws in one mode weigh the same -
+# --- a posterior that is the draws of chains: all coordinates in the pool, draws in one mode weigh the same ---
 
 #: Number of the random stream behind the log marginal likelihood.
 _STREAM = 8_000_000

@@ -473,7 +473,7 @@ def _on_pass(target: Target, theta: Array, seed: int) -> tuple[Array, Array]:
     return logp, grad
 
 
-# --- step rule `proximal`: proximal-gradient steps with the Kullback-Leibler divergence as the proximity term [1]_ --
+# --- step rule `proximal`: proximal-gradient steps, the Kullback-Leibler divergence as the proximity term [1]_ ---
 # Each step maximises the linearised ELBO less :math:`\mathrm{KL}(q\,\|\,q_k)/\beta_k`, where the prior's share is kept
 # exact; in natural parameters that is the natural-gradient step of size :math:`\rho_k = \beta_k / (1 + \beta_k)`.
 #
