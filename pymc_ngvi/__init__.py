@@ -13,8 +13,8 @@ from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactErr
 from pymc_ngvi.core.version import __version__ as __version__
 from pymc_ngvi.density import LogDensity, MissingDerivativeError
 from pymc_ngvi.density.new_priors import normalised
+from pymc_ngvi.density.shards.density import Shards
 from pymc_ngvi.density.shards.errors import BrokenExecutorError, ShardError
-from pymc_ngvi.density.shards.shards import Shards
 from pymc_ngvi.density.streams.density import BatchError
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.function import fit_ngvi

@@ -7,8 +7,7 @@ from typing import Any
 
 import pymc as pm
 
-from pymc_ngvi.fitting.options import MOST_ITERATIONS
-from pymc_ngvi.fitting.signatures import joined_parameters, sign, split_options
+from pymc_ngvi.fitting.options import MOST_ITERATIONS, joined_parameters, sign, split_options
 from pymc_ngvi.inference import NGVI
 from pymc_ngvi.results.approximation import NGVIApproximation
 

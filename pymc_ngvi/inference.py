@@ -20,21 +20,27 @@ from rich.theme import Theme
 from pymc_ngvi.core.seeds import Seed, seed_of
 from pymc_ngvi.core.types import Array, Rule, VariationalState
 from pymc_ngvi.density import CannotReuse, LogDensity, ModelDensity
-from pymc_ngvi.density.shards.density import ShardedDensity
-from pymc_ngvi.density.shards.shards import Shards
+from pymc_ngvi.density.shards.density import ShardedDensity, Shards
 from pymc_ngvi.density.streams.density import BatchSource, StreamDensity, Streamed
-from pymc_ngvi.fitting.begun import first_state
-from pymc_ngvi.fitting.defaults import names_a_method, options_for
-from pymc_ngvi.fitting.earlier import Earlier
 from pymc_ngvi.fitting.errors import SoFar, or_the_first
 from pymc_ngvi.fitting.modes.search import ModeSearch
-from pymc_ngvi.fitting.options import MOST_ITERATIONS, OF_CONSTRUCTOR, OPTIONS, FitOptions, check_callbacks, check_n
-from pymc_ngvi.fitting.outcome import report_outcome
+from pymc_ngvi.fitting.options import (
+    MOST_ITERATIONS,
+    OF_CONSTRUCTOR,
+    OPTIONS,
+    FitOptions,
+    check_callbacks,
+    check_n,
+    names_a_method,
+    options_for,
+    refuse_for,
+    refuse_unknown,
+    takes,
+)
 from pymc_ngvi.fitting.problem import Problem, problem_of
-from pymc_ngvi.fitting.progress import FitProgress, watching
-from pymc_ngvi.fitting.session import FitSession, Observer
-from pymc_ngvi.fitting.signatures import refuse_for, refuse_unknown, takes
-from pymc_ngvi.fitting.threads import few_threads
+from pymc_ngvi.fitting.progress import FitProgress, few_threads, watching
+from pymc_ngvi.fitting.record import report_outcome
+from pymc_ngvi.fitting.session import Earlier, FitSession, Observer, first_state
 from pymc_ngvi.graphs.backends import Backend
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.choice import Candidates, Choice, check_wanted

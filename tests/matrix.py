@@ -24,7 +24,9 @@ from pymc_ngvi.families import (
 )
 from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
-from pymc_ngvi.fitting import begun, loop, starting
+from pymc_ngvi.fitting import loop
+from pymc_ngvi.fitting import problem as starting
+from pymc_ngvi.fitting import session as begun
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.registry import ALLOWED, AXES, ON_FIXED_DRAWS, Choice
 

@@ -304,7 +304,7 @@ def compiled(density, *names):
     """Return the compiled PyTensor functions behind ``logp``, ``logp_grad`` or ``products``."""
     makers = {
         "products": density.second._compile_products,
-        "squares": density.second.gauss_newton.squared._compile,
+        "squares": density.second.gauss_newton._compile_squares,
     }
     functions = density.functions
     made = [

@@ -52,15 +52,6 @@ def _barzilai_borwein(moved: Array, fall: Array, otherwise: Array, *, long: bool
     return np.where((product > 0.0) & np.isfinite(size), size, otherwise)
 
 
-def lowest_between(logp: Callable[[Array], Array], points: Array, other: Array) -> Array:
-    """Return the lowest value on the straight way from each of some points to another one, (n_points,)."""
-    part = np.linspace(0.0, 1.0, _N_BETWEEN)[:, None, None]
-    with np.errstate(all="ignore"):
-        values = logp(((1.0 - part) * points + part * other).reshape(-1, points.shape[1]))
-    lowest: Array = np.nan_to_num(values.reshape(_N_BETWEEN, -1), nan=-np.inf).min(axis=0)
-    return lowest
-
-
 def tops(
     logp: Callable[[Array], Array], points: Array, heights: Array, most: int, first: int | None = None
 ) -> list[int]:
@@ -69,9 +60,15 @@ def tops(
     A climb need not have got to its end for that, nor is there a scale on which ends are near.
     """
     left, found = np.flatnonzero(np.isfinite(heights)), list[int]()
+    part = np.linspace(0.0, 1.0, _N_BETWEEN)[:, None, None]
     while len(left) and len(found) < most:
         top = int(left[np.argmax(heights[left])]) if found or first is None else first
         found.append(top)
-        lowest = lowest_between(logp, points[left], points[top])
+        # The lowest value on the straight way from each of the points that are left to this one.
+        ways = (1.0 - part) * points[left] + part * points[top]
+        with np.errstate(all="ignore"):
+            lowest = (
+                np.nan_to_num(logp(ways.reshape(-1, points.shape[1])), nan=-np.inf).reshape(_N_BETWEEN, -1).min(axis=0)
+            )
         left = left[(lowest < np.minimum(heights[left], heights[top]) - VALLEY) & (left != top)]
     return found

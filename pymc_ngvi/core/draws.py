@@ -56,13 +56,20 @@ def sobol_draws(n_draws: int, n_dim: int, rng: np.random.Generator) -> BaseDraws
     n_replicates = _n_replicates(n_draws // 2)
     half = n_draws // n_replicates // 2
     n_quasi = min(n_dim, MAX_SOBOL_DIM)
-    points = _sobol(half, n_quasi, rng)
+    points = np.zeros((half, n_quasi))  # a single point is any, since it is shifted anyway
+    if half > 1 and n_quasi:
+        from scipy.stats import qmc  # .4 s to import
+
+        points = qmc.Sobol(n_quasi, scramble=True, rng=rng).random(half)
     blocks = []
     for _ in range(n_replicates):
         z = np.empty((half, n_dim))
         z[:, :n_quasi] = normals_at(np.mod(points + rng.random(points.shape[1]), 1.0))
         if n_quasi < n_dim:
-            z[:, n_quasi:] = _stratified_normals(half, n_dim - n_quasi, rng)
+            # A Latin hypercube: each coordinate has one point in each stratum. What depends on one group effect and the
+            # global parameters gains nearly as much from it as from Sobol points.
+            strata = rng.permuted(np.tile(np.arange(half)[:, None], n_dim - n_quasi), axis=0)
+            z[:, n_quasi:] = normals_at((strata + rng.random(strata.shape)) / half)
         blocks += [z, -z]
     return BaseDraws(np.concatenate(blocks), n_replicates)
 
@@ -90,24 +97,6 @@ BASE_DRAWS: dict[str, Callable[[int, int, np.random.Generator], BaseDraws]] = {
 def _n_replicates(n_units: int) -> int:
     """Return how many replicates of equal size units make: the most that divides them, up to eight."""
     return max(r for r in range(1, N_REPLICATES + 1) if n_units % r == 0)
-
-
-def _sobol(n_points: int, n_dim: int, rng: np.random.Generator) -> Array:
-    """Return scrambled Sobol points, (n_points, n_dim); a single point is any, since it is shifted anyway."""
-    if n_points == 1 or n_dim == 0:
-        return np.zeros((n_points, n_dim))
-    from scipy.stats import qmc  # .4 s to import
-
-    return qmc.Sobol(n_dim, scramble=True, rng=rng).random(n_points)
-
-
-def _stratified_normals(n_points: int, n_dim: int, rng: np.random.Generator) -> Array:
-    """Return a Latin hypercube of standard normals, (n_points, n_dim): each coordinate has one point in each stratum.
-
-    What depends on one group effect and the global parameters gains nearly as much from it as from Sobol points.
-    """
-    strata = rng.permuted(np.tile(np.arange(n_points)[:, None], n_dim), axis=0)
-    return normals_at((strata + rng.random((n_points, n_dim))) / n_points)
 
 
 def normals_at(uniforms: Array) -> Array:

@@ -42,9 +42,11 @@ class MeanHessian(Protocol):
 
     def products(self, directions: Array) -> Array:
         """Return the matrix times each direction, (n_directions, n_dim)."""
+        raise ValueError("Of this Hessian nothing but whitened curvatures can be had.")
 
     def diagonal(self) -> Array:
         """Return the diagonal, (n_dim,)."""
+        raise ValueError("Of this Hessian nothing but whitened curvatures can be had.")
 
     def values(self) -> Array:
         """Return the entries of ``pattern``, (n_entries,)."""
@@ -345,3 +347,14 @@ class Later(MeanHessian):
     def values(self) -> Array:
         """Return the entries of the pattern, (n_entries,)."""
         return self._known.values()
+
+
+@dataclass(frozen=True)
+class WhitenedHessian(MeanHessian):
+    """A Hessian of which nothing but whitened curvatures is taken."""
+
+    evaluate: Callable[[Whitener], Array]
+
+    def whitened(self, state: Whitener) -> Array:
+        """Return the whitened curvature, as a state stores it."""
+        return self.evaluate(state)

@@ -8,7 +8,7 @@ curvature A = -C^T E_q[hess log p] C. At the optimum they are 0 and the identity
 
 import functools
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import Field, dataclass
 from typing import Any, ClassVar, Protocol, Self
 
@@ -313,7 +313,6 @@ __all__ = [
     "BentRowsTarget",
     "Density",
     "Direction",
-    "Estimator",
     "Evaluation",
     "Expectation",
     "FittedState",
@@ -340,72 +339,12 @@ __all__ = [
 ]
 
 
-class Estimator(Protocol):
-    """Evaluates states, and estimates their moments. An estimator knows how expectations under q are taken."""
-
-    @property
-    def uses_hessians(self) -> bool:
-        """Whether moments take second derivatives of log p."""
-
-    def evaluate(self, target: Density, state: VariationalState, base: BaseDraws) -> Evaluation:
-        """Return log p, its gradient and the ELBO of a state."""
-
-    def evaluate_each(self, target: Density, states: Sequence[VariationalState], base: BaseDraws) -> list[Evaluation]:
-        """Return those of several states, all from the same base draws."""
-
-    def moments(
-        self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
-    ) -> Moments:
-        """Return the whitened moments of a `GaussianState`.
-
-        Parameters
-        ----------
-        target : Density
-        state : GaussianState
-        base : BaseDraws
-            The draws of ``evaluation``; the scatter between its replicates gives the Monte Carlo errors.
-        evaluation : Evaluation
-            Of ``state``; draws that are not finite are left out.
-        stl : bool, default True
-            Sticking the landing, the path derivative: gradients are those of log p - log q, which have no noise at
-            q = p. Of log p alone otherwise.
-        """
-
-    def has_hessian(self, target: Density) -> bool:
-        """Tell whether `hessian_at_mean` can be formed."""
-
-    def hessian_at_mean(self, target: Density, state: GaussianState) -> MeanHessian:
-        """Return the Hessian of log p at the mean of a state."""
-
-
-class Update(Protocol):
-    """A parametrisation, and the map from a state to the next one."""
-
-    def __call__(self, state: GaussianState, moments: Moments, step_size: float, correct: bool) -> GaussianState | None:
-        """Return the proposed state.
-
-        Parameters
-        ----------
-        state : GaussianState
-            Not modified.
-        moments : Moments
-            Whitened by ``state``.
-        step_size : float
-        correct : bool
-            Where the step would lose positive definiteness, and the update knows of a correction: apply it.
-
-        Returns
-        -------
-        GaussianState or None
-            None where no valid state results.
-        """
-
-
-class Direction(Protocol):
-    """Gradient, or natural gradient, of the ELBO in the coordinates of mean and factor: for rules that move these."""
-
-    def __call__(self, state: GaussianState, moments: Moments) -> Parameters:
-        """Return the direction at a state."""
+#: A parametrisation, and the map from a state to the next one: from a state, moments that are whitened by it, the step
+#: size, and whether a correction is to be applied where the step would lose positive definiteness, and the update knows
+#: of one. None where no valid state results.
+type Update = Callable[[GaussianState, Moments, float, bool], GaussianState | None]
+#: Gradient, or natural gradient, of the ELBO in the coordinates of mean and factor: for rules that move these.
+type Direction = Callable[[GaussianState, Moments], Parameters]
 
 
 class RuleState(Protocol):
@@ -435,10 +374,6 @@ class RuleState(Protocol):
     def n_dropped(self) -> int:
         """Draws left out so far because log p or its gradient was not finite."""
 
-    @property
-    def growing(self) -> NDArray[np.intp]:
-        """Coordinates whose standard deviations grow without end, those that grew most first."""
-
 
 class StepRule[Q, S: RuleState](Protocol):
     """How far to go, and when to stop: moves an approximation Q, and hands a `RuleState` S to itself.
@@ -464,19 +399,6 @@ class StepRule[Q, S: RuleState](Protocol):
     takes: ClassVar[frozenset[str]]
     #: Whether the first start with a finite ELBO will do, so that others need not be tried.
     takes_any_start: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        target: Target,
-        update: Update,
-        estimator: Estimator,
-        *,
-        direction: Direction | None,
-        seed: int,
-        tol: float,
-        stl: bool,
-        **options: object,
-    ) -> None: ...
 
     def first_evaluation(self, q: Q) -> Evaluation:
         """Evaluate a starting state on the draws that serve to compare such states."""

@@ -1,8 +1,11 @@
 """Estimators of the whitened gradient and curvature. One class and one row each."""
 
+import abc
+import functools
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 
@@ -13,7 +16,6 @@ from pymc_ngvi.core.types import (
     Array,
     BaseDraws,
     Density,
-    Estimator,
     Evaluation,
     Expectation,
     GaussianState,
@@ -33,14 +35,14 @@ _MAX_KEPT = 16_000_000
 
 
 def by_replicate(
-    curvatures: Callable[[list[Array]], list[Array]],
+    hessians: Callable[[list[Array]], list[MeanHessian]],
     state: GaussianState,
     base: BaseDraws,
     evaluation: Evaluation,
     *,
     stl: bool,
 ) -> Moments:
-    """Estimate the gradient by its mean over draws, the curvature by a function of the draws of each replicate."""
+    """Estimate the gradient by its mean over draws, the curvature by mean Hessians at the draws of each replicate."""
     grads, draws = [], []
     for rows in base.replicates():
         keep = evaluation.finite[rows]
@@ -51,7 +53,7 @@ def by_replicate(
             whitened = whitened + base.z[rows][keep]
         grads.append(whitened.mean(axis=0))
         draws.append(evaluation.theta[rows][keep])
-    return moments_at_draws(state, np.array(grads), np.array(curvatures(draws)))
+    return moments_at_draws(state, np.array(grads), np.array([hessian.whitened(state) for hessian in hessians(draws)]))
 
 
 def moments_at_draws(state: GaussianState, grads: Array, curvatures: Array) -> Moments:
@@ -80,30 +82,24 @@ def moments_at_draws(state: GaussianState, grads: Array, curvatures: Array) -> M
 
 def gap_of(u: Array) -> tuple[float, float, float]:
     """Return gap, floor and the standard deviation of their difference from replicates of the natural gradient."""
-    n_replicates, mean_u = len(u), u.mean(axis=0)
+    n, mean_u = len(u), u.mean(axis=0)
     gap = 0.5 * float(mean_u @ mean_u)
-    if n_replicates == 1:
+    if n == 1:
         return gap, np.inf, np.inf
-    return gap, 0.5 * float(np.sum((u - mean_u) ** 2)) / (n_replicates * (n_replicates - 1)), _corrected_gap_sd(u)
-
-
-def _corrected_gap_sd(u: Array) -> float:
-    """Return the standard deviation of the corrected gap at the optimum, where the mean of u is 0.
-
-    The corrected gap is sum_{r != s} u_r.u_s / (2 R (R-1)), with variance tr(Cov(u)^2) / (2 R (R-1)), and
-    (u_r.u_s)^2 has mean tr(Cov(u)^2). Not centred: centring would add (tr Cov(u) / R)^2.
-    """
-    n = len(u)
+    # The gap less its floor is sum_{r != s} u_r.u_s / (2 R (R-1)), with variance tr(Cov(u)^2) / (2 R (R-1)) where the
+    # mean of u is 0, and (u_r.u_s)^2 has mean tr(Cov(u)^2). Not centred: centring would add (tr Cov(u) / R)^2.
     products = u @ u.T
     np.fill_diagonal(products, 0.0)
     trace_square = float(np.sum(products * products)) / (n * (n - 1))
-    return float(np.sqrt(trace_square / (2.0 * n * (n - 1))))
+    floor = 0.5 * float(np.sum((u - mean_u) ** 2)) / (n * (n - 1))
+    return gap, floor, float(np.sqrt(trace_square / (2.0 * n * (n - 1))))
 
 
-class AtDraws:
-    """Expectations are means over draws of all coordinates."""
+class Estimator(abc.ABC):
+    """Evaluates states, and estimates their moments: by default, by means over draws of all coordinates."""
 
-    uses_hessians = False
+    #: Whether moments take second derivatives of log p.
+    uses_hessians: ClassVar[bool] = False
 
     def evaluate(self, target: Density, state: VariationalState, base: BaseDraws) -> Evaluation:
         """Evaluate log p and its gradient at the draws of a state."""
@@ -126,17 +122,35 @@ class AtDraws:
         """Return the Hessian of log p at the mean of a state."""
         return target.mean_hessian(state.mean()[None])
 
+    @abc.abstractmethod
+    def moments(
+        self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+    ) -> Moments:
+        """Return the whitened moments of a `GaussianState`.
+
+        Parameters
+        ----------
+        target : Density
+        state : GaussianState
+        base : BaseDraws
+            The draws of ``evaluation``; the scatter between its replicates gives the Monte Carlo errors.
+        evaluation : Evaluation
+            Of ``state``; draws that are not finite are left out.
+        stl : bool, default True
+            Sticking the landing, the path derivative: gradients are those of log p - log q, which have no noise at
+            q = p. Of log p alone otherwise.
+        """
+
 
 def evaluation_of(state: VariationalState, theta: Array, logp: Array, grad: Array) -> Evaluation:
     """Return what log p and its gradient at draws of a state, (n_draws, n_dim), make of it."""
     finite = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
-    return Evaluation(theta, logp, grad, finite, _elbo(state, theta[finite], logp[finite]) if finite.any() else -np.inf)
-
-
-def _elbo(state: VariationalState, theta: Array, logp: Array) -> float:
-    if state.n_uniform:  # log q at the draws: log p - log q has no noise where q is the posterior
-        return float(np.mean(logp - state.log_density(theta)))
-    return float(logp.mean()) + cast(GaussianState, state).entropy()  # the mean over draws would only add noise
+    elbo = -np.inf
+    if finite.any() and state.n_uniform:  # log q at the draws: log p - log q has no noise where q is the posterior
+        elbo = float(np.mean(logp[finite] - state.log_density(theta[finite])))
+    elif finite.any():  # the mean of log q over draws would only add noise
+        elbo = float(logp[finite].mean()) + cast(GaussianState, state).entropy()
+    return Evaluation(theta, logp, grad, finite, elbo)
 
 
 def from_gradients(
@@ -167,7 +181,7 @@ def from_gradients(
     return moments_at_draws(state, grads, curvatures)
 
 
-class Price(AtDraws):
+class Price(Estimator):
     r"""Price's estimator: exact Hessians of log p at the draws [1]_.
 
     E_q[grad log p] and E_q[hess log p] by their means over draws (the theorems of Bonnet and of Price turn them into
@@ -189,14 +203,10 @@ class Price(AtDraws):
 
         Antithetic draws make no difference between the two values of ``stl``, but where a draw was left out.
         """
-
-        def curvatures(draws: list[Array]) -> list[Array]:
-            return [hessian.whitened(state) for hessian in mean_hessians(target, draws)]
-
-        return by_replicate(curvatures, state, base, evaluation, stl=stl)
+        return by_replicate(functools.partial(mean_hessians, target), state, base, evaluation, stl=stl)
 
 
-class Stein(AtDraws):
+class Stein(Estimator):
     r"""Stein's estimator: the Hessian from gradients alone, symmetrised [1]_.
 
     By Stein's identity :math:`E_q[\nabla^2 \log p] = E_q[\Sigma^{-1} (\theta - \mu) \nabla \log p^T]`, whitened
@@ -220,7 +230,7 @@ def _symmetric(whitened: Array, z: Array) -> Outer:
     return Outer(np.concatenate([whitened, z]), np.concatenate([z, whitened]), 0.0)
 
 
-class Pathwise(AtDraws):
+class Pathwise(Estimator):
     r"""Reparametrisation through the Cholesky factor: what automatic differentiation of one draw gives [1]_ [2]_.
 
     The gradient in the factor is the *lower triangle* of :math:`E[w z^T]`, :math:`w = C^T \nabla(\log p - \log q)` (for
@@ -243,7 +253,7 @@ class Pathwise(AtDraws):
         return from_gradients(state.outer, state, base, evaluation, stl=stl)
 
 
-class GaussNewton(AtDraws):
+class GaussNewton(Estimator):
     r"""Gauss-Newton estimator: squares of per-observation gradients in place of the likelihood's Hessian [1]_.
 
     With the natural-parameter update this is variational online Gauss-Newton (VON, and VOGN for a diagonal):
@@ -272,11 +282,8 @@ class GaussNewton(AtDraws):
         """
         if not isinstance(target, GaussNewtonTarget):
             raise ValueError("gauss_newton takes the gradients of single observations: this target has none.")
-
-        def curvatures(draws: list[Array]) -> list[Array]:
-            return [target.gauss_newton(theta).whitened(state) for theta in draws]
-
-        return by_replicate(curvatures, state, base, evaluation, stl=stl)
+        matrix = target.gauss_newton
+        return by_replicate(lambda draws: [matrix(theta) for theta in draws], state, base, evaluation, stl=stl)
 
 
 #: Part of the covariance of q that stands for none.
@@ -305,7 +312,7 @@ class ExactEvaluation(Evaluation):
     expectation: Expectation
 
 
-class Quadrature:
+class Quadrature(Estimator):
     r"""Exact expectations of rows, by quadrature in the space of their predictors.
 
     Under a Gaussian q a row of log p sees no more than the Gaussian of the few predictors that it is a function of. Its
@@ -349,10 +356,6 @@ class Quadrature:
         none = np.empty((0, state.n_dim))
         return ExactEvaluation(none, np.empty(0), none, np.array([finite]), elbo, expectation)
 
-    def evaluate_each(self, target: Density, states: Sequence[VariationalState], base: BaseDraws) -> list[Evaluation]:
-        """Take the expectations under several Gaussians."""
-        return [self.evaluate(target, state, base) for state in states]
-
     def moments(
         self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
     ) -> Moments:
@@ -386,23 +389,17 @@ def in_full_metric(target: Density, q: GaussianState, theta: Array, moments: Mom
     In such a family the Fisher information is not the curvature of the ELBO: an error of the mean along a direction in
     which the posterior is correlated counts for too little in 1/2 |natural gradient|^2, by a factor of ten or more.
     """
-    u = moments.replicates
-    factor = None if u is None else _full_curvature_factor(target, q, theta[:_N_DRAWS])
-    if u is None or factor is None:
+    u, n = moments.replicates, len(moments.grad)
+    if u is None or not target.has_hessian or q.n_dim > _MAX_DIM:
         return None
-    n = len(moments.grad)
+    directions = q.draws(np.eye(q.n_dim)) - q.location  # the rows of C^T
+    products = target.mean_hessian(theta[:_N_DRAWS]).products(directions)
+    factor = cholesky(symmetrise(-q.whiten(products)))
+    if factor is None:
+        return None
     errors = solve_lower(factor, u[:, :n].T).T
     gap, floor, floor_sd = gap_of(np.concatenate([errors, u[:, n:]], axis=1))
     return replace(moments, gap=gap, floor=floor, floor_sd=floor_sd)
-
-
-def _full_curvature_factor(target: Density, q: GaussianState, theta: Array) -> Array | None:
-    """Return the Cholesky factor of the dense whitened curvature."""
-    if not target.has_hessian or q.n_dim > _MAX_DIM:
-        return None
-    directions = q.draws(np.eye(q.n_dim)) - q.location  # the rows of C^T
-    products = target.mean_hessian(theta).products(directions)
-    return cholesky(symmetrise(-q.whiten(products)))
 
 
 price, stein, pathwise, gauss_newton, quadrature = Price(), Stein(), Pathwise(), GaussNewton(), Quadrature()
@@ -417,7 +414,7 @@ ESTIMATORS: dict[str, Estimator] = {
 
 __all__ = [
     "ESTIMATORS",
-    "AtDraws",
+    "Estimator",
     "GaussNewton",
     "Pathwise",
     "Price",

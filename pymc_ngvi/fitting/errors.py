@@ -7,7 +7,7 @@ import os
 
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, cast
 
 from pymc_ngvi.core.refusal import Failed, Reason, Refused
 from pymc_ngvi.core.status import StartError, Status
@@ -66,24 +66,19 @@ class SoFar[A: HasRecord]:
             return False
         if isinstance(error, KeyboardInterrupt):
             approx, undone = self._now()
-            record = _record_of(approx)
+            record = cast(FitRecord, approx.record)
             if record.status is Status.NOT_STARTED:
                 return False
             record = dataclasses.replace(record, status=Status.INTERRUPTED, status_before=record.status)
         elif self._will_do and isinstance(error, Exception) and not isinstance(error, MemoryError):
             said = _told("What was to come after this posterior", "It is kept.", error, logging.WARNING)
             approx, undone = self._now()
-            record, undone = _record_of(approx), (f"{', '.join(undone)} ({said})",)
+            record, undone = cast(FitRecord, approx.record), (f"{', '.join(undone)} ({said})",)
         else:
             return False
         approx.record = dataclasses.replace(record, undone=(*record.undone, *undone))
         self.result = approx
         return True
-
-
-def _record_of(approx: HasRecord) -> FitRecord:
-    assert approx.record is not None
-    return approx.record
 
 
 def _told(what: str, then: str, error: Exception, level: int) -> str:

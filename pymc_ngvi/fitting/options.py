@@ -1,27 +1,60 @@
 """Options of a fit: validated once, frozen."""
 
+import inspect
+import warnings
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeGuard, get_args
+from typing import Any, Concatenate, Literal, NamedTuple, Never, TypeGuard, get_args
 
 import numpy as np
 
+from pymc_ngvi.core import prices
 from pymc_ngvi.core.draws import BASE_DRAWS
-from pymc_ngvi.core.messages import suggestion
+from pymc_ngvi.core.linalg import fits_in_memory
+from pymc_ngvi.core.messages import OURS, shortened, suggestion
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.families import COMPONENTS, FAMILIES, traits_of
-from pymc_ngvi.fitting.choices import (
-    BaseDrawsName,
+from pymc_ngvi.density import MissingDerivativeError, ModelDensity
+from pymc_ngvi.families import (
+    COMPONENTS,
+    DENSE,
+    FAMILIES,
+    INDEPENDENT,
+    STRUCTURED,
     ComponentsName,
-    EstimatorName,
-    FactorName,
     FamilyName,
-    PosteriorName,
-    ReparamName,
-    StepName,
-    UpdateName,
+    FullState,
+    traits_of,
 )
-from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, RULES, Choice, choose
+from pymc_ngvi.families.dissection import cheapest_form, find_blocks, step_seconds, structure_of
+from pymc_ngvi.families.matrices.partition import Partition
+from pymc_ngvi.families.matrices.sparse.structure import SparseStructure, SummedStructure
+from pymc_ngvi.families.sparse import goes_with_fill, goes_with_sums
+from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, RULES, Choice, choose, only_family, stochastic_step
+
+# --- the values that options take, as types, for signatures, completion and type checkers ---
+
+__all__ = [
+    "BaseDrawsName",
+    "ComponentsName",
+    "EstimatorName",
+    "FactorName",
+    "FamilyName",
+    "PosteriorName",
+    "ReparamName",
+    "StepName",
+    "UpdateName",
+]
+
+UpdateName = Literal["natural", "natural_pd", "cholesky", "cholesky_precision", "sqrt", "euclidean"]
+EstimatorName = Literal["price", "stein", "pathwise", "gauss_newton", "quadrature"]
+StepName = Literal["adaptive", "linesearch", "constant", "decay", "proximal", "snngm", "adam", "sgd", "ivon"]
+BaseDrawsName = Literal["sobol", "antithetic", "plain"]
+FactorName = Literal["covariance", "precision"]
+PosteriorName = Literal["auto", "gaussian", "exact", "nested", "moved"]
+ReparamName = Literal["rvb1", "rvb2", "noncentred"]
+
+# --- options of a fit: validated once, frozen ---
 
 #: Coordinates of group effects relative to what the global parameters tell of them.
 REPARAMETRISATIONS = get_args(ReparamName)
@@ -32,57 +65,47 @@ MOST_ITERATIONS = 10_000
 AUTO = "auto"
 
 
-def _checked_number(name: str, value: object) -> float | None:
-    if value is None:
-        return None
-    if not _is_positive(value):
-        raise ValueError(f"{name} should be a positive number; got {value!r}.")
-    return float(value)
-
-
-def _check_seconds(value: object) -> None:
-    if value is not None and not _is_positive(value):
-        raise ValueError(
-            f"max_seconds counts estimated seconds of the whole call and should be a positive number; got {value!r}. "
-            "Leave it out for the default: what follows a Gaussian fit takes three times as long at most, and 20 s."
-        )
-
-
-def _checked_exponent(name: str, value: object) -> float | None:
-    if value is None or (_is_positive(value) and value <= 1.0) or (_is_number(value) and value == 0):
-        return None if value is None else float(value)
-    raise ValueError(f"{name} is an exponent from 0 (no decay) to 1; got {value!r}.")
-
-
-def _checked_count(name: str, value: object) -> int | None:
-    if value is None:
-        return None
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} should be a whole number of at least 1; got {value!r}.")
-    return int(value)
-
-
-def _checked_components_number(name: str, value: object) -> int | str | None:
-    if value == AUTO and isinstance(value, str):
-        return AUTO
-    try:
-        return _checked_count(name, value)
-    except ValueError:
-        raise ValueError(f"{name} should be 'auto' or a whole number of at least 1; got {value!r}.") from None
-
-
-def _checked_kind(name: str, value: object) -> str | None:
-    if value is None or (isinstance(value, str) and value in BASE_DRAWS):
-        return value
-    raise ValueError(f"Unknown {name} {value!r}: {suggestion(value, BASE_DRAWS)}")
-
-
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def _is_positive(value: object) -> TypeGuard[float]:
     return _is_number(value) and bool(0 < value < np.inf)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
+
+
+def _is_auto(value: object) -> bool:
+    return isinstance(value, str) and value == AUTO
+
+
+def _checked(is_valid: Callable[[Any], bool], convert: Callable[[Any], Any], what: str) -> dict[str, Any]:
+    """Return how an option is checked, as the metadata of its field: None stays."""
+
+    def check(name: str, value: object) -> Any:
+        if value is not None and not is_valid(value):
+            raise ValueError(f"{name} {what}; got {value!r}.")
+        return None if value is None else convert(value)
+
+    return {"check": check}
+
+
+_NUMBER = _checked(_is_positive, float, "should be a positive number")
+_EXPONENT = _checked(lambda v: _is_number(v) and bool(0 <= v <= 1), float, "is an exponent from 0 (no decay) to 1")
+_COUNT = _checked(_is_count, int, "should be a whole number of at least 1")
+_NUMBER_OF_COMPONENTS = _checked(
+    lambda v: _is_auto(v) or _is_count(v),
+    lambda v: v if _is_auto(v) else int(v),
+    "should be 'auto' or a whole number of at least 1",
+)
+
+
+def _checked_kind(name: str, value: object) -> str | None:
+    if value is None or (isinstance(value, str) and value in BASE_DRAWS):
+        return value
+    raise ValueError(f"Unknown {name} {value!r}: {suggestion(value, BASE_DRAWS)}")
 
 
 @stored("fit.options")
@@ -100,19 +123,19 @@ class FitOptions:
     estimator: EstimatorName | None = None
     step: StepName | None = None
     tol: float = 0.05
-    n_draws: int | None = field(default=None, metadata={"check": _checked_count})
-    max_draws: int | None = field(default=None, metadata={"check": _checked_count})
+    n_draws: int | None = field(default=None, metadata=_COUNT)
+    max_draws: int | None = field(default=None, metadata=_COUNT)
     base_draws: BaseDrawsName | None = field(default=None, metadata={"check": _checked_kind})
     stl: bool = True
-    step_size: float | None = field(default=None, metadata={"check": _checked_number})
-    step_decay: float | None = field(default=None, metadata={"check": _checked_exponent})
-    window: int | None = field(default=None, metadata={"check": _checked_count})
+    step_size: float | None = field(default=None, metadata=_NUMBER)
+    step_decay: float | None = field(default=None, metadata=_EXPONENT)
+    window: int | None = field(default=None, metadata=_COUNT)
     factor: FactorName | None = None
     blocks: Sequence[Sequence[str]] | None = None
     reparam: ReparamName | None = None
     posterior: PosteriorName = "auto"
     max_seconds: float | None = None
-    n_components: int | Literal["auto"] | None = field(default=None, metadata={"check": _checked_components_number})
+    n_components: int | Literal["auto"] | None = field(default=None, metadata=_NUMBER_OF_COMPONENTS)
     components: ComponentsName | None = None
     #: Why the family was chosen, where the user named none; the user can't give it.
     family_reason: str = ""
@@ -124,14 +147,20 @@ class FitOptions:
             raise ValueError(f"tol is in nats of ELBO and should be a positive number; got {self.tol!r}.")
         if not isinstance(self.stl, bool | np.bool_):
             raise ValueError(f"stl should be True or False; got {self.stl!r}.")
-        for name, families in _of_families().items():
+        for name in dict.fromkeys(name for family in FAMILIES.values() for name in family.traits.options):
+            families = [f for f, family in FAMILIES.items() if name in family.traits.options]
             if getattr(self, name) is not None and choice.family not in families:
                 one = " or ".join(map(repr, families))
                 goes_with = "are those" if name.endswith("s") else "is that"
                 raise ValueError(f"{name} {goes_with} of family={one}; the family is {choice.family!r}.")
         _check_reparam(self.reparam, choice)
         _check_posterior(self.posterior, self.reparam, choice)
-        _check_seconds(self.max_seconds)
+        if self.max_seconds is not None and not _is_positive(self.max_seconds):
+            raise ValueError(
+                "max_seconds counts estimated seconds of the whole call and should be a positive number; got "
+                f"{self.max_seconds!r}. Leave it out for the default: what follows a Gaussian fit takes three times as "
+                "long at most, and 20 s."
+            )
         of_rule = {name: _CHECKS[name](name, getattr(self, name)) for name in OF_RULE}
         _check_rule_takes(choice, of_rule, step_is_default=self.step is None)
         _check_draws(choice, of_rule)
@@ -179,12 +208,6 @@ _CHECKS = {option.name: option.metadata["check"] for option in fields(FitOptions
 OF_RULE = tuple(_CHECKS)
 #: Arguments of `NGVI`.
 OF_CONSTRUCTOR = ("model", "shards", "batches", "random_seed", "start", "start_sigma", *OPTIONS)
-
-
-def _of_families() -> dict[str, list[str]]:
-    """Return the options that some families only take, with these."""
-    names = dict.fromkeys(name for family in FAMILIES.values() for name in family.traits.options)
-    return {name: [f for f, family in FAMILIES.items() if name in family.traits.options] for name in names}
 
 
 def _check_reparam(reparam: object, choice: Choice) -> None:
@@ -265,19 +288,14 @@ def _check_rule_takes(choice: Choice, of_rule: Mapping[str, object], *, step_is_
         if value is not None and name not in takes:
             rule = f"family={choice.family!r}" if own else f"step={choice.step!r}"
             default = ", the default here," if step_is_default and not own else ""
+            steps = [repr(rule) for rule, kind in AXES["step"].items() if name in kind.takes]
+            with_own = {family.traits.own_rule: repr(f) for f, family in FAMILIES.items() if family.traits.own_rule}
+            families = [family for rule, family in with_own.items() if name in RULES[rule].takes]
+            parts = [f"{axis}={' or '.join(names)}" for axis, names in (("step", steps), ("family", families)) if names]
             raise ValueError(
                 f"{rule}{default} does not use {name}={value!r}; it takes {', '.join(sorted(takes)) or 'none'}. "
-                f"{name} goes with {_taken_by(name)}{': name one' * (step_is_default and not own)}."
+                f"{name} goes with {', or '.join(parts)}{': name one' * (step_is_default and not own)}."
             )
-
-
-def _taken_by(name: str) -> str:
-    """Return the step rules that take an option, and the families whose own rules do."""
-    steps = [repr(rule) for rule, kind in AXES["step"].items() if name in kind.takes]
-    own = {family.traits.own_rule: repr(value) for value, family in FAMILIES.items() if family.traits.own_rule}
-    families = [value for rule, value in own.items() if name in RULES[rule].takes]
-    parts = [f"{axis}={' or '.join(names)}" for axis, names in (("step", steps), ("family", families)) if names]
-    return ", or ".join(parts)
 
 
 def _check_draws(choice: Choice, of_rule: Mapping[str, Any]) -> None:
@@ -308,7 +326,8 @@ def check_n(n: object) -> int:
 def check_callbacks(callbacks: Any) -> list[Callable[..., object]]:
     """Return the callbacks as a list; raise TypeError for anything that can't be called."""
     if callable(callbacks):
-        raise TypeError(f"callbacks should be a list of functions; got one function: write [{_name(callbacks)}].")
+        name = getattr(callbacks, "__name__", type(callbacks).__name__)
+        raise TypeError(f"callbacks should be a list of functions; got one function: write [{name}].")
     listed = list(callbacks or [])
     for callback in listed:
         if not callable(callback):
@@ -316,5 +335,338 @@ def check_callbacks(callbacks: Any) -> list[Callable[..., object]]:
     return listed
 
 
-def _name(function: object) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
+# --- the family for a model, where the user names none: by what a step would cost, and whether it fits in memory ---
+
+#: Dimensions below which a dense covariance costs nothing worth saving, and below which it costs less in any case.
+_SMALL, _LESS = 40, 48
+
+
+class FamilyChoice(NamedTuple):
+    """A family and why it was taken."""
+
+    #: Of a registered family.
+    name: str
+    #: For the closing line of the fit; empty where there was nothing to choose.
+    reason: str = ""
+    #: Taken because nothing better fits in memory.
+    is_makeshift: bool = False
+
+
+def choose_family(density: ModelDensity, *, may_fill: bool = False, may_sum: bool = False) -> FamilyChoice:
+    """Return the family that suits a model."""
+    n_dim = density.n_dim
+    if n_dim < _SMALL:
+        return FamilyChoice(DENSE)
+    dense_fits = fits_in_memory(FullState.memory_bytes(n_dim))
+    form = form_of(density, fill=may_fill, sums=may_sum)
+    if form is None:
+        if dense_fits:
+            return FamilyChoice(DENSE, "the Hessian is dense")
+        return FamilyChoice(INDEPENDENT, "the Hessian is dense, and a dense covariance does not fit in memory", True)
+    # Columns of a Hessian that are computed one by one, where blocks share theirs; with fill-in, few.
+    n_columns = 0 if isinstance(form, SparseStructure) else form.n_border + int(max(form.sizes, default=0))
+    of_dense = prices.of_dense(n_dim) + prices.PER_COLUMN * n_dim if n_dim >= _LESS else 0.0
+    costs_less = step_seconds(form) + prices.PER_COLUMN * n_columns < of_dense or not dense_fits
+    if costs_less and fits_in_memory(structure_of(form).memory_bytes(n_dim)):
+        return FamilyChoice(STRUCTURED, in_short(form))
+    if dense_fits:
+        return FamilyChoice(DENSE, "a sparse precision would take longer")
+    return FamilyChoice(INDEPENDENT, "neither a dense covariance nor a sparse precision fits in memory", True)
+
+
+def form_of(density: ModelDensity, *, fill: bool, sums: bool) -> Partition | SparseStructure | None:
+    """Return the form of a sparse precision that costs least; None where the Hessian is dense."""
+    if fill:
+        return cheapest_form(density.summed if sums else None, lambda: density.pattern)
+    return None if density.pattern is None else find_blocks(density.pattern)
+
+
+def in_short(structure: Partition | SparseStructure) -> str:
+    """Return how many coordinates are global and how many blocks there are, or how large a factor with fill-in is."""
+    if isinstance(structure, SparseStructure):
+        n, rows = structure.fronts.n_entries, structure.n_dim
+        words = f"a precision whose Cholesky factor has {n:,} entries, {n / rows:,.0f} in a row"
+        n_sums = structure.n_sums if isinstance(structure, SummedStructure) else 0
+        return words + (f", beside {n_sums} sum{'s'[: n_sums != 1]} over many coordinates" if n_sums else "")
+    n, sizes = structure.n_border, structure.sizes
+    if not len(sizes):
+        return f"all {n:,} coordinates are global"
+    least, most = int(sizes[0]), int(sizes[-1])
+    size = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    blocks = f"{len(sizes):,} independent block{'s'[: len(sizes) != 1]} of size {size}"
+    return f"{n:,} global coordinate{'s'[: n != 1]}, {blocks}"
+
+
+# --- choices that the user left open and that depend on the model: minibatches, and missing second derivatives ---
+
+#: Weights of a network beyond which momentum and limited steps lead further in a few passes than averages do.
+_MANY_WEIGHTS = 5_000
+#: Directions in which functions of rows may vary, beyond which draws of all coordinates are the quicker.
+_FEW_DIRECTIONS = 5
+#: Families whose form is known before the data are read, and that take exact expectations.
+_OF_BATCHES = tuple(
+    name
+    for name, family in FAMILIES.items()
+    if not family.traits.from_structure
+    and any("quadrature" in product.estimators for product in family.traits.goes_with)
+)
+#: Options by name, as users give them.
+type Given = Mapping[str, Any]
+
+
+def options_for(given: Given, density: ModelDensity | None = None) -> FitOptions:
+    """Check what was given, and fill in what was not."""
+    given = {name: given.get(name, default) for name, default in OPTIONS.items()}
+    filled = dict(given)
+    if given["posterior"] == AUTO and names_a_method(given):
+        filled["posterior"] = "gaussian"
+    if density is not None and density.is_streamed:
+        filled |= _for_batches(given)
+    if density is not None and given["family"] in (None, AUTO):
+        filled |= _family_for(given, density)
+    if density is not None and traits_of(given["family"] or "").has_components and given["components"] is None:
+        filled |= _components_for(given, density)
+    if density is not None and density.has_minibatch and given["step"] is None:
+        filled["step"] = stochastic_step(**{axis: filled[axis] for axis in AXES})
+    if density is not None and given["estimator"] == "gauss_newton" and density.n_dim > _MANY_WEIGHTS:
+        filled |= {"step": "ivon"} if given["step"] is None and _go_together({**filled, "step": "ivon"}) else {}
+    if density is not None and _goes_by_rows(given, filled, density):
+        filled["estimator"] = "quadrature"
+    options = FitOptions(**filled)
+    if density is None:
+        return options
+    if density.has_minibatch and options.choice.step in ON_FIXED_DRAWS:
+        raise ValueError(
+            f"{options.rule} compares ELBOs on the same data, and the model reads pm.Minibatch data, "
+            "which differ from one evaluation to the next: leave it out, or take step='decay' or 'constant' with a "
+            "Gaussian family, or the full data."
+        )
+    error = density.hessian_error() if options.choice.estimator == "price" else None
+    return options if error is None else _without_hessians(given, filled, error)
+
+
+def _for_batches(given: Given) -> Mapping[str, str]:
+    """Return what goes with data in batches: expectations by quadrature, and a Gaussian."""
+    wanted = {"update": "natural", "estimator": "quadrature", "step": "linesearch", "reparam": None}
+    for name, value in wanted.items():
+        if given[name] not in (None, value):
+            raise ValueError(
+                f"batches= takes natural steps with expectations by quadrature: leave {name}={given[name]!r} out. "
+                "pm.Minibatch goes with stochastic step rules."
+            )
+    if given["posterior"] not in (AUTO, "gaussian"):
+        raise ValueError(
+            f"posterior={given['posterior']!r} takes draws of log p on all data, which are not in memory: with "
+            "batches, leave it out."
+        )
+    if given["family"] not in (None, AUTO, *_OF_BATCHES):
+        raise ValueError(f"batches= goes with family={' or '.join(map(repr, _OF_BATCHES))}; got {given['family']!r}.")
+    return {"estimator": "quadrature", "posterior": "gaussian"}
+
+
+def names_a_method(given: Given) -> bool:
+    """Tell whether a method was named, whose result nothing is to be done to."""
+    named = [given[name] for name in (*AXES, "reparam") if name != "family"]
+    return given["family"] not in (None, AUTO) or any(value is not None for value in named)
+
+
+def _may_go_by_rows(given: Given, filled: Given) -> bool:
+    """Tell whether exact expectations of rows go with what was given, and nothing that was asks for draws."""
+    if any(given[name] is not None for name in (*OF_RULE, "estimator", "step", "reparam")) or not given["stl"]:
+        return False
+    return _go_together({**filled, "estimator": "quadrature"})
+
+
+def _go_together(given: Given) -> bool:
+    """Tell whether there are such options."""
+    try:
+        FitOptions(**given)
+    except ValueError:
+        return False
+    return True
+
+
+def _goes_by_rows(given: Given, filled: Given, density: ModelDensity) -> bool:
+    """Tell whether a fit takes exact expectations of rows."""
+    if filled["estimator"] == "quadrature":
+        return True
+    if not _may_go_by_rows(given, filled):
+        return False
+    n_directions = density.n_directions
+    return n_directions is not None and n_directions <= _FEW_DIRECTIONS
+
+
+def _family_for(given: Given, density: ModelDensity) -> Mapping[str, str | None]:
+    """Return the family that suits the model, and why, where it goes with what was given."""
+    if given["estimator"] == "gauss_newton" or only_family(**{axis: given[axis] for axis in AXES if axis != "family"}):
+        return {"family": None}  # as the registry has it, whatever the model
+    # Where group effects are told from global parameters, a sparse precision is there for the asking.
+    chosen = FamilyChoice(STRUCTURED) if given["reparam"] else _chosen(given, density)
+    filled = {"family": chosen.name, "family_reason": chosen.reason}
+    if not _go_together({**given, **filled}):
+        return {"family": None}  # let the other choices decide
+    _warn_of_makeshift(
+        chosen, "q gets a diagonal covariance, which ignores correlations: {}. Name a family for another."
+    )
+    return filled
+
+
+def _chosen(given: Given, density: ModelDensity) -> FamilyChoice:
+    """Return the family that suits a model, in the space of its rows where that has far fewer dimensions."""
+    steps = [given[name] for name in ("update", "estimator", "step")]
+    may_fill = not density.has_minibatch and goes_with_fill(*steps)
+    may_sum = may_fill and goes_with_sums(*steps) and _goes_by_rows(given, {**given, "family": STRUCTURED}, density)
+    chosen = choose_family(density, may_fill=may_fill, may_sum=may_sum)
+    if (chosen.name == DENSE or chosen.is_makeshift) and _may_go_by_rows(given, {**given, "family": DENSE}):
+        seen = density.seen_from_rows
+        if seen is not None:
+            return FamilyChoice(
+                DENSE,
+                f"the data see {len(seen.space.normal):,} coefficients in {seen.space.basis.shape[1]:,} dimensions",
+            )
+    return chosen
+
+
+def _components_for(given: Given, density: ModelDensity) -> Mapping[str, str | None]:
+    """Return what components of a mixture suit the model, where that goes with what was given."""
+    chosen = choose_family(density)
+    if not _go_together({**given, "components": chosen.name}):
+        return {}
+    _warn_of_makeshift(
+        chosen, "Components get diagonal covariances, which ignore correlations: {}. Name components for others."
+    )
+    return {"components": chosen.name}
+
+
+def _warn_of_makeshift(chosen: FamilyChoice, message: str) -> None:
+    if chosen.is_makeshift:
+        warnings.warn(message.format(chosen.reason), UserWarning, skip_file_prefixes=OURS)
+
+
+def _without_hessians(given: dict[str, Any], filled: dict[str, Any], error: MissingDerivativeError) -> FitOptions:
+    """Take an estimator from gradients alone, if that was left open."""
+    if given["estimator"] is not None or given["step"] in ON_FIXED_DRAWS:
+        raise error
+    chosen = {name: filled.get(name) for name in ("family", "family_reason") if filled.get(name)}
+    by_gradients = given | chosen | {"estimator": "stein"}
+    if not _go_together(by_gradients):  # what was asked for needs Hessians
+        raise error
+    options = FitOptions(**by_gradients)
+    warnings.warn(
+        f"{error} The fit goes on with gradients alone (estimator='stein', update={options.choice.update!r}, "
+        f"step={options.choice.step!r}), which takes many more iterations.",
+        UserWarning,
+        skip_file_prefixes=OURS,
+    )
+    return options
+
+
+# --- signatures that show each option of a fit, which `FitOptions` alone declares; other names are refused ---
+
+#: What stands in a signature for the names that are refused.
+_UNKNOWN = inspect.Parameter("unknown", inspect.Parameter.VAR_KEYWORD, annotation=Never)
+#: Options of stochastic-gradient variational inference, and what takes their place.
+_REFUSED = {
+    "obj_n_mc": "the number of draws grows by itself; set `n_draws` (the first set) or `max_draws`",
+    "tf_n_mc": "there are no test functions; set `n_draws` or `max_draws` for the number of draws",
+    "obj_optimizer": "natural-gradient steps need no optimiser and no learning rate; choose a rule with `step`",
+    "test_optimizer": "there are no test functions, hence nothing to optimise",
+    "more_obj_params": "only the parameters of the approximation are fitted",
+    "more_tf_params": "there are no test functions",
+    "more_updates": "use `callbacks` to do something after each iteration",
+    "more_replacements": "set data with pm.set_data before the fit",
+    "total_grad_norm_constraint": "steps are limited by the ELBO itself; nothing is to be clipped",
+    "fn_kwargs": "use `compile_kwargs`",
+    "seed": "use `random_seed`",
+    "random_state": "use `random_seed`",
+    "draws": "pass it to `approx.sample(draws)`; `n` is the most iterations",
+    "chains": "there is one fit; pass it to `approx.sample(draws, chains=4)`, which arranges draws in chains",
+    "cores": "BLAS has the threads that OMP_NUM_THREADS says; data in shards take processes",
+    "tune": "nothing is tuned; `n` is the most iterations, and the fit stops by itself",
+    "target_accept": "there are no proposals to accept; choose a rule with `step`",
+    "init": "use `start` for means, and `start_sigma` for standard deviations",
+    "initvals": "use `start`",
+    "learning_rate": "the default needs none; rules with a constant step take `step_size`",
+    "cost_part_grad_scale": "the ELBO is not split",
+    "scale_cost_to_minibatch": "minibatches are always scaled to their `total_size`",
+    "local_rv": "all free variables share one approximation",
+}
+#: Other words for options: those of other packages.
+_ALSO_CALLED = {
+    "n": "niter niterations numiterations iterations maxiter maxiters maxiterations nsteps numsteps steps epochs",
+    "n_draws": "nsamples numsamples nmc samples elbosamples mcsamples",
+    "tol": "tolerance tolrelobj",
+    "progressbar": "progress showprogress verbose",
+    "backend": "compiler",
+    "family": "approximation guide",
+}
+
+
+def takes[**P, R](arguments: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
+    """Let a method show the fields of a dataclass as its arguments."""
+
+    def decorate(method: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
+        declared = {field.name: field for field in fields(arguments)}  # type: ignore[arg-type]
+        shown = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
+        for name in OF_CONSTRUCTOR:
+            field = declared[name]
+            kind = inspect.Parameter.KEYWORD_ONLY if field.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+            shown.append(inspect.Parameter(name, kind, default=field.default, annotation=field.type))
+        sign(method, [*shown, _UNKNOWN])
+        return method
+
+    return decorate
+
+
+def sign(function: Callable[..., object], parameters: list[inspect.Parameter]) -> None:
+    """Give a function other parameters to show; what it returns stays."""
+    function.__signature__ = inspect.signature(function).replace(parameters=parameters)  # type: ignore[attr-defined]
+
+
+def joined_parameters(first: list[inspect.Parameter], *methods: Callable[..., object]) -> list[inspect.Parameter]:
+    """Return some parameters, and after them, by keyword, those that methods take and that are not among them."""
+    found: Mapping[str, inspect.Parameter] = {
+        name: parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for method in methods
+        for name, parameter in inspect.signature(method).parameters.items()
+        if name not in ("self", "unknown")
+    }
+    known = [parameter.name for parameter in first]
+    return [*first, *(p for name, p in found.items() if name not in known), _UNKNOWN]
+
+
+def split_options(
+    options: Mapping[str, Any], constructor: Callable[..., object], method: Callable[..., object]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options that a constructor takes, and those of a method; raise TypeError for any other."""
+    refuse_unknown(options, constructor, method)
+    of_method = inspect.signature(method).parameters
+    return (
+        {name: value for name, value in options.items() if name not in of_method},
+        {name: value for name, value in options.items() if name in of_method},
+    )
+
+
+def refuse_unknown(given: Mapping[str, object], *accepted_by: Callable[..., object]) -> None:
+    """Raise TypeError for the first option that none of the callables takes, with what to use instead."""
+    valid = {
+        name
+        for function in accepted_by
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name != "self"
+    }
+    for name in given:
+        if name in _REFUSED:
+            value = "" if callable(given[name]) else f"={shortened(given[name])}"
+            raise TypeError(f"method 'ngvi' does not take {name}{value}: {_REFUSED[name]}.")
+        if name not in valid:
+            also_called = {option: words for option, words in _ALSO_CALLED.items() if option in valid}
+            listed = suggestion(name, sorted(valid), also_called)
+            raise TypeError(f"method 'ngvi' does not know the option {name!r}: {listed}")
+
+
+def refuse_for(given: Mapping[str, object], constructor: Callable[..., object], method: Callable[..., object]) -> None:
+    """Raise TypeError for an option that a method of NGVI does not take, saying where it belongs."""
+    refuse_unknown(given, constructor, method)
+    if given:
+        raise TypeError(f"{next(iter(given))} is an option of NGVI(...), not of its {method.__name__}: give it there.")

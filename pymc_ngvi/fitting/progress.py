@@ -1,10 +1,12 @@
 """The progress bar: PyMC's look, a few columns of numbers, at most 20 updates a second."""
 
 import contextlib
+import functools
 import logging
+import threading
 import time
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from types import TracebackType
@@ -15,12 +17,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 from rich.theme import Theme
+from threadpoolctl import ThreadpoolController
 
 from pymc_ngvi.core.elbo import format_elbo, format_gap
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.fitting.loop import LoopState
+
+# --- the progress bar: PyMC's look, a few columns of numbers, at most 20 updates a second ---
 
 logger = logging.getLogger("pymc.ngvi")
 
@@ -185,3 +190,62 @@ def console_for(theme: Theme) -> tuple[Console, bool]:
     console = Console(theme=theme)
     in_text = console.is_jupyter and find_spec("ipywidgets") is None
     return (Console(theme=theme, force_jupyter=False) if in_text else console), in_text
+
+
+# --- contexts that change what all threads of a process share ---
+
+
+class SharedContext:
+    """A context that the first thread that needs it enters, and the last one leaves.
+
+    Each for itself would save what another one has changed, and leave that behind.
+    """
+
+    def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
+        self._make, self._lock, self._n_inside = make, threading.Lock(), 0
+        self._context: AbstractContextManager[object]
+
+    def __enter__(self) -> None:
+        """Enter it, unless a thread is inside."""
+        with self._lock:
+            if not self._n_inside:
+                context = self._make()
+                context.__enter__()
+                self._context = context
+            self._n_inside += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave it, if no other thread is inside; errors pass."""
+        with self._lock:
+            self._n_inside -= 1
+            if not self._n_inside:
+                self._context.__exit__(None, None, None)
+
+
+# --- how many threads linear algebra may take ---
+
+
+def few_threads(density: ModelDensity) -> AbstractContextManager[object]:
+    """Keep BLAS to one thread where waking others takes longer than the work.
+
+    Small models are such, and sums over rows of any size: their products are many and thin, one for each part of the
+    rows that fits in the cache.
+    """
+    alone = density.is_small or density.by_rows.are_known
+    return one_thread() if alone else nullcontext()
+
+
+def one_thread() -> AbstractContextManager[object]:
+    """Keep BLAS to one thread, for the same bits wherever it is: how it sums hangs on their number."""
+    return _ONE_THREAD
+
+
+@functools.cache
+def _controller() -> ThreadpoolController:
+    """Return what sets threads: looking for the libraries takes longer than some fits of one iteration."""
+    return ThreadpoolController()
+
+
+_ONE_THREAD = SharedContext(lambda: _controller().limit(limits=1, user_api="blas"))

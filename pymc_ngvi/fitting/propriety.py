@@ -8,8 +8,6 @@ where it does not fall so much over orders of magnitude, the integral diverges.
 import dataclasses
 import logging
 
-from typing import NamedTuple
-
 import numpy as np
 
 from numpy.typing import NDArray
@@ -18,7 +16,7 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from pymc_ngvi.core.refusal import OtherForm
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Array, Rule
-from pymc_ngvi.density import LogDensity, ModelDensity
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.new_priors import flat_coordinates, has_proper_priors
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.problem import Problem
@@ -42,53 +40,18 @@ _FARTHEST_LOG = 100.0
 _MOST_STEPS, _MOST_HALVINGS, _SOLVED, _LEAST_PIVOT = 30, 30, 1e-4, 1e-12
 
 
-class PosteriorTails(NamedTuple):
-    """What is known of the tails of a posterior."""
-
-    #: Coordinates in which it is improper.
-    improper: tuple[int, ...]
-    #: Whether all tails that may be improper could be followed.
-    known: bool
-
-
-class Propriety:
-    """What is known of a posterior in the course of a fit."""
-
-    def __init__(self, density: ModelDensity) -> None:
-        self._density = density if isinstance(density, LogDensity) and not density.has_minibatch else None
-        #: Whether the posterior may be improper at all.
-        self.is_open = not self.can_be_told or not has_proper_priors(density.model)
-        #: The variables in which it is.
-        self.improper: tuple[str, ...] = ()
-
-    @property
-    def can_be_told(self) -> bool:
-        """Whether all of log p can be evaluated at single points, far out."""
-        return self._density is not None
-
-    def is_improper(self, mean: Array, sd: Array, *, ended: bool = False) -> bool:
-        """Tell whether the posterior is found to be improper, looking out from a Gaussian, or from the start."""
-        if not self.is_open or self._density is None or self.improper:
-            return bool(self.improper)
-        found = tails_of(self._density, mean, sd, level=not ended)
-        if not (found.improper or found.known):
-            start = self._density.initial_point()
-            found = found._replace(improper=tails_of(self._density, start, np.ones_like(start), level=True).improper)
-        self.is_open = bool(found.improper) or not found.known
-        self.improper = tuple(_name(self._density, i) for i in found.improper)
-        return bool(self.improper)
-
-
 class Watched:
     """Iterates until a fit ends, or its posterior is found to be improper."""
 
     def __init__(self, problem: Problem) -> None:
-        self._problem, self._propriety = problem, Propriety(problem.density)
-
-    @property
-    def improper(self) -> tuple[str, ...]:
-        """The variables in which the posterior is found to be improper."""
-        return self._propriety.improper
+        density = problem.density
+        self._problem = problem
+        #: None where not all of log p can be evaluated at single points, far out.
+        self._density = density if isinstance(density, LogDensity) and not density.has_minibatch else None
+        #: Whether the posterior may be improper at all.
+        self._is_open = self._density is None or not has_proper_priors(density.model)
+        #: The variables in which it is.
+        self.improper: tuple[str, ...] = ()
 
     def run(self, rule: Rule, state: loop.LoopState, last: int, observe: loop.Observer) -> loop.LoopState:
         """Return where the loop ends, at iteration ``last`` at the latest; see `loop.run`."""
@@ -96,14 +59,13 @@ class Watched:
         def until(state: loop.LoopState, end: int) -> loop.LoopState:
             return loop.run(rule, state, end - state.n_iterations, observe)
 
-        propriety = self._propriety
-        if propriety.is_open and propriety.can_be_told and state.n_iterations < _LOOK < last:
+        if self._is_open and self._density is not None and state.n_iterations < _LOOK < last:
             state = until(state, _LOOK)
             if state.status is Status.MAX_ITERATIONS and self._is_improper(state, ended=False):
                 return dataclasses.replace(state, status=Status.UNBOUNDED)
         state = until(state, last)
         while state.status is Status.UNBOUNDED and state.n_iterations < last:
-            if propriety.is_open and (self._is_improper(state, ended=False) or propriety.is_open):
+            if self._is_open and (self._is_improper(state, ended=False) or self._is_open):
                 break
             # What is proper is only wide: the fit goes on, and standard deviations are compared with those of now.
             state = until(dataclasses.replace(state, rule=rule.reopen(state.rule), status=Status.RUNNING), last)
@@ -116,7 +78,17 @@ class Watched:
         return state
 
     def _is_improper(self, state: loop.LoopState, *, ended: bool) -> bool:
-        return self._propriety.is_improper(*self._problem.mean_and_sd(state.rule.q), ended=ended)
+        """Tell whether the posterior is found to be improper, looking out from a Gaussian, or from the start."""
+        density = self._density
+        if not self._is_open or density is None or self.improper:
+            return bool(self.improper)
+        improper, is_known = tails_of(density, *self._problem.mean_and_sd(state.rule.q), level=not ended)
+        if not (improper or is_known):
+            start = density.initial_point()
+            improper, _ = tails_of(density, start, np.ones_like(start), level=True)
+        self._is_open = bool(improper) or not is_known
+        self.improper = tuple(_name(density, i) for i in improper)
+        return bool(self.improper)
 
 
 def _name(density: LogDensity, index: int) -> str:
@@ -125,13 +97,13 @@ def _name(density: LogDensity, index: int) -> str:
     return variable.name + density.layout.label(index).removeprefix(variable.value_name)
 
 
-def tails_of(density: LogDensity, mean: Array, sd: Array, *, level: bool = False) -> PosteriorTails:
-    """Look at the tails of coordinates with flat priors."""
+def tails_of(density: LogDensity, mean: Array, sd: Array, *, level: bool = False) -> tuple[tuple[int, ...], bool]:
+    """Return the coordinates with flat priors in which log p is improper; and whether all tails could be followed."""
     if density.second.error() is not None or density.n_dim > _MOST_DIM:
-        return PosteriorTails((), False)
+        return (), False
     flat = flat_coordinates(density.model, density.layout)
     if not len(flat):
-        return PosteriorTails((), False)
+        return (), False
     before = density.n_gradients, density.n_hessians
     flat = flat[np.argsort(-sd[flat])]
     try:
@@ -139,11 +111,11 @@ def tails_of(density: LogDensity, mean: Array, sd: Array, *, level: bool = False
             falls = {int(i): _falls(density, int(i), mean, sd, level) for i in flat[:_MOST_FLAT]}
     except OtherForm:
         logger.debug("The Hessian has entries that its pattern lacks.", exc_info=True)
-        return PosteriorTails((), False)
+        return (), False
     finally:
         density.n_gradients, density.n_hessians = before  # those of the fit
     known = len(flat) <= _MOST_FLAT and None not in falls.values()
-    return PosteriorTails(tuple(i for i, does in falls.items() if does is False), known)
+    return tuple(i for i, does in falls.items() if does is False), known
 
 
 def _falls(density: LogDensity, at: int, mean: Array, sd: Array, level: bool) -> bool | None:

@@ -1,17 +1,113 @@
 """What a fit reports of itself."""
 
+import logging
 import math
+import warnings
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import numpy as np
+
+from pymc_ngvi.core.draws import draws_of
 from pymc_ngvi.core.elbo import Elbo, format_gap
-from pymc_ngvi.core.status import DivergedError, Status
+from pymc_ngvi.core.linalg import logsumexp
+from pymc_ngvi.core.messages import OURS
+from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.stream import StreamReport
-from pymc_ngvi.core.types import VariationalState
+from pymc_ngvi.core.types import Array, Assessment, VariationalState
+from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.density.streams.density import StreamReport
 from pymc_ngvi.families import traits_of
-from pymc_ngvi.fitting.modes.found import OtherMode
+from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.plan import Decision, Plan
+
+# --- what there is to say of modes beside that of the fit: where they are, and their share of the posterior ---
+
+#: Draws of each approximation by which masses are compared.
+_N_DRAWS = 512
+#: Log of the ratio to q from which on a draw is outside of it, and the part of the draws that has to be.
+_LOG_OUTSIDE, _MOSTLY = 3.0, 0.5
+#: Part of the mass that is expected at a mode, from which on draws have found it, but for two standard errors.
+_FOUND = 0.5
+#: Draws by which it is seen whether another posterior covers a mode.
+N_SEEN = 2_000
+
+
+@stored("fit.other_mode")
+@dataclass(frozen=True)
+class OtherMode:
+    """A mode of the posterior that a fit is not at."""
+
+    #: An approximation there, on the unconstrained scale.
+    q: VariationalState
+    #: Of the mass about all modes that were found.
+    share: float
+    #: Whether log p is as high there, and as wide: an image of the fit under a symmetry, where there is one.
+    is_equal: bool = False
+
+
+@stored("fit.searched")
+@dataclass(frozen=True)
+class Searched:
+    """What came of a search for other modes, as a record has it."""
+
+    #: Why the fit is one from another mode, in a sentence; empty where it is not.
+    restarted: str = ""
+    #: That are left besides.
+    modes: tuple[OtherMode, ...] = ()
+    #: Gradients that the search took.
+    n_searched: int = 0
+
+
+def is_outside(density: ModelDensity, q: VariationalState, elbo: float, other: VariationalState, seed: int) -> bool:
+    """Tell whether most of another approximation is where q lacks mass."""
+    theta = draws_of(other, _N_DRAWS // 8, np.random.default_rng(seed))
+    with np.errstate(all="ignore"):
+        log_p, log_q = density.logp(theta), np.asarray(q.log_density(theta))
+        outside = np.isfinite(log_p) & ~(log_q >= log_p - elbo - _LOG_OUTSIDE)
+    return bool(outside.mean() >= _MOSTLY)
+
+
+def shares(density: ModelDensity, states: Sequence[VariationalState], seed: int) -> Array:
+    """Return the mass of the posterior at each of some approximations, as parts of that at all of them.
+
+    By importance sampling: draws of their mixture, each counted for the components that it may be of.
+    """
+    rng = np.random.default_rng(seed)
+    theta = np.concatenate([draws_of(state, _N_DRAWS, rng) for state in states])
+    with np.errstate(all="ignore"):
+        log_p = density.logp(theta)
+        parts = np.array([state.log_density(theta) for state in states])
+    log_p = np.where(np.isfinite(log_p), log_p, -np.inf)
+    log_mixture = logsumexp(parts, axis=0)
+    masses = logsumexp(log_p - log_mixture + parts - log_mixture, axis=1)
+    return np.exp(masses - logsumexp(masses))
+
+
+def not_covered(
+    modes: Sequence[OtherMode], posterior: PoolState, seed: int, *, equal: bool = False
+) -> tuple[OtherMode, ...]:
+    """Return the modes that draws of another posterior do not have their share at; images of its own on demand."""
+    modes = [mode for mode in modes if equal or not mode.is_equal]
+    if not modes:
+        return ()
+    draw = posterior.draw(N_SEEN, np.random.default_rng(seed))
+    parts = np.array([posterior.gaussian.log_density(draw), *(mode.q.log_density(draw) for mode in modes)])
+    found = np.bincount(parts.argmax(axis=0), minlength=len(parts))[1:]
+    expected = len(draw) * np.array([mode.share for mode in modes])
+    missed = found < _FOUND * expected - 2.0 * np.sqrt(expected)
+    return tuple(mode for mode, is_missed in zip(modes, missed, strict=True) if is_missed)
+
+
+def left_out(modes: Sequence[OtherMode]) -> str:
+    """Say, without a subject, what a posterior leaves out."""
+    what = "a mode" if len(modes) == 1 else f"{len(modes)} modes"
+    return f"leaves out {what} with {100.0 * sum(mode.share for mode in modes):.2g} % of the mass"
+
+
+# --- what a fit reports of itself ---
 
 #: Coordinates named in a sentence, at most.
 _MOST_NAMED = 5
@@ -246,3 +342,59 @@ def _listed(names: tuple[str, ...]) -> str:
     """Return names for a sentence."""
     named = ", ".join(f"`{name}`" for name in names[:_MOST_NAMED])
     return named + (f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else "")
+
+
+# --- what a fit has come to, and what the user is told of it ---
+
+logger = logging.getLogger("pymc.ngvi")
+
+
+class Outcome(NamedTuple):
+    """What a fit has come to."""
+
+    #: On the model's unconstrained scale.
+    q: VariationalState
+    record: FitRecord
+    #: Loss, and estimated nats still to be gained, after each iteration; shape (n_iterations,).
+    hist: Array
+    gap_hist: Array
+
+
+def report_outcome(q: VariationalState, record: FitRecord) -> None:
+    """Say how a fit went, and what posterior came of it; warn where it did not converge."""
+    stream = "" if record.stream is None else str(record.stream)
+    said = [record.closing_line(), stream, record.posterior, record.of_discrete, record.next_step]
+    logger.info(" ".join(filter(None, said)))
+    for remark in filter(None, [getattr(q, "remark", ""), record.restarted]):
+        logger.info(remark)
+    if record.n_dropped:
+        logger.info(f"{record.n_dropped} draws were left out because log p or its gradient was not finite there.")
+    status = record.status
+    if record.remark and (status in (Status.NOT_STARTED, Status.INTERRUPTED, Status.STOPPED) or record.converged):
+        logger.info(record.remark)
+    if record.is_pool:
+        return
+    if record.stream is not None and record.stream.warning:
+        warnings.warn(record.stream.warning, UserWarning, skip_file_prefixes=OURS)
+    if not (status in (Status.NOT_STARTED, Status.INTERRUPTED, Status.STOPPED) or record.converged):
+        unknown = status is Status.LEVELLED and math.isnan(record.gap)
+        verdict = "Whether the fit has converged is not known" if unknown else "The fit did not converge"
+        warnings.warn(
+            f"{verdict} ({status}). {record.sentence} {stream}{' ' * bool(stream)}{status.cure}",
+            ConvergenceWarning,
+            skip_file_prefixes=OURS,
+        )
+
+
+def elbo_of(q: VariationalState, assessment: Assessment) -> Elbo:
+    """Return the ELBO on draws that had no part in reaching the state, or without draws where it is known so."""
+    if assessment.elbo is not None:
+        return assessment.elbo
+    h: Array = assessment.logp - q.log_density(assessment.theta)
+    keep, units = np.isfinite(h), assessment.units
+    if not keep.any():
+        return Elbo(-np.inf, np.inf)
+    # Draws of an antithetic pair, or on one minibatch, are dependent: the error is that of the mean over such units.
+    means = h[units[keep[units].all(axis=1)]].mean(axis=1)
+    se = float(means.std(ddof=1) / np.sqrt(len(means))) if len(means) > 1 else np.inf
+    return Elbo(float(h[keep].mean()), se)

@@ -144,11 +144,6 @@ class Choice:
     estimator: str
     step: str
 
-    @property
-    def is_for_networks(self) -> bool:
-        """Whether units may be exchangeable, so that they should not all start alike."""
-        return self.estimator == "gauss_newton" or self.step == "ivon"
-
     def given(self) -> dict[str, str]:
         """Return the entries by axis as a user names them, without a step rule that the family implies."""
         return {axis: name for axis, name in vars(self).items() if name in AXES[axis]}
@@ -181,7 +176,11 @@ def choose(**chosen: str | None) -> Choice:
     'natural'
     """
     if chosen.get("step") in MIXTURE_STEPS:
-        raise ValueError(_implied(chosen["step"]))
+        step = chosen["step"]
+        family = next(name for name, family in FAMILIES.items() if family.traits.own_rule == step)
+        raise ValueError(
+            f"step={step!r} is the rule of family={family!r}, which implies it: name the family, and leave step out."
+        )
     for axis, name in chosen.items():
         if name is not None and (not isinstance(name, str) or name not in AXES[axis]):
             raise ValueError(f"Unknown {axis} {name!r}: {suggestion(name, AXES[axis], _ALSO_CALLED.get(axis))}")
@@ -211,12 +210,6 @@ def _agreeing(chosen: Mapping[str, str | None]) -> tuple[Choice, ...]:
 @functools.cache
 def _agreeing_with(*chosen: tuple[str, str | None]) -> tuple[Choice, ...]:
     return tuple(row for row in _CHOICES if all(name in (None, getattr(row, axis)) for axis, name in chosen))
-
-
-def _implied(step: str | None) -> str:
-    """Return what to say of a step rule that is no option."""
-    family = next(name for name, family in FAMILIES.items() if family.traits.own_rule == step)
-    return f"step={step!r} is the rule of family={family!r}, which implies it: name the family, and leave step out."
 
 
 def _reason(chosen: Mapping[str, str | None]) -> str:

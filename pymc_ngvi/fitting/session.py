@@ -1,44 +1,382 @@
 """One fit, under way or at its end: runs the loop, and says how it went."""
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import math
 import time
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpy.typing import ArrayLike, NDArray
 from rich.theme import Theme
 
+from pymc_ngvi.core import linalg
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.prices import fit_seconds
-from pymc_ngvi.core.refusal import Failed, OtherForm
-from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import Array, Rule, VariationalState
+from pymc_ngvi.core.refusal import Failed, OtherForm, RowsGivenUp
+from pymc_ngvi.core.status import StartError, Status
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.target import MatrixHessian
+from pymc_ngvi.core.types import Array, FittedState, GaussianState, Rule, RuleState, Target, VariationalState
 from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.density.checks import constant_data
+from pymc_ngvi.density.streams.density import StreamDensity
+from pymc_ngvi.families import MixtureState, SparseState, StudentTState, SummedState
+from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.fitting import loop
-from pymc_ngvi.fitting.begun import MAX_WIDENED, NO_STRUCTURE, Begun, make_rule
 from pymc_ngvi.fitting.errors import spared
-from pymc_ngvi.fitting.memory import memory_of, remember
-from pymc_ngvi.fitting.modes.found import Searched
-from pymc_ngvi.fitting.modes.search import ModeSearch
-from pymc_ngvi.fitting.modes.visits import Ended, explored
+from pymc_ngvi.fitting.loop import LoopState
+from pymc_ngvi.fitting.modes.search import Ended, ModeSearch, explored
 from pymc_ngvi.fitting.options import FitOptions, check_n
-from pymc_ngvi.fitting.outcome import Outcome, constant_after, elbo_of
-from pymc_ngvi.fitting.problem import Problem, problem_of
-from pymc_ngvi.fitting.progress import FitProgress, watching
+from pymc_ngvi.fitting.problem import (
+    Problem,
+    choose_start,
+    large_scales,
+    problem_by_draws,
+    problem_of,
+    start_point,
+    start_scales,
+    units_apart,
+)
+from pymc_ngvi.fitting.progress import FitProgress, few_threads, watching
 from pymc_ngvi.fitting.propriety import Watched
-from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.fitting.snapshot import Snapshot, filled, thinned
-from pymc_ngvi.fitting.threads import few_threads
-from pymc_ngvi.steps.incremental.state import IncrementalState
+from pymc_ngvi.fitting.record import FitRecord, Outcome, Searched, elbo_of
+from pymc_ngvi.fitting.registry import AXES, RULES
+from pymc_ngvi.reparam.row_space import RowSpaceDensity
+from pymc_ngvi.steps.adaptive.rule import Adaptive, AdaptiveState
+from pymc_ngvi.steps.incremental import Incremental, IncrementalState
+from pymc_ngvi.updates import DIRECTIONS
+
+# --- a fit that starts from another one: from its mean and covariance, as far as the new family can hold them ---
+
+#: Dimensions up to which covariances are taken over; above, standard deviations are.
+_MOST_DIMS = 5_000
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """Mean and covariance of an earlier fit, for the variables that a model shares with it."""
+
+    #: Of the earlier fit, unconstrained.
+    q: VariationalState
+    #: By name of the value variable.
+    mean: dict[str, Array]
+    #: Flat coordinates of the shared variables in the model, and in q; shape (n_shared,).
+    ours: NDArray[np.intp]
+    theirs: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, approx: Any, density: ModelDensity) -> "Earlier":
+        """Find the variables of an `NGVIApproximation` in a model, by the names of their unconstrained values."""
+        old, new = ({v.value_name: v for v in layout.variables} for layout in (approx.layout, density.layout))
+        shared = [name for name in new if name in old]
+        if not shared:
+            raise ValueError(
+                f"start is a fit of other variables, {', '.join(map(repr, old))}; those of the model are "
+                f"{', '.join(map(repr, new))}. Variables are matched by the names of their unconstrained values."
+            )
+        for name in shared:
+            if old[name].shape != new[name].shape:
+                raise ValueError(
+                    f"start is a fit in which {name!r} has shape {old[name].shape}; in the model it has shape "
+                    f"{new[name].shape}. Give start as a dict of the values that fit."
+                )
+        q = approx._begins_with
+        mean = q.mean()
+        index = [[np.arange(of[n].where.start, of[n].where.stop) for n in shared] for of in (new, old)]
+        ours, theirs = (np.concatenate(part) for part in index)
+        return cls(q, {n: mean[old[n].where].reshape(old[n].shape) for n in shared}, ours, theirs)
+
+    def state(self, rule: Rule, problem: Problem, point: Array, scales: Sequence[Array]) -> VariationalState | None:
+        """Return the start with the best ELBO on the first draws; None where log p is not finite at all of them."""
+        best, best_elbo = None, -np.inf
+        for state in self._states(problem, point, scales):
+            evaluation = rule.first_evaluation(state)
+            if evaluation.finite.all() and evaluation.elbo > best_elbo:
+                best, best_elbo = state, evaluation.elbo
+        return best
+
+    def _states(self, problem: Problem, point: Array, scales: Sequence[Array]) -> Iterator[VariationalState]:
+        if isinstance(problem.target, RowSpaceDensity):
+            yield from (problem.family.from_scale(point, scale) for scale in scales)
+            return
+        taken = np.arange(len(self.ours))
+        if problem.transform is not None:  # relative to the global parameters, others are not what they were
+            border = problem.transform.structure.border
+            taken = np.flatnonzero(np.isin(self.ours, border))
+        ours, theirs = self.ours[taken], self.theirs[taken]
+        sd = self.q.sd()[theirs]
+        for scale in scales if len(ours) < len(point) else scales[:1]:
+            scale = scale.copy()
+            scale[ours] = sd
+            template = problem.family.from_scale(point, scale)
+            if problem.transform is None and self._is_of_kind(template):
+                yield self.q
+            else:
+                precision = self._precision(scale, ours, theirs)
+                yield template if precision is None else _with_precision(template, precision)
+
+    def _is_of_kind(self, template: VariationalState) -> bool:
+        """Whether q is a state of the new family as it is: one of the same class, form and coordinates."""
+        if type(template) is not type(self.q) or not np.array_equal(self.ours, self.theirs):
+            return False
+        new, old = map(methodcaller("arrays"), (template, self.q))
+        params = template.params()  # the others are of the form
+        return new.keys() == old.keys() and all(
+            a.shape == old[name].shape and (name in params or np.array_equal(a, old[name])) for name, a in new.items()
+        )
+
+    def _precision(self, scale: Array, ours: NDArray[np.intp], theirs: NDArray[np.intp]) -> Array | None:
+        """Return the precision of all coordinates, of which the others are independent; None where it is too large."""
+        if max(len(scale), self.q.n_dim) > _MOST_DIMS:
+            return None
+        block = getattr(self.q, "cov_block", None)
+        covariance = np.diag(scale**2)
+        covariance[np.ix_(ours, ours)] = self.q.cov()[np.ix_(theirs, theirs)] if block is None else block(theirs)
+        factor = linalg.cholesky(covariance)
+        if factor is None:
+            return None
+        half = linalg.solve_lower(factor, np.eye(len(scale)))
+        return half.T @ half  # families keep some of its entries
+
+
+def _with_precision(state: FittedState, precision: Array) -> FittedState:
+    """Return the state with a precision, or what its family holds of that; the state itself where that is no state."""
+    if isinstance(state, MixtureState):
+        return MixtureState.of([_gaussian_with(state.components[0], precision)])
+    if isinstance(state, StudentTState):
+        return replace(state, gaussian=_gaussian_with(state.gaussian, precision))
+    return _gaussian_with(state, precision) if isinstance(state, Gaussian) else state
+
+
+def _gaussian_with(state: GaussianState, precision: Array) -> GaussianState:
+    if isinstance(state, SummedState):  # which sums a dense matrix has is not known
+        return state
+    hessian = MatrixHessian(-precision, state.structure.pattern if isinstance(state, SparseState) else None)
+    found = state.precision_scaled_by(state.curvature(hessian), np.zeros(state.n_dim))
+    return state if found is None else found[0]
+
+
+# --- where a fit begins: the best of some states, and again where the structure of the Hessian was too narrow ---
 
 # A child of PyMC's logger, which has the handler.
 logger = logging.getLogger("pymc.ngvi")
+
+#: Times that the structure of a Hessian may turn out to be too narrow, at most.
+MAX_WIDENED = 5
+#: Points at which entries of the Hessian are looked for that exact expectations have and its structure has not.
+_N_LOOKED_AT = 4
+#: Parts of standard deviations to begin with where a Gaussian has left the support.
+_NARROWER = (1.0, 0.1, 0.01)
+#: Said where a fit by quadrature becomes one with draws.
+BY_DRAWS = "Expectations by quadrature do not serve this model: the fit goes on with draws."
+#: Said where the structure of a Hessian is no structure.
+NO_STRUCTURE = (
+    "The Hessian of this model's log density turned out to have many more entries than its graph shows: take "
+    "family='full', 'block' or 'diagonal'."
+)
+
+
+class Begun(NamedTuple):
+    """A problem, what takes its steps, where these have led, and the options, which may have become others."""
+
+    problem: Problem
+    rule: Rule
+    state: loop.LoopState
+    options: FitOptions
+
+    @classmethod
+    def at(cls, problem: Problem, rule: Rule, options: FitOptions, seed: int, q: VariationalState) -> "Begun":
+        """Begin from a state, or from its mean and standard deviations where the Hessian turns out to be wider."""
+        try:
+            return cls(problem, rule, loop.start(rule, q), options)
+        except OtherForm:
+            return cls.wider(problem.density, options, seed, *problem.mean_and_sd(q))
+
+    @classmethod
+    def by_draws(cls, density: ModelDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> "Begun":
+        """Begin with draws where rows have led, from narrower states where those would be outside the support."""
+        logger.info(BY_DRAWS)
+        problem, options = problem_by_draws(density, options)
+        rule = make_rule(problem.target, options, seed)
+        narrower = [part * sd for part in _NARROWER]
+        try:
+            start = choose_start(rule, problem.family, mean, narrower, density)
+        except StartError:  # nor is the mean inside
+            start = choose_start(rule, problem.family, density.initial_point(), narrower, density)
+        return cls.at(problem, rule, options, seed, start)
+
+    @classmethod
+    def wider(cls, density: ModelDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> "Begun":
+        """Begin again from where a state is, for a Hessian that has turned out to have more entries than it seemed."""
+        for _ in range(MAX_WIDENED):
+            _look_for_entries(density, options, seed, mean, sd)
+            problem = problem_of(density, options)
+            rule = make_rule(problem.target, options, seed)
+            try:
+                return cls(problem, rule, loop.start(rule, problem.state_about(mean, sd)), options)
+            except OtherForm:
+                continue
+        if options.choice.estimator != "quadrature":
+            raise ValueError(NO_STRUCTURE)
+        density.by_rows.give_up("rows go on having entries that the pattern of the Hessian lacks")
+        return cls.by_draws(density, options, seed, mean, sd)
+
+
+def _look_for_entries(density: ModelDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> None:
+    """Add entries of the Hessian that its structure left out, about a mean; some may have been added already."""
+    logger.info("The Hessian of log p has entries that its structure left out: q gets them, too.")
+    if options.choice.estimator == "quadrature":  # draws have been looked at already
+        z = np.random.default_rng(seed).standard_normal((_N_LOOKED_AT, density.n_dim))
+        density.widen(mean + sd * z)
+    if options.family_reason and density.pattern is None:
+        raise ValueError(NO_STRUCTURE)
+
+
+def first_state(
+    problem: Problem,
+    options: FitOptions,
+    seed: int,
+    start: Mapping[str, ArrayLike] | Earlier | None,
+    start_sigma: Mapping[str, ArrayLike] | float | None,
+) -> tuple[Problem, Rule, VariationalState, FitOptions]:
+    """Return the best state to start from, and what it is a state of; the options may have become others.
+
+    The fit is one with draws where no Gaussian stays in the support, or where rows turn out not to be all of log p; and
+    q gets the entries of the Hessian that its structure left out.
+    """
+    density = problem.density
+    earlier, means = (start, start.mean) if isinstance(start, Earlier) else (None, start)
+    for _ in range(MAX_WIDENED):
+        try:
+            point, scales = problem.start(means, start_sigma)
+            if options.choice.estimator == "gauss_newton" or options.choice.step == "ivon":  # of networks, whose units
+                # may be exchangeable, and should not all start alike
+                point = units_apart(density, point, means, seed)
+            rule, state = make_rule(problem.target, options, seed), None
+            if earlier is not None and start_sigma is None:
+                state = earlier.state(rule, problem, point, scales)
+            if state is None:
+                large = large_scales(density, point, means) if problem.target is density else []
+                state = choose_start(rule, problem.family, point, scales, density, large)
+            return problem, rule, state, options
+        except StartError:
+            if options == options.with_draws() or density.is_streamed:
+                raise
+            logger.info(BY_DRAWS)
+            problem, options = problem_by_draws(density, options)
+        except OtherForm as other:
+            if options.choice.estimator == "quadrature" and isinstance(other, RowsGivenUp):
+                logger.info(BY_DRAWS)
+                problem, options = problem_by_draws(density, options)
+            else:
+                mean = start_point(density, means)
+                _look_for_entries(density, options, seed, mean, start_scales(density, start_sigma)[-1])
+                problem = problem_of(density, options)
+    raise ValueError(NO_STRUCTURE)
+
+
+def make_rule(target: Target, options: FitOptions, seed: int) -> Rule:
+    """Return the step rule that the options name."""
+    choice = options.choice
+    rule: Callable[..., Rule] = Incremental if isinstance(target, StreamDensity) else RULES[choice.step]
+    return rule(
+        target,
+        AXES["update"][choice.update],
+        AXES["estimator"][choice.estimator],
+        direction=DIRECTIONS.get(choice.update),
+        seed=seed,
+        tol=options.tol,
+        stl=options.stl,
+        **options.of_rule(),
+    )
+
+
+# --- what an object has learned on the way, as numbers: the searches and differences of a reparametrised density ---
+# An evaluation begins where the last ones have led, so that the bits of the next one depend on it. A class names the
+# attributes that count in ``learned``: numbers, arrays, and objects of such classes.
+
+
+def memory_of(learner: object) -> dict[str, object]:
+    """Return what an object has learned, with that of the objects in it; nothing for classes that do not learn."""
+    values = {name: getattr(learner, name) for name in _learned(learner)}
+    return {name: memory_of(value) if _learned(value) else value for name, value in values.items()}
+
+
+def remember(learner: object, memory: dict[str, object]) -> None:
+    """Put back what was learned into an object that has evaluated nothing yet."""
+    for name in _learned(learner):
+        if name not in memory:
+            raise ValueError(f"it does not have {name!r} among what the fit had learned, {sorted(memory)}")
+        held, value = getattr(learner, name), memory[name]
+        if _learned(held) and isinstance(value, dict):
+            remember(held, value)
+        elif type(value) is not type(held) or np.shape(np.asarray(value)) != np.shape(np.asarray(held)):
+            raise ValueError(f"what it remembers as {name!r} has another form")
+        else:
+            setattr(learner, name, value)
+
+
+def _learned(learner: object) -> tuple[str, ...]:
+    return getattr(type(learner), "learned", ())
+
+
+# --- what a fit needs to go on in another process ---
+
+
+@stored("fit.snapshot")
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a fit needs to go on in another process, beside the model."""
+
+    options: FitOptions
+    seed: int
+    scored: bool
+    #: Without what follows from the rest of it.
+    state: LoopState
+    seconds: float
+    compile_seconds: float
+    #: Evaluations so far.
+    n_gradients: int
+    n_hessians: int
+    #: What a reparametrised density has learned.
+    memory: dict[str, object]
+    #: What came of a search for other modes, if there was one.
+    searched: Searched | None = None
+    #: Whether other modes are yet to be looked for.
+    is_to_search: bool = False
+
+
+def thinned(rule: Rule, state: RuleState) -> RuleState:
+    """Return a state without its base draws and the draws of q, if the rule makes the same bits again."""
+    if not (isinstance(rule, Adaptive) and isinstance(state, AdaptiveState)):
+        return state
+    base, theta = state.base, state.evaluation.theta
+    again = rule.base_draws(state.level, base.n_draws, state.q)
+    if not (_same(again.z, base.z) and _same(state.q.draws(again.z), theta)) or again.n_replicates != base.n_replicates:
+        return state
+    return replace(state, base=replace(base, z=base.z[:0]), evaluation=replace(state.evaluation, theta=theta[:0]))
+
+
+def _same(left: Array, right: Array) -> bool:
+    return bool(np.array_equal(left, right)) and left.flags.f_contiguous == right.flags.f_contiguous
+
+
+def filled(rule: Rule, state: RuleState) -> RuleState:
+    """Return a state as it was before `thinned`."""
+    if not (isinstance(rule, Adaptive) and isinstance(state, AdaptiveState)) or len(state.base.z):
+        return state
+    base = rule.base_draws(state.level, len(state.evaluation.logp), state.q)
+    return replace(state, base=base, evaluation=replace(state.evaluation, theta=state.q.draws(base.z)))
+
+
+# --- one fit, under way or at its end: runs the loop, and says how it went ---
 
 #: Is told, after each iteration, of q on the model's scale, the losses (None where they are not kept) and the number of
 #: iterations; StopIteration ends the fit.
@@ -49,14 +387,6 @@ _NO_BATCHES = (
     "This fit was one to data in batches, which files do not keep: fit again with batches=, and with this "
     "approximation as start=."
 )
-
-
-class _Earlier(NamedTuple):
-    """Where a fit that became another one had ended, and how good that is."""
-
-    fit: Begun
-    elbo: Elbo
-    gap: float
 
 
 class FitSession:
@@ -73,8 +403,8 @@ class FitSession:
         observer: Observer | None = None,
         search: ModeSearch | None = None,
     ) -> None:
-        self._problem, self._rule, self._state, self._options = begun
-        self._seed, self._score = seed, score
+        self._problem, self._rule, self._state, self.options = begun
+        self.seed, self._score = seed, score
         self._seconds, self._compile_seconds = seconds, compile_seconds
         self._observer, self._search = observer, search
         self._searched: Searched | None = None
@@ -112,7 +442,7 @@ class FitSession:
         problem = problem_of(density, snapshot.options)
         target, rule = problem.target, make_rule(problem.target, snapshot.options, snapshot.seed)
         remember(target, snapshot.memory)
-        state = dataclasses.replace(snapshot.state, rule=filled(rule, snapshot.state.rule))
+        state = replace(snapshot.state, rule=filled(rule, snapshot.state.rule))
         begun = Begun(problem, rule, loop.settled(rule, state), snapshot.options)
         # Not what it took to get here.
         target.n_gradients, target.n_hessians = snapshot.n_gradients, snapshot.n_hessians
@@ -128,10 +458,10 @@ class FitSession:
         """Return what the fit needs to go on in another process."""
         target = self._problem.target
         return Snapshot(
-            options=self._options,
-            seed=self._seed,
+            options=self.options,
+            seed=self.seed,
             scored=self._score,
-            state=dataclasses.replace(self._state, rule=thinned(self._rule, self._state.rule)),
+            state=replace(self._state, rule=thinned(self._rule, self._state.rule)),
             seconds=self._seconds,
             compile_seconds=self._compile_seconds,
             n_gradients=target.n_gradients,
@@ -152,17 +482,17 @@ class FitSession:
     ) -> Outcome:
         """Go on for up to ``n`` more iterations; see `NGVIApproximation.refine`."""
         n = check_n(n)
-        options = self._options.changed(tol=tol, max_draws=max_draws)
-        if options != self._options:
-            self._rule = make_rule(self._problem.target, options, self._seed)
-            self._options = options
+        options = self.options.changed(tol=tol, max_draws=max_draws)
+        if options != self.options:
+            self._rule = make_rule(self._problem.target, options, self.seed)
+            self.options = options
         if n:
             try:
                 self._state = loop.reopen(self._rule, self._state)
             except OtherForm:
                 self._widen(self._state.rule.q)
         if n and self._state.status is Status.CONVERGED:
-            logger.info(f"The fit has converged already: pass a smaller tol than {self._options.tol} to refine it.")
+            logger.info(f"The fit has converged already: pass a smaller tol than {self.options.tol} to refine it.")
         density = self._problem.density
         with FitProgress(progressbar, progressbar_theme) as progress, few_threads(density), watching(density, progress):
             self.run(n, progress)
@@ -173,7 +503,7 @@ class FitSession:
         """Run up to ``n`` more iterations, for some seconds at most, and assess where they led if it does not pause."""
         clock, compiled = time.perf_counter(), self._problem.density.compile_seconds
         # What the start took counts with the first iterations.
-        before, asked = self._estimated_seconds() if self._state.n_iterations else 0.0, self._options.max_seconds
+        before, asked = self._estimated_seconds() if self._state.n_iterations else 0.0, self.options.max_seconds
 
         def observe(state: loop.LoopState) -> None:
             self._state = state
@@ -192,17 +522,18 @@ class FitSession:
         try:
             for _ in range(MAX_WIDENED):
                 with contextlib.suppress(OtherForm):
-                    self._state = self._looped(last, observe)
+                    self._state = self._watched.run(self._rule, self._state, last, observe)
                     if self.is_paused:
                         return
                     self._assess()
                     if not self._rows_fail():
                         break
-                stalled = self._ended() if self._state.status is Status.STALLED else stalled
+                if self._state.status is Status.STALLED:
+                    stalled = Begun(self._problem, self._rule, self._state, self.options), self._figures
                 history = self._state.history
                 self._widen(self._state.rule.q)
                 status = Status.MAX_ITERATIONS if history.n else Status.NOT_STARTED  # unless there are more to come
-                self._state = dataclasses.replace(self._state, history=history, status=status)
+                self._state = replace(self._state, history=history, status=status)
             else:
                 raise ValueError(NO_STRUCTURE)
             self._pause_after = math.inf
@@ -215,10 +546,6 @@ class FitSession:
             # Not what sampling in between compiled.
             self._compile_seconds += self._problem.density.compile_seconds - compiled
 
-    def _looped(self, last: int, observe: loop.Observer) -> loop.LoopState:
-        """Return where the loop ends, at some iteration at the latest; callbacks are told of each."""
-        return self._watched.run(self._rule, self._state, last, observe)
-
     @functools.cached_property
     def _watched(self) -> Watched:
         return Watched(self._problem)
@@ -226,7 +553,7 @@ class FitSession:
     def _estimated_seconds(self) -> float:
         """Return what the evaluations so far take, by estimate."""
         density, target = self._problem.density, self._problem.target
-        return fit_seconds(density, target.n_gradients, target.n_hessians, self._options.choice.estimator)
+        return fit_seconds(density, target.n_gradients, target.n_hessians, self.options.choice.estimator)
 
     @property
     def _figures(self) -> tuple[Elbo, float]:
@@ -244,17 +571,13 @@ class FitSession:
         }
         return tuple(part for part, is_left in parts.items() if is_left)
 
-    def _ended(self) -> "_Earlier":
-        return _Earlier(Begun(self._problem, self._rule, self._state, self._options), *self._figures)
-
-    def _choose_between(self, earlier: "_Earlier | None") -> None:
-        """Take an earlier end as the result, after iterations that have led to nothing better."""
-        if earlier is None or self._state.status is Status.CONVERGED or self._figures[0].value >= earlier.elbo.value:
+    def _choose_between(self, earlier: tuple[Begun, tuple[Elbo, float]] | None) -> None:
+        """Take an earlier end, with its ELBO and gap, as the result, where later iterations led to nothing better."""
+        if earlier is None or self._state.status is Status.CONVERGED or self._figures[0].value >= earlier[1][0].value:
             return
         history = self._state.history
-        self._problem, self._rule, state, self._options = earlier.fit
-        self._state = dataclasses.replace(state, history=history)
-        self._assessed = earlier.elbo, earlier.gap
+        (self._problem, self._rule, state, self.options), self._assessed = earlier
+        self._state = replace(state, history=history)
 
     def _look_elsewhere(self, last: int, observe: loop.Observer, progress: FitProgress) -> None:
         """Look for other modes, fit from these, and keep the best of all."""
@@ -284,9 +607,9 @@ class FitSession:
     def _fit_from(self, state: VariationalState, *, first: Ended, last: int, observe: loop.Observer) -> Ended | None:
         """Fit from another state; return None where nothing came of it."""
         try:
-            start = dataclasses.replace(loop.start(self._rule, state), history=first.state.history)
+            start = replace(loop.start(self._rule, state), history=first.state.history)
             self._state = start
-            self._state = self._looped(last, observe)
+            self._state = self._watched.run(self._rule, self._state, last, observe)
             self._assess()
         except OtherForm:
             return None
@@ -303,18 +626,18 @@ class FitSession:
         except Failed as reason:
             self._failed = (*self._failed, f"{what} ({reason})")
             return
-        self._state, self._assessed = dataclasses.replace(self._state, status=status), (elbo, assessment.gap)
+        self._state, self._assessed = replace(self._state, status=status), (elbo, assessment.gap)
 
     def _widen(self, q: VariationalState) -> None:
         """Begin again from where a state is, with what was left out of the Hessian, or of the rows."""
         density, (mean, sd) = self._problem.density, self._problem.mean_and_sd(q)
-        if self._options.choice.estimator == "quadrature" and (density.n_directions is None or self._rows_fail()):
+        if self.options.choice.estimator == "quadrature" and (density.n_directions is None or self._rows_fail()):
             begin = Begun.by_draws
         else:
             begin = Begun.wider
         self._assessed = None
-        begun = begin(density, self._options, self._seed, mean, sd)
-        self._problem, self._rule, self._state, self._options = begun
+        begun = begin(density, self.options, self.seed, mean, sd)
+        self._problem, self._rule, self._state, self.options = begun
 
     def _rows_fail(self) -> bool:
         """Tell whether a fit by quadrature ended because a Gaussian leaves the support of rows, or they are too wild.
@@ -322,7 +645,7 @@ class FitSession:
         Far out, some rows weigh more the farther one looks, as an exponential of a product does: what finer rules say
         of the gradient is not what the ELBO by others does.
         """
-        if self._options.choice.estimator != "quadrature" or self._problem.density.is_streamed:
+        if self.options.choice.estimator != "quadrature" or self._problem.density.is_streamed:
             return False
         return self._state.status in (Status.NO_FINITE_TRIAL, Status.STALLED)
 
@@ -331,35 +654,19 @@ class FitSession:
         """Whether it has been left for another posterior, and goes on where it was if there is none."""
         return self._state.status is Status.PAUSED
 
-    @property
-    def seed(self) -> int:
-        """Of the base draws."""
-        return self._seed
-
-    @property
-    def options(self) -> FitOptions:
-        """Of the fit."""
-        return self._options
-
     def outcome(self) -> Outcome:
         """Return what the fit has come to."""
         state = self._state
         hist = state.losses.copy() if self._score else np.empty(0)
         return Outcome(self._problem.on_model_scale(state.rule.q), self._record(), hist, state.gaps.copy())
 
-    def _of_batches(self) -> dict[str, Any]:
-        """Return what is to be said of a fit to data in batches."""
-        state = self._state.rule
-        return {"step": "incremental", "stream": state.report} if isinstance(state, IncrementalState) else {}
-
-    def _growing(self) -> tuple[str, ...]:
-        """Return the coordinates whose standard deviations keep growing, where that ended the fit."""
-        if self._state.status is not Status.UNBOUNDED:
-            return ()
-        return self._problem.labels(self._state.rule.growing)
-
     def _record(self) -> FitRecord:
-        density, target = self._problem.density, self._problem.target
+        density, target, state = self._problem.density, self._problem.target, self._state.rule
+        of_batches = {"step": "incremental", "stream": state.report} if isinstance(state, IncrementalState) else {}
+        growth = getattr(state, "growth", None) if self._state.status is Status.UNBOUNDED else None
+        growing = () if growth is None else growth.coordinates()
+        is_whole = not (density.is_sharded or density.is_streamed)
+        ended = self._state.status.ended_by_itself and self._state.status is not Status.CONVERGED
         return FitRecord(
             status=self._state.status,
             elbo=self._figures[0],
@@ -367,19 +674,78 @@ class FitSession:
             n_iterations=self._state.n_iterations,
             n_gradients=target.n_gradients,
             n_hessians=target.n_hessians,
-            n_dropped=self._state.rule.n_dropped,
+            n_dropped=state.n_dropped,
             compile_seconds=self._compile_seconds,
             run_seconds=max(self._seconds - self._compile_seconds, 0.0),
             backend=density.backend_in_use,
-            family_reason=self._options.family_reason,
-            reparam=self._options.reparam,
-            gaussian=getattr(self._state.rule, "gaussian", None),
-            growing=self._growing(),
+            family_reason=self.options.family_reason,
+            reparam=self.options.reparam,
+            gaussian=getattr(state, "gaussian", None),
+            growing=self._problem.labels(growing),
             improper=self._watched.improper,
-            constant=constant_after(self._state.status, density),
+            constant=tuple(constant_data(density.model)) if is_whole and ended else (),
             searched=self._searched is not None,
-            seed=self._seed,
+            seed=self.seed,
             summed_out=density.summed_out_names,
             undone=self._failed,
-            **(vars(self._options.choice) | vars(self._searched or Searched()) | self._of_batches()),
+            **(vars(self.options.choice) | vars(self._searched or Searched()) | of_batches),
         )
+
+
+# --- a fit that was saved, and goes on when it is asked to ---
+
+#: Relative change of log p at the mean of q that is no rounding error.
+_LOGP_RTOL = 1e-6
+
+
+class SavedFit:
+    """A fit that was saved: made again when it is to go on."""
+
+    def __init__(self, density: ModelDensity, q: VariationalState, snapshot: Snapshot, log_p: float | None) -> None:
+        self._density, self._q, self._snapshot, self.log_p = density, q, snapshot, log_p
+        self._session: FitSession | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the fit has not gone on yet."""
+        return self._session is None
+
+    @property
+    def options(self) -> FitOptions:
+        """Of the fit."""
+        return self.snapshot().options
+
+    def outcome(self) -> Outcome | None:
+        """Return what the fit has come to since; None where it has not gone on yet."""
+        return None if self._session is None else self._session.outcome()
+
+    @property
+    def undone(self) -> tuple[str, ...]:
+        """What a fit that was interrupted has left out since."""
+        return () if self._session is None else self._session.undone
+
+    def snapshot(self) -> Snapshot:
+        """Return what the fit needs to go on in another process."""
+        return self._snapshot if self._session is None else self._session.snapshot()
+
+    def refine(
+        self,
+        n: int,
+        progressbar: bool = True,
+        progressbar_theme: Theme | None = None,
+        *,
+        tol: float | None = None,
+        max_draws: int | None = None,
+    ) -> Outcome:
+        """Go on; see `NGVIApproximation.refine`."""
+        if self._session is None:
+            if self.log_p is not None:
+                now = float(self._density.logp(np.asarray(self._q.mean())[None])[0])
+                if not np.isclose(now, self.log_p, rtol=_LOGP_RTOL, atol=_LOGP_RTOL, equal_nan=True):
+                    raise ValueError(
+                        f"The fit can't go on: at the mean of q, log p of this model is {now:.8g}, and that of the "
+                        f"model which was fitted {self.log_p:.8g}. The priors, or data that are no pm.Data, differ: "
+                        "fit again."
+                    )
+            self._session = FitSession.resumed(self._density, self._snapshot)
+        return self._session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)

@@ -19,18 +19,17 @@ from numpy.typing import ArrayLike
 from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.seeds import seed_of
-from pymc_ngvi.core.shared_context import SharedContext
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactError, StartError
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.simulated import Simulated, with_data_for, without_casts
-from pymc_ngvi.fitting.earlier import Earlier
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.problem import Problem
+from pymc_ngvi.fitting.progress import SharedContext, one_thread
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.fitting.threads import one_thread
+from pymc_ngvi.fitting.session import Earlier
 from pymc_ngvi.inference import NGVI
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.persistence import check_path, is_zarr, write

@@ -9,7 +9,7 @@ from pymc_ngvi.core import prices
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.shards.density import ShardedDensity
-from pymc_ngvi.density.shards.requests import ApplyToLikelihood
+from pymc_ngvi.density.shards.shard import of_likelihood
 from pymc_ngvi.density.split import CannotSplit, RowTerms, SplitDensity
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.parts import BatchPlan, Integers, SomeBlocks, TermsByRows, sub_forest, whole
@@ -31,7 +31,7 @@ class TermsInShards:
         assert rows is not None
         self._prior = TermsByRows(RowTerms(rows, forest), forest)
         self._shards, self._forest = density.shards, forest
-        self._places: list[Integers] = self._shards.ask(ApplyToLikelihood(_places, (forest,)))
+        self._places: list[Integers] = self._shards.ask(of_likelihood(_places, forest))
 
     def chunk(self, n_nodes: int) -> int:
         """Return how many draws to evaluate at once, at ``n_nodes`` nodes each."""
@@ -53,9 +53,9 @@ class TermsInShards:
 
     def _of_shards(self, g: Array, local: Array) -> Sequence[tuple[Array, Array]]:
         own = [local[:, :, places] for places in self._places]
-        answers = self._shards.ask([ApplyToLikelihood(_terms, (None, g, part)) for part in own])
+        answers = self._shards.ask([of_likelihood(_terms, None, g, part) for part in own])
         if any(answer is None for answer in answers):  # a shard that was made again knows no forest yet
-            answers = self._shards.ask([ApplyToLikelihood(_terms, (self._forest, g, part)) for part in own])
+            answers = self._shards.ask([of_likelihood(_terms, self._forest, g, part) for part in own])
         return answers
 
 

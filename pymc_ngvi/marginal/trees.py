@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.psis import smoothed
-from pymc_ngvi.core.reach import beyond_reach
 from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.verdict import beyond_reach
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.effects import draw_effects, moments_of_draws, numbers_of_candidates

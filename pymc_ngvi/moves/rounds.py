@@ -9,7 +9,7 @@ import math
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,14 +18,25 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 
 from pymc_ngvi.core.climbs import MOST_STEPS
-from pymc_ngvi.core.reach import beyond_reach
 from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.types import Array, GaussianState, HasGradient
-from pymc_ngvi.moves.basins import Basins, Climbs, Counted, are_apart, basins_among
-from pymc_ngvi.moves.bridge import UNKNOWN, LogMass, ModeWeights, log_mass
-from pymc_ngvi.moves.coordinates import ChainCoordinates
-from pymc_ngvi.moves.leapfrog import PhasePoints, phase_points_at, trajectory
-from pymc_ngvi.moves.verdict import LEAST_SIZE, MOST_DIVERGING, MOST_OUTFLOW, MOST_RHAT, MovedChecks
+from pymc_ngvi.core.verdict import beyond_reach
+from pymc_ngvi.moves.chains import (
+    UNKNOWN,
+    Basins,
+    ChainCoordinates,
+    Climbs,
+    Counted,
+    LogMass,
+    ModeWeights,
+    PhasePoints,
+    are_apart,
+    basins_among,
+    log_mass,
+    phase_points_at,
+    trajectory,
+)
+from pymc_ngvi.moves.draws import LEAST_SIZE, MOST_DIVERGING, MOST_OUTFLOW, MOST_RHAT, MovedChecks
 
 # --- many chains at once: trajectories of a length and a step size that all of them tell ---
 # Step sizes go by the acceptance of all chains. Where some of the trajectories diverge, there may be a place, such as
@@ -145,18 +156,13 @@ class Chains:
         self._points, probability, diverged = trajectory(
             self._target, self.coordinates, before, momenta, n_steps, size, self._rng, watch
         )
-        if self._inside is not None:
-            self._refuse_leaving(before)
+        if self._inside is not None:  # points that have left the region go back to where they were
+            now = self._points
+            moved = np.flatnonzero((now.x != before.x).any(axis=1))
+            left = moved[~self._inside(now.x[moved])]
+            now.x[left], now.logp[left], now.slope[left] = before.x[left], before.logp[left], before.slope[left]
+            self._n_left += len(left)
         return probability, diverged
-
-    def _refuse_leaving(self, before: PhasePoints) -> None:
-        """Put points that have left the region back to where they were."""
-        assert self._inside is not None
-        now = self._points
-        moved = np.flatnonzero((now.x != before.x).any(axis=1))
-        left = moved[~self._inside(now.x[moved])]
-        now.x[left], now.logp[left], now.slope[left] = before.x[left], before.logp[left], before.slope[left]
-        self._n_left += len(left)
 
     def join(self, stuck: NDArray[np.intp], n_starts: int) -> None:
         """Let chains that do not move go on from where others are that began at the same point, if these do."""
@@ -216,23 +222,9 @@ def _places(coordinates: ChainCoordinates, points: PhasePoints) -> Array:
 _SPREAD, _NEARER, _TRIES = (2.0, 3.0), 0.85, 24
 
 
-class StartRegion(Protocol):
-    """A Gaussian, or coordinates that whiten one."""
-
-    @property
-    def n_dim(self) -> int:
-        """Number of coordinates."""
-
-    def mean(self) -> Array:
-        """Return the mean, (n_dim,)."""
-
-    def draws(self, base: Array) -> Array:
-        """Return the points of standard normals, (n_points, n_dim)."""
-
-
 def starts_of(
     target: HasGradient,
-    fits: Sequence[StartRegion],
+    fits: Sequence[GaussianState | ChainCoordinates],
     n: int,
     rng: np.random.Generator,
     inside: Callable[[Array], NDArray[np.bool_]] | None = None,
@@ -297,10 +289,6 @@ class Mixing(NamedTuple):
     #: Correlation of successive draws, the larger one of places and spreads.
     memory: Array
 
-    def joined(self, other: "Mixing") -> "Mixing":
-        """Return that of these quantities and of others."""
-        return Mixing(*(np.concatenate(both) for both in zip(self, other, strict=True)))
-
 
 def nested_rhat(values: Array, n_starts: int) -> Array:
     """Return nested R-hat, (n_quantities,)."""
@@ -335,18 +323,13 @@ def _of_columns(values: Array, n_starts: int) -> Mixing:
     shape = values.shape
     with np.errstate(invalid="ignore"):
         ranks = rankdata(values.reshape(-1, shape[2]).T, axis=1).T.reshape(shape)
-        measured = [
-            (nested_rhat(scores, n_starts), _trend(scores), _memory(scores)) for scores in _places_and_spreads(ranks)
-        ]
+        n = shape[0] * shape[1]
+        # Normal scores of quantities, and of their distances from the median, by the ranks of the first.
+        both = ndtri((ranks - 0.5) / n), ndtri(np.maximum(np.abs(2.0 * ranks - n - 1.0), 0.5) / n)
+        measured = [(nested_rhat(scores, n_starts), _trend(scores), _memory(scores)) for scores in both]
     rhat, trend, memory = (np.maximum(a, b) for a, b in zip(*measured, strict=True))
     varies = np.ptp(ranks, axis=(0, 1)) > 0.0  # False for NaN
     return Mixing(*(np.where(varies, of, np.nan) for of in (rhat, trend, memory)))
-
-
-def _places_and_spreads(ranks: Array) -> tuple[Array, Array]:
-    """Return normal scores of quantities, and of their distances from the median, by the ranks of the first."""
-    n = ranks.shape[0] * ranks.shape[1]
-    return ndtri((ranks - 0.5) / n), ndtri(np.maximum(np.abs(2.0 * ranks - n - 1.0), 0.5) / n)
 
 
 def _trend(scores: Array) -> Array:
@@ -492,16 +475,18 @@ def moved_until_arrived(
     while True:
         ended = None
         moving.advance()
-        if moving.leaks:  # these are no basins
+        # In the first round, chains begin far out.
+        if moving.outflow > (MOST_OUTFLOW if moving.n_done > 1 else _FIRST_OUTFLOW):  # these are no basins
             moving, may_part, n_modes = whole, False, 1
-        if moving.is_judged:
+        if moving.n_done > _UNJUDGED:
             ended = _ended(moving, counted, quantities, label, rng)
         n_needed = counted.n * moving.times_to_arrive(None if ended is None else ended.checks.rhat)
         goes_on = may_need(moving.n_next, n_needed) and may_go_on(counted.n + moving.n_next)
         if ended is not None or not goes_on:
             ended = ended or _ended(moving, counted, quantities, label, rng)
             is_apart = may_part and any(are_apart(part.x) for part in moving.parts(moving.rounds[-1]))
-            if is_apart and may_go_on(counted.n + moving.n_climbing):
+            # Climbs begin at all chains, in the first and in the last iteration of a round.
+            if is_apart and may_go_on(counted.n + 2 * MOST_STEPS * moving.rounds[-1].x.shape[1]):
                 [joint] = whole.chains
                 basins = basins_among(Climbs(counted, joint.coordinates, joint.step), moving.rounds[-1].x)
                 n_modes = 1 if basins is None else len(basins)
@@ -525,23 +510,14 @@ class _Moving:
     def __init__(self, counted: Counted, chains: list[Chains], basins: Basins | None = None) -> None:
         self._counted, self.chains, self.basins = counted, chains, basins
         self.rounds: list[Stretch] = []
-        self._highest: list[float] = []
-        self._n, self._done = _FIRST, 0
+        #: The highest log p on the way, in the rounds that are kept.
+        self.highest: list[float] = []
+        self._n, self.n_done = _FIRST, 0
 
     @property
     def n_next(self) -> int:
         """Gradients of the next round."""
         return self._n * sum(chains.n_chains * chains.n_steps for chains in self.chains)
-
-    @property
-    def n_climbing(self) -> int:
-        """Gradients that a look for basins takes at most."""
-        return 2 * MOST_STEPS * sum(chains.n_chains for chains in self.chains)
-
-    @property
-    def is_judged(self) -> bool:
-        """Whether there have been rounds enough."""
-        return self._done > _UNJUDGED
 
     def times_to_arrive(self, rhat: float | None) -> float:
         """Return how many times the gradients so far chains are expected to take in all, by nested R-hat.
@@ -551,7 +527,7 @@ class _Moving:
         their price (some ten models), but along a ridge that the fit did not know, where the next rounds take few; and
         a thousand times as many as there were in a horseshoe in which they did not.
         """
-        if self.basins is None and self._done == 1:
+        if self.basins is None and self.n_done == 1:
             return 1.0
         if rhat is None:
             parts = self.parts(self.rounds[-1])
@@ -564,28 +540,20 @@ class _Moving:
         """Part of the trajectories of the last round that would have left their basin, of the worst one."""
         return max(chains.outflow for chains in self.chains)
 
-    @property
-    def highest(self) -> float:
-        """The highest log p on the way, in the rounds that are kept."""
-        return max(self._highest[-len(self.rounds) :])
-
-    @property
-    def leaks(self) -> bool:
-        """Whether that is too much; in the first round, in which chains begin far out, more is allowed."""
-        return self.outflow > (MOST_OUTFLOW if self._done > 1 else _FIRST_OUTFLOW)
-
     def advance(self) -> None:
         """Move all chains by another round."""
         n, size = self._n, sum(chains.size for chains in self.chains)
-        n_adapting = min(int((_ADAPTING if self._done else _FIRST_ADAPTING) * n), _MOST_ADAPTING)
+        n_adapting = min(int((_ADAPTING if self.n_done else _FIRST_ADAPTING) * n), _MOST_ADAPTING)
         every = -(-2 * n * size // HELD)
         self._counted.highest = -math.inf
         of_basins = [chains.run(n, n_adapting=n_adapting, every=every) for chains in self.chains]
-        self._n, self._done = int(_GROWTH * n), self._done + 1
-        self._highest.append(self._counted.highest)
-        self.rounds = _later(
-            [*self.rounds, Stretch(*(np.concatenate(arrays, axis=1) for arrays in zip(*of_basins, strict=True)))]
-        )
+        self._n, self.n_done = int(_GROWTH * n), self.n_done + 1
+        joined = Stretch(*(np.concatenate(arrays, axis=1) for arrays in zip(*of_basins, strict=True)))
+        # The last two rounds have most of the draws; the last, where two can't be held.
+        self.rounds = [*self.rounds[-1:], joined]
+        if sum(of.x.size for of in self.rounds) > HELD:
+            self.rounds = [joined]
+        self.highest = [*self.highest, self._counted.highest][-len(self.rounds) :]
 
     def parts(self, draws: Stretch) -> list[Stretch]:
         """Return the draws of each basin."""
@@ -611,14 +579,6 @@ def _parted(target: Counted, basins: Basins, n_chains: int, rng: np.random.Gener
     return _Moving(target, chains, basins)
 
 
-def _later(rounds: list[Stretch]) -> list[Stretch]:
-    """Return the last two rounds, which have most of the draws, or the last, where two can't be held."""
-    later = rounds[-2:]
-    while len(later) > 1 and sum(of.x.size for of in later) > HELD:
-        later = later[1:]
-    return later
-
-
 def _ended(
     moving: _Moving,
     counted: Counted,
@@ -629,7 +589,7 @@ def _ended(
     """Judge draws; the weights of basins, where nothing else is missing."""
     draws = Stretch(*(np.concatenate(arrays) for arrays in zip(*moving.rounds, strict=True)))
     parts = moving.parts(draws)
-    height = height_above(draws.logp, moving.highest)
+    height = height_above(draws.logp, max(moving.highest))
     judged = [
         replace(_judged(part, chains, quantities, label), height=height)
         for part, chains in zip(parts, moving.chains, strict=True)
@@ -708,19 +668,14 @@ def _judged(draws: Stretch, chains: Chains, quantities: Quantities | None, label
         return checks
     sizes = effective_sizes(values, mixing.memory)
     if quantities is not None and min(sizes.bulk, sizes.tail) >= LEAST_SIZE:
-        further = _further(draws, quantities)
+        n, n_chains, d = draws.x.shape
+        some = draws.x[:: -(-n * n_chains // _MOST_COMPUTED)]
+        further = quantities(some.reshape(-1, d)).reshape(len(some), n_chains, -1)
         of_further = mixing_of(further, N_STARTS)
-        mixing = mixing.joined(of_further)
+        mixing = Mixing(*(np.concatenate(both) for both in zip(mixing, of_further, strict=True)))
         bulk, tail, limit_error = effective_sizes(further, of_further.memory)
         sizes = Sizes(min(sizes.bulk, bulk), min(sizes.tail, tail), max(sizes.limit_error, limit_error))
     return replace(_checks(draws, mixing, chains, label, sizes), peak=peak_size(draws.logp))
-
-
-def _further(draws: Stretch, quantities: Quantities) -> Array:
-    """Return further quantities of some of the draws, (n_draws, n_chains, n_quantities)."""
-    n, n_chains, d = draws.x.shape
-    some = draws.x[:: -(-n * n_chains // _MOST_COMPUTED)]
-    return quantities(some.reshape(-1, d)).reshape(len(some), n_chains, -1)
 
 
 def _checks(

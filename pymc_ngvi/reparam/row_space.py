@@ -1,15 +1,14 @@
 """The log density of a model in the space of its rows, as a target of a fit, and what a Gaussian there stands for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import cholesky, solve_lower
-from pymc_ngvi.core.target import CountedElsewhere, MatrixHessian, OfAllData
-from pymc_ngvi.core.types import Array, Expectation, GaussianState, MeanHessian, RowRules, Spread
+from pymc_ngvi.core.target import CountedElsewhere, Later, MatrixHessian, OfAllData
+from pymc_ngvi.core.types import Array, Expectation, GaussianState, RowRules, Spread
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.row_space import SeenFromRows
 from pymc_ngvi.families.gaussian import LowRankState
@@ -42,8 +41,13 @@ class RowSpaceDensity(OfAllData, CountedElsewhere):
         found = self._rows.under(q, rules=rules, adapt=adapt, least=least - prior)
         grad = found.grad.copy()
         grad[inside] -= mean
-        hessian = _WithPrior(found.hessian, inside)
-        return found._replace(value=found.value + prior, grad=grad, hessian=hessian)
+
+        def with_prior() -> MatrixHessian:
+            hessian = np.array(found.hessian.products(np.eye(self.n_dim)))
+            hessian[inside, inside] -= 1.0
+            return MatrixHessian(hessian)
+
+        return found._replace(value=found.value + prior, grad=grad, hessian=Later(None, with_prior))
 
     def directions(self, rows: NDArray[np.intp]) -> Array:
         """Return the slopes of the only predictor of each of some rows; see `RowsTarget`."""
@@ -52,25 +56,6 @@ class RowSpaceDensity(OfAllData, CountedElsewhere):
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget`."""
         return self.density.rows_cover(lambda: self.space.to_theta(draw()))
-
-    def logp_grad(self, theta: Array) -> tuple[Array, Array]:
-        """Return log p, (n_draws,), and its gradient, (n_draws, n_dim), where nothing is perpendicular."""
-        logp, grad = self.density.logp_grad(self.space.to_theta(theta))
-        return logp + self.space.constant, self._from_theta(grad)
-
-    def mean_hessian(self, theta: Array) -> MeanHessian:
-        """Return the mean of hess log p over draws."""
-        return MatrixHessian(
-            self._from_theta(self.density.mean_hessian(self.space.to_theta(theta)).products(self._map))
-        )
-
-    @property
-    def _map(self) -> Array:
-        """Directions of these coordinates in theta, (n_dim, n_theta)."""
-        return (self.space.axes() * self.space.scale()[:, None]).T
-
-    def _from_theta(self, grad: Array) -> Array:
-        return grad @ self._map.T
 
     def gaussian(self, q: GaussianState) -> LowRankState:
         """Return the Gaussian of theta that a Gaussian of these coordinates stands for."""
@@ -81,23 +66,3 @@ class RowSpaceDensity(OfAllData, CountedElsewhere):
         core = inverse.T @ inverse - np.eye(self.n_dim)
         mean = self.space.to_theta(q.location[None])[0]
         return LowRankState(mean, 1.0 / self.space.scale(), self.space.axes(), core)
-
-
-@dataclass(frozen=True)
-class _WithPrior(MeanHessian):
-    """A Hessian with that of standard normals added."""
-
-    of_rows: MeanHessian
-    index: NDArray[np.intp]
-
-    def products(self, directions: Array) -> Array:
-        """Return the matrix times each direction, (n_directions, n_dim)."""
-        result = np.array(self.of_rows.products(directions))
-        result[:, self.index] -= directions[:, self.index]
-        return result
-
-    def diagonal(self) -> Array:
-        """Return the diagonal, (n_dim,)."""
-        result = np.array(self.of_rows.diagonal())
-        result[self.index] -= 1.0
-        return result

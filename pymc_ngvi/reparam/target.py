@@ -2,23 +2,317 @@
 
 import functools
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core import linalg
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import CACHED
-from pymc_ngvi.core.target import OfAllData
+from pymc_ngvi.core.target import Later, OfAllData, PatternHessian
 from pymc_ngvi.core.types import Array, MeanHessian
+from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.conditional import GuideFunctions, quadratic_guide
 from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.reading.affine import logp_of
-from pymc_ngvi.reparam.blockwise import Blocks, Matrices
-from pymc_ngvi.reparam.modes import Guide, Modes, find_modes
+
+# --- vectors and matrices of the local coordinates of many draws, block by block ---
+
+#: Part of a diagonal entry that its pivot must exceed, or the matrix counts as singular.
+_LEAST_PIVOT = 1e-13
+#: Part of the largest eigenvalue that the others are raised to where a matrix is not positive definite.
+_LEAST_EIGENVALUE = 1e-3
+
+#: Matrices of all blocks of all draws: for each size k, (n_draws, n_blocks, k, k).
+Matrices = list[Array]
+
+
+class Blocks:
+    """The local coordinates of a partition, in the order of its blocks."""
+
+    def __init__(self, structure: Partition) -> None:
+        if not structure.n_local:
+            raise ValueError(
+                "A reparametrisation needs local coordinates, such as the effects of groups that are independent given "
+                "the others; this model has none. Fit it without reparam."
+            )
+        self.structure = structure
+        self.border = structure.border
+        self.coordinates = structure.order[: structure.n_local]
+        self._stacks = structure.stacks
+        sizes = structure.sizes
+        self.n_blocks = len(sizes)
+        self.starts = np.cumsum(sizes) - sizes
+        self.block_of = np.repeat(np.arange(self.n_blocks), sizes)
+        self.width = int(sizes.max())
+        member = np.arange(structure.n_local) - self.starts[self.block_of]
+        self.directions = np.zeros((self.width, structure.n_dim))
+        self.directions[member, self.coordinates] = 1.0
+
+    def sums(self, local: Array) -> Array:
+        """Return the sum over each block, (n_draws, n_blocks)."""
+        return local if self.width == 1 else np.add.reduceat(local, self.starts, axis=1)
+
+    def matrices(self, products: Array) -> Matrices:
+        """Return the symmetric blocks of matrices from their products with `directions`, (n_draws, width, n_dim)."""
+        local = products[:, :, self.coordinates]
+        n_draws, result = len(products), []
+        for s in self._stacks:
+            rows = local[:, : s.size, s.where].reshape(n_draws, s.size, s.n_blocks, s.size)
+            matrix = rows.transpose(0, 2, 1, 3)
+            result.append(matrix.copy() if s.size == 1 else 0.5 * (matrix + matrix.swapaxes(2, 3)))
+        return result
+
+    def by_size(self, local: Array) -> list[Array]:
+        """Return vectors of local coordinates, (n_draws, n_local), as (n_draws, n_blocks, k) for each size k."""
+        return [local[:, s.where].reshape(len(local), s.n_blocks, s.size) for s in self._stacks]
+
+    def joined(self, parts: list[AnyArray]) -> AnyArray:
+        """Return the vectors, or values of blocks, (n_draws, n_blocks), with these parts: the inverse of `by_size`."""
+        flat = [p.reshape(len(p), -1) for p in parts]
+        return flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
+
+    def halves(self, left: Array, right: Array) -> Matrices:
+        """Return half of the identity plus the symmetric matrices with the lower triangles of ``left right^T``."""
+        result = []
+        for a, b in zip(self.by_size(left), self.by_size(right), strict=True):
+            lower = np.tril(a[..., :, None] * b[..., None, :])
+            lower += np.tril(lower, -1).swapaxes(2, 3) + np.eye(a.shape[-1])
+            result.append(0.5 * lower)
+        return result
+
+    def columns(self, matrices: Matrices) -> Array:
+        """Return the k-th columns of all blocks as vectors, (n_draws * width, n_dim), 0 in the global coordinates."""
+        n_draws = len(matrices[0])
+        result = np.zeros((n_draws, self.width, self.structure.n_dim))
+        for s, matrix in zip(self._stacks, matrices, strict=True):
+            at = self.coordinates[s.where]
+            result[:, : s.size, at] = matrix.transpose(0, 3, 1, 2).reshape(n_draws, s.size, -1)
+        return result.reshape(n_draws * self.width, -1)
+
+
+@dataclass(frozen=True)
+class Scales:
+    """L, the lower Cholesky factor of a covariance, of all blocks of all draws, held as V = L^-1.
+
+    The precision is V^T V, so that V is found without the covariance.
+    """
+
+    blocks: Blocks
+    #: V, lower triangular with a positive diagonal; shape (n_draws, n_blocks, k, k) for each size k.
+    inverses: Matrices
+
+    def times(self, local: Array) -> Array:
+        """Return L times vectors, (n_draws, n_local)."""
+        return self._applied(_solve, local)
+
+    def transposed_times(self, local: Array) -> Array:
+        """Return L^T times vectors."""
+        return self._applied(_transposed_solve, local)
+
+    def covariance_times(self, local: Array) -> Array:
+        """Return L L^T times vectors."""
+        return self.times(self.transposed_times(local))
+
+    def solve(self, local: Array) -> Array:
+        """Return L^-1 times vectors."""
+        return self._applied(_product, local)
+
+    def log_det(self) -> Array:
+        """Return log det L of each draw, (n_draws,)."""
+        logs = [np.log(np.diagonal(v, axis1=2, axis2=3)).sum(axis=(1, 2)) for v in self.inverses]
+        return -np.sum(logs, axis=0)
+
+    def congruence(self, matrices: Matrices, *, transposed: bool = False) -> Matrices:
+        """Return L S L^T, or L^T S L, of each block for symmetric matrices."""
+        apply = _transposed_solve if transposed else _solve
+        return [apply(v, apply(v, m).swapaxes(2, 3)) for v, m in zip(self.inverses, matrices, strict=True)]
+
+    def rows(self, index: NDArray[np.intp]) -> "Scales":
+        """Return those of some draws."""
+        return Scales(self.blocks, [v[index] for v in self.inverses])
+
+    def _applied(self, operation: Callable[[Array, Array], Array], local: Array) -> Array:
+        parts = zip(self.inverses, self.blocks.by_size(local), strict=True)
+        return self.blocks.joined([operation(v, x[..., None])[..., 0] for v, x in parts])
+
+
+def scales_of(blocks: Blocks, precisions: Matrices, *, raised: bool) -> tuple[Scales, NDArray[np.bool_]]:
+    """Factor the inverses of symmetric blocks."""
+    inverses, definite = [], []
+    for matrices in precisions:
+        factors = _inverse_cholesky(matrices)
+        good = np.isfinite(factors).all(axis=(2, 3))
+        if raised and not good.all():
+            factors[~good] = _inverse_cholesky(_raised(matrices[~good]))
+        inverses.append(factors)
+        definite.append(good)
+    return Scales(blocks, inverses), blocks.joined(definite)
+
+
+def _inverse_cholesky(matrices: Array) -> Array:
+    """Return the lower V with ``matrix = V^T V``, NaN where a matrix is not (numerically) positive definite."""
+    flipped = matrices[..., ::-1, ::-1]
+    factors = np.zeros(matrices.shape)
+    for j in range(matrices.shape[-1]):  # a column of all matrices at a time: LAPACK would stop at the first bad one
+        row = factors[..., j, :j]
+        pivot = flipped[..., j, j] - np.sum(row**2, axis=-1)
+        pivot = np.where(pivot > _LEAST_PIVOT * np.abs(flipped[..., j, j]), pivot, np.nan)
+        factors[..., j, j] = np.sqrt(pivot)
+        below = flipped[..., j + 1 :, j] - (factors[..., j + 1 :, :j] @ row[..., None])[..., 0]
+        factors[..., j + 1 :, j] = below / factors[..., j, j, None]
+    return np.ascontiguousarray(factors[..., ::-1, ::-1].swapaxes(-1, -2))
+
+
+def _raised(matrices: Array) -> Array:
+    """Return symmetric matrices with absolute eigenvalues, none much below the largest; the identity where not finite.
+
+    The identity keeps what follows free of NaN; a caller sees what is not finite from the gradient.
+    """
+    finite = np.isfinite(matrices).all(axis=(1, 2))
+    values, vectors = np.linalg.eigh(np.where(finite[:, None, None], matrices, np.eye(matrices.shape[-1])))
+    values = np.abs(values)
+    largest = values.max(axis=1, keepdims=True)
+    values = np.maximum(values, np.where(largest > 0.0, _LEAST_EIGENVALUE * largest, 1.0))
+    return (vectors * values[:, None, :]) @ vectors.swapaxes(1, 2)
+
+
+def _product(inverses: Array, columns: Array) -> Array:
+    # Of numbers, the product of stacks of matrices takes ten times as long.
+    return inverses * columns if inverses.shape[-1] == 1 else inverses @ columns
+
+
+def _solve(inverses: Array, columns: Array) -> Array:
+    return _flat(linalg.solve_lower, inverses, columns)
+
+
+def _transposed_solve(inverses: Array, columns: Array) -> Array:
+    return _flat(partial(linalg.solve_lower, transpose=True), inverses, columns)
+
+
+def _flat(solve: Callable[[Array, Array], Array], inverses: Array, columns: Array) -> Array:
+    """Solve with the blocks of all draws as one stack."""
+    if inverses.shape[-1] == 1:
+        return columns / inverses
+    flat = [np.ascontiguousarray(a).reshape(-1, *a.shape[2:]) for a in (inverses, columns)]
+    return solve(*flat).reshape(columns.shape)
+
+
+# --- modes of the local coordinates given the global ones: Newton's method on all blocks of all draws at once ---
+# Only the gradient and the Hessian of the whole guide are seen, not its value for one block. A block accepts a step by
+# the slope along it: where that is still positive, or negative but smaller than before, the step did not go too far.
+# In a tail, where curvatures have the wrong sign, slopes are small and tell nothing: a step beyond a mode must not end
+# there.
+
+#: Evaluations of a draw, after which it counts as lost.
+MAX_EVALUATIONS = 100
+#: Length of the whitened gradient of a block at which its mode is found; and at which it is if it shrinks no more.
+_TOLERANCE, _ROUNDING = 1e-11, 1e-7
+#: Part of the slope at the beginning of a step that a slope downwards at its end may have.
+_OVERSHOOT = 0.9
+
+
+@dataclass(frozen=True)
+class Modes:
+    """Modes of the local coordinates given the global ones of some draws."""
+
+    #: The global coordinates, with the mode of the local ones; shape (n_draws, n_dim).
+    theta: Array
+    #: L, with L L^T the inverse of minus the Hessian there.
+    scales: Scales
+    #: The draws for which all modes were found; shape (n_draws,).
+    found: NDArray[np.bool_]
+    #: Draws at which gradient and Hessian were evaluated.
+    n_evaluations: int
+
+
+@dataclass
+class _ModeSearch:
+    """Where the search is, for all draws; arrays are modified."""
+
+    local: Array
+    slope: Array  # gradient
+    precisions: Matrices
+    step: Array
+    fraction: Array  # of the step to be tried, by block
+    length: Array  # of the whitened gradient, by block
+    found: NDArray[np.bool_]  # by block
+
+
+def find_modes(guide: GuideFunctions, blocks: Blocks, theta: Array) -> Modes:
+    """Return the modes of the guide in the local coordinates."""
+    theta = theta.copy()
+    n_draws = len(theta)
+    local = theta[:, blocks.coordinates]
+    slope, precisions = _evaluate(guide, blocks, theta)
+    shape = (n_draws, blocks.n_blocks)
+    search = _ModeSearch(
+        local, slope, precisions, np.zeros_like(local), np.ones(shape), np.full(shape, np.inf), np.zeros(shape, bool)
+    )
+    _prepare(blocks, search, np.arange(n_draws), np.zeros(shape, dtype=bool))
+    n_evaluations = n_draws
+    for _ in range(MAX_EVALUATIONS):
+        usable = np.isfinite(search.length).all(axis=1)
+        active = np.flatnonzero(usable & ~search.found.all(axis=1))
+        if not len(active):
+            break
+        n_evaluations += len(active)
+        _advance(guide, blocks, theta, search, active)
+    found = search.found.all(axis=1)
+    theta[:, blocks.coordinates] = search.local
+    scales, _ = scales_of(blocks, search.precisions, raised=False)
+    return Modes(theta, scales, found, n_evaluations)
+
+
+def _evaluate(guide: GuideFunctions, blocks: Blocks, theta: Array) -> tuple[Array, Matrices]:
+    """Return the local gradient, (n_draws, n_local), and the blocks of minus the Hessian."""
+    n_draws, width = len(theta), blocks.width
+    points = theta if width == 1 else np.repeat(theta, width, axis=0)
+    directions = np.tile(blocks.directions, (n_draws, 1))
+    gradient, products = guide.slopes(points, directions)
+    return gradient[::width, blocks.coordinates], blocks.matrices(-products.reshape(n_draws, width, theta.shape[1]))
+
+
+def _advance(
+    guide: GuideFunctions, blocks: Blocks, theta: Array, search: _ModeSearch, active: NDArray[np.intp]
+) -> None:
+    """Try a step in all blocks of the active draws, and keep it in those where it did not go too far."""
+    step, fraction = search.step[active], search.fraction[active]
+    trial = theta[active]
+    trial[:, blocks.coordinates] = moved = search.local[active] + fraction[:, blocks.block_of] * step
+    slope, precisions = _evaluate(guide, blocks, trial)
+    with np.errstate(all="ignore"):
+        before, after = blocks.sums(search.slope[active] * step), blocks.sums(slope * step)
+        finite = np.isfinite(after) & blocks.joined([np.isfinite(m).all(axis=(2, 3)) for m in precisions])
+        _, definite = scales_of(blocks, precisions, raised=False)
+        kept = finite & (after >= np.where(definite, -_OVERSHOOT * before, 0.0))
+        shrunk = np.where(finite, before / (before - after), 0.0)
+    search.fraction[active] = np.where(kept, 1.0, fraction * np.clip(shrunk, 0.1, 0.5))
+    keep = kept[:, blocks.block_of]
+    search.local[active] = np.where(keep, moved, search.local[active])
+    search.slope[active] = np.where(keep, slope, search.slope[active])
+    of_sizes = np.split(kept, np.cumsum([p.shape[1] for p in precisions])[:-1], axis=1)
+    for old, new, part in zip(search.precisions, precisions, of_sizes, strict=True):
+        old[active] = np.where(part[..., None, None], new, old[active])
+    _prepare(blocks, search, active, ~kept)
+
+
+def _prepare(blocks: Blocks, search: _ModeSearch, active: NDArray[np.intp], refused: NDArray[np.bool_]) -> None:
+    """Find the next step of each block, and whether it needs none."""
+    scales, definite = scales_of(blocks, [p[active] for p in search.precisions], raised=True)
+    whitened = scales.transposed_times(search.slope[active])
+    length = np.sqrt(blocks.sums(whitened**2))
+    stuck = refused | (length > 0.5 * search.length[active])
+    found = definite & ((length < _TOLERANCE) | ((length < _ROUNDING) & stuck))
+    search.found[active] |= found
+    search.length[active] = length
+    search.step[active] = np.where(search.found[active][:, blocks.block_of], 0.0, scales.times(whitened))
+
 
 # --- local coordinates relative to their conditional mode and curvature, given the global ones [1]_ ---
 #
@@ -48,8 +342,8 @@ class Conditional:
 
     Parameters
     ----------
-    guide : Guide
-        Derivatives of the guide, such as `pymc_ngvi.density.conditional.GuideFunctions`.
+    guide : GuideFunctions
+        Derivatives of the guide.
     structure : Partition
         Blocks of local coordinates, between which the Hessian of the guide has no entry.
     centre : ndarray, shape (n_dim,)
@@ -80,23 +374,19 @@ class Conditional:
     """
 
     #: What files keep: the bits of the next evaluation depend on it.
-    learned = ("_given",)
+    learned = ("centre",)
 
-    def __init__(self, guide: Guide, structure: Partition, centre: Array) -> None:
+    def __init__(self, guide: GuideFunctions, structure: Partition, centre: Array) -> None:
         self.guide = guide
         self.structure = structure
         self.blocks = Blocks(structure)
-        self._given = np.array(centre, dtype=np.float64)
+        #: Where searches begin, (n_dim,).
+        self.centre = np.array(centre, dtype=np.float64)
 
     @property
     def n_dim(self) -> int:
         """Number of coordinates."""
         return self.structure.n_dim
-
-    @property
-    def centre(self) -> Array:
-        """Where searches begin, (n_dim,)."""
-        return self._given
 
     def recentre(self, point: Array) -> None:
         """Let searches begin at the modes given the global part of ``point``, (n_dim,), where these are found.
@@ -105,7 +395,7 @@ class Conditional:
         """
         modes = self.modes(np.asarray(point, dtype=np.float64)[None])
         if modes.found[0]:
-            self._given = modes.theta[0]
+            self.centre = modes.theta[0]
             for name in ("_centre", "_slopes"):
                 self.__dict__.pop(name, None)
 
@@ -133,7 +423,7 @@ class Conditional:
         Modes
         """
         usable = np.isfinite(points[:, self.blocks.border]).all(axis=1)
-        theta = np.where(usable[:, None], points, self._given)
+        theta = np.where(usable[:, None], points, self.centre)
         theta[:, self.blocks.coordinates] = self._starts(theta) if start is None else start
         modes = find_modes(self.guide, self.blocks, theta)
         return replace(modes, found=modes.found & usable)
@@ -181,7 +471,7 @@ class Conditional:
     @functools.cached_property
     def _centre(self) -> Modes:
         """The modes at the centre; the last point that the search came to where it found none."""
-        return find_modes(self.guide, self.blocks, self._given[None])
+        return find_modes(self.guide, self.blocks, self.centre[None])
 
     @functools.cached_property
     def _slopes(self) -> Array | None:
@@ -208,41 +498,6 @@ class Conditional:
 _RELATIVE = 1e-4
 #: Limits of a scale.
 _LEAST, _MOST = 1e-8, 1e3
-
-
-class DifferenceSteps:
-    """How far to go in each coordinate: a part of its conditional standard deviation, 1 until that is known."""
-
-    #: What files keep: the bits of the next difference depend on it.
-    learned = ("scales", "known")
-
-    def __init__(self, n_dim: int) -> None:
-        self.scales = np.ones(n_dim)
-        self.known = False
-
-    def update(self, coordinates: NDArray[np.intp], curvatures: Array) -> None:
-        """Learn from second derivatives at some draws, (n_draws, n_coordinates)."""
-        finite = np.isfinite(curvatures)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            squares = np.where(finite, curvatures, 0.0) ** 2
-            scales = (squares.sum(axis=0) / finite.sum(axis=0)) ** -0.25
-        known = np.isfinite(scales) & finite.any(axis=0)
-        self.scales[coordinates] = np.where(known, np.clip(scales, _LEAST, _MOST), self.scales[coordinates])
-        self.known = True
-
-    def along(self, directions: Array) -> Array:
-        """Return the multiple of each direction, (n_directions, n_dim), to go either way; 1 of one that is 0."""
-        longest = np.max(np.abs(directions) / self.scales, axis=1, initial=0.0)
-        return np.where(longest > 0.0, _RELATIVE / np.where(longest > 0.0, longest, 1.0), 1.0)
-
-
-def difference_rows(n_directions: int, n_draws: int, size: int) -> Iterator[tuple[NDArray[np.intp], ...]]:
-    """Yield, in batches, the direction, the draw and the sign of each evaluation that central differences take."""
-    total = 2 * n_directions * n_draws
-    for start in range(0, total, size):
-        index = np.arange(start, min(start + size, total))
-        both, sign = index // 2, 1 - 2 * (index % 2)
-        yield both // n_draws, both % n_draws, sign
 
 
 def arrow_pattern(structure: Partition) -> tuple[Pattern, Callable[[Matrices, Array], Array]]:
@@ -317,7 +572,7 @@ class ReparametrisedDensity(OfAllData):
 
     has_hessian = True  # it needs more than second derivatives
     #: What files keep: the bits of the next evaluation depend on it.
-    learned = ("transform", "_steps", "_usual_evaluations")
+    learned = ("transform", "_scales", "_knows_scales", "_usual_evaluations")
 
     def __init__(self, density: LogDensity, transform: Conditional) -> None:
         if density.has_minibatch:
@@ -329,24 +584,14 @@ class ReparametrisedDensity(OfAllData):
         self.transform = transform
         self.n_gradients = self.n_hessians = 0
         self.pattern, self._recover = arrow_pattern(transform.structure)
-        self._steps = DifferenceSteps(transform.n_dim)
+        # Of the global coordinates: conditional standard deviations, which say how far differences go.
+        self._scales, self._knows_scales = np.ones(len(transform.blocks.border)), False
         guide = transform.guide
-        exact = isinstance(guide, GuideFunctions) and guide.is_exact and guide.density is density
+        exact = guide.is_exact and guide.density is density
         self._second = guide if exact else GuideFunctions(density, transform.structure, order=2)
         self._usual_evaluations = 0.0
 
-    def initial_point(self) -> Array:
-        """Return phi of the model's initial point, (n_dim,)."""
-        return self.transform.inverse(self.density.initial_point()[None])[0][0]
-
     # --- evaluation ---
-
-    def logp(self, phi: Array) -> Array:
-        """Return log p alone, (n_draws,), at phi, (n_draws, n_dim)."""
-        theta, log_det = self.transform.forward(phi)
-        found = np.isfinite(log_det)
-        values = self.density.logp(np.where(found[:, None], theta, self.density.initial_point()))
-        return np.where(found, values + log_det, -np.inf)
 
     def logp_grad(self, phi: Array) -> tuple[Array, Array]:
         """Return log p, (n_draws,), and its gradient, (n_draws, n_dim).
@@ -412,46 +657,35 @@ class ReparametrisedDensity(OfAllData):
 
     def mean_hessian(self, phi: Array) -> MeanHessian:
         """Return the mean of the Hessian over draws."""
-        return _ReparametrisedHessian(self, phi)
+        return Later(self.pattern, lambda: PatternHessian(self.pattern, self.hessian_values(phi)))
 
     def hessian_values(self, phi: Array) -> Array:
         """Return the mean over draws of the Hessian in the entries of ``pattern``, (n_entries,)."""
         self.n_hessians += len(phi)
-        self._learn_scales(phi)
+        if not self._knows_scales:  # before the first differences that count
+            self._learn_scales(self._differences(phi[:1], self.transform.modes(phi[:1]))[1])
         blocks: list[Matrices] = []
         columns: list[Array] = []
         curvatures = []
         for rows in self._batches(len(phi)):
             modes = self.transform.modes(phi[rows])
             blocks.append(self._local_blocks(phi[rows], modes))
-            column, curvature = self._differences(phi[rows], modes, self._axes)
+            column, curvature = self._differences(phi[rows], modes)
             columns.append(column)
             curvatures.append(curvature)
-        self._steps.update(self.transform.blocks.border, np.concatenate(curvatures))
+        self._learn_scales(np.concatenate(curvatures))
         sums = [np.sum(parts, axis=0) / len(phi) for parts in zip(*blocks, strict=True)]
         return self._recover(sums, np.sum(columns, axis=0) / len(phi))
 
-    def hessian_products(self, phi: Array, directions: Array) -> Array:
-        """Return the mean over draws of the Hessian times each direction, (n_directions, n_dim)."""
-        self.n_hessians += len(phi)
-        self._learn_scales(phi)
-        total = np.zeros(directions.shape)
-        for rows in self._batches(len(phi)):
-            total += self._differences(phi[rows], self.transform.modes(phi[rows]), directions)[0]
-        return total / len(phi)
-
-    @functools.cached_property
-    def _axes(self) -> Array:
-        border = self.transform.blocks.border
-        axes = np.zeros((len(border), self.n_dim))
-        axes[np.arange(len(border)), border] = 1.0
-        return axes
-
-    def _learn_scales(self, phi: Array) -> None:
-        """Find steps that suit the scale of the global coordinates, before the first differences that count."""
-        if not self._steps.known:
-            modes = self.transform.modes(phi[:1])
-            self._steps.update(self.transform.blocks.border, self._differences(phi[:1], modes, self._axes)[1])
+    def _learn_scales(self, curvatures: Array) -> None:
+        """Learn scales of the global coordinates from second derivatives at some draws, (n_draws, n_border)."""
+        finite = np.isfinite(curvatures)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            squares = np.where(finite, curvatures, 0.0) ** 2
+            scales = (squares.sum(axis=0) / finite.sum(axis=0)) ** -0.25
+        known = np.isfinite(scales) & finite.any(axis=0)
+        self._scales = np.where(known, np.clip(scales, _LEAST, _MOST), self._scales)
+        self._knows_scales = True
 
     def _local_blocks(self, phi: Array, modes: Modes) -> Matrices:
         """Return the sum over draws of the blocks of the Hessian, L^T f_bb L: (n_blocks, k, k) for each size k."""
@@ -462,47 +696,24 @@ class ReparametrisedDensity(OfAllData):
             matrices = blocks.matrices(products.reshape(len(phi), blocks.width, -1))
             return [m.sum(axis=0) for m in modes.scales.congruence(matrices, transposed=True)]
 
-    def _differences(self, phi: Array, modes: Modes, directions: Array) -> tuple[Array, Array]:
-        """Return the sum over draws of the Hessian times directions, and of each draw the curvatures along them."""
-        n_draws, n_directions = len(phi), len(directions)
-        lengths = self._steps.along(directions)
-        products, curvatures = np.zeros(directions.shape), np.zeros((n_draws, n_directions))
+    def _differences(self, phi: Array, modes: Modes) -> tuple[Array, Array]:
+        """Return the sum over draws of the rows of the Hessian at global coordinates, and their curvatures by draw."""
+        border, n_draws = self.transform.blocks.border, len(phi)
+        lengths = _RELATIVE * self._scales
+        rows, curvatures = np.zeros((len(border), self.n_dim)), np.zeros((n_draws, len(border)))
         start = modes.theta[:, self.transform.blocks.coordinates]
         size = 2 * max(1, CACHED // (2 * self.n_dim * self.transform.blocks.width))
-        for direction, draw, sign in difference_rows(n_directions, n_draws, size):
-            length = lengths[direction]
-            points = phi[draw] + (sign * length)[:, None] * directions[direction]
+        for begin in range(0, 2 * len(border) * n_draws, size):
+            index = np.arange(begin, min(begin + size, 2 * len(border) * n_draws))
+            which, draw, sign = index // 2 // n_draws, index // 2 % n_draws, 1 - 2 * (index % 2)
+            points, at = phi[draw], (np.arange(len(index)), border[which])
+            points[at] += sign * lengths[which]
             # Not from where searches begin otherwise: both sides of a difference should be at the same mode.
             _, grad = self._logp_grad(points, self.transform.modes(points, start[draw]))
-            terms = grad * (0.5 * sign / length)[:, None]
-            np.add.at(products, direction, terms)
-            np.add.at(curvatures, (draw, direction), np.einsum("ij,ij->i", terms, directions[direction]))
-        return products, curvatures
-
-
-@dataclass(frozen=True)
-class _ReparametrisedHessian(MeanHessian):
-    density: ReparametrisedDensity
-    phi: Array
-
-    @property
-    def pattern(self) -> Pattern:
-        """The blocks of local coordinates, and all entries that have to do with global ones."""
-        return self.density.pattern
-
-    def products(self, directions: Array) -> Array:
-        """Return the matrix times each direction, (n_directions, n_dim)."""
-        if len(directions) > self.density.transform.structure.n_border:  # then the whole of it costs less
-            return directions @ self.pattern.symmetric(self.values())
-        return self.density.hessian_products(self.phi, directions)
-
-    def diagonal(self) -> Array:
-        """Return the diagonal, (n_dim,)."""
-        return self.values()[~self.pattern.off_diagonal]
-
-    def values(self) -> Array:
-        """Return the entries of ``pattern``, (n_entries,)."""
-        return self.density.hessian_values(self.phi)
+            terms = grad * (0.5 * sign / lengths[which])[:, None]
+            np.add.at(rows, which, terms)
+            np.add.at(curvatures, (draw, which), terms[at])
+        return rows, curvatures
 
 
 # --- from a model and a word to the reparametrised density ---

@@ -35,15 +35,12 @@ from pymc_ngvi.core.verdict import Verdict
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot
-from pymc_ngvi.density.shards.density import ShardedDensity
-from pymc_ngvi.density.shards.shards import Shards
+from pymc_ngvi.density.shards.density import ShardedDensity, Shards
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.fitting.errors import SoFar
 from pymc_ngvi.fitting.options import check_n
-from pymc_ngvi.fitting.outcome import Outcome, report_outcome
-from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.fitting.saved import SavedFit
-from pymc_ngvi.fitting.session import FitSession
+from pymc_ngvi.fitting.record import FitRecord, Outcome, report_outcome
+from pymc_ngvi.fitting.session import FitSession, SavedFit
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.mixtures.finite.worth import Worth, worth_between
 from pymc_ngvi.posteriors.plan import Plan

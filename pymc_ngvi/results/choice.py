@@ -26,16 +26,13 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import GaussianState, VariationalState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import DENSE, INDEPENDENT, DiagonalState, FullState
-from pymc_ngvi.fitting.begun import first_state
 from pymc_ngvi.fitting.errors import SoFar, spared
-from pymc_ngvi.fitting.modes.found import OtherMode, left_out, not_covered
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, FitOptions
 from pymc_ngvi.fitting.problem import problem_of
-from pymc_ngvi.fitting.progress import FitProgress, announced, watching
-from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.fitting.session import FitSession
-from pymc_ngvi.fitting.threads import few_threads
+from pymc_ngvi.fitting.progress import FitProgress, announced, few_threads, watching
+from pymc_ngvi.fitting.record import FitRecord, OtherMode, left_out, not_covered
+from pymc_ngvi.fitting.session import FitSession, first_state
 from pymc_ngvi.marginal.exact import efficiency_of, is_even, is_nearly_even
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds import KINDS

@@ -3,10 +3,9 @@
 from pymc_ngvi.core.types import Rule
 from pymc_ngvi.steps.adaptive.rule import Adaptive
 from pymc_ngvi.steps.linesearch import LineSearch
-from pymc_ngvi.steps.stochastic.coordinates import SGD, SNNGM, Adam
+from pymc_ngvi.steps.stochastic.base import SGD, SNNGM, Adam, Constant, Proximal
 from pymc_ngvi.steps.stochastic.decay import Decay
 from pymc_ngvi.steps.stochastic.ivon import IVON
-from pymc_ngvi.steps.stochastic.proximal import Constant, Proximal
 
 STEPS: dict[str, type[Rule]] = {
     "adaptive": Adaptive,

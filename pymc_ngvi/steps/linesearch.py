@@ -9,7 +9,7 @@ import functools
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -36,10 +36,9 @@ from pymc_ngvi.core.types import (
     VariationalState,
 )
 from pymc_ngvi.estimators import ExactEvaluation, Quadrature
+from pymc_ngvi.steps.adaptive.rule import Growth, Pair, correct, moments_of, natural_gradient, trusted
 from pymc_ngvi.steps.adaptive.scales import MAX_RECOVERIES, Tools, recovered
-from pymc_ngvi.steps.adaptive.state import Growth, Pair, correct, moments_of, natural_gradient, trusted
-from pymc_ngvi.steps.exact import ExactRule
-from pymc_ngvi.steps.schedule.state import MAX_TRIALS, Failure, Step, search
+from pymc_ngvi.steps.schedule import MAX_TRIALS, NO_DRAWS, ExactRule, Failure, Step, search
 
 # --- steps of Newton in the mean and the standard deviations of predictors, where each row has one ---
 # A natural step assumes that expected derivatives of rows stay what they are. Where priors are so wide that the rows
@@ -96,11 +95,6 @@ class Newton:
     #: Standard deviations by which the mean of a predictor moves.
     farthest: float
 
-    @property
-    def first(self) -> float:
-        """Step size to try first."""
-        return _FARTHEST / max(self.farthest, _FARTHEST)
-
     def sites_after(self, rho: float) -> Array:
         """Return the sites after a step of a size."""
         result = self.sites + rho * self.excess
@@ -129,92 +123,69 @@ def newton(
     target: BentRowsTarget, q: GaussianState, moments: Moments, bends: Bends | None, sites: Array | None
 ) -> Newton | None:
     """Return the step of Newton from a Gaussian."""
-    if bends is None or not _may_serve(q, bends) or moments.curvature.shape != (q.n_dim, q.n_dim):
+    if bends is None or not q.exact_metric or moments.curvature.shape != (q.n_dim, q.n_dim):
         return None
     rows = np.flatnonzero(bends.is_bent)
+    if not 0 < len(rows) <= min(_MOST_ROWS, _PER_DIM * q.n_dim):
+        return None
     root = linalg.cholesky(moments.curvature)
     if root is None:
         return None
     sites = -bends.second if sites is None else sites
     excess = -bends.second - sites
-    equations = _Equations(q.whiten(target.directions(rows)), moments, root, bends, rows, excess[rows])
-    solved = equations.solved()
-    if solved is None:
+    # Linear equations for the changes z of the expected curvatures of rows, all else eliminated: with b the whitened
+    # directions and W the squares of the entries of b b^T, variances change by dv = -(W z + what the natural step
+    # takes), and z = -(third dm + 1/2 fourth dv), where dm is that of the gradient after dv.
+    whitened = q.whiten(target.directions(rows))
+    products, error = whitened @ whitened.T, moments.curvature - np.eye(q.n_dim)
+    squares, variance = products * products, np.diagonal(products)
+    natural = np.einsum("ij,ij->i", whitened @ error, whitened)
+    third, fourth = bends.third[rows], bends.fourth[rows] - excess[rows] / variance
+
+    def mean_step(grad: Array) -> Array:
+        """Return the inverse of the whitened curvature times a vector."""
+        return linalg.solve_lower(root, linalg.solve_lower(root, grad), transpose=True)
+
+    def quadratic(x: Array) -> Array:
+        """Return what z changes by where variances fall by x, the mean following."""
+        mean = mean_step((third * x) @ whitened)
+        return 0.5 * (third * (whitened @ mean) + fourth * x)
+
+    plain = mean_step(moments.grad)
+    z = _conjugate_gradients(squares, quadratic, quadratic(natural) - third * (whitened @ plain))
+    if z is None:
         return None
-    grad, beyond, slope = solved
-    change = excess[rows] + beyond
+    grad = plain - 0.5 * mean_step((third * (natural + squares @ z)) @ whitened)
+    slope = float(moments.grad @ grad) + 0.5 * (float(np.sum(error * error)) + float(z @ natural))
+    change = excess[rows] + z
     if not (slope > 0.0 and linalg.all_finite(grad, change)):
         return None
-    farthest = float(np.max(np.abs(equations.whitened @ grad) / np.sqrt(equations.variance)))
-    return Newton(q, moments, rows, equations.whitened, sites, excess, grad, change, slope, farthest)
+    farthest = float(np.max(np.abs(whitened @ grad) / np.sqrt(variance)))
+    return Newton(q, moments, rows, whitened, sites, excess, grad, change, slope, farthest)
 
 
-def _may_serve(q: GaussianState, bends: Bends) -> bool:
-    """Tell whether rows have one predictor each, and those that are not quadratic are few enough."""
-    if not q.exact_metric:
-        return False
-    return 0 < int(np.count_nonzero(bends.is_bent)) <= min(_MOST_ROWS, _PER_DIM * q.n_dim)
+def _conjugate_gradients(squares: Array, quadratic: Callable[[Array], Array], right: Array) -> Array | None:
+    """Solve for z; None where the equations are not positive definite, as they are where rows are log-concave.
 
-
-class _Equations:
-    """Linear equations for the changes z of the expected curvatures of rows, all else eliminated.
-
-    With b the whitened directions and W the squares of the entries of b b^T, variances change by dv = -(W z + what the
-    natural step takes), and z = -(third dm + 1/2 fourth dv), where dm is that of the gradient after dv. In the inner
-    product of W these equations are symmetric, and positive definite where rows are log-concave.
+    They are symmetric in the inner product of the squares.
     """
-
-    def __init__(
-        self, whitened: Array, moments: Moments, root: Array, bends: Bends, rows: NDArray[np.intp], excess: Array
-    ) -> None:
-        self.whitened, self._root, self._moments = whitened, root, moments
-        products = whitened @ whitened.T
-        self._squares, self.variance = products * products, np.diagonal(products)
-        error = moments.curvature - np.eye(len(root))
-        self._error_square = float(np.sum(error * error))
-        self._natural = np.einsum("ij,ij->i", whitened @ error, whitened)
-        self._third, self._fourth = bends.third[rows], bends.fourth[rows] - excess / self.variance
-
-    def solved(self) -> tuple[Array, Array, float] | None:
-        """Return the whitened step of the mean, z, and the slope of the ELBO; None where there is no top."""
-        plain = self._mean_step(self._moments.grad)
-        right = self._quadratic(self._natural) - self._third * (self.whitened @ plain)
-        z = self._conjugate_gradients(right)
-        if z is None:
+    z, left, left_w = np.zeros_like(right), right, squares @ right
+    along, along_w = left, left_w
+    square = first = float(left @ left_w)
+    for _ in range(_MOST_ITERATIONS):
+        if not square > _RESIDUAL**2 * first:
+            break
+        image = along - quadratic(along_w)
+        curvature = float(along_w @ image)
+        if not curvature > 0.0:
             return None
-        dv = -(self._natural + self._squares @ z)
-        grad = plain + 0.5 * self._mean_step((self._third * dv) @ self.whitened)
-        slope = float(self._moments.grad @ grad) + 0.5 * (self._error_square + float(z @ self._natural))
-        return grad, z, slope
-
-    def _mean_step(self, grad: Array) -> Array:
-        """Return the inverse of the whitened curvature times a vector."""
-        return linalg.solve_lower(self._root, linalg.solve_lower(self._root, grad), transpose=True)
-
-    def _quadratic(self, x: Array) -> Array:
-        """Return what z changes by where variances fall by x, the mean following."""
-        mean = self._mean_step((self._third * x) @ self.whitened)
-        return 0.5 * (self._third * (self.whitened @ mean) + self._fourth * x)
-
-    def _conjugate_gradients(self, right: Array) -> Array | None:
-        """Solve for z; None where the equations are not positive definite."""
-        z, left, left_w = np.zeros_like(right), right, self._squares @ right
-        along, along_w = left, left_w
-        square = first = float(left @ left_w)
-        for _ in range(_MOST_ITERATIONS):
-            if not square > _RESIDUAL**2 * first:
-                break
-            image = along - self._quadratic(along_w)
-            curvature = float(along_w @ image)
-            if not curvature > 0.0:
-                return None
-            size = square / curvature
-            z = z + size * along
-            left = left - size * image
-            left_w = self._squares @ left
-            before, square = square, float(left @ left_w)
-            along, along_w = left + square / before * along, left_w + square / before * along_w
-        return z
+        size = square / curvature
+        z = z + size * along
+        left = left - size * image
+        left_w = squares @ left
+        before, square = square, float(left @ left_w)
+        along, along_w = left + square / before * along, left_w + square / before * along_w
+    return z
 
 
 # --- natural steps by a line search on an ELBO that is exact ---
@@ -237,7 +208,6 @@ _CREEPING = 1e-3
 _FAR, _FEW_TRIALS, _MOST_FAILURES = 0.5, 3, 3
 #: Draws of a converged q at which conditions that rows leave out are looked for.
 _N_CHECKED = 32
-_NO_DRAWS = BaseDraws(np.empty((0, 0)), 1)
 
 
 @stored("linesearch.state")
@@ -288,18 +258,6 @@ class LineSearchState:
         """Nats still to be gained, estimated."""
         return max(self.moments.gap, self.left) if np.isfinite(self.left) else self.moments.gap
 
-    @property
-    def growing(self) -> NDArray[np.intp]:
-        """Coordinates whose standard deviations grow without end, those that grew most first."""
-        return self.growth.coordinates()
-
-
-class _Start(NamedTuple):
-    """A state that was tried as a start."""
-
-    q: GaussianState
-    evaluation: ExactEvaluation
-
 
 class _Found(NamedTuple):
     """A step that was accepted, the nats gained, and whether log p is finite at what was tried before."""
@@ -312,13 +270,14 @@ class _Found(NamedTuple):
 class LineSearch(ExactRule[Target, LineSearchState]):
     """Natural steps that never lower an exact ELBO; see `StepRule` for the parameters."""
 
-    _best_start: _Start | None = None
+    #: A state that was tried as a start, and what is known of it.
+    _best_start: tuple[GaussianState, ExactEvaluation] | None = None
 
     def first_evaluation(self, q: GaussianState) -> Evaluation:
         """Evaluate a starting state; what is found of the best one serves `init`."""
         evaluation = self._estimator.by_rules(self._target, q)
-        if self._best_start is None or evaluation.elbo > self._best_start.evaluation.elbo:
-            self._best_start = _Start(q, evaluation)
+        if self._best_start is None or evaluation.elbo > self._best_start[1].elbo:
+            self._best_start = q, evaluation
         return evaluation
 
     def init(self, q: GaussianState) -> LineSearchState:
@@ -326,7 +285,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         none = np.zeros(q.n_dim)
         nothing = Moments(none, none, none, none, np.inf, floor=0.0, floor_sd=0.0)
         start, self._best_start = self._best_start, None
-        known = start.evaluation if start is not None and start.q is q else None
+        known = start[1] if start is not None and start[0] is q else None
         return self._anew(LineSearchState(q, -np.inf, nothing, growth=Growth(first=q.sd(), exact=True)), known)
 
     def _anew(self, state: LineSearchState, known: ExactEvaluation | None = None) -> LineSearchState:
@@ -334,7 +293,8 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         evaluation = self._estimator.by_rules(self._target, state.q) if known is None else known
         if not evaluation.finite.all():
             return replace(state, stalled=True, blind=True)
-        found, moments = evaluation.expectation, self._measured(state.q, evaluation)
+        found = evaluation.expectation
+        moments = self._estimator.moments(self._target, state.q, NO_DRAWS, evaluation)
         return replace(
             state, elbo=evaluation.elbo, moments=moments, rules=found.rules, error=found.error, bends=found.bends
         )
@@ -350,7 +310,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
 
     def _with_scales(self, state: LineSearchState) -> LineSearchState:
         """Look for lost scales elsewhere; return the state as it is where none are."""
-        tools = Tools(self._target, self._update, Following(state.rules), _NO_DRAWS, _NO_DRAWS)
+        tools = Tools(self._target, self._update, Following(state.rules), NO_DRAWS, NO_DRAWS)
         q = recovered(tools, state.q)
         if q is None:
             return replace(state, n_recoveries=0 if self._is_solved(state) else state.n_recoveries)
@@ -395,7 +355,8 @@ class LineSearch(ExactRule[Target, LineSearchState]):
             return replace(state, gain=known.slope)
         # Rules of quadrature are those of widths: where means go far, they are chosen anew.
         start = replace(state, rules=None) if known.farthest > _FAR else state
-        found = self._along(start, known.propose, known.slope, known.first, _FEW_TRIALS)
+        first = _FARTHEST / max(known.farthest, _FARTHEST)
+        found = self._along(start, known.propose, known.slope, first, _FEW_TRIALS)
         if isinstance(found, Failure):
             anew = self._anew(state) if np.isnan(state.error) else state
             again = None if anew is state or np.isnan(anew.error) else self._newton(anew)
@@ -431,9 +392,6 @@ class LineSearch(ExactRule[Target, LineSearchState]):
     def reopen(self, state: LineSearchState) -> LineSearchState:
         """Return a state in which a fit that ended may try again."""
         return replace(state, stalled=False, idle=0, pairs=(), growth=Growth(first=state.q.sd(), exact=True))
-
-    def _measured(self, q: GaussianState, evaluation: Evaluation) -> Moments:
-        return self._estimator.moments(self._target, q, _NO_DRAWS, evaluation)
 
     def _is_solved(self, state: LineSearchState) -> bool:
         if state.idle >= _MOST_IDLE or state.stalled:
@@ -490,7 +448,8 @@ class LineSearch(ExactRule[Target, LineSearchState]):
     def _arrived(self, state: LineSearchState, found: _Found) -> LineSearchState:
         """Return the state after a step, with nothing learned from it."""
         step, gain = found.step, found.gain
-        expectation, moments = step.evaluation.expectation, self._measured(step.q, step.evaluation)
+        expectation = step.evaluation.expectation
+        moments = self._estimator.moments(self._target, step.q, NO_DRAWS, step.evaluation)
         return replace(
             state,
             q=step.q,
@@ -531,26 +490,10 @@ _CLOSE = 0.05
 ROUNDING = 1e-12
 
 
-class Start(Protocol):
-    """Where a search starts."""
-
-    @property
-    def q(self) -> GaussianState:
-        """The state."""
-
-    @property
-    def elbo(self) -> float:
-        """Its ELBO, nats."""
-
-    @property
-    def rules(self) -> RowRules | None:
-        """By which that was taken; None for those that each trial needs."""
-
-
 class Trials:
     """Trials of one search, compared with the state where it starts by the same rules of quadrature, if it is close."""
 
-    def __init__(self, by_rules: Callable[..., ExactEvaluation], start: Start) -> None:
+    def __init__(self, by_rules: Callable[..., ExactEvaluation], start: LineSearchState) -> None:
         self._by_rules, self._q = by_rules, start.q
         self.rules, self.elbo = start.rules, start.elbo
         self.left_support, self.all_finite = False, True

@@ -33,7 +33,7 @@ from records import Records, Row
 
 from pymc_ngvi.core.types import BaseDraws, Evaluation, Moments, Target
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.estimators import ESTIMATORS, AtDraws
+from pymc_ngvi.estimators import ESTIMATORS, Estimator
 from pymc_ngvi.families import FullPrecisionState, FullState
 from pymc_ngvi.steps import STEPS
 from pymc_ngvi.updates import DIRECTIONS, UPDATES
@@ -102,7 +102,7 @@ METHODS = {
 SEEDS = 3
 
 
-class Exact(AtDraws):
+class Exact(Estimator):
     """An estimator without noise: it takes no notice of the draws."""
 
     def __init__(self, data: Logistic) -> None:

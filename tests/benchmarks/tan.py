@@ -282,10 +282,11 @@ class Run:
     """One fit by the loop itself, which keeps states on the way; what is done with them is outside the clock."""
 
     def __init__(self, density: Any, kind: str, seed: int) -> None:
-        from pymc_ngvi.fitting import loop, starting
-        from pymc_ngvi.fitting.begun import make_rule
+        from pymc_ngvi.fitting import loop
+        from pymc_ngvi.fitting import problem as starting
         from pymc_ngvi.fitting.options import FitOptions
         from pymc_ngvi.fitting.problem import make_family
+        from pymc_ngvi.fitting.session import make_rule
 
         self.kind, self._density, self._loop = kind, density, loop
         options = FitOptions(**KINDS[kind].options)

@@ -23,7 +23,7 @@ from matrix import (
 from targets import Quadratic, Walled, cauchy, flat, kinked, logistic, poisson, random_covariance, restrict
 
 from pymc_ngvi import Status
-from pymc_ngvi.fitting import loop, outcome
+from pymc_ngvi.fitting import loop, record
 from pymc_ngvi.fitting.registry import Choice
 from pymc_ngvi.steps.adaptive.scales import Conditioned
 
@@ -56,7 +56,7 @@ def true_gap(target, q, family):
 def assessed(rule, state):
     """Return the ELBO with its standard error, and the gap, as a fit reports them."""
     assessment = rule.assess(state.rule)
-    return outcome.elbo_of(state.rule.q, assessment), assessment.gap
+    return record.elbo_of(state.rule.q, assessment), assessment.gap
 
 
 def assert_same_state(a, b):

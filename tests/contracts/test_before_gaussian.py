@@ -272,7 +272,7 @@ def test_what_was_asked_for_may_take_what_there_is(monkeypatch):
 
 
 def test_a_fit_is_left_after_what_others_take():
-    from pymc_ngvi.fitting.defaults import options_for
+    from pymc_ngvi.fitting.options import options_for
 
     model = curved(8)
     density = LogDensity(model)

@@ -13,7 +13,8 @@ from scipy import stats
 
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.families import DiagonalState, FullState
-from pymc_ngvi.moves.leapfrog import WhitenedMomenta, phase_points_at, trajectory
+from pymc_ngvi.moves.chains import ChainCoordinates, phase_points_at, trajectory
+from pymc_ngvi.moves.draws import LEAST_SIZE, MOST_RHAT, MovedChecks
 from pymc_ngvi.moves.rounds import (
     N_STARTS,
     Chains,
@@ -27,7 +28,6 @@ from pymc_ngvi.moves.rounds import (
     starts_of,
     worth_of,
 )
-from pymc_ngvi.moves.verdict import LEAST_SIZE, MOST_RHAT, MovedChecks
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -98,7 +98,7 @@ def standard(d, sd=1.0):
 
 def test_trajectories_leave_a_posterior_as_it_is(rng):
     """Steps of a size that is often refused: without acceptance, variances would grow."""
-    target, metric = Target(gaussian(np.eye(3))), WhitenedMomenta.by(standard(3))
+    target, metric = Target(gaussian(np.eye(3))), ChainCoordinates.of(standard(3))
     points = phase_points_at(target, metric, rng.standard_normal((20_000, 3)))
     for _ in range(4):
         points, probability, _ = trajectory(target, metric, points, rng.standard_normal((20_000, 3)), 3, 1.4, rng)
@@ -534,7 +534,7 @@ def test_the_error_of_a_limit_is_that_of_the_density_there(seed):
 
 
 def test_gradients_until_chains_arrive_go_by_the_variance_between_them():
-    half_way = SimpleNamespace(basins=None, _done=3)
+    half_way = SimpleNamespace(basins=None, n_done=3)
     rhat = np.sqrt(1.0 + 8.0 * (MOST_RHAT**2 - 1.0))
     assert_allclose(_Moving.times_to_arrive(half_way, rhat), 8.0)
     assert _Moving.times_to_arrive(half_way, 1.0) == 1.0

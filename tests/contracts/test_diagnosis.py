@@ -21,7 +21,7 @@ import pymc_ngvi
 from pymc_ngvi import LogDensity, NGVIApproximation, Status
 from pymc_ngvi.core.psis import Weights
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.fitting.modes.found import OtherMode
+from pymc_ngvi.fitting.record import OtherMode
 from pymc_ngvi.results.diagnosis.diagnose import other_modes
 from pymc_ngvi.results.diagnosis.drifts import Moved
 from pymc_ngvi.results.diagnosis.findings import Context, context_of, findings_of

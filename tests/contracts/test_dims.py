@@ -12,7 +12,7 @@ import pymc_ngvi
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.fitting.starting import start_point
+from pymc_ngvi.fitting.problem import start_point
 
 N_GROUPS, N_OBS = 60, 180
 _RNG = np.random.default_rng(1)

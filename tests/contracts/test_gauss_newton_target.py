@@ -267,7 +267,7 @@ def test_blocks_of_coordinates():
     expected = -density.gauss_newton(theta).diagonal()
     density = LogDensity(model, "quick")
     density.second.gauss_newton.parts.n_in_call = 16
-    assert density.second.gauss_newton.squared.squares().way == "axes"
+    assert density.second.gauss_newton.squares().way == "axes"
     np.testing.assert_allclose(-density.gauss_newton(theta).diagonal(), expected, rtol=1e-12)
 
 

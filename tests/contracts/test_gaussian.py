@@ -29,7 +29,7 @@ from pymc_ngvi.families.matrices.sparse import kernels
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
 from pymc_ngvi.families.matrices.sparse.fronts import fronts_of
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure, SummedStructure
-from pymc_ngvi.steps.adaptive.state import moments_of, natural_gradient
+from pymc_ngvi.steps.adaptive.rule import moments_of, natural_gradient
 from pymc_ngvi.updates import UPDATES
 
 # --- patterns ---------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 import pymc_ngvi  # noqa: F401
 
 from pymc_ngvi import ConvergenceWarning, LogDensity
-from pymc_ngvi.fitting.auto import choose_family
+from pymc_ngvi.fitting.options import choose_family
 from pymc_ngvi.results.structure import ModelStructure
 
 #: What the structure says of each model; None: not compared, as it depends on how the border is cut.

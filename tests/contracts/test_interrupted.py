@@ -158,7 +158,7 @@ def test_in_the_assessment_the_fit_is_kept_with_its_own_figures(rule, options, m
     assert (approx.status, approx.elbo) == (Status.CONVERGED, whole.elbo)
 
 
-@pytest.mark.parametrize("place", ["search.ModeSearch._found", "visits._fitted", "visits._shared"])
+@pytest.mark.parametrize("place", ["search.ModeSearch._found", "search._fitted", "search._shared"])
 def test_in_the_search_for_other_modes_the_first_fit_is_kept(place, monkeypatch):
     """With its assessment; nothing follows it, and refine looks for the modes."""
     with monkeypatch.context() as patch:

@@ -13,7 +13,8 @@ from matrix import ADAPTIVE, COMBINATIONS, NATURAL, each_natural, ignore, make_r
 from targets import POSTERIORS, RawRegression, random_intercepts
 
 from pymc_ngvi import LogDensity, Status, fit_ngvi
-from pymc_ngvi.fitting import loop, starting
+from pymc_ngvi.fitting import loop
+from pymc_ngvi.fitting import problem as starting
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.problem import make_family
 

@@ -196,10 +196,10 @@ def test_the_gap_on_passes_is_that_of_all_data(seed, batch_size):
         found.append(on_passes(density, q, rng))
     error = PRECISION @ (1.5 * COV) - np.eye(3)
     expected = 0.5 * (0.8 * sd) @ PRECISION @ (1.5 * COV) @ PRECISION @ (0.8 * sd) + 0.25 * np.trace(error @ error)
-    gaps = np.array([passes.measured.gap for passes in found])
+    gaps = np.array([measured.gap for measured, _, _ in found])
     assert abs(gaps.mean() - expected) < 4 * gaps.std() / np.sqrt(len(gaps))
     assert gaps.std() < 0.2 * expected
-    assert all(passes.evaluation.theta.shape == (128, 3) and passes.units.shape == (8, 16) for passes in found)
+    assert all(of.theta.shape == (128, 3) and units.shape == (8, 16) for _, of, units in found)
     density.n_gradients = 4 * 63 * density.n_batches
     assert on_passes(density, q, rng) is None
 

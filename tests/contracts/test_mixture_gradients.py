@@ -101,11 +101,6 @@ def test_derivatives_of_the_target_of_a_component(make, family, rng):
     slopes = np.array([part.logp_grad(theta + s)[0] - part.logp_grad(theta - s)[0] for s in steps]).T / 2e-4
     np.testing.assert_allclose(grad, slopes, rtol=1e-6, atol=1e-6)
     hessians = np.array([part.logp_grad(theta + s)[1] - part.logp_grad(theta - s)[1] for s in steps]) / 2e-4
-    for found, expected in (
-        (part.mean_hessian(theta).products(steps), 1e-4 * hessians.mean(axis=1)),
-        (part.mean_hessian(theta).diagonal(), np.diag(hessians.mean(axis=1))),
-    ):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
     component = q.components[1]
     c = whitener(component)
     whitened = -c.T @ hessians.mean(axis=1) @ c

@@ -21,9 +21,9 @@ import pymc_ngvi.fitting.options
 from pymc_ngvi import NGVI, ConvergenceWarning, fit_ngvi
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.families import COMPONENTS, FAMILIES
-from pymc_ngvi.fitting import choices, registry
-from pymc_ngvi.fitting.options import AUTO, OPTIONS, FitOptions, check_n
-from pymc_ngvi.fitting.signatures import refuse_unknown
+from pymc_ngvi.fitting import options as choices
+from pymc_ngvi.fitting import registry
+from pymc_ngvi.fitting.options import AUTO, OPTIONS, FitOptions, check_n, refuse_unknown
 
 #: Every option that is refused by name, and what its error has to mention.
 REFUSED = {
@@ -432,7 +432,7 @@ def test_every_option_arrives_whichever_way_it_is_given(given, through):
         warnings.simplefilter("ignore", ConvergenceWarning)
         approx = ways[through]()
     expected = options(**given, posterior="gaussian")
-    assert approx._session._options == expected
+    assert approx._session.options == expected
     assert {name: getattr(approx.record, name) for name in registry.AXES} == vars(expected.choice)
     state = {"precision": "FullPrecisionState", "covariance": "FullState"}[expected.factor]
     assert type(approx.q).__name__ == ("BlockState" if "blocks" in given else state)
@@ -515,7 +515,7 @@ def test_help_of_fit_ngvi_says_what_that_of_the_class_says():
 
 
 def test_the_table_above_is_complete():
-    assert set(REFUSED) == set(pymc_ngvi.fitting.signatures._REFUSED)
+    assert set(REFUSED) == set(pymc_ngvi.fitting.options._REFUSED)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -539,7 +539,7 @@ def test_words_of_other_packages_are_answered_with_ours(name, meant):
 
 
 def test_other_words_stand_for_options():
-    assert set(pymc_ngvi.fitting.signatures._ALSO_CALLED) - {"n", "progressbar", "backend"} <= set(OPTIONS)
+    assert set(pymc_ngvi.fitting.options._ALSO_CALLED) - {"n", "progressbar", "backend"} <= set(OPTIONS)
 
 
 def test_functions_that_are_refused_are_not_printed():

@@ -19,8 +19,7 @@ from pymc_ngvi import LogDensity, fit_ngvi
 from pymc_ngvi.core.prices import Work
 from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
 from pymc_ngvi.density.rows_given import RowsGiven
-from pymc_ngvi.fitting.choices import PosteriorName
-from pymc_ngvi.fitting.defaults import options_for
+from pymc_ngvi.fitting.options import PosteriorName, options_for
 from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
 from pymc_ngvi.posteriors.kinds import KINDS, latent_gaussian, trees
 from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan, TimeBudget, in_order

@@ -17,7 +17,8 @@ from targets import LOGISTIC, Glm
 
 from pymc_ngvi import LogDensity, Status, fit_ngvi
 from pymc_ngvi.families import FullState
-from pymc_ngvi.fitting import loop, starting
+from pymc_ngvi.fitting import loop
+from pymc_ngvi.fitting import problem as starting
 
 PRIOR_SD = 10.0
 #: Design with the response in column ``y``; reference moments; ELBO of the best Gaussian as Tan (2025) prints it.

@@ -153,7 +153,9 @@ def test_blocks_in_any_order_of_coordinates():
     target = reparametrised(density, structure_of(density, {"b": np.tile(np.arange(5), 2)}), "rvb2")
     phi = draws(target)
     assert_allclose(target.transform.inverse(target.transform.forward(phi)[0])[0], phi, atol=1e-10)
-    assert_allclose(target.logp_grad(phi)[1], slopes_by_differences(target.logp, phi), rtol=1e-6, atol=1e-6)
+    assert_allclose(
+        target.logp_grad(phi)[1], slopes_by_differences(lambda phi: target.logp_grad(phi)[0], phi), rtol=1e-6, atol=1e-6
+    )
 
 
 # --- modes ------------------------------------------------------------------------------------------------------------
@@ -184,7 +186,6 @@ def test_draws_without_a_mode_are_lost_and_no_others():
     logp, grad = target.logp_grad(np.zeros((2, 3)))
     assert_array_equal(logp, [-np.inf, -np.inf])
     assert np.isnan(grad).all()
-    assert np.isneginf(target.logp(np.zeros((1, 3)))).all()
     assert np.isnan(target.transform.forward(np.zeros((1, 3)))[0]).any()
 
     target, _ = made("poisson_slopes")
@@ -206,15 +207,16 @@ def test_log_density_is_that_of_theta_plus_log_det(name):
     target, _ = made(name)
     phi = draws(target)
     theta, log_det = target.transform.forward(phi)
-    assert_allclose(target.logp(phi), target.density.logp(theta) + log_det, rtol=1e-12)
-    assert_allclose(target.logp_grad(phi)[0], target.logp(phi), rtol=1e-12)
+    assert_allclose(target.logp_grad(phi)[0], target.density.logp(theta) + log_det, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("name", "reparam"), [*((name, "rvb2") for name in MODELS), ("poisson_slopes", "rvb1")])
 def test_gradient(name, reparam):
     target, _ = made(name, reparam)
     phi = draws(target)
-    assert_allclose(target.logp_grad(phi)[1], slopes_by_differences(target.logp, phi), rtol=1e-6, atol=1e-6)
+    assert_allclose(
+        target.logp_grad(phi)[1], slopes_by_differences(lambda phi: target.logp_grad(phi)[0], phi), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_gaussian_effects_are_standard_normal():
@@ -222,7 +224,7 @@ def test_gaussian_effects_are_standard_normal():
     phi = np.repeat(draws(target, 1), 4, axis=0)
     phi[:, structure.locals_] = draws(target, 4, seed=1, spread=2.0)[:, structure.locals_]
     local = phi[:, structure.locals_]
-    rest = target.logp(phi) + 0.5 * np.sum(local**2, axis=1)
+    rest = target.logp_grad(phi)[0] + 0.5 * np.sum(local**2, axis=1)
     assert_allclose(rest, rest[0], rtol=1e-10)
     assert_allclose(target.logp_grad(phi)[1][:, structure.locals_], -local, atol=1e-9)
 
@@ -293,7 +295,7 @@ def test_gradient_is_the_closed_form_of_a_glmm(kind):
 def test_hessian(name):
     target, structure = made(name)
     phi = draws(target)
-    dense = np.mean([second_differences(target.logp, row) for row in phi], axis=0)
+    dense = np.mean([second_differences(lambda at: target.logp_grad(at)[0], row) for row in phi], axis=0)
     pattern = target.pattern
     matrix = pattern.symmetric(target.mean_hessian(phi).values()).toarray()
     assert_allclose(matrix, dense, atol=2e-5 * np.abs(dense).max())
@@ -337,7 +339,9 @@ def test_groups_alone():
     target = reparametrised(LogDensity(model, backend="quick"), Partition(np.arange(5)), "rvb2")
     phi = draws(target)
     assert_allclose(target.transform.inverse(target.transform.forward(phi)[0])[0], phi, atol=1e-10)
-    assert_allclose(target.logp_grad(phi)[1], slopes_by_differences(target.logp, phi), rtol=1e-6, atol=1e-6)
+    assert_allclose(
+        target.logp_grad(phi)[1], slopes_by_differences(lambda phi: target.logp_grad(phi)[0], phi), rtol=1e-6, atol=1e-6
+    )
     diagonal = np.stack([np.diag(h) for h in slopes_by_differences(lambda phi: target.logp_grad(phi)[1], phi)]).mean(
         axis=0
     )

@@ -90,15 +90,13 @@ def test_the_density_is_that_of_the_model_with_what_is_perpendicular_integrated_
     target = RowSpaceDensity(density, density.seen_from_rows)
     rng = np.random.default_rng(3)
     z = 0.3 * rng.standard_normal((4, target.n_dim))
-    logp, grad = target.logp_grad(z)
-    narrow = FullState(z[0], 1e-5 * np.eye(target.n_dim))
-    assert_allclose(logp[0], target.expected(narrow).value, rtol=1e-7)
-    step, unit = 1e-5, np.eye(target.n_dim)
-    ahead, behind = (target.logp_grad(z[0] + sign * step * unit) for sign in (1.0, -1.0))
-    assert_allclose(grad[0], (ahead[0] - behind[0]) / (2.0 * step), rtol=1e-5, atol=1e-4)
-    assert_allclose(
-        target.mean_hessian(z[:1]).products(unit), (ahead[1] - behind[1]) / (2.0 * step), rtol=1e-5, atol=1e-4
-    )
+    theta, along = target.space.to_theta(z), (target.space.axes() * target.space.scale()[:, None]).T
+    logp, grad = density.logp_grad(theta)
+    found, wider = (target.expected(FullState(z[0], width * np.eye(target.n_dim))) for width in (1e-5, 1e-4))
+    assert_allclose(found.value, logp[0] + target.space.constant, rtol=1e-7)
+    assert_allclose(found.grad, along @ grad[0], rtol=1e-5, atol=1e-4)
+    hessian = density.mean_hessian(theta[:1]).products(along) @ along.T
+    assert_allclose(wider.hessian.products(np.eye(target.n_dim)), hessian, rtol=1e-5, atol=1e-4)
 
 
 def test_positive_variables_are_where_their_coordinates_are():

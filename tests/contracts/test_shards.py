@@ -19,12 +19,10 @@ import pymc_ngvi
 
 from pymc_ngvi import BrokenExecutorError, ShardError, Shards, StartError, Status
 from pymc_ngvi.density.shards import cluster as of_cluster
-from pymc_ngvi.density.shards import shards as engines
-from pymc_ngvi.density.shards import shards as on_dask
-from pymc_ngvi.density.shards.density import ShardedDensity
-from pymc_ngvi.density.shards.requests import Apply, Recipe
-from pymc_ngvi.density.shards.shard import Shard
-from pymc_ngvi.density.shards.shards import forget
+from pymc_ngvi.density.shards import density as engines
+from pymc_ngvi.density.shards import density as on_dask
+from pymc_ngvi.density.shards.density import ShardedDensity, forget
+from pymc_ngvi.density.shards.shard import Recipe, Request, Shard
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.on_model import FittedDensity, TermsInShards
 from pymc_ngvi.posteriors.kinds import trees
@@ -494,7 +492,7 @@ def test_two_requests_to_a_shard_wait_for_each_other():
         events.append("out")
 
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(shard.answer, [Apply(note)] * 2))
+        list(threads.map(shard.answer, [Request(Shard.of_model, (note,))] * 2))
     assert events == ["in", "out"] * 2
 
 

@@ -14,8 +14,7 @@ import pymc_ngvi
 from pymc_ngvi import Shards
 from pymc_ngvi.core.refusal import RowsGivenUp
 from pymc_ngvi.density.expectations import Expectations
-from pymc_ngvi.density.shards.density import ShardedDensity
-from pymc_ngvi.density.shards.shards import forget, kept
+from pymc_ngvi.density.shards.density import ShardedDensity, forget, kept
 from pymc_ngvi.families.gaussian import FullState
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.marginal.exact import forest_of

@@ -17,8 +17,7 @@ from pymc_ngvi.estimators import price
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, SparseFamily, SparseState
 from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
-from pymc_ngvi.mixtures.finite.search import local_component
-from pymc_ngvi.mixtures.finite.trust_region import evaluate_mixture, join_overlapping, split
+from pymc_ngvi.mixtures.finite.trust_region import evaluate_mixture, join_overlapping, local_component, split
 
 LABELS = {
     "several sizes": (7, -1, 3, 7, 1, 3, -1, 7, 0, 1),

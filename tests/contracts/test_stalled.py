@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from pymc_ngvi import Elbo, Status
-from pymc_ngvi.fitting.begun import Begun
 from pymc_ngvi.fitting.loop import History, LoopState
-from pymc_ngvi.fitting.session import FitSession, _Earlier
+from pymc_ngvi.fitting.session import Begun, FitSession
 
 STALLED = -10.0
 
@@ -26,8 +25,8 @@ def test_the_better_end_is_the_result(status, elbo, kept):
     second = Begun("log p", "by draws", LoopState("draws", status, history), "with draws")
     session = FitSession(second, 1, score=True, seconds=0.0, compile_seconds=0.0)
     session._assessed = Elbo(elbo, 0.1), 2.0
-    session._choose_between(_Earlier(first, Elbo(STALLED, 0.0), 3.0))
-    state, fit = session._state, (session._problem, session._rule, session._options)
+    session._choose_between((first, (Elbo(STALLED, 0.0), 3.0)))
+    state, fit = session._state, (session._problem, session._rule, session.options)
     assert state.rule == kept
     assert fit == (("rows", "by rows", "exact") if kept == "quadrature" else ("log p", "by draws", "with draws"))
     assert (session._assessed[0].value, session._assessed[1]) == (

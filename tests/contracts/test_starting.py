@@ -7,8 +7,8 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_ngvi import LogDensity, StartError, fit_ngvi
-from pymc_ngvi.fitting import starting
-from pymc_ngvi.fitting.starting import START_SCALES, large_scales, start_point, start_scales
+from pymc_ngvi.fitting import problem as starting
+from pymc_ngvi.fitting.problem import START_SCALES, large_scales, start_point, start_scales
 
 QUIET = {"progressbar": False, "backend": "quick"}
 COORDS = {"effect": ["a", "b", "c"]}

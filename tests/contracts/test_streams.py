@@ -11,12 +11,11 @@ import pymc_ngvi
 
 from pymc_ngvi import Status
 from pymc_ngvi.core.refusal import Reason, Refused
-from pymc_ngvi.core.stream import Place
 from pymc_ngvi.core.target import GaussNewtonTarget
-from pymc_ngvi.density.streams.density import BatchSource
+from pymc_ngvi.density.streams.density import BatchSource, Place
 from pymc_ngvi.families import FullState
 from pymc_ngvi.results.diagnosis.findings import context_of
-from pymc_ngvi.steps.incremental.state import Quadratic, sign_of_order
+from pymc_ngvi.steps.incremental import Quadratic, sign_of_order
 
 N_ROWS, N_BATCHES = 2700, 9
 
@@ -339,10 +338,10 @@ def test_orders_are_told_from_chance():
 def test_a_source_goes_on_where_it_was_cut_short():
     source = BatchSource(iter("abc"))
     assert source.look() == "a"
-    assert source.read(0, Place()).data == "a"
-    assert [source.read(0, Place(0, 1)).data for _ in range(2)] == ["b", "b"]
+    assert source.read(0, Place())[1] == "a"
+    assert [source.read(0, Place(0, 1))[1] for _ in range(2)] == ["b", "b"]
     again = BatchSource(Again("abc"))
-    assert [again.read(0, Place(p, k)).data for p, k in [(0, 0), (0, 1), (1, 2), (1, 0)]] == ["a", "b", "c", "a"]
+    assert [again.read(0, Place(p, k))[1] for p, k in [(0, 0), (0, 1), (1, 2), (1, 0)]] == ["a", "b", "c", "a"]
 
 
 # --- what goes wrong on the way ---
@@ -414,7 +413,7 @@ def test_a_pass_of_another_size_is_an_error(total_size, has, source):
 
 
 def test_sites_that_do_not_fit_in_memory(monkeypatch):
-    monkeypatch.setattr("pymc_ngvi.steps.incremental.rule.fits_in_memory", lambda needed: needed < 9 * 14 * 8)
+    monkeypatch.setattr("pymc_ngvi.steps.incremental.fits_in_memory", lambda needed: needed < 9 * 14 * 8)
     parts = split(data_of(logistic))
     with pytest.raises(MemoryError, match="What 9 batches of 300 rows say of 4 coordinates"):
         fit(logistic(parts[0]), parts)

@@ -8,8 +8,9 @@ from pymc_ngvi import LogDensity, Status, fit_ngvi, load
 from pymc_ngvi.families import FullState, SparseFamily, SummedState
 from pymc_ngvi.families import dissection as fill
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure, SummedStructure
-from pymc_ngvi.fitting import auto, session
-from pymc_ngvi.fitting.modes import climbs
+from pymc_ngvi.fitting import options as auto
+from pymc_ngvi.fitting import session
+from pymc_ngvi.fitting.modes import search as climbs
 from pymc_ngvi.reading import found as wide
 
 QUIET = {"progressbar": False, "random_seed": 1, "posterior": "gaussian"}
@@ -213,7 +214,7 @@ def test_marginal_sds_are_those_of_dense_algebra():
 @pytest.mark.usefixtures("few")
 def test_draws_take_a_family_of_their_own(monkeypatch):
     """A fit that rows do not serve goes on with draws, and those have no sums."""
-    monkeypatch.setattr(session.FitSession, "_rows_fail", lambda self: self._options.choice.estimator == "quadrature")
+    monkeypatch.setattr(session.FitSession, "_rows_fail", lambda self: self.options.choice.estimator == "quadrature")
     seen = []
     callback = lambda approx, losses, i: seen.append(type(approx.q))  # noqa: E731
     approx = fit_ngvi(model=grouped(zero_sum, 25), callbacks=[callback], **QUIET)

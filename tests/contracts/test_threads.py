@@ -7,7 +7,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.fitting.threads import few_threads, one_thread
+from pymc_ngvi.fitting.progress import few_threads, one_thread
 
 N, D = 12_000, 100
 

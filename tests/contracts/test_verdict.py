@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pymc_ngvi.core.reach import beyond_reach
-from pymc_ngvi.core.verdict import MOST_BEYOND
+from pymc_ngvi.core.verdict import MOST_BEYOND, beyond_reach
 from pymc_ngvi.marginal.fitting import MOST_DIFFERENCE
 from pymc_ngvi.marginal.log_marginal import TOLERANCE
 from pymc_ngvi.marginal.sampling import LEAST_TAIL
@@ -20,8 +19,8 @@ from pymc_ngvi.marginal.verdict import (
     SAID_ERROR,
     Checks,
 )
-from pymc_ngvi.moves.verdict import LEAST_SIZE as LEAST_MOVED
-from pymc_ngvi.moves.verdict import MOST_HEIGHT, MOST_LIMIT_ERROR, MOST_RHAT, MovedChecks
+from pymc_ngvi.moves.draws import LEAST_SIZE as LEAST_MOVED
+from pymc_ngvi.moves.draws import MOST_HEIGHT, MOST_LIMIT_ERROR, MOST_RHAT, MovedChecks
 from pymc_ngvi.nested.verdict import MOST_MOVED, MOST_VARIANCE, NestedChecks
 
 TREES = Checks(0.2, 1_900.0, 2_250, 4, n_local=300, n_nodes=9, rule_error=0.01, difference=0.05, effects=0.01)

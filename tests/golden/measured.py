@@ -9,7 +9,7 @@ import re
 import numpy as np
 
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.families.dissection import find_structure
+from pymc_ngvi.families.dissection import find_blocks
 from pymc_ngvi.rows.expectation import derivatives, one_finer, roots
 
 #: How far points are from the start, and the standard deviations of the Gaussian about them.
@@ -33,7 +33,7 @@ def structure_of(density):
         found["rows"] = sorted(map(_kind, rows.functions))
         found["n linear"] = int(np.count_nonzero(_slope_of_theta(rows)))
     if pattern is not None:
-        arrow = find_structure(pattern)
+        arrow = find_blocks(pattern)
         blocks = None if arrow is None else [len(arrow.sizes), int(arrow.n_border)]
         found["pattern"] = {"n entries": pattern.n_entries, "blocks and border": blocks}
     if density.summed is not None:

@@ -109,11 +109,6 @@ class GaussNewtonGraphs:
             [grad] = self.graphs.simplify([weighted_gradient(self.rows, weights, self.theta)])
             return graph.over_directions(grad, unit)
 
-    def derivatives_along(self) -> tuple[Variable, list[Variable]]:
-        """Return a direction, and the derivatives of all rows along it, with their scales."""
-        direction = self.theta.type("direction")
-        return direction, graph.row_derivatives(self.rows, self.theta, direction)
-
 
 def weighted_gradient(rows: list[Variable], weights: list[Variable], theta: Variable) -> Variable:
     """Return the gradient of the weighted sum of all rows."""
@@ -310,13 +305,8 @@ _MOST_ELEMENTS = 2**21
 
 def squares_by_rows(row: Variable, theta: Variable, weights: Variable) -> Variable:
     """Return sum_i w_i^2 g_i^2, (n_dim,), where g_i is the gradient of an element of ``row``."""
-    row, taps = find_taps(row, theta)
-    if row.type.ndim == 1:
-        return _squares((weights * row).sum(), theta, taps, row.type.shape[0])
-    unit = _unit(row)
-    total = _squares((weights * row * unit).sum(), theta, taps, row.type.shape[0])
-    [batched] = vectorised([total], {unit: pt.constant(np.eye(unit.type.shape[0]))})
-    return batched.sum(axis=0) if batched.type.ndim == 2 else batched
+    found = _by_column(_squares, row, theta, weights)
+    return found.sum(axis=0) if found.type.ndim == 2 else found
 
 
 def gradients_by_rows(row: Variable, theta: Variable, weights: Variable) -> Variable:
@@ -324,21 +314,21 @@ def gradients_by_rows(row: Variable, theta: Variable, weights: Variable) -> Vari
 
     Where ``row`` has columns, the gradients of the first column come first.
     """
+    found = _by_column(_gradients, row, theta, weights)
+    return found.reshape((-1, theta.type.shape[0])) if found.type.ndim == 3 else found
+
+
+def _by_column(function: Callable[..., Variable], row: Variable, theta: Variable, weights: Variable) -> Variable:
+    """Return a function of the weighted sum of rows; with one more axis in front, where these have columns."""
     row, taps = find_taps(row, theta)
     if row.type.ndim == 1:
-        return _gradients((weights * row).sum(), row, theta, taps)
-    unit = _unit(row)
-    total = _gradients((weights * row * unit).sum(), row, theta, taps)
-    [batched] = vectorised([total], {unit: pt.constant(np.eye(unit.type.shape[0]))})
-    return batched.reshape((-1, theta.type.shape[0])) if batched.type.ndim == 3 else batched
-
-
-def _unit(row: Variable) -> Variable:
-    """Return a vector that takes one column of a matrix, or several."""
+        return function((weights * row).sum(), row, theta, taps)
     n_columns = row.type.shape[1]
     if n_columns is None:
         raise NoLayers("columns without a number")
-    return pt.vector("unit", dtype="float64", shape=(n_columns,))
+    unit = pt.vector("unit", dtype="float64", shape=(n_columns,))
+    total = function((weights * row * unit).sum(), row, theta, taps)
+    return vectorised([total], {unit: pt.constant(np.eye(n_columns))})[0]
 
 
 def _slopes(cost: Variable, taps: list[Tap]) -> dict[Variable, Variable]:
@@ -347,39 +337,43 @@ def _slopes(cost: Variable, taps: list[Tap]) -> dict[Variable, Variable]:
     return dict(zip([tap.tap for tap in taps], slopes, strict=True))
 
 
-def _squares(cost: Variable, theta: Variable, taps: list[Tap], n_rows: int | None) -> Variable:
-    slopes, uses = _slopes(cost, taps), _uses(taps, theta)
-    _check_apart([_elements(piece, theta) for piece in uses])
-    total = pt.zeros_like(theta)
-    for piece, its in uses.items():
-        squares = _of_piece(piece, its, theta, slopes, n_rows)
-        at = _elements(piece, theta)
+def _squares(cost: Variable, row: Variable, theta: Variable, taps: list[Tap]) -> Variable:
+    slopes, total = _slopes(cost, taps), pt.zeros_like(theta)
+    for piece, (at, its) in _uses(taps, theta).items():
+        squares = _of_piece(piece, its, theta, slopes, row.type.shape[0])
         total = pt.inc_subtensor(total[int(at[0]) : int(at[-1]) + 1], squares.ravel()) if len(at) else total
     return total
 
 
 def _gradients(cost: Variable, row: Variable, theta: Variable, taps: list[Tap]) -> Variable:
-    slopes, uses = _slopes(cost, taps), _uses(taps, theta)
-    _check_apart([_elements(piece, theta) for piece in uses])
-    total = pt.zeros((row.shape[0], theta.type.shape[0]))
-    for piece, its in uses.items():
-        shared = [tap for tap in its if isinstance(tap, DenseLayer | Copied)]
-        if len(shared) < len(its):
-            raise NoLayers("parts of single rows")
-        gradients = _each_row(piece, shared, slopes)
-        at = _elements(piece, theta)
-        where = total[:, int(at[0]) : int(at[-1]) + 1]
-        total = pt.inc_subtensor(where, gradients.reshape((row.shape[0], len(at)))) if len(at) else total
+    slopes, total = _slopes(cost, taps), pt.zeros((row.shape[0], theta.type.shape[0]))
+    for piece, (at, its) in _uses(taps, theta).items():
+        gradients = _each_row(piece, _shared(its), slopes)
+        if len(at):
+            where = total[:, int(at[0]) : int(at[-1]) + 1]
+            total = pt.inc_subtensor(where, gradients.reshape((row.shape[0], len(at))))
     return total
 
 
-def _uses(taps: list[Tap], theta: Variable) -> dict[Variable, list[Tap]]:
-    """Return the taps that each part of theta leads to."""
+def _shared(taps: list[Tap]) -> list[DenseLayer | Copied]:
+    """Return taps of what all rows share."""
+    shared = [tap for tap in taps if isinstance(tap, DenseLayer | Copied)]
+    if len(shared) < len(taps):
+        raise NoLayers("parts of single rows")
+    return shared
+
+
+def _uses(taps: list[Tap], theta: Variable) -> dict[Variable, tuple[NDArray[np.intp], list[Tap]]]:
+    """Return the parts of theta that do not overlap, each with its indices and the taps that it leads to."""
     uses: defaultdict[Variable, list[Tap]] = defaultdict(list)
     for tap in taps:
         for piece in _pieces(tap.shared, theta):
             uses[piece].append(tap)
-    return uses
+    parts = [_elements(piece, theta) for piece in uses]
+    every = np.concatenate([np.empty(0, dtype=np.intp), *parts])
+    if len(np.unique(every)) < len(every):
+        raise NoLayers("parts that overlap")
+    return {piece: (at, its) for at, (piece, its) in zip(parts, uses.items(), strict=True)}
 
 
 def _pieces(var: Variable, theta: Variable) -> list[Variable]:
@@ -405,12 +399,6 @@ def _elements(piece: Variable, theta: Variable) -> NDArray[np.intp]:
     return at
 
 
-def _check_apart(parts: list[NDArray[np.intp]]) -> None:
-    every = np.concatenate([np.empty(0, dtype=np.intp), *parts])
-    if len(np.unique(every)) < len(every):
-        raise NoLayers("parts that overlap")
-
-
 def _of_piece(
     piece: Variable, taps: list[Tap], theta: Variable, slopes: dict[Variable, Variable], n_rows: int | None
 ) -> Variable:
@@ -422,9 +410,7 @@ def _of_piece(
         return _back(weights, _products(dense, slopes), piece)
     if len(taps) == 1 and isinstance(taps[0], Own):
         return _back(taps[0].tap, slopes[taps[0].tap] ** 2, piece)
-    shared = [tap for tap in taps if isinstance(tap, DenseLayer | Copied)]
-    if len(shared) < len(taps):
-        raise NoLayers("parts of single rows that are used more than once")
+    shared = _shared(taps)
     sizes = [int(np.prod([n or 1 for n in tap.shared.type.shape])) for tap in shared]
     if (n_rows or 1) * sum(sizes) > _MOST_ELEMENTS:
         raise NoLayers("too many derivatives")
@@ -475,21 +461,16 @@ def agrees(parts: GaussNewtonGraphs, weights: list[Variable], total: Variable) -
     grad = weighted_gradient(parts.rows, weights, parts.theta)
     outputs = parts.graphs.simplify([total, grad, *parts.scales])
     function = parts.functions.compile_for_few([parts.theta, *weights], outputs)
-    shapes = _shapes(parts)
+    shapes = [row.type.shape for row in parts.rows]
+    if parts.n_rows is None:  # for the data as they are now
+        of_rows = parts.functions.compile_for_few([parts.theta], [row.shape for row in parts.rows])
+        shapes = [tuple(int(n) for n in shape) for shape in of_rows(parts.start)]
     for _ in range(_N_POINTS):
         point = parts.start + 0.5 * rng.standard_normal(len(parts.start))
         with np.errstate(all="ignore"):
             if not _agrees_at(function, point, shapes, rng):
                 return False
     return True
-
-
-def _shapes(parts: GaussNewtonGraphs) -> list[tuple[int, ...]]:
-    """Return the shapes of the log densities, for the data as they are now."""
-    if all(size_of(row) is not None for row in parts.rows):
-        return [row.type.shape for row in parts.rows]
-    function = parts.functions.compile_for_few([parts.theta], [row.shape for row in parts.rows])
-    return [tuple(int(n) for n in shape) for shape in function(parts.start)]
 
 
 def _agrees_at(function: Function, point: Array, shapes: list[tuple[int, ...]], rng: np.random.Generator) -> bool:
@@ -567,87 +548,38 @@ Way = Literal["layers", "rows", "axes"]
 
 
 @dataclass(frozen=True)
-class Squares:
-    """A compiled function for the sums of squared gradients."""
+class RowFunction:
+    """A compiled function for the gradients of rows, or, by layers, for the sums of their squares."""
 
     way: Way
-    #: By layers: of draws, (n_draws, n_dim), summed over them. Else of one draw and of units, (n, n_rows), or
-    #: directions, (n, n_dim).
+    #: By layers: of draws, (n_draws, n_dim), to gradients, (n_draws, n_rows, n_dim), or squares summed over draws and
+    #: rows. Else of one draw and of units, (n, n_rows), or directions, (n, n_dim), to gradients, (n, n_dim), or
+    #: derivatives, (n, n_rows).
     function: Function
     #: By layers: draws in one call. Else units, or directions.
     n_in_call: int
     #: Rows, or axes, in all.
     n_units: int = 0
 
-
-class SquaredGradients:
-    """Evaluates the sums of squares. Nothing is built before something is asked for."""
-
-    def __init__(self, parts: GaussNewtonGraphs) -> None:
-        self._parts = parts
-
-    def mean(self, theta: Array) -> Array:
-        """Return the mean over draws, (n_dim,)."""
-        squares = self.squares()
-        if squares.way == "layers":
-            total = sum(
-                np.asarray(squares.function(np.ascontiguousarray(theta[rows])))
-                for rows in slices(len(theta), squares.n_in_call)
-            )
-        else:
-            total = _one_by_one(squares, theta)
-        return np.asarray(total / len(theta))
-
-    def squares(self) -> Squares:
-        """Return what evaluates the squares."""
-        return self._parts.functions.once(self._parts.functions.made.squares, self._compile)
-
-    def _compile(self) -> Squares:
-        parts = self._parts
-        found = self._by_layers()
-        if found is not None:
-            return found
-        n_dim, n_rows = parts.graphs.layout.n_dim, parts.n_rows
-        if n_rows is not None and n_rows < n_dim:
-            unit, gradients = parts.gradients_of_units()
-            return Squares("rows", parts.functions.compile([parts.theta, unit], gradients**2), parts.n_in_call, n_rows)
-        return Squares("axes", self._by_axes(), parts.n_in_call, n_dim)
-
-    def _by_layers(self) -> Squares | None:
-        parts, theta = self._parts, self._parts.theta
-
-        def squares(weights: list[Variable]) -> Variable:
-            triples = zip(parts.rows, weights, parts.scales, strict=True)
-            return pt.add(pt.zeros_like(theta), *[squares_by_rows(row, theta, w) / s for row, w, s in triples])
-
-        layers = by_layers(parts, squares)
-        if layers is None:
-            return None
-        n_draws = int(np.clip(2 * CACHED_ELEMENTS // max(cost.estimate([layers.found]).widest, 1), 1, _MOST_DRAWS))
-        return Squares("layers", parts.functions.compile([layers.draws], layers.batched.sum(axis=0)), n_draws)
-
-    def _by_axes(self) -> Function:
-        parts = self._parts
-        with without_c():
-            direction, derivatives = parts.derivatives_along()
-            along = pt.add(
-                pt.constant(0.0), *[(d**2).sum() / s for d, s in zip(derivatives, parts.scales, strict=True)]
-            )
-            [along] = parts.graphs.simplify([along])
-            directions, batched = graph.over_directions(along, direction)
-        return parts.functions.compile([parts.theta, directions], batched)
+    def blocks(self, point: Array) -> Iterator[tuple[NDArray[np.intp], Array]]:
+        """Go through units, or directions, with what is found at one draw."""
+        for at, block in units(self.n_units, self.n_in_call):
+            yield at, np.asarray(self.function(np.ascontiguousarray(point), block))
 
 
-def _one_by_one(squares: Squares, theta: Array) -> Array:
-    total = np.zeros(theta.shape[1])
-    for point in theta:
-        for at, block in units(squares.n_units, squares.n_in_call):
-            values = np.asarray(squares.function(np.ascontiguousarray(point), block))
-            if squares.way == "axes":
-                total[at] += values
-            else:
-                total += values.sum(axis=0)
-    return total
+def one_by_one(parts: GaussNewtonGraphs) -> RowFunction:
+    """Return what finds the gradients of single rows, or the derivatives of all rows along single axes."""
+    n_dim, n_rows = parts.graphs.layout.n_dim, parts.n_rows
+    if n_rows is not None and n_rows < n_dim:
+        unit, gradients = parts.gradients_of_units()
+        return RowFunction("rows", parts.functions.compile([parts.theta, unit], gradients), parts.n_in_call, n_rows)
+    with without_c():
+        direction = parts.theta.type("direction")
+        derivatives = graph.row_derivatives(parts.rows, parts.theta, direction)
+        scaled = [d.ravel() / pt.sqrt(s) for d, s in zip(derivatives, parts.scales, strict=True)]
+        [along] = parts.graphs.simplify([pt.concatenate(scaled)])
+        directions, batched = graph.over_directions(along, direction)
+    return RowFunction("axes", parts.functions.compile([parts.theta, directions], batched), parts.n_in_call, n_dim)
 
 
 # --- the Hessian of all of log p but the log densities of rows: priors with their Jacobians ---
@@ -694,24 +626,51 @@ class Rest(CoordinateHessian):
 _IN_CALL, _MOST = 4_000_000, 250_000_000
 
 
-@dataclass(frozen=True)
-class Gradients:
-    """A compiled function for the gradients of rows."""
-
-    way: Way
-    #: By layers: of draws, (n_draws, n_dim), to gradients, (n_draws, n_rows, n_dim). Else of one draw and of units,
-    #: (n, n_rows), or directions, (n, n_dim), to gradients, (n, n_dim), or derivatives, (n, n_rows).
-    function: Function
-
-
-class RowGradients:
-    """Evaluates the gradients of rows. Nothing is built before something is asked for."""
+class GaussNewtonMatrix:
+    """Evaluates the Gauss-Newton matrix. Nothing is built before something is asked for."""
 
     def __init__(self, parts: GaussNewtonGraphs) -> None:
-        self._parts = parts
+        self.parts, self.rest = parts, Rest(parts)
 
-    def at(self, theta: Array) -> Iterator[Array]:
-        """Go through the gradients at draws, a few draws at a time: (n, n_dim).
+    def mean_diagonal(self, theta: Array) -> Array:
+        """Return the mean over draws of the diagonal, (n_dim,); see `LogDensity.gauss_newton`."""
+        with np.errstate(all="ignore"):
+            return self.rest.mean_diagonal(theta) - self.mean_squares(theta)
+
+    def mean_squares(self, theta: Array) -> Array:
+        """Return the mean over draws of the sums of squared gradients of rows, (n_dim,)."""
+        squares, total = self.squares(), np.zeros(theta.shape[1])
+        if squares.way == "layers":
+            for rows in slices(len(theta), squares.n_in_call):
+                total += np.asarray(squares.function(np.ascontiguousarray(theta[rows])))
+            return total / len(theta)
+        for point in theta:
+            for at, values in squares.blocks(point):
+                if squares.way == "axes":
+                    total[at] += (values**2).sum(axis=1)
+                else:
+                    total += (values**2).sum(axis=0)
+        return total / len(theta)
+
+    def squares(self) -> RowFunction:
+        """Return what evaluates the squares."""
+        return self.parts.functions.once(self.parts.functions.made.squares, self._compile_squares)
+
+    def _compile_squares(self) -> RowFunction:
+        parts, theta = self.parts, self.parts.theta
+
+        def squares(weights: list[Variable]) -> Variable:
+            triples = zip(parts.rows, weights, parts.scales, strict=True)
+            return pt.add(pt.zeros_like(theta), *[squares_by_rows(row, theta, w) / s for row, w, s in triples])
+
+        layers = by_layers(parts, squares)
+        if layers is None:
+            return one_by_one(parts)
+        n_draws = int(np.clip(2 * CACHED_ELEMENTS // max(cost.estimate([layers.found]).widest, 1), 1, _MOST_DRAWS))
+        return RowFunction("layers", parts.functions.compile([layers.draws], layers.batched.sum(axis=0)), n_draws)
+
+    def gradients(self, theta: Array) -> Iterator[Array]:
+        """Go through the gradients of rows at draws, a few draws at a time: (n, n_dim).
 
         Each row counts with the root of its scale: -sum g g^T estimates the Hessian of all rows of the data.
         """
@@ -721,16 +680,24 @@ class RowGradients:
                 f"estimator='gauss_newton' with correlations holds the gradients of {n_rows:,} rows in {n_dim:,} "
                 f"dimensions, {8e-9 * n_rows * n_dim:.0f} GB: take pm.Minibatch, or family='diagonal'."
             )
-        gradients: Gradients = self._parts.functions.once(self._parts.functions.made.row_gradients, self._compile)
+        gradients: RowFunction = self.parts.functions.once(
+            self.parts.functions.made.row_gradients, self._compile_gradients
+        )
         if gradients.way == "layers":
             for rows in slices(len(theta), max(1, _IN_CALL // max(n_rows * n_dim, 1))):
-                found = np.asarray(gradients.function(np.ascontiguousarray(theta[rows])))
-                yield found.reshape(-1, n_dim)
-        else:
-            yield from (self._one_by_one(gradients, np.ascontiguousarray(point), n_rows) for point in theta)
+                yield np.asarray(gradients.function(np.ascontiguousarray(theta[rows]))).reshape(-1, n_dim)
+            return
+        for point in theta:
+            found = np.empty((n_rows, n_dim))
+            for at, values in gradients.blocks(point):
+                if gradients.way == "rows":
+                    found[at] = values
+                else:
+                    found[:, at] = values.T
+            yield found
 
     def _n_rows(self, point: Array) -> int:
-        parts = self._parts
+        parts = self.parts
         if parts.n_rows is not None:
             return parts.n_rows
 
@@ -739,54 +706,17 @@ class RowGradients:
 
         return int(parts.functions.once(parts.functions.made.n_rows, compiled)(point))
 
-    def _one_by_one(self, gradients: Gradients, point: Array, n_rows: int) -> Array:
-        found = np.empty((n_rows, len(point)))
-        n_units = n_rows if gradients.way == "rows" else len(point)
-        for at, block in units(n_units, self._parts.n_in_call):
-            values = np.asarray(gradients.function(point, block))
-            if gradients.way == "rows":
-                found[at] = values
-            else:
-                found[:, at] = values.T
-        return found
-
-    def _compile(self) -> Gradients:
-        parts = self._parts
-        function = self._by_layers()
-        if function is not None:
-            return Gradients("layers", function)
-        if parts.n_rows is not None and parts.n_rows < parts.graphs.layout.n_dim:
-            unit, gradients = parts.gradients_of_units()
-            return Gradients("rows", parts.functions.compile([parts.theta, unit], gradients))
-        with without_c():
-            direction, derivatives = parts.derivatives_along()
-            scaled = [d.ravel() / pt.sqrt(s) for d, s in zip(derivatives, parts.scales, strict=True)]
-            [along] = parts.graphs.simplify([pt.concatenate(scaled)])
-            directions, batched = graph.over_directions(along, direction)
-        return Gradients("axes", parts.functions.compile([parts.theta, directions], batched))
-
-    def _by_layers(self) -> Function | None:
-        parts, theta = self._parts, self._parts.theta
+    def _compile_gradients(self) -> RowFunction:
+        parts, theta = self.parts, self.parts.theta
 
         def gradients(weights: list[Variable]) -> Variable:
             triples = zip(parts.rows, weights, parts.scales, strict=True)
             return pt.concatenate([gradients_by_rows(row, theta, w) / pt.sqrt(s) for row, w, s in triples], axis=0)
 
         layers = by_layers(parts, gradients, lambda found: (found**2).sum(axis=0))
-        return None if layers is None else parts.functions.compile([layers.draws], layers.batched)
-
-
-class GaussNewtonMatrix:
-    """Evaluates the Gauss-Newton matrix. Nothing is built before something is asked for."""
-
-    def __init__(self, parts: GaussNewtonGraphs) -> None:
-        self.parts = parts
-        self.squared, self.gradients, self.rest = SquaredGradients(parts), RowGradients(parts), Rest(parts)
-
-    def mean_diagonal(self, theta: Array) -> Array:
-        """Return the mean over draws of the diagonal, (n_dim,); see `LogDensity.gauss_newton`."""
-        with np.errstate(all="ignore"):
-            return self.rest.mean_diagonal(theta) - self.squared.mean(theta)
+        if layers is None:
+            return one_by_one(parts)
+        return RowFunction("layers", parts.functions.compile([layers.draws], layers.batched), 1)
 
 
 class GaussNewtonHessian(MeanHessian):
@@ -800,15 +730,6 @@ class GaussNewtonHessian(MeanHessian):
         self._count(len(self._theta))
         return self._matrix.mean_diagonal(self._theta)
 
-    def products(self, directions: Array) -> Array:
-        """Return the matrix times each direction, (n_directions, n_dim)."""
-        self._count(len(self._theta))
-        with np.errstate(all="ignore"):
-            total = self._matrix.rest.mean_products(self._theta, directions)
-            for gradients in self._matrix.gradients.at(self._theta):
-                total -= (directions @ gradients.T) @ gradients / len(self._theta)
-        return total
-
     def whitened(self, state: Whitener) -> Array:
         """Return the whitened curvature, as a state stores it: outer products of whitened gradients."""
         if isinstance(state, Independent):
@@ -816,7 +737,7 @@ class GaussNewtonHessian(MeanHessian):
         self._count(len(self._theta))
         with np.errstate(all="ignore"):
             total = state.curvature(_RestHessian(self._matrix.rest, self._theta))
-            for gradients in self._matrix.gradients.at(self._theta):
+            for gradients in self._matrix.gradients(self._theta):
                 whitened = state.whiten(gradients)
                 total = total + state.outer_mean(Outer(whitened, whitened, 0.0)) * (len(whitened) / len(self._theta))
         return total
@@ -825,10 +746,6 @@ class GaussNewtonHessian(MeanHessian):
 class _RestHessian(MeanHessian):
     def __init__(self, rest: Rest, theta: Array) -> None:
         self._rest, self._theta = rest, theta
-
-    def diagonal(self) -> Array:
-        """Return the diagonal, (n_dim,)."""
-        return self._rest.mean_diagonal(self._theta)
 
     def products(self, directions: Array) -> Array:
         """Return the matrix times each direction, (n_directions, n_dim)."""

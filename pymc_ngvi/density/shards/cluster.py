@@ -93,7 +93,9 @@ class Cluster:
         if now - self._none_since < _PATIENCE:
             return
         without = f"The Dask cluster has had no worker for {now - self._none_since:,.0f} s"
-        if self._were_seen and not self._are_started_by_need():
+        adaptive = getattr(self.client.cluster, "_adaptive", None)  # which starts workers by need
+        starts_some = adaptive is not None and getattr(adaptive, "state", "running") in ("starting", "running")
+        if self._were_seen and not starts_some:
             raise BrokenExecutorError(
                 f"{without}: those that evaluated the {self._advice.of} have died or were closed, and none has come "
                 f"back. {self._advice.if_gone}"
@@ -105,10 +107,6 @@ class Cluster:
     def n_workers(self) -> int:
         """Return how many workers there are now."""
         return len(self.client.nthreads())  # `scheduler_info` lists none while Dask renews it
-
-    def _are_started_by_need(self) -> bool:
-        adaptive = getattr(self.client.cluster, "_adaptive", None)
-        return adaptive is not None and getattr(adaptive, "state", "running") in ("starting", "running")
 
 
 def _next(completed: Any) -> Any:

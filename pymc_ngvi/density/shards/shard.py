@@ -4,47 +4,200 @@ import contextlib
 import functools
 import hashlib
 import math
+import os
 import threading
+import uuid
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import cloudpickle
 import numpy as np
 import pymc as pm
 
+from numpy.typing import NDArray
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.target import MeanHessian, RowRules
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.target import MeanHessian, RowRules, Spread
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.shards.errors import ShardError
-from pymc_ngvi.density.shards.requests import (
-    Apply,
-    ApplyToLikelihood,
-    Evaluate,
-    Expect,
-    Look,
-    ModelFacts,
-    Outline,
-    Potential,
-    Recipe,
-    Reference,
-    Request,
-    ShardExpectation,
-    Signature,
-    VariableForm,
-)
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.affine import Factor, factors_of, logp_of
 from pymc_ngvi.reading.roles import n_axes
 from pymc_ngvi.rows.row_hessian import Known
+
+# --- how shards are made, in whichever process ---
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How shards are made."""
+
+    #: The function that makes the model of a key, pickled.
+    build: bytes
+    keys: tuple[Hashable, ...]
+    #: Shards that a process keeps, at most.
+    keep: int | None
+    #: No other has it.
+    name: str
+    #: The process that asks.
+    home: int
+    #: Potentials that are left out.
+    without: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, build: Callable[..., object], keys: Sequence[Hashable], keep: int | None) -> "Recipe":
+        """Return a new one."""
+        try:
+            pickled = cloudpickle.dumps(build)
+        except Exception as error:
+            raise TypeError(
+                f"build={build!r} can't be sent to other processes ({type(error).__name__}: {error}): let it open what "
+                "it needs by itself."
+            ) from error
+        return cls(pickled, tuple(keys), keep, uuid.uuid4().hex, os.getpid())
+
+
+class VariableForm(NamedTuple):
+    """What a free variable is."""
+
+    #: Its name.
+    variable: str
+    #: Of its unconstrained value.
+    shape: tuple[int, ...]
+    dims: tuple[str | None, ...]
+    #: The values along each dim.
+    coordinates: tuple[object, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+#: Free variables by the names of their unconstrained values, in order.
+type Signature = Mapping[str, VariableForm]
+
+
+class Potential(NamedTuple):
+    """A potential of a shard's model."""
+
+    #: shape (n_points,).
+    values: Array
+    #: A digest of the arrays that it reads.
+    data: str
+
+
+class ModelFacts(NamedTuple):
+    """What a shard says of its model."""
+
+    #: Of its free variables.
+    signature: Signature
+    #: Number of observations by observed variable.
+    observations: dict[str, int]
+    #: At the points of the request; shape (n_points,).
+    log_prior: Array
+    #: The model's potentials there, by name.
+    potentials: dict[str, Potential]
+    #: Digests of the data that Deterministics read, by name.
+    deterministics: dict[str, str]
+    #: Observed variables that lack values, which are free variables instead.
+    lacking: tuple[str, ...]
+
+
+class Outline(NamedTuple):
+    """What a shard says of its log likelihood."""
+
+    #: Rows, and directions in which their functions vary at most; None where it is no sum over rows.
+    n_rows: int | None
+    n_directions: int | None
+    #: Why it is none.
+    why_not: str
+    #: Entries of the Hessian that can differ from 0; None where they are too many.
+    pattern: Pattern | None
+    #: Names the operation that has no second derivative, if there is one.
+    derivative_error: str
+    #: Estimated time of the gradient at one point.
+    gradient_seconds: float
+    #: Whether it is -inf under conditions that rows know nothing of.
+    leaves_out_conditions: bool
+
+
+class ShardExpectation(NamedTuple):
+    """The expectation of the log likelihood of a shard under a Gaussian."""
+
+    #: As of `Expectation`.
+    value: float
+    error: float
+    #: shape (n_dim,).
+    grad: Array
+    #: The values of the shard's pattern, or the matrix, (n_dim, n_dim).
+    hessian: Array
+    #: A number that tells rules of quadrature apart.
+    rules: int
+    #: Whether rules were chosen for this Gaussian.
+    is_new: bool
+    #: Whether the rows add up to the log likelihood, where that was looked at.
+    agrees: bool
+
+
+@stored("shard_reference")
+@dataclass(frozen=True)
+class Reference:
+    """What rules of quadrature are chosen for."""
+
+    #: Or the code of all rules; None where only the name is sent.
+    q: Spread | int | None
+    #: No other has it.
+    name: str
+
+    @property
+    def named(self) -> "Reference":
+        """The name alone, where the rest is large."""
+        return self if isinstance(self.q, int) else Reference(None, self.name)
+
+
+@dataclass(frozen=True)
+class Expect:
+    """Ask for the expectation under a Gaussian."""
+
+    q: Spread
+    #: Of q as a reference for rules.
+    name: str
+    #: Those for which rules were chosen before.
+    references: tuple[Reference, ...]
+    #: That of each shard; None: rules are chosen, and rows compared with the log likelihood at the mean; shape
+    #: (n_shards,), or None.
+    which: NDArray[np.intp] | None
+    #: Whether to choose new rules where rows are wider than they were, or much narrower.
+    adapt: bool
+    #: Whether the Hessian is to be a matrix.
+    is_dense: bool
+    #: Rows of all shards and of the prior.
+    n_rows: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """Ask for a function of a shard."""
+
+    #: Of the shard and the arguments; what it returns has to be small.
+    function: Callable[..., object]
+    arguments: tuple[object, ...] = ()
+
+
+#: The same for all shards, or one for each.
+type Requests = Request | Sequence[Request]
+
 
 # --- what there is to know of the model of a shard: its variables, its prior, whether it has data of its own ---
 
@@ -133,22 +286,19 @@ class Shard:
         self._lock = threading.RLock()
         with _LOCK:
             self._model = made(lambda key: cloudpickle.loads(recipe.build)(key), self.key)
-            self._see_that_it_is_new()
+            other = _OF_MODELS.get(id(self._model))
+            if other is not None and other.key != self.key:
+                raise ShardError(
+                    f"build returned the same model for the shards {other.key!r} and {self.key!r}: let it make a new "
+                    "one for each key.",
+                    self.key,
+                )
+            _OF_MODELS[id(self._model)] = self
         values = [value for value in self._model.rvs_to_values.values() if value is not None]
         found = {
             id(array): array.nbytes for array in _arrays([*self._model.basic_RVs, *self._model.potentials, *values])
         }
         self._n_bytes = sum(found.values())
-
-    def _see_that_it_is_new(self) -> None:
-        other = _OF_MODELS.get(id(self._model))
-        if other is not None and other.key != self.key:
-            raise ShardError(
-                f"build returned the same model for the shards {other.key!r} and {self.key!r}: let it make a new one "
-                "for each key.",
-                self.key,
-            )
-        _OF_MODELS[id(self._model)] = self
 
     def __reduce__(self) -> tuple[type, tuple[Recipe, int]]:
         """Return what to pickle: elsewhere, a shard is made again."""
@@ -157,16 +307,20 @@ class Shard:
     def answer(self, request: Request) -> object:
         """Return what is asked for."""
         with self._lock, _naming(self.key):
-            if isinstance(request, Expect):
-                return self._expected(request)
-            if isinstance(request, Evaluate):
-                return self._evaluated(request)
-            if isinstance(request, Apply):
-                return request.function(self.key, self._model)
-            if isinstance(request, ApplyToLikelihood):
-                return request.function(self._likelihood, *request.arguments)
-            with _LOCK:
-                return facts_of(self.key, self._model, request.theta) if isinstance(request, Look) else self._outline()
+            return request.function(self, *request.arguments)
+
+    def of_model(self, function: Callable[..., object]) -> object:
+        """Return a function of the key and the model."""
+        return function(self.key, self._model)
+
+    def of_likelihood(self, function: Callable[..., object], *arguments: object) -> object:
+        """Return a function of the log likelihood, a `LogDensity`, and arguments."""
+        return function(self._likelihood, *arguments)
+
+    def facts(self, theta: Array) -> ModelFacts:
+        """Return the facts of the model, with its prior at points, (n_points, n_dim)."""
+        with _LOCK:
+            return facts_of(self.key, self._model, theta)
 
     @functools.cached_property
     def _likelihood(self) -> LogDensity:
@@ -182,27 +336,28 @@ class Shard:
         likelihood = self._likelihood
         return likelihood.structural_pattern if likelihood.rows is not None else likelihood.pattern
 
-    def _outline(self) -> Outline:
+    def outline(self) -> Outline:
         """Return what the log likelihood is."""
-        likelihood = self._likelihood
-        if likelihood.has_minibatch:
-            raise ShardError(
-                f"The model of shard {self.key!r} reads pm.Minibatch data: shards are evaluated whole. Give it "
-                "the data themselves, without total_size.",
-                self.key,
+        with _LOCK:
+            likelihood = self._likelihood
+            if likelihood.has_minibatch:
+                raise ShardError(
+                    f"The model of shard {self.key!r} reads pm.Minibatch data: shards are evaluated whole. Give it "
+                    "the data themselves, without total_size.",
+                    self.key,
+                )
+            rows, error = likelihood.rows, likelihood.hessian_error()
+            return Outline(
+                None if rows is None else rows.n_rows,
+                None if rows is None else rows.n_directions,
+                "" if rows is not None else likelihood.by_rows.why_not,
+                self._pattern,
+                "" if error is None else str(error),
+                likelihood.gradient_seconds,
+                rows is not None and rows.leaves_out_conditions,
             )
-        rows, error = likelihood.rows, likelihood.hessian_error()
-        return Outline(
-            None if rows is None else rows.n_rows,
-            None if rows is None else rows.n_directions,
-            "" if rows is not None else likelihood.by_rows.why_not,
-            self._pattern,
-            "" if error is None else str(error),
-            likelihood.gradient_seconds,
-            rows is not None and rows.leaves_out_conditions,
-        )
 
-    def _expected(self, asked: Expect) -> ShardExpectation | None:
+    def expected(self, asked: Expect) -> ShardExpectation | None:
         """Return the expectation under a Gaussian; None where rules are not kept, and not told how to be chosen."""
         likelihood, rows = self._likelihood, self._likelihood.rows
         if rows is None:
@@ -241,19 +396,19 @@ class Shard:
         while len(self._rules) > _N_RULES:
             self._rules.popitem(last=False)
 
-    def _evaluated(self, asked: Evaluate) -> object:
-        """Return what was asked for at points."""
-        likelihood, theta = self._likelihood, asked.theta
-        if asked.what == "covers":
-            return likelihood.rows_cover(lambda: theta)
-        if asked.what == "mean_hessian":
-            pattern = None if asked.is_dense else self._pattern
-            return _entries(likelihood.mean_hessian(theta), pattern, likelihood.n_dim)
-        return likelihood.logp(theta) if asked.what == "logp" else likelihood.logp_grad(theta)
+    def mean_hessian(self, theta: Array, is_dense: bool) -> Array:
+        """Return the mean Hessian over draws: the values of the pattern, or a matrix."""
+        pattern = None if is_dense else self._pattern
+        return _entries(self._likelihood.mean_hessian(theta), pattern, self._likelihood.n_dim)
 
     def __sizeof__(self) -> int:
         """Return the bytes of the data, so that a scheduler knows what it holds."""
         return object.__sizeof__(self) + self._n_bytes
+
+
+def of_likelihood(function: Callable[..., object], *arguments: object) -> Request:
+    """Return the request for a function of the log likelihood, a `LogDensity`, and arguments."""
+    return Request(Shard.of_likelihood, (function, *arguments))
 
 
 def made(build: Callable[[Any], object], key: Hashable) -> pm.Model:

@@ -21,8 +21,9 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, walk
 from pytensor.tensor import as_tensor
 
+from pymc_ngvi.core.elbo import format_gap
 from pymc_ngvi.core.messages import shortened, suggestion
-from pymc_ngvi.core.stream import Batch, Place
+from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.target import Expectation, MatrixHessian, RowRules, Spread
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
@@ -32,6 +33,84 @@ from pymc_ngvi.density.logdensity import LogDensity, Sum
 from pymc_ngvi.density.row_kinds import ModelRows
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.reading.affine import Factor, factors_of
+
+# --- data that are read batch by batch: where a fit is, and what it has to say of them ---
+
+
+@stored("stream.place")
+class Place(NamedTuple):
+    """Which batch is the next one."""
+
+    #: Of the pass through the data, from 0.
+    number: int = 0
+    #: In that pass, from 0.
+    position: int = 0
+    #: Rows of that pass that were read before.
+    n_before: int = 0
+
+
+class Batch(NamedTuple):
+    """A batch that was read."""
+
+    #: Tells batches of a pass apart; the same in each pass.
+    which: int
+    n_rows: int
+    #: Whether it is the last one of its pass.
+    is_last: bool
+    #: Other data have another one.
+    print: str
+
+
+@stored("stream.report")
+@dataclass(frozen=True)
+class StreamReport:
+    """What a fit has to say of data in batches."""
+
+    #: Through all of the data.
+    n_passes: int
+    #: Batches of another pass that was not ended.
+    n_more: int
+    #: That were read.
+    n_batches: int
+    n_rows: int
+    #: Nats that the last of several passes has gained: less is left. After the only pass, the nats that another one
+    #: is to be expected to gain.
+    gap: float
+    #: How far means have moved by the last pass, or would by another one, in posterior standard deviations, at most.
+    moved: float
+    #: Whether there was one pass only, because the data could not be read again.
+    was_read_once: bool
+    #: Whether q moved at the ends of passes alone, because batches differ from pass to pass.
+    is_held: bool
+    #: What speaks for an order of the data, in a clause; empty where nothing does.
+    ordered: str
+
+    def __str__(self) -> str:
+        """Return the same in sentences."""
+        more = f" and {self.n_more} batches" if self.n_more else ""
+        passes = f"{self.n_passes} pass{'es'[: 2 * (self.n_passes != 1)]}{more}"
+        said = [f"{passes} through {self.n_batches} batches of {self.n_rows:,} rows."]
+        sds, gap = f"up to {self.moved:.2g} posterior standard deviations", format_gap(self.gap, " nats")
+        if self.gap < float("inf") and self.was_read_once:
+            said.append(f"Another pass is expected to move means by {sds}, and to gain {gap}.")
+        elif self.gap < float("inf"):
+            said.append(f"The last one moved means by {sds} and gained {gap}; less is left.")
+        if self.is_held:
+            said.append("Batches are not the same in each pass: q moved at the ends of passes alone.")
+        if self.ordered:
+            said.append(f"The data seem to be ordered: {self.ordered}.")
+        return " ".join(said)
+
+    @property
+    def warning(self) -> str:
+        """What is to be warned of; empty where nothing is."""
+        if not (self.ordered and self.was_read_once):
+            return ""
+        return (
+            f"The data seem to be ordered ({self.ordered}), and could be read once: the first batches are not like the "
+            "others. Give batches that can be read again, or shuffle the rows."
+        )
+
 
 # --- what can go wrong with data in batches ---
 
@@ -60,12 +139,8 @@ _NO_OTHER = (
 )
 
 
-class Raw(NamedTuple):
-    """What a source gave."""
-
-    #: Number of the batch: of the item, or of its place in the order of the source.
-    which: int
-    data: Any
+#: What a source gave: the number of the batch, of the item or of its place in the order of the source, and its data.
+type Raw = tuple[int, Any]
 
 
 class BatchSource:
@@ -109,7 +184,7 @@ class BatchSource:
                 once = " Iterators can be read once: this one may have been read before." if self.is_read_once else ""
                 raise BatchError(f"batches is empty: it gave nothing.{once}")
             self._ahead = found
-        return self._ahead.data
+        return self._ahead[1]
 
     def read(self, seed: int, place: Place) -> Raw | None:
         """Return the batch at a place; None after the last one of a pass."""
@@ -122,7 +197,7 @@ class BatchSource:
             if place.position >= len(order):
                 return None
             which = int(order[place.position])
-            return Raw(which, self._item(which, place))
+            return which, self._item(which, place)
         if self._last is not None and self._last[0] == place:  # a visit that was cut short
             return self._last[1]
         found, self._ahead = (self._ahead if place[:2] == (0, 0) else None), None
@@ -181,7 +256,7 @@ class BatchSource:
                 self._open = None
             raise _unreadable(place, error) from error
         self._next = Place(place.number, place.position + 1)
-        return Raw(place.position, data)
+        return place.position, data
 
 
 def _unreadable(place: Place, error: Exception, which: str = "") -> BatchError:
@@ -484,25 +559,21 @@ class StreamDensity(Sum):
         """Whether there is one pass through the data, and no other."""
         return self._source.is_read_once
 
-    @property
-    def is_random(self) -> bool:
-        """Whether each pass has a random order of its own."""
-        return self._source.is_random
-
     def read(self, seed: int, place: Place) -> Batch:
-        """Read the batch at a place; see `StreamTarget`."""
+        """Read the batch at a place; where there are passes in random orders, ``seed`` tells these."""
         raw = self._source.read(seed, place)
         if raw is None:
             raise self._another_size(place, f"has {place.n_before:,} rows")
+        which, data = raw
         where = f"Batch {place.position + 1} of pass {place.number + 1}"
-        self._arrays = arrays = self._form.arrays(raw.data, where)
+        self._arrays = arrays = self._form.arrays(data, where)
         self._batch = self._likelihood_of(arrays, where)
         n_rows = self._batch.n_rows[0]
         n_read, following = place.n_before + n_rows, place._replace(position=place.position + 1)
         is_last = n_read >= self.total_size
         if n_read > self.total_size or (is_last and self._source.has_more(seed, following)):
             raise self._another_size(place, f"has more than {self.total_size:,} rows")
-        return Batch(raw.which, n_rows, is_last, print_of(arrays))
+        return Batch(which, n_rows, is_last, print_of(arrays))
 
     def _another_size(self, place: Place, has: str) -> BatchError:
         return BatchError(
@@ -511,7 +582,10 @@ class StreamDensity(Sum):
         )
 
     def keep(self, which: int, q: Spread) -> tuple[int, Expectation]:
-        """Keep some rows of the batch that was read last, evenly spread; see `StreamTarget`."""
+        """Keep some rows of the batch that was read last, evenly spread; return their number, and their `of_kept`.
+
+        Of all batches together, these are about as many as one batch has.
+        """
         n_rows = self._batch.n_rows[0]
         n_kept = min(n_rows, max(_FEWEST_KEPT, round(n_rows * self._n_first / self.total_size)))
         rows = np.linspace(0.0, n_rows - 1.0, n_kept).astype(np.intp)
@@ -550,7 +624,7 @@ class StreamDensity(Sum):
         return self.prior.expected(q)
 
     def of_batch(self, q: Spread, rules: RowRules | None = None) -> Expectation:
-        """Return the expectation of the log likelihood of the batch that was read last; see `StreamTarget`."""
+        """Return the expectation of the log likelihood of the batch that was read last, under a Gaussian."""
         return self._batch.rows.under(q, rules=rules, adapt=rules is not None)
 
     def _all_batches(self) -> Iterator[BatchLikelihood]:

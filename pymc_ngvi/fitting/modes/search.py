@@ -7,28 +7,233 @@ they are at the fit. Where log p is concave given three coordinates or fewer, li
 """
 
 import logging
+import math
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core import linalg
 from pymc_ngvi.core.climbs import VALLEY, ascend, tops
+from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.prices import fit_seconds, in_words
 from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.sizes import STREAMED
-from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.core.status import StartError
+from pymc_ngvi.core.target import MeanHessian, Spread
+from pymc_ngvi.core.types import Array, FittedState, GaussianState, Rule, VariationalState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.one_mode import concave_given, has_one_mode, rows_not_concave
+from pymc_ngvi.families import FullState, Maker
 from pymc_ngvi.families.gaussian import Gaussian
-from pymc_ngvi.fitting.modes.climbs import MOST_NEWTON, Curvature, Mode, cost, far_from, modes_from
-from pymc_ngvi.fitting.modes.found import is_outside
-from pymc_ngvi.fitting.modes.newton import N_STEPS, climbed
+from pymc_ngvi.fitting.loop import LoopState
 from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.fitting.problem import Problem
+from pymc_ngvi.fitting.problem import Problem, choose_start
+from pymc_ngvi.fitting.record import OtherMode, is_outside, shares
+from pymc_ngvi.mixtures.finite.trust_region import distinct, local_component
+from pymc_ngvi.moves.chains import ChainCoordinates, Climbs
+
+# --- climbs of log p in few dimensions, by Newton's method with curvatures from differences of gradients ---
+
+#: Steps of a climb.
+N_STEPS = 20
+#: Least curvature of a climb, in its scales; length of its steps; nats below which a step is the last.
+_LEAST_CURVATURE, _MOST_LENGTH, _LAST_GAIN = 0.1, 3.0, 0.05
+#: Length of differences of gradients, in the same scales.
+_DIFFERENCE = 1e-5
+
+
+def climbed(density: ModelDensity, points: Array, scale: Array) -> tuple[Array, Array, Array]:
+    """Climb log p from several points at once, by Newton steps with the absolute values of the curvatures."""
+    x = points.copy()
+    logp, grad = density.logp_grad(x)
+    active = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
+    logp = np.where(active, logp, -np.inf)
+    direction, size, turn = np.zeros_like(x), np.ones(len(x)), active.copy()
+    longest = _MOST_LENGTH * np.sqrt(x.shape[1])
+    for _ in range(N_STEPS):
+        turning = active & turn
+        curvatures, _ = _curvatures(density, x[turning], grad[turning], scale[turning])
+        values, vectors = np.linalg.eigh(curvatures)
+        slopes = np.einsum("nji,nj->ni", vectors, scale[turning] * grad[turning])
+        steps = np.einsum("nij,nj->ni", vectors, slopes / np.maximum(np.abs(values), _LEAST_CURVATURE))
+        length = np.maximum(np.linalg.norm(steps, axis=1, keepdims=True), 1e-300)
+        direction[turning] = scale[turning] * steps * np.minimum(1.0, longest / length)
+        rows = np.flatnonzero(active)
+        if not len(rows):
+            break
+        new = x[rows] + size[rows, None] * direction[rows]
+        new_logp, new_grad = density.logp_grad(new)
+        with np.errstate(invalid="ignore"):
+            better = (new_logp >= logp[rows]) & np.isfinite(new_logp) & np.isfinite(new_grad).all(axis=1)
+        up, down = rows[better], rows[~better]
+        gain = new_logp[better] - logp[up]
+        full = size[up] == 1.0
+        x[up], logp[up], grad[up] = new[better], new_logp[better], new_grad[better]
+        size[up], size[down] = np.minimum(2.0 * size[up], 1.0), 0.25 * size[down]
+        turn[:] = False
+        turn[up] = True
+        active[up[full & (gain < _LAST_GAIN)]] = False
+    return x, logp, grad
+
+
+def abouts(density: ModelDensity, points: Array, grad: Array, scales: Array) -> list[GaussianState | None]:
+    """Return Gaussians with the curvature of log p at points; None where it bends upwards, or is not finite."""
+    sd = scales.copy()
+    for _ in range(2):  # the second time over differences of the right length
+        curvatures, _ = _curvatures(density, points, grad, sd)
+        sd = sd / np.sqrt(np.maximum(np.diagonal(curvatures, axis1=1, axis2=2), _LEAST_CURVATURE))
+    return [
+        _gaussian(point, curvature, scale) if is_finite else None
+        for point, curvature, is_finite, scale in zip(points, *_curvatures(density, points, grad, sd), sd, strict=True)
+    ]
+
+
+def _gaussian(point: Array, curvature: Array, sd: Array) -> GaussianState | None:
+    """Return the Gaussian about a point with a curvature in scales of its own; None where it bends upwards."""
+    upper = linalg.reverse_cholesky(curvature)
+    if upper is None:
+        return None
+    factor = linalg.solve_lower(np.ascontiguousarray(upper.T), np.eye(len(point)))
+    return cast(GaussianState, FullState(point.copy(), sd[:, None] * factor))
+
+
+def _curvatures(density: ModelDensity, points: Array, grad: Array, scales: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Return minus the Hessian at each point, in its scales, from differences of gradients; 1 where not finite."""
+    n_points, n_dim = points.shape
+    if not n_points:
+        return np.empty((0, n_dim, n_dim)), np.empty(0, dtype=np.bool_)
+    moved = points[:, None, :] + _DIFFERENCE * scales[:, :, None] * np.eye(n_dim)
+    _, beside = density.logp_grad(moved.reshape(-1, n_dim))
+    with np.errstate(invalid="ignore", over="ignore"):
+        change = grad[:, None, :] - beside.reshape(n_points, n_dim, n_dim)
+        curvatures = scales[:, None, :] * change / _DIFFERENCE
+        curvatures = 0.5 * (curvatures + curvatures.transpose(0, 2, 1))
+    finite = np.isfinite(curvatures).all(axis=(1, 2))
+    return np.where(finite[:, None, None], curvatures, np.eye(n_dim)), finite
+
+
+# --- climbs of log p from many points at once, and the Gaussians about the modes that they end at ---
+
+#: Dimensions up to which curvatures come from differences of gradients, and climbs take steps of Newton's method.
+MOST_NEWTON = 12
+#: Steps of another climb, after which it is seen where it leads.
+_N_ASCENT = 60
+#: Slope of log p per root dimension, in units of a mode, below which a climb has ended at one: others end on ridges.
+_FLAT = 0.3
+#: Distance from a fit, in standard deviations and per root dimension, from which on a mode is another one.
+_FAR, _FAR_PER_ROOT = 4.0, 0.5
+#: Nats below a mode, and per dimension, at which another one has next to no mass.
+_BELOW, _BELOW_PER_DIM = 10.0, 0.25
+#: A Gaussian about a mode is no wider than so many times a fit, and no narrower than a part of it.
+_WIDEST, _NARROWEST = 100.0, 1e-6
+#: Modes that are looked at, at most, the best ones.
+_MOST_MODES = 16
+
+
+#: What curvatures come from.
+type Curvature = Literal["hessians", "rows", "differences"]
+
+
+class Mode(NamedTuple):
+    """A mode of log p."""
+
+    #: About it, with the curvature of log p there.
+    gaussian: GaussianState
+    #: At the mode; of the mass about it, by Laplace's method.
+    logp: float
+    log_mass: float
+    #: Whether it is none, but a place beyond a valley from which a fit may come to one.
+    is_start: bool = False
+
+    @property
+    def point(self) -> Array:
+        """Where it is."""
+        return np.asarray(self.gaussian.mean())
+
+
+def modes_from(
+    density: ModelDensity,
+    q: GaussianState,
+    points: Array,
+    scales: Array,
+    *,
+    has_home: bool = False,
+    curvature: Curvature = "hessians",
+) -> tuple[list[Mode], Mode | None]:
+    """Return the modes that climbs end at, and that of the first point, which is to be where a fit is, if so told."""
+    is_small, by_rows = density.n_dim <= MOST_NEWTON, _CurvedByRows(density, q)
+    with np.errstate(all="ignore"):
+        if is_small:
+            ends, logp, grad = climbed(density, points, scales)
+            about_ends = abouts(density, ends, grad, scales)
+        else:
+            whitened = Climbs(density, ChainCoordinates.of(q), math.inf)
+            z, logp = ascend(whitened, whitened.coordinates.w(points), _N_ASCENT)
+            z, logp = _away(whitened, z, logp) if has_home else ascend(whitened, z)
+            ends = whitened.coordinates.draws(z)
+
+        def make(i: int) -> GaussianState | None:
+            if is_small:
+                return about_ends[i]
+            if curvature == "differences":
+                return abouts(density, ends[[i]], density.logp_grad(ends[[i]])[1], q.sd()[None])[0]
+            curved: Any = by_rows if curvature == "rows" else density
+            return local_component(curved, q, ends[i], (_WIDEST**-2, _NARROWEST**-2))
+
+        found, which = distinct(ends, logp, make, _MOST_MODES)
+        modes = [
+            Mode(about, float(logp[i]), float(logp[i] - about.log_density(ends[i][None])[0]))
+            if is_flat(density, about)
+            else None
+            for i, about in found
+        ]
+        home = modes[which[0]] if has_home and which[0] >= 0 else None
+        return [mode for mode in modes if mode is not None], home
+
+
+def _away(whitened: Climbs, ends: Array, logp: Array) -> tuple[Array, Array]:
+    """Return the ends of climbs beyond a valley from the first one, which comes first, and log p there.
+
+    log p is -inf at what turns out to be no other mode, and everywhere where there is none.
+    """
+    n_dim = ends.shape[1]
+    logp[1:][~(logp[1:] >= logp.max() - _BELOW - _BELOW_PER_DIM * n_dim)] = -np.inf
+    z, logp = ascend(whitened, ends[tops(lambda z: whitened.logp_grad(z)[0], ends, logp, _MOST_MODES, 0)])
+    is_away = np.linalg.norm(z - z[0], axis=1) >= far_from(n_dim)
+    is_away[0] = is_away.any()
+    return z, np.where(is_away, logp, -np.inf)
+
+
+def far_from(n_dim: int) -> float:
+    """Return the distance, in standard deviations, from which on a mode is another one."""
+    return float(max(_FAR, _FAR_PER_ROOT * np.sqrt(n_dim)))
+
+
+def is_flat(density: ModelDensity, about: GaussianState) -> bool:
+    """Tell whether log p is flat where a climb ended."""
+    grad = density.logp_grad(about.mean()[None])[1]
+    return float(np.sum(about.whiten(grad) ** 2)) < _FLAT**2 * about.n_dim
+
+
+class _CurvedByRows:
+    """A log density whose Hessians come from its rows, as expectations over these do, at one point at a time."""
+
+    has_hessian = True
+
+    def __init__(self, density: ModelDensity, q: GaussianState) -> None:
+        self._density, self._q = density, q
+
+    def mean_hessian(self, theta: Array) -> MeanHessian:
+        """Return the Hessian at the only point."""
+        [point] = theta
+        found = self._density.by_rows.about(point, cast(Spread, self._q))
+        return self._density.mean_hessian(theta) if found is None else found
+
 
 # --- where climbs begin: draws of the prior, of wide t distributions about a fit, and draws of the fit itself ---
 
@@ -90,13 +295,22 @@ def points_for(
         n_own, n_seen = _N_OWN, _N_WEIGHED
         scales += [np.broadcast_to(q.sd(), (_N_OWN + n_heavy, q.n_dim))]
     prior = _prior(density, n_looked // 2, seed_of(rng))
-    sets = [(prior, _spread(prior))] if len(prior) >= _LEAST_PRIOR else []
+    sets = []
+    if len(prior) >= _LEAST_PRIOR:
+        lower, upper = np.quantile(prior, [0.25, 0.75], axis=0)
+        sets.append((prior, np.maximum((upper - lower) / (2.0 * _QUARTILE), 1e-12)))
     if is_sound:
         n = (n_looked - len(prior)) // len(WIDER)
-        sets += [(_wide(q, width, n, rng), width * q.sd()) for width in WIDER]
+        for width in WIDER:  # of t distributions about the fit
+            z = rng.standard_normal((n, q.n_dim)) / np.sqrt(rng.chisquare(_DF, (n, 1)) / _DF)
+            sets.append((np.asarray(q.draws(width * z)), width * q.sd()))
     for draws, sd in sets:
         n = max(n_climbs // 2 if draws is prior else (n_climbs - n_climbs // 2 * bool(len(prior))) // len(WIDER), 1)
-        best = draws[_best_of_parts(density, q if is_sound else None, draws, n)]
+        with np.errstate(all="ignore"):
+            logp = _finite(density.logp(draws))
+            unexplained = _finite(logp - q.log_density(draws)) if is_sound else logp
+        parts = [part for part in np.array_split(np.arange(len(draws)), n) if len(part)]
+        best = draws[[part[np.argmax((unexplained if i % 2 else logp)[part])] for i, part in enumerate(parts)]]
         theta.append(best)
         scales.append(np.broadcast_to(sd, best.shape))
         n_seen += len(draws)
@@ -210,28 +424,6 @@ def _are_humps(logp: Array) -> NDArray[np.bool_]:
     return result
 
 
-def _wide(q: GaussianState, width: float, n: int, rng: np.random.Generator) -> Array:
-    """Draw from a t distribution about a fit, wider than that."""
-    z = rng.standard_normal((n, q.n_dim)) / np.sqrt(rng.chisquare(_DF, (n, 1)) / _DF)
-    return np.asarray(q.draws(width * z))
-
-
-def _spread(draws: Array) -> Array:
-    """Return robust standard deviations."""
-    lower, upper = np.quantile(draws, [0.25, 0.75], axis=0)
-    return np.maximum((upper - lower) / (2.0 * _QUARTILE), 1e-12)
-
-
-def _best_of_parts(density: ModelDensity, q: GaussianState | None, draws: Array, n_parts: int) -> NDArray[np.intp]:
-    """Return the best draw of each part: by log p, and of every second part by what a fit does not explain of it."""
-    with np.errstate(all="ignore"):
-        logp = _finite(density.logp(draws))
-        unexplained = logp if q is None else _finite(logp - q.log_density(draws))
-    parts = [part for part in np.array_split(np.arange(len(draws)), n_parts) if len(part)]
-    best = [part[np.argmax((unexplained if i % 2 else logp)[part])] for i, part in enumerate(parts)]
-    return np.array(best, dtype=np.intp)
-
-
 def _finite(values: Array) -> Array:
     return np.where(np.isfinite(values), values, -np.inf)
 
@@ -272,14 +464,6 @@ class FoundModes(NamedTuple):
     n_gradients: int
 
 
-def _say(seconds: float, of_fit: float, show: Callable[[str], None]) -> None:
-    """Say what is being done: in the log, too, where it takes long, or longer than the fit."""
-    text = f"Looking for other modes: {in_words(seconds)}"
-    show(text)
-    if seconds >= _LONG or seconds >= max(_SAID, of_fit):
-        logger.info(f"{text}{', longer than the fit took' if seconds > of_fit else ''}.")
-
-
 @dataclass(frozen=True)
 class ModeSearch:
     """A search for other modes."""
@@ -298,7 +482,7 @@ class ModeSearch:
     def of(cls, problem: Problem, options: FitOptions, seed: int) -> "ModeSearch | None":
         """Return the search for a problem; None where log p has one mode, or is not known as a whole."""
         density = problem.density
-        served = options.choice.step in ("adaptive", "linesearch") and problem.has_own_coordinates
+        served = options.choice.step in ("adaptive", "linesearch") and problem.target is density
         if not served or density.has_minibatch or density.is_streamed or density.is_sharded:
             return None
         estimator = options.choice.estimator
@@ -324,7 +508,8 @@ class ModeSearch:
         density = self.density
         if not isinstance(q, Gaussian) or not np.isfinite(elbo) or has_one_mode(density):
             return None
-        each, of_climb = max(density.gradient_seconds, 1e-9), cost(density.n_dim)
+        each, n_dim = max(density.gradient_seconds, 1e-9), density.n_dim
+        of_climb = N_STEPS * (n_dim + 1) if n_dim <= MOST_NEWTON else _N_ASCENT  # gradients, about
         of_fit = fit_seconds(density, n_gradients, n_hessians, self.estimator)
         seconds = max(_LEAST_SECONDS, of_fit)
         if self.max_seconds is not None:
@@ -336,7 +521,10 @@ class ModeSearch:
         n_climbs = min(n_climbs, _MOST_CLIMBS)
         n_looked = min(int(0.5 * _OF_CLIMBS * seconds / each), _MOST_LOOKED)
         n_fits = int(np.clip((1.0 - _OF_CLIMBS) * seconds / max(of_fit, 1e-9), 1, _MOST_FITS))
-        _say((n_climbs * of_climb + n_looked) * each, of_fit, show)
+        takes = (n_climbs * of_climb + n_looked) * each
+        show(text := f"Looking for other modes: {in_words(takes)}")
+        if takes >= _LONG or takes >= max(_SAID, of_fit):
+            logger.info(f"{text}{', longer than the fit took' if takes > of_fit else ''}.")
         counted = density.n_gradients, density.n_hessians
         try:
             return self._found(q, elbo, n_climbs, n_looked, n_fits, is_sound=is_sound)
@@ -397,16 +585,15 @@ class ModeSearch:
 
     def _that_count(self, modes: list[Mode], q: GaussianState, elbo: float) -> list[Mode]:
         """Return the modes that are not the one that the fit is at, and may have mass enough, the largest first."""
-        others = sorted((mode for mode in modes if self._is_other(mode, q, elbo)), key=lambda mode: -mode.log_mass)
+        others = []
+        for mode in modes:
+            apart = mode.point - q.mean()
+            is_near = max(_distance(q, apart), _distance(mode.gaussian, apart)) < far_from(q.n_dim)
+            if not is_near and is_outside(self.density, q, elbo, mode.gaussian, self.stream):
+                others.append(mode)
+        others.sort(key=lambda mode: -mode.log_mass)
         best = others[0].log_mass if others and others[0].log_mass > elbo else elbo
         return [mode for mode in others if _counts(mode, q if best == elbo else others[0].gaussian, best)]
-
-    def _is_other(self, mode: Mode, q: GaussianState, elbo: float) -> bool:
-        """Tell whether a mode is not the one that the fit is at."""
-        apart = mode.point - q.mean()
-        if max(_distance(q, apart), _distance(mode.gaussian, apart)) < far_from(q.n_dim):
-            return False
-        return is_outside(self.density, q, elbo, mode.gaussian, self.stream)
 
 
 def _counts(mode: Mode, best: GaussianState, log_mass: float) -> bool:
@@ -425,3 +612,142 @@ def is_equal(mode: Mode, other: Mode) -> bool:
 def _distance(state: GaussianState, apart: Array) -> float:
     """Return the length of a vector in the standard deviations of a Gaussian."""
     return float(np.sqrt(max(apart @ state.precision_product(apart[None])[0], 0.0)))
+
+
+# --- fits from other modes: the best of all is kept, and it is noted which modes are left besides ---
+
+#: Nats, and standard errors, that another fit has to gain.
+_GAIN, _N_SE = 0.1, 3.0
+#: Part of the mass, times the square of the distance in standard deviations, from which on a mode is told of; how many.
+_LEAST_WEIGHT, _MOST_TOLD = 0.01, 8
+#: Nats within which a mode has so much of the mass that a fit is worth while.
+_LARGE = 4.0
+#: Parts of the standard deviations about a mode that a fit from there begins with.
+_PARTS = (1.0, 0.3)
+
+
+class Ended(NamedTuple):
+    """Where a fit has ended, and how good that is."""
+
+    state: LoopState
+    elbo: Elbo
+    gap: float
+
+    @property
+    def q(self) -> GaussianState:
+        """The approximation."""
+        return cast(GaussianState, self.state.rule.q)
+
+
+def explored(
+    search: ModeSearch,
+    found: FoundModes,
+    rule: Rule,
+    family: Maker[FittedState],
+    first: Ended,
+    fit_from: Callable[[VariationalState], Ended | None],
+) -> tuple[Ended, str, tuple[OtherMode, ...]]:
+    """Fit from the modes that were found.
+
+    Returns
+    -------
+    tuple
+        The best of all; why that is not the first fit, empty where it is; and the modes that are left besides.
+    """
+    ends, n_left = [first], found.n_fits
+    images: list[tuple[VariationalState, int]] = []
+    known: list[tuple[Mode, int]] = [] if found.home is None else [(found.home, 0)]
+    left: list[VariationalState] = []
+    largest = max([first.elbo.value, *(mode.log_mass for mode in found.modes)])
+    for mode in found.modes:
+        i = None if mode.is_start else next((i for other, i in known if is_equal(mode, other)), None)
+        if i is not None:
+            q: Any = ends[i].q
+            about: Any = replace(q, location=mode.point)
+            if n_left > 0 and about.n_dim > MOST_NEWTON:  # a mean may be far from the mode there
+                n_left -= 1
+                new = _fitted(search, rule, family, mode, fit_from)
+                about = about if new is None or _among(search, ends, new.q) is not None else new.q
+            images.append((about, i))
+            continue
+        i = _among(search, ends, mode.gaussian)
+        # In many dimensions a mode of log p says little of the mass about it.
+        is_small = mode.gaussian.n_dim <= MOST_NEWTON and mode.log_mass < largest - _LARGE
+        if i is None and (n_left == 0 or is_small):
+            left.append(mode.gaussian)
+            continue
+        if i is None:
+            n_left -= 1
+            new = _fitted(search, rule, family, mode, fit_from)
+            i = None if new is None else _among(search, ends, new.q)
+            if new is not None and i is None:
+                i = len(ends)
+                ends.append(new)
+            elif new is not None and i is not None and is_better(new.elbo, ends[i].elbo):
+                ends[i] = new
+            if i is None or _among(search, ends, mode.gaussian) is None:
+                home = mode if found.home is None else found.home
+                points, heights = np.array([mode.point, home.point]), np.array([mode.logp, home.logp])
+                if not mode.is_start and (home is mode or len(tops(search.density.logp, points, heights, 2)) > 1):
+                    left.append(mode.gaussian)  # a fit does not stay there
+                continue
+        known.append((mode, i))
+    best = 0
+    for i, end in enumerate(ends):
+        best = i if is_better(end.elbo, ends[best].elbo) else best
+    of_prior = f"{found.n_prior:,} draws of the prior and " if found.n_prior else ""
+    sentence = (
+        f"A first fit ended at another mode. This one begins where the best of {of_prior}"
+        f"{found.n_looked - found.n_prior:,} points about that fit led, and its ELBO is "
+        f"{ends[best].elbo.value - first.elbo.value:,.1f} nats higher."
+    )
+    return ends[best], sentence * (ends[best] is not first), _shared(search, ends, best, left, images)
+
+
+def is_better(new: Elbo, old: Elbo) -> bool:
+    """Tell whether another fit has gained more than its error."""
+    return bool(np.isfinite(new.value) and new.value - old.value > max(_GAIN, _N_SE * float(np.hypot(new.se, old.se))))
+
+
+def _among(search: ModeSearch, ends: Sequence[Ended], other: VariationalState) -> int | None:
+    """Return which of some ends has mass where another approximation is; None where none has."""
+    covering = (
+        i for i, end in enumerate(ends) if not is_outside(search.density, end.q, end.elbo.value, other, search.stream)
+    )
+    return next(covering, None)
+
+
+def _fitted(
+    search: ModeSearch,
+    rule: Rule,
+    family: Maker[FittedState],
+    mode: Mode,
+    fit_from: Callable[[VariationalState], Ended | None],
+) -> Ended | None:
+    about = mode.gaussian
+    try:
+        state = choose_start(rule, family, about.mean(), [part * about.sd() for part in _PARTS], search.density)
+    except StartError:
+        return None
+    return fit_from(state)
+
+
+def _shared(
+    search: ModeSearch,
+    ends: Sequence[Ended],
+    best: int,
+    left: Sequence[VariationalState],
+    images: Sequence[tuple[VariationalState, int]],
+) -> tuple[OtherMode, ...]:
+    """Return all modes but the best with their shares; images of one have its own."""
+    if len(ends) == 1 and not (left or images):
+        return ()
+    masses = shares(search.density, [*(end.q for end in ends), *left], search.stream)
+    masses = masses / (1.0 + sum(float(masses[i]) for _, i in images))
+    found = [OtherMode(end.q, float(masses[i])) for i, end in enumerate(ends) if i != best]
+    found += [OtherMode(q, float(share)) for q, share in zip(left, masses[len(ends) :], strict=True)]
+    found += [OtherMode(image, float(masses[i]), is_equal=i == best) for image, i in images]
+    mean, sd = ends[best].q.mean(), ends[best].q.sd()
+    weight = [mode.share * (1.0 + float(np.max((np.asarray(mode.q.mean()) - mean) ** 2 / sd**2))) for mode in found]
+    counting = [mode for mode, w in zip(found, weight, strict=True) if w > _LEAST_WEIGHT]
+    return tuple(sorted(counting, key=lambda mode: -mode.share)[:_MOST_TOLD])

@@ -8,24 +8,25 @@ are averaged over fresh sets, which tell what is left to gain.
 
 import functools
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.climbs import ascend
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.target import WhitenedHessian
 from pymc_ngvi.core.types import (
     Array,
     Assessment,
     BaseDraws,
     Density,
-    Estimator,
     Evaluation,
     GaussianState,
     MeanHessian,
@@ -36,13 +37,130 @@ from pymc_ngvi.core.types import (
     Update,
     Whitener,
 )
+from pymc_ngvi.estimators import Estimator
 from pymc_ngvi.families.mixture import MixtureState
-from pymc_ngvi.mixtures.finite.search import addition, modes
-from pymc_ngvi.steps.adaptive.certificate import is_kinked
-from pymc_ngvi.steps.adaptive.rule import Adaptive
-from pymc_ngvi.steps.adaptive.state import AdaptiveState
-from pymc_ngvi.steps.schedule.base import FEW_DRAWS, MAX_LOST, Schedule
-from pymc_ngvi.steps.schedule.state import Belief, Failure, ScheduleState, Step
+from pymc_ngvi.steps.adaptive.rule import Adaptive, AdaptiveState, Growth
+from pymc_ngvi.steps.schedule import FEW_DRAWS, MAX_LOST, Belief, Failure, Schedule, ScheduleState, Step, is_kinked
+
+# --- where components may begin: at modes of log p found from dispersed points, and where q has too little mass ---
+
+#: Points that ascend log p together.
+_N_POINTS = 128
+#: Scales of the starting points, in those of the start, which count as this at least.
+_SCALES, _LEAST_START = (1.0, 0.5), 1.0
+#: A component starts no wider than so many scales of the start, and no narrower than a part of them.
+_WIDEST, _NARROWEST = 10.0, 1e-6
+#: Mahalanobis distance per root dimension below which two ends of an ascent count as one mode.
+_SAME = 0.5
+#: Log of the part of all mass that a mode needs to be worth a component.
+_LEAST_LOG_MASS = -12.0
+#: Draws among which the place of a new component is looked for, and how much wider than q they are.
+_N_CANDIDATES, _INFLATIONS = 512, (1.0, 1.5, 3.0)
+#: Smallest and largest relative precision of a new component, in the coordinates of the one it begins beside.
+_LEAST_TIGHT, _MOST_TIGHT = 1.0, 1e4
+#: Multiples of the least precision to add, one after the other, until a curvature is positive definite.
+_RAISED = 0.1 * 10.0 ** np.arange(6)
+#: Weight at which a new component starts.
+_LIGHT, _HEAVY = 0.02, 0.5
+
+
+def modes(
+    density: Density, around: GaussianState, extra: Array, rng: np.random.Generator, n_most: int
+) -> tuple[list[GaussianState], Array]:
+    """Look for modes of log p from dispersed points, and make a component of each."""
+    # A start that was shrunk, so that a single Gaussian has a good one, is no place to look around from.
+    around = around.with_scale(around.location, np.maximum(around.sd(), _LEAST_START))
+    normals = rng.standard_normal((len(_SCALES), _N_POINTS, density.n_dim))
+    points = [around.draws(scale * z) for scale, z in zip(_SCALES, normals, strict=True)]
+    ends, logp = ascend(density, np.concatenate([points[0], extra, *points[1:]]))
+    found, _ = distinct(ends, logp, lambda i: local_component(density, around, ends[i]), 4 * n_most + 8)
+    log_mass = np.array([float(logp[i] - about.log_density(ends[i][None])[0]) for i, about in found])
+    order = np.argsort(-log_mass)[:n_most]
+    order = order[log_mass[order] > log_mass.max(initial=-np.inf) + _LEAST_LOG_MASS]
+    return [found[i][1] for i in order], log_mass[order]
+
+
+def distinct(
+    ends: Array, logp: Array, make: Callable[[int], GaussianState | None], most: int
+) -> tuple[list[tuple[int, GaussianState]], NDArray[np.intp]]:
+    """Return the ends that no higher one is near, with Gaussians about them, and which of them each end is."""
+    found, which = list[tuple[int, GaussianState]](), np.full(len(ends), -1)
+    for i in np.argsort(-logp)[: np.isfinite(logp).sum()]:
+        known = next((k for k, (_, about) in enumerate(found) if is_at(about, ends[i])), -1)
+        if known < 0 and len(found) < most and (about := make(int(i))) is not None:
+            known = len(found)
+            found.append((int(i), about))
+        which[i] = known
+    return found, which
+
+
+def is_at(component: GaussianState, point: Array) -> bool:
+    """Tell whether a point is near the mean of a component, in its own units."""
+    apart = (point - component.location)[None]
+    square = float(apart[0] @ component.precision_product(apart)[0])
+    return bool(square < _SAME**2 * component.n_dim)
+
+
+def local_component(
+    density: Density, like: GaussianState, point: Array, tightness: tuple[float, float] | None = None
+) -> GaussianState | None:
+    """Return a Gaussian about a point with the curvature of log p there, kept within limits."""
+    least, most = tightness or (_WIDEST**-2, _NARROWEST**-2)
+    here = _moved_to(like, point)
+    if not density.has_hessian:
+        return here
+    curvature = density.mean_hessian(point[None]).whitened(here)
+    nowhere = np.zeros(len(point))
+    scaled = here.precision_scaled_by_function(curvature, lambda a: np.clip(a, least, most), nowhere)
+    if scaled is None:  # a form that eigenvalues do not keep: as much of the identity as it takes
+        raised = (here.add_to_diagonal(curvature, by) for by in least * _RAISED)
+        scaled = next(filter(None, (here.precision_scaled_by(matrix, nowhere) for matrix in raised)), None)
+    return None if scaled is None else scaled[0]
+
+
+def _moved_to(state: GaussianState, point: Array) -> GaussianState:
+    return replace(state, location=np.array(point, dtype=np.float64))
+
+
+def addition(
+    density: Density, q: MixtureState, rng: np.random.Generator, tried: list[Array], log_evidence: float
+) -> MixtureState | None:
+    """Return q with one more component, where p has most mass that q lacks."""
+    thetas, parents = _candidates(q, rng)
+    logp = density.logp_grad(thetas)[0]
+    log_ratio = logp - q.log_density(thetas) - log_evidence
+    # log (p - q), in units of the mass that a component like the parent has: what it could gain.
+    size = np.array([-float(c.log_density(c.location[None])[0]) for c in q.components])[parents]
+    with np.errstate(all="ignore"):
+        excess = np.where(log_ratio > 0.0, logp + np.log1p(-np.exp(-log_ratio)) + size, -np.inf)
+    excess[~np.isfinite(excess)] = -np.inf
+    for row in np.argsort(-excess)[:64]:
+        if excess[row] == -np.inf:
+            return None
+        parent = q.components[parents[row]]
+        if any(is_at(_moved_to(parent, place), thetas[row]) for place in tried):
+            continue
+        tried.append(thetas[row])
+        component = local_component(density, parent, thetas[row], (_LEAST_TIGHT, _MOST_TIGHT))
+        if component is not None:
+            log_mass = float(logp[row]) - float(component.log_density(thetas[row][None])[0]) - log_evidence
+            share = np.clip(np.exp(min(log_mass, 0.0)), _LIGHT, _HEAVY)
+            return q.joined(component, float(np.log(share)))
+    return None
+
+
+def _candidates(q: MixtureState, rng: np.random.Generator) -> tuple[Array, NDArray[np.intp]]:
+    """Return draws of q and of wider versions of it, with the component of each."""
+    thetas, parents = [], []
+    for inflation in _INFLATIONS:
+        chosen = rng.choice(q.n_components, size=_N_CANDIDATES, p=np.exp(q.log_weights - logsumexp(q.log_weights)))
+        z = inflation * rng.standard_normal((_N_CANDIDATES, q.n_dim))
+        for c in np.unique(chosen):
+            rows = chosen == c
+            thetas.append(q.components[c].draws(z[rows]))
+            parents.append(np.full(rows.sum(), c))
+    return np.concatenate(thetas), np.concatenate(parents)
+
 
 # --- what one component of a mixture approximates: the posterior, less what the other components cover already ---
 #
@@ -56,17 +174,6 @@ from pymc_ngvi.steps.schedule.state import Belief, Failure, ScheduleState, Step
 # .. [1] W. Lin, M. E. Khan and M. Schmidt (2019). Fast and simple natural-gradient variational inference with mixture
 # of
 #    exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
-
-
-class Share(NamedTuple):
-    """What a component sees of q at some points."""
-
-    #: shape (n_draws,).
-    log_q: Array
-    #: log(q_c / q); shape (n_draws,).
-    log_share: Array
-    #: Its gradient; shape (n_draws, n_dim).
-    score: Array
 
 
 @dataclass(frozen=True)
@@ -99,19 +206,36 @@ class ComponentTarget:
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Return log p + log(q_c / q), (n_draws,), and its gradient, (n_draws, n_dim)."""
         logp, grad = self.density.logp_grad(theta)
-        share = self.share(theta)
-        return logp + share.log_share, grad + share.score
+        _, log_share, score = self.share(theta)
+        return logp + log_share, grad + score
 
-    def share(self, theta: Array) -> Share:
-        """Return log q, log(q_c / q) and the gradient of the latter at the rows of ``theta``."""
+    def share(self, theta: Array) -> tuple[Array, Array, Array]:
+        """Return log q and log(q_c / q), (n_draws,), and the gradient of the latter, (n_draws, n_dim)."""
         terms, log_q = self.mixture.log_densities(theta)
         log_share = terms[:, self.index] - self.mixture.log_weights[self.index] - log_q
         scores, mean_score = self.scores(theta, np.exp(terms - log_q[:, None]))
-        return Share(log_q, log_share, scores[self.index] - mean_score)
+        return log_q, log_share, scores[self.index] - mean_score
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of hess (log p + log(q_c / q)) over draws of the component."""
-        return _ComponentHessian(self, self.density.mean_hessian(theta), theta)
+        return WhitenedHessian(functools.partial(self._whitened, self.density.mean_hessian(theta), theta))
+
+    def _whitened(self, of_density: MeanHessian, theta: Array, state: Whitener) -> Array:
+        """Return A = -C^T H C at draws of the component, as it stores it.
+
+        With s_k and S_k the score and the precision of component k, and s = sum_k r_k s_k, log(q_c / q) adds the mean
+        of sum_k r_k (S_k - s_k s_k^T) + s s^T, less S_c. That has no sparsity of its own: it is projected onto the form
+        of the component in the metric of the Fisher information, in which whitened entries are orthogonal.
+        """
+        responsibilities = self.mixture.responsibilities(theta)
+        scores, mean_score = self.scores(theta, responsibilities)
+        result = state.add_to_diagonal(of_density.whitened(state), 1.0)
+        for score, share, precision in zip(scores, responsibilities.T, self.precisions, strict=True):
+            whitened = state.whiten(score)
+            result = result + state.outer_mean(Outer(whitened * share[:, None], whitened, 0.0))
+            result -= share.mean() * precision
+        whitened = state.whiten(mean_score)
+        return result - state.outer_mean(Outer(whitened, whitened, 0.0))
 
     # --- pieces ---
 
@@ -130,49 +254,6 @@ class ComponentTarget:
         components = self.mixture.components
         scores = np.stack([-c.precision_product(theta - c.location) for c in components])
         return scores, np.einsum("nk,knd->nd", responsibilities, scores)
-
-
-@dataclass(frozen=True)
-class _ComponentHessian(MeanHessian):
-    """Dense: the other components add to all entries.
-
-    With s_k and S_k the score and the precision of component k, and s = sum_k r_k s_k, log(q_c / q) adds the mean of
-    sum_k r_k (S_k - s_k s_k^T) + s s^T, less S_c.
-    """
-
-    target: ComponentTarget
-    of_density: MeanHessian
-    theta: Array
-
-    def products(self, directions: Array) -> Array:
-        """Return the matrix times each direction, (n_directions, n_dim)."""
-        responsibilities = self.target.mixture.responsibilities(self.theta)
-        scores, mean_score = self.target.scores(self.theta, responsibilities)
-        products = self.of_density.products(directions) - self.target.component.precision_product(directions)
-        precise = [c.precision_product(directions) for c in self.target.mixture.components]
-        for score, share, of_precision in zip(scores, responsibilities.T, precise, strict=True):
-            products += share.mean() * of_precision - (directions @ score.T * share) @ score / len(score)
-        return products + (directions @ mean_score.T) @ mean_score / len(mean_score)
-
-    def diagonal(self) -> Array:
-        """Return the diagonal, (n_dim,)."""
-        return np.diagonal(self.products(np.eye(self.theta.shape[1])))
-
-    def whitened(self, state: Whitener) -> Array:
-        """Return A = -C^T H C at draws of the component, as it stores it.
-
-        What the others add to the Hessian has no sparsity of its own: it is projected onto the form of the component in
-        the metric of the Fisher information, in which whitened entries are orthogonal.
-        """
-        responsibilities = self.target.mixture.responsibilities(self.theta)
-        scores, mean_score = self.target.scores(self.theta, responsibilities)
-        result = state.add_to_diagonal(self.of_density.whitened(state), 1.0)
-        for score, share, precision in zip(scores, responsibilities.T, self.target.precisions, strict=True):
-            whitened = state.whiten(score)
-            result = result + state.outer_mean(Outer(whitened * share[:, None], whitened, 0.0))
-            result -= share.mean() * precision
-        whitened = state.whiten(mean_score)
-        return result - state.outer_mean(Outer(whitened, whitened, 0.0))
 
 
 @stored("mixture.evaluation")
@@ -248,11 +329,11 @@ def evaluate_mixture(density: Density, q: MixtureState, base: BaseDraws, estimat
     """Evaluate log p and its gradient at draws of each component, in one batch."""
     parts, all_ratios, log_p = [], [], []
     for c, part in enumerate(estimator.evaluate_each(density, q.components, base)):
-        share, finite = ComponentTarget(density, q, c).share(part.theta), part.finite
-        ratios = np.where(finite, part.logp - share.log_q, np.nan)
+        log_q, log_share, score = ComponentTarget(density, q, c).share(part.theta)
+        finite = part.finite
+        ratios = np.where(finite, part.logp - log_q, np.nan)
         reward = float(ratios[finite].mean()) if finite.any() else -np.inf
-        logp, grad = part.logp + share.log_share, part.grad + share.score
-        parts.append(replace(part, logp=logp, grad=grad, elbo=reward))
+        parts.append(replace(part, logp=part.logp + log_share, grad=part.grad + score, elbo=reward))
         all_ratios.append(ratios)
         log_p.append(np.where(finite, part.logp, np.nan))
     return MixtureEvaluation(base, tuple(parts), np.array(all_ratios), np.array(log_p), q.log_weights)
@@ -416,18 +497,18 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
 
     default_draws = (16, 128)
     max_idle = 40  # a candidate may go down
+    counts_all = True
 
     def __init__(self, target: Density, update: Update, estimator: Estimator, **options: Any) -> None:
         super().__init__(target, update, estimator, **options)
         self._max_draws = self._n_draws << int(np.log2(self._max_draws // self._n_draws))
         self.few_draws = min(FEW_DRAWS, self._max_draws)
+        #: Draws of each component, to begin averaging with.
+        self.draws_at_end = max(self._max_draws // 2, self._n_draws)
 
-    @property
-    def draws_at_end(self) -> int:
-        """Draws of each component, to begin averaging with."""
-        return max(self._max_draws // 2, self._n_draws)
-
-    def base_draws(self, level: int, n_draws: int | None = None, *, times: int = 1) -> BaseDraws:
+    def base_draws(
+        self, level: int, n_draws: int | None = None, q: MixtureState | None = None, *, times: int = 1
+    ) -> BaseDraws:
         """Return the base draws of one level, as many as the largest set has, or a multiple, if no number is given."""
         rng = np.random.default_rng([self.seed, level, 7])
         return self._draw(n_draws or times * self._max_draws, self._target.n_dim, rng)
@@ -567,9 +648,6 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
         # The error of a gap is an upper bound: those of components are added up.
         return state.moments.gap - state.moments.floor + state.moments.floor_sd
 
-    def _counts(self, n_draws: int) -> bool:
-        return True
-
 
 # --- what one iteration of the step rule `trust_region` hands to the next ---
 
@@ -657,9 +735,9 @@ class MixtureFit:
         return self.n_lost + self._under_way.n_dropped
 
     @property
-    def growing(self) -> NDArray[np.intp]:
-        """Coordinates in which the standard deviations of the single Gaussian grow without end."""
-        return self.of_gaussian.growing
+    def growth(self) -> Growth:
+        """Of the standard deviations of the single Gaussian."""
+        return self.of_gaussian.growth
 
     @property
     def _under_way(self) -> AdaptiveState | MixtureSteps:
@@ -764,21 +842,17 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
             return Assessment(theta, logp, units, np.nan, np.inf, Status.OUTSIDE_SUPPORT)
         moments = self._steps.moments(q, measured)
         gap = max(moments.gap - moments.floor, 0.0) if np.isfinite(moments.floor) else np.nan
-        against = self._against(q, measured, moments)
-        if against is None and gap - 2.0 * moments.floor_sd > 2.0 * self._tolerance.most(q):
-            against = Status.NOISE_LIMITED
-        return Assessment(theta, logp, units, gap, moments.floor_sd, against)
-
-    def _against(self, q: MixtureState, measured: MixtureEvaluation, moments: MixtureMoments) -> Status | None:
-        """Return what speaks against a fit that seems to have converged: lost draws, and kinks."""
-        if measured.lost > MAX_LOST:
-            return Status.OUTSIDE_SUPPORT
+        # What speaks against a fit that seems to have converged: lost draws, and kinks.
         kinked = [
             is_kinked(component, measured.base, part, of_part)
             for component, part, of_part, w in zip(q.components, measured.parts, moments.parts, q.weights, strict=True)
             if w >= _WEIGHTY
         ]
-        return Status.NOT_SMOOTH if any(kinked) else None
+        against = Status.NOT_SMOOTH if any(kinked) else None
+        against = Status.OUTSIDE_SUPPORT if measured.lost > MAX_LOST else against
+        if against is None and gap - 2.0 * moments.floor_sd > 2.0 * self._tolerance.most(q):
+            against = Status.NOISE_LIMITED
+        return Assessment(theta, logp, units, gap, moments.floor_sd, against)
 
     def conclude(self, status: Status, assessment: Assessment) -> Status:
         """Return the status in the light of what was measured at the end."""

@@ -7,37 +7,49 @@ gradients in the Fisher information of the t itself. Where one lowers the ELBO o
 gradient of draw and mixing variable together, which is more cautious, takes its place, shortened until it does not.
 """
 
+import functools
+
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy.special import betainc, betaincc, betaln, erf, polygamma
 
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.target import WhitenedHessian
 from pymc_ngvi.core.types import (
     Array,
     Assessment,
     BaseDraws,
     Density,
-    Estimator,
     Evaluation,
     GaussianState,
     MeanHessian,
     Moments,
+    Outer,
     StepRule,
     Update,
+    Whitener,
 )
-from pymc_ngvi.estimators import gap_of, stein
+from pymc_ngvi.estimators import Estimator, gap_of, stein
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
-from pymc_ngvi.steps.adaptive.certificate import MAX_CURVATURE_ERROR, is_kinked, loses_draws
-from pymc_ngvi.steps.adaptive.rule import Adaptive
-from pymc_ngvi.steps.adaptive.state import MAX_ERROR, AdaptiveState, is_near
-from pymc_ngvi.steps.schedule.base import FEW_DRAWS, NEAR_NATS, Schedule
-from pymc_ngvi.steps.schedule.state import Belief, Failure, ScheduleState, Step, search
+from pymc_ngvi.steps.adaptive.rule import MAX_ERROR, Adaptive, AdaptiveState, Growth, is_near
+from pymc_ngvi.steps.schedule import (
+    FEW_DRAWS,
+    MAX_CURVATURE_ERROR,
+    NEAR_NATS,
+    Belief,
+    Failure,
+    Schedule,
+    ScheduleState,
+    Step,
+    is_kinked,
+    loses_draws,
+    search,
+)
 
 # --- natural gradients of a Student-t: a Gaussian problem with another target, and one more coordinate, the shape ---
 # With q the t density, :math:`h = \log p - \log q` and w the mixing variable, the natural gradient of mean and
@@ -196,41 +208,17 @@ class GaussianPart:
 
         ``theta`` are draws of the mixture over InvGamma(a - 1, a), which stand for draws of q with weights w.
         """
-        return _PartHessian(self._density.mean_hessian(theta), self._q, theta)
+        return WhitenedHessian(functools.partial(self._whitened, self._density.mean_hessian(theta), theta))
 
-
-@dataclass(frozen=True)
-class _PartHessian(MeanHessian):
-    of_density: MeanHessian
-    q: StudentTState
-    theta: Array
-
-    def products(self, directions: Array) -> Array:
-        """Return the matrix times each direction, (n_directions, n_dim)."""
-        of_density = self.of_density.products(directions)
-        weight, rows = self._of_q()
-        precise = self.q.gaussian.precision_product(directions)
-        of_q = (directions @ rows.T) @ rows / len(rows) - weight * precise
-        return self._inflation * (of_density - of_q) - precise
-
-    def diagonal(self) -> Array:
-        """Return the diagonal, (n_dim,), where coordinates are independent."""
-        of_density = self.of_density.diagonal()
-        weight, rows = self._of_q()
-        precise = self.q.gaussian.precision_product(np.ones((1, self.q.n_dim)))[0]
-        return self._inflation * (of_density - np.mean(rows**2, axis=0) + weight * precise) - precise
-
-    @property
-    def _inflation(self) -> float:
-        return self.q.shape / (self.q.shape - 1.0)
-
-    def _of_q(self) -> tuple[float, Array]:
-        """Return c and R, (n_draws, n_dim), with hess log q = R^T R / n_draws - c Sigma^-1 on average over draws."""
-        a, gaussian = self.q.shape, self.q.gaussian
-        rate = a + 0.5 * self.q.squared_distance(self.theta)
-        weights = (a + 0.5 * self.q.n_dim) / rate  # E[1/w | theta]
-        rows = gaussian.precision_product(self.theta - gaussian.location) * np.sqrt(weights / rate)[:, None]
-        return float(np.mean(weights)), rows
+    def _whitened(self, of_density: MeanHessian, theta: Array, state: Whitener) -> Array:
+        """Return the whitened curvature: hess log q is R^T R / n_draws - c Sigma^-1 on average over draws."""
+        a, gaussian = self._q.shape, self._q.gaussian
+        rate = a + 0.5 * self._q.squared_distance(theta)
+        weights = (a + 0.5 * self._q.n_dim) / rate  # E[1/w | theta]
+        rows = gaussian.precision_product(theta - gaussian.location) * np.sqrt(weights / rate)[:, None]
+        whitened, inflation = state.whiten(rows), a / (a - 1.0)
+        relative = of_density.whitened(state) + state.outer_mean(Outer(whitened, whitened, 0.0))
+        return state.add_to_diagonal(inflation * relative, 1.0 - inflation * float(np.mean(weights)))
 
 
 # --- moments ----------------------------------------------------------------------------------------------------------
@@ -253,21 +241,11 @@ class ScaleMoments:
     #: Change of 1/a in a step of size 1, and its standard error.
     tail_step: float
     tail_se: float
-
-    @property
-    def gap(self) -> float:
-        """Nats to be gained by mean, Sigma and shape."""
-        return self.gaussian.gap
-
-    @property
-    def floor(self) -> float:
-        """What noise alone would make them."""
-        return self.gaussian.floor
-
-    @property
-    def floor_sd(self) -> float:
-        """Standard deviation of the difference at the optimum."""
-        return self.gaussian.floor_sd
+    #: Nats to be gained by mean, Sigma and shape, what noise alone would make them, and the standard deviation of the
+    #: difference at the optimum.
+    gap: float
+    floor: float
+    floor_sd: float
 
     def direction(self, trust: float = 1.0) -> Array:
         """Return the natural gradient in the Fisher information of theta alone, (n_params,).
@@ -327,7 +305,8 @@ def measured(
         steps = metric.solve(u)[:, -1]
     steps = steps / np.sqrt(shape_information(q.shape))
     se = float(steps.std(ddof=1) / np.sqrt(len(steps))) if len(steps) > 1 else np.inf
-    return ScaleMoments(replace(own, curvature=curvature), m, vector[0], metric, float(steps.mean()), se)
+    gaussian = replace(own, curvature=curvature)
+    return ScaleMoments(gaussian, m, vector[0], metric, float(steps.mean()), se, own.gap, own.floor, own.floor_sd)
 
 
 def _by_replicate(q: StudentTState, inner: BaseDraws, evaluation: Evaluation, *, stl: bool) -> tuple[Array, Array]:
@@ -346,26 +325,13 @@ def _by_replicate(q: StudentTState, inner: BaseDraws, evaluation: Evaluation, *,
     return sizes / np.sqrt(2.0 * q.n_dim), shapes / np.sqrt(shape_information(a))
 
 
-@stored("scale_mixture.tails")
-@dataclass(frozen=True)
-class Tails:
-    """Whether tails heavier than a Gaussian's would raise the ELBO."""
-
-    #: 1/a after a step from a Gaussian, and its standard error.
-    step: float
-    se: float
-
-    @classmethod
-    def beyond(cls, gaussian: GaussianState, base: BaseDraws, evaluation: Evaluation) -> Self:
-        """Measure them at draws of a Gaussian, from gradients alone."""
-        q = StudentTState(gaussian, float(np.log(MOST_SHAPE)))
-        rows = np.column_stack(_by_replicate(q, base, evaluation, stl=True))
-        steps = Metric.of(q, np.ones(1)).solve(rows)[:, -1] / np.sqrt(shape_information(q.shape))
-        return cls(float(steps.mean()), float(steps.std(ddof=1) / np.sqrt(len(steps))) if len(steps) > 1 else np.inf)
-
-    def gain(self, n_se: float) -> bool:
-        """Tell whether heavier tails gain anything, beyond ``n_se`` standard errors."""
-        return self.step > max(n_se * self.se, TAIL_ATOL)
+def tails_gain(gaussian: GaussianState, base: BaseDraws, evaluation: Evaluation, n_se: float) -> bool:
+    """Tell from gradients at draws of a Gaussian whether heavier tails gain more than so many standard errors."""
+    q = StudentTState(gaussian, float(np.log(MOST_SHAPE)))
+    rows = np.column_stack(_by_replicate(q, base, evaluation, stl=True))
+    steps = Metric.of(q, np.ones(1)).solve(rows)[:, -1] / np.sqrt(shape_information(q.shape))  # of 1/a
+    se = float(steps.std(ddof=1) / np.sqrt(len(steps))) if len(steps) > 1 else np.inf
+    return bool(steps.mean() > max(n_se * se, TAIL_ATOL))
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
@@ -416,7 +382,7 @@ class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
         super().__init__(target, update, estimator, **options)
         self.few_draws = few_draws
 
-    def base_draws(self, level: int, n_draws: int) -> BaseDraws:
+    def base_draws(self, level: int, n_draws: int, q: StudentTState | None = None) -> BaseDraws:
         """Return the base draws of one level, a function of the seed: standard normals and a column of uniforms.
 
         The uniform is an even function of a normal, so that a pair z, -z shares its mixing variable: odd parts cancel.
@@ -424,10 +390,6 @@ class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
         base = self._draw(n_draws, self._target.n_dim + 1, np.random.default_rng([self.seed, _LEVEL + level]))
         uniforms = erf(np.abs(base.z[:, 0]) / np.sqrt(2.0))
         return replace(base, z=np.column_stack([base.z[:, 1:], uniforms]))
-
-    def first_evaluation(self, q: StudentTState) -> Evaluation:
-        """Evaluate a starting state on the first base draws."""
-        return self._at(q, 0, self.few_draws)[1]
 
     def begin(self, q: StudentTState, *, level: int = 0) -> AsStudentT | None:
         """Return the state before the first step; None where no draw is finite."""
@@ -439,13 +401,6 @@ class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
         return AsStudentT(q, level, base, evaluation, moments, belief=belief, n_dropped=evaluation.n_dropped)
 
     # --- how a t is measured --------------------------------------------------------------------------------------
-
-    def _at(self, q: StudentTState, level: int, n_draws: int) -> tuple[BaseDraws, Evaluation]:
-        base = self.base_draws(level, n_draws)
-        return base, self._estimator.evaluate(self._target, q, base)
-
-    def _drawn(self, state: AsStudentT, level: int, n_draws: int) -> tuple[StudentTState, BaseDraws, Evaluation]:
-        return state.q, *self._at(state.q, level, n_draws)
 
     def _measured(self, state: AsStudentT) -> AsStudentT:
         moments = measured(self._target, state.q, state.base, state.evaluation, self._estimator, stl=self._stl)
@@ -585,9 +540,9 @@ class AsGaussian:
         return self.n_lost + self.of_gaussian.n_dropped
 
     @property
-    def growing(self) -> NDArray[np.intp]:
-        """Coordinates whose standard deviations grow without end."""
-        return self.of_gaussian.growing
+    def growth(self) -> Growth:
+        """Of standard deviations."""
+        return self.of_gaussian.growth
 
 
 class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
@@ -691,7 +646,7 @@ class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
                 return moved
             base, evaluation, n_se = inner.base, inner.evaluation, _N_SE
         begun = None
-        if evaluation.finite.any() and Tails.beyond(q, base, evaluation).gain(n_se):
+        if evaluation.finite.any() and tails_gain(q, base, evaluation, n_se):
             begun = self._t.begin(moved.q, level=inner.level + _LEVELS * state.n_returns)
         if begun is None:
             return replace(moved, checked=n_se == _N_SE_AT_END)

@@ -17,9 +17,7 @@ from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.functionals import Functionals, functionals_of
-from pymc_ngvi.fitting.modes.climbs import Mode, is_flat
-from pymc_ngvi.fitting.modes.newton import abouts, climbed
-from pymc_ngvi.fitting.modes.search import ModeSearch
+from pymc_ngvi.fitting.modes.search import Mode, ModeSearch, abouts, climbed, is_flat
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.moves.draws import MovedDraws
 from pymc_ngvi.moves.rounds import moved_until_arrived

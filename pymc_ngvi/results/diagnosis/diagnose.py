@@ -22,11 +22,9 @@ from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.functionals import Functionals, functionals_of
 from pymc_ngvi.density.one_mode import has_one_mode
 from pymc_ngvi.families import FullState
-from pymc_ngvi.fitting.modes.found import OtherMode
 from pymc_ngvi.fitting.modes.search import ModeSearch
-from pymc_ngvi.fitting.progress import WorkProgress
-from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.fitting.threads import few_threads
+from pymc_ngvi.fitting.progress import WorkProgress, few_threads
+from pymc_ngvi.fitting.record import FitRecord, OtherMode
 from pymc_ngvi.results.diagnosis.diagnosis import MOVED, SCORED, SYMMETRIES, Diagnosis, Finding, Kept
 from pymc_ngvi.results.diagnosis.drifts import (
     Drift,

@@ -14,7 +14,7 @@ from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.functionals import Functionals
-from pymc_ngvi.moves.leapfrog import PhasePoints, WhitenedMomenta, phase_points_at, trajectory
+from pymc_ngvi.moves.chains import ChainCoordinates, PhasePoints, phase_points_at, trajectory
 from pymc_ngvi.results.distributions import MovePlan
 
 #: A quarter of a period in whitened coordinates, and by how much, as a part, trajectories differ from it.
@@ -85,7 +85,7 @@ def move(
         base = base[:n_draws]
     x = plan.draw(base)
     x = x[np.isfinite(x).all(axis=1)]
-    points = phase_points_at(plan.target, WhitenedMomenta.by(plan.gaussian), x)
+    points = phase_points_at(plan.target, ChainCoordinates.of(plan.gaussian), x)
     n_lost = len(base) - int(points.finite.sum())
     start = points = points.at(np.flatnonzero(points.finite))
     acceptance = np.zeros(n_trajectories)
@@ -162,7 +162,7 @@ def _trajectory(
 ) -> tuple[PhasePoints, float]:
     """Return where the draws are after one leapfrog trajectory each, and the mean probability of acceptance."""
     points, probability, _ = trajectory(
-        plan.target, WhitenedMomenta.by(plan.gaussian), points, momenta, n_steps, size, rng
+        plan.target, ChainCoordinates.of(plan.gaussian), points, momenta, n_steps, size, rng
     )
     return points, float(probability.mean())
 

@@ -17,8 +17,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
 from pymc_ngvi.density.functionals import PREDICTORS
 from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, Traits, traits_of
-from pymc_ngvi.fitting.modes.found import OtherMode
-from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.fitting.record import FitRecord, OtherMode
 from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import if_available
 from pymc_ngvi.posteriors.kinds.trees import MANY_GLOBALS

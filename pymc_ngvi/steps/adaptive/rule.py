@@ -5,39 +5,389 @@ does not fall, smaller ones where it would. What is added here is for Gaussians:
 natural gradient; in hierarchical models, group effects move first, and global parameters that still drift take strides.
 """
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from pymc_ngvi.core.draws import MAX_SOBOL_DIM, globals_first
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import Array, Assessment, BaseDraws, Evaluation, GaussianState, Moments, StepRule
-from pymc_ngvi.estimators import in_full_metric
-from pymc_ngvi.steps.adaptive.certificate import MAX_CURVATURE_ERROR, is_kinked
-from pymc_ngvi.steps.adaptive.scales import MAX_RECOVERIES, N_RECOVERY, Tools, recovered
-from pymc_ngvi.steps.adaptive.state import (
-    MANY,
-    MAX_ERROR,
-    TENS_OF_THOUSANDS,
-    THOUSANDS,
-    AdaptiveState,
-    GlobalGradient,
-    Growth,
-    Pair,
-    coordinatewise,
-    correct,
-    has_effects,
-    is_near,
-    is_solved_for_globals,
-    moments_of,
-    natural_gradient,
-    rescaled_gap,
-    secants_serve,
-    slack_among_effects,
-    trusted,
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import (
+    Array,
+    Assessment,
+    BaseDraws,
+    Evaluation,
+    GaussianState,
+    Moments,
+    StepRule,
+    VariationalState,
 )
-from pymc_ngvi.steps.schedule.base import Schedule
-from pymc_ngvi.steps.schedule.state import UNKNOWN, Belief, Failure, Step, search
+from pymc_ngvi.estimators import in_full_metric
+from pymc_ngvi.steps.adaptive.scales import MAX_RECOVERIES, N_RECOVERY, Tools, recovered
+from pymc_ngvi.steps.schedule import (
+    MAX_CURVATURE_ERROR,
+    NEAR_NATS,
+    UNKNOWN,
+    Belief,
+    Failure,
+    Schedule,
+    ScheduleState,
+    Step,
+    is_kinked,
+    search,
+)
+
+# --- a secant correction of natural-gradient steps near the optimum ---
+#
+# A natural step of size 1 assumes that the negative Hessian of the ELBO is the Fisher information. Near the optimum of
+# a non-Gaussian posterior it is not: along the scale of a variance parameter it can be five times smaller, and plain
+# steps creep. The change of the natural gradient over a step measures it, and the inverse BFGS formula [1]_, on the
+# last few steps, corrects the next one. Everything is in whitened coordinates, where the Fisher information is the
+# identity.
+#
+# References
+# ----------
+# .. [1] J. Nocedal (1980). Updating quasi-Newton matrices with limited storage. Mathematics of Computation 35.
+#    https://doi.org/10.1090/S0025-5718-1980-0572855-7
+
+
+#: Step over change of gradient, at most: a flatter direction than this is not extrapolated.
+MAX_STRETCH = 10.0
+#: Where the Fisher information is the curvature of a Gaussian target: change of gradient over step, at most. Beyond it,
+#: the pair tells of curvature far from here.
+MAX_STIFFNESS = 3.0
+#: Where it is not (a diagonal q ignores correlations): cosine between step and change, at least; stretch, at most.
+MIN_COSINE, MAX_STRETCH_INEXACT = 1e-3, 1e4
+#: Whitened length of a step, at least: the change over a shorter one may be rounding.
+LEAST_STEP = 1e-6
+
+
+@stored("adaptive.secant_pair")
+class Pair(NamedTuple):
+    """One step and the fall of the natural gradient over it, whitened, (n_params,) each."""
+
+    step: Array
+    change: Array
+
+
+def natural_gradient(state: GaussianState, moments: Moments) -> Array:
+    """Return the natural gradient in coordinates in which its squared length is twice the gap, (n_params,)."""
+    error = state.flat(state.curvature_error(moments.curvature))
+    return np.concatenate([moments.grad, error / np.sqrt(2.0)])
+
+
+def moments_of(state: GaussianState, moments: Moments, direction: Array) -> Moments:
+    """Return moments whose natural gradient is ``direction``: the inverse of `natural_gradient`."""
+    n_dim = len(moments.grad)
+    error = state.unflat(np.sqrt(2.0) * direction[n_dim:])
+    identity = moments.curvature - state.curvature_error(moments.curvature)
+    return replace(moments, grad=direction[:n_dim], curvature=identity + error)
+
+
+def trusted(pair: Pair, q: GaussianState) -> bool:
+    """Tell whether a pair measures a curvature that can be used."""
+    product = q.inner(pair.step, pair.change)
+    step_square, change_square = q.inner(pair.step, pair.step), q.inner(pair.change, pair.change)
+    if step_square < LEAST_STEP**2:
+        return False
+    if not q.exact_metric:
+        cosine = product / float(np.sqrt(step_square * change_square)) if change_square > 0.0 else 0.0
+        return cosine > MIN_COSINE and product * MAX_STRETCH_INEXACT > step_square
+    return product * MAX_STRETCH > step_square and change_square <= MAX_STIFFNESS * product
+
+
+def correct(pairs: Sequence[Pair], gradient: Array, inner: Callable[[Array, Array], float] = np.dot) -> Array:
+    """Multiply a natural gradient by the inverse-BFGS matrix of the pairs (two-loop recursion)."""
+    direction = gradient.copy()
+    coefficients = []
+    for step, change in reversed(pairs):
+        coefficient = inner(step, direction) / inner(step, change)
+        direction -= coefficient * change
+        coefficients.append(coefficient)
+    for (step, change), coefficient in zip(pairs, reversed(coefficients), strict=True):
+        direction += (coefficient - inner(change, direction) / inner(step, change)) * step
+    return direction
+
+
+def rescaled_gap(moments: Moments, pairs: Sequence[Pair]) -> Moments:
+    """Return moments whose gap, floor and floor_sd are measured with the curvature that the pairs tell of.
+
+    Where the Fisher information is not the curvature of the ELBO, 1/2 |natural gradient|^2 is not the gap; with the
+    inverse curvature B of the pairs, 1/2 u^T B u is, and its noise follows from the replicates in the same way.
+    """
+    u = moments.replicates
+    if u is None or not pairs:
+        return moments
+    n = len(u)
+    mean = u.mean(axis=0)
+    scaled = np.array([correct(pairs, row) for row in u])
+    products = u @ scaled.T
+    centred = np.sum((u - mean) * (scaled - scaled.mean(axis=0)))
+    off_diagonal = float(np.sum(products * products) - np.sum(np.diag(products) ** 2))
+    return replace(
+        moments,
+        gap=0.5 * float(mean @ scaled.mean(axis=0)),
+        floor=0.5 * float(centred) / (n * (n - 1)) if n > 1 else np.inf,
+        floor_sd=float(np.sqrt(off_diagonal / (n * (n - 1)) / (2.0 * n * (n - 1)))) if n > 1 else np.inf,
+    )
+
+
+# --- whether global parameters of a hierarchical model still move, and where they do: larger strides ---
+#
+# Along the scale of group effects, or of a random walk, the ELBO can be a hundred times flatter than the Fisher
+# information says: q is far too narrow there, and its mean creeps by a fifth of a standard deviation a step, over tens
+# of them. Half the squared gradient tells of little, and the noise of one set of draws hides it. Over several sets it
+# does not: what is the same in all of them is no noise.
+
+
+#: Standard errors, and whitened units, beyond which a gradient that several sets share is no noise.
+_N_SE, _LEAST = 3.0, 0.1
+#: Sets of draws that tell, and sets of gradients alone that are added to them, at most.
+_N_SETS, _MAX_SETS = 2, 16
+#: Multiple of a gradient to go where it persists, at first and at most, its growth while it does, and whitened units to
+#: go at most.
+_FIRST_STRETCH, _MAX_STRETCH, _GROWTH, _STRIDE = 2.0, 16.0, 2.0, 1.0
+#: Whitened error of a mean that a converged fit may have, and sampling error of a global one.
+MAX_ERROR, _MAX_NOISE = 0.1, 0.05
+
+
+@stored("adaptive.stride")
+class Stride(NamedTuple):
+    """A step of global parameters, whitened, (n_globals,), and the multiple of the gradient that it is."""
+
+    step: Array
+    stretch: float
+
+
+@stored("adaptive.drift")
+@dataclass(frozen=True)
+class GlobalGradient:
+    """Whitened gradient of the global parameters, averaged over fresh sets of draws along the way."""
+
+    #: Sum of gradients, times draws; shape (n_globals,).
+    total: Array
+    #: Of ``total``; shape (n_globals,).
+    variance: Array
+    n_draws: int
+    n_sets: int
+
+    @classmethod
+    def measured(cls, before: Self | None, q: GaussianState, moments: Moments, n_draws: int) -> Self | None:
+        """Return it with one more set; None for a q that does not tell globals from the rest."""
+        if q.globals_ is None:
+            return None
+        grad, se = moments.grad[q.globals_], moments.grad_se[q.globals_]
+        if not np.isfinite(se).all():
+            return None
+        new = cls(n_draws * grad, (n_draws * se) ** 2, n_draws, 1)
+        return new if before is None else before._with(new)
+
+    def with_more_sets(self, q: GaussianState, evaluated: Callable[[int], tuple[BaseDraws, Evaluation]]) -> Self:
+        """Return it with further sets of draws, of gradients alone, until its noise is low enough to judge."""
+        new = self
+        for k in range(_MAX_SETS):
+            moves = np.abs(new.mean) > MAX_ERROR + _N_SE * new.se
+            if bool(np.max(new.se, initial=0.0) <= _MAX_NOISE or moves.any()):
+                break
+            more = _of_gradients(q, *evaluated(k))
+            if more is None:
+                break
+            new = replace(new._with(more), n_sets=new.n_sets)
+        return new
+
+    def _with(self, other: "GlobalGradient") -> Self:
+        total, variance = self.total + other.total, self.variance + other.variance
+        return type(self)(total, variance, self.n_draws + other.n_draws, self.n_sets + 1)
+
+    @property
+    def mean(self) -> Array:
+        """Gradient, (n_globals,)."""
+        return self.total / self.n_draws
+
+    @property
+    def se(self) -> Array:
+        """Its standard error, (n_globals,)."""
+        return np.sqrt(self.variance) / self.n_draws
+
+    def is_settled(self) -> bool:
+        """Tell whether no global parameter moves, as far as several sets tell."""
+        error = np.abs(self.mean) - self.se
+        return bool(np.max(error, initial=0.0) <= MAX_ERROR and np.max(self.se, initial=0.0) <= _MAX_NOISE)
+
+    def stride(self, last: Stride | None) -> Stride | None:
+        """Return how far to go in the parameters that move; None where none is known to."""
+        mean = self.mean
+        moves = (np.abs(mean) > np.maximum(_LEAST, _N_SE * self.se)) & (self.n_sets >= _N_SETS)
+        if not moves.any():
+            return None
+        stretch = _FIRST_STRETCH
+        if last is not None:
+            onward = float(last.step @ np.where(moves, mean, 0.0)) >= 0.0
+            stretch = min(_GROWTH * last.stretch, _MAX_STRETCH) if onward else max(last.stretch / _GROWTH**2, 1.0)
+        return Stride(np.where(moves, np.clip(stretch * mean, -_STRIDE, _STRIDE), 0.0), stretch)
+
+
+def _of_gradients(q: GaussianState, base: BaseDraws, evaluation: Evaluation) -> GlobalGradient | None:
+    """Return the mean gradient at one more set of draws; None where one is not finite."""
+    if base.n_replicates < 2 or not evaluation.finite.all():
+        return None
+    whitened = q.whiten(evaluation.grad)[:, q.globals_] + base.z[:, q.globals_]
+    grads = np.array([whitened[rows].mean(axis=0) for rows in base.replicates()])
+    variance = grads.var(axis=0, ddof=1) / base.n_replicates
+    return GlobalGradient(base.n_draws * grads.mean(axis=0), base.n_draws**2 * variance, base.n_draws, 1)
+
+
+# --- standard deviations that grow without end: a sign of an improper posterior ---
+#
+# Where log p has no curvature in some direction, natural steps double the variance there, for ever: the ELBO gains the
+# logarithm of the scale each time. A proper posterior that is wide is reached in a few steps, because its curvature,
+# however small, is seen; then the standard deviation stays.
+
+
+#: Iterations between two looks, and looks that are kept.
+SPAN, _N_LOOKS = 20, 3
+#: Growth that tells: from each look to the next, over those that are kept, and since the start; the latter also for a
+#: fit that found no optimum.
+_PER_SPAN, _LATELY, _IN_ALL, _IN_ALL_ENDED = 2.0, 100.0, 1e6, 1e3
+#: The first three where the ELBO is exact: what grows there does not grow by chance, but may grow slowly.
+_EXACT = 1.1, 1.3, 1e4
+
+
+@stored("adaptive.growth")
+@dataclass(frozen=True)
+class Growth:
+    """Standard deviations of q at the start and at the last looks."""
+
+    #: Iterations so far.
+    n: int = 0
+    #: At the start; shape (n_dim,), or None.
+    first: Array | None = None
+    #: After every twentieth iteration, the last three of them; shape (n_dim,).
+    looks: tuple[Array, ...] = ()
+    #: Whether the fit is one without noise.
+    exact: bool = False
+
+    def after(self, q: VariationalState) -> Self:
+        """Return what is known after one more iteration, which led to ``q``."""
+        n = self.n + 1
+        if self.first is not None and n % SPAN:
+            return replace(self, n=n)
+        sd = q.sd()
+        first = sd if self.first is None else self.first
+        return replace(self, n=n, first=first, looks=(*self.looks, sd)[-_N_LOOKS:])
+
+    def coordinates(self) -> NDArray[np.intp]:
+        """Return the coordinates whose standard deviations keep growing, those that grew most first."""
+        grown = self._grown()
+        return np.argsort(-grown)[: np.count_nonzero(grown)]
+
+    @property
+    def is_unbounded(self) -> bool:
+        """Whether some standard deviation has grown by orders of magnitude, and goes on."""
+        return bool(np.any(self._grown() >= self._least[2]))
+
+    @property
+    def seems_unbounded(self) -> bool:
+        """As `is_unbounded`, of a fit that found no optimum."""
+        return bool(np.any(self._grown() >= _IN_ALL_ENDED))
+
+    def _grown(self) -> Array:
+        """Return the growth of each standard deviation since the start; 0 where it does not go on."""
+        if self.first is None or len(self.looks) < _N_LOOKS:
+            return np.zeros(0)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            looks = np.array(self.looks)
+            goes_on = (looks[1:] / looks[:-1]).min(axis=0) >= self._least[0]
+            goes_on &= looks[-1] / looks[0] >= self._least[1]
+            return np.where(goes_on, looks[-1] / self.first, 0.0)
+
+    @property
+    def _least(self) -> tuple[float, float, float]:
+        """Growth from each look to the next, over those that are kept, and in all, that tells."""
+        return _EXACT if self.exact else (_PER_SPAN, _LATELY, _IN_ALL)
+
+
+@stored("adaptive.state")
+@dataclass(frozen=True)
+class AdaptiveState(ScheduleState):
+    """What one iteration hands to the next: what every schedule does, and what follows."""
+
+    q: GaussianState
+    evaluation: Evaluation
+    moments: Moments
+    #: To be tried next on a fixed set.
+    next_step_size: float = 1.0
+    #: Recent steps, for the secant correction.
+    pairs: tuple[Pair, ...] = ()
+    #: Steps on fixed sets near the optimum that were looked at for it; `_N_LEARNED` if one showed there is no need.
+    n_learned: int = 0
+    #: Steps of group effects alone that may follow, at the start.
+    n_settling: int = 0
+    #: Of global parameters, over the fresh sets since the last large step.
+    drift: GlobalGradient | None = None
+    #: The last one of global parameters that drifted.
+    stride: Stride | None = None
+    #: Of standard deviations.
+    growth: Growth = field(default_factory=Growth)
+    #: Times that may follow in which lost scales are looked for.
+    n_recoveries: int = 0
+
+
+# --- whether single coordinates have come to rest, beside what is left in nats ---
+
+
+def coordinatewise(q: GaussianState, moments: Moments) -> tuple[Array, Array]:
+    """Return whitened gradient and diagonal curvature of the coordinates that are looked at one by one.
+
+    Of a q that tells them from group effects, these are the global parameters: of thousands of effects, one is always
+    far out by chance, and what they lack together is in the gap.
+    """
+    curvature = q.curvature_diagonal(moments.curvature)
+    if q.globals_ is None:
+        return moments.grad, curvature
+    return moments.grad[q.globals_], curvature[q.globals_]
+
+
+#: Whitened errors, and nats, below which the fit counts as near the optimum.
+NEAR_ERROR, NEAR_NATS_PER_DIM = 0.6, 0.01
+#: Nats, beyond one for each dimension, below which secants serve where the metric is not exact.
+_TAME_NATS = 10.0
+#: Nats per dimension below which they serve among thousands of group effects: there a global parameter takes tens of
+#: plain steps, and each is dear.
+_SECANT_NATS_PER_DIM = 0.05
+#: Dimensions beyond which group effects are many; those from which every draw counts; and every Hessian.
+MANY, THOUSANDS, TENS_OF_THOUSANDS = 100, 1_000, 20_000
+#: Noise floors, among many group effects, down to which a set is worth solving: of the gap on a fixed set, most is what
+#: its draws say of each group by chance. Standard errors, and whitened units, that count as 0 in a global parameter.
+_MANY_FLOORS, _GLOBAL_SE, _LEAST_GLOBAL = 2.0, 1.0, 0.1
+
+
+def is_near(q: GaussianState, moments: Moments, gap: float) -> bool:
+    """Tell whether a state is near the optimum: in nats, and by the whitened errors of means and scales."""
+    grad, curvature = coordinatewise(q, moments)
+    largest = np.max(np.abs([grad, curvature - 1.0]), initial=0.0)
+    return bool(gap < max(NEAR_NATS, NEAR_NATS_PER_DIM * float(q.n_dim)) and largest < NEAR_ERROR)
+
+
+def secants_serve(q: GaussianState, moments: Moments, gap: float) -> bool:
+    """Tell whether a state is near enough to the optimum for secants: nearer where the metric is exact."""
+    if not q.exact_metric:
+        return gap < _TAME_NATS + float(q.n_dim)
+    if has_effects(q, THOUSANDS) and gap < _SECANT_NATS_PER_DIM * float(q.n_dim):
+        return True
+    return is_near(q, moments, gap)
+
+
+def has_effects(q: GaussianState, more_than: int) -> bool:
+    """Tell whether a state has so many group effects, about, beside global parameters."""
+    return q.globals_ is not None and bool(q.n_dim > more_than)
+
+
+# --- the default step rule: no learning rate, few draws, a stop rule in nats ---
 
 #: Steps kept for the secant correction: where it serves only the last stretch, and where it is always needed.
 _N_PAIRS, _N_PAIRS_INEXACT = 6, 12
@@ -64,10 +414,6 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         if q is None or q.globals_ is None or q.n_dim <= MAX_SOBOL_DIM:
             return base
         return globals_first(base, q.globals_)
-
-    def first_evaluation(self, q: GaussianState) -> Evaluation:
-        """Evaluate a starting state on the first base draws."""
-        return self._at(q, 0, self._n_draws)[1]
 
     # --- verbs of the loop ----------------------------------------------------------------------------------------
 
@@ -140,13 +486,6 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         return self._redraw(moved, self._n_draws)
 
     # --- how a Gaussian is measured -------------------------------------------------------------------------------
-
-    def _at(self, q: GaussianState, level: int, n_draws: int) -> tuple[BaseDraws, Evaluation]:
-        base = self.base_draws(level, n_draws, q)
-        return base, self._estimator.evaluate(self._target, q, base)
-
-    def _drawn(self, state: AdaptiveState, level: int, n_draws: int) -> tuple[GaussianState, BaseDraws, Evaluation]:
-        return state.q, *self._at(state.q, level, n_draws)
 
     def _measured(self, state: AdaptiveState) -> AdaptiveState:
         moments = self._estimator.moments(self._target, state.q, state.base, state.evaluation, stl=self._stl)
@@ -265,12 +604,21 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         )
 
     def _slack(self, state: AdaptiveState) -> float:
-        return slack_among_effects(state, super()._slack(state), self.tolerance.least(state.q))
+        slack, floor = super()._slack(state), state.moments.floor
+        if state.q.globals_ is not None and state.moments.gap < NEAR_NATS_PER_DIM * float(state.q.n_dim):
+            # The noise in the scales of group effects, and that of the ELBO along them, are those of the same draws:
+            # together they hide what a global parameter gains.
+            return max(slack, min(2.0 * floor, max(self.tolerance.least(state.q), NEAR_NATS)))
+        return slack
 
     def _is_solved(self, state: AdaptiveState) -> bool:
-        if has_effects(state.q, MANY):
-            return is_solved_for_globals(state.q, state.moments, self._solved(state))
-        return super()._is_solved(state)
+        if not has_effects(state.q, MANY):
+            return super()._is_solved(state)
+        # The noise of group effects would hide global parameters that are off by many standard deviations, for which a
+        # larger set is no better than this one, only dearer: they must be at rest on this set.
+        m, index = state.moments, state.q.globals_
+        at_rest = np.abs(m.grad[index]) <= np.maximum(_LEAST_GLOBAL, _GLOBAL_SE * m.grad_se[index])
+        return bool(m.gap <= max(m.floor * _MANY_FLOORS, self._solved(state)) and at_rest.all())
 
     def _left(self, state: AdaptiveState) -> AdaptiveState:
         learning = state.n_draws >= self.few_draws and state.n_learned and not self._has_learned(state)

@@ -23,9 +23,7 @@ from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.types import (
     Array,
     BaseDraws,
-    BentRowsTarget,
     Density,
-    Estimator,
     Evaluation,
     Expectation,
     GaussianState,
@@ -37,7 +35,8 @@ from pymc_ngvi.core.types import (
     Update,
     mean_hessians,
 )
-from pymc_ngvi.steps.schedule.state import Failure, search
+from pymc_ngvi.estimators import Estimator
+from pymc_ngvi.steps.schedule import Failure, search
 
 # --- a log density given some of its coordinates, which get a narrow Gaussian of their own ---
 
@@ -87,12 +86,6 @@ class Conditioned:
         grad[self._index] = -apart / self._sd**2
         hessian = _GivenHessian(whole.hessian, self._index, self._sd**2, self.n_dim)
         return whole._replace(value=whole.value + own, grad=grad, hessian=hessian)
-
-    def directions(self, rows: NDArray[np.intp]) -> Array:
-        """Return the slopes of the only predictor of each of some rows; see `BentRowsTarget`."""
-        slopes = cast(BentRowsTarget, self._target).directions(rows)
-        slopes[:, self._index] = 0.0
-        return slopes
 
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget`."""
@@ -283,7 +276,7 @@ def _fitted(tools: Tools, given: Conditioned, q: GaussianState) -> GaussianState
         found = search(
             functools.partial(_stepped, tools.update, q, moments),
             lambda state: tools.estimator.evaluate(given, state, tools.base),
-            _not_below(evaluation),
+            functools.partial(_is_not_below, evaluation),
             elbo=evaluation.elbo,
             slope=2.0 * moments.gap,
             first=1.0,
@@ -300,8 +293,6 @@ def _stepped(update: Update, q: GaussianState, moments: Moments, rho: float) -> 
     return update(q, moments, rho, True)
 
 
-def _not_below(old: Evaluation) -> Callable[[Evaluation], bool]:
-    slack = 1e-9 * abs(old.elbo)
-    return lambda new: bool(
-        np.isfinite(new.elbo) and new.finite.sum() >= old.finite.sum() and new.elbo >= old.elbo - slack
-    )
+def _is_not_below(old: Evaluation, new: Evaluation) -> bool:
+    loses = not np.isfinite(new.elbo) or new.finite.sum() < old.finite.sum()
+    return bool(not loses and new.elbo >= old.elbo - 1e-9 * abs(old.elbo))

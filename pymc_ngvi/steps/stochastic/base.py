@@ -25,18 +25,26 @@ from pymc_ngvi.core.types import (
     Assessment,
     BaseDraws,
     Direction,
-    Estimator,
     Evaluation,
     GaussianState,
     Moments,
+    Outer,
+    Parameters,
     StepRule,
     Target,
     Update,
 )
-from pymc_ngvi.estimators import evaluation_of, gauss_newton, price, stein
-from pymc_ngvi.steps.adaptive.certificate import has_diverged, loses_draws
-from pymc_ngvi.steps.adaptive.measure import UNKNOWN, Measured, measured_at, measured_gap
-from pymc_ngvi.steps.schedule.state import TOL, Tolerance
+from pymc_ngvi.estimators import Estimator, evaluation_of, gauss_newton, price, stein
+from pymc_ngvi.steps.schedule import (
+    TOL,
+    UNKNOWN_GAP,
+    Measured,
+    Tolerance,
+    has_diverged,
+    loses_draws,
+    measured_at,
+    measured_gap,
+)
 
 # --- when a noisy ELBO has stopped rising: means over windows of iterations, and the slope through the last three ---
 # References
@@ -144,11 +152,6 @@ class StochasticState[M]:
     n_failed: int = 0
     #: ELBO of the start on a few draws.
     first_elbo: float = -np.inf
-
-    @property
-    def growing(self) -> NDArray[np.intp]:
-        """Coordinates whose standard deviations grow without end: none that these rules look for."""
-        return np.empty(0, dtype=np.intp)
 
 
 @stored("stochastic.advance")
@@ -266,12 +269,9 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
             gaps=Windows(_GAP_WINDOW),
         )
 
+    @np.errstate(all="ignore")  # what overflows is seen in what comes out, and not stepped to
     def step(self, state: StochasticState[M]) -> StochasticState[M]:
         """Take one step."""
-        with np.errstate(all="ignore"):  # what overflows is seen in what comes out, and not stepped to
-            return self._step(state)
-
-    def _step(self, state: StochasticState[M]) -> StochasticState[M]:
         rng = np.random.default_rng([self._seed, state.t])
         if self._target.has_minibatch:
             self._target.take_batch(self._seed, state.t)
@@ -307,8 +307,11 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
         """Return why to stop, or None to go on."""
         if state.n_failed >= _MAX_FAILED:
             return Status.STALLED
-        if self._seems_converged(state) and self._is_certified(state):
-            return Status.CONVERGED
+        if self._seems_converged(state):
+            # The result may be an average that lags behind: its gap is measured on draws of its own.
+            measured = self._measure(state.q, np.random.default_rng([self._seed, state.t, 1]))
+            if measured.against is None and self._is_within(state.q, measured):
+                return Status.CONVERGED
         return Status.LEVELLED if state.levels.has_levelled else None
 
     def _seems_converged(self, state: StochasticState[M]) -> bool:
@@ -316,11 +319,6 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
         if np.isnan(state.gap):  # one pair of draws knows nothing of its noise: look now and then, at powers of 2
             return self._measures_gap and state.t > 0 and state.t & (state.t - 1) == 0
         return state.gaps.just_completed and state.gaps.means[-1] + 2.0 * state.gaps.se < self._tolerance.most(state.q)
-
-    def _is_certified(self, state: StochasticState[M]) -> bool:
-        """Measure the gap of the result, which may be an average that lags behind, on draws of their own."""
-        measured = self._measure(state.q, np.random.default_rng([self._seed, state.t, 1]))
-        return measured.against is None and self._is_within(state.q, measured)
 
     def _is_within(self, q: GaussianState, measured: Measured) -> bool:
         return measured.gap + 2.0 * measured.sd < self._tolerance.at(q, measured.spread)
@@ -346,15 +344,12 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
         rng = np.random.default_rng([self._seed, _ASSESSMENT - 1])
         return self._estimator.evaluate(self._target, q, sobol_draws(_N_FIRST, self._target.n_dim, rng))
 
+    @np.errstate(all="ignore")
     def assess(self, state: StochasticState[M]) -> Assessment:
         """Evaluate a state on draws, and minibatches, that had no part in reaching it."""
-        with np.errstate(all="ignore"):
-            return self._assess(state)
-
-    def _assess(self, state: StochasticState[M]) -> Assessment:
         rng = np.random.default_rng([self._seed, _ASSESSMENT + state.t])
         passes = on_passes(self._target, state.q, rng) if self._target.has_minibatch else None
-        measured = self._measure(state.q, rng) if passes is None else passes.measured
+        measured = self._measure(state.q, rng) if passes is None else passes[0]
         base = sobol_draws(_N_ASSESSED, self._target.n_dim, rng)
         if self._target.has_minibatch:
             units, evaluation = replicates(base), on_batches(self._target, state.q, base, rng)
@@ -364,13 +359,13 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
         if has_diverged(state.q, evaluation, units, state.first_elbo, on_batches=self._target.has_minibatch):
             against = Status.DIVERGED
         if passes is not None and against is None:  # all of the data tell the ELBO with less noise
-            units, evaluation = passes.units, passes.evaluation
+            _, evaluation, units = passes
         certified = self._is_within(state.q, measured)
         return Assessment(evaluation.theta, evaluation.logp, units, measured.gap, measured.sd, against, certified)
 
     def _measure(self, q: GaussianState, rng: np.random.Generator) -> Measured:
         if self._target.has_minibatch:
-            return UNKNOWN
+            return UNKNOWN_GAP
         # Gauss-Newton is taken where Hessians take too long, or where kinks have none.
         second_order = self._second_order and not self._takes_gauss_newton
         return measured_gap(self._target, q, rng, second_order=second_order)
@@ -424,19 +419,17 @@ _PART = 0.25
 _FEWEST, _MOST = 64, 2_048
 
 
-@dataclass(frozen=True, eq=False)
-class OnPasses:
-    """A state on all of the data."""
+def on_passes(
+    target: Target, q: GaussianState, rng: np.random.Generator
+) -> tuple[Measured, Evaluation, NDArray[np.intp]] | None:
+    """Evaluate a state on all of the data, where that is affordable.
 
-    #: What is left to gain.
-    measured: Measured
-    evaluation: Evaluation
-    #: Draws on one pass; shape (n_replicates, n_draws / n_replicates).
-    units: NDArray[np.intp]
-
-
-def on_passes(target: Target, q: GaussianState, rng: np.random.Generator) -> OnPasses | None:
-    """Evaluate a state, and measure its gap from gradients, on all of the data."""
+    Returns
+    -------
+    tuple or None
+        What is left to gain, as gradients tell; log p and gradients; and the draws on each pass, (n_replicates, n_draws
+        / n_replicates).
+    """
     affordable = _PART * target.n_gradients / target.n_batches
     if affordable < _FEWEST:
         return None
@@ -444,7 +437,7 @@ def on_passes(target: Target, q: GaussianState, rng: np.random.Generator) -> OnP
     evaluation = _by_replicate(q, base, lambda theta: _on_pass(target, theta, seed_of(rng)))
     # The Hessian that the target knows is that of one batch.
     measured = measured_at(target, q, base, evaluation, stein, full_metric=False)
-    return OnPasses(measured, evaluation, replicates(base))
+    return measured, evaluation, replicates(base)
 
 
 def on_batches(target: Target, q: GaussianState, base: BaseDraws, rng: np.random.Generator) -> Evaluation:
@@ -478,3 +471,237 @@ def _on_pass(target: Target, theta: Array, seed: int) -> tuple[Array, Array]:
         logp += values / n_batches
         grad += slopes / n_batches
     return logp, grad
+
+
+# --- step rule `proximal`: proximal-gradient steps, the Kullback-Leibler divergence as the proximity term [1]_ ---
+# Each step maximises the linearised ELBO less :math:`\mathrm{KL}(q\,\|\,q_k)/\beta_k`, where the prior's share is kept
+# exact; in natural parameters that is the natural-gradient step of size :math:`\rho_k = \beta_k / (1 + \beta_k)`.
+#
+# References
+# ----------
+# .. [1] M. E. Khan, R. Babanezhad, W. Lin, M. Schmidt and M. Sugiyama (2016). Faster stochastic variational inference
+#    using proximal-gradient methods with general divergence functions. UAI. https://doi.org/10.48550/arXiv.1511.00146
+
+# --- step rule `constant`: the same step size in every iteration ---
+#
+# With the natural-parameter update, exact Hessians and one antithetic pair, a step of size 1 on the full data is exact
+# for a Gaussian posterior.
+
+
+class Constant(Stochastic[None]):
+    """Apply the update with a constant step size, .1 by default; options as for `Stochastic`."""
+
+    def _advance(self, state: StochasticState[None], moments: Moments) -> Advance[None] | None:
+        found = self._updated(state.iterate, moments, self._rate(state.t - 1))
+        return None if found is None else Advance(found[0], *found)
+
+
+class Proximal(Stochastic[None]):
+    """Proximal steps; options as for `Stochastic`.
+
+    ``step_size`` is beta, .25 by default; with ``step_decay`` kappa, beta_k = beta / (1 + k)^kappa.
+    """
+
+    takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
+    default_step_size: ClassVar[float] = 0.25
+
+    def _advance(self, state: StochasticState[None], moments: Moments) -> Advance[None] | None:
+        beta = self._rate(state.t - 1)
+        found = self._updated(state.iterate, moments, beta / (1.0 + beta))
+        return None if found is None else Advance(found[0], *found)
+
+
+# --- what the step rules share that add to the coordinates of mean and Cholesky factor, along a direction ---
+
+
+class Coordinates[M](Stochastic[M]):
+    """Small steps along the direction of the update; options as for `Stochastic`."""
+
+    default_window: ClassVar[int | None] = 1_000
+    default_path_draws: ClassVar[int | None] = 8
+
+    def _advance(self, state: StochasticState[M], moments: Moments) -> Advance[M] | None:
+        if not moments.is_finite():
+            return None
+        assert self._direction is not None
+        return self._follow(state, self._direction(state.iterate, moments), moments)
+
+    @abc.abstractmethod
+    def _follow(self, state: StochasticState[M], direction: Parameters, moments: Moments) -> Advance[M] | None:
+        """Return where one step along (a memory of) a direction leads; None where no step is valid."""
+
+    def _moved(
+        self, iterate: GaussianState, location_step: Array, factor_step: Array, *, step_size: float, memory: M
+    ) -> Advance[M] | None:
+        """Move mean and factor; a diagonal entry of the factor may change its sign, but not be 0."""
+        for _ in range(MAX_HALVINGS):
+            q = iterate.plus(location_step, factor_step, signed=True)
+            if q is not None:
+                return Advance(q.unsigned(), q, step_size, memory)
+            location_step, factor_step = 0.5 * location_step, 0.5 * factor_step
+        return None
+
+
+def zeros_like(q: GaussianState) -> Parameters:
+    """Return zeros in the coordinates of a state: a memory before the first iteration."""
+    return Parameters(np.zeros_like(q.location), np.zeros_like(q.factor))
+
+
+# --- step rule `sgd`: stochastic gradient ascent in the coordinates of mean and Cholesky factor, for comparison ---
+
+
+#: Length of the first step, in the smallest standard deviation, where no step size is given.
+_FIRST_LENGTH = 0.1
+
+
+class SGD(Coordinates[float]):
+    """Plain gradient steps; options as for `Stochastic`.
+
+    ``step_size`` is in the units of the coordinates; by default the first step is as long as a tenth of the
+    smallest standard deviation, or less where the gradient is small.
+    With ``step_decay`` kappa it is divided by (1 + t)^kappa.
+    """
+
+    takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
+
+    def _follow(self, state: StochasticState[float], direction: Parameters, moments: Moments) -> Advance[float] | None:
+        iterate = state.iterate
+        first = state.memory or self._step_size
+        if not first:
+            sd = iterate.sd()
+            # Near an optimum with these standard deviations, the ELBO bends by 1/sd^2 along the mean and a factor of
+            # the covariance, by sd^2 along a factor of the precision: a longer step would overshoot.
+            stable = sd.min() ** 2 if iterate.factor_sign > 0 else min(sd.min() ** 2, 1.0 / sd.max() ** 2)
+            longest = max(float(np.sqrt(np.vdot(part, part))) for part in direction)
+            first = float(min(0.5 * stable, _FIRST_LENGTH * sd.min() / max(longest, np.finfo(float).tiny)))
+        rate = self._decayed(first, state.t - 1)
+        return self._moved(iterate, rate * direction.location, rate * direction.factor, step_size=rate, memory=first)
+
+
+# --- step rule `adam`: Adam [1]_ in the coordinates of mean and Cholesky factor ---
+#
+# References
+# ----------
+# .. [1] D. P. Kingma and J. Ba (2015). Adam: a method for stochastic optimization. ICLR.
+#    https://doi.org/10.48550/arXiv.1412.6980
+
+
+_RATE, _RATE_PRECISION = 0.001, 0.01
+_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
+
+
+@stored("adam.memory")
+class _Memory(NamedTuple):
+    """Exponential averages of the direction and of its square, for the mean and for the factor."""
+
+    first: Parameters
+    second: Parameters
+
+
+class Adam(Coordinates[_Memory]):
+    """Adam along the direction of the update; options as for `Stochastic`.
+
+    ``step_size`` is .001 by default, but .01 for a factor of the precision, with entries like 1 / standard deviation.
+    """
+
+    takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
+
+    def _follow(
+        self, state: StochasticState[_Memory], direction: Parameters, moments: Moments
+    ) -> Advance[_Memory] | None:
+        first, second = state.memory or [zeros_like(state.iterate)] * 2
+        memory = _Memory(
+            Parameters(*(_averaged(*pair, _BETA_1) for pair in zip(first, direction, strict=True))),
+            Parameters(*(_averaged(m, d * d, _BETA_2) for m, d in zip(second, direction, strict=True))),
+        )
+        first_rate = self._step_size or (_RATE if state.iterate.factor_sign > 0 else _RATE_PRECISION)
+        rate = self._decayed(first_rate, state.t - 1)
+        root = np.sqrt(1.0 - _BETA_2**state.t)
+        scale = rate * root / (1.0 - _BETA_1**state.t)
+        steps = [_ratio(*pair, root * _EPSILON, scale) for pair in zip(*memory, strict=True)]
+        return self._moved(state.iterate, *steps, step_size=rate, memory=memory)
+
+
+def _averaged(old: Array, new: Array, beta: float) -> Array:
+    """Return beta old + (1 - beta) new, with one array made."""
+    result: Array = old - new
+    result *= beta
+    result += new
+    return result
+
+
+def _ratio(first: Array, second: Array, epsilon: float, scale: float) -> Array:
+    """Return scale first / (sqrt(second) + epsilon), with one array made."""
+    result: Array = np.sqrt(second)
+    result += epsilon
+    np.divide(first, result, out=result)
+    result *= scale
+    return result
+
+
+# --- step rule `snngm`: stochastic normalised natural gradient ascent with momentum [1]_ ---
+#
+# The natural gradient in the coordinates of mean and Cholesky factor, divided by its norm, enters an exponential
+# average (:math:`\beta = .9`, corrected for its start at 0), and the step has the fixed length :math:`\alpha = .001
+# \sqrt{p}` for p parameters. The norm is Euclidean for factors of the covariance, and that of the Fisher metric for
+# factors of the precision. The paper's theorem 3 does not hold for stochastic gradients: its proof needs that no noisy
+# direction goes against the gradient.
+#
+# References
+# ----------
+# .. [1] L. S. L. Tan (2025). Analytic natural gradient updates for Cholesky factor in Gaussian variational
+# approximation.
+#    https://doi.org/10.48550/arXiv.2109.00375
+
+
+_SNNGM_MOMENTUM = 0.9
+#: Step length for each square root of a parameter.
+_LENGTH = 0.001
+
+
+class SNNGM(Coordinates[Parameters]):
+    """Normalised natural gradients with momentum; options as for `Stochastic`.
+
+    ``step_size`` is the length alpha of a step, by default .001 times the square root of the number of parameters.
+    """
+
+    default_path_draws: ClassVar[int | None] = 1
+
+    def _follow(
+        self, state: StochasticState[Parameters], direction: Parameters, moments: Moments
+    ) -> Advance[Parameters] | None:
+        iterate = state.iterate
+        if iterate.factor_sign < 0:
+            norm = _riemannian_norm(iterate, moments)
+        else:
+            norm = float(np.sqrt(sum(np.vdot(part, part) for part in direction)))
+        if not np.isfinite(norm):
+            return None
+        part = (1.0 - _SNNGM_MOMENTUM) / norm if norm > 0.0 else 0.0  # at the very optimum, path gradients are 0
+        before = state.memory or zeros_like(iterate)
+        momentum = Parameters(*(_momentum_of(m, d, part) for m, d in zip(before, direction, strict=True)))
+        length = self._step_size or _LENGTH * np.sqrt(iterate.n_params)
+        scale = length / (1.0 - _SNNGM_MOMENTUM**state.t)
+        return self._moved(
+            iterate, scale * momentum.location, scale * momentum.factor, step_size=length, memory=momentum
+        )
+
+
+def _momentum_of(momentum: Array, direction: Array, part: float) -> Array:
+    result: Array = direction * part
+    result += _SNNGM_MOMENTUM * momentum
+    return result
+
+
+def _riemannian_norm(state: GaussianState, moments: Moments) -> float:
+    """Return the length of the natural gradient in the Fisher metric: its square is twice the gap it predicts."""
+    error = moments.error(state)
+    whole = state.factor.ndim == 2  # a packed one leaves entries out
+    if whole and isinstance(error, Outer) and len(error.left) == 1 and not error.diagonal:
+        right = error.right[0] ** 2
+        before = np.cumsum(right) - 0.5 * right
+        squares = float((error.left[0] ** 2) @ before)
+    else:
+        flat = state.flat(state.curvature_error(moments.curvature))
+        squares = 0.5 * float(np.vdot(flat, flat))
+    return float(np.sqrt(np.vdot(moments.grad, moments.grad) + squares))

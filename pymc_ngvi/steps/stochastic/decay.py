@@ -23,12 +23,13 @@ References
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.target import WhitenedHessian
 from pymc_ngvi.core.types import (
     Array,
     BaseDraws,
@@ -43,7 +44,7 @@ from pymc_ngvi.core.types import (
 )
 from pymc_ngvi.estimators import price
 from pymc_ngvi.steps.adaptive.rule import Adaptive
-from pymc_ngvi.steps.schedule.state import Failure, search
+from pymc_ngvi.steps.schedule import Failure, search
 from pymc_ngvi.steps.stochastic.base import Advance, Stochastic, StochasticState
 
 #: Nats, to second order, by which a step may move q without a look at where it leads.
@@ -135,7 +136,8 @@ class Decay(Stochastic[Steps]):
         if start is not None and not self._takes_gauss_newton:  # which is taken where Hessians take too long
             pilot = pilot_fit(self._target, self._update, start, self._seed)
             if pilot is not None:
-                return Advance(pilot.q, pilot.q, advance.step_size, Steps(pilot.n_batches))
+                q, n_batches = pilot
+                return Advance(q, q, advance.step_size, Steps(n_batches))
         found = search(
             lambda rho: self._update(state.iterate, moments, rho, True),
             lambda q: self._estimator.evaluate(self._target, q, base),
@@ -157,13 +159,6 @@ _N_BATCHES, _MAX_ITERATIONS = 8, 100
 _TOL = 0.5
 
 
-class Pilot(NamedTuple):
-    """A state, and how many minibatches it has seen."""
-
-    q: GaussianState
-    n_batches: int
-
-
 class Pooled:
     """The log density on several minibatches: the mean over them, each scaled to all of the data."""
 
@@ -173,47 +168,30 @@ class Pooled:
         self._target, self._seed, self._n_batches = target, seed, n_batches
         self.n_dim = target.n_dim
 
-    def _mean(self, evaluate: Callable[[], tuple[Array, ...]]) -> list[Array]:
+    def on_each[T](self, evaluate: Callable[[], T]) -> list[T]:
+        """Return what a function returns with each of the minibatches."""
         parts = []
         for number in range(self._n_batches):
             self._target.take_batch(self._seed, number)
             parts.append(evaluate())
-        return [np.mean(part, axis=0) for part in zip(*parts, strict=True)]
+        return parts
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Return log p, (n_draws,), and its gradient, (n_draws, n_dim)."""
-        logp, grad = self._mean(lambda: self._target.logp_grad(theta))
-        return logp, grad
+        logp, grad = zip(*self.on_each(lambda: self._target.logp_grad(theta)), strict=True)
+        return np.mean(logp, axis=0), np.mean(grad, axis=0)
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
-        """Return the mean of hess log p over draws and minibatches."""
-        return _PooledHessian(self, theta)
+        """Return the mean of hess log p over draws and minibatches: a batch has a pattern, where their mean may not."""
 
-    def mean_over_hessians(self, evaluate: Callable[[MeanHessian], Array], theta: Array) -> Array:
-        """Return the mean over minibatches of what a function takes from the mean Hessian on each."""
-        return self._mean(lambda: (evaluate(self._target.mean_hessian(theta)),))[0]
+        def whitened(state: Whitener) -> Array:
+            return np.mean(self.on_each(lambda: self._target.mean_hessian(theta).whitened(state)), axis=0)
 
-
-@dataclass(frozen=True)
-class _PooledHessian(MeanHessian):
-    pooled: Pooled
-    theta: Array
-
-    def products(self, directions: Array) -> Array:
-        """Return the matrix times each direction, (n_directions, n_dim)."""
-        return self.pooled.mean_over_hessians(lambda hessian: hessian.products(directions), self.theta)
-
-    def diagonal(self) -> Array:
-        """Return the diagonal, (n_dim,)."""
-        return self.pooled.mean_over_hessians(lambda hessian: hessian.diagonal(), self.theta)
-
-    def whitened(self, state: Whitener) -> Array:
-        """Return the mean of the whitened curvatures: a batch has a pattern, where their mean may have none."""
-        return self.pooled.mean_over_hessians(lambda hessian: hessian.whitened(state), self.theta)
+        return WhitenedHessian(whitened)
 
 
-def pilot_fit(target: Target, update: Update, q: GaussianState, seed: int) -> Pilot | None:
-    """Solve the problem on the first minibatches."""
+def pilot_fit(target: Target, update: Update, q: GaussianState, seed: int) -> tuple[GaussianState, int] | None:
+    """Solve the problem on the first minibatches; return the state, and how many these are."""
     if not target.has_hessian:
         return None
     n_batches = min(target.n_batches, _N_BATCHES) if target.has_minibatch else 1
@@ -226,4 +204,4 @@ def pilot_fit(target: Target, update: Update, q: GaussianState, seed: int) -> Pi
         state = rule.step(state)
         if rule.terminate(state) is not None:
             break
-    return Pilot(state.q, n_batches)
+    return state.q, n_batches

@@ -21,12 +21,12 @@ References
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, GaussianState, Moments
+from pymc_ngvi.core.types import Array, Moments
 from pymc_ngvi.steps.stochastic.base import Advance, Stochastic, StochasticState
 
 _MOMENTUM = 0.9
@@ -59,11 +59,6 @@ class Memory:
     #: Whether that was less than some coordinate would have moved.
     is_limited: bool = False
 
-    @classmethod
-    def at_first(cls, n_dim: int) -> Self:
-        """Return what there is before the first step."""
-        return cls(np.zeros(n_dim), 0, np.zeros(n_dim), 0.0, _LONGEST)
-
     def next_longest(self, gradient: Array) -> float:
         """Return how far coordinates may move next, by the gradient after the last step."""
         if float(gradient @ self.step) < _STILL * self.slope:
@@ -87,11 +82,17 @@ class IVON(Stochastic[Memory]):
         if not moments.is_finite():
             return None
         old = state.iterate
-        before = state.memory or Memory.at_first(old.n_dim)
+        before = state.memory or Memory(np.zeros(old.n_dim), 0, np.zeros(old.n_dim), 0.0, _LONGEST)
         t = before.n_steps
-        narrowed = self._with_precision(old, moments, _WEIGHT / (_FIRST + t))
-        if narrowed is None:
+        # Single draws have wild curvatures, whose squares would make precisions much too large.
+        of_precision = _WEIGHT / (_FIRST + t)
+        error = np.clip(old.curvature_error(moments.curvature), -1.0 / of_precision, 1.0 / of_precision)
+        unknown, none = np.full(old.n_dim, np.inf), np.zeros(old.n_dim)
+        limited = Moments(none, old.add_to_diagonal(error, 1.0), unknown, unknown, np.nan, np.inf, np.inf)
+        found = self._updated(old, limited, of_precision)
+        if found is None:
             return None
+        narrowed = found[0]  # the mean is left where it is
         gradient, rate = old.dewhiten(moments.grad), self._rate(t)
         momentum = _MOMENTUM * before.momentum + (1.0 - _MOMENTUM) * gradient
         # In standard deviations, S^-1 m is the whitened momentum.
@@ -104,17 +105,6 @@ class IVON(Stochastic[Memory]):
         precision = (1.0 - weight) * state.q.sd() ** -2 + weight * iterate.sd() ** -2
         location = (1.0 - weight) * state.q.mean() + weight * iterate.mean()
         return Advance(iterate.with_scale(location, precision**-0.5), iterate, rate, memory)
-
-    def _with_precision(self, iterate: GaussianState, moments: Moments, rate: float) -> GaussianState | None:
-        """Return the state with the next precision, the mean left where it is."""
-        # Single draws have wild curvatures, whose squares would make precisions much too large.
-        error = np.clip(iterate.curvature_error(moments.curvature), -1.0 / rate, 1.0 / rate)
-        unknown = np.full(iterate.n_dim, np.inf)
-        limited = Moments(
-            np.zeros(iterate.n_dim), iterate.add_to_diagonal(error, 1.0), unknown, unknown, np.nan, np.inf, np.inf
-        )
-        found = self._updated(iterate, limited, rate)
-        return None if found is None else found[0]
 
     def _decayed(self, first: float, t: int) -> float:
         return float(first / (1.0 + t / _LEVEL) ** self._step_decay)

@@ -12,31 +12,259 @@ References
    finite training sets. NeurIPS.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple, cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.linalg import GIB, fits_in_memory
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.stream import Batch, Place, StreamTarget
-from pymc_ngvi.core.types import Assessment, BaseDraws, Evaluation, Expectation, GaussianState, Moments, Target
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.target import MatrixHessian
+from pymc_ngvi.core.types import Array, Assessment, Evaluation, Expectation, GaussianState, Moments
+from pymc_ngvi.density.streams.density import Batch, Place, StreamDensity, StreamReport
 from pymc_ngvi.estimators import ExactEvaluation
-from pymc_ngvi.steps.exact import ExactRule
-from pymc_ngvi.steps.incremental.state import (
-    Change,
-    IncrementalState,
-    Quadratic,
-    SeenByQuadratics,
-    Site,
-    as_hessian,
-    gap_by_newton,
-    moves,
-    packed,
-    sign_of_order,
-)
+from pymc_ngvi.steps.schedule import NO_DRAWS, ExactRule
+
+# --- sites: what a batch says of theta, as a quadratic function ---
+#
+# The expected log likelihood of a batch under a Gaussian near :math:`q = N(m, V)` is about that of
+# :math:`c + \lambda^T \theta - \tfrac{1}{2} \theta^T \Lambda \theta`, where :math:`\Lambda = -E_q[H]` and
+# :math:`\lambda = E_q[g] + \Lambda m`: the two have the same value, and the same derivatives by m and V.
+
+
+#: Batches from which on an order can be seen; errors of the serial correlation, and its least size, that count as one;
+#: sampling variances that batches may differ by.
+_FEWEST, _ERRORS, _LEAST, _MOST_SPREAD = 4, 3.5, 0.1, 4.0
+
+
+class SeenByQuadratics(NamedTuple):
+    """What quadratic functions see of a Gaussian."""
+
+    #: shape (n_dim,).
+    mean: Array
+    #: Packed, entries off the diagonal twice.
+    cov: Array
+
+    @classmethod
+    def of(cls, q: GaussianState) -> Self:
+        """Return what they see."""
+        if is_diagonal(q):
+            return cls(q.location, q.sd() ** 2)
+        cov = pack(q.cov()) * 2.0
+        i = np.arange(q.n_dim)
+        cov[(i * (i + 3) // 2)] *= 0.5
+        return cls(q.location, cov)
+
+
+@stored("incremental.quadratic", content=("n_rows", "constant", "linear", "precision"))
+@dataclass(frozen=True, eq=False)
+class Quadratic:
+    """A quadratic function of theta, and of how many rows."""
+
+    n_rows: int
+    constant: float
+    #: shape (n_dim,).
+    linear: Array
+    #: The lower triangle by rows, (n_dim * (n_dim + 1) / 2,); or the diagonal, (n_dim,), for a q that takes no more.
+    precision: Array
+
+    @classmethod
+    def of(cls, n_rows: int, value: float, grad: Array, hessian: Array, seen: SeenByQuadratics) -> Self:
+        """Return the function with an expectation and derivatives, the Hessian packed, under a Gaussian."""
+        flat = cls(n_rows, 0.0, grad, -hessian)
+        linear = grad + flat.times(seen.mean)
+        without = cls(n_rows, 0.0, linear, -hessian)
+        return cls(n_rows, value - without.value(seen), linear, -hessian)
+
+    @classmethod
+    def none(cls, q: GaussianState) -> Self:
+        """Return 0."""
+        n_entries = q.n_dim if is_diagonal(q) else q.n_dim * (q.n_dim + 1) // 2
+        return cls(0, 0.0, np.zeros(q.n_dim), np.zeros(n_entries))
+
+    def __add__(self, other: "Quadratic") -> "Quadratic":
+        """Return the sum."""
+        linear, precision = self.linear + other.linear, self.precision + other.precision
+        return Quadratic(self.n_rows + other.n_rows, self.constant + other.constant, linear, precision)
+
+    def __sub__(self, other: "Quadratic") -> "Quadratic":
+        """Return the difference."""
+        linear, precision = self.linear - other.linear, self.precision - other.precision
+        return Quadratic(self.n_rows - other.n_rows, self.constant - other.constant, linear, precision)
+
+    def times_number(self, number: float) -> "Quadratic":
+        """Return a multiple, of as many rows."""
+        return Quadratic(self.n_rows, number * self.constant, number * self.linear, number * self.precision)
+
+    def times(self, theta: Array) -> Array:
+        """Return the precision times theta."""
+        n_dim = len(theta)
+        if len(self.precision) == n_dim and n_dim > 1:
+            return self.precision * theta
+        return unpack(self.precision, n_dim) @ theta
+
+    def value(self, seen: SeenByQuadratics) -> float:
+        """Return the expectation under a Gaussian."""
+        mean = seen.mean
+        square = float(mean @ self.times(mean)) + float(self.precision @ seen.cov)
+        return self.constant + float(self.linear @ mean) - 0.5 * square
+
+    def grad(self, seen: SeenByQuadratics) -> Array:
+        """Return the expectation of the gradient."""
+        return self.linear - self.times(seen.mean)
+
+
+def is_diagonal(q: GaussianState) -> bool:
+    """Tell whether a Gaussian has no correlations: the diagonal of a Hessian is all that it takes."""
+    return q.n_params <= 2 * q.n_dim
+
+
+def packed(found: Expectation, q: GaussianState) -> Array:
+    """Return the expected Hessian as quadratic functions keep it."""
+    return found.hessian.diagonal() if is_diagonal(q) else pack(found.hessian.products(np.eye(q.n_dim)))
+
+
+def as_hessian(values: Array, n_dim: int) -> MatrixHessian:
+    """Return a Hessian of what quadratic functions keep."""
+    return MatrixHessian(np.diag(values) if len(values) == n_dim else unpack(values, n_dim))
+
+
+def pack(matrix: Array) -> Array:
+    """Return the lower triangle, by rows."""
+    return matrix[np.tril_indices(len(matrix))]
+
+
+def unpack(values: Array, n_dim: int) -> Array:
+    """Return the symmetric matrix of a lower triangle."""
+    result = np.zeros((n_dim, n_dim))
+    result[np.tril_indices(n_dim)] = values
+    return result + np.tril(result, -1).T
+
+
+# --- what errors in expected derivatives mean ---
+
+
+def gap_by_newton(q: GaussianState, grad: Array, hessian: Array) -> float:
+    """Return the nats to be gained where expected derivatives, the Hessian packed, are off by so much."""
+    whitened = q.whiten(grad[None])[0]
+    error = q.flat(q.curvature(as_hessian(hessian, q.n_dim)))
+    return 0.5 * float(whitened @ whitened) + 0.25 * q.inner(error, error)
+
+
+def moves(q: GaussianState, grads: Array) -> Array:
+    """Return how far errors in gradients, (n, n_dim), move means, in standard deviations."""
+    return q.covariance_times(grads) / q.sd()
+
+
+def sign_of_order(q: GaussianState, sites: Sequence[Quadratic]) -> str:
+    """Return what speaks for an order of the data, in a clause; empty where nothing does."""
+    if len(sites) < _FEWEST:
+        return ""
+    seen, sizes = SeenByQuadratics.of(q), np.array([site.n_rows for site in sites], dtype=float)
+    slopes = q.whiten(np.array([site.grad(seen) for site in sites]))
+    parts = sizes / sizes.sum()
+    # Where rows come in any order, each is an independent draw with the covariance of the information of a batch.
+    z = (slopes - parts[:, None] * slopes.sum(axis=0)) / np.sqrt(parts)[:, None]
+    n, variance = len(z), (z**2).mean(axis=0)
+    if not variance.sum() > 0.0:
+        return ""
+    correlation = 1.0 - 0.5 * n / (n - 1) * float((np.diff(z, axis=0) ** 2).sum() / (z**2).sum())
+    n_effective = n * variance.sum() ** 2 / (variance**2).sum()
+    if correlation > max(_LEAST, _ERRORS / np.sqrt(n_effective)):
+        return f"neighbouring batches are alike (serial correlation {correlation:.2f})"
+    spread = float(variance.mean()) * n / (n - 1)
+    if spread > _MOST_SPREAD:
+        return (
+            f"batches differ {np.sqrt(spread):.1f} times as much as the model lets random samples of rows do (they are "
+            "in some order, or the likelihood is too narrow)"
+        )
+    return ""
+
+
+@stored("incremental.site", content=("content", "print", "part"))
+@dataclass(frozen=True, eq=False)
+class Site:
+    """What a batch has said at its last visit."""
+
+    content: Quadratic
+    #: Of the batch.
+    print: str
+    #: The same of some of its rows, where the batch will not be seen again.
+    part: Quadratic | None = None
+
+
+@stored("incremental.change")
+@dataclass(frozen=True, eq=False)
+class Change:
+    """How far what batches say has moved since their last visits, over a pass."""
+
+    #: Expected gradients less those of the sites kept, each under the q of the visit; the sum over batches; shape
+    #: (n_dim,).
+    grad: Array
+    #: The same of Hessians, packed.
+    hessian: Array
+    #: The same of expectations.
+    value: float = 0.0
+    #: Nats by which quadrature may be off.
+    error: float = 0.0
+
+
+@stored("incremental.state", content=(
+    "q", "elbo", "place", "sites", "total", "change", "gaps", "elbo_error", "step_size", "is_held", "is_blind",
+    "moved", "ordered",
+))  # fmt: skip
+@dataclass(frozen=True, eq=False)
+class IncrementalState:
+    """What one iteration, the visit of a batch, hands to the next."""
+
+    q: GaussianState
+    #: As the sites have it.
+    elbo: float
+    #: The next batch.
+    place: Place
+    #: By batch; None where there was no visit yet.
+    sites: tuple[Site | None, ...]
+    #: Their sum.
+    total: Quadratic
+    #: In this pass.
+    change: Change
+    #: What each pass that is over has shown of the q before it: nats that were to be gained then.
+    gaps: tuple[float, ...] = ()
+    #: Nats by which the ELBO may be off.
+    elbo_error: float = np.inf
+    #: The last one.
+    step_size: float = 1.0
+    #: Whether q moves at the ends of passes alone: batches are not the same in each pass.
+    is_held: bool = False
+    #: Whether the last batch has no finite expectation.
+    is_blind: bool = False
+    #: The farthest that a mean has moved in the last pass, in posterior standard deviations.
+    moved: float = np.inf
+    #: What speaks for an order of the data, in a clause; empty where nothing does.
+    ordered: str = ""
+
+    n_draws = 0
+    n_dropped = 0
+
+    @property
+    def gap(self) -> float:
+        """Nats that were still to be gained before the last pass, or are after the only one; infinite before."""
+        return self.gaps[-1] if self.gaps else np.inf
+
+    @property
+    def report(self) -> StreamReport:
+        """What is known of the data."""
+        number, position, _ = self.place
+        n_batches = sum(site is not None for site in self.sites)
+        was_read_once = any(site is not None and site.part is not None for site in self.sites)
+        return StreamReport(
+            number, position, n_batches, self.total.n_rows, self.gap, self.moved, was_read_once, self.is_held,
+            self.ordered,
+        )  # fmt: skip
+
 
 # --- after the only pass through data that can be read once: what a few rows of each batch say now ---
 # A site is what a batch said when it was read, and q has moved on. Some rows of each batch are kept, all together as
@@ -49,7 +277,7 @@ _MOST_ROUNDS, _NEAR_ONCE = 6, 1e-3
 type Step = Callable[[GaussianState, Quadratic], tuple[float, GaussianState]]
 
 
-def corrected(target: StreamTarget, step: Step, state: IncrementalState) -> IncrementalState:
+def corrected(target: StreamDensity, step: Step, state: IncrementalState) -> IncrementalState:
     """Return the state after the only pass, corrected by the rows that were kept, with the error that is left."""
     q, total, error, changes = state.q, state.total, 0.0, list[Quadratic]()
     for _ in range(_MOST_ROUNDS):
@@ -74,7 +302,7 @@ def corrected(target: StreamTarget, step: Step, state: IncrementalState) -> Incr
     )
 
 
-def _changes(target: StreamTarget, q: GaussianState, state: IncrementalState) -> tuple[list[Quadratic], float]:
+def _changes(target: StreamDensity, q: GaussianState, state: IncrementalState) -> tuple[list[Quadratic], float]:
     """Return what each batch is to be expected to say now, less what it said then, and the error of quadrature."""
     seen, result, error = SeenByQuadratics.of(q), [], 0.0
     for which, site in enumerate(state.sites):
@@ -95,7 +323,6 @@ def _changes(target: StreamTarget, q: GaussianState, state: IncrementalState) ->
 _NEAR, _MOST_FIRST, _MOST_STEPS, _MOST_HALVED = 0.1, 30, 2, 12
 #: Passes without progress after which there is none to be expected, and what counts as progress.
 _MOST_IDLE, _PROGRESS = 4, 0.5
-_NO_DRAWS = BaseDraws(np.empty((0, 0)), 1)
 
 
 class _Tried(NamedTuple):
@@ -120,46 +347,38 @@ class _Visit(NamedTuple):
     weight: float
 
 
-class Incremental(ExactRule[StreamTarget, IncrementalState]):
+class Incremental(ExactRule[StreamDensity, IncrementalState]):
     """Natural steps on a sum of sites of batches; see `StepRule` for the parameters."""
 
     _first: Batch | None = None
 
     def first_evaluation(self, q: GaussianState) -> Evaluation:
         """Evaluate a starting state on the first batch alone, as if all others were like it."""
-        tried = self._tried(q, self._visit_of(self._first_batch(), Quadratic.none(q)))
+        tried = self._tried(q, self._visit_of(self._read(Place()), Quadratic.none(q)))
         none = np.empty((0, tried.q.n_dim))
         return Evaluation(none, np.empty(0), none, np.array([np.isfinite(tried.elbo)]), tried.elbo)
-
-    def _first_batch(self) -> Batch:
-        if self._first is None:
-            self._first = self._target.read(self._seed, Place())
-        return self._first
 
     def init(self, q: GaussianState) -> IncrementalState:
         """Return the state before the first batch."""
         none = Quadratic.none(q)
-        self._check_memory(none)
-        change = Change(none.linear, none.precision)
-        return IncrementalState(q, -np.inf, Place(), (), none, change)
-
-    def _check_memory(self, site: Quadratic) -> None:
-        """Raise MemoryError where the sites of all batches would be too large."""
-        n_rows = self._first_batch().n_rows
+        n_rows = self._read(Place()).n_rows
         n_batches = -(-self._target.total_size // n_rows)
-        needed = n_batches * (site.linear.nbytes + site.precision.nbytes)
+        needed = n_batches * (none.linear.nbytes + none.precision.nbytes)
         if not fits_in_memory(needed):
             raise MemoryError(
-                f"What {n_batches:,} batches of {n_rows:,} rows say of {len(site.linear):,} coordinates takes about "
+                f"What {n_batches:,} batches of {n_rows:,} rows say of {len(none.linear):,} coordinates takes about "
                 f"{needed / GIB:,.1f} GiB, more than this machine has: give batches of more rows, or take "
                 "family='diagonal', which ignores correlations."
             )
+        change = Change(none.linear, none.precision)
+        return IncrementalState(q, -np.inf, Place(), (), none, change)
 
     # --- a visit ---
 
     def step(self, state: IncrementalState) -> IncrementalState:
         """Go to the next batch."""
-        batch, self._first = self._read(state.place), None
+        batch = self._read(state.place)
+        self._first = None
         old = state.sites[batch.which] if batch.which < len(state.sites) else None
         is_held = state.is_held or (old is not None and old.print != batch.print)
         visit = self._visit_of(batch, state.total if old is None else state.total - old.content)
@@ -171,7 +390,10 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
         content = Quadratic.of(
             batch.n_rows, after.batch.value, after.batch.grad, packed(after.batch, after.q), after.seen
         )
-        part = self._part(batch, after) if self._target.is_read_once else None
+        part = None
+        if self._target.is_read_once:  # some rows are kept
+            n_kept, found = self._target.keep(batch.which, after.q)
+            part = Quadratic.of(n_kept, found.value, found.grad, packed(found, after.q), after.seen)
         site = Site(content, batch.print, part)
         known = [*state.sites, *[None] * (batch.which + 1 - len(state.sites))]
         known[batch.which] = site
@@ -192,9 +414,11 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
         return self._after_a_pass(state) if batch.is_last else state
 
     def _read(self, place: Place) -> Batch:
-        if self._first is not None and place == Place():
-            return self._first
-        return self._target.read(self._seed, place)
+        """Return the batch at a place: the first one of all is kept, as starts are compared on it."""
+        if place != Place():
+            return self._target.read(self._seed, place)
+        self._first = self._first or self._target.read(self._seed, place)
+        return self._first
 
     def _visit_of(self, batch: Batch, others: Quadratic) -> _Visit:
         return _Visit(batch, others, self._target.total_size / (others.n_rows + batch.n_rows))
@@ -212,7 +436,7 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
             finite = np.isfinite(value) and np.isfinite(grad).all() and np.isfinite(hessian).all()
             elbo = value + q.entropy() if finite else -np.inf
             evaluation = _evaluation_of(whole, elbo)
-            moments = self._estimator.moments(cast(Target, self._target), q, _NO_DRAWS, evaluation)
+            moments = self._estimator.moments(self._target, q, NO_DRAWS, evaluation)
         return _Tried(q, seen, batch, elbo, moments)
 
     def _improved(self, tried: _Tried, visit: _Visit, most: int) -> _Tried:
@@ -220,34 +444,21 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
         for _ in range(most):
             if tried.moments.gap < _NEAR:
                 break
-            found = self._search(tried, visit)
+            # The longest step of sizes 1, 1/2, ... that does.
+            moved = (self._update(tried.q, tried.moments, 0.5**n, True) for n in range(_MOST_HALVED))
+            steps = (self._tried(q, visit, tried) for q in moved if q is not None)
+            found = next((step for step in steps if step.elbo > tried.elbo), None)
             if found is None:
                 break
             tried = found
         return tried
-
-    def _search(self, tried: _Tried, visit: _Visit) -> _Tried | None:
-        """Take the longest step of sizes 1, 1/2, ... that raises the ELBO; None where none does."""
-        for n in range(_MOST_HALVED):
-            q = self._update(tried.q, tried.moments, 0.5**n, True)
-            if q is None:
-                continue
-            found = self._tried(q, visit, tried)
-            if found.elbo > tried.elbo:
-                return found
-        return None
-
-    def _part(self, batch: Batch, tried: _Tried) -> Quadratic:
-        """Keep some rows of a batch, and return their site."""
-        n_rows, found = self._target.keep(batch.which, tried.q)
-        return Quadratic.of(n_rows, found.value, found.grad, packed(found, tried.q), tried.seen)
 
     def _stepped(self, q: GaussianState, total: Quadratic) -> tuple[float, GaussianState]:
         """Take a natural step where all batches are their sites; return the nats that it promised, too."""
         seen, prior = SeenByQuadratics.of(q), self._target.of_prior(q)
         hessian = packed(prior, q) - total.precision
         whole = prior._replace(grad=prior.grad + total.grad(seen), hessian=as_hessian(hessian, q.n_dim))
-        moments = self._estimator.moments(cast(Target, self._target), q, _NO_DRAWS, _evaluation_of(whole, 0.0))
+        moments = self._estimator.moments(self._target, q, NO_DRAWS, _evaluation_of(whole, 0.0))
         return moments.gap, self._update(q, moments, 1.0, True) or q
 
     def _elbo_of(self, state: IncrementalState) -> float:
@@ -299,10 +510,6 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
         none = np.empty((0, state.q.n_dim))
         elbo = Elbo(state.elbo, state.elbo_error)
         return Assessment(none, np.empty(0), np.empty((0, 1), dtype=np.intp), state.gap, 0.0, elbo=elbo)
-
-    def conclude(self, status: Status, assessment: Assessment) -> Status:
-        """Return how the fit ended."""
-        return status
 
     def reopen(self, state: IncrementalState) -> IncrementalState:
         """Return a state in which a fit that ended may try again."""
