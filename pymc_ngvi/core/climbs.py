@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pymc_ngvi.core.target import HasGradient
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, HasGradient
 
 #: Steps of a climb at most, and the nats below which a step counts as the last.
 MOST_STEPS, _LAST_GAIN = 150, 1e-2

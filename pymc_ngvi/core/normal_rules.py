@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array
 
 #: Nodes of the Gauss-Hermite rules of one dimension, by level; and of the trapezoidal rules that follow, spacing and
 #: reach.

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import betaln, gammaln, polygamma, psi
 
-from pymc_ngvi.core.values import AnyArray, Array
+from pymc_ngvi.core.types import AnyArray, Array
 
 #: Nodes of a tail; nats by which the integrand falls within it; steps that find how far that is.
 _N_NODES, _FALL, _N_STEPS = 32, 40.0, 7

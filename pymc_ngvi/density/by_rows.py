@@ -13,8 +13,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern, is_dense
 from pymc_ngvi.core.refusal import NotApart, Reason, Refused, RowsGivenUp
-from pymc_ngvi.core.target import Spread
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Spread
 from pymc_ngvi.density.expectations import Expectations, Pointwise
 from pymc_ngvi.density.flat import DataSeen, FlatGraphs, Functions, OfTerms, RowsFound
 from pymc_ngvi.density.row_space import SeenFromRows, seen_from_rows

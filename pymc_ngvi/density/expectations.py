@@ -14,8 +14,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
-from pymc_ngvi.core.target import Bends, Expectation, RowRules, Spread
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array, Bends, Expectation, RowRules, Spread
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.found import Compile, JointPredictors, Predictors, Reading

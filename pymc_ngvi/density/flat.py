@@ -20,7 +20,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import Refused
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.expectations import Expectations, Pointwise
 from pymc_ngvi.density.info import Minibatches
 from pymc_ngvi.density.row_space import SeenFromRows

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.sizes import AT_ONCE
-from pymc_ngvi.core.types import Array
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.model_density import ModelDensity
 from pymc_ngvi.rows.linear_map import LinearMap

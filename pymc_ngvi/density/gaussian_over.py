@@ -21,7 +21,7 @@ from pymc_ngvi.core.linalg import all_finite
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.sizes import AT_ONCE
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.matrices.sparse.precisions import Precisions
 from pymc_ngvi.graphs.backends import without_c

@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.target import CountedElsewhere, Expectation, RowRules, Spread
-from pymc_ngvi.core.types import Array, MeanHessian
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray, Array, CountedElsewhere, Expectation, MeanHessian, RowRules, Spread
 from pymc_ngvi.density.by_rows import NO_ROWS, ByRows
 from pymc_ngvi.density.checks import CannotReuse, LikelihoodRows, ModelState, check_model, same_options
 from pymc_ngvi.density.discrete.summing import refuse_discrete, summed_out

@@ -14,8 +14,7 @@ from pytensor.graph.basic import Variable
 from scipy import sparse
 
 from pymc_ngvi.core.sizes import STREAMED
-from pymc_ngvi.core.types import Array
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c

@@ -11,9 +11,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import Reason, Refused
-from pymc_ngvi.core.target import Expectation, MeanHessian, RowRules, Spread
-from pymc_ngvi.core.types import Array
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray, Array, Expectation, MeanHessian, RowRules, Spread
 from pymc_ngvi.density.by_rows import ByRows
 from pymc_ngvi.density.discrete.drawing import DiscreteDraws
 from pymc_ngvi.density.discrete.summing import SummedOut

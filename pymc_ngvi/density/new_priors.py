@@ -41,8 +41,7 @@ from pytensor.xtensor.vectorization import XRV
 from scipy.special import betaln
 
 from pymc_ngvi.core.messages import shortened, suggestion
-from pymc_ngvi.core.types import Array
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.constrain import TermSums, log_densities
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.layout import Layout

@@ -30,8 +30,7 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import AdvancedSubtensor, IncSubtensor, indices_from_subtensor
 from pytensor.xtensor.type import XTensorType
 
-from pymc_ngvi.core.types import Array
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.constrain import OnDraws
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy import linalg, sparse
 
 from pymc_ngvi.core.sizes import MOST_NUMBERS
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.rows.linear_map import LinearMap
 

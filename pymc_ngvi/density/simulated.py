@@ -17,7 +17,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.scalar import Cast
 from pytensor.tensor.elemwise import Elemwise
 
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray
 from pymc_ngvi.graphs.backends import without_c
 
 # --- observed arrays made data, whose values and lengths can change ---

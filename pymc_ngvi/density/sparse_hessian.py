@@ -18,7 +18,7 @@ from pymc_ngvi.core.pattern import DENSE, SMALLEST, Pattern
 from pymc_ngvi.core.refusal import PatternWidened
 from pymc_ngvi.core.sizes import MOST_NUMBERS
 from pymc_ngvi.core.sparsity.coloured import ColouredHessian, Colouring, Products, batch, significant, slices
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.flat import Functions
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.types import FittedState
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array, FittedState
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.stored import entry_of, stored, with_tag
-from pymc_ngvi.core.types import Array, GaussianState, MeanHessian, Outer
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray, Array, GaussianState, MeanHessian, Outer
 from pymc_ngvi.families.family import (
     ALL_GAUSSIAN,
     GAUSS_NEWTON,

@@ -11,8 +11,7 @@ from scipy.special import digamma, gammainccinv, gammaln
 
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray, Array, GaussianState
 from pymc_ngvi.families.family import (
     NO_IVON,
     NO_QUADRATURE,

@@ -22,8 +22,16 @@ from pymc_ngvi.core.prices import fit_seconds
 from pymc_ngvi.core.refusal import Failed, OtherForm, RowsGivenUp
 from pymc_ngvi.core.status import StartError, Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.target import MatrixHessian
-from pymc_ngvi.core.types import Array, FittedState, GaussianState, Rule, RuleState, Target, VariationalState
+from pymc_ngvi.core.types import (
+    Array,
+    FittedState,
+    GaussianState,
+    MatrixHessian,
+    Rule,
+    RuleState,
+    Target,
+    VariationalState,
+)
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.checks import constant_data
 from pymc_ngvi.density.streams.density import StreamDensity

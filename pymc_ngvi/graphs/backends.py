@@ -28,7 +28,7 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import AdvancedIncSubtensor
 from pytensor.xtensor.type import XTensorType
 
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray
 from pymc_ngvi.graphs import large, rewrites
 
 # --- adding up by group: the gradient of ``b[group]``, in every multilevel model ---

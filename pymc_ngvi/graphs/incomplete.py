@@ -19,7 +19,7 @@ from pytensor.scalar.math import BetaInc, GammaInc, GammaIncC, gammaln, psi
 from pytensor.tensor.elemwise import Elemwise
 
 from pymc_ngvi.core import tails
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.graphs.inner import copy_of
 
 _HIGHEST_ORDER = 2

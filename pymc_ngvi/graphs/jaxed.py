@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray
 from pymc_ngvi.graphs.incomplete import ByParameters
 
 #: Said where JAX is asked for and not there.

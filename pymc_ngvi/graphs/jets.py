@@ -44,7 +44,7 @@ from pytensor.tensor.subtensor import (
 )
 
 from pymc_ngvi.core.refusal import Reason, RefusedFor
-from pymc_ngvi.core.values import AnyArray, Array
+from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.graphs.large import short_log_add_exp
 from pymc_ngvi.graphs.programs import read
 from pymc_ngvi.rows.programs.on_numpy import OnNumPy

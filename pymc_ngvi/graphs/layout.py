@@ -8,7 +8,7 @@ import xarray as xr
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray
 
 
 @dataclass(frozen=True)

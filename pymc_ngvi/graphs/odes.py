@@ -26,7 +26,7 @@ from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import graph_inputs, toposort
 
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.graphs.inner import copy_of
 from pymc_ngvi.graphs.jets import JetKind, Program, Space
 from pymc_ngvi.graphs.programs import read

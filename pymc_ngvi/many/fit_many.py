@@ -15,7 +15,7 @@ import xarray as xr
 from pymc_ngvi.core.messages import checked_names, shortened
 from pymc_ngvi.core.seeds import Seed, seed_of
 from pymc_ngvi.core.sizes import check_draws
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray
 from pymc_ngvi.fitting.options import joined_parameters, sign, split_options
 from pymc_ngvi.inference import NGVI
 from pymc_ngvi.many.fitting import (

@@ -20,8 +20,7 @@ from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactError, StartError
-from pymc_ngvi.core.types import Array
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.simulated import Simulated, with_data_for, without_casts

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Te
 from rich.progress import TimeRemainingColumn as Remaining
 
 from pymc_ngvi.core.messages import OURS, shortened
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray
 from pymc_ngvi.density.shards.cluster import Advice, Cluster, Lost, client_of
 from pymc_ngvi.density.shards.errors import BrokenExecutorError
 from pymc_ngvi.fitting.progress import console_for

@@ -12,8 +12,7 @@ from scipy import sparse
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.refusal import OtherForm, Reason, Unavailable
-from pymc_ngvi.core.target import MeanHessian
-from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.core.types import Array, GaussianState, MeanHessian
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.one_mode import rows_not_concave
 from pymc_ngvi.density.rows_given import ratios

@@ -8,7 +8,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import toposort
 
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray
 from pymc_ngvi.ops.registry import Extra, largest, operation
 
 #: Points in a call, where there are many.

@@ -28,7 +28,7 @@ from pymc_ngvi.core.sparsity.dependence_sets import (
     joined,
     union,
 )
-from pymc_ngvi.core.values import Matrix
+from pymc_ngvi.core.types import Matrix
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops.facts import Facts
 

@@ -21,7 +21,7 @@ from pytensor.tensor.elemwise import Elemwise
 
 from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops.elements import Rearranged

@@ -18,7 +18,7 @@ from pytensor.graph.replace import clone_replace, graph_replace
 from pytensor.graph.traversal import ancestors, toposort
 
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops.elements import core_op

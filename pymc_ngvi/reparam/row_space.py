@@ -7,8 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import cholesky, solve_lower
-from pymc_ngvi.core.target import CountedElsewhere, Later, MatrixHessian, OfAllData
-from pymc_ngvi.core.types import Array, Expectation, GaussianState, RowRules, Spread
+from pymc_ngvi.core.types import (
+    Array,
+    CountedElsewhere,
+    Expectation,
+    GaussianState,
+    Later,
+    MatrixHessian,
+    OfAllData,
+    RowRules,
+    Spread,
+)
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.row_space import SeenFromRows
 from pymc_ngvi.families.gaussian import LowRankState

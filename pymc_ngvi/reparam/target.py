@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import CACHED
-from pymc_ngvi.core.target import Later, OfAllData, PatternHessian
-from pymc_ngvi.core.types import Array, MeanHessian
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray, Array, Later, MeanHessian, OfAllData, PatternHessian
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.conditional import GuideFunctions, quadratic_guide
 from pymc_ngvi.families.matrices.partition import Partition

@@ -13,8 +13,7 @@ from pymc.backends.arviz import find_observations
 from pymc.backends.base import MultiTrace
 from pymc.backends.ndarray import NDArray as NDArrayTrace
 
-from pymc_ngvi.core.types import Array
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density import Layout
 from pymc_ngvi.graphs.layout import Variable

@@ -21,8 +21,7 @@ from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.prices import hessian_in_gradients
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS
 from pymc_ngvi.core.sizes import check_cov_size, check_draws
-from pymc_ngvi.core.types import Array, GaussianState, Target, VariationalState
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray, Array, GaussianState, Target, VariationalState
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot

@@ -15,8 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from pymc.backends.arviz import find_observations
 
 from pymc_ngvi.core.messages import OURS, checked_names, shortened, suggestion
-from pymc_ngvi.core.types import Array
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density.checks import quoted
 from pymc_ngvi.density.constrain import Constrainer

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core import normal_rules, prices
 from pymc_ngvi.core.normal_rules import NormalRule, rule
 from pymc_ngvi.core.sizes import AT_ONCE, CACHED
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array
 
 # --- which rule of quadrature each row has: a level for each block of its directions, all in one number ---
 

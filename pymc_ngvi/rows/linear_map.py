@@ -19,8 +19,7 @@ from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import TooDenseError
 from pymc_ngvi.core.sizes import AT_ONCE, HELD, MOST_NUMBERS, STREAMED
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
-from pymc_ngvi.core.target import Rooted, Spread
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array, Rooted, Spread
 from pymc_ngvi.rows.expectation import row_slices
 
 #: Share of the rows from which on a column is kept as a dense one.

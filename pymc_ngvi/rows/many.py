@@ -20,8 +20,7 @@ from scipy.special import ndtri
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.refusal import NotApart
-from pymc_ngvi.core.target import RowRules
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.rows.expectation import Compiled, Index, RowFunction, Taken
 from pymc_ngvi.rows.integrated import Integrated, TabulatedRowFunction, densities, distinct
 from pymc_ngvi.rows.linear_map import Entries, EntriesAt, ManyMaps, Seen, Sparsity

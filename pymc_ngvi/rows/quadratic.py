@@ -4,7 +4,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.rows.expectation import RowFunction
 
 #: Points on a line: a parabola has no third differences there.

@@ -15,8 +15,7 @@ from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import PatternLacks, TooDenseError
 from pymc_ngvi.core.sizes import AT_ONCE, STREAMED
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints, Pairs
-from pymc_ngvi.core.target import MeanHessian, Rooted, Whitener
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array, MeanHessian, Rooted, Whitener
 from pymc_ngvi.rows.expectation import Compiled, RowFunction, row_slices
 from pymc_ngvi.rows.linear_map import LinearMap, Roots, consecutive
 

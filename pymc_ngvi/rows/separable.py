@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.rows.expectation import RowFunction
 
 # --- x^T M X for X and M that are combinations of fixed matrices, whatever the weights of these: all products, once

@@ -20,7 +20,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.rows.expectation import ChosenRules, Compiled, RowFunction, chosen, derivatives, roots, row_slices
 
 #: Error that each expectation may have, in nats of a row or relative.

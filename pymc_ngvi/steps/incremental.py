@@ -22,8 +22,7 @@ from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.linalg import GIB, fits_in_memory
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.target import MatrixHessian
-from pymc_ngvi.core.types import Array, Assessment, Evaluation, Expectation, GaussianState, Moments
+from pymc_ngvi.core.types import Array, Assessment, Evaluation, Expectation, GaussianState, MatrixHessian, Moments
 from pymc_ngvi.density.streams.density import Batch, Place, StreamDensity, StreamReport
 from pymc_ngvi.estimators import ExactEvaluation
 from pymc_ngvi.steps.schedule import NO_DRAWS, ExactRule

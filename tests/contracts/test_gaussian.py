@@ -13,8 +13,7 @@ from scipy import linalg, sparse, stats
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.target import MatrixHessian, MeanHessian
-from pymc_ngvi.core.types import Moments, Outer, PathMoments
+from pymc_ngvi.core.types import MatrixHessian, MeanHessian, Moments, Outer, PathMoments
 from pymc_ngvi.families import (
     BlockFamily,
     BlockStructure,

@@ -5,7 +5,7 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi import LogDensity, Status, fit_ngvi
-from pymc_ngvi.core.target import RowRules
+from pymc_ngvi.core.types import RowRules
 from pymc_ngvi.estimators import Quadrature
 from pymc_ngvi.families import FullState
 from pymc_ngvi.steps.linesearch import LineSearch, newton

@@ -6,7 +6,7 @@ import pytest
 from scipy.special import expit, log_expit
 from targets import NumpyTarget
 
-from pymc_ngvi.core.target import Expectation, MatrixHessian, RowRules
+from pymc_ngvi.core.types import Expectation, MatrixHessian, RowRules
 from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families import FullState
 from pymc_ngvi.steps.stochastic.base import Proximal

@@ -13,7 +13,7 @@ from scipy import stats
 from pymc_ngvi import ConvergenceWarning, LogDensity
 from pymc_ngvi.core.normal_rules import blocks, n_levels, rule
 from pymc_ngvi.core.refusal import RowHessianGivenUp
-from pymc_ngvi.core.target import MatrixHessian, RowRules
+from pymc_ngvi.core.types import MatrixHessian, RowRules
 from pymc_ngvi.density import by_rows
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.families import DiagonalState, FullState

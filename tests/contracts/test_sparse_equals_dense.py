@@ -15,7 +15,7 @@ from matrix import ignore, make_rule
 
 from pymc_ngvi import LogDensity, fit_ngvi
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.target import MatrixHessian
+from pymc_ngvi.core.types import MatrixHessian
 from pymc_ngvi.families import FullPrecisionState, SparseFamily
 from pymc_ngvi.families.dissection import find_blocks
 from pymc_ngvi.families.matrices.partition import Partition

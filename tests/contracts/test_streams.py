@@ -11,7 +11,7 @@ import pymc_ngvi
 
 from pymc_ngvi import Status
 from pymc_ngvi.core.refusal import Reason, Refused
-from pymc_ngvi.core.target import GaussNewtonTarget
+from pymc_ngvi.core.types import GaussNewtonTarget
 from pymc_ngvi.density.streams.density import BatchSource, Place
 from pymc_ngvi.families import FullState
 from pymc_ngvi.results.diagnosis.findings import context_of

@@ -24,7 +24,7 @@ from targets import (
 
 from pymc_ngvi import Status
 from pymc_ngvi.core.draws import BASE_DRAWS
-from pymc_ngvi.core.target import MatrixHessian
+from pymc_ngvi.core.types import MatrixHessian
 from pymc_ngvi.estimators import price, stein
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTFamily, StudentTState

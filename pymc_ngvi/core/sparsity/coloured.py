@@ -15,7 +15,7 @@ from scipy.sparse import csgraph
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import AT_ONCE
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array
 
 # --- colourings of a sparse symmetric matrix: all of its entries from few matrix-vector products ---
 #

@@ -14,7 +14,7 @@ from scipy.sparse import csgraph
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import TooDenseError
-from pymc_ngvi.core.values import Matrix
+from pymc_ngvi.core.types import Matrix
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -15,7 +15,7 @@ from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.random.op import RNGConsumerOp
 from scipy.special import logsumexp
 
-from pymc_ngvi.core.values import AnyArray, Array
+from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.discrete.summing import SummedOut
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.ops import cost

@@ -27,9 +27,7 @@ from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from
 
 from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, slices
-from pymc_ngvi.core.target import Independent, MeanHessian, Whitener
-from pymc_ngvi.core.types import Array
-from pymc_ngvi.core.values import Outer
+from pymc_ngvi.core.types import Array, Independent, MeanHessian, Outer, Whitener
 from pymc_ngvi.density.checks import LikelihoodRows
 from pymc_ngvi.density.flat import FlatGraphs, Functions
 from pymc_ngvi.density.sparse_hessian import CoordinateHessian, SparseHessian, units

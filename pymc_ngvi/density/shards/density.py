@@ -26,8 +26,7 @@ from pymc_ngvi.core.messages import shortened
 from pymc_ngvi.core.pattern import Pattern, is_dense
 from pymc_ngvi.core.refusal import RowsGivenUp
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.target import Expectation, Later, MatrixHessian, MeanHessian, PatternHessian, RowRules, Spread
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Expectation, Later, MatrixHessian, MeanHessian, PatternHessian, RowRules, Spread
 from pymc_ngvi.density.info import ModelInfo, initial_point_function, terms_by_variable
 from pymc_ngvi.density.logdensity import LogDensity, Sum
 from pymc_ngvi.density.shards.cluster import Advice, Cluster, Lost, client_of

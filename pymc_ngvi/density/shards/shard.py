@@ -25,9 +25,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.target import MeanHessian, RowRules, Spread
-from pymc_ngvi.core.types import Array
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray, Array, MeanHessian, RowRules, Spread
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.shards.errors import ShardError
 from pymc_ngvi.graphs.backends import without_c

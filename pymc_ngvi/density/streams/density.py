@@ -24,9 +24,7 @@ from pytensor.tensor import as_tensor
 from pymc_ngvi.core.elbo import format_gap
 from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.target import Expectation, MatrixHessian, RowRules, Spread
-from pymc_ngvi.core.types import Array
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray, Array, Expectation, MatrixHessian, RowRules, Spread
 from pymc_ngvi.density.checks import quoted
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.logdensity import LogDensity, Sum

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.linalg import ROUNDING, relative_terms
-from pymc_ngvi.core.types import Array, MeanHessian
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray, Array, MeanHessian
 
 LOG_2PI = float(np.log(2 * np.pi))
 #: Columns for each outer product, beyond which adding these one by one is quicker than a matrix product.

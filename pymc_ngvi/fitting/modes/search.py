@@ -24,8 +24,7 @@ from pymc_ngvi.core.prices import fit_seconds, in_words
 from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.status import StartError
-from pymc_ngvi.core.target import MeanHessian, Spread
-from pymc_ngvi.core.types import Array, FittedState, GaussianState, Rule, VariationalState
+from pymc_ngvi.core.types import Array, FittedState, GaussianState, MeanHessian, Rule, Spread, VariationalState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.one_mode import concave_given, has_one_mode, rows_not_concave
 from pymc_ngvi.families import FullState, Maker

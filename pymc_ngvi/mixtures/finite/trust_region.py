@@ -21,7 +21,6 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.target import WhitenedHessian
 from pymc_ngvi.core.types import (
     Array,
     Assessment,
@@ -35,6 +34,7 @@ from pymc_ngvi.core.types import (
     StepRule,
     Target,
     Update,
+    WhitenedHessian,
     Whitener,
 )
 from pymc_ngvi.estimators import Estimator

@@ -19,7 +19,6 @@ from scipy.special import betainc, betaincc, betaln, erf, polygamma
 
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.target import WhitenedHessian
 from pymc_ngvi.core.types import (
     Array,
     Assessment,
@@ -32,6 +31,7 @@ from pymc_ngvi.core.types import (
     Outer,
     StepRule,
     Update,
+    WhitenedHessian,
     Whitener,
 )
 from pymc_ngvi.estimators import Estimator, gap_of, stein

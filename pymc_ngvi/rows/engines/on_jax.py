@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray
 from pymc_ngvi.graphs.jaxed import filled_up, in_float64
 from pymc_ngvi.rows.programs.on_numpy import OnNumPy
 from pymc_ngvi.rows.programs.operations import OPERATIONS, RowProgram

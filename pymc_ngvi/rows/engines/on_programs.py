@@ -8,7 +8,7 @@ import numpy as np
 
 from pytensor.graph.basic import Variable
 
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.graphs.programs import program_of, read
 from pymc_ngvi.reading.affine import CompileAll
 from pymc_ngvi.reading.terms import Rows, interacts, shared_first

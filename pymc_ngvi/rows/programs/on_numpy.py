@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray
 from pymc_ngvi.rows.programs.operations import OPERATIONS, RowProgram
 
 #: Values that are computed at a time, and shapes of inputs for which steps are kept.

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import special
 
 from pymc_ngvi.core import tails, ufuncs
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray
 
 # --- straight lines of scalar operations: values that can be compared, kept, differentiated, and evaluated ---
 

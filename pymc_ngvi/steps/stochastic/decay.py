@@ -29,7 +29,6 @@ import numpy as np
 
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.target import WhitenedHessian
 from pymc_ngvi.core.types import (
     Array,
     BaseDraws,
@@ -40,6 +39,7 @@ from pymc_ngvi.core.types import (
     Moments,
     Target,
     Update,
+    WhitenedHessian,
     Whitener,
 )
 from pymc_ngvi.estimators import price

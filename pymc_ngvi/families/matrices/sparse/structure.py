@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, MeanHessian
-from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.core.types import AnyArray, Array, MeanHessian
 from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
 from pymc_ngvi.families.matrices.sparse.fronts import Fronts, fronts_of
