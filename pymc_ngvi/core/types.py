@@ -748,3 +748,91 @@ class PathMoments(Moments):
     def error_diagonal(self, state: GaussianState) -> Array:
         """Return the diagonal of I - A, (n_dim,)."""
         return state.outer_diagonal(self.outer)
+
+
+#: A parametrisation, and the map from a state to the next one: from a state, moments that are whitened by it, the step
+#: size, and whether a correction is to be applied where the step would lose positive definiteness, and the update knows
+#: of one. None where no valid state results.
+type Update = Callable[[GaussianState, Moments, float, bool], GaussianState | None]
+#: Gradient, or natural gradient, of the ELBO in the coordinates of mean and factor: for rules that move these.
+type Direction = Callable[[GaussianState, Moments], Parameters]
+
+
+class RuleState(Protocol):
+    """What one iteration of a step rule hands to the next: as much of it as is read by others."""
+
+    @property
+    def q(self) -> VariationalState:
+        """The approximation if the fit ended here."""
+
+    @property
+    def elbo(self) -> float:
+        """ELBO on the current draws."""
+
+    @property
+    def gap(self) -> float:
+        """Nats of ELBO still to be gained, estimated; NaN where unknown."""
+
+    @property
+    def n_draws(self) -> int:
+        """Draws in use."""
+
+    @property
+    def step_size(self) -> float:
+        """The last step size."""
+
+    @property
+    def n_dropped(self) -> int:
+        """Draws left out so far because log p or its gradient was not finite."""
+
+
+class StepRule[Q, S: RuleState](Protocol):
+    """How far to go, and when to stop: moves an approximation Q, and hands a `RuleState` S to itself.
+
+    Parameters
+    ----------
+    target : Target
+    update, estimator : callable
+        Rows of the registries.
+    direction : callable, optional
+        Of the update, for rules that move the coordinates of mean and factor.
+    seed : int
+        Of the base draws, and of minibatches.
+    tol : float
+        Nats of ELBO that a converged fit may lack.
+    stl : bool
+        Sticking the landing.
+    **options
+        Those that it takes.
+    """
+
+    #: Options that the rule takes, for the messages that refuse others.
+    takes: ClassVar[frozenset[str]]
+    #: Whether the first start with a finite ELBO will do, so that others need not be tried.
+    takes_any_start: ClassVar[bool] = False
+
+    def first_evaluation(self, q: Q) -> Evaluation:
+        """Evaluate a starting state on the draws that serve to compare such states."""
+
+    def init(self, q: Q) -> S:
+        """Return the state before the first iteration."""
+
+    def step(self, state: S) -> S:
+        """Return the state after one more iteration; the given one is not modified."""
+
+    def terminate(self, state: S) -> Status | None:
+        """Return why to stop, or None to go on."""
+
+    def assess(self, state: S) -> Assessment:
+        """Evaluate a state on draws that had no part in reaching it."""
+
+    def conclude(self, status: Status, assessment: Assessment) -> Status:
+        """Return the status in the light of what was measured at the end: by default, what spoke against it."""
+        return assessment.against or status if status is Status.CONVERGED else status
+
+    def reopen(self, state: S) -> S:
+        """Return a state in which a fit that ended may try again."""
+
+
+#: Any of them: only the options of a fit tell which rule goes with which approximation.
+type Rule = StepRule[Any, Any]
