@@ -39,10 +39,8 @@ def _kernel(function: Callable[..., Any]) -> Any:
         return numba.njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function)
 
 
-# References that nobody counts, and calls that are none: leaves of one coordinate are little but these.
-_part = numba.njit(
-    nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False, forceinline=True
-)
+# Calls that are none: leaves of one coordinate are little but these.
+_part = numba.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)
 
 
 def _routine(library: str, name: str, kinds: str) -> Any:
