@@ -10,59 +10,47 @@ from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.dissection import arithmetic_seconds, cheapest_with_fill, find_structure, step_seconds
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
+from pymc_ngvi.marginal.sampler import MOST, wanted_of
 
-#: Conditional fits, and for each hyperparameter; expectations that one takes, about, with what comes before and after
-#: these; seconds of a fit beside them.
-_FITS, _FITS_OF_EACH, _EXPECTATIONS, PER_FIT = 60.0, 10.0, 5.0, 0.01
-#: Expectations of a fit whose start is predicted; seconds that such fits may take all together, their number at least
-#: and at most.
-_EXPECTATIONS_OF_VALUE, _SECONDS_OF_VALUES, _FEWEST_VALUES, _MOST_VALUES = 2.5, 10.0, 128, 448
-#: Hyperparameters of which log m is emulated, at most. Of more: fits on the way to the mode, for each; values from
-#: which a proposal is learned and that are kept; values of draws that are annealed, and seconds that these may take.
-MOST_EMULATED, _TO_MODE, _LEARNED, _ANNEALED, _SECONDS_OF_ANNEALED = 7, 35.0, 1_500.0, 10_000.0, 20.0
+#: Fits on the way to the mode and about it, for each hyperparameter, and for each two of these; seconds beside all
+#: fits; part of the values that is effective, about.
+_TO_MODE, _OF_EACH, _OF_EACH_TWO, _BESIDE, _EFFECTIVE = 30.0, 22.0, 0.5, 0.3, 0.7
+#: Seconds of a fit alone, beside its expectations; of these, of one on the way to the mode, and of one with draws.
+PER_FIT, _EXPECTATIONS, _EXPECTATIONS_OF_VALUE = 0.01, 5.0, 2.5
+#: Seconds that values with draws may take all together, their number at least and at most; seconds of values beyond
+#: those that are wanted in any case, and how many of these there are at most.
+_SECONDS_OF_VALUES, _FEWEST_VALUES, _SECONDS_OF_WANTED, _MOST_WANTED = 10.0, 128, 0.2, 1_000.0
 #: Seconds of any nested posterior, at least.
-LEAST = 0.8
-
-
-#: In batches: seconds beside those of fits; fits, and for each hyperparameter; seconds of one, of a row in it whose
-#: function is quadratic, and of others; passes through the factor.
-_BESIDE, _IN_BATCHES, _IN_BATCHES_OF_EACH, _PER_FIT_OF_MANY = 0.5, 30.0, 45.0, 5e-4
-_PER_QUADRATIC_ROW, _PER_ROW_OF_MANY, _PASSES = 5e-7, 2e-6, 3.0
-#: Seconds that more values than usual may take in batches, and how many there may be.
-_SECONDS_OF_MORE, _MOST_OF_ALL = 1.0, 1_000
-
-
-#: In closed form: seconds of a value, and part of the algebra of a step that a factor is; values, and for each
-#: hyperparameter; those with draws at least.
+LEAST = 0.3
+#: In batches: seconds of a fit, of a row in it whose function is quadratic, and of others; passes through the factor.
+_PER_FIT_OF_MANY, _PER_QUADRATIC_ROW, _PER_ROW_OF_MANY, _PASSES = 5e-4, 5e-7, 2e-6, 3.0
+#: In closed form: seconds of a value, and part of the algebra of a step that a factor is.
 _PER_VALUE_IN_CLOSED_FORM, _OF_STEP = 2e-4, 0.25
-_IN_CLOSED_FORM, _IN_CLOSED_FORM_OF_EACH, _FEWEST_IN_CLOSED_FORM = 30.0, 30.0, 200
 
 
 def nested_seconds(given: RowsGiven) -> float:
     """Return about how long a nested posterior takes."""
-    n_dim, n_values = len(given.outside), n_values_of(given)
-    if n_dim > MOST_EMULATED and given.over is not None:
-        n_fits = _TO_MODE * n_dim + _LEARNED + (_ANNEALED if may_anneal(given) else 0.0)
-        return _BESIDE + n_fits * _of_value(given)
-    if (closed := gaussian_over(given)) is not None:
-        return _BESIDE + (_IN_CLOSED_FORM + _IN_CLOSED_FORM_OF_EACH * n_dim + n_values) * _of_closed_form(closed)
-    if given.over is not None:
-        return _BESIDE + (_IN_BATCHES + _IN_BATCHES_OF_EACH * n_dim + n_values) * _of_many(given)
-    n_fits = _FITS + _FITS_OF_EACH * n_dim
-    return n_fits * _of_fit(given, _EXPECTATIONS) + n_values * _of_fit(given, _EXPECTATIONS_OF_VALUE)
+    p = len(given.outside)
+    n_fits, n_values = _TO_MODE + _OF_EACH * p + _OF_EACH_TWO * p**2, n_wanted(given) / _EFFECTIVE
+    of_fit = _of_value(given) if given.over is not None else _of_fit(given, _EXPECTATIONS)
+    return _BESIDE + n_fits * of_fit + min(n_values, n_values_of(given)) * _of_value(given)
 
 
-def may_anneal(given: RowsGiven) -> bool:
-    """Tell whether hyperparameters are many, and log m costs so little that draws of them can be annealed."""
-    if len(given.outside) <= MOST_EMULATED or not given.is_quadratic or given.over is None:
-        return False
-    return _ANNEALED * _of_value(given) < _SECONDS_OF_ANNEALED
+def n_values_of(given: RowsGiven) -> int:
+    """Return at how many hyperparameters latent variables are drawn at most: as many as a few seconds allow."""
+    return int(np.clip(_SECONDS_OF_VALUES / _of_value(given), _FEWEST_VALUES, MOST))
+
+
+def n_wanted(given: RowsGiven) -> float:
+    """Return the effective size that hyperparameters are to have: more where they cost next to nothing."""
+    return max(wanted_of(len(given.outside)), min(_SECONDS_OF_WANTED / _of_value(given), _MOST_WANTED))
 
 
 def _of_value(given: RowsGiven) -> float:
-    """Return the seconds of a value of log m among many, with draws."""
-    closed = gaussian_over(given)
-    return _of_many(given) if closed is None else _of_closed_form(closed)
+    """Return the seconds of a value of log m, with draws."""
+    if (closed := gaussian_over(given)) is not None:
+        return _of_closed_form(closed)
+    return _of_fit(given, _EXPECTATIONS_OF_VALUE) if given.over is None else _of_many(given)
 
 
 def _of_closed_form(over: GaussianOver) -> float:
@@ -76,19 +64,6 @@ def _of_many(given: RowsGiven) -> float:
     """Return the seconds of a fit among many, with its draws."""
     per_row = _PER_QUADRATIC_ROW if given.is_quadratic else _PER_ROW_OF_MANY
     return _PER_FIT_OF_MANY + per_row * given.rows.n_evaluations + _PASSES * of_algebra(given, arithmetic_seconds)
-
-
-def n_values_of(given: RowsGiven) -> int:
-    """Return at how many hyperparameters latent variables are drawn: as many as a few seconds allow."""
-    fewest = _FEWEST_VALUES
-    if (closed := gaussian_over(given)) is not None:
-        each, fewest = _of_closed_form(closed), _FEWEST_IN_CLOSED_FORM
-    elif given.over is None:
-        return int(np.clip(_SECONDS_OF_VALUES / _of_fit(given, _EXPECTATIONS_OF_VALUE), _FEWEST_VALUES, _MOST_VALUES))
-    else:
-        each = _of_many(given)
-    usual = np.clip(_SECONDS_OF_VALUES / each, fewest, _MOST_VALUES)
-    return int(max(usual, min(_SECONDS_OF_MORE / each, _MOST_OF_ALL)))
 
 
 def _of_fit(given: RowsGiven, n_expectations: float) -> float:
