@@ -12,7 +12,7 @@ References
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -29,8 +29,9 @@ from pymc_ngvi.marginal.adaptation import Hopeless, thin_squares
 from pymc_ngvi.marginal.margins import PROFILE, Margins, profile_lines
 from pymc_ngvi.marginal.mode import LatentMode, find_mode
 from pymc_ngvi.marginal.proposals import Base, Proposal, best_proposal, effective_size, mixture_of, tempered
+from pymc_ngvi.marginal.ridges import ridges, work_in_dimensions
 from pymc_ngvi.marginal.sampling import Weighted, relative_sd_errors
-from pymc_ngvi.marginal.student_mixture import StudentMixture
+from pymc_ngvi.marginal.tails import Bend
 
 #: Effective size of the values that is looked for, by how many coordinates there are, and how many of them at most.
 #: Quasi-random values of few coordinates have errors of 0.015 sd in means with these, and of 2 to 2.5 % in sds;
@@ -43,11 +44,13 @@ _FIRST, _FIRST_OF_EACH, _LEAST, _MOST_IN_ROUND, _MOST_ROUNDS, _UNIT = 64, 14, 36
 _FIRST_SCALE = 1.15
 #: Of differences, in standard deviations.
 _STEP = 1e-3
-#: Part of a round that is drawn from farther out, by how much farther at most, and with what degrees of freedom; nats
-#: that draws of a Gaussian so wide are farther down, in the mean.
-_OF_WIDE, _WIDER, _DF_OF_WIDE, _NATS = 0.12, 2.0, 5.0, 10.0
-#: Relative error of a standard deviation from which on more is drawn in its tail; at least, in that of a Gaussian.
-_MOST_SD_ERROR, _THICKER = 0.05, 1.25
+#: Part of a round that is drawn from farther out, and with what degrees of freedom: by how much farther at most, and
+#: nats that draws of a Gaussian so wide are farther down, in the mean. The farther one only where values cost next to
+#: nothing, and more of them are wanted than there have to be: fits take long there.
+_OF_WIDE, _DF_OF_WIDE, _WIDER = 0.12, 5.0, ((2.0, 10.0), (7.0, 40.0))
+#: Relative error of a standard deviation from which on more is drawn in its tail, and of many coordinates; at least, in
+#: that of a Gaussian.
+_MOST_SD_ERROR, _OF_MANY, _THICKER = 0.05, 0.08, 1.25
 #: Coordinates up to which an integral is right: of more, a proposal is nearer to the draws that have taught it than it
 #: should be, so that the integral is 0.08 (of 24) to 0.15 (of 40) too small.
 MOST_SURE = 15
@@ -63,6 +66,9 @@ N_DRAWS, _MOST_DRAWS, _NOISE = 16, 128, 0.12
 MOST_VARIANCE = 1.5
 #: Points of a scan, from the start.
 _SCAN = np.arange(-8.0, 8.5, 0.5)
+#: Nats that a profile is above the margin that is fitted to it, from which on there is a ridge; values that following
+#: ridges may take, as a multiple of those that are wanted.
+_EXCESS, _OF_RIDGES = 6.0, 3.0
 #: Points about a start without a fit.
 _TRIES = 8
 #: Standard deviations between modes; nats below the highest one from which on a mode counts as nothing.
@@ -214,8 +220,10 @@ class Sampler:
             most,
             n_draws,
         )
+        self._is_cheap = self._wanted > wanted_of(len(start))
         self._df, self._least_size = max(_LEAST_DF, float(len(start))), max(_PER_DIM * len(start), 25.0)
-        self._most_sd_error = max(_MOST_SD_ERROR, _THICKER / np.sqrt(2.0 * self._wanted))
+        least = _MOST_SD_ERROR if len(start) <= MOST_SURE else _OF_MANY
+        self._most_sd_error = max(least, _THICKER / np.sqrt(2.0 * self._wanted))
         self._rounds: list[_Round] = []
 
     def run(self) -> OutsideDraws:
@@ -258,6 +266,7 @@ class Sampler:
                 break
         self._refuse_improper(first, values)
         margins, scale = Margins.of_profiles(first.at, first.cov, values), _FIRST_SCALE ** min(1.0, 4.0 / p)
+        self._follow_ridges(first, margins, lines, values)
         bases = [Base(np.zeros(p), scale * np.eye(p))]
         for mode in modes[1:]:
             root = np.linalg.cholesky(mode.cov)
@@ -265,6 +274,21 @@ class Sampler:
             slopes = (z[1:] - z[0]).T / _STEP
             bases.append(Base(z[0], np.linalg.cholesky(scale**2 * slopes @ slopes.T)))
         return Proposal(mixture_of(bases, self._df), margins), margins
+
+    def _follow_ridges(self, mode: LatentMode, margins: Margins, lines: Array, values: Array) -> None:
+        """Draw about ridges along coordinates whose margins are far below their profiles, where values cost little.
+
+        Of a tail with a thousandth of the mass, which has a tenth of a variance all the same, no other draws tell.
+        """
+        p = len(mode.at)
+        log_q = margins.log_slope(lines.reshape(-1, p)) - 0.5 * (margins.forward(lines.reshape(-1, p)) ** 2).sum(axis=1)
+        excess = values - values.max() - (log_q - log_q.max()).reshape(values.shape)
+        along = np.flatnonzero(((excess > _EXCESS) & (values > values.max() - _LOWEST)).any(axis=0))
+        if not (len(along) and self._is_cheap) or len(along) * work_in_dimensions(p) > _OF_RIDGES * self._wanted:
+            return
+        found = ridges(self._inside.log_m, mode.at, np.sqrt(np.diag(mode.cov)), along)
+        if found is not None:
+            self._add(Proposal(found, Bend()), _FIRST, is_wide=False)
 
     def _begun(self) -> list[LatentMode]:
         """Return the mode above the start; of one coordinate, those that a scan about it shows, too."""
@@ -311,13 +335,17 @@ class Sampler:
     def _draw(self, proposal: Proposal, n: int) -> None:
         """Draw a round, a part of it from farther out."""
         n_near = _UNIT * int(np.ceil((1.0 - _OF_WIDE) * n / _UNIT))
-        n_wide = round(_OF_WIDE * n_near)
-        one = proposal.mixture.as_one()
-        wider = min(_WIDER, float(np.sqrt(1.0 + 2.0 * _NATS / len(self._start))))
-        wide = Proposal(StudentMixture(one.shares, one.means, wider * one.factors, _DF_OF_WIDE), proposal.bend)
-        for of, size in ((proposal, n_near), (wide, n_wide)):
-            g = of.draws(size, self._rng)
-            self._rounds.append(_Round(of, g, self._inside.pairs(g, self._n_draws, self._rng), of is wide))
+        n_wide = max(1, round(_OF_WIDE * n_near))
+        one, p = proposal.mixture.as_one(), len(self._start)
+        near, far = (one.scaled(min(most, float(np.sqrt(1.0 + 2.0 * nats / p)))) for most, nats in _WIDER)
+        mixture = near.joined(far, 0.5) if self._is_cheap else near
+        wide = Proposal(replace(mixture, df=_DF_OF_WIDE), proposal.bend)
+        self._add(proposal, n_near, is_wide=False)
+        self._add(wide, n_wide, is_wide=True)
+
+    def _add(self, proposal: Proposal, n: int, *, is_wide: bool) -> None:
+        g = proposal.draws(n, self._rng)
+        self._rounds.append(_Round(proposal, g, self._inside.pairs(g, self._n_draws, self._rng), is_wide))
 
     def _pooled(self) -> OutsideDraws:
         """Return all rounds as draws of the mixture of their proposals, without those where there is no fit."""

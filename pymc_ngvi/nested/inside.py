@@ -21,6 +21,8 @@ from pymc_ngvi.rows.seen import Seen
 
 #: Power of m that known values count by; scales from the top from which on only short ways to a fit are tried.
 _FLATTENED, _FAR = 0.25, 6.0
+#: Scale at which all hyperparameters are far from each other, so that none is fitted alone.
+_NEVER = 1e-3
 #: Nats that an ELBO may lack, as far as that can be told by few draws.
 _MOST_LACKING = 3.0
 
@@ -92,9 +94,12 @@ class LatentInside:
         self._is_ready = False
 
     def log_m(self, y: Array) -> Array:
-        """Return log m, as a density of what is divided."""
+        """Return log m, as a density of what is divided; after the first of them, fits that fail are not begun again."""
         g = self.bend.inverse(y)
-        return self._marginal(g) - self.bend.log_slope(g)
+        values = self._marginal(g) - self.bend.log_slope(g)
+        if self._marginal.known:
+            self._marginal.scale = np.full(g.shape[1], _NEVER)
+        return values
 
     def pairs(self, y: Array, n_draws: int, rng: np.random.Generator) -> LatentPairs:
         """Return draws of the latent variables."""
