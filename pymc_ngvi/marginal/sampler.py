@@ -29,7 +29,7 @@ from pymc_ngvi.marginal.adaptation import Hopeless, thin_squares
 from pymc_ngvi.marginal.margins import PROFILE, Margins, profile_lines
 from pymc_ngvi.marginal.mode import LatentMode, find_mode
 from pymc_ngvi.marginal.proposals import Base, Proposal, best_proposal, effective_size, mixture_of, tempered
-from pymc_ngvi.marginal.ridges import ridges, work_in_dimensions
+from pymc_ngvi.marginal.ridges import components_above, ridges, work_in_dimensions
 from pymc_ngvi.marginal.sampling import Weighted, relative_sd_errors
 from pymc_ngvi.marginal.tails import Bend
 
@@ -46,7 +46,7 @@ _FIRST_SCALE = 1.15
 _STEP = 1e-3
 #: Part of a round that is drawn from farther out, and with what degrees of freedom: by how much farther at most, and
 #: nats that draws of a Gaussian so wide are farther down, in the mean. The farther one only where values cost next to
-#: nothing, and more of them are wanted than there have to be: fits take long there.
+#: nothing: fits take long there.
 _OF_WIDE, _DF_OF_WIDE, _WIDER = 0.12, 5.0, ((2.0, 10.0), (7.0, 40.0))
 #: Relative error of a standard deviation from which on more is drawn in its tail, and of many coordinates; at least, in
 #: that of a Gaussian.
@@ -64,11 +64,14 @@ _LEAST_PART = 0.02
 N_DRAWS, _MOST_DRAWS, _NOISE = 16, 128, 0.12
 #: Variance of log weights given the outside up to which values and draws are weighted together.
 MOST_VARIANCE = 1.5
+#: Where values cost little: points far about the start, how far, how many of the highest are climbed from, and in how
+#: many coordinates at most.
+_STARTS, _WIDE_START, _CLIMBS, _MOST_CLIMBED = 32, 3.0, 4, 10
 #: Points of a scan, from the start.
 _SCAN = np.arange(-8.0, 8.5, 0.5)
 #: Nats that a profile is above the margin that is fitted to it, from which on there is a ridge; values that following
-#: ridges may take, as a multiple of those that are wanted.
-_EXCESS, _OF_RIDGES = 6.0, 3.0
+#: ridges may take.
+_EXCESS, _OF_RIDGES = 6.0, 3_000
 #: Points about a start without a fit.
 _TRIES = 8
 #: Standard deviations between modes; nats below the highest one from which on a mode counts as nothing.
@@ -212,6 +215,7 @@ class Sampler:
         wanted: float = 0.0,
         most: int = MOST,
         n_draws: int = N_DRAWS,
+        is_cheap: bool = False,
     ) -> None:
         self._inside, self._start, self._scale = inside, start, scale
         self._rng, self._wanted, self._most, self._n_draws = (
@@ -220,7 +224,7 @@ class Sampler:
             most,
             n_draws,
         )
-        self._is_cheap = self._wanted > wanted_of(len(start))
+        self._is_cheap = is_cheap
         self._df, self._least_size = max(_LEAST_DF, float(len(start))), max(_PER_DIM * len(start), 25.0)
         least = _MOST_SD_ERROR if len(start) <= MOST_SURE else _OF_MANY
         self._most_sd_error = max(least, _THICKER / np.sqrt(2.0 * self._wanted))
@@ -284,7 +288,7 @@ class Sampler:
         log_q = margins.log_slope(lines.reshape(-1, p)) - 0.5 * (margins.forward(lines.reshape(-1, p)) ** 2).sum(axis=1)
         excess = values - values.max() - (log_q - log_q.max()).reshape(values.shape)
         along = np.flatnonzero(((excess > _EXCESS) & (values > values.max() - _LOWEST)).any(axis=0))
-        if not (len(along) and self._is_cheap) or len(along) * work_in_dimensions(p) > _OF_RIDGES * self._wanted:
+        if not (len(along) and self._is_cheap) or len(along) * work_in_dimensions(p) > _OF_RIDGES:
             return
         found = ridges(self._inside.log_m, mode.at, np.sqrt(np.diag(mode.cov)), along)
         if found is not None:
@@ -299,18 +303,27 @@ class Sampler:
         found = find_mode(log_m, start, self._scale)
         if found is None:
             raise Hopeless(Reason.HOPELESS, "the latent variables can't be fitted where the hyperparameters start")
-        if p > 1:
+        if p == 1:
+            points = self._start + _SCAN[:, None]
+            return self._with_peaks([found], points[None], log_m(points)[None])
+        if not self._is_cheap or p > _MOST_CLIMBED:
             return [found]
-        points = self._start + _SCAN[:, None]
-        return self._with_peaks([found], points[None], log_m(points)[None])
+        points = self._start + _WIDE_START * self._rng.standard_normal((_STARTS, p))
+        values = log_m(points)
+        highest = points[np.argsort(np.where(np.isfinite(values), -values, np.inf))[:_CLIMBS]]
+        return self._above(components_above(log_m, highest, self._scale).means, [found])
 
     def _with_peaks(self, modes: Sequence[LatentMode], lines: Array, values: Array) -> list[LatentMode]:
         """Return modes and those above peaks along lines, (n_lines, n, p), the highest one first."""
-        log_m, result = self._inside.log_m, list(modes)
         values = np.where(np.isfinite(values), values, -np.inf)
         inner = values[:, 1:-1]
         is_peak = (inner > values[:, :-2]) & (inner > values[:, 2:]) & (inner > values.max() - 2.0 * _LOWEST)
-        for point in lines[:, 1:-1][is_peak]:
+        return self._above(lines[:, 1:-1][is_peak], modes)
+
+    def _above(self, points: Array, modes: Sequence[LatentMode]) -> list[LatentMode]:
+        """Return modes and those above some points, the highest one first, without those that are far below it."""
+        log_m, result = self._inside.log_m, list(modes)
+        for point in points:
             if _is_apart(point, result) and (found := find_mode(log_m, point, self._scale)) is not None:
                 result += [found] if _is_apart(found.at, result) else []
         tops = log_m(np.array([mode.at for mode in result]))

@@ -94,7 +94,7 @@ class LatentInside:
         self._is_ready = False
 
     def log_m(self, y: Array) -> Array:
-        """Return log m, as a density of what is divided; after the first of them, fits that fail are not begun again."""
+        """Return log m, as a density of what is divided; once there is a fit, those that fail are not begun again."""
         g = self.bend.inverse(y)
         values = self._marginal(g) - self.bend.log_slope(g)
         if self._marginal.known:

@@ -33,7 +33,7 @@ from pymc_ngvi.nested.found import Drawn, KnownMarginal, Marginal
 from pymc_ngvi.nested.inside import Exploration, LatentInside, Uneven
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.pairs import WeightedPairs
-from pymc_ngvi.nested.seconds import n_values_of, n_wanted
+from pymc_ngvi.nested.seconds import is_cheap, n_values_of, n_wanted
 from pymc_ngvi.nested.verdict import FEWEST_VALUES, NestedChecks
 
 # --- latent variables that are Gaussian given the hyperparameters: log m in closed form, and exact draws ---
@@ -351,7 +351,11 @@ def _sampled(
         marginal.scale = scale
         inside = LatentInside(marginal, first, between, most_variance, most / max(n_fits, 1))
         at = inside.bend.forward(first[None])[0]
-        draws = Sampler(inside, at, scale, seed, wanted=n_wanted(given), most=most, n_draws=n_draws).run()
+        sampler = Sampler(
+            inside, at, scale, seed,
+            wanted=n_wanted(given), most=most, n_draws=n_draws, is_cheap=is_cheap(given),
+        )  # fmt: skip
+        draws = sampler.run()
         return Exploration(inside.weighted(draws), draws.lost, draws.moved)
 
     if (over := gaussian_over(given)) is not None:

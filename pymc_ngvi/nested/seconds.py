@@ -18,8 +18,8 @@ _TO_MODE, _OF_EACH, _OF_EACH_TWO, _BESIDE, _EFFECTIVE = 30.0, 22.0, 0.5, 0.3, 0.
 #: Seconds of a fit alone, beside its expectations; of these, of one on the way to the mode, and of one with draws.
 PER_FIT, _EXPECTATIONS, _EXPECTATIONS_OF_VALUE = 0.01, 5.0, 2.5
 #: Seconds that values with draws may take all together, their number at least and at most; seconds of values beyond
-#: those that are wanted in any case, and how many of these there are at most.
-_SECONDS_OF_VALUES, _FEWEST_VALUES, _SECONDS_OF_WANTED, _MOST_WANTED = 10.0, 128, 0.2, 1_000.0
+#: those that are wanted in any case, and how many of these there are at most; seconds of a value that are next to none.
+_SECONDS_OF_VALUES, _FEWEST_VALUES, _SECONDS_OF_WANTED, _MOST_WANTED, _CHEAP = 10.0, 128, 0.15, 1_000.0, 6e-4
 #: Seconds of any nested posterior, at least.
 LEAST = 0.3
 #: In batches: seconds of a fit, of a row in it whose function is quadratic, and of others; passes through the factor.
@@ -44,6 +44,11 @@ def n_values_of(given: RowsGiven) -> int:
 def n_wanted(given: RowsGiven) -> float:
     """Return the effective size that hyperparameters are to have: more where they cost next to nothing."""
     return max(wanted_of(len(given.outside)), min(_SECONDS_OF_WANTED / _of_value(given), _MOST_WANTED))
+
+
+def is_cheap(given: RowsGiven) -> bool:
+    """Tell whether a few thousand values of log m take no more than a second or two."""
+    return _of_value(given) < _CHEAP
 
 
 def _of_value(given: RowsGiven) -> float:

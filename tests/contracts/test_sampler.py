@@ -12,6 +12,7 @@ from pymc_ngvi.marginal.adaptation import ProposalRounds
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.fitting import Sampler
 from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal
+from pymc_ngvi.marginal.mode import find_mode
 from pymc_ngvi.marginal.proposals import (
     Base,
     StudentMixture,
@@ -26,7 +27,6 @@ from pymc_ngvi.marginal.sampling import (
 from pymc_ngvi.marginal.tails import Bend, Tail
 from pymc_ngvi.marginal.trees import IntegratedTrees, leave_groups_out
 from pymc_ngvi.marginal.verdict import MOST_MISSED
-from pymc_ngvi.marginal.mode import find_mode
 
 MEAN = np.array([0.5, -2.0, 3.0])
 
