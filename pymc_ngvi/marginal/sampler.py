@@ -168,9 +168,11 @@ class OutsideDraws:
         finite = np.isfinite(own)
         n = finite.sum(axis=1)
         mean = np.where(finite, own, 0.0).sum(axis=1) / np.maximum(n, 1)
-        squares = np.where(finite, (own - mean[:, None]) ** 2, 0.0).sum(axis=1)
+        with np.errstate(all="ignore"):  # far out, where q is nowhere near p
+            squares = np.where(finite, (own - mean[:, None]) ** 2, 0.0).sum(axis=1)
         weights = _normalised(self._log_mean - self.log_density)
-        return float(weights @ np.where(2 * n >= own.shape[1], squares / np.maximum(n - 1, 1), np.inf))
+        variances = np.where(2 * n >= own.shape[1], squares / np.maximum(n - 1, 1), np.inf)
+        return float(weights[weights > 0.0] @ variances[weights > 0.0])
 
     @cached_property
     def moved(self) -> float:

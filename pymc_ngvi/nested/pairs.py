@@ -96,7 +96,8 @@ class WeightedPairs:
     @functools.cached_property
     def variance(self) -> float:
         """Variance of the log weights given the hyperparameters, in the mean over these."""
-        return float(normalised_weights(logsumexp(self.log_ratio, axis=1) - self.log_density) @ self.variances)
+        weights = normalised_weights(logsumexp(self.log_ratio, axis=1) - self.log_density)
+        return float(weights[weights > 0.0] @ self.variances[weights > 0.0])
 
     @functools.cached_property
     def variances(self) -> Array:
@@ -231,7 +232,8 @@ def variances_of(log_ratio: Array) -> Array:
     n = finite.sum(axis=-1)
     filled = np.where(finite, log_ratio, 0.0)
     mean = filled.sum(axis=-1) / np.maximum(n, 1)
-    squares = np.where(finite, (filled - mean[..., None]) ** 2, 0.0).sum(axis=-1)
+    with np.errstate(over="ignore"):  # far out, where q is nowhere near p
+        squares = np.where(finite, (filled - mean[..., None]) ** 2, 0.0).sum(axis=-1)
     return np.where(2 * n >= log_ratio.shape[-1], squares / np.maximum(n - 1, 1), np.inf)
 
 

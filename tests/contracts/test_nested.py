@@ -23,7 +23,7 @@ from pymc_ngvi.nested.pairs import WeightedPairs
 from pymc_ngvi.nested.posterior import nested_posterior
 
 #: Values of hyperparameters where a test is not about how good a posterior is.
-FEW = 96
+FEW = 320
 
 
 @functools.cache
@@ -240,7 +240,7 @@ def test_of_what_is_not_reliable_that_with_the_better_weights_comes_back(monkeyp
 
     def poor(*args):
         state = nested_posterior(*args)
-        checks = replace(state.checks, effective_size=0.1 * state.checks.n_values, khat=1.2)
+        checks = replace(state.checks, effective_size=0.03 * state.checks.n_values, khat=1.2)
         return replace(state, rest=replace(state.rest, checks=checks))
 
     monkeypatch.setattr("pymc_ngvi.posteriors.kinds.trees.forest_of", _no_forest)
