@@ -36,7 +36,7 @@ from pymc_ngvi.marginal.tails import Bend
 #: Effective size of the values that is looked for, by how many coordinates there are, and how many of them at most.
 #: Quasi-random values of few coordinates have errors of 0.015 sd in means with these, and of 2 to 2.5 % in sds;
 #: independent ones would have 0.09 (of one), 0.06 (of two) and 0.05.
-_WANTED, WANTED, MOST = {1: 128.0, 2: 256.0}, 450.0, 4_000
+WANTED, WANTED_OF_MORE, MOST = {1: 128.0, 2: 256.0}, 450.0, 4_000
 #: Values of the first round, and for each coordinate; of a round at least and at most; rounds at most; what those that
 #: are not from farther out come in multiples of.
 _FIRST, _FIRST_OF_EACH, _LEAST, _MOST_IN_ROUND, _MOST_ROUNDS, _UNIT = 64, 14, 36, 1_024, 12, 32
@@ -71,7 +71,7 @@ _STARTS, _WIDE_START, _CLIMBS, _MOST_CLIMBED = 32, 3.0, 4, 10
 _SCAN = np.arange(-8.0, 8.5, 0.5)
 #: Nats that a profile is above the margin that is fitted to it, from which on there is a ridge; values that following
 #: ridges may take.
-_EXCESS, _OF_RIDGES = 6.0, 3_000
+_EXCESS, _OF_RIDGES = 2.0, 3_000
 #: Points about a start without a fit.
 _TRIES = 8
 #: Standard deviations between modes; nats below the highest one from which on a mode counts as nothing.
@@ -222,7 +222,7 @@ class Sampler:
         self._inside, self._start, self._scale = inside, start, scale
         self._rng, self._wanted, self._most, self._n_draws = (
             np.random.default_rng(seed),
-            max(wanted, wanted_of(len(start))),
+            max(wanted, WANTED.get(len(start), WANTED_OF_MORE)),
             most,
             n_draws,
         )
@@ -407,11 +407,6 @@ class Sampler:
         log_weights = tempered(log_weights + of_tails, self._least_size)
         base = Base(np.zeros(p), np.eye(p))
         return best_proposal(draws.g, log_weights, draws.log_marginal + of_tails, base, margins, self._df), margins
-
-
-def wanted_of(p: int) -> float:
-    """Return the effective size that values of so many coordinates are to have."""
-    return _WANTED.get(p, WANTED)
 
 
 def _is_apart(at: Array, modes: Sequence[LatentMode]) -> bool:

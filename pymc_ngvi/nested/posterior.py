@@ -33,7 +33,7 @@ from pymc_ngvi.nested.found import Drawn, KnownMarginal, Marginal
 from pymc_ngvi.nested.inside import Exploration, LatentInside, Uneven
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.pairs import WeightedPairs
-from pymc_ngvi.nested.seconds import is_cheap, n_values_of, n_wanted
+from pymc_ngvi.nested.seconds import CHEAP, n_values_of, n_wanted, seconds_of_value
 from pymc_ngvi.nested.verdict import FEWEST_VALUES, NestedChecks
 
 # --- latent variables that are Gaussian given the hyperparameters: log m in closed form, and exact draws ---
@@ -353,7 +353,7 @@ def _sampled(
         at = inside.bend.forward(first[None])[0]
         sampler = Sampler(
             inside, at, scale, seed,
-            wanted=n_wanted(given), most=most, n_draws=n_draws, is_cheap=is_cheap(given),
+            wanted=n_wanted(given), most=most, n_draws=n_draws, is_cheap=seconds_of_value(given) < CHEAP,
         )  # fmt: skip
         draws = sampler.run()
         return Exploration(inside.weighted(draws), draws.lost, draws.moved)

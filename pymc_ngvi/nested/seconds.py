@@ -10,7 +10,7 @@ from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.dissection import arithmetic_seconds, cheapest_with_fill, find_structure, step_seconds
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
-from pymc_ngvi.marginal.sampler import MOST, wanted_of
+from pymc_ngvi.marginal.sampler import MOST, WANTED, WANTED_OF_MORE
 
 #: Fits on the way to the mode and about it, for each hyperparameter, and for each two of these; seconds beside all
 #: fits; part of the values that is effective, about.
@@ -19,7 +19,7 @@ _TO_MODE, _OF_EACH, _OF_EACH_TWO, _BESIDE, _EFFECTIVE = 30.0, 22.0, 0.5, 0.5, 0.
 PER_FIT, _EXPECTATIONS, _EXPECTATIONS_OF_VALUE = 0.01, 5.0, 2.5
 #: Seconds that values with draws may take all together, their number at least and at most; seconds of values beyond
 #: those that are wanted in any case, and how many of these there are at most; seconds of a value that are next to none.
-_SECONDS_OF_VALUES, _FEWEST_VALUES, _SECONDS_OF_WANTED, _MOST_WANTED, _CHEAP = 10.0, 128, 0.15, 1_000.0, 6e-4
+_SECONDS_OF_VALUES, _FEWEST_VALUES, _SECONDS_OF_WANTED, _MOST_WANTED, CHEAP = 10.0, 128, 0.15, 1_000.0, 6e-4
 #: Seconds of any nested posterior, at least.
 LEAST = 0.8
 #: In batches: seconds of a fit, of a row in it whose function is quadratic, and of others; passes through the factor.
@@ -32,26 +32,23 @@ def nested_seconds(given: RowsGiven) -> float:
     """Return about how long a nested posterior takes."""
     p = len(given.outside)
     n_fits, n_values = _TO_MODE + _OF_EACH * p + _OF_EACH_TWO * p**2, n_wanted(given) / _EFFECTIVE
-    of_fit = _of_value(given) if given.over is not None else _of_fit(given, _EXPECTATIONS)
-    return _BESIDE + n_fits * of_fit + min(n_values, n_values_of(given)) * _of_value(given)
+    of_fit = seconds_of_value(given) if given.over is not None else _of_fit(given, _EXPECTATIONS)
+    return _BESIDE + n_fits * of_fit + min(n_values, n_values_of(given)) * seconds_of_value(given)
 
 
 def n_values_of(given: RowsGiven) -> int:
     """Return at how many hyperparameters latent variables are drawn at most: as many as a few seconds allow."""
-    return int(np.clip(_SECONDS_OF_VALUES / _of_value(given), _FEWEST_VALUES, MOST))
+    return int(np.clip(_SECONDS_OF_VALUES / seconds_of_value(given), _FEWEST_VALUES, MOST))
 
 
 def n_wanted(given: RowsGiven) -> float:
     """Return the effective size that hyperparameters are to have: more where they cost next to nothing."""
-    return max(wanted_of(len(given.outside)), min(_SECONDS_OF_WANTED / _of_value(given), _MOST_WANTED))
+    return max(
+        WANTED.get(len(given.outside), WANTED_OF_MORE), min(_SECONDS_OF_WANTED / seconds_of_value(given), _MOST_WANTED)
+    )
 
 
-def is_cheap(given: RowsGiven) -> bool:
-    """Tell whether a few thousand values of log m take no more than a second or two."""
-    return _of_value(given) < _CHEAP
-
-
-def _of_value(given: RowsGiven) -> float:
+def seconds_of_value(given: RowsGiven) -> float:
     """Return the seconds of a value of log m, with draws."""
     if (closed := gaussian_over(given)) is not None:
         return _of_closed_form(closed)

@@ -336,7 +336,7 @@ MODELS = {
     "growth": growth,
     "folded": folded,
     "level": level,
-    "long level": functools.partial(level, 30),
+    "long level": functools.partial(level, 25),
     "three scales": functools.partial(scales, (0.05, 0.3, 1.0), 4, 10),
     "eight scales": functools.partial(scales, np.linspace(0.1, 2.0, 8), 5),
     "eight small scales": functools.partial(scales, np.linspace(0.02, 0.6, 8), 2),
