@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from numpy.typing import NDArray
+from scipy.spatial import cKDTree
 
 from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.linalg import logsumexp
@@ -60,8 +61,8 @@ _GOOD, _ENOUGH = 0.3, 20.0
 _LEAST_DF, _PER_DIM = 7.0, 3.0
 #: Effective part of a round at least, as far as the size of the next one follows from it.
 _LEAST_PART = 0.02
-#: Draws at each value at first, at most, and variance of an estimate of log m from which on there are more of them.
-N_DRAWS, _MOST_DRAWS, _NOISE = 16, 128, 0.12
+#: Draws at each value at first, and variance of an estimate of log m from which on there are more of them.
+N_DRAWS, _NOISE = 16, 0.12
 #: Variance of log weights given the outside up to which values and draws are weighted together.
 MOST_VARIANCE = 1.5
 #: Where values cost little: points far about the start, how far, how many of the highest are climbed from, and in how
@@ -72,6 +73,8 @@ _SCAN = np.arange(-8.0, 8.5, 0.5)
 #: Nats that a profile is above the margin that is fitted to it, from which on there is a ridge; values that following
 #: ridges may take.
 _EXCESS, _OF_RIDGES = 2.0, 3_000
+#: Values whose weights stand for that of one without a fit.
+_N_NEAREST = 8
 #: Points about a start without a fit.
 _TRIES = 8
 #: Standard deviations between modes; nats below the highest one from which on a mode counts as nothing.
@@ -119,8 +122,8 @@ class OutsideDraws:
     #: Of all values, those that are left out among them, and which are not.
     parts: Sequence[Pairs]
     has_fit: NDArray[np.bool_]
-    #: Part of the predicted weight that is where there is no fit.
-    lost: float
+    #: Values without a fit, (n_lost, p).
+    without_fit: Array
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -183,6 +186,16 @@ class OutsideDraws:
         large = change > _SMALL
         return float((change[large] / np.hypot(error, new_error)[large]).max(initial=0.0))
 
+    @cached_property
+    def lost(self) -> float:
+        """Part of the weight that is where there is no fit, if a value there counts as the nearest ones with a fit."""
+        if not len(self.without_fit):
+            return 0.0
+        sd = _moments(self.g, self.weights)[1]
+        nearest = cKDTree(self.g / sd).query(self.without_fit / sd, k=min(_N_NEAREST, len(self.g)))[1]
+        missing = float(self.weights[nearest].mean(axis=-1).sum())
+        return missing / (1.0 + missing)
+
     @property
     def is_settled(self) -> bool:
         """Tell whether weights show nothing that is missed."""
@@ -220,13 +233,8 @@ class Sampler:
         is_cheap: bool = False,
     ) -> None:
         self._inside, self._start, self._scale = inside, start, scale
-        self._rng, self._wanted, self._most, self._n_draws = (
-            np.random.default_rng(seed),
-            max(wanted, WANTED.get(len(start), WANTED_OF_MORE)),
-            most,
-            n_draws,
-        )
-        self._is_cheap = is_cheap
+        self._rng, self._wanted = np.random.default_rng(seed), max(wanted, WANTED.get(len(start), WANTED_OF_MORE))
+        self._most, self._n_draws, self._is_cheap = most, n_draws, is_cheap
         self._df, self._least_size = max(_LEAST_DF, float(len(start))), max(_PER_DIM * len(start), 25.0)
         least = _MOST_SD_ERROR if len(start) <= MOST_SURE else _OF_MANY
         self._most_sd_error = max(least, _THICKER / np.sqrt(2.0 * self._wanted))
@@ -372,7 +380,6 @@ class Sampler:
         has_fit = np.concatenate([np.isfinite(part.log_ratio).any(axis=1) for part in parts])
         if not has_fit.any():
             raise Hopeless(Reason.HOPELESS, "there is a fit at none of the hyperparameters")
-        predicted = np.exp(self._rounds[-2].proposal.log_density(g) - log_all)
         n_wide = sum(len(one.g) for one in self._rounds if one.is_wide)
         return OutsideDraws(
             g[has_fit],
@@ -381,7 +388,7 @@ class Sampler:
             np.repeat(is_wide, [len(one.g) for one in self._rounds])[has_fit],
             parts,
             has_fit,
-            float(predicted[~has_fit].sum() / predicted.sum()),
+            g[~has_fit],
         )
 
     def _efficiency(self) -> float:
@@ -394,7 +401,7 @@ class Sampler:
         n = self._n_draws
         if variance > MOST_VARIANCE:
             return n
-        while n < _MOST_DRAWS and np.expm1(variance) > _NOISE * n:
+        while np.expm1(variance) > _NOISE * n:
             n *= 2
         return n
 

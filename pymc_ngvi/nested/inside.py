@@ -20,7 +20,7 @@ from pymc_ngvi.nested.pairs import WeightedPairs, by_neighbours, normalised_weig
 from pymc_ngvi.rows.seen import Seen
 
 #: Power of m that known values count by; scales from the top from which on only short ways to a fit are tried.
-_FLATTENED, _FAR = 0.25, 6.0
+_FLATTENED, _FAR = 0.25, 10.0
 #: Scale at which all hyperparameters are far from each other, so that none is fitted alone.
 _NEVER = 1e-3
 #: Nats that an ELBO may lack, as far as that can be told by few draws.

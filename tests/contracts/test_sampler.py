@@ -488,7 +488,7 @@ def test_the_mode_of_a_quadratic_and_its_curvature():
     assert_allclose(mode.cov, np.linalg.inv(precision), rtol=1e-6, atol=1e-8)
 
 
-# --- one sampler that knows nothing of what is inside: known densities, in 1 to 40 dimensions --------------------------
+# --- one sampler that knows nothing of what is inside: known densities, in 1 to 40 dimensions ---
 
 THREE_SEEDS = [1, 2, 3]
 #: Of the logarithm of a half-normal number.
