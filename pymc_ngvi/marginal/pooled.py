@@ -94,10 +94,6 @@ class GivenGlobals:
         """Return what there is of each mode alone; empty where that is not known."""
         return []
 
-    def draws_with_ratio(self, state: "PoolState", n: int) -> tuple[Array, Array] | None:
-        """Return draws that are not weighted given their globals, and log weights they would have; None without."""
-        return None
-
     def weight_of(self, state: "PoolState", theta: Array) -> Array | None:
         """Return the log weights by which draws were picked, (n_draws,); None where only globals have some."""
         return None

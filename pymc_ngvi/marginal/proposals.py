@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.linalg import logsumexp, solve_lower
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.marginal.margins import Margins
 from pymc_ngvi.marginal.student_mixture import StudentMixture, squares
 from pymc_ngvi.marginal.tails import Bend
 
@@ -41,6 +42,9 @@ _FROM_START, _LEAST_OF_START = (0.0, None, 0), 0.005
 #: Iterations of EM from given components.
 _N_REFINED = 6
 
+#: Between globals and coordinates in which a Student t is near to their density.
+type Coordinates = Bend | Margins
+
 
 @stored("exact.proposal")
 @dataclass(frozen=True, eq=False)
@@ -50,7 +54,7 @@ class Proposal:
     #: Of y.
     mixture: StudentMixture
     #: Between y and the globals.
-    bend: Bend
+    bend: Coordinates
     #: Components, the last ones, that are far wider than what was fitted.
     n_far: int = 0
 
@@ -163,7 +167,7 @@ def best_proposal(
     log_weights: Array,
     log_marginal: Array,
     base: Base,
-    bend: Bend,
+    bend: Coordinates,
     df: float,
     start: StudentMixture | None = None,
 ) -> Proposal:
@@ -305,7 +309,7 @@ def _components(y: Array, responsibilities: Array, of_t: Array, mean: Array, cov
     return (1.0 - of_mean) * locations + of_mean * mean, (1.0 - of_cov) * scatters + of_cov * cov
 
 
-def _with_tails(mixture: StudentMixture, bend: Bend) -> StudentMixture:
+def _with_tails(mixture: StudentMixture, bend: Coordinates) -> StudentMixture:
     """Add a component for each straight tail: about y = 0, as wide as the way from there to the bulk."""
     if not bend.tails:
         return mixture

@@ -15,11 +15,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array, RowRules
-from pymc_ngvi.marginal.regression import Whitening
 from pymc_ngvi.rows.linear_map import Seen
 
 #: Variance of log weights up to which their mean is estimated well, and from which on it is not.
@@ -96,12 +93,10 @@ class Marginal(Protocol):
     def doubt(self) -> float:
         """Return how far two estimates of what ELBOs lack are apart, an sd over the hyperparameters in nats."""
 
-    def begin_round(self, whitening: Whitening) -> None:
+    def begin_round(self) -> None:
         """Prepare for draws by what is known by now."""
 
-    def drawn(
-        self, g: Array, base: Array, rng: np.random.Generator, is_deep: NDArray[np.bool_]
-    ) -> list["Drawn | None"]:
+    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> list["Drawn | None"]:
         """Return the Gaussians at values of the hyperparameters, and draws; None where there is none."""
 
 

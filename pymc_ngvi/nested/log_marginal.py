@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.types import Array, GaussianState, RowRules
 from pymc_ngvi.density.rows_given import RowsGiven
-from pymc_ngvi.marginal.regression import Whitening, quadratic_terms
 from pymc_ngvi.nested.defence import Defence
 from pymc_ngvi.nested.found import FEWEST, LEFT, SOLVED, Drawn, EvaluatedMarginal, missing, n_wanted
 from pymc_ngvi.nested.many import ManyFitter, ManyGaussians, Which
@@ -22,84 +21,22 @@ from pymc_ngvi.rows.expectation import row_slices
 from pymc_ngvi.rows.linear_map import Seen
 from pymc_ngvi.rows.many import ManyRows
 
-# --- where conditional fits begin: what rows see of a Gaussian, predicted from fits at other hyperparameters ---
 
-#: Fits for each number of a polynomial, at least, for which that has squares and products; ridge of a regression.
-_PER_TERM, _RIDGE = 1.5, 1e-3
-#: Largest correlation of two predictors of a row; least variance, over which there is a logarithm.
-_LARGEST, _LEAST = 0.999, 1e-300
+class NearestFits:
+    """Where conditional fits begin: from the nearest of those that are known, and from the highest one."""
 
-
-class Starts:
-    """Regressions of what rows see on hyperparameters, frozen when they are made.
-
-    As they are fixed, and as the steps from a start depend on nothing else, the Gaussian at some hyperparameters is a
-    function of these alone: what is drawn from it has a known density.
-    """
-
-    def __init__(self, known: Sequence[EvaluatedMarginal], whitening: Whitening, kinds: Sequence[int]) -> None:
-        self._whitening, self._kinds = whitening, kinds
-        self._seen, self._rules = [one.seen for one in known], [one.rules for one in known]
-        self._points = whitening.whitened(np.array([one.g for one in known]))
-        self._lowest, self._highest = self._points.min(axis=0), self._points.max(axis=0)
-        terms = self._terms(self._points)
-        targets = np.array([self._packed(seen) for seen in self._seen])
-        values = np.array([one.value for one in known])
-        weights = np.exp(0.25 * (values - values.max()))  # those near the mode count most
-        gram = (weights[:, None] * terms).T @ terms
-        gram += _RIDGE * weights.sum() * np.diag(np.r_[0.0, np.ones(terms.shape[1] - 1)])
-        self._slopes: Array = np.linalg.solve(gram, (weights[:, None] * terms).T @ targets)
-
-    def at(self, g: Array) -> tuple[list[Seen], RowRules]:
-        """Return what rows may see at some hyperparameters, (p,): as predicted, and at the nearest fit; its rules."""
-        predicted, nearest, rules = self.of(g[None])
-        return [predicted[0], nearest[0]], rules[0]
+    def __init__(self, known: Sequence[EvaluatedMarginal], scale: Array) -> None:
+        self._scale = scale
+        self._points = np.array([one.g for one in known]) / scale
+        self._seen = Seen.stacked([one.seen for one in known])
+        self._rules = RowRules.stacked([one.rules for one in known])
+        self._top = int(np.argmax([one.value for one in known]))
 
     def of(self, g: Array) -> tuple[Seen, Seen, RowRules]:
-        """Return the same at many of them, (n, p)."""
-        u = self._whitening.whitened(g)
-        predicted = self._unpacked(self._terms(np.clip(u, self._lowest, self._highest)) @ self._slopes)
-        nearest = ((self._points - u[:, None]) ** 2).sum(axis=2).argmin(axis=1)
-        seen, rules = (
-            Seen.stacked([self._seen[k] for k in nearest]),
-            RowRules.stacked([self._rules[k] for k in nearest]),
-        )
-        return predicted, seen, rules
-
-    def _terms(self, u: Array) -> Array:
-        p = u.shape[1]
-        if len(self._points) < _PER_TERM * (1 + p + p * (p + 1) // 2):
-            return np.concatenate([np.ones((len(u), 1)), u], axis=1)
-        return quadratic_terms(u)
-
-    def _packed(self, seen: Seen) -> Array:
-        """Return means, logarithms of variances, and correlations, one after the other."""
-        parts, at = [seen.mean], 0
-        for k in self._kinds:
-            of_kind = seen.covariances[at : at + k * (k + 1) // 2]
-            at += len(of_kind)
-            sd = [np.sqrt(np.maximum(of_kind[a * (a + 3) // 2], _LEAST)) for a in range(k)]
-            for a in range(k):
-                parts += [of_kind[a * (a + 1) // 2 + b] / (sd[a] * sd[b]) for b in range(a)]
-                parts.append(2.0 * np.log(sd[a]))
-        return np.concatenate(parts)
-
-    def _unpacked(self, packed: Array) -> Seen:
-        first = self._seen[0]
-        at = len(first.mean)
-        mean, covariances, number = packed[:, :at], [], 0
-        for k in self._kinds:
-            rows: list[Array] = []
-            for _ in range(k * (k + 1) // 2):
-                size = len(first.covariances[number])
-                rows.append(packed[:, at : at + size])
-                at, number = at + size, number + 1
-            sd = [np.exp(0.5 * rows[a * (a + 3) // 2]) for a in range(k)]
-            for a in range(k):
-                correlations = [np.clip(rows[a * (a + 1) // 2 + b], -_LARGEST, _LARGEST) for b in range(a)]
-                covariances += [c * sd[a] * sd[b] for b, c in enumerate(correlations)]
-                covariances.append(sd[a] ** 2)
-        return Seen(mean, covariances)
+        """Return what rows may see at hyperparameters, (n, p), by either, and rules."""
+        apart = ((g / self._scale)[:, None] - self._points) ** 2
+        nearest = apart.sum(axis=2).argmin(axis=1)
+        return self._seen[nearest], self._seen[np.full(len(g), self._top)], self._rules[nearest]
 
 
 # --- conditional fits of many hyperparameters in batches, with log m there, and draws of the latent variables ---
@@ -167,7 +104,7 @@ class ManyConditionals:
     def drawn(
         self,
         g: Array,
-        starts: Starts,
+        starts: NearestFits,
         base: Array,
         defence: Defence,
         picked: NDArray[np.intp],
@@ -175,9 +112,9 @@ class ManyConditionals:
     ) -> Iterator[tuple[int, Drawn]]:
         """Yield draws at hyperparameters, (n, p), where there are fits; see `LatentMarginal.drawn`."""
         for part, rows in self._parts(g):
-            predicted, nearest, rules = starts.of(g[part])
+            nearest, top, rules = starts.of(g[part])
             left = np.arange(len(part))
-            for start in (predicted, nearest):
+            for start in (nearest, top):
                 fits = self._fitter.fit(rows[left], start[left], rules[left], LEFT)
                 if fits is not None:
                     at = left[fits.which]
@@ -336,12 +273,12 @@ class LatentMarginal:
         near = values > values.max() - _NEAR
         return float(np.std(doubts[near]))
 
-    def begin_round(self, whitening: Whitening) -> None:
+    def begin_round(self) -> None:
         """Find what fits begin from, and in which directions draws come from farther out, by what is known by now."""
-        self._starts = Starts(self.known, whitening, [rows.k for rows in self._given.left])
+        self._starts = NearestFits(self.known, self.scale)
         self._defence = Defence.of(self._given, self._many.fit(self._top))
 
-    def drawn(self, g: Array, base: Array, rng: np.random.Generator, is_deep: NDArray[np.bool_]) -> list[Drawn | None]:
+    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> list[Drawn | None]:
         """Return the Gaussians at hyperparameters, and draws, the last of them moved out; see `Marginal`."""
         result: list[Drawn | None] = [None] * len(g)
         picked = self._defence.picked(len(g), base.shape[1], rng)

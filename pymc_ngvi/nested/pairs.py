@@ -23,11 +23,11 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.sampling import picked
 
 #: Variance of log weights at given hyperparameters up to which pairs are weighted together.
-MOST_VARIANCE = 1.0
+MOST_VARIANCE = 1.5
 #: Part of the draws at a value of the hyperparameters above which these are those of a mode.
 _MOST_OF_DRAWS = 0.5
-#: Part of the effective size that calibrated weights may lose; largest factor of a weight.
-_LOSES, _MOST_FACTOR = 0.2, 3.0
+#: Points that are not divided.
+_FEW = 2
 
 
 @stored("nested.pairs")
@@ -50,14 +50,6 @@ class WeightedPairs:
     #: Of the Gaussians that these are drawn from; shape (n, d).
     means: Array
     sds: Array
-    #: Functions of the hyperparameters,; shape (n, n_features).
-    features: Array
-    #: and their means under the predicted density of these, from many more draws; shape (n_features,).
-    target: Array
-    #: That log density; shape (n,).
-    predicted: Array
-    #: Which hyperparameters are of the wide proposal; shape (n,).
-    is_wide: NDArray[np.bool_]
     #: log q' - log q; empty where all are draws of q; shape (n, m).
     log_mixed: Array = field(default_factory=lambda: np.empty((0, 0)))
     #: How many of the m, the last ones, are drawn from farther out than q.
@@ -76,7 +68,7 @@ class WeightedPairs:
         log_ratio = np.where(np.concatenate(own)[np.concatenate(rows)], of("log_ratio"), -np.inf)
         return cls(
             of("g"), of("log_density") + log_n, log_ratio, of("elbo"), of("log_by_elbo"), of("latents"), of("means"),
-            of("sds"), np.empty((n, 0)), np.empty(0), of("predicted"), of("is_wide"),
+            of("sds"),
             of("log_mixed") if len(parts[0].log_mixed) else parts[0].log_mixed, parts[0].n_far,
         )  # fmt: skip
 
@@ -92,11 +84,11 @@ class WeightedPairs:
     def check(self, n_globals: int, n_local: int) -> None:
         """Raise ValueError where the arrays do not go together."""
         n, m = self.log_ratio.shape
-        flat = {a.shape for a in (self.log_density, self.elbo, self.log_by_elbo, self.predicted, self.is_wide)}
+        flat = {a.shape for a in (self.log_density, self.elbo, self.log_by_elbo)}
         shapes = self.g.shape == (n, n_globals) and self.latents.shape == (n, m, n_local)
         moments = self.means.shape == self.sds.shape == (n, n_local)
         mixed = self.log_mixed.shape in {(n, m), (0, 0)} and 0 <= self.n_far < m
-        if not (shapes and moments and mixed and flat == {(n,)} and self.features.shape == (n, len(self.target))):
+        if not (shapes and moments and mixed and flat == {(n,)}):
             raise ValueError("the arrays of the nested posterior do not go together")
 
     # --- weights ---
@@ -104,7 +96,8 @@ class WeightedPairs:
     @functools.cached_property
     def variance(self) -> float:
         """Variance of the log weights given the hyperparameters, in the mean over these."""
-        return float(normalised_weights(self.log_by_elbo - self.log_density) @ self.variances)
+        weights = normalised_weights(logsumexp(self.log_ratio, axis=1) - self.log_density)
+        return float(weights[weights > 0.0] @ self.variances[weights > 0.0])
 
     @functools.cached_property
     def variances(self) -> Array:
@@ -147,7 +140,7 @@ class WeightedPairs:
     @functools.cached_property
     def _smoothed(self) -> tuple[Array, float]:
         log_weights, khat = smoothed(self.log_marginal - self.log_density)
-        return self._calibrated(normalised_weights(log_weights)), khat
+        return normalised_weights(log_weights), khat
 
     @property
     def weights(self) -> Array:
@@ -172,26 +165,6 @@ class WeightedPairs:
     def effective_size(self) -> float:
         """Of the pairs."""
         return float(1.0 / np.sum(self.of_pairs**2))
-
-    def _calibrated(self, weights: Array) -> Array:
-        """Return weights that are moved a little, so that functions of the hyperparameters have known means.
-
-        What the few values here say of the predicted density of the hyperparameters can be compared with what many
-        more draws say: the difference is simulation error, most of which the posterior shares. This is the regression
-        estimator of survey sampling.
-        """
-        of_predicted = normalised_weights(self.predicted - self.log_density)
-        apart = self.features - weights @ self.features
-        missing = self.target - of_predicted @ self.features
-        gram = (weights[:, None] * apart).T @ apart
-        scale = np.sqrt(np.maximum(np.diag(gram), 1e-300))
-        gram = gram / np.outer(scale, scale) + 1e-6 * np.eye(len(scale))
-        slope = np.linalg.solve(gram, missing / scale)
-        factor = 1.0 + (apart / scale) @ slope
-        moved = weights * np.clip(factor, 1.0 / _MOST_FACTOR, _MOST_FACTOR)
-        moved /= moved.sum()
-        loses = np.sum(moved**2) > np.sum(weights**2) / (1.0 - _LOSES)
-        return weights if loses else moved
 
     # --- draws and moments ---
 
@@ -242,10 +215,6 @@ class WeightedPairs:
         x = self.latents[:, :, index].reshape(len(root), len(index))
         return _standardised(g, root), _standardised(x, root)
 
-    def without_wide(self, log_density: Array) -> Array:
-        """Return weights of the hyperparameters, (n,), 0 for those of the wide proposal."""
-        return normalised_weights(np.where(self.is_wide, -np.inf, self.log_marginal - log_density))
-
     def _parts(self) -> list[slice]:
         n, m, d = self.latents.shape
         size = max(1, AT_ONCE // max(m * d, 1))
@@ -263,7 +232,8 @@ def variances_of(log_ratio: Array) -> Array:
     n = finite.sum(axis=-1)
     filled = np.where(finite, log_ratio, 0.0)
     mean = filled.sum(axis=-1) / np.maximum(n, 1)
-    squares = np.where(finite, (filled - mean[..., None]) ** 2, 0.0).sum(axis=-1)
+    with np.errstate(over="ignore"):  # far out, where q is nowhere near p
+        squares = np.where(finite, (filled - mean[..., None]) ** 2, 0.0).sum(axis=-1)
     return np.where(2 * n >= log_ratio.shape[-1], squares / np.maximum(n - 1, 1), np.inf)
 
 
@@ -273,3 +243,26 @@ def _standardised(values: Array, root: Array) -> Array:
     apart *= root[:, None]
     norm = np.sqrt(np.sum(apart**2, axis=0))
     return apart / np.where(norm > 0.0, norm, 1.0)
+
+
+def by_neighbours(points: Array, weights: Array, least: float) -> NDArray[np.intp]:
+    """Return an order in which neighbours are near each other: halves by weight, halved again along what is longest."""
+    order, first = np.arange(len(points)), np.zeros(1, dtype=np.intp)
+    while True:  # all parts at once
+        size = np.diff(np.append(first, len(order)))
+        part = np.repeat(np.arange(len(first)), size)
+        w, x = weights[order], points[order]
+        total = np.add.reduceat(w, first)
+        goes_on = (size > _FEW) & (total > least)
+        if not goes_on.any():
+            return order
+        per = np.divide(1.0, total, out=np.zeros_like(total), where=total > 0.0)[:, None]
+        mean = np.add.reduceat(w[:, None] * x, first) * per
+        longest = np.add.reduceat(w[:, None] * (x - mean[part]) ** 2, first).argmax(axis=1)
+        along = np.where(goes_on[part], x[np.arange(len(x)), longest[part]], 0.0)
+        order = order[np.lexsort((along, part))]
+        reached = np.cumsum(w := weights[order])
+        reached -= (reached[first] - w[first])[part]
+        half = 0.5 * reached[first + size - 1]
+        below = np.add.reduceat((reached < half[part]).astype(np.intp), first)
+        first = np.union1d(first, (first + np.clip(below, 1, np.maximum(size - 1, 1)))[goes_on])

@@ -7,8 +7,6 @@ References
    https://doi.org/10.1111/j.1467-9868.2008.00700.x
 """
 
-import functools
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.refusal import Reason, Unavailable
-from pymc_ngvi.core.sizes import AT_ONCE
+from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity, ModelDensity
@@ -28,13 +26,14 @@ from pymc_ngvi.families.matrices.sparse.precisions import Factors
 from pymc_ngvi.marginal.fitting import Hopeless
 from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState, effective_size_of
 from pymc_ngvi.marginal.regression import Whitening, quadratic_terms
+from pymc_ngvi.marginal.sampler import N_DRAWS, Sampler
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
-from pymc_ngvi.nested.exploring import Exploration, Uneven, explore
 from pymc_ngvi.nested.found import Drawn, KnownMarginal, Marginal
+from pymc_ngvi.nested.inside import Exploration, LatentInside, Uneven
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.pairs import WeightedPairs
-from pymc_ngvi.nested.seconds import may_anneal, n_values_of
-from pymc_ngvi.nested.verdict import NestedChecks
+from pymc_ngvi.nested.seconds import CHEAP, n_values_of, n_wanted, seconds_of_value
+from pymc_ngvi.nested.verdict import FEWEST_VALUES, NestedChecks
 
 # --- latent variables that are Gaussian given the hyperparameters: log m in closed form, and exact draws ---
 # Each value of the hyperparameters takes a Cholesky factor and a solution, and nothing is iterated.
@@ -120,11 +119,12 @@ class GaussianMarginal:
         """Return 0: ELBOs lack nothing."""
         return 0.0
 
-    def begin_round(self, whitening: Whitening) -> None:
+    def begin_round(self) -> None:
         """Take the coordinates in which standard deviations are predicted."""
-        self._sds = _StandardDeviations(whitening)
+        top = max(self.known, key=lambda one: one.value)
+        self._sds = _StandardDeviations(Whitening(np.asarray, top.g, np.diag(self.scale)))
 
-    def drawn(self, g: Array, base: Array, rng: np.random.Generator, is_deep: NDArray[np.bool_]) -> list[Drawn | None]:
+    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> list[Drawn | None]:
         """Return the Gaussians at values of the hyperparameters, and draws; see `Marginal`."""
         result: list[Drawn | None] = [None] * len(g)
         spread = np.argsort((np.arange(len(g)) * _GOLDEN) % 1.0)  # neighbours, which follow each other, far apart
@@ -220,20 +220,6 @@ class Latents(GivenGlobals):
         """Return what was measured."""
         return self.checks
 
-    def draws_with_ratio(self, state: PoolState, n: int) -> tuple[Array, Array] | None:
-        """Return all draws at ``n`` values of the hyperparameters, picked by weight, and log p - log q.
-
-        None where pairs are weighted together.
-        """
-        if self.pairs.is_joint:
-            return None
-        rows = evenly_picked(self.pairs.weights, n, 0.5)
-        latents = self.pairs.latents[rows, : self.pairs.n_own]
-        theta = np.empty((*latents.shape[:2], state.n_dim))
-        theta[:, :, state.globals_] = self.pairs.g[rows][:, None]
-        theta[:, :, state.locals_] = latents
-        return theta, self.pairs.own_log_ratio[rows]
-
     def weight_of(self, state: PoolState, theta: Array) -> Array:
         """Return the log weights of pairs, (n_draws,); NaN for what is none of these draws."""
         return self.pairs.log_weights_of(theta[:, state.globals_], theta[:, state.locals_])
@@ -279,6 +265,8 @@ class Latents(GivenGlobals):
 _SCALE, _OF_FIT, _LEAST, _MOST = 0.5, 2.0, 0.05, 1.0
 #: Part of the weight from which on fits of latent variables have left a mode.
 _LEFT = 0.5
+#: Draws of the latent variables at each value, at least.
+_FEWEST_DRAWS = 2
 #: Hyperparameters, about, at which a closed form is compared with log p after all.
 _N_LOOKS = 8
 
@@ -309,7 +297,7 @@ def nested_posterior(
             n_fits = sum(marginal.n_fits for marginal in marginals)
             start = density.initial_point() if home is None else home.mean()
             try:
-                marginal, part = _explored(given, start, home, seed, most_variance, between, 1 + len(others), n_fits)
+                marginal, part = _sampled(given, start, home, seed, most_variance, between, 1 + len(others), n_fits)
             except Hopeless:
                 if home is gaussian:
                     raise
@@ -327,7 +315,7 @@ def nested_posterior(
     return _state(given, marginals, _joined(parts, homes, given), gaussian)
 
 
-def _explored(
+def _sampled(
     given: RowsGiven,
     start: Array,
     home: GaussianState | None,
@@ -341,15 +329,28 @@ def _explored(
     scale = np.full(len(given.outside), _SCALE)
     if home is not None:
         scale = np.clip(_OF_FIT * home.sd()[given.outside], _LEAST, _MOST)
-    first, n_values = start[given.outside], n_values_of(given) // n_modes
-    sample = functools.partial(explore, n_before=n_fits, anneals=may_anneal(given))
+    n_dim, first = max(given.n_dim, 1), start[given.outside]
+    n_draws = min(N_DRAWS, max(_FEWEST_DRAWS, HELD // n_dim // FEWEST_VALUES))
+    most = min(n_values_of(given) // n_modes, max(FEWEST_VALUES, HELD // n_dim // n_draws))
+
+    def sample(marginal: Marginal) -> Exploration:
+        marginal.scale = scale
+        inside = LatentInside(marginal, first, between, most_variance, most / max(n_fits, 1))
+        at = inside.bend.forward(first[None])[0]
+        sampler = Sampler(
+            inside, at, scale, seed,
+            wanted=n_wanted(given), most=most, n_draws=n_draws, is_cheap=seconds_of_value(given) < CHEAP,
+        )  # fmt: skip
+        draws = sampler.run()
+        return Exploration(inside.weighted(draws), draws.lost, draws.moved)
+
     if (over := gaussian_over(given)) is not None:
         exact = GaussianMarginal(over)
-        explored = sample(exact, first, scale, n_values, seed, most_variance, between)
-        if over.agrees(explored.pairs.g[:: max(1, len(explored.pairs.g) // _N_LOOKS)]):
+        explored = sample(exact)
+        if over.agrees(explored.pairs.g[evenly_picked(explored.pairs.weights, _N_LOOKS, 0.5)]):
             return exact, explored
     marginal = LatentMarginal(given, seed, home if n_modes > 1 else None)
-    return marginal, sample(marginal, first, scale, n_values, seed, most_variance, between)
+    return marginal, sample(marginal)
 
 
 def _joined(parts: list[Exploration], homes: list[GaussianState], given: RowsGiven) -> Exploration:

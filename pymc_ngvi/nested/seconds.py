@@ -5,50 +5,43 @@ import numpy as np
 from pymc_ngvi.core import prices
 from pymc_ngvi.density.gaussian_over import GaussianOver, gaussian_over
 from pymc_ngvi.density.rows_given import RowsGiven
+from pymc_ngvi.marginal.sampler import MOST, WANTED, WANTED_OF_MORE
 
-#: Seconds that fits at the values whose draws are kept may take all together, their number at least and at most.
-_SECONDS_OF_VALUES, _FEWEST_VALUES, _MOST_VALUES = 10.0, 128, 448
-#: Hyperparameters of which log m is emulated, at most. Of more: fits on the way to the mode, for each; values from
-#: which a proposal is learned and that are kept; values of draws that are annealed, and seconds that these may take.
-MOST_EMULATED, _TO_MODE, _LEARNED, _ANNEALED, _SECONDS_OF_ANNEALED = 7, 35.0, 1_500.0, 10_000.0, 20.0
+#: Fits on the way to the mode and about it, for each hyperparameter, and for each two of these; seconds beside all
+#: fits; part of the values that is effective, about.
+_TO_MODE, _OF_EACH, _OF_EACH_TWO, _BESIDE, _EFFECTIVE = 30.0, 22.0, 0.5, 0.5, 0.7
+#: Seconds that values with draws may take all together, their number at least and at most; seconds of values beyond
+#: those that are wanted in any case, and how many of these there are at most; seconds of a value that are next to none.
+_SECONDS_OF_VALUES, _FEWEST_VALUES, _SECONDS_OF_WANTED, _MOST_WANTED, CHEAP = 10.0, 128, 0.15, 1_000.0, 6e-4
 #: Seconds of any nested posterior, at least.
 LEAST = 0.8
-
-
-#: In batches: seconds beside those of fits; fits, and for each hyperparameter; seconds of one, of a row in it whose
-#: function is quadratic, and of others; passes through the factor.
-_BESIDE, _IN_BATCHES, _IN_BATCHES_OF_EACH, _PER_FIT_OF_MANY = 0.5, 30.0, 45.0, 5e-4
-_PER_QUADRATIC_ROW, _PER_ROW_OF_MANY, _PASSES = 5e-7, 2e-6, 3.0
-#: Seconds that more values than usual may take in batches, and how many there may be.
-_SECONDS_OF_MORE, _MOST_OF_ALL = 1.0, 1_000
-
-
-#: In closed form: seconds of a value, and part of the algebra of a step that a factor is; values, and for each
-#: hyperparameter; those with draws at least.
+#: In batches: seconds of a fit, of a row in it whose function is quadratic, and of others; passes through the factor.
+_PER_FIT_OF_MANY, _PER_QUADRATIC_ROW, _PER_ROW_OF_MANY, _PASSES = 5e-4, 5e-7, 2e-6, 3.0
+#: In closed form: seconds of a value, and part of the algebra of a step that a factor is.
 _PER_VALUE_IN_CLOSED_FORM, _OF_STEP = 2e-4, 0.25
-_IN_CLOSED_FORM, _IN_CLOSED_FORM_OF_EACH, _FEWEST_IN_CLOSED_FORM = 30.0, 30.0, 200
 
 
 def nested_seconds(given: RowsGiven) -> float:
     """Return about how long a nested posterior takes."""
-    n_dim, n_values = len(given.outside), n_values_of(given)
-    if n_dim > MOST_EMULATED:
-        n_fits = _TO_MODE * n_dim + _LEARNED + (_ANNEALED if may_anneal(given) else 0.0)
-        return _BESIDE + n_fits * _of_value(given)
-    if (closed := gaussian_over(given)) is not None:
-        return _BESIDE + (_IN_CLOSED_FORM + _IN_CLOSED_FORM_OF_EACH * n_dim + n_values) * _of_closed_form(closed)
-    return _BESIDE + (_IN_BATCHES + _IN_BATCHES_OF_EACH * n_dim + n_values) * _of_many(given)
+    p = len(given.outside)
+    n_fits, n_values = _TO_MODE + _OF_EACH * p + _OF_EACH_TWO * p**2, n_wanted(given) / _EFFECTIVE
+    return _BESIDE + (n_fits + min(n_values, n_values_of(given))) * seconds_of_value(given)
 
 
-def may_anneal(given: RowsGiven) -> bool:
-    """Tell whether hyperparameters are many, and log m costs so little that draws of them can be annealed."""
-    if len(given.outside) <= MOST_EMULATED or not given.is_quadratic:
-        return False
-    return _ANNEALED * _of_value(given) < _SECONDS_OF_ANNEALED
+def n_values_of(given: RowsGiven) -> int:
+    """Return at how many hyperparameters latent variables are drawn at most: as many as a few seconds allow."""
+    return int(np.clip(_SECONDS_OF_VALUES / seconds_of_value(given), _FEWEST_VALUES, MOST))
 
 
-def _of_value(given: RowsGiven) -> float:
-    """Return the seconds of a value of log m among many, with draws."""
+def n_wanted(given: RowsGiven) -> float:
+    """Return the effective size that hyperparameters are to have: more where they cost next to nothing."""
+    return max(
+        WANTED.get(len(given.outside), WANTED_OF_MORE), min(_SECONDS_OF_WANTED / seconds_of_value(given), _MOST_WANTED)
+    )
+
+
+def seconds_of_value(given: RowsGiven) -> float:
+    """Return the seconds of a value of log m, with draws."""
     closed = gaussian_over(given)
     return _of_many(given) if closed is None else _of_closed_form(closed)
 
@@ -62,12 +55,3 @@ def _of_many(given: RowsGiven) -> float:
     """Return the seconds of a fit among many, with its draws."""
     per_row = _PER_QUADRATIC_ROW if given.is_quadratic else _PER_ROW_OF_MANY
     return _PER_FIT_OF_MANY + per_row * given.n_evaluations + _PASSES * given.precisions.seconds
-
-
-def n_values_of(given: RowsGiven) -> int:
-    """Return at how many hyperparameters latent variables are drawn: as many as a few seconds allow."""
-    closed = gaussian_over(given)
-    fewest = _FEWEST_VALUES if closed is None else _FEWEST_IN_CLOSED_FORM
-    each = _of_value(given)
-    usual = np.clip(_SECONDS_OF_VALUES / each, fewest, _MOST_VALUES)
-    return int(max(usual, min(_SECONDS_OF_MORE / each, _MOST_OF_ALL)))

@@ -6,17 +6,17 @@ import numpy as np
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.verdict import Condition, Verdict
+from pymc_ngvi.marginal.sampler import MOST_MOVED, MOST_SURE, N_DRAWS
 from pymc_ngvi.marginal.sampling import MOST_KHAT, has_light_tail
 from pymc_ngvi.nested.pairs import MOST_VARIANCE
-from pymc_ngvi.nested.rounds import FEWEST_VALUES, N_DRAWS
-from pymc_ngvi.nested.seconds import MOST_EMULATED
 
-#: Effective sizes from which on a posterior is exact up to simulation error: of the hyperparameters, of pairs.
-_EXACT_VALUES, _EXACT_PAIRS = 400.0, 1_000.0
-#: Effective size of the hyperparameters from which on a posterior is reliable, and k-hat up to which it is.
-_LEAST_VALUES, _HEAVIEST = 100.0, 0.7
-#: Standard errors by which values from farther out may move a mean.
-MOST_MOVED = 2.0
+#: Effective sizes from which on a posterior is exact up to simulation error: of the hyperparameters, of few of them,
+#: which are quasi-random, and of pairs.
+_EXACT_VALUES, _EXACT_OF_FEW, _EXACT_PAIRS = 400.0, {1: 100.0, 2: 200.0}, 1_000.0
+#: Part of the effective size of the hyperparameters from which on a posterior is reliable, and k-hat up to which it is.
+_LEAST_PART, _HEAVIEST = 0.25, 0.7
+#: Values at which there are draws at least, so that it is known how even their weights are.
+FEWEST_VALUES = 64
 #: Error of log m, an sd over the hyperparameters in nats, up to which an approximate posterior is reliable; part of
 #: the weight that may be where there is no fit.
 MOST_ERROR, _MOST_LOST = 0.15, 0.01
@@ -67,7 +67,7 @@ class NestedChecks(Verdict):
             f"{self.variance:.2g}, above {MOST_VARIANCE:g}", is_vital=False)  # fmt: skip
         found = [
             self._of_tail(_HEAVIEST),
-            self._of_size(_LEAST_VALUES),
+            self._of_size(_LEAST_PART * self._wanted),
             Condition("moved", self.moved, MOST_MOVED,
                 f"hyperparameters from farther out move a mean by {self.moved:.1f} of its standard errors"),
             Condition("lost", self.lost, _MOST_LOST,
@@ -80,15 +80,15 @@ class NestedChecks(Verdict):
         return [
             *found,
             self._of_tail(MOST_KHAT, is_vital=False, is_excused=has_light_tail(self.khat, self.n_values)),
-            self._of_size(_EXACT_VALUES, is_vital=False),
+            self._of_size(self._wanted, is_vital=False),
             Condition("pairs", self.pair_size, _EXACT_PAIRS,
                 f"the effective size of the draws is {self.pair_size:,.0f}, below {_EXACT_PAIRS:,.0f}",
                 is_vital=False, at_least=True),
-            Condition("draws", min(self.n_draws / N_DRAWS, self.effective_size / FEWEST_VALUES), 1.0, few,
+            Condition("draws", min(self.n_draws / N_DRAWS, self.n_values / FEWEST_VALUES), 1.0, few,
                 is_vital=False, at_least=True),
-            Condition("hyperparameters", self.n_globals, MOST_EMULATED,
-                f"the proposal of {self.n_globals} hyperparameters was learned from its own draws: of a scale that may "
-                "be near 0, a thin tail may be missing",
+            Condition("hyperparameters", self.n_globals, MOST_SURE,
+                f"the proposal of {self.n_globals} hyperparameters was learned from its own draws: integrals are a "
+                "little too small",
                 is_vital=False),
             # Draws of a Gaussian at one mode know nothing of another one: their weights are even all the same.
             Condition("concave", float(not self.is_concave), 0.5,
@@ -105,6 +105,10 @@ class NestedChecks(Verdict):
         size = self.effective_size
         said = f"the effective size of the hyperparameters is {size:,.0f}, below {least:,.0f}"
         return Condition("effective size", size, least, said, is_vital, at_least=True)
+
+    @property
+    def _wanted(self) -> float:
+        return _EXACT_OF_FEW.get(self.n_globals, _EXACT_VALUES)
 
     @property
     def efficiency(self) -> float:

@@ -23,26 +23,17 @@ from pymc_ngvi.marginal import (
     confirmed,
     fitting,
     log_marginal,
+    mode,
     proposals,
     quadrature,
     regression,
+    sampler,
     sampling,
     verdict,
 )
+from pymc_ngvi.marginal.margins import Margins
 from pymc_ngvi.marginal.tails import Bend, find_bend
-from pymc_ngvi.nested import (
-    defence,
-    emulator,
-    exploring,
-    found,
-    learning,
-    many,
-    margins,
-    mode,
-    pairs,
-    posterior,
-    rounds,
-)
+from pymc_ngvi.nested import defence, found, many, pairs, posterior
 from pymc_ngvi.nested import log_marginal as nested_log_marginal
 from pymc_ngvi.nested import verdict as nested_verdict
 
@@ -345,6 +336,7 @@ MODELS = {
     "growth": growth,
     "folded": folded,
     "level": level,
+    "long level": functools.partial(level, 25),
     "three scales": functools.partial(scales, (0.05, 0.3, 1.0), 4, 10),
     "eight scales": functools.partial(scales, np.linspace(0.1, 2.0, 8), 5),
     "eight small scales": functools.partial(scales, np.linspace(0.02, 0.6, 8), 2),
@@ -397,17 +389,16 @@ def by_last_round(self, _best=adaptation.Adaptation.best):
         self.rounds = kept
 
 
-def of_moments(g, weights, like=None):
+def of_gaussian(mean, cov):
+    """Return margins of a Gaussian."""
+    sd, nothing = np.sqrt(np.diag(cov)), np.zeros(len(mean))
+    return Margins(mean, sd, nothing, nothing + 1.0, nothing, np.linalg.cholesky(cov / np.outer(sd, sd)))
+
+
+def of_moments(g, weights, like):
     """Return margins that are Gaussian."""
-    apart = g - weights @ g
-    cov = (weights[:, None] * apart).T @ apart + 1e-10 * np.eye(g.shape[1])
-    return margins.Margins.of_gaussian(weights @ g, cov)
-
-
-def not_bounded(self):
-    """Return predictions as they are, wherever."""
-    found = self.predicted()
-    return None if found is None else lambda points: found.predict(points)[0]
+    mean, cov = plain_moments(g, weights, None, None)
+    return of_gaussian(mean, cov)
 
 
 def plain_moments(y, w, base, shrinkage):
@@ -432,7 +423,6 @@ _NO_DEFENCE = defence.Defence(np.empty(0, dtype=np.intp), np.empty(0), np.empty(
 #: Fits that are right with a guard and as right without it, by the kind of model. Fewer than ten settle nothing.
 OF_FEW = "shelf, spike, two modes, gammas (2), Student t, mixture weight, shoulder"
 OF_GROUPS = "binary (2), small effects, rare counts (2), schools (2), large counts, unequal counts, two outcomes each"
-OF_WALKS = "level (20 and 12 steps), three scales, schools, a walk of small numbers"
 PLAIN_8 = f"not settled, 8 fits: {OF_FEW}"
 RIDGES = f"{PLAIN_8}; thin horns (4) are missed with it, too"
 HEAVY = f"{PLAIN_8}, with either of the two switched off"
@@ -449,9 +439,8 @@ WITH_LOOK = (
 TREES_10 = f"none after 10 fits: {OF_GROUPS}"
 TREES_11 = f"none after 11 fits: {OF_GROUPS}, growth"
 TREES_3 = "not settled, 3 fits: binary, small effects, rare counts"
-NESTED_5 = f"not settled, 5 fits: {OF_WALKS}"
-ANNEALING = "not settled, 4 fits: 8 scales (2), 24 scales (2); evidence 0.12 +- 0.02 too low without it, of 24"
-LEARNING = "not settled, 4 fits: 8 scales (2), 24 scales (2)"
+NESTED_6 = "not settled, 6 fits: three scales or level (3), slopes or a long level (3)"
+NESTED_9 = "not settled, 9 fits: level (3), a long level (3), eight small scales (3)"
 RARE = "not settled, 1 fit: rare levels"
 
 GUARDS = {
@@ -500,87 +489,39 @@ GUARDS = {
     ),
     # --- nested ---
     "ridges": Guard(
-        "Thin tails of log m, which predictions from its bulk know nothing of and few draws hit.",
-        ((exploring, "_ridge", nothing),),
-        "level",
+        "Thin tails of log m along a ridge, which few draws hit.",
+        ((sampler.Sampler, "_follow_ridges", nothing),),
+        "long level",
         "nested",
     ),
-    "tails of hyperparameters": Guard(
-        "Logarithms of scales that may be 0, whose tails no polynomial has.",
-        ((fitting, "find_bend", without_tails),),
-        "three scales",
+    "margins": Guard(
+        "Logarithms of scales that may be 0, with skewed margins of straight tails.",
+        (
+            (Margins, "of_profiles", staticmethod(lambda mode, cov, values: of_gaussian(mode, cov))),
+            (Margins, "fitted", staticmethod(of_moments)),
+        ),
+        "eight small scales",
         "nested",
-    ),
-    "search for the mode": Guard(
-        "Hyperparameters that are not where a fit begins.",
-        ((mode, "_MOST", 0), (mode, "_MOST_OF_EACH", 0), (mode, "_MOST_AGAIN", 0)),
-        "three scales",
-        "nested",
-    ),
-    "wide rounds": Guard(
-        "What is predicted too low: a part of the hyperparameters is drawn from farther out.",
-        ((rounds, "_OF_WIDE", 1e-9),),
-        "level",
-        "nested",
+        seed=2,
     ),
     "rounds": Guard(
-        "Predictions are told of what the first round found.",
-        ((exploring, "_PARTS", (0.35,)),),
+        "What the first round has found teaches the next ones.",
+        ((sampler, "_MOST_ROUNDS", 1),),
         "level",
-        "nested",
-    ),
-    "ratios": Guard(
-        "Entries of Cholesky factors, which have the diagonal of their row as their scale: a funnel.",
-        ((posterior, "ratios", lambda *args: []),),
-        "slopes",
-        "nested",
-    ),
-    "bounded predictions": Guard(
-        "Polynomials that rise without end beyond what is known.",
-        ((emulator.Emulated, "bounded", not_bounded),),
-        "slopes",
         "nested",
     ),
     "defence": Guard(
         "Latent variables whose density falls more slowly than its Gaussian.",
         ((defence.Defence, "of", lambda *args: _NO_DEFENCE),),
-        "rare levels",
+        "rarest levels",
         "nested",
+        seed=2,
     ),
     "weights of pairs": Guard(
         "Latent variables that are not Gaussian given the hyperparameters.",
-        ((pairs, "MOST_VARIANCE", -1.0), (nested_verdict, "MOST_VARIANCE", -1.0)),
+        ((pairs, "MOST_VARIANCE", -1.0), (sampler, "MOST_VARIANCE", -1.0), (nested_verdict, "MOST_VARIANCE", -1.0)),
         "rare levels",
         "nested",
-    ),
-    "margins": Guard(
-        "Many hyperparameters with skewed margins and heavy tails.",
-        ((margins.Margins, "fitted", of_moments),),
-        "eight scales",
-        "nested",
-        claim=APPROXIMATE,
-    ),
-    "rounds of learning": Guard(
-        "Proposals of many hyperparameters that the curvature at a mode says little of.",
-        ((learning, "_MOST_ROUNDS", 1),),
-        "eight scales",
-        "nested",
-        claim=APPROXIMATE,
-    ),
-    "verdict: many hyperparameters": Guard(
-        "Thin tails of scales, where proposals are learned from their own draws.",
-        ((nested_verdict, "MOST_EMULATED", 99),),
-        "eight small scales",
-        "nested",
-        seed=2,
-        claim=APPROXIMATE,
-    ),
-    "verdict: error of log m": Guard(
-        "An ELBO whose lack of log m is not known well.",
-        ((nested_verdict, "MOST_ERROR", np.inf),),
-        "rarest levels",
-        "nested",
-        claim=REFUSED,
     ),
     # --- without a model ---
     "verdict: sd": Guard(
@@ -718,69 +659,39 @@ GUARDS = {
         ((sampling.Pool, "part_lost", lambda self, weights: float(weights[self.lost].sum())),),
         tries=TREES_3,
     ),
-    "told of what is off": Guard(
-        "Predictions that are wrong where there is weight.",
-        ((exploring, "_tell", nothing),),
-        tries=NESTED_5,
+    "tails of hyperparameters": Guard(
+        "Proposals that are fitted to draws by their mass have few of them in thin tails.",
+        ((sampler, "thin_squares", lambda draws: np.zeros(len(draws.g))), (sampler, "_MOST_SD_ERROR", np.inf)),
+        tries=NESTED_6,
     ),
-    "heavy draws are evaluated": Guard(
-        "Single draws with much predicted weight.",
-        ((exploring, "_MOST_HEAVY", 0),),
-        tries=NESTED_5,
+    "search for the mode": Guard(
+        "Hyperparameters that are not where a fit begins.",
+        ((mode, "_MOST", 0), (mode, "_MOST_OF_EACH", 0), (mode, "_MOST_AGAIN", 0)),
+        tries=NESTED_6,
     ),
-    "beside nothing": Guard(
-        "Predictions beside points where there is no fit.",
-        ((emulator.Emulated, "_beside_nothing", lambda self, points, lowest: np.zeros(len(points), bool)),),
-        tries=NESTED_5,
+    "wide rounds": Guard(
+        "What is farther out than proposals: a part of the hyperparameters is drawn there.",
+        ((sampler, "_OF_WIDE", 1e-9),),
+        tries=f"{NESTED_9}; 0.07 for 0.05 on a long level",
     ),
-    "near enough": Guard(
-        "Predictions that are not sure.",
-        ((emulator.Emulated, "_worst", lambda *args: []),),
-        tries=NESTED_5,
+    "ratios": Guard(
+        "Entries of Cholesky factors, which have the diagonal of their row as their scale: a funnel.",
+        ((posterior, "ratios", lambda *args: []),),
+        tries="not settled, 3 fits: slopes, which take two to three times as many values without it",
     ),
-    "design": Guard(
-        "Predictions from values on the way to the mode alone.",
-        ((exploring, "_around", lambda found, n: found.at[None]),),
-        tries=NESTED_5,
+    "more draws": Guard(
+        "Estimates of log m by few draws.",
+        ((sampler.Sampler, "_n_draws_for", lambda self, variance: self._n_draws),),
+        tries="not settled, 3 fits: rarest levels",
     ),
-    "mode goes on": Guard(
-        "A search that ends on a ridge.",
-        ((mode, "_MOST_AGAIN", 0),),
-        tries=NESTED_5,
-    ),
-    "calibrated weights": Guard(
-        "Simulation error of few values.",
-        ((pairs.WeightedPairs, "_calibrated", lambda self, weights: weights),),
-        tries=NESTED_5,
-    ),
-    "annealing": Guard(
-        "A first proposal of many hyperparameters that is far off.",
-        ((posterior, "may_anneal", lambda given: False),),
-        tries=ANNEALING,
-    ),
-    "polynomial of learning": Guard(
-        "Dependences that margins and correlations do not have.",
-        ((learning, "_slopes", nothing),),
-        tries=LEARNING,
-    ),
-    "wider part of learning": Guard(
-        "Thin tails of a learned proposal.",
-        ((learning, "_OF_WIDER", 1e-9),),
-        tries=LEARNING,
-    ),
-    "tempered weights of learning": Guard(
-        "Proposals learned from few values.",
-        ((learning, "tempered", lambda w, least: w),),
-        tries=LEARNING,
+    "verdict: error of log m": Guard(
+        "An ELBO whose lack of log m is not known well.",
+        ((nested_verdict, "MOST_ERROR", np.inf),),
+        tries="not settled, 3 fits: rarest levels, exact since pairs are weighted together up to a variance of 1.5",
     ),
     "what ELBOs lack": Guard(
         "Fits whose ELBO is below log m.",
         ((found, "missing", lambda ratio: (0.0, 0.0)), (nested_log_marginal, "missing", lambda ratio: (0.0, 0.0))),
-        tries=RARE,
-    ),
-    "lacking by regression": Guard(
-        "The same at all hyperparameters.",
-        ((rounds.Rounds, "_lacking", lambda self, g: np.zeros(len(g))),),
         tries=RARE,
     ),
     "parts of steps": Guard(

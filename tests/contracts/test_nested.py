@@ -23,7 +23,7 @@ from pymc_ngvi.nested.pairs import WeightedPairs
 from pymc_ngvi.nested.posterior import nested_posterior
 
 #: Values of hyperparameters where a test is not about how good a posterior is.
-FEW = 96
+FEW = 320
 
 
 @functools.cache
@@ -113,8 +113,7 @@ def test_a_thin_tail_along_a_ridge_is_found(seed):
     np.testing.assert_allclose((state.mean()[:2] - mean) / sd, 0.0, atol=error)
     np.testing.assert_allclose(state.sd()[:2] / sd, 1.0, atol=error)
     assert state.checks.is_exact
-    # Of 80 % of the draws, the density is the predicted one: where that is right, no weight is above 1 / .8.
-    assert state.weights.max() * len(state.weights) < 1.5
+    assert state.khat < 0.5
     # Where it is thinnest, draws are there.
     assert (state.pool.g[:, 1] < mean[1] - 6.0 * sd[1]).sum() > 5
 
@@ -225,7 +224,7 @@ def _no_forest(density):
 @pytest.mark.usefixtures("_no_last_resort")
 def test_what_can_t_be_fitted_falls_back(monkeypatch):
     """The Gaussian is kept, with the reason."""
-    monkeypatch.setattr("pymc_ngvi.nested.exploring.find_mode", lambda *args: None)
+    monkeypatch.setattr("pymc_ngvi.marginal.sampler.find_mode", lambda *args: None)
     monkeypatch.setattr("pymc_ngvi.posteriors.kinds.trees.forest_of", _no_forest)
     approx = fit_ngvi(model=counts(), random_seed=1, progressbar=False)
     assert not approx.is_nested
@@ -241,7 +240,7 @@ def test_of_what_is_not_reliable_that_with_the_better_weights_comes_back(monkeyp
 
     def poor(*args):
         state = nested_posterior(*args)
-        checks = replace(state.checks, effective_size=0.1 * state.checks.n_values, khat=1.2)
+        checks = replace(state.checks, effective_size=0.03 * state.checks.n_values, khat=1.2)
         return replace(state, rest=replace(state.rest, checks=checks))
 
     monkeypatch.setattr("pymc_ngvi.posteriors.kinds.trees.forest_of", _no_forest)
@@ -355,10 +354,6 @@ def test_modes_weigh_what_they_do_whatever_their_draws(seed):
                 latents,
                 none,
                 none + 1.0,
-                np.empty((n, 0)),
-                np.empty(0),
-                log_m,
-                np.zeros(n, dtype=bool),
             )
         )
         sides.append(np.ones((n, 1), dtype=bool))

@@ -26,7 +26,7 @@ from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan, TimeBudget, in_
 from pymc_ngvi.results import choice
 
 #: Hyperparameters of a nested posterior, and points of the process.
-FEW, N = 96, 8
+FEW, N = 1_500, 8
 
 
 def fit(model, **options):

@@ -7,16 +7,16 @@ from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
-from pymc_ngvi.nested.seconds import LEAST, MOST_EMULATED, nested_seconds
+from pymc_ngvi.nested.seconds import LEAST, nested_seconds
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
 
 #: Chances that it turns out to be exact where latent variables are not Gaussian given hyperparameters, and where they
-#: are, of many of these.
-_NOT_GAUSSIAN, _UNEVEN, _OF_MANY = 1.0 / 3.0, 1.0 / 100.0, 2.0 / 3.0
+#: are far from that.
+_NOT_GAUSSIAN, _UNEVEN = 1.0 / 3.0, 1.0 / 100.0
 #: Variance of log weights at the mode from which on it is given up where there is another posterior.
 _MOST_VARIANCE = 1.5
-#: Latent variables for each hyperparameter, from which on it comes first.
-_MANY = 3
+#: Latent variables for each hyperparameter, and hyperparameters of quadratic rows, from which on it comes first.
+_MANY, _MANY_SCALES = 3, 7
 
 
 class LatentGaussianKind(PosteriorKind[RowsGiven]):
@@ -32,9 +32,9 @@ class LatentGaussianKind(PosteriorKind[RowsGiven]):
         return latent_rows_of(density)
 
     def chance(self, found: RowsGiven) -> float:
-        """Return 1 where rows are quadratic, and hyperparameters few: then weights of pairs are even."""
+        """Return 1 where rows are quadratic: then weights of pairs are even."""
         if found.is_quadratic:
-            return 1.0 if len(found.outside) <= MOST_EMULATED else _OF_MANY
+            return 1.0
         return _UNEVEN if found.is_uneven else _NOT_GAUSSIAN
 
     def seconds(self, found: RowsGiven, density: ModelDensity, *, by_rows: bool) -> float:
@@ -55,5 +55,5 @@ class LatentGaussianKind(PosteriorKind[RowsGiven]):
         """
         n_outside = len(found.outside)
         # A Gaussian of all is far off where there are many scales, and takes longer than what is exact given these.
-        is_many = found.n_dim >= _MANY * n_outside or (found.is_quadratic and n_outside > MOST_EMULATED)
+        is_many = found.n_dim >= _MANY * n_outside or (found.is_quadratic and n_outside > _MANY_SCALES)
         return is_many and (not by_rows or found.is_concave)

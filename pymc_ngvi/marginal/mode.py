@@ -23,8 +23,6 @@ _MOST_AGAIN = 6
 _LENGTHS, _FARTHEST = (2.0, 1.0, 0.5, 0.2, 0.05), 5.0
 #: Differences for gradients, in scales; least and largest scale; curvature over a scale that is flat.
 _APART, _LEAST, _LARGEST, _FLAT = 0.25, 1e-3, 2.0, 0.1
-#: Where two coordinates are moved together, in scales.
-_TOGETHER = 0.7
 
 type Function = Callable[[Array], Array]
 
@@ -102,15 +100,14 @@ class _Climb:
         i, j = np.tril_indices(p, -1)
         pairs = np.tile(at, (len(i), 1))
         for k in (i, j):
-            pairs[np.arange(len(i)), k] += _TOGETHER * scale[k]
+            pairs[np.arange(len(i)), k] += scale[k]
         found = _finite(self._function(np.concatenate([_around(at, scale), pairs])), value)
         ends, mixed = found[: 2 * p].reshape(-1, 2), found[2 * p :]
         slope, fall = 0.5 * (ends[:, 1] - ends[:, 0]), np.maximum(2.0 * value - ends.sum(axis=1), _FLAT)
-        straight = value + _TOGETHER * (slope[i] + slope[j]) - 0.5 * _TOGETHER**2 * (fall[i] + fall[j])
-        across = np.eye(p)
-        across[i, j] = across[j, i] = (straight - mixed) / _TOGETHER**2 / np.sqrt(fall[i] * fall[j])
+        across = np.eye(p)  # 0 where the function is a sum of functions of one coordinate each
+        across[i, j] = across[j, i] = (ends[i, 1] + ends[j, 1] - value - mixed) / np.sqrt(fall[i] * fall[j])
         values, vectors = np.linalg.eigh(across)
-        inverse = (vectors / np.maximum(values, 0.05)) @ vectors.T
+        inverse = (vectors / np.maximum(values, 0.01)) @ vectors.T
         size = scale / np.sqrt(fall)
         cov = size[:, None] * inverse * size
         return cov, at + cov @ (slope / scale)

@@ -10,12 +10,14 @@ References
    https://doi.org/10.1093/biomet/asp053
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
+from scipy.interpolate import PchipInterpolator
 from scipy.optimize import minimize
-from scipy.special import gammaln
 
 from pymc_ngvi.core.linalg import solve_lower
 from pymc_ngvi.core.types import Array
@@ -24,10 +26,12 @@ from pymc_ngvi.core.types import Array
 _BOUNDS = ((-4.0, 4.0), (-4.0, 2.0), (-2.5, 2.5), (float(np.log(0.5)), 0.3))
 #: Where they shrink to with few draws: the mean and sd of log tails, and the sd of skewness.
 _TAIL, _OF_TAIL, _OF_SKEWNESS = -0.25, 0.25, 1.0
+#: Points of a profile, in standard deviations, and of what is interpolated between them; nats that it falls at most;
+#: draws that it counts for.
+PROFILE = np.array([-12.0, -8.0, -5.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0])
+_N_FINE, _DEEPEST, _OF_PROFILE = 193, 50.0, 1_000.0
 #: Heaviest tail, as a number; by how much tails are made heavier than they are found.
 _LIGHTEST, _HEAVIER = 1.0, 0.95
-#: Degrees of freedom of the Student t, at least.
-_LEAST_DF = 10.0
 #: Steps to the most likely margins; arguments of hyperbolic functions at most.
 _STEPS, _FARTHEST = 60, 30.0
 
@@ -35,6 +39,9 @@ _STEPS, _FARTHEST = 60, 30.0
 @dataclass(frozen=True, eq=False)
 class Margins:
     """A map between coordinates and standard normals."""
+
+    #: There are no tails left: margins have them.
+    tails: ClassVar[tuple[()]] = ()
 
     #: Of the margins; shape (p,).
     location: Array
@@ -47,21 +54,37 @@ class Margins:
     factor: Array
 
     @classmethod
-    def of_gaussian(cls, mean: Array, cov: Array) -> "Margins":
-        """Return the map of a Gaussian."""
-        scale = np.sqrt(np.diag(cov))
-        nothing = np.zeros(len(mean))
-        return cls(mean, scale, nothing, nothing + 1.0, nothing, np.linalg.cholesky(cov / np.outer(scale, scale)))
-
-    @classmethod
-    def fitted(cls, g: Array, weights: Array, like: "Margins | None" = None) -> "Margins":
+    def fitted(cls, g: Array, weights: Array, like: "Margins") -> "Margins":
         """Return the most likely margins of weighted draws, (n, p), and the correlations of what these make of them.
 
         Both shrink, the more so the fewer draws there are.
         """
         p, size = g.shape[1], 1.0 / float(np.sum(weights**2))
-        mean = weights @ g
-        sd = np.maximum(np.sqrt(weights @ (g - mean) ** 2), 1e-10)
+        first = cls._apart_from(g, np.tile(weights[:, None], p), size)
+        u = first._apart(g)
+        centre = weights @ u
+        cov = (weights[:, None] * (u - centre)).T @ (u - centre)
+        shrunk = p / (p + size)
+        sds = np.sqrt(np.diag(cov))
+        cov = (1.0 - shrunk) * cov + shrunk * like.correlations * np.outer(sds, sds)
+        return replace(first, mean=centre, factor=np.linalg.cholesky(cov))
+
+    @classmethod
+    def of_profiles(cls, mode: Array, cov: Array, values: Array) -> "Margins":
+        """Return the margins of a log density by its values along the lines of a profile, (n_profile, p)."""
+        sd = np.sqrt(np.diag(cov))
+        values = np.maximum(np.where(np.isfinite(values), values - values.max(axis=0), -np.inf), -_DEEPEST)
+        fine = np.linspace(PROFILE[0], PROFILE[-1], _N_FINE)
+        weights = np.exp(PchipInterpolator(PROFILE, values)(fine))
+        first = cls._apart_from(mode + fine[:, None] * sd, weights / weights.sum(axis=0), _OF_PROFILE)
+        return replace(first, factor=np.linalg.cholesky(cov / np.outer(sd, sd)))
+
+    @classmethod
+    def _apart_from(cls, g: Array, weights: Array, size: float) -> "Margins":
+        """Return the most likely margins of draws, (n, p), of which each coordinate has weights of its own."""
+        p = g.shape[1]
+        mean = (weights * g).sum(axis=0)
+        sd = np.maximum(np.sqrt((weights * (g - mean) ** 2).sum(axis=0)), 1e-10)
         begin = np.tile([0.0, -0.2, 0.0, _TAIL], (p, 1)).T
         lowest, highest = np.array(_BOUNDS).T[:, :, None]
         found = minimize(
@@ -74,35 +97,11 @@ class Margins:
             options={"maxiter": _STEPS},
         ).x.reshape(4, p)
         tail = _HEAVIER * np.minimum(np.exp(found[3]), _LIGHTEST)
-        first = cls(mean + sd * found[0], sd * np.exp(found[1]), found[2], tail, np.zeros(p), np.eye(p))
-        u = first._apart(g)
-        centre = weights @ u
-        cov = (weights[:, None] * (u - centre)).T @ (u - centre)
-        shrunk = p / (p + size)
-        sds = np.sqrt(np.diag(cov))
-        target = np.eye(p) if like is None else like.correlations
-        cov = (1.0 - shrunk) * cov + shrunk * target * np.outer(sds, sds)
-        return cls(first.location, first.scale, first.skewness, tail, centre, np.linalg.cholesky(cov))
+        return cls(mean + sd * found[0], sd * np.exp(found[1]), found[2], tail, np.zeros(p), np.eye(p))
 
-    def log_density(self, g: Array) -> Array:
-        """Return the log density of coordinates whose normals are a Student t, (n,), from (n, p)."""
-        p, df = g.shape[1], self._df
-        constant = gammaln((df + p) / 2.0) - gammaln(df / 2.0) - 0.5 * p * np.log(df * np.pi)
-        squares = (self.forward(g) ** 2).sum(axis=1)
-        return constant - 0.5 * (df + p) * np.log1p(squares / df) + self.log_slope(g)
-
-    def draws(self, n: int, rng: np.random.Generator) -> Array:
-        """Return draws of it, (n, p)."""
-        z = rng.standard_normal((n, len(self.mean)))
-        return self.inverse(z / np.sqrt(rng.chisquare(self._df, n) / self._df)[:, None])
-
-    @property
-    def _df(self) -> float:
-        return float(max(_LEAST_DF, 2 * len(self.mean)))
-
-    def widened(self, by: float, tail: float = 1.0) -> "Margins":
-        """Return margins that are wider, and whose tails are heavier."""
-        return replace(self, factor=by * self.factor, tail=tail * self.tail)
+    def log_density(self, of_z: Callable[[Array], Array], g: Array) -> Array:
+        """Return the log density of coordinates whose normals have the log density ``of_z``."""
+        return of_z(self.forward(g)) + self.log_slope(g)
 
     @property
     def correlations(self) -> Array:
@@ -137,6 +136,11 @@ class Margins:
         return np.clip(a, -_FARTHEST, _FARTHEST)
 
 
+def profile_lines(mode: Array, cov: Array, at: Array) -> Array:
+    """Return points so many sds away along each coordinate, the others following as in a Gaussian, (n, p, p)."""
+    return mode + at[:, None, None] * (cov / np.sqrt(np.diag(cov))[:, None])
+
+
 def _lack(packed: Array, g: Array, weights: Array, size: float) -> tuple[float, Array]:
     """Return minus the mean log density of all margins together, with what they shrink to, and its gradient."""
     location, log_scale, skewness, log_tail = packed.reshape(4, -1)
@@ -145,15 +149,15 @@ def _lack(packed: Array, g: Array, weights: Array, size: float) -> tuple[float, 
     arc = np.arcsinh(h)
     a = np.clip(tail * arc - skewness, -_FARTHEST, _FARTHEST)
     u, slope = np.sinh(a), np.cosh(a)
-    lack = weights @ (0.5 * u**2 - np.log(slope) + 0.5 * np.log1p(h**2)) - log_tail + log_scale
+    lack = (weights * (0.5 * u**2 - np.log(slope) + 0.5 * np.log1p(h**2))).sum(axis=0) - log_tail + log_scale
     by_a = u * slope - u / slope
     by_h = by_a * tail / np.sqrt(1.0 + h**2) + h / (1.0 + h**2)
     to_tail = (log_tail - _TAIL) / _OF_TAIL
     lack += (0.5 * (skewness / _OF_SKEWNESS) ** 2 + 0.5 * to_tail**2) / size
     gradient = np.stack([
-        -(weights @ by_h) / scale,
-        1.0 - weights @ (by_h * h),
-        -(weights @ by_a) + skewness / _OF_SKEWNESS**2 / size,
-        weights @ (by_a * tail * arc) - 1.0 + to_tail / _OF_TAIL / size,
+        -(weights * by_h).sum(axis=0) / scale,
+        1.0 - (weights * by_h * h).sum(axis=0),
+        -(weights * by_a).sum(axis=0) + skewness / _OF_SKEWNESS**2 / size,
+        (weights * by_a * tail * arc).sum(axis=0) - 1.0 + to_tail / _OF_TAIL / size,
     ])  # fmt: skip
     return float(lack.sum()), gradient.ravel()

@@ -1,0 +1,435 @@
+"""Samples the outside of a model by rounds of Student t mixtures, whatever is inside [1]_.
+
+An inside gives log m, the log density of the outside with all else integrated out, and at each value of the outside
+draws of what it has integrated, with weights: their mean is an estimate of m without bias, so that values and draws
+are weighted together. Rounds are pooled as draws of the mixture of their proposals, and each proposal is fitted to
+all rounds before it.
+
+References
+----------
+.. [1] J.-M. Cornuet, J.-M. Marin, A. Mira, C. P. Robert (2012). Adaptive multiple importance sampling. Scandinavian
+   Journal of Statistics 39(4). https://doi.org/10.1111/j.1467-9469.2011.00756.x
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+
+from pymc_ngvi.core.batch import Batch
+from pymc_ngvi.core.linalg import logsumexp
+from pymc_ngvi.core.psis import smoothed
+from pymc_ngvi.core.refusal import Reason
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.marginal.adaptation import Hopeless, thin_squares
+from pymc_ngvi.marginal.margins import PROFILE, Margins, profile_lines
+from pymc_ngvi.marginal.mode import LatentMode, find_mode
+from pymc_ngvi.marginal.proposals import Base, Proposal, best_proposal, effective_size, mixture_of, tempered
+from pymc_ngvi.marginal.ridges import components_above, ridges, work_in_dimensions
+from pymc_ngvi.marginal.sampling import Weighted, relative_sd_errors
+from pymc_ngvi.marginal.tails import Bend
+
+#: Effective size of the values that is looked for, by how many coordinates there are, and how many of them at most.
+#: Quasi-random values of few coordinates have errors of 0.015 sd in means with these, and of 2 to 2.5 % in sds;
+#: independent ones would have 0.09 (of one), 0.06 (of two) and 0.05.
+WANTED, WANTED_OF_MORE, MOST = {1: 128.0, 2: 256.0}, 450.0, 4_000
+#: Values of the first round, and for each coordinate; of a round at least and at most; rounds at most; what those that
+#: are not from farther out come in multiples of.
+_FIRST, _FIRST_OF_EACH, _LEAST, _MOST_IN_ROUND, _MOST_ROUNDS, _UNIT = 64, 14, 36, 1_024, 12, 32
+#: By how much the first proposal is wider than the curvature at a mode.
+_FIRST_SCALE = 1.15
+#: Of differences, in standard deviations.
+_STEP = 1e-3
+#: Part of a round that is drawn from farther out, and with what degrees of freedom: by how much farther at most, and
+#: nats that draws of a Gaussian so wide are farther down, in the mean. The farther one only where values cost next to
+#: nothing: fits take long there.
+_OF_WIDE, _DF_OF_WIDE, _WIDER = 0.12, 5.0, ((2.0, 10.0), (7.0, 40.0))
+#: Relative error of a standard deviation from which on more is drawn in its tail, and of many coordinates; at least, in
+#: that of a Gaussian.
+_MOST_SD_ERROR, _OF_MANY, _THICKER = 0.05, 0.08, 1.25
+#: Coordinates up to which an integral is right: of more, a proposal is nearer to the draws that have taught it than it
+#: should be, so that the integral is 0.08 (of 24) to 0.15 (of 40) too small.
+MOST_SURE = 15
+#: Effective part of a round from which on its proposal is kept while fewer values are effective, for each coordinate.
+_GOOD, _ENOUGH = 0.3, 20.0
+#: Degrees of freedom of proposals at least; effective values, for each coordinate, that one is fitted to.
+_LEAST_DF, _PER_DIM = 7.0, 3.0
+#: Effective part of a round at least, as far as the size of the next one follows from it.
+_LEAST_PART = 0.02
+#: Draws at each value at first, and variance of an estimate of log m from which on there are more of them.
+N_DRAWS, _NOISE = 16, 0.12
+#: Variance of log weights given the outside up to which values and draws are weighted together.
+MOST_VARIANCE = 1.5
+#: Where values cost little: points far about the start, how far, how many of the highest are climbed from, and in how
+#: many coordinates at most.
+_STARTS, _WIDE_START, _CLIMBS, _MOST_CLIMBED = 32, 3.0, 4, 10
+#: Points of a scan, from the start.
+_SCAN = np.arange(-8.0, 8.5, 0.5)
+#: Nats that a profile is above the margin that is fitted to it, from which on there is a ridge; values that following
+#: ridges may take.
+_EXCESS, _OF_RIDGES = 2.0, 3_000
+#: Values whose weights stand for that of one without a fit.
+_N_NEAREST = 8
+#: Points about a start without a fit.
+_TRIES = 8
+#: Standard deviations between modes; nats below the highest one from which on a mode counts as nothing.
+_APART, _LOWEST = 3.0, 12.0
+#: Standard deviations from the mode between which a proper density falls faster than 1 / distance.
+_NEAR_END, _FAR_END = 30.0, 1_000.0
+#: k-hat, and by how much values from farther out may move a mean, in its errors; means that move by less than a part
+#: of an sd do not count. What a posterior is to have to be reliable: effective size, and part without a fit.
+HEAVIEST, MOST_MOVED, _SMALL, LEAST_SIZE, MOST_LOST = 0.7, 2.0, 0.05, 100.0, 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs(Batch):
+    """Draws of what is inside at one value of the outside; an inside may have more to say of them."""
+
+    #: log p - log q', q' being what they are drawn from; -inf where p is 0, or where there is no fit; shape (n_draws,).
+    log_ratio: Array
+    #: log p - log q, q being the part of q' that is no defence; shape (n_own,).
+    own_log_ratio: Array
+    #: log m where weights vary too much for their mean.
+    log_estimate: Array
+
+
+class Inside(Protocol):
+    """What is integrated given the outside."""
+
+    def log_m(self, g: Array, /) -> Array:
+        """Return log m at values of the outside, (n,) from (n, p), -inf where there is no fit."""
+
+    def pairs(self, g: Array, n_draws: int, rng: np.random.Generator, /) -> Pairs:
+        """Return draws at values of the outside, (n, p), with weights; of these values, none depends on the others."""
+
+
+@dataclass(frozen=True, eq=False)
+class OutsideDraws:
+    """Weighted values of the outside, each with draws of the inside."""
+
+    #: shape (n, p).
+    g: Array
+    #: Of all proposals together, and of those that are not from farther out; shape (n,).
+    log_density: Array
+    log_near: Array
+    #: Which values are from farther out; shape (n,).
+    is_wide: NDArray[np.bool_]
+    #: Of all values, those that are left out among them, and which are not.
+    parts: Sequence[Pairs]
+    has_fit: NDArray[np.bool_]
+    #: Values without a fit, (n_lost, p).
+    without_fit: Array
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """Draws of the inside, of all n."""
+        return type(self.parts[0]).joined(self.parts)[self.has_fit]
+
+    def _of_pairs(self, name: str) -> Array:
+        """Return a field of these, without the others, which may be large."""
+        return np.concatenate([getattr(part, name) for part in self.parts])[self.has_fit]
+
+    @cached_property
+    def _log_mean(self) -> Array:
+        log_ratio = self._of_pairs("log_ratio")
+        return logsumexp(log_ratio, axis=1) - np.log(log_ratio.shape[1])
+
+    @cached_property
+    def log_marginal(self) -> Array:
+        """Estimates of log m, (n,)."""
+        return self._of_pairs("log_estimate") if self.variance > MOST_VARIANCE else self._log_mean
+
+    @cached_property
+    def _smoothed(self) -> tuple[Array, float]:
+        log_weights, khat = smoothed(self.log_marginal - self.log_density)
+        return _normalised(log_weights), khat
+
+    @property
+    def weights(self) -> Array:
+        """Smoothed weights of the values, (n,); they add up to 1."""
+        return self._smoothed[0]
+
+    @property
+    def khat(self) -> float:
+        """Pareto k-hat of the weights."""
+        return self._smoothed[1]
+
+    @property
+    def effective_size(self) -> float:
+        """Effective number of values."""
+        return float(1.0 / np.sum(self.weights**2))
+
+    @cached_property
+    def variance(self) -> float:
+        """Variance of the log weights of the inside at a value, in the mean over these."""
+        own = self._of_pairs("own_log_ratio")
+        finite = np.isfinite(own)
+        n = finite.sum(axis=1)
+        mean = np.where(finite, own, 0.0).sum(axis=1) / np.maximum(n, 1)
+        with np.errstate(all="ignore"):  # far out, where q is nowhere near p
+            squares = np.where(finite, (own - mean[:, None]) ** 2, 0.0).sum(axis=1)
+        weights = _normalised(self._log_mean - self.log_density)
+        variances = np.where(2 * n >= own.shape[1], squares / np.maximum(n - 1, 1), np.inf)
+        return float(weights[weights > 0.0] @ variances[weights > 0.0])
+
+    @cached_property
+    def moved(self) -> float:
+        """By how much values from farther out move a mean or an sd, in its errors; 0 where it is by little."""
+        before = _normalised(np.where(self.is_wide, -np.inf, self.log_marginal - self.log_near))
+        (mean, sd, error), (new_mean, new_sd, new_error) = (_moments(self.g, w) for w in (before, self.weights))
+        change = np.abs(np.concatenate([(new_mean - mean) / new_sd, np.log(new_sd / sd)]))
+        large = change > _SMALL
+        return float((change[large] / np.hypot(error, new_error)[large]).max(initial=0.0))
+
+    @cached_property
+    def lost(self) -> float:
+        """Part of the weight that is where there is no fit, if a value there counts as the nearest ones with a fit."""
+        if not len(self.without_fit):
+            return 0.0
+        sd = _moments(self.g, self.weights)[1]
+        nearest = cKDTree(self.g / sd).query(self.without_fit / sd, k=min(_N_NEAREST, len(self.g)))[1]
+        missing = float(self.weights[nearest].mean(axis=-1).sum())
+        return missing / (1.0 + missing)
+
+    @property
+    def is_settled(self) -> bool:
+        """Tell whether weights show nothing that is missed."""
+        return self.khat < HEAVIEST and self.moved < MOST_MOVED
+
+    @property
+    def is_reliable(self) -> bool:
+        """Tell whether the values stand for the posterior."""
+        return self.is_settled and self.effective_size >= LEAST_SIZE and self.lost < MOST_LOST
+
+
+@dataclass
+class _Round:
+    """Values of one proposal, and what is inside there."""
+
+    proposal: Proposal
+    g: Array
+    pairs: Pairs
+    is_wide: bool
+
+
+class Sampler:
+    """Samples the outside, knowing nothing of what is inside."""
+
+    def __init__(
+        self,
+        inside: Inside,
+        start: Array,
+        scale: Array,
+        seed: int,
+        *,
+        wanted: float = 0.0,
+        most: int = MOST,
+        n_draws: int = N_DRAWS,
+        is_cheap: bool = False,
+    ) -> None:
+        self._inside, self._start, self._scale = inside, start, scale
+        self._rng, self._wanted = np.random.default_rng(seed), max(wanted, WANTED.get(len(start), WANTED_OF_MORE))
+        self._most, self._n_draws, self._is_cheap = most, n_draws, is_cheap
+        self._df, self._least_size = max(_LEAST_DF, float(len(start))), max(_PER_DIM * len(start), 25.0)
+        least = _MOST_SD_ERROR if len(start) <= MOST_SURE else _OF_MANY
+        self._most_sd_error = max(least, _THICKER / np.sqrt(2.0 * self._wanted))
+        self._rounds: list[_Round] = []
+
+    def run(self) -> OutsideDraws:
+        """Find the modes, then draw rounds until there is enough."""
+        p = len(self._start)
+        proposal, margins = self._first()
+        best, n, total = (0.0, proposal), min(_FIRST + _FIRST_OF_EACH * p, self._most), 0
+        for _ in range(_MOST_ROUNDS):
+            self._draw(proposal, n)
+            draws, part = self._pooled(), self._efficiency()
+            total, size = sum(len(one.g) for one in self._rounds), draws.effective_size
+            n_draws = self._n_draws_for(draws.variance)
+            if n_draws > self._n_draws:  # a round with fewer draws has shown the way, and is left out
+                self._n_draws, self._rounds, total, size = n_draws, [], 0, 0.0
+            is_settled = draws.is_settled and relative_sd_errors(draws.g, draws.weights).max() < self._most_sd_error
+            if total >= self._most or (size >= self._wanted and is_settled):
+                break
+            missing = (self._wanted - size) / max(part, _LEAST_PART)
+            n = int(np.clip(missing, _LEAST, min(max(total, _FIRST), self._most - total, _MOST_IN_ROUND)))
+            is_best = part >= best[0]
+            best = max(best, (part, proposal), key=lambda one: one[0])
+            is_enough = size >= (_ENOUGH if is_settled else 0.5 * _ENOUGH) * p and (is_best or not is_settled)
+            if best[0] > _GOOD and not is_enough:
+                proposal = best[1]
+                continue
+            proposal, margins = self._fitted(draws, margins)
+        return draws
+
+    # --- the first proposal ---
+
+    def _first(self) -> tuple[Proposal, Margins]:
+        """Return a Student t at each mode, in the coordinates of the margins at the highest one."""
+        p, log_m, modes = len(self._start), self._inside.log_m, self._begun()
+        while True:  # until the highest mode is the one whose profile is known
+            first = modes[0]
+            lines = profile_lines(first.at, first.cov, PROFILE)
+            values = log_m(lines.reshape(-1, p)).reshape(lines.shape[:2])
+            modes = self._with_peaks(modes, np.swapaxes(lines, 0, 1), values.T)
+            if modes[0] is first:
+                break
+        self._refuse_improper(first, values)
+        margins, scale = Margins.of_profiles(first.at, first.cov, values), _FIRST_SCALE ** min(1.0, 4.0 / p)
+        self._follow_ridges(first, margins, lines, values)
+        bases = [Base(np.zeros(p), scale * np.eye(p))]
+        for mode in modes[1:]:
+            root = np.linalg.cholesky(mode.cov)
+            z = margins.forward(mode.at + np.concatenate([np.zeros((1, p)), _STEP * root.T]))
+            slopes = (z[1:] - z[0]).T / _STEP
+            bases.append(Base(z[0], np.linalg.cholesky(scale**2 * slopes @ slopes.T)))
+        return Proposal(mixture_of(bases, self._df), margins), margins
+
+    def _follow_ridges(self, mode: LatentMode, margins: Margins, lines: Array, values: Array) -> None:
+        """Draw about ridges along coordinates whose margins are far below their profiles, where values cost little.
+
+        Of a tail with a thousandth of the mass, which has a tenth of a variance all the same, no other draws tell.
+        """
+        p = len(mode.at)
+        log_q = margins.log_slope(lines.reshape(-1, p)) - 0.5 * (margins.forward(lines.reshape(-1, p)) ** 2).sum(axis=1)
+        excess = values - values.max() - (log_q - log_q.max()).reshape(values.shape)
+        along = np.flatnonzero(((excess > _EXCESS) & (values > values.max() - _LOWEST)).any(axis=0))
+        if not (len(along) and self._is_cheap) or len(along) * work_in_dimensions(p) > _OF_RIDGES:
+            return
+        found = ridges(self._inside.log_m, mode.at, np.sqrt(np.diag(mode.cov)), along)
+        if found is not None:
+            self._add(Proposal(found, Bend()), _FIRST, is_wide=False)
+
+    def _begun(self) -> list[LatentMode]:
+        """Return the mode above the start; of one coordinate, those that a scan about it shows, too."""
+        p, log_m, start = len(self._start), self._inside.log_m, self._start
+        if not np.isfinite(log_m(start[None])[0]):  # there may be a fit nearby
+            points = start + self._scale * (np.random.default_rng(p).random((_TRIES, p)) - 0.5)
+            start = points[np.argmax(np.isfinite(log_m(points)))]
+        found = find_mode(log_m, start, self._scale)
+        if found is None:
+            raise Hopeless(Reason.HOPELESS, "the latent variables can't be fitted where the hyperparameters start")
+        if p == 1:
+            points = self._start + _SCAN[:, None]
+            return self._with_peaks([found], points[None], log_m(points)[None])
+        if not self._is_cheap or p > _MOST_CLIMBED:
+            return [found]
+        points = self._start + _WIDE_START * self._rng.standard_normal((_STARTS, p))
+        values = log_m(points)
+        highest = points[np.argsort(np.where(np.isfinite(values), -values, np.inf))[:_CLIMBS]]
+        return self._above(components_above(log_m, highest, self._scale).means, [found])
+
+    def _with_peaks(self, modes: Sequence[LatentMode], lines: Array, values: Array) -> list[LatentMode]:
+        """Return modes and those above peaks along lines, (n_lines, n, p), the highest one first."""
+        values = np.where(np.isfinite(values), values, -np.inf)
+        inner = values[:, 1:-1]
+        is_peak = (inner > values[:, :-2]) & (inner > values[:, 2:]) & (inner > values.max() - 2.0 * _LOWEST)
+        return self._above(lines[:, 1:-1][is_peak], modes)
+
+    def _above(self, points: Array, modes: Sequence[LatentMode]) -> list[LatentMode]:
+        """Return modes and those above some points, the highest one first, without those that are far below it."""
+        log_m, result = self._inside.log_m, list(modes)
+        for point in points:
+            if _is_apart(point, result) and (found := find_mode(log_m, point, self._scale)) is not None:
+                result += [found] if _is_apart(found.at, result) else []
+        tops = log_m(np.array([mode.at for mode in result]))
+        return [result[k] for k in np.argsort(-tops, kind="stable") if tops[k] > tops.max() - _LOWEST]
+
+    def _refuse_improper(self, mode: LatentMode, values: Array) -> None:
+        """Refuse a density that falls more slowly than 1 / distance along a line on which it is high at an end."""
+        ends = [(side, k) for side in (0, -1) for k in np.flatnonzero(values[side] > values.max() - _LOWEST)]
+        if not ends:
+            return
+        at = np.array([[np.sign(PROFILE[side]) * distance for side, _ in ends] for distance in (_NEAR_END, _FAR_END)])
+        points = np.array(
+            [profile_lines(mode.at, mode.cov, each)[np.arange(len(ends)), [k for _, k in ends]] for each in at]
+        )
+        near, far = self._inside.log_m(points.reshape(-1, len(mode.at))).reshape(2, -1)
+        known = np.isfinite(near) & np.isfinite(far)
+        if (near[known] - far[known] < np.log(_FAR_END / _NEAR_END)).any():
+            raise Hopeless(Reason.HOPELESS, "the posterior of the hyperparameters has no end: it may be improper")
+
+    # --- rounds ---
+
+    def _draw(self, proposal: Proposal, n: int) -> None:
+        """Draw a round, a part of it from farther out."""
+        n_near = _UNIT * int(np.ceil((1.0 - _OF_WIDE) * n / _UNIT))
+        n_wide = max(1, round(_OF_WIDE * n_near))
+        one, p = proposal.mixture.as_one(), len(self._start)
+        near, far = (one.scaled(min(most, float(np.sqrt(1.0 + 2.0 * nats / p)))) for most, nats in _WIDER)
+        mixture = near.joined(far, 0.5) if self._is_cheap else near
+        wide = Proposal(replace(mixture, df=_DF_OF_WIDE), proposal.bend)
+        self._add(proposal, n_near, is_wide=False)
+        self._add(wide, n_wide, is_wide=True)
+
+    def _add(self, proposal: Proposal, n: int, *, is_wide: bool) -> None:
+        g = proposal.draws(n, self._rng)
+        self._rounds.append(_Round(proposal, g, self._inside.pairs(g, self._n_draws, self._rng), is_wide))
+
+    def _pooled(self) -> OutsideDraws:
+        """Return all rounds as draws of the mixture of their proposals, without those where there is no fit."""
+        g = np.concatenate([one.g for one in self._rounds])
+        parts = [one.pairs for one in self._rounds]
+        log_parts = np.array([np.log(len(one.g)) + one.proposal.log_density(g) for one in self._rounds])
+        is_wide = np.array([one.is_wide for one in self._rounds])
+        log_all, log_near = logsumexp(log_parts, axis=0), logsumexp(log_parts[~is_wide], axis=0)
+        has_fit = np.concatenate([np.isfinite(part.log_ratio).any(axis=1) for part in parts])
+        if not has_fit.any():
+            raise Hopeless(Reason.HOPELESS, "there is a fit at none of the hyperparameters")
+        n_wide = sum(len(one.g) for one in self._rounds if one.is_wide)
+        return OutsideDraws(
+            g[has_fit],
+            log_all[has_fit] - np.log(len(g)) - np.log(has_fit.mean()),
+            log_near[has_fit] - np.log(len(g) - n_wide),
+            np.repeat(is_wide, [len(one.g) for one in self._rounds])[has_fit],
+            parts,
+            has_fit,
+            g[~has_fit],
+        )
+
+    def _efficiency(self) -> float:
+        """Return the effective part of the values of the last round by itself, but for those from farther out."""
+        last = self._rounds[-2]
+        return effective_size(logsumexp(last.pairs.log_ratio, axis=1) - last.proposal.log_density(last.g)) / len(last.g)
+
+    def _n_draws_for(self, variance: float) -> int:
+        """Return how many draws make an estimate of log m precise enough."""
+        n = self._n_draws
+        if variance > MOST_VARIANCE:
+            return n
+        while np.expm1(variance) > _NOISE * n:
+            n *= 2
+        return n
+
+    def _fitted(self, draws: OutsideDraws, before: Margins) -> tuple[Proposal, Margins]:
+        """Return a proposal fitted to what is known: margins, and a mixture of Student t of their normals."""
+        p = draws.g.shape[1]
+        log_weights = draws.log_marginal - draws.log_density
+        margins = Margins.fitted(draws.g, _normalised(tempered(log_weights, self._least_size)), before)
+        of_tails = np.log1p(thin_squares(Weighted(draws.g, draws.log_marginal, log_weights)))
+        log_weights = tempered(log_weights + of_tails, self._least_size)
+        base = Base(np.zeros(p), np.eye(p))
+        return best_proposal(draws.g, log_weights, draws.log_marginal + of_tails, base, margins, self._df), margins
+
+
+def _is_apart(at: Array, modes: Sequence[LatentMode]) -> bool:
+    """Tell whether a point is far from all modes, in their standard deviations."""
+    apart = [(at - mode.at, mode.cov) for mode in modes]
+    return all(d @ np.linalg.solve(cov, d) > _APART**2 for d, cov in apart)
+
+
+def _moments(g: Array, weights: Array) -> tuple[Array, Array, Array]:
+    """Return means and sds, (p,), and their errors, in sds and relative, (2 p,)."""
+    mean = weights @ g
+    apart = g - mean
+    sd = np.sqrt(weights @ apart**2)
+    return mean, sd, np.concatenate([np.sqrt(weights**2 @ apart**2) / sd, relative_sd_errors(g, weights)])
+
+
+def _normalised(log_weights: Array) -> Array:
+    """Return weights that add up to 1."""
+    return np.exp(log_weights - logsumexp(log_weights))
