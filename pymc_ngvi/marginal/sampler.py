@@ -37,7 +37,7 @@ from pymc_ngvi.marginal.tails import Bend
 #: Effective size of the values that is looked for, by how many coordinates there are, and how many of them at most.
 #: Quasi-random values of few coordinates have errors of 0.015 sd in means with these, and of 2 to 2.5 % in sds;
 #: independent ones would have 0.09 (of one), 0.06 (of two) and 0.05.
-WANTED, WANTED_OF_MORE, MOST = {1: 128.0, 2: 256.0}, 450.0, 4_000
+WANTED, WANTED_OF_MORE, MOST = {1: 128.0, 2: 256.0}, 420.0, 4_000
 #: Values of the first round, and for each coordinate; of a round at least and at most; rounds at most; what those that
 #: are not from farther out come in multiples of.
 _FIRST, _FIRST_OF_EACH, _LEAST, _MOST_IN_ROUND, _MOST_ROUNDS, _UNIT = 64, 14, 36, 1_024, 12, 32
@@ -321,7 +321,8 @@ class Sampler:
         points = self._start + _WIDE_START * self._rng.standard_normal((_STARTS, p))
         values = log_m(points)
         highest = points[np.argsort(np.where(np.isfinite(values), -values, np.inf))[:_CLIMBS]]
-        return self._above(components_above(log_m, highest, self._scale).means, [found])
+        ends = components_above(log_m, highest, self._scale).means
+        return self._above(ends[log_m(ends) > log_m(found.at[None]) - _LOWEST], [found])
 
     def _with_peaks(self, modes: Sequence[LatentMode], lines: Array, values: Array) -> list[LatentMode]:
         """Return modes and those above peaks along lines, (n_lines, n, p), the highest one first."""
