@@ -63,8 +63,11 @@ class LatentInside:
         ratios: Sequence[tuple[int, int]],
         most_variance: float = np.inf,
         n_values: float = 0.0,
+        n_before: int = 0,
     ) -> None:
-        self._marginal, self._most_variance, self._n_values = marginal, most_variance, n_values
+        self._marginal, self._most_variance = marginal, most_variance
+        #: Values with draws that are expected, and fits that came before.
+        self._n_values, self._n_before = n_values, n_before
         self.bend = Bend((), tuple(Ratio(at, by, float(start[by])) for at, by in ratios))
         self._is_ready = False
 
@@ -94,11 +97,10 @@ class LatentInside:
                 "given the hyperparameters, latent variables are too far from a Gaussian (variance "
                 f"{variance:.1f} of log weights at the mode)",
             )
-        prices.expect(self._n_values / self._marginal.n_fits)
+        prices.expect(self._n_values / (self._n_before + self._marginal.n_fits))
         known, self._is_ready = self._marginal.known, True
         values, points = np.array([one.value for one in known]), np.array([one.g for one in known])
         weights = normalised_weights(_FLATTENED * values)
-        self._top = points[values.argmax()]
         self._marginal.scale = np.sqrt(weights @ (points - weights @ points) ** 2)
         self._marginal.begin_round()
 

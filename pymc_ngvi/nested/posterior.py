@@ -32,7 +32,7 @@ from pymc_ngvi.nested.found import Drawn, KnownMarginal, Marginal
 from pymc_ngvi.nested.inside import Exploration, LatentInside, Uneven
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.pairs import WeightedPairs
-from pymc_ngvi.nested.seconds import CHEAP, n_values_of, n_wanted, seconds_of_value
+from pymc_ngvi.nested.seconds import CHEAP, n_expected, n_values_of, n_wanted, seconds_of_value
 from pymc_ngvi.nested.verdict import FEWEST_VALUES, NestedChecks
 
 # --- latent variables that are Gaussian given the hyperparameters: log m in closed form, and exact draws ---
@@ -335,7 +335,7 @@ def _sampled(
 
     def sample(marginal: Marginal) -> Exploration:
         marginal.scale = scale
-        inside = LatentInside(marginal, first, between, most_variance, most / max(n_fits, 1))
+        inside = LatentInside(marginal, first, between, most_variance, n_expected(given), n_fits)
         at = inside.bend.forward(first[None])[0]
         sampler = Sampler(
             inside, at, scale, seed,

@@ -24,8 +24,13 @@ _PER_VALUE_IN_CLOSED_FORM, _OF_STEP = 2e-4, 0.25
 def nested_seconds(given: RowsGiven) -> float:
     """Return about how long a nested posterior takes."""
     p = len(given.outside)
-    n_fits, n_values = _TO_MODE + _OF_EACH * p + _OF_EACH_TWO * p**2, n_wanted(given) / _EFFECTIVE
-    return _BESIDE + (n_fits + min(n_values, n_values_of(given))) * seconds_of_value(given)
+    n_fits = _TO_MODE + _OF_EACH * p + _OF_EACH_TWO * p**2
+    return _BESIDE + (n_fits + n_expected(given)) * seconds_of_value(given)
+
+
+def n_expected(given: RowsGiven) -> float:
+    """Return at how many hyperparameters latent variables are drawn, about."""
+    return min(n_wanted(given) / _EFFECTIVE, n_values_of(given))
 
 
 def n_values_of(given: RowsGiven) -> int:
