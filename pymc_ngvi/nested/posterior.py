@@ -26,7 +26,7 @@ from pymc_ngvi.families.matrices.sparse.precisions import Factors
 from pymc_ngvi.marginal.fitting import Hopeless
 from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState, effective_size_of
 from pymc_ngvi.marginal.regression import Whitening, quadratic_terms
-from pymc_ngvi.marginal.sampler import N_DRAWS, Sampler
+from pymc_ngvi.marginal.sampler import MOST_SURE, N_DRAWS, Sampler
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
 from pymc_ngvi.nested.found import Drawn, KnownMarginal, Marginal
 from pymc_ngvi.nested.inside import Exploration, LatentInside, Uneven
@@ -267,6 +267,8 @@ _SCALE, _OF_FIT, _LEAST, _MOST = 0.5, 2.0, 0.05, 1.0
 _LEFT = 0.5
 #: Draws of the latent variables at each value, at least.
 _FEWEST_DRAWS = 2
+#: Nats that an integral over many hyperparameters may be too small by: it was 0.05 to 0.3 of 24 to 40.
+_UNSURE = 0.2
 #: Hyperparameters, about, at which a closed form is compared with log p after all.
 _N_LOOKS = 8
 
@@ -382,7 +384,7 @@ def _joined(parts: list[Exploration], homes: list[GaussianState], given: RowsGiv
 def _state(
     given: RowsGiven, marginals: Sequence[Marginal], explored: Exploration, gaussian: GaussianState | None
 ) -> PoolState:
-    pairs = explored.pairs
+    pairs, is_unsure = explored.pairs, len(given.outside) > MOST_SURE
     n_values, n_draws = pairs.log_ratio.shape
     checks = NestedChecks(
         khat=pairs.khat,
@@ -396,7 +398,7 @@ def _state(
         n_fits=sum(marginal.n_fits for marginal in marginals),
         moved=explored.moved,
         lost=explored.lost,
-        error=0.0 if pairs.is_joint else max(marginal.doubt() for marginal in marginals),
+        error=max(marginal.doubt() for marginal in marginals) if not pairs.is_joint else _UNSURE * is_unsure,
         lacking=pairs.lacking,
         is_concave=given.is_concave or isinstance(marginals[0], GaussianMarginal),
     )
