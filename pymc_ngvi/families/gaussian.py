@@ -545,6 +545,8 @@ class DiagonalState(Unstructured[Diagonal]):
 
     structure: Diagonal = field(default=Diagonal(), repr=False)
 
+    #: The standard deviations by another name: only Gaussians with independent coordinates have it; see `Independent`.
+    scale = property(lambda self: self.factor)
     form = Diagonal
     factor_name = "sd"
     exact_metric = False

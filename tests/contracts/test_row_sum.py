@@ -335,7 +335,8 @@ def test_a_sum_of_predictors_is_integrated_along_one_direction(densities):
     assert rows.n_summed == 2
     q = dense(density, 8)
     rules = density.rows.under(q).rules
-    levels = dict(zip(map(id, density.rows._rows), density.rows._by_kind(rules.level), strict=True))[id(rows)]
+    parts = np.split(rules.level, np.cumsum([len(kind.index) for kind in density.rows.functions])[:-1])
+    levels = dict(zip(map(id, density.rows.functions), parts, strict=True))[id(rows)]
     z, w = np.polynomial.hermite_e.hermegauss(30)
     nodes = np.stack([axis.ravel() for axis in np.meshgrid(z, z, z, indexing="ij")], axis=1)
     weights = np.multiply.outer(np.multiply.outer(w, w), w).ravel() / w.sum() ** 3
