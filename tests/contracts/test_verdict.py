@@ -24,7 +24,7 @@ from pymc_ngvi.moves.draws import MOST_HEIGHT, MOST_LIMIT_ERROR, MOST_RHAT, Move
 from pymc_ngvi.nested.verdict import MOST_MOVED, MOST_VARIANCE, NestedChecks
 
 TREES = Checks(0.2, 1_900.0, 2_250, 4, n_local=300, n_nodes=9, rule_error=0.01, difference=0.05, effects=0.01)
-NESTED = NestedChecks(0.1, 450.0, 600, 16, 8_000.0, 0.3, 2, 100, 700)
+NESTED = NestedChecks(0.1, 450.0, 600, 16, 8_000.0, 0.3, 3, 100, 700)
 MOVED = MovedChecks(
     rhat=1.0, trend=0.0, most_trend=4.0, bulk=4e3, tail=4e3, n_quantities=9, n_draws=60, n_chains=128, n_starts=8,
     n_gradients=1, acceptance=0.8, peak=4e3, limit_error=0.03,
@@ -46,7 +46,7 @@ CONDITIONS = {
     (NESTED, "variance"): (MOST_VARIANCE, 4.0, "given the hyperparameters, log weights"),
     (NESTED, "moved"): (MOST_MOVED, 4.0, "move a mean by 4.0"),
     (NESTED, "lost"): (0.0, 0.1, "10 % of the hyperparameters"),
-    (NESTED, "n_globals"): (7, 8, "the proposal of 8 hyperparameters was learned"),
+    (NESTED, "n_globals"): (15, 16, "the proposal of 16 hyperparameters was learned"),
     (MOVED, "rhat"): (MOST_RHAT, MOST_RHAT + 0.1, "R-hat"),
     (MOVED, "trend"): (4.0, 4.1, "4.1"),
     (MOVED, "beyond"): (MOST_BEYOND, 0.9, "90 % of a variance is farther out than all draws"),
