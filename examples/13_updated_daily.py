@@ -133,7 +133,7 @@ for day in range(N_DAYS, N_DAYS + N_LATER):
         {
             "day": day, "new rows": len(since), "seconds": round(seconds, 2), "k-hat": round(newer.khat, 2),
             "worth": round(newer.effective_sample_size), "reliable": newer.is_reliable,
-            "log density": newer.log_predictive_density.value if newer.judged.weights_help else np.nan,
+            "log density": newer.log_predictive_density.value if newer.weights_help else np.nan,
         }
     )  # fmt: skip
     usual = newer.sample(2_000, var_names="usual").posterior["usual"]
