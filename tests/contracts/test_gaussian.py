@@ -27,6 +27,7 @@ from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.families.matrices.sparse import kernels
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
 from pymc_ngvi.families.matrices.sparse.fronts import fronts_of
+from pymc_ngvi.families.matrices.sparse.precisions import Precisions
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure, SummedStructure
 from pymc_ngvi.steps.adaptive.rule import moments_of, natural_gradient
 from pymc_ngvi.updates import UPDATES
@@ -547,6 +548,37 @@ def test_many_precisions_of_one_pattern(case, n):
         some, there = SparseCholesky.each(fronts, panels[0])
         np.testing.assert_array_equal(there, np.arange(n) < n - 1)
         np.testing.assert_array_equal(some.panels[there], factor.panels[there])
+
+
+@pytest.mark.parametrize("n", [1, 5, 64])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_many_precisions_beside_sums(n, seed):
+    """A chain with two sums over all of it, against the dense matrices; each may have no factor."""
+    rng, d, at = np.random.default_rng(seed), 30, np.arange(30)
+    weights = rng.standard_normal((2, d))
+    matrices = np.zeros((n, d + 2, d + 2))
+    matrices[:, at, at] = 2.0 + rng.random((n, d))
+    matrices[:, at[1:], at[:-1]] = matrices[:, at[:-1], at[1:]] = -0.7 * rng.random((n, 1))
+    matrices[:, d:, :4] = across = 0.1 * rng.standard_normal((n, 2, 4))
+    matrices[:, :4, d:] = across.mT
+    matrices[:, d:, d:] = 0.5 * np.eye(2) + 0.1
+    pattern = Pattern.of(np.abs(matrices).sum(axis=0))
+    precisions, both = Precisions(pattern, weights), np.vstack([np.eye(d), weights])
+    dense, entries = both.T @ matrices @ both, matrices[:, pattern.rows, pattern.cols]
+    factors, there = precisions.factored(entries)
+    assert there.all()
+    np.testing.assert_allclose(2.0 * factors.log_det, np.linalg.slogdet(dense)[1], rtol=1e-10)
+    joint = both @ np.linalg.inv(dense) @ both.T
+    np.testing.assert_allclose(factors.covariance, joint[:, pattern.rows, pattern.cols], rtol=1e-8, atol=1e-11)
+    z = rng.standard_normal((n, d, 3))
+    x = factors.solve(z, transposed=True)
+    np.testing.assert_allclose(np.einsum("ndm,nde,nem->nm", x, dense, x), (z**2).sum(axis=1), rtol=1e-9)
+    np.testing.assert_allclose(factors.times_covariance(z[:, :, 0]), np.linalg.solve(dense, z[:, :, :1])[:, :, 0])
+    entries[-1] *= -1.0
+    some, there = precisions.factored(entries)
+    np.testing.assert_array_equal(there, np.arange(n) < n - 1)
+    if n > 1:
+        np.testing.assert_array_equal(some.log_det, factors.log_det[:-1])
 
 
 # --- size -------------------------------------------------------------------------------------------------------------
