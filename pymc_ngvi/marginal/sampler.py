@@ -147,7 +147,7 @@ class OutsideDraws:
     @cached_property
     def _smoothed(self) -> tuple[Array, float]:
         log_weights, khat = smoothed(self.log_marginal - self.log_density)
-        return _normalised(log_weights), khat
+        return normalised_weights(log_weights), khat
 
     @property
     def weights(self) -> Array:
@@ -167,20 +167,14 @@ class OutsideDraws:
     @cached_property
     def variance(self) -> float:
         """Variance of the log weights of the inside at a value, in the mean over these."""
-        own = self._of_pairs("own_log_ratio")
-        finite = np.isfinite(own)
-        n = finite.sum(axis=1)
-        mean = np.where(finite, own, 0.0).sum(axis=1) / np.maximum(n, 1)
-        with np.errstate(all="ignore"):  # far out, where q is nowhere near p
-            squares = np.where(finite, (own - mean[:, None]) ** 2, 0.0).sum(axis=1)
-        weights = _normalised(self._log_mean - self.log_density)
-        variances = np.where(2 * n >= own.shape[1], squares / np.maximum(n - 1, 1), np.inf)
+        weights = normalised_weights(self._log_mean - self.log_density)
+        variances = variances_of(self._of_pairs("own_log_ratio"))
         return float(weights[weights > 0.0] @ variances[weights > 0.0])
 
     @cached_property
     def moved(self) -> float:
         """By how much values from farther out move a mean or an sd, in its errors; 0 where it is by little."""
-        before = _normalised(np.where(self.is_wide, -np.inf, self.log_marginal - self.log_near))
+        before = normalised_weights(np.where(self.is_wide, -np.inf, self.log_marginal - self.log_near))
         (mean, sd, error), (new_mean, new_sd, new_error) = (_moments(self.g, w) for w in (before, self.weights))
         change = np.abs(np.concatenate([(new_mean - mean) / new_sd, np.log(new_sd / sd)]))
         large = change > _SMALL
@@ -410,7 +404,7 @@ class Sampler:
         """Return a proposal fitted to what is known: margins, and a mixture of Student t of their normals."""
         p = draws.g.shape[1]
         log_weights = draws.log_marginal - draws.log_density
-        margins = Margins.fitted(draws.g, _normalised(tempered(log_weights, self._least_size)), before)
+        margins = Margins.fitted(draws.g, normalised_weights(tempered(log_weights, self._least_size)), before)
         of_tails = np.log1p(thin_squares(Weighted(draws.g, draws.log_marginal, log_weights)))
         log_weights = tempered(log_weights + of_tails, self._least_size)
         base = Base(np.zeros(p), np.eye(p))
@@ -431,6 +425,17 @@ def _moments(g: Array, weights: Array) -> tuple[Array, Array, Array]:
     return mean, sd, np.concatenate([np.sqrt(weights**2 @ apart**2) / sd, relative_sd_errors(g, weights)])
 
 
-def _normalised(log_weights: Array) -> Array:
+def normalised_weights(log_weights: Array) -> Array:
     """Return weights that add up to 1."""
     return np.exp(log_weights - logsumexp(log_weights))
+
+
+def variances_of(log_ratio: Array) -> Array:
+    """Return variances of log weights along the last axis, of those that are finite; inf where fewer than half are."""
+    finite = np.isfinite(log_ratio)
+    n = finite.sum(axis=-1)
+    filled = np.where(finite, log_ratio, 0.0)
+    mean = filled.sum(axis=-1) / np.maximum(n, 1)
+    with np.errstate(all="ignore"):  # far out, where q is nowhere near p
+        squares = np.where(finite, (filled - mean[..., None]) ** 2, 0.0).sum(axis=-1)
+    return np.where(2 * n >= log_ratio.shape[-1], squares / np.maximum(n - 1, 1), np.inf)

@@ -10,14 +10,14 @@ from pymc_ngvi.core import prices
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.adaptation import Hopeless
-from pymc_ngvi.marginal.sampler import OutsideDraws, Pairs
+from pymc_ngvi.marginal.sampler import OutsideDraws, Pairs, normalised_weights
 from pymc_ngvi.marginal.tails import Bend, Ratio
 from pymc_ngvi.nested.defence import n_far_of
 from pymc_ngvi.nested.found import Drawn, Marginal, missing
-from pymc_ngvi.nested.pairs import WeightedPairs, by_neighbours, normalised_weights
+from pymc_ngvi.nested.pairs import WeightedPairs, by_neighbours
 
-#: Power of m that known values count by; scales from the top from which on only short ways to a fit are tried.
-_FLATTENED, _FAR = 0.25, 10.0
+#: Power of m that known values count by.
+_FLATTENED = 0.25
 #: Scale at which all hyperparameters are far from each other, so that none is fitted alone.
 _NEVER = 1e-3
 #: Nats that an ELBO may lack, as far as that can be told by few draws.

@@ -20,10 +20,9 @@ from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.marginal.sampler import MOST_VARIANCE, normalised_weights, variances_of
 from pymc_ngvi.marginal.sampling import picked
 
-#: Variance of log weights at given hyperparameters up to which pairs are weighted together.
-MOST_VARIANCE = 1.5
 #: Part of the draws at a value of the hyperparameters above which these are those of a mode.
 _MOST_OF_DRAWS = 0.5
 #: Points that are not divided.
@@ -219,22 +218,6 @@ class WeightedPairs:
         n, m, d = self.latents.shape
         size = max(1, AT_ONCE // max(m * d, 1))
         return [slice(start, start + size) for start in range(0, n, size)]
-
-
-def normalised_weights(log_weights: Array) -> Array:
-    """Return weights that add up to 1."""
-    return np.exp(log_weights - logsumexp(log_weights))
-
-
-def variances_of(log_ratio: Array) -> Array:
-    """Return variances of log weights along the last axis, of those that are finite; inf where fewer than half are."""
-    finite = np.isfinite(log_ratio)
-    n = finite.sum(axis=-1)
-    filled = np.where(finite, log_ratio, 0.0)
-    mean = filled.sum(axis=-1) / np.maximum(n, 1)
-    with np.errstate(over="ignore"):  # far out, where q is nowhere near p
-        squares = np.where(finite, (filled - mean[..., None]) ** 2, 0.0).sum(axis=-1)
-    return np.where(2 * n >= log_ratio.shape[-1], squares / np.maximum(n - 1, 1), np.inf)
 
 
 def _standardised(values: Array, root: Array) -> Array:

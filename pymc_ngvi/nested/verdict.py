@@ -6,9 +6,8 @@ import numpy as np
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.verdict import Condition, Verdict
-from pymc_ngvi.marginal.sampler import MOST_MOVED, MOST_SURE, N_DRAWS
+from pymc_ngvi.marginal.sampler import MOST_MOVED, MOST_SURE, MOST_VARIANCE, N_DRAWS
 from pymc_ngvi.marginal.sampling import MOST_KHAT, has_light_tail
-from pymc_ngvi.nested.pairs import MOST_VARIANCE
 
 #: Effective sizes from which on a posterior is exact up to simulation error: of the hyperparameters, of few of them,
 #: which are quasi-random, and of pairs.
