@@ -167,12 +167,12 @@ def solve_lower(factor: Array, rhs: Array, *, transpose: bool = False) -> Array:
     Those of a stack take a few calls for each halving of their size, whatever their number.
     """
     if factor.ndim == 2:
-        return _solve_triangular(factor, rhs, lower=True, transpose=transpose)
+        return _solve_triangular(factor, rhs, transpose=transpose)
     size = factor.shape[-1]
     if size == 1:
         return rhs / factor
     if len(factor) == 1:
-        return _solve_triangular(factor[0], rhs[0], lower=True, transpose=transpose)[None]
+        return _solve_triangular(factor[0], rhs[0], transpose=transpose)[None]
     top, bottom = slice(None, size // 2), slice(size // 2, None)
     between = factor[:, bottom, top]
     first, last, beside = (bottom, top, between.mT) if transpose else (top, bottom, between)
@@ -181,16 +181,12 @@ def solve_lower(factor: Array, rhs: Array, *, transpose: bool = False) -> Array:
     return np.concatenate([y, x] if transpose else [x, y], axis=1)
 
 
-def solve_upper(factor: Array, rhs: Array, *, transpose: bool = False) -> Array:
-    """Solve ``factor x = rhs``, or ``factor^T x = rhs``, for an upper-triangular factor; raises as `solve_lower`."""
-    return _solve_triangular(factor, rhs, lower=False, transpose=transpose)
-
-
-def _solve_triangular(factor: Array, rhs: Array, *, lower: bool, transpose: bool) -> Array:
+def _solve_triangular(factor: Array, rhs: Array, *, transpose: bool) -> Array:
     # LAPACK itself: scipy.linalg.solve_triangular takes twice as long for a single right-hand side. It reads columns
     # first, so that a matrix in C order is taken for its transpose.
-    if factor.flags.c_contiguous:
-        factor, lower, transpose = factor.T, not lower, not transpose
+    lower = not factor.flags.c_contiguous
+    if not lower:
+        factor, transpose = factor.T, not transpose
     solution, info = sla.lapack.dtrtrs(factor, rhs, lower=lower, trans=transpose)
     if info:
         raise np.linalg.LinAlgError(f"Entry {info} on the diagonal of a triangular factor is 0.")
