@@ -19,6 +19,7 @@ from pymc_ngvi.marginal.effects import N_CANDIDATES, draw_effects, moments_of_dr
 from pymc_ngvi.marginal.log_marginal import LogMarginal
 from pymc_ngvi.marginal.nodes import LADDER, PathRule
 from pymc_ngvi.marginal.quadrature import blocks_off_centre, integrate
+from pymc_ngvi.nested.inside import LatentInside
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 
 SEEDS = [0, 1]
@@ -353,6 +354,19 @@ def test_log_m_of_a_gaussian_model_is_exact():
         )
         [found] = marginal(np.array([[log_step, log_noise]]))
         assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_draws_and_log_m_have_the_same_density_of_what_is_divided():
+    """One hyperparameter is divided by the exponential of another: with normal data, each weight is m in that unit."""
+    _, given, marginal = marginal_of(level)
+    start, g = given.first, given.first + np.array([[0.0, 0.0], [0.4, -0.7], [-0.5, 0.6]])
+    inside = LatentInside(marginal, start, [(0, 1)])
+    y = inside.bend.forward(g)
+    assert np.abs(inside.bend.log_slope(g)).max() > 0.1
+    log_m = inside.log_m(y)
+    np.testing.assert_allclose(log_m, marginal(g) - inside.bend.log_slope(g), rtol=1e-12)
+    pairs = inside.pairs(y, 16, np.random.default_rng(1))
+    np.testing.assert_allclose(logsumexp(pairs.log_ratio, axis=1) - np.log(16.0), log_m, atol=1e-6)
 
 
 def test_what_the_elbo_lacks_is_added():
