@@ -16,9 +16,8 @@ from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.masked import MaskedDensity, ObservedLogp
 from pymc_ngvi.density.split import SplitDensity
-from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.log_marginal import LogMarginal
+from pymc_ngvi.marginal.integral import TreeIntegral
 from pymc_ngvi.marginal.nodes import ladder
 from pymc_ngvi.marginal.parts import BatchPlan, whole
 from pymc_ngvi.marginal.pooled import PoolState
@@ -52,15 +51,14 @@ class IntegratedAgain:
     def __init__(self, state: PoolState, masked: MaskedDensity) -> None:
         assert isinstance(state.rest, IntegratedTrees)
         assert state.rest.quadrature is not None
-        self._state, self._masked, self._quadrature = state, masked, state.rest.quadrature
+        self._state, self._masked, self._trees = state, masked, state.rest
         self._forest: Forest = state.rest.forest
         density = masked.density
         masked.leave_out(np.empty(0, dtype=np.intp))
         terms = _Terms(SplitDensity(density, self._forest, state.gaussian.mean()))
         rules = ladder(self._forest.n_levels)
-        self._rule = max(self._quadrature.rule, rules[min(_RULE, len(rules) // 2)], key=lambda rule: rule.n_nodes)
-        self._centres: Centres
-        self._integrals = LogMarginal(terms, self._forest, lambda g: self._centres)
+        self._rule = max(state.rest.quadrature.rule, rules[min(_RULE, len(rules) // 2)], key=lambda rule: rule.n_nodes)
+        self._integrals = TreeIntegral(terms, self._forest, self._trees.centres)
         self._integrals.rule = self._rule
         self._elementwise = ObservedLogp(density, masked.name)
         self._block = self._blocks_of_rows()
@@ -81,19 +79,16 @@ class IntegratedAgain:
         log_out, log_scored = np.zeros((n, parts.out.shape[0])), np.zeros((n, parts.scored.shape[0]))
         alone = np.flatnonzero(self._block < 0)
         size = max(1, AT_ONCE // max(forest.n_local, forest.n_blocks * (1 + work.n_kept)))
-        lost = np.zeros(n, dtype=bool)
         for start in range(0, n, size):
             rows = slice(start, min(start + size, n))
-            points = self._quadrature.reference(g_of_pool[rows])
-            lost[rows] = points.lost
-            self._chunk(parts, work, g_of_pool[rows], points.centres, log_out[rows], log_scored[rows])
+            self._chunk(parts, work, g_of_pool[rows], log_out[rows], log_scored[rows])
             if len(alone):
                 values = self._at_globals(g_of_pool[rows])[:, alone]
                 log_out[rows] += (parts.out[:, alone] @ values.T).T
                 log_scored[rows] += (parts.scored[:, alone] @ values.T).T
         if is_without:
             log_out[:] = 0.0
-        return Predictives(np.where(lost, -np.inf, state.log_weights[of_pool]), log_out, log_scored)
+        return Predictives(state.log_weights[of_pool], log_out, log_scored)
 
     def _picked(self, n_passes: int) -> Ints:
         """Return the rows of the pool that are used: all of them, as only together they are evenly spread, or a few."""
@@ -104,14 +99,12 @@ class IntegratedAgain:
             return np.arange(n_pool)
         return np.sort(np.random.default_rng(_SEED).permutation(n_pool)[:n])
 
-    def _chunk(
-        self, parts: DataParts, work: "_Work", g: Array, centres: Centres, log_out: Array, log_scored: Array
-    ) -> None:
+    def _chunk(self, parts: DataParts, work: "_Work", g: Array, log_out: Array, log_scored: Array) -> None:
         """Fill in what some draws give."""
-        full = self._of_blocks(g, centres, np.empty(0, dtype=np.intp))
+        full = self._of_blocks(g, np.empty(0, dtype=np.intp))
         kept: dict[int, Array] = {}
         for sets in work.by_pass:
-            less = self._of_blocks(g, centres, np.concatenate([parts.rows_out(i) for i in sets]))
+            less = self._of_blocks(g, np.concatenate([parts.rows_out(i) for i in sets]))
             for i in sets:
                 blocks = work.blocks[i]
                 kept[i] = less[:, blocks]
@@ -120,17 +113,16 @@ class IntegratedAgain:
             log_scored[:] = log_out
             return
         for sets in work.scores_by_pass:
-            some = self._of_blocks(g, centres, np.concatenate([work.still_out(parts, i, self._block) for i in sets]))
+            some = self._of_blocks(g, np.concatenate([work.still_out(parts, i, self._block) for i in sets]))
             for i in sets:
                 blocks, part = work.blocks_of_score[i], int(parts.part[i])
                 without = kept[part][:, np.searchsorted(work.blocks[part], blocks)]
                 log_scored[:, i] = (some[:, blocks] - without).sum(axis=1)
 
-    def _of_blocks(self, g: Array, centres: Centres, out: Ints) -> Array:
+    def _of_blocks(self, g: Array, out: Ints) -> Array:
         """Return the integrals of blocks without some rows, (n, n_blocks), about centres that are right for these."""
         self._masked.leave_out(out)
-        self._centres = centres
-        terms, points = self._integrals.terms, self._integrals.reference(g)
+        terms, points = self._integrals.terms, self._integrals.at(g)
         found = integrate(terms, self._forest, self._rule, g, points.centres, moments=False, by_block=True).of_blocks
         assert found is not None
         return found

@@ -12,7 +12,6 @@ References
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from scipy.interpolate import PchipInterpolator
 from scipy.optimize import minimize
 
 from pymc_ngvi.core.linalg import solve_lower
+from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 
 #: Where margins are looked for, in standardised coordinates: locations, log scales, skewness, and log tails.
@@ -36,12 +36,10 @@ _LIGHTEST, _HEAVIER = 1.0, 0.95
 _STEPS, _FARTHEST = 60, 30.0
 
 
+@stored("exact.margins")
 @dataclass(frozen=True, eq=False)
 class Margins:
     """A map between coordinates and standard normals."""
-
-    #: There are no tails left: margins have them.
-    tails: ClassVar[tuple[()]] = ()
 
     #: Of the margins; shape (p,).
     location: Array
@@ -52,6 +50,11 @@ class Margins:
     mean: Array
     #: Lower Cholesky factor of the covariance of u; shape (p, p).
     factor: Array
+
+    @classmethod
+    def none(cls, p: int) -> "Margins":
+        """Return those that leave coordinates as they are."""
+        return cls(np.zeros(p), np.ones(p), np.zeros(p), np.ones(p), np.zeros(p), np.eye(p))
 
     @classmethod
     def fitted(cls, g: Array, weights: Array, like: "Margins") -> "Margins":

@@ -19,12 +19,10 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.effects import SplitNormal
 from pymc_ngvi.marginal.forest import Forest
+from pymc_ngvi.marginal.integral import TreeIntegral
 from pymc_ngvi.marginal.joint import JointDraws
-from pymc_ngvi.marginal.log_marginal import LogMarginal
 from pymc_ngvi.marginal.parts import BatchPlan, sub_forest, whole
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.marginal.proposals import effective_size
-from pymc_ngvi.marginal.regression import Whitening
 from pymc_ngvi.marginal.trees import IntegratedTrees
 
 type Ints = NDArray[np.intp]
@@ -33,9 +31,6 @@ type RowLogp = Callable[[Array], Array]
 
 #: Numbers held at once; draws on which rules are compared.
 _AT_ONCE, _N_COMPARED = 2**21, 16
-#: Draws that predictions are learned from, at least, for each number of a polynomial, and at most, in all; their
-#: residual, an sd in nats.
-_LEAST_LEARNED, _LEARNED_PER_FEATURE, _MOST_LEARNED, _RESIDUAL = 96, 5, 0.5, 0.05
 #: Of the steps by which it is found out which rows depend on what.
 _SEED = 20_261_128
 
@@ -62,61 +57,46 @@ class WithNewRows:
 
 
 def draws_without_rows(state: PoolState, n: int, rng: np.random.Generator) -> JointDraws:
-    """Return draws of an exact posterior, without the rows that it was fitted to.
+    """Return draws of an exact posterior, worth ``n`` as far as there are so many, without the rows that it has seen.
 
-    Globals are those of the pool: as many of its sequences as are worth ``n`` independent draws, as far as there are.
-    Local coordinates have the conditional moments that the posterior knows as functions of the globals.
+    Local coordinates have the conditional moments that the posterior knows at its globals.
     """
-    pool, quadrature, forest = state.pool, *_quadrature(state)
-    last, log_ratio = int(pool.scrambling.max()), pool.log_ratio
-    sizes = (effective_size(log_ratio[pool.scrambling <= i]) for i in range(last))
-    enough = next((i for i, size in enumerate(sizes) if i and size >= n), last)
-    rows = np.flatnonzero((pool.scrambling <= enough) & np.isfinite(log_ratio))
-    assert quadrature.skew is not None
-    of_draws, theta = SplitNormal.of_skewness(quadrature.skew), np.empty((len(rows), forest.n_dim))
+    pool, trees = state.for_draws(n), _trees(state)
+    forest, rows = trees.forest, np.flatnonzero(np.isfinite(pool.log_ratio))
+    of_draws, theta = SplitNormal.of_skewness(trees.skew), np.empty((len(rows), forest.n_dim))
     theta[:, forest.globals_] = pool.g[rows]
     for part in _parts(len(rows), forest.n_local * forest.n_levels):
         g = pool.g[rows[part]]
         z = of_draws.standard_quantile(_evenly(len(g), forest.n_local, rng))
-        theta[part, forest.locals_] = quadrature.predicted(g).at_own(z[:, None], forest)[:, 0]
-    return JointDraws(theta, log_ratio[rows], rows, pool.scrambling[rows])
+        theta[part, forest.locals_] = trees.centres(g).at_own(z[:, None], forest)[:, 0]
+    return JointDraws(theta, pool.log_ratio[rows], rows, pool.part[rows])
 
 
 def with_trees(state: object) -> PoolState | None:
     """Return a posterior whose trees were integrated out; None for any other."""
     if not isinstance(state, PoolState) or not isinstance(state.rest, IntegratedTrees):
         return None
-    return None if state.rest.quadrature is None else state
+    return state if state.rest.forest.n_local else None
 
 
-def _quadrature(state: PoolState) -> tuple[LogMarginal, Forest]:
-    rest = state.rest
-    assert isinstance(rest, IntegratedTrees)
-    assert rest.quadrature is not None
-    return rest.quadrature, rest.forest
+def _trees(state: PoolState) -> IntegratedTrees:
+    assert isinstance(state.rest, IntegratedTrees)
+    return state.rest
 
 
 def with_new_rows(theta: Array, state: PoolState, row_logp: RowLogp) -> WithNewRows:
     """Return what new rows make of draws of an exact posterior."""
-    quadrature, forest = _quadrature(state)
-    assert quadrature.skew is not None
-    return beside(theta, quadrature.predicted, forest, row_logp, quadrature.skew, quadrature.whitening)
+    trees = _trees(state)
+    return beside(theta, trees.centres, trees.forest, row_logp, trees.skew)
 
 
 def skewness_of(state: PoolState) -> float:
     """Return the largest skewness of any local coordinate given the globals, as far as it is known."""
-    skewness = _quadrature(state)[0].skew
-    assert skewness is not None
-    return float(np.abs(skewness).max(initial=0.0))
+    return float(np.abs(_trees(state).skew).max(initial=0.0))
 
 
 def beside(
-    theta: Array,
-    centres: Callable[[Array], Centres],
-    forest: Forest,
-    row_logp: RowLogp,
-    skewness: Array,
-    whitening: Whitening | None = None,
+    theta: Array, centres: Callable[[Array], Centres], forest: Forest, row_logp: RowLogp, skewness: Array
 ) -> WithNewRows:
     """Return what rows make of draws beside trees of which three moments are known."""
     g = theta[:, forest.globals_]
@@ -125,35 +105,17 @@ def beside(
     if not trees.n_local:
         parts = [row_logp(theta[rows]).sum(axis=1) for rows in _parts(len(theta), terms.width)]
         return WithNewRows(np.concatenate(parts), theta, np.zeros(len(theta)))
-    integral = LogMarginal(terms, trees, terms.before)
+    integral = TreeIntegral(terms, trees, terms.before)
     few = np.linspace(0, len(g) - 1, min(_N_COMPARED, len(g))).astype(np.intp)
-    integral.choose_rule(integral.reference(g[few]))
-    if whitening is not None:
-        _learn(integral, g, whitening)
+    integral.choose_rule(integral.at(g[few]))
     log_ratio, moved, result = np.empty(len(g)), np.empty(len(g)), theta.copy()
     for rows in _parts(len(g), forest.n_dim * forest.n_levels):
-        if integral.base is None:
-            points = integral.reference(g[rows])
-            after, values, lost = points.centres, points.log_marginal, points.lost
-        else:
-            after, (values, lost) = integral.centres(g[rows]), integral(g[rows])
-        log_ratio[rows] = np.where(lost | ~np.isfinite(values), -np.inf, values)
-        before = terms.before(g[rows])
+        points, before = integral.at(g[rows]), terms.before(g[rows])
+        log_ratio[rows] = points.log_estimate
         z = standardised(theta[rows, trees.locals_], before, trees)
-        result[rows, trees.locals_] = after.at_own(z[:, None], trees)[:, 0]
-        moved[rows] = np.abs(standardised(after.mean, before, trees)).max(axis=1)
+        result[rows, trees.locals_] = points.centres.at_own(z[:, None], trees)[:, 0]
+        moved[rows] = np.abs(standardised(points.centres.mean, before, trees)).max(axis=1)
     return WithNewRows(log_ratio, result, moved, float(np.abs(skewness[terms.places]).max()))
-
-
-def _learn(integral: LogMarginal, g: Array, whitening: Whitening) -> None:
-    """Learn from some draws how integrals and centres change with the globals, if these are few among all."""
-    integral.whitening = whitening
-    n = max(_LEAST_LEARNED, _LEARNED_PER_FEATURE * integral.n_features)
-    if n > _MOST_LEARNED * len(g):
-        return
-    points = integral.reference(g[np.linspace(0, len(g) - 1, n).astype(np.intp)])
-    integral.learn_centres(points)
-    integral.learn_base(points, np.ones(n), tolerance=_RESIDUAL, least=0, reach=1.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -290,7 +290,7 @@ class PoolState:
             return JointDraws.of_equal_weight(self.draw(fewer, rng), self.effective_for(fewer) / fewer)
         rows, others, log_weights = self.rest.joint(self, pool, rng)
         worth = self.effective_size_for(n) / effective_size(log_weights)
-        return JointDraws(self._with(pool.g[rows], others), log_weights, rows, pool.scrambling[rows], worth)
+        return JointDraws(self._with(pool.g[rows], others), log_weights, rows, pool.part[rows], worth)
 
     def _joined(self, pool: Pool, order: NDArray[np.intp], uniform: list[Array]) -> Array:
         rows, others = self.rest.draw(self, pool, order, uniform)

@@ -15,16 +15,7 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.margins import Margins
 from pymc_ngvi.marginal.student_mixture import StudentMixture, squares
-from pymc_ngvi.marginal.tails import Bend
 
-#: Part of the proposal that goes to each straight tail, and to all of them together at most.
-_OF_TAIL, _OF_TAILS = 0.12, 0.4
-#: Part of a defended proposal that is far wider; nats below its top that draws of a Gaussian so wide are on average.
-OF_DEFENCE, _NATS_BELOW = 0.1, (5.0, 15.0)
-#: How much wider at most, in few dimensions.
-_WIDEST = 3.0
-#: Components that are made far wider one by one, at most: of more, one about all of them.
-_MOST_FAR = 3
 #: Weighted EM: iterations, least share of a component.
 _N_EM, _LEAST_SHARE = 12, 0.05
 #: Nats below the largest weight from which on draws are left out.
@@ -37,13 +28,6 @@ _FOLDS = 20_260_303
 _DRAWS_PER_COORDINATE = 6.0
 #: Numbers of components that are tried in turn where the most so far did best.
 _MORE = (5, 8)
-#: The kind that is fitted from given components; the least share of one of these.
-_FROM_START, _LEAST_OF_START = (0.0, None, 0), 0.005
-#: Iterations of EM from given components.
-_N_REFINED = 6
-
-#: Between globals and coordinates in which a Student t is near to their density.
-type Coordinates = Bend | Margins
 
 
 @stored("exact.proposal")
@@ -51,57 +35,17 @@ type Coordinates = Bend | Margins
 class Proposal:
     """A density of the globals."""
 
-    #: Of y.
+    #: Of the normals that margins make of the globals.
     mixture: StudentMixture
-    #: Between y and the globals.
-    bend: Coordinates
-    #: Components, the last ones, that are far wider than what was fitted.
-    n_far: int = 0
+    margins: Margins
 
     def log_density(self, g: Array) -> Array:
         """Return the log density at the rows of ``g``."""
-        return self.bend.log_density(self.mixture.log_density, g)
+        return self.margins.log_density(self.mixture.log_density, g)
 
     def draws(self, n: int, rng: np.random.Generator) -> Array:
         """Return ``n`` quasi-random draws."""
-        return self.bend.inverse(self.mixture.draws(n, rng))
-
-    def is_far(self, g: Array) -> NDArray[np.bool_]:
-        """Tell which globals are where components that are far wider have most of the density, (n,)."""
-        if not self.n_far:
-            return np.zeros(len(g), dtype=bool)
-        n = len(self.mixture.shares) - self.n_far
-        log_fitted = self.bend.log_density(self.mixture.first(n).log_density, g)
-        log_fitted += np.log(self.mixture.shares[:n].sum())
-        return log_fitted < self.log_density(g) - np.log(2.0)
-
-    def beside(self, other: "Proposal", part: float) -> "Proposal":
-        """Return the proposal of which a part is another one."""
-        n, n_other = len(self.mixture.shares), len(other.mixture.shares)
-        far = np.arange(n + n_other) >= n + n_other - other.n_far
-        far[n - self.n_far : n] = True
-        joined = self.mixture.joined(other.mixture, part)
-        return Proposal(joined.of(np.argsort(far, kind="stable")), self.bend, self.n_far + other.n_far)
-
-    def far(self) -> "Proposal":
-        """Return a proposal that is far wider, and looks for what this one misses.
-
-        Notes
-        -----
-        Under a Gaussian in p dimensions, draws of one that is s times as wide are p (s^2 - 1) / 2 nats below the top
-        that its own are, on average. Scales follow from these nats: where the posterior is as the proposal is, such
-        draws have little weight; where it is not, those that are this far down find it.
-        """
-        p = self.mixture.means.shape[1]
-        bulk = self.mixture.first(len(self.mixture.shares) - len(self.bend.tails))  # tails have wide components
-        bulk = bulk if len(bulk.shares) <= _MOST_FAR else bulk.as_one()
-        near, far = (bulk.scaled(min(float(np.sqrt(1.0 + 2.0 * nats / p)), _WIDEST)) for nats in _NATS_BELOW)
-        return Proposal(near.joined(far, 0.5), self.bend)
-
-    def defended(self, part: float = OF_DEFENCE) -> "Proposal":
-        """Return a proposal of which a part is far wider: no weight is more than 1 / part times what it has there."""
-        far = self.far().mixture
-        return Proposal(self.mixture.joined(far, part), self.bend, len(far.shares))
+        return self.margins.inverse(self.mixture.draws(n, rng))
 
 
 def _few(weights: Array, n: int) -> tuple[NDArray[np.intp], Array]:
@@ -122,27 +66,10 @@ class Base(NamedTuple):
     factor: Array
 
 
-def base_proposal(bend: Bend, mean: Array, cov: Array) -> Base:
-    """Return mean and factor of y where the globals are those of a Gaussian."""
-    mean, cov = bend.normal(mean, cov)
-    factor = np.linalg.cholesky(cov)
-    if not bend.tails:
-        return Base(mean, factor)
-    p = len(mean)
-    y = Bend(bend.tails).forward(mean + np.random.default_rng(1).standard_normal((2_048, p)) @ factor.T)
-    return Base(y.mean(axis=0), np.linalg.cholesky(np.cov(y.T).reshape(p, p)))
-
-
 def mixture_of(bases: Sequence[Base], df: float) -> StudentMixture:
     """Return a component of y at each of several Gaussians."""
     means, factors = np.array([b.mean for b in bases]), np.array([b.factor for b in bases])
     return StudentMixture(np.full(len(bases), 1.0 / len(bases)), means, factors, df)
-
-
-def first_proposal(base: Base, bend: Bend, df: float, scale: float) -> Proposal:
-    """Return a Student t about the base, wider by ``scale``."""
-    mixture = StudentMixture(np.ones(1), base.mean[None], scale * base.factor[None], df)
-    return Proposal(_with_tails(mixture, bend), bend)
 
 
 def effective_size(log_weights: Array) -> float:
@@ -167,9 +94,8 @@ def best_proposal(
     log_weights: Array,
     log_marginal: Array,
     base: Base,
-    bend: Coordinates,
+    margins: Margins,
     df: float,
-    start: StudentMixture | None = None,
 ) -> Proposal:
     """Return the proposal of several kinds that does best on draws it was not fitted to.
 
@@ -180,7 +106,7 @@ def best_proposal(
     """
     rows, w = _few(np.exp(log_weights - log_weights.max()), _MOST_FITTED)
     g, log_marginal = g[rows], log_marginal[rows]
-    y = bend.forward(g)
+    y = margins.forward(g)
     # At random: every second point of a Sobol sequence is in one half of the space.
     fold = np.random.default_rng(_FOLDS).permutation(len(g)) % 2
     size = 1.0 / (w**2).sum()
@@ -188,9 +114,7 @@ def best_proposal(
 
     def make(kind: tuple[float, float | None, int], rows: Array) -> Proposal:
         part = w[rows] / w[rows].sum()
-        if kind == _FROM_START and start is not None:
-            return Proposal(_with_tails(_refined(start, y[rows], part), bend), bend)
-        return Proposal(_with_tails(_fitted(y[rows], part, base, *kind), bend), bend)
+        return Proposal(_fitted(y[rows], part, base, *kind), margins)
 
     def score(kind: tuple[float, float | None, int]) -> float:
         total = 0.0
@@ -213,9 +137,6 @@ def best_proposal(
         if best[2] == before:
             scores[*best[:2], k] = score((*best[:2], k))
             best = max(scores, key=lambda kind: scores[kind])
-    if start is not None:
-        scores[_FROM_START] = score(_FROM_START)
-    best = max(scores, key=lambda kind: scores[kind])
     return make(best, np.ones(len(g), dtype=bool))
 
 
@@ -271,20 +192,6 @@ def _by_em(y: Array, w: Array, k: int, df: float, mean: Array, cov: Array) -> St
     return StudentMixture(shares, means, factors, df)
 
 
-def _refined(start: StudentMixture, y: Array, w: Array) -> StudentMixture:
-    """Fit the components of a mixture by weighted EM; they shrink towards what they were, and empty ones go."""
-    shares, means, factors, df = start.shares, start.means, start.factors, start.df
-    for _ in range(_N_REFINED):
-        responsibilities, of_t = _responsibilities(y, w, shares, means, factors, df)
-        shares = responsibilities.sum(axis=1)
-        kept = np.flatnonzero(shares > min(_LEAST_OF_START, 0.5 * shares.max()))
-        before = factors[kept] @ factors[kept].transpose(0, 2, 1)
-        means, covs = _components(y, responsibilities[kept], of_t[kept], means[kept], before)
-        shares, factors = shares[kept] / shares[kept].sum(), np.linalg.cholesky(covs)
-        df = df if np.ndim(df) == 0 else np.asarray(df)[kept]
-    return StudentMixture(shares, means, factors, df)
-
-
 def _responsibilities(
     y: Array, w: Array, shares: Array, means: Array, factors: Array, df: float | Array
 ) -> tuple[Array, Array]:
@@ -307,25 +214,3 @@ def _components(y: Array, responsibilities: Array, of_t: Array, mean: Array, cov
     of_cov, of_mean = (2.0 * p / (2.0 * p + sizes))[:, None, None], (1.0 / (1.0 + 0.2 * sizes))[:, None]
     scatters = (weight[:, :, None] * apart).transpose(0, 2, 1) @ apart / np.maximum(total, 1e-300)[:, None, None]
     return (1.0 - of_mean) * locations + of_mean * mean, (1.0 - of_cov) * scatters + of_cov * cov
-
-
-def _with_tails(mixture: StudentMixture, bend: Coordinates) -> StudentMixture:
-    """Add a component for each straight tail: about y = 0, as wide as the way from there to the bulk."""
-    if not bend.tails:
-        return mixture
-    largest = int(np.argmax(mixture.shares))
-    cov = mixture.factors[largest] @ mixture.factors[largest].T
-    centre = mixture.shares @ mixture.means
-    means, factors = [], []
-    for tail in bend.tails:
-        mean, wide = centre.copy(), 1.3 * cov
-        width = max(abs(mean[tail.at]) / 1.5, float(np.sqrt(cov[tail.at, tail.at])))
-        mean[tail.at] = 0.0
-        wide[tail.at, :] = wide[:, tail.at] = 0.0
-        wide[tail.at, tail.at] = width**2
-        means.append(mean)
-        factors.append(np.linalg.cholesky(wide))
-    n = len(bend.tails)
-    df = float(np.broadcast_to(mixture.df, len(mixture.shares))[largest])
-    tails = StudentMixture(np.full(n, 1.0 / n), np.array(means), np.array(factors), df)
-    return mixture.joined(tails, min(_OF_TAIL * n, _OF_TAILS))

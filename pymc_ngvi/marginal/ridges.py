@@ -27,8 +27,6 @@ _DISTANCES = 2.0 ** np.arange(0.5, 5.5, 0.5)
 _LOWEST = 10.0
 #: Steps of Newton at each distance, their lengths that are tried, and the longest one, in standard deviations.
 _N_NEWTON, _LENGTHS, _LONGEST = 5, np.array([1.0, 0.5, 0.2, 0.05]), 3.0
-#: Distance up to which predictions are relied on.
-_PREDICTED = 3.5
 #: Step of finite differences, and the widest that a component may be, in standard deviations.
 _STEP, _WIDEST = 0.01, 4.0
 #: Degrees of freedom of components.
@@ -44,11 +42,7 @@ class RidgeSlopes(NamedTuple):
 
 
 def ridges(
-    log_density: Callable[[Array], Array],
-    mode: Array,
-    sd: Array,
-    along: NDArray[np.intp],
-    evaluate: Callable[[Array], Array] | None = None,
+    log_density: Callable[[Array], Array], mode: Array, sd: Array, along: NDArray[np.intp]
 ) -> StudentMixture | None:
     """Follow log m from its mode along some coordinates, in both directions; None where nothing was found."""
     of, p = _standardised(log_density, mode, sd), len(mode)
@@ -59,11 +53,8 @@ def ridges(
     for distance in _DISTANCES:
         begun = at + (at - before) * ((distance - previous) / previous if previous else 0.0)
         begun[np.arange(len(fixed)), fixed] = side * distance
-        if evaluate is None or distance < _PREDICTED:
-            found, slopes = _maximised(of, begun, fixed)
-            value = slopes.value
-        else:
-            found, slopes, value = _settled(of, _standardised(evaluate, mode, sd), begun, fixed, top - _LOWEST)
+        found, slopes = _maximised(of, begun, fixed)
+        value = slopes.value
         going = value > top - _LOWEST
         for i in np.flatnonzero(going):
             means.append(found[i])
@@ -131,31 +122,6 @@ def _maximised(
             return at, slopes
         at = np.where(rises[:, None], tried[each, best], at)
     return at, _slopes(of, at)
-
-
-def _settled(
-    of: Callable[[Array], Array],
-    evaluate: Callable[[Array], Array],
-    begun: Array,
-    fixed: NDArray[np.intp],
-    least: float,
-) -> tuple[Array, RidgeSlopes, Array]:
-    """Return where a density that is predicted is largest, going by its values where predictions are; these values.
-
-    Where a ridge goes straight on, the way so far may tell more than predictions do: the values of both are taken, and
-    what is above ``least`` is maximised once more by predictions that know these.
-    """
-    at = np.concatenate([begun, _maximised(of, begun, fixed)[0]])
-    values = evaluate(at).reshape(2, -1)
-    best = values.argmax(axis=0) * len(begun) + np.arange(len(begun))
-    at, value = at[best], values.max(axis=0)
-    going = np.flatnonzero(value > least)
-    if len(going):
-        tried = _maximised(of, at[going], fixed[going])[0]
-        new = evaluate(tried)
-        better = new > value[going]
-        at[going[better]], value[going[better]] = tried[better], new[better]
-    return at, _slopes(of, at), value
 
 
 def _slopes(of: Callable[[Array], Array], at: Array) -> RidgeSlopes:

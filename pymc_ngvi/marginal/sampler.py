@@ -24,15 +24,13 @@ from scipy.spatial import cKDTree
 from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.psis import smoothed
-from pymc_ngvi.core.refusal import Reason
+from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.adaptation import Hopeless, thin_squares
 from pymc_ngvi.marginal.margins import PROFILE, Margins, profile_lines
 from pymc_ngvi.marginal.mode import LatentMode, find_mode
 from pymc_ngvi.marginal.proposals import Base, Proposal, best_proposal, effective_size, mixture_of, tempered
 from pymc_ngvi.marginal.ridges import components_above, ridges, work_in_dimensions
-from pymc_ngvi.marginal.sampling import Weighted, relative_sd_errors
-from pymc_ngvi.marginal.tails import Bend
+from pymc_ngvi.marginal.sampling import relative_sd_errors
 
 #: Effective size of the values that is looked for, by how many coordinates there are, and how many of them at most.
 #: Quasi-random values of few coordinates have errors of 0.015 sd in means with these, and of 2 to 2.5 % in sds;
@@ -50,8 +48,8 @@ _STEP = 1e-3
 #: nothing: fits take long there.
 _OF_WIDE, _DF_OF_WIDE, _WIDER = 0.12, 5.0, ((2.0, 10.0), (7.0, 40.0))
 #: Relative error of a standard deviation from which on more is drawn in its tail, and of many coordinates; at least, in
-#: that of a Gaussian.
-_MOST_SD_ERROR, _OF_MANY, _THICKER = 0.05, 0.08, 1.25
+#: that of a Gaussian; error over this one from which on a tail counts as thin.
+_MOST_SD_ERROR, _OF_MANY, _THICKER, _THIN = 0.05, 0.08, 1.25, 1.5
 #: Coordinates up to which an integral is right: of more, a proposal is nearer to the draws that have taught it than it
 #: should be, so that the integral is 0.08 (of 24) to 0.15 (of 40) too small.
 MOST_SURE = 15
@@ -84,6 +82,10 @@ _NEAR_END, _FAR_END = 30.0, 1_000.0
 #: k-hat, and by how much values from farther out may move a mean, in its errors; means that move by less than a part
 #: of an sd do not count. What a posterior is to have to be reliable: effective size, and part without a fit.
 HEAVIEST, MOST_MOVED, _SMALL, LEAST_SIZE, MOST_LOST = 0.7, 2.0, 0.05, 100.0, 0.05
+
+
+class Hopeless(Refused):
+    """Proposals do not come near to the posterior of the outside; the sentence says so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,8 +227,12 @@ class Sampler:
         most: int = MOST,
         n_draws: int = N_DRAWS,
         is_cheap: bool = False,
+        cov: Array | None = None,
+        others: Sequence[Array] = (),
     ) -> None:
         self._inside, self._start, self._scale = inside, start, scale
+        #: Covariance about the start, if that is as good as a mode; other points to climb from.
+        self._cov, self._others = cov, others
         self._rng, self._wanted = np.random.default_rng(seed), max(wanted, WANTED.get(len(start), WANTED_OF_MORE))
         self._most, self._n_draws, self._is_cheap = most, n_draws, is_cheap
         self._df, self._least_size = max(_LEAST_DF, float(len(start))), max(_PER_DIM * len(start), 25.0)
@@ -241,7 +247,7 @@ class Sampler:
         best, n, total = (0.0, proposal), min(_FIRST + _FIRST_OF_EACH * p, self._most), 0
         for _ in range(_MOST_ROUNDS):
             self._draw(proposal, n)
-            draws, part = self._pooled(), self._efficiency()
+            draws, part = self._pooled(), self.efficiency()
             total, size = sum(len(one.g) for one in self._rounds), draws.effective_size
             n_draws = self._n_draws_for(draws.variance)
             if n_draws > self._n_draws:  # a round with fewer draws has shown the way, and is left out
@@ -259,6 +265,18 @@ class Sampler:
                 continue
             proposal, margins = self._fitted(draws, margins)
         return draws
+
+    def afresh(self, draws: OutsideDraws, wanted: float) -> OutsideDraws:
+        """Return draws of a proposal that all of those before have taught, and no others."""
+        proposal = self._fitted(draws, self.proposal.margins)[0]
+        self._rounds, n = [], int(np.clip(wanted / max(self.efficiency(), _LEAST_PART), _LEAST, self._most))
+        self._draw(proposal, n)
+        return self._pooled()
+
+    @property
+    def proposal(self) -> Proposal:
+        """The last one, but for what is farther out."""
+        return self._rounds[-2].proposal
 
     # --- the first proposal ---
 
@@ -296,7 +314,7 @@ class Sampler:
             return
         found = ridges(self._inside.log_m, mode.at, np.sqrt(np.diag(mode.cov)), along)
         if found is not None:
-            self._add(Proposal(found, Bend()), _FIRST, is_wide=False)
+            self._add(Proposal(found, Margins.none(p)), _FIRST, is_wide=False)
 
     def _begun(self) -> list[LatentMode]:
         """Return the mode above the start; of one coordinate, those that a scan about it shows, too."""
@@ -304,19 +322,20 @@ class Sampler:
         if not np.isfinite(log_m(start[None])[0]):  # there may be a fit nearby
             points = start + self._scale * (np.random.default_rng(p).random((_TRIES, p)) - 0.5)
             start = points[np.argmax(np.isfinite(log_m(points)))]
-        found = find_mode(log_m, start, self._scale)
+        found = find_mode(log_m, start, self._scale) if self._cov is None else LatentMode(start, self._cov)
         if found is None:
             raise Hopeless(Reason.HOPELESS, "the latent variables can't be fitted where the hyperparameters start")
+        modes = self._above(self._others, [found]) if len(self._others) else [found]
         if p == 1:
             points = self._start + _SCAN[:, None]
-            return self._with_peaks([found], points[None], log_m(points)[None])
+            return self._with_peaks(modes, points[None], log_m(points)[None])
         if not self._is_cheap or p > _MOST_CLIMBED:
-            return [found]
+            return modes
         points = self._start + _WIDE_START * self._rng.standard_normal((_STARTS, p))
         values = log_m(points)
         highest = points[np.argsort(np.where(np.isfinite(values), -values, np.inf))[:_CLIMBS]]
         ends = components_above(log_m, highest, self._scale).means
-        return self._above(ends[log_m(ends) > log_m(found.at[None]) - _LOWEST], [found])
+        return self._above(ends[log_m(ends) > log_m(found.at[None]) - _LOWEST], modes)
 
     def _with_peaks(self, modes: Sequence[LatentMode], lines: Array, values: Array) -> list[LatentMode]:
         """Return modes and those above peaks along lines, (n_lines, n, p), the highest one first."""
@@ -325,7 +344,7 @@ class Sampler:
         is_peak = (inner > values[:, :-2]) & (inner > values[:, 2:]) & (inner > values.max() - 2.0 * _LOWEST)
         return self._above(lines[:, 1:-1][is_peak], modes)
 
-    def _above(self, points: Array, modes: Sequence[LatentMode]) -> list[LatentMode]:
+    def _above(self, points: Array | Sequence[Array], modes: Sequence[LatentMode]) -> list[LatentMode]:
         """Return modes and those above some points, the highest one first, without those that are far below it."""
         log_m, result = self._inside.log_m, list(modes)
         for point in points:
@@ -357,7 +376,7 @@ class Sampler:
         one, p = proposal.mixture.as_one(), len(self._start)
         near, far = (one.scaled(min(most, float(np.sqrt(1.0 + 2.0 * nats / p)))) for most, nats in _WIDER)
         mixture = near.joined(far, 0.5) if self._is_cheap else near
-        wide = Proposal(replace(mixture, df=_DF_OF_WIDE), proposal.bend)
+        wide = Proposal(replace(mixture, df=_DF_OF_WIDE), proposal.margins)
         self._add(proposal, n_near, is_wide=False)
         self._add(wide, n_wide, is_wide=True)
 
@@ -386,7 +405,7 @@ class Sampler:
             g[~has_fit],
         )
 
-    def _efficiency(self) -> float:
+    def efficiency(self) -> float:
         """Return the effective part of the values of the last round by itself, but for those from farther out."""
         last = self._rounds[-2]
         return effective_size(logsumexp(last.pairs.log_ratio, axis=1) - last.proposal.log_density(last.g)) / len(last.g)
@@ -405,10 +424,26 @@ class Sampler:
         p = draws.g.shape[1]
         log_weights = draws.log_marginal - draws.log_density
         margins = Margins.fitted(draws.g, normalised_weights(tempered(log_weights, self._least_size)), before)
-        of_tails = np.log1p(thin_squares(Weighted(draws.g, draws.log_marginal, log_weights)))
+        of_tails = np.log1p(_thin_squares(draws.g, normalised_weights(log_weights)))
         log_weights = tempered(log_weights + of_tails, self._least_size)
         base = Base(np.zeros(p), np.eye(p))
         return best_proposal(draws.g, log_weights, draws.log_marginal + of_tails, base, margins, self._df), margins
+
+
+def _thin_squares(g: Array, weights: Array) -> Array:
+    """Return the largest square of coordinates with thin tails, standardised, (n,); 0 where there are none.
+
+    The variance of an estimated mean of f is least for draws in proportion to p |f| [1]_: of p itself, and of squares
+    of coordinates whose standard deviations are known less well than that of a Gaussian.
+
+    References
+    ----------
+    .. [1] A. B. Owen (2013). Monte Carlo theory, methods and examples, section 9.1. https://artowen.su.domains/mc/
+    """
+    thin = relative_sd_errors(g, weights) > _THIN * np.sqrt(0.5 * np.sum(weights**2))
+    mean, sd, _ = _moments(g, weights)
+    z = (g[:, thin] - mean[thin]) / np.where(sd[thin] > 0.0, sd[thin], 1.0)
+    return np.max(z**2, axis=1, initial=0.0)
 
 
 def _is_apart(at: Array, modes: Sequence[LatentMode]) -> bool:

@@ -212,7 +212,7 @@ class MovedDraws(GivenGlobals):
         n, n_chains, d = self.x.shape
         of_start = np.arange(n_chains) // (n_chains // self.checks.n_starts)
         logp = self.logp.ravel()
-        pool = Pool(self.x.reshape(-1, d), logp, logp, np.tile(of_start, n), np.zeros(n * n_chains, dtype=bool))
+        pool = Pool(self.x.reshape(-1, d), logp, logp, np.tile(of_start, n))
         return PoolState(pool, self, np.arange(d), np.empty(0, dtype=np.intp), gaussian, others=others)
 
     @property

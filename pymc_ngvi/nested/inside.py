@@ -9,12 +9,12 @@ import numpy as np
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.adaptation import Hopeless
-from pymc_ngvi.marginal.sampler import OutsideDraws, Pairs, normalised_weights
-from pymc_ngvi.marginal.tails import Bend, Ratio
+from pymc_ngvi.marginal.ratios import Ratios
+from pymc_ngvi.marginal.sampler import Hopeless, OutsideDraws, Pairs, normalised_weights
+from pymc_ngvi.marginal.sampling import by_neighbours
 from pymc_ngvi.nested.defence import n_far_of
 from pymc_ngvi.nested.found import Drawn, Marginal, missing
-from pymc_ngvi.nested.pairs import WeightedPairs, by_neighbours
+from pymc_ngvi.nested.pairs import WeightedPairs
 
 #: Power of m that known values count by.
 _FLATTENED = 0.25
@@ -68,7 +68,7 @@ class LatentInside:
         self._marginal, self._most_variance = marginal, most_variance
         #: Values with draws that are expected, and fits that came before.
         self._n_values, self._n_before = n_values, n_before
-        self.bend = Bend((), tuple(Ratio(at, by, float(start[by])) for at, by in ratios))
+        self.bend = Ratios.about(ratios, start)
         self._is_ready = False
 
     def log_m(self, y: Array) -> Array:

@@ -25,8 +25,6 @@ from pymc_ngvi.marginal.sampling import picked
 
 #: Part of the draws at a value of the hyperparameters above which these are those of a mode.
 _MOST_OF_DRAWS = 0.5
-#: Points that are not divided.
-_FEW = 2
 
 
 @stored("nested.pairs")
@@ -226,26 +224,3 @@ def _standardised(values: Array, root: Array) -> Array:
     apart *= root[:, None]
     norm = np.sqrt(np.sum(apart**2, axis=0))
     return apart / np.where(norm > 0.0, norm, 1.0)
-
-
-def by_neighbours(points: Array, weights: Array, least: float) -> NDArray[np.intp]:
-    """Return an order in which neighbours are near each other: halves by weight, halved again along what is longest."""
-    order, first = np.arange(len(points)), np.zeros(1, dtype=np.intp)
-    while True:  # all parts at once
-        size = np.diff(np.append(first, len(order)))
-        part = np.repeat(np.arange(len(first)), size)
-        w, x = weights[order], points[order]
-        total = np.add.reduceat(w, first)
-        goes_on = (size > _FEW) & (total > least)
-        if not goes_on.any():
-            return order
-        per = np.divide(1.0, total, out=np.zeros_like(total), where=total > 0.0)[:, None]
-        mean = np.add.reduceat(w[:, None] * x, first) * per
-        longest = np.add.reduceat(w[:, None] * (x - mean[part]) ** 2, first).argmax(axis=1)
-        along = np.where(goes_on[part], x[np.arange(len(x)), longest[part]], 0.0)
-        order = order[np.lexsort((along, part))]
-        reached = np.cumsum(w := weights[order])
-        reached -= (reached[first] - w[first])[part]
-        half = 0.5 * reached[first + size - 1]
-        below = np.add.reduceat((reached < half[part]).astype(np.intp), first)
-        first = np.union1d(first, (first + np.clip(below, 1, np.maximum(size - 1, 1)))[goes_on])

@@ -23,10 +23,9 @@ from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.gaussian_over import GaussianOver, gaussian_over
 from pymc_ngvi.density.rows_given import NotRows, RowsGiven, latent_rows, ratios
 from pymc_ngvi.families.matrices.sparse.precisions import Factors
-from pymc_ngvi.marginal.fitting import Hopeless
 from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState, effective_size_of
-from pymc_ngvi.marginal.regression import Whitening, quadratic_terms
-from pymc_ngvi.marginal.sampler import MOST_SURE, N_DRAWS, Sampler
+from pymc_ngvi.marginal.regression import quadratic_terms
+from pymc_ngvi.marginal.sampler import MOST_SURE, N_DRAWS, Hopeless, Sampler
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
 from pymc_ngvi.nested.found import Drawn, KnownMarginal, Marginal
 from pymc_ngvi.nested.inside import Exploration, LatentInside, Uneven
@@ -63,15 +62,15 @@ class _StandardDeviations:
     most are predicted.
     """
 
-    def __init__(self, whitening: Whitening) -> None:
-        self._whitening = whitening
+    def __init__(self, centre: Array, scale: Array) -> None:
+        self._centre, self._scale = centre, scale
         self._points, self._log_sds = list[Array](), list[Array]()
         self._slopes: Array | None = None
         self._lowest = self._highest = np.empty(0)
 
     def of(self, g: Array, factors: Factors) -> Array:
         """Return those of Gaussians, (n, n_dim), at hyperparameters (n, p)."""
-        u = self._whitening.whitened(g)
+        u = (g - self._centre) / self._scale
         if self._slopes is not None and len(g) == 1:
             inside = np.clip(u, self._lowest, self._highest)
             return np.exp(quadratic_terms(inside) @ self._slopes)
@@ -122,7 +121,7 @@ class GaussianMarginal:
     def begin_round(self) -> None:
         """Take the coordinates in which standard deviations are predicted."""
         top = max(self.known, key=lambda one: one.value)
-        self._sds = _StandardDeviations(Whitening(np.asarray, top.g, np.diag(self.scale)))
+        self._sds = _StandardDeviations(top.g, self.scale)
 
     def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> list[Drawn | None]:
         """Return the Gaussians at values of the hyperparameters, and draws; see `Marginal`."""
@@ -180,7 +179,7 @@ class Latents(GivenGlobals):
         """Return the posterior, of these coordinates."""
         pairs, n = self.pairs, len(self.pairs.g)
         # Neighbours are in different parts.
-        pool = Pool(pairs.g, pairs.log_marginal, pairs.log_density, np.arange(n) % _N_PARTS, np.zeros(n, dtype=bool))
+        pool = Pool(pairs.g, pairs.log_marginal, pairs.log_density, np.arange(n) % _N_PARTS)
         return PoolState(pool, self, globals_, locals_, gaussian)
 
     # --- files ---

@@ -8,10 +8,10 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.verdict import Condition, Verdict
 from pymc_ngvi.marginal.sampler import MOST_MOVED, MOST_SURE, MOST_VARIANCE, N_DRAWS
 from pymc_ngvi.marginal.sampling import MOST_KHAT, has_light_tail
+from pymc_ngvi.marginal.verdict import EXACT_SIZE, EXACT_SIZE_OF_FEW
 
-#: Effective sizes from which on a posterior is exact up to simulation error: of the hyperparameters, of few of them,
-#: which are quasi-random, and of pairs.
-_EXACT_VALUES, _EXACT_OF_FEW, _EXACT_PAIRS = 400.0, {1: 100.0, 2: 200.0}, 1_000.0
+#: Effective size of pairs from which on a posterior is exact up to simulation error.
+_EXACT_PAIRS = 1_000.0
 #: Part of the effective size of the hyperparameters from which on a posterior is reliable, and k-hat up to which it is.
 _LEAST_PART, _HEAVIEST = 0.25, 0.7
 #: Values at which there are draws at least, so that it is known how even their weights are.
@@ -107,7 +107,7 @@ class NestedChecks(Verdict):
 
     @property
     def _wanted(self) -> float:
-        return _EXACT_OF_FEW.get(self.n_globals, _EXACT_VALUES)
+        return EXACT_SIZE_OF_FEW.get(self.n_globals, EXACT_SIZE)
 
     @property
     def efficiency(self) -> float:

@@ -6,8 +6,7 @@ from pymc_ngvi.core import prices
 from pymc_ngvi.core.prices import UsedUp, Work
 from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.marginal.exact import exact_posterior, forest_of
-from pymc_ngvi.marginal.fitting import DRAWS_PER_WANTED, WANTED
+from pymc_ngvi.marginal.exact import exact_posterior, forest_of, n_values
 from pymc_ngvi.marginal.forest import MOST_PLAIN, Forest
 from pymc_ngvi.marginal.nodes import first_rule
 from pymc_ngvi.marginal.pooled import PoolState
@@ -15,14 +14,8 @@ from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
 
 #: Globals beyond which another posterior is to be tried before it, and the chance that it is exact then.
 MANY_GLOBALS, _WITH_MANY_GLOBALS = 30, 1.0 / 30.0
-#: Draws of the globals that adapting takes, about, for each of them; with trees, for each pair; others that all nodes
-#: evaluate.
-_ADAPTING, _OF_PAIRS, _REFERRED = 60.0, 20.0, 300.0
-#: Times that draws are gone through, with those of adaptation. In blocks of single coordinates, a base rule of one node
-#: will do for most; in others it has so many in each coordinate, and draws are gone through more often.
-_ROUNDS, _NODES_OF_BASE, _MORE_LEVELS = 1.5, 3, 2.5
-#: Seconds that proposals, rules and moments take in trees, beside values.
-_BESIDE_TREES = 0.15
+#: Seconds that proposals and moments take in trees, beside values.
+_BESIDE_TREES = 0.1
 
 
 class TreeWork(NamedTuple):
@@ -39,13 +32,10 @@ class TreeWork(NamedTuple):
 
     @classmethod
     def of(cls, forest: Forest, each: float) -> "TreeWork":
-        """Return that of globals and trees: most draws are evaluated at few nodes, some by the reference rule."""
-        n_draws = DRAWS_PER_WANTED * WANTED + _ADAPTING * forest.n_globals
-        if not forest.n_local:
-            return cls(n_draws, each)
-        n_base = 1.0 if forest.n_levels == 1 else _MORE_LEVELS * _NODES_OF_BASE**forest.n_levels
-        p, n_nodes = forest.n_globals, len(first_rule(forest.n_levels).nodes)
-        return cls(_ROUNDS * (n_draws * n_base + _OF_PAIRS * p * (p + 1) + _REFERRED * n_nodes), each, _BESIDE_TREES)
+        """Return that of globals and trees."""
+        n_nodes = len(first_rule(forest.n_levels).nodes) if forest.n_local else 1
+        n = n_nodes * n_values(forest.n_globals, n_nodes * each)
+        return cls(n, each, _BESIDE_TREES if forest.n_local else 0.0)
 
 
 def work_of(forest: Forest, density: ModelDensity, *, by_rows: bool) -> TreeWork:
@@ -80,7 +70,7 @@ class TreeKind(PosteriorKind[Forest]):
         each = work_of(found, start.density, by_rows=start.by_rows).each
         try:
             state = exact_posterior(
-                start.density, start.q, found, start.seed, lambda n: work.expect(n * each), start.others
+                start.density, start.q, found, start.seed, each, lambda n: work.expect(n * each), start.others
             )
         except UsedUp:
             raise

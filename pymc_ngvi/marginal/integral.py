@@ -1,0 +1,229 @@
+"""Trees of local coordinates as what is inside: log m by quadrature, about centres that it confirms itself.
+
+Nodes are put about the conditional means of the local coordinates, scaled by a Cholesky factor of their covariance. The
+quadrature gives these moments anew: where they are far from what was assumed, a block is integrated again about better
+ones [1]_.
+
+References
+----------
+.. [1] J. C. Naylor and A. F. M. Smith (1982). Applications of a method for the efficient computation of posterior
+   distributions. Journal of the Royal Statistical Society C 31(3). https://doi.org/10.2307/2347995
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+
+from pymc_ngvi.core.sizes import AT_ONCE
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.marginal.centres import Centres, Shape, corrected_centres
+from pymc_ngvi.marginal.forest import Forest
+from pymc_ngvi.marginal.nodes import WIDE, PathRule, first_rule, references
+from pymc_ngvi.marginal.parts import SomeBlocks, TermsOfBlocks
+from pymc_ngvi.marginal.quadrature import PartIntegral, blocks_off_centre, integral_of, integrate
+from pymc_ngvi.marginal.ratios import Ratios
+from pymc_ngvi.marginal.sampler import Pairs
+
+#: Corrections of centres before a value counts as lost, and from which on the nodes are as many as can be had.
+_MOST_CORRECTIONS, _WIDEST_FROM = 8, 3
+#: Change of log m, an sd over the globals in nats, that the next rule may bring.
+TOLERANCE = 0.03
+#: Part of a slope that may be rounding.
+_ROUNDING = 1e-6
+#: Numbers in the conditional moments that others begin from.
+_MOST_KNOWN = 2**22
+
+
+@stored("exact.integrals")
+@dataclass(frozen=True, eq=False)
+class TreePairs(Pairs):
+    """log m at one value of the globals, -inf where centres were not found, and moments of the local coordinates."""
+
+    #: The value; shape (p,).
+    g: Array
+    #: Conditional means and factors.
+    centres: Centres
+    #: Third standardised cumulants; shape (n_local,).
+    skew: Array
+
+
+class TreeIntegral:
+    """log m(g), the log density of the globals with all local coordinates integrated out."""
+
+    def __init__(
+        self,
+        terms: TermsOfBlocks,
+        forest: Forest,
+        first: Callable[[Array], Centres],
+        scale: Array | float = 1.0,
+        *,
+        is_concave: bool = True,
+    ) -> None:
+        self.terms, self.forest = terms, forest
+        #: Centres to begin with, and units of distances between globals, (p,).
+        self._first, self._scale, self._is_concave = first, scale, is_concave
+        self.rule = first_rule(forest.n_levels, is_concave=is_concave)
+        #: Change of log m that the next larger rules bring, an sd in nats.
+        self.rule_error = float("nan")
+        self._known: TreePairs | None = None
+
+    def at(self, g: Array) -> TreePairs:
+        """Integrate at globals, (n, p), about centres that are corrected until they are right."""
+        size = max(1, AT_ONCE // (self.forest.n_local * self.forest.n_levels**2))
+        return TreePairs.joined([self._confirmed(g[start : start + size]) for start in range(0, len(g), size)])
+
+    def _confirmed(self, g: Array) -> TreePairs:
+        n, n_local = len(g), self.forest.n_local
+        log_m, lost = np.zeros(n), np.zeros(n, dtype=bool)
+        found, skew = Centres.empty(n, self.forest), np.empty((n_local, n)).T
+        about, plan = self._begun(g), self.terms.plan(self.forest, n, len(self.rule.nodes))
+        for part in plan.parts:
+            near = about.of(part.places, part.forest.n_levels)
+            value, centres, of_part, is_lost = self._confirmed_part(part, g, near, plan.size)
+            log_m += value
+            found.put(slice(None), part.places, centres)
+            skew[:, part.places] = of_part
+            lost |= is_lost
+        log_m = np.where(lost | ~np.isfinite(log_m), -np.inf, log_m)
+        return TreePairs(log_m[:, None], log_m[:, None], log_m, g, found, skew)
+
+    def _confirmed_part(
+        self, part: SomeBlocks, g: Array, about: Centres, size: int
+    ) -> tuple[Array, Centres, Array, NDArray[np.bool_]]:
+        """Return log m of some blocks, their centres, skewness, and which values have a block that is lost."""
+        n_values = size * len(self.rule.nodes)
+        one, found, pending = _about(part, self.rule, g, about, size)
+        assert one.shape is not None
+        of_blocks, skew = one.of_blocks, one.shape.skew
+        for turn in range(_MOST_CORRECTIONS - 1):
+            left = np.flatnonzero(pending.any(axis=1))
+            if not len(left):
+                break
+            rule = self._wider(turn)
+            again, better, still = _about(part, rule, g[left], found[left], max(1, n_values // len(rule.nodes)))
+            assert again.shape is not None
+            blocks = pending[left]
+            of_blocks[left] = np.where(blocks, again.of_blocks, of_blocks[left])
+            places = blocks[:, part.forest.block]
+            skew[left] = np.where(places, again.shape.skew, skew[left])
+            found = found.replaced(left, better, places)
+            pending[left] = blocks & still
+        return one.of_globals + of_blocks.sum(axis=1), found, skew, pending.any(axis=1)
+
+    def _wider(self, turn: int) -> PathRule:
+        rules = references(self.forest.n_levels)
+        wide = rules[len(rules) // 4 if turn < _WIDEST_FROM else min(4, len(rules) - 1)]
+        return max(self.rule, wide, key=lambda rule: rule.n_nodes)
+
+    # --- where nodes are put at first ---
+
+    def know(self, points: TreePairs) -> None:
+        """Begin from the nearest of these, too, from now on; of many, the last ones are known."""
+        found = points[np.isfinite(points.log_estimate)]
+        if not len(found.g):
+            return
+        known = found if self._known is None else TreePairs.joined([self._known, found])
+        most = max(1, _MOST_KNOWN // (self.forest.n_local * (2 + self.forest.n_levels)))
+        self._known = known[max(len(known.g) - most, 0) :]
+        self._nearest = cKDTree(self._known.g / self._scale)
+
+    def _begun(self, g: Array) -> Centres:
+        if self._known is None:
+            return self._first(g)
+        return self._known.centres[self._nearest.query(g / self._scale)[1]]
+
+    # --- how many nodes ---
+
+    def choose_rule(self, points: TreePairs, least: int = 0) -> None:
+        """Take the fewest nodes, ``least`` or more, whose log m is but for a constant that of the next two rules.
+
+        One more rule may err in the same direction. Where there may be other modes, there are as many nodes as reach
+        them.
+        """
+        rules = references(self.forest.n_levels)
+        if not self._is_concave and self._may_have_modes(points):
+            least = max(least, WIDE)
+        first = min(next((i for i, r in enumerate(rules) if r.n_nodes >= least), len(rules)), len(rules) - 2)
+        values = [self._by_rule(rule, points) for rule in rules[first : first + 2]]
+        for i in range(first, len(rules) - 1):
+            values += [self._by_rule(rule, points) for rule in rules[i + 2 : i + 3]]
+            here, *others = values[i - first :]
+            self.rule_error = max(float(np.std(other - here)) for other in others)
+            if self.rule_error < TOLERANCE:
+                self.rule = rules[i] if rules[i].n_nodes >= least else rules[i + 1]
+                return
+        self.rule = rules[-1]
+
+    def _by_rule(self, rule: PathRule, points: TreePairs) -> Array:
+        return integrate(self.terms, self.forest, rule, points.g, points.centres, moments=False).log_marginal
+
+    def _may_have_modes(self, points: TreePairs) -> bool:
+        """Tell whether log p is not concave in a local coordinate, given globals at some points."""
+        line = PathRule(WIDE, 1).nodes
+        with np.errstate(all="ignore"):
+            for near in (points[np.arange(i, i + 1)] for i in range(len(points.g))):
+                slopes = np.diff(self.terms.terms(near.g, near.centres.at(line))[1][0], axis=0) / np.diff(line, axis=0)
+                if (np.diff(slopes, axis=0) > _ROUNDING * np.abs(slopes[1:])).any():
+                    return True
+        return False
+
+
+def _about(
+    part: SomeBlocks, rule: PathRule, g: Array, about: Centres, size: int
+) -> tuple[PartIntegral, Centres, NDArray[np.bool_]]:
+    """Integrate a part, so many values at a time; also return corrected centres, and which blocks need them."""
+    n, forest = len(g), part.forest
+    starts = range(0, n, size)
+    parts = [integral_of(part, rule, g[i : i + size], about[i : i + size]) for i in starts]
+    one = parts[0]
+    if len(parts) > 1:
+        shape = Shape.empty(n, forest)
+        for i, each in zip(starts, parts, strict=True):
+            assert each.shape is not None
+            shape.put(slice(i, i + size), slice(None), each.shape)
+        of_globals, of_blocks = (np.concatenate([getattr(p, k) for p in parts]) for k in ("of_globals", "of_blocks"))
+        one = PartIntegral(of_globals, of_blocks, shape)
+    assert one.shape is not None
+    off = blocks_off_centre(forest, one.shape, PathRule(rule.n_nodes, forest.n_levels), one.of_blocks)
+    return one, corrected_centres(about, one.shape, forest), off
+
+
+class TreeInside:
+    """Trees given globals, of which some are divided by the scales that others are the logarithms of."""
+
+    def __init__(self, integral: TreeIntegral, ratios: Ratios) -> None:
+        self._integral, self._ratios = integral, ratios
+
+    def log_m(self, y: Array) -> Array:
+        """Return log m, as a density of what is divided."""
+        return self.pairs(y).log_estimate
+
+    def pairs(self, y: Array, n_draws: int = 1, rng: np.random.Generator | None = None) -> TreePairs:
+        """Return the integrals at globals, as densities of what is divided: they need no draws."""
+        points = self._integral.at(self._ratios.inverse(y))
+        self._integral.know(points)
+        log_m = points.log_estimate - self._ratios.log_slope(points.g)
+        return TreePairs(log_m[:, None], log_m[:, None], log_m, points.g, points.centres, points.skew)
+
+
+class NothingInside:
+    """A log density of which nothing is integrated."""
+
+    def __init__(self, log_p: Callable[[Array], Array]) -> None:
+        self._log_p = log_p
+
+    def log_m(self, g: Array) -> Array:
+        """Return log p, -inf where it is not finite."""
+        with np.errstate(all="ignore"):
+            values = self._log_p(g)
+        return np.where(np.isfinite(values), values, -np.inf)
+
+    def pairs(self, g: Array, n_draws: int, rng: np.random.Generator) -> Pairs:
+        """Return log p as weights."""
+        values = self.log_m(g)
+        return Pairs(values[:, None], values[:, None], values)
