@@ -3,6 +3,7 @@
 import logging
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,14 +18,14 @@ from pymc_ngvi.density.rows_given import ratios
 from pymc_ngvi.density.split import CannotSplit
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.forest import MOST_PLAIN, Forest, NoForest, find_forest
-from pymc_ngvi.marginal.integral import NothingInside, TreeInside, TreeIntegral, TreePairs
+from pymc_ngvi.marginal.integral import ROUGH, NothingInside, TreeInside, TreeIntegral, TreePairs
 from pymc_ngvi.marginal.margins import PROFILE
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.ratios import Ratios
-from pymc_ngvi.marginal.sampler import MOST_SURE, WANTED_OF_MORE, Hopeless, OutsideDraws, Sampler
-from pymc_ngvi.marginal.sampling import by_neighbours, evenly_picked
+from pymc_ngvi.marginal.sampler import MOST_SURE, WANTED_OF_MORE, Hopeless, Sampler
+from pymc_ngvi.marginal.sampling import by_neighbours
 from pymc_ngvi.marginal.trees import IntegratedTrees, pool_of
 
 logger = logging.getLogger("pymc.ngvi")
@@ -41,9 +42,9 @@ _MOST_FARTHER = 0.05
 _SCALES, _OF_LOOK, _MOST_WEIGHED = (1.0, 1.0, 0.1, 3.0, 10.0), 0.05, 16_384
 #: Effective size of the globals at most, and seconds that more than the least may take; part of the draws that is
 #: effective, about; draws at most, and at least if these take much memory; seconds of a value that are next to none.
-_MOST_WANTED, _SECONDS, _EFFECTIVE, _MOST_DRAWS, _FEWEST, _CHEAP = 2_000.0, 0.3, 0.6, 16_000, 256, 6e-4
+_MOST_WANTED, _SECONDS, _EFFECTIVE, _MOST_DRAWS, _FEWEST, _CHEAP = 2_000.0, 0.5, 0.6, 16_000, 256, 6e-4
 #: Globals at which nodes are compared with more of them.
-_N_COMPARED = 16
+_N_COMPARED = 8
 
 
 def forest_of(density: ModelDensity) -> Forest:
@@ -154,23 +155,29 @@ def exact_posterior(
     quadrature = _quadrature(fitted, density, q, forest) if forest.n_local else None
     inside = NothingInside(fitted.logp) if quadrature is None else TreeInside(quadrature, divided)
     try:
-        while True:
-            each = seconds_of_node * (1 if quadrature is None else len(quadrature.rule.nodes))
-            wanted, most = n_wanted(each), _MOST_DRAWS
-            if quadrature is None:
-                most = int(min(most, prices.left() / each))
-            else:
-                expect(n_values(len(at), each) * len(quadrature.rule.nodes))
-                most = min(most, max(_FEWEST, HELD // (forest.n_local * (2 + forest.n_levels))))
-            sampler = Sampler(
-                inside, start, sd, seed,
-                wanted=wanted, most=most, n_draws=1, is_cheap=each < _CHEAP, cov=cov, others=elsewhere,
-            )  # fmt: skip
-            draws = sampler.run()
-            if len(at) > MOST_SURE:
-                draws = sampler.afresh(draws, wanted)
-            if quadrature is None or not _needs_more_nodes(quadrature, draws):
-                break
+        each = seconds_of_node * (1 if quadrature is None else len(quadrature.rule.nodes))
+        wanted, most = n_wanted(each), _MOST_DRAWS
+        if quadrature is None:
+            most = int(min(most, prices.left() / each))
+        else:
+            expect(n_values(len(at), each) * len(quadrature.rule.nodes))
+            most = min(most, max(_FEWEST, HELD // (forest.n_local * (2 + forest.n_levels))))
+        sampler = Sampler(
+            inside, start, sd, seed,
+            wanted=wanted, most=most, n_draws=1, is_cheap=each < _CHEAP, cov=cov, others=elsewhere,
+        )  # fmt: skip
+        draws = sampler.run()
+        if len(at) > MOST_SURE:
+            draws = sampler.afresh(draws, wanted)
+        while quadrature is not None:
+            coarse = draws.pairs
+            assert isinstance(coarse, TreePairs)
+            if (fine := quadrature.refined(coarse, draws.weights)) is None:
+                draws = sampler.again()
+                continue
+            better = replace(draws, parts=[fine], has_fit=np.ones(len(fine.g), dtype=bool))
+            draws = better
+            break
     except Hopeless as reason:
         raise Unavailable(reason.code, reason.sentence) from None
     except np.linalg.LinAlgError:
@@ -202,22 +209,14 @@ def _quadrature(fitted: FittedDensity, density: ModelDensity, q: GaussianState, 
     mean, sd, first = q.mean(), q.sd(), Centres.empty(1, forest)
     first.mean[:] = mean[forest.locals_]
     first.factor[:, np.arange(forest.n_local), forest.level] = sd[forest.locals_]
-    scale = sd[forest.globals_]
+    centre, scale = mean[forest.globals_], sd[forest.globals_]
     result = TreeIntegral(
         fitted, forest, lambda g: first[np.zeros(len(g), dtype=np.intp)], scale, is_concave=is_concave
     )
-    result.know(result.at(mean[forest.globals_][None]))
-    near = mean[forest.globals_] + np.random.default_rng(_SEED).standard_normal((_N_COMPARED, len(scale))) * scale
-    result.choose_rule(result.at(near))
+    result.know(result.at(centre[None]))
+    near = centre + np.random.default_rng(_SEED).standard_normal((_N_COMPARED, len(scale))) * scale
+    result.choose_rule(result.at(near), tolerance=ROUGH)
     return result
-
-
-def _needs_more_nodes(quadrature: TreeIntegral, draws: OutsideDraws) -> bool:
-    """Tell whether a rule that was chosen about a Gaussian fit has too few nodes at the posterior; mend it."""
-    before, pairs = quadrature.rule, draws.pairs
-    assert isinstance(pairs, TreePairs)
-    quadrature.choose_rule(pairs[np.unique(evenly_picked(draws.weights, _N_COMPARED, 0.5))], before.n_nodes)
-    return quadrature.rule != before
 
 
 def _cov_of_globals(q: GaussianState, forest: Forest) -> Array:

@@ -28,11 +28,19 @@ from pymc_ngvi.marginal.parts import SomeBlocks, TermsOfBlocks
 from pymc_ngvi.marginal.quadrature import PartIntegral, blocks_off_centre, integral_of, integrate
 from pymc_ngvi.marginal.ratios import Ratios
 from pymc_ngvi.marginal.sampler import Pairs
+from pymc_ngvi.marginal.sampling import evenly_picked
 
 #: Corrections of centres before a value counts as lost, and from which on the nodes are as many as can be had.
 _MOST_CORRECTIONS, _WIDEST_FROM = 8, 3
-#: Change of log m, an sd over the globals in nats, that the next rule may bring.
-TOLERANCE = 0.03
+#: Change of log m, an sd over the globals in nats, that the next rule may bring; while globals are sampled.
+TOLERANCE, ROUGH = 0.03, 0.15
+#: What may be left of what more nodes add, an sd in nats: noise, of which weights lose 1 %.
+_RESIDUAL = 0.1
+#: Points on which rules are compared; on which what more nodes add is fitted, at least, and for each term; terms have
+#: fewer where points are lost, by this much.
+_N_COMPARED, _LEAST_FITTED, _PER_TERM, _LEAST_PER_TERM = 16, 32, 3.0, 2.0
+#: Globals of which polynomials have all products of two, at most; whitened globals are cut off here.
+_MOST_PRODUCTS, _FARTHEST = 6, 4.0
 #: Part of a slope that may be rounding.
 _ROUNDING = 1e-6
 #: Numbers in the conditional moments that others begin from.
@@ -51,6 +59,17 @@ class TreePairs(Pairs):
     #: Third standardised cumulants; shape (n_local,).
     skew: Array
 
+    def plus(self, by_terms: Array, fine: "TreePairs", rows: NDArray[np.intp]) -> "TreePairs":
+        """Return these plus what a regression makes of the differences of some, by its matrix (n, n_some)."""
+
+        def add(coarse: Array, better: Array) -> Array:
+            apart = (better - coarse[rows]).reshape(len(rows), -1)
+            return coarse + (by_terms @ apart).reshape(coarse.shape)
+
+        log_m = add(self.log_estimate, fine.log_estimate)
+        centres = Centres(add(self.centres.mean, fine.centres.mean), add(self.centres.factor, fine.centres.factor))
+        return TreePairs(log_m[:, None], log_m[:, None], log_m, self.g, centres, add(self.skew, fine.skew))
+
 
 class TreeIntegral:
     """log m(g), the log density of the globals with all local coordinates integrated out."""
@@ -67,7 +86,7 @@ class TreeIntegral:
         self.terms, self.forest = terms, forest
         #: Centres to begin with, and units of distances between globals, (p,).
         self._first, self._scale, self._is_concave = first, scale, is_concave
-        self.rule = first_rule(forest.n_levels, is_concave=is_concave)
+        self.rule = first_rule(forest.n_levels) if is_concave else PathRule(WIDE, forest.n_levels)
         #: Change of log m that the next larger rules bring, an sd in nats.
         self.rule_error = float("nan")
         self._known: TreePairs | None = None
@@ -139,7 +158,38 @@ class TreeIntegral:
 
     # --- how many nodes ---
 
-    def choose_rule(self, points: TreePairs, least: int = 0) -> None:
+    def refined(self, points: TreePairs, weights: Array) -> TreePairs | None:
+        """Return weighted points to which is added what more nodes do, as a polynomial of the globals.
+
+        It is fitted to a few of them. None where it is no such polynomial: the rule has more nodes from then on.
+        """
+        mean = weights @ points.g
+        terms = polynomial_terms((points.g - mean) / np.sqrt(weights @ (points.g - mean) ** 2))
+        rule = self.rule
+        self.choose_rule(points[np.unique(evenly_picked(weights, _N_COMPARED, 0.5))], rule.n_nodes)
+        if self.rule == rule:
+            return points
+        n = max(_LEAST_FITTED, int(_PER_TERM * terms.shape[1]))
+        rows = np.unique(evenly_picked(weights, min(n, len(weights)), 0.5))
+        reference, fine = self.rule, self.at(points.g[rows])
+        found = np.isfinite(fine.log_estimate)
+        rows, fine = rows[found], fine[found]
+        q, r = np.linalg.qr(terms[rows])
+        rules = references(self.forest.n_levels)
+        for self.rule in rules[rules.index(rule) : rules.index(reference)]:
+            here = points.log_estimate[rows] if self.rule == rule else self.at(fine.g).log_estimate
+            added = fine.log_estimate - here
+            residuals = (added - q @ (q.T @ added)) / (1.0 - np.sum(q**2, axis=1))
+            if (error := float(np.std(residuals))) < _RESIDUAL and len(rows) > _LEAST_PER_TERM * terms.shape[1]:
+                break
+        else:
+            self.rule = reference
+        if self.rule != rule:
+            return None
+        self.rule = reference
+        return points.plus(terms @ np.linalg.solve(r, q.T), fine, rows)
+
+    def choose_rule(self, points: TreePairs, least: int = 0, tolerance: float = TOLERANCE) -> None:
         """Take the fewest nodes, ``least`` or more, whose log m is but for a constant that of the next two rules.
 
         One more rule may err in the same direction. Where there may be other modes, there are as many nodes as reach
@@ -154,7 +204,7 @@ class TreeIntegral:
             values += [self._by_rule(rule, points) for rule in rules[i + 2 : i + 3]]
             here, *others = values[i - first :]
             self.rule_error = max(float(np.std(other - here)) for other in others)
-            if self.rule_error < TOLERANCE:
+            if self.rule_error < tolerance:
                 self.rule = rules[i] if rules[i].n_nodes >= least else rules[i + 1]
                 return
         self.rule = rules[-1]
@@ -171,6 +221,15 @@ class TreeIntegral:
                 if (np.diff(slopes, axis=0) > _ROUNDING * np.abs(slopes[1:])).any():
                     return True
         return False
+
+
+def polynomial_terms(u: Array) -> Array:
+    """Return 1, standardised globals, and their products, or of many their squares, (n, n_terms)."""
+    u = np.clip(u, -_FARTHEST, _FARTHEST)
+    i = j = np.arange(u.shape[1])
+    if u.shape[1] <= _MOST_PRODUCTS:
+        i, j = np.triu_indices(u.shape[1])
+    return np.concatenate([np.ones((len(u), 1)), u, u[:, i] * u[:, j]], axis=1)
 
 
 def _about(
@@ -207,6 +266,10 @@ class TreeInside:
         """Return the integrals at globals, as densities of what is divided: they need no draws."""
         points = self._integral.at(self._ratios.inverse(y))
         self._integral.know(points)
+        return self.divided(points)
+
+    def divided(self, points: TreePairs) -> TreePairs:
+        """Return integrals as densities of what is divided."""
         log_m = points.log_estimate - self._ratios.log_slope(points.g)
         return TreePairs(log_m[:, None], log_m[:, None], log_m, points.g, points.centres, points.skew)
 

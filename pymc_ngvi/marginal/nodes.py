@@ -83,24 +83,14 @@ def _line(n_nodes: int) -> tuple[Array, Array]:
     return x, log_weight - logsumexp(log_weight) + 0.5 * x**2 + 0.5 * _LOG_2PI
 
 
-def first_rule(n_levels: int, *, is_concave: bool = True) -> PathRule:
+def first_rule(n_levels: int) -> PathRule:
     """Return the rule to begin with, before anything is known."""
-    return PathRule(3 if n_levels > 1 else 5 if is_concave else WIDE, n_levels)
+    return references(n_levels)[0]
 
 
 def references(n_levels: int) -> list[PathRule]:
     """Return the rules that can confirm their centres, the smallest first: two nodes say nothing of a variance."""
     return [rule for rule in ladder(n_levels) if rule.n_nodes > 2]
-
-
-def bases(n_levels: int) -> list[PathRule]:
-    """Return the rules that may do at predicted centres, the smallest first.
-
-    One node knows nothing of how wide a conditional density is; in trees, two in each coordinate do, and are far fewer
-    than three.
-    """
-    few = [1] if n_levels == 1 else [1, 2]
-    return [PathRule(n, n_levels) for n in sorted({*few, *LADDER[n_levels]})]
 
 
 def ladder(n_levels: int) -> list[PathRule]:

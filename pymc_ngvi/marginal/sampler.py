@@ -38,7 +38,7 @@ from pymc_ngvi.marginal.sampling import relative_sd_errors
 WANTED, WANTED_OF_MORE, MOST = {1: 128.0, 2: 256.0}, 420.0, 4_000
 #: Values of the first round, and for each coordinate; of a round at least and at most; rounds at most; what those that
 #: are not from farther out come in multiples of.
-_FIRST, _FIRST_OF_EACH, _LEAST, _MOST_IN_ROUND, _MOST_ROUNDS, _UNIT = 64, 14, 36, 1_024, 12, 32
+_FIRST, _FIRST_OF_EACH, _LEAST, _MOST_IN_ROUND, _MOST_ROUNDS, _UNIT = 64, 14, 36, 2_048, 12, 32
 #: By how much the first proposal is wider than the curvature at a mode.
 _FIRST_SCALE = 1.15
 #: Of differences, in standard deviations.
@@ -53,8 +53,9 @@ _MOST_SD_ERROR, _OF_MANY, _THICKER, _THIN = 0.05, 0.08, 1.25, 1.5
 #: Coordinates up to which an integral is right: of more, a proposal is nearer to the draws that have taught it than it
 #: should be, so that the integral is 0.08 (of 24) to 0.15 (of 40) too small.
 MOST_SURE = 15
-#: Effective part of a round from which on its proposal is kept while fewer values are effective, for each coordinate.
-_GOOD, _ENOUGH = 0.3, 20.0
+#: Effective part of a round from which on its proposal is kept while fewer values are effective, for each coordinate,
+#: and the next round may have more times as many values as there are.
+_GOOD, _ENOUGH, _FASTER = 0.3, 20.0, 4
 #: Degrees of freedom of proposals at least; effective values, for each coordinate, that one is fitted to.
 _LEAST_DF, _PER_DIM = 7.0, 3.0
 #: Effective part of a round at least, as far as the size of the next one follows from it.
@@ -256,7 +257,8 @@ class Sampler:
             if total >= self._most or (size >= self._wanted and is_settled):
                 break
             missing = (self._wanted - size) / max(part, _LEAST_PART)
-            n = int(np.clip(missing, _LEAST, min(max(total, _FIRST), self._most - total, _MOST_IN_ROUND)))
+            most = max(total, _FIRST) * (_FASTER if part > _GOOD else 1)
+            n = int(np.clip(missing, _LEAST, min(most, self._most - total, _MOST_IN_ROUND)))
             is_best = part >= best[0]
             best = max(best, (part, proposal), key=lambda one: one[0])
             is_enough = size >= (_ENOUGH if is_settled else 0.5 * _ENOUGH) * p and (is_best or not is_settled)
@@ -265,6 +267,12 @@ class Sampler:
                 continue
             proposal, margins = self._fitted(draws, margins)
         return draws
+
+    def again(self) -> OutsideDraws:
+        """Return the same draws where the inside has changed a little."""
+        for one in self._rounds:
+            one.pairs = self._inside.pairs(one.g, self._n_draws, self._rng)
+        return self._pooled()
 
     def afresh(self, draws: OutsideDraws, wanted: float) -> OutsideDraws:
         """Return draws of a proposal that all of those before have taught, and no others."""
@@ -329,7 +337,7 @@ class Sampler:
         if p == 1:
             points = self._start + _SCAN[:, None]
             return self._with_peaks(modes, points[None], log_m(points)[None])
-        if not self._is_cheap or p > _MOST_CLIMBED:
+        if self._cov is not None or not self._is_cheap or p > _MOST_CLIMBED:
             return modes
         points = self._start + _WIDE_START * self._rng.standard_normal((_STARTS, p))
         values = log_m(points)
