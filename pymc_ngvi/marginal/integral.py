@@ -180,7 +180,7 @@ class TreeIntegral:
             here = points.log_estimate[rows] if self.rule == rule else self.at(fine.g).log_estimate
             added = fine.log_estimate - here
             residuals = (added - q @ (q.T @ added)) / (1.0 - np.sum(q**2, axis=1))
-            if (error := float(np.std(residuals))) < _RESIDUAL and len(rows) > _LEAST_PER_TERM * terms.shape[1]:
+            if float(np.std(residuals)) < _RESIDUAL and len(rows) > _LEAST_PER_TERM * terms.shape[1]:
                 break
         else:
             self.rule = reference
