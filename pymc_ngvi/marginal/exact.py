@@ -149,50 +149,64 @@ def exact_posterior(
     fitted = FittedDensity(density, forest, mean)
     between = ratios(density, at) if forest.n_local and isinstance(density, LogDensity) else []
     divided = Ratios.about(between, mean[at])
-    start, cov = divided.normal(mean[at], _cov_of_globals(q, forest))
-    sd = np.sqrt(np.diag(cov))
-    elsewhere = [divided.forward(other.mean()[at][None])[0] for other in others]
     quadrature = _quadrature(fitted, density, q, forest) if forest.n_local else None
-    inside = NothingInside(fitted.logp) if quadrature is None else TreeInside(quadrature, divided)
     try:
-        each = seconds_of_node * (1 if quadrature is None else len(quadrature.rule.nodes))
-        wanted, most = n_wanted(each), _MOST_DRAWS
-        if quadrature is None:
-            most = int(min(most, prices.left() / each))
-        else:
-            expect(n_values(len(at), each) * len(quadrature.rule.nodes))
-            most = min(most, max(_FEWEST, HELD // (forest.n_local * (2 + forest.n_levels))))
-        sampler = Sampler(
-            inside, start, sd, seed,
-            wanted=wanted, most=most, n_draws=1, is_cheap=each < _CHEAP, cov=cov, others=elsewhere,
+        rest = integrated(
+            fitted, forest, quadrature, divided, *divided.normal(mean[at], _cov_of_globals(q, forest)), seed,
+            seconds_of_node, expect, [divided.forward(other.mean()[at][None])[0] for other in others],
         )  # fmt: skip
-        draws = sampler.run()
-        if len(at) > MOST_SURE:
-            draws = sampler.afresh(draws, wanted)
-        while quadrature is not None:
-            coarse = draws.pairs
-            assert isinstance(coarse, TreePairs)
-            if (fine := quadrature.refined(coarse, draws.weights)) is None:
-                draws = sampler.again()
-                continue
-            better = replace(draws, parts=[fine], has_fit=np.ones(len(fine.g), dtype=bool))
-            draws = better
-            break
     except Hopeless as reason:
         raise Unavailable(reason.code, reason.sentence) from None
     except np.linalg.LinAlgError:
         raise Unavailable(Reason.SINGULAR, "a covariance of the global parameters is singular") from None
+    return rest.with_pool(q, tuple(others))
+
+
+def integrated(
+    fitted: FittedDensity,
+    forest: Forest,
+    quadrature: TreeIntegral | None,
+    divided: Ratios,
+    start: Array,
+    cov: Array,
+    seed: int,
+    seconds_of_node: float,
+    expect: Callable[[float], object] = bool,
+    others: Sequence[Array] = (),
+) -> IntegratedTrees:
+    """Sample the globals, about a Gaussian of these and other starts, as they are divided."""
+    p, each = len(start), seconds_of_node * (1 if quadrature is None else len(quadrature.rule.nodes))
+    wanted, most = n_wanted(each), _MOST_DRAWS
+    if quadrature is None:
+        inside: NothingInside | TreeInside = NothingInside(fitted.logp)
+        most = int(min(most, prices.left() / each))
+    else:
+        inside = TreeInside(quadrature, divided)
+        expect(n_values(p, each) * len(quadrature.rule.nodes))
+        most = min(most, max(_FEWEST, HELD // (forest.n_local * (2 + forest.n_levels))))
+    sampler = Sampler(
+        inside, start, np.sqrt(np.diag(cov)), seed,
+        wanted=wanted, most=most, n_draws=1, is_cheap=each < _CHEAP, cov=cov, others=others,
+    )  # fmt: skip
+    draws, fine = sampler.run(), None
+    if p > MOST_SURE:
+        draws = sampler.afresh(draws, wanted)
+    while quadrature is not None:
+        coarse = draws.pairs
+        assert isinstance(coarse, TreePairs)
+        if (fine := quadrature.refined(coarse, draws.weights)) is not None:
+            draws = replace(draws, parts=[fine], has_fit=np.ones(len(fine.g), dtype=bool))
+            break
+        draws = sampler.again()
     sds = np.sqrt(draws.weights @ (draws.g - draws.weights @ draws.g) ** 2)
     order = by_neighbours(draws.g / sds, np.full(len(draws.g), 1.0 / len(draws.g)), 0.0)
-    y, log_density, log_marginal = draws.g[order], draws.log_density[order], draws.log_marginal[order]
-    g = divided.inverse(y)
+    g = divided.inverse(draws.g[order])
     log_slope = divided.log_slope(g)
-    pairs = draws.pairs[order] if quadrature is not None else None
-    rest = IntegratedTrees(
-        pool_of(g, log_marginal + log_slope, log_density + log_slope), pairs if isinstance(pairs, TreePairs) else None,
-        sampler.proposal, divided, seed, sampler.efficiency(), draws.moved, draws.lost, forest, quadrature, fitted,
+    pool = pool_of(g, draws.log_marginal[order] + log_slope, draws.log_density[order] + log_slope)
+    return IntegratedTrees(
+        pool, None if fine is None else fine[order], sampler.proposal, divided, seed, sampler.efficiency(),
+        draws.moved, draws.lost, forest, quadrature, fitted,
     )  # fmt: skip
-    return rest.with_pool(q, tuple(others))
 
 
 def _quadrature(fitted: FittedDensity, density: ModelDensity, q: GaussianState, forest: Forest) -> TreeIntegral:

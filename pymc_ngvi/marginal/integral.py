@@ -25,6 +25,7 @@ from pymc_ngvi.marginal.centres import Centres, Shape, corrected_centres
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.nodes import WIDE, PathRule, first_rule, references
 from pymc_ngvi.marginal.parts import SomeBlocks, TermsOfBlocks
+from pymc_ngvi.marginal.proposals import tempered
 from pymc_ngvi.marginal.quadrature import PartIntegral, blocks_off_centre, integral_of, integrate
 from pymc_ngvi.marginal.ratios import Ratios
 from pymc_ngvi.marginal.sampler import Pairs
@@ -256,20 +257,25 @@ class TreeInside:
     """Trees given globals, of which some are divided by the scales that others are the logarithms of."""
 
     def __init__(self, integral: TreeIntegral, ratios: Ratios) -> None:
-        self._integral, self._ratios = integral, ratios
+        self._integral, self._ratios, self._is_settled = integral, ratios, False
 
     def log_m(self, y: Array) -> Array:
         """Return log m, as a density of what is divided."""
-        return self.pairs(y).log_estimate
+        return self._at(y).log_estimate
 
-    def pairs(self, y: Array, n_draws: int = 1, rng: np.random.Generator | None = None) -> TreePairs:
+    def pairs(self, y: Array, n_draws: int, rng: np.random.Generator) -> TreePairs:
         """Return the integrals at globals, as densities of what is divided: they need no draws."""
+        points, rule = self._at(y), self._integral.rule
+        if not self._is_settled and np.isfinite(points.log_estimate).any():
+            self._is_settled = True
+            weights = np.exp(tempered(points.log_estimate - points.log_estimate.max(), _N_COMPARED))
+            some = points[np.unique(evenly_picked(weights, _N_COMPARED, 0.5))]
+            self._integral.choose_rule(some, rule.n_nodes, ROUGH)
+        return points if self._integral.rule == rule else self._at(y)
+
+    def _at(self, y: Array) -> TreePairs:
         points = self._integral.at(self._ratios.inverse(y))
         self._integral.know(points)
-        return self.divided(points)
-
-    def divided(self, points: TreePairs) -> TreePairs:
-        """Return integrals as densities of what is divided."""
         log_m = points.log_estimate - self._ratios.log_slope(points.g)
         return TreePairs(log_m[:, None], log_m[:, None], log_m, points.g, points.centres, points.skew)
 

@@ -7,12 +7,12 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.verdict import Condition, Verdict, heavy_tail
 from pymc_ngvi.marginal.forest import MOST_PLAIN
 from pymc_ngvi.marginal.integral import TOLERANCE
+from pymc_ngvi.marginal.sampler import MOST_MOVED
 from pymc_ngvi.marginal.sampling import LEAST_TAIL, LEAST_TAIL_OF_MANY, has_light_tail
 from pymc_ngvi.marginal.sampling import MOST_KHAT as MOST_KHAT
 
-#: Relative error of a standard deviation from which on it is said; error, and what draws far out may move moments by,
-#: in what they may, at most.
-SAID_ERROR, MOST_ERROR, MOST_MISSED = 0.05, 0.15, 1.0
+#: Relative error of a standard deviation from which on it is said, and at most.
+SAID_ERROR, MOST_ERROR = 0.05, 0.15
 #: Effective sizes from which on draws of the outside are exact up to simulation error: of few coordinates, which are
 #: quasi-random, and of more.
 EXACT_SIZE_OF_FEW, EXACT_SIZE = {1: 100.0, 2: 200.0}, 400.0
@@ -46,8 +46,8 @@ class Checks(Verdict):
     tail : float
         Effective size of the draws beyond a 5 or 95 % limit, the least of any of the globals.
     missed : float
-        By how much draws far out move means and standard deviations of the globals, in what they may: 1 is .05
-        standard deviations of a mean, and 5 % of a standard deviation.
+        By how much draws from farther out move a mean or a standard deviation of the globals, in its errors; 0 where
+        it is by less than 0.05 standard deviations, or 5 %.
     beyond : float
         Part of a variance of the globals that is farther out than all draws.
     n_modes : int
@@ -92,7 +92,7 @@ class Checks(Verdict):
             Condition("tail", self.tail, least_tail,
                 f"a limit of the global parameters rests on an effective size of {self.tail:.0f} draws beyond it, "
                 f"below {least_tail:.0f}", at_least=True),
-            Condition("missed", self.missed, MOST_MISSED,
+            Condition("missed", self.missed, MOST_MOVED,
                 "draws far out have weight, and move means or standard deviations of the global parameters: some of "
                 "the posterior has been missed"),
             heavy_tail(self.beyond),
