@@ -40,6 +40,8 @@ _EVEN, _NEARLY_EVEN = 0.002, 0.05
 _MOST_FARTHER = 0.05
 #: Scales of these, q's own twice; seconds that such a look may take, and draws of q at most.
 _SCALES, _OF_LOOK, _MOST_WEIGHED = (1.0, 1.0, 0.1, 3.0, 10.0), 0.05, 16_384
+#: Of these, the heaviest ones from which log p is climbed.
+_N_CLIMBS = 4
 #: Effective size of the globals at most, and seconds that more than the least may take; part of the draws that is
 #: effective, about; draws at most, and at least if these take much memory; seconds of a value that are next to none.
 _MOST_WANTED, _SECONDS, _EFFECTIVE, _MOST_DRAWS, _FEWEST, _CHEAP = 2_000.0, 0.5, 0.6, 16_000, 256, 6e-4
@@ -118,6 +120,14 @@ def _look(density: ModelDensity, q: GaussianState) -> Array:
     return q.draws(scales * np.random.default_rng(_SEED).standard_normal((len(scales), q.n_dim)))
 
 
+def _heaviest(density: ModelDensity, q: GaussianState) -> Array:
+    """Return draws about q that have most weight: another mode may be above them, narrow or far."""
+    theta, mean = _look(density, q), q.mean()
+    each = [q.log_density(mean + (theta - mean) / s) - q.n_dim * np.log(s) for s in _SCALES]
+    log_weights = NothingInside(density.logp).log_m(theta) - logsumexp(each, axis=0)
+    return theta[np.argsort(-log_weights)[:_N_CLIMBS]]
+
+
 def efficiency_of(density: ModelDensity, q: GaussianState) -> float:
     """Return the part of the draws of a Gaussian fit that is effective; 0 where one is outside the support."""
     theta = q.draws(np.random.default_rng(_SEED).standard_normal((_N_WEIGHED, q.n_dim)))
@@ -150,10 +160,11 @@ def exact_posterior(
     between = ratios(density, at) if forest.n_local and isinstance(density, LogDensity) else []
     divided = Ratios.about(between, mean[at])
     quadrature = _quadrature(fitted, density, q, forest) if forest.n_local else None
+    heaviest = list(_heaviest(density, q)) if quadrature is None and len(at) <= MOST_PLAIN else []
     try:
         rest = integrated(
             fitted, forest, quadrature, divided, *divided.normal(mean[at], _cov_of_globals(q, forest)), seed,
-            seconds_of_node, expect, [divided.forward(other.mean()[at][None])[0] for other in others],
+            seconds_of_node, expect, [*(divided.forward(other.mean()[at][None])[0] for other in others), *heaviest],
         )  # fmt: skip
     except Hopeless as reason:
         raise Unavailable(reason.code, reason.sentence) from None

@@ -333,7 +333,13 @@ class Sampler:
         found = find_mode(log_m, start, self._scale) if self._cov is None else LatentMode(start, self._cov)
         if found is None:
             raise Hopeless(Reason.HOPELESS, "the latent variables can't be fitted where the hyperparameters start")
-        modes = self._above(self._others, [found]) if len(self._others) else [found]
+        modes = [found]
+        if len(self._others):
+            above = components_above(log_m, np.array(self._others), self._scale)
+            for at, root in zip(above.means, above.factors, strict=True):
+                mode = LatentMode(at, root @ root.T)
+                modes += [mode] if all(_is_apart(mode.at, [one]) or _is_apart(one.at, [mode]) for one in modes) else []
+            modes = self._heavy(modes)
         if p == 1:
             points = self._start + _SCAN[:, None]
             return self._with_peaks(modes, points[None], log_m(points)[None])
@@ -358,8 +364,13 @@ class Sampler:
         for point in points:
             if _is_apart(point, result) and (found := find_mode(log_m, point, self._scale)) is not None:
                 result += [found] if _is_apart(found.at, result) else []
-        tops = log_m(np.array([mode.at for mode in result]))
-        return [result[k] for k in np.argsort(-tops, kind="stable") if tops[k] > tops.max() - _LOWEST]
+        return self._heavy(result)
+
+    def _heavy(self, modes: list[LatentMode]) -> list[LatentMode]:
+        """Return modes without those that have next to no mass, the heaviest one first."""
+        masses = self._inside.log_m(np.array([mode.at for mode in modes]))
+        masses = masses + [0.5 * np.linalg.slogdet(mode.cov)[1] for mode in modes]
+        return [modes[k] for k in np.argsort(-masses, kind="stable") if masses[k] > masses.max() - _LOWEST]
 
     def _refuse_improper(self, mode: LatentMode, values: Array) -> None:
         """Refuse a density that falls more slowly than 1 / distance along a line on which it is high at an end."""

@@ -18,21 +18,15 @@ from scipy.special import expit, gammaln, log_expit, logsumexp
 import pymc_ngvi
 
 from pymc_ngvi.marginal import (
-    adaptation,
     centres,
-    confirmed,
-    fitting,
-    log_marginal,
+    integral,
     mode,
     proposals,
     quadrature,
-    regression,
     sampler,
-    sampling,
     verdict,
 )
 from pymc_ngvi.marginal.margins import Margins
-from pymc_ngvi.marginal.tails import Bend, find_bend
 from pymc_ngvi.nested import defence, found, many, pairs, posterior
 from pymc_ngvi.nested import log_marginal as nested_log_marginal
 from pymc_ngvi.nested import verdict as nested_verdict
