@@ -135,6 +135,14 @@ def efficiency_of(density: ModelDensity, q: GaussianState) -> float:
     return effective_size(log_ratio) / len(theta) if np.isfinite(log_ratio).all() else 0.0
 
 
+def seconds_of_node(forest: Forest, density: ModelDensity, *, by_rows: bool = True) -> float:
+    """Return what a value of log p takes, among many; by rows: where that is the sum of its rows."""
+    rows = density.by_rows.found if by_rows and forest.n_local else None
+    if rows is None or not rows.n_rows:
+        return prices.of_value(density.gradient_seconds)
+    return prices.of_node(rows.n_rows)
+
+
 def n_wanted(seconds_of_value: float) -> float:
     """Return the effective size that draws of the globals are to have: more where they cost little."""
     return float(np.clip(_SECONDS / seconds_of_value, WANTED_OF_MORE, _MOST_WANTED))
@@ -150,7 +158,6 @@ def exact_posterior(
     q: GaussianState,
     forest: Forest,
     seed: int,
-    seconds_of_node: float,
     expect: Callable[[float], object] = bool,
     others: Sequence[GaussianState] = (),
 ) -> PoolState:
@@ -164,7 +171,8 @@ def exact_posterior(
     try:
         rest = integrated(
             fitted, forest, quadrature, divided, *divided.normal(mean[at], _cov_of_globals(q, forest)), seed,
-            seconds_of_node, expect, [*(divided.forward(other.mean()[at][None])[0] for other in others), *heaviest],
+            seconds_of_node(forest, density), expect,
+            [*(divided.forward(other.mean()[at][None])[0] for other in others), *heaviest],
         )  # fmt: skip
     except Hopeless as reason:
         raise Unavailable(reason.code, reason.sentence) from None
@@ -181,12 +189,12 @@ def integrated(
     start: Array,
     cov: Array,
     seed: int,
-    seconds_of_node: float,
+    each: float,
     expect: Callable[[float], object] = bool,
     others: Sequence[Array] = (),
 ) -> IntegratedTrees:
-    """Sample the globals, about a Gaussian of these and other starts, as they are divided."""
-    p, each = len(start), seconds_of_node * (1 if quadrature is None else len(quadrature.rule.nodes))
+    """Sample the globals, about a Gaussian of these and other starts, as they are divided; a node takes ``each`` s."""
+    p, each = len(start), each * (1 if quadrature is None else len(quadrature.rule.nodes))
     wanted, most = n_wanted(each), _MOST_DRAWS
     if quadrature is None:
         inside: NothingInside | TreeInside = NothingInside(fitted.logp)

@@ -167,7 +167,9 @@ class TreeIntegral:
         mean = weights @ points.g
         terms = polynomial_terms((points.g - mean) / np.sqrt(weights @ (points.g - mean) ** 2))
         rule = self.rule
-        self.choose_rule(points[np.unique(evenly_picked(weights, _N_COMPARED, 0.5))], rule.n_nodes)
+        few, rules = np.unique(evenly_picked(weights, _N_COMPARED, 0.5)), references(self.forest.n_levels)
+        self.rule = max(rule, rules[len(rules) // 2], key=lambda one: one.n_nodes)  # whose centres are good
+        self.choose_rule(self.at(points.g[few]), rule.n_nodes)
         if self.rule == rule:
             return points
         n = max(_LEAST_FITTED, int(_PER_TERM * terms.shape[1]))
@@ -176,7 +178,6 @@ class TreeIntegral:
         found = np.isfinite(fine.log_estimate)
         rows, fine = rows[found], fine[found]
         q, r = np.linalg.qr(terms[rows])
-        rules = references(self.forest.n_levels)
         for self.rule in rules[rules.index(rule) : rules.index(reference)]:
             here = points.log_estimate[rows] if self.rule == rule else self.at(fine.g).log_estimate
             added = fine.log_estimate - here

@@ -6,7 +6,6 @@ from pymc_ngvi.core.psis import khat_error
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.verdict import Condition, Verdict, heavy_tail
 from pymc_ngvi.marginal.forest import MOST_PLAIN
-from pymc_ngvi.marginal.integral import TOLERANCE
 from pymc_ngvi.marginal.sampler import MOST_MOVED
 from pymc_ngvi.marginal.sampling import LEAST_TAIL, LEAST_TAIL_OF_MANY, has_light_tail
 from pymc_ngvi.marginal.sampling import MOST_KHAT as MOST_KHAT
@@ -16,6 +15,8 @@ SAID_ERROR, MOST_ERROR = 0.05, 0.15
 #: Effective sizes from which on draws of the outside are exact up to simulation error: of few coordinates, which are
 #: quasi-random, and of more.
 EXACT_SIZE_OF_FEW, EXACT_SIZE = {1: 100.0, 2: 200.0}, 400.0
+#: Change of log m, an sd over the globals in nats, that more nodes may bring: a mean moves by as many sds at most.
+MOST_RULE_ERROR = 0.05
 #: Part of the weight where there is no integral; error of a mean of effects, in sds, and of an sd, as a part.
 MOST_LOST, MOST_SHORT = 0.002, 0.03
 
@@ -96,7 +97,7 @@ class Checks(Verdict):
                 "draws far out have weight, and move means or standard deviations of the global parameters: some of "
                 "the posterior has been missed"),
             heavy_tail(self.beyond),
-            Condition("rule", self.rule_error, TOLERANCE,
+            Condition("rule", self.rule_error, MOST_RULE_ERROR,
                 f"the quadrature has not settled with {self.n_nodes} nodes (log marginal density changes by "
                 f"{self.rule_error:.2f} nats with more)"),
             Condition("lost", self.lost, MOST_LOST,

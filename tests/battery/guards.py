@@ -19,6 +19,7 @@ import pymc_ngvi
 
 from pymc_ngvi.marginal import (
     centres,
+    exact,
     integral,
     mode,
     proposals,
@@ -363,26 +364,6 @@ def nothing(*args, **options):
     """Do nothing."""
 
 
-def without_tails(log_m, mean, cov, ratios):
-    """Return coordinates in which ratios alone are taken."""
-    return Bend((), find_bend(lambda g: np.full(len(g), np.nan), mean, cov, ratios).ratios)
-
-
-def of_one_mode(self, *args, _begin=fitting.Sampler.__init__, **options):
-    """Begin from one mode."""
-    _begin(self, *args, **{**options, "others": ()})
-
-
-def by_last_round(self, _best=adaptation.Adaptation.best):
-    """Return the proposal that is best for the draws of the last round alone."""
-    kept, self.rounds = self.rounds, type(self.rounds)()
-    self.rounds.add(kept._rounds[-1])
-    try:
-        return _best(self)
-    finally:
-        self.rounds = kept
-
-
 def of_gaussian(mean, cov):
     """Return margins of a Gaussian."""
     sd, nothing = np.sqrt(np.diag(cov)), np.zeros(len(mean))
@@ -401,12 +382,6 @@ def plain_moments(y, w, base, shrinkage):
     return w @ y, (w[:, None] * apart).T @ apart + 1e-10 * np.eye(y.shape[1])
 
 
-def blind_rule(*args):
-    """Return what a rule says, and that its nodes are where they should be."""
-    values, _ = quadrature.by_rule(*args)
-    return values, np.isnan(values)
-
-
 def never(mean, variance):
     """Tell of no coordinate that nodes are far off."""
     return np.zeros(mean.shape, dtype=bool)
@@ -417,63 +392,34 @@ _NO_DEFENCE = defence.Defence(np.empty(0, dtype=np.intp), np.empty(0), np.empty(
 #: Fits that are right with a guard and as right without it, by the kind of model. Fewer than ten settle nothing.
 OF_FEW = "shelf, spike, two modes, gammas (2), Student t, mixture weight, shoulder"
 OF_GROUPS = "binary (2), small effects, rare counts (2), schools (2), large counts, unequal counts, two outcomes each"
-PLAIN_8 = f"not settled, 8 fits: {OF_FEW}"
-RIDGES = f"{PLAIN_8}; thin horns (4) are missed with it, too"
-HEAVY = f"{PLAIN_8}, with either of the two switched off"
 PLAIN_10 = f"none after 10 fits: {OF_FEW}, spike (2)"
-MISSED = f"none after 12 fits: {OF_FEW}, another shoulder (2), shelf (2)"
-THIN = f"none after 11 fits: {OF_FEW}, another shoulder (2), a banana"
-DEFENCE = (
-    f"none after 15 fits: {OF_FEW}, another shoulder (2), bananas (5); two are worse: 0.14 for 0.09, 0.20 for 0.11"
-)
 SHRINKAGE = f"none after 13 fits: {OF_FEW}, spike (2), bananas (2): 0.12 for 0.09 on one, 14 skewed coordinates"
-WITH_LOOK = (
-    "not settled, 5 fits: shelf, spike, bananas, two regressions, right since plain models begin from scales apart"
-)
 TREES_10 = f"none after 10 fits: {OF_GROUPS}"
-TREES_11 = f"none after 11 fits: {OF_GROUPS}, growth"
-TREES_3 = "not settled, 3 fits: binary, small effects, rare counts"
 NESTED_6 = "not settled, 6 fits: three scales or level (3), slopes or a long level (3)"
 NESTED_9 = "not settled, 9 fits: level (3), a long level (3), eight small scales (3)"
 RARE = "not settled, 1 fit: rare levels"
 
 GUARDS = {
     # --- marginal: globals ---
-    "tails": Guard(
-        "Logarithms of scales that may be 0 have straight tails, which no Student t follows.",
-        ((fitting, "find_bend", without_tails),),
-        tries="not settled, 1 fit: rare counts, right since tails of pools are asked for",
-    ),
     "scales apart": Guard(
         "A narrow peak in a broad one, which draws of a Gaussian fit do not hit, or a broad one about it.",
-        ((adaptation.Adaptation, "begin_from", nothing),),
+        ((exact, "_heaviest", lambda density, q: []),),
         "narrow",
-    ),
-    "looks": Guard(
-        "Mass far from what a proposal has drawn, where it goes on looking good.",
-        ((adaptation.Adaptation, "looked_about", lambda self, proposal: proposal),),
-        "bananas",
-        seed=2,
     ),
     # --- marginal: quadrature ---
     "confirmed": Guard(
         "Nodes about wrong centres.",
-        ((confirmed, "blocks_off_centre", lambda forest, shape, rule, of_blocks: np.zeros(of_blocks.shape, bool)),),
+        ((integral, "blocks_off_centre", lambda forest, shape, rule, of_blocks: np.zeros(of_blocks.shape, bool)),),
         "growth",
     ),
     "parabolas": Guard(
         "Nodes on one flank of a conditional density.",
         ((centres, "far_off", never), (quadrature, "far_off", never)),
-        "rare counts, centred",
+        tries="not settled, 3 fits: rare counts (2), binary",
     ),
     "nodes": Guard(
-        "As many nodes as it takes at the Gaussian fit.",
-        ((log_marginal.LogMarginal, "choose_rule", nothing),),
-        "binary",
-    ),
-    "nodes at the posterior": Guard(
-        "Nodes that were enough at the Gaussian fit are not where the posterior is.",
-        ((fitting.Sampler, "_needs_more_nodes", lambda *args: False),),
+        "As many nodes as it takes.",
+        ((integral.TreeIntegral, "choose_rule", nothing),),
         "binary",
     ),
     "verdict: rule": Guard(
@@ -485,8 +431,7 @@ GUARDS = {
     "ridges": Guard(
         "Thin tails of log m along a ridge, which few draws hit.",
         ((sampler.Sampler, "_follow_ridges", nothing),),
-        "long level",
-        "nested",
+        tries="not settled, 3 fits: long level, level, bananas",
     ),
     "margins": Guard(
         "Logarithms of scales that may be 0, with skewed margins of straight tails.",
@@ -523,50 +468,10 @@ GUARDS = {
         ((verdict, "MOST_ERROR", np.inf),),
         tries="not settled, 1 fit: a t of 1.2 degrees of freedom is refused by other conditions, too",
     ),
-    "other modes": Guard(
-        "Mass at modes that the Gaussian fit did not begin from.",
-        ((fitting.Sampler, "__init__", of_one_mode),),
-        tries=WITH_LOOK,
-    ),
-    "pooled rounds": Guard(
-        "A proposal that is fitted to its own draws alone forgets what others found.",
-        ((adaptation.Adaptation, "best", by_last_round),),
-        tries=WITH_LOOK,
-    ),
     "components": Guard(
         "A posterior that is bent: several components follow it, one does not.",
         ((proposals, "_DRAWS_PER_COORDINATE", np.inf),),
-        tries=WITH_LOOK,
-    ),
-    "adaptation": Guard(
-        "A first proposal, which is about the Gaussian fit.",
-        ((fitting, "_MOST_ROUNDS", 0),),
-        tries=WITH_LOOK,
-    ),
-    "pools anew": Guard(
-        "A first pool shows what adaptation did not.",
-        ((fitting, "_MOST_POOLS", 0),),
-        tries=WITH_LOOK,
-    ),
-    "ridges of log p": Guard(
-        "Thin bent ridges, along which proposals do not go.",
-        ((adaptation, "ridges", nothing),),
-        tries=RIDGES,
-    ),
-    "missed": Guard(
-        "A pool that draws far out would move.",
-        ((adaptation.Adaptation, "missed", lambda *args: 0.0),),
-        tries=MISSED,
-    ),
-    "thin squares": Guard(
-        "Thin tails, of which a pool has few draws.",
-        ((adaptation, "thin_squares", lambda draws, least=0.0: np.zeros(len(draws.g))),),
-        tries=THIN,
-    ),
-    "defence of pools": Guard(
-        "Weights that are not bounded.",
-        ((fitting.Sampler, "_defended", lambda self, proposal: proposal),),
-        tries=DEFENCE,
+        tries="not settled, 5 fits: shelf, spike, bananas, two regressions",
     ),
     "shrinkage": Guard(
         "Covariances of few draws in many dimensions.",
@@ -575,87 +480,17 @@ GUARDS = {
     ),
     "tempered weights": Guard(
         "Proposals that are fitted to a few draws of all the weight.",
-        ((fitting, "tempered", lambda w, least: w), (adaptation, "tempered", lambda w, least: w)),
+        ((sampler, "tempered", lambda w, least: w), (integral, "tempered", lambda w, least: w)),
         tries=PLAIN_10,
-    ),
-    "first round is forgotten": Guard(
-        "Values by rules that were not learned yet.",
-        ((adaptation.ProposalRounds, "forget_first", nothing),),
-        tries=PLAIN_8,
-    ),
-    "heavy pools": Guard(
-        "Pools whose k-hat is high are drawn anew.",
-        ((fitting, "_HEAVY", np.inf), (fitting, "has_light_tail", lambda khat, n: True)),
-        tries=HEAVY,
-    ),
-    "degrees of freedom": Guard(
-        "Proposals with lighter tails than the posterior.",
-        ((fitting, "_LEAST_DF", 100.0),),
-        tries=PLAIN_8,
-    ),
-    "components at tails": Guard(
-        "Straight tails, which have a component of their own.",
-        ((proposals, "_OF_TAIL", 1e-9),),
-        tries=PLAIN_8,
-    ),
-    "base rule is checked": Guard(
-        "A quick rule that is wrong at the posterior.",
-        ((fitting.Sampler, "_check", lambda *args: 0.0),),
-        tries=TREES_11,
-    ),
-    "reach of a base rule": Guard(
-        "Polynomials beyond what they were fitted to.",
-        ((regression.BaseRule, "is_beyond", lambda self, features: np.zeros(len(features), bool)),),
-        tries=TREES_11,
-    ),
-    "base rule off its centres": Guard(
-        "Predicted centres that are wrong.",
-        ((log_marginal, "by_rule", blind_rule),),
-        tries=TREES_11,
-    ),
-    "far draws by the reference": Guard(
-        "A rule of one node, which does not know that it is off.",
-        ((proposals.Proposal, "is_far", lambda self, g: np.zeros(len(g), bool)),),
-        tries=TREES_11,
-    ),
-    "base rule covers": Guard(
-        "Draws beyond the reach of the base rule.",
-        ((fitting.Sampler, "_cover", nothing),),
-        tries=TREES_10,
-    ),
-    "farthest draws": Guard(
-        "Regressions that extrapolate.",
-        ((log_marginal.LogMarginal, "farthest", lambda *args: np.empty(0, dtype=int)),),
-        tries=TREES_11,
-    ),
-    "more draws to learn from": Guard(
-        "Rules learned from few draws.",
-        ((fitting.Sampler, "_learn_from_more", nothing),),
-        tries=TREES_10,
-    ),
-    "two nodes in tails": Guard(
-        "Skewness that changes with a scale.",
-        ((fitting.Sampler, "_least_nodes", property(lambda self: 0)),),
-        tries=TREES_11,
     ),
     "wider nodes for corrections": Guard(
         "Centres that are far off.",
-        ((log_marginal.LogMarginal, "_wider", lambda self, turn: self.rule),),
+        ((integral.TreeIntegral, "_wider", lambda self, turn: self.rule),),
         tries=TREES_10,
-    ),
-    "weights of regressions": Guard(
-        "Regressions that draws far from the posterior decide.",
-        ((fitting, "_FLATTENED", 0.0),),
-        tries=TREES_10,
-    ),
-    "values of lost draws": Guard(
-        "Lost draws, whose own weights say nothing.",
-        ((sampling.Pool, "part_lost", lambda self, weights: float(weights[self.lost].sum())),),
-        tries=TREES_3,
     ),
     "tails of hyperparameters": Guard(
         "Proposals that are fitted to draws by their mass have few of them in thin tails.",
-        ((sampler, "thin_squares", lambda draws: np.zeros(len(draws.g))), (sampler, "_MOST_SD_ERROR", np.inf)),
+        ((sampler, "_thin_squares", lambda g, weights: np.zeros(len(g))), (sampler, "_MOST_SD_ERROR", np.inf)),
         tries=NESTED_6,
     ),
     "search for the mode": Guard(

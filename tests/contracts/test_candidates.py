@@ -7,7 +7,7 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi import NGVI, NotExactError, fit_ngvi
-from pymc_ngvi.posteriors.kinds.trees import TreeWork
+from pymc_ngvi.posteriors.kinds.trees import TreeKind
 
 QUIET = {"progressbar": False, "backend": "quick", "random_seed": 1}
 KINDS = {"exact": "trees.TreeKind", "nested": "latent_gaussian.LatentGaussianKind", "moved": "moved.MovedKind"}
@@ -177,11 +177,11 @@ def test_after_a_posterior_that_is_not_exact_the_next_one_is_tried(limit, monkey
 def test_a_better_one_that_fails_or_takes_too_long_leaves_the_first(monkeypatch):
     monkeypatch.setattr("pymc_ngvi.nested.verdict._EXACT_PAIRS", np.inf)
     with monkeypatch.context() as patch:
-        patch.setattr("pymc_ngvi.marginal.verdict.LEAST_SIZE", 1e9)
+        patch.setattr("pymc_ngvi.marginal.verdict.EXACT_SIZE_OF_FEW", dict.fromkeys(range(9), 1e9))
         approx = fit_ngvi(model=in_groups(), **QUIET)
     assert approx.is_nested
     assert approx.plan.of("exact").outcome.value == "failed"
-    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.trees.work_of", lambda *args, by_rows: TreeWork(100.0, 1.0))
+    monkeypatch.setattr(TreeKind, "seconds", lambda *args, by_rows: 100.0)
     approx = fit_ngvi(model=in_groups(), **QUIET)
     assert approx.is_nested
     assert approx.plan.of("exact").outcome.value == "too dear"

@@ -140,7 +140,7 @@ def tried(monkeypatch, _no_last_resort):
         nested = Candidate("nested", seconds=nested, chance=chance)
         for name, value in {"possible": None, "comes_first": False, "price": nested}.items():
             monkeypatch.setattr(KINDS["nested"], name, lambda *args, value=value, **options: value)
-        monkeypatch.setattr(trees, "work_of", lambda *args, by_rows: trees.TreeWork(100.0 * exact, 0.01))
+        monkeypatch.setattr(trees.TreeKind, "seconds", lambda *args, by_rows: exact)
         return noted
 
     monkeypatch.setattr(choice, "announced", announced)
