@@ -418,7 +418,7 @@ def test_effects_have_the_distribution_of_the_model(state):
     """Given the globals, distribution functions of the model turn draws into uniform numbers."""
     rows = np.arange(0, len(state.pool.g), 3)
     shifts, choices = np.random.default_rng(1).random((2, len(rows), N_GROUPS))
-    draws = state.rest._conditionals(state).draw(state.pool.g, rows, shifts, choices)
+    draws = state.rest._locals(state.pool.g, rows, [shifts, choices])
     probability = distribution_functions(state, state.pool.g[rows], draws)
     assert stats.kstest(probability.ravel(), "uniform").pvalue > 1e-3
     z = (probability.mean(axis=0) - 0.5) * np.sqrt(12.0 * len(rows))

@@ -35,7 +35,7 @@ CONDITIONS = {
     (TREES, "lost"): (MOST_LOST, MOST_LOST + 0.01, "1.2 % of the draws have quadrature nodes off their centres"),
     (TREES, "effects"): (MOST_SHORT - 1e-6, MOST_SHORT + 0.05, "of draws of one group effect is 8 % off"),
     (TREES, "sd_error"): (MOST_ERROR, 0.31, "known to 31 % only"),
-    (TREES, "tail"): (1_900.0 * LEAST_TAIL, 37.0, "an effective size of 37 draws beyond it, below 38"),
+    (TREES, "tail"): (1_900.0 * LEAST_TAIL, 7.0, "an effective size of 7 draws beyond it, below 38"),
     (TREES, "missed"): (MOST_MOVED, 2.5, "missed"),
     (TREES, "beyond"): (MOST_BEYOND, 0.9, "90 % of a variance is farther out than all draws"),
     (NESTED, "khat"): (0.51, 0.69, "k-hat"),  # within its error
