@@ -83,26 +83,6 @@ def integral_of(part: SomeBlocks, rule: PathRule, g: Array, near: Centres, *, mo
     return PartIntegral(of_globals, of_blocks, shape)
 
 
-def by_rule(
-    terms: TermsOfBlocks, forest: Forest, rule: PathRule, g: Array, centres: Centres, slack: float
-) -> tuple[Array, NDArray[np.bool_]]:
-    """Return log m, (n,), and which draws have nodes about the wrong centres; of one node, none are known to."""
-    n = len(g)
-    plan = terms.plan(forest, n, len(rule.nodes))
-    log_marginal, off = np.zeros(n), np.zeros(n, dtype=bool)
-    for start in range(0, n, plan.size):
-        rows = slice(start, start + plan.size)
-        near = centres[rows]
-        for part in plan.parts:
-            own = near.of(part.places, part.forest.n_levels)
-            one = integral_of(part, rule, g[rows], own, moments=rule.n_nodes > 1)
-            log_marginal[rows] += one.of_globals + one.of_blocks.sum(axis=1)
-            if one.shape is not None:
-                off[rows] |= _is_off(one.shape, rule, slack).any(axis=1)
-    wrong = np.isnan(log_marginal)
-    return np.where(wrong, -np.inf, log_marginal), off | wrong
-
-
 def _by_root(forest: Forest, values: Array) -> Array:
     """Return sums over trees, (n, n_blocks), of values of their coordinates, (n, n_local)."""
     if forest.n_levels == 1:
@@ -199,14 +179,9 @@ def _parabola(rule: PathRule, table: Array, weights: Array) -> tuple[Array, Arra
 
 def blocks_off_centre(forest: Forest, shape: Shape, rule: PathRule, of_blocks: Array) -> NDArray[np.bool_]:
     """Tell which blocks of which draws have nodes about the wrong centres, (n, n_blocks)."""
-    off = _is_off(shape, rule, 1.0)
+    far, least, most = rule.limits
+    low, high = shape.variances()
+    off = (np.abs(shape.mean) > far) | (low < least) | (high > most)
     if forest.n_levels > 1:
         off = _by_root(forest, off.astype(np.float64)) > 0.0
     return off | ~np.isfinite(of_blocks)
-
-
-def _is_off(shape: Shape, rule: PathRule, slack: float) -> NDArray[np.bool_]:
-    """Tell which coordinates have nodes about the wrong centres, (n, n_local)."""
-    far, least, most = rule.limits
-    low, high = shape.variances()
-    return (np.abs(shape.mean) > far * slack) | (low < least / slack) | (high > most * slack)

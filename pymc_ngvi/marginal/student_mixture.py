@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy.special import gammaincinv, gammaln, ndtri
 
 from pymc_ngvi.core.linalg import logsumexp, solve_lower
@@ -56,16 +55,6 @@ class StudentMixture:
         means, factors = np.concatenate([self.means, other.means]), np.concatenate([self.factors, other.factors])
         df = np.concatenate([self._each_df, other._each_df])
         return StudentMixture(shares, means, factors, float(df[0]) if (df == df[0]).all() else df)
-
-    def first(self, n: int) -> "StudentMixture":
-        """Return a mixture of some components, the first ones."""
-        return self.of(np.arange(n))
-
-    def of(self, which: NDArray[np.intp]) -> "StudentMixture":
-        """Return a mixture of some components."""
-        shares = self.shares[which]
-        df = self.df if np.ndim(self.df) == 0 else self._each_df[which]
-        return StudentMixture(shares / shares.sum(), self.means[which], self.factors[which], df)
 
     @property
     def _each_df(self) -> Array:
