@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.batch import Batch
+from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.forest import Forest
 
@@ -19,6 +20,7 @@ from pymc_ngvi.marginal.forest import Forest
 LEAST, _MOST, _FARTHEST = 0.04, 25.0, 1.5
 
 
+@stored("exact.centres")
 @dataclass(frozen=True, eq=False)
 class Centres(Batch):
     """Conditional means and Cholesky factors for some draws of the globals."""

@@ -30,8 +30,9 @@ _TAIL, _OF_TAIL, _OF_SKEWNESS = -0.25, 0.25, 1.0
 #: draws that it counts for.
 PROFILE = np.array([-12.0, -8.0, -5.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0])
 _N_FINE, _DEEPEST, _OF_PROFILE = 193, 50.0, 1_000.0
-#: Heaviest tail, as a number; by how much tails are made heavier than they are found.
-_LIGHTEST, _HEAVIER = 1.0, 0.95
+#: Lightest tail, as a number; by how much tails are made heavier than they are found, all of them together as much as
+#: those of so many coordinates.
+_LIGHTEST, _HEAVIER, _FEW = 1.0, 0.95, 4.0
 #: Steps to the most likely margins; arguments of hyperbolic functions at most.
 _STEPS, _FARTHEST = 60, 30.0
 
@@ -99,7 +100,7 @@ class Margins:
             bounds=[bound for bound in _BOUNDS for _ in range(p)],
             options={"maxiter": _STEPS},
         ).x.reshape(4, p)
-        tail = _HEAVIER * np.minimum(np.exp(found[3]), _LIGHTEST)
+        tail = _HEAVIER ** min(1.0, _FEW / p) * np.minimum(np.exp(found[3]), _LIGHTEST)
         return cls(mean + sd * found[0], sd * np.exp(found[1]), found[2], tail, np.zeros(p), np.eye(p))
 
     def log_density(self, of_z: Callable[[Array], Array], g: Array) -> Array:

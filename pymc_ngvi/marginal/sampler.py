@@ -53,13 +53,13 @@ _MOST_SD_ERROR, _OF_MANY, _THICKER, _THIN = 0.05, 0.08, 1.25, 1.5
 #: Coordinates up to which an integral is right: of more, a proposal is nearer to the draws that have taught it than it
 #: should be, so that the integral is 0.08 (of 24) to 0.15 (of 40) too small.
 MOST_SURE = 15
-#: Effective part of a round from which on its proposal is kept while fewer values are effective, for each coordinate,
-#: and the next round may have more times as many values as there are.
-_GOOD, _ENOUGH, _FASTER = 0.3, 20.0, 4
+#: Effective part of a round from which on its proposal is kept while fewer values are effective, for each coordinate;
+#: from which on it is kept in any case, and the next round may have more times as many values as there are.
+_GOOD, _ENOUGH, _NEAR, _FASTER = 0.1, 20.0, 0.6, 16
 #: Degrees of freedom of proposals at least; effective values, for each coordinate, that one is fitted to.
 _LEAST_DF, _PER_DIM = 7.0, 3.0
-#: Effective part of a round at least, as far as the size of the next one follows from it.
-_LEAST_PART = 0.02
+#: Effective part of a round at least, as far as the size of the next one follows from it; by how much that is larger.
+_LEAST_PART, _MORE = 0.02, 1.05
 #: Draws at each value at first, and variance of an estimate of log m from which on there are more of them.
 N_DRAWS, _NOISE = 16, 0.12
 #: Variance of log weights given the outside up to which values and draws are weighted together.
@@ -256,13 +256,14 @@ class Sampler:
             is_settled = draws.is_settled and relative_sd_errors(draws.g, draws.weights).max() < self._most_sd_error
             if total >= self._most or (size >= self._wanted and is_settled):
                 break
-            missing = (self._wanted - size) / max(part, _LEAST_PART)
-            most = max(total, _FIRST) * (_FASTER if part > _GOOD else 1)
+            missing = _MORE * (self._wanted - size) / max(part, _LEAST_PART)
+            is_near = is_settled and part > _NEAR
+            most = max(total, _FIRST) * (_FASTER if is_near else 1)
             n = int(np.clip(missing, _LEAST, min(most, self._most - total, _MOST_IN_ROUND)))
             is_best = part >= best[0]
             best = max(best, (part, proposal), key=lambda one: one[0])
             is_enough = size >= (_ENOUGH if is_settled else 0.5 * _ENOUGH) * p and (is_best or not is_settled)
-            if best[0] > _GOOD and not is_enough:
+            if is_near or (best[0] > _GOOD and not is_enough):
                 proposal = best[1]
                 continue
             proposal, margins = self._fitted(draws, margins)
