@@ -44,6 +44,8 @@ _N_COMPARED, _LEAST_FITTED, _PER_TERM, _LEAST_PER_TERM = 16, 32, 3.0, 2.0
 _MOST_PRODUCTS, _FARTHEST = 6, 4.0
 #: Part of a slope that may be rounding.
 _ROUNDING = 1e-6
+#: How often what is lost is begun again, from the nearest globals where centres were found by then.
+_TURNS = 2
 #: Numbers in the conditional moments that others begin from.
 _MOST_KNOWN = 2**22
 
@@ -275,8 +277,15 @@ class TreeInside:
         return points if self._integral.rule == rule else self._at(y)
 
     def _at(self, y: Array) -> TreePairs:
-        points = self._integral.at(self._ratios.inverse(y))
-        self._integral.know(points)
+        g = self._ratios.inverse(y)
+        points = self._integral.at(g)
+        for _ in range(_TURNS):
+            self._integral.know(points)
+            found = np.isfinite(points.log_estimate)
+            if found.all() or not found.any():
+                break
+            order = np.argsort(np.concatenate([np.flatnonzero(found), lost := np.flatnonzero(~found)]))
+            points = TreePairs.joined([points[found], self._integral.at(g[lost])])[order]
         log_m = points.log_estimate - self._ratios.log_slope(points.g)
         return TreePairs(log_m[:, None], log_m[:, None], log_m, points.g, points.centres, points.skew)
 

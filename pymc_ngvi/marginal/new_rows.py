@@ -57,11 +57,11 @@ class WithNewRows:
 
 
 def draws_without_rows(state: PoolState, n: int, rng: np.random.Generator) -> JointDraws:
-    """Return draws of an exact posterior, worth ``n`` as far as there are so many, without the rows that it has seen.
+    """Return draws of an exact posterior, without the rows that it was fitted to.
 
     Local coordinates have the conditional moments that the posterior knows at its globals.
     """
-    pool, trees = state.for_draws(n), _trees(state)
+    pool, trees = state.pool, _trees(state)
     forest, rows = trees.forest, np.flatnonzero(np.isfinite(pool.log_ratio))
     of_draws, theta = SplitNormal.of_skewness(trees.skew), np.empty((len(rows), forest.n_dim))
     theta[:, forest.globals_] = pool.g[rows]

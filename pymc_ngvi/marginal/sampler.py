@@ -260,9 +260,8 @@ class Sampler:
             is_near = is_settled and part > _NEAR
             most = max(total, _FIRST) * (_FASTER if is_near else 1)
             n = int(np.clip(missing, _LEAST, min(most, self._most - total, _MOST_IN_ROUND)))
-            is_best = part >= best[0]
             best = max(best, (part, proposal), key=lambda one: one[0])
-            is_enough = size >= (_ENOUGH if is_settled else 0.5 * _ENOUGH) * p and (is_best or not is_settled)
+            is_enough = size >= (_ENOUGH if is_settled else 0.5 * _ENOUGH) * p
             if is_near or (best[0] > _GOOD and not is_enough):
                 proposal = best[1]
                 continue
