@@ -18,6 +18,7 @@ import importlib.util
 import logging
 import shutil
 import tempfile
+import time
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,21 +36,21 @@ from prices_models import CASES, KNOWN, NESTED, REFERENCED, USERS
 from timed_fit import timed_fit
 
 HEADER = (
-    "model", "first, s", "warm, s", "rival, s", "kind", "effective size", "k-hat", "v", "exact", "reliable", "sd",
-    "note",
+    "model", "first, s", "warm, s", "draws, s", "rival, s", "kind", "effective size", "k-hat", "v", "exact", "reliable",
+    "sd", "note",
 )  # fmt: skip
 #: Models that are fitted before, so that kernels of the package are compiled: exact and nested posteriors.
 PREPARED = ("groups: bambi poisson crossed", "groups: bambi slopes", "series and fields: latent process")
-#: For effective sizes; for standard deviations that are known.
+#: That are timed; for standard deviations that are known.
 N_DRAWS, N_KNOWN = 4_000, 100_000
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure the models that are named and not in the table; or, as a process of such a run, fit or sample one."""
+    """Measure the models that are named and not in the table; or, as a process of such a run, a part of it."""
     options = _parse_options(arguments)
     logging.getLogger("pymc").setLevel(logging.ERROR)
     if options.part:
-        (fit if options.part == "fit" else sample)(options.models[0], options)
+        {"fit": fit, "sample": sample, "prepare": prepare}[options.part](options)
         return
     lines = options.table.read_text().splitlines() if options.table.exists() else []
     if not lines:
@@ -57,8 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.table.write_text("\n".join(lines) + "\n")
     done = {line.split(" | ")[0].removeprefix("| ") for line in lines}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        for name in PREPARED:
-            _process(name, "fit", options, Path(folder))
+        _process(PREPARED[0], "prepare", options, Path(folder))
         for name in (name for name in options.models if name not in done):
             line = table(HEADER, [row_of(name, options, Path(folder))])[-1]
             print(line, flush=True)
@@ -75,7 +75,8 @@ def row_of(name: str, options: argparse.Namespace, compiled: Path) -> list[objec
     found = _process(name, "fit", options, compiled)
     fits = [value for key, value in sorted(found.items()) if key.startswith("fit_") and isinstance(value, dict)]
     warm = fits[1:]
-    cells = [_range([of.get("cpu_seconds") for of in some], ".2f") for some in (fits[:1], warm)]
+    seconds = ((fits[:1], "cpu_seconds"), (warm, "cpu_seconds"), (warm, "draws"))
+    cells = [_range([of.get(key) for of in some], ".2f") for some, key in seconds]
     forms = {"kind": "", "size": ",.0f", "khat": ".2f", "v": ".2g", "exact": "", "reliable": "", "sd": ".4f"}
     cells += [_rival(name, options), *(_range([of.get(key) for of in warm], form) for key, form in forms.items())]
     cells[-1] += f" (right: {KNOWN[name][2]})" if name in KNOWN else ""
@@ -83,9 +84,15 @@ def row_of(name: str, options: argparse.Namespace, compiled: Path) -> list[objec
     return [name, *cells, "; ".join(sorted(notes | {str(found[key]) for key in ("status", "note") if key in found}))]
 
 
-def fit(name: str, options: argparse.Namespace) -> None:
+def prepare(options: argparse.Namespace) -> None:
+    """Compile kernels of the package."""
+    for name in PREPARED:
+        timed_fit(CASES[name].build(None), {}, 1)
+
+
+def fit(options: argparse.Namespace) -> None:
     """Fit a model first and again, and report each fit: what it took before what is found of it."""
-    model = _model_of(name, options)
+    name, model = options.models[0], _model_of(options.models[0], options)
     for number, seed in enumerate([options.seeds[0], *options.seeds]):
         approx, row = timed_fit(model, {"posterior": "nested"} if name in NESTED else {}, seed)
         report(**{f"fit_{number}": row})
@@ -98,20 +105,22 @@ def fit(name: str, options: argparse.Namespace) -> None:
 
 
 def _judged(approx: Any, seed: int, known: tuple[str, int, float] | None) -> dict[str, object]:
-    checks, n = approx.checks, N_KNOWN if known else N_DRAWS
-    posterior = approx.sample(n, random_seed=seed)["posterior"]
-    names = {"khat": "khat", "v": "variance"}
-    of = {key: round(value, 4) for key, at in names.items() if (value := getattr(checks, at, None)) is not None}
-    of["size"] = float(posterior.attrs.get("effective_sample_size", np.nan))
+    start = time.process_time()
+    posterior = approx.sample(N_DRAWS, random_seed=seed)["posterior"]
+    of = {"draws": time.process_time() - start, "size": float(posterior.attrs.get("effective_sample_size", np.nan))}
+    for key, at in (("khat", "khat"), ("v", "variance")):
+        if (value := getattr(approx.checks, at, None)) is not None:
+            of[key] = round(value, 4)
     if known:
-        of["sd"] = float(posterior[known[0]].to_numpy().reshape(n, -1)[:, known[1]].std())
+        draws = approx.sample(N_KNOWN, random_seed=seed)["posterior"][known[0]]
+        of["sd"] = float(draws.to_numpy().reshape(N_KNOWN, -1)[:, known[1]].std())
     reliable = approx.diagnose(random_seed=seed).reliable
     return {**of, "kind": kind_of(approx), "exact": approx.record.is_exact, "reliable": reliable}
 
 
-def sample(name: str, options: argparse.Namespace) -> None:
+def sample(options: argparse.Namespace) -> None:
     """Sample a model by nutpie, and report what it took."""
-    report(**by_nutpie(_model_of(name, options)))
+    report(**by_nutpie(_model_of(options.models[0], options)))
 
 
 def _rival(name: str, options: argparse.Namespace) -> str:
@@ -160,7 +169,7 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="folder of the data sets")
     parser.add_argument("--references", type=Path, help="folder of reference posteriors, which has models.py")
     parser.add_argument("--table", type=Path, default=Path("prices.md"))
-    parser.add_argument("--part", choices=["fit", "sample"], help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=["fit", "sample", "prepare"], help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
