@@ -35,6 +35,8 @@ from posteriors_unstructured import by_nutpie
 from prices_models import CASES, KNOWN, NESTED, REFERENCED, USERS
 from timed_fit import timed_fit
 
+from pymc_ngvi.posteriors.plan import Decision
+
 HEADER = (
     "model", "first, s", "warm, s", "draws, s", "rival, s", "kind", "effective size", "k-hat", "v", "exact", "reliable",
     "sd", "note",
@@ -107,13 +109,16 @@ def fit(options: argparse.Namespace) -> None:
 def _judged(approx: Any, seed: int, known: tuple[str, int, float] | None) -> dict[str, object]:
     start = time.process_time()
     posterior = approx.sample(N_DRAWS, random_seed=seed)["posterior"]
-    of = {"draws": time.process_time() - start, "size": float(posterior.attrs.get("effective_sample_size", np.nan))}
+    size = float(posterior.attrs.get("effective_sample_size", np.nan))
+    of: dict[str, object] = {"draws": time.process_time() - start, "size": size}
     for key, at in (("khat", "khat"), ("v", "variance")):
         if (value := getattr(approx.checks, at, None)) is not None:
             of[key] = round(value, 4)
     if known:
         draws = approx.sample(N_KNOWN, random_seed=seed)["posterior"][known[0]]
         of["sd"] = float(draws.to_numpy().reshape(N_KNOWN, -1)[:, known[1]].std())
+    tried = () if approx.plan is None else approx.plan.candidates
+    of["note"] = "; ".join(f"{one.kind}: {one.reason}" for one in tried if one.outcome is Decision.FAILED)
     reliable = approx.diagnose(random_seed=seed).reliable
     return {**of, "kind": kind_of(approx), "exact": approx.record.is_exact, "reliable": reliable}
 
