@@ -33,9 +33,9 @@ def _latent(name: str, x: np.ndarray, *, centred: bool = False, scale: float = 2
     return gp.prior(name, X=x, reparameterize=not centred)
 
 
-def gp_poisson(*, centred: bool = False) -> pm.Model:
+def gp_poisson(n: int = 40, *, centred: bool = False) -> pm.Model:
     """Return counts of about 20 with a Gaussian process."""
-    x, rng = places(40, 3)
+    x, rng = places(n, 3)
     y = rng.poisson(np.exp(3 + np.sin(x)))
     with pm.Model() as model:
         level = pm.Normal("level", 0, 5)

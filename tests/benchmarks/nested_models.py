@@ -1,11 +1,6 @@
-"""Models of ``nested.py``: latent Gaussian models whose hyperparameters are unknown."""
-
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+"""Latent Gaussian models whose hyperparameters are unknown, of ``posteriors.py`` and others; all are simulated."""
 
 import numpy as np
-import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
 
@@ -23,8 +18,6 @@ NILE = np.array([
 ], dtype=float)  # fmt: skip
 #: Counts of posteriordb's gp_pois_regr.
 COUNTS = np.array([40, 37, 29, 12, 4, 3, 9, 19, 77, 82, 33])
-#: Students of the subset of InstEval.
-N_STUDENTS = 150
 
 
 # --- Gaussian processes -----------------------------------------------------------------------------------------------
@@ -204,76 +197,3 @@ def car(n: int = 100) -> pm.Model:
         phi = pm.CAR("phi", mu=np.zeros(n), tau=tau, alpha=alpha, W=adjacent)
         pm.Poisson("y", pt.exp(b0 + phi), observed=y)
     return model
-
-
-# --- crossed effects --------------------------------------------------------------------------------------------------
-
-
-def insteval(data: Path, *, linear: bool, centred: bool = True) -> pm.Model:
-    """Return lme4's InstEval, its first students: their ratings of lecturers, or whether these are 4 or 5."""
-    frame = pd.read_csv(data / "insteval.csv.gz")
-    frame = frame[frame["s"].isin(np.unique(frame["s"])[:N_STUDENTS])]
-    (students, s), (lecturers, d) = (np.unique(frame[name], return_inverse=True) for name in ("s", "d"))
-    with pm.Model() as model:
-        level, sd_s, sd_d = pm.Normal("level", 0, 2), pm.HalfNormal("sd_s", 1), pm.HalfNormal("sd_d", 1)
-        effects = []
-        for name, sd, size in (("us", sd_s, len(students)), ("ud", sd_d, len(lecturers))):
-            if centred:
-                effects.append(pm.Normal(name, 0, sd, shape=size))
-            else:
-                effects.append(pm.Deterministic(name, sd * pm.Normal(f"z_{name}", shape=size)))
-        eta = level + effects[0][s] + effects[1][d]
-        if linear:
-            pm.Normal("y", eta, pm.HalfNormal("noise", 2), observed=frame["y"].to_numpy(dtype=float))
-        else:
-            pm.Bernoulli("y", logit_p=eta, observed=(frame["y"].to_numpy() >= 4).astype(int))
-    return model
-
-
-#: Models that need no data.
-SIMULATED: dict[str, Callable[[], pm.Model]] = {
-    "gp.Latent, Bernoulli": gp_bernoulli,
-    "gp.Latent, Poisson": gp_poisson,
-    "volatility, walk of 500": partial(volatility_walk, 500),
-    "volatility, AR(1)": volatility_ar,
-    "Nile": nile,
-    "AR(1), Poisson": ar_poisson,
-    "BYM2, 100 regions": partial(bym2, 100),
-    "CAR": car,
-    "spline": spline,
-    "HSGP": hsgp,
-    "MvNormal": mvnormal,
-    "volatility, walk of 5,000": partial(volatility_walk, 5_000),
-    "BYM2, 1,000 regions": partial(bym2, 1_000),
-    "BYM2, 3,000 regions": partial(bym2, 3_000),
-}
-#: Models of InstEval.
-CROSSED = {"InstEval, logistic": False, "InstEval, linear": True}
-#: Models whose likelihood is Gaussian, given the hyperparameters: log m is exact.
-CONJUGATE = ("Nile", "spline", "InstEval, linear")
-#: Models without a reference: too large.
-TIMED = ("volatility, walk of 5,000", "BYM2, 1,000 regions", "BYM2, 3,000 regions")
-#: Models that NUTS is not run on.
-NOT_SAMPLED = (*CONJUGATE, *TIMED, "MvNormal")
-#: The same posteriors, written so that NUTS samples them well.
-_NOT_CENTRED: dict[str, Callable[[], pm.Model]] = {
-    "volatility, walk of 500": partial(volatility_walk, 500, centred=False),
-    "volatility, AR(1)": partial(volatility_ar, centred=False),
-    "AR(1), Poisson": partial(ar_poisson, centred=False),
-}
-
-
-def model_of(name: str, data: Path | None) -> pm.Model:
-    """Return a model by its name."""
-    if name in CROSSED:
-        assert data is not None
-        return insteval(data, linear=CROSSED[name])
-    return SIMULATED[name]()
-
-
-def for_nuts(name: str, data: Path | None) -> pm.Model:
-    """Return a model with the same posterior, for NUTS."""
-    if name in CROSSED:
-        assert data is not None
-        return insteval(data, linear=CROSSED[name], centred=False)
-    return _NOT_CENTRED[name]() if name in _NOT_CENTRED else SIMULATED[name]()

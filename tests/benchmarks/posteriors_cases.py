@@ -106,11 +106,10 @@ def _with_intercepts(name: str, files: tuple[str, ...], stored: str = "") -> Cas
     )  # fmt: skip
 
 
-_nested = nested_models.SIMULATED
-_not_centred = {
-    name: without_data(partial(nested_models.for_nuts, of, None))
-    for name, of in (("volatility_500", "volatility, walk of 500"), ("ar_poisson", "AR(1), Poisson"))
-}
+def _simulated(build: Callable[..., pm.Model], *given: int) -> Case:
+    """Return a model that NUTS samples better where it is not centred."""
+    return Case(without_data(partial(build, *given)), sampled=without_data(partial(build, *given, centred=False)))
+
 
 #: By the names that are given.
 CASES: dict[str, Case] = {
@@ -133,18 +132,18 @@ CASES: dict[str, Case] = {
     "gp_counts": Case(without_data(functionals_fields.gp_poisson)),
     "gp_binary": Case(without_data(nested_models.gp_bernoulli)),
     "gp_1000": Case(without_data(partial(nested_models.gp_bernoulli, 1_000))),
-    "volatility_500": Case(
-        without_data(_nested["volatility, walk of 500"]), sampled=_not_centred["volatility_500"]
-    ),
-    "volatility_5000": Case(
-        without_data(_nested["volatility, walk of 5,000"]),
-        sampled=without_data(partial(nested_models.volatility_walk, 5_000, centred=False)),
-    ),
-    "nile": Case(without_data(nested_models.nile)),
-    "ar_poisson": Case(without_data(nested_models.ar_poisson), sampled=_not_centred["ar_poisson"]),
+    "volatility_500": _simulated(nested_models.volatility_walk, 500),
+    "volatility_5000": _simulated(nested_models.volatility_walk, 5_000),
+    "volatility_ar": _simulated(nested_models.volatility_ar),
+    "ar_poisson": _simulated(nested_models.ar_poisson),
+    **{
+        name: Case(without_data(getattr(nested_models, name)))
+        for name in ("nile", "car", "spline", "hsgp", "mvnormal")
+    },
     "icar": Case(without_data(partial(sparse_models.icar, 30)), adaptation="diag"),
-    "bym2_1000": Case(without_data(partial(nested_models.bym2, 1_000)), adaptation="diag"),
-    "bym2_3000": Case(without_data(partial(nested_models.bym2, 3_000)), adaptation="diag"),
+    **{
+        f"bym2_{n}": Case(without_data(partial(nested_models.bym2, n)), adaptation="diag") for n in (100, 1_000, 3_000)
+    },
     **{
         f"salamanders_{i + 1}": Case(
             partial(_salamanders, i + 1), ("salamander.csv",), sampled=partial(_salamanders, i + 1, centred=False)
