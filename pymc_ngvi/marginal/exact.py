@@ -45,6 +45,8 @@ _N_CLIMBS = 4
 #: Effective size of the globals at most, and seconds that more than the least may take; part of the draws that is
 #: effective, about; draws at most, and at least if these take much memory; seconds of a value that are next to none.
 _MOST_WANTED, _SECONDS, _EFFECTIVE, _MOST_DRAWS, _FEWEST, _CHEAP = 2_000.0, 0.5, 0.6, 16_000, 256, 6e-4
+#: Rows that moments of a local coordinate take as long as.
+_ROWS_OF_LOCAL = 3
 #: Globals at which nodes are compared with more of them.
 _N_COMPARED = 8
 
@@ -140,7 +142,7 @@ def seconds_of_node(forest: Forest, density: ModelDensity, *, by_rows: bool = Tr
     rows = density.by_rows.found if by_rows and forest.n_local else None
     if rows is None or not rows.n_rows:
         return prices.of_value(density.gradient_seconds)
-    return prices.of_node(rows.n_rows)
+    return prices.of_node(rows.n_rows + _ROWS_OF_LOCAL * forest.n_local)
 
 
 def n_wanted(seconds_of_value: float) -> float:

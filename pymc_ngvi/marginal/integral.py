@@ -34,7 +34,7 @@ from pymc_ngvi.marginal.sampling import evenly_picked
 #: Corrections of centres before a value counts as lost, and from which on the nodes are as many as can be had.
 _MOST_CORRECTIONS, _WIDEST_FROM = 8, 3
 #: Change of log m, an sd over the globals in nats, that the next rule may bring; while globals are sampled.
-TOLERANCE, ROUGH = 0.03, 0.15
+TOLERANCE, ROUGH = 0.03, 0.12
 #: What may be left of what more nodes add, an sd in nats: noise, of which weights lose 1 %.
 _RESIDUAL = 0.1
 #: Points on which rules are compared; on which what more nodes add is fitted, at least, and for each term; terms have
