@@ -45,6 +45,8 @@ _N_CLIMBS = 4
 #: Effective size of the globals at most, and seconds that more than the least may take; part of the draws that is
 #: effective, about; draws at most, and at least if these take much memory; seconds of a value that are next to none.
 _MOST_WANTED, _SECONDS, _EFFECTIVE, _MOST_DRAWS, _FEWEST, _CHEAP = 2_000.0, 0.5, 0.6, 16_000, 256, 6e-4
+#: How often log m is evaluated at globals, in the mean: by more nodes, or about better centres.
+_AGAIN = 1.5
 #: Rows that moments of a local coordinate take as long as.
 _ROWS_OF_LOCAL = 3
 #: Globals at which nodes are compared with more of them.
@@ -151,8 +153,8 @@ def n_wanted(seconds_of_value: float) -> float:
 
 
 def n_values(n_globals: int, seconds_of_value: float) -> float:
-    """Return at how many globals log m is evaluated, about: along lines, and at draws."""
-    return len(PROFILE) * n_globals + n_wanted(seconds_of_value) / _EFFECTIVE
+    """Return at how many globals log m is evaluated, about: along lines, and at draws; some more than once."""
+    return _AGAIN * (len(PROFILE) * n_globals + n_wanted(seconds_of_value) / _EFFECTIVE)
 
 
 def exact_posterior(

@@ -5,7 +5,7 @@ from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.marginal.exact import exact_posterior, forest_of, n_values, seconds_of_node
 from pymc_ngvi.marginal.forest import MOST_PLAIN, Forest
-from pymc_ngvi.marginal.nodes import first_rule
+from pymc_ngvi.marginal.nodes import references
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
 
@@ -33,7 +33,7 @@ class TreeKind(PosteriorKind[Forest]):
         each = seconds_of_node(found, density, by_rows=by_rows)
         if not found.n_local:
             return each * n_values(found.n_globals, each)
-        n_nodes = len(first_rule(found.n_levels).nodes)
+        n_nodes = len(references(found.n_levels)[1].nodes)
         return _BESIDE_TREES + n_nodes * each * n_values(found.n_globals, n_nodes * each)
 
     def run(self, start: PosteriorStart, found: Forest, work: Work, *, is_only: bool) -> PoolState:
