@@ -97,7 +97,7 @@ print(approx.plan)
 print(approx.structure)
 
 # %% [markdown]
-# "Exact up to simulation error" is said only where all checks of the weights have been passed; `docs/nested.md` lists
+# "Exact up to simulation error" is said only where all checks of the weights have been passed; `docs/exact.md` lists
 # them. Otherwise another posterior would be tried, and the result might be the Gaussian of everything, with the reason.
 # That Gaussian is made when it is asked for: `approx.gaussian`.
 

@@ -274,7 +274,7 @@ assert np.corrcoef(risks.mean(axis=0), truth)[0, 1] > 0.8
 # %% [markdown]
 # ## What to read next
 #
-# - `docs/nested.md`: how it is done, what "approximate" means, and which models are recognised.
+# - `docs/exact.md`: how it is done, what "approximate" means, and which models are recognised.
 # - `docs/models/crossed.md`: crossed effects, larger maps, longer paths.
 # - `01_epilepsy`: groups, whose posteriors are exact.
 #
