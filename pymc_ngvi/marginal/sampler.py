@@ -296,7 +296,7 @@ class Sampler:
             return
         found = ridges(self._inside.log_m, mode.at, np.sqrt(np.diag(mode.cov)), along)
         if found is not None:
-            self._add(Proposal(found, Bend()), _FIRST, is_wide=False)
+            self._add((Proposal(found, Bend()), _FIRST))
 
     def _begun(self) -> list[LatentMode]:
         """Return the mode above the start; of one coordinate, those that a scan about it shows, too."""
@@ -357,13 +357,15 @@ class Sampler:
         one, p = proposal.mixture.as_one(), len(self._start)
         near, far = (one.scaled(min(most, float(np.sqrt(1.0 + 2.0 * nats / p)))) for most, nats in _WIDER)
         mixture = near.joined(far, 0.5) if self._is_cheap else near
-        wide = Proposal(replace(mixture, df=_DF_OF_WIDE), proposal.bend)
-        self._add(proposal, n_near, is_wide=False)
-        self._add(wide, n_wide, is_wide=True)
+        self._add((proposal, n_near), (Proposal(replace(mixture, df=_DF_OF_WIDE), proposal.bend), n_wide))
 
-    def _add(self, proposal: Proposal, n: int, *, is_wide: bool) -> None:
-        g = proposal.draws(n, self._rng)
-        self._rounds.append(_Round(proposal, g, self._inside.pairs(g, self._n_draws, self._rng), is_wide))
+    def _add(self, *parts: tuple[Proposal, int]) -> None:
+        """Draw from one or two proposals, of which the second is from farther out, all together."""
+        g = [proposal.draws(n, self._rng) for proposal, n in parts]
+        pairs = self._inside.pairs(np.concatenate(g), self._n_draws, self._rng)
+        ends = np.cumsum([0, *map(len, g)])
+        for k, (proposal, _) in enumerate(parts):
+            self._rounds.append(_Round(proposal, g[k], pairs[ends[k] : ends[k + 1]], k > 0))
 
     def _pooled(self) -> OutsideDraws:
         """Return all rounds as draws of the mixture of their proposals, without those where there is no fit."""
