@@ -291,7 +291,8 @@ class Sampler:
         p = len(mode.at)
         log_q = margins.log_slope(lines.reshape(-1, p)) - 0.5 * (margins.forward(lines.reshape(-1, p)) ** 2).sum(axis=1)
         excess = values - values.max() - (log_q - log_q.max()).reshape(values.shape)
-        along = np.flatnonzero(((excess > _EXCESS) & (values > values.max() - _LOWEST)).any(axis=0))
+        of_variance = values + 2.0 * np.log(np.maximum(np.abs(PROFILE), 1.0))[:, None]
+        along = np.flatnonzero(((excess > _EXCESS) & (of_variance > values.max() - 0.5 * _LOWEST)).any(axis=0))
         if not (len(along) and self._is_cheap) or len(along) * work_in_dimensions(p) > _OF_RIDGES:
             return
         found = ridges(self._inside.log_m, mode.at, np.sqrt(np.diag(mode.cov)), along)
@@ -304,19 +305,21 @@ class Sampler:
         if not np.isfinite(log_m(start[None])[0]):  # there may be a fit nearby
             points = start + self._scale * (np.random.default_rng(p).random((_TRIES, p)) - 0.5)
             start = points[np.argmax(np.isfinite(log_m(points)))]
+        others = np.empty((0, p))
+        if 1 < p <= _MOST_CLIMBED and self._is_cheap:
+            points = np.concatenate([start[None], start + _WIDE_START * self._rng.standard_normal((_STARTS, p))])
+            values = np.nan_to_num(log_m(points), nan=-np.inf)
+            others = components_above(log_m, points[np.argsort(-values)[:_CLIMBS]], self._scale).means
+            values = np.nan_to_num(log_m(others), nan=-np.inf)
+            others = others[np.argsort(-values)][: np.count_nonzero(values > values.max() - _LOWEST)]
+            start = others[0] if len(others) else start
         found = find_mode(log_m, start, self._scale)
         if found is None:
             raise Hopeless(Reason.HOPELESS, "the latent variables can't be fitted where the hyperparameters start")
         if p == 1:
             points = self._start + _SCAN[:, None]
             return self._with_peaks([found], points[None], log_m(points)[None])
-        if not self._is_cheap or p > _MOST_CLIMBED:
-            return [found]
-        points = self._start + _WIDE_START * self._rng.standard_normal((_STARTS, p))
-        values = log_m(points)
-        highest = points[np.argsort(np.where(np.isfinite(values), -values, np.inf))[:_CLIMBS]]
-        ends = components_above(log_m, highest, self._scale).means
-        return self._above(ends[log_m(ends) > log_m(found.at[None]) - _LOWEST], [found])
+        return self._above(others, [found])
 
     def _with_peaks(self, modes: Sequence[LatentMode], lines: Array, values: Array) -> list[LatentMode]:
         """Return modes and those above peaks along lines, (n_lines, n, p), the highest one first."""

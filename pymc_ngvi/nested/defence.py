@@ -17,7 +17,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.sizes import AT_ONCE
+from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.nested.many import ManyGaussians
@@ -27,7 +27,7 @@ _OF_DRAWS = 8
 #: Mean and standard deviation of a predictor that is moved out, in standard deviations; where p and q are compared.
 _OUT, _WIDTH, _LOOK = 3.0, 1.5, 4.0
 #: Directions at most.
-_MOST = 128
+_MOST = 32
 
 
 def n_far_of(n_draws: int) -> int:
@@ -52,7 +52,7 @@ class Defence:
         if given.is_quadratic:
             return cls(np.empty(0, dtype=np.intp), np.empty(0), np.empty(0))
         used = np.unique(np.concatenate([kind.index.ravel() for kind in at.rows.functions]))
-        n = max(1, min(len(used), AT_ONCE // max(given.n_rows, 1), AT_ONCE // max(given.n_dim, 1)))
+        n = max(1, min(len(used), STREAMED // max(given.n_rows, given.n_dim, 1)))
         used = used[(np.arange(n) * len(used)) // n]
         far = _LOOK * _directions(at, used)
         base = np.concatenate([far, -far, np.zeros((1, given.n_dim, 1))], axis=2)
