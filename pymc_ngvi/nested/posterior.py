@@ -341,6 +341,8 @@ def _joined(parts: list[Exploration], homes: list[GaussianState], given: RowsGiv
 
     Where fits of the latent variables leave a mode, it is left out.
     """
+    if len(parts) == 1:
+        return parts[0]
     points = []
     for part in parts:
         g, latents = part.pairs.g, part.pairs.latents
