@@ -27,7 +27,7 @@ _OF_DRAWS = 8
 #: Mean and standard deviation of a predictor that is moved out, in standard deviations; where p and q are compared.
 _OUT, _WIDTH, _LOOK = 3.0, 1.5, 4.0
 #: Directions at most.
-_MOST = 32
+_MOST = 128
 
 
 def n_far_of(n_draws: int) -> int:
