@@ -60,7 +60,7 @@ class Defence:
             [log_ratio] = at.rows.values(at.draws(base)) - at.log_density(base)
         grows = np.nan_to_num(log_ratio[:-1] - log_ratio[-1], nan=0.0, posinf=0.0, neginf=0.0)
         most = np.argsort(-grows, kind="stable")[:_MOST]
-        most = most[grows[most] > 0.0]
+        most = most[grows[most] > 1.0]  # of others, weights are bounded as it is, as far as there are draws
         total = grows[most].sum()
         return cls(used[most % n], np.where(most < n, 1.0, -1.0), grows[most] / total if len(most) else np.empty(0))
 
