@@ -84,12 +84,8 @@ class LatentInside:
         base = np.concatenate([half, -half], axis=2)[:, :, :n_draws]
         log_ratio, own = np.full((n, n_draws), -np.inf), np.full((n, n_own), -np.inf)
         elbo, estimate = np.full((2, n), -np.inf)
-        mean, sd, latents, log_mixed = (
-            np.zeros((n, d)),
-            np.ones((n, d)),
-            np.zeros((n, n_draws, d)),
-            np.zeros((n, n_draws)),
-        )
+        mean, sd = np.zeros((n, d)), np.ones((n, d))
+        latents, log_mixed = np.zeros((n, n_draws, d)), np.zeros((n, n_draws))
         for at, found in self._marginal.drawn(g, base, rng):
             log_slope, log_mixed[at] = self.bend.log_slope(g[at])[:, None], found.log_mixed
             log_ratio[at] = found.log_ratio - log_slope

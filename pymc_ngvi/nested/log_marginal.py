@@ -19,7 +19,6 @@ from pymc_ngvi.nested.found import HOPELESS, Drawn, missing
 from pymc_ngvi.nested.many import LEFT, SOLVED, ManyFitter, ManyGaussians, Which
 from pymc_ngvi.rows.expectation import row_slices
 from pymc_ngvi.rows.linear_map import Seen
-from pymc_ngvi.rows.many import ManyRows
 
 #: Numbers of rows, of what predictors are found from, and of fronts, in a batch: of dense precisions, fewer, as these
 #: take their time anyway, and are to stay in the cache; hyperparameters in a batch at most.

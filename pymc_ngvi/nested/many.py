@@ -113,12 +113,12 @@ class ManyFitter:
             turned = 0.5 * (self._precisions.trace(state.target, state.covariance) - move.shape[1])
             gain = np.maximum(turned + state.log_det - factors.log_det, 0.0)
             gain += 0.5 * np.einsum("nd,nd->n", move, state.slope)
-            depth = 1.0 + np.maximum(top - state.elbo - gain, 0.0)
-            has_ended, go = gain < np.maximum(left * depth**2, LEFT), np.flatnonzero(np.isfinite(gain) & (gain >= left * depth**2))
-            new, rose = (
-                self._stepped(here[go], state[go], factors[go], move[go], adapt=adapt) if len(go) else (None, go)
-            )
-            has_ended[go[rose]] = False
+            enough = left * (1.0 + np.maximum(top - state.elbo - gain, 0.0)) ** 2
+            has_ended, go = gain < np.maximum(enough, LEFT), np.flatnonzero(np.isfinite(gain) & (gain >= enough))
+            new: _State | None = None
+            if len(go):
+                new, rose = self._stepped(here[go], state[go], factors[go], move[go], adapt=adapt)
+                has_ended[go[rose]] = False
             if len(ends := np.flatnonzero(has_ended)):
                 yield ManyGaussians(
                     which[ends], here[ends], (state.mean + move)[ends], factors[ends], (state.elbo + gain)[ends],
