@@ -143,7 +143,8 @@ class LatentMarginal:
                 break
             log_ratio = np.concatenate([log_ratio, np.concatenate(new)], axis=1)
             lacks[left], doubts[left] = missing(log_ratio)
-            is_rough = np.expm1(np.minimum(variances_of(log_ratio), HOPELESS)) > end * _ERROR**2
+            variance = variances_of(log_ratio)
+            is_rough = (variance < HOPELESS) & (np.expm1(np.minimum(variance, HOPELESS)) > end * _ERROR**2)
             left, log_ratio = left[is_rough], log_ratio[is_rough]
         return lacks, doubts
 
