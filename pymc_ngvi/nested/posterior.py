@@ -137,8 +137,8 @@ class GaussianMarginal:
             mean = self._over.x + factors.times_covariance(found.grad[which])
             # The ELBO of the Gaussian: its entropy, and the mean of log p, which falls from the mode by d / 2.
             value = self._over.logp(part[which], mean[:, None])[:, 0] + factors.entropy - 0.5 * self.n_dim
-            there = np.flatnonzero(np.isfinite(value))
-            yield _Fits(start + which[there], mean[there], factors[there], value[there])
+            known = np.flatnonzero(np.isfinite(value))
+            yield _Fits(start + which[known], mean[known], factors[known], value[known])
 
 
 # --- latent variables given hyperparameters: draws that are kept, each with a weight ---

@@ -21,7 +21,6 @@ from pymc_ngvi.core import prices
 from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.types import Array, RowRules
-from pymc_ngvi.families.matrices.sparse.precisions import Factors
 from pymc_ngvi.rows.expectation import Compiled, Index, RowFunction, Taken
 from pymc_ngvi.rows.integrated import Integrated, TabulatedRowFunction, densities, distinct
 from pymc_ngvi.rows.linear_map import Entries, EntriesAt, ManyMaps, Seen, Sparsity
@@ -292,9 +291,9 @@ class ManyRows:
         """Return draws of all that is not given, (n, n_inside, m), given (n, n_dim, m): the same."""
         return x
 
-    def moments_inside(self, mean: Array, factors: Factors, rules: RowRules) -> tuple[Array, Array]:
+    def moments_inside(self, mean: Array, sd: Array, covariance: Array, rules: RowRules) -> tuple[Array, Array]:
         """Return means and sds of all that is not given, (n, n_inside) each, by Gaussians of what is left."""
-        return mean, factors.sd
+        return mean, sd
 
     @np.errstate(all="ignore")
     def values(self, x: Array) -> Array:
@@ -594,16 +593,16 @@ class ManyRowsLeft(ManyRows):
         return result
 
     @np.errstate(all="ignore")
-    def moments_inside(self, mean: Array, factors: Factors, rules: RowRules) -> tuple[Array, Array]:
+    def moments_inside(self, mean: Array, sd: Array, covariance: Array, rules: RowRules) -> tuple[Array, Array]:
         """Return means and sds of all that is not given, (n, n_inside) each, by Gaussians of what is left.
 
         Of a standard normal z that a row F(eta) = log E[exp f(eta + a z)] is integrated over, the mean given eta is
         a F'(eta) and the variance 1 + a^2 F''(eta). That mean varies by the squares of the mean derivatives of F'.
         """
-        n, seen = len(self), self.seen(mean, factors.covariance)
+        n, seen = len(self), self.seen(mean, covariance)
         means, sds = (np.empty((n, self.narrowing.n_inside)) for _ in range(2))
-        means[:, self.narrowing.kept], sds[:, self.narrowing.kept] = mean, factors.sd
-        with_priors = iter(self.narrowing.with_priors(self.maps, factors.covariance))
+        means[:, self.narrowing.kept], sds[:, self.narrowing.kept] = mean, sd
+        with_priors = iter(self.narrowing.with_priors(self.maps, covariance))
         for (effects, function, group, of_prior), kind in zip(self._each(), self.taken(seen, rules), strict=False):
             grad, hessian = kind.derivatives()
             grad, along = grad[:, group.slot].reshape(n, -1), hessian[:, group.slot]
