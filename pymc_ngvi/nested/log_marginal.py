@@ -82,8 +82,8 @@ class LatentMarginal:
         result: list[EvaluatedMarginal | None] = [None] * len(g)
         for _ in range(_TURNS):
             left = np.array([k for k, found in enumerate(result) if found is None], dtype=np.intp)
-            starts = [self._nearest(g[left])] if self.known else self._far
-            for which, fits in self._fits(g[left], starts, SOLVED):
+            starts = [self.nearest(g[left])] if self.known else self._far
+            for which, fits in self.fits(g[left], starts, SOLVED):
                 lacks, doubts = self._missing(g[left[which]], fits)
                 for i, k in enumerate(left[which].tolist()):
                     value = fits.elbo[i] + lacks[i]
@@ -95,14 +95,14 @@ class LatentMarginal:
     def _top(self) -> int:
         return int(np.argmax([one.value for one in self.known]))
 
-    def _nearest(self, g: Array) -> Which:
+    def nearest(self, g: Array) -> Which:
         """Return which of the fits that are known are nearest; where all is Gaussian, one is as good as another."""
         if self._given.is_quadratic:
             return np.zeros(len(g), dtype=np.intp)
         apart = (g[:, None] - np.array([one.g for one in self.known])) / self._scale
         return np.einsum("nkp,nkp->nk", apart, apart).argmin(axis=1)
 
-    def _fits(
+    def fits(
         self, g: Array, starts: Sequence[Which | tuple[Array, Array]], left: float
     ) -> Iterator[tuple[Which, ManyGaussians]]:
         """Yield fits at hyperparameters, (n, p), and where they are.
@@ -168,13 +168,13 @@ class LatentMarginal:
     def begin_draws(self, top: Array, scale: Array) -> None:
         """Find in which directions draws come from farther out; see `Marginal`."""
         self._scale, highest = scale, np.array([self._top])
-        [(_, fit)] = self._fits(self.known[self._top].g[None], [highest], LEFT)
+        [(_, fit)] = self.fits(self.known[self._top].g[None], [highest], LEFT)
         self._defence = Defence.of(self._given, fit)
 
     def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[tuple[Which, Drawn]]:
         """Yield draws, the last of them moved out; see `Marginal`."""
         picked = self._defence.picked(len(g), base.shape[2], rng)
-        for which, fits in self._fits(g, [self._nearest(g), np.full(len(g), self._top)], LEFT):
+        for which, fits in self.fits(g, [self.nearest(g), np.full(len(g), self._top)], LEFT):
             normals, log_mixed = base[which], np.zeros((len(which), base.shape[2]))
             if self._given.is_quadratic:
                 latents, log_ratio = fits.draws(normals), np.repeat(fits.elbo[:, None], base.shape[2], axis=1)

@@ -12,9 +12,8 @@ from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.rows_given import latent_rows
 from pymc_ngvi.families.matrices.sparse.precisions import Factors
-from pymc_ngvi.nested.found import EvaluatedMarginal
-from pymc_ngvi.nested.log_marginal import LatentMarginal, ManyConditionals
-from pymc_ngvi.nested.many import ManyGaussians
+from pymc_ngvi.nested.log_marginal import EvaluatedMarginal, LatentMarginal
+from pymc_ngvi.nested.many import SOLVED, ManyGaussians
 
 #: Newton steps at most; squared size of a step that ends them.
 _MOST_NEWTON, _SMALL = 100, 1e-10
@@ -63,7 +62,7 @@ class LogMarginals:
     def __init__(self, model: pm.Model, seed: int = 0) -> None:
         self.model, self.density = model, LogDensity(model)
         self.given = latent_rows(self.density)
-        self.marginal, self._fits = LatentMarginal(self.given, seed), ManyConditionals(self.given)
+        self.marginal = LatentMarginal(self.given, seed)
 
     def together(self, g: Array, latent: Array) -> Array:
         """Return whole points, (n, d), of hyperparameters (p,) and latent variables (n, n_latent)."""
@@ -80,7 +79,9 @@ class LogMarginals:
 
     def fit(self, g: Array) -> ManyGaussians:
         """Return the conditional fit, which begins from what rows saw of others: one, with an axis of many."""
-        return self._fits.fit(self.at(g))
+        self.at(g)
+        [(_, fit)] = self.marginal.fits(g[None], [self.marginal.nearest(g[None])], SOLVED)
+        return fit
 
     def laplace(self, g: Array, start: ManyGaussians | None = None) -> Mode:
         """Return Laplace's method, by Newton's method with halved steps, from a Gaussian nearby."""
