@@ -27,7 +27,6 @@ from pytensor.graph.traversal import ancestors
 from pymc_ngvi.core.refusal import NotApart, Reason, Refused
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.expectations import tolerance_of
 from pymc_ngvi.density.flat import DataSeen
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.split import Pieces, local_input
@@ -519,8 +518,7 @@ class RowsGiven:
         with np.errstate(all="ignore"), without_c():
             maps = self._predictors.maps(values)
             slope, functions = self._numbers.at(values)
-        tolerance = tolerance_of(len(self.inside), self.n_rows)
-        rows = ManyRows(maps, self._entries, functions, slope, np.zeros(n), tolerance)
+        rows = ManyRows(maps, self._entries, functions, slope, np.zeros(n), _NATS / max(self.n_rows, 1))
         constant, agrees = self._anchored(rows, values)
         return replace(rows, constant=np.where(np.isfinite(constant), constant, -np.inf)), agrees
 

@@ -59,6 +59,7 @@ class _Climb:
     def __init__(self, function: Function, at: Array, value: float, scale: Array) -> None:
         self._function, self.at, self.value, self.scale = function, at, value, scale
         self._look()
+        self._rescale()
         self._forget()
 
     def _look(self) -> None:
@@ -67,6 +68,10 @@ class _Climb:
         ends = _finite(self._function(_around(self.at, apart)), self.value).reshape(-1, 2)
         self._slope = (ends[:, 1] - ends[:, 0]) / (2.0 * apart)
         self._bend = (2.0 * self.value - ends.sum(axis=1)) / apart**2
+
+    def _rescale(self) -> None:
+        curved = np.maximum(self._bend, 1.0 / _LARGEST**2)
+        self.scale = np.clip(1.0 / np.sqrt(curved), _LEAST, _LARGEST)
 
     def _forget(self) -> None:
         self.inverse = np.diag(1.0 / np.maximum(self._bend, (_FLAT / self.scale) ** 2))
@@ -85,8 +90,7 @@ class _Climb:
                 before, self.at, self.value = self._slope, self.at + steps[best], float(values[best])
                 self._look()
                 self.inverse = _updated(self.inverse, steps[best], before - self._slope)
-                curved = np.maximum(self._bend, 1.0 / _LARGEST**2)
-                self.scale = np.clip(1.0 / np.sqrt(curved), _LEAST, _LARGEST)
+                self._rescale()
             elif self.scale.max() > _LEAST:  # differences may have been too wide
                 self.scale = np.maximum(0.3 * self.scale, _LEAST)
                 self._look()

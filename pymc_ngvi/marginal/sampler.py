@@ -317,12 +317,13 @@ class Sampler:
         p = len(mode.at)
         log_q = margins.log_slope(lines.reshape(-1, p)) - 0.5 * (margins.forward(lines.reshape(-1, p)) ** 2).sum(axis=1)
         excess = values - values.max() - (log_q - log_q.max()).reshape(values.shape)
-        along = np.flatnonzero(((excess > _EXCESS) & (values > values.max() - _LOWEST)).any(axis=0))
+        of_variance = values + 2.0 * np.log(np.maximum(np.abs(PROFILE), 1.0))[:, None]
+        along = np.flatnonzero(((excess > _EXCESS) & (of_variance > values.max() - 0.5 * _LOWEST)).any(axis=0))
         if not (len(along) and self._is_cheap) or len(along) * work_in_dimensions(p) > _OF_RIDGES:
             return
         found = ridges(self._inside.log_m, mode.at, np.sqrt(np.diag(mode.cov)), along)
         if found is not None:
-            self._add(Proposal(found, Margins.none(p)), _FIRST, is_wide=False)
+            self._add((Proposal(found, Margins.none(p)), _FIRST))
 
     def _begun(self) -> list[LatentMode]:
         """Return the mode above the start; of one coordinate, those that a scan about it shows, too."""
@@ -330,6 +331,14 @@ class Sampler:
         if not np.isfinite(log_m(start[None])[0]):  # there may be a fit nearby
             points = start + self._scale * (np.random.default_rng(p).random((_TRIES, p)) - 0.5)
             start = points[np.argmax(np.isfinite(log_m(points)))]
+        others = np.empty((0, p))
+        if self._cov is None and 1 < p <= _MOST_CLIMBED and self._is_cheap:
+            points = np.concatenate([start[None], start + _WIDE_START * self._rng.standard_normal((_STARTS, p))])
+            values = np.nan_to_num(log_m(points), nan=-np.inf)
+            others = components_above(log_m, points[np.argsort(-values)[:_CLIMBS]], self._scale).means
+            values = np.nan_to_num(log_m(others), nan=-np.inf)
+            others = others[np.argsort(-values)][: np.count_nonzero(values > values.max() - _LOWEST)]
+            start = others[0] if len(others) else start
         found = find_mode(log_m, start, self._scale) if self._cov is None else LatentMode(start, self._cov)
         if found is None:
             raise Hopeless(Reason.HOPELESS, "the latent variables can't be fitted where the hyperparameters start")
@@ -343,13 +352,7 @@ class Sampler:
         if p == 1:
             points = self._start + _SCAN[:, None]
             return self._with_peaks(modes, points[None], log_m(points)[None])
-        if self._cov is not None or not self._is_cheap or p > _MOST_CLIMBED:
-            return modes
-        points = self._start + _WIDE_START * self._rng.standard_normal((_STARTS, p))
-        values = log_m(points)
-        highest = points[np.argsort(np.where(np.isfinite(values), -values, np.inf))[:_CLIMBS]]
-        ends = components_above(log_m, highest, self._scale).means
-        return self._above(ends[log_m(ends) > log_m(found.at[None]) - _LOWEST], modes)
+        return self._above(others, modes)
 
     def _with_peaks(self, modes: Sequence[LatentMode], lines: Array, values: Array) -> list[LatentMode]:
         """Return modes and those above peaks along lines, (n_lines, n, p), the highest one first."""
@@ -395,13 +398,15 @@ class Sampler:
         one, p = proposal.mixture.as_one(), len(self._start)
         near, far = (one.scaled(min(most, float(np.sqrt(1.0 + 2.0 * nats / p)))) for most, nats in _WIDER)
         mixture = near.joined(far, 0.5) if self._is_cheap else near
-        wide = Proposal(replace(mixture, df=_DF_OF_WIDE), proposal.margins)
-        self._add(proposal, n_near, is_wide=False)
-        self._add(wide, n_wide, is_wide=True)
+        self._add((proposal, n_near), (Proposal(replace(mixture, df=_DF_OF_WIDE), proposal.margins), n_wide))
 
-    def _add(self, proposal: Proposal, n: int, *, is_wide: bool) -> None:
-        g = proposal.draws(n, self._rng)
-        self._rounds.append(_Round(proposal, g, self._inside.pairs(g, self._n_draws, self._rng), is_wide))
+    def _add(self, *parts: tuple[Proposal, int]) -> None:
+        """Draw from one or two proposals, of which the second is from farther out, all together."""
+        g = [proposal.draws(n, self._rng) for proposal, n in parts]
+        pairs = self._inside.pairs(np.concatenate(g), self._n_draws, self._rng)
+        ends = np.cumsum([0, *map(len, g)])
+        for k, (proposal, _) in enumerate(parts):
+            self._rounds.append(_Round(proposal, g[k], pairs[ends[k] : ends[k + 1]], k > 0))
 
     def _pooled(self) -> OutsideDraws:
         """Return all rounds as draws of the mixture of their proposals, without those where there is no fit."""

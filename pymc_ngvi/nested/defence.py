@@ -17,7 +17,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.sizes import AT_ONCE
+from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.nested.many import ManyGaussians
@@ -52,7 +52,7 @@ class Defence:
         if given.is_quadratic:
             return cls(np.empty(0, dtype=np.intp), np.empty(0), np.empty(0))
         used = np.unique(np.concatenate([kind.index.ravel() for kind in at.rows.functions]))
-        n = max(1, min(len(used), AT_ONCE // max(given.n_rows, 1), AT_ONCE // max(given.n_dim, 1)))
+        n = max(1, min(len(used), STREAMED // max(given.n_rows, given.n_dim, 1)))
         used = used[(np.arange(n) * len(used)) // n]
         far = _LOOK * _directions(at, used)
         base = np.concatenate([far, -far, np.zeros((1, given.n_dim, 1))], axis=2)
@@ -60,7 +60,7 @@ class Defence:
             [log_ratio] = at.rows.values(at.draws(base)) - at.log_density(base)
         grows = np.nan_to_num(log_ratio[:-1] - log_ratio[-1], nan=0.0, posinf=0.0, neginf=0.0)
         most = np.argsort(-grows, kind="stable")[:_MOST]
-        most = most[grows[most] > 0.0]
+        most = most[grows[most] > 1.0]  # of others, weights are bounded as it is, as far as there are draws
         total = grows[most].sum()
         return cls(used[most % n], np.where(most < n, 1.0, -1.0), grows[most] / total if len(most) else np.empty(0))
 

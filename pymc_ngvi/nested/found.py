@@ -1,4 +1,4 @@
-"""What is found at one value of the hyperparameters, and what the ELBO there lacks of log m.
+"""What is found at values of the hyperparameters, and what the ELBO there lacks of log m.
 
 The ELBO of the conditional fit is below log m by little: what is missing, log E_q[p / q], is estimated with the same
 draws everywhere. To second order it is half of the variance of log p / q [1]_, which takes over where weights vary
@@ -10,79 +10,53 @@ References
    variable models. JMLR 14. https://jmlr.org/papers/v14/opper13a.html
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.types import Array, RowRules
-from pymc_ngvi.rows.linear_map import Seen
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.marginal.sampler import variances_of
 
 #: Variance of log weights up to which their mean is estimated well, and from which on it is not.
 _TAME, _WILD = 3.0, 6.0
 #: Variance beyond which nothing is added to an ELBO.
-_HOPELESS = 100.0
+HOPELESS = 100.0
 #: Part of the draws that may be outside the support.
 _MOST_LOST = 0.1
-#: Draws behind a correction at first; standard error of it for which more are taken.
-FEWEST, _ERROR = 64, 0.1
-#: Nats that a fit may lack whose log m is wanted; and one whose draws are weighted: weights see to them.
-SOLVED, LEFT = 1e-4, 0.01
 
 
-class KnownMarginal(NamedTuple):
-    """log m at one value of the hyperparameters, in closed form."""
+@dataclass(frozen=True, eq=False)
+class Drawn(Batch):
+    """Gaussians of the latent variables at values of the hyperparameters, and draws of them."""
 
-    #: shape (p,).
-    g: Array
-    #: Nats.
-    value: float
-    #: As of `EvaluatedMarginal`.
-    correction: float = 0.0
-    doubt: float = 0.0
-
-
-class EvaluatedMarginal(NamedTuple):
-    """log m at one value of the hyperparameters."""
-
-    #: shape (p,).
-    g: Array
-    #: Nats.
-    value: float
-    #: What was added to the ELBO.
-    correction: float
-    #: By how much half of the variance is more than the mean weight says.
-    doubt: float
-    #: What rows see of the conditional fit.
-    seen: Seen
-    #: By which these were integrated.
-    rules: RowRules
+    #: Nats, of log p at these hyperparameters; shape (n,).
+    elbo: Array
+    #: shape (n, n_inside).
+    mean: Array
+    sd: Array
+    #: shape (n, n_inside, n_draws).
+    latents: Array
+    #: log p(y, x, theta) - log q'(x | theta), -inf where p is 0: q' is what they are drawn from, a part of them from
+    #: farther out than q; shape (n, n_draws).
+    log_ratio: Array
+    #: log q' - log q; shape (n, n_draws).
+    log_mixed: Array
 
 
 class Marginal(Protocol):
     """Evaluates log m, and draws latent variables given hyperparameters."""
 
-    #: Units of distances between hyperparameters, (p,).
-    scale: Array
-    #: Whether what is evaluated is kept among what is known.
-    records: bool
-
-    @property
-    def known(self) -> "Sequence[KnownMarginal | EvaluatedMarginal]":
-        """What has been evaluated."""
-
-    @property
-    def n_dim(self) -> int:
-        """Number of latent variables."""
-
-    @property
-    def n_fits(self) -> int:
-        """Conditional fits so far."""
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether values are those of log m up to rounding."""
+    #: Number of latent variables, those that are integrated out within rows among them, and of the others.
+    n_inside: int
+    n_dim: int
+    #: Conditional fits so far.
+    n_fits: int
 
     def __call__(self, g: Array, /) -> Array:
         """Return log m at some values, (n,) from (n, p), -inf where there is no fit."""
@@ -93,47 +67,19 @@ class Marginal(Protocol):
     def doubt(self) -> float:
         """Return how far two estimates of what ELBOs lack are apart, an sd over the hyperparameters in nats."""
 
-    def begin_round(self) -> None:
-        """Prepare for draws by what is known by now."""
+    def begin_draws(self, top: Array, scale: Array) -> None:
+        """Prepare for draws about the highest value so far, (p,), with units of distances between values, (p,)."""
 
-    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> list["Drawn | None"]:
-        """Return the Gaussians at values of the hyperparameters, and draws; None where there is none."""
-
-
-class Drawn(NamedTuple):
-    """The Gaussian of the latent variables at one value of the hyperparameters, and draws of it."""
-
-    #: Nats, of log p at these hyperparameters.
-    elbo: float
-    #: shape (n_dim,).
-    mean: Array
-    sd: Array
-    #: shape (n_draws, n_dim).
-    latents: Array
-    #: log p(y, x, theta) - log q'(x | theta), -inf where p is 0: q' is what they are drawn from, a part of them from
-    #: farther out than q; shape (n_draws,).
-    log_ratio: Array
-    #: log q' - log q; shape (n_draws,).
-    log_mixed: Array
+    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[tuple[NDArray[np.intp], Drawn]]:
+        """Yield draws made of standard normals, (n, n_dim, n_draws), at those values where there is a Gaussian."""
 
 
-def n_wanted(log_ratio: Array, most: int) -> int:
-    """Return how many draws say what an ELBO lacks, by the weights of a few: these, or twice as many, and so on."""
-    n = len(log_ratio)
-    variance = float(np.var(log_ratio)) if np.isfinite(log_ratio).all() else np.inf
-    while n < most and np.expm1(min(variance, _HOPELESS)) > n * _ERROR**2:
-        n *= 2
-    return min(n, most)
-
-
-def missing(log_ratio: Array) -> tuple[float, float]:
-    """Return log E_q[p / q] less the ELBO, and how far that is from half of the variance."""
-    keep = np.isfinite(log_ratio)
-    if keep.mean() < 1.0 - _MOST_LOST:
-        return 0.0, np.inf
-    variance = float(np.var(log_ratio[keep]))
-    if variance > _HOPELESS:
-        return 0.0, np.inf
-    found, half = float(logsumexp(log_ratio[keep]) - np.log(len(keep))), 0.5 * variance
-    by_half = min(max((variance - _TAME) / (_WILD - _TAME), 0.0), 1.0)  # without a jump
-    return found + by_half * (half - found), half - found
+def missing(log_ratio: Array) -> tuple[Array, Array]:
+    """Return log E_q[p / q] less the ELBO, (n,) from (n, n_draws), and how far that is from half of the variance."""
+    n_found = np.isfinite(log_ratio).sum(axis=1)
+    is_lost = n_found < (1.0 - _MOST_LOST) * log_ratio.shape[1]
+    variance = np.where(is_lost, np.inf, variances_of(log_ratio))
+    is_known, half = variance <= HOPELESS, 0.5 * np.minimum(variance, HOPELESS)
+    found = np.where(is_known, logsumexp(log_ratio, axis=1) - np.log(np.maximum(n_found, 1)), 0.0)
+    by_half = np.clip((variance - _TAME) / (_WILD - _TAME), 0.0, 1.0)  # without a jump
+    return np.where(is_known, found + by_half * (half - found), 0.0), np.where(is_known, half - found, np.inf)

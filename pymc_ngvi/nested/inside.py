@@ -13,13 +13,11 @@ from pymc_ngvi.marginal.ratios import Ratios
 from pymc_ngvi.marginal.sampler import Hopeless, OutsideDraws, Pairs, normalised_weights
 from pymc_ngvi.marginal.sampling import by_neighbours
 from pymc_ngvi.nested.defence import n_far_of
-from pymc_ngvi.nested.found import Drawn, Marginal, missing
+from pymc_ngvi.nested.found import Marginal, missing
 from pymc_ngvi.nested.pairs import WeightedPairs
 
 #: Power of m that known values count by.
 _FLATTENED = 0.25
-#: Scale at which all hyperparameters are far from each other, so that none is fitted alone.
-_NEVER = 1e-3
 #: Nats that an ELBO may lack, as far as that can be told by few draws.
 _MOST_LACKING = 3.0
 
@@ -69,25 +67,33 @@ class LatentInside:
         #: Values with draws that are expected, and fits that came before.
         self._n_values, self._n_before = n_values, n_before
         self.bend = Ratios.about(ratios, start)
-        self._is_ready = False
+        self._known, self._is_ready = list[tuple[Array, Array]](), False
 
     def log_m(self, y: Array) -> Array:
-        """Return log m, as a density of what is divided; once there is a fit, those that fail are not begun again."""
+        """Return log m, as a density of what is divided."""
         g = self.bend.inverse(y)
-        values = self._marginal(g) - self.bend.log_slope(g)
-        if self._marginal.known:
-            self._marginal.scale = np.full(g.shape[1], _NEVER)
-        return values
+        self._known.append((g, self._marginal(g)))
+        return self._known[-1][1] - self.bend.log_slope(g)
 
     def pairs(self, y: Array, n_draws: int, rng: np.random.Generator) -> LatentPairs:
         """Return draws of the latent variables."""
         if not self._is_ready:
             self._begin()
-        g = self.bend.inverse(y)
-        half = rng.standard_normal((len(g), (n_draws + 1) // 2, self._marginal.n_dim))
-        base = np.concatenate([half, -half], axis=1)[:, :n_draws]
-        found = self._marginal.drawn(g, base, rng)
-        return self._stacked(found, n_draws, -self.bend.log_slope(g))
+        g, n, d, n_own = self.bend.inverse(y), len(y), self._marginal.n_inside, n_draws - n_far_of(n_draws)
+        half = rng.standard_normal((n, self._marginal.n_dim, (n_draws + 1) // 2))
+        base = np.concatenate([half, -half], axis=2)[:, :, :n_draws]
+        log_ratio, own = np.full((n, n_draws), -np.inf), np.full((n, n_own), -np.inf)
+        elbo, estimate = np.full((2, n), -np.inf)
+        mean, sd = np.zeros((n, d)), np.ones((n, d))
+        latents, log_mixed = np.zeros((n, n_draws, d)), np.zeros((n, n_draws))
+        for at, found in self._marginal.drawn(g, base, rng):
+            log_slope, log_mixed[at] = self.bend.log_slope(g[at])[:, None], found.log_mixed
+            log_ratio[at] = found.log_ratio - log_slope
+            own[at] = log_ratio[at, :n_own] + found.log_mixed[:, :n_own]
+            elbo[at] = found.elbo - log_slope[:, 0]
+            estimate[at] = elbo[at] + np.minimum(missing(own[at] - elbo[at, None])[0], _MOST_LACKING)
+            mean[at], sd[at], latents[at] = found.mean, found.sd, np.swapaxes(found.latents, 1, 2)
+        return LatentPairs(log_ratio, own, estimate, elbo, mean, sd, latents, log_mixed)
 
     def _begin(self) -> None:
         """See whether draws are worth it, and prepare what they begin from."""
@@ -98,30 +104,10 @@ class LatentInside:
                 f"{variance:.1f} of log weights at the mode)",
             )
         prices.expect(self._n_values / (self._n_before + self._marginal.n_fits))
-        known, self._is_ready = self._marginal.known, True
-        values, points = np.array([one.value for one in known]), np.array([one.g for one in known])
-        weights = normalised_weights(_FLATTENED * values)
-        self._marginal.scale = np.sqrt(weights @ (points - weights @ points) ** 2)
-        self._marginal.begin_round()
-
-    def _stacked(self, found: Sequence[Drawn | None], n_draws: int, log_slope: Array) -> LatentPairs:
-        n, n_own = len(found), n_draws - n_far_of(n_draws)
-        d = next((len(one.mean) for one in found if one is not None), self._marginal.n_dim)
-        log_ratio, log_mixed = np.full((n, n_draws), -np.inf), np.zeros((n, n_draws))
-        elbo, mean, sd, latents = np.full(n, -np.inf), np.zeros((n, d)), np.ones((n, d)), np.zeros((n, n_draws, d))
-        for k, one in enumerate(found):
-            if one is not None:
-                log_ratio[k], log_mixed[k], elbo[k] = (
-                    one.log_ratio + log_slope[k],
-                    one.log_mixed,
-                    one.elbo + log_slope[k],
-                )
-                mean[k], sd[k], latents[k] = one.mean, one.sd, one.latents
-        own = log_ratio[:, :n_own] + log_mixed[:, :n_own]
-        lacking = [missing(row - value)[0] if np.isfinite(value) else 0.0 for row, value in zip(own, elbo, strict=True)]
-        return LatentPairs(
-            log_ratio, own, elbo + np.minimum(lacking, _MOST_LACKING), elbo, mean, sd, latents, log_mixed
-        )
+        points, values = (np.concatenate(parts) for parts in zip(*self._known, strict=True))
+        weights, self._is_ready = normalised_weights(_FLATTENED * values), True
+        scale = np.sqrt(weights @ (points - weights @ points) ** 2)
+        self._marginal.begin_draws(points[np.argmax(values)], scale)
 
     def weighted(self, draws: OutsideDraws) -> WeightedPairs:
         """Return what was drawn as weighted pairs of hyperparameters and latent variables."""

@@ -222,5 +222,5 @@ def _standardised(values: Array, root: Array) -> Array:
     weights = root**2
     apart = values - weights @ values
     apart *= root[:, None]
-    norm = np.sqrt(np.sum(apart**2, axis=0))
+    norm = np.sqrt(np.einsum("ij,ij->j", apart, apart))
     return apart / np.where(norm > 0.0, norm, 1.0)

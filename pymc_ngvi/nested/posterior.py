@@ -27,7 +27,7 @@ from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState, effective_size_of
 from pymc_ngvi.marginal.regression import quadratic_terms
 from pymc_ngvi.marginal.sampler import MOST_SURE, N_DRAWS, Hopeless, Sampler
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
-from pymc_ngvi.nested.found import Drawn, KnownMarginal, Marginal
+from pymc_ngvi.nested.found import Drawn, Marginal
 from pymc_ngvi.nested.inside import Exploration, LatentInside, Uneven
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.pairs import WeightedPairs
@@ -87,27 +87,17 @@ class _StandardDeviations:
 class GaussianMarginal:
     """Evaluates log m, and draws; see `Marginal`."""
 
-    is_exact = True
-
     def __init__(self, over: GaussianOver) -> None:
-        self.known: list[KnownMarginal] = []
-        self.scale, self.records = np.ones(over.n_given), True
         self._over, self._precisions = over, over.precisions
         self._size = max(1, min(AT_ONCE // self._precisions.fronts.n_fronts, _OF_ROWS // over.n_rows, _MOST_AT_ONCE))
+        self.n_dim = self.n_inside = len(over.x)
         self.n_fits = 0
-
-    @property
-    def n_dim(self) -> int:
-        """Number of latent variables."""
-        return len(self._over.x)
 
     def __call__(self, g: Array) -> Array:
         """Return log m at some values, (n,) from (n, p), -inf where there is no fit."""
         result = np.full(len(g), -np.inf)
         for fits in self._fits(g):
             result[fits.which] = fits.log_marginal
-        if self.records:
-            self.known += [KnownMarginal(g[k], float(result[k])) for k in np.flatnonzero(np.isfinite(result))]
         return result
 
     def variance(self) -> float:
@@ -118,27 +108,18 @@ class GaussianMarginal:
         """Return 0: ELBOs lack nothing."""
         return 0.0
 
-    def begin_round(self) -> None:
+    def begin_draws(self, top: Array, scale: Array) -> None:
         """Take the coordinates in which standard deviations are predicted."""
-        top = max(self.known, key=lambda one: one.value)
-        self._sds = _StandardDeviations(top.g, self.scale)
+        self._sds = _StandardDeviations(top, scale)
 
-    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> list[Drawn | None]:
-        """Return the Gaussians at values of the hyperparameters, and draws; see `Marginal`."""
-        result: list[Drawn | None] = [None] * len(g)
+    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[tuple[NDArray[np.intp], Drawn]]:
+        """Yield the Gaussians at values of the hyperparameters, and draws; see `Marginal`."""
         spread = np.argsort((np.arange(len(g)) * _GOLDEN) % 1.0)  # neighbours, which follow each other, far apart
-        nothing = np.zeros(base.shape[1])
         for fits in self._fits(g[spread]):
             which = spread[fits.which]
-            normals = np.ascontiguousarray(np.swapaxes(base[which], 1, 2))
-            x = np.swapaxes(fits.mean[:, :, None] + fits.factors.solve(normals, transposed=True), 1, 2)
-            sd = self._sds.of(g[which], fits.factors)
-            for i, k in enumerate(which.tolist()):
-                value = float(fits.log_marginal[i])
-                if not np.isfinite(value):
-                    continue
-                result[k] = Drawn(value, fits.mean[i], sd[i], x[i], np.full(base.shape[1], value), nothing)
-        return result
+            x = fits.mean[:, :, None] + fits.factors.solve(base[which], transposed=True)
+            sd, log_mixed = self._sds.of(g[which], fits.factors), np.zeros((len(which), base.shape[2]))
+            yield which, Drawn(fits.log_marginal, fits.mean, sd, x, fits.log_marginal[:, None] + log_mixed, log_mixed)
 
     def _fits(self, g: Array) -> Iterator[_Fits]:
         for start in range(0, len(g), self._size):
@@ -155,7 +136,8 @@ class GaussianMarginal:
             mean = self._over.x + factors.times_covariance(found.grad[which])
             # The ELBO of the Gaussian: its entropy, and the mean of log p, which falls from the mode by d / 2.
             value = self._over.logp(part[which], mean[:, None])[:, 0] + factors.entropy - 0.5 * self.n_dim
-            yield _Fits(start + which, mean, factors, np.where(np.isfinite(value), value, -np.inf))
+            known = np.flatnonzero(np.isfinite(value))
+            yield _Fits(start + which[known], mean[known], factors[known], value[known])
 
 
 # --- latent variables given hyperparameters: draws that are kept, each with a weight ---
@@ -335,7 +317,6 @@ def _sampled(
     most = min(n_values_of(given) // n_modes, max(FEWEST_VALUES, HELD // n_dim // n_draws))
 
     def sample(marginal: Marginal) -> Exploration:
-        marginal.scale = scale
         inside = LatentInside(marginal, first, between, most_variance, n_expected(given), n_fits)
         at = inside.bend.forward(first[None])[0]
         sampler = Sampler(
@@ -359,6 +340,8 @@ def _joined(parts: list[Exploration], homes: list[GaussianState], given: RowsGiv
 
     Where fits of the latent variables leave a mode, it is left out.
     """
+    if len(parts) == 1:
+        return parts[0]
     points = []
     for part in parts:
         g, latents = part.pairs.g, part.pairs.latents

@@ -32,9 +32,9 @@ from pymc_ngvi.rows.expectation import Compiled, Index, Levels, RowFunction, ben
 #: that may do.
 _HALF, _WITHIN, _NARROWER = 6.0, 4.5, 0.2
 #: Degrees that are tried, and error of a polynomial, in nats, and relative to its largest coefficient.
-_DEGREES, _ERROR, _ROUNDING = (12, 24, 48, 96), 1e-9, 1e-13
+_DEGREES, _ERROR, _ROUNDING = (12, 24, 48, 96), 1e-6, 1e-13
 #: Coefficients, the last ones, that tell of the error; those that are left out, and steps in which degrees go.
-_LAST, _LEFT, _STEP = 3, 1e-10, 4
+_LAST, _LEFT, _STEP = 3, 1e-7, 4
 #: Values, about, that are asked for at each at which a polynomial is fitted.
 _TIMES = 4
 #: Data that are alike: parts of a power of 2. Values of rows at a time.

@@ -291,9 +291,7 @@ class ManyRows:
         """Return draws of all that is not given, (n, n_inside, m), given (n, n_dim, m): the same."""
         return x
 
-    def moments_inside(
-        self, mean: Array, sd: Array, seen: Seen, rules: RowRules, covariance: Array
-    ) -> tuple[Array, Array]:
+    def moments_inside(self, mean: Array, sd: Array, covariance: Array, rules: RowRules) -> tuple[Array, Array]:
         """Return means and sds of all that is not given, (n, n_inside) each, by Gaussians of what is left."""
         return mean, sd
 
@@ -595,15 +593,13 @@ class ManyRowsLeft(ManyRows):
         return result
 
     @np.errstate(all="ignore")
-    def moments_inside(
-        self, mean: Array, sd: Array, seen: Seen, rules: RowRules, covariance: Array
-    ) -> tuple[Array, Array]:
+    def moments_inside(self, mean: Array, sd: Array, covariance: Array, rules: RowRules) -> tuple[Array, Array]:
         """Return means and sds of all that is not given, (n, n_inside) each, by Gaussians of what is left.
 
         Of a standard normal z that a row F(eta) = log E[exp f(eta + a z)] is integrated over, the mean given eta is
         a F'(eta) and the variance 1 + a^2 F''(eta). That mean varies by the squares of the mean derivatives of F'.
         """
-        n = len(self)
+        n, seen = len(self), self.seen(mean, covariance)
         means, sds = (np.empty((n, self.narrowing.n_inside)) for _ in range(2))
         means[:, self.narrowing.kept], sds[:, self.narrowing.kept] = mean, sd
         with_priors = iter(self.narrowing.with_priors(self.maps, covariance))

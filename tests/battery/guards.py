@@ -461,6 +461,7 @@ GUARDS = {
         ((pairs, "MOST_VARIANCE", -1.0), (sampler, "MOST_VARIANCE", -1.0), (nested_verdict, "MOST_VARIANCE", -1.0)),
         "rare levels",
         "nested",
+        seed=2,
     ),
     # --- without a model ---
     "verdict: sd": Guard(

@@ -202,7 +202,7 @@ def test_moments_are_those_of_draws(form):
     mean = given.start[None] + 0.2
     seen = rows.seen(mean, factors.covariance)
     rules = rows.expected(seen).rules
-    [mean_inside], [sd_inside] = rows.moments_inside(mean, factors.sd, seen, rules, factors.covariance)
+    [mean_inside], [sd_inside] = rows.moments_inside(mean, factors.sd, factors.covariance, rules)
     x = mean[:, :, None] + factors.solve(rng.standard_normal((1, 5, n)), transposed=True)
     [drawn] = rows.drawn_inside(x, rng)
     assert np.abs((drawn.mean(axis=1) - mean_inside) / sd_inside).max() < 4.0 / np.sqrt(n)

@@ -6,6 +6,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.types import Array
@@ -36,6 +37,8 @@ class ProgramEngine:
     def __init__(self, evaluated: Callable[[RowProgram], Compiled], compile_: CompileAll) -> None:
         self._evaluated, self._otherwise = evaluated, PyTensorEngine(compile_)
         self._read: WeakKeyDictionary[Variable, dict[tuple[object, ...], RowProgram]] = WeakKeyDictionary()
+        self._plainly: WeakKeyDictionary[Variable, dict[tuple[object, ...], tuple[Compiled, NDArray[np.bool_]]]]
+        self._plainly = WeakKeyDictionary()
         self._sums: WeakKeyDictionary[Variable, _Sum] = WeakKeyDictionary()
         self._functions: dict[RowProgram, Compiled] = {}
 
@@ -51,8 +54,11 @@ class ProgramEngine:
     def _plain(self, rows: Rows) -> RowFunction:
         rows, n_shared = shared_first(rows)
         numbers, data = _data_of(rows)
-        function = self._function(self._value(rows, n_shared, numbers))
-        return RowFunction(function, rows.index, data, interacts(rows), n_shared=n_shared)
+        known, key = self._plainly.setdefault(rows.value, {}), (n_shared, *rows.slots, *numbers)
+        if key not in known:
+            known[key] = self._function(self._value(rows, n_shared, numbers)), interacts(rows)
+        function, interacting = known[key]
+        return RowFunction(function, rows.index, data, interacting, n_shared=n_shared)
 
     def _value(self, rows: Rows, n_shared: int, numbers: list[float | None]) -> RowProgram:
         """Return the program of rows, whose graph is read once for each order of their predictors."""
