@@ -25,10 +25,8 @@ PER_DENSE, PER_PRODUCT = 4.5e-11, 7e-11
 PER_ENTRY, OF_STEP, PER_SUM = 1.5e-8, 2.5e-4, 1.8
 #: Of blocks beside a border: a number; the calls for each size.
 PER_ENTRY_OF_BLOCKS, PER_SIZE = 6e-8, 4e-4
-#: A row, in an expectation by quadrature with covariances of predictors; a row of a value of log p.
-PER_ROW, PER_ROW_OF_VALUE = 2e-6, 3.3e-8
-#: A call that evaluates rows.
-PER_CALL = 1e-4
+#: A call that evaluates rows, and a row of a value of log p.
+PER_CALL, PER_ROW_OF_VALUE = 1e-4, 3.3e-8
 #: A node of quadrature in trees, thousands of which are evaluated together, and a row there.
 PER_NODE, PER_ROW_OF_NODE = 5e-6, 2e-8
 #: A column of a Hessian at the draws of a step, in the smallest models.
@@ -205,16 +203,20 @@ def expect(times: float) -> None:
 # --- in words ---------------------------------------------------------------------------------------------------------
 
 
+#: In seconds.
+_MINUTE, _HOUR = 60.0, 3_600.0
+
+
 def in_words(seconds: float) -> str:
     """Return seconds in words: about 0.4 s, about 40 s, about 12 min."""
-    if seconds < 120.0:
+    if seconds < 2.0 * _MINUTE:
         return f"about {seconds:{'.0f' if seconds >= 1.0 else '.1g'}} s"
-    if seconds < 7_200.0:
-        return f"about {seconds / 60.0:.0f} min"
-    return f"about {seconds / 3_600.0:,.0f} h"
+    if seconds < 2.0 * _HOUR:
+        return f"about {seconds / _MINUTE:.0f} min"
+    return f"about {seconds / _HOUR:,.0f} h"
 
 
 def rounded_up(seconds: float) -> float:
     """Return a round number that is not less."""
-    unit = next(unit for unit in (1.0, 10.0, 100.0, 1_000.0, 10_000.0, 1e12) if seconds < 50.0 * unit)
+    unit = 10.0 ** max(math.ceil(math.log10(max(seconds, 1.0) / 50.0)), 0)
     return unit * -(-seconds // unit)

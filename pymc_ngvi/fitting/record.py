@@ -26,9 +26,9 @@ from pymc_ngvi.posteriors.plan import Decision, Plan
 # --- what there is to say of modes beside that of the fit: where they are, and their share of the posterior ---
 
 #: Draws of each approximation by which masses are compared.
-_N_DRAWS = 512
+N_DRAWS = 512
 #: Log of the ratio to q from which on a draw is outside of it, and the part of the draws that has to be.
-_LOG_OUTSIDE, _MOSTLY = 3.0, 0.5
+LOG_OUTSIDE, MOSTLY = 3.0, 0.5
 #: Part of the mass that is expected at a mode, from which on draws have found it, but for two standard errors.
 _FOUND = 0.5
 #: Draws by which it is seen whether another posterior covers a mode.
@@ -63,11 +63,11 @@ class Searched:
 
 def is_outside(density: ModelDensity, q: VariationalState, elbo: float, other: VariationalState, seed: int) -> bool:
     """Tell whether most of another approximation is where q lacks mass."""
-    theta = draws_of(other, _N_DRAWS // 8, np.random.default_rng(seed))
+    theta = draws_of(other, N_DRAWS // 8, np.random.default_rng(seed))
     with np.errstate(all="ignore"):
         log_p, log_q = density.logp(theta), np.asarray(q.log_density(theta))
-        outside = np.isfinite(log_p) & ~(log_q >= log_p - elbo - _LOG_OUTSIDE)
-    return bool(outside.mean() >= _MOSTLY)
+        outside = np.isfinite(log_p) & ~(log_q >= log_p - elbo - LOG_OUTSIDE)
+    return bool(outside.mean() >= MOSTLY)
 
 
 def shares(density: ModelDensity, states: Sequence[VariationalState], seed: int) -> Array:
@@ -76,7 +76,7 @@ def shares(density: ModelDensity, states: Sequence[VariationalState], seed: int)
     By importance sampling: draws of their mixture, each counted for the components that it may be of.
     """
     rng = np.random.default_rng(seed)
-    theta = np.concatenate([draws_of(state, _N_DRAWS, rng) for state in states])
+    theta = np.concatenate([draws_of(state, N_DRAWS, rng) for state in states])
     with np.errstate(all="ignore"):
         log_p = density.logp(theta)
         parts = np.array([state.log_density(theta) for state in states])

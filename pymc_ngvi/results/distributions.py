@@ -232,11 +232,11 @@ class Distribution:
 
     def log_density(self, theta: Array) -> Array | None:
         """Return log q, (n_draws,), at the rows of ``theta``; None where it is not known."""
-        return np.asarray(self.q.log_density(np.asarray(theta, dtype=np.float64)))
+        return self.rough_log_density(theta)
 
-    def rough_log_density(self, theta: Array) -> Array | None:
-        """Return log q, or that of a Gaussian near to it, to tell what is far from q; None where there is neither."""
-        return self.log_density(theta)
+    def rough_log_density(self, theta: Array) -> Array:
+        """Return log q, or that of a Gaussian near to it, to tell what is far from q."""
+        return np.asarray(self.q.log_density(np.asarray(theta, dtype=np.float64)))
 
     def in_modes(self) -> "Sequence[Distribution]":
         """Return what it is at each of its modes; empty where it does not tell them apart."""
@@ -414,7 +414,7 @@ class PoolDistribution(Distribution):
         check_cov_size(self.n_dim)
         return self.q.cov()
 
-    def rough_log_density(self, theta: Array) -> Array | None:
+    def rough_log_density(self, theta: Array) -> Array:
         """Return that of the Gaussian fit, or of the Gaussians at all modes."""
         theta = np.asarray(theta, dtype=np.float64)
         fits = [mode.gaussian for mode in self.q.in_modes] or [self.q.gaussian, *self.q.others]

@@ -58,24 +58,17 @@ class Colouring:
         colours = np.empty(n_dim, dtype=np.intp)
         colours[own] = np.arange(n_own)
         colours[rest] = n_own + _colour_rest(_graph(index[rows[inside]], index[cols[inside]], len(rest)))
-        below = pattern.off_diagonal
+        n_colours = int(colours.max(initial=-1)) + 1
         at_row = colours[pattern.cols] * pattern.n_dim + pattern.rows
         at_col = colours[pattern.rows] * pattern.n_dim + pattern.cols
-        n_places = (int(colours.max(initial=-1)) + 1) * pattern.n_dim
+        # Where another column of a colour has an entry in the row of one, it is alone in the column of the other.
         places = np.concatenate([at_row, at_col[below]])
-        if n_places <= _COUNTED_PLACES:
-            counts = np.bincount(places, minlength=n_places)
+        if n_colours * pattern.n_dim <= _COUNTED_PLACES:
+            counts = np.bincount(places)[places]
         else:
-            _, places, counts = np.unique(places, return_inverse=True, return_counts=True)
-        alone = (counts == 1)[places]
-        row_alone = alone[: len(at_row)]
-        col_alone = row_alone.copy()
-        col_alone[below] = alone[len(at_row) :]
-        places = np.where(row_alone, at_row, at_col)
-        if not np.all(row_alone | col_alone):  # never seen; distinct colours are always right
-            colours = np.arange(pattern.n_dim)
-            places = colours[pattern.cols] * pattern.n_dim + pattern.rows
-        return cls(colours, int(colours.max(initial=-1)) + 1, places)
+            _, which, sizes = np.unique(places, return_inverse=True, return_counts=True)
+            counts = sizes[which]
+        return cls(colours, n_colours, np.where(counts[: len(at_row)] == 1, at_row, at_col))
 
     def directions(self) -> Array:
         """Return the sum of the unit vectors of each colour, (n_colours, n_dim)."""

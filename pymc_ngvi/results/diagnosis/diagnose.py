@@ -23,10 +23,12 @@ from pymc_ngvi.density.functionals import Functionals, functionals_of
 from pymc_ngvi.density.one_mode import has_one_mode
 from pymc_ngvi.families import FullState
 from pymc_ngvi.fitting.modes.search import ModeSearch
-from pymc_ngvi.fitting.progress import WorkProgress, few_threads
-from pymc_ngvi.fitting.record import FitRecord, OtherMode
+from pymc_ngvi.fitting.progress import announced, few_threads
+from pymc_ngvi.fitting.record import LOG_OUTSIDE, MOSTLY, N_DRAWS, FitRecord, OtherMode
 from pymc_ngvi.results.diagnosis.diagnosis import MOVED, SCORED, SYMMETRIES, Diagnosis, Finding, Kept
 from pymc_ngvi.results.diagnosis.drifts import (
+    FEWEST,
+    LEAST_MOVED,
     Drift,
     Estimates,
     JointDrift,
@@ -37,7 +39,7 @@ from pymc_ngvi.results.diagnosis.drifts import (
     move,
     weighted_shift_of,
 )
-from pymc_ngvi.results.diagnosis.equal_modes import MOST_EVALUATIONS, N_DRAWS, EqualModes, equal_modes
+from pymc_ngvi.results.diagnosis.equal_modes import MOST_EVALUATIONS, N_COMPARED, EqualModes, equal_modes
 from pymc_ngvi.results.diagnosis.findings import (
     Context,
     context_of,
@@ -54,10 +56,6 @@ from pymc_ngvi.results.distributions import Costs, Distribution, Posterior
 
 #: Largest dimension of dense curvatures.
 _MOST_DENSE = 500
-#: Draws of each candidate, and log of the ratio to q from which on a draw counts as outside.
-_N_DRAWS, _LOG_OUTSIDE = 512, 3.0
-#: Part of the draws of a candidate that has to be outside.
-_MOSTLY = 0.5
 
 
 def other_modes(density: ModelDensity, q: Distribution, elbo: float, rng: np.random.Generator) -> list[OtherMode]:
@@ -72,16 +70,11 @@ def other_modes(density: ModelDensity, q: Distribution, elbo: float, rng: np.ran
     density.n_gradients += found.n_gradients
     result = []
     for candidate in (mode.gaussian for mode in found.modes):
-        theta = draws_of(candidate, _N_DRAWS, rng)
-        theta = theta[np.isfinite(theta).all(axis=1)]
-        log_q = q.rough_log_density(theta) if len(theta) else None
-        if log_q is None:  # it is not known
-            continue
-        log_p = density.logp(theta)
+        theta = draws_of(candidate, N_DRAWS, rng)
         with np.errstate(invalid="ignore"):
-            log_q = np.where(np.isfinite(log_q), log_q, -np.inf)
-            outside = np.isfinite(log_p) & (log_q < log_p - elbo - _LOG_OUTSIDE)
-        if outside.mean() >= _MOSTLY:
+            log_p, log_q = density.logp(theta), q.rough_log_density(theta)
+            outside = np.isfinite(log_p) & ~(log_q >= log_p - elbo - LOG_OUTSIDE)
+        if outside.mean() >= MOSTLY:
             ratio = log_p[outside] - candidate.log_density(theta[outside])
             result.append(OtherMode(candidate, float(expit(logsumexp(ratio) - np.log(len(theta)) - elbo))))
     return sorted(result, key=lambda mode: -mode.share)
@@ -187,24 +180,18 @@ def draws_in_chunks(posterior: Posterior, n: int, rng: np.random.Generator) -> I
         yield posterior.distribution.draw(chunk, rng)
 
 
-def weighed(
-    posterior: Posterior, n: int, rng: np.random.Generator, advance: Callable[[float], None] = lambda _: None
-) -> Array:
+def weighed(posterior: Posterior, n: int, rng: np.random.Generator) -> Array:
     """Return log weights of draws, (n,)."""
-    ratio = []
-    for theta in draws_in_chunks(posterior, n, rng):
-        for part in np.array_split(theta, max(1, len(theta) // FEWEST_WEIGHED)):
-            ratio.append(posterior.distribution.log_weights(part, posterior.density))
-            advance(len(part))
-    return np.concatenate(ratio)
+    q, density = posterior.distribution, posterior.density
+    return np.concatenate([q.log_weights(theta, density) for theta in draws_in_chunks(posterior, n, rng)])
 
 
-def own_log_ratio(posterior: Posterior, kept: Kept, n: int, advance: Callable[[float], None] = lambda _: None) -> Array:
+def own_log_ratio(posterior: Posterior, kept: Kept, n: int) -> Array:
     """Return log p - log q at ``n`` or more of the draws that belong to the fit, evaluated once for a q."""
     if (of_pool := posterior.distribution.kept_log_weights()) is not None:
         return of_pool
     if kept.log_ratio is None or len(kept.log_ratio) < n:
-        kept.log_ratio = weighed(posterior, n, own_generator(posterior.record), advance)
+        kept.log_ratio = weighed(posterior, n, own_generator(posterior.record))
     return kept.log_ratio
 
 
@@ -216,8 +203,9 @@ def log_ratio_of(posterior: Posterior, kept: Kept, draws: int | None, rng: np.ra
     if rng is None:
         return own_log_ratio(posterior, kept, n_own(posterior))
     n = DRAWS if draws is None else check_draws(draws)
-    with WorkProgress("Importance weights", n) as progress:
-        return weighed(posterior, n, rng, progress.advance)
+    seconds = n * posterior.distribution.costs(posterior.density, posterior.record).weight
+    with announced("Importance weights", seconds):
+        return weighed(posterior, n, rng)
 
 
 def weights_and_elbo(log_ratio: Array) -> tuple[Weights, Elbo]:
@@ -256,8 +244,6 @@ def coordinate_khats(log_ratio: Array, standardised: Array) -> Array:
 # .. [1] J. Gorham and L. Mackey (2015). Measuring sample quality with Stein's method. NeurIPS.
 #    https://doi.org/10.48550/arXiv.1506.03039
 
-#: Draws below which nothing is said.
-_LEAST = 32
 #: Smallest and largest ratio of variances that is told.
 _RATIOS = 1e-2, 1e2
 
@@ -278,7 +264,7 @@ def score_drift_of(
         step = plan.gaussian.draws(whitened) - plan.gaussian.mean()
     finite = np.isfinite(theta).all(axis=1) & np.isfinite(step).all(axis=1)
     n_draws = int(finite.sum())
-    if n_draws < _LEAST:
+    if n_draws < FEWEST:
         return None
     apart, step = theta[finite] - q.mean(), step[finite]
     moments = Drift(_estimates(apart, step, q.sd(), plan.gaussian.sd() ** 2), n_draws)
@@ -310,10 +296,6 @@ def _mean_of(values: Array) -> Estimates:
 
 # --- draws moved towards the posterior, and all that drifts: moments, log p, and what is computed of draws ---
 
-#: Draws that are moved, at least.
-_FEWEST_MOVED = 48
-#: Moved draws below which nothing is said of their moments.
-_LEAST_MOVED = 32
 #: How many times as many draws are moved where the first ask for more.
 _AGAIN = 3
 #: Draws that are moved where a posterior's own checks speak for it, and trajectories of each.
@@ -394,7 +376,7 @@ def _of_both[D](one: D | None, other: D | None, join: Callable[[D, D], D]) -> D 
 
 def most_moved(n_dim: int, n_draws: int) -> int:
     """Return how many of some draws can be moved at once."""
-    return min(n_draws, max(_FEWEST_MOVED, STREAMED // max(n_dim, 1)))
+    return min(n_draws, max(LEAST_MOVED, STREAMED // max(n_dim, 1)))
 
 
 def drifts_of(
@@ -404,7 +386,6 @@ def drifts_of(
     n_trajectories: int,
     budget: Budget,
     functionals: Functionals | None,
-    advance: Callable[[float], None],
 ) -> Drifts:
     """Move draws and return what drifts.
 
@@ -417,13 +398,13 @@ def drifts_of(
     Where the own checks of a pool speak for it, few draws are moved first, and gradients at more of them looked at.
     """
     first = (FEW_MOVED, FEW_TRAJECTORIES) if budget.scored else (n_draws, n_trajectories)
-    found = _once(posterior, rng, *first, budget, functionals, advance)
+    found = _once(posterior, rng, *first, budget, functionals)
     record = posterior.record
     if record is not None and record.is_pool and found.asks_for_more(record.is_nested):
         if not budget.cut:
             factor = 1 if budget.scored else _AGAIN
             n_draws, budget = factor * n_draws, replace(budget, n_gradients=factor * budget.n_gradients)
-        found = found.seen_again(_once(posterior, rng, n_draws, n_trajectories, budget, functionals, lambda _: None))
+        found = found.seen_again(_once(posterior, rng, n_draws, n_trajectories, budget, functionals))
     return found
 
 
@@ -434,7 +415,6 @@ def _once(
     n_trajectories: int,
     budget: Budget,
     functionals: Functionals | None,
-    advance: Callable[[float], None],
 ) -> Drifts:
     q, density, n_scored = posterior.distribution, posterior.density, 0
     if budget.scored:
@@ -443,16 +423,15 @@ def _once(
     scores = score_drift_of(posterior, rng, n_scored, functionals) if n_scored else None
     if scores is not None and functionals is not None:
         functionals = functionals.without_predictors()
-    advance(n_scored)
     base, plan = q.base(most_moved(q.n_dim, n_draws), rng), q.plan(density)
     moved = move(
         density, plan, base, rng, n_trajectories=n_trajectories, max_gradients=budget.n_gradients - n_scored,
-        strict=budget.cut, advance=advance,
+        strict=budget.cut,
     )  # fmt: skip
     found = Drifts(moved)
     if scores is not None:
         found = Drifts(moved, scores[0], predictors=scores[1], n_scored=scores[0].n_draws)
-    if len(moved.end) < _LEAST_MOVED:
+    if len(moved.end) < FEWEST:
         return found
     took = moved.n_gradients * density.gradient_seconds
     start, control = q.log_density(moved.start), q.log_density(moved.control)
@@ -514,11 +493,12 @@ def diagnose(
     equal, n_compared = _equal_modes(posterior, budget)
     if budget.cut:
         budget = replace(budget, n_gradients=max(budget.n_gradients - n_compared, 0))
-    with WorkProgress("Judging q", budget.n_weights + budget.n_gradients) as progress:
-        weights, elbo, khats, ratio, theta = _weights_of(posterior, budget, of_weights, kept, progress)
+    costs = posterior.distribution.costs(density, record)
+    with announced("Judging q", budget.n_weights * costs.weight + budget.n_gradients * costs.gradient):
+        weights, elbo, khats, ratio, theta = _weights_of(posterior, budget, of_weights, kept)
         how = (*(_THOROUGH if thorough else _QUICK)[:2], budget)
         functionals = functionals_of(density, posterior.constrain)
-        found = drifts_of(posterior, rng, *how, functionals, progress.advance)
+        found = drifts_of(posterior, rng, *how, functionals)
     moved, drift = found.moved, found.moments
     most, often = (FEW_MOVED, FEW_TRAJECTORIES) if budget.scored else _QUICK[:2]
     some = len(moved.end) + moved.n_lost < most_moved(layout.n_dim, most)
@@ -629,7 +609,7 @@ def _not_judged(posterior: Posterior) -> Diagnosis:
 
 
 def _weights_of(
-    posterior: Posterior, budget: Budget, rng: np.random.Generator, kept: Kept | None, progress: WorkProgress
+    posterior: Posterior, budget: Budget, rng: np.random.Generator, kept: Kept | None
 ) -> tuple[Weights, Elbo, Array, Array, Array]:
     """Return weights, the ELBO, k-hats by coordinate, NaN where there are none, log weights of draws, and the draws."""
     q, record, n = posterior.distribution, posterior.record, budget.n_weights
@@ -639,14 +619,8 @@ def _weights_of(
         elbo = Elbo(np.nan, np.nan) if record is None else record.elbo
         return weights, elbo, khats, np.empty(0), np.empty((0, q.n_dim))
     again = copy.deepcopy(rng)
-    if kept is None:
-        ratio = weighed(posterior, n, rng, progress.advance)
-    else:
-        ratio = own_log_ratio(posterior, kept, n, progress.advance)
-    theta, done, finite = np.empty((len(ratio), q.n_dim)), 0, np.isfinite(ratio)
-    for part in draws_in_chunks(posterior, len(ratio), again):
-        theta[done : done + len(part)] = part
-        done += len(part)
+    ratio = weighed(posterior, n, rng) if kept is None else own_log_ratio(posterior, kept, n)
+    theta, finite = np.concatenate(list(draws_in_chunks(posterior, len(ratio), again))), np.isfinite(ratio)
     index = _shown_first(posterior, budget.n_khats)
     if finite.sum() >= MIN_KHAT_DRAWS:
         khats[index] = coordinate_khats(ratio[finite], (theta[finite][:, index] - q.mean()[index]) / q.sd()[index])
@@ -702,13 +676,13 @@ def _equal_modes(posterior: Posterior, budget: Budget) -> tuple[tuple[EqualModes
     q = posterior.distribution
     modes, n_compared = q.in_modes(), 0
     for part in modes or [q]:
-        theta = part.draw(N_DRAWS, rng)
+        theta = part.draw(N_COMPARED, rng)
         found, n = equal_modes(posterior.density, q, theta, posterior.layout, most // max(len(modes), 1))
         n_compared += n
         if found or not modes:
             return tuple(replace(of, covered="some" if modes else "one") for of in found), n_compared
     # The image of each mode is another one: which symmetry that is, one of them tells.
-    found, n = equal_modes(posterior.density, modes[0], modes[0].draw(N_DRAWS, rng), posterior.layout, most)
+    found, n = equal_modes(posterior.density, modes[0], modes[0].draw(N_COMPARED, rng), posterior.layout, most)
     return tuple(replace(of, covered="all") for of in found), n_compared + n
 
 

@@ -1,6 +1,6 @@
 """How draws of q drift as they are moved towards the posterior: moments, the joint density, functionals."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,12 +23,11 @@ _QUARTER, _JITTER = 0.5 * np.pi, 0.2
 AIM, LEAST_ACCEPTANCE = 0.8, 0.3
 #: First step size times the fourth root of the dimension; largest and smallest one; steps of a trajectory at most.
 _FIRST, _LARGEST, _SMALLEST, _MOST_STEPS = 1.2, 0.9, 1e-3, 24
-#: Draws on which a step size is tried, how often, and its factor from one trial to the next.
-_N_PILOT, _TRIALS, _FACTOR = 32, 8, 1.6
-#: Draws that are moved, at least.
-_LEAST_MOVED = 48
-#: The same where gradients are few, and trajectories then.
-_LEAST_WITHIN, _FEWEST_TRAJECTORIES = 32, 2
+#: Draws below which nothing is said of anything; on so many a step size is tried, and so many are moved where gradients
+#: are few. Draws that are moved otherwise, at least.
+FEWEST, LEAST_MOVED = 32, 48
+#: How often a step size is tried, its factor from one trial to the next, and trajectories where gradients are few.
+_TRIALS, _FACTOR, _FEWEST_TRAJECTORIES = 8, 1.6, 2
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,8 @@ def move(
     rng: np.random.Generator,
     *,
     n_trajectories: int,
-    max_gradients: int | None = None,
+    max_gradients: int,
     strict: bool = False,
-    advance: Callable[[float], None] = lambda _: None,
 ) -> Moved:
     r"""Draws of q moved towards the posterior by short Hamiltonian trajectories.
 
@@ -77,7 +75,7 @@ def move(
     """
     n_dim, before = plan.gaussian.n_dim, density.n_gradients
     step = min(_FIRST * n_dim**-0.25, _LARGEST)
-    if strict and max_gradients is not None:
+    if strict:
         n_trajectories, n_draws = _within(max_gradients, step, n_trajectories, len(base))
         if not n_draws:
             none = np.empty((0, n_dim))
@@ -91,14 +89,11 @@ def move(
     acceptance = np.zeros(n_trajectories)
     if len(start.x):
         step = _tried_step(plan, points, step, rng)
-        n_draws = len(start.x)
-        if max_gradients is not None:
-            n_steps = (n_trajectories + 1) * min(np.ceil(_QUARTER / step), _MOST_STEPS)
-            n_draws = int(np.clip(max_gradients // n_steps, min(_LEAST_MOVED, n_draws), n_draws))
-        if strict and max_gradients is not None:
+        n_steps = (n_trajectories + 1) * min(np.ceil(_QUARTER / step), _MOST_STEPS)
+        n_draws = int(np.clip(max_gradients // n_steps, min(LEAST_MOVED, len(start.x)), len(start.x)))
+        if strict:
             n_draws = min(n_draws, _within(max_gradients, step, n_trajectories, n_draws, tried=True)[1])
         start = points = points.at(np.arange(n_draws))
-        advance(len(x) + _N_PILOT)
     control = start.x
     for t in range(n_trajectories if len(start.x) else 0):
         # A draw that is refused in the end loses its control: the last trajectory takes smaller steps.
@@ -107,7 +102,6 @@ def move(
         if plan.coupled:
             control = _turned(plan.gaussian, control, momenta, n_steps, size)
         points, acceptance[t] = _trajectory(plan, points, momenta, n_steps, size, rng)
-        advance(len(points.x) * n_steps)
         if acceptance[t] < AIM - 0.15:
             step = max(step / _FACTOR, _SMALLEST)
     first, last, of_q = (plan.on_model_scale(p) for p in (start.x, points.x, control))
@@ -131,8 +125,8 @@ def _within(
     n_steps = min(np.ceil(_QUARTER / step), _MOST_STEPS)
     for n in (n_trajectories,) if tried else (n_trajectories, min(n_trajectories, _FEWEST_TRAJECTORIES)):
         # A draw takes its start, trajectories, and a last one in smaller steps; the pilot half a trajectory.
-        affordable = int((max_gradients - (0 if tried else 0.5 * _N_PILOT * n_steps)) // ((n + 1) * n_steps + 1))
-        if affordable >= _LEAST_WITHIN:
+        affordable = int((max_gradients - (0 if tried else 0.5 * FEWEST * n_steps)) // ((n + 1) * n_steps + 1))
+        if affordable >= FEWEST:
             return n, min(n_draws, affordable)
     return n_trajectories, 0
 
@@ -146,7 +140,7 @@ def _steps(step: float, rng: np.random.Generator) -> tuple[int, float]:
 
 def _tried_step(plan: MovePlan, points: PhasePoints, step: float, rng: np.random.Generator) -> float:
     """Return the first step size in a falling sequence that has the acceptance aimed at, on some of the draws."""
-    pilot = points.at(np.arange(min(_N_PILOT, len(points.x))))
+    pilot = points.at(np.arange(min(FEWEST, len(points.x))))
     for _ in range(_TRIALS):
         n_steps, size = _steps(step, rng)
         # Half of a trajectory tells as much about its energy.
@@ -507,8 +501,6 @@ def where_usable(usable: NDArray[np.bool_], estimates: Estimates) -> Estimates:
     return Estimates(np.where(usable, estimates.value, 0.0), np.where(usable, estimates.se, 1.0))
 
 
-#: Draws on each side below which nothing is compared.
-_LEAST_DRAWS = 32
 #: Probability below the lower limit, and above the upper one, of 89 % intervals.
 TAIL = 0.055
 
@@ -516,7 +508,7 @@ TAIL = 0.055
 def functional_drift_of(functionals: Functionals, before: Array, after: Array, seconds: float) -> Drift | None:
     """Return the drift of functionals from draws of q to moved ones."""
     n = min(len(before), functionals.affordable(seconds) // 2)
-    if n < _LEAST_DRAWS:
+    if n < FEWEST:
         return None
     try:
         values = functionals.at(before[:n]), functionals.at(after[:n])

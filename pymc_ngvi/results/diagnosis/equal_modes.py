@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout, ModelDensity
+from pymc_ngvi.fitting.record import LOG_OUTSIDE, MOSTLY
 from pymc_ngvi.graphs.layout import Variable
 from pymc_ngvi.results.distributions import Distribution
 
@@ -165,12 +166,9 @@ def _apart(one: str, other: str) -> tuple[str, str] | None:
 # --- modes that are equal by symmetry, of which q covers one: labels of a mixture, the sign of a factor ---
 
 #: Draws at which log p is compared, and evaluations of log p at most.
-N_DRAWS, MOST_EVALUATIONS = 8, 512
+N_COMPARED, MOST_EVALUATIONS = 8, 512
 #: Rounding of log p, relative: far above that of sums of a million terms, far below any change that data make.
 _ROUNDING = 1e-9
-#: Log of the ratio of densities from which on an image of a draw is outside q, and the part of them that has to be: as
-#: for other modes (`elsewhere`).
-_LOG_OUTSIDE, _MOSTLY = 3.0, 0.5
 
 
 @dataclass(frozen=True)
@@ -196,8 +194,6 @@ def equal_modes(
     A symmetry leaves log p as it is at each draw, not only in the mean; a single draw rules out almost all candidates.
     """
     comparison = _Comparison(density, q, theta, most)
-    if comparison.log_q is None:
-        return (), 0
     families = families_of(layout) if len(comparison.theta) else []
     # The first and the last of a family stand for all of it.
     ends = [(family, member) for family in families for member in (*family.members[:1], *family.members[1:][-1:])]
@@ -230,7 +226,7 @@ class _Comparison:
         theta = theta[np.isfinite(theta).all(axis=1)]
         logp = self._log_p(theta)
         self.theta, self.logp = theta[np.isfinite(logp)], logp[np.isfinite(logp)]
-        self.log_q = q.rough_log_density(self.theta) if len(self.theta) else np.empty(0)
+        self.log_q = q.rough_log_density(self.theta)
 
     def _log_p(self, theta: Array) -> Array:
         self.left -= len(theta)
@@ -249,12 +245,9 @@ class _Comparison:
     def image(self, member: Symmetry) -> _Image:
         """Tell where a candidate maps most of q, and whether it is a symmetry if that is elsewhere."""
         theta = member(self.theta)
-        log_q = self.q.rough_log_density(theta)
-        assert self.log_q is not None
-        assert log_q is not None
         with np.errstate(invalid="ignore", over="ignore"):
-            outside = ~(self.log_q - log_q <= _LOG_OUTSIDE)
-        if outside.mean() <= _MOSTLY:
+            outside = ~(self.log_q - self.q.rough_log_density(theta) <= LOG_OUTSIDE)
+        if outside.mean() <= MOSTLY:
             return _Image.SAME
         holds = len(theta) <= self.left and _equal(self._log_p(theta), self.logp).all()
         return _Image.MISSED if holds else _Image.OTHER
