@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from pymc_ngvi.core.linalg import TINY
 from pymc_ngvi.core.types import Array, HasGradient
 
 #: Steps of a climb at most, and the nats below which a step counts as the last.
@@ -28,7 +29,7 @@ def ascend(
         if not len(rows):
             break
         if math.isfinite(longest):
-            step[rows] = np.minimum(step[rows], longest / np.maximum(np.linalg.norm(grad[rows], axis=1), 1e-300))
+            step[rows] = np.minimum(step[rows], longest / np.maximum(np.linalg.norm(grad[rows], axis=1), TINY))
         new = x[rows] + step[rows, None] * grad[rows]
         new_logp, new_grad = density.logp_grad(new)
         with np.errstate(invalid="ignore"):

@@ -77,6 +77,8 @@ def fitted_pareto(excess: Array) -> tuple[float, float]:
 
 # --- pareto-smoothed importance sampling: weights, k-hat, and what they say of q ---
 
+#: k-hat above which no number of draws is enough.
+MOST_KHAT = 0.7
 #: Fewer draws leave too short a tail to fit a Pareto distribution to.
 MIN_KHAT_DRAWS = 100
 #: Log weights this far below the smallest finite one count as none: less than the smallest double.
@@ -148,7 +150,7 @@ def pareto_khat(log_p: Array, log_q: Array) -> float:
 
 def khat_limit(n_draws: int) -> float:
     """Return the k-hat above which estimates weighted by ``n_draws`` draws can't be trusted."""
-    return min(1.0 - 1.0 / float(np.log10(n_draws)), 0.7)
+    return min(1.0 - 1.0 / float(np.log10(n_draws)), MOST_KHAT)
 
 
 def tail_length(n_draws: int) -> int:

@@ -20,7 +20,9 @@ type Seed = (
 )
 
 #: Seeds that are drawn from a generator are below this.
-_END = 2**31
+END = 2**31
+#: Numbers of random streams apart from those of fits, whose levels and iterations are below a million.
+ASSESSMENT, DRAWS, WEIGHTS, _, _, POSTERIORS, MODES, MANY, PRIORS, UPDATES = range(1_000_000, 11_000_000, 1_000_000)
 
 
 def generator_of(random_seed: object) -> np.random.Generator:
@@ -35,9 +37,9 @@ def generator_of(random_seed: object) -> np.random.Generator:
 def seed_of(random_seed: object) -> int:
     """Return a seed as one whole number of at least 0; equal seeds give equal numbers."""
     if isinstance(random_seed, np.random.RandomState):
-        return int(random_seed.randint(_END, dtype=np.int64))
+        return int(random_seed.randint(END, dtype=np.int64))
     if isinstance(random_seed, np.random.Generator | np.random.BitGenerator | None):
-        return int(np.random.default_rng(random_seed).integers(_END))
+        return int(np.random.default_rng(random_seed).integers(END))
     if not isinstance(random_seed, np.random.SeedSequence):
         entropy = _entropy(random_seed)
         if len(entropy) == 1:

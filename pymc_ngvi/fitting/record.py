@@ -13,7 +13,7 @@ import numpy as np
 from pymc_ngvi.core.draws import draws_of
 from pymc_ngvi.core.elbo import Elbo, format_gap
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.messages import OURS
+from pymc_ngvi.core.messages import OURS, listed, percent
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Assessment, VariationalState
@@ -104,13 +104,13 @@ def not_covered(
 def left_out(modes: Sequence[OtherMode]) -> str:
     """Say, without a subject, what a posterior leaves out."""
     what = "a mode" if len(modes) == 1 else f"{len(modes)} modes"
-    return f"leaves out {what} with {100.0 * sum(mode.share for mode in modes):.2g} % of the mass"
+    return f"leaves out {what} with {percent(sum(mode.share for mode in modes), '.2g')} of the mass"
 
 
 # --- what a fit reports of itself ---
 
-#: Coordinates named in a sentence, at most.
-_MOST_NAMED = 5
+#: How the names of variables are shown.
+_NAME = "`{}`"
 
 
 @stored("fit.record")
@@ -245,12 +245,12 @@ class FitRecord:
     @property
     def _of_status(self) -> str:
         if self.improper:
-            return f"The posterior is improper: far out, its density does not fall in {_listed(self.improper)}."
+            return f"The posterior is improper: far out, its density does not fall in {listed(self.improper, _NAME)}."
         if not self.growing:
             return self.status.sentence
         which = "standard deviation" if len(self.growing) == 1 else "standard deviations"
         verb = "keeps" if len(self.growing) == 1 else "keep"
-        return f"The {which} of {_listed(self.growing)} {verb} growing: the posterior may be improper."
+        return f"The {which} of {listed(self.growing, _NAME)} {verb} growing: the posterior may be improper."
 
     @property
     def of_discrete(self) -> str:
@@ -258,7 +258,7 @@ class FitRecord:
         if not self.summed_out:
             return ""
         verb, them = ("was", "it") if len(self.summed_out) == 1 else ("were", "them")
-        return f"{_listed(self.summed_out)} {verb} summed out of the model; approx.sample() draws {them}."
+        return f"{listed(self.summed_out, _NAME)} {verb} summed out of the model; approx.sample() draws {them}."
 
     @property
     def is_pool(self) -> bool:
@@ -336,12 +336,6 @@ class FitRecord:
             f"{self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
             f"({self._what()}; {self.backend} backend)."
         )
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    """Return names for a sentence."""
-    named = ", ".join(f"`{name}`" for name in names[:_MOST_NAMED])
-    return named + (f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else "")
 
 
 # --- what a fit has come to, and what the user is told of it ---

@@ -8,6 +8,7 @@ import pandas as pd  # type: ignore[import-untyped]
 import pymc as pm
 import xarray as xr
 
+from pymc_ngvi.core.messages import listed, percent
 from pymc_ngvi.core.seeds import Seed, seed_of
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.simulated import simulate
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 
 #: Chance of calling fits not calibrated that are.
 _LEVEL = 0.01
-#: Central intervals whose coverage is looked at.
-_INTERVALS = (0.5, 0.9)
+#: Central intervals whose coverage is looked at, by their per cent.
+_INTERVALS = {"50": 0.5, "90": 0.9}
+#: Standard errors by which ranks are said to lie to one side, or to be too wide.
+_N_SE = 3.0
 #: Standard deviation of a uniform distribution on (0, 1).
 _UNIFORM_SD = 12.0**-0.5
 
@@ -113,18 +116,18 @@ class Calibration:
         few = f"{n:,} of {total:,} fits" if n < total else f"{n:,} fits"
         smallest = str(table.p_value.idxmin())
         coverage = ", ".join(
-            f"{100 * p:.0f} % intervals hold {100 * table[f'coverage_{100 * p:.0f}'].mean():.1f} % of the true values"
-            for p in _INTERVALS
+            f"{name} % intervals hold {percent(table[f'coverage_{name}'].mean(), '.1f')} of the true values"
+            for name in _INTERVALS
         )
-        error = 100 * np.sqrt(0.9 * 0.1 / n)
-        of_all = f"{coverage} (of one quantity: {error:.1f} % by chance, at 90 %).{self._of_unreliable()}"
+        *_, (widest, p) = _INTERVALS.items()
+        error = percent(np.sqrt(p * (1.0 - p) / n), ".1f")
+        of_all = f"{coverage} (of one quantity: {error} by chance, at {widest} %).{self._of_unreliable()}"
         if not against:
             return (
                 f"Calibrated, as far as {few} tell: ranks of {k:,} quantities are uniform (smallest P value "
                 f"{table.p_value.min():.2g}, of {smallest}). {of_all}"
             )
-        shown = "; ".join(against[:5]) + ("; ..." if len(against) > 5 else "")
-        which = f"ranks of {len(against):,} of {k:,} quantities are not uniform: {shown}"
+        which = f"ranks of {len(against):,} of {k:,} quantities are not uniform: {listed(against, '{}')}"
         return f"Not calibrated, by {few}: {which}. {of_all}"
 
     def _of_unreliable(self) -> str:
@@ -166,8 +169,8 @@ def _measured(pit: Array) -> dict[str, Array]:
     n, k = pit.shape
     shift = (pit.mean(axis=0) - 0.5) / (_UNIFORM_SD / np.sqrt(n))
     result = {"n": np.full(k, n), "mean": shift, "sd": pit.std(axis=0) / _UNIFORM_SD}
-    for p in _INTERVALS:
-        result[f"coverage_{100 * p:.0f}"] = (np.abs(pit - 0.5) < p / 2.0).mean(axis=0)
+    for name, p in _INTERVALS.items():
+        result[f"coverage_{name}"] = (np.abs(pit - 0.5) < p / 2.0).mean(axis=0)
     result["p_value"] = np.array([float(array_stats.uniformity_test(pit[:, j])[0]) for j in range(k)])
     return result
 
@@ -176,9 +179,9 @@ def _how(row: pd.Series) -> str:
     """Say in what way ranks are not uniform."""
     spread_error = np.sqrt(0.2 / row.n)  # of the standard deviation of n uniform numbers, over its expectation
     ways = []
-    if abs(row["mean"]) > 3.0:
+    if abs(row["mean"]) > _N_SE:
         ways.append(f"lies too {'low' if row['mean'] > 0.0 else 'high'}")
-    if abs(row.sd - 1.0) > 3.0 * spread_error:
+    if abs(row.sd - 1.0) > _N_SE * spread_error:
         ways.append(f"is too {'narrow' if row.sd > 1.0 else 'wide'}")
     return " and ".join(ways) or "has another shape"
 

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.refusal import Reason
-from pymc_ngvi.core.seeds import seed_of
+from pymc_ngvi.core.seeds import MANY, seed_of
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactError, StartError
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density import ModelDensity
@@ -251,8 +251,6 @@ STATISTICS = ("mean", "sd", "lower", "upper")
 N_PILOTS = 3
 #: Of the others, one in so many looks for them.
 _EACH_SEARCHED = 20
-#: Number of the random stream behind draws for summaries.
-_STREAM = 8_000_000
 
 type Search = Literal["first", "each"]
 
@@ -381,7 +379,7 @@ class Fitter:
     def _summarise(self, row: Row, approx: NGVIApproximation, truth: Simulated | None) -> None:
         asked, record = self.asked, approx.record
         assert record is not None
-        rng = np.random.default_rng([_STREAM, row.seed])
+        rng = np.random.default_rng([MANY, row.seed])
         record.refuse_diverged()
         theta = approx._posterior.distribution.draw_matched(asked.draws, rng)
         values = Constrainer.of(approx.density, names=asked.names)(theta, random_seed=seed_of(rng))

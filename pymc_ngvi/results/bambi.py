@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from pymc_ngvi.core.messages import checked_names, shortened
+from pymc_ngvi.core.messages import checked_names, listed, shortened
+from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density.constrain import Constrainer
@@ -21,7 +22,7 @@ from pymc_ngvi.results.convert import to_datatree, to_multitrace
 from pymc_ngvi.results.distributions import Posterior
 from pymc_ngvi.results.predictions import Given as Given
 from pymc_ngvi.results.predictions import Groups as Groups
-from pymc_ngvi.results.predictions import check_types, listed, predictions_at
+from pymc_ngvi.results.predictions import check_types, predictions_at
 
 #: Attribute of the posterior group that says that its intercepts are at predictors of zero.
 MARK = "pymc_ngvi_intercept_uncentred"
@@ -133,7 +134,6 @@ def _label(term: Any) -> str:
 # --- predictions of Bambi models for a data frame, with the effects of levels that were not in the fit ---
 
 _OBS = "__obs__"
-_BIGGEST_SEED = 2**31
 
 
 def predict_bambi(
@@ -165,7 +165,7 @@ def predict_bambi(
             "effects from their prior given its parameters; groups='average' takes the mean of that prior."
         )
     frame = _of_known_levels(model, terms, frame)
-    effects = _effects(posterior, terms, new, groups, theta, int(rng.integers(_BIGGEST_SEED)))
+    effects = _effects(posterior, terms, new, groups, theta, seed_of(rng))
     parts, places = [], []
     for chosen, rows in _by_levels(levels, len(frame), groups):
         changed = draws.copy()
@@ -189,7 +189,7 @@ def predict_bambi(
                 model=model,
                 posterior=xr.merge([draws, predictions]),
                 data=frame,
-                random_seed=int(rng.integers(_BIGGEST_SEED)),
+                random_seed=seed_of(rng),
             )
     attrs = {"inference_library": "pymc_ngvi", "inference_library_version": __version__, "groups": groups}
     predictions = predictions[wanted].transpose("chain", "draw", ...)
@@ -205,7 +205,7 @@ def _draws(posterior: Posterior, model: Any, theta: Array, rng: np.random.Genera
         name for name in named if _OBS not in (dims.get(name) or ())
     )  # a value for each row is not needed
     constrain = Constrainer.of(posterior.density, names=names)
-    values = constrain(theta, random_seed=int(rng.integers(_BIGGEST_SEED)))
+    values = constrain(theta, random_seed=seed_of(rng))
     tree = to_datatree(to_multitrace(posterior.model, values, {}, 1), posterior.model)
     return uncentre_bambi_intercept(model, tree)["posterior"].to_dataset()
 

@@ -21,6 +21,7 @@ from rich.theme import Theme
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.prices import MOST_TIMES, UsedUp, Work, expected_fit_seconds, fit_seconds, in_words
 from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
+from pymc_ngvi.core.seeds import POSTERIORS
 from pymc_ngvi.core.status import NotExactError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import GaussianState, VariationalState
@@ -44,8 +45,6 @@ from pymc_ngvi.results.diagnosis.diagnosis import Kept
 
 logger = logging.getLogger("pymc.ngvi")
 
-#: Number of the random stream behind what is no fit.
-_STREAM = 6_000_000
 #: Seconds that a posterior may take without being asked for, where no Gaussian fit comes before it.
 _MOST_SECONDS = 120.0
 #: Times the price of a fit by draws up to which the last resort comes before it.
@@ -103,7 +102,7 @@ class Choice:
     @property
     def stream(self) -> int:
         """Seed of what is drawn, apart from those of the fit."""
-        return int(np.random.default_rng([_STREAM, self.seed]).integers(2**62))
+        return int(np.random.default_rng([POSTERIORS, self.seed]).integers(2**62))
 
     def again[A: NGVIApproximation](self, approx: A) -> A:
         """Bring it up to date after its Gaussian fit went on; keep it where there is no better one."""

@@ -17,6 +17,8 @@ from pymc.variational.opvi import VIState
 from pymc_ngvi.core.draws import chunks
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, khat_limit, weigh
+from pymc_ngvi.core.seeds import END, seed_of
+from pymc_ngvi.core.sizes import N_REWEIGHTED, N_SHOWN, N_WEIGHED
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.results.convert import constrained_dataset, flat_dataset, indices_of, labelled
@@ -44,14 +46,6 @@ class Moment:
     def change(self) -> Array:
         """What the weights change."""
         return self.corrected - self.uncorrected
-
-
-@dataclass(frozen=True, eq=False)
-class WeightedMoments:
-    """Mean and standard deviation."""
-
-    mean: Moment
-    sd: Moment
 
 
 class MomentSums:
@@ -83,8 +77,8 @@ class MomentSums:
                 self._sums[:, k] += np.tensordot(by_power, powers, axes=1)
                 powers = powers * (values - self._centre)
 
-    def result(self) -> WeightedMoments:
-        """Return the moments of all that was added."""
+    def result(self) -> dict[str, Moment]:
+        """Return mean and standard deviation of all that was added."""
         assert self._centre is not None
         with np.errstate(all="ignore"):
             moments, moved = [], []
@@ -96,9 +90,10 @@ class MomentSums:
                 of_mean = np.stack([-mean, one])
                 moved.append((of_mean, np.stack([mean**2 - var, -2.0 * mean, one]) / (2.0 * sd)))
             (weighted, plain), (of_weighted, of_plain) = moments, moved
-            return WeightedMoments(
-                *(Moment(weighted[k], *self._errors(of_weighted[k], of_plain[k], plain[k])) for k in range(2))
-            )
+            return {
+                name: Moment(weighted[k], *self._errors(of_weighted[k], of_plain[k], plain[k]))
+                for k, name in enumerate(("mean", "sd"))
+            }
 
     def _errors(self, moved: Array, plain_moved: Array, plain: Array) -> tuple[Array, Array, Array]:
         """Return the standard error with weights, the moment without them, and the error of the difference."""
@@ -190,7 +185,7 @@ def check_help(found: Weights, per_draw: int = 1) -> None:
     more = ""
     if found.khat < khat_limit(_MOST_DRAWS):
         needed = math.ceil(10.0 ** (1.0 / (1.0 - found.khat)) / per_draw)
-        more = f"Take {_rounded(max(needed, 2_000))} draws or more, if it stays so; or "
+        more = f"Take {_rounded(max(needed, N_SHOWN))} draws or more, if it stays so; or "
     advice = f"{more}fit a richer family (family='mixture', 'student_t'), reparametrise, or use pm.sample."
     raise ValueError(
         f"Pareto k-hat is {found.khat:.2f}, and {found.n_draws:,} draws of q allow for {khat_limit(found.n_draws):.2f} "
@@ -221,11 +216,10 @@ class Correction:
     def of(cls, weights: Weights, sums: MomentSums) -> "Correction":
         """Judge by the moments of the unconstrained coordinates."""
         found = sums.result()
-        scale = found.sd.corrected
-        pairs = (found.mean, found.sd)
+        scale = found["sd"].corrected
         with np.errstate(all="ignore"):
-            square = np.mean([(m.change**2 - m.change_se**2) / scale**2 for m in pairs])
-            error = np.mean([(m.se / scale) ** 2 for m in pairs])
+            square = np.mean([(m.change**2 - m.change_se**2) / scale**2 for m in found.values()])
+            error = np.mean([(m.se / scale) ** 2 for m in found.values()])
         size = math.sqrt(max(float(square), 0.0))
         return cls(size, math.sqrt(float(error)), weights.khat, weights.effective, weights.n_draws)
 
@@ -268,8 +262,8 @@ def _rounded(count: float) -> str:
 
 # --- draws of q weighted or resampled by importance, and moments that are corrected by their weights ---
 
-#: Draws of q for each one that is resampled, and the fewest of them.
-POOL, SMALLEST_POOL = 10, 10_000
+#: Draws of q for each one that is resampled.
+POOL = 10
 #: Weight of the pool that resampling may leave out without a warning.
 _LEFT_OUT = 0.03
 
@@ -312,7 +306,7 @@ def _smoothed(posterior: Posterior, draws: int, rng: np.random.Generator) -> Wei
 
 
 def _resampled(posterior: Posterior, draws: int, rng: np.random.Generator) -> WeightedDraws:
-    n_pool, seed = max(POOL * draws, SMALLEST_POOL), int(rng.integers(2**63))
+    n_pool, seed = max(POOL * draws, N_WEIGHED), seed_of(rng)
     weights, found = _weights(posterior, n_pool, seed)
     check_help(found, POOL)
     correction = Correction.of(found, _sums(posterior, weights, seed)["theta"])
@@ -355,7 +349,7 @@ def _sums(posterior: Posterior, weights: Array, seed: int, names: Sequence[str] 
     start = 0
     for theta in _pool(posterior, len(weights), seed):
         now = weights[start : start + len(theta)]
-        values = posterior.constrain(theta, random_seed=(seed + start) % 2**31) if names else {}
+        values = posterior.constrain(theta, random_seed=(seed + start) % END) if names else {}
         for name, total in sums.items():
             total.add(theta if name == "theta" else values[name], now)
         start += len(theta)
@@ -368,7 +362,7 @@ def corrected_moments(
     """Return means and standard deviations corrected by importance weights, beside those of q."""
     posterior.check_correctable("corrected()")
     posterior.check_weights()
-    seed, model = int(rng.integers(2**63)), posterior.model
+    seed, model = seed_of(rng), posterior.model
     weights, found = _weights(posterior, draws, seed)
     check_help(found)
     shown = [rv.name for rv in model.free_RVs] + [d.name for d in posterior.density.deterministics]
@@ -382,12 +376,12 @@ def corrected_moments(
     return result
 
 
-def _by_estimate(model: pm.Model, moments: dict[str, WeightedMoments]) -> xr.Dataset:
+def _by_estimate(model: pm.Model, moments: dict[str, dict[str, Moment]]) -> xr.Dataset:
     """Return moments as a Dataset with dims ``moment`` and ``estimate`` before those of each variable."""
     estimates = ["corrected", "se", "uncorrected"]
     tables = [
         [
-            constrained_dataset(model, {name: getattr(getattr(of, moment), field) for name, of in moments.items()})
+            constrained_dataset(model, {name: getattr(of[moment], field) for name, of in moments.items()})
             for field in estimates
         ]
         for moment in ("mean", "sd")
@@ -405,9 +399,8 @@ def _warn(correction: Correction, per_draw: int = 1) -> None:
 
 # --- moments of an approximate posterior by variable: covariances, and what PyMC calls its state ---
 
-#: Draws behind standard deviations of constrained variables, and behind covariances; their seed: fixed, so that these
-#: do not change by themselves.
-_N_DRAWS, _N_COV_DRAWS, _SEED = 4_000, 10_000, 20_240_607
+#: Seed of draws behind covariances and standard deviations of constrained variables, which are not to change by themselves.
+_SEED = 20_240_607
 
 
 def covariance_of(posterior: Posterior, names: str | Sequence[str], *, constrained: bool) -> xr.DataArray:
@@ -426,7 +419,7 @@ def _covariance_of_draws(posterior: Posterior, wanted: list[str], scaled: set[st
     """Return the covariance of variables of any kind, from draws."""
     layout = posterior.layout
     constrainer = Constrainer.of(posterior.density, names=frozenset(wanted) & scaled)
-    theta = posterior.distribution.draw_matched(_N_COV_DRAWS, np.random.default_rng(_SEED))
+    theta = posterior.distribution.draw_matched(N_WEIGHED, np.random.default_rng(_SEED))
     values = constrainer(theta)
     columns, labels = [], []
     for name in wanted:
@@ -449,13 +442,13 @@ def constrained_state(posterior: Posterior) -> VIState:
     q, layout, model = posterior.distribution, posterior.layout, posterior.model
     constrainer, rng = Constrainer.of(posterior.density, deterministics=False), np.random.default_rng(_SEED)
     names = [rv.name for rv in model.free_RVs]
-    values, sums = constrainer(q.mean()[None]), {name: MomentSums(_N_DRAWS) for name in names}
-    for size in chunks(_N_DRAWS, layout.n_dim):
+    values, sums = constrainer(q.mean()[None]), {name: MomentSums(N_REWEIGHTED) for name in names}
+    for size in chunks(N_REWEIGHTED, layout.n_dim):
         draws = constrainer(posterior.draw(size, rng))
         for name in names:
-            sums[name].add(draws[name], np.full(size, 1.0 / _N_DRAWS))
-    unconstrained_sd, unbiased = layout.unflatten(q.sd()), np.sqrt(_N_DRAWS / (_N_DRAWS - 1.0))
-    sd = {name: unbiased * of.result().sd.uncorrected for name, of in sums.items()}
+            sums[name].add(draws[name], np.full(size, 1.0 / N_REWEIGHTED))
+    unconstrained_sd, unbiased = layout.unflatten(q.sd()), np.sqrt(N_REWEIGHTED / (N_REWEIGHTED - 1.0))
+    sd = {name: unbiased * of.result()["sd"].uncorrected for name, of in sums.items()}
     sd |= {name: unconstrained_sd[name] for name in names if name in unconstrained_sd}
     mean_set = constrained_dataset(model, {n: values[n][0] for n in names})
     sd_set = constrained_dataset(model, sd)

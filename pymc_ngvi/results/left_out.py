@@ -15,7 +15,7 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.parts import DataParts
 from pymc_ngvi.core.prices import in_words
-from pymc_ngvi.core.psis import khat_limit, smoothed
+from pymc_ngvi.core.psis import MOST_KHAT, khat_limit, smoothed
 from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.sizes import MOST_NUMBERS
 from pymc_ngvi.core.types import Array
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("pymc.ngvi")
 
 # --- marginal likelihoods of exact, nested and moved posteriors: of all data, and of each group given the others ---
-
-
-#: k-hat above which the density of a group left out is not reliable.
-_MOST_KHAT = 0.7
 
 
 class LogMarginalLikelihood(NamedTuple):
@@ -78,9 +74,9 @@ def leave_one_group_out(posterior: Posterior) -> xr.Dataset:
     left = leave_groups_out(_pool_of(posterior, IntegratedTrees, "leave_one_group_out() goes with"))
     labels = [posterior.layout.label(int(i)) for i in left.roots]
     n = len(labels)
-    high = int((left.khat > _MOST_KHAT).sum())
+    high = int((left.khat > MOST_KHAT).sum())
     if high:
-        logger.info(f"{high:,} of {n:,} groups have a k-hat above {_MOST_KHAT}: fit again without them.")
+        logger.info(f"{high:,} of {n:,} groups have a k-hat above {MOST_KHAT}: fit again without them.")
     attrs = {**elpd_attrs(left.log_density), "n_high_khat": high}
     values = {"log_density": ("group", left.log_density), "khat": ("group", left.khat)}
     return xr.Dataset(values, coords={"group": labels}, attrs=attrs)

@@ -19,7 +19,7 @@ from scipy.special import softmax
 
 from pymc_ngvi.core.messages import checked_names, shortened
 from pymc_ngvi.core.seeds import Seed, seed_of
-from pymc_ngvi.core.sizes import check_draws
+from pymc_ngvi.core.sizes import N_REWEIGHTED, N_SHOWN, check_draws
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.checks import quoted
 from pymc_ngvi.density.constrain import Constrainer, OnDraws
@@ -600,7 +600,7 @@ class Updated(JudgedDraws):
 
     # --- draws ---
 
-    def sample(self, draws: int = 2_000, *, var_names: Names = None, random_seed: Seed = None) -> xr.DataTree:
+    def sample(self, draws: int = N_SHOWN, *, var_names: Names = None, random_seed: Seed = None) -> xr.DataTree:
         """Draw from the posterior given the new rows as well: draws of equal weight, picked by the weights.
 
         Parameters
@@ -641,7 +641,7 @@ class Updated(JudgedDraws):
         return xr.DataTree.from_dict({to: tree[name].to_dataset() for to, name in groups.items() if name in tree})
 
     def summary(
-        self, draws: int = 4_000, *, group_effects: bool = False, random_seed: Seed = None, **kwargs: Any
+        self, draws: int = N_REWEIGHTED, *, group_effects: bool = False, random_seed: Seed = None, **kwargs: Any
     ) -> Summary:
         """Return a table of the variables given the new rows as well, and whether it can be relied on.
 

@@ -14,7 +14,7 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 from pymc.backends.arviz import find_observations
 
-from pymc_ngvi.core.messages import OURS, checked_names, shortened, suggestion
+from pymc_ngvi.core.messages import OURS, checked_names, listed, shortened, suggestion
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density.checks import quoted
@@ -26,9 +26,6 @@ from pymc_ngvi.results.summary import roles_of, two_points
 
 #: Arrays by the name of a ``pm.Data``, and labels by the name of a dim.
 type Given = Mapping[str, ArrayLike]
-
-#: Labels that a message lists.
-_LISTED = 5
 
 
 @dataclass(frozen=True)
@@ -169,12 +166,6 @@ def lengths_by_dim(given: Iterable[tuple[str, str | None, int]]) -> dict[str, tu
         if known != length:
             raise ValueError(f"Lengths of dim {dim!r} do not agree: {known:,} in {other!r} and {length:,} in {name!r}.")
     return found
-
-
-def listed(labels: Sequence[object]) -> str:
-    """Return labels for a message, the first few of many."""
-    shown = ", ".join(repr(label) for label in labels[:_LISTED])
-    return shown if len(labels) <= _LISTED else f"{shown} and {len(labels) - _LISTED:,} more"
 
 
 def _levels(values: Any) -> list[Any]:

@@ -16,22 +16,20 @@ import xarray as xr
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.messages import OURS, checked_names, suggestion
+from pymc_ngvi.core.messages import OURS, checked_names
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, khat_limit, pareto_khat, weigh
 from pymc_ngvi.core.seeds import Seed, generator_of, seed_of
-from pymc_ngvi.core.sizes import check_draws
+from pymc_ngvi.core.sizes import N_REWEIGHTED, N_SHOWN, check_draws
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.constrain import TermSums, log_densities
 from pymc_ngvi.density.new_priors import NewPriors
-from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.sampling import picked
 from pymc_ngvi.reading.lineage import top_level_priors
 from pymc_ngvi.results.convert import one_chain, to_datatree, to_multitrace
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
-from pymc_ngvi.results.distributions import Costs, Distribution, MovePlan, Notes, Posterior
+from pymc_ngvi.results.distributions import Distribution, Notes, Posterior
 from pymc_ngvi.results.left_out import LogMarginalLikelihood, log_marginal_likelihood
 from pymc_ngvi.results.sampling import Names, Sampling, narrow, sample_tree
 from pymc_ngvi.results.summary import Planned, Summary, imported, paragraphs, summary_of_draws
@@ -85,8 +83,7 @@ class JudgedDraws:
             needed = math.ceil(1.2 * _FEWEST / size * n_wanted / 1_000) * 1_000
             can_be_had = _effective(made, made.log_weights) > _NEARLY * n_wanted
             cure = f"Take more draws, draws={needed:_}; or f{fit[1:]}" if can_be_had and needed <= _MOST_DRAWS else fit
-        seed = int(rng.integers(2**62))
-        result = cls(posterior, made, log_ratio, seed, worst.khat, size, doubts, cure, helps, **more)
+        result = cls(posterior, made, log_ratio, seed_of(rng), worst.khat, size, doubts, cure, helps, **more)
         if doubts:
             warnings.warn(result.sentence, UserWarning, skip_file_prefixes=OURS)
         return result
@@ -204,11 +201,6 @@ class WeightedDistribution(Distribution):
         """Its name, for titles and errors."""
         return f"reweighted {self.q.name}"
 
-    @property
-    def family(self) -> str:
-        """The name of its family."""
-        return self.q.family
-
     def rows(self, n: int, rng: np.random.Generator) -> NDArray[np.intp]:
         """Return rows of equal weight, evenly by weight: as few repetitions as can be."""
         order = np.argsort(self.theta[:, self.in_order_of], kind="stable")
@@ -227,23 +219,6 @@ class WeightedDistribution(Distribution):
         """Return how many independent draws ``n`` of its draws are worth."""
         return min(float(n), self.of_draws["effective_sample_size"])
 
-    def mean(self) -> Array:
-        """Return the mean."""
-        return self._weights @ self.theta
-
-    def sd(self) -> Array:
-        """Return the standard deviations."""
-        return np.sqrt(self._weights @ (self.theta - self.mean()) ** 2)
-
-    def cov(self) -> Array:
-        """Return the covariance."""
-        return self.cov_block(np.arange(self.n_dim))
-
-    def cov_block(self, index: NDArray[np.intp]) -> Array:
-        """Return the covariance of some coordinates."""
-        apart = self.theta[:, index] - self.mean()[index]
-        return apart.T @ (self._weights[:, None] * apart)
-
     def kept_log_weights(self) -> Array:
         """Return the log weights."""
         return self.log_ratio
@@ -251,14 +226,6 @@ class WeightedDistribution(Distribution):
     def notes(self, theta: Array, rng: np.random.Generator, log_q: bool) -> Notes:
         """Return what there is to say of draws, and how many of them are different."""
         return {}, {**self.of_draws, "distinct_global_draws": len(np.unique(theta[:, self.in_order_of]))}
-
-    def plan(self, density: ModelDensity) -> MovePlan:
-        """Return how draws are moved: as those of what they are of."""
-        return self.q.plan(density)
-
-    def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
-        """Return what evaluations cost."""
-        return self.q.costs(density, record)
 
 
 _FIT = (
@@ -318,7 +285,7 @@ class Reweighted(JudgedDraws):
         )
         return dataclasses.replace(self.posterior, distribution=q, record=None)
 
-    def sample(self, draws: int = 2_000, *, var_names: Names = None, random_seed: Seed = None) -> xr.DataTree:
+    def sample(self, draws: int = N_SHOWN, *, var_names: Names = None, random_seed: Seed = None) -> xr.DataTree:
         """Draw from the posterior under the new priors: draws of equal weight, picked by the weights.
 
         Parameters
@@ -341,7 +308,7 @@ class Reweighted(JudgedDraws):
             )
 
     def summary(
-        self, draws: int = 4_000, *, group_effects: bool = False, random_seed: Seed = None, **kwargs: Any
+        self, draws: int = N_REWEIGHTED, *, group_effects: bool = False, random_seed: Seed = None, **kwargs: Any
     ) -> Summary:
         """Return a table of the variables under the new priors, and whether it can be relied on.
 
@@ -450,10 +417,11 @@ class PriorSensitivity:
     @property
     def lines(self) -> tuple[str, ...]:
         """What was scaled, and how far it can be relied on."""
-        scaled = f"Power scaling of the priors of {_listed(self.priors)}, and of the likelihood of "
+        priors, likelihoods = (", ".join(f"`{name}`" for name in of) for of in (self.priors, self.likelihoods))
+        scaled = f"Power scaling of the priors of {priors}, and of the likelihood of {likelihoods}."
         khats = ", ".join(f"{name} {value:.2f}" for name, value in self.khat.items())
         doubts = f"Not reliable: {'; '.join(self.doubts)}." if self.doubts else ""
-        return tuple(filter(None, (f"{scaled}{_listed(self.likelihoods)}.", f"Pareto k-hat: {khats}.", doubts)))
+        return tuple(filter(None, (scaled, f"Pareto k-hat: {khats}.", doubts)))
 
     def __str__(self) -> str:
         """Return the sentences, and the table."""
@@ -504,9 +472,12 @@ def _scaled(posterior: Posterior, priors: Names, likelihoods: Names) -> tuple[li
     model, free = posterior.model, [v.name for v in posterior.layout.variables]
     potentials = [term.name for term in model.potentials]
     observed = [rv.name for rv in model.observed_RVs]
-    of_prior = top_level_priors(model, free) if priors is None else _named("prior_var_names", priors, free, potentials)
+    why = "which can't be scaled as such"
+    of_prior = top_level_priors(model, free)
+    if priors is not None:
+        of_prior = checked_names(priors, [*free, *potentials], why, "prior_var_names")
     if likelihoods is not None:
-        return of_prior, _named("likelihood_var_names", likelihoods, observed, potentials)
+        return of_prior, checked_names(likelihoods, [*observed, *potentials], why, "likelihood_var_names")
     if not observed:
         raise ValueError(
             "The model has no observed variable: name the Potentials that are its likelihood, likelihood_var_names=..."
@@ -514,17 +485,6 @@ def _scaled(posterior: Posterior, priors: Names, likelihoods: Names) -> tuple[li
             else "The model has no observed variable, and no likelihood to scale."
         )
     return of_prior, observed
-
-
-def _named(option: str, names: str | Sequence[str], *valid: Sequence[str]) -> list[str]:
-    known = [name for some in valid for name in some]
-    wanted = [names] if isinstance(names, str) else list(names)
-    if not wanted:
-        raise ValueError(f"{option} is empty. {suggestion('', known)}")
-    for name in wanted:
-        if name not in known:
-            raise ValueError(f"{option} has {name!r}, which can't be scaled as such: {suggestion(name, known)}")
-    return wanted
 
 
 def _drawn(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[Array, tuple[str, ...]]:
@@ -571,7 +531,3 @@ def _khat(log_density: Array) -> float:
     """Return the larger k-hat of the weights of both powers; -inf where these are equal."""
     zero = np.zeros(len(log_density))
     return max(pareto_khat((power - 1.0) * log_density, zero) for power in _POWERS)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)

@@ -36,7 +36,7 @@ from pymc_ngvi.core.types import (
     VariationalState,
 )
 from pymc_ngvi.estimators import ExactEvaluation, Quadrature
-from pymc_ngvi.steps.adaptive.rule import Growth, Pair, correct, moments_of, natural_gradient, trusted
+from pymc_ngvi.steps.adaptive.rule import N_PAIRS_INEXACT, Growth, Pair, correct, moments_of, natural_gradient, trusted
 from pymc_ngvi.steps.adaptive.scales import MAX_RECOVERIES, Tools, recovered
 from pymc_ngvi.steps.schedule import MAX_TRIALS, NO_DRAWS, ExactRule, Failure, Step, search
 
@@ -190,9 +190,9 @@ def _conjugate_gradients(squares: Array, quadratic: Callable[[Array], Array], ri
 
 # --- natural steps by a line search on an ELBO that is exact ---
 
-#: Steps kept for the secant correction: where the metric is exact, and where it is not; the gap in nats, and for each
+#: Steps kept for the secant correction where the metric is exact; the gap in nats, and for each
 #: coordinate, below which steps are learned from; part of what its slope promises that a corrected step must gain.
-_N_PAIRS, _N_PAIRS_INEXACT, _NEAR, _NEAR_PER_DIM, _LEAST_RATIO = 8, 12, 0.5, 5e-3, 0.1
+_N_PAIRS, _NEAR, _NEAR_PER_DIM, _LEAST_RATIO = 8, 0.5, 5e-3, 0.1
 #: Part of what the slope promises, from which on a step could have been longer, and the longest.
 _FLAT, _LONGEST = 0.75, 64.0
 #: Part of the tolerance that a converged fit may have left: what is exact may as well be found exactly.
@@ -435,7 +435,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         step, gain = found.step, found.gain
         new = self._arrived(state, found)
         after = natural_gradient(step.q, new.moments)
-        pairs, most = state.pairs, _N_PAIRS if state.q.exact_metric else _N_PAIRS_INEXACT
+        pairs, most = state.pairs, _N_PAIRS if state.q.exact_metric else N_PAIRS_INEXACT
         if step.direction is not None and (not state.q.exact_metric or state.moments.gap < near(state.q)):
             pair = Pair(step.direction, gradient - after)
             pairs = (*pairs, pair)[-most:] if trusted(pair, state.q) else pairs

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.draws import BASE_DRAWS, sobol_draws
+from pymc_ngvi.core.seeds import ASSESSMENT
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
@@ -336,8 +337,6 @@ _CERTAIN = 0.4
 _SOLVED = 0.1
 #: Growth of a set that is too small: where the metric is not exact, a small set misleads for longer.
 _GROWTH, _GROWTH_INEXACT = 2, 4
-#: Random streams from here on serve only to assess states, never to move them.
-_ASSESSMENT_LEVEL = 1_000_000
 
 
 def loses_draws(evaluation: Evaluated) -> bool:
@@ -486,7 +485,7 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
     def assess(self, state: S) -> Assessment:
         """Evaluate a state on draws that had no part in reaching it."""
         if not state.fresh:
-            aside = replace(state, level=_ASSESSMENT_LEVEL + state.level, belief=UNKNOWN)
+            aside = replace(state, level=ASSESSMENT + state.level, belief=UNKNOWN)
             state = self._redraw(aside, max(state.n_draws, self.few_draws))
         return self._assessed(state)
 

@@ -21,7 +21,7 @@ from pymc_ngvi.core import linalg
 from pymc_ngvi.core.climbs import VALLEY, ascend, tops
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.prices import fit_seconds, in_words
-from pymc_ngvi.core.seeds import seed_of
+from pymc_ngvi.core.seeds import MODES, seed_of
 from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.status import StartError
 from pymc_ngvi.core.types import Array, FittedState, GaussianState, MeanHessian, Rule, Spread, VariationalState
@@ -60,7 +60,7 @@ def climbed(density: ModelDensity, points: Array, scale: Array) -> tuple[Array, 
         values, vectors = np.linalg.eigh(curvatures)
         slopes = np.einsum("nji,nj->ni", vectors, scale[turning] * grad[turning])
         steps = np.einsum("nij,nj->ni", vectors, slopes / np.maximum(np.abs(values), _LEAST_CURVATURE))
-        length = np.maximum(np.linalg.norm(steps, axis=1, keepdims=True), 1e-300)
+        length = np.maximum(np.linalg.norm(steps, axis=1, keepdims=True), linalg.TINY)
         direction[turning] = scale[turning] * steps * np.minimum(1.0, longest / length)
         rows = np.flatnonzero(active)
         if not len(rows):
@@ -332,11 +332,11 @@ def humps(density: ModelDensity, q: GaussianState, prior: Array) -> Array:
     coordinates than where values are, and the last leaves a fit that jumps to and fro.
     """
     n_rows = rows_not_concave(density)
-    affordable = int(_SECONDS / (_PER_LINE * (2 * len(_NEAR) + _N_AMONG) * max(density.gradient_seconds, 1e-9)))
+    affordable = int(_SECONDS / (_PER_LINE * (2 * len(_NEAR) + _N_AMONG) * density.gradient_seconds))
     which = np.argsort(-n_rows, kind="stable")[: min(affordable, _MOST_LINES)]
     which = which[n_rows[which] > 0.0]
     mean, steps, prior = q.mean(), *_steps_over(prior, q, which)
-    middle, spread = prior.mean(axis=0), np.maximum(prior.std(axis=0), 1e-300)
+    middle, spread = prior.mean(axis=0), np.maximum(prior.std(axis=0), linalg.TINY)
     z = (prior - middle) / spread
     correlation = z[:, which].T @ z / len(z)
     correlation[np.abs(correlation) < _CORRELATED / np.sqrt(len(z))] = 0.0
@@ -437,8 +437,6 @@ _LEAST_SECONDS, _OF_CLIMBS = 10.0, 0.25
 _MOST_CLIMBS, _MOST_LOOKED, _FEWEST_CLIMBS = 48, 768, 6
 #: Seconds of a search that takes longer than the fit from which on that is said beforehand; and of any search.
 _SAID, _LONG = 2.0, 10.0
-#: Number of the random stream behind it.
-_STREAM = 7_000_000
 #: Nats that a mode may have less mass than the best one; or the variance that it is to add, as a part.
 _WITHIN, _OF_VARIANCE = 10.0, 0.02
 #: Differences of log p, and of log masses, within which modes are equal.
@@ -491,7 +489,7 @@ class ModeSearch:
     @property
     def stream(self) -> int:
         """Seed of what it draws, apart from those of the fit."""
-        return seed_of(np.random.default_rng([_STREAM, self.seed]))
+        return seed_of(np.random.default_rng([MODES, self.seed]))
 
     def after(
         self,
@@ -507,7 +505,7 @@ class ModeSearch:
         density = self.density
         if not isinstance(q, Gaussian) or not np.isfinite(elbo) or has_one_mode(density):
             return None
-        each, n_dim = max(density.gradient_seconds, 1e-9), density.n_dim
+        each, n_dim = density.gradient_seconds, density.n_dim
         of_climb = N_STEPS * (n_dim + 1) if n_dim <= MOST_NEWTON else _N_ASCENT  # gradients, about
         of_fit = fit_seconds(density, n_gradients, n_hessians, self.estimator)
         seconds = max(_LEAST_SECONDS, of_fit)

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.climbs import ascend
-from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.seeds import seed_of
+from pymc_ngvi.core.linalg import TINY, logsumexp
+from pymc_ngvi.core.seeds import ASSESSMENT, seed_of
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
@@ -763,8 +763,8 @@ _MOST, _MAX_FAILED = 30, 3
 _WEIGHTY = 0.1
 #: Part of the tolerance that components that are dropped together may cost.
 _IDLE = 0.5
-#: Random streams of searches and of measurements.
-_SEARCH_LEVEL, _MEASURE_LEVEL = 3_000_000, 1_000_000
+#: Random stream of searches.
+_SEARCH_LEVEL = 3 * ASSESSMENT
 
 
 class TrustRegion(StepRule[MixtureState, MixtureFit]):
@@ -832,11 +832,11 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
 
     def assess(self, state: MixtureFit) -> Assessment:
         """Evaluate a state on draws that had no part in reaching it."""
-        rng = np.random.default_rng([self._seed, _MEASURE_LEVEL])
+        rng = np.random.default_rng([self._seed, ASSESSMENT])
         base = np.column_stack([rng.standard_normal((_N_ASSESSED, self._target.n_dim)), rng.random(_N_ASSESSED)])
         theta = state.q.draws(base)
         logp, units = self._target.logp_grad(theta)[0], np.arange(_N_ASSESSED)[:, None]
-        fresh = self._steps.base_draws(2 * _MEASURE_LEVEL + state.level)
+        fresh = self._steps.base_draws(2 * ASSESSMENT + state.level)
         q, measured = self._steps.sound(state.q, fresh)
         if not np.isfinite(measured.rewards).all():
             return Assessment(theta, logp, units, np.nan, np.inf, Status.OUTSIDE_SUPPORT)
@@ -950,7 +950,7 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
 
     def _accept(self, state: MixtureFit, q: MixtureState) -> Accepted:
         """Measure a mixture on fresh draws; where components are idle or overlap, one with fewer of them."""
-        level = _MEASURE_LEVEL + 2 * state.level
+        level = ASSESSMENT + 2 * state.level
         fewer, measured = self._steps.sound(q, self._steps.base_draws(level, times=_MANY))
         if self._auto:
             fewer = without_idle(fewer, measured, _IDLE * self._worth)
@@ -1017,7 +1017,7 @@ def split(q: MixtureState, evaluation: MixtureEvaluation, rank: int = 0) -> Mixt
     together = _together(whole)
     keep = np.isfinite(ratios)
     z, error = evaluation.base.z[keep], (ratios[keep] - ratios[keep].mean()) ** 2
-    weighted = z * (error / max(error.sum(), 1e-300))[:, None]
+    weighted = z * (error / max(error.sum(), TINY))[:, None]
     direction = np.zeros(q.n_dim)
     if len(together):
         direction[together] = np.linalg.eigh(weighted[:, together].T @ z[:, together])[1][:, -1]

@@ -15,8 +15,8 @@ from pymc_ngvi.core.draws import chunks, draws_of
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, smoothed, weigh
-from pymc_ngvi.core.seeds import seed_of
-from pymc_ngvi.core.sizes import HELD, STREAMED, check_draws
+from pymc_ngvi.core.seeds import WEIGHTS, seed_of
+from pymc_ngvi.core.sizes import HELD, N_WEIGHED, STREAMED, check_draws
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.functionals import Functionals, functionals_of
@@ -137,7 +137,7 @@ class Budget:
         n_weights = min(wanted.n_weights, int(_OF_WEIGHTS * seconds / costs.weight))
         if n_weights < min(FEWEST_WEIGHED, wanted.n_weights):
             n_weights = 0
-        one_khat = _PER_KHAT * max(n_weights, 1_000) / 10_000
+        one_khat = _PER_KHAT * max(n_weights, FEWEST_WEIGHED) / N_WEIGHED
         n_khats = min(wanted.n_khats, int(_OF_KHATS * seconds / one_khat)) if n_weights else 0
         left = seconds - n_weights * costs.weight - n_khats * one_khat
         n_gradients = min(wanted.n_gradients, int(left / costs.gradient))
@@ -147,16 +147,11 @@ class Budget:
 
 logger = logging.getLogger("pymc.ngvi")
 
-#: Draws behind k-hat, where evaluations are cheap.
-DRAWS = 10_000
-#: Number of the random stream behind the weights that belong to a fit.
-_STREAM = 3_000_000
-
 
 def n_own(posterior: Posterior) -> int:
     """Return how many draws belong to the fit: those of a diagnosis, or where it has none, what costs as much."""
     record, costs = posterior.record, posterior.distribution.costs(posterior.density, posterior.record)
-    wanted = Budget(most_weighed(posterior, DRAWS), 0, 0)
+    wanted = Budget(most_weighed(posterior, N_WEIGHED), 0, 0)
     n = Budget.of(DIAGNOSIS, costs, record, wanted).n_weights
     n = n or int(np.clip(seconds_of(DIAGNOSIS, costs, record) / costs.weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
     if n < wanted.n_weights:
@@ -169,7 +164,7 @@ def most_weighed(posterior: Posterior, draws: int) -> int:
     return min(draws, max(FEWEST_WEIGHED, HELD // max(posterior.layout.n_dim, 1)))
 
 
-def own_generator(record: FitRecord | None, stream: int = _STREAM) -> np.random.Generator:
+def own_generator(record: FitRecord | None, stream: int = WEIGHTS) -> np.random.Generator:
     """Return the generator of draws that belong to a fit."""
     return np.random.default_rng([stream, 0 if record is None else record.seed])
 
@@ -202,7 +197,7 @@ def log_ratio_of(posterior: Posterior, kept: Kept, draws: int | None, rng: np.ra
         return of_pool
     if rng is None:
         return own_log_ratio(posterior, kept, n_own(posterior))
-    n = DRAWS if draws is None else check_draws(draws)
+    n = N_WEIGHED if draws is None else check_draws(draws)
     seconds = n * posterior.distribution.costs(posterior.density, posterior.record).weight
     with announced("Importance weights", seconds):
         return weighed(posterior, n, rng)
@@ -452,10 +447,6 @@ _MOST_KHATS = 200
 #: Weighed draws of which functionals are computed, at most, and what they should be worth; relative variance of weights
 #: that can't move these by as much as counts: no mean moves by more than its root, in standard deviations.
 _MOST_COMPUTED, _WORTH, _EQUAL = 2_000, 500, 0.02
-#: Number of the random stream behind the draws at which symmetries are looked for.
-_SYMMETRY_STREAM = 3_000_002
-#: Number of the random stream behind the draws of the standing diagnosis that are moved.
-_MOVES_STREAM = 3_000_001
 _NO_BUDGET = "diagnose(draws=10_000) has no budget."
 _IN_PART = (
     "the model reads pm.Minibatch data, and log p is that of one batch. Load what `save` writes on a model of all of "
@@ -463,7 +454,7 @@ _IN_PART = (
 )
 
 
-def full_budget(posterior: Posterior, draws: int = DRAWS, *, thorough: bool = False) -> Budget:
+def full_budget(posterior: Posterior, draws: int = N_WEIGHED, *, thorough: bool = False) -> Budget:
     """Return what a diagnosis takes where nothing is dear."""
     gradients = (_THOROUGH if thorough else _QUICK)[2]
     if posterior.distribution.kept_log_weights() is not None:
@@ -554,7 +545,7 @@ def standing_diagnosis(posterior: Posterior, kept: Kept, share: tuple[float, flo
     """Return the diagnosis that belongs to the fit, made with seeds of its own; made once, unless q changes."""
     if kept.diagnosis is None or (kept.diagnosis.left_out and kept.share < share):
         with few_threads(posterior.density):
-            rngs = own_generator(posterior.record), own_generator(posterior.record, _MOVES_STREAM)
+            rngs = own_generator(posterior.record), own_generator(posterior.record, WEIGHTS + 1)
             kept.diagnosis = diagnose(posterior, budget_of(posterior, share), *rngs, kept=kept)
             kept.share = share
     return kept.diagnosis
@@ -575,7 +566,7 @@ def requested_diagnosis(
     if rng is None:
         return standing_diagnosis(posterior, kept, DIAGNOSIS)
     if thorough or draws is not None:
-        budget = full_budget(posterior, DRAWS if draws is None else draws, thorough=thorough)
+        budget = full_budget(posterior, N_WEIGHED if draws is None else draws, thorough=thorough)
     else:
         budget = budget_of(posterior, DIAGNOSIS)
     with few_threads(posterior.density):
@@ -670,7 +661,7 @@ def _of_weighted(
 
 def _equal_modes(posterior: Posterior, budget: Budget) -> tuple[tuple[EqualModes, ...], int]:
     """Look for symmetries that q does not have; also return how many log densities that took."""
-    most, rng = budget.compared(MOST_EVALUATIONS), own_generator(posterior.record, _SYMMETRY_STREAM)
+    most, rng = budget.compared(MOST_EVALUATIONS), own_generator(posterior.record, WEIGHTS + 2)
     if not most:
         return (), 0
     q = posterior.distribution

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.elbo import format_gap
+from pymc_ngvi.core.messages import percent
 from pymc_ngvi.core.prices import in_words
-from pymc_ngvi.core.psis import Weights, WeightVerdict
+from pymc_ngvi.core.psis import MOST_KHAT, Weights, WeightVerdict
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
 from pymc_ngvi.density.functionals import PREDICTORS
@@ -209,7 +210,7 @@ def of_modes(context: Context, q: Distribution, *, has_symmetries: bool) -> list
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.1f} %"
+    return percent(share, ".0f" if share >= 0.01 else ".1f")
 
 
 def place_of(layout: Layout, point: Array, mean: Array, sd: Array) -> str:
@@ -224,9 +225,9 @@ def place_of(layout: Layout, point: Array, mean: Array, sd: Array) -> str:
 
 #: Nats of a gap that are much in any case.
 _GAP_MUCH = 0.5
-#: k-hat of a Gaussian's own weights that is a reason where moved draws tell nothing; part of the square of the distance
-#: between independent draws that these move by, on average, before they count as moved.
-_HEAVY, _FORGOTTEN = 0.7, 0.5
+#: Part of the square of the distance between independent draws that moved draws move by, on average, before they count
+#: as moved.
+_FORGOTTEN = 0.5
 #: Variables that a sentence names at most.
 _N_NAMED = 3
 #: Equal modes that are counted; of more, it is said that they are many.
@@ -300,7 +301,8 @@ def _of_support(context: Context, weights: Weights) -> list[Finding]:
     if not weights.n_lost or context.is_pool:  # draws of a proposal may lie anywhere
         return []
     part = weights.n_lost / weights.n_draws
-    text = f"log p or log q is not finite at {weights.n_lost:,} of {weights.n_draws:,} draws of q ({100 * part:.2g} %)."
+    share = percent(part, ".2g")
+    text = f"log p or log q is not finite at {weights.n_lost:,} of {weights.n_draws:,} draws of q ({share})."
     cure = "Give the variables their support by a prior or a transform rather than by a Potential or by the data."
     return [Finding(text, cure, part > _MUCH)]
 
@@ -316,7 +318,7 @@ def in_sds(value: float, se: float) -> str:
 #: What drifts, and how that is said.
 _MEASURES: dict[str, tuple[str, Callable[[float, float], str]]] = {
     "mean": ("mean", in_sds),
-    "sd": ("standard deviation", lambda value, se: f"{100 * value:+.0f} ± {100 * se:.0f} %"),
+    "sd": ("standard deviation", lambda value, se: f"{percent(value, '+.0f').removesuffix(' %')} ± {percent(se)}"),
     "skewness": ("skewness", lambda value, se: f"{value:+.1f} ± {se:.1f}"),
     "lower": ("lower 89 % limit", in_sds),
     "upper": ("upper 89 % limit", in_sds),
@@ -396,7 +398,7 @@ def _of_weights(context: Context, weights: Weights, moved: Moved) -> list[Findin
         return []
     far = verdict is WeightVerdict.FAR
     is_own = context.traits.is_gaussian and not context.is_pool
-    untold = is_own and weights.khat > _HEAVY and not (not_moved(moved) or _forgot(moved))
+    untold = is_own and weights.khat > MOST_KHAT and not (not_moved(moved) or _forgot(moved))
     serious = far or untold
     return [Finding(weights.sentence(context.layout.n_dim), context.shape_cure() if serious else "", serious)]
 
@@ -447,7 +449,7 @@ def _of_places(context: Context, places: Sequence[OtherMode], q: Distribution) -
     number = f"{len(modes)} modes" if len(modes) > 1 else "a mode"
     where = place_of(context.layout, np.asarray(modes[0].q.mean()), q.mean(), q.sd())
     text = (
-        f"q misses {number} of the posterior; the largest has {100 * modes[0].share:.0f} % of the mass of both, at "
+        f"q misses {number} of the posterior; the largest has {percent(modes[0].share)} of the mass of both, at "
         f"{where}."
     )
     return [Finding(text, context.mode_cure(), True)]
@@ -459,7 +461,7 @@ def of_joint(context: Context, joint: JointDrift, moments: Drift) -> list[Findin
     if joint.has_minority:
         text = (
             f"A part of the draws is far from the posterior: as they are moved towards it, log p rises by more than "
-            f"{joint.far:.0f} nats at {n:,} of {joint.n_draws:,} ({100 * n / joint.n_draws:.0f} %), by "
+            f"{joint.far:.0f} nats at {n:,} of {joint.n_draws:,} ({percent(n / joint.n_draws)}), by "
             f"{np.median(joint.rises):,.0f} in the median of these, and falls as far at {joint.n_falls:,}."
         )
         return [Finding(text, cure, True)]

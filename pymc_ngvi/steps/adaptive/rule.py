@@ -390,7 +390,7 @@ def has_effects(q: GaussianState, more_than: int) -> bool:
 # --- the default step rule: no learning rate, few draws, a stop rule in nats ---
 
 #: Steps kept for the secant correction: where it serves only the last stretch, and where it is always needed.
-_N_PAIRS, _N_PAIRS_INEXACT = 6, 12
+_N_PAIRS, N_PAIRS_INEXACT = 6, 12
 #: A step near the optimum that leaves less than this part of the gap tells that there is nothing to correct; otherwise
 #: so many of them are looked at on a fixed set before averaging begins.
 _FAST_RATE, _N_LEARNED = 0.15, 6
@@ -655,7 +655,7 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         pair = Pair(step.direction, change)
         if not trusted(pair, state.q):
             return new
-        return replace(new, pairs=(*new.pairs, pair)[-(_N_PAIRS if exact else _N_PAIRS_INEXACT) :])
+        return replace(new, pairs=(*new.pairs, pair)[-(_N_PAIRS if exact else N_PAIRS_INEXACT) :])
 
     def _has_learned(self, state: AdaptiveState) -> bool:
         # Strides do for thousands of group effects what learning on a fixed set does for other models.

@@ -496,7 +496,7 @@ class Constant(Stochastic[None]):
         return None if found is None else Advance(found[0], *found)
 
 
-class Proximal(Stochastic[None]):
+class Proximal(Constant):
     """Proximal steps; options as for `Stochastic`.
 
     ``step_size`` is beta, .25 by default; with ``step_decay`` kappa, beta_k = beta / (1 + k)^kappa.
@@ -505,10 +505,9 @@ class Proximal(Stochastic[None]):
     takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
     default_step_size: ClassVar[float] = 0.25
 
-    def _advance(self, state: StochasticState[None], moments: Moments) -> Advance[None] | None:
-        beta = self._rate(state.t - 1)
-        found = self._updated(state.iterate, moments, beta / (1.0 + beta))
-        return None if found is None else Advance(found[0], *found)
+    def _rate(self, t: int) -> float:
+        beta = super()._rate(t)
+        return beta / (1.0 + beta)
 
 
 # --- what the step rules share that add to the coordinates of mean and Cholesky factor, along a direction ---
@@ -611,14 +610,14 @@ class Adam(Coordinates[_Memory]):
     ) -> Advance[_Memory] | None:
         first, second = state.memory or [zeros_like(state.iterate)] * 2
         memory = _Memory(
-            Parameters(*(_averaged(*pair, _BETA_1) for pair in zip(first, direction, strict=True))),
+            Parameters(*(_averaged(m, d, _BETA_1) for m, d in zip(first, direction, strict=True))),
             Parameters(*(_averaged(m, d * d, _BETA_2) for m, d in zip(second, direction, strict=True))),
         )
         first_rate = self._step_size or (_RATE if state.iterate.factor_sign > 0 else _RATE_PRECISION)
         rate = self._decayed(first_rate, state.t - 1)
         root = np.sqrt(1.0 - _BETA_2**state.t)
         scale = rate * root / (1.0 - _BETA_1**state.t)
-        steps = [_ratio(*pair, root * _EPSILON, scale) for pair in zip(*memory, strict=True)]
+        steps = [scale * m / (np.sqrt(s) + root * _EPSILON) for m, s in zip(*memory, strict=True)]
         return self._moved(state.iterate, *steps, step_size=rate, memory=memory)
 
 
@@ -627,15 +626,6 @@ def _averaged(old: Array, new: Array, beta: float) -> Array:
     result: Array = old - new
     result *= beta
     result += new
-    return result
-
-
-def _ratio(first: Array, second: Array, epsilon: float, scale: float) -> Array:
-    """Return scale first / (sqrt(second) + epsilon), with one array made."""
-    result: Array = np.sqrt(second)
-    result += epsilon
-    np.divide(first, result, out=result)
-    result *= scale
     return result
 
 
@@ -679,18 +669,12 @@ class SNNGM(Coordinates[Parameters]):
             return None
         part = (1.0 - _SNNGM_MOMENTUM) / norm if norm > 0.0 else 0.0  # at the very optimum, path gradients are 0
         before = state.memory or zeros_like(iterate)
-        momentum = Parameters(*(_momentum_of(m, d, part) for m, d in zip(before, direction, strict=True)))
+        momentum = Parameters(*(part * d + _SNNGM_MOMENTUM * m for m, d in zip(before, direction, strict=True)))
         length = self._step_size or _LENGTH * np.sqrt(iterate.n_params)
         scale = length / (1.0 - _SNNGM_MOMENTUM**state.t)
         return self._moved(
             iterate, scale * momentum.location, scale * momentum.factor, step_size=length, memory=momentum
         )
-
-
-def _momentum_of(momentum: Array, direction: Array, part: float) -> Array:
-    result: Array = direction * part
-    result += _SNNGM_MOMENTUM * momentum
-    return result
 
 
 def _riemannian_norm(state: GaussianState, moments: Moments) -> float:
