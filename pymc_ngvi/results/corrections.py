@@ -399,7 +399,7 @@ def _warn(correction: Correction, per_draw: int = 1) -> None:
 
 # --- moments of an approximate posterior by variable: covariances, and what PyMC calls its state ---
 
-#: Seed of draws behind covariances and standard deviations of constrained variables, which are not to change by themselves.
+#: Seed of draws behind covariances and constrained standard deviations, which are not to change by themselves.
 _SEED = 20_240_607
 
 

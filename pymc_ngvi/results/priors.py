@@ -219,6 +219,14 @@ class WeightedDistribution(Distribution):
         """Return how many independent draws ``n`` of its draws are worth."""
         return min(float(n), self.of_draws["effective_sample_size"])
 
+    def mean(self) -> Array:
+        """Return the mean."""
+        return self._weights @ self.theta
+
+    def sd(self) -> Array:
+        """Return the standard deviations."""
+        return np.sqrt(self._weights @ (self.theta - self.mean()) ** 2)
+
     def kept_log_weights(self) -> Array:
         """Return the log weights."""
         return self.log_ratio
