@@ -22,7 +22,7 @@ from pymc_ngvi.inference import NGVI
 from pymc_ngvi.many import Calibration, ManyFits, calibrate, fit_many
 from pymc_ngvi.register import register, unregister
 from pymc_ngvi.results.approximation import NGVIApproximation, load
-from pymc_ngvi.results.bambi import uncentre_bambi_intercept
+from pymc_ngvi.results.predictions import uncentre_bambi_intercept
 
 __all__ = [
     "NGVI",

@@ -24,8 +24,7 @@ from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 from pymc_ngvi.families.pushforward import PushforwardState
-from pymc_ngvi.fitting.options import FitOptions, choose_family, form_of
-from pymc_ngvi.fitting.registry import BY_GRADIENTS
+from pymc_ngvi.fitting.options import BY_GRADIENTS, FitOptions, choose_family, form_of
 from pymc_ngvi.graphs.layout import Layout, Variable
 from pymc_ngvi.reparam import Conditional, reparametrised
 from pymc_ngvi.reparam.row_space import RowSpaceDensity

@@ -38,16 +38,13 @@ from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.density.shards.density import ShardedDensity, Shards
 from pymc_ngvi.families import MixtureState
-from pymc_ngvi.fitting.errors import SoFar
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, check_n
-from pymc_ngvi.fitting.record import FitRecord, Outcome, report_outcome
+from pymc_ngvi.fitting.record import FitRecord, Outcome, SoFar, report_outcome
 from pymc_ngvi.fitting.session import FitSession, SavedFit
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.mixtures.finite.worth import Worth, worth_between
 from pymc_ngvi.posteriors.plan import Plan
-from pymc_ngvi.results.bambi import predict_bambi
 from pymc_ngvi.results.convert import flat_dataset, free_names
-from pymc_ngvi.results.corrections import constrained_state, corrected_moments, covariance_of
 from pymc_ngvi.results.diagnosis import Diagnosis, Finding
 from pymc_ngvi.results.diagnosis.diagnose import log_ratio_of, own_generator, requested_diagnosis
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
@@ -66,8 +63,9 @@ from pymc_ngvi.results.left_out import (
     leave_one_group_out,
     leave_out,
     log_marginal_likelihood,
+    observed_name,
+    sites,
 )
-from pymc_ngvi.results.new_rows import Updated, updated
 from pymc_ngvi.results.persistence import (
     APPROXIMATION,
     FIT,
@@ -105,18 +103,20 @@ from pymc_ngvi.results.plotting import (
     plot_khat,
     plot_sensitivity,
 )
-from pymc_ngvi.results.predictions import Given, Groups, predictions_at
-from pymc_ngvi.results.priors import PriorSensitivity, Reweighted, prior_sensitivity, reweighted
+from pymc_ngvi.results.predictions import Given, Groups, predict_bambi, predictions_at
+from pymc_ngvi.results.priors import PriorSensitivity, Reweighted, Updated, prior_sensitivity, reweighted, updated
 from pymc_ngvi.results.sampling import (
     Covariance,
     SamplerInit,
     Sampling,
     chains_tree,
+    constrained_state,
+    corrected_moments,
+    covariance_of,
     sample_trace,
     sample_tree,
     sampler_init,
 )
-from pymc_ngvi.results.sites import observed_name, sites
 from pymc_ngvi.results.structure import ModelStructure
 from pymc_ngvi.results.summary import Summary, card_of, summarise
 

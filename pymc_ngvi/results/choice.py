@@ -27,12 +27,11 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import GaussianState, VariationalState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import DENSE, INDEPENDENT, DiagonalState, FullState
-from pymc_ngvi.fitting.errors import SoFar, spared
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, FitOptions
 from pymc_ngvi.fitting.problem import problem_of
 from pymc_ngvi.fitting.progress import FitProgress, announced, few_threads, watching
-from pymc_ngvi.fitting.record import FitRecord, OtherMode, left_out, not_covered
+from pymc_ngvi.fitting.record import FitRecord, OtherMode, SoFar, left_out, not_covered, spared
 from pymc_ngvi.fitting.session import FitSession, first_state
 from pymc_ngvi.marginal.exact import efficiency_of, is_even, is_nearly_even
 from pymc_ngvi.marginal.pooled import PoolState

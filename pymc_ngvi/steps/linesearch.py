@@ -36,8 +36,18 @@ from pymc_ngvi.core.types import (
     VariationalState,
 )
 from pymc_ngvi.estimators import ExactEvaluation, Quadrature
-from pymc_ngvi.steps.adaptive.rule import N_PAIRS_INEXACT, Growth, Pair, correct, moments_of, natural_gradient, trusted
-from pymc_ngvi.steps.adaptive.scales import MAX_RECOVERIES, Tools, recovered
+from pymc_ngvi.steps.adaptive import (
+    MAX_RECOVERIES,
+    N_PAIRS_INEXACT,
+    Growth,
+    Pair,
+    Tools,
+    correct,
+    moments_of,
+    natural_gradient,
+    recovered,
+    trusted,
+)
 from pymc_ngvi.steps.schedule import MAX_TRIALS, NO_DRAWS, ExactRule, Failure, Step, search
 
 # --- steps of Newton in the mean and the standard deviations of predictors, where each row has one ---

@@ -14,7 +14,7 @@ from texts import DOCS, run
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.core.psis import Weights, pareto_khat
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
-from pymc_ngvi.results.corrections import POOL, Correction, MomentSums, check_help, weighed, without_replacement
+from pymc_ngvi.results.sampling import POOL, Correction, MomentSums, check_help, weighed, without_replacement
 
 #: Errors of estimates that are allowed: four standard errors.
 N_SE = 4.0

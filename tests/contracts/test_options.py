@@ -22,7 +22,7 @@ from pymc_ngvi import NGVI, ConvergenceWarning, fit_ngvi
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.families import COMPONENTS, FAMILIES
 from pymc_ngvi.fitting import options as choices
-from pymc_ngvi.fitting import registry
+from pymc_ngvi.fitting import options as registry
 from pymc_ngvi.fitting.options import AUTO, OPTIONS, FitOptions, check_n, refuse_unknown
 
 #: Every option that is refused by name, and what its error has to mention.

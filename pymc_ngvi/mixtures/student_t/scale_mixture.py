@@ -36,7 +36,7 @@ from pymc_ngvi.core.types import (
 )
 from pymc_ngvi.estimators import Estimator, gap_of, stein
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
-from pymc_ngvi.steps.adaptive.rule import MAX_ERROR, Adaptive, AdaptiveState, Growth, is_near
+from pymc_ngvi.steps.adaptive import MAX_ERROR, Adaptive, AdaptiveState, Growth, is_near
 from pymc_ngvi.steps.schedule import (
     FEW_DRAWS,
     MAX_CURVATURE_ERROR,

@@ -25,23 +25,14 @@ from pymc_ngvi.families import FullState
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.progress import announced, few_threads
 from pymc_ngvi.fitting.record import LOG_OUTSIDE, MOSTLY, N_DRAWS, FitRecord, OtherMode
-from pymc_ngvi.results.diagnosis.diagnosis import MOVED, SCORED, SYMMETRIES, Diagnosis, Finding, Kept
-from pymc_ngvi.results.diagnosis.drifts import (
-    FEWEST,
-    LEAST_MOVED,
-    Drift,
-    Estimates,
-    JointDrift,
-    Moved,
-    drift_of,
-    functional_drift_of,
-    joint_drift_of,
-    move,
-    weighted_shift_of,
-)
-from pymc_ngvi.results.diagnosis.equal_modes import MOST_EVALUATIONS, N_COMPARED, EqualModes, equal_modes
-from pymc_ngvi.results.diagnosis.findings import (
+from pymc_ngvi.results.diagnosis.diagnosis import (
+    MOVED,
+    SCORED,
+    SYMMETRIES,
     Context,
+    Diagnosis,
+    Finding,
+    Kept,
     context_of,
     findings_of,
     not_moved,
@@ -49,6 +40,23 @@ from pymc_ngvi.results.diagnosis.findings import (
     of_functionals,
     of_joint,
     of_weighted,
+)
+from pymc_ngvi.results.diagnosis.drifts import (
+    FEWEST,
+    LEAST_MOVED,
+    MOST_EVALUATIONS,
+    N_COMPARED,
+    Drift,
+    EqualModes,
+    Estimates,
+    JointDrift,
+    Moved,
+    drift_of,
+    equal_modes,
+    functional_drift_of,
+    joint_drift_of,
+    move,
+    weighted_shift_of,
 )
 from pymc_ngvi.results.distributions import Costs, Distribution, Posterior
 
