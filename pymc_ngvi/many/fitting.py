@@ -385,13 +385,11 @@ class Fitter:
         with _QUIETLY, one_thread():
             inference.configure(random_seed=self.asked.seed(index))
             approx = inference.fit(progressbar=False, **self.asked.of_fit)
-        assert approx.record is not None
-        approx.record.refuse_interrupted()
+        approx._record_of("fit_many").refuse_interrupted()
         return approx
 
     def _summarise(self, row: Row, approx: NGVIApproximation, truth: Simulated | None) -> None:
-        asked, record = self.asked, approx.record
-        assert record is not None
+        asked, record = self.asked, approx._record_of("fit_many")
         rng = np.random.default_rng([MANY, row.seed])
         record.refuse_diverged()
         theta = approx._posterior.distribution.draw_matched(asked.draws, rng)
@@ -421,8 +419,7 @@ class Fitter:
 
 def _has_other_modes(approx: NGVIApproximation) -> bool:
     """Tell whether a search has found other modes than the first fit: named, or in the posterior."""
-    record, checks = approx.record, approx.checks
-    assert record is not None
+    record, checks = approx._record_of("fit_many"), approx.checks
     return bool(record.modes or record.restarted) or (checks is not None and checks.n_modes > 1)
 
 

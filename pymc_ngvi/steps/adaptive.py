@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.draws import MAX_SOBOL_DIM, globals_first
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.seeds import ASSESSMENT
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
@@ -421,8 +422,8 @@ def rescaled_gap(moments: Moments, pairs: Sequence[Pair]) -> Moments:
 
 #: Standard errors, and whitened units, beyond which a gradient that several sets share is no noise.
 _N_SE, _LEAST = 3.0, 0.1
-#: Sets of draws that tell, and sets of gradients alone that are added to them, at most.
-_N_SETS, _MAX_SETS = 2, 16
+#: Sets of draws that tell.
+_N_SETS = 2
 #: Multiple of a gradient to go where it persists, at first and at most, its growth while it does, and whitened units to
 #: go at most.
 _FIRST_STRETCH, _MAX_STRETCH, _GROWTH, _STRIDE = 2.0, 16.0, 2.0, 1.0
@@ -461,19 +462,6 @@ class GlobalGradient:
         new = cls(n_draws * grad, (n_draws * se) ** 2, n_draws, 1)
         return new if before is None else before._with(new)
 
-    def with_more_sets(self, q: GaussianState, evaluated: Callable[[int], tuple[BaseDraws, Evaluation]]) -> Self:
-        """Return it with further sets of draws, of gradients alone, until its noise is low enough to judge."""
-        new = self
-        for k in range(_MAX_SETS):
-            moves = np.abs(new.mean) > MAX_ERROR + _N_SE * new.se
-            if bool(np.max(new.se, initial=0.0) <= _MAX_NOISE or moves.any()):
-                break
-            more = _of_gradients(q, *evaluated(k))
-            if more is None:
-                break
-            new = replace(new._with(more), n_sets=new.n_sets)
-        return new
-
     def _with(self, other: "GlobalGradient") -> Self:
         total, variance = self.total + other.total, self.variance + other.variance
         return type(self)(total, variance, self.n_draws + other.n_draws, self.n_sets + 1)
@@ -504,16 +492,6 @@ class GlobalGradient:
             onward = float(last.step @ np.where(moves, mean, 0.0)) >= 0.0
             stretch = min(_GROWTH * last.stretch, _MAX_STRETCH) if onward else max(last.stretch / _GROWTH**2, 1.0)
         return Stride(np.where(moves, np.clip(stretch * mean, -_STRIDE, _STRIDE), 0.0), stretch)
-
-
-def _of_gradients(q: GaussianState, base: BaseDraws, evaluation: Evaluation) -> GlobalGradient | None:
-    """Return the mean gradient at one more set of draws; None where one is not finite."""
-    if base.n_replicates < 2 or not evaluation.finite.all():
-        return None
-    whitened = q.whiten(evaluation.grad)[:, q.globals_] + base.z[:, q.globals_]
-    grads = np.array([whitened[rows].mean(axis=0) for rows in base.replicates()])
-    variance = grads.var(axis=0, ddof=1) / base.n_replicates
-    return GlobalGradient(base.n_draws * grads.mean(axis=0), base.n_draws**2 * variance, base.n_draws, 1)
 
 
 # --- standard deviations that grow without end: a sign of an improper posterior ---
@@ -634,8 +612,8 @@ _TAME_NATS = 10.0
 #: Nats per dimension below which they serve among thousands of group effects: there a global parameter takes tens of
 #: plain steps, and each is dear.
 _SECANT_NATS_PER_DIM = 0.05
-#: Dimensions beyond which group effects are many; those from which every draw counts; and every Hessian.
-MANY, THOUSANDS, TENS_OF_THOUSANDS = 100, 1_000, 20_000
+#: Dimensions beyond which group effects are many, and those from which every draw counts.
+MANY, THOUSANDS = 100, 1_000
 #: Noise floors, among many group effects, down to which a set is worth solving: of the gap on a fixed set, most is what
 #: its draws say of each group by chance. Standard errors, and whitened units, that count as 0 in a global parameter.
 _MANY_FLOORS, _GLOBAL_SE, _LEAST_GLOBAL = 2.0, 1.0, 0.1
@@ -679,8 +657,8 @@ _LEAST_CORRECTED = 0.01
 _EXHAUSTED = 0.25
 #: Steps of the group effects alone at most, and nats a coordinate that one must gain to be followed by another.
 MAX_SETTLING, LEAST_GAIN = 6, 0.01
-#: Random streams from here on serve only to look, never to move a state.
-_GRADIENTS_LEVEL, _RECOVERY_LEVEL = 4_000_000, 6_000_000
+#: Random streams from here on serve only to look for scales, never to move a state.
+_RECOVERY_LEVEL = 6 * ASSESSMENT
 
 
 class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[GaussianState, AdaptiveState]):
@@ -777,12 +755,7 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         new = super()._redraw(state, n_draws)
         if new.level == state.level:
             return new
-        drift = GlobalGradient.measured(state.drift, new.q, new.moments, n_draws)
-        if drift is not None and has_effects(new.q, TENS_OF_THOUSANDS) and new.belief.bound < self._tol_at(new):
-            # Only noise in the global parameters keeps the fit from ending, which Hessians would not lower.
-            stream = _GRADIENTS_LEVEL + 1_000 * new.level
-            drift = drift.with_more_sets(new.q, lambda k: self._at(new.q, stream + k, n_draws))
-        return replace(new, drift=drift)
+        return replace(new, drift=GlobalGradient.measured(state.drift, new.q, new.moments, n_draws))
 
     def _is_exact(self, state: AdaptiveState) -> bool:
         return state.q.exact_metric
