@@ -50,7 +50,8 @@ def module_for(function: str, module: str, name: str) -> ModuleType:
 
 def need_matplotlib(function: str) -> ModuleType:
     """Return ``matplotlib.pyplot``."""
-    return module_for(function, "matplotlib.pyplot", "Matplotlib")
+    module_for(function, "matplotlib", "Matplotlib")
+    return importlib.import_module("matplotlib.pyplot")
 
 
 def finish(ax: Axes, title: str) -> None:
@@ -259,9 +260,10 @@ def plot_khat(log_p: Array, log_q: Array, *, title: str | None = None, ax: Axes 
     ax.set_ylim(0.5 / n, 3.0)
     left, right = ax.get_xlim()  # weights that hardly differ need some room
     ax.set_xlim(min(left, 1.0 / 3.0), max(right, 3.0))
-    ax.set_xlabel(f"weight p/q, relative to the mean; the largest is {weights.max() / n:.2g} of their sum")
+    ax.set_xlabel("weight p/q, relative to the mean")
     ax.set_ylabel("share of the draws with a larger weight")
-    ax.legend(fontsize=_SMALL, frameon=False, loc="upper right")
+    note = f"largest weight: {weights.max() / n:.2g} of their sum"
+    ax.legend(title=note, fontsize=_SMALL, title_fontsize=_SMALL, frameon=False, loc="upper right")
     finish(ax, weigh(log_p, log_q)[1].sentence() if title is None else title)
     return ax
 

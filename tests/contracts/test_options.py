@@ -365,7 +365,7 @@ def test_near_misses_and_other_packages_words_are_suggested(given, meant):
 
 
 def test_other_words_are_for_entries_that_there_are_and_stand_for_one():
-    for axis, words in registry._ALSO_CALLED.items():
+    for axis, words in registry._ENTRIES_ALSO_CALLED.items():
         listed = [word for others in words.values() for word in others.split()]
         assert len(listed) == len({*listed, *registry.AXES[axis]}) - len(registry.AXES[axis])
         assert words.keys() <= registry.AXES[axis].keys()
