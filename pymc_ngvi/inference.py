@@ -17,7 +17,7 @@ from pymc.model import modelcontext
 from pymc.variational.inference import Inference
 from rich.theme import Theme
 
-from pymc_ngvi.core.seeds import Seed, seed_of
+from pymc_ngvi.core.sizes import Seed, seed_of
 from pymc_ngvi.core.types import Array, Rule, VariationalState
 from pymc_ngvi.density import CannotReuse, LogDensity, ModelDensity
 from pymc_ngvi.density.shards.density import ShardedDensity, Shards

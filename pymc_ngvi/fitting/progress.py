@@ -19,8 +19,8 @@ from rich.table import Column
 from rich.theme import Theme
 from threadpoolctl import ThreadpoolController
 
-from pymc_ngvi.core.elbo import format_elbo, format_gap
 from pymc_ngvi.core.prices import in_words
+from pymc_ngvi.core.status import format_elbo, format_gap
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.fitting.loop import LoopState

@@ -15,11 +15,10 @@ from typing import NamedTuple, Protocol, Self, cast
 import numpy as np
 
 from pymc_ngvi.core.draws import draws_of
-from pymc_ngvi.core.elbo import Elbo, format_gap
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import OURS, listed, percent
 from pymc_ngvi.core.refusal import Failed, Reason, Refused
-from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, StartError, Status
+from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, Elbo, StartError, Status, format_gap
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Assessment, VariationalState
 from pymc_ngvi.density import ModelDensity

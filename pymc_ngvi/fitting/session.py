@@ -19,10 +19,9 @@ from rich.theme import Theme
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from pymc_ngvi.core import linalg
-from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.prices import fit_seconds
 from pymc_ngvi.core.refusal import Failed, OtherForm, RowsGivenUp
-from pymc_ngvi.core.status import StartError, Status
+from pymc_ngvi.core.status import Elbo, StartError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
     Array,

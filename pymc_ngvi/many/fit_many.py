@@ -14,8 +14,7 @@ import pymc as pm
 import xarray as xr
 
 from pymc_ngvi.core.messages import checked_names, listed, percent, shortened
-from pymc_ngvi.core.seeds import Seed, seed_of
-from pymc_ngvi.core.sizes import check_draws
+from pymc_ngvi.core.sizes import Seed, check_draws, seed_of
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.simulated import simulate
 from pymc_ngvi.fitting.options import joined_parameters, sign, split_options
@@ -37,7 +36,7 @@ from pymc_ngvi.many.fitting import (
     workers_of,
 )
 from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.convert import element_names
+from pymc_ngvi.results.distributions import element_names
 
 if TYPE_CHECKING:
     from distributed import Client

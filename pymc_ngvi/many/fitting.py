@@ -29,7 +29,7 @@ from rich.progress import TimeRemainingColumn as Remaining
 
 from pymc_ngvi.core.messages import OURS, shortened, suggestion
 from pymc_ngvi.core.refusal import Reason
-from pymc_ngvi.core.seeds import MANY, seed_of
+from pymc_ngvi.core.sizes import MANY, seed_of
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactError, StartError
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density import ModelDensity

@@ -24,13 +24,11 @@ from pytensor.tensor.sharedvar import TensorSharedVariable
 from pytensor.tensor.variable import TensorVariable
 from rich.theme import Theme
 
-from pymc_ngvi.core import seeds
-from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core import sizes
 from pymc_ngvi.core.messages import OURS, shortened, suggestion
 from pymc_ngvi.core.psis import Weights, pareto_khat
-from pymc_ngvi.core.seeds import Seed, generator_of, seed_of
-from pymc_ngvi.core.sizes import N_PREDICTED, N_REWEIGHTED, N_SHOWN, N_WEIGHED, check_draws
-from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.sizes import N_PREDICTED, N_REWEIGHTED, N_SHOWN, N_WEIGHED, Seed, check_draws, generator_of, seed_of
+from pymc_ngvi.core.status import Elbo, Status
 from pymc_ngvi.core.types import Array, VariationalState
 from pymc_ngvi.core.verdict import Verdict
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
@@ -44,7 +42,6 @@ from pymc_ngvi.fitting.session import FitSession, SavedFit
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.mixtures.finite.worth import Worth, worth_between
 from pymc_ngvi.posteriors.plan import Plan
-from pymc_ngvi.results.convert import flat_dataset, free_names
 from pymc_ngvi.results.diagnosis import Diagnosis, Finding
 from pymc_ngvi.results.diagnosis.diagnose import log_ratio_of, own_generator, requested_diagnosis
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
@@ -53,6 +50,8 @@ from pymc_ngvi.results.distributions import (
     Posterior,
     components_dataset,
     distribution_of,
+    flat_dataset,
+    free_names,
     responsibilities,
 )
 from pymc_ngvi.results.group import NGVIGroup
@@ -132,7 +131,7 @@ NO_Q = (
 def _generator(random_seed: Seed) -> np.random.Generator:
     """Return a generator apart from the streams that a fit with the same seed draws from."""
     whole = isinstance(random_seed, int | np.integer)
-    return generator_of([random_seed, seeds.DRAWS] if whole else random_seed)
+    return generator_of([random_seed, sizes.DRAWS] if whole else random_seed)
 
 
 class NGVIApproximation(Approximation):
@@ -1549,7 +1548,7 @@ class NGVIApproximation(Approximation):
         True
         """
         given = {**(priors or {}), **by_name}
-        return reweighted(self._posterior, given, draws, self._generator_of_fit(random_seed, seeds.PRIORS))
+        return reweighted(self._posterior, given, draws, self._generator_of_fit(random_seed, sizes.PRIORS))
 
     def prior_sensitivity(
         self,
@@ -1622,7 +1621,7 @@ class NGVIApproximation(Approximation):
         return prior_sensitivity(
             self._posterior,
             draws,
-            self._generator_of_fit(random_seed, seeds.PRIORS),
+            self._generator_of_fit(random_seed, sizes.PRIORS),
             var_names=var_names,
             prior_var_names=prior_var_names,
             likelihood_var_names=likelihood_var_names,
@@ -1729,7 +1728,7 @@ class NGVIApproximation(Approximation):
         >>> abs(mean - 4 / 44) < 0.02
         True
         """
-        return updated(self._posterior, new_data, draws, self._generator_of_fit(random_seed, seeds.UPDATES))
+        return updated(self._posterior, new_data, draws, self._generator_of_fit(random_seed, sizes.UPDATES))
 
     # --- sites ---
 

@@ -18,11 +18,10 @@ import numpy as np
 
 from rich.theme import Theme
 
-from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.prices import MOST_TIMES, UsedUp, Work, expected_fit_seconds, fit_seconds, in_words
 from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
-from pymc_ngvi.core.seeds import POSTERIORS
-from pymc_ngvi.core.status import NotExactError, Status
+from pymc_ngvi.core.sizes import POSTERIORS
+from pymc_ngvi.core.status import Elbo, NotExactError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import GaussianState, VariationalState
 from pymc_ngvi.density import ModelDensity

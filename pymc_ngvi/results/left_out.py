@@ -17,8 +17,7 @@ from pymc_ngvi.core.parts import DataParts
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.psis import MOST_KHAT, khat_limit, smoothed
 from pymc_ngvi.core.refusal import NotApart
-from pymc_ngvi.core.seeds import seed_of
-from pymc_ngvi.core.sizes import MOST_NUMBERS
+from pymc_ngvi.core.sizes import MOST_NUMBERS, seed_of
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.masked import MaskedDensity, ObservedLogp
@@ -28,8 +27,7 @@ from pymc_ngvi.density.split import CannotSplit
 from pymc_ngvi.marginal.left_out import IntegratedAgain, Predictives
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.trees import IntegratedTrees, leave_groups_out
-from pymc_ngvi.results.convert import axes_of, elpd_attrs
-from pymc_ngvi.results.distributions import Posterior
+from pymc_ngvi.results.distributions import Posterior, axes_of, elpd_attrs
 from pymc_ngvi.rows.linear_map import Entries, ManyMaps
 from pymc_ngvi.rows.sites import RowSites, row_sites, site_moments
 

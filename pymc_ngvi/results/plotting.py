@@ -13,16 +13,15 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy.special import boxcox, inv_boxcox, softmax
 
-from pymc_ngvi.core.elbo import format_elbo, format_gap
 from pymc_ngvi.core.linalg import cholesky
 from pymc_ngvi.core.psis import khat_limit, pareto_khat, tail_length, weigh
+from pymc_ngvi.core.status import format_elbo, format_gap
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.results.convert import element_names, indices_of, one_chain
 from pymc_ngvi.results.diagnosis.diagnose import weights_and_elbo
-from pymc_ngvi.results.distributions import Posterior
+from pymc_ngvi.results.distributions import Posterior, element_names, indices_of, one_chain
 
 if TYPE_CHECKING:
     import matplotlib.axes

@@ -16,15 +16,14 @@ from numpy.typing import ArrayLike, NDArray
 from pymc.backends.arviz import find_observations
 
 from pymc_ngvi.core.messages import OURS, checked_names, listed, shortened, suggestion
-from pymc_ngvi.core.seeds import seed_of
+from pymc_ngvi.core.sizes import seed_of
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density.checks import quoted
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, indexed_axes, is_continued, n_batch_axes
 from pymc_ngvi.reading.roles import uncoupled_axes
-from pymc_ngvi.results.convert import to_datatree, to_multitrace
-from pymc_ngvi.results.distributions import Posterior
+from pymc_ngvi.results.distributions import Posterior, to_datatree, to_multitrace
 from pymc_ngvi.results.summary import roles_of, two_points
 
 #: Arrays by the name of a ``pm.Data``, and labels by the name of a dim.

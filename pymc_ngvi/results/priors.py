@@ -23,8 +23,7 @@ from scipy.special import softmax
 
 from pymc_ngvi.core.messages import OURS, checked_names, shortened
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, khat_limit, pareto_khat, weigh
-from pymc_ngvi.core.seeds import Seed, generator_of, seed_of
-from pymc_ngvi.core.sizes import N_REWEIGHTED, N_SHOWN, check_draws
+from pymc_ngvi.core.sizes import N_REWEIGHTED, N_SHOWN, Seed, check_draws, generator_of, seed_of
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.checks import quoted
 from pymc_ngvi.density.constrain import Constrainer, OnDraws, TermSums, log_densities
@@ -43,9 +42,8 @@ from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.sampling import picked
 from pymc_ngvi.marginal.student_mixture import StudentMixture
 from pymc_ngvi.reading.lineage import top_level_priors
-from pymc_ngvi.results.convert import one_chain, to_datatree, to_multitrace
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
-from pymc_ngvi.results.distributions import Distribution, Notes, Posterior
+from pymc_ngvi.results.distributions import Distribution, Notes, Posterior, one_chain, to_datatree, to_multitrace
 from pymc_ngvi.results.left_out import LogMarginalLikelihood, log_marginal_likelihood
 from pymc_ngvi.results.predictions import Given, NewData, Treatments, given_new_data, tree_of
 from pymc_ngvi.results.sampling import Names, Sampling, narrow, sample_tree

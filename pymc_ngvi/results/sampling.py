@@ -20,14 +20,26 @@ from pymc.variational.opvi import VIState
 from pymc_ngvi.core.draws import chunks
 from pymc_ngvi.core.messages import OURS, checked_names
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, khat_limit, weigh
-from pymc_ngvi.core.seeds import END, Seed, generator_of, seed_of
-from pymc_ngvi.core.sizes import N_REWEIGHTED, N_SHOWN, N_WEIGHED, check_chains, check_cov_size, check_draws
+from pymc_ngvi.core.sizes import (
+    END,
+    N_REWEIGHTED,
+    N_SHOWN,
+    N_WEIGHED,
+    Seed,
+    check_chains,
+    check_cov_size,
+    check_draws,
+    generator_of,
+    seed_of,
+)
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
 from pymc_ngvi.density.checks import of_batches, quoted
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.moves.draws import MovedDraws
-from pymc_ngvi.results.convert import (
+from pymc_ngvi.results.diagnosis.diagnosis import Kept
+from pymc_ngvi.results.distributions import (
+    Posterior,
     constrained_dataset,
     flat_dataset,
     indices_of,
@@ -35,8 +47,6 @@ from pymc_ngvi.results.convert import (
     to_datatree,
     to_multitrace,
 )
-from pymc_ngvi.results.diagnosis.diagnosis import Kept
-from pymc_ngvi.results.distributions import Posterior
 
 # --- weighted means and standard deviations with their Monte Carlo errors, from sums that draws are added to ---
 

@@ -15,15 +15,13 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
-from pymc_ngvi.core.elbo import format_gap
 from pymc_ngvi.core.messages import percent, suggestion
 from pymc_ngvi.core.psis import Weights
-from pymc_ngvi.core.seeds import seed_of
-from pymc_ngvi.core.sizes import MAX_COV_DIM, N_PREDICTED, N_WEIGHED
+from pymc_ngvi.core.sizes import MAX_COV_DIM, N_PREDICTED, N_WEIGHED, seed_of
+from pymc_ngvi.core.status import format_gap
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.marginal.verdict import SAID_ERROR
 from pymc_ngvi.reading.roles import Extent, Grouping, Roles, find_roles
-from pymc_ngvi.results.convert import to_datatree, to_multitrace
 from pymc_ngvi.results.diagnosis.diagnose import (
     SUMMARY,
     budget_of,
@@ -34,7 +32,7 @@ from pymc_ngvi.results.diagnosis.diagnose import (
     weights_and_elbo,
 )
 from pymc_ngvi.results.diagnosis.diagnosis import Kept, wrap
-from pymc_ngvi.results.distributions import Posterior
+from pymc_ngvi.results.distributions import Posterior, to_datatree, to_multitrace
 from pymc_ngvi.results.sampling import Sampling, sample_tree
 
 #: Colours are those of the page, light or dark; lines are its text colour, faint.

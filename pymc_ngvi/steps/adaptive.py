@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.draws import MAX_SOBOL_DIM, globals_first
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.seeds import ASSESSMENT
+from pymc_ngvi.core.sizes import ASSESSMENT
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (

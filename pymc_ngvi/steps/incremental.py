@@ -18,9 +18,8 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.linalg import GIB, fits_in_memory
-from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.status import Elbo, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Assessment, Evaluation, Expectation, GaussianState, MatrixHessian, Moments
 from pymc_ngvi.density.streams.density import Batch, Place, StreamDensity, StreamReport

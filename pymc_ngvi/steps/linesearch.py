@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import draws_of
-from pymc_ngvi.core.elbo import Elbo
-from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.status import Elbo, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
     Array,

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.draws import BASE_DRAWS, sobol_draws
-from pymc_ngvi.core.seeds import ASSESSMENT
+from pymc_ngvi.core.sizes import ASSESSMENT
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (

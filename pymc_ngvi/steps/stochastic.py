@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.draws import BASE_DRAWS, sobol_draws
-from pymc_ngvi.core.seeds import seed_of
+from pymc_ngvi.core.sizes import seed_of
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (

@@ -14,7 +14,7 @@ from scipy.stats import norm
 
 import pymc_ngvi
 
-from pymc_ngvi.core.seeds import seed_of
+from pymc_ngvi.core.sizes import seed_of
 from pymc_ngvi.density.simulated import simulate
 
 module = importlib.import_module("pymc_ngvi.many.fit_many")

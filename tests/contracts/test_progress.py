@@ -8,7 +8,7 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi import NGVI, ConvergenceWarning, fit_ngvi
-from pymc_ngvi.core.elbo import format_gap
+from pymc_ngvi.core.status import format_gap
 from pymc_ngvi.fitting import progress
 from pymc_ngvi.fitting.progress import FitProgress, announced
 

@@ -19,11 +19,9 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.climbs import VALLEY, ascend, tops
-from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.prices import fit_seconds, in_words
-from pymc_ngvi.core.seeds import MODES, seed_of
-from pymc_ngvi.core.sizes import STREAMED
-from pymc_ngvi.core.status import StartError
+from pymc_ngvi.core.sizes import MODES, STREAMED, seed_of
+from pymc_ngvi.core.status import Elbo, StartError
 from pymc_ngvi.core.types import Array, FittedState, GaussianState, MeanHessian, Rule, Spread, VariationalState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.one_mode import concave_given, has_one_mode, rows_not_concave

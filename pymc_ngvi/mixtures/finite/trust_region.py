@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.climbs import ascend
 from pymc_ngvi.core.linalg import TINY, logsumexp
-from pymc_ngvi.core.seeds import ASSESSMENT, seed_of
+from pymc_ngvi.core.sizes import ASSESSMENT, seed_of
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pymc_ngvi.core.draws import chunks, draws_of
-from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, smoothed, weigh
-from pymc_ngvi.core.seeds import WEIGHTS, seed_of
-from pymc_ngvi.core.sizes import HELD, N_WEIGHED, STREAMED, check_draws
+from pymc_ngvi.core.sizes import HELD, N_WEIGHED, STREAMED, WEIGHTS, check_draws, seed_of
+from pymc_ngvi.core.status import Elbo
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.functionals import Functionals, functionals_of

@@ -15,10 +15,10 @@ import xarray as xr
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.elbo import Elbo, format_gap
 from pymc_ngvi.core.messages import percent
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.psis import MOST_KHAT, Weights, WeightVerdict, khat_limit
+from pymc_ngvi.core.status import Elbo, format_gap
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
@@ -29,7 +29,6 @@ from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import if_available
 from pymc_ngvi.posteriors.kinds.trees import MANY_GLOBALS
 from pymc_ngvi.posteriors.plan import Decision
-from pymc_ngvi.results.convert import flat_dataset, free_names
 from pymc_ngvi.results.diagnosis.drifts import (
     COMPUTED,
     COMPUTED_SLIGHT,
@@ -41,7 +40,7 @@ from pymc_ngvi.results.diagnosis.drifts import (
     JointDrift,
     Moved,
 )
-from pymc_ngvi.results.distributions import Distribution, Posterior
+from pymc_ngvi.results.distributions import Distribution, Posterior, flat_dataset, free_names
 
 #: By what quantities are seen to be off, in a clause that they end.
 MOVED = "draws that are moved towards the posterior drift"

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from scipy.special import ndtri, softmax
 from scipy.stats import binom, chi2, rankdata
 
-from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.sizes import STREAMED
+from pymc_ngvi.core.status import Elbo
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.functionals import Functionals
