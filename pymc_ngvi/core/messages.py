@@ -23,6 +23,10 @@ def suggestion(name: object, valid: Iterable[str], also_called: Mapping[str, str
     return f"{hint}Valid: {', '.join(repr(v) for v in valid)}."
 
 
+#: Things of one kind that a sentence names, at most.
+N_NAMED = 3
+
+
 def shortened(value: object, length: int = 80) -> str:
     """Return what a value prints as, cut off where that is long."""
     text = repr(value)

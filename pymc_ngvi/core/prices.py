@@ -203,17 +203,16 @@ def expect(times: float) -> None:
 # --- in words ---------------------------------------------------------------------------------------------------------
 
 
-#: In seconds.
-_MINUTE, _HOUR = 60.0, 3_600.0
+#: In seconds, and in minutes.
+_MINUTE = _HOUR = 60.0
 
 
 def in_words(seconds: float) -> str:
     """Return seconds in words: about 0.4 s, about 40 s, about 12 min."""
     if seconds < 2.0 * _MINUTE:
         return f"about {seconds:{'.0f' if seconds >= 1.0 else '.1g'}} s"
-    if seconds < 2.0 * _HOUR:
-        return f"about {seconds / _MINUTE:.0f} min"
-    return f"about {seconds / _HOUR:,.0f} h"
+    minutes = seconds / _MINUTE
+    return f"about {minutes:.0f} min" if minutes < 2.0 * _HOUR else f"about {minutes / _HOUR:,.0f} h"
 
 
 def rounded_up(seconds: float) -> float:

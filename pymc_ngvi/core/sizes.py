@@ -14,8 +14,9 @@ from pymc_ngvi.core.linalg import GIB
 CACHED, STREAMED, AT_ONCE, HELD, MOST_NUMBERS = 2**17, 2**20, 2**22, 2**25, 2**27
 #: Draws by default: that are predicted, shown, weighted by other densities, and weighed, where evaluations are cheap.
 N_PREDICTED, N_SHOWN, N_REWEIGHTED, N_WEIGHED = 1_000, 2_000, 4_000, 10_000
-#: Largest dimension for which a dense covariance is made.
-MAX_COV_DIM = 5_000
+#: Largest dimensions for which a dense covariance is made: without being asked for, as a product with it costs as much
+#: as many a gradient beyond, and at all.
+MAX_DENSE_DIM, MAX_COV_DIM = 500, 5_000
 
 
 def check_cov_size(n_dim: int) -> None:

@@ -35,7 +35,7 @@ from pymc_ngvi.reparam.row_space import RowSpaceDensity
 START_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01)
 #: Times that a tenth of the narrowest is tried, at most. How many times as much log p has to rise by it as by the next
 #: tenth: of a parabola, it is a hundred times.
-_MOST_NARROWER, _STEEP = 10, 1e3
+_TENTH, _MOST_NARROWER, _STEEP = 0.1, 10, 1e3
 #: End of the names of unconstrained values of positive variables; their logarithm from which a start counts as far
 #: above 1; variables that are tried lower, at most.
 _POSITIVE, _FAR, _MOST_LOWERED = "_log__", 1.7, 10
@@ -219,10 +219,10 @@ def _narrowed(best: _TriedStart, scales: Sequence[Array], tried: Callable[[Array
     loses next to nothing, and steps from the wider start lead anywhere.
     """
     is_free = scales[-1] != scales[-2]
-    of_entropy = float(np.log(10.0) * is_free.sum())
-    wide, narrow = best, tried(np.where(is_free, 0.1, 1.0) * scales[-1])
+    of_entropy = float(-np.log(_TENTH) * is_free.sum())
+    wide, narrow = best, tried(np.where(is_free, _TENTH, 1.0) * scales[-1])
     for power in range(2, _MOST_NARROWER + 1):
-        narrower = tried(np.where(is_free, 0.1**power, 1.0) * scales[-1])
+        narrower = tried(np.where(is_free, _TENTH**power, 1.0) * scales[-1])
         if wide.elbo > -np.inf:
             gain, next_gain = narrow.elbo - wide.elbo, narrower.elbo - narrow.elbo + of_entropy
             if not (gain > 0.0 and gain + of_entropy > _STEEP * next_gain):

@@ -18,6 +18,7 @@ from pymc_ngvi.core.draws import draws_of
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import OURS, listed, percent
 from pymc_ngvi.core.refusal import Failed, Reason, Refused
+from pymc_ngvi.core.sizes import N_SHOWN
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, Elbo, StartError, Status, format_gap
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Assessment, VariationalState
@@ -36,8 +37,6 @@ N_DRAWS = 512
 LOG_OUTSIDE, MOSTLY = 3.0, 0.5
 #: Part of the mass that is expected at a mode, from which on draws have found it, but for two standard errors.
 _FOUND = 0.5
-#: Draws by which it is seen whether another posterior covers a mode.
-N_SEEN = 2_000
 
 
 @stored("fit.other_mode")
@@ -98,7 +97,7 @@ def not_covered(
     modes = [mode for mode in modes if equal or not mode.is_equal]
     if not modes:
         return ()
-    draw = posterior.draw(N_SEEN, np.random.default_rng(seed))
+    draw = posterior.draw(N_SHOWN, np.random.default_rng(seed))
     parts = np.array([posterior.gaussian.log_density(draw), *(mode.q.log_density(draw) for mode in modes)])
     found = np.bincount(parts.argmax(axis=0), minlength=len(parts))[1:]
     expected = len(draw) * np.array([mode.share for mode in modes])

@@ -77,9 +77,9 @@ _SPANS, _DEEP = 3, 100.0
 _LOOK = 100
 #: Farthest starting point on the scale of a logarithm.
 _FARTHEST_LOG = 100.0
-#: Steps of Newton at most, halvings of one, and nats that it may still promise at the end; pivot, of 1, below which a
+#: Steps of Newton at most, and halvings of one; nats that it may still promise at the end; pivot, of 1, below which a
 #: determinant is rounding error.
-_MOST_STEPS, _MOST_HALVINGS, _SOLVED, _LEAST_PIVOT = 30, 30, 1e-4, 1e-12
+_MOST_STEPS, _SOLVED, _LEAST_PIVOT = 30, 1e-4, 1e-12
 
 
 class Watched:
@@ -235,7 +235,7 @@ def _laplace(density: LogDensity, theta: Array, free: NDArray[np.intp]) -> tuple
                 return None
             log_det = 2.0 * np.sum(np.log(np.diagonal(factor[0]) * size))
             return theta, float(value + 0.5 * len(free) * np.log(2.0 * np.pi) - 0.5 * log_det)
-        for halving in range(_MOST_HALVINGS):
+        for halving in range(_MOST_STEPS):
             trial = theta.copy()
             trial[free] += 0.5**halving * step / size
             new, its_gradient = (part[0] for part in density.logp_grad(trial[None]))

@@ -100,7 +100,7 @@ class Choice:
     @property
     def stream(self) -> int:
         """Seed of what is drawn, apart from those of the fit."""
-        return int(np.random.default_rng([POSTERIORS, self.seed]).integers(2**62))
+        return _seed(POSTERIORS, self.seed)
 
     def again[A: NGVIApproximation](self, approx: A) -> A:
         """Bring it up to date after its Gaussian fit went on; keep it where there is no better one."""
@@ -116,7 +116,7 @@ class Choice:
         """Make what no fit came before once more, from where it is, with other draws; keep the better one."""
         record, state, density = cast(FitRecord, approx.record), cast(PoolState, approx._state), approx.density
         clock, kind = time.perf_counter(), KINDS[state.kind]
-        seed = int(np.random.default_rng([self.stream, len(approx.hist)]).integers(2**62))
+        seed = _seed(self.stream, len(approx.hist))
         start = PosteriorStart(density, state.gaussian, seed, [], density.n_directions is not None)
         try:
             with few_threads(density), np.errstate(over="ignore"):
@@ -618,6 +618,10 @@ class Candidates[A: NGVIApproximation]:
     @property
     def _not_made(self) -> str:
         return "other posteriors" if self._is_auto else f"the {self.choice.wanted} posterior"
+
+
+def _seed(*numbers: int) -> int:
+    return int(np.random.default_rng(numbers).integers(2**62))
 
 
 def _by_name(kind: str, reason: Unavailable) -> Unavailable:

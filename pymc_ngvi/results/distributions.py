@@ -279,10 +279,9 @@ def responsibilities(mixture: MixtureState, layout: Layout, theta: Array) -> xr.
     return xr.DataArray(mixture.responsibilities(theta), coords=coords, dims=list(coords), name="responsibilities")
 
 
-#: Dimensions up to which matched draws have the exact first two moments of their normals.
+#: Dimensions up to which matched draws have the exact first two moments of their normals, and up to which components
+#: are pooled to one dense covariance.
 _MOST_MATCHED = 1_000
-#: Largest dimension for which components are pooled to one dense covariance.
-_MOST_POOLED = 1_000
 #: Weights of a mixture that are shown, at most.
 _MAX_SHOWN = 6
 
@@ -497,7 +496,7 @@ class MixtureDistribution(Distribution):
         """A Gaussian with the mean covariance within components; in high dimension that of the heaviest one."""
         q = self.q
         heaviest: GaussianState = q.components[int(np.argmax(q.log_weights))]
-        if q.n_components == 1 or q.n_dim > _MOST_POOLED:
+        if q.n_components == 1 or q.n_dim > _MOST_MATCHED:
             return heaviest
         within = np.sum([w * c.cov() for w, c in zip(q.weights, q.components, strict=True)], axis=0)
         factor = linalg.cholesky(linalg.symmetrise(within))

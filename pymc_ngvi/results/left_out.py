@@ -17,7 +17,7 @@ from pymc_ngvi.core.parts import DataParts
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.psis import MOST_KHAT, khat_limit, smoothed
 from pymc_ngvi.core.refusal import NotApart
-from pymc_ngvi.core.sizes import MOST_NUMBERS, seed_of
+from pymc_ngvi.core.sizes import MOST_NUMBERS, N_SHOWN, seed_of
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.masked import MaskedDensity, ObservedLogp
@@ -95,8 +95,8 @@ def _pool_of(posterior: Posterior, kind: type, what: str) -> PoolState:
 
 # --- cross-validation: parts of the data are left out ---
 
-#: Draws; draws of a fit that was made again, which see tails.
-_N_DRAWS, _N_OF_REFIT = 2_000, 20_000
+#: Draws of a fit that was made again, which see tails.
+_N_OF_REFIT = 20_000
 #: Draws at least: fewer do not tell whether weights are good.
 _FEWEST_DRAWS = 200
 _LOG = "log"
@@ -178,7 +178,7 @@ def _by_draws(
     posterior: Posterior, elementwise: ObservedLogp, parts: DataParts, rng: np.random.Generator
 ) -> Predictives:
     n_numbers = parts.out.shape[0] + (0 if parts.are_whole else parts.scored.shape[0])
-    n = int(min(_N_DRAWS, MOST_NUMBERS // n_numbers))
+    n = int(min(N_SHOWN, MOST_NUMBERS // n_numbers))
     if n < _FEWEST_DRAWS:
         raise ValueError(
             f"{n_numbers:,} predictive densities of {_FEWEST_DRAWS} draws take too much memory: leave out groups, or "
@@ -229,7 +229,7 @@ def _scored(predictives: Predictives, parts: DataParts) -> Scores:
 
 def _in_sample(posterior: Posterior, elementwise: ObservedLogp, parts: DataParts, rng: np.random.Generator) -> Array:
     """Return log densities of scores under the posterior of all data."""
-    n = int(np.clip(MOST_NUMBERS // parts.scored.shape[0], 1, _N_DRAWS))
+    n = int(np.clip(MOST_NUMBERS // parts.scored.shape[0], 1, N_SHOWN))
     theta, log_weights = _draws(posterior, n, rng)
     whole = DataParts(parts.scored, parts.scored, np.arange(parts.scored.shape[0]))
     return _log_mean(log_weights, _sums(elementwise, theta, whole)[1])[0]

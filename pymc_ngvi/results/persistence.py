@@ -25,6 +25,7 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 from pymc.backends.arviz import find_observations
 
+from pymc_ngvi.core.messages import N_NAMED
 from pymc_ngvi.core.stored import Stored, all_stored, entry_of, stored, with_tag
 from pymc_ngvi.core.types import VariationalState
 from pymc_ngvi.core.version import __version__
@@ -345,10 +346,6 @@ def _dtype(name: object) -> np.dtype:
     return np.dtype(name)
 
 
-#: Labels of a dimension that an error shows.
-_N_SHOWN = 3
-
-
 @stored("model.free_variable")
 @dataclass(frozen=True)
 class FreeVariable:
@@ -424,8 +421,8 @@ def _shown(value: object) -> str:
 
 
 def _labels(labels: NDArray[np.generic]) -> str:
-    shown = ", ".join(str(x) for x in labels[:_N_SHOWN].tolist())
-    return f"{shown}, ... ({len(labels)})" if len(labels) > _N_SHOWN else shown or "none"
+    shown = ", ".join(str(x) for x in labels[:N_NAMED].tolist())
+    return f"{shown}, ... ({len(labels)})" if len(labels) > N_NAMED else shown or "none"
 
 
 # --- data -------------------------------------------------------------------------------------------------------------

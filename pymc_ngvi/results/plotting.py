@@ -285,6 +285,8 @@ def _draw_tails(ax: Axes, tail: Array, n: int, khat: float) -> None:
 
 type Plot = PlotCollection | PlotMatrix
 Kind = Literal["forest", "dist", "pair"]
+#: Probability within contours, and within the ellipses of a component.
+_LEVELS = (0.5, 0.95)
 #: Coordinates that each kind shows unless more are asked for, and its options.
 _KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "forest": (40, {"combined": True}),
@@ -298,7 +300,7 @@ _KINDS: dict[str, tuple[int, dict[str, Any]]] = {
             # Points of the one would hide those of the other.
             "visuals": {"scatter": False, "contour": True},
             "aes_by_visuals": {"contour": ["color"]},
-            "levels": [0.5, 0.95],
+            "levels": list(_LEVELS),
         },
     ),
 }
@@ -467,8 +469,6 @@ _HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c5
 #: Of components beyond the hues.
 _LINES = ("-", "--", ":")
 _TOTAL = "0.25"
-#: Probability within the ellipses of a component.
-_LEVELS = (0.5, 0.95)
 #: Components of less weight do not widen the axes.
 _LIGHT = 0.01
 #: Opacity of a component of no weight; of others, it is as the square root of the weight.

@@ -23,7 +23,7 @@ from scipy.special import softmax
 
 from pymc_ngvi.core.messages import OURS, checked_names, shortened
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, khat_limit, pareto_khat, weigh
-from pymc_ngvi.core.sizes import N_REWEIGHTED, N_SHOWN, Seed, check_draws, generator_of, seed_of
+from pymc_ngvi.core.sizes import HELD, N_REWEIGHTED, N_SHOWN, Seed, check_draws, generator_of, seed_of
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.checks import quoted
 from pymc_ngvi.density.constrain import Constrainer, OnDraws, TermSums, log_densities
@@ -850,8 +850,6 @@ _FIRST, _MOST, _MOST_VARIANCE = 8, 1_024, 0.1
 #: Candidates from the prior that tell where new elements are; part of the later ones that are from it; how much wider
 #: the others are, and their degrees of freedom.
 _PILOTS, _FROM_PRIOR, _WIDER, _DF = 4, 0.2, 1.3, 7.0
-#: Numbers held at once.
-_HELD = 2**26
 
 
 def rows_on_new(rows: NewRows) -> tuple[sparse.csr_array, dict[str, Ints]]:
@@ -904,7 +902,7 @@ def with_new_elements(
     if rows.is_free:
         pilots = [rows.drawn(free, seed_of(rng)) for _ in range(_PILOTS)]
         proposal.learn(pilots, [of_rows(drawn) for drawn in pilots], log_weights)
-    most = max(_FIRST, min(_MOST, _HELD // (len(log_weights) * (n_parts + proposal.n_elements))))
+    most = max(_FIRST, min(_MOST, HELD // (len(log_weights) * (n_parts + proposal.n_elements))))
     for i in range(most):
         drawn, log_ratio = proposal.draw()
         chosen.add(drawn, of_rows(drawn) + log_ratio)

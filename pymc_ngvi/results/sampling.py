@@ -22,6 +22,7 @@ from pymc_ngvi.core.messages import OURS, checked_names
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, khat_limit, weigh
 from pymc_ngvi.core.sizes import (
     END,
+    MAX_DENSE_DIM,
     N_REWEIGHTED,
     N_SHOWN,
     N_WEIGHED,
@@ -637,9 +638,6 @@ def narrow(posterior: Posterior, kept: Kept, names: frozenset[str]) -> Constrain
     return kept.narrow
 
 
-#: Largest dimension for which the covariance is dense unless it is asked for: beyond, the product with it at each
-#: leapfrog step costs as much as many a gradient.
-MAX_DENSE_DIM = 500
 #: How many of the first draws of tuning the covariance of q counts for: as with PyMC's ``init="advi+adapt_diag"``.
 _WEIGHT = 50
 #: Draws of q for each chain that are tried, at most, for one where log p is finite.

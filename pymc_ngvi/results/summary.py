@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
-from pymc_ngvi.core.messages import percent, suggestion
+from pymc_ngvi.core.messages import N_NAMED, percent, suggestion
 from pymc_ngvi.core.psis import Weights
-from pymc_ngvi.core.sizes import MAX_COV_DIM, N_PREDICTED, N_WEIGHED, seed_of
+from pymc_ngvi.core.sizes import HELD, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, seed_of
 from pymc_ngvi.core.status import format_gap
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.marginal.verdict import SAID_ERROR
@@ -288,10 +288,6 @@ def _below_diagonal(draws: xr.DataArray) -> xr.DataArray:
 _MAX_ROWS = 60
 #: Seed of the draws behind the table of a card, and its rows.
 _CARD_SEED, _CARD_ROWS = 20_250_301, 24
-#: Numbers that are held at once, at most, where not all of them are shown.
-_MOST_HELD = 2**24
-#: Standard deviations that few draws decide, and that are named, at most.
-_MOST_NAMED = 3
 #: Arguments of ``arviz_stats.summary`` that choose variables, or another kind of result: all of it is one table then.
 _CHOOSING = ("var_names", "filter_vars", "coords", "group", "fmt")
 
@@ -508,7 +504,7 @@ def summary_of_draws(
         sections = {"": table} if options.get("fmt", "wide") == "wide" else {}
         return Summary((), table, None, sections, (), by_sd)
     planned = Planned.of(posterior, group_effects=group_effects)
-    wide = draws * sum(planned.sizes.values()) > _MOST_HELD
+    wide = draws * sum(planned.sizes.values()) > HELD
     made = sample_tree(posterior, kept, draws, rng, Sampling(var_names=planned.names if wide else None))
     shown, where = planned.arranged(made["posterior"].to_dataset())
     table = table_of(xr.DataTree.from_dict({"posterior": shown}), **options)
@@ -546,7 +542,7 @@ def _thin_tails(posterior: Posterior) -> list[str]:
     errors = posterior.distribution.sd_errors()
     if errors is None or not (errors > SAID_ERROR).any():
         return []
-    worst = np.argsort(-np.nan_to_num(errors))[: min(_MOST_NAMED, int((errors > SAID_ERROR).sum()))]
+    worst = np.argsort(-np.nan_to_num(errors))[: min(N_NAMED, int((errors > SAID_ERROR).sum()))]
     known = ", ".join(f"of `{posterior.layout.label(int(i))}` within {percent(errors[i])}" for i in worst)
     return [f"Few draws are in thin tails: the standard deviation is known {known} only."]
 

@@ -40,6 +40,7 @@ from pymc_ngvi.estimators import Estimator, in_full_metric
 from pymc_ngvi.steps.schedule import (
     MAX_CURVATURE_ERROR,
     NEAR_NATS,
+    ROUNDING,
     UNKNOWN,
     Belief,
     Failure,
@@ -314,7 +315,7 @@ def _stepped(update: Update, q: GaussianState, moments: Moments, rho: float) -> 
 
 def _is_not_below(old: Evaluation, new: Evaluation) -> bool:
     loses = not np.isfinite(new.elbo) or new.finite.sum() < old.finite.sum()
-    return bool(not loses and new.elbo >= old.elbo - 1e-9 * abs(old.elbo))
+    return bool(not loses and new.elbo >= old.elbo - ROUNDING * abs(old.elbo))
 
 
 # --- a secant correction of natural-gradient steps near the optimum ---

@@ -333,6 +333,8 @@ _CREEPING, _CREEPING_INEXACT = 1.0, 0.6
 _MAX_STEPS, _GAIN = 60, 0.02
 #: Part of the tolerance that the standard deviation of a measured gap may have, for the certificate.
 _CERTAIN = 0.4
+#: Relative rounding of an ELBO by draws.
+ROUNDING = 1e-9
 #: Part of the tolerance below which a set is solved, whatever its noise.
 _SOLVED = 0.1
 #: Growth of a set that is too small: where the metric is not exact, a small set misleads for longer.
@@ -611,7 +613,7 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
 
         Within the sampling error the fixed point of the update and the maximum on these draws need not agree.
         """
-        return 1e-9 * abs(state.elbo) + 0.5 * min(state.moments.floor, self.tolerance.least(state.q))
+        return ROUNDING * abs(state.elbo) + 0.5 * min(state.moments.floor, self.tolerance.least(state.q))
 
     def _is_solved(self, state: S) -> bool:
         """Tell whether a set of draws has little more to give: at most its noise."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.draws import BASE_DRAWS, sobol_draws
+from pymc_ngvi.core.draws import BASE_DRAWS, N_REPLICATES, sobol_draws
 from pymc_ngvi.core.sizes import seed_of
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
@@ -41,6 +41,7 @@ from pymc_ngvi.core.types import (
 from pymc_ngvi.estimators import Estimator, evaluation_of, gauss_newton, price, stein
 from pymc_ngvi.steps.adaptive import Adaptive
 from pymc_ngvi.steps.schedule import (
+    ROUNDING,
     TOL,
     UNKNOWN_GAP,
     Failure,
@@ -114,18 +115,18 @@ class Windows:
 
 # --- what the stochastic step rules share: fresh draws in every iteration, and when to stop ---
 
-#: Draws in one window of the stop rule, and iterations at least.
-_WINDOW_DRAWS, _WINDOW_LEAST = 1_000, 50
-#: Iterations in a window of whole passes through the data, at most.
-_WINDOW_MOST = 1_000
+#: Draws in one window of the stop rule, and, of whole passes through the data, iterations at most; iterations at least.
+_WINDOW, _WINDOW_LEAST = 1_000, 50
 #: Iterations over which measured gaps are averaged for a certificate.
 _GAP_WINDOW = 10
-#: Draws at which starting scales are compared, and the ELBO of the result is estimated.
-_N_FIRST, _N_ASSESSED = 8, 256
+#: Draws at which the ELBO of the result is estimated.
+_N_ASSESSED = 256
 #: Iterations in a row without a finite draw or a valid step, after which there is no hope.
 _MAX_FAILED = 50
 #: Times that a step is halved to keep the factor's diagonal positive.
 MAX_HALVINGS = 40
+#: Part of the momentum that is kept in a step.
+_MOMENTUM = 0.9
 #: Random streams from here on serve only to assess states, never to move them.
 _ASSESSMENT = 1_000_000_000
 
@@ -349,7 +350,7 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
     def first_evaluation(self, q: GaussianState) -> Evaluation:
         """Evaluate a starting state on the draws that serve to compare such states."""
         rng = np.random.default_rng([self._seed, _ASSESSMENT - 1])
-        return self._estimator.evaluate(self._target, q, sobol_draws(_N_FIRST, self._target.n_dim, rng))
+        return self._estimator.evaluate(self._target, q, sobol_draws(N_REPLICATES, self._target.n_dim, rng))
 
     @np.errstate(all="ignore")
     def assess(self, state: StochasticState[M]) -> Assessment:
@@ -399,16 +400,16 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
 
     def _default_window(self) -> int:
         """Return as many iterations as make 1,000 draws; on minibatches, whole passes through the data."""
-        least = max(-(-_WINDOW_DRAWS // self._n_draws), _WINDOW_LEAST)
+        least = max(-(-_WINDOW // self._n_draws), _WINDOW_LEAST)
         if not self._target.has_minibatch:
             return least
         # Over a pass each row has its say once: the mean has none of the noise of single batches.
         n_batches = self._target.n_batches
-        return min(n_batches * -(-least // n_batches), max(least, _WINDOW_MOST))
+        return min(n_batches * -(-least // n_batches), max(least, _WINDOW))
 
     def _default_draws(self, n_dim: int) -> int:
         if self._second_order:
-            return 8
+            return N_REPLICATES
         if self.default_path_draws is not None:
             return self.default_path_draws
         # With fewer draws than dimensions, a curvature from gradients alone is mostly noise.
@@ -523,8 +524,8 @@ class Proximal(Constant):
 class Coordinates[M](Stochastic[M]):
     """Small steps along the direction of the update; options as for `Stochastic`."""
 
-    default_window: ClassVar[int | None] = 1_000
-    default_path_draws: ClassVar[int | None] = 8
+    default_window: ClassVar[int | None] = _WINDOW
+    default_path_draws: ClassVar[int | None] = N_REPLICATES
 
     def _advance(self, state: StochasticState[M], moments: Moments) -> Advance[M] | None:
         if not moments.is_finite():
@@ -593,7 +594,7 @@ class SGD(Coordinates[float]):
 
 
 _RATE, _RATE_PRECISION = 0.001, 0.01
-_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
+_BETA_2, _EPSILON = 0.999, 1e-8
 
 
 @stored("adam.memory")
@@ -617,13 +618,13 @@ class Adam(Coordinates[_Memory]):
     ) -> Advance[_Memory] | None:
         first, second = state.memory or [zeros_like(state.iterate)] * 2
         memory = _Memory(
-            Parameters(*(_averaged(m, d, _BETA_1) for m, d in zip(first, direction, strict=True))),
+            Parameters(*(_averaged(m, d, _MOMENTUM) for m, d in zip(first, direction, strict=True))),
             Parameters(*(_averaged(m, d * d, _BETA_2) for m, d in zip(second, direction, strict=True))),
         )
         first_rate = self._step_size or (_RATE if state.iterate.factor_sign > 0 else _RATE_PRECISION)
         rate = self._decayed(first_rate, state.t - 1)
         root = np.sqrt(1.0 - _BETA_2**state.t)
-        scale = rate * root / (1.0 - _BETA_1**state.t)
+        scale = rate * root / (1.0 - _MOMENTUM**state.t)
         steps = [scale * m / (np.sqrt(s) + root * _EPSILON) for m, s in zip(*memory, strict=True)]
         return self._moved(state.iterate, *steps, step_size=rate, memory=memory)
 
@@ -651,7 +652,6 @@ def _averaged(old: Array, new: Array, beta: float) -> Array:
 #    https://doi.org/10.48550/arXiv.2109.00375
 
 
-_SNNGM_MOMENTUM = 0.9
 #: Step length for each square root of a parameter.
 _LENGTH = 0.001
 
@@ -674,11 +674,11 @@ class SNNGM(Coordinates[Parameters]):
             norm = float(np.sqrt(sum(np.vdot(part, part) for part in direction)))
         if not np.isfinite(norm):
             return None
-        part = (1.0 - _SNNGM_MOMENTUM) / norm if norm > 0.0 else 0.0  # at the very optimum, path gradients are 0
+        part = (1.0 - _MOMENTUM) / norm if norm > 0.0 else 0.0  # at the very optimum, path gradients are 0
         before = state.memory or zeros_like(iterate)
-        momentum = Parameters(*(part * d + _SNNGM_MOMENTUM * m for m, d in zip(before, direction, strict=True)))
+        momentum = Parameters(*(part * d + _MOMENTUM * m for m, d in zip(before, direction, strict=True)))
         length = self._step_size or _LENGTH * np.sqrt(iterate.n_params)
-        scale = length / (1.0 - _SNNGM_MOMENTUM**state.t)
+        scale = length / (1.0 - _MOMENTUM**state.t)
         return self._moved(
             iterate, scale * momentum.location, scale * momentum.factor, step_size=length, memory=momentum
         )
@@ -796,7 +796,7 @@ class Decay(Stochastic[Steps]):
         if advance.step_size**2 * moments.gap < _SMALL:
             return advance
         slack = 0.0 if self._takes_gauss_newton else _SLACK
-        least = evaluation.elbo - slack * self._target.n_dim - 1e-9 * abs(evaluation.elbo)
+        least = evaluation.elbo - slack * self._target.n_dim - ROUNDING * abs(evaluation.elbo)
 
         def accepts(new: Evaluation) -> bool:
             return bool(new.elbo >= least and new.finite.sum() >= evaluation.finite.sum())
@@ -898,7 +898,6 @@ def pilot_fit(target: Target, update: Update, q: GaussianState, seed: int) -> tu
 #    and T. Moellenhoff (2024). Variational learning is effective for large deep networks. ICML.
 #    https://doi.org/10.48550/arXiv.2402.17641
 
-_MOMENTUM = 0.9
 #: Rate of the mean, 1 being a Newton step; iterations after which it begins to fall, and the exponent.
 _IVON_RATE, _LEVEL, _DECAY = 0.1, 100, 0.7
 #: The rate of the precision is the first number divided by t plus the second: a mean that forgets the start.
@@ -945,7 +944,7 @@ class IVON(Stochastic[Memory]):
     takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
     default_step_size: ClassVar[float] = _IVON_RATE
     default_step_decay: ClassVar[float] = _DECAY
-    default_path_draws: ClassVar[int | None] = 8
+    default_path_draws: ClassVar[int | None] = N_REPLICATES
 
     def _advance(self, state: StochasticState[Memory], moments: Moments) -> Advance[Memory] | None:
         if not moments.is_finite():

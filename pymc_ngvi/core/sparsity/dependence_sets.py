@@ -14,6 +14,7 @@ from scipy.sparse import csgraph
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import TooDenseError
+from pymc_ngvi.core.sizes import CACHED
 from pymc_ngvi.core.types import Matrix
 
 Ints = NDArray[np.int64]
@@ -21,7 +22,6 @@ Bools = NDArray[np.bool_]
 
 #: Entries of one matrix of sets: beyond this, what depends on them is dense.
 _MAX_ENTRIES = 40_000_000
-_ROWS_AT_A_TIME = 2**16
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,7 @@ class RowKinds:
             return cls(sparse.csr_array(keep[:1]), np.zeros(len(keep), dtype=np.int64))
         random = _random(keep.shape[1])
         # By parts: the products of whole numbers are formed from a copy of a part.
-        hashes = [keep[i : i + _ROWS_AT_A_TIME] @ random for i in range(0, len(keep), _ROWS_AT_A_TIME)]
+        hashes = [keep[i : i + CACHED] @ random for i in range(0, len(keep), CACHED)]
         first, kind = _kinds(np.concatenate(hashes))
         return cls(sparse.csr_array(keep[first]), kind)
 

@@ -660,7 +660,7 @@ class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
 
 
 def _is_gaussian(q: StudentTState) -> bool:
-    return 1.0 / q.shape <= LEAST_TAIL * (1.0 + 1e-9)
+    return 1.0 / q.shape <= LEAST_TAIL * (1.0 + _ROUNDING)
 
 
 def _power_of_2(value: float) -> int:

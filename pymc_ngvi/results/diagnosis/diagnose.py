@@ -14,7 +14,7 @@ from scipy.special import expit
 from pymc_ngvi.core.draws import chunks, draws_of
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, smoothed, weigh
-from pymc_ngvi.core.sizes import HELD, N_WEIGHED, STREAMED, WEIGHTS, check_draws, seed_of
+from pymc_ngvi.core.sizes import HELD, MAX_DENSE_DIM, N_WEIGHED, STREAMED, WEIGHTS, check_draws, seed_of
 from pymc_ngvi.core.status import Elbo
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import ModelDensity
@@ -61,16 +61,13 @@ from pymc_ngvi.results.distributions import Costs, Distribution, Posterior
 
 # --- posterior mass far from where q is, at other modes of log p ---
 
-#: Largest dimension of dense curvatures.
-_MOST_DENSE = 500
-
 
 def other_modes(density: ModelDensity, q: Distribution, elbo: float, rng: np.random.Generator) -> list[OtherMode]:
     """Look for modes once more, from other points; return those outside q, each with its part of the mass of both."""
     search, mean, sd = ModeSearch(density, seed_of(rng), "", "hessians"), q.mean(), q.sd()
     sd = np.where(np.isfinite(sd), sd, 1.0)
     # A Gaussian of a form whose curvatures can be had.
-    around = FullState.from_scale(mean, sd) if q.n_dim <= _MOST_DENSE else q.gaussian.with_scale(mean, sd)
+    around = FullState.from_scale(mean, sd) if q.n_dim <= MAX_DENSE_DIM else q.gaussian.with_scale(mean, sd)
     found = search.after(around, elbo, 0, 0, is_sound=True)
     if found is None:
         return []

@@ -15,7 +15,7 @@ import xarray as xr
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.messages import percent
+from pymc_ngvi.core.messages import N_NAMED, percent
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.psis import MOST_KHAT, Weights, WeightVerdict, khat_limit
 from pymc_ngvi.core.status import Elbo, format_gap
@@ -531,8 +531,8 @@ def _other_posterior(posterior: Posterior) -> str:
 #: Part of the mass elsewhere, or of draws that are lost, from which on it counts; square of a standard deviation,
 #: relative, that other modes may add.
 _MUCH, _WIDER = 0.02, 0.2
-#: Coordinates that a sentence names at most; those that are farther apart than a part of the farthest.
-_N_MODES_NAMED, _NEAR_FARTHEST = 3, 0.3
+#: Coordinates that a sentence names are farther apart than this part of the farthest.
+_NEAR_FARTHEST = 0.3
 
 
 def of_modes(context: Context, q: Distribution, *, has_symmetries: bool) -> list[Finding]:
@@ -562,7 +562,7 @@ def _percent(share: float) -> str:
 def place_of(layout: Layout, point: Array, mean: Array, sd: Array) -> str:
     """Return the coordinates in which a place is farthest from q."""
     apart = np.abs(point - mean) / sd
-    far = np.argsort(-apart)[:_N_MODES_NAMED]
+    far = np.argsort(-apart)[:N_NAMED]
     far = far[apart[far] > _NEAR_FARTHEST * apart[far[0]]]
     return ", ".join(f"`{layout.label(int(i))}` = {point[i]:.3g} (q: {mean[i]:.3g})" for i in far)
 
@@ -574,8 +574,6 @@ _GAP_MUCH = 0.5
 #: Part of the square of the distance between independent draws that moved draws move by, on average, before they count
 #: as moved.
 _FORGOTTEN = 0.5
-#: Variables that a sentence names at most.
-_N_NAMED = 3
 #: Equal modes that are counted; of more, it is said that they are many.
 _MOST_COUNTED = 1_000
 #: What equal modes leave as it is, and how to keep one of them.
@@ -684,11 +682,11 @@ def _named(drift: Drift, layout: Layout | None, measure: str, columns: NDArray[n
             name, label, size = variable.name, f"`{layout.label(column)}`", variable.size
         groups.setdefault(name, (label, size, []))[2].append(column)
     names = []
-    for label, size, own in list(groups.values())[:_N_NAMED]:
+    for label, size, own in list(groups.values())[:N_NAMED]:
         more = f" and {len(own) - 1:,} more of {size:,}" if len(own) > 1 else ""
         figures = _MEASURES[measure][1](float(estimates.value[own[0]]), float(estimates.se[own[0]]))
         names.append(f"{label}{more} ({figures})")
-    if others := list(groups.values())[_N_NAMED:]:
+    if others := list(groups.values())[N_NAMED:]:
         n_more = sum(len(own) for *_, own in others)
         names.append(f"{n_more:,} more coordinates" if of is None else f"{len(others):,} others")
     return ", ".join(names)
@@ -765,7 +763,7 @@ def _of_equal_modes(context: Context, equal: Sequence[EqualModes]) -> list[Findi
         of_kind = [e for e in equal if e.kind == kind]
         if not of_kind:
             continue
-        what = ", or ".join(_changed(e) for e in of_kind[:_N_NAMED])
+        what = ", or ".join(_changed(e) for e in of_kind[:N_NAMED])
         if of_kind[0].covered == "all":
             text = f"log p stays the same when {what}: q covers all equal modes. {_AFFECTED[kind]}"
             result.append(Finding(text, _FIXED[kind], False))
