@@ -134,8 +134,7 @@ def least_singular_value(lower: Array) -> float:
     """
     if not len(lower):
         return np.inf
-    norm = float(np.abs(lower).sum(axis=0).max())
-    return float(sla.lapack.dtrcon(lower, uplo="L")[0]) * min(norm, 1.0)
+    return float(sla.lapack.dtrcon(lower, uplo="L")[0]) * min(float(np.abs(lower).sum(axis=0).max()), 1.0)
 
 
 def reverse_cholesky(matrix: Array, terms: Array | None = None) -> Array | None:

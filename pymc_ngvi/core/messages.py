@@ -45,13 +45,14 @@ def listed(names: Sequence[object], form: str = "{!r}", most: int = 5) -> str:
 
 
 def checked_names(
-    names: str | Iterable[str],
+    names: str | Iterable[str] | None,
     valid: Iterable[str],
     why: str = "which the model has not",
     option: str = "var_names",
 ) -> list[str]:
-    """Return the names that an option has, each once; raise ValueError for one that is not valid, and for none."""
-    names, valid = [names] if isinstance(names, str) else list(dict.fromkeys(names)), list(valid)
+    """Return the names that an option has, each once, or all; raise ValueError for one that is not valid, for none."""
+    valid = list(valid)
+    names = [names] if isinstance(names, str) else list(dict.fromkeys(valid if names is None else names))
     if unknown := [name for name in names if name not in valid]:
         raise ValueError(f"{option} has {unknown[0]!r}, {why}: {suggestion(unknown[0], valid)}")
     if not names:

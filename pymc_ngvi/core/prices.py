@@ -110,8 +110,7 @@ def expected_fit_seconds(density: Priced, *, by_rows: bool = False) -> float:
     """Return the seconds of a fit that is yet to come: by rows, or by draws with a dense Hessian."""
     if by_rows:
         return OF_FIT + fit_seconds(density, N_EXPECTATIONS, N_EXPECTATIONS, "quadrature")
-    n_gradients = N_GRADIENTS + _of_products(density, density.n_dim) * N_HESSIANS
-    return n_gradients * density.gradient_seconds
+    return (N_GRADIENTS + _of_products(density, density.n_dim) * N_HESSIANS) * density.gradient_seconds
 
 
 def of_value(gradient_seconds: float) -> float:

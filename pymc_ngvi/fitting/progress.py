@@ -191,8 +191,7 @@ def few_threads(density: ModelDensity) -> AbstractContextManager[object]:
     Small models are such, and sums over rows of any size: their products are many and thin, one for each part of the
     rows that fits in the cache.
     """
-    alone = density.is_small or density.by_rows.are_known
-    return one_thread() if alone else nullcontext()
+    return one_thread() if density.is_small or density.by_rows.are_known else nullcontext()
 
 
 def one_thread() -> AbstractContextManager[object]:

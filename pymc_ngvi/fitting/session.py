@@ -302,8 +302,7 @@ class Earlier:
             return
         taken = np.arange(len(self.ours))
         if problem.transform is not None:  # relative to the global parameters, others are not what they were
-            border = problem.transform.structure.border
-            taken = np.flatnonzero(np.isin(self.ours, border))
+            taken = np.flatnonzero(np.isin(self.ours, problem.transform.structure.border))
         ours, theirs = self.ours[taken], self.theirs[taken]
         sd = self.q.sd()[theirs]
         for scale in scales if len(ours) < len(point) else scales[:1]:
@@ -425,8 +424,7 @@ def _look_for_entries(density: ModelDensity, options: FitOptions, seed: int, mea
     """Add entries of the Hessian that its structure left out, about a mean; some may have been added already."""
     logger.info("The Hessian of log p has entries that its structure left out: q gets them, too.")
     if options.choice.estimator == "quadrature":  # draws have been looked at already
-        z = np.random.default_rng(seed).standard_normal((_N_LOOKED_AT, density.n_dim))
-        density.widen(mean + sd * z)
+        density.widen(mean + sd * np.random.default_rng(seed).standard_normal((_N_LOOKED_AT, density.n_dim)))
     if options.family_reason and density.pattern is None:
         raise ValueError(NO_STRUCTURE)
 
@@ -774,8 +772,7 @@ class FitSession:
     def _fit_from(self, state: VariationalState, *, first: Ended, last: int, observe: loop.Observer) -> Ended | None:
         """Fit from another state; return None where nothing came of it."""
         try:
-            start = replace(loop.start(self._rule, state), history=first.state.history)
-            self._state = start
+            self._state = replace(loop.start(self._rule, state), history=first.state.history)
             self._state = self._watched.run(self._rule, self._state, last, observe)
             self._assess()
         except OtherForm:

@@ -501,11 +501,9 @@ def _measured(pit: Array) -> dict[str, Array]:
 
     n, k = pit.shape
     shift = (pit.mean(axis=0) - 0.5) / (_UNIFORM_SD / np.sqrt(n))
-    result = {"n": np.full(k, n), "mean": shift, "sd": pit.std(axis=0) / _UNIFORM_SD}
-    for name, p in _INTERVALS.items():
-        result[f"coverage_{name}"] = (np.abs(pit - 0.5) < p / 2.0).mean(axis=0)
-    result["p_value"] = np.array([float(array_stats.uniformity_test(pit[:, j])[0]) for j in range(k)])
-    return result
+    inside = {f"coverage_{name}": (np.abs(pit - 0.5) < p / 2.0).mean(axis=0) for name, p in _INTERVALS.items()}
+    p_value = np.array([float(array_stats.uniformity_test(pit[:, j])[0]) for j in range(k)])
+    return {"n": np.full(k, n), "mean": shift, "sd": pit.std(axis=0) / _UNIFORM_SD, **inside, "p_value": p_value}
 
 
 def _how(row: pd.Series) -> str:

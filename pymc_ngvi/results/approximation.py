@@ -193,8 +193,7 @@ class NGVIApproximation(Approximation):
         random_seed: Seed = None,
         include_transformed: bool = False,
     ) -> None:
-        group = NGVIGroup(density.layout, q, model=density.model)
-        super().__init__([group], model=density.model)
+        super().__init__([NGVIGroup(density.layout, q, model=density.model)], model=density.model)
         self.record: FitRecord | None = None
         self.hist = self.gap_hist = np.empty(0)
         self._reports = Kept()
@@ -1987,8 +1986,7 @@ class NGVIApproximation(Approximation):
             If the folder does not exist; if there is something that is no file (no zarr store) to be replaced.
         """
         checked = check_path(path)
-        tree = self.to_datatree(draws, random_seed=random_seed, resumable=resumable, **kwargs)
-        write(tree, checked)
+        write(self.to_datatree(draws, random_seed=random_seed, resumable=resumable, **kwargs), checked)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle; of the fit, what it needs to go on."""
@@ -2151,8 +2149,7 @@ def load(
     of_gaussian = content.get("gaussian")
     approx = _approximation(name, content, density, None if of_gaussian else state)
     if of_gaussian:
-        gaussian = _approximation(name, of_gaussian, density, state)
-        approx._gaussian = gaussian
+        approx._gaussian = _approximation(name, of_gaussian, density, state)
     approx._next_step = content.get("exact_step")
     return approx
 

@@ -652,8 +652,7 @@ def q_of(content: Content, density: ModelDensity) -> VariationalState:
     kind = _STATES[tag]
     reparam, structure, memory = (params.pop(name, None) for name in ("reparam", "structure", "memory"))
     q = kind.of_arrays(params)
-    base = np.full((1, density.n_dim + q.n_uniform), 0.5)
-    theta = q.draws(base)
+    theta = q.draws(np.full((1, density.n_dim + q.n_uniform), 0.5))
     if q.n_dim != density.n_dim or theta.shape != (1, density.n_dim) or not np.isfinite(q.log_density(theta)).all():
         raise DamagedError("the arrays of q don't go together")
     if reparam is None:

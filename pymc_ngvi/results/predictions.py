@@ -60,10 +60,11 @@ class NewData:
             if name not in data and name not in model.coords:
                 raise ValueError(_not_settable(model, name, data))
         labels = {name: _labels(name, given[name], of_fit.get(name, [])) for name in given if name not in data}
-        arrays = {}
-        for name in given:
-            if name in data:
-                arrays[name] = array_like(model[name], name, _positions(model, name, given[name], labels, of_fit))
+        arrays = {
+            name: array_like(model[name], name, _positions(model, name, given[name], labels, of_fit))
+            for name in given
+            if name in data
+        }
         made = cls(model, arrays, labels, of_fit)
         made.check_positions()
         return made
@@ -805,9 +806,7 @@ def predict_bambi(
     order = np.argsort(np.concatenate(places), kind="stable")
     predictions = xr.concat(parts, dim=_OBS).isel({_OBS: order}).assign_coords({_OBS: np.arange(len(frame))})
     response = str(model.response_term.alias or model.response_term.name)
-    wanted = [*map(str, predictions.data_vars), response]
-    if var_names is not None:
-        wanted = checked_names(var_names, wanted, "which is not predicted")
+    wanted = checked_names(var_names, [*map(str, predictions.data_vars), response], "which is not predicted")
     if response in wanted:
         with _columns_named():
             predictions[response] = model.family.posterior_predictive(
@@ -829,8 +828,7 @@ def _draws(posterior: Posterior, model: Any, theta: Array, rng: np.random.Genera
     names = frozenset(
         name for name in named if _OBS not in (dims.get(name) or ())
     )  # a value for each row is not needed
-    constrain = Constrainer.of(posterior.density, names=names)
-    values = constrain(theta, random_seed=seed_of(rng))
+    values = Constrainer.of(posterior.density, names=names)(theta, random_seed=seed_of(rng))
     tree = to_datatree(to_multitrace(posterior.model, values, {}, 1), posterior.model)
     return uncentre_bambi_intercept(model, tree)["posterior"].to_dataset()
 

@@ -496,9 +496,8 @@ def _scaled(posterior: Posterior, priors: Names, likelihoods: Names) -> tuple[li
     potentials = [term.name for term in model.potentials]
     observed = [rv.name for rv in model.observed_RVs]
     why = "which can't be scaled as such"
-    of_prior = top_level_priors(model, free)
-    if priors is not None:
-        of_prior = checked_names(priors, [*free, *potentials], why, "prior_var_names")
+    asked = None if priors is None else checked_names(priors, [*free, *potentials], why, "prior_var_names")
+    of_prior = asked or top_level_priors(model, free)
     if likelihoods is not None:
         return of_prior, checked_names(likelihoods, [*observed, *potentials], why, "likelihood_var_names")
     if not observed:
@@ -1051,8 +1050,7 @@ def _numbers(rows: NewRows) -> dict[str, Ints]:
 
 def _varies_along(new: NDArray[np.bool_], axis: int) -> bool:
     """Tell whether whole slices of an array are new, or are not."""
-    others = tuple(i for i in range(new.ndim) if i != axis)
-    return bool((new == new.any(axis=others, keepdims=True)).all())
+    return bool((new == new.any(axis=tuple(i for i in range(new.ndim) if i != axis), keepdims=True)).all())
 
 
 # --- the posterior given new rows as well, from draws of the one that was fitted, by importance weights ---
@@ -1142,10 +1140,7 @@ class Updated(JudgedDraws):
         weighted = WeightedDistribution(self.posterior.distribution, self.draws.theta, log_weights, 0, {})
         at = weighted.rows(check_draws(draws), rng)
         free = {name: of[at] for name, of in self.values.items()}
-        computed = self.rows.deterministics
-        names = [*free, *computed]
-        if var_names is not None:
-            names = checked_names(var_names, names, "which can't be had")
+        names = checked_names(var_names, [*free, *self.rows.deterministics], "which can't be had")
         shown = {name: free[name] for name in names if name in free}
         if made := [name for name in names if name not in free]:
             with self.posterior.with_data_of_fit():
@@ -1171,8 +1166,7 @@ class Updated(JudgedDraws):
         """
         with self.posterior.with_data_of_fit():
             planned = Planned.of(self.posterior, group_effects=group_effects).names
-        valid = [*self.values, *self.rows.deterministics]
-        chosen = [name for name in valid if name in planned]
+        chosen = [name for name in [*self.values, *self.rows.deterministics] if name in planned]
         made = self.sample(draws, var_names=kwargs.pop("var_names", None) or chosen, random_seed=random_seed)
         table = imported("arviz_stats").summary(made, **{"kind": "stats", **kwargs})
         return Summary((self.sentence,), table, self.khat, {"": table}, (), "round_to" not in kwargs)

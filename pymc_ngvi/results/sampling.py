@@ -357,8 +357,7 @@ def _resampled(posterior: Posterior, draws: int, rng: np.random.Generator) -> We
 def _pool(posterior: Posterior, draws: int, seed: int) -> Iterator[Array]:
     """Yield draws of q in chunks: the same ones whenever it is gone through, so that they need not be kept."""
     for i, size in enumerate(chunks(draws, posterior.layout.n_dim)):
-        rng = np.random.default_rng([seed, i])
-        yield posterior.distribution.draw(size, rng)
+        yield posterior.distribution.draw(size, np.random.default_rng([seed, i]))
 
 
 def _weights(posterior: Posterior, draws: int, seed: int) -> tuple[Array, Weights]:
@@ -596,8 +595,7 @@ def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:
         raise ValueError("There are no chains: a moved posterior has some, pm.fit(..., posterior='moved').")
     posterior.warn_of_changed_data()
     n, n_chains, d = moved.x.shape
-    one_by_one = moved.x.swapaxes(0, 1).reshape(-1, d)
-    values = posterior.values(one_by_one, seed_of(rng))
+    values = posterior.values(moved.x.swapaxes(0, 1).reshape(-1, d), seed_of(rng))
     superchain = np.repeat(np.arange(n_chains) // (n_chains // moved.checks.n_starts), n)
     stats = {"log_p": moved.logp.T.ravel(), "superchain": superchain}
     if moved.checks.n_modes > 1:

@@ -33,11 +33,9 @@ def rows_in_words(rows: ModelRows, layout: Layout) -> list[str]:
         return []
     if not n:
         return [f"No rows: {rows.why_not or _rest(rows.rest)}."]
-    lines = [f"Log p is a sum over {count(n, 'row')}:"]
-    if rows.rest:
-        lines = [f"Not all of log p is a sum over rows: {_rest(rows.rest)}. The other parts are:"]
-    lines += [f"- {words}" for _, words in kinds_in_words(rows.kinds, layout)]
-    lines.append(_matrix(rows))
+    not_all = f"Not all of log p is a sum over rows: {_rest(rows.rest)}. The other parts are:"
+    lines = [not_all if rows.rest else f"Log p is a sum over {count(n, 'row')}:"]
+    lines += [*(f"- {words}" for _, words in kinds_in_words(rows.kinds, layout)), _matrix(rows)]
     if rows.why_not and not rows.rest:
         lines.append(f"No expectations are taken by rows: {rows.why_not}.")
     return lines

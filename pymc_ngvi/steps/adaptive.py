@@ -266,8 +266,7 @@ def _climb(
     origin, sd = q.mean()[index], q.sd()[index]
     trial = q
     for k in range(_MOST_STRIDES):
-        given = Conditioned(tools.target, index, origin + (k + 1) * stride, sd)
-        trial = _fitted(tools, given, trial)
+        trial = _fitted(tools, Conditioned(tools.target, index, origin + (k + 1) * stride, sd), trial)
         evaluation = tools.estimator.evaluate(tools.target, trial, tools.fresh)
         if not _is_better(evaluation, best):
             break
@@ -353,8 +352,7 @@ class Pair(NamedTuple):
 
 def natural_gradient(state: GaussianState, moments: Moments) -> Array:
     """Return the natural gradient in coordinates in which its squared length is twice the gap, (n_params,)."""
-    error = state.flat(state.curvature_error(moments.curvature))
-    return np.concatenate([moments.grad, error / np.sqrt(2.0)])
+    return np.concatenate([moments.grad, state.flat(state.curvature_error(moments.curvature)) / np.sqrt(2.0)])
 
 
 def moments_of(state: GaussianState, moments: Moments, direction: Array) -> Moments:

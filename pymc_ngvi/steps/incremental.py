@@ -72,8 +72,7 @@ class Quadratic:
     @classmethod
     def of(cls, n_rows: int, value: float, grad: Array, hessian: Array, seen: SeenByQuadratics) -> Self:
         """Return the function with an expectation and derivatives, the Hessian packed, under a Gaussian."""
-        flat = cls(n_rows, 0.0, grad, -hessian)
-        linear = grad + flat.times(seen.mean)
+        linear = grad + cls(n_rows, 0.0, grad, -hessian).times(seen.mean)
         without = cls(n_rows, 0.0, linear, -hessian)
         return cls(n_rows, value - without.value(seen), linear, -hessian)
 
@@ -368,8 +367,7 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
                 f"{needed / GIB:,.1f} GiB, more than this machine has: give batches of more rows, or take "
                 "family='diagonal', which ignores correlations."
             )
-        change = Change(none.linear, none.precision)
-        return IncrementalState(q, -np.inf, Place(), (), none, change)
+        return IncrementalState(q, -np.inf, Place(), (), none, Change(none.linear, none.precision))
 
     # --- a visit ---
 
@@ -433,8 +431,7 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
             whole = Expectation(value, batch.error, grad, as_hessian(hessian, q.n_dim), batch.rules)
             finite = np.isfinite(value) and np.isfinite(grad).all() and np.isfinite(hessian).all()
             elbo = value + q.entropy() if finite else -np.inf
-            evaluation = _evaluation_of(whole, elbo)
-            moments = self._estimator.moments(self._target, q, NO_DRAWS, evaluation)
+            moments = self._estimator.moments(self._target, q, NO_DRAWS, _evaluation_of(whole, elbo))
         return _Tried(q, seen, batch, elbo, moments)
 
     def _improved(self, tried: _Tried, visit: _Visit, most: int) -> _Tried:

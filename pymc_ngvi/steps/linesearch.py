@@ -319,8 +319,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
 
     def _with_scales(self, state: LineSearchState) -> LineSearchState:
         """Look for lost scales elsewhere; return the state as it is where none are."""
-        tools = Tools(self._target, self._update, Following(state.rules), NO_DRAWS, NO_DRAWS)
-        q = recovered(tools, state.q)
+        q = recovered(Tools(self._target, self._update, Following(state.rules), NO_DRAWS, NO_DRAWS), state.q)
         if q is None:
             return replace(state, n_recoveries=0 if self._is_solved(state) else state.n_recoveries)
         return replace(self.init(q), growth=state.growth, n_recoveries=state.n_recoveries - 1)
@@ -387,8 +386,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         """Compare the quadrature with finer rules, and the rows with log p at draws."""
         checked = self._anew(state) if np.isnan(state.error) else state
         none = np.empty((0, state.q.n_dim))
-        rng = np.random.default_rng(self._seed)
-        draw = functools.partial(draws_of, state.q, _N_CHECKED, rng)
+        draw = functools.partial(draws_of, state.q, _N_CHECKED, np.random.default_rng(self._seed))
         outside = checked.blind or not cast(RowsTarget, self._target).rows_cover(draw)
         elbo = Elbo(-np.inf if outside else checked.elbo, checked.error)
         return Assessment(none, np.empty(0), np.empty((0, 1), dtype=np.intp), state.gap, 0.0, elbo=elbo)
@@ -429,8 +427,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         first: float,
         most_trials: int = MAX_TRIALS,
     ) -> _Found | Failure:
-        by_rules = functools.partial(self._estimator.by_rules, self._target)
-        trials = Trials(by_rules, state)
+        trials = Trials(functools.partial(self._estimator.by_rules, self._target), state)
         found = search(
             propose, trials.evaluate, trials.accept, elbo=state.elbo, slope=slope, first=first, most_trials=most_trials
         )

@@ -444,8 +444,7 @@ def on_passes(
     base = sobol_draws(min(2 ** int(np.log2(affordable)), _MOST), target.n_dim, rng)
     evaluation = _by_replicate(q, base, lambda theta: _on_pass(target, theta, seed_of(rng)))
     # The Hessian that the target knows is that of one batch.
-    measured = measured_at(target, q, base, evaluation, stein, full_metric=False)
-    return measured, evaluation, replicates(base)
+    return measured_at(target, q, base, evaluation, stein, full_metric=False), evaluation, replicates(base)
 
 
 def on_batches(target: Target, q: GaussianState, base: BaseDraws, rng: np.random.Generator) -> Evaluation:
@@ -668,10 +667,8 @@ class SNNGM(Coordinates[Parameters]):
         self, state: StochasticState[Parameters], direction: Parameters, moments: Moments
     ) -> Advance[Parameters] | None:
         iterate = state.iterate
-        if iterate.factor_sign < 0:
-            norm = _riemannian_norm(iterate, moments)
-        else:
-            norm = float(np.sqrt(sum(np.vdot(part, part) for part in direction)))
+        norm = float(np.sqrt(sum(np.vdot(part, part) for part in direction)))
+        norm = _riemannian_norm(iterate, moments) if iterate.factor_sign < 0 else norm
         if not np.isfinite(norm):
             return None
         part = (1.0 - _MOMENTUM) / norm if norm > 0.0 else 0.0  # at the very optimum, path gradients are 0

@@ -152,8 +152,7 @@ def _by_band(graph: sparse.csr_array) -> Indices:
     position = np.empty(len(order), dtype=np.intp)
     position[order] = np.arange(len(order))
     edges = graph.tocoo()
-    width = int(np.abs(position[edges.row] - position[edges.col]).max())
-    return position % (2 * width + 1)
+    return position % (2 * int(np.abs(position[edges.row] - position[edges.col]).max()) + 1)
 
 
 def _greedily(graph: sparse.csr_array) -> Indices | None:
@@ -292,8 +291,7 @@ class ColouredHessian:
         for part in slices(len(rows), max(_MOST_ELEMENTS // len(point), 1)):
             axes = np.zeros((part.stop - part.start, len(point)))
             axes[np.arange(len(axes)), rows[part]] = 1.0
-            found = significant(self.mean_products(point[None], axes))
-            inside = sparse.coo_array(found)
+            inside = sparse.coo_array(significant(self.mean_products(point[None], axes)))
             shape = (len(point), len(point))
             wider = wider + sparse.coo_array((inside.data.astype(np.int8), (rows[part][inside.row], inside.col)), shape)
         return Pattern.of(wider)

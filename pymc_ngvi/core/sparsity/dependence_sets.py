@@ -58,8 +58,7 @@ class Dependence:
         out = kept if keepdims else tuple(length for axis, length in enumerate(shape) if axis not in over)
         if kept == shape:
             return Dependence(self.sets, self.index.reshape(out))
-        where = np.broadcast_to(np.arange(math.prod(kept)).reshape(kept), shape)
-        return self.collected(where, out)
+        return self.collected(np.broadcast_to(np.arange(math.prod(kept)).reshape(kept), shape), out)
 
     def collected(self, where: Ints, shape: tuple[int, ...]) -> "Dependence":
         """Return an array of ``shape``, each element of which is the union of those that ``where`` sends to it."""
@@ -157,8 +156,7 @@ def joined(parts: Sequence[Dependence]) -> tuple[sparse.csr_array, list[Ints]]:
 
 def everything(parts: Sequence[Dependence], shape: tuple[int, ...]) -> Dependence:
     """Return an array of ``shape`` of which each element depends on all elements of all parts."""
-    every = [Dependence(p.sets, p.index.ravel()).reduced([0]) for p in parts]
-    return union(every, ()).spread(shape)
+    return union([Dependence(p.sets, p.index.ravel()).reduced([0]) for p in parts], ()).spread(shape)
 
 
 def pairs_of(a: Ints, b: Ints) -> tuple[Ints, Ints, Ints]:

@@ -97,8 +97,7 @@ def distinct(
 def is_at(component: GaussianState, point: Array) -> bool:
     """Tell whether a point is near the mean of a component, in its own units."""
     apart = (point - component.location)[None]
-    square = float(apart[0] @ component.precision_product(apart)[0])
-    return bool(square < _SAME**2 * component.n_dim)
+    return bool(float(apart[0] @ component.precision_product(apart)[0]) < _SAME**2 * component.n_dim)
 
 
 def local_component(
@@ -251,8 +250,7 @@ class ComponentTarget:
 
     def scores(self, theta: Array, responsibilities: Array) -> tuple[Array, Array]:
         """Return the gradients of log q_k, (n_components, n_draws, n_dim), and those of log q, (n_draws, n_dim)."""
-        components = self.mixture.components
-        scores = np.stack([-c.precision_product(theta - c.location) for c in components])
+        scores = np.stack([-c.precision_product(theta - c.location) for c in self.mixture.components])
         return scores, np.einsum("nk,knd->nd", responsibilities, scores)
 
 
@@ -836,8 +834,7 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
         base = np.column_stack([rng.standard_normal((_N_ASSESSED, self._target.n_dim)), rng.random(_N_ASSESSED)])
         theta = state.q.draws(base)
         logp, units = self._target.logp_grad(theta)[0], np.arange(_N_ASSESSED)[:, None]
-        fresh = self._steps.base_draws(2 * ASSESSMENT + state.level)
-        q, measured = self._steps.sound(state.q, fresh)
+        q, measured = self._steps.sound(state.q, self._steps.base_draws(2 * ASSESSMENT + state.level))
         if not np.isfinite(measured.rewards).all():
             return Assessment(theta, logp, units, np.nan, np.inf, Status.OUTSIDE_SUPPORT)
         moments = self._steps.moments(q, measured)

@@ -258,8 +258,7 @@ def score_drift_of(
     plan = q.plan(posterior.density)
     theta = plan.draw(q.base(n, rng))
     with np.errstate(all="ignore"):
-        grad = plan.target.logp_grad(theta)[1]
-        whitened = plan.gaussian.whiten(grad)
+        whitened = plan.gaussian.whiten(plan.target.logp_grad(theta)[1])
         step = plan.gaussian.draws(whitened) - plan.gaussian.mean()
     finite = np.isfinite(theta).all(axis=1) & np.isfinite(step).all(axis=1)
     n_draws = int(finite.sum())

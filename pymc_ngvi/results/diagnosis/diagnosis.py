@@ -547,10 +547,8 @@ def of_modes(context: Context, q: Distribution, *, has_symmetries: bool) -> list
     if total < _MUCH and added.max() < _WIDER:
         return []
     where = place_of(context.layout, np.asarray(modes[0].q.mean()), mean, sd)
-    if len(modes) == 1:
-        what = f"another mode, with {_percent(total)} of the mass, at {where}"
-    else:
-        what = f"{len(modes)} other modes, with {_percent(total)} of the mass, the largest at {where}"
+    n_modes, at = ("another mode", "at") if len(modes) == 1 else (f"{len(modes)} other modes", "the largest at")
+    what = f"{n_modes}, with {_percent(total)} of the mass, {at} {where}"
     text = f"The posterior has {what}. q covers the one with {_percent(1.0 - total)}."
     return [Finding(text, context.mode_cure(), True)]
 
@@ -752,8 +750,7 @@ def _forgot(moved: Moved) -> bool:
     if len(moved.end) < 2 or _stuck(moved):
         return False
     square = np.mean((moved.end - moved.start) ** 2, axis=0)
-    independent = moved.end.var(axis=0) + moved.start.var(axis=0)
-    return bool(np.all(square >= _FORGOTTEN * independent))
+    return bool(np.all(square >= _FORGOTTEN * (moved.end.var(axis=0) + moved.start.var(axis=0))))
 
 
 def _of_equal_modes(context: Context, equal: Sequence[EqualModes]) -> list[Finding]:

@@ -418,9 +418,8 @@ class JointDrift:
 def joint_drift_of(moved: Moved, log_q: tuple[Array, Array] | None = None) -> JointDrift:
     """Return the changes of log p of moved draws; of their mean, less what log q at starts and controls explains."""
     change, n_dim, n_draws = moved.change, moved.start.shape[1], len(moved.start)
-    rest = change
-    if log_q is not None:
-        rest = change - _slope(change, log_q[1] - log_q[0]) * (log_q[1] - log_q[0])
+    other = np.zeros_like(change) if log_q is None else log_q[1] - log_q[0]
+    rest = change - _slope(change, other) * other
     mean = Elbo(float(rest.mean()), float(_standard_error(rest)) if n_draws > 1 else np.inf)
     location = trimmed_mean(change)
     far = 0.5 * float(chi2.isf(_RARE, n_dim) - chi2.median(n_dim))
@@ -564,8 +563,7 @@ def _moments(scores: Array, weights: Array) -> tuple[Estimates, Estimates]:
 
 def _limit(scores: Array, weights: Array, level: float) -> Estimates:
     """Return by how much a quantile is off; its error takes the density of a normal of the same moments."""
-    below = np.cumsum(weights, axis=0) >= level
-    found = scores[np.argmax(below, axis=0), 0]
+    found = scores[np.argmax(np.cumsum(weights, axis=0) >= level, axis=0), 0]
     error = np.sqrt(np.sum(((weights - 1.0 / len(weights)) * ((scores <= found) - level)) ** 2, axis=0))
     mean = np.sum(weights * scores, axis=0)
     sd = np.sqrt(np.sum(weights * (scores - mean) ** 2, axis=0))
