@@ -347,10 +347,7 @@ class Problem:
         """Return the approximation of the model that a state stands for."""
         if isinstance(self.target, RowSpaceDensity):
             return self.target.gaussian(cast(GaussianState, state))
-        if self.transform is None:
-            return state
-        assert isinstance(state, Gaussian)
-        return PushforwardState(state, self.transform)
+        return state if self.transform is None else PushforwardState(cast(Gaussian[Any], state), self.transform)
 
     def start(
         self, start: Mapping[str, ArrayLike] | None, start_sigma: Mapping[str, ArrayLike] | float | None

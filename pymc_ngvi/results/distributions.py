@@ -528,8 +528,7 @@ class PushforwardDistribution(Distribution):
     def plan(self, density: ModelDensity) -> MovePlan:
         """Move draws of the Gaussian, in its coordinates."""
         transform = cast(Conditional, self.q.transform)
-        assert isinstance(density, LogDensity)  # others are not reparametrised
-        target = ReparametrisedDensity(density, transform)
+        target = ReparametrisedDensity(cast(LogDensity, density), transform)  # others are not reparametrised
         return MovePlan(target, self.gaussian, self.gaussian.draws, coupled=True, transform=transform)
 
     def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:

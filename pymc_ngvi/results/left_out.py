@@ -22,7 +22,7 @@ from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.masked import MaskedDensity, ObservedLogp
 from pymc_ngvi.density.new_priors import log_excess, unnormalised
-from pymc_ngvi.density.observed_rows import ObservedKind, ObservedRows, observed_rows
+from pymc_ngvi.density.observed_rows import LinearPredictor, ObservedKind, ObservedRows, observed_rows
 from pymc_ngvi.density.split import CannotSplit
 from pymc_ngvi.marginal.left_out import IntegratedAgain, Predictives
 from pymc_ngvi.marginal.pooled import PoolState
@@ -135,8 +135,7 @@ def leave_out(
 ) -> "ELPDData":
     """Return predictive densities; see `NGVIApproximation.leave_out`."""
     parts = asked.parts
-    assert isinstance(posterior.density, LogDensity)
-    masked = MaskedDensity(posterior.density, elementwise)
+    masked = MaskedDensity(cast(LogDensity, posterior.density), elementwise)
     predictives = _integrated(posterior, masked, parts) or _by_draws(posterior, elementwise, parts, rng)
     scores = _scored(predictives, parts)
     good = khat_limit(len(predictives.log_weights))
@@ -511,8 +510,8 @@ def _sites_of(found: ObservedRows, q: GaussianState) -> Iterator[RowSites]:
 
 def _of_linear_predictor(kind: ObservedKind, of_rows: RowSites) -> dict[str, Array]:
     """Return moments, site and cavity of the linear predictor of each row."""
-    assert kind.linear is not None
-    function, along, slope = kind.linear.function, kind.linear.along, kind.linear.slope
+    linear = cast(LinearPredictor, kind.linear)
+    function, along, slope = linear.function, linear.along, linear.slope
     mean, variance = site_moments(function, of_rows.mean, of_rows.cov)
     cavity_mean, cavity_variance = site_moments(function, of_rows.cavity_mean, of_rows.cavity_cov)
     alpha, gamma = of_rows.grad[:, along] / slope, -of_rows.hessian[:, along, along] / slope**2

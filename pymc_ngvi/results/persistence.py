@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from types import UnionType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pymc as pm
@@ -581,8 +581,7 @@ def group_of(content: Mapping[str, object], *, inline: bool, attrs: Mapping[str,
 
 
 def _content_of(group: xr.DataTree | xr.DataArray) -> Content:
-    assert isinstance(group, xr.DataTree)
-    arrays = arrays_of(group)
+    arrays = arrays_of(cast(xr.DataTree, group))
     listed = json.loads(arrays.pop(_JSON).astype(np.uint8).tobytes())
     decoder = Decoder(arrays)
     return {str(name): decoder.decode(form) for name, form in listed.items()}

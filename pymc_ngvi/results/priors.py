@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
@@ -666,8 +666,7 @@ class NewRows:
             if name in drawn:
                 of_name = np.broadcast_to(drawn[name], (length_of(free), *drawn[name].shape[1:]))
                 old = of_name if old is None else np.where(self.is_new[name], of_name, old)
-            assert old is not None
-            found[name] = old
+            found[name] = cast(AnyArray, old)
         return found
 
     def drawn(self, free: Values, random_seed: int) -> dict[str, AnyArray]:

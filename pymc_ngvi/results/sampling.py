@@ -104,7 +104,6 @@ class MomentSums:
 
     def result(self) -> dict[str, Moment]:
         """Return mean and standard deviation of all that was added."""
-        assert self._centre is not None
         with np.errstate(all="ignore"):
             moments, moved = [], []
             for _, mean, square, *_ in (self._sums[1], self._sums[0] / self._sums[0, 0]):

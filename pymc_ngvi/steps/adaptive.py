@@ -160,9 +160,7 @@ class _GivenHessian(MeanHessian):
 
     def values(self) -> Array:
         """Return the entries of ``pattern``, (n_entries,)."""
-        pattern = self.pattern
-        assert pattern is not None
-        return self._given(pattern, self.whole.values())
+        return self._given(cast(Pattern, self.pattern), self.whole.values())
 
     @property
     def summed(self) -> SummedPattern | None:

@@ -14,7 +14,7 @@ References
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 import numpy as np
 
@@ -303,12 +303,14 @@ def _changes(target: StreamDensity, q: GaussianState, state: IncrementalState) -
     """Return what each batch is to be expected to say now, less what it said then, and the error of quadrature."""
     seen, result, error = SeenByQuadratics.of(q), [], 0.0
     for which, site in enumerate(state.sites):
-        assert site is not None
-        assert site.part is not None
-        found = target.of_kept(which, q)
-        now = Quadratic.of(site.part.n_rows, found.value, found.grad, packed(found, q), seen)
-        weight = site.content.n_rows / site.part.n_rows
-        result.append((now - site.part).times_number(weight))
+        found, content, part = (
+            target.of_kept(which, q),
+            cast(Site, site).content,
+            cast(Quadratic, cast(Site, site).part),
+        )
+        now = Quadratic.of(part.n_rows, found.value, found.grad, packed(found, q), seen)
+        weight = site.content.n_rows / part.n_rows
+        result.append((now - part).times_number(weight))
         error += weight * found.error
     return result, error
 

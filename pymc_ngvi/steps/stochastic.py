@@ -10,7 +10,7 @@ import abc
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 
@@ -529,8 +529,7 @@ class Coordinates[M](Stochastic[M]):
     def _advance(self, state: StochasticState[M], moments: Moments) -> Advance[M] | None:
         if not moments.is_finite():
             return None
-        assert self._direction is not None
-        return self._follow(state, self._direction(state.iterate, moments), moments)
+        return self._follow(state, cast(Direction, self._direction)(state.iterate, moments), moments)
 
     @abc.abstractmethod
     def _follow(self, state: StochasticState[M], direction: Parameters, moments: Moments) -> Advance[M] | None:

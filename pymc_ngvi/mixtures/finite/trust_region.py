@@ -10,7 +10,7 @@ import functools
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
@@ -895,7 +895,7 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
 
     def _grow(self, state: MixtureFit) -> MixtureFit:
         """Add the component that promises most to the accepted mixture, or go on to the end."""
-        accepted = _accepted(state)
+        accepted = cast(Accepted, state.accepted)
         full = accepted.q.n_components >= self._n_components
         # Half the spread is about what all components together could gain.
         near = self._auto and accepted.spread < self._worth
@@ -920,16 +920,16 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
         moved = replace(state, stage="solve", level=level, of_mixture=begun, n_lost=n_lost)
         if begun is None:
             return self._failed(moved)
-        return replace(moved, of_mixture=replace(begun, to_beat=_accepted(state).elbo))
+        return replace(moved, of_mixture=replace(begun, to_beat=cast(Accepted, state.accepted).elbo))
 
     def _solve(self, state: MixtureFit) -> MixtureFit:
         """Take a step of the candidate; decide on it once it is solved."""
-        inner = _under_way(state)
+        inner = cast(MixtureSteps, state.of_mixture)
         if not inner.waits:
             inner = self._steps.step(inner)
             return replace(state, of_mixture=inner, level=inner.level)
         if inner.failure is None:
-            old, new = _accepted(state), self._accept(state, inner.q)
+            old, new = cast(Accepted, state.accepted), self._accept(state, inner.q)
             gain, noise = new.elbo - old.elbo, 2.0 * np.hypot(new.se, old.se)
             if new.lost > max(old.lost, MAX_LOST):  # what lies outside the support counts nowhere in its ELBO
                 return self._failed(state)
@@ -968,7 +968,7 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
 
     def _polish(self, state: MixtureFit) -> MixtureFit:
         """Go to fresh draws of the accepted mixture, of which steps are averaged."""
-        q, level = _accepted(state).q, state.level + 1
+        q, level = cast(Accepted, state.accepted).q, state.level + 1
         n_pooled = _GAUSSIAN_DRAWS if q.n_components == 1 else _SOLVED_DRAWS
         begun = self._steps.begin(q, level, state.gaussian, self._steps.draws_at_end)
         moved = replace(state, stage="average", level=level, n_lost=state.n_dropped)
@@ -977,20 +977,8 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
         return replace(moved, of_mixture=replace(begun, is_candidate=False, n_pooled=n_pooled))
 
     def _average(self, state: MixtureFit) -> MixtureFit:
-        inner = self._steps.step(_under_way(state))
+        inner = self._steps.step(cast(MixtureSteps, state.of_mixture))
         return replace(state, of_mixture=inner, level=inner.level)
-
-
-def _accepted(state: MixtureFit) -> Accepted:
-    if state.accepted is None:
-        raise RuntimeError("No mixture is accepted before the single Gaussian is.")
-    return state.accepted
-
-
-def _under_way(state: MixtureFit) -> MixtureSteps:
-    if state.of_mixture is None:
-        raise RuntimeError("No mixture is under way before the single Gaussian is fitted.")
-    return state.of_mixture
 
 
 # --- components in two halves, where one misses the shape of log p, and two in one, where they overlap ---
