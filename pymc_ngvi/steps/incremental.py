@@ -302,12 +302,8 @@ def corrected(target: StreamDensity, step: Step, state: IncrementalState) -> Inc
 def _changes(target: StreamDensity, q: GaussianState, state: IncrementalState) -> tuple[list[Quadratic], float]:
     """Return what each batch is to be expected to say now, less what it said then, and the error of quadrature."""
     seen, result, error = SeenByQuadratics.of(q), [], 0.0
-    for which, site in enumerate(state.sites):
-        found, content, part = (
-            target.of_kept(which, q),
-            cast(Site, site).content,
-            cast(Quadratic, cast(Site, site).part),
-        )
+    for which, site in enumerate(cast(tuple[Site, ...], state.sites)):
+        found, part = target.of_kept(which, q), cast(Quadratic, site.part)
         now = Quadratic.of(part.n_rows, found.value, found.grad, packed(found, q), seen)
         weight = site.content.n_rows / part.n_rows
         result.append((now - part).times_number(weight))
