@@ -4,7 +4,6 @@ family = structure of q; update = parametrisation and step map; estimator = how 
 estimated; step = how far to go and when to stop. Names in error messages and documentation come from the registries.
 """
 
-import functools
 import inspect
 import itertools
 import warnings
@@ -226,12 +225,8 @@ def only_family(**chosen: str | None) -> str | None:
 
 def _agreeing(chosen: Mapping[str, str | None]) -> tuple[Choice, ...]:
     """Return the rows of `ALLOWED` that have all that was chosen, in their order."""
-    return _agreeing_with(*[(axis, name if isinstance(name, str) else None) for axis, name in chosen.items()])
-
-
-@functools.cache
-def _agreeing_with(*chosen: tuple[str, str | None]) -> tuple[Choice, ...]:
-    return tuple(row for row in _CHOICES if all(name in (None, getattr(row, axis)) for axis, name in chosen))
+    named = [(axis, name) for axis, name in chosen.items() if isinstance(name, str)]
+    return tuple(row for row in _CHOICES if all(getattr(row, axis) == name for axis, name in named))
 
 
 def _reason(chosen: Mapping[str, str | None]) -> str:

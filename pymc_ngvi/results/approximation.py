@@ -128,12 +128,6 @@ NO_Q = (
 )
 
 
-def _generator(random_seed: Seed) -> np.random.Generator:
-    """Return a generator apart from the streams that a fit with the same seed draws from."""
-    whole = isinstance(random_seed, int | np.integer)
-    return generator_of([random_seed, sizes.DRAWS] if whole else random_seed)
-
-
 class NGVIApproximation(Approximation):
     """Approximate posterior of a PyMC model; everything that works with the result of ``pm.fit`` works with it.
 
@@ -218,7 +212,9 @@ class NGVIApproximation(Approximation):
         self.set_state(q)
         self.density = density
         self.include_transformed = include_transformed
-        self._rng = _generator(random_seed)
+        # Apart from the streams that a fit with the same seed draws from.
+        whole = isinstance(random_seed, int | np.integer)
+        self._rng = generator_of([random_seed, sizes.DRAWS] if whole else random_seed)
         self._data = DataSnapshot(density.model)
         self._constrainer = Constrainer.of(density)
 
