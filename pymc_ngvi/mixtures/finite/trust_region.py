@@ -171,8 +171,7 @@ def _candidates(q: MixtureState, rng: np.random.Generator) -> tuple[Array, NDArr
 # References
 # ----------
 # .. [1] W. Lin, M. E. Khan and M. Schmidt (2019). Fast and simple natural-gradient variational inference with mixture
-# of
-#    exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
+#    of exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
 
 
 @dataclass(frozen=True)

@@ -235,8 +235,7 @@ def coordinate_khats(log_ratio: Array, standardised: Array) -> Array:
 # whatever its shape [1]_. So :math:`u = \Sigma s`, with the covariance of a Gaussian near to it, has the mean 0, and
 # :math:`E[w^T (\theta - m) \, w^T u] = -w^T \Sigma w` for coordinates, linear predictors and their sums. If both were
 # Gaussian, the mean of u would be the distance from the mean of q to that of the posterior, and the other one would
-#    tell
-# the ratio of their variances. That takes one gradient a draw, where moved draws take dozens.
+# tell the ratio of their variances. That takes one gradient a draw, where moved draws take dozens.
 #
 # References
 # ----------
@@ -497,29 +496,13 @@ def diagnose(
     most, often = (FEW_MOVED, FEW_TRAJECTORIES) if budget.scored else _QUICK[:2]
     some = len(moved.end) + moved.n_lost < most_moved(layout.n_dim, most)
     fewer = budget.cut and (some or moved.n_trajectories < often)
-    n_gradients = density.n_gradients - before
     places = other_modes(density, posterior.distribution, elbo.value, rng) if thorough else []
     gap = float("nan") if record is None or record.is_pool else record.gap
     q = posterior.distribution
-    context = context_of(posterior)
-    further = [
-        *_of_drifts(context, found),
-        *_of_weighted(posterior, functionals, weights, ratio, theta),
-    ]
-    findings = findings_of(
-        context,
-        gap,
-        weights,
-        moved,
-        drift,
-        equal,
-        places,
-        q,
-        further,
-        SCORED if found.n_scored else MOVED,
-    )
+    context, seen = context_of(posterior), SCORED if found.n_scored else MOVED
+    further = [*_of_drifts(context, found), *_of_weighted(posterior, functionals, weights, ratio, theta)]
     return Diagnosis(
-        findings=findings,
+        findings=findings_of(context, gap, weights, moved, drift, equal, places, q, further, seen),
         outcome="not made by a fit" if record is None else str(record.status),
         gap=gap,
         elbo=elbo,
@@ -531,7 +514,7 @@ def diagnose(
         n_trajectories=moved.n_trajectories,
         scored=found.scored,
         thorough=thorough,
-        n_gradients=density.n_gradients - before if thorough else n_gradients,
+        n_gradients=density.n_gradients - before,
         n_log_p=weights.n_draws + n_compared,
         layout=layout,
         posterior=record.posterior if record is not None and record.is_pool else "",
