@@ -29,8 +29,6 @@ Indices = NDArray[np.intp]
 
 #: Edges of a graph that is coloured vertex by vertex in Python: a second; and over all the orders that are tried.
 _GREEDY_EDGES, _ALL_GREEDY_EDGES = 2_000_000, 300_000
-#: Places in the products, beyond which entries are counted by sorting.
-_COUNTED_PLACES = 100_000_000
 #: Sets of vertices with a colour of their own that are tried.
 _N_CUTS = 8
 
@@ -63,12 +61,8 @@ class Colouring:
         at_col = colours[pattern.rows] * pattern.n_dim + pattern.cols
         # Where another column of a colour has an entry in the row of one, it is alone in the column of the other.
         places = np.concatenate([at_row, at_col[below]])
-        if n_colours * pattern.n_dim <= _COUNTED_PLACES:
-            counts = np.bincount(places)[places]
-        else:
-            _, which, sizes = np.unique(places, return_inverse=True, return_counts=True)
-            counts = sizes[which]
-        return cls(colours, n_colours, np.where(counts[: len(at_row)] == 1, at_row, at_col))
+        _, which, counts = np.unique(places, return_inverse=True, return_counts=True)
+        return cls(colours, n_colours, np.where(counts[which[: len(at_row)]] == 1, at_row, at_col))
 
     def directions(self) -> Array:
         """Return the sum of the unit vectors of each colour, (n_colours, n_dim)."""

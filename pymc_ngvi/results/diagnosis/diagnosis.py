@@ -574,15 +574,7 @@ _GAP_MUCH = 0.5
 _FORGOTTEN = 0.5
 #: Equal modes that are counted; of more, it is said that they are many.
 _MOST_COUNTED = 1_000
-#: What equal modes leave as it is, and how to keep one of them.
-_UNAFFECTED = {
-    "labels": "What does not depend on the labels, such as predictions, is not affected.",
-    "sign": "What does not depend on the sign, such as predictions, is not affected.",
-}
-_AFFECTED = {
-    "labels": "Means over all of them say little of what depends on the labels.",
-    "sign": "Means over all of them say little of what depends on the sign.",
-}
+#: How to keep one of several equal modes.
 _FIXED = {
     "labels": "Order a vector of these (transform=pm.distributions.transforms.ordered, increasing initval).",
     "sign": "Fix the sign by a positive prior (pm.HalfNormal) of one of these variables, or of one entry of it.",
@@ -643,8 +635,8 @@ def _of_support(context: Context, weights: Weights) -> list[Finding]:
     if not weights.n_lost or context.is_pool:  # draws of a proposal may lie anywhere
         return []
     part = weights.n_lost / weights.n_draws
-    share = percent(part, ".2g")
-    text = f"log p or log q is not finite at {weights.n_lost:,} of {weights.n_draws:,} draws of q ({share})."
+    lost = f"{weights.n_lost:,} of {weights.n_draws:,} draws of q ({percent(part, '.2g')})"
+    text = f"log p or log q is not finite at {lost}."
     cure = "Give the variables their support by a prior or a transform rather than by a Potential or by the data."
     return [Finding(text, cure, part > _MUCH)]
 
@@ -738,10 +730,9 @@ def _of_weights(context: Context, weights: Weights, moved: Moved) -> list[Findin
     verdict = weights.verdict(context.layout.n_dim)
     if verdict.helps or verdict is WeightVerdict.UNKNOWN:
         return []
-    far = verdict is WeightVerdict.FAR
     is_own = context.traits.is_gaussian and not context.is_pool
     untold = is_own and weights.khat > MOST_KHAT and not (not_moved(moved) or _forgot(moved))
-    serious = far or untold
+    serious = untold or verdict is WeightVerdict.FAR
     return [Finding(weights.sentence(context.layout.n_dim), context.shape_cure() if serious else "", serious)]
 
 
@@ -762,13 +753,15 @@ def _of_equal_modes(context: Context, equal: Sequence[EqualModes]) -> list[Findi
             continue
         what = ", or ".join(_changed(e) for e in of_kind[:N_NAMED])
         if of_kind[0].covered == "all":
-            text = f"log p stays the same when {what}: q covers all equal modes. {_AFFECTED[kind]}"
+            means = f"Means over all of them say little of what depends on the {kind}."
+            text = f"log p stays the same when {what}: q covers all equal modes. {means}"
             result.append(Finding(text, _FIXED[kind], False))
             continue
         number = math.prod(e.number for e in of_kind)
+        others = f"What does not depend on the {kind}, such as predictions, is not affected."
         part = "some" if context.traits.has_components else of_kind[0].covered
         covered = f"{part} of {number:,} equal modes" if number <= _MOST_COUNTED else f"{part} of many equal modes"
-        text = f"log p stays the same when {what}: q covers {covered}. {_UNAFFECTED[kind]}"
+        text = f"log p stays the same when {what}: q covers {covered}. {others}"
         result.append(Finding(text, f"{_FIXED[kind]} {context.several_modes_cure()}", True))
     return result
 
