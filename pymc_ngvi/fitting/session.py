@@ -9,14 +9,14 @@ import time
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import methodcaller
+from operator import itemgetter, methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from numpy.typing import ArrayLike, NDArray
 from rich.theme import Theme
-from scipy.linalg import LinAlgError, cho_factor, cho_solve
+from scipy.linalg import cho_solve
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.prices import fit_seconds
@@ -80,6 +80,8 @@ _FARTHEST_LOG = 100.0
 #: Steps of Newton at most, and halvings of one; nats that it may still promise at the end; pivot, of 1, below which a
 #: determinant is rounding error.
 _MOST_STEPS, _SOLVED, _LEAST_PIVOT = 30, 1e-4, 1e-12
+#: Multiples of the identity that are added to a precision, one after the other, until it has a factor.
+_DAMPINGS = (0.0, 1e-6, 1e-3, 0.1, 1.0, 10.0)
 
 
 class Watched:
@@ -221,19 +223,15 @@ def _laplace(density: LogDensity, theta: Array, free: NDArray[np.intp]) -> tuple
         if not (np.isfinite(precision).all() and size.all()):
             return None
         scaled, slope = precision / size / size[:, None], gradient[free] / size
-        for damping in (0.0, 1e-6, 1e-3, 0.1, 1.0, 10.0):
-            try:
-                factor = cho_factor(scaled + damping * np.eye(len(free)), lower=True)
-                break
-            except LinAlgError:
-                continue
-        else:
+        damped = ((by, linalg.cholesky(scaled + by * np.eye(len(free)))) for by in _DAMPINGS)
+        damping, factor = next((found for found in damped if found[1] is not None), (0.0, None))
+        if factor is None:
             return None
-        step = cho_solve(factor, slope)
+        step = cho_solve((factor, True), slope)
         if 0.5 * step @ slope < _SOLVED:
-            if damping or np.diagonal(factor[0]).min() ** 2 < _LEAST_PIVOT:
+            if damping or np.diagonal(factor).min() ** 2 < _LEAST_PIVOT:
                 return None
-            log_det = 2.0 * np.sum(np.log(np.diagonal(factor[0]) * size))
+            log_det = 2.0 * np.sum(np.log(np.diagonal(factor) * size))
             return theta, float(value + 0.5 * len(free) * np.log(2.0 * np.pi) - 0.5 * log_det)
         for halving in range(_MOST_STEPS):
             trial = theta.copy()
@@ -289,12 +287,9 @@ class Earlier:
 
     def state(self, rule: Rule, problem: Problem, point: Array, scales: Sequence[Array]) -> VariationalState | None:
         """Return the start with the best ELBO on the first draws; None where log p is not finite at all of them."""
-        best, best_elbo = None, -np.inf
-        for state in self._states(problem, point, scales):
-            evaluation = rule.first_evaluation(state)
-            if evaluation.finite.all() and evaluation.elbo > best_elbo:
-                best, best_elbo = state, evaluation.elbo
-        return best
+        tried = [(rule.first_evaluation(state), state) for state in self._states(problem, point, scales)]
+        inside = [(of.elbo, state) for of, state in tried if of.finite.all() and of.elbo > -np.inf]
+        return max(inside, key=itemgetter(0), default=(-np.inf, None))[1]
 
     def _states(self, problem: Problem, point: Array, scales: Sequence[Array]) -> Iterator[VariationalState]:
         if isinstance(problem.target, RowSpaceDensity):
