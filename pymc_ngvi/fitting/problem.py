@@ -310,21 +310,17 @@ def _coordinates(layout: Layout, name: str) -> NDArray[np.intp]:
     if name in by_name:
         where = by_name[name].where
         return np.arange(where.start, where.stop)
-    base, _, index = name.removesuffix("]").rpartition("[")
-    owner = by_name.get(base)
+    owner = by_name.get(name.rpartition("[")[0])
     if owner is None:
         raise ValueError(f"blocks names {name!r}, which is no free variable: {suggestion(name, by_name)}")
-    try:
-        if base != owner.value_name or not name.endswith("]"):
-            raise ValueError
-        position = np.ravel_multi_index([int(i) for i in index.split(",")], owner.shape)
-    except ValueError:
-        shape = f"its value {owner.value_name!r} has shape {owner.shape}"
-        if owner.shape and owner.size:
-            first, last = (layout.label(i) for i in (owner.where.start, owner.where.stop - 1))
-            shape += f", coordinates from {first!r} to {last!r}"
-        raise ValueError(f"blocks names {name!r}, which is no coordinate of {owner.name!r}: {shape}.") from None
-    return np.array([owner.where.start + position], dtype=np.intp)
+    labels = [layout.label(i).replace(" ", "") for i in range(owner.where.start, owner.where.stop)]
+    if owner.shape and name.replace(" ", "") in labels:
+        return np.array([owner.where.start + labels.index(name.replace(" ", ""))], dtype=np.intp)
+    shape = f"its value {owner.value_name!r} has shape {owner.shape}"
+    if owner.shape and owner.size:
+        first, last = (layout.label(i) for i in (owner.where.start, owner.where.stop - 1))
+        shape += f", coordinates from {first!r} to {last!r}"
+    raise ValueError(f"blocks names {name!r}, which is no coordinate of {owner.name!r}: {shape}.")
 
 
 # What is fitted: a density, the family of its approximations, and how these become approximations of the model's.
