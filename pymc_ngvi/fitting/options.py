@@ -541,9 +541,8 @@ def check_callbacks(callbacks: Any) -> list[Callable[..., object]]:
         name = getattr(callbacks, "__name__", type(callbacks).__name__)
         raise TypeError(f"callbacks should be a list of functions; got one function: write [{name}].")
     listed = list(callbacks or [])
-    for callback in listed:
-        if not callable(callback):
-            raise TypeError(f"callbacks should be functions of (approx, losses, i); got {callback!r}.")
+    if wrong := [callback for callback in listed if not callable(callback)]:
+        raise TypeError(f"callbacks should be functions of (approx, losses, i); got {wrong[0]!r}.")
     return listed
 
 
@@ -700,12 +699,9 @@ def _go_together(given: Given) -> bool:
 
 def _goes_by_rows(given: Given, filled: Given, density: ModelDensity) -> bool:
     """Tell whether a fit takes exact expectations of rows."""
-    if filled["estimator"] == "quadrature":
-        return True
-    if not _may_go_by_rows(given, filled):
-        return False
-    n_directions = density.n_directions
-    return n_directions is not None and n_directions <= _FEW_DIRECTIONS
+    return filled["estimator"] == "quadrature" or (
+        _may_go_by_rows(given, filled) and density.n_directions is not None and density.n_directions <= _FEW_DIRECTIONS
+    )
 
 
 def _family_for(given: Given, density: ModelDensity) -> Mapping[str, str | None]:

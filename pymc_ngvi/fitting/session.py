@@ -804,9 +804,8 @@ class FitSession:
         Far out, some rows weigh more the farther one looks, as an exponential of a product does: what finer rules say
         of the gradient is not what the ELBO by others does.
         """
-        if self.options.choice.estimator != "quadrature" or self._problem.density.is_streamed:
-            return False
-        return self._state.status in (Status.NO_FINITE_TRIAL, Status.STALLED)
+        by_rows = self.options.choice.estimator == "quadrature" and not self._problem.density.is_streamed
+        return by_rows and self._state.status in (Status.NO_FINITE_TRIAL, Status.STALLED)
 
     @property
     def is_paused(self) -> bool:

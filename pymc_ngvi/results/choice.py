@@ -258,9 +258,8 @@ class Candidates[A: NGVIApproximation]:
 
     def _is_affordable(self, name: str) -> bool:
         kind, seconds, of_fit = self._offers[name].kind, self._table[name].seconds, self._budget.of_fit
-        if self._is_auto and kind.is_last and seconds > _BEFORE_FIT * of_fit:
-            return False
-        return seconds <= (self._left if self._needs_none(self._offers[name]) else self._budget.left())
+        most = _BEFORE_FIT * of_fit if self._is_auto and kind.is_last else math.inf
+        return seconds <= min(most, self._left if self._needs_none(self._offers[name]) else self._budget.left())
 
     def _forget(self) -> None:
         """Forget what was looked at, but not tried: after a fit, prices are known better."""
@@ -637,9 +636,8 @@ def _is_off(gaussian: NGVIApproximation) -> bool:
     """Tell whether a Gaussian fit is found to be unreliable, within the budget of a summary, or is under way."""
     if gaussian.density.why_in_part:
         return False
-    if gaussian.record is not None and gaussian.record.status is Status.PAUSED:
-        return True
-    return standing_diagnosis(gaussian._posterior, Kept(), SUMMARY).verdict == "not reliable"
+    is_paused = gaussian.record is not None and gaussian.record.status is Status.PAUSED
+    return is_paused or standing_diagnosis(gaussian._posterior, Kept(), SUMMARY).verdict == "not reliable"
 
 
 def _rank(state: PoolState) -> tuple[bool, bool, float]:

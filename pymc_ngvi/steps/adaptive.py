@@ -627,9 +627,8 @@ def secants_serve(q: GaussianState, moments: Moments, gap: float) -> bool:
     """Tell whether a state is near enough to the optimum for secants: nearer where the metric is exact."""
     if not q.exact_metric:
         return gap < _TAME_NATS + float(q.n_dim)
-    if has_effects(q, THOUSANDS) and gap < _SECANT_NATS_PER_DIM * float(q.n_dim):
-        return True
-    return is_near(q, moments, gap)
+    is_small = gap < _SECANT_NATS_PER_DIM * float(q.n_dim)
+    return (has_effects(q, THOUSANDS) and is_small) or is_near(q, moments, gap)
 
 
 def has_effects(q: GaussianState, more_than: int) -> bool:

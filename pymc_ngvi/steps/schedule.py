@@ -604,9 +604,8 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
 
     def _accepts(self, state: S, new: E) -> bool:
         """Tell whether a step neither lowers the ELBO on the current draws nor loses more of them."""
-        if not np.isfinite(new.elbo) or new.n_dropped > state.evaluation.n_dropped:
-            return False
-        return new.elbo >= state.elbo - self._slack(state)
+        loses = not np.isfinite(new.elbo) or new.n_dropped > state.evaluation.n_dropped
+        return not loses and new.elbo >= state.elbo - self._slack(state)
 
     def _slack(self, state: S) -> float:
         """Return the nats by which the ELBO may fall on the draws in use, in a step that still counts as harmless.
@@ -726,9 +725,7 @@ def has_diverged(
             h[own] = np.maximum(h[own], np.nanquantile(h[own], _UPPER))
     parts = [h[part.ravel()] for part in np.array_split(units, _N_PARTS)]
     elbos = [float(np.mean(part[np.isfinite(part)])) for part in parts if np.isfinite(part).any()]
-    if not elbos:
-        return True
-    return bool(2.0 * max(elbos) - min(elbos) < first_elbo - q.n_dim)
+    return not elbos or bool(2.0 * max(elbos) - min(elbos) < first_elbo - q.n_dim)
 
 
 def is_kinked(q: GaussianState, base: BaseDraws, evaluation: Evaluation, moments: Moments) -> bool:
