@@ -29,6 +29,7 @@ from pymc_ngvi.core.types import (
     GaussianState,
     MatrixHessian,
     Rule,
+    RuleState,
     Target,
     VariationalState,
 )
@@ -55,6 +56,7 @@ from pymc_ngvi.fitting.problem import (
 from pymc_ngvi.fitting.progress import FitProgress, few_threads, watching
 from pymc_ngvi.fitting.record import FitRecord, Outcome, Searched, elbo_of, spared
 from pymc_ngvi.reparam.row_space import RowSpaceDensity
+from pymc_ngvi.steps.adaptive import Adaptive, AdaptiveState
 from pymc_ngvi.steps.incremental import Incremental, IncrementalState
 from pymc_ngvi.updates import DIRECTIONS
 
@@ -523,6 +525,7 @@ class Snapshot:
     options: FitOptions
     seed: int
     scored: bool
+    #: Without what follows from the rest of it.
     state: LoopState
     seconds: float
     compile_seconds: float
@@ -535,6 +538,29 @@ class Snapshot:
     searched: Searched | None = None
     #: Whether other modes are yet to be looked for.
     is_to_search: bool = False
+
+
+def thinned(rule: Rule, state: RuleState) -> RuleState:
+    """Return a state without its base draws and the draws of q, if the rule makes the same bits again."""
+    if not (isinstance(rule, Adaptive) and isinstance(state, AdaptiveState)):
+        return state
+    base, theta = state.base, state.evaluation.theta
+    again = rule.base_draws(state.level, base.n_draws, state.q)
+    if not (_same(again.z, base.z) and _same(state.q.draws(again.z), theta)) or again.n_replicates != base.n_replicates:
+        return state
+    return replace(state, base=replace(base, z=base.z[:0]), evaluation=replace(state.evaluation, theta=theta[:0]))
+
+
+def _same(left: Array, right: Array) -> bool:
+    return bool(np.array_equal(left, right)) and left.flags.f_contiguous == right.flags.f_contiguous
+
+
+def filled(rule: Rule, state: RuleState) -> RuleState:
+    """Return a state as it was before `thinned`."""
+    if not (isinstance(rule, Adaptive) and isinstance(state, AdaptiveState)) or len(state.base.z):
+        return state
+    base = rule.base_draws(state.level, len(state.evaluation.logp), state.q)
+    return replace(state, base=base, evaluation=replace(state.evaluation, theta=state.q.draws(base.z)))
 
 
 # --- one fit, under way or at its end: runs the loop, and says how it went ---
@@ -603,7 +629,8 @@ class FitSession:
         problem = problem_of(density, snapshot.options)
         target, rule = problem.target, make_rule(problem.target, snapshot.options, snapshot.seed)
         remember(target, snapshot.memory)
-        begun = Begun(problem, rule, loop.settled(rule, snapshot.state), snapshot.options)
+        state = replace(snapshot.state, rule=filled(rule, snapshot.state.rule))
+        begun = Begun(problem, rule, loop.settled(rule, state), snapshot.options)
         # Not what it took to get here.
         target.n_gradients, target.n_hessians = snapshot.n_gradients, snapshot.n_hessians
         search = ModeSearch.of(problem, snapshot.options, snapshot.seed) if snapshot.is_to_search else None
@@ -621,7 +648,7 @@ class FitSession:
             options=self.options,
             seed=self.seed,
             scored=self._score,
-            state=self._state,
+            state=replace(self._state, rule=thinned(self._rule, self._state.rule)),
             seconds=self._seconds,
             compile_seconds=self._compile_seconds,
             n_gradients=target.n_gradients,

@@ -330,7 +330,7 @@ def humps(density: ModelDensity, q: GaussianState, prior: Array) -> Array:
     coordinates than where values are, and the last leaves a fit that jumps to and fro.
     """
     n_rows = rows_not_concave(density)
-    affordable = int(_SECONDS / (_PER_LINE * (2 * len(_NEAR) + _N_AMONG) * density.gradient_seconds))
+    affordable = int(_SECONDS / (_PER_LINE * (2 * len(_NEAR) + _N_AMONG) * max(density.gradient_seconds, linalg.TINY)))
     which = np.argsort(-n_rows, kind="stable")[: min(affordable, _MOST_LINES)]
     which = which[n_rows[which] > 0.0]
     mean, steps, prior = q.mean(), *_steps_over(prior, q, which)
@@ -503,7 +503,7 @@ class ModeSearch:
         density = self.density
         if not isinstance(q, Gaussian) or not np.isfinite(elbo) or has_one_mode(density):
             return None
-        each, n_dim = density.gradient_seconds, density.n_dim
+        each, n_dim = max(density.gradient_seconds, linalg.TINY), density.n_dim  # a constant takes nothing
         of_climb = N_STEPS * (n_dim + 1) if n_dim <= MOST_NEWTON else _N_ASCENT  # gradients, about
         of_fit = fit_seconds(density, n_gradients, n_hessians, self.estimator)
         seconds = max(_LEAST_SECONDS, of_fit)
