@@ -12,7 +12,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 from scipy.special import ndtri, softmax
-from scipy.stats import binom, chi2, rankdata
+from scipy.stats import binom, chi2, norm, rankdata
 
 from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.sizes import STREAMED
@@ -401,12 +401,11 @@ class JointDrift:
     def with_others(self, other: "JointDrift") -> "JointDrift":
         """Return what two sets of moved draws show together."""
         n = self.n_draws + other.n_draws
-        mine, others = self.n_draws / n, other.n_draws / n
-        value = mine * self.location.value + others * other.location.value
-        se = float(np.hypot(mine * self.location.se, others * other.location.se))
+        mine, others = (Estimates(*map(np.asarray, drift.location)) for drift in (self, other))
+        location = mine.with_others(others, self.n_draws / n)
         return JointDrift(
             mean=other.mean,
-            location=Elbo(value, se),
+            location=Elbo(float(location.value), float(location.se)),
             far=self.far,
             rises=np.concatenate([self.rises, other.rises]),
             n_falls=self.n_falls + other.n_falls,
@@ -455,9 +454,7 @@ def normal_scores(values: Array) -> Array:
     These are the same for any increasing function of the quantity, such as its logarithm, and their moments exist.
     """
     with np.errstate(invalid="ignore"):
-        ranks = rankdata(values, axis=0)
-        result: Array = ndtri((ranks - 0.5) / len(values))
-    return result
+        return np.asarray(ndtri((rankdata(values, axis=0) - 0.5) / len(values)))
 
 
 def rank_drift(before: Array, after: Array) -> tuple[Estimates, Estimates]:
@@ -491,8 +488,7 @@ def limit_drift(before: Array, after: Array, level: float) -> Estimates:
         varied = ~np.isnan(before + after).any(axis=0) & (np.sum(before == at, axis=0) <= 1)
     value = ndtri(below) - ndtri(level)
     certain = 2.0 * np.abs(np.sum(outer >= n, axis=0) - 0.5 * n_outer) / np.sqrt(n_outer)
-    density = np.exp(-0.5 * ndtri(level) ** 2) / np.sqrt(2.0 * np.pi)
-    least = np.sqrt(2.0 * level * (1.0 - level) / n) / density
+    least = np.sqrt(2.0 * level * (1.0 - level) / n) / norm.pdf(ndtri(level))
     return where_usable(varied, Estimates(value, np.maximum(np.abs(value) / np.maximum(certain, 0.1), 0.5 * least)))
 
 
@@ -567,8 +563,7 @@ def _limit(scores: Array, weights: Array, level: float) -> Estimates:
     error = np.sqrt(np.sum(((weights - 1.0 / len(weights)) * ((scores <= found) - level)) ** 2, axis=0))
     mean = np.sum(weights * scores, axis=0)
     sd = np.sqrt(np.sum(weights * (scores - mean) ** 2, axis=0))
-    density = np.exp(-0.5 * ((found - mean) / sd) ** 2) / (np.sqrt(2.0 * np.pi) * sd)
-    return Estimates(found - ndtri(level), error / density)
+    return Estimates(found - ndtri(level), error / norm.pdf(found, mean, sd))
 
 
 # --- symmetries that log p may have: exchanged labels and changed signs ---
