@@ -8,8 +8,7 @@ if sys.version_info < (3, 12):  # noqa: UP036 (in a checkout, the first thing to
         "Make an environment with a newer one: python3.12 -m venv .venv"
     )
 
-from pymc_ngvi.core.elbo import Elbo
-from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactError, StartError, Status
+from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, Elbo, NotExactError, StartError, Status
 from pymc_ngvi.core.version import __version__ as __version__
 from pymc_ngvi.density import LogDensity, MissingDerivativeError
 from pymc_ngvi.density.new_priors import normalised
@@ -22,7 +21,7 @@ from pymc_ngvi.inference import NGVI
 from pymc_ngvi.many import Calibration, ManyFits, calibrate, fit_many
 from pymc_ngvi.register import register, unregister
 from pymc_ngvi.results.approximation import NGVIApproximation, load
-from pymc_ngvi.results.bambi import uncentre_bambi_intercept
+from pymc_ngvi.results.predictions import uncentre_bambi_intercept
 
 __all__ = [
     "NGVI",

@@ -17,12 +17,11 @@ from pymc.model import modelcontext
 from pymc.variational.inference import Inference
 from rich.theme import Theme
 
-from pymc_ngvi.core.seeds import Seed, seed_of
+from pymc_ngvi.core.sizes import Seed, seed_of
 from pymc_ngvi.core.types import Array, Rule, VariationalState
 from pymc_ngvi.density import CannotReuse, LogDensity, ModelDensity
 from pymc_ngvi.density.shards.density import ShardedDensity, Shards
 from pymc_ngvi.density.streams.density import BatchSource, StreamDensity, Streamed
-from pymc_ngvi.fitting.errors import SoFar, or_the_first
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.options import (
     MOST_ITERATIONS,
@@ -39,7 +38,7 @@ from pymc_ngvi.fitting.options import (
 )
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress, few_threads, watching
-from pymc_ngvi.fitting.record import report_outcome
+from pymc_ngvi.fitting.record import SoFar, or_the_first, report_outcome
 from pymc_ngvi.fitting.session import Earlier, FitSession, Observer, first_state
 from pymc_ngvi.graphs.backends import Backend
 from pymc_ngvi.results.approximation import NGVIApproximation
@@ -170,7 +169,7 @@ class NGVI(Inference):
         "sparse" where the model has that structure, "full" otherwise, "diagonal" where neither fits in memory.
     update, estimator, step : str, optional
         Parametrisation, estimator of the gradients, and step rule. Each that is left out gets the default that goes
-        with the others; see `pymc_ngvi.fitting.registry.ALLOWED`.
+        with the others; see `pymc_ngvi.fitting.options.ALLOWED`.
     tol : float, default 0.05
         Nats of ELBO that a converged fit may still lack. In fewer than 100 dimensions it is less, in proportion to the
         dimension down to a tenth, unless the posterior is far from every q of the family. For the family "sparse", it

@@ -27,8 +27,7 @@ from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting import problem as starting
 from pymc_ngvi.fitting import session as begun
-from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.fitting.registry import ALLOWED, AXES, ON_FIXED_DRAWS, Choice
+from pymc_ngvi.fitting.options import ALLOWED, AXES, ON_FIXED_DRAWS, Choice, FitOptions
 
 COMBINATIONS = tuple(Choice(*row) for row in ALLOWED)
 #: Those of families that are Gaussian; the others have tests of their own.

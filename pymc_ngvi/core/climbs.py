@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from pymc_ngvi.core.linalg import TINY
 from pymc_ngvi.core.types import Array, HasGradient
 
-#: Steps of a climb at most, and the nats below which a step counts as the last.
-MOST_STEPS, _LAST_GAIN = 150, 1e-2
+#: Steps of a climb at most, the nats below which a step counts as the last, and times that the next may be as long.
+MOST_STEPS, _LAST_GAIN, _MOST_CHANGE = 150, 1e-2, 10.0
 #: Nats that a log density falls between two modes, and points at which that is looked at.
 VALLEY, _N_BETWEEN = 1.0, 17
 
@@ -28,7 +29,7 @@ def ascend(
         if not len(rows):
             break
         if math.isfinite(longest):
-            step[rows] = np.minimum(step[rows], longest / np.maximum(np.linalg.norm(grad[rows], axis=1), 1e-300))
+            step[rows] = np.minimum(step[rows], longest / np.maximum(np.linalg.norm(grad[rows], axis=1), TINY))
         new = x[rows] + step[rows, None] * grad[rows]
         new_logp, new_grad = density.logp_grad(new)
         with np.errstate(invalid="ignore"):
@@ -36,7 +37,7 @@ def ascend(
         gain = new_logp - logp[rows]
         proposed = _barzilai_borwein(new - x[rows], grad[rows] - new_grad, 4.0 * step[rows], long=bool(i % 2))
         up, down = rows[better], rows[~better]
-        step[up] = np.clip(proposed[better], 0.1 * step[up], 10.0 * step[up])
+        step[up] = np.clip(proposed[better], step[up] / _MOST_CHANGE, _MOST_CHANGE * step[up])
         step[down] *= 0.25
         x[up], logp[up], grad[up] = new[better], new_logp[better], new_grad[better]
         active[rows[better & (gain < _LAST_GAIN)] if i > 5 else rows[:0]] = False

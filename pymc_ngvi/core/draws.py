@@ -106,8 +106,7 @@ def normals_at(uniforms: Array) -> Array:
 
 def globals_first(base: BaseDraws, globals_: NDArray[np.intp]) -> BaseDraws:
     """Give the first columns, those of the best quality, to some coordinates; the others keep their order."""
-    n_dim = base.z.shape[1]
-    order = np.concatenate([globals_, np.setdiff1d(np.arange(n_dim), globals_)])
+    order = np.concatenate([globals_, np.setdiff1d(np.arange(base.z.shape[1]), globals_)])
     z = np.empty_like(base.z)
     z[:, order] = base.z
     return replace(base, z=z)

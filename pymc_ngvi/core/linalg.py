@@ -18,6 +18,8 @@ Array = NDArray[np.float64]
 
 #: Bytes.
 GIB = 2**30
+#: In the place of 0 where something is divided by it.
+TINY = 1e-300
 #: Part of its terms that a difference must exceed to be more than what rounding leaves.
 ROUNDING = 1e-13
 #: As much for a Cholesky factor, whose square is such a difference: below it, its matrix counts as singular.
@@ -132,8 +134,7 @@ def least_singular_value(lower: Array) -> float:
     """
     if not len(lower):
         return np.inf
-    norm = float(np.abs(lower).sum(axis=0).max())
-    return float(sla.lapack.dtrcon(lower, uplo="L")[0]) * min(norm, 1.0)
+    return float(sla.lapack.dtrcon(lower, uplo="L")[0]) * min(float(np.abs(lower).sum(axis=0).max()), 1.0)
 
 
 def reverse_cholesky(matrix: Array, terms: Array | None = None) -> Array | None:

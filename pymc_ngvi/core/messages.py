@@ -3,7 +3,7 @@
 import os
 import re
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 import pymc.variational
@@ -23,19 +23,40 @@ def suggestion(name: object, valid: Iterable[str], also_called: Mapping[str, str
     return f"{hint}Valid: {', '.join(repr(v) for v in valid)}."
 
 
+#: Things of one kind that a sentence names, at most.
+N_NAMED = 3
+
+
 def shortened(value: object, length: int = 80) -> str:
     """Return what a value prints as, cut off where that is long."""
     text = repr(value)
     return text if len(text) < length else text[: length - 3] + "..."
 
 
-def checked_names(names: str | Iterable[str], valid: Iterable[str], why: str = "which the model has not") -> list[str]:
-    """Return the names that var_names has, each once; raise ValueError for one that is not valid, and for none."""
-    names, valid = [names] if isinstance(names, str) else list(dict.fromkeys(names)), list(valid)
+def percent(part: float, form: str = ".0f") -> str:
+    """Return a part of 1 as a number of per cent."""
+    return f"{100 * part:{form}} %"
+
+
+def listed(names: Sequence[object], form: str = "{!r}", most: int = 5) -> str:
+    """Return names for a sentence, the first few of many."""
+    shown = ", ".join(form.format(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
+
+
+def checked_names(
+    names: str | Iterable[str] | None,
+    valid: Iterable[str],
+    why: str = "which the model has not",
+    option: str = "var_names",
+) -> list[str]:
+    """Return the names that an option has, each once, or all; raise ValueError for one that is not valid, for none."""
+    valid = list(valid)
+    names = [names] if isinstance(names, str) else list(dict.fromkeys(valid if names is None else names))
     if unknown := [name for name in names if name not in valid]:
-        raise ValueError(f"var_names has {unknown[0]!r}, {why}: {suggestion(unknown[0], valid)}")
+        raise ValueError(f"{option} has {unknown[0]!r}, {why}: {suggestion(unknown[0], valid)}")
     if not names:
-        raise ValueError("var_names is empty: name at least one variable, or leave it out.")
+        raise ValueError(f"{option} is empty: name at least one variable, or leave it out.")
     return names
 
 

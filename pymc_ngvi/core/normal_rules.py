@@ -64,10 +64,7 @@ def rule(k: int, levels: tuple[int, ...]) -> NormalRule:
     """Return the rule in ``k`` dimensions that has a level for each of its `blocks`."""
     if len(levels) != len(blocks(k)):
         raise ValueError(f"{k} dimensions have {len(blocks(k))} levels, not {len(levels)}")
-    if k > _FEW:
-        nodes, weights = _sparse_grid(k, _SPARSE[levels[0]])
-    else:
-        nodes, weights = _product([_line(level) for level in levels])
+    nodes, weights = _sparse_grid(k, _SPARSE[levels[0]]) if k > _FEW else _product([_line(level) for level in levels])
     i, j = np.tril_indices(k)
     second = nodes[:, i] * nodes[:, j] - (i == j)
     parts = np.concatenate([np.ones((len(nodes), 1)), nodes, second], axis=1)
@@ -83,7 +80,7 @@ def bend_weights(level: int) -> Array:
     z, w = _line(level)
     if len(z) < _BENDS:
         return np.zeros((2, len(z)))
-    return np.asarray(w * np.stack([z**3 - 3.0 * z, z**4 - 6.0 * z**2 + 3.0]))
+    return np.asarray(w * np.polynomial.hermite_e.hermevander(z, 4).T[3:])
 
 
 @functools.cache

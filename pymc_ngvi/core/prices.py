@@ -16,6 +16,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.linalg import TINY
 from pymc_ngvi.core.refusal import Reason, Unavailable
 
 #: An operation of a dense step, and of a sparse one.
@@ -25,10 +26,8 @@ PER_DENSE, PER_PRODUCT = 4.5e-11, 7e-11
 PER_ENTRY, OF_STEP, PER_SUM = 1.5e-8, 2.5e-4, 1.8
 #: Of blocks beside a border: a number; the calls for each size.
 PER_ENTRY_OF_BLOCKS, PER_SIZE = 6e-8, 4e-4
-#: A row, in an expectation by quadrature with covariances of predictors; a row of a value of log p.
-PER_ROW, PER_ROW_OF_VALUE = 2e-6, 3.3e-8
-#: A call that evaluates rows.
-PER_CALL = 1e-4
+#: A call that evaluates rows, and a row of a value of log p.
+PER_CALL, PER_ROW_OF_VALUE = 1e-4, 3.3e-8
 #: A node of quadrature in trees, thousands of which are evaluated together, and a row there.
 PER_NODE, PER_ROW_OF_NODE = 5e-6, 2e-8
 #: A column of a Hessian at the draws of a step, in the smallest models.
@@ -112,13 +111,12 @@ def expected_fit_seconds(density: Priced, *, by_rows: bool = False) -> float:
     """Return the seconds of a fit that is yet to come: by rows, or by draws with a dense Hessian."""
     if by_rows:
         return OF_FIT + fit_seconds(density, N_EXPECTATIONS, N_EXPECTATIONS, "quadrature")
-    n_gradients = N_GRADIENTS + _of_products(density, density.n_dim) * N_HESSIANS
-    return n_gradients * density.gradient_seconds
+    return (N_GRADIENTS + _of_products(density, density.n_dim) * N_HESSIANS) * density.gradient_seconds
 
 
 def of_value(gradient_seconds: float) -> float:
     """Return the seconds of a value of log p, of many at once: regressions took 0.2 to 0.45 of a gradient."""
-    return max(OF_VALUE * gradient_seconds, 1e-9)
+    return max(OF_VALUE * gradient_seconds, TINY)  # a constant takes nothing
 
 
 def of_node(n_rows: int, part: float = 1.0) -> float:
@@ -205,16 +203,19 @@ def expect(times: float) -> None:
 # --- in words ---------------------------------------------------------------------------------------------------------
 
 
+#: In seconds, and in minutes.
+_MINUTE = _HOUR = 60.0
+
+
 def in_words(seconds: float) -> str:
     """Return seconds in words: about 0.4 s, about 40 s, about 12 min."""
-    if seconds < 120.0:
+    if seconds < 2.0 * _MINUTE:
         return f"about {seconds:{'.0f' if seconds >= 1.0 else '.1g'}} s"
-    if seconds < 7_200.0:
-        return f"about {seconds / 60.0:.0f} min"
-    return f"about {seconds / 3_600.0:,.0f} h"
+    minutes = seconds / _MINUTE
+    return f"about {minutes:.0f} min" if minutes < 2.0 * _HOUR else f"about {minutes / _HOUR:,.0f} h"
 
 
 def rounded_up(seconds: float) -> float:
     """Return a round number that is not less."""
-    unit = next(unit for unit in (1.0, 10.0, 100.0, 1_000.0, 10_000.0, 1e12) if seconds < 50.0 * unit)
+    unit = 10.0 ** max(math.ceil(math.log10(max(seconds, 1.0) / 50.0)), 0)
     return unit * -(-seconds // unit)

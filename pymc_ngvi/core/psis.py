@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scipy.special import softmax
+from scipy.special import boxcox, softmax
 
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array
@@ -16,7 +16,7 @@ from pymc_ngvi.core.types import Array
 # --- a generalised Pareto distribution in the place of the largest importance weights ---
 
 #: Weights in a tail: a part of all where these are few, and a multiple of the square root of how many there are.
-_PART, _OF_ROOT, _FEW_DRAWS = 5, 3.0, 225
+_PART, _OF_ROOT = 5, 3.0
 #: Fewer make no tail.
 _LEAST = 5
 #: Of the estimate of the shape: the prior of its scale, and the shape towards which it shrinks, worth so many draws.
@@ -33,7 +33,7 @@ def smoothed_tail(log_weights: Array) -> tuple[Array, float]:
     .. [1] Vehtari, Simpson, Gelman, Yao, Gabry (2024). Pareto smoothed importance sampling. JMLR 25(72).
     """
     n, result = len(log_weights), log_weights - log_weights.max()
-    n_tail = int(_OF_ROOT * np.sqrt(n)) if n > _FEW_DRAWS else n // _PART
+    n_tail = tail_length(n)
     order = np.argsort(result)
     tail, below = order[n - n_tail :], order[n - n_tail - 1]
     if n_tail < _LEAST or np.ptp(result[tail]) < np.finfo(float).tiny:
@@ -42,7 +42,8 @@ def smoothed_tail(log_weights: Array) -> tuple[Array, float]:
     shape, scale = fitted_pareto(np.exp(result[tail]) - cutoff)
     if np.isfinite(shape) and scale > 0.0:
         at = (np.arange(n_tail) + 0.5) / n_tail
-        result[tail] = np.minimum(np.log(cutoff + _quantiles(at, shape, scale)), largest)
+        # Quantiles are scale ((1 - at)^-shape - 1) / shape, or, where the shape is 0, those of an exponential.
+        result[tail] = np.minimum(np.log(cutoff - scale * boxcox(1.0 - at, -shape)), largest)
     return result - logsumexp(result), shape
 
 
@@ -74,15 +75,10 @@ def fitted_pareto(excess: Array) -> tuple[float, float]:
     return (n * shape + _PRIOR_DRAWS * _PRIOR_SHAPE) / (n + _PRIOR_DRAWS), -shape / slope
 
 
-def _quantiles(probability: Array, shape: float, scale: float) -> Array:
-    log_survival = np.log1p(-probability)
-    if shape == 0.0:
-        return -scale * log_survival
-    return scale * np.expm1(-shape * log_survival) / shape
-
-
 # --- pareto-smoothed importance sampling: weights, k-hat, and what they say of q ---
 
+#: k-hat above which no number of draws is enough.
+MOST_KHAT = 0.7
 #: Fewer draws leave too short a tail to fit a Pareto distribution to.
 MIN_KHAT_DRAWS = 100
 #: Log weights this far below the smallest finite one count as none: less than the smallest double.
@@ -154,12 +150,12 @@ def pareto_khat(log_p: Array, log_q: Array) -> float:
 
 def khat_limit(n_draws: int) -> float:
     """Return the k-hat above which estimates weighted by ``n_draws`` draws can't be trusted."""
-    return min(1.0 - 1.0 / float(np.log10(n_draws)), 0.7)
+    return min(1.0 - 1.0 / float(np.log10(n_draws)), MOST_KHAT)
 
 
 def tail_length(n_draws: int) -> int:
     """Return how many of the weights of so many draws count to their tail."""
-    return int(np.ceil(min(0.2 * n_draws, _OF_ROOT * np.sqrt(n_draws))))
+    return int(min(n_draws / _PART, _OF_ROOT * np.sqrt(n_draws)))
 
 
 def khat_error(khat: float, n_draws: int) -> float:

@@ -24,7 +24,6 @@ class Reason(StrEnum):
     # Of log p as a sum over rows.
     NO_PREDICTORS = auto()  # no sum over functions of a few linear predictors
     NOT_ALL_ROWS = auto()  # a part of log p is no row
-    TOO_DENSE = auto()  # covariances of predictors would take too much memory
     NOT_LIFTED = auto()  # an element depends on too much, or in a way that is not understood
     # Of derivatives.
     NO_HESSIANS = auto()  # at points
@@ -33,10 +32,8 @@ class Reason(StrEnum):
     # Of what was built of a model.
     NOT_REUSED = auto()  # the next fit needs something else
     # Of the form in which values were asked for.
-    PATTERN_WIDENED = auto()
-    PATTERN_LACKS = auto()
+    OTHER_FORM = auto()
     ROWS_GIVEN_UP = auto()
-    HESSIAN_GIVEN_UP = auto()
 
 
 class Refused(Exception):
@@ -78,8 +75,6 @@ class NotApart(RefusedFor):
 class TooDenseError(NotApart):
     """Sets of coordinates would fill the memory."""
 
-    reason = Reason.TOO_DENSE
-
     def __init__(self, sentence: str = "covariances of predictors would take too much memory") -> None:
         super().__init__(sentence)
 
@@ -87,29 +82,23 @@ class TooDenseError(NotApart):
 class OtherForm(RefusedFor):
     """Values are not to be had in the form that was begun with: what needs them begins again."""
 
+    reason = Reason.OTHER_FORM
+
 
 class PatternWidened(OtherForm):
     """The Hessian had entries outside its pattern, which has them now: values have another form."""
-
-    reason = Reason.PATTERN_WIDENED
 
 
 class PatternLacks(OtherForm):
     """The Hessian has entries outside its pattern, which still lacks them."""
 
-    reason = Reason.PATTERN_LACKS
-
 
 class RowsGivenUp(OtherForm):
     """Rows are not all of log p: it is evaluated without them from now on."""
 
-    reason = Reason.ROWS_GIVEN_UP
-
 
 class RowHessianGivenUp(OtherForm):
     """Second derivatives of rows are not those of log p: its Hessian, and the pattern, are found without them."""
-
-    reason = Reason.HESSIAN_GIVEN_UP
 
 
 class Unavailable(Refused):

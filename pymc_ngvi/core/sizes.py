@@ -1,16 +1,22 @@
-"""Sizes of arrays; sizes that are refused, with what to do instead: of covariances, and numbers of draws and chains."""
+"""Numbers of draws and of chains, and sizes of arrays: defaults, and what is refused; seeds of random numbers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import GIB
 
 #: Numbers in an array: that stay in a cache; of temporaries in a loop over parts; that are held at once, and kept; at
 #: most.
 CACHED, STREAMED, AT_ONCE, HELD, MOST_NUMBERS = 2**17, 2**20, 2**22, 2**25, 2**27
-#: Largest dimension for which a dense covariance is made.
-MAX_COV_DIM = 5_000
+#: Draws by default: that are predicted, shown, weighted by other densities, and weighed, where evaluations are cheap.
+N_PREDICTED, N_SHOWN, N_REWEIGHTED, N_WEIGHED = 1_000, 2_000, 4_000, 10_000
+#: Largest dimensions for which a dense covariance is made: without being asked for, as a product with it costs as much
+#: as many a gradient beyond, and at all.
+MAX_DENSE_DIM, MAX_COV_DIM = 500, 5_000
 
 
 def check_cov_size(n_dim: int) -> None:
@@ -35,3 +41,64 @@ def check_chains(chains: object) -> int:
     if not isinstance(chains, int | np.integer) or isinstance(chains, bool) or chains < 1:
         raise ValueError(f"chains should be a whole number of at least 1; got {chains!r}.")
     return int(chains)
+
+
+# --- seeds, in every form that NumPy and PyMC take: as a generator, or as the whole number that a fit goes by ---
+
+#: What can be given as ``random_seed``; an alias that signatures show by its name.
+type Seed = (
+    int
+    | Sequence[int]
+    | NDArray[np.integer[Any]]
+    | np.random.SeedSequence
+    | np.random.BitGenerator
+    | np.random.Generator
+    | np.random.RandomState
+    | None
+)
+
+#: Seeds that are drawn from a generator are below this.
+END = 2**31
+#: Numbers of random streams apart from those of fits, whose levels and iterations are below a million.
+ASSESSMENT, DRAWS, WEIGHTS, _, _, POSTERIORS, MODES, MANY, PRIORS, UPDATES = range(1_000_000, 11_000_000, 1_000_000)
+
+
+def generator_of(random_seed: object) -> np.random.Generator:
+    """Return the generator that a seed stands for."""
+    if isinstance(random_seed, np.random.RandomState):
+        return np.random.default_rng(random_seed.randint(2**32, size=4, dtype=np.uint32))
+    if isinstance(random_seed, np.random.Generator | np.random.BitGenerator | np.random.SeedSequence | None):
+        return np.random.default_rng(random_seed)
+    return np.random.default_rng(_entropy(random_seed))
+
+
+def seed_of(random_seed: object) -> int:
+    """Return a seed as one whole number of at least 0; equal seeds give equal numbers."""
+    if isinstance(random_seed, np.random.RandomState):
+        return int(random_seed.randint(END, dtype=np.int64))
+    if isinstance(random_seed, np.random.Generator | np.random.BitGenerator | None):
+        return int(np.random.default_rng(random_seed).integers(END))
+    if not isinstance(random_seed, np.random.SeedSequence):
+        entropy = _entropy(random_seed)
+        if len(entropy) == 1:
+            return entropy[0]
+        random_seed = np.random.SeedSequence(entropy)
+    return int(random_seed.generate_state(1, np.uint64)[0])
+
+
+def _entropy(random_seed: Any) -> list[int]:
+    """Return the whole numbers of a seed."""
+    several = isinstance(random_seed, list | tuple) or (isinstance(random_seed, np.ndarray) and random_seed.ndim)
+    values = list(random_seed) if several else [random_seed]
+    if not values or not all(_is_whole(value) for value in values):
+        raise ValueError(
+            "random_seed should be a whole number of at least 0, a list of such numbers, a SeedSequence, Generator or "
+            f"RandomState of NumPy, or None; got {random_seed!r}."
+        )
+    return [int(value) for value in values]
+
+
+def _is_whole(value: object) -> bool:
+    if isinstance(value, np.ndarray) and not value.ndim:
+        value = value[()]
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 0

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import betaln, gammaln, polygamma, psi
 
+from pymc_ngvi.core.linalg import TINY
 from pymc_ngvi.core.types import AnyArray, Array
 
 #: Nodes of a tail; nats by which the integrand falls within it; steps that find how far that is.
@@ -37,7 +38,7 @@ def _nodes_of(
     fall: Callable[[Array], tuple[Array, Array]], slope: Array, bend: Array, most: Array
 ) -> tuple[Array, Array]:
     """Return nodes and weights, (n_nodes, n), from 0 to where a convex function of s has risen enough."""
-    reach = np.minimum(most, np.minimum(_FALL / np.maximum(slope, 1e-300), np.sqrt(2.0 * _FALL / bend)))
+    reach = np.minimum(most, np.minimum(_FALL / np.maximum(slope, TINY), np.sqrt(2.0 * _FALL / bend)))
     for _ in range(_N_STEPS):
         height, slope = fall(reach)
         reach = np.clip(reach - (height - _FALL) / slope, 0.0, most)

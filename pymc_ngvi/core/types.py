@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from pymc_ngvi.core.batch import Batch
-from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.linalg import all_finite
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.status import Elbo, Status
 from pymc_ngvi.core.stored import stored
 
 # --- the values that travel between the parts ---

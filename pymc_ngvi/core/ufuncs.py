@@ -6,8 +6,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 #: Steps of the recurrence of the trigamma function; Bernoulli numbers, which its asymptotic series is made of.
-_SHIFT = 10
-_SERIES = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
+_SHIFT, _SERIES = 10, special.bernoulli(16)[2::2]
 
 
 def log1mexp(x: ArrayLike) -> NDArray[np.float64]:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pymc_ngvi.core.messages import percent
 from pymc_ngvi.core.types import Array
 
 #: Part of a variance that may be farther out than all draws: of a Student t with 3 degrees of freedom, at most 0.16 of
@@ -45,7 +46,7 @@ class Condition(NamedTuple):
 
 def heavy_tail(beyond: float) -> Condition:
     """Return what is asked of tails, where standard deviations are to mean something."""
-    said = f"{100 * beyond:.0f} % of a variance is farther out than all draws, if there is a variance: go by limits"
+    said = f"{percent(beyond)} of a variance is farther out than all draws, if there is a variance: go by limits"
     return Condition(HEAVY, beyond, MOST_BEYOND, said)
 
 

@@ -24,8 +24,7 @@ from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 from pymc_ngvi.families.pushforward import PushforwardState
-from pymc_ngvi.fitting.options import FitOptions, choose_family, form_of
-from pymc_ngvi.fitting.registry import BY_GRADIENTS
+from pymc_ngvi.fitting.options import BY_GRADIENTS, FitOptions, choose_family, form_of
 from pymc_ngvi.graphs.layout import Layout, Variable
 from pymc_ngvi.reparam import Conditional, reparametrised
 from pymc_ngvi.reparam.row_space import RowSpaceDensity
@@ -36,7 +35,7 @@ from pymc_ngvi.reparam.row_space import RowSpaceDensity
 START_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01)
 #: Times that a tenth of the narrowest is tried, at most. How many times as much log p has to rise by it as by the next
 #: tenth: of a parabola, it is a hundred times.
-_MOST_NARROWER, _STEEP = 10, 1e3
+_TENTH, _MOST_NARROWER, _STEEP = 0.1, 10, 1e3
 #: End of the names of unconstrained values of positive variables; their logarithm from which a start counts as far
 #: above 1; variables that are tried lower, at most.
 _POSITIVE, _FAR, _MOST_LOWERED = "_log__", 1.7, 10
@@ -220,10 +219,10 @@ def _narrowed(best: _TriedStart, scales: Sequence[Array], tried: Callable[[Array
     loses next to nothing, and steps from the wider start lead anywhere.
     """
     is_free = scales[-1] != scales[-2]
-    of_entropy = float(np.log(10.0) * is_free.sum())
-    wide, narrow = best, tried(np.where(is_free, 0.1, 1.0) * scales[-1])
+    of_entropy = float(-np.log(_TENTH) * is_free.sum())
+    wide, narrow = best, tried(np.where(is_free, _TENTH, 1.0) * scales[-1])
     for power in range(2, _MOST_NARROWER + 1):
-        narrower = tried(np.where(is_free, 0.1**power, 1.0) * scales[-1])
+        narrower = tried(np.where(is_free, _TENTH**power, 1.0) * scales[-1])
         if wide.elbo > -np.inf:
             gain, next_gain = narrow.elbo - wide.elbo, narrower.elbo - narrow.elbo + of_entropy
             if not (gain > 0.0 and gain + of_entropy > _STEEP * next_gain):
@@ -311,21 +310,17 @@ def _coordinates(layout: Layout, name: str) -> NDArray[np.intp]:
     if name in by_name:
         where = by_name[name].where
         return np.arange(where.start, where.stop)
-    base, _, index = name.removesuffix("]").rpartition("[")
-    owner = by_name.get(base)
+    owner = by_name.get(name.rpartition("[")[0])
     if owner is None:
         raise ValueError(f"blocks names {name!r}, which is no free variable: {suggestion(name, by_name)}")
-    try:
-        if base != owner.value_name or not name.endswith("]"):
-            raise ValueError
-        position = np.ravel_multi_index([int(i) for i in index.split(",")], owner.shape)
-    except ValueError:
-        shape = f"its value {owner.value_name!r} has shape {owner.shape}"
-        if owner.shape and owner.size:
-            first, last = (layout.label(i) for i in (owner.where.start, owner.where.stop - 1))
-            shape += f", coordinates from {first!r} to {last!r}"
-        raise ValueError(f"blocks names {name!r}, which is no coordinate of {owner.name!r}: {shape}.") from None
-    return np.array([owner.where.start + position], dtype=np.intp)
+    labels = [layout.label(i).replace(" ", "") for i in range(owner.where.start, owner.where.stop)]
+    if owner.shape and name.replace(" ", "") in labels:
+        return np.array([owner.where.start + labels.index(name.replace(" ", ""))], dtype=np.intp)
+    shape = f"its value {owner.value_name!r} has shape {owner.shape}"
+    if owner.shape and owner.size:
+        first, last = (layout.label(i) for i in (owner.where.start, owner.where.stop - 1))
+        shape += f", coordinates from {first!r} to {last!r}"
+    raise ValueError(f"blocks names {name!r}, which is no coordinate of {owner.name!r}: {shape}.")
 
 
 # What is fitted: a density, the family of its approximations, and how these become approximations of the model's.
@@ -348,10 +343,7 @@ class Problem:
         """Return the approximation of the model that a state stands for."""
         if isinstance(self.target, RowSpaceDensity):
             return self.target.gaussian(cast(GaussianState, state))
-        if self.transform is None:
-            return state
-        assert isinstance(state, Gaussian)
-        return PushforwardState(state, self.transform)
+        return state if self.transform is None else PushforwardState(cast(Gaussian[Any], state), self.transform)
 
     def start(
         self, start: Mapping[str, ArrayLike] | None, start_sigma: Mapping[str, ArrayLike] | float | None

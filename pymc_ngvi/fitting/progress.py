@@ -14,13 +14,13 @@ from typing import Self
 
 from pymc.progress_bar import CustomProgress, default_progress_theme
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, ProgressColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 from rich.theme import Theme
 from threadpoolctl import ThreadpoolController
 
-from pymc_ngvi.core.elbo import format_elbo, format_gap
 from pymc_ngvi.core.prices import in_words
+from pymc_ngvi.core.status import format_elbo, format_gap
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.fitting.loop import LoopState
@@ -121,48 +121,6 @@ def watching(density: ModelDensity, progress: FitProgress) -> AbstractContextMan
     return density.shards.watched(progress.show_shards)
 
 
-class WorkProgress:
-    """A bar for work other than a fit: it appears after two seconds, and goes when the work is done."""
-
-    def __init__(self, description: str, total: float) -> None:
-        self._description, self._total, self._done = description, total, 0.0
-        self._began = time.monotonic()
-        self._progress: Progress | None = None
-        self._task = TaskID(0)
-        self._said = False
-
-    def __enter__(self) -> Self:
-        """Begin."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Take the bar away."""
-        if self._progress is not None:
-            self._progress.stop()
-
-    def advance(self, amount: float) -> None:
-        """Note that some of the work is done."""
-        self._done += amount
-        if self._said:
-            return
-        if self._progress is None:
-            if time.monotonic() - self._began < _SECONDS_UNSEEN or self._done >= self._total:
-                return
-            columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-            console, in_text = console_for(default_progress_theme)
-            if in_text:
-                console.print(f"{self._description}: {self._done / self._total:.0%} after {_SECONDS_UNSEEN:.0f} s.")
-                self._said = True
-                return
-            shown = console.is_terminal or console.is_jupyter
-            self._progress = Progress(*columns, console=console, transient=True, disable=not shown)
-            self._progress.start()
-            self._task = self._progress.add_task(self._description, total=self._total)
-        self._progress.update(self._task, completed=min(self._done, self._total))
-
-
 @contextlib.contextmanager
 def announced(what: str, seconds: float, shown: bool = True) -> Iterator[None]:
     """Say what is being done and about how long it takes, in estimated seconds, while it is done.
@@ -233,8 +191,7 @@ def few_threads(density: ModelDensity) -> AbstractContextManager[object]:
     Small models are such, and sums over rows of any size: their products are many and thin, one for each part of the
     rows that fits in the cache.
     """
-    alone = density.is_small or density.by_rows.are_known
-    return one_thread() if alone else nullcontext()
+    return one_thread() if density.is_small or density.by_rows.are_known else nullcontext()
 
 
 def one_thread() -> AbstractContextManager[object]:

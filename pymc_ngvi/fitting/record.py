@@ -1,24 +1,30 @@
 """What a fit reports of itself."""
 
+import contextlib
+import dataclasses
 import logging
 import math
+import os
 import warnings
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self, cast
 
 import numpy as np
 
 from pymc_ngvi.core.draws import draws_of
-from pymc_ngvi.core.elbo import Elbo, format_gap
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.messages import OURS
-from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, Status
+from pymc_ngvi.core.messages import OURS, listed, percent
+from pymc_ngvi.core.refusal import Failed, Reason, Refused
+from pymc_ngvi.core.sizes import N_SHOWN
+from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, Elbo, StartError, Status, format_gap
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Assessment, VariationalState
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.density.streams.density import StreamReport
+from pymc_ngvi.density.shards.errors import BrokenExecutorError, ShardError
+from pymc_ngvi.density.streams.density import BatchError, StreamReport
 from pymc_ngvi.families import traits_of
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.plan import Decision, Plan
@@ -26,13 +32,11 @@ from pymc_ngvi.posteriors.plan import Decision, Plan
 # --- what there is to say of modes beside that of the fit: where they are, and their share of the posterior ---
 
 #: Draws of each approximation by which masses are compared.
-_N_DRAWS = 512
+N_DRAWS = 512
 #: Log of the ratio to q from which on a draw is outside of it, and the part of the draws that has to be.
-_LOG_OUTSIDE, _MOSTLY = 3.0, 0.5
+LOG_OUTSIDE, MOSTLY = 3.0, 0.5
 #: Part of the mass that is expected at a mode, from which on draws have found it, but for two standard errors.
 _FOUND = 0.5
-#: Draws by which it is seen whether another posterior covers a mode.
-N_SEEN = 2_000
 
 
 @stored("fit.other_mode")
@@ -63,11 +67,11 @@ class Searched:
 
 def is_outside(density: ModelDensity, q: VariationalState, elbo: float, other: VariationalState, seed: int) -> bool:
     """Tell whether most of another approximation is where q lacks mass."""
-    theta = draws_of(other, _N_DRAWS // 8, np.random.default_rng(seed))
+    theta = draws_of(other, N_DRAWS // 8, np.random.default_rng(seed))
     with np.errstate(all="ignore"):
         log_p, log_q = density.logp(theta), np.asarray(q.log_density(theta))
-        outside = np.isfinite(log_p) & ~(log_q >= log_p - elbo - _LOG_OUTSIDE)
-    return bool(outside.mean() >= _MOSTLY)
+        outside = np.isfinite(log_p) & ~(log_q >= log_p - elbo - LOG_OUTSIDE)
+    return bool(outside.mean() >= MOSTLY)
 
 
 def shares(density: ModelDensity, states: Sequence[VariationalState], seed: int) -> Array:
@@ -76,7 +80,7 @@ def shares(density: ModelDensity, states: Sequence[VariationalState], seed: int)
     By importance sampling: draws of their mixture, each counted for the components that it may be of.
     """
     rng = np.random.default_rng(seed)
-    theta = np.concatenate([draws_of(state, _N_DRAWS, rng) for state in states])
+    theta = np.concatenate([draws_of(state, N_DRAWS, rng) for state in states])
     with np.errstate(all="ignore"):
         log_p = density.logp(theta)
         parts = np.array([state.log_density(theta) for state in states])
@@ -93,7 +97,7 @@ def not_covered(
     modes = [mode for mode in modes if equal or not mode.is_equal]
     if not modes:
         return ()
-    draw = posterior.draw(N_SEEN, np.random.default_rng(seed))
+    draw = posterior.draw(N_SHOWN, np.random.default_rng(seed))
     parts = np.array([posterior.gaussian.log_density(draw), *(mode.q.log_density(draw) for mode in modes)])
     found = np.bincount(parts.argmax(axis=0), minlength=len(parts))[1:]
     expected = len(draw) * np.array([mode.share for mode in modes])
@@ -104,13 +108,13 @@ def not_covered(
 def left_out(modes: Sequence[OtherMode]) -> str:
     """Say, without a subject, what a posterior leaves out."""
     what = "a mode" if len(modes) == 1 else f"{len(modes)} modes"
-    return f"leaves out {what} with {100.0 * sum(mode.share for mode in modes):.2g} % of the mass"
+    return f"leaves out {what} with {percent(sum(mode.share for mode in modes), '.2g')} of the mass"
 
 
 # --- what a fit reports of itself ---
 
-#: Coordinates named in a sentence, at most.
-_MOST_NAMED = 5
+#: How the names of variables are shown.
+_NAME = "`{}`"
 
 
 @stored("fit.record")
@@ -245,12 +249,12 @@ class FitRecord:
     @property
     def _of_status(self) -> str:
         if self.improper:
-            return f"The posterior is improper: far out, its density does not fall in {_listed(self.improper)}."
+            return f"The posterior is improper: far out, its density does not fall in {listed(self.improper, _NAME)}."
         if not self.growing:
             return self.status.sentence
         which = "standard deviation" if len(self.growing) == 1 else "standard deviations"
         verb = "keeps" if len(self.growing) == 1 else "keep"
-        return f"The {which} of {_listed(self.growing)} {verb} growing: the posterior may be improper."
+        return f"The {which} of {listed(self.growing, _NAME)} {verb} growing: the posterior may be improper."
 
     @property
     def of_discrete(self) -> str:
@@ -258,7 +262,7 @@ class FitRecord:
         if not self.summed_out:
             return ""
         verb, them = ("was", "it") if len(self.summed_out) == 1 else ("were", "them")
-        return f"{_listed(self.summed_out)} {verb} summed out of the model; approx.sample() draws {them}."
+        return f"{listed(self.summed_out, _NAME)} {verb} summed out of the model; approx.sample() draws {them}."
 
     @property
     def is_pool(self) -> bool:
@@ -338,12 +342,6 @@ class FitRecord:
         )
 
 
-def _listed(names: tuple[str, ...]) -> str:
-    """Return names for a sentence."""
-    named = ", ".join(f"`{name}`" for name in names[:_MOST_NAMED])
-    return named + (f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else "")
-
-
 # --- what a fit has come to, and what the user is told of it ---
 
 logger = logging.getLogger("pymc.ngvi")
@@ -398,3 +396,107 @@ def elbo_of(q: VariationalState, assessment: Assessment) -> Elbo:
     means = h[units[keep[units].all(axis=1)]].mean(axis=1)
     se = float(means.std(ddof=1) / np.sqrt(len(means))) if len(means) > 1 else np.inf
     return Elbo(float(h[keep].mean()), se)
+
+
+# --- what ends a call before its time, and what it keeps ---
+
+#: Data that can't be had any more: a fit may go on after these.
+LOST = (ShardError, BrokenExecutorError, BatchError)
+#: What is raised wherever it comes from: it says what the user has to do, or that there is no going on.
+_RAISED = (Refused, StartError, MemoryError, *LOST)
+#: Environment variable; where it is set, as in tests, an exception in one of several posteriors is raised.
+RAISE = "PYMC_NGVI_RAISE"
+
+
+class HasRecord(Protocol):
+    """An approximation, as far as it is needed here."""
+
+    record: FitRecord | None
+
+
+class SoFar[A: HasRecord]:
+    """The context of a call: Ctrl-C ends it with what there is by then, or is raised where there is nothing yet.
+
+    After lost data, the error is raised with what there is as its ``approx``.
+    """
+
+    #: What the call returns.
+    result: A
+
+    def __init__(self) -> None:
+        self._now: Callable[[], tuple[A, tuple[str, ...]]] | None = None
+        self._will_do = False
+
+    def is_now(self, now: Callable[[], tuple[A, tuple[str, ...]]], *, will_do: bool = False) -> None:
+        """Say how to get what there is from here on, and what is not done yet, in noun phrases.
+
+        Whether it will do: an exception in what is to make it better is no reason to lose it.
+        """
+        self._now, self._will_do = now, will_do
+
+    def __enter__(self) -> Self:
+        """Begin the call."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """End the call."""
+        if error is None or self._now is None:
+            return False
+        if isinstance(error, LOST):
+            error.approx = self._now()[0]
+            return False
+        if isinstance(error, KeyboardInterrupt):
+            approx, undone = self._now()
+            record = cast(FitRecord, approx.record)
+            if record.status is Status.NOT_STARTED:
+                return False
+            record = dataclasses.replace(record, status=Status.INTERRUPTED, status_before=record.status)
+        elif self._will_do and isinstance(error, Exception) and not isinstance(error, MemoryError):
+            said = _told("What was to come after this posterior", "It is kept.", error, logging.WARNING)
+            approx, undone = self._now()
+            record, undone = cast(FitRecord, approx.record), (f"{', '.join(undone)} ({said})",)
+        else:
+            return False
+        approx.record = dataclasses.replace(record, undone=(*record.undone, *undone))
+        self.result = approx
+        return True
+
+
+def _told(what: str, then: str, error: Exception, level: int) -> str:
+    """Log an exception that does not end a call, and return its type and message; raise it in tests."""
+    if os.environ.get(RAISE) and not isinstance(error, _RAISED):
+        raise error
+    said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no message')}"
+    logger.log(level, f"{what} failed ({said}). {then} Please report this; the log has the traceback at level DEBUG.")
+    logger.debug(f"{what} failed.", exc_info=error)
+    return said
+
+
+@contextlib.contextmanager
+def spared(what: str, then: str, level: int = logging.WARNING) -> Iterator[None]:
+    """Turn an exception in a part of a fit into `Failed`, and warn of it, so that the fit goes on without that part.
+
+    It is raised where the environment variable `RAISE` is set, which tests do.
+    """
+    try:
+        yield
+    except _RAISED:
+        raise
+    except Exception as error:  # whatever it is
+        raise Failed(Reason.EXCEPTION, _told(what, then, error, level)) from error
+
+
+@contextlib.contextmanager
+def or_the_first(before: Sequence[BaseException]) -> Iterator[None]:
+    """Raise the first of some exceptions in the place of the last one, with the others as notes."""
+    try:
+        yield
+    except Exception as last:
+        if not before or isinstance(last, _RAISED):
+            raise
+        first, *others = [*before, last]
+        for error in others:
+            first.add_note(f"Then {type(error).__name__}: {error}")
+        raise first from None

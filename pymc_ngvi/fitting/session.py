@@ -1,6 +1,7 @@
-"""One fit, under way or at its end: runs the loop, and says how it went."""
+"""One fit, under way or at its end: where it begins, the loop, whether its posterior is proper, and how it went."""
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import math
@@ -8,19 +9,19 @@ import time
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import methodcaller
+from operator import itemgetter, methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from numpy.typing import ArrayLike, NDArray
 from rich.theme import Theme
+from scipy.linalg import cho_solve
 
 from pymc_ngvi.core import linalg
-from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.prices import fit_seconds
 from pymc_ngvi.core.refusal import Failed, OtherForm, RowsGivenUp
-from pymc_ngvi.core.status import StartError, Status
+from pymc_ngvi.core.status import Elbo, StartError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
     Array,
@@ -32,16 +33,16 @@ from pymc_ngvi.core.types import (
     Target,
     VariationalState,
 )
-from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.checks import constant_data
+from pymc_ngvi.density.new_priors import flat_coordinates, has_proper_priors
 from pymc_ngvi.density.streams.density import StreamDensity
 from pymc_ngvi.families import MixtureState, SparseState, StudentTState, SummedState
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.fitting import loop
-from pymc_ngvi.fitting.errors import spared
 from pymc_ngvi.fitting.loop import LoopState
 from pymc_ngvi.fitting.modes.search import Ended, ModeSearch, explored
-from pymc_ngvi.fitting.options import FitOptions, check_n
+from pymc_ngvi.fitting.options import AXES, RULES, FitOptions, check_n
 from pymc_ngvi.fitting.problem import (
     Problem,
     choose_start,
@@ -53,13 +54,198 @@ from pymc_ngvi.fitting.problem import (
     units_apart,
 )
 from pymc_ngvi.fitting.progress import FitProgress, few_threads, watching
-from pymc_ngvi.fitting.propriety import Watched
-from pymc_ngvi.fitting.record import FitRecord, Outcome, Searched, elbo_of
-from pymc_ngvi.fitting.registry import AXES, RULES
+from pymc_ngvi.fitting.record import FitRecord, Outcome, Searched, elbo_of, spared
 from pymc_ngvi.reparam.row_space import RowSpaceDensity
-from pymc_ngvi.steps.adaptive.rule import Adaptive, AdaptiveState
+from pymc_ngvi.steps.adaptive import Adaptive, AdaptiveState
 from pymc_ngvi.steps.incremental import Incremental, IncrementalState
 from pymc_ngvi.updates import DIRECTIONS
+
+logger = logging.getLogger("pymc.ngvi")
+
+# --- whether a posterior is improper, and in which variable: a look at its tails, far beyond q ---
+# The other coordinates are integrated out by Laplace's method at values of one with a flat prior, farther and farther
+# out. A tail from r to 2 r has less mass than the one before it only where the log density falls by more than log 2;
+# where it does not fall so much over orders of magnitude, the integral diverges.
+
+#: Coordinates in all, and of those with flat priors, up to which tails are looked at.
+_MOST_DIM, _MOST_FLAT = 100, 20
+#: Distances at which they are: in standard deviations of q, and on the scale of a logarithm.
+_DISTANCES: Array = 8.0 * 16.0 ** np.arange(10.0)
+_LOG_DISTANCES: Array = 2.5 * 2.0 ** (0.5 * np.arange(8.0))
+#: Spans between these, the farthest ones, over all of which a tail does not fall; nats by which one has fallen for
+#: good.
+_SPANS, _DEEP = 3, 100.0
+#: Iterations after which a fit that is still under way is looked at.
+_LOOK = 100
+#: Farthest starting point on the scale of a logarithm.
+_FARTHEST_LOG = 100.0
+#: Steps of Newton at most, and halvings of one; nats that it may still promise at the end; pivot, of 1, below which a
+#: determinant is rounding error.
+_MOST_STEPS, _SOLVED, _LEAST_PIVOT = 30, 1e-4, 1e-12
+#: Multiples of the identity that are added to a precision, one after the other, until it has a factor.
+_DAMPINGS = (0.0, 1e-6, 1e-3, 0.1, 1.0, 10.0)
+
+
+class Watched:
+    """Iterates until a fit ends, or its posterior is found to be improper."""
+
+    def __init__(self, problem: Problem) -> None:
+        density = problem.density
+        self._problem = problem
+        #: None where not all of log p can be evaluated at single points, far out.
+        self._density = density if isinstance(density, LogDensity) and not density.has_minibatch else None
+        #: Whether the posterior may be improper at all.
+        self._is_open = self._density is None or not has_proper_priors(density.model)
+        #: The variables in which it is.
+        self.improper: tuple[str, ...] = ()
+
+    def run(self, rule: Rule, state: loop.LoopState, last: int, observe: loop.Observer) -> loop.LoopState:
+        """Return where the loop ends, at iteration ``last`` at the latest; see `loop.run`."""
+
+        def until(state: loop.LoopState, end: int) -> loop.LoopState:
+            return loop.run(rule, state, end - state.n_iterations, observe)
+
+        if self._is_open and self._density is not None and state.n_iterations < _LOOK < last:
+            state = until(state, _LOOK)
+            if state.status is Status.MAX_ITERATIONS and self._is_improper(state, ended=False):
+                return dataclasses.replace(state, status=Status.UNBOUNDED)
+        state = until(state, last)
+        while state.status is Status.UNBOUNDED and state.n_iterations < last:
+            if self._is_open and (self._is_improper(state, ended=False) or self._is_open):
+                break
+            # What is proper is only wide: the fit goes on, and standard deviations are compared with those of now.
+            state = until(dataclasses.replace(state, rule=rule.reopen(state.rule), status=Status.RUNNING), last)
+        return state
+
+    def ended(self, state: loop.LoopState) -> loop.LoopState:
+        """Return the end of a fit, which is none near a posterior that is improper."""
+        if state.status.can_be_followed and self._is_improper(state, ended=True):
+            return dataclasses.replace(state, status=Status.UNBOUNDED)
+        return state
+
+    def _is_improper(self, state: loop.LoopState, *, ended: bool) -> bool:
+        """Tell whether the posterior is found to be improper, looking out from a Gaussian, or from the start."""
+        density = self._density
+        if not self._is_open or density is None or self.improper:
+            return bool(self.improper)
+        improper, is_known = tails_of(density, *self._problem.mean_and_sd(state.rule.q), level=not ended)
+        if not (improper or is_known):
+            start = density.initial_point()
+            improper, _ = tails_of(density, start, np.ones_like(start), level=True)
+        self._is_open = bool(improper) or not is_known
+        self.improper = tuple(_name(density, i) for i in improper)
+        return bool(self.improper)
+
+
+def _name(density: LogDensity, index: int) -> str:
+    """Return the label of a coordinate with the name that its variable has in the model."""
+    variable = next(v for v in density.layout.variables if v.where.start <= index < v.where.stop)
+    return variable.name + density.layout.label(index).removeprefix(variable.value_name)
+
+
+def tails_of(density: LogDensity, mean: Array, sd: Array, *, level: bool = False) -> tuple[tuple[int, ...], bool]:
+    """Return the coordinates with flat priors in which log p is improper; and whether all tails could be followed."""
+    if density.second.error() is not None or density.n_dim > _MOST_DIM:
+        return (), False
+    flat = flat_coordinates(density.model, density.layout)
+    if not len(flat):
+        return (), False
+    before = density.n_gradients, density.n_hessians
+    flat = flat[np.argsort(-sd[flat])]
+    try:
+        with np.errstate(all="ignore"):
+            falls = {int(i): _falls(density, int(i), mean, sd, level) for i in flat[:_MOST_FLAT]}
+    except OtherForm:
+        logger.debug("The Hessian has entries that its pattern lacks.", exc_info=True)
+        return (), False
+    finally:
+        density.n_gradients, density.n_hessians = before  # those of the fit
+    known = len(flat) <= _MOST_FLAT and None not in falls.values()
+    return tuple(i for i, does in falls.items() if does is False), known
+
+
+def _falls(density: LogDensity, at: int, mean: Array, sd: Array, level: bool) -> bool | None:
+    """Tell whether both tails of a coordinate fall; None where that is not known."""
+    variable = next(v for v in density.layout.variables if v.where.start <= at < v.where.stop)
+    is_log, centre = variable.value_name != variable.name, mean.copy()
+    if is_log:
+        centre[at] = np.clip(centre[at], -_FARTHEST_LOG, _FARTHEST_LOG)
+    distances: Array = _LOG_DISTANCES if is_log else _DISTANCES * sd[at]
+    most = 1.0 if level and not is_log else np.inf
+    least: Array = np.log(distances[1:] / distances[:-1])
+    found = [_side_falls(_profile(density, centre, at, side * distances, least), least, most) for side in (-1.0, 1.0)]
+    if False in found:
+        return False
+    return None if None in found else True
+
+
+def _side_falls(values: Array, least: Array, most: float) -> bool | None:
+    """Tell whether a tail falls by more than the least in each span; None where that is not known or it rises."""
+    falls = -np.diff(values)
+    if np.isneginf(values).any() or falls.sum() > _DEEP:
+        return True
+    if len(falls) < _SPANS:
+        return None
+    if (falls >= least[: len(falls)])[-_SPANS:].any():
+        return True
+    return None if (falls[-_SPANS:] < -most).any() else False
+
+
+def _profile(density: LogDensity, centre: Array, at: int, shifts: Array, least: Array) -> Array:
+    """Return the log density of a coordinate at some values, as far as Laplace's method goes or there is doubt."""
+    free = np.flatnonzero(np.arange(len(centre)) != at)
+    theta = centre.copy()
+    values: list[float] = []
+    for k, shift in enumerate(shifts):
+        theta[at] = centre[at] + shift
+        found = _laplace(density, theta, free)
+        if found is None:
+            break
+        theta = found[0]
+        values.append(found[1])
+        falls = -np.diff(values[-_SPANS - 1 :])
+        steadily = len(falls) == _SPANS and (falls > 1.5 * least[k - _SPANS : k]).all()
+        if steadily or np.isneginf(found[1]) or values[0] - found[1] > _DEEP:
+            break
+    return np.array(values)
+
+
+def _laplace(density: LogDensity, theta: Array, free: NDArray[np.intp]) -> tuple[Array, float] | None:
+    """Return the mode in some coordinates, and the log integral over these; None where there is none."""
+    value, gradient = (part[0] for part in density.logp_grad(theta[None]))
+    if np.isneginf(value):
+        return theta, -np.inf
+    for _ in range(_MOST_STEPS):
+        if not (np.isfinite(value) and np.isfinite(gradient[free]).all()):
+            return None
+        if not len(free):
+            return theta, float(value)
+        precision = -density.second.mean_products(theta[None], np.eye(len(theta))[free])[:, free]
+        size = np.sqrt(np.abs(np.diagonal(precision)))
+        if not (np.isfinite(precision).all() and size.all()):
+            return None
+        scaled, slope = precision / size / size[:, None], gradient[free] / size
+        damped = ((by, linalg.cholesky(scaled + by * np.eye(len(free)))) for by in _DAMPINGS)
+        damping, factor = next((found for found in damped if found[1] is not None), (0.0, None))
+        if factor is None:
+            return None
+        step = cho_solve((factor, True), slope)
+        if 0.5 * step @ slope < _SOLVED:
+            if damping or np.diagonal(factor).min() ** 2 < _LEAST_PIVOT:
+                return None
+            log_det = 2.0 * np.sum(np.log(np.diagonal(factor) * size))
+            return theta, float(value + 0.5 * len(free) * np.log(2.0 * np.pi) - 0.5 * log_det)
+        for halving in range(_MOST_STEPS):
+            trial = theta.copy()
+            trial[free] += 0.5**halving * step / size
+            new, its_gradient = (part[0] for part in density.logp_grad(trial[None]))
+            if new > value:
+                break
+        else:
+            return None
+        theta, value, gradient = trial, new, its_gradient
+    return None
+
 
 # --- a fit that starts from another one: from its mean and covariance, as far as the new family can hold them ---
 
@@ -103,12 +289,9 @@ class Earlier:
 
     def state(self, rule: Rule, problem: Problem, point: Array, scales: Sequence[Array]) -> VariationalState | None:
         """Return the start with the best ELBO on the first draws; None where log p is not finite at all of them."""
-        best, best_elbo = None, -np.inf
-        for state in self._states(problem, point, scales):
-            evaluation = rule.first_evaluation(state)
-            if evaluation.finite.all() and evaluation.elbo > best_elbo:
-                best, best_elbo = state, evaluation.elbo
-        return best
+        tried = [(rule.first_evaluation(state), state) for state in self._states(problem, point, scales)]
+        inside = [(of.elbo, state) for of, state in tried if of.finite.all() and of.elbo > -np.inf]
+        return max(inside, key=itemgetter(0), default=(-np.inf, None))[1]
 
     def _states(self, problem: Problem, point: Array, scales: Sequence[Array]) -> Iterator[VariationalState]:
         if isinstance(problem.target, RowSpaceDensity):
@@ -116,8 +299,7 @@ class Earlier:
             return
         taken = np.arange(len(self.ours))
         if problem.transform is not None:  # relative to the global parameters, others are not what they were
-            border = problem.transform.structure.border
-            taken = np.flatnonzero(np.isin(self.ours, border))
+            taken = np.flatnonzero(np.isin(self.ours, problem.transform.structure.border))
         ours, theirs = self.ours[taken], self.theirs[taken]
         sd = self.q.sd()[theirs]
         for scale in scales if len(ours) < len(point) else scales[:1]:
@@ -174,8 +356,6 @@ def _gaussian_with(state: GaussianState, precision: Array) -> GaussianState:
 # --- where a fit begins: the best of some states, and again where the structure of the Hessian was too narrow ---
 
 # A child of PyMC's logger, which has the handler.
-logger = logging.getLogger("pymc.ngvi")
-
 #: Times that the structure of a Hessian may turn out to be too narrow, at most.
 MAX_WIDENED = 5
 #: Points at which entries of the Hessian are looked for that exact expectations have and its structure has not.
@@ -241,8 +421,7 @@ def _look_for_entries(density: ModelDensity, options: FitOptions, seed: int, mea
     """Add entries of the Hessian that its structure left out, about a mean; some may have been added already."""
     logger.info("The Hessian of log p has entries that its structure left out: q gets them, too.")
     if options.choice.estimator == "quadrature":  # draws have been looked at already
-        z = np.random.default_rng(seed).standard_normal((_N_LOOKED_AT, density.n_dim))
-        density.widen(mean + sd * z)
+        density.widen(mean + sd * np.random.default_rng(seed).standard_normal((_N_LOOKED_AT, density.n_dim)))
     if options.family_reason and density.pattern is None:
         raise ValueError(NO_STRUCTURE)
 
@@ -615,8 +794,7 @@ class FitSession:
     def _fit_from(self, state: VariationalState, *, first: Ended, last: int, observe: loop.Observer) -> Ended | None:
         """Fit from another state; return None where nothing came of it."""
         try:
-            start = replace(loop.start(self._rule, state), history=first.state.history)
-            self._state = start
+            self._state = replace(loop.start(self._rule, state), history=first.state.history)
             self._state = self._watched.run(self._rule, self._state, last, observe)
             self._assess()
         except OtherForm:
@@ -653,9 +831,8 @@ class FitSession:
         Far out, some rows weigh more the farther one looks, as an exponential of a product does: what finer rules say
         of the gradient is not what the ELBO by others does.
         """
-        if self.options.choice.estimator != "quadrature" or self._problem.density.is_streamed:
-            return False
-        return self._state.status in (Status.NO_FINITE_TRIAL, Status.STALLED)
+        by_rows = self.options.choice.estimator == "quadrature" and not self._problem.density.is_streamed
+        return by_rows and self._state.status in (Status.NO_FINITE_TRIAL, Status.STALLED)
 
     @property
     def is_paused(self) -> bool:
@@ -706,54 +883,20 @@ class FitSession:
 _LOGP_RTOL = 1e-6
 
 
-class SavedFit:
-    """A fit that was saved: made again when it is to go on."""
+class SavedFit(NamedTuple):
+    """A fit that was saved, which is made again when it is to go on."""
 
-    def __init__(self, density: ModelDensity, q: VariationalState, snapshot: Snapshot, log_p: float | None) -> None:
-        self._density, self._q, self._snapshot, self.log_p = density, q, snapshot, log_p
-        self._session: FitSession | None = None
+    snapshot: Snapshot
+    #: At the mean of q, which tells models apart that differ in a prior; None where that would take a pass.
+    log_p: float | None
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether the fit has not gone on yet."""
-        return self._session is None
-
-    @property
-    def options(self) -> FitOptions:
-        """Of the fit."""
-        return self.snapshot().options
-
-    def outcome(self) -> Outcome | None:
-        """Return what the fit has come to since; None where it has not gone on yet."""
-        return None if self._session is None else self._session.outcome()
-
-    @property
-    def undone(self) -> tuple[str, ...]:
-        """What a fit that was interrupted has left out since."""
-        return () if self._session is None else self._session.undone
-
-    def snapshot(self) -> Snapshot:
-        """Return what the fit needs to go on in another process."""
-        return self._snapshot if self._session is None else self._session.snapshot()
-
-    def refine(
-        self,
-        n: int,
-        progressbar: bool = True,
-        progressbar_theme: Theme | None = None,
-        *,
-        tol: float | None = None,
-        max_draws: int | None = None,
-    ) -> Outcome:
-        """Go on; see `NGVIApproximation.refine`."""
-        if self._session is None:
-            if self.log_p is not None:
-                now = float(self._density.logp(np.asarray(self._q.mean())[None])[0])
-                if not np.isclose(now, self.log_p, rtol=_LOGP_RTOL, atol=_LOGP_RTOL, equal_nan=True):
-                    raise ValueError(
-                        f"The fit can't go on: at the mean of q, log p of this model is {now:.8g}, and that of the "
-                        f"model which was fitted {self.log_p:.8g}. The priors, or data that are no pm.Data, differ: "
-                        "fit again."
-                    )
-            self._session = FitSession.resumed(self._density, self._snapshot)
-        return self._session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
+    def session(self, density: ModelDensity, q: VariationalState) -> FitSession:
+        """Return the fit on a model; raise ValueError where that has another log p."""
+        if self.log_p is not None:
+            now = float(density.logp(np.asarray(q.mean())[None])[0])
+            if not np.isclose(now, self.log_p, rtol=_LOGP_RTOL, atol=_LOGP_RTOL, equal_nan=True):
+                raise ValueError(
+                    f"The fit can't go on: at the mean of q, log p of this model is {now:.8g}, and that of the model "
+                    f"which was fitted {self.log_p:.8g}. The priors, or data that are no pm.Data, differ: fit again."
+                )
+        return FitSession.resumed(density, self.snapshot)

@@ -1,6 +1,5 @@
 """One model fitted to many data sets: read and compiled once, one fit after another or in processes."""
 
-from pymc_ngvi.many.calibration import Calibration, calibrate
-from pymc_ngvi.many.fit_many import ManyFits, fit_many
+from pymc_ngvi.many.fit_many import Calibration, ManyFits, calibrate, fit_many
 
 __all__ = ["Calibration", "ManyFits", "calibrate", "fit_many"]

@@ -134,7 +134,7 @@ class Plan:
     def __str__(self) -> str:
         """Return the table."""
         rows = [_TITLES, *(candidate.row() for candidate in self.candidates)]
-        first, second, third = (max(len(row[column]) for row in rows) for column in range(3))
+        first, second, third, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
         lines = [f"{a:<{first}}  {b:>{second}}  {c:<{third}}  {d}".rstrip() for a, b, c, d in rows]
         return "\n".join([*lines, *filter(None, [self.limit])])
 

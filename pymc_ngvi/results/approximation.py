@@ -24,12 +24,11 @@ from pytensor.tensor.sharedvar import TensorSharedVariable
 from pytensor.tensor.variable import TensorVariable
 from rich.theme import Theme
 
-from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core import sizes
 from pymc_ngvi.core.messages import OURS, shortened, suggestion
 from pymc_ngvi.core.psis import Weights, pareto_khat
-from pymc_ngvi.core.seeds import Seed, generator_of, seed_of
-from pymc_ngvi.core.sizes import check_draws
-from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.sizes import N_PREDICTED, N_REWEIGHTED, N_SHOWN, N_WEIGHED, Seed, check_draws, generator_of, seed_of
+from pymc_ngvi.core.status import Elbo, Status
 from pymc_ngvi.core.types import Array, VariationalState
 from pymc_ngvi.core.verdict import Verdict
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
@@ -37,24 +36,22 @@ from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.density.shards.density import ShardedDensity, Shards
 from pymc_ngvi.families import MixtureState
-from pymc_ngvi.fitting.errors import SoFar
-from pymc_ngvi.fitting.options import check_n
-from pymc_ngvi.fitting.record import FitRecord, Outcome, report_outcome
+from pymc_ngvi.fitting.options import MOST_ITERATIONS, check_n
+from pymc_ngvi.fitting.record import FitRecord, Outcome, SoFar, report_outcome
 from pymc_ngvi.fitting.session import FitSession, SavedFit
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.mixtures.finite.worth import Worth, worth_between
 from pymc_ngvi.posteriors.plan import Plan
-from pymc_ngvi.results.bambi import predict_bambi
-from pymc_ngvi.results.convert import flat_dataset, free_names
-from pymc_ngvi.results.corrections import constrained_state, corrected_moments, covariance_of
 from pymc_ngvi.results.diagnosis import Diagnosis, Finding
-from pymc_ngvi.results.diagnosis.diagnose import log_ratio_of, requested_diagnosis
+from pymc_ngvi.results.diagnosis.diagnose import log_ratio_of, own_generator, requested_diagnosis
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
 from pymc_ngvi.results.distributions import (
     Distribution,
     Posterior,
     components_dataset,
     distribution_of,
+    flat_dataset,
+    free_names,
     responsibilities,
 )
 from pymc_ngvi.results.group import NGVIGroup
@@ -65,8 +62,9 @@ from pymc_ngvi.results.left_out import (
     leave_one_group_out,
     leave_out,
     log_marginal_likelihood,
+    observed_name,
+    sites,
 )
-from pymc_ngvi.results.new_rows import Updated, updated
 from pymc_ngvi.results.persistence import (
     APPROXIMATION,
     FIT,
@@ -91,6 +89,7 @@ from pymc_ngvi.results.persistence import (
     write,
 )
 from pymc_ngvi.results.plotting import (
+    N_COORDINATES,
     Axes,
     AxesArray,
     Figure,
@@ -103,18 +102,20 @@ from pymc_ngvi.results.plotting import (
     plot_khat,
     plot_sensitivity,
 )
-from pymc_ngvi.results.predictions import Given, Groups, predictions_at
-from pymc_ngvi.results.priors import PriorSensitivity, Reweighted, prior_sensitivity, reweighted
+from pymc_ngvi.results.predictions import Given, Groups, predict_bambi, predictions_at
+from pymc_ngvi.results.priors import PriorSensitivity, Reweighted, Updated, prior_sensitivity, reweighted, updated
 from pymc_ngvi.results.sampling import (
     Covariance,
     SamplerInit,
     Sampling,
     chains_tree,
+    constrained_state,
+    corrected_moments,
+    covariance_of,
     sample_trace,
     sample_tree,
     sampler_init,
 )
-from pymc_ngvi.results.sites import observed_name, sites
 from pymc_ngvi.results.structure import ModelStructure
 from pymc_ngvi.results.summary import Summary, card_of, summarise
 
@@ -125,16 +126,6 @@ NO_Q = (
     "An exact posterior is a weighted pool of draws and has no q: approx.gaussian has that of the Gaussian fit it "
     "began from, with its density and its parameters."
 )
-
-
-#: Number of the random stream behind draws that are given no seed.
-_DRAWS_STREAM = 2_000_000
-
-
-def _generator(random_seed: Seed) -> np.random.Generator:
-    """Return a generator apart from the streams that a fit with the same seed draws from."""
-    whole = isinstance(random_seed, int | np.integer)
-    return generator_of([random_seed, _DRAWS_STREAM] if whole else random_seed)
 
 
 class NGVIApproximation(Approximation):
@@ -196,8 +187,7 @@ class NGVIApproximation(Approximation):
         random_seed: Seed = None,
         include_transformed: bool = False,
     ) -> None:
-        group = NGVIGroup(density.layout, q, model=density.model)
-        super().__init__([group], model=density.model)
+        super().__init__([NGVIGroup(density.layout, q, model=density.model)], model=density.model)
         self.record: FitRecord | None = None
         self.hist = self.gap_hist = np.empty(0)
         self._reports = Kept()
@@ -222,7 +212,9 @@ class NGVIApproximation(Approximation):
         self.set_state(q)
         self.density = density
         self.include_transformed = include_transformed
-        self._rng = _generator(random_seed)
+        # Apart from the streams that a fit with the same seed draws from.
+        whole = isinstance(random_seed, int | np.integer)
+        self._rng = generator_of([random_seed, sizes.DRAWS] if whole else random_seed)
         self._data = DataSnapshot(density.model)
         self._constrainer = Constrainer.of(density)
 
@@ -343,9 +335,7 @@ class NGVIApproximation(Approximation):
 
     def _generator_of_fit(self, random_seed: Seed, stream: int) -> np.random.Generator:
         """Return the random generator for a seed; for None, one that belongs to the fit, by the number of a stream."""
-        if random_seed is not None:
-            return generator_of(random_seed)
-        return np.random.default_rng([stream, 0 if self.record is None else self.record.seed])
+        return own_generator(self.record, stream) if random_seed is None else generator_of(random_seed)
 
     def refuse_changed_data(self, why: str) -> None:
         """Raise ValueError if ``pm.set_data`` changed the data since the fit."""
@@ -385,8 +375,7 @@ class NGVIApproximation(Approximation):
         def fitted(random_seed: int) -> Posterior:
             inference.configure(random_seed=random_seed)
             found: NGVIApproximation = inference.fit(progressbar=False)
-            assert found.record is not None
-            found.record.refuse_interrupted()
+            found._record_of("leave_out()").refuse_interrupted()
             return found._posterior
 
         return fitted
@@ -705,7 +694,7 @@ class NGVIApproximation(Approximation):
 
     def refine(
         self,
-        n: int = 10_000,
+        n: int = MOST_ITERATIONS,
         progressbar: bool = True,
         progressbar_theme: Theme | None = None,
         *,
@@ -752,16 +741,18 @@ class NGVIApproximation(Approximation):
             if not isinstance(gaussian.density, ShardedDensity):
                 raise ValueError("The model has no shards: leave executor out.")
             gaussian.density.shards.use(executor)
-        session, is_followed = gaussian._session, self._next_step is not None
-        anew = ("the posterior anew, after these iterations",) if is_followed else ()
+        anew = () if self._next_step is None else ("the posterior anew, after these iterations",)
 
         def now() -> tuple[Self, tuple[str, ...]]:
-            if (reached := session.outcome()) is not None:
-                gaussian._follow(reached)
+            if not isinstance(session := gaussian._session, FitSession):
+                return self, anew
+            gaussian._follow(session.outcome())
             return self, (*session.undone, *anew)
 
         with SoFar[Self]() as so_far:
             so_far.is_now(now)
+            if isinstance(session := gaussian._session, SavedFit):
+                session = gaussian._session = session.session(gaussian.density, gaussian._state)
             gaussian._follow(session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws))
             so_far.is_now(lambda: (self, anew))
             so_far.result = self if self._next_step is None else self._next_step.again(self)
@@ -878,10 +869,10 @@ class NGVIApproximation(Approximation):
 
     def summary(
         self,
-        draws: int = 2_000,
+        draws: int = N_SHOWN,
         *,
         group_effects: bool = False,
-        khat_draws: int | None = 10_000,
+        khat_draws: int | None = N_WEIGHED,
         random_seed: Seed = None,
         **kwargs: Any,
     ) -> Summary:
@@ -926,7 +917,7 @@ class NGVIApproximation(Approximation):
     # --- corrections ---
 
     def corrected(
-        self, draws: int = 10_000, *, random_seed: Seed = None, include_transformed: bool | None = None
+        self, draws: int = N_WEIGHED, *, random_seed: Seed = None, include_transformed: bool | None = None
     ) -> xr.Dataset:
         """Return means and standard deviations corrected by importance weights, beside those of q.
 
@@ -1168,7 +1159,9 @@ class NGVIApproximation(Approximation):
         """
         q = self._mixture("responsibilities()")
         if draws is None or isinstance(draws, int | np.integer):
-            theta = self._posterior.draw(check_draws(1_000 if draws is None else draws), self.generator(random_seed))
+            theta = self._posterior.draw(
+                check_draws(N_PREDICTED if draws is None else draws), self.generator(random_seed)
+            )
         else:
             theta = np.asarray(draws, dtype=np.float64)
         return responsibilities(q, self.layout, theta)
@@ -1176,9 +1169,9 @@ class NGVIApproximation(Approximation):
     def plot_components(
         self,
         var_names: str | Sequence[str] | None = None,
-        draws: int = 1_000,
+        draws: int = N_PREDICTED,
         *,
-        max_coordinates: int = 6,
+        max_coordinates: int = N_COORDINATES,
         random_seed: Seed = None,
         figure: Figure | None = None,
     ) -> AxesArray:
@@ -1214,7 +1207,7 @@ class NGVIApproximation(Approximation):
         return plot_components(q, self.layout, theta, var_names, max_coordinates=max_coordinates, figure=figure)
 
     def worth(
-        self, draws: int = 10_000, random_seed: Seed = None, *, gaussian: VariationalState | None = None
+        self, draws: int = N_WEIGHED, random_seed: Seed = None, *, gaussian: VariationalState | None = None
     ) -> Worth:
         """Return what the mixture gains over the single Gaussian that it began from.
 
@@ -1322,7 +1315,7 @@ class NGVIApproximation(Approximation):
         reference: xr.DataTree | xr.Dataset,
         var_names: str | Sequence[str] | None = None,
         kind: Kind = "forest",
-        draws: int = 2_000,
+        draws: int = N_SHOWN,
         *,
         max_coordinates: int | None = None,
         random_seed: Seed = None,
@@ -1371,7 +1364,7 @@ class NGVIApproximation(Approximation):
         *,
         groups: Groups = "known",
         var_names: str | Sequence[str] | None = None,
-        draws: int = 1_000,
+        draws: int = N_PREDICTED,
         random_seed: Seed = None,
         bambi_model: Any = None,
     ) -> xr.DataTree:
@@ -1483,7 +1476,7 @@ class NGVIApproximation(Approximation):
         priors: Mapping[str, Any] | None = None,
         /,
         *,
-        draws: int = 4_000,
+        draws: int = N_REWEIGHTED,
         random_seed: Seed = None,
         **by_name: Any,
     ) -> Reweighted:
@@ -1550,7 +1543,7 @@ class NGVIApproximation(Approximation):
         True
         """
         given = {**(priors or {}), **by_name}
-        return reweighted(self._posterior, given, draws, self._generator_of_fit(random_seed, _PRIOR_STREAM))
+        return reweighted(self._posterior, given, draws, self._generator_of_fit(random_seed, sizes.PRIORS))
 
     def prior_sensitivity(
         self,
@@ -1558,7 +1551,7 @@ class NGVIApproximation(Approximation):
         *,
         prior_var_names: str | Sequence[str] | None = None,
         likelihood_var_names: str | Sequence[str] | None = None,
-        draws: int = 4_000,
+        draws: int = N_REWEIGHTED,
         threshold: float = 0.05,
         random_seed: Seed = None,
     ) -> PriorSensitivity:
@@ -1623,7 +1616,7 @@ class NGVIApproximation(Approximation):
         return prior_sensitivity(
             self._posterior,
             draws,
-            self._generator_of_fit(random_seed, _PRIOR_STREAM),
+            self._generator_of_fit(random_seed, sizes.PRIORS),
             var_names=var_names,
             prior_var_names=prior_var_names,
             likelihood_var_names=likelihood_var_names,
@@ -1659,7 +1652,7 @@ class NGVIApproximation(Approximation):
 
     # --- new_rows ---
 
-    def update(self, new_data: Given, *, draws: int = 4_000, random_seed: Seed = None) -> Updated:
+    def update(self, new_data: Given, *, draws: int = N_REWEIGHTED, random_seed: Seed = None) -> Updated:
         """Return the posterior given new rows as well as those of the fit, without another fit.
 
         Draws of the posterior are weighted by the density of the new rows [1]_. Under an exact posterior of a model
@@ -1730,7 +1723,7 @@ class NGVIApproximation(Approximation):
         >>> abs(mean - 4 / 44) < 0.02
         True
         """
-        return updated(self._posterior, new_data, draws, self._generator_of_fit(random_seed, _UPDATE_STREAM))
+        return updated(self._posterior, new_data, draws, self._generator_of_fit(random_seed, sizes.UPDATES))
 
     # --- sites ---
 
@@ -1951,9 +1944,8 @@ class NGVIApproximation(Approximation):
             gaussian = None if self._gaussian is None else _content_of_fit(self._gaussian)
             content |= {"gaussian": gaussian, "exact_step": self._next_step}
         tree[APPROXIMATION] = xr.DataTree(group_of(content, inline=False, attrs=readable(posterior)))
-        if resumable and fitted._session is not None:
-            state = {"snapshot": fitted._session.snapshot(), "log_p": _log_p_at_mean(fitted)}
-            tree[FIT] = xr.DataTree(group_of(state, inline=True))
+        if resumable and (saved := fitted._saved_fit()) is not None:
+            tree[FIT] = xr.DataTree(group_of(saved._asdict(), inline=True))
         moments = np.stack([posterior.distribution.mean(), posterior.distribution.sd()])
         tree[UNCONSTRAINED] = xr.DataTree(flat_dataset(self.layout, moments, {"moment": ["mean", "sd"]}))
         tree.attrs |= versions()
@@ -1990,16 +1982,20 @@ class NGVIApproximation(Approximation):
             If the folder does not exist; if there is something that is no file (no zarr store) to be replaced.
         """
         checked = check_path(path)
-        tree = self.to_datatree(draws, random_seed=random_seed, resumable=resumable, **kwargs)
-        write(tree, checked)
+        write(self.to_datatree(draws, random_seed=random_seed, resumable=resumable, **kwargs), checked)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle; of the fit, what it needs to go on."""
         state: Any = super().__getstate__()
-        session = self._session
-        if session is not None and not (isinstance(session, SavedFit) and session.is_idle):
-            session = SavedFit(self.density, self._state, session.snapshot(), _log_p_at_mean(self))
-        return {**state, "_session": session}
+        return {**state, "_session": self._saved_fit()}
+
+    def _saved_fit(self) -> SavedFit | None:
+        """Return what the fit needs to go on in another process."""
+        if not isinstance(self._session, FitSession):
+            return self._session
+        in_part = self.density.why_in_part or self.density.is_streamed or self._data.changed()
+        log_p = None if in_part else float(self.density.logp(self._distribution.mean()[None])[0])
+        return SavedFit(self._session.snapshot(), log_p)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Return a pickle by cloudpickle: PyMC's models hold functions that pickle itself can't take."""
@@ -2012,14 +2008,6 @@ class NGVIApproximation(Approximation):
         if copied._gaussian is not None:
             copied._gaussian = copy.copy(copied._gaussian)
         return copied
-
-
-#: Number of the random stream behind their draws.
-_PRIOR_STREAM = 9_000_000
-
-
-#: Number of the random stream behind its draws.
-_UPDATE_STREAM = 9_100_000
 
 
 def _parts(approx: NGVIApproximation) -> tuple[Any, ...]:
@@ -2046,15 +2034,6 @@ def _content_of_fit(approx: NGVIApproximation) -> dict[str, object]:
         "generator": content_of_generator(approx._rng),
         "include_transformed": approx.include_transformed,
     }
-
-
-def _log_p_at_mean(approx: NGVIApproximation) -> float | None:
-    """Return log p at the mean of q, which tells models apart that differ in a prior; None where that takes a pass."""
-    if isinstance(approx._session, SavedFit) and approx._session.is_idle:
-        return approx._session.log_p
-    if approx.density.why_in_part or approx.density.is_streamed or approx._data.changed():
-        return None
-    return float(approx.density.logp(approx._distribution.mean()[None])[0])
 
 
 def _content_of_diagnosis(diagnosis: Diagnosis) -> Content:
@@ -2166,8 +2145,7 @@ def load(
     of_gaussian = content.get("gaussian")
     approx = _approximation(name, content, density, None if of_gaussian else state)
     if of_gaussian:
-        gaussian = _approximation(name, of_gaussian, density, state)
-        approx._gaussian = gaussian
+        approx._gaussian = _approximation(name, of_gaussian, density, state)
     approx._next_step = content.get("exact_step")
     return approx
 
@@ -2181,7 +2159,7 @@ def _approximation(name: str, content: Content, density: ModelDensity, fit: Cont
     approx.record, approx.hist, approx.gap_hist = content["record"], content["hist"], content["gap_hist"]
     approx._data = approx.density.info.data
     if fit is not None:
-        approx._session = SavedFit(approx.density, approx._state, fit["snapshot"], fit["log_p"])
+        approx._session = SavedFit(fit["snapshot"], fit["log_p"])
     if not approx._data.changed() and content["diagnosis"] is not None:  # it is of the data of the fit
         with damaged(name):
             kept = approx._kept

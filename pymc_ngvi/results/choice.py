@@ -18,20 +18,19 @@ import numpy as np
 
 from rich.theme import Theme
 
-from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.prices import MOST_TIMES, UsedUp, Work, expected_fit_seconds, fit_seconds, in_words
 from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
-from pymc_ngvi.core.status import NotExactError, Status
+from pymc_ngvi.core.sizes import POSTERIORS
+from pymc_ngvi.core.status import Elbo, NotExactError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import GaussianState, VariationalState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import DENSE, INDEPENDENT, DiagonalState, FullState
-from pymc_ngvi.fitting.errors import SoFar, spared
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, FitOptions
 from pymc_ngvi.fitting.problem import problem_of
 from pymc_ngvi.fitting.progress import FitProgress, announced, few_threads, watching
-from pymc_ngvi.fitting.record import FitRecord, OtherMode, left_out, not_covered
+from pymc_ngvi.fitting.record import FitRecord, OtherMode, SoFar, left_out, not_covered, spared
 from pymc_ngvi.fitting.session import FitSession, first_state
 from pymc_ngvi.marginal.exact import efficiency_of, is_even, is_nearly_even
 from pymc_ngvi.marginal.pooled import PoolState
@@ -44,8 +43,6 @@ from pymc_ngvi.results.diagnosis.diagnosis import Kept
 
 logger = logging.getLogger("pymc.ngvi")
 
-#: Number of the random stream behind what is no fit.
-_STREAM = 6_000_000
 #: Seconds that a posterior may take without being asked for, where no Gaussian fit comes before it.
 _MOST_SECONDS = 120.0
 #: Times the price of a fit by draws up to which the last resort comes before it.
@@ -103,7 +100,7 @@ class Choice:
     @property
     def stream(self) -> int:
         """Seed of what is drawn, apart from those of the fit."""
-        return int(np.random.default_rng([_STREAM, self.seed]).integers(2**62))
+        return _seed(POSTERIORS, self.seed)
 
     def again[A: NGVIApproximation](self, approx: A) -> A:
         """Bring it up to date after its Gaussian fit went on; keep it where there is no better one."""
@@ -117,10 +114,9 @@ class Choice:
 
     def further[A: NGVIApproximation](self, approx: A) -> A:
         """Make what no fit came before once more, from where it is, with other draws; keep the better one."""
-        record, state, density = approx.record, cast(PoolState, approx._state), approx.density
-        assert record is not None
+        record, state, density = cast(FitRecord, approx.record), cast(PoolState, approx._state), approx.density
         clock, kind = time.perf_counter(), KINDS[state.kind]
-        seed = int(np.random.default_rng([self.stream, len(approx.hist)]).integers(2**62))
+        seed = _seed(self.stream, len(approx.hist))
         start = PosteriorStart(density, state.gaussian, seed, [], density.n_directions is not None)
         try:
             with few_threads(density), np.errstate(over="ignore"):
@@ -141,11 +137,10 @@ class Choice:
 
     def gaussian_of[A: NGVIApproximation](self, approx: A) -> A:
         """Return the Gaussian fit that was not made, with the bits that it would have had."""
-        assert self.options is not None
         approx.refuse_changed_data("The Gaussian fit can't be made any more, with other data")
         density = approx.density
         density.n_gradients = density.n_hessians = 0
-        clock, options = time.perf_counter(), self.options
+        clock, options = time.perf_counter(), cast(FitOptions, self.options)
         with FitProgress(False, None) as progress, few_threads(density):
             problem, rule, q, options = first_state(problem_of(density, options), options, self.seed, None, None)
             session = FitSession.begin(
@@ -263,9 +258,8 @@ class Candidates[A: NGVIApproximation]:
 
     def _is_affordable(self, name: str) -> bool:
         kind, seconds, of_fit = self._offers[name].kind, self._table[name].seconds, self._budget.of_fit
-        if self._is_auto and kind.is_last and seconds > _BEFORE_FIT * of_fit:
-            return False
-        return seconds <= (self._left if self._needs_none(self._offers[name]) else self._budget.left())
+        most = _BEFORE_FIT * of_fit if self._is_auto and kind.is_last else math.inf
+        return seconds <= min(most, self._left if self._needs_none(self._offers[name]) else self._budget.left())
 
     def _forget(self) -> None:
         """Forget what was looked at, but not tried: after a fit, prices are known better."""
@@ -308,9 +302,7 @@ class Candidates[A: NGVIApproximation]:
 
     def after_fit(self, n: int, theme: Theme | None) -> None:
         """Try what begins from the fit, which goes on first where it was left in vain."""
-        session, gaussian = self._session, self._fit_of
-        assert session is not None
-        assert gaussian is not None
+        session, gaussian = cast(FitSession, self._session), cast(A, self._fit_of)
         if session.is_paused:
             before = list(self._states), dict(self._table)
             self.follow(gaussian)
@@ -318,10 +310,9 @@ class Candidates[A: NGVIApproximation]:
                 return
             lasts = {n: c for n, c in self._table.items() if c.outcome is Decision.FAILED and KINDS[n].is_last}
             self._states, self._table, self._gaussian = before[0], before[1] | lasts, None
-            density, record = self.density, gaussian.record
-            assert record is not None
+            density, n_done = self.density, cast(FitRecord, gaussian.record).n_iterations
             with FitProgress(self._progressbar, theme) as progress, few_threads(density), watching(density, progress):
-                session.run(n - record.n_iterations, progress, most=self._most_of_fit)
+                session.run(n - n_done, progress, most=self._most_of_fit)
             gaussian._follow(session.outcome())
         if self.choice.wanted != GAUSSIAN:
             self.follow(gaussian)
@@ -377,8 +368,7 @@ class Candidates[A: NGVIApproximation]:
         Where it takes no longer than anything may that follows a Gaussian, it is tried without a diagnosis: this is to
         find out what no short one would.
         """
-        before, gaussian = list(self._reasons), self._gaussian
-        assert gaussian is not None
+        before, gaussian = list(self._reasons), cast(A, self._gaussian)
         self._look(last=True)
         quick = self._budget.left(is_plain=True)
         is_quick = any(self._table[name].seconds <= quick for name in self._offers)
@@ -395,10 +385,9 @@ class Candidates[A: NGVIApproximation]:
 
     def _of_gaussian[T](self, judge: Callable[[ModelDensity, GaussianState], T], *, otherwise: T) -> T:
         """Return what is found of the Gaussian, or something else where that fails."""
-        assert self._gaussian is not None
         try:
             with spared("The assessment of the Gaussian", _NEXT), np.errstate(over="ignore"):
-                return judge(self.density, cast(GaussianState, self._gaussian.q))
+                return judge(self.density, cast(GaussianState, cast(A, self._gaussian).q))
         except Failed as reason:
             self._reasons.append(Failed(reason.code, f"the assessment of the Gaussian failed ({reason})"))
             return otherwise
@@ -538,9 +527,7 @@ class Candidates[A: NGVIApproximation]:
             return self._fit_of
         if (state := self.state) is not None:
             return self._approximation(state, self._plan())
-        assert gaussian is not None
-        reason = self.why_not
-        assert reason is not None
+        gaussian, reason = cast(A, gaussian), cast(Unavailable, self.why_not)
         gaussian.record = dataclasses.replace(self._record_of_fit, plan=self._plan())
         if not self._is_auto:
             raise NotExactError(
@@ -557,19 +544,17 @@ class Candidates[A: NGVIApproximation]:
 
     def hand_over(self, approx: A, plan: Plan, compiling: float, running: float) -> A:
         """Tell an approximation of its fit, and what became of the others."""
-        assert self.state is not None
-        reasons = [r for r in self._reasons if isinstance(r, Failed) or not self._is_exact(self.state)]
+        state = cast(PoolState, self.state)
+        reasons = [r for r in self._reasons if isinstance(r, Failed) or not self._is_exact(state)]
         tried = [str(reason) for reason in reasons if isinstance(reason, _TooDear | Failed)]
         also = f" Before it: {'; '.join(tried)}." if tried else ""
-        record = _with_pool(self._record_of_fit, self.state, plan, compiling, running, also)
+        record = _with_pool(self._record_of_fit, state, plan, compiling, running, also)
         approx.take(self._gaussian, self.choice, record)
         return approx
 
     @property
     def _record_of_fit(self) -> FitRecord:
-        assert self._gaussian is not None
-        assert self._gaussian.record is not None
-        return self._gaussian.record
+        return cast(FitRecord, cast(A, self._gaussian).record)
 
     def _plan(self) -> Plan:
         """Return what became of the candidates by now."""
@@ -614,27 +599,28 @@ class Candidates[A: NGVIApproximation]:
         undone = plan.undone or (self._not_made,)
         if self.state is not None:
             return self._approximation(self.state, plan), undone
-        assert self._gaussian is not None
-        self._gaussian.record = dataclasses.replace(self._record_of_fit, plan=plan)
-        return self._gaussian, undone
+        gaussian = cast(A, self._gaussian)
+        gaussian.record = dataclasses.replace(self._record_of_fit, plan=plan)
+        return gaussian, undone
 
     def _now_in_fit(self) -> tuple[A, tuple[str, ...]]:
-        session, gaussian = self._session, self._fit_of
-        assert session is not None
-        assert gaussian is not None
+        session, gaussian = cast(FitSession, self._session), cast(A, self._fit_of)
         gaussian._follow(session.outcome())
-        assert gaussian.record is not None
         if self.choice.wanted == GAUSSIAN:
             return gaussian, session.undone
         tried = [c for c in self._table.values() if c.outcome is not Decision.NOT_ASKED]
         limit = "Nothing follows it: the fit did not come to its end."
         plan = Plan((Candidate(GAUSSIAN, Decision.TAKEN), *tried), limit)
-        gaussian.record = dataclasses.replace(gaussian.record, plan=plan)
+        gaussian.record = dataclasses.replace(cast(FitRecord, gaussian.record), plan=plan)
         return gaussian, (*session.undone, self._not_made)
 
     @property
     def _not_made(self) -> str:
         return "other posteriors" if self._is_auto else f"the {self.choice.wanted} posterior"
+
+
+def _seed(*numbers: int) -> int:
+    return int(np.random.default_rng(numbers).integers(2**62))
 
 
 def _by_name(kind: str, reason: Unavailable) -> Unavailable:
@@ -650,9 +636,8 @@ def _is_off(gaussian: NGVIApproximation) -> bool:
     """Tell whether a Gaussian fit is found to be unreliable, within the budget of a summary, or is under way."""
     if gaussian.density.why_in_part:
         return False
-    if gaussian.record is not None and gaussian.record.status is Status.PAUSED:
-        return True
-    return standing_diagnosis(gaussian._posterior, Kept(), SUMMARY).verdict == "not reliable"
+    is_paused = gaussian.record is not None and gaussian.record.status is Status.PAUSED
+    return is_paused or standing_diagnosis(gaussian._posterior, Kept(), SUMMARY).verdict == "not reliable"
 
 
 def _rank(state: PoolState) -> tuple[bool, bool, float]:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from types import UnionType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pymc as pm
@@ -25,6 +25,7 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 from pymc.backends.arviz import find_observations
 
+from pymc_ngvi.core.messages import N_NAMED
 from pymc_ngvi.core.stored import Stored, all_stored, entry_of, stored, with_tag
 from pymc_ngvi.core.types import VariationalState
 from pymc_ngvi.core.version import __version__
@@ -345,10 +346,6 @@ def _dtype(name: object) -> np.dtype:
     return np.dtype(name)
 
 
-#: Labels of a dimension that an error shows.
-_N_SHOWN = 3
-
-
 @stored("model.free_variable")
 @dataclass(frozen=True)
 class FreeVariable:
@@ -424,8 +421,8 @@ def _shown(value: object) -> str:
 
 
 def _labels(labels: NDArray[np.generic]) -> str:
-    shown = ", ".join(str(x) for x in labels[:_N_SHOWN].tolist())
-    return f"{shown}, ... ({len(labels)})" if len(labels) > _N_SHOWN else shown or "none"
+    shown = ", ".join(str(x) for x in labels[:N_NAMED].tolist())
+    return f"{shown}, ... ({len(labels)})" if len(labels) > N_NAMED else shown or "none"
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -584,8 +581,7 @@ def group_of(content: Mapping[str, object], *, inline: bool, attrs: Mapping[str,
 
 
 def _content_of(group: xr.DataTree | xr.DataArray) -> Content:
-    assert isinstance(group, xr.DataTree)
-    arrays = arrays_of(group)
+    arrays = arrays_of(cast(xr.DataTree, group))
     listed = json.loads(arrays.pop(_JSON).astype(np.uint8).tobytes())
     decoder = Decoder(arrays)
     return {str(name): decoder.decode(form) for name, form in listed.items()}
@@ -655,8 +651,7 @@ def q_of(content: Content, density: ModelDensity) -> VariationalState:
     kind = _STATES[tag]
     reparam, structure, memory = (params.pop(name, None) for name in ("reparam", "structure", "memory"))
     q = kind.of_arrays(params)
-    base = np.full((1, density.n_dim + q.n_uniform), 0.5)
-    theta = q.draws(base)
+    theta = q.draws(np.full((1, density.n_dim + q.n_uniform), 0.5))
     if q.n_dim != density.n_dim or theta.shape != (1, density.n_dim) or not np.isfinite(q.log_density(theta)).all():
         raise DamagedError("the arrays of q don't go together")
     if reparam is None:

@@ -1,7 +1,6 @@
 """Pictures of a fit."""
 
 import importlib
-import textwrap
 
 from collections.abc import Sequence
 from types import ModuleType
@@ -12,18 +11,17 @@ import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
 from numpy.typing import NDArray
-from scipy.special import softmax
+from scipy.special import boxcox, inv_boxcox, softmax
 
-from pymc_ngvi.core.elbo import format_elbo, format_gap
 from pymc_ngvi.core.linalg import cholesky
 from pymc_ngvi.core.psis import khat_limit, pareto_khat, tail_length, weigh
+from pymc_ngvi.core.status import format_elbo, format_gap
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.results.convert import element_names, indices_of, one_chain
 from pymc_ngvi.results.diagnosis.diagnose import weights_and_elbo
-from pymc_ngvi.results.distributions import Posterior
+from pymc_ngvi.results.distributions import Posterior, element_names, indices_of, one_chain
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -37,11 +35,8 @@ type Axes = matplotlib.axes.Axes
 type Figure = matplotlib.figure.Figure | matplotlib.figure.SubFigure
 type AxesArray = NDArray[np.object_]
 #: Told apart by colour-blind readers, too.
-LINE, OTHER, WARNING = "#1c5c9e", "#d55e00", "#b03a2e"
-FAINT = "0.45"
-FONT_SIZE, TITLE_SIZE = 8, 9
-#: Width of a character, in parts of the size of its font.
-_CHARACTER = 0.55
+LINE, OTHER, WARNING, FAINT = "#1c5c9e", "#d55e00", "#b03a2e", "0.45"
+_SMALL = "small"
 
 
 def module_for(function: str, module: str, name: str) -> ModuleType:
@@ -58,20 +53,13 @@ def need_matplotlib(function: str) -> ModuleType:
     return importlib.import_module("matplotlib.pyplot")
 
 
-def write_title(ax: Axes, text: str) -> None:
-    """Write a title above axes, in lines that are no wider than these."""
-    inches = ax.get_position().width * ax.figure.bbox.width / ax.figure.dpi
-    width = inches * 72.0 / (_CHARACTER * TITLE_SIZE)
-    lines = textwrap.wrap(text, max(int(width), 20), max_lines=3, placeholder=" …")
-    ax.set_title("\n".join(lines), fontsize=TITLE_SIZE, loc="left")
-
-
-def trim(ax: Axes) -> None:
-    """Leave out the frame above and at the right, and make the letters small."""
+def finish(ax: Axes, title: str) -> None:
+    """Leave out the frame above and at the right, make letters small, and write a title."""
     ax.spines[["top", "right"]].set_visible(False)
-    ax.tick_params(labelsize=FONT_SIZE)
-    ax.xaxis.label.set_fontsize(FONT_SIZE)
-    ax.yaxis.label.set_fontsize(FONT_SIZE)
+    ax.tick_params(labelsize=_SMALL)
+    for label in (ax.xaxis.label, ax.yaxis.label):
+        label.set_fontsize(_SMALL)
+    ax.set_title(title, fontsize=_SMALL, loc="left", wrap=True)
 
 
 #: How far below the last half of the iterations the axis of the ELBO reaches, in parts of its range.
@@ -129,12 +117,12 @@ def plot_fit(
         figure = pyplot.figure(layout="constrained")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     end, n = "at the end" + ", on fresh draws" * (record.estimator != "quadrature"), record.n_iterations
+    line = f"{record.outcome} after {n:,} iteration{'s'[: n != 1]}, gap {format_gap(record.gap, ' nats')}"
     for ax, draw in zip(axes, panels, strict=True):
         draw(ax, losses, gaps, record, tol, end)
-        trim(ax)
+        finish(ax, "")
     axes[-1].set_xlabel("iteration")
-    line = f"{record.outcome} after {n:,} iteration{'s'[: n != 1]}, gap {format_gap(record.gap, ' nats')}"
-    write_title(axes[0], f"{line}. {record.sentence}" if record.remark else line)
+    finish(axes[0], f"{line}. {record.sentence}" if record.remark else line)
     return axes
 
 
@@ -179,7 +167,7 @@ def _draw(ax: Axes, values: Array, label: str) -> None:
 def _write_legend(ax: Axes, place: Literal["lower right", "upper right"], note: str) -> None:
     if ax.get_legend_handles_labels()[1]:
         ax.legend(
-            title=note or None, fontsize=FONT_SIZE, title_fontsize=FONT_SIZE, alignment="left", frameon=False, loc=place
+            title=note or None, fontsize=_SMALL, title_fontsize=_SMALL, alignment="left", frameon=False, loc=place
         )
 
 
@@ -274,10 +262,8 @@ def plot_khat(log_p: Array, log_q: Array, *, title: str | None = None, ax: Axes 
     ax.set_xlabel("weight p/q, relative to the mean")
     ax.set_ylabel("share of the draws with a larger weight")
     note = f"largest weight: {weights.max() / n:.2g} of their sum"
-    ax.annotate(note, (0.02, 0.03), xycoords="axes fraction", fontsize=FONT_SIZE, color=FAINT)
-    ax.legend(fontsize=FONT_SIZE, frameon=False, loc="upper right")
-    trim(ax)
-    write_title(ax, weigh(log_p, log_q)[1].sentence() if title is None else title)
+    ax.legend(title=note, fontsize=_SMALL, title_fontsize=_SMALL, frameon=False, loc="upper right")
+    finish(ax, weigh(log_p, log_q)[1].sentence() if title is None else title)
     return ax
 
 
@@ -292,15 +278,15 @@ def _draw_tails(ax: Axes, tail: Array, n: int, khat: float) -> None:
     if np.isfinite(khat):
         kinds.insert(0, (khat, "0.15", "-", f"k = {khat:.2f}: fitted"))
     for k, colour, style, label in kinds:
-        # The median is scale (2^k - 1) / k; as k goes to 0, the tail is exponential.
-        k = float(np.copysign(max(abs(k), 1e-6), k))
-        base = 1.0 + np.expm1(k * np.log(2.0)) * (right - start) / median
-        survival = np.where(base > 0.0, np.maximum(base, 1e-300) ** (-1.0 / k), np.nan)
-        ax.plot(right, share * survival, color=colour, linestyle=style, label=label)
+        # The median is scale (2^k - 1) / k, and the part that is larger (1 + k x / scale)^(-1/k).
+        larger = 1.0 / inv_boxcox(boxcox(2.0, k) * (right - start) / median, k)
+        ax.plot(right, share * larger, color=colour, linestyle=style, label=label)
 
 
 type Plot = PlotCollection | PlotMatrix
 Kind = Literal["forest", "dist", "pair"]
+#: Probability within contours, and within the ellipses of a component.
+_LEVELS = (0.5, 0.95)
 #: Coordinates that each kind shows unless more are asked for, and its options.
 _KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "forest": (40, {"combined": True}),
@@ -314,7 +300,7 @@ _KINDS: dict[str, tuple[int, dict[str, Any]]] = {
             # Points of the one would hide those of the other.
             "visuals": {"scatter": False, "contour": True},
             "aes_by_visuals": {"contour": ["color"]},
-            "levels": [0.5, 0.95],
+            "levels": list(_LEVELS),
         },
     ),
 }
@@ -476,20 +462,20 @@ def _paired(columns: dict[str, tuple[Array, Array]]) -> dict[str, xr.DataTree]:
     return trees
 
 
+#: Coordinates that are shown unless more are asked for.
+N_COORDINATES = 6
 #: Told apart by colour-blind readers, too.
 _HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#5e3c99")
 #: Of components beyond the hues.
 _LINES = ("-", "--", ":")
 _TOTAL = "0.25"
-#: Probability within the ellipses of a component.
-_LEVELS = (0.5, 0.95)
 #: Components of less weight do not widen the axes.
 _LIGHT = 0.01
 #: Opacity of a component of no weight; of others, it is as the square root of the weight.
 _FAINTEST = 0.3
 #: Standard deviations of each component that the axes reach to.
 _REACH = 3.2
-#: Characters of a label, at most.
+#: Characters of a label, at most: the last ones tell coordinates apart.
 _MAX_CHARACTERS = 22
 
 
@@ -525,7 +511,7 @@ def plot_components(
     draws: Array,
     var_names: str | Sequence[str] | None = None,
     *,
-    max_coordinates: int = 6,
+    max_coordinates: int = N_COORDINATES,
     figure: Figure | None = None,
 ) -> AxesArray:
     """Plot the components of a mixture, over draws of it, for each pair of coordinates.
@@ -631,7 +617,7 @@ def _ellipses(mean: Array, cov: Array) -> Array:
 def _draw_densities(ax: Axes, panels: _Panels, i: int, styles: list[dict[str, Any]]) -> None:
     """Draw the density of each component along a coordinate, times its weight, and their sum."""
     mean, sd = panels.means[:, i], panels.sds[:, i]
-    near = mean[:, None] + sd[:, None] * np.linspace(-4.0, 4.0, _N_POINTS)
+    near = mean[:, None] + sd[:, None] * np.linspace(-_REACH, _REACH, _N_POINTS)
     x = np.unique(np.concatenate([near.ravel(), np.linspace(*panels.limits(i), _N_POINTS)]))
     z = (x - mean[:, None]) / sd[:, None]
     densities = (panels.weights / sd)[:, None] * np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)
@@ -654,18 +640,18 @@ def _draw_pair(ax: Axes, panels: _Panels, i: int, j: int, styles: list[dict[str,
 def _trim(ax: Axes, panels: _Panels, row: int, column: int) -> None:
     """Set limits, and leave ticks and names at the outer sides only."""
     ax.set_xlim(panels.limits(column))
-    ax.tick_params(labelsize=FONT_SIZE)
-    ax.set_xlabel(_short(panels.labels[column]), fontsize=TITLE_SIZE)
+    ax.tick_params(labelsize=_SMALL)
+    ax.set_xlabel(_short(panels.labels[column]), fontsize=_SMALL)
     if row == column:
         ax.set_yticks([])
     else:
-        ax.set_ylabel(_short(panels.labels[row]), fontsize=TITLE_SIZE)
+        ax.set_ylabel(_short(panels.labels[row]), fontsize=_SMALL)
     ax.locator_params(nbins=4)
     ax.label_outer()
 
 
 def _short(label: str) -> str:
-    return label if len(label) <= _MAX_CHARACTERS else f"{label[: _MAX_CHARACTERS - 9]}…{label[-8:]}"
+    return label if len(label) <= _MAX_CHARACTERS else f"…{label[1 - _MAX_CHARACTERS :]}"
 
 
 def _write(figure: Figure, axes: AxesArray, weights: Array, styles: list[dict[str, Any]], n_of: int) -> None:
@@ -687,8 +673,8 @@ def _write(figure: Figure, axes: AxesArray, weights: Array, styles: list[dict[st
     legend = place.legend(
         handles=handles,
         title="\n".join(title),
-        fontsize=FONT_SIZE,
-        title_fontsize=FONT_SIZE,
+        fontsize=_SMALL,
+        title_fontsize=_SMALL,
         alignment="left",
         frameon=False,
         **where,
@@ -696,16 +682,12 @@ def _write(figure: Figure, axes: AxesArray, weights: Array, styles: list[dict[st
     legend.set_in_layout(n == 1)
 
 
-#: Elements that are shown, at most.
-_MOST_SHOWN = 6
-
-
 def plot_sensitivity(tree: xr.DataTree, table: pd.DataFrame, **options: Any) -> Any:
     """Plot marginal distributions with prior and likelihood raised to powers; see `plot_prior_sensitivity`."""
     need_matplotlib("plot_prior_sensitivity")
     plots = module_for("plot_prior_sensitivity", "arviz_plots", "arviz-plots")
     columns = columns_of(*tree["posterior"].data_vars.values())
-    order = np.argsort(-np.nan_to_num(table["prior"].to_numpy()), kind="stable")[:_MOST_SHOWN]
+    order = np.argsort(-np.nan_to_num(table["prior"].to_numpy()), kind="stable")[:N_COORDINATES]
     names = list(columns)
     shown = {names[i]: columns[names[i]] for i in np.sort(order)}
     both = {name: tree[name].to_dataset() for name in ("log_prior", "log_likelihood")}

@@ -1,13 +1,15 @@
 """How good the weights of weighted draws are: whether these can be relied on, and what to do where not."""
 
+import contextlib
 import dataclasses
 import functools
 import math
 import warnings
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self, cast
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
@@ -15,24 +17,35 @@ import pymc as pm
 import xarray as xr
 
 from numpy.typing import NDArray
+from scipy import sparse
+from scipy.sparse import csgraph
+from scipy.special import softmax
 
-from pymc_ngvi.core.messages import OURS, checked_names, suggestion
+from pymc_ngvi.core.messages import OURS, checked_names, shortened
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, khat_limit, pareto_khat, weigh
-from pymc_ngvi.core.seeds import Seed, generator_of, seed_of
-from pymc_ngvi.core.sizes import check_draws
-from pymc_ngvi.core.types import Array
-from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.density.constrain import TermSums, log_densities
+from pymc_ngvi.core.sizes import HELD, N_REWEIGHTED, N_SHOWN, Seed, check_draws, generator_of, seed_of
+from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.density.checks import quoted
+from pymc_ngvi.density.constrain import Constrainer, OnDraws, TermSums, log_densities
 from pymc_ngvi.density.new_priors import NewPriors
-from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.density.predictive import Treatment, data_behind
 from pymc_ngvi.marginal.joint import JointDraws
+from pymc_ngvi.marginal.new_rows import (
+    CoupledRows,
+    WithNewRows,
+    draws_without_rows,
+    skewness_of,
+    with_new_rows,
+    with_trees,
+)
 from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.sampling import picked
+from pymc_ngvi.marginal.student_mixture import StudentMixture
 from pymc_ngvi.reading.lineage import top_level_priors
-from pymc_ngvi.results.convert import one_chain, to_datatree, to_multitrace
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
-from pymc_ngvi.results.distributions import Costs, Distribution, MovePlan, Notes, Posterior
+from pymc_ngvi.results.distributions import Distribution, Notes, Posterior, one_chain, to_datatree, to_multitrace
 from pymc_ngvi.results.left_out import LogMarginalLikelihood, log_marginal_likelihood
+from pymc_ngvi.results.predictions import Given, NewData, Treatments, given_new_data, tree_of
 from pymc_ngvi.results.sampling import Names, Sampling, narrow, sample_tree
 from pymc_ngvi.results.summary import Planned, Summary, imported, paragraphs, summary_of_draws
 
@@ -85,8 +98,7 @@ class JudgedDraws:
             needed = math.ceil(1.2 * _FEWEST / size * n_wanted / 1_000) * 1_000
             can_be_had = _effective(made, made.log_weights) > _NEARLY * n_wanted
             cure = f"Take more draws, draws={needed:_}; or f{fit[1:]}" if can_be_had and needed <= _MOST_DRAWS else fit
-        seed = int(rng.integers(2**62))
-        result = cls(posterior, made, log_ratio, seed, worst.khat, size, doubts, cure, helps, **more)
+        result = cls(posterior, made, log_ratio, seed_of(rng), worst.khat, size, doubts, cure, helps, **more)
         if doubts:
             warnings.warn(result.sentence, UserWarning, skip_file_prefixes=OURS)
         return result
@@ -204,11 +216,6 @@ class WeightedDistribution(Distribution):
         """Its name, for titles and errors."""
         return f"reweighted {self.q.name}"
 
-    @property
-    def family(self) -> str:
-        """The name of its family."""
-        return self.q.family
-
     def rows(self, n: int, rng: np.random.Generator) -> NDArray[np.intp]:
         """Return rows of equal weight, evenly by weight: as few repetitions as can be."""
         order = np.argsort(self.theta[:, self.in_order_of], kind="stable")
@@ -235,15 +242,6 @@ class WeightedDistribution(Distribution):
         """Return the standard deviations."""
         return np.sqrt(self._weights @ (self.theta - self.mean()) ** 2)
 
-    def cov(self) -> Array:
-        """Return the covariance."""
-        return self.cov_block(np.arange(self.n_dim))
-
-    def cov_block(self, index: NDArray[np.intp]) -> Array:
-        """Return the covariance of some coordinates."""
-        apart = self.theta[:, index] - self.mean()[index]
-        return apart.T @ (self._weights[:, None] * apart)
-
     def kept_log_weights(self) -> Array:
         """Return the log weights."""
         return self.log_ratio
@@ -251,14 +249,6 @@ class WeightedDistribution(Distribution):
     def notes(self, theta: Array, rng: np.random.Generator, log_q: bool) -> Notes:
         """Return what there is to say of draws, and how many of them are different."""
         return {}, {**self.of_draws, "distinct_global_draws": len(np.unique(theta[:, self.in_order_of]))}
-
-    def plan(self, density: ModelDensity) -> MovePlan:
-        """Return how draws are moved: as those of what they are of."""
-        return self.q.plan(density)
-
-    def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
-        """Return what evaluations cost."""
-        return self.q.costs(density, record)
 
 
 _FIT = (
@@ -318,7 +308,7 @@ class Reweighted(JudgedDraws):
         )
         return dataclasses.replace(self.posterior, distribution=q, record=None)
 
-    def sample(self, draws: int = 2_000, *, var_names: Names = None, random_seed: Seed = None) -> xr.DataTree:
+    def sample(self, draws: int = N_SHOWN, *, var_names: Names = None, random_seed: Seed = None) -> xr.DataTree:
         """Draw from the posterior under the new priors: draws of equal weight, picked by the weights.
 
         Parameters
@@ -341,7 +331,7 @@ class Reweighted(JudgedDraws):
             )
 
     def summary(
-        self, draws: int = 4_000, *, group_effects: bool = False, random_seed: Seed = None, **kwargs: Any
+        self, draws: int = N_REWEIGHTED, *, group_effects: bool = False, random_seed: Seed = None, **kwargs: Any
     ) -> Summary:
         """Return a table of the variables under the new priors, and whether it can be relied on.
 
@@ -450,10 +440,11 @@ class PriorSensitivity:
     @property
     def lines(self) -> tuple[str, ...]:
         """What was scaled, and how far it can be relied on."""
-        scaled = f"Power scaling of the priors of {_listed(self.priors)}, and of the likelihood of "
+        priors, likelihoods = (", ".join(f"`{name}`" for name in of) for of in (self.priors, self.likelihoods))
+        scaled = f"Power scaling of the priors of {priors}, and of the likelihood of {likelihoods}."
         khats = ", ".join(f"{name} {value:.2f}" for name, value in self.khat.items())
         doubts = f"Not reliable: {'; '.join(self.doubts)}." if self.doubts else ""
-        return tuple(filter(None, (f"{scaled}{_listed(self.likelihoods)}.", f"Pareto k-hat: {khats}.", doubts)))
+        return tuple(filter(None, (scaled, f"Pareto k-hat: {khats}.", doubts)))
 
     def __str__(self) -> str:
         """Return the sentences, and the table."""
@@ -504,9 +495,11 @@ def _scaled(posterior: Posterior, priors: Names, likelihoods: Names) -> tuple[li
     model, free = posterior.model, [v.name for v in posterior.layout.variables]
     potentials = [term.name for term in model.potentials]
     observed = [rv.name for rv in model.observed_RVs]
-    of_prior = top_level_priors(model, free) if priors is None else _named("prior_var_names", priors, free, potentials)
+    why = "which can't be scaled as such"
+    asked = None if priors is None else checked_names(priors, [*free, *potentials], why, "prior_var_names")
+    of_prior = asked or top_level_priors(model, free)
     if likelihoods is not None:
-        return of_prior, _named("likelihood_var_names", likelihoods, observed, potentials)
+        return of_prior, checked_names(likelihoods, [*observed, *potentials], why, "likelihood_var_names")
     if not observed:
         raise ValueError(
             "The model has no observed variable: name the Potentials that are its likelihood, likelihood_var_names=..."
@@ -514,17 +507,6 @@ def _scaled(posterior: Posterior, priors: Names, likelihoods: Names) -> tuple[li
             else "The model has no observed variable, and no likelihood to scale."
         )
     return of_prior, observed
-
-
-def _named(option: str, names: str | Sequence[str], *valid: Sequence[str]) -> list[str]:
-    known = [name for some in valid for name in some]
-    wanted = [names] if isinstance(names, str) else list(names)
-    if not wanted:
-        raise ValueError(f"{option} is empty. {suggestion('', known)}")
-    for name in wanted:
-        if name not in known:
-            raise ValueError(f"{option} has {name!r}, which can't be scaled as such: {suggestion(name, known)}")
-    return wanted
 
 
 def _drawn(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[Array, tuple[str, ...]]:
@@ -573,5 +555,694 @@ def _khat(log_density: Array) -> float:
     return max(pareto_khat((power - 1.0) * log_density, zero) for power in _POWERS)
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
+# --- new rows of a model, checked, and their log densities at draws of the posterior ---
+
+type Values = Mapping[str, AnyArray]
+
+
+class NewRows:
+    """New rows, and the variables that these depend on."""
+
+    def __init__(self, posterior: Posterior, given: Given) -> None:
+        model = posterior.density.given
+        self._posterior = posterior
+        observed, data = _split(model, given)
+        self.new = NewData.of(model, posterior.layout.coords, data)
+        self._graph = self.new.graph()
+        names = list(observed)
+        self.new.check_complete(self._graph.data_needed(names))
+        self.data = self._graph.data_needed(names)
+        self.deterministics = [d.name for d in posterior.density.deterministics if self._is_complete(d.name)]
+        held = [name for name, values in observed.items() if values is None]
+        observed |= dict(zip(held, self._told(lambda: self._graph.observed(held)), strict=True))
+        self.observed = {name: _checked(model[name], values) for name, values in observed.items()}
+        needed = self._graph.needed([*names, *self.deterministics])
+        self._free = Constrainer.of(
+            posterior.density, deterministics=False, names=frozenset(v.name for v in posterior.layout.variables)
+        )
+        self._of_last: tuple[Values, dict[str, AnyArray]] = {}, {}
+        self._functions: dict[object, tuple[OnDraws, list[str]]] = {}
+        #: A draw to look at; where a coefficient is 0, it may hide things.
+        self.point = posterior.density.initial_point()[None]
+        one = self.free(self.point)
+        self.new.check_fixed({name: of.shape[1:] for name, of in one.items()})
+        # Each element by its number in the fit: treatments tell where it is now.
+        numbers = {name: np.arange(of.size).reshape(of.shape) for name, of in one.items()}
+        plan = Treatments(posterior, self._graph, self.new, "new", frozenset(), numbers, {})
+        self._treatments = plan.of(needed)
+        self._treatments |= {name: Treatment(size=values.shape) for name, values in self.observed.items()}
+        self._check_priors()
+        treated = {name: t for name in numbers if (t := self._treatments.get(name)) is not None}
+        self.grown = [n for n, t in treated.items() if t.known is None or t.mask is not None or t.n_known is not None]
+
+    def only(self, which: NDArray[np.intp]) -> "NewRows | None":
+        """Return some of the rows alone, ascending; None where they can't be taken apart from the others."""
+        n = {len(values) for values in self.observed.values()}
+        if (
+            len(which) == self.n_rows
+            or {values.ndim for values in self.observed.values()} != {1}
+            or len(self.observed) > 1
+        ):
+            return None
+        by_row = {k: array for k, array in self.new.arrays.items() if array.shape[:1] == (*n,)}
+        if any(dim in self.new.of_fit for k in by_row for dim in self.new.dims(k)):  # as many levels as rows
+            return None
+        model, [(name, values)] = self._posterior.density.given, self.observed.items()
+        given = {k: np.asarray(v)[which] for k, v in by_row.items()} | self.new.labels
+        given |= {k: v for k, v in self.new.arrays.items() if k not in by_row}
+        given |= {} if data_behind(model, model[name]) else {name: values[which]}
+        try:
+            few = NewRows(self._posterior, given)
+            free = self.free(self.point)
+            is_same = np.array_equal(
+                few.logp(few.known(free, self.some)), self.logp(self.known(free, self.some))[:, which]
+            )
+        except ValueError:
+            return None
+        return few if is_same else None
+
+    def _check_priors(self) -> None:
+        """Raise ValueError where new data change log p of what was in the fit: that is no matter of new rows."""
+        model = self._graph.model
+        for potential in model.potentials:
+            if self._graph.depends_on_new(potential):
+                raise ValueError(f"The Potential {potential.name!r} depends on the new data: fit again with all rows.")
+        for variable in self._names:
+            for name in self.new.arrays:
+                if self._graph.prior_reads(model[variable], name) and not self.new.goes_on(name):
+                    raise ValueError(
+                        f"The prior of {variable!r} depends on {name!r}, which is not what it was in the fit: give the "
+                        "same values for what was in it, or fit again."
+                    )
+
+    @property
+    def n_rows(self) -> int:
+        """Number of new observations."""
+        return sum(values.size for values in self.observed.values())
+
+    def _is_complete(self, name: str) -> bool:
+        """Tell whether all data that a variable is computed from are those of the new rows, or of all rows."""
+        try:
+            self.new.check_complete(self._graph.data_needed([name]))
+        except ValueError:
+            return False
+        return True
+
+    def free(self, theta: Array) -> dict[str, AnyArray]:
+        """Return the free variables on their constrained scale, as they are in the fit, (n, *shape)."""
+        return self._free(theta)
+
+    def labels(self, name: str, axis: int) -> object:
+        """Return what tells new elements along an axis from others: the same for the variables of a group."""
+        return self.new.dims(name)[axis] or (name, axis)
+
+    # --- elements that were not in the fit ---
+
+    def known(self, free: Values, drawn: Values) -> dict[str, AnyArray]:
+        """Return the variables that the rows depend on, with elements that were not in the fit from ``drawn``."""
+        found = {}
+        for name in self._names:
+            old = self._old(name, free)
+            if name in drawn:
+                of_name = np.broadcast_to(drawn[name], (length_of(free), *drawn[name].shape[1:]))
+                old = of_name if old is None else np.where(self.is_new[name], of_name, old)
+            found[name] = cast(AnyArray, old)
+        return found
+
+    def drawn(self, free: Values, random_seed: int) -> dict[str, AnyArray]:
+        """Return the variables that have grown, with draws of their new elements from their prior given all others."""
+        if not self.grown:
+            return {}
+        old = {name: values for name in self._names if (values := self._old(name, free)) is not None}
+        found = self._evaluated(
+            "draws", lambda ts: self._graph.compiled(self.grown, ts, 1), old, length_of(free), random_seed
+        )
+        return dict(zip(self.grown, found, strict=True))
+
+    @cached_property
+    def some(self) -> dict[str, AnyArray]:
+        """Return one draw of the variables that have grown, (1, *shape)."""
+        return self.drawn(self.free(self.point), 0)
+
+    @cached_property
+    def is_new(self) -> dict[str, NDArray[np.bool_]]:
+        """Tell which elements of the variables that have grown were not in the fit: those that draws differ in."""
+        free = self.free(self.point)
+        first, second = (self.drawn(free, seed) for seed in (0, 1))
+        return {name: (first[name] != second[name])[0] for name in self.grown}
+
+    def is_continued(self, name: str) -> bool:
+        """Tell whether the new elements of a variable go on from those of the fit."""
+        return self._treatments[name].n_known is not None
+
+    # --- what depends on them ---
+
+    def logp(self, known: Values) -> Array:
+        """Return the log densities of the new rows, (n, n_rows), given the variables that they depend on."""
+        n = length_of(known)
+        values = self._evaluated("rows", lambda ts: self._graph.log_densities(self.observed, ts, 1), known, n)
+        for (name, rows), of_name in zip(self.observed.items(), values, strict=True):
+            if of_name.shape[1:] != rows.shape:
+                raise ValueError(
+                    f"{name!r} has new values of shape {rows.shape}, and with the other new data it has shape "
+                    f"{of_name.shape[1:]}: give the same rows of all."
+                )
+        return np.concatenate([np.asarray(v, dtype=np.float64).reshape(n, -1) for v in values], axis=1)
+
+    @property
+    def has_elementwise_priors(self) -> bool:
+        """Whether elements of the variables that have grown have log densities of their own."""
+        model = self._graph.model
+        return not any(self.is_continued(name) or model[name].owner.op.ndim_supp for name in self.grown)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether new elements have log densities of their own, and may have any values."""
+        model = self._graph.model
+        return self.has_elementwise_priors and all(
+            model.rvs_to_transforms.get(model[name]) is None for name in self.grown
+        )
+
+    def prior_logp(self, known: Values) -> dict[str, Array]:
+        """Return the log densities of the elements of variables that have grown, (n, *shape), given all else."""
+        found = self._evaluated(
+            "prior", lambda ts: self._graph.prior_log_densities(self.grown, ts, 1), known, length_of(known)
+        )
+        return dict(zip(self.grown, found, strict=True))
+
+    def values(self, names: Sequence[str], known: Values) -> dict[str, AnyArray]:
+        """Return Deterministics, (n, *shape), given the new rows and the variables that these depend on."""
+        found = self._evaluated(tuple(names), lambda ts: self._graph.compiled(names, ts, 1), known, length_of(known))
+        return dict(zip(names, found, strict=True))
+
+    @property
+    def _names(self) -> list[str]:
+        return [name for name in self._treatments if name not in self.observed]
+
+    def _old(self, name: str, free: Values) -> AnyArray | None:
+        """Return a variable with the elements of the fit where these are now; None where it has none of them."""
+        numbers = self._treatments[name].known
+        if numbers is None:
+            return None
+        if self._of_last[0] is not free:  # asked for again with each candidate
+            self._of_last = free, {}
+        if name not in self._of_last[1]:
+            self._of_last[1][name] = free[name].reshape(length_of(free), -1)[:, numbers[0].astype(np.intp)]
+        return self._of_last[1][name]
+
+    def _evaluated(
+        self,
+        what: object,
+        compiled: Callable[[dict[str, Treatment]], tuple[OnDraws, Array]],
+        values: Values,
+        n: int,
+        random_seed: int | None = None,
+    ) -> Sequence[AnyArray]:
+        """Return what a function of variables gives, compiled when it is first asked for; a seed: what it draws."""
+        if what not in self._functions:
+            treatments = {}
+            for name, t in self._treatments.items():
+                known = values[name][:1] if name in values else None
+                whole = Treatment(known=known) if random_seed is None else replace(t, known=known)
+                treatments[name] = t if name in self.observed else whole
+            function = self._told(lambda: compiled(treatments))[0]
+            self._functions[what] = function, [name for name in self._names if name in values]
+        function, names = self._functions[what]
+        if random_seed is not None:
+            function.reseed(random_seed)
+        # Behind the number that `PredictiveGraph` puts before them.
+        parts = [np.zeros((n, 1)), *(np.asarray(values[name], dtype=np.float64).reshape(n, -1) for name in names)]
+        return self._told(lambda: function(np.concatenate(parts, axis=1)))
+
+    def _told[T](self, do: Callable[[], T]) -> T:
+        """Do something with the model given the new rows; raise ValueError where it can't be done."""
+        return given_new_data(do, self.new, self.data)
+
+
+def length_of(values: Values) -> int:
+    """Return the number of draws."""
+    return len(next(iter(values.values())))
+
+
+# --- what was given ---
+
+
+def _split(model: pm.Model, given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return new observations by the name of the variable, None where data of the model hold them, and these data."""
+    if hasattr(given, "columns"):
+        raise TypeError("new_data should be a dict of arrays by name, such as {name: frame[name]}; got a DataFrame.")
+    if not isinstance(given, Mapping):
+        raise TypeError(f"new_data should be a dict of arrays by name; got {shortened(given)}.")
+    observed, rest = {}, dict(given)
+    for rv in model.observed_RVs:
+        sources = data_behind(model, rv)
+        if rv.name in rest and (twice := [name for name in sources if name != rv.name and name in rest]):
+            raise ValueError(f"{rv.name!r} and {twice[0]!r} are the same data: give one of them.")
+        if rv.name in rest:
+            array = rest.pop(rv.name)
+            if len(sources) > 1:
+                raise ValueError(f"{rv.name!r} is made of {quoted(sources)}: give these.")
+            rest |= dict.fromkeys(sources, array)
+            observed[rv.name] = None if sources else array
+        elif any(name in rest for name in sources):
+            observed[rv.name] = None
+    if not observed:
+        names = [rv.name for rv in model.observed_RVs]
+        said = f"give those of {quoted(names)}" if names else "the model has no observed variable"
+        raise ValueError(f"new_data has no observations: {said}.")
+    return observed, rest
+
+
+def _checked(rv: Any, values: Any) -> AnyArray:
+    """Return new values of an observed variable."""
+    if rv.owner.op.ndim_supp:
+        raise ValueError(
+            f"The elements of {rv.name!r} have one distribution together: new ones can't be put beside those of the "
+            "fit. Fit again with all of them."
+        )
+    try:
+        array = np.ma.filled(np.ma.asarray(values, dtype=np.float64), np.nan)
+    except (ValueError, TypeError):
+        raise ValueError(f"{rv.name!r} should be numbers in an array; got {shortened(values)}.") from None
+    if array.ndim != rv.type.ndim:
+        raise ValueError(f"{rv.name!r} has shape {array.shape}; in the model it has {rv.type.ndim} axes.")
+    if np.isnan(array).any():
+        raise ValueError(f"{rv.name!r} has missing values: leave these rows out.")
+    if not array.size:
+        raise ValueError(f"{rv.name!r} has no new rows.")
+    if np.dtype(rv.type.dtype).kind in "iu" and not np.array_equal(array, np.round(array)):
+        raise ValueError(f"{rv.name!r} should be whole numbers, as in the model; got {shortened(values)}.")
+    return array.astype(rv.type.dtype)
+
+
+# --- elements that were not in the fit, such as effects of new groups, given the rows that depend on them ---
+# They are drawn many times for each draw of the posterior: from their prior given all else, and, where they may have
+# any values, about where their rows say that they are. The mean weight of these candidates is the predictive density
+# of the rows, and one of them is picked by its weight: importance sampling for each new group by itself, which does
+# not suffer from their number.
+
+type Ints = NDArray[np.intp]
+
+#: Candidates at first and at most; variance of log densities, in all, from which on there are more.
+_FIRST, _MOST, _MOST_VARIANCE = 8, 1_024, 0.1
+#: Candidates from the prior that tell where new elements are; part of the later ones that are from it; how much wider
+#: the others are, and their degrees of freedom.
+_PILOTS, _FROM_PRIOR, _WIDER, _DF = 4, 0.2, 1.3, 7.0
+
+
+def rows_on_new(rows: NewRows) -> tuple[sparse.csr_array, dict[str, Ints]]:
+    """Return which rows depend on which new elements, (n_rows, n_numbers), and the numbers of the elements.
+
+    Elements have the same number where they belong together: those of a new level, in all variables of its dim; and
+    those of a walk or a process. Others have -1.
+    """
+    numbers = _numbers(rows)
+    n = 1 + max(int(of.max()) for of in numbers.values())
+    free = rows.free(rows.point)
+    first, second = (rows.drawn(free, seed) for seed in (0, 1))
+    same = rows.known(free, first)
+    # In each of so many points, the elements of one number are other ones.
+    moved = {
+        name: np.where(of == np.arange(n).reshape(-1, *(1,) * of.ndim), second[name], first[name])
+        for name, of in numbers.items()
+    }
+    many = rows.known({name: np.repeat(values, n, axis=0) for name, values in free.items()}, moved)
+    depends = sparse.csr_array((rows.logp(many) != rows.logp(same)).T)
+    part = _tied(rows, numbers, same, many)
+    joined = sparse.csr_array((np.ones(n, dtype=bool), (np.arange(n), part)))
+    return depends @ joined, {name: np.where(of < 0, -1, part[of]) for name, of in numbers.items()}
+
+
+def with_new_elements(
+    rows: NewRows, free: Values, log_weights: Array, depends: sparse.csr_array, numbers: dict[str, Ints],
+    rng: np.random.Generator,
+) -> tuple[Array, dict[str, AnyArray], float]:  # fmt: skip
+    """Return new elements at draws of the free variables.
+
+    The log predictive density of the rows that depend on them, (n,), the variables that have them, (n, *shape), and the
+    variance of the error of the first.
+    """
+    which = np.flatnonzero(np.diff(depends.indptr))
+    few = rows.only(which)
+    rows, depends = (rows, depends) if few is None else (few, depends[which])
+    # Numbers that a row has in common are drawn together.
+    n_parts, part = csgraph.connected_components(depends.T @ depends, directed=False)
+    which = np.flatnonzero(np.diff(depends.indptr))
+    of_row = part[depends.indices[depends.indptr[which]]]
+    sums = sparse.csr_array((np.ones(len(which)), (of_row, which)), shape=(n_parts, depends.shape[0]))
+    part_of = {name: np.where(of < 0, -1, part[of]) for name, of in numbers.items()}
+    proposal = _Proposal(rows, free, part_of, n_parts, rng)
+    chosen = _Candidates(n_parts, part_of, rng)
+
+    def of_rows(drawn: Values) -> Array:
+        return (sums @ rows.logp(rows.known(free, drawn)).T).T
+
+    if rows.is_free:
+        pilots = [rows.drawn(free, seed_of(rng)) for _ in range(_PILOTS)]
+        proposal.learn(pilots, [of_rows(drawn) for drawn in pilots], log_weights)
+    most = max(_FIRST, min(_MOST, HELD // (len(log_weights) * (n_parts + proposal.n_elements))))
+    for i in range(most):
+        drawn, log_ratio = proposal.draw()
+        chosen.add(drawn, of_rows(drawn) + log_ratio)
+        if i + 1 >= _FIRST and chosen.variance < _MOST_VARIANCE:
+            break
+    return chosen.log_mean.sum(axis=1), chosen.drawn, chosen.variance
+
+
+def _tied(rows: NewRows, numbers: dict[str, Ints], same: Values, many: Values) -> Ints:
+    """Return one number for those of which one is a parameter of the prior of another, as a school is of its class."""
+    n = length_of(many)
+    if len(numbers) < 2:
+        return np.arange(n)
+    if not rows.has_elementwise_priors:
+        return np.zeros(n, dtype=np.intp)
+    before, after, ties = rows.prior_logp(same), rows.prior_logp(many), np.eye(n, dtype=bool)
+    for name, of in numbers.items():
+        moved, element = np.nonzero((after[name] != before[name]).reshape(n, -1) & (of.ravel() >= 0))
+        ties[moved, of.ravel()[element]] = True
+    return csgraph.connected_components(sparse.csr_array(ties), directed=False)[1].astype(np.intp)
+
+
+class _Proposal:
+    """Where candidates are drawn: from the prior, and, once it has learned, mostly where rows say that they are."""
+
+    def __init__(
+        self, rows: NewRows, free: Values, parts: dict[str, Ints], n_parts: int, rng: np.random.Generator
+    ) -> None:
+        self._rows, self._free, self._n_parts, self._rng = rows, free, n_parts, rng
+        self._places = {name: np.flatnonzero(of >= 0) for name, of in parts.items()}
+        self._part = np.concatenate([parts[name].ravel()[at] for name, at in self._places.items()])
+        shape = (n_parts, len(self._part))
+        self._sums = sparse.csr_array((np.ones(len(self._part)), (self._part, np.arange(len(self._part)))), shape=shape)
+        self._learned: list[tuple[Ints, Array, Array]] | None = None
+
+    @property
+    def n_elements(self) -> int:
+        """Number of new elements."""
+        return len(self._part)
+
+    def learn(self, pilots: Sequence[Values], log_density: Sequence[Array], log_weights: Array) -> None:
+        """Learn where elements are, from draws of their prior with the log densities of their rows, (n, n_parts)."""
+        values = np.concatenate([self._elements(drawn) for drawn in pilots])
+        log_all = np.concatenate([of + log_weights[:, None] for of in log_density])
+        learned = []
+        for p in range(self._n_parts):
+            at, of_part = np.flatnonzero(self._part == p), log_all[:, p]
+            w = np.exp(of_part - of_part.max()) if np.isfinite(of_part.max()) else np.ones(len(of_part))
+            w /= w.sum()
+            mean = w @ values[:, at]
+            apart = values[:, at] - mean
+            cov, wide = (apart.T * w) @ apart, np.diag(values[:, at].var(axis=0))
+            few = len(at) / (len(at) + 1.0 / np.sum(w**2))  # of few effective draws, moments are those of the prior
+            learned.append((at, mean, _WIDER * np.linalg.cholesky((1.0 - few) * cov + few * wide)))
+        self._learned = learned
+
+    def draw(self) -> tuple[dict[str, AnyArray], Array]:
+        """Return one candidate of all parts, and its log density under the prior over that here, (n, n_parts)."""
+        drawn, rng = self._rows.drawn(self._free, seed_of(self._rng)), self._rng
+        values = self._elements(drawn)
+        n = len(values)
+        if self._learned is None:
+            return drawn, np.zeros((n, self._n_parts))
+        from_prior = rng.random((n, self._n_parts)) < _FROM_PRIOR
+        log_q = np.empty((n, self._n_parts))
+        for p, (at, mean, factor) in enumerate(self._learned):
+            z = rng.standard_normal((n, len(at))) / np.sqrt(rng.chisquare(_DF, n) / _DF)[:, None]
+            values[:, at] = np.where(from_prior[:, [p]], values[:, at], mean + z @ factor.T)
+            log_q[:, p] = StudentMixture(np.ones(1), mean[None], factor[None], _DF).log_density(values[:, at])
+        drawn = self._with(drawn, values)
+        prior = self._rows.prior_logp(self._rows.known(self._free, drawn))
+        log_prior = (self._sums @ self._elements(prior).T).T
+        mixed = np.logaddexp(np.log(_FROM_PRIOR) + log_prior, np.log1p(-_FROM_PRIOR) + log_q)
+        return drawn, log_prior - mixed
+
+    def _elements(self, drawn: Values) -> Array:
+        """Return all new elements, (n, n_elements)."""
+        parts = [np.asarray(drawn[name]).reshape(len(drawn[name]), -1)[:, at] for name, at in self._places.items()]
+        return np.concatenate(parts, axis=1).astype(np.float64)
+
+    def _with(self, drawn: Values, values: Array) -> dict[str, AnyArray]:
+        """Return variables with new elements in their places."""
+        ends = np.cumsum([len(at) for at in self._places.values()])[:-1]
+        result = {}
+        for (name, at), of_name in zip(self._places.items(), np.split(values, ends, axis=1), strict=True):
+            flat = np.array(drawn[name]).reshape(len(values), -1)
+            flat[:, at] = of_name
+            result[name] = flat.reshape(drawn[name].shape)
+        return result
+
+
+class _Candidates:
+    """Candidates of each part, of which one is kept, with a chance in proportion to its weight."""
+
+    drawn: dict[str, AnyArray]
+
+    def __init__(self, n_parts: int, parts: dict[str, Ints], rng: np.random.Generator) -> None:
+        self._parts, self._rng, self._n = parts, rng, 0
+        self._log_sum = self._log_square = np.full((1, n_parts), -np.inf)
+
+    def add(self, drawn: dict[str, AnyArray], log_density: Array) -> None:
+        """Add one candidate of all parts: their log densities are (n, n_parts)."""
+        self._n += 1
+        log_density = np.where(np.isfinite(log_density), log_density, -np.inf)
+        if self._n == 1:
+            self.drawn = dict(drawn)
+        self._log_sum = np.logaddexp(self._log_sum, log_density)
+        self._log_square = np.logaddexp(self._log_square, 2.0 * log_density)
+        if self._n == 1:
+            return
+        with np.errstate(invalid="ignore"):
+            taken = np.log(self._rng.random(log_density.shape)) < log_density - self._log_sum
+        for name, part in self._parts.items():
+            of_element = taken[:, np.maximum(part, 0)] & (part >= 0)
+            self.drawn[name] = np.where(of_element, drawn[name], self.drawn[name])
+
+    @property
+    def log_mean(self) -> Array:
+        """Logarithms of means over candidates, (n, n_parts)."""
+        return self._log_sum - np.log(self._n)
+
+    @property
+    def variance(self) -> float:
+        """Variance of the error of the sum of `log_mean` over parts, in the mean over draws."""
+        with np.errstate(invalid="ignore"):
+            of_weights = np.exp(self._log_square - 2.0 * self._log_sum) - 1.0 / self._n
+        return float(np.nan_to_num(of_weights, nan=1.0).sum(axis=1).mean())
+
+
+def _numbers(rows: NewRows) -> dict[str, Ints]:
+    """Return the number of what each element belongs to, by variable; -1 for those that were in the fit."""
+    known: dict[object, int] = {}
+    result = {}
+    for name in rows.grown:
+        new = rows.is_new[name]
+        axis = next((i for i in range(new.ndim) if not rows.is_continued(name) and _varies_along(new, i)), None)
+        if axis is None:
+            result[name] = np.where(new, known.setdefault(name, len(known)), -1)
+            continue
+        label, along = rows.labels(name, axis), np.full(new.shape[axis], -1, dtype=np.intp)
+        for i in np.unique(np.nonzero(new)[axis]).tolist():
+            along[i] = known.setdefault((label, i), len(known))
+        result[name] = np.where(new, along.reshape([-1 if i == axis else 1 for i in range(new.ndim)]), -1)
+    return result
+
+
+def _varies_along(new: NDArray[np.bool_], axis: int) -> bool:
+    """Tell whether whole slices of an array are new, or are not."""
+    return bool((new == new.any(axis=tuple(i for i in range(new.ndim) if i != axis), keepdims=True)).all())
+
+
+# --- the posterior given new rows as well, from draws of the one that was fitted, by importance weights ---
+
+#: Standard deviations that a conditional mean may move by: farther out, only moments are known of it; and less where
+#: these are skewed by more than this.
+_FARTHEST, _FARTHEST_SKEWED, _SKEWED = 2.0, 0.25, 0.8
+#: Draws for each that was asked for, at most, where new elements are drawn for each of them.
+_MANY = 2
+#: Variance, from which on that of the log weights is too much of the noise of new elements.
+_NOISE = 0.25
+_FIT_AGAIN = "Fit again with all of the rows."
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Updated(JudgedDraws):
+    """The posterior given new rows as well: what `NGVIApproximation.update` returns. It prints as a summary.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        That was fitted.
+    rows : NewRows
+    draws : JointDraws
+        With the weights that they have without the new rows.
+    values : mapping of str to ndarray
+        Free variables at these draws, (n, *shape), with elements that were not in the fit.
+    log_ratio : ndarray, shape (n,)
+        Log density of the new rows at each draw; of groups, given the global parameters.
+    seed : int
+        Of draws, where none is given.
+    khat, effective_sample_size, doubts, cure, weights_help
+        How good the weights are.
+    """
+
+    rows: NewRows
+    values: Mapping[str, AnyArray]
+
+    @property
+    def n_rows(self) -> int:
+        """Number of new observations."""
+        return self.rows.n_rows
+
+    @property
+    def _what(self) -> str:
+        return f"{self.n_rows:,} new row{'s' if self.n_rows > 1 else ''}"
+
+    @functools.cached_property
+    def log_predictive_density(self) -> LogMarginalLikelihood:
+        """Log density of the new rows given those of the fit, in nats, with its standard error.
+
+        Raises
+        ------
+        ValueError
+            Where the weights can't be relied on.
+        """
+        if not self.weights_help:
+            raise ValueError(f"There is no density to be relied on. {self.sentence}")
+        return LogMarginalLikelihood(*log_mean(self.draws, self.log_ratio))
+
+    # --- draws ---
+
+    def sample(self, draws: int = N_SHOWN, *, var_names: Names = None, random_seed: Seed = None) -> xr.DataTree:
+        """Draw from the posterior given the new rows as well: draws of equal weight, picked by the weights.
+
+        Parameters
+        ----------
+        draws : int, default 2_000
+        var_names : str or sequence of str, optional
+            Default: free variables and Deterministics.
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+            Default: the same draws in each call.
+
+        Returns
+        -------
+        xarray.DataTree
+            ``posterior`` has the labels of new levels, too; Deterministics of rows are those of the new rows. Its
+            attributes are ``khat`` and ``effective_sample_size``.
+
+        Raises
+        ------
+        ValueError
+            For variables that the model does not have.
+        """
+        rng = self._generator(random_seed)
+        log_weights = self.draws.log_weights + self.log_ratio
+        weighted = WeightedDistribution(self.posterior.distribution, self.draws.theta, log_weights, 0, {})
+        at = weighted.rows(check_draws(draws), rng)
+        free = {name: of[at] for name, of in self.values.items()}
+        names = checked_names(var_names, [*free, *self.rows.deterministics], "which can't be had")
+        shown = {name: free[name] for name in names if name in free}
+        if made := [name for name in names if name not in free]:
+            with self.posterior.with_data_of_fit():
+                shown |= self.rows.values(made, free)
+        attrs: dict[str, Any] = {"khat": self.khat, "effective_sample_size": self.effective_sample_size}
+        tree = tree_of(self.rows.new, shown, self.rows.data, attrs)
+        groups = {"posterior": "predictions", "constant_data": "predictions_constant_data"}
+        return xr.DataTree.from_dict({to: tree[name].to_dataset() for to, name in groups.items() if name in tree})
+
+    def summary(
+        self, draws: int = N_REWEIGHTED, *, group_effects: bool = False, random_seed: Seed = None, **kwargs: Any
+    ) -> Summary:
+        """Return a table of the variables given the new rows as well, and whether it can be relied on.
+
+        Parameters
+        ----------
+        draws, group_effects, random_seed, **kwargs
+            As those of `NGVIApproximation.summary`.
+
+        Returns
+        -------
+        Summary
+        """
+        with self.posterior.with_data_of_fit():
+            planned = Planned.of(self.posterior, group_effects=group_effects).names
+        chosen = [name for name in [*self.values, *self.rows.deterministics] if name in planned]
+        made = self.sample(draws, var_names=kwargs.pop("var_names", None) or chosen, random_seed=random_seed)
+        table = imported("arviz_stats").summary(made, **{"kind": "stats", **kwargs})
+        return Summary((self.sentence,), table, self.khat, {"": table}, (), "round_to" not in kwargs)
+
+
+def updated(posterior: Posterior, new_data: Given, draws: int, rng: np.random.Generator) -> Updated:
+    """Return the posterior given new rows as well; see `NGVIApproximation.update`."""
+    posterior.check_weighable(draws)
+    with posterior.with_data_of_fit():
+        rows = NewRows(posterior, new_data)
+        made, doubts = _draws(posterior, draws, rng)
+        if rows.grown and (step := len(made.theta) // (_MANY * draws)) > 1:  # evenly, about as many as are wanted
+            every = slice(None, None, step)
+            kept = made.theta[every], made.log_weights[every], made.of_globals[every], made.part[every]
+            made = JointDraws(*kept, min(1.0, step * made.worth))
+        rows.point = made.theta[made.log_weights.argmax()][None]
+        log_ratio, theta, values, of_rows = _with_rows(posterior, rows, made, rng)
+    if not np.isfinite(made.log_weights + log_ratio).any():
+        raise ValueError(f"The new rows are impossible at all draws of the posterior. {_FIT_AGAIN}")
+    made, doubts = made._replace(theta=theta), (*of_rows, *doubts)
+    return Updated.of(posterior, made, log_ratio, rng, draws, doubts, _FIT_AGAIN, rows=rows, values=values)
+
+
+def _with_rows(
+    posterior: Posterior, rows: NewRows, made: JointDraws, rng: np.random.Generator
+) -> tuple[Array, Array, dict[str, AnyArray], tuple[str, ...]]:
+    """Return what new rows say of each draw, where it is then, with what was not in the fit, and what is doubtful."""
+    depends, numbers = rows_on_new(rows) if rows.grown else (None, {})
+    of_known = np.arange(rows.n_rows) if depends is None else np.flatnonzero(np.diff(depends.indptr) == 0)
+    known = _with_known_rows(posterior, rows, of_known, made.theta)
+    log_ratio, free, doubts = known.log_ratio, rows.free(known.theta), list[str]()
+    finite = np.isfinite(made.log_weights + log_ratio)
+    moved = float(softmax((made.log_weights + log_ratio)[finite]) @ known.moved[finite]) if finite.any() else 0.0
+    if moved > _FARTHEST:
+        doubts.append(f"the conditional mean of a group moves by {moved:.1f} of its standard deviations")
+    elif moved > _FARTHEST_SKEWED and known.skewness > _SKEWED:
+        doubts.append("the conditional distribution of a group with new rows is skewed, and known by its moments only")
+    drawn: dict[str, AnyArray] = {}
+    if depends is not None:
+        log_weights = made.log_weights + log_ratio
+        of_new, drawn, variance = with_new_elements(rows, free, log_weights, depends, numbers, rng)
+        log_ratio = log_ratio + of_new
+        if variance > _NOISE:
+            doubts.append("the densities of rows of new levels are known from few candidates")
+    log_ratio = np.where(np.isnan(log_ratio), -np.inf, log_ratio)
+    return log_ratio, known.theta, free | rows.known(free, drawn), tuple(doubts)
+
+
+def _with_known_rows(posterior: Posterior, rows: NewRows, which: NDArray[np.intp], theta: Array) -> WithNewRows:
+    """Return draws given the rows that depend on nothing new."""
+
+    def logp(theta: Array) -> Array:
+        free = rows.free(theta)
+        return rows.logp(rows.known(free, rows.some))[:, which]
+
+    zero = np.zeros(len(theta))
+    if not len(which):
+        return WithNewRows(zero, theta, zero)
+    state = with_trees(getattr(posterior.distribution, "q", None))
+    if state is not None:
+        with contextlib.suppress(CoupledRows):  # weights may do
+            return with_new_rows(theta, state, logp)
+    return WithNewRows(logp(theta).sum(axis=1), theta, zero)
+
+
+def _draws(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[JointDraws, tuple[str, ...]]:
+    """Return draws of the posterior, and what stands against relying on them."""
+    state, has_rows = with_trees(getattr(posterior.distribution, "q", None)), not posterior.changed_data()
+    if state is not None:
+        doubts = () if posterior.record is None else posterior.record.doubts
+        if skewness_of(state) < _SKEWED:
+            return draws_without_rows(state, draws, rng), doubts
+        if has_rows:
+            return posterior.distribution.joint(draws, rng), doubts
+        said = "conditional distributions of groups are skewed, and without the rows of the fit known by moments only"
+        return draws_without_rows(state, draws, rng), (*doubts, said)
+    if not has_rows and posterior.distribution.kept_log_weights() is None:
+        said = f"the draws are those of {posterior.kind}, which is not compared with log p: its data are not there"
+        return posterior.distribution.joint(draws, rng), (said,)
+    return joint_draws(posterior, draws, rng)

@@ -2,6 +2,7 @@
 
 import functools
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -33,11 +34,9 @@ def rows_in_words(rows: ModelRows, layout: Layout) -> list[str]:
         return []
     if not n:
         return [f"No rows: {rows.why_not or _rest(rows.rest)}."]
-    lines = [f"Log p is a sum over {count(n, 'row')}:"]
-    if rows.rest:
-        lines = [f"Not all of log p is a sum over rows: {_rest(rows.rest)}. The other parts are:"]
-    lines += [f"- {words}" for _, words in kinds_in_words(rows.kinds, layout)]
-    lines.append(_matrix(rows))
+    not_all = f"Not all of log p is a sum over rows: {_rest(rows.rest)}. The other parts are:"
+    lines = [not_all if rows.rest else f"Log p is a sum over {count(n, 'row')}:"]
+    lines += [*(f"- {words}" for _, words in kinds_in_words(rows.kinds, layout)), _matrix(rows)]
     if rows.why_not and not rows.rest:
         lines.append(f"No expectations are taken by rows: {rows.why_not}.")
     return lines
@@ -94,40 +93,21 @@ def _many(group: list[RowKind]) -> str:
 
 def _predictors(kind: RowKind, layout: Layout) -> str:
     """Return what the predictors of a kind are, those that all rows share last."""
-    own: dict[str, int] = {}
-    shared = []
+    # How many there are, by the words for one, and for several.
+    own, shared = Counter[tuple[str, str]](), []
     for predictor in kind.predictors:
+        names, is_coordinate = _names(predictor, layout), predictor.is_coordinate
+        label = f"`{layout.label(int(predictor.coordinates[0]))}`" if is_coordinate else f"one linear in {names}"
         if kind.n > 1 and len(np.unique(predictor.number)) == 1:
-            shared.append(_shared(predictor, layout))
+            shared.append(label)
+        elif is_coordinate and kind.n > 1:
+            own[f"an element of {names}", f"elements of {names}"] += 1
         else:
-            words = _own(predictor, layout, kind.n)
-            own[words] = own.get(words, 0) + 1
-    parts = [f"{n} {words}" if n > 1 else words for words, n in own.items()]
-    parts = [_plural(part) for part in parts]
+            own[label, f"linear in {names}"] += 1
+    parts = [one if n == 1 else f"{n} {several}" for (one, several), n in own.items()]
     if shared:
         parts.append(f"{_in_words(shared)}, shared by all" if kind.n > 1 else _in_words(shared))
     return "; ".join(parts)
-
-
-def _own(predictor: PredictorKind, layout: Layout, n_rows: int) -> str:
-    if predictor.is_coordinate and n_rows == 1:
-        return f"`{layout.label(int(predictor.coordinates[0]))}`"
-    names = _names(predictor, layout)
-    return f"element of {names}" if predictor.is_coordinate else f"linear in {names}"
-
-
-def _plural(part: str) -> str:
-    """Put an article or a plural to a part."""
-    first, _, rest = part.partition(" ")
-    if first.isdigit():
-        return f"{first} elements {rest.removeprefix('element ')}" if rest.startswith("element") else f"{first} {rest}"
-    return f"an {part}" if first == "element" else f"one {part}" if first == "linear" else part
-
-
-def _shared(predictor: PredictorKind, layout: Layout) -> str:
-    if predictor.is_coordinate:
-        return f"`{layout.label(int(predictor.coordinates[0]))}`"
-    return f"one linear in {_names(predictor, layout)}"
 
 
 def _names(predictor: PredictorKind, layout: Layout) -> str:

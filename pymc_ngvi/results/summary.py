@@ -15,15 +15,14 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
-from pymc_ngvi.core.elbo import format_gap
-from pymc_ngvi.core.messages import suggestion
+from pymc_ngvi.core.messages import N_NAMED, percent, suggestion
 from pymc_ngvi.core.psis import Weights
+from pymc_ngvi.core.sizes import HELD, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, seed_of
+from pymc_ngvi.core.status import format_gap
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.marginal.verdict import SAID_ERROR
 from pymc_ngvi.reading.roles import Extent, Grouping, Roles, find_roles
-from pymc_ngvi.results.convert import to_datatree, to_multitrace
 from pymc_ngvi.results.diagnosis.diagnose import (
-    DRAWS,
     SUMMARY,
     budget_of,
     log_ratio_of,
@@ -33,7 +32,7 @@ from pymc_ngvi.results.diagnosis.diagnose import (
     weights_and_elbo,
 )
 from pymc_ngvi.results.diagnosis.diagnosis import Kept, wrap
-from pymc_ngvi.results.distributions import Posterior
+from pymc_ngvi.results.distributions import Posterior, to_datatree, to_multitrace
 from pymc_ngvi.results.sampling import Sampling, sample_tree
 
 #: Colours are those of the page, light or dark; lines are its text colour, faint.
@@ -51,7 +50,7 @@ def verdict_on(
     posterior: Posterior, kept: Kept, khat_draws: int | None, rng: np.random.Generator
 ) -> tuple[tuple[str, ...], float | None]:
     """Return the sentences above the table of a summary, and k-hat."""
-    record, seed = posterior.record, int(rng.integers(2**63))
+    record, seed = posterior.record, seed_of(rng)
     lines = ["This approximation was not made by a fit."]
     if record is not None:
         lines = [record.closing_line(), record.remark, record.posterior, record.of_discrete]
@@ -59,7 +58,7 @@ def verdict_on(
     lines.append(sentence)
     if weights is not None and posterior.distribution.kept_log_weights() is None:
         lines.append(weights.sentence(posterior.layout.n_dim))
-        same = own_generator(record) if khat_draws == DRAWS else np.random.default_rng(seed)
+        same = own_generator(record) if khat_draws == N_WEIGHED else np.random.default_rng(seed)
         lines.append(posterior.distribution.remark(posterior.density, record, weights.n_draws, same))
     return tuple(filter(None, lines)), None if weights is None else weights.khat
 
@@ -76,7 +75,7 @@ def _verdict(
     if why:
         return f"Not judged: {why}." if converged else "", None
     weights = None
-    if khat_draws != DRAWS:
+    if khat_draws != N_WEIGHED:
         weights = weights_and_elbo(log_ratio_of(posterior, kept, khat_draws, rng))[0]
     if not converged:
         n = budget_of(posterior, SUMMARY).n_weights if weights is None else 0
@@ -287,12 +286,8 @@ def _below_diagonal(draws: xr.DataArray) -> xr.DataArray:
 
 #: Rows of the table that a summary prints, about; ``table`` has them all.
 _MAX_ROWS = 60
-#: Draws behind the table of a card, their seed, rows, and coordinates of q up to which there is one.
-_CARD_DRAWS, _CARD_SEED, _CARD_ROWS, _CARD_DIM = 1_000, 20_250_301, 24, 5_000
-#: Numbers that are held at once, at most, where not all of them are shown.
-_MOST_HELD = 2**24
-#: Standard deviations that few draws decide, and that are named, at most.
-_MOST_NAMED = 3
+#: Seed of the draws behind the table of a card, and its rows.
+_CARD_SEED, _CARD_ROWS = 20_250_301, 24
 #: Arguments of ``arviz_stats.summary`` that choose variables, or another kind of result: all of it is one table then.
 _CHOOSING = ("var_names", "filter_vars", "coords", "group", "fmt")
 
@@ -405,9 +400,9 @@ def card_of(posterior: Posterior, kept: Kept) -> str:
     How the fit ended, the verdict, numbers of the fit, the table of parameters.
     """
     record, n_dim, body = posterior.record, posterior.layout.n_dim, "<p>summary() shows the parameters.</p>"
-    if n_dim <= _CARD_DIM:
+    if n_dim <= MAX_COV_DIM:
         with posterior.with_data_of_fit():
-            made = summary_of_draws(posterior, kept, _CARD_DRAWS, np.random.default_rng(_CARD_SEED), False, {})
+            made = summary_of_draws(posterior, kept, N_PREDICTED, np.random.default_rng(_CARD_SEED), False, {})
         body = replace(made, max_rows=_CARD_ROWS)._repr_html_()
     kind = posterior.distribution.name if record is None or record.is_pool else f"{record.family} family"
     outcome = "Not fitted" if record is None else record.outcome
@@ -509,7 +504,7 @@ def summary_of_draws(
         sections = {"": table} if options.get("fmt", "wide") == "wide" else {}
         return Summary((), table, None, sections, (), by_sd)
     planned = Planned.of(posterior, group_effects=group_effects)
-    wide = draws * sum(planned.sizes.values()) > _MOST_HELD
+    wide = draws * sum(planned.sizes.values()) > HELD
     made = sample_tree(posterior, kept, draws, rng, Sampling(var_names=planned.names if wide else None))
     shown, where = planned.arranged(made["posterior"].to_dataset())
     table = table_of(xr.DataTree.from_dict({"posterior": shown}), **options)
@@ -547,8 +542,8 @@ def _thin_tails(posterior: Posterior) -> list[str]:
     errors = posterior.distribution.sd_errors()
     if errors is None or not (errors > SAID_ERROR).any():
         return []
-    worst = np.argsort(-np.nan_to_num(errors))[: min(_MOST_NAMED, int((errors > SAID_ERROR).sum()))]
-    known = ", ".join(f"of `{posterior.layout.label(int(i))}` within {100 * errors[i]:.0f} %" for i in worst)
+    worst = np.argsort(-np.nan_to_num(errors))[: min(N_NAMED, int((errors > SAID_ERROR).sum()))]
+    known = ", ".join(f"of `{posterior.layout.label(int(i))}` within {percent(errors[i])}" for i in worst)
     return [f"Few draws are in thin tails: the standard deviation is known {known} only."]
 
 

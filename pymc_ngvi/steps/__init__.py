@@ -1,11 +1,9 @@
 """Step rules: how far to go, and when to stop. One file and one row each."""
 
 from pymc_ngvi.core.types import Rule
-from pymc_ngvi.steps.adaptive.rule import Adaptive
+from pymc_ngvi.steps.adaptive import Adaptive
 from pymc_ngvi.steps.linesearch import LineSearch
-from pymc_ngvi.steps.stochastic.base import SGD, SNNGM, Adam, Constant, Proximal
-from pymc_ngvi.steps.stochastic.decay import Decay
-from pymc_ngvi.steps.stochastic.ivon import IVON
+from pymc_ngvi.steps.stochastic import IVON, SGD, SNNGM, Adam, Constant, Decay, Proximal
 
 STEPS: dict[str, type[Rule]] = {
     "adaptive": Adaptive,

@@ -14,13 +14,12 @@ References
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 import numpy as np
 
-from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.linalg import GIB, fits_in_memory
-from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.status import Elbo, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Assessment, Evaluation, Expectation, GaussianState, MatrixHessian, Moments
 from pymc_ngvi.density.streams.density import Batch, Place, StreamDensity, StreamReport
@@ -73,8 +72,7 @@ class Quadratic:
     @classmethod
     def of(cls, n_rows: int, value: float, grad: Array, hessian: Array, seen: SeenByQuadratics) -> Self:
         """Return the function with an expectation and derivatives, the Hessian packed, under a Gaussian."""
-        flat = cls(n_rows, 0.0, grad, -hessian)
-        linear = grad + flat.times(seen.mean)
+        linear = grad + cls(n_rows, 0.0, grad, -hessian).times(seen.mean)
         without = cls(n_rows, 0.0, linear, -hessian)
         return cls(n_rows, value - without.value(seen), linear, -hessian)
 
@@ -304,13 +302,11 @@ def corrected(target: StreamDensity, step: Step, state: IncrementalState) -> Inc
 def _changes(target: StreamDensity, q: GaussianState, state: IncrementalState) -> tuple[list[Quadratic], float]:
     """Return what each batch is to be expected to say now, less what it said then, and the error of quadrature."""
     seen, result, error = SeenByQuadratics.of(q), [], 0.0
-    for which, site in enumerate(state.sites):
-        assert site is not None
-        assert site.part is not None
-        found = target.of_kept(which, q)
-        now = Quadratic.of(site.part.n_rows, found.value, found.grad, packed(found, q), seen)
-        weight = site.content.n_rows / site.part.n_rows
-        result.append((now - site.part).times_number(weight))
+    for which, site in enumerate(cast(tuple[Site, ...], state.sites)):
+        found, part = target.of_kept(which, q), cast(Quadratic, site.part)
+        now = Quadratic.of(part.n_rows, found.value, found.grad, packed(found, q), seen)
+        weight = site.content.n_rows / part.n_rows
+        result.append((now - part).times_number(weight))
         error += weight * found.error
     return result, error
 
@@ -369,8 +365,7 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
                 f"{needed / GIB:,.1f} GiB, more than this machine has: give batches of more rows, or take "
                 "family='diagonal', which ignores correlations."
             )
-        change = Change(none.linear, none.precision)
-        return IncrementalState(q, -np.inf, Place(), (), none, change)
+        return IncrementalState(q, -np.inf, Place(), (), none, Change(none.linear, none.precision))
 
     # --- a visit ---
 
@@ -434,8 +429,7 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
             whole = Expectation(value, batch.error, grad, as_hessian(hessian, q.n_dim), batch.rules)
             finite = np.isfinite(value) and np.isfinite(grad).all() and np.isfinite(hessian).all()
             elbo = value + q.entropy() if finite else -np.inf
-            evaluation = _evaluation_of(whole, elbo)
-            moments = self._estimator.moments(self._target, q, NO_DRAWS, evaluation)
+            moments = self._estimator.moments(self._target, q, NO_DRAWS, _evaluation_of(whole, elbo))
         return _Tried(q, seen, batch, elbo, moments)
 
     def _improved(self, tried: _Tried, visit: _Visit, most: int) -> _Tried:

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import draws_of
-from pymc_ngvi.core.elbo import Elbo
-from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.status import Elbo, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
     Array,
@@ -36,8 +35,18 @@ from pymc_ngvi.core.types import (
     VariationalState,
 )
 from pymc_ngvi.estimators import ExactEvaluation, Quadrature
-from pymc_ngvi.steps.adaptive.rule import Growth, Pair, correct, moments_of, natural_gradient, trusted
-from pymc_ngvi.steps.adaptive.scales import MAX_RECOVERIES, Tools, recovered
+from pymc_ngvi.steps.adaptive import (
+    MAX_RECOVERIES,
+    N_PAIRS_INEXACT,
+    Growth,
+    Pair,
+    Tools,
+    correct,
+    moments_of,
+    natural_gradient,
+    recovered,
+    trusted,
+)
 from pymc_ngvi.steps.schedule import MAX_TRIALS, NO_DRAWS, ExactRule, Failure, Step, search
 
 # --- steps of Newton in the mean and the standard deviations of predictors, where each row has one ---
@@ -190,9 +199,9 @@ def _conjugate_gradients(squares: Array, quadratic: Callable[[Array], Array], ri
 
 # --- natural steps by a line search on an ELBO that is exact ---
 
-#: Steps kept for the secant correction: where the metric is exact, and where it is not; the gap in nats, and for each
+#: Steps kept for the secant correction where the metric is exact; the gap in nats, and for each
 #: coordinate, below which steps are learned from; part of what its slope promises that a corrected step must gain.
-_N_PAIRS, _N_PAIRS_INEXACT, _NEAR, _NEAR_PER_DIM, _LEAST_RATIO = 8, 12, 0.5, 5e-3, 0.1
+_N_PAIRS, _NEAR, _NEAR_PER_DIM, _LEAST_RATIO = 8, 0.5, 5e-3, 0.1
 #: Part of what the slope promises, from which on a step could have been longer, and the longest.
 _FLAT, _LONGEST = 0.75, 64.0
 #: Part of the tolerance that a converged fit may have left: what is exact may as well be found exactly.
@@ -310,8 +319,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
 
     def _with_scales(self, state: LineSearchState) -> LineSearchState:
         """Look for lost scales elsewhere; return the state as it is where none are."""
-        tools = Tools(self._target, self._update, Following(state.rules), NO_DRAWS, NO_DRAWS)
-        q = recovered(tools, state.q)
+        q = recovered(Tools(self._target, self._update, Following(state.rules), NO_DRAWS, NO_DRAWS), state.q)
         if q is None:
             return replace(state, n_recoveries=0 if self._is_solved(state) else state.n_recoveries)
         return replace(self.init(q), growth=state.growth, n_recoveries=state.n_recoveries - 1)
@@ -378,8 +386,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         """Compare the quadrature with finer rules, and the rows with log p at draws."""
         checked = self._anew(state) if np.isnan(state.error) else state
         none = np.empty((0, state.q.n_dim))
-        rng = np.random.default_rng(self._seed)
-        draw = functools.partial(draws_of, state.q, _N_CHECKED, rng)
+        draw = functools.partial(draws_of, state.q, _N_CHECKED, np.random.default_rng(self._seed))
         outside = checked.blind or not cast(RowsTarget, self._target).rows_cover(draw)
         elbo = Elbo(-np.inf if outside else checked.elbo, checked.error)
         return Assessment(none, np.empty(0), np.empty((0, 1), dtype=np.intp), state.gap, 0.0, elbo=elbo)
@@ -420,8 +427,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         first: float,
         most_trials: int = MAX_TRIALS,
     ) -> _Found | Failure:
-        by_rules = functools.partial(self._estimator.by_rules, self._target)
-        trials = Trials(by_rules, state)
+        trials = Trials(functools.partial(self._estimator.by_rules, self._target), state)
         found = search(
             propose, trials.evaluate, trials.accept, elbo=state.elbo, slope=slope, first=first, most_trials=most_trials
         )
@@ -435,7 +441,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         step, gain = found.step, found.gain
         new = self._arrived(state, found)
         after = natural_gradient(step.q, new.moments)
-        pairs, most = state.pairs, _N_PAIRS if state.q.exact_metric else _N_PAIRS_INEXACT
+        pairs, most = state.pairs, _N_PAIRS if state.q.exact_metric else N_PAIRS_INEXACT
         if step.direction is not None and (not state.q.exact_metric or state.moments.gap < near(state.q)):
             pair = Pair(step.direction, gradient - after)
             pairs = (*pairs, pair)[-most:] if trusted(pair, state.q) else pairs

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.draws import BASE_DRAWS, sobol_draws
+from pymc_ngvi.core.sizes import ASSESSMENT
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
@@ -332,12 +333,12 @@ _CREEPING, _CREEPING_INEXACT = 1.0, 0.6
 _MAX_STEPS, _GAIN = 60, 0.02
 #: Part of the tolerance that the standard deviation of a measured gap may have, for the certificate.
 _CERTAIN = 0.4
+#: Relative rounding of an ELBO by draws.
+ROUNDING = 1e-9
 #: Part of the tolerance below which a set is solved, whatever its noise.
 _SOLVED = 0.1
 #: Growth of a set that is too small: where the metric is not exact, a small set misleads for longer.
 _GROWTH, _GROWTH_INEXACT = 2, 4
-#: Random streams from here on serve only to assess states, never to move them.
-_ASSESSMENT_LEVEL = 1_000_000
 
 
 def loses_draws(evaluation: Evaluated) -> bool:
@@ -486,7 +487,7 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
     def assess(self, state: S) -> Assessment:
         """Evaluate a state on draws that had no part in reaching it."""
         if not state.fresh:
-            aside = replace(state, level=_ASSESSMENT_LEVEL + state.level, belief=UNKNOWN)
+            aside = replace(state, level=ASSESSMENT + state.level, belief=UNKNOWN)
             state = self._redraw(aside, max(state.n_draws, self.few_draws))
         return self._assessed(state)
 
@@ -603,16 +604,15 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
 
     def _accepts(self, state: S, new: E) -> bool:
         """Tell whether a step neither lowers the ELBO on the current draws nor loses more of them."""
-        if not np.isfinite(new.elbo) or new.n_dropped > state.evaluation.n_dropped:
-            return False
-        return new.elbo >= state.elbo - self._slack(state)
+        loses = not np.isfinite(new.elbo) or new.n_dropped > state.evaluation.n_dropped
+        return not loses and new.elbo >= state.elbo - self._slack(state)
 
     def _slack(self, state: S) -> float:
         """Return the nats by which the ELBO may fall on the draws in use, in a step that still counts as harmless.
 
         Within the sampling error the fixed point of the update and the maximum on these draws need not agree.
         """
-        return 1e-9 * abs(state.elbo) + 0.5 * min(state.moments.floor, self.tolerance.least(state.q))
+        return ROUNDING * abs(state.elbo) + 0.5 * min(state.moments.floor, self.tolerance.least(state.q))
 
     def _is_solved(self, state: S) -> bool:
         """Tell whether a set of draws has little more to give: at most its noise."""
@@ -725,9 +725,7 @@ def has_diverged(
             h[own] = np.maximum(h[own], np.nanquantile(h[own], _UPPER))
     parts = [h[part.ravel()] for part in np.array_split(units, _N_PARTS)]
     elbos = [float(np.mean(part[np.isfinite(part)])) for part in parts if np.isfinite(part).any()]
-    if not elbos:
-        return True
-    return bool(2.0 * max(elbos) - min(elbos) < first_elbo - q.n_dim)
+    return not elbos or bool(2.0 * max(elbos) - min(elbos) < first_elbo - q.n_dim)
 
 
 def is_kinked(q: GaussianState, base: BaseDraws, evaluation: Evaluation, moments: Moments) -> bool:

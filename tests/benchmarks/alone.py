@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def words() -> list[tuple[str, str]]:
     """Return every axis with every one of its entries."""
-    from pymc_ngvi.fitting.registry import AXES
+    from pymc_ngvi.fitting.options import AXES
 
     return [(axis, word) for axis in ("update", "estimator", "step", "family") for word in AXES[axis]]
 

@@ -39,7 +39,7 @@ from vogn_baselines import METHODS, N_PREDICTIVE, Network, losses, run
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.fitting.registry import choose
+from pymc_ngvi.fitting.options import choose
 from pymc_ngvi.steps import STEPS
 from pymc_ngvi.updates import UPDATES
 

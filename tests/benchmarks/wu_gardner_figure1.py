@@ -44,7 +44,7 @@ from pymc_ngvi.density import LogDensity
 from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families import FullState
 from pymc_ngvi.steps import STEPS
-from pymc_ngvi.steps.stochastic.base import SGD
+from pymc_ngvi.steps.stochastic import SGD
 from pymc_ngvi.updates import DIRECTIONS, UPDATES
 
 mpl.use("Agg")

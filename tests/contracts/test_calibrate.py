@@ -1,6 +1,7 @@
 """Simulation-based calibration: ranks are uniform where fits are right, and say in what way they are wrong."""
 
 import copy
+import importlib
 import warnings
 
 import numpy as np
@@ -13,10 +14,10 @@ from scipy.stats import norm
 
 import pymc_ngvi
 
-from pymc_ngvi.core.seeds import seed_of
+from pymc_ngvi.core.sizes import seed_of
 from pymc_ngvi.density.simulated import simulate
-from pymc_ngvi.many import calibration as module
 
+module = importlib.import_module("pymc_ngvi.many.fit_many")
 QUIET = {"random_seed": 3, "progressbar": False}
 
 

@@ -14,7 +14,7 @@ from targets import Quadratic, cauchy, gaussian_entropy, logistic, poisson, rand
 
 from pymc_ngvi import Status
 from pymc_ngvi.fitting import loop
-from pymc_ngvi.fitting.registry import choose
+from pymc_ngvi.fitting.options import choose
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

@@ -23,8 +23,8 @@ from pymc_ngvi.core.psis import Weights
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.fitting.record import OtherMode
 from pymc_ngvi.results.diagnosis.diagnose import other_modes
+from pymc_ngvi.results.diagnosis.diagnosis import Context, context_of, findings_of
 from pymc_ngvi.results.diagnosis.drifts import Moved
-from pymc_ngvi.results.diagnosis.findings import Context, context_of, findings_of
 from pymc_ngvi.results.distributions import distribution_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")

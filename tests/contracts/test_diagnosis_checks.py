@@ -35,7 +35,8 @@ def moved_from(density, q, seed, n_draws=256, **options):
     base = rng.standard_normal((n_draws, q.n_dim))
     if q.n_uniform:
         base = np.concatenate([base, rng.random((n_draws, 1))], axis=1)
-    moved = move(density, distribution_of(q).plan(density), base, rng, **{"n_trajectories": 4, **options})
+    how = {"n_trajectories": 4, "max_gradients": 10**9, **options}
+    moved = move(density, distribution_of(q).plan(density), base, rng, **how)
     log_p = joint_drift_of(moved, (q.log_density(moved.start), q.log_density(moved.control))).mean
     return moved, drift_of(moved, q.mean(), q.sd()).measures, log_p
 

@@ -14,7 +14,7 @@ from texts import DOCS, run
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.core.psis import Weights, pareto_khat
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
-from pymc_ngvi.results.corrections import POOL, Correction, MomentSums, check_help, weighed, without_replacement
+from pymc_ngvi.results.sampling import POOL, Correction, MomentSums, check_help, weighed, without_replacement
 
 #: Errors of estimates that are allowed: four standard errors.
 N_SE = 4.0
@@ -90,17 +90,17 @@ def test_sums_give_weighted_moments_however_draws_are_cut(rng):
     mean = (w * x).sum(0)
     var = (w * (x - mean) ** 2).sum(0)
     for found in results:
-        assert_allclose(found.mean.corrected, mean, rtol=1e-12)
-        assert_allclose(found.sd.corrected, var**0.5, rtol=1e-10)
-        assert_allclose(found.mean.uncorrected, x.mean(0), rtol=1e-12)
-        assert_allclose(found.sd.uncorrected, x.std(0), rtol=1e-10)
-        assert_allclose(found.mean.se, (w**2 * (x - mean) ** 2).sum(0) ** 0.5, rtol=1e-9)
-        assert_allclose(found.sd.se, (w**2 * ((x - mean) ** 2 - var) ** 2).sum(0) ** 0.5 / (2 * var**0.5), rtol=1e-8)
+        assert_allclose(found["mean"].corrected, mean, rtol=1e-12)
+        assert_allclose(found["sd"].corrected, var**0.5, rtol=1e-10)
+        assert_allclose(found["mean"].uncorrected, x.mean(0), rtol=1e-12)
+        assert_allclose(found["sd"].uncorrected, x.std(0), rtol=1e-10)
+        assert_allclose(found["mean"].se, (w**2 * (x - mean) ** 2).sum(0) ** 0.5, rtol=1e-9)
+        assert_allclose(found["sd"].se, (w**2 * ((x - mean) ** 2 - var) ** 2).sum(0) ** 0.5 / (2 * var**0.5), rtol=1e-8)
         one = (x - x.mean(0)) / 500
-        assert_allclose(found.mean.change_se, ((w * (x - mean) - one) ** 2).sum(0) ** 0.5, rtol=1e-8)
+        assert_allclose(found["mean"].change_se, ((w * (x - mean) - one) ** 2).sum(0) ** 0.5, rtol=1e-8)
         two = ((x - x.mean(0)) ** 2 - x.var(0)) / (1_000 * x.std(0))
         moved = w * ((x - mean) ** 2 - var) / (2 * var**0.5) - two
-        assert_allclose(found.sd.change_se, (moved**2).sum(0) ** 0.5, rtol=1e-8)
+        assert_allclose(found["sd"].change_se, (moved**2).sum(0) ** 0.5, rtol=1e-8)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -113,8 +113,7 @@ def test_standard_errors_are_those_of_repetitions(seed):
         weights = np.exp(-0.5 * (x - 0.2) ** 2 + 0.5 * (x / 1.2) ** 2)
         sums = MomentSums(n)
         sums.add(x, weights / weights.sum())
-        m = sums.result()
-        pairs = [(of.corrected, of.se, of.change, of.change_se) for of in (m.mean, m.sd)]
+        pairs = [(of.corrected, of.se, of.change, of.change_se) for of in sums.result().values()]
         found.append(np.ravel(pairs))
     found = np.array(found).reshape(n_runs, 2, 4)
     # The standard deviation of 400 repetitions is known to 1 / 800^.5 = 3.5 %.

@@ -27,7 +27,7 @@ from pymc_ngvi import LogDensity
 from pymc_ngvi.core.draws import BASE_DRAWS, plain_draws, sobol_draws
 from pymc_ngvi.core.types import BaseDraws, Evaluation
 from pymc_ngvi.estimators import in_full_metric
-from pymc_ngvi.fitting.registry import AXES
+from pymc_ngvi.fitting.options import AXES
 
 #: Family (the second factorisation of a dense one included) and estimator of every allowed combination, each once.
 ALL_PAIRS = tuple(dict.fromkeys((state_kind(choice), choice.estimator) for choice in OF_GAUSSIANS))

@@ -29,7 +29,7 @@ from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
 from pymc_ngvi.families.matrices.sparse.fronts import fronts_of
 from pymc_ngvi.families.matrices.sparse.precisions import Precisions
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure, SummedStructure
-from pymc_ngvi.steps.adaptive.rule import moments_of, natural_gradient
+from pymc_ngvi.steps.adaptive import moments_of, natural_gradient
 from pymc_ngvi.updates import UPDATES
 
 # --- patterns ---------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import xarray as xr
 import pymc_ngvi
 
 from pymc_ngvi.density.shards import cluster as of_cluster
-from pymc_ngvi.many import fitting, running
+from pymc_ngvi.many import fitting
 
 pytest.importorskip("distributed")
 
@@ -116,11 +116,11 @@ def test_the_bits_are_those_of_fits_here(processes, tmp_path):
 
 def test_what_all_fits_need_is_sent_once(here, two_workers, monkeypatch):
     sent = []
-    submitted = running._submitted
-    monkeypatch.setattr(running, "_submitted", lambda *args: sent.append(args[1:]) or submitted(*args))
+    submitted = fitting._submitted
+    monkeypatch.setattr(fitting, "_submitted", lambda *args: sent.append(args[1:]) or submitted(*args))
     pymc_ngvi.fit_many(normal(), data_sets(), client=two_workers, **QUIET)
-    kits = [args for function, *args in sent if function is running.Kit]
-    cases = [args for function, *args in sent if function is not running.Kit]
+    kits = [args for function, *args in sent if function is fitting.Kit]
+    cases = [args for function, *args in sent if function is not fitting.Kit]
     assert len(kits) == 1
     assert len(cases) == N_FITS - fitting.N_PILOTS
     assert max(len(case) for _, _, case in cases) < len(kits[0][0]) / 10
@@ -169,11 +169,11 @@ def test_failures_are_entries_with_their_reason(here, two_workers):
 
 
 def test_models_that_can_not_be_sent_are_named():
-    kit = running.Kit(b"123")
+    kit = fitting.Kit(b"123")
     assert pickle.loads(pickle.dumps(kit)).content == b"123"
     fitter = type("Some", (), {"asked": threading.Lock(), "pilot": None})()
     with pytest.raises(TypeError, match=r"The model can't be sent to other processes: .*lock"):
-        running.Kit.of(fitter)
+        fitting.Kit.of(fitter)
 
 
 class EndsItsWorker:
@@ -216,8 +216,8 @@ class Waits:
 
 
 def test_an_interrupt_cancels_what_is_in_hand(two_workers, monkeypatch, tmp_path):
-    futures, submitted = [], running._submitted
-    monkeypatch.setattr(running, "_submitted", lambda *args: futures.append(submitted(*args)) or futures[-1])
+    futures, submitted = [], fitting._submitted
+    monkeypatch.setattr(fitting, "_submitted", lambda *args: futures.append(submitted(*args)) or futures[-1])
 
     def interrupted():
         yield from data_sets()[:3]

@@ -14,8 +14,8 @@ from targets import NumpyTarget
 import pymc_ngvi
 
 from pymc_ngvi import ConvergenceWarning, LogDensity, Status
-from pymc_ngvi.fitting.registry import choose
-from pymc_ngvi.steps.stochastic.base import on_passes
+from pymc_ngvi.fitting.options import choose
+from pymc_ngvi.steps.stochastic import on_passes
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

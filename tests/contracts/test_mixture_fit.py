@@ -15,7 +15,7 @@ from pymc_ngvi import ConvergenceWarning, LogDensity, MissingDerivativeError, St
 from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.estimators import price
 from pymc_ngvi.families import FullState, MixtureState
-from pymc_ngvi.fitting.registry import ALLOWED
+from pymc_ngvi.fitting.options import ALLOWED
 from pymc_ngvi.mixtures.finite.trust_region import (
     evaluate_mixture,
     join_overlapping,

@@ -22,7 +22,7 @@ from pymc_ngvi import NGVI, ConvergenceWarning, fit_ngvi
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.families import COMPONENTS, FAMILIES
 from pymc_ngvi.fitting import options as choices
-from pymc_ngvi.fitting import registry
+from pymc_ngvi.fitting import options as registry
 from pymc_ngvi.fitting.options import AUTO, OPTIONS, FitOptions, check_n, refuse_unknown
 
 #: Every option that is refused by name, and what its error has to mention.
@@ -365,7 +365,7 @@ def test_near_misses_and_other_packages_words_are_suggested(given, meant):
 
 
 def test_other_words_are_for_entries_that_there_are_and_stand_for_one():
-    for axis, words in registry._ALSO_CALLED.items():
+    for axis, words in registry._ENTRIES_ALSO_CALLED.items():
         listed = [word for others in words.values() for word in others.split()]
         assert len(listed) == len({*listed, *registry.AXES[axis]}) - len(registry.AXES[axis])
         assert words.keys() <= registry.AXES[axis].keys()

@@ -29,7 +29,7 @@ import pymc_ngvi
 
 from pymc_ngvi import ConvergenceWarning, LogDensity, NGVIApproximation, load
 from pymc_ngvi.families import BlockState, BlockStructure, DiagonalState
-from pymc_ngvi.fitting.registry import ALLOWED, AXES, Choice
+from pymc_ngvi.fitting.options import ALLOWED, AXES, Choice
 from pymc_ngvi.results import persistence as files
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")

@@ -130,7 +130,7 @@ def test_curve_is_the_share_of_larger_weights(seed):
     ax = plot_khat(log_p, log_q)
     weights = np.exp(log_p) / np.exp(log_p).mean()
     body, tail = ax.lines[0], ax.lines[1]
-    n_tail = int(np.ceil(3 * np.sqrt(n)))
+    n_tail = int(3 * np.sqrt(n))
     assert len(tail.get_xdata()) == n_tail
     x, y = np.concatenate([tail.get_data(), np.array(body.get_data())[:, 1:]], axis=1)
     at = [10, n_tail + 50, 2_000]

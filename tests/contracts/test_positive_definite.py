@@ -18,7 +18,7 @@ from matrix import (
     whitened_moments,
 )
 
-from pymc_ngvi.fitting.registry import AXES
+from pymc_ngvi.fitting.options import AXES
 
 N_DIM = 4
 each_pair = pytest.mark.parametrize(("family", "update"), PAIRS, ids=["-".join(pair) for pair in PAIRS])

@@ -9,7 +9,7 @@ from targets import NumpyTarget
 from pymc_ngvi.core.types import Expectation, MatrixHessian, RowRules
 from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families import FullState
-from pymc_ngvi.steps.stochastic.base import Proximal
+from pymc_ngvi.steps.stochastic import Proximal
 from pymc_ngvi.updates import UPDATES
 
 BETA, BATCH, N, D = 0.4, 4, 24, 3

@@ -8,7 +8,7 @@ import pytest
 from matrix import COMBINATIONS
 
 from pymc_ngvi.core.messages import suggestion
-from pymc_ngvi.fitting.registry import ALLOWED, AXES, Choice, choose
+from pymc_ngvi.fitting.options import ALLOWED, AXES, Choice, choose
 
 #: Every choice of a name, or of none, on each axis.
 PARTIAL = [

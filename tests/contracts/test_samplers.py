@@ -14,8 +14,9 @@ from pymc.step_methods.hmc import quadpotential
 from texts import run
 
 from pymc_ngvi import LogDensity, NGVIApproximation
+from pymc_ngvi.core.sizes import MAX_DENSE_DIM
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
-from pymc_ngvi.results.sampling import MAX_DENSE_DIM, SamplerInit
+from pymc_ngvi.results.sampling import SamplerInit
 
 #: Unconstrained mean and factor of q: coordinates of very different scales, correlated.
 MEAN = np.array([0.3, -1.0, 2.0, 0.1, -0.2])

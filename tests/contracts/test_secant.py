@@ -7,7 +7,7 @@ from matrix import two_seeds
 
 from pymc_ngvi.estimators import moments_at_draws
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.steps.adaptive.rule import Pair, correct, rescaled_gap
+from pymc_ngvi.steps.adaptive import Pair, correct, rescaled_gap
 
 
 def pairs_of(curvature, n, rng):

@@ -5,7 +5,7 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi import fit_ngvi
-from pymc_ngvi.core.seeds import generator_of, seed_of
+from pymc_ngvi.core.sizes import generator_of, seed_of
 
 QUIET = {"progressbar": False, "backend": "quick"}
 NO_SEEDS = ["one", 1.5, True, -1, [], [1, -2], [1, 0.5], [[1], [2]], {"a": 1}]

@@ -21,7 +21,7 @@ from pymc_ngvi.families.dissection import find_blocks
 from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 from pymc_ngvi.fitting import loop
-from pymc_ngvi.fitting.registry import choose
+from pymc_ngvi.fitting.options import choose
 
 NATURAL = choose(family="sparse")
 

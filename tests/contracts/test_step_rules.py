@@ -24,9 +24,8 @@ from pymc_ngvi.families import BlockFamily, BlockStructure, FullPrecisionState, 
 from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 from pymc_ngvi.fitting import loop
-from pymc_ngvi.fitting.registry import choose
-from pymc_ngvi.steps.stochastic.base import Stochastic, Windows
-from pymc_ngvi.steps.stochastic.decay import Decay
+from pymc_ngvi.fitting.options import choose
+from pymc_ngvi.steps.stochastic import Decay, Stochastic, Windows
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

@@ -42,7 +42,7 @@ from pymc_ngvi.mixtures.student_t.scale_mixture import (
     tail_velocity,
     tails_gain,
 )
-from pymc_ngvi.steps.adaptive.rule import Adaptive
+from pymc_ngvi.steps.adaptive import Adaptive
 from pymc_ngvi.updates import cholesky, natural, natural_pd, sqrt
 
 #: Signs of a mixed second difference.

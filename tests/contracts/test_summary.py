@@ -152,7 +152,7 @@ def test_card(multilevel, monkeypatch):
     assert str(multilevel._rng.bit_generator.state) == before
     monkeypatch.setattr(Kept, "verdict", "reliable <5")
     assert "Verdict: reliable &lt;5" in multilevel._repr_html_()
-    monkeypatch.setattr("pymc_ngvi.results.summary._CARD_DIM", 10)  # a large model
+    monkeypatch.setattr("pymc_ngvi.results.summary.MAX_COV_DIM", 10)  # a large model
     assert "<table" not in multilevel._repr_html_()
 
 

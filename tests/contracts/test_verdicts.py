@@ -10,8 +10,7 @@ from scipy import stats
 from pymc_ngvi import LogDensity
 from pymc_ngvi.core.psis import WeightVerdict, khat_limit, weigh
 from pymc_ngvi.results.diagnosis.diagnose import DIAGNOSIS, SUMMARY
-from pymc_ngvi.results.diagnosis.diagnosis import Kept
-from pymc_ngvi.results.diagnosis.findings import context_of
+from pymc_ngvi.results.diagnosis.diagnosis import Kept, context_of
 
 EVEN = WeightVerdict.EVEN
 

@@ -10,8 +10,7 @@ from texts import DOCS, ROOT, anchor, blocks, rows, section, words
 
 from pymc_ngvi import NGVI, NGVIApproximation, fit_many
 from pymc_ngvi.families import FAMILIES
-from pymc_ngvi.fitting.options import AUTO
-from pymc_ngvi.fitting.registry import ALLOWED, AXES, RULES, choose
+from pymc_ngvi.fitting.options import ALLOWED, AUTO, AXES, RULES, choose
 
 CHOOSING = DOCS / "choosing.md"
 FOLDERS = {"family": "families", "update": "updates", "estimator": "estimators", "step": "steps"}

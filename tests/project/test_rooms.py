@@ -26,11 +26,10 @@ FLOORS = (
     "rows", "graphs", "ops", "reading", "rows.engines", "density",
     "steps.schedule", "steps.adaptive", "steps.stochastic", "steps", "reparam", "mixtures.finite",
     "mixtures.student_t", "mixtures", "marginal", "nested", "moves", "posteriors.plan", "fitting", "posteriors",
-    "results.structure", "results.convert",
-    "results.distributions", "results.corrections", "results.diagnosis", "results.sampling",
-    "results.sites", "results.left_out",
-    "results.plotting", "results.summary", "results.predictions", "results.bambi",
-    "results.priors", "results.new_rows", "results.persistence", "results.group", "results.approximation",
+    "results.structure",
+    "results.distributions", "results.diagnosis", "results.sampling", "results.left_out",
+    "results.plotting", "results.summary", "results.predictions", "results.priors", "results.persistence",
+    "results.group", "results.approximation",
     "results.choice", "results", "inference", "function", "many", "register", "",
 )  # fmt: skip
 

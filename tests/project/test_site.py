@@ -16,7 +16,7 @@ from texts import API, anchor, documented, public, read, toctrees
 import pymc_ngvi
 
 from pymc_ngvi import NGVIApproximation
-from pymc_ngvi.fitting.registry import AXES
+from pymc_ngvi.fitting.options import AXES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -8,14 +8,14 @@ import pytest
 from size import ROOT, count, sizes_of_rooms, total
 
 #: At most so many in the package. To add is to take away elsewhere; what has become smaller lowers its limit.
-LIMITS = {"statements": 36_250, "numbers": 1_745, "classes": 678, "functions of one statement": 1_666}
+LIMITS = {"statements": 35_800, "numbers": 1_595, "classes": 676, "functions of one statement": 1_661}
 #: Raised once: results lost the names that a rule of the type checker had asked for, so that two statements became one.
 RAISED = {"functions of one statement"}
 #: Statements of each room. They may be cut anew within the sum, not in the same change as the code that needs it.
 ROOMS = {
-    "density": 6_513, "results": 6_355, "marginal": 3_637, "rows": 2_860, "families": 2_368,
-    "fitting": 2_223, "steps": 1_929, "core": 1_764, "graphs": 1_734, "reading": 1_324,
-    "mixtures": 1_008, "nested": 986, "many": 763, "ops": 743, "moves": 738, "reparam": 455,
+    "density": 6_513, "results": 6_100, "marginal": 3_637, "rows": 2_860, "families": 2_368,
+    "fitting": 2_115, "steps": 1_850, "core": 1_740, "graphs": 1_734, "reading": 1_324,
+    "mixtures": 995, "nested": 986, "many": 738, "ops": 743, "moves": 738, "reparam": 455,
     "": 326, "posteriors": 309, "estimators": 154, "updates": 61,
 }  # fmt: skip
 #: Statements above the limit while new code stands beside the old, 3,000 at most, and the files that will go for it.

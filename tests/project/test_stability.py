@@ -13,7 +13,7 @@ from texts import API, DOCS, ROOT, documented, read, toctrees
 
 import pymc_ngvi
 
-from pymc_ngvi.fitting.registry import AXES
+from pymc_ngvi.fitting.options import AXES
 from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.results.persistence import VERSION
 from pymc_ngvi.rows.engines import ENGINES

@@ -29,8 +29,6 @@ Indices = NDArray[np.intp]
 
 #: Edges of a graph that is coloured vertex by vertex in Python: a second; and over all the orders that are tried.
 _GREEDY_EDGES, _ALL_GREEDY_EDGES = 2_000_000, 300_000
-#: Places in the products, beyond which entries are counted by sorting.
-_COUNTED_PLACES = 100_000_000
 #: Sets of vertices with a colour of their own that are tried.
 _N_CUTS = 8
 
@@ -58,24 +56,13 @@ class Colouring:
         colours = np.empty(n_dim, dtype=np.intp)
         colours[own] = np.arange(n_own)
         colours[rest] = n_own + _colour_rest(_graph(index[rows[inside]], index[cols[inside]], len(rest)))
-        below = pattern.off_diagonal
+        n_colours = int(colours.max(initial=-1)) + 1
         at_row = colours[pattern.cols] * pattern.n_dim + pattern.rows
         at_col = colours[pattern.rows] * pattern.n_dim + pattern.cols
-        n_places = (int(colours.max(initial=-1)) + 1) * pattern.n_dim
+        # Where another column of a colour has an entry in the row of one, it is alone in the column of the other.
         places = np.concatenate([at_row, at_col[below]])
-        if n_places <= _COUNTED_PLACES:
-            counts = np.bincount(places, minlength=n_places)
-        else:
-            _, places, counts = np.unique(places, return_inverse=True, return_counts=True)
-        alone = (counts == 1)[places]
-        row_alone = alone[: len(at_row)]
-        col_alone = row_alone.copy()
-        col_alone[below] = alone[len(at_row) :]
-        places = np.where(row_alone, at_row, at_col)
-        if not np.all(row_alone | col_alone):  # never seen; distinct colours are always right
-            colours = np.arange(pattern.n_dim)
-            places = colours[pattern.cols] * pattern.n_dim + pattern.rows
-        return cls(colours, int(colours.max(initial=-1)) + 1, places)
+        _, which, counts = np.unique(places, return_inverse=True, return_counts=True)
+        return cls(colours, n_colours, np.where(counts[which[: len(at_row)]] == 1, at_row, at_col))
 
     def directions(self) -> Array:
         """Return the sum of the unit vectors of each colour, (n_colours, n_dim)."""
@@ -159,8 +146,7 @@ def _by_band(graph: sparse.csr_array) -> Indices:
     position = np.empty(len(order), dtype=np.intp)
     position[order] = np.arange(len(order))
     edges = graph.tocoo()
-    width = int(np.abs(position[edges.row] - position[edges.col]).max())
-    return position % (2 * width + 1)
+    return position % (2 * int(np.abs(position[edges.row] - position[edges.col]).max()) + 1)
 
 
 def _greedily(graph: sparse.csr_array) -> Indices | None:
@@ -299,8 +285,7 @@ class ColouredHessian:
         for part in slices(len(rows), max(_MOST_ELEMENTS // len(point), 1)):
             axes = np.zeros((part.stop - part.start, len(point)))
             axes[np.arange(len(axes)), rows[part]] = 1.0
-            found = significant(self.mean_products(point[None], axes))
-            inside = sparse.coo_array(found)
+            inside = sparse.coo_array(significant(self.mean_products(point[None], axes)))
             shape = (len(point), len(point))
             wider = wider + sparse.coo_array((inside.data.astype(np.int8), (rows[part][inside.row], inside.col)), shape)
         return Pattern.of(wider)

@@ -14,6 +14,7 @@ from scipy.sparse import csgraph
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import TooDenseError
+from pymc_ngvi.core.sizes import CACHED
 from pymc_ngvi.core.types import Matrix
 
 Ints = NDArray[np.int64]
@@ -21,7 +22,6 @@ Bools = NDArray[np.bool_]
 
 #: Entries of one matrix of sets: beyond this, what depends on them is dense.
 _MAX_ENTRIES = 40_000_000
-_ROWS_AT_A_TIME = 2**16
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +58,7 @@ class Dependence:
         out = kept if keepdims else tuple(length for axis, length in enumerate(shape) if axis not in over)
         if kept == shape:
             return Dependence(self.sets, self.index.reshape(out))
-        where = np.broadcast_to(np.arange(math.prod(kept)).reshape(kept), shape)
-        return self.collected(where, out)
+        return self.collected(np.broadcast_to(np.arange(math.prod(kept)).reshape(kept), shape), out)
 
     def collected(self, where: Ints, shape: tuple[int, ...]) -> "Dependence":
         """Return an array of ``shape``, each element of which is the union of those that ``where`` sends to it."""
@@ -109,7 +108,7 @@ class RowKinds:
             return cls(sparse.csr_array(keep[:1]), np.zeros(len(keep), dtype=np.int64))
         random = _random(keep.shape[1])
         # By parts: the products of whole numbers are formed from a copy of a part.
-        hashes = [keep[i : i + _ROWS_AT_A_TIME] @ random for i in range(0, len(keep), _ROWS_AT_A_TIME)]
+        hashes = [keep[i : i + CACHED] @ random for i in range(0, len(keep), CACHED)]
         first, kind = _kinds(np.concatenate(hashes))
         return cls(sparse.csr_array(keep[first]), kind)
 
@@ -157,8 +156,7 @@ def joined(parts: Sequence[Dependence]) -> tuple[sparse.csr_array, list[Ints]]:
 
 def everything(parts: Sequence[Dependence], shape: tuple[int, ...]) -> Dependence:
     """Return an array of ``shape`` of which each element depends on all elements of all parts."""
-    every = [Dependence(p.sets, p.index.ravel()).reduced([0]) for p in parts]
-    return union(every, ()).spread(shape)
+    return union([Dependence(p.sets, p.index.ravel()).reduced([0]) for p in parts], ()).spread(shape)
 
 
 def pairs_of(a: Ints, b: Ints) -> tuple[Ints, Ints, Ints]:

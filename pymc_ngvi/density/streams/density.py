@@ -21,8 +21,8 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, walk
 from pytensor.tensor import as_tensor
 
-from pymc_ngvi.core.elbo import format_gap
 from pymc_ngvi.core.messages import shortened, suggestion
+from pymc_ngvi.core.status import format_gap
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import AnyArray, Array, Expectation, MatrixHessian, RowRules, Spread
 from pymc_ngvi.density.checks import quoted

@@ -16,14 +16,13 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 
 from numpy.typing import NDArray
+from scipy.stats import iqr
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.climbs import VALLEY, ascend, tops
-from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.prices import fit_seconds, in_words
-from pymc_ngvi.core.seeds import seed_of
-from pymc_ngvi.core.sizes import STREAMED
-from pymc_ngvi.core.status import StartError
+from pymc_ngvi.core.sizes import MODES, STREAMED, seed_of
+from pymc_ngvi.core.status import Elbo, StartError
 from pymc_ngvi.core.types import Array, FittedState, GaussianState, MeanHessian, Rule, Spread, VariationalState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.one_mode import concave_given, has_one_mode, rows_not_concave
@@ -31,7 +30,7 @@ from pymc_ngvi.families import FullState, Maker
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.fitting.loop import LoopState
 from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.fitting.problem import Problem, choose_start
+from pymc_ngvi.fitting.problem import START_SCALES, Problem, choose_start
 from pymc_ngvi.fitting.record import OtherMode, is_outside, shares
 from pymc_ngvi.mixtures.finite.trust_region import distinct, local_component
 from pymc_ngvi.moves.chains import ChainCoordinates, Climbs
@@ -60,7 +59,7 @@ def climbed(density: ModelDensity, points: Array, scale: Array) -> tuple[Array, 
         values, vectors = np.linalg.eigh(curvatures)
         slopes = np.einsum("nji,nj->ni", vectors, scale[turning] * grad[turning])
         steps = np.einsum("nij,nj->ni", vectors, slopes / np.maximum(np.abs(values), _LEAST_CURVATURE))
-        length = np.maximum(np.linalg.norm(steps, axis=1, keepdims=True), 1e-300)
+        length = np.maximum(np.linalg.norm(steps, axis=1, keepdims=True), linalg.TINY)
         direction[turning] = scale[turning] * steps * np.minimum(1.0, longest / length)
         rows = np.flatnonzero(active)
         if not len(rows):
@@ -240,8 +239,8 @@ class _CurvedByRows:
 WIDER, _DF = (3.0, 10.0, 30.0), 3.0
 #: Draws of the fit: those whose climbs say which mode is its own, and those among which large weights are looked for.
 _N_OWN, _N_WEIGHED = 3, 128
-#: Draws of the prior below which nothing follows from their spread; quartile of a standard normal.
-_LEAST_PRIOR, _QUARTILE = 16, 0.6745
+#: Draws of the prior below which nothing follows from their spread.
+_LEAST_PRIOR = 16
 #: Coordinates along which log p is looked at, at most: those that most rows share that are not concave in them; seconds
 #: that this may take, by estimate, and as many those climbs that say where humps lead.
 _MOST_LINES, _SECONDS = 32, 1.0
@@ -296,8 +295,7 @@ def points_for(
     prior = _prior(density, n_looked // 2, seed_of(rng))
     sets = []
     if len(prior) >= _LEAST_PRIOR:
-        lower, upper = np.quantile(prior, [0.25, 0.75], axis=0)
-        sets.append((prior, np.maximum((upper - lower) / (2.0 * _QUARTILE), 1e-12)))
+        sets.append((prior, np.maximum(iqr(prior, axis=0, scale="normal"), 1e-12)))
     if is_sound:
         n = (n_looked - len(prior)) // len(WIDER)
         for width in WIDER:  # of t distributions about the fit
@@ -332,11 +330,11 @@ def humps(density: ModelDensity, q: GaussianState, prior: Array) -> Array:
     coordinates than where values are, and the last leaves a fit that jumps to and fro.
     """
     n_rows = rows_not_concave(density)
-    affordable = int(_SECONDS / (_PER_LINE * (2 * len(_NEAR) + _N_AMONG) * max(density.gradient_seconds, 1e-9)))
+    affordable = int(_SECONDS / (_PER_LINE * (2 * len(_NEAR) + _N_AMONG) * max(density.gradient_seconds, linalg.TINY)))
     which = np.argsort(-n_rows, kind="stable")[: min(affordable, _MOST_LINES)]
     which = which[n_rows[which] > 0.0]
     mean, steps, prior = q.mean(), *_steps_over(prior, q, which)
-    middle, spread = prior.mean(axis=0), np.maximum(prior.std(axis=0), 1e-300)
+    middle, spread = prior.mean(axis=0), np.maximum(prior.std(axis=0), linalg.TINY)
     z = (prior - middle) / spread
     correlation = z[:, which].T @ z / len(z)
     correlation[np.abs(correlation) < _CORRELATED / np.sqrt(len(z))] = 0.0
@@ -437,10 +435,8 @@ _LEAST_SECONDS, _OF_CLIMBS = 10.0, 0.25
 _MOST_CLIMBS, _MOST_LOOKED, _FEWEST_CLIMBS = 48, 768, 6
 #: Seconds of a search that takes longer than the fit from which on that is said beforehand; and of any search.
 _SAID, _LONG = 2.0, 10.0
-#: Number of the random stream behind it.
-_STREAM = 7_000_000
-#: Nats that a mode may have less mass than the best one; or the variance that it is to add, as a part.
-_WITHIN, _OF_VARIANCE = 10.0, 0.02
+#: Variance that a mode of next to no mass is to add, as a part.
+_OF_VARIANCE = 0.02
 #: Differences of log p, and of log masses, within which modes are equal.
 _SAME_LOGP, _SAME_MASS = 1e-2, 0.1
 #: Fits from other places at most.
@@ -491,7 +487,7 @@ class ModeSearch:
     @property
     def stream(self) -> int:
         """Seed of what it draws, apart from those of the fit."""
-        return seed_of(np.random.default_rng([_STREAM, self.seed]))
+        return seed_of(np.random.default_rng([MODES, self.seed]))
 
     def after(
         self,
@@ -507,7 +503,7 @@ class ModeSearch:
         density = self.density
         if not isinstance(q, Gaussian) or not np.isfinite(elbo) or has_one_mode(density):
             return None
-        each, n_dim = max(density.gradient_seconds, 1e-9), density.n_dim
+        each, n_dim = max(density.gradient_seconds, linalg.TINY), density.n_dim  # a constant takes nothing
         of_climb = N_STEPS * (n_dim + 1) if n_dim <= MOST_NEWTON else _N_ASCENT  # gradients, about
         of_fit = fit_seconds(density, n_gradients, n_hessians, self.estimator)
         seconds = max(_LEAST_SECONDS, of_fit)
@@ -598,7 +594,7 @@ class ModeSearch:
 def _counts(mode: Mode, best: GaussianState, log_mass: float) -> bool:
     """Tell whether a mode may have mass enough beside the best one to matter, by itself or for its variance."""
     square = float(np.max((mode.point - best.mean()) ** 2 / best.sd() ** 2))
-    return mode.log_mass > log_mass - _WITHIN or mode.log_mass + np.log(max(square, 1.0)) > log_mass + np.log(
+    return mode.log_mass > log_mass - _BELOW or mode.log_mass + np.log(max(square, 1.0)) > log_mass + np.log(
         _OF_VARIANCE
     )
 
@@ -621,8 +617,6 @@ _GAIN, _N_SE = 0.1, 3.0
 _LEAST_WEIGHT, _MOST_TOLD = 0.01, 8
 #: Nats within which a mode has so much of the mass that a fit is worth while.
 _LARGE = 4.0
-#: Parts of the standard deviations about a mode that a fit from there begins with.
-_PARTS = (1.0, 0.3)
 
 
 class Ended(NamedTuple):
@@ -725,7 +719,9 @@ def _fitted(
 ) -> Ended | None:
     about = mode.gaussian
     try:
-        state = choose_start(rule, family, about.mean(), [part * about.sd() for part in _PARTS], search.density)
+        state = choose_start(
+            rule, family, about.mean(), [part * about.sd() for part in START_SCALES[:2]], search.density
+        )
     except StartError:
         return None
     return fit_from(state)

@@ -10,15 +10,15 @@ import functools
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.climbs import ascend
-from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.seeds import seed_of
+from pymc_ngvi.core.linalg import TINY, logsumexp
+from pymc_ngvi.core.sizes import ASSESSMENT, seed_of
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
@@ -39,7 +39,7 @@ from pymc_ngvi.core.types import (
 )
 from pymc_ngvi.estimators import Estimator
 from pymc_ngvi.families.mixture import MixtureState
-from pymc_ngvi.steps.adaptive.rule import Adaptive, AdaptiveState, Growth
+from pymc_ngvi.steps.adaptive import Adaptive, AdaptiveState, Growth
 from pymc_ngvi.steps.schedule import FEW_DRAWS, MAX_LOST, Belief, Failure, Schedule, ScheduleState, Step, is_kinked
 
 # --- where components may begin: at modes of log p found from dispersed points, and where q has too little mass ---
@@ -97,8 +97,7 @@ def distinct(
 def is_at(component: GaussianState, point: Array) -> bool:
     """Tell whether a point is near the mean of a component, in its own units."""
     apart = (point - component.location)[None]
-    square = float(apart[0] @ component.precision_product(apart)[0])
-    return bool(square < _SAME**2 * component.n_dim)
+    return bool(float(apart[0] @ component.precision_product(apart)[0]) < _SAME**2 * component.n_dim)
 
 
 def local_component(
@@ -172,8 +171,7 @@ def _candidates(q: MixtureState, rng: np.random.Generator) -> tuple[Array, NDArr
 # References
 # ----------
 # .. [1] W. Lin, M. E. Khan and M. Schmidt (2019). Fast and simple natural-gradient variational inference with mixture
-# of
-#    exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
+#    of exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
 
 
 @dataclass(frozen=True)
@@ -251,8 +249,7 @@ class ComponentTarget:
 
     def scores(self, theta: Array, responsibilities: Array) -> tuple[Array, Array]:
         """Return the gradients of log q_k, (n_components, n_draws, n_dim), and those of log q, (n_draws, n_dim)."""
-        components = self.mixture.components
-        scores = np.stack([-c.precision_product(theta - c.location) for c in components])
+        scores = np.stack([-c.precision_product(theta - c.location) for c in self.mixture.components])
         return scores, np.einsum("nk,knd->nd", responsibilities, scores)
 
 
@@ -763,8 +760,8 @@ _MOST, _MAX_FAILED = 30, 3
 _WEIGHTY = 0.1
 #: Part of the tolerance that components that are dropped together may cost.
 _IDLE = 0.5
-#: Random streams of searches and of measurements.
-_SEARCH_LEVEL, _MEASURE_LEVEL = 3_000_000, 1_000_000
+#: Random stream of searches.
+_SEARCH_LEVEL = 3 * ASSESSMENT
 
 
 class TrustRegion(StepRule[MixtureState, MixtureFit]):
@@ -832,12 +829,11 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
 
     def assess(self, state: MixtureFit) -> Assessment:
         """Evaluate a state on draws that had no part in reaching it."""
-        rng = np.random.default_rng([self._seed, _MEASURE_LEVEL])
+        rng = np.random.default_rng([self._seed, ASSESSMENT])
         base = np.column_stack([rng.standard_normal((_N_ASSESSED, self._target.n_dim)), rng.random(_N_ASSESSED)])
         theta = state.q.draws(base)
         logp, units = self._target.logp_grad(theta)[0], np.arange(_N_ASSESSED)[:, None]
-        fresh = self._steps.base_draws(2 * _MEASURE_LEVEL + state.level)
-        q, measured = self._steps.sound(state.q, fresh)
+        q, measured = self._steps.sound(state.q, self._steps.base_draws(2 * ASSESSMENT + state.level))
         if not np.isfinite(measured.rewards).all():
             return Assessment(theta, logp, units, np.nan, np.inf, Status.OUTSIDE_SUPPORT)
         moments = self._steps.moments(q, measured)
@@ -898,7 +894,7 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
 
     def _grow(self, state: MixtureFit) -> MixtureFit:
         """Add the component that promises most to the accepted mixture, or go on to the end."""
-        accepted = _accepted(state)
+        accepted = cast(Accepted, state.accepted)
         full = accepted.q.n_components >= self._n_components
         # Half the spread is about what all components together could gain.
         near = self._auto and accepted.spread < self._worth
@@ -923,16 +919,16 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
         moved = replace(state, stage="solve", level=level, of_mixture=begun, n_lost=n_lost)
         if begun is None:
             return self._failed(moved)
-        return replace(moved, of_mixture=replace(begun, to_beat=_accepted(state).elbo))
+        return replace(moved, of_mixture=replace(begun, to_beat=cast(Accepted, state.accepted).elbo))
 
     def _solve(self, state: MixtureFit) -> MixtureFit:
         """Take a step of the candidate; decide on it once it is solved."""
-        inner = _under_way(state)
+        inner = cast(MixtureSteps, state.of_mixture)
         if not inner.waits:
             inner = self._steps.step(inner)
             return replace(state, of_mixture=inner, level=inner.level)
         if inner.failure is None:
-            old, new = _accepted(state), self._accept(state, inner.q)
+            old, new = cast(Accepted, state.accepted), self._accept(state, inner.q)
             gain, noise = new.elbo - old.elbo, 2.0 * np.hypot(new.se, old.se)
             if new.lost > max(old.lost, MAX_LOST):  # what lies outside the support counts nowhere in its ELBO
                 return self._failed(state)
@@ -950,7 +946,7 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
 
     def _accept(self, state: MixtureFit, q: MixtureState) -> Accepted:
         """Measure a mixture on fresh draws; where components are idle or overlap, one with fewer of them."""
-        level = _MEASURE_LEVEL + 2 * state.level
+        level = ASSESSMENT + 2 * state.level
         fewer, measured = self._steps.sound(q, self._steps.base_draws(level, times=_MANY))
         if self._auto:
             fewer = without_idle(fewer, measured, _IDLE * self._worth)
@@ -971,7 +967,7 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
 
     def _polish(self, state: MixtureFit) -> MixtureFit:
         """Go to fresh draws of the accepted mixture, of which steps are averaged."""
-        q, level = _accepted(state).q, state.level + 1
+        q, level = cast(Accepted, state.accepted).q, state.level + 1
         n_pooled = _GAUSSIAN_DRAWS if q.n_components == 1 else _SOLVED_DRAWS
         begun = self._steps.begin(q, level, state.gaussian, self._steps.draws_at_end)
         moved = replace(state, stage="average", level=level, n_lost=state.n_dropped)
@@ -980,20 +976,8 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
         return replace(moved, of_mixture=replace(begun, is_candidate=False, n_pooled=n_pooled))
 
     def _average(self, state: MixtureFit) -> MixtureFit:
-        inner = self._steps.step(_under_way(state))
+        inner = self._steps.step(cast(MixtureSteps, state.of_mixture))
         return replace(state, of_mixture=inner, level=inner.level)
-
-
-def _accepted(state: MixtureFit) -> Accepted:
-    if state.accepted is None:
-        raise RuntimeError("No mixture is accepted before the single Gaussian is.")
-    return state.accepted
-
-
-def _under_way(state: MixtureFit) -> MixtureSteps:
-    if state.of_mixture is None:
-        raise RuntimeError("No mixture is under way before the single Gaussian is fitted.")
-    return state.of_mixture
 
 
 # --- components in two halves, where one misses the shape of log p, and two in one, where they overlap ---
@@ -1017,7 +1001,7 @@ def split(q: MixtureState, evaluation: MixtureEvaluation, rank: int = 0) -> Mixt
     together = _together(whole)
     keep = np.isfinite(ratios)
     z, error = evaluation.base.z[keep], (ratios[keep] - ratios[keep].mean()) ** 2
-    weighted = z * (error / max(error.sum(), 1e-300))[:, None]
+    weighted = z * (error / max(error.sum(), TINY))[:, None]
     direction = np.zeros(q.n_dim)
     if len(together):
         direction[together] = np.linalg.eigh(weighted[:, together].T @ z[:, together])[1][:, -1]

@@ -7,8 +7,8 @@ import numpy as np
 from scipy.special import entr
 
 from pymc_ngvi.core.draws import base_of, chunks
-from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, WeightVerdict, khat_limit, weigh
+from pymc_ngvi.core.status import Elbo
 from pymc_ngvi.core.types import Array, VariationalState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import MixtureState

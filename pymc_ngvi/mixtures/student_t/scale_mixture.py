@@ -36,7 +36,7 @@ from pymc_ngvi.core.types import (
 )
 from pymc_ngvi.estimators import Estimator, gap_of, stein
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
-from pymc_ngvi.steps.adaptive.rule import MAX_ERROR, Adaptive, AdaptiveState, Growth, is_near
+from pymc_ngvi.steps.adaptive import MAX_ERROR, Adaptive, AdaptiveState, Growth, is_near
 from pymc_ngvi.steps.schedule import (
     FEW_DRAWS,
     MAX_CURVATURE_ERROR,
@@ -341,8 +341,7 @@ def stepped(
     q: StudentTState, moments: ScaleMoments, direction: Array, update: Update, rho: float, *, correct: bool
 ) -> StudentTState | None:
     """Return the state after a step; None where it is not valid."""
-    error = q.gaussian.unflat(np.sqrt(2.0) * direction[q.n_dim : -1])
-    curvature = q.gaussian.add_to_diagonal(-error, 1.0)
+    curvature = q.gaussian.add_to_diagonal(-q.gaussian.unflat(np.sqrt(2.0) * direction[q.n_dim : -1]), 1.0)
     own = replace(moments.of_estimator, grad=direction[: q.n_dim], curvature=curvature, replicates=None)
     gaussian = update(q.gaussian, own, rho, correct)
     if gaussian is None:
@@ -388,8 +387,7 @@ class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
         The uniform is an even function of a normal, so that a pair z, -z shares its mixing variable: odd parts cancel.
         """
         base = self._draw(n_draws, self._target.n_dim + 1, np.random.default_rng([self.seed, _LEVEL + level]))
-        uniforms = erf(np.abs(base.z[:, 0]) / np.sqrt(2.0))
-        return replace(base, z=np.column_stack([base.z[:, 1:], uniforms]))
+        return replace(base, z=np.column_stack([base.z[:, 1:], erf(np.abs(base.z[:, 0]) / np.sqrt(2.0))]))
 
     def begin(self, q: StudentTState, *, level: int = 0) -> AsStudentT | None:
         """Return the state before the first step; None where no draw is finite."""
@@ -660,7 +658,7 @@ class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
 
 
 def _is_gaussian(q: StudentTState) -> bool:
-    return 1.0 / q.shape <= LEAST_TAIL * (1.0 + 1e-9)
+    return 1.0 / q.shape <= LEAST_TAIL * (1.0 + _ROUNDING)
 
 
 def _power_of_2(value: float) -> int:

@@ -10,7 +10,7 @@ from pymc_ngvi.core.prices import Work
 from pymc_ngvi.core.refusal import Unavailable
 from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.fitting.errors import spared
+from pymc_ngvi.fitting.record import spared
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.plan import Candidate
 

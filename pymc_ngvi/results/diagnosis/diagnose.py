@@ -12,34 +12,26 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pymc_ngvi.core.draws import chunks, draws_of
-from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, smoothed, weigh
-from pymc_ngvi.core.seeds import seed_of
-from pymc_ngvi.core.sizes import HELD, STREAMED, check_draws
+from pymc_ngvi.core.sizes import HELD, MAX_DENSE_DIM, N_WEIGHED, STREAMED, WEIGHTS, check_draws, seed_of
+from pymc_ngvi.core.status import Elbo
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.functionals import Functionals, functionals_of
 from pymc_ngvi.density.one_mode import has_one_mode
 from pymc_ngvi.families import FullState
 from pymc_ngvi.fitting.modes.search import ModeSearch
-from pymc_ngvi.fitting.progress import WorkProgress, few_threads
-from pymc_ngvi.fitting.record import FitRecord, OtherMode
-from pymc_ngvi.results.diagnosis.diagnosis import MOVED, SCORED, SYMMETRIES, Diagnosis, Finding, Kept
-from pymc_ngvi.results.diagnosis.drifts import (
-    Drift,
-    Estimates,
-    JointDrift,
-    Moved,
-    drift_of,
-    functional_drift_of,
-    joint_drift_of,
-    move,
-    weighted_shift_of,
-)
-from pymc_ngvi.results.diagnosis.equal_modes import MOST_EVALUATIONS, N_DRAWS, EqualModes, equal_modes
-from pymc_ngvi.results.diagnosis.findings import (
+from pymc_ngvi.fitting.progress import announced, few_threads
+from pymc_ngvi.fitting.record import LOG_OUTSIDE, MOSTLY, N_DRAWS, FitRecord, OtherMode
+from pymc_ngvi.results.diagnosis.diagnosis import (
+    MOVED,
+    SCORED,
+    SYMMETRIES,
     Context,
+    Diagnosis,
+    Finding,
+    Kept,
     context_of,
     findings_of,
     not_moved,
@@ -48,16 +40,26 @@ from pymc_ngvi.results.diagnosis.findings import (
     of_joint,
     of_weighted,
 )
+from pymc_ngvi.results.diagnosis.drifts import (
+    FEWEST,
+    LEAST_MOVED,
+    MOST_EVALUATIONS,
+    N_COMPARED,
+    Drift,
+    EqualModes,
+    Estimates,
+    JointDrift,
+    Moved,
+    drift_of,
+    equal_modes,
+    functional_drift_of,
+    joint_drift_of,
+    move,
+    weighted_shift_of,
+)
 from pymc_ngvi.results.distributions import Costs, Distribution, Posterior
 
 # --- posterior mass far from where q is, at other modes of log p ---
-
-#: Largest dimension of dense curvatures.
-_MOST_DENSE = 500
-#: Draws of each candidate, and log of the ratio to q from which on a draw counts as outside.
-_N_DRAWS, _LOG_OUTSIDE = 512, 3.0
-#: Part of the draws of a candidate that has to be outside.
-_MOSTLY = 0.5
 
 
 def other_modes(density: ModelDensity, q: Distribution, elbo: float, rng: np.random.Generator) -> list[OtherMode]:
@@ -65,23 +67,18 @@ def other_modes(density: ModelDensity, q: Distribution, elbo: float, rng: np.ran
     search, mean, sd = ModeSearch(density, seed_of(rng), "", "hessians"), q.mean(), q.sd()
     sd = np.where(np.isfinite(sd), sd, 1.0)
     # A Gaussian of a form whose curvatures can be had.
-    around = FullState.from_scale(mean, sd) if q.n_dim <= _MOST_DENSE else q.gaussian.with_scale(mean, sd)
+    around = FullState.from_scale(mean, sd) if q.n_dim <= MAX_DENSE_DIM else q.gaussian.with_scale(mean, sd)
     found = search.after(around, elbo, 0, 0, is_sound=True)
     if found is None:
         return []
     density.n_gradients += found.n_gradients
     result = []
     for candidate in (mode.gaussian for mode in found.modes):
-        theta = draws_of(candidate, _N_DRAWS, rng)
-        theta = theta[np.isfinite(theta).all(axis=1)]
-        log_q = q.rough_log_density(theta) if len(theta) else None
-        if log_q is None:  # it is not known
-            continue
-        log_p = density.logp(theta)
+        theta = draws_of(candidate, N_DRAWS, rng)
         with np.errstate(invalid="ignore"):
-            log_q = np.where(np.isfinite(log_q), log_q, -np.inf)
-            outside = np.isfinite(log_p) & (log_q < log_p - elbo - _LOG_OUTSIDE)
-        if outside.mean() >= _MOSTLY:
+            log_p, log_q = density.logp(theta), q.rough_log_density(theta)
+            outside = np.isfinite(log_p) & ~(log_q >= log_p - elbo - LOG_OUTSIDE)
+        if outside.mean() >= MOSTLY:
             ratio = log_p[outside] - candidate.log_density(theta[outside])
             result.append(OtherMode(candidate, float(expit(logsumexp(ratio) - np.log(len(theta)) - elbo))))
     return sorted(result, key=lambda mode: -mode.share)
@@ -144,7 +141,7 @@ class Budget:
         n_weights = min(wanted.n_weights, int(_OF_WEIGHTS * seconds / costs.weight))
         if n_weights < min(FEWEST_WEIGHED, wanted.n_weights):
             n_weights = 0
-        one_khat = _PER_KHAT * max(n_weights, 1_000) / 10_000
+        one_khat = _PER_KHAT * max(n_weights, FEWEST_WEIGHED) / N_WEIGHED
         n_khats = min(wanted.n_khats, int(_OF_KHATS * seconds / one_khat)) if n_weights else 0
         left = seconds - n_weights * costs.weight - n_khats * one_khat
         n_gradients = min(wanted.n_gradients, int(left / costs.gradient))
@@ -154,16 +151,11 @@ class Budget:
 
 logger = logging.getLogger("pymc.ngvi")
 
-#: Draws behind k-hat, where evaluations are cheap.
-DRAWS = 10_000
-#: Number of the random stream behind the weights that belong to a fit.
-_STREAM = 3_000_000
-
 
 def n_own(posterior: Posterior) -> int:
     """Return how many draws belong to the fit: those of a diagnosis, or where it has none, what costs as much."""
     record, costs = posterior.record, posterior.distribution.costs(posterior.density, posterior.record)
-    wanted = Budget(most_weighed(posterior, DRAWS), 0, 0)
+    wanted = Budget(most_weighed(posterior, N_WEIGHED), 0, 0)
     n = Budget.of(DIAGNOSIS, costs, record, wanted).n_weights
     n = n or int(np.clip(seconds_of(DIAGNOSIS, costs, record) / costs.weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
     if n < wanted.n_weights:
@@ -176,7 +168,7 @@ def most_weighed(posterior: Posterior, draws: int) -> int:
     return min(draws, max(FEWEST_WEIGHED, HELD // max(posterior.layout.n_dim, 1)))
 
 
-def own_generator(record: FitRecord | None, stream: int = _STREAM) -> np.random.Generator:
+def own_generator(record: FitRecord | None, stream: int = WEIGHTS) -> np.random.Generator:
     """Return the generator of draws that belong to a fit."""
     return np.random.default_rng([stream, 0 if record is None else record.seed])
 
@@ -187,24 +179,18 @@ def draws_in_chunks(posterior: Posterior, n: int, rng: np.random.Generator) -> I
         yield posterior.distribution.draw(chunk, rng)
 
 
-def weighed(
-    posterior: Posterior, n: int, rng: np.random.Generator, advance: Callable[[float], None] = lambda _: None
-) -> Array:
+def weighed(posterior: Posterior, n: int, rng: np.random.Generator) -> Array:
     """Return log weights of draws, (n,)."""
-    ratio = []
-    for theta in draws_in_chunks(posterior, n, rng):
-        for part in np.array_split(theta, max(1, len(theta) // FEWEST_WEIGHED)):
-            ratio.append(posterior.distribution.log_weights(part, posterior.density))
-            advance(len(part))
-    return np.concatenate(ratio)
+    q, density = posterior.distribution, posterior.density
+    return np.concatenate([q.log_weights(theta, density) for theta in draws_in_chunks(posterior, n, rng)])
 
 
-def own_log_ratio(posterior: Posterior, kept: Kept, n: int, advance: Callable[[float], None] = lambda _: None) -> Array:
+def own_log_ratio(posterior: Posterior, kept: Kept, n: int) -> Array:
     """Return log p - log q at ``n`` or more of the draws that belong to the fit, evaluated once for a q."""
     if (of_pool := posterior.distribution.kept_log_weights()) is not None:
         return of_pool
     if kept.log_ratio is None or len(kept.log_ratio) < n:
-        kept.log_ratio = weighed(posterior, n, own_generator(posterior.record), advance)
+        kept.log_ratio = weighed(posterior, n, own_generator(posterior.record))
     return kept.log_ratio
 
 
@@ -215,9 +201,10 @@ def log_ratio_of(posterior: Posterior, kept: Kept, draws: int | None, rng: np.ra
         return of_pool
     if rng is None:
         return own_log_ratio(posterior, kept, n_own(posterior))
-    n = DRAWS if draws is None else check_draws(draws)
-    with WorkProgress("Importance weights", n) as progress:
-        return weighed(posterior, n, rng, progress.advance)
+    n = N_WEIGHED if draws is None else check_draws(draws)
+    seconds = n * posterior.distribution.costs(posterior.density, posterior.record).weight
+    with announced("Importance weights", seconds):
+        return weighed(posterior, n, rng)
 
 
 def weights_and_elbo(log_ratio: Array) -> tuple[Weights, Elbo]:
@@ -248,16 +235,13 @@ def coordinate_khats(log_ratio: Array, standardised: Array) -> Array:
 # whatever its shape [1]_. So :math:`u = \Sigma s`, with the covariance of a Gaussian near to it, has the mean 0, and
 # :math:`E[w^T (\theta - m) \, w^T u] = -w^T \Sigma w` for coordinates, linear predictors and their sums. If both were
 # Gaussian, the mean of u would be the distance from the mean of q to that of the posterior, and the other one would
-#    tell
-# the ratio of their variances. That takes one gradient a draw, where moved draws take dozens.
+# tell the ratio of their variances. That takes one gradient a draw, where moved draws take dozens.
 #
 # References
 # ----------
 # .. [1] J. Gorham and L. Mackey (2015). Measuring sample quality with Stein's method. NeurIPS.
 #    https://doi.org/10.48550/arXiv.1506.03039
 
-#: Draws below which nothing is said.
-_LEAST = 32
 #: Smallest and largest ratio of variances that is told.
 _RATIOS = 1e-2, 1e2
 
@@ -273,12 +257,11 @@ def score_drift_of(
     plan = q.plan(posterior.density)
     theta = plan.draw(q.base(n, rng))
     with np.errstate(all="ignore"):
-        grad = plan.target.logp_grad(theta)[1]
-        whitened = plan.gaussian.whiten(grad)
+        whitened = plan.gaussian.whiten(plan.target.logp_grad(theta)[1])
         step = plan.gaussian.draws(whitened) - plan.gaussian.mean()
     finite = np.isfinite(theta).all(axis=1) & np.isfinite(step).all(axis=1)
     n_draws = int(finite.sum())
-    if n_draws < _LEAST:
+    if n_draws < FEWEST:
         return None
     apart, step = theta[finite] - q.mean(), step[finite]
     moments = Drift(_estimates(apart, step, q.sd(), plan.gaussian.sd() ** 2), n_draws)
@@ -310,10 +293,6 @@ def _mean_of(values: Array) -> Estimates:
 
 # --- draws moved towards the posterior, and all that drifts: moments, log p, and what is computed of draws ---
 
-#: Draws that are moved, at least.
-_FEWEST_MOVED = 48
-#: Moved draws below which nothing is said of their moments.
-_LEAST_MOVED = 32
 #: How many times as many draws are moved where the first ask for more.
 _AGAIN = 3
 #: Draws that are moved where a posterior's own checks speak for it, and trajectories of each.
@@ -394,7 +373,7 @@ def _of_both[D](one: D | None, other: D | None, join: Callable[[D, D], D]) -> D 
 
 def most_moved(n_dim: int, n_draws: int) -> int:
     """Return how many of some draws can be moved at once."""
-    return min(n_draws, max(_FEWEST_MOVED, STREAMED // max(n_dim, 1)))
+    return min(n_draws, max(LEAST_MOVED, STREAMED // max(n_dim, 1)))
 
 
 def drifts_of(
@@ -404,7 +383,6 @@ def drifts_of(
     n_trajectories: int,
     budget: Budget,
     functionals: Functionals | None,
-    advance: Callable[[float], None],
 ) -> Drifts:
     """Move draws and return what drifts.
 
@@ -417,13 +395,13 @@ def drifts_of(
     Where the own checks of a pool speak for it, few draws are moved first, and gradients at more of them looked at.
     """
     first = (FEW_MOVED, FEW_TRAJECTORIES) if budget.scored else (n_draws, n_trajectories)
-    found = _once(posterior, rng, *first, budget, functionals, advance)
+    found = _once(posterior, rng, *first, budget, functionals)
     record = posterior.record
     if record is not None and record.is_pool and found.asks_for_more(record.is_nested):
         if not budget.cut:
             factor = 1 if budget.scored else _AGAIN
             n_draws, budget = factor * n_draws, replace(budget, n_gradients=factor * budget.n_gradients)
-        found = found.seen_again(_once(posterior, rng, n_draws, n_trajectories, budget, functionals, lambda _: None))
+        found = found.seen_again(_once(posterior, rng, n_draws, n_trajectories, budget, functionals))
     return found
 
 
@@ -434,7 +412,6 @@ def _once(
     n_trajectories: int,
     budget: Budget,
     functionals: Functionals | None,
-    advance: Callable[[float], None],
 ) -> Drifts:
     q, density, n_scored = posterior.distribution, posterior.density, 0
     if budget.scored:
@@ -443,16 +420,15 @@ def _once(
     scores = score_drift_of(posterior, rng, n_scored, functionals) if n_scored else None
     if scores is not None and functionals is not None:
         functionals = functionals.without_predictors()
-    advance(n_scored)
     base, plan = q.base(most_moved(q.n_dim, n_draws), rng), q.plan(density)
     moved = move(
         density, plan, base, rng, n_trajectories=n_trajectories, max_gradients=budget.n_gradients - n_scored,
-        strict=budget.cut, advance=advance,
+        strict=budget.cut,
     )  # fmt: skip
     found = Drifts(moved)
     if scores is not None:
         found = Drifts(moved, scores[0], predictors=scores[1], n_scored=scores[0].n_draws)
-    if len(moved.end) < _LEAST_MOVED:
+    if len(moved.end) < FEWEST:
         return found
     took = moved.n_gradients * density.gradient_seconds
     start, control = q.log_density(moved.start), q.log_density(moved.control)
@@ -473,10 +449,6 @@ _MOST_KHATS = 200
 #: Weighed draws of which functionals are computed, at most, and what they should be worth; relative variance of weights
 #: that can't move these by as much as counts: no mean moves by more than its root, in standard deviations.
 _MOST_COMPUTED, _WORTH, _EQUAL = 2_000, 500, 0.02
-#: Number of the random stream behind the draws at which symmetries are looked for.
-_SYMMETRY_STREAM = 3_000_002
-#: Number of the random stream behind the draws of the standing diagnosis that are moved.
-_MOVES_STREAM = 3_000_001
 _NO_BUDGET = "diagnose(draws=10_000) has no budget."
 _IN_PART = (
     "the model reads pm.Minibatch data, and log p is that of one batch. Load what `save` writes on a model of all of "
@@ -484,7 +456,7 @@ _IN_PART = (
 )
 
 
-def full_budget(posterior: Posterior, draws: int = DRAWS, *, thorough: bool = False) -> Budget:
+def full_budget(posterior: Posterior, draws: int = N_WEIGHED, *, thorough: bool = False) -> Budget:
     """Return what a diagnosis takes where nothing is dear."""
     gradients = (_THOROUGH if thorough else _QUICK)[2]
     if posterior.distribution.kept_log_weights() is not None:
@@ -514,38 +486,23 @@ def diagnose(
     equal, n_compared = _equal_modes(posterior, budget)
     if budget.cut:
         budget = replace(budget, n_gradients=max(budget.n_gradients - n_compared, 0))
-    with WorkProgress("Judging q", budget.n_weights + budget.n_gradients) as progress:
-        weights, elbo, khats, ratio, theta = _weights_of(posterior, budget, of_weights, kept, progress)
+    costs = posterior.distribution.costs(density, record)
+    with announced("Judging q", budget.n_weights * costs.weight + budget.n_gradients * costs.gradient):
+        weights, elbo, khats, ratio, theta = _weights_of(posterior, budget, of_weights, kept)
         how = (*(_THOROUGH if thorough else _QUICK)[:2], budget)
         functionals = functionals_of(density, posterior.constrain)
-        found = drifts_of(posterior, rng, *how, functionals, progress.advance)
+        found = drifts_of(posterior, rng, *how, functionals)
     moved, drift = found.moved, found.moments
     most, often = (FEW_MOVED, FEW_TRAJECTORIES) if budget.scored else _QUICK[:2]
     some = len(moved.end) + moved.n_lost < most_moved(layout.n_dim, most)
     fewer = budget.cut and (some or moved.n_trajectories < often)
-    n_gradients = density.n_gradients - before
     places = other_modes(density, posterior.distribution, elbo.value, rng) if thorough else []
     gap = float("nan") if record is None or record.is_pool else record.gap
     q = posterior.distribution
-    context = context_of(posterior)
-    further = [
-        *_of_drifts(context, found),
-        *_of_weighted(posterior, functionals, weights, ratio, theta),
-    ]
-    findings = findings_of(
-        context,
-        gap,
-        weights,
-        moved,
-        drift,
-        equal,
-        places,
-        q,
-        further,
-        SCORED if found.n_scored else MOVED,
-    )
+    context, seen = context_of(posterior), SCORED if found.n_scored else MOVED
+    further = [*_of_drifts(context, found), *_of_weighted(posterior, functionals, weights, ratio, theta)]
     return Diagnosis(
-        findings=findings,
+        findings=findings_of(context, gap, weights, moved, drift, equal, places, q, further, seen),
         outcome="not made by a fit" if record is None else str(record.status),
         gap=gap,
         elbo=elbo,
@@ -557,7 +514,7 @@ def diagnose(
         n_trajectories=moved.n_trajectories,
         scored=found.scored,
         thorough=thorough,
-        n_gradients=density.n_gradients - before if thorough else n_gradients,
+        n_gradients=density.n_gradients - before,
         n_log_p=weights.n_draws + n_compared,
         layout=layout,
         posterior=record.posterior if record is not None and record.is_pool else "",
@@ -574,7 +531,7 @@ def standing_diagnosis(posterior: Posterior, kept: Kept, share: tuple[float, flo
     """Return the diagnosis that belongs to the fit, made with seeds of its own; made once, unless q changes."""
     if kept.diagnosis is None or (kept.diagnosis.left_out and kept.share < share):
         with few_threads(posterior.density):
-            rngs = own_generator(posterior.record), own_generator(posterior.record, _MOVES_STREAM)
+            rngs = own_generator(posterior.record), own_generator(posterior.record, WEIGHTS + 1)
             kept.diagnosis = diagnose(posterior, budget_of(posterior, share), *rngs, kept=kept)
             kept.share = share
     return kept.diagnosis
@@ -595,7 +552,7 @@ def requested_diagnosis(
     if rng is None:
         return standing_diagnosis(posterior, kept, DIAGNOSIS)
     if thorough or draws is not None:
-        budget = full_budget(posterior, DRAWS if draws is None else draws, thorough=thorough)
+        budget = full_budget(posterior, N_WEIGHED if draws is None else draws, thorough=thorough)
     else:
         budget = budget_of(posterior, DIAGNOSIS)
     with few_threads(posterior.density):
@@ -629,7 +586,7 @@ def _not_judged(posterior: Posterior) -> Diagnosis:
 
 
 def _weights_of(
-    posterior: Posterior, budget: Budget, rng: np.random.Generator, kept: Kept | None, progress: WorkProgress
+    posterior: Posterior, budget: Budget, rng: np.random.Generator, kept: Kept | None
 ) -> tuple[Weights, Elbo, Array, Array, Array]:
     """Return weights, the ELBO, k-hats by coordinate, NaN where there are none, log weights of draws, and the draws."""
     q, record, n = posterior.distribution, posterior.record, budget.n_weights
@@ -639,14 +596,8 @@ def _weights_of(
         elbo = Elbo(np.nan, np.nan) if record is None else record.elbo
         return weights, elbo, khats, np.empty(0), np.empty((0, q.n_dim))
     again = copy.deepcopy(rng)
-    if kept is None:
-        ratio = weighed(posterior, n, rng, progress.advance)
-    else:
-        ratio = own_log_ratio(posterior, kept, n, progress.advance)
-    theta, done, finite = np.empty((len(ratio), q.n_dim)), 0, np.isfinite(ratio)
-    for part in draws_in_chunks(posterior, len(ratio), again):
-        theta[done : done + len(part)] = part
-        done += len(part)
+    ratio = weighed(posterior, n, rng) if kept is None else own_log_ratio(posterior, kept, n)
+    theta, finite = np.concatenate(list(draws_in_chunks(posterior, len(ratio), again))), np.isfinite(ratio)
     index = _shown_first(posterior, budget.n_khats)
     if finite.sum() >= MIN_KHAT_DRAWS:
         khats[index] = coordinate_khats(ratio[finite], (theta[finite][:, index] - q.mean()[index]) / q.sd()[index])
@@ -696,19 +647,19 @@ def _of_weighted(
 
 def _equal_modes(posterior: Posterior, budget: Budget) -> tuple[tuple[EqualModes, ...], int]:
     """Look for symmetries that q does not have; also return how many log densities that took."""
-    most, rng = budget.compared(MOST_EVALUATIONS), own_generator(posterior.record, _SYMMETRY_STREAM)
+    most, rng = budget.compared(MOST_EVALUATIONS), own_generator(posterior.record, WEIGHTS + 2)
     if not most:
         return (), 0
     q = posterior.distribution
     modes, n_compared = q.in_modes(), 0
     for part in modes or [q]:
-        theta = part.draw(N_DRAWS, rng)
+        theta = part.draw(N_COMPARED, rng)
         found, n = equal_modes(posterior.density, q, theta, posterior.layout, most // max(len(modes), 1))
         n_compared += n
         if found or not modes:
             return tuple(replace(of, covered="some" if modes else "one") for of in found), n_compared
     # The image of each mode is another one: which symmetry that is, one of them tells.
-    found, n = equal_modes(posterior.density, modes[0], modes[0].draw(N_DRAWS, rng), posterior.layout, most)
+    found, n = equal_modes(posterior.density, modes[0], modes[0].draw(N_COMPARED, rng), posterior.layout, most)
     return tuple(replace(of, covered="all") for of in found), n_compared + n
 
 

@@ -1,1 +1,0 @@
-"""The default step rule: no learning rate, few draws, a stop rule in nats."""
