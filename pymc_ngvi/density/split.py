@@ -34,7 +34,7 @@ from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.reading.affine import Dependences
-from pymc_ngvi.rows.engines.on_pytensor import OnTwoAxes
+from pymc_ngvi.rows.engines import OnTwoAxes
 from pymc_ngvi.rows.expectation import Compiled, RowFunction
 
 # --- rows by blocks: log p, a sum over rows, as a term of the globals and one for each local coordinate ---

@@ -15,9 +15,8 @@ from pymc_ngvi import LogDensity, fit_ngvi
 from pymc_ngvi.graphs import graph, incomplete
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.programs import program_of, read
-from pymc_ngvi.rows.engines import ENGINES, on_jax
-from pymc_ngvi.rows.engines.on_jax import OnJax
-from pymc_ngvi.rows.engines.on_programs import ProgramEngine
+from pymc_ngvi.rows import engines
+from pymc_ngvi.rows.engines import ENGINES, OnJax, ProgramEngine
 from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction
 from pymc_ngvi.rows.programs import on_numpy
 from pymc_ngvi.rows.programs.on_numpy import OnNumPy
@@ -158,7 +157,7 @@ NOT_BY_JAX = {
 
 def test_operations_by_jax(monkeypatch):
     pytest.importorskip("jax", reason="JAX is not installed")
-    monkeypatch.setattr(on_jax, "_FEW", 0)
+    monkeypatch.setattr(engines, "_FEW", 0)
     writer, values, left = Writer(5, [3, 4]), {}, set()
     x, y, positive, *conditions = writer.inputs
     for name, n_arguments in operations_tried().items():
@@ -264,7 +263,7 @@ def test_sums_by_each_engine(engine, monkeypatch):
     """Slopes that are functions of scales, of data, of both together, and of neither."""
     if engine == "jax":
         pytest.importorskip("jax", reason="JAX is not installed")
-        monkeypatch.setattr(on_jax, "_FEW", 0)
+        monkeypatch.setattr(engines, "_FEW", 0)
     monkeypatch.setitem(ENGINES, "quick", ENGINES[engine])
     rng, group = np.random.default_rng(4), np.arange(24) % 4
     with pm.Model() as model:
