@@ -21,9 +21,8 @@ from pytensor.graph.basic import Variable
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import Refused
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.expectations import Expectations, Pointwise
+from pymc_ngvi.density.expectations import Expectations, Pointwise, SeenFromRows
 from pymc_ngvi.density.info import Minibatches
-from pymc_ngvi.density.row_space import SeenFromRows
 from pymc_ngvi.graphs import graph, large, loops, odes
 from pymc_ngvi.graphs.backends import compile_flags, compile_options, without_c
 from pymc_ngvi.graphs.jaxed import InFloat64, filled_up, in_float64

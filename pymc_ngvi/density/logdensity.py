@@ -14,17 +14,15 @@ from numpy.typing import NDArray
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.types import AnyArray, Array, CountedElsewhere, Expectation, MeanHessian, RowRules, Spread
-from pymc_ngvi.density.by_rows import NO_ROWS, ByRows
+from pymc_ngvi.density.by_rows import NO_ROWS, ByRows, ModelRows, described_rows
 from pymc_ngvi.density.checks import CannotReuse, LikelihoodRows, ModelState, check_model, same_options
 from pymc_ngvi.density.discrete.summing import refuse_discrete, summed_out
 from pymc_ngvi.density.evaluations import Evaluations
-from pymc_ngvi.density.expectations import Expectations
+from pymc_ngvi.density.expectations import Expectations, SeenFromRows
 from pymc_ngvi.density.flat import FlatGraphs, Functions
 from pymc_ngvi.density.gauss_newton.matrix import GaussNewtonHessian
 from pymc_ngvi.density.info import ModelInfo, initial_point_function
 from pymc_ngvi.density.model_density import ModelDensity
-from pymc_ngvi.density.row_kinds import ModelRows, described_rows
-from pymc_ngvi.density.row_space import SeenFromRows
 from pymc_ngvi.density.second_order import Hessians, SecondOrder
 from pymc_ngvi.graphs import incomplete
 from pymc_ngvi.graphs.backends import BACKENDS, without_c

@@ -29,8 +29,8 @@ from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.jets import Jets
 from pymc_ngvi.graphs.loops import draws_in_call
 from pymc_ngvi.ops import cost
+from pymc_ngvi.reading.affine import PatternSearch
 from pymc_ngvi.reading.found import Compile
-from pymc_ngvi.reading.interaction import PatternSearch
 from pymc_ngvi.rows.linear_map import LinearMap, entries_of
 from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, Known, PredictorMeanHessian, RowHessian
 

@@ -22,7 +22,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.flat import Functions
 
 if TYPE_CHECKING:
-    from pymc_ngvi.reading.interaction import HessianPattern, PatternSearch
+    from pymc_ngvi.reading.affine import HessianPattern, PatternSearch
 
 #: Dimensions up to which a pattern is looked for in Hessians that count as dense.
 _MOST_DENSE = 2_000
@@ -112,7 +112,7 @@ class SparseHessian:
             self._n_calls, self._looked = 0, False
 
     def _by_graph(self) -> "HessianPattern":
-        from pymc_ngvi.reading.interaction import PatternSearch
+        from pymc_ngvi.reading.affine import PatternSearch
 
         if self._structure is None:
             shared = [v for v in ancestors([self._logp]) if isinstance(v, SharedVariable) and v not in self._varying]

@@ -32,7 +32,7 @@ from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.ops.facts import Facts
+from pymc_ngvi.ops.elements import Facts
 from pymc_ngvi.reading.affine import Dependences
 from pymc_ngvi.rows.engines import OnTwoAxes
 from pymc_ngvi.rows.expectation import Compiled, RowFunction

@@ -24,7 +24,7 @@ from scipy.sparse import csgraph
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.families.matrices.partition import Partition
-from pymc_ngvi.families.matrices.sparse.order import independent
+from pymc_ngvi.families.matrices.sparse.fronts import independent
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure, SummedStructure
 
 #: Borders tried at most: those of as many different degrees.

@@ -47,7 +47,7 @@ from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.graphs.large import short_log_add_exp
 from pymc_ngvi.graphs.programs import read
-from pymc_ngvi.rows.programs.on_numpy import OnNumPy
+from pymc_ngvi.rows.programs.operations import OnNumPy
 from pymc_ngvi.rows.programs.writer import CannotFollow, derivatives
 
 # --- arrays of jets: values with first and second derivatives ---

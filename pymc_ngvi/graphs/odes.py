@@ -30,7 +30,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.graphs.inner import copy_of
 from pymc_ngvi.graphs.jets import JetKind, Program, Space
 from pymc_ngvi.graphs.programs import read
-from pymc_ngvi.rows.programs.on_numpy import OnNumPy
+from pymc_ngvi.rows.programs.operations import OnNumPy
 from pymc_ngvi.rows.programs.writer import CannotFollow, derivatives
 
 #: Derivatives of a solution: those of Hessians.

@@ -67,28 +67,27 @@ from pymc_ngvi.graphs.backends import python_loops
 from pymc_ngvi.graphs.incomplete import is_tail
 from pymc_ngvi.graphs.odes import Solution
 from pymc_ngvi.ops.elements import (
+    MOST_REDUCED,
     AddedAt,
+    Apart,
     ByMatrix,
+    CannotLift,
     Each,
     Elements,
     EntryByEntry,
+    Facts,
     FromWays,
+    Lifting,
     Over,
     Rearranged,
+    ScalarForm,
     UpTo,
-    core_op,
-)
-from pymc_ngvi.ops.facts import (
-    MOST_REDUCED,
-    Apart,
-    CannotLift,
-    Facts,
-    Lifting,
     broadcast_index,
+    core_op,
+    differentiable_inputs,
     one_if_scalar,
     operands,
 )
-from pymc_ngvi.ops.scalars import ScalarForm, differentiable_inputs
 
 # --- what is known of one operation of a graph: a record with an answer to each reading, or a refusal in words ---
 

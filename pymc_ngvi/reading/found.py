@@ -24,8 +24,7 @@ from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.ops.elements import Rearranged
-from pymc_ngvi.ops.facts import Facts
+from pymc_ngvi.ops.elements import Facts, Rearranged
 from pymc_ngvi.ops.registry import elements, operation
 from pymc_ngvi.reading.affine import (
     CompiledOnce,

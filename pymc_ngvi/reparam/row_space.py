@@ -19,7 +19,7 @@ from pymc_ngvi.core.types import (
     Spread,
 )
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.density.row_space import SeenFromRows
+from pymc_ngvi.density.expectations import SeenFromRows
 from pymc_ngvi.families.gaussian import LowRankState
 
 

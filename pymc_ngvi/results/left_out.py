@@ -20,8 +20,8 @@ from pymc_ngvi.core.seeds import seed_of
 from pymc_ngvi.core.sizes import MOST_NUMBERS
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.density.masked import MaskedDensity, ObservedLogp
 from pymc_ngvi.density.new_priors import log_excess, unnormalised
+from pymc_ngvi.density.observed_rows import MaskedDensity, ObservedLogp
 from pymc_ngvi.density.split import CannotSplit
 from pymc_ngvi.marginal.left_out import IntegratedAgain, Predictives
 from pymc_ngvi.marginal.pooled import PoolState

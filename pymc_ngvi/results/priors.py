@@ -28,7 +28,7 @@ from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.sampling import picked
-from pymc_ngvi.reading.lineage import top_level_priors
+from pymc_ngvi.reading.roles import top_level_priors
 from pymc_ngvi.results.convert import one_chain, to_datatree, to_multitrace
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
 from pymc_ngvi.results.distributions import Costs, Distribution, MovePlan, Notes, Posterior

@@ -25,8 +25,7 @@ from pymc_ngvi.ops import cost
 from pymc_ngvi.reading.affine import CompileAll, CompiledOnce
 from pymc_ngvi.reading.terms import Rows, interacts, of_sum, shared_first
 from pymc_ngvi.rows.expectation import Compiled, RowFunction, SummedRowFunction, row_slices
-from pymc_ngvi.rows.programs.on_numpy import OnNumPy
-from pymc_ngvi.rows.programs.operations import OPERATIONS, RowProgram
+from pymc_ngvi.rows.programs.operations import OPERATIONS, OnNumPy, RowProgram
 from pymc_ngvi.rows.programs.writer import CannotFollow, Separation, firsts, rewritten, seconds
 from pymc_ngvi.rows.row_hessian import FirstDerivatives, SecondDerivatives
 

@@ -18,9 +18,8 @@ from pymc_ngvi.graphs.programs import program_of, read
 from pymc_ngvi.rows import engines
 from pymc_ngvi.rows.engines import ENGINES, OnJax, ProgramEngine
 from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction
-from pymc_ngvi.rows.programs import on_numpy
-from pymc_ngvi.rows.programs.on_numpy import OnNumPy
-from pymc_ngvi.rows.programs.operations import OPERATIONS
+from pymc_ngvi.rows.programs import operations
+from pymc_ngvi.rows.programs.operations import OPERATIONS, OnNumPy
 from pymc_ngvi.rows.programs.writer import CannotFollow, Separation, Writer
 
 ANY = np.array([-3.7, -1.2, -0.4, 0.3, 0.9, 2.6, 4.1])
@@ -208,7 +207,7 @@ def test_parts_are_the_whole(cached, monkeypatch):
     program = program_of(inputs, [pt.exp(x) * y + pt.softplus(z * y), pt.log1p(pt.exp(x)) * 2.0, pt.exp(y) + z])
     values = [rng.normal(size=shape) for shape in ((1, 4, 1), (6, 1, 5), (1, 1, 5))]
     expected = OnNumPy(program)(*values)
-    monkeypatch.setattr(on_numpy, "_CACHED", cached)
+    monkeypatch.setattr(operations, "_CACHED", cached)
     before = [v.copy() for v in values]
     run = OnNumPy(program)
     for _ in range(2):

@@ -47,6 +47,7 @@ from pymc_ngvi.density.shards.shard import (
 )
 from pymc_ngvi.graphs.graph import MissingDerivativeError
 from pymc_ngvi.reading.affine import Factor, factors_of
+from pymc_ngvi.reading.terms import ROUNDING
 
 # --- where shards are evaluated: in this process, or by any executor of `concurrent.futures` ---
 
@@ -279,8 +280,6 @@ def _answer(recipe: Recipe, shard: Shard, request: "bytes | _Held") -> object:
 
 # --- whether shards are parts of one model: the same variables, the same prior, data in each ---
 
-#: Relative difference of two log densities that is rounding.
-_ROUNDING = 1e-9
 _DIFFER = dict.fromkeys(("dims", "coordinates"), "differ")
 
 
@@ -353,7 +352,7 @@ def _check_variables(one: Hashable, first: Signature, key: Hashable, other: Sign
 
 
 def _same(one: Array, other: Array) -> bool:
-    return len(one) == len(other) and bool(np.allclose(one, other, rtol=_ROUNDING, atol=_ROUNDING, equal_nan=True))
+    return len(one) == len(other) and bool(np.allclose(one, other, rtol=ROUNDING, atol=ROUNDING, equal_nan=True))
 
 
 def _listed(values: Array) -> str:

@@ -16,8 +16,7 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import AnyArray, Array, MeanHessian
 from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
-from pymc_ngvi.families.matrices.sparse.fronts import Fronts, fronts_of
-from pymc_ngvi.families.matrices.sparse.order import Ints, Supernodes
+from pymc_ngvi.families.matrices.sparse.fronts import Fronts, Ints, Supernodes, fronts_of
 from pymc_ngvi.families.matrices.structure import Dense, Structure
 
 #: Lists of pairs of coordinates whose places are remembered, and factors.
