@@ -24,8 +24,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.expectations import Expectations, Pointwise, SeenFromRows
 from pymc_ngvi.density.info import Minibatches
 from pymc_ngvi.graphs import graph, large, loops, odes
-from pymc_ngvi.graphs.backends import compile_flags, compile_options, without_c
-from pymc_ngvi.graphs.jaxed import InFloat64, filled_up, in_float64
+from pymc_ngvi.graphs.backends import InFloat64, compile_flags, compile_options, filled_up, in_float64, without_c
 from pymc_ngvi.graphs.jets import MOST_DIMENSIONS, ForwardMode, Jets, NoJet
 from pymc_ngvi.graphs.large import hold_by_rows, hold_matrices
 from pymc_ngvi.graphs.layout import Layout

@@ -25,8 +25,7 @@ from pymc_ngvi.density.info import ModelInfo, initial_point_function
 from pymc_ngvi.density.model_density import ModelDensity
 from pymc_ngvi.density.second_order import Hessians, SecondOrder
 from pymc_ngvi.graphs import incomplete
-from pymc_ngvi.graphs.backends import BACKENDS, without_c
-from pymc_ngvi.graphs.jaxed import check_installed
+from pymc_ngvi.graphs.backends import BACKENDS, check_installed, without_c
 from pymc_ngvi.reading.affine import Factor, factors_of
 from pymc_ngvi.rows.engines import ENGINES
 

@@ -13,8 +13,7 @@ from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.types import AnyArray, Array, Expectation, MeanHessian, RowRules, Spread
 from pymc_ngvi.density.by_rows import ByRows, ModelRows
-from pymc_ngvi.density.discrete.drawing import DiscreteDraws
-from pymc_ngvi.density.discrete.summing import SummedOut
+from pymc_ngvi.density.discrete.summing import DiscreteDraws, SummedOut
 from pymc_ngvi.density.expectations import SeenFromRows
 from pymc_ngvi.density.flat import Functions
 from pymc_ngvi.density.info import Minibatches, ModelInfo, terms_by_variable

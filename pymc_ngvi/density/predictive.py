@@ -34,7 +34,7 @@ from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.constrain import OnDraws
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
-from pymc_ngvi.graphs.inner import copy_of, inline_inner_graphs
+from pymc_ngvi.graphs.rewrites import copy_of, inline_inner_graphs
 
 # --- which dims of a model whole numbers among its data index ---
 

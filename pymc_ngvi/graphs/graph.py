@@ -27,11 +27,11 @@ from pytensor.tensor.rewriting.shape import local_Shape_i_ground, local_shape_to
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
 from pymc_ngvi.graphs import incomplete, large, odes, rewrites
-from pymc_ngvi.graphs.inner import copy_of
-from pymc_ngvi.graphs.inner import inline_inner_graphs as inline_inner_graphs  # part of what this module offers
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.layout import Variable as Place
 from pymc_ngvi.graphs.loops import vectorised
+from pymc_ngvi.graphs.rewrites import copy_of
+from pymc_ngvi.graphs.rewrites import inline_inner_graphs as inline_inner_graphs  # part of what this module offers
 
 #: What needs first derivatives only.
 _INSTEAD_OF_HESSIANS = "estimator='stein' or pm.sample"

@@ -20,7 +20,7 @@ from pytensor.tensor.elemwise import Elemwise
 
 from pymc_ngvi.core import tails
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.graphs.inner import copy_of
+from pymc_ngvi.graphs.rewrites import copy_of
 
 _HIGHEST_ORDER = 2
 

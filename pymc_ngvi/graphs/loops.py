@@ -19,7 +19,7 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.subtensor import IncSubtensor, inc_subtensor, indices_from_subtensor
 
 from pymc_ngvi.core.sizes import AT_ONCE
-from pymc_ngvi.graphs.inner import copy_of, inline_inner_graphs
+from pymc_ngvi.graphs.rewrites import copy_of, inline_inner_graphs
 
 #: Draws in one call of a function whose thunks take longer than their work.
 _MOST_DRAWS = 128

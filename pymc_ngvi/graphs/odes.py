@@ -27,9 +27,9 @@ from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import graph_inputs, toposort
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.graphs.inner import copy_of
 from pymc_ngvi.graphs.jets import JetKind, Program, Space
 from pymc_ngvi.graphs.programs import read
+from pymc_ngvi.graphs.rewrites import copy_of
 from pymc_ngvi.rows.programs.operations import OnNumPy
 from pymc_ngvi.rows.programs.writer import CannotFollow, derivatives
 

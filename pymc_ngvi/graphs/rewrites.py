@@ -6,8 +6,10 @@ import numpy as np
 import pytensor.tensor as pt
 
 from pytensor import scalar as ps
+from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import optdb
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.compile.rewriting import inline_ofg_node
+from pytensor.graph.basic import Apply, Constant, Variable, clone
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.rewriting.basic import PatternNodeRewriter, dfs_rewriter, node_rewriter
@@ -23,6 +25,35 @@ from pytensor.tensor.math import All
 from pytensor.tensor.rewriting.basic import local_useless_switch
 from pytensor.tensor.rewriting.linalg.solvers import batched_vector_b_solve_to_matrix_b_solve
 from pytensor.tensor.subtensor import Subtensor
+
+
+@node_rewriter([OpFromGraph])  # type: ignore[untyped-decorator]
+def _inline(fgraph: FunctionGraph, node: Apply) -> list[Variable]:
+    return list(inline_ofg_node(node))
+
+
+def copy_of(outputs: list[Variable]) -> FunctionGraph:
+    """Return a graph to rewrite, with the same inputs.
+
+    Graphs of a model share their nodes. Without a copy, the rounding of a gradient would depend on whether its
+    derivatives were made before it was compiled.
+    """
+    return FunctionGraph(outputs=clone([], outputs, copy_inputs=False)[1], clone=False, copy_inputs=False)
+
+
+def inline_inner_graphs(outputs: list[Variable]) -> list[Variable]:
+    """Replace every node that wraps a graph of its own (log-sum-exp, softmax, ...) by that graph.
+
+    Last thing before vectorising, after all derivatives, which those nodes define in a stable way: a wrapped graph
+    would be run draw by draw, and compiled by itself.
+    """
+    fgraph = copy_of(outputs)
+    while any(isinstance(node.op, OpFromGraph) for node in fgraph.apply_nodes):
+        dfs_rewriter(_inline).rewrite(fgraph)
+    return list(fgraph.outputs)
+
+
+# --- rewrites of PyTensor graphs: those that let Elemwise run on NumPy, and stable forms that PyTensor misses ---
 
 #: Arguments, inputs and outputs together, that PyTensor gives to a NumPy function.
 _MAX_OPERANDS = 32

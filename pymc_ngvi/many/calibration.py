@@ -10,7 +10,7 @@ import xarray as xr
 
 from pymc_ngvi.core.seeds import Seed, seed_of
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.simulated import simulate
+from pymc_ngvi.density.info import simulate
 from pymc_ngvi.many.fit_many import ManyFits, asked_of, checked_model, sign_with_options
 from pymc_ngvi.many.fitting import LOG_DENSITY, Case, Fitter, Row, Search, Slots
 from pymc_ngvi.many.running import fitted_rows, workers_of

@@ -18,8 +18,7 @@ from pytensor.graph.replace import clone_replace
 
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.graphs import graph
-from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.graphs.jaxed import filled_up, in_float64
+from pymc_ngvi.graphs.backends import filled_up, in_float64, without_c
 from pymc_ngvi.graphs.programs import program_of, read
 from pymc_ngvi.ops import cost
 from pymc_ngvi.reading.affine import CompileAll, CompiledOnce

@@ -148,7 +148,7 @@ def on_device(function: Callable, inputs: list[np.ndarray]) -> float:
     """Return the least seconds of what JAX does with arrays that are on its device, and stay there."""
     import jax
 
-    from pymc_ngvi.graphs.jaxed import in_float64
+    from pymc_ngvi.graphs.backends import in_float64
 
     with in_float64():
         there = [jax.device_put(x) for x in inputs]

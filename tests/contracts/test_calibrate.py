@@ -14,7 +14,7 @@ from scipy.stats import norm
 import pymc_ngvi
 
 from pymc_ngvi.core.seeds import seed_of
-from pymc_ngvi.density.simulated import simulate
+from pymc_ngvi.density.info import simulate
 from pymc_ngvi.many import calibration as module
 
 QUIET = {"random_seed": 3, "progressbar": False}

@@ -10,7 +10,7 @@ import pytest
 
 from pymc_ngvi import NGVI, LogDensity, Status
 from pymc_ngvi.families.gaussian import DiagonalState
-from pymc_ngvi.graphs.jaxed import InFloat64
+from pymc_ngvi.graphs.backends import InFloat64
 from pymc_ngvi.rows import engines
 from pymc_ngvi.rows.engines import OnJax
 

@@ -33,8 +33,8 @@ from pymc_ngvi.density.flat import FlatGraphs, Functions
 from pymc_ngvi.density.sparse_hessian import CoordinateHessian, SparseHessian, units
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.graphs.inner import copy_of
 from pymc_ngvi.graphs.loops import vectorised
+from pymc_ngvi.graphs.rewrites import copy_of
 from pymc_ngvi.ops import cost
 from pymc_ngvi.ops.registry import operation
 

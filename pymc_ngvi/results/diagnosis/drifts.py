@@ -13,7 +13,7 @@ from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.density.functionals import Functionals
+from pymc_ngvi.density.constrain import Functionals
 from pymc_ngvi.moves.chains import ChainCoordinates, PhasePoints, phase_points_at, trajectory
 from pymc_ngvi.results.distributions import MovePlan
 

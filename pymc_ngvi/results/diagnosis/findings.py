@@ -15,7 +15,7 @@ from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.psis import Weights, WeightVerdict
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
-from pymc_ngvi.density.functionals import PREDICTORS
+from pymc_ngvi.density.constrain import PREDICTORS
 from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, Traits, traits_of
 from pymc_ngvi.fitting.record import FitRecord, OtherMode
 from pymc_ngvi.posteriors.kinds import KINDS
