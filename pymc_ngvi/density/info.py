@@ -1,4 +1,4 @@
-"""What is known of a model beside its log density: names, places in the flat vector, data, start, draws of the prior."""
+"""What is known of a model beside its log density: names, places in the flat vector, data, start, prior draws."""
 
 import contextlib
 import warnings

@@ -13,19 +13,22 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, slices
 from pymc_ngvi.core.types import AnyArray, Array, CountedElsewhere, Expectation, MeanHessian, RowRules, Spread
-from pymc_ngvi.density.by_rows import NO_ROWS, ByRows, ModelRows, described_rows
+from pymc_ngvi.density.by_rows import NO_ROWS, NOT_LOG_P, ByRows, ModelRows, described_rows
 from pymc_ngvi.density.checks import CannotReuse, LikelihoodRows, ModelState, check_model, same_options
 from pymc_ngvi.density.discrete.summing import refuse_discrete, summed_out
-from pymc_ngvi.density.evaluations import Evaluations
-from pymc_ngvi.density.expectations import Expectations, SeenFromRows
-from pymc_ngvi.density.flat import FlatGraphs, Functions
+from pymc_ngvi.density.expectations import Expectations, Pointwise, SeenFromRows
+from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
 from pymc_ngvi.density.gauss_newton.matrix import GaussNewtonHessian
 from pymc_ngvi.density.info import ModelInfo, initial_point_function
 from pymc_ngvi.density.model_density import ModelDensity
-from pymc_ngvi.density.second_order import Hessians, SecondOrder
-from pymc_ngvi.graphs import incomplete
+from pymc_ngvi.density.second_order import ModelHessian, PatternedHessian, RowsHessian, SecondOrder, Together
+from pymc_ngvi.graphs import graph, incomplete
 from pymc_ngvi.graphs.backends import BACKENDS, check_installed, without_c
+from pymc_ngvi.graphs.jets import Jets
+from pymc_ngvi.graphs.loops import draws_in_call
+from pymc_ngvi.ops import cost
 from pymc_ngvi.reading.affine import Factor, factors_of
 from pymc_ngvi.rows.engines import ENGINES
 
@@ -69,10 +72,9 @@ def check_backend(backend: str, compile_kwargs: Mapping[str, object] | None) -> 
         check_installed()
 
 
-def fastest_backend(
-    graphs: FlatGraphs, by_rows: ByRows, hessians: Hessians, n_dim: int, *, needs_hessians: bool = True
-) -> str:
+def fastest_backend(density: "LogDensity", *, needs_hessians: bool = True) -> str:
     """Return the backend with which a fit should be over first: "quick" or "numba"."""
+    graphs, n_dim = density.graphs, density.n_dim
     if graphs.is_large or graphs.has_equations or incomplete.has_parameters([graphs.logp], graphs.theta):
         return "quick"  # compilers take longer still for thousands of nodes, and do not compile integrations
     if not needs_hessians:
@@ -87,10 +89,10 @@ def fastest_backend(
     if not _may_prefer_numba(graphs, n_dim):
         return "quick"
     n_products = n_dim
-    if by_rows.gives_hessians:
-        n_products = hessians.n_products
+    if density.by_rows.gives_hessians:
+        n_products = density.n_products
     elif n_dim <= _MOST_COLOURED and graphs.cost.prefers_numba(_work(n_dim)):
-        n_products = hessians.second.sparse.n_colours_by_graph()
+        n_products = density.second.sparse.n_colours_by_graph()
     numba = _may_prefer_numba(graphs, n_products) and graphs.cost.prefers_numba(_work(n_products))
     return "numba" if numba else "quick"
 
@@ -107,6 +109,29 @@ def _work(n_directions: int) -> int:
 
 
 # --- the log density of a PyMC model on one flat unconstrained vector ---
+
+
+#: Elements of a temporary in one batch: more than the cache has, as most temporaries of a model are smaller.
+_BATCH_ELEMENTS = 4 * CACHED_ELEMENTS
+#: Points in one batch at most: of so many, calls take less time than their work even in small models.
+_MOST_POINTS = 256
+#: Estimated seconds of evaluating gradients, beyond which a function for log p alone is compiled.
+_LOGP_SECONDS = 0.5
+#: Elements of the largest intermediate times the dimension, below which one thread does best.
+_SMALL = 1_000_000
+#: Relative difference of two values of log p that may be rounding, wherever points are.
+_APART = 1e-6
+#: Backends that read rows as programs: no function of log p is compiled where rows give it.
+_ROWS_ARE_READ = ("quick", "jax")
+#: Times that log p and its gradient take of log p alone: the median of the users' battery, by the graphs of both.
+_OF_LOGP = 1.9
+#: NumPy passes over the elements of a node of the gradient's graph, most of which have several inputs of as many
+#: elements: the median of models without rows.
+_PASSES = 2
+
+
+#: Pairs of coordinates in sums, beyond which no pattern that has them all is made for reading.
+_MOST_PAIRS = 10_000_000
 
 
 class LogDensity(ModelDensity):
@@ -189,13 +214,10 @@ class LogDensity(ModelDensity):
             model, "given mode" if given else backend, compile_kwargs, is_large=self.graphs.is_large,
             choose=self._choose,
         )  # fmt: skip
-        start = self.info.start
-        self.by_rows = ByRows(self.graphs, self.functions, start)
-        self._evaluations = Evaluations(self.graphs, self.functions, self.by_rows)
-        self._evaluations.see_to_gradient()
-        self._hessians = Hessians(
-            self.graphs, self.functions, LikelihoodRows(model, made), self.by_rows, self._evaluations, start
-        )
+        self.by_rows, self._n_by_rows = ByRows(self.graphs, self.functions, self.info.start), 0
+        self._observed = LikelihoodRows(model, made)
+        if self.graphs.forward is None and self._pointwise is None:
+            self.graphs.raw_grad  # noqa: B018 (made once; raises MissingDerivativeError)
         self.functions.seconds = time.perf_counter() - began
 
     def _choose(self) -> str:
@@ -203,7 +225,7 @@ class LogDensity(ModelDensity):
         if self._requested != "auto" or self.functions.is_given:
             return self.functions.backend
         needs = self.functions.needs_hessians
-        return fastest_backend(self.graphs, self.by_rows, self._hessians, self.n_dim, needs_hessians=needs)
+        return fastest_backend(self, needs_hessians=needs)
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""
@@ -241,42 +263,120 @@ class LogDensity(ModelDensity):
         other.n_gradients = other.n_hessians = 0
         other._seconds_before = self.functions.seconds
         other.by_rows = ByRows(self.graphs, self.functions, other.info.start)
-        other._evaluations = Evaluations(self.graphs, self.functions, other.by_rows)
-        other._hessians = self._hessians.again(other.by_rows, other._evaluations, other.info.start)
+        other._n_by_rows = 0
+        other.__dict__.pop("gradient_seconds", None)
+        if "second" in self.__dict__:
+            other.second = self.second.again(other.info.start, other.by_rows, other)
         if self.functions.is_chosen and other._choose() != self.backend:
             raise CannotReuse("with these data, another backend is faster")
         return other
 
-    @property
-    def second(self) -> SecondOrder:
-        """Second derivatives from the graph of log p."""
-        return self._hessians.second
+    # --- evaluation: by rows where these are all of log p, by compiled functions elsewhere ---
 
     @property
+    def _pointwise(self) -> Pointwise | None:
+        """Log p by rows; None where a graph serves."""
+        is_compiled = self.functions.backend_of_rows not in _ROWS_ARE_READ
+        return None if is_compiled or self.graphs.forward is not None else self.by_rows.pointwise
+
+    @functools.cached_property
     def batch_size(self) -> int:
-        """Draws evaluated in one call."""
-        return self._evaluations.batch_size
-
-    @property
-    def gradient_seconds(self) -> float:
-        """Estimated time of log p and its gradient at one point, from the graph and the sizes of the data alone."""
-        return self._evaluations.gradient_seconds
+        """Points evaluated in one call."""
+        widest = max(self.graphs.cost.widest, 1)
+        in_cache = int(np.clip(_BATCH_ELEMENTS // widest, 1, _MOST_POINTS))
+        return max(in_cache, draws_in_call(widest)) if self.graphs.shares_calls else in_cache
 
     @property
     def is_small(self) -> bool:
         """Whether a batch is too little work to share among threads."""
-        return self._evaluations.is_small
+        return self.graphs.cost_of_logp.widest * self.graphs.layout.n_dim < _SMALL
 
-    # --- evaluation ---
+    @functools.cached_property
+    def gradient_seconds(self) -> float:
+        """Estimated time of log p and its gradient at one point, from the graph and the sizes of the data alone."""
+        known = self.functions.made.gradient_seconds[self._pointwise is not None]
+        return known.of(self._estimated_seconds)
+
+    def _estimated_seconds(self) -> float:
+        graphs = self.graphs
+        if graphs.forward is not None:
+            return graphs.cost.quick_seconds
+        compiled = self.functions.backend not in ("quick", "c")
+        if self._pointwise is not None:
+            return _OF_LOGP * cost.evaluation_seconds([graphs.logp], along=graphs.theta, compiled=compiled)
+        at_once = min(self.batch_size, cost.MANY)
+        return cost.evaluation_seconds(
+            graphs.logp_grad, batch=at_once, passes=_PASSES, along=graphs.theta, compiled=compiled
+        )
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Evaluate the log density, (n_draws,), and its gradient, (n_draws, n_dim), at points (n_draws, n_dim)."""
         self.n_gradients += len(theta)
-        return self._evaluations.logp_grad(theta)
+        prices.count(len(theta) * self.gradient_seconds)
+        rows = self._pointwise
+        if rows is not None:
+            logp, grad = rows.logp_grad(theta)
+            if self._add_up(theta, logp):
+                return logp, grad
+        results = [self._batch("logp_grad", theta[rows]) for rows in slices(len(theta), self.batch_size)]
+        return np.concatenate([r[0] for r in results]), np.concatenate([r[1] for r in results])
 
     def logp(self, theta: Array) -> Array:
         """Evaluate the log density alone, (n_draws,), at points (n_draws, n_dim)."""
-        return self._evaluations.logp(theta)
+        prices.count(len(theta) * prices.of_value(self.gradient_seconds))
+        rows = self._pointwise
+        if rows is not None:
+            logp = rows.logp(theta)
+            if self._add_up(theta, logp):
+                return logp
+        # Gradients that nobody asked for cost less than compiling another function, but for much data.
+        takes_long = len(theta) * self.graphs.cost.quick_seconds > _LOGP_SECONDS
+        name = "logp" if takes_long or self._jets is not None else "logp_grad"
+        parts = [self._batch(name, theta[rows])[0] for rows in slices(len(theta), self.batch_size)]
+        return np.concatenate(parts)
+
+    def _add_up(self, theta: Array, logp: Array) -> bool:
+        """Tell whether rows add up to log p: at the best and the middle one of points, now and then.
+
+        It is seen to at the first call, the second, fourth, eighth, ...; where they don't, they are given up.
+        """
+        self._n_by_rows += 1
+        finite = np.flatnonzero(np.isfinite(logp))
+        if self._n_by_rows & (self._n_by_rows - 1) or not len(finite):
+            return True
+        ranked = finite[np.argsort(logp[finite])]
+        some = ranked[[-1, len(ranked) // 2]]
+        is_right = bool(
+            np.all(np.abs(self.by_rows.logp(theta[some]) - logp[some]) <= _APART * (1.0 + np.abs(logp[some])))
+        )
+        if not is_right:
+            self.by_rows.give_up(NOT_LOG_P)
+        return is_right
+
+    def grad_in_one_call(self, theta: Array) -> Array:
+        """Return the gradient, (n_points, n_dim), at few points."""
+        rows = self._pointwise
+        return self._batch("logp_grad", theta)[1] if rows is None else rows.logp_grad(theta)[1]
+
+    def _batch(self, name: str, theta: Array) -> tuple[Array, ...]:
+        made = self.functions.made
+        function = self.functions.once(made.logp if name == "logp" else made.logp_grad, lambda: self.compiled(name))
+        with np.errstate(all="ignore"):
+            outputs = function(self.functions.filled_up(np.ascontiguousarray(theta, dtype=np.float64)))
+        return tuple(np.asarray(out)[: len(theta)] for out in outputs)
+
+    @property
+    def _jets(self) -> Jets | None:
+        return jets_of(self.graphs, self.functions)
+
+    def compiled(self, name: str) -> Callable[[Array], tuple[Array, ...]]:
+        """Compile a function of points, (n_points, n_dim): "logp" or "logp_grad"."""
+        graphs, jets = self.graphs, self._jets
+        if jets is not None:
+            return jets.logp if name == "logp" else jets.logp_grad
+        outputs = [graphs.logp] if name == "logp" else graphs.logp_grad
+        draws, batched = graph.over_draws(outputs, graphs.theta)
+        return self.functions.compile([draws], batched)
 
     # --- by rows ---
 
@@ -326,34 +426,52 @@ class LogDensity(ModelDensity):
         """Return what the rows are, variable by variable, for people to read."""
         return described_rows(self.graphs, self.by_rows)
 
-    # --- second derivatives ---
+    # --- second derivatives: by rows where these give them, from the graph elsewhere ---
+
+    @functools.cached_property
+    def second(self) -> SecondOrder:
+        """Second derivatives from the graph of log p."""
+        return SecondOrder(self.graphs, self.functions, self._observed, self.info.start, self.by_rows, self)
 
     @property
     def has_hessian(self) -> bool:
         """Whether every operation of the model has a second derivative."""
-        return self._hessians.exist
+        return (self.by_rows.gives_pattern and self.by_rows.is_smooth) or self.hessian_error() is None
+
+    def hessian_error(self) -> graph.MissingDerivativeError | None:
+        """Return the error that names the operation without a second derivative, if there is one."""
+        return self.by_rows.error() if self.by_rows.gives_hessians else self.second.error()
+
+    @property
+    def n_products(self) -> int:
+        """Products with a vector that take as long as one Hessian."""
+        return self.by_rows.n_products if self.by_rows.gives_hessians else self.second.n_products
 
     @property
     def pattern(self) -> Pattern | None:
         """Entries of the Hessian that can differ from 0; None where it counts as dense."""
-        return self._hessians.pattern
+        return self.by_rows.pattern if self.by_rows.gives_pattern else self.second.sparse.pattern
 
     @property
     def summed(self) -> SummedPattern | None:
         """Entries that can differ from 0 beside sums over many coordinates; None where there are no such sums."""
-        return self._hessians.summed
+        return self.by_rows.summed
 
     @property
     def structural_pattern(self) -> Pattern | None:
         """Entries of the Hessian that can differ from 0 as the graph tells, whether or not `pattern` has any use of it.
 
-        None only where it would have too many to hold.
+        None only where they are too many to hold or to read.
         """
-        return self._hessians.structural_pattern
+        if self.by_rows.gives_pattern:
+            many = self.summed is not None and self.summed.n_pairs > _MOST_PAIRS
+            return None if many else self.by_rows.structure
+        return self.pattern or self.second.sparse.pattern_by_graph
 
     def widen(self, theta: Array) -> bool:
         """Add the entries that `pattern` lacks at the rows of ``theta``; tell whether there are any."""
-        return self._hessians.widen(theta)
+        # That of rows is wide enough as long as they add up to log p, which is seen to when they are evaluated.
+        return not self.by_rows.gives_pattern and self.second.sparse.widen(np.atleast_2d(theta))
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of the Hessian over draws, (n_draws, n_dim): an object that evaluates what it is asked for.
@@ -368,11 +486,21 @@ class LogDensity(ModelDensity):
         >>> density.mean_hessian(density.initial_point()[None]).diagonal()
         array([-0.25, -0.25, -0.25])
         """
-        return self._hessians.mean(theta, self)
+        from_graph = functools.partial(ModelHessian, self, self.second, theta)
+        if self.by_rows.gives_hessians:
+            return RowsHessian(self, self.by_rows, theta, from_graph)
+        whole = from_graph()
+        return PatternedHessian(self.by_rows, whole, self.n_dim) if self.by_rows.gives_pattern else whole
 
     def mean_hessians(self, draws: list[Array]) -> list[MeanHessian]:
         """Return the mean of the Hessian over each of several sets of draws; loops run once for all of them."""
-        return self._hessians.means(draws, self)
+        if self.by_rows.gives_pattern or len(draws) < 2 or not self.graphs.shares_calls:
+            return [self.mean_hessian(theta) for theta in draws]
+        together = Together(self.second, draws)
+        return [
+            ModelHessian(self, self.second, theta, functools.partial(together.products, k))
+            for k, theta in enumerate(draws)
+        ]
 
     def hessian_products(self, theta: Array, directions: Array) -> Array:
         """Multiply the Hessian at each draw with each direction; see `ModelDensity`."""
@@ -414,7 +542,7 @@ class Sum(CountedElsewhere, ModelDensity):
     def __init__(self, prior: LogDensity) -> None:
         self.prior = self.counter = prior
         self.info, self.functions, self.by_rows = prior.info, prior.functions, prior.by_rows
-        self.minibatches, self._hessians = prior.minibatches, prior._hessians
+        self.minibatches = prior.minibatches
 
     # --- of the likelihoods ---
 
@@ -450,3 +578,12 @@ class Sum(CountedElsewhere, ModelDensity):
     def gradient_seconds(self) -> float:
         """Estimated time of log p and its gradient at one point."""
         return self.prior.gradient_seconds + self.likelihood_seconds
+
+    @property
+    def n_products(self) -> int:
+        """Products with a vector that take as long as one Hessian."""
+        return self.prior.n_products
+
+    def hessian_error(self) -> graph.MissingDerivativeError | None:
+        """Return the error that names the operation without a second derivative, if there is one."""
+        return self.prior.hessian_error()

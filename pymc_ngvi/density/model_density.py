@@ -17,7 +17,6 @@ from pymc_ngvi.density.discrete.summing import DiscreteDraws, SummedOut
 from pymc_ngvi.density.expectations import SeenFromRows
 from pymc_ngvi.density.flat import Functions
 from pymc_ngvi.density.info import Minibatches, ModelInfo, terms_by_variable
-from pymc_ngvi.density.second_order import Hessians
 from pymc_ngvi.graphs.graph import MissingDerivativeError
 from pymc_ngvi.graphs.layout import Layout
 
@@ -47,7 +46,6 @@ class ModelDensity(ABC):
     functions: Functions
     by_rows: ByRows
     minibatches: Minibatches
-    _hessians: Hessians
     n_gradients: int
     n_hessians: int
     summed_out: SummedOut | None = None
@@ -262,9 +260,9 @@ class ModelDensity(ABC):
         """Whether Hessians can be evaluated: every operation of the model has a second derivative."""
         return False
 
+    @abstractmethod
     def hessian_error(self) -> MissingDerivativeError | None:
         """Return the error that names the operation without a second derivative, if there is one."""
-        return self._hessians.error()
 
     @property
     def pattern(self) -> Pattern | None:
@@ -292,9 +290,9 @@ class ModelDensity(ABC):
         return False
 
     @property
+    @abstractmethod
     def n_products(self) -> int:
         """Products with a vector that take as long as one Hessian."""
-        return self._hessians.n_products
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of the Hessian over draws, (n_draws, n_dim): an object that evaluates what it is asked for.
