@@ -1,5 +1,6 @@
 """A log density as a sum over rows: found when it is first asked for, checked, and what follows from it."""
 
+import contextlib
 import functools
 import logging
 
@@ -18,7 +19,7 @@ from pymc_ngvi.core.refusal import NotApart, Reason, Refused, RowsGivenUp
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
 from pymc_ngvi.core.types import Array, Spread
 from pymc_ngvi.density.expectations import Expectations, Pointwise, SeenFromRows, seen_from_rows
-from pymc_ngvi.density.flat import DataSeen, FlatGraphs, Functions, OfTerms, RowsFound
+from pymc_ngvi.density.flat import DataSeen, FlatGraphs, Functions, RowsFound
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.reading.affine import Role
 from pymc_ngvi.reading.found import Reading
@@ -184,14 +185,14 @@ class ByRows:
     @property
     def seen(self) -> SeenFromRows | None:
         """Log p in the space of its rows, where these are far fewer than coordinates with fixed normal priors."""
-        return None if self.found is None else self._of_terms(self._kept.from_rows, seen_from_rows)
+        return None if self.found is None else self._of_terms("space", seen_from_rows)
 
     @property
     def pointwise(self) -> Pointwise | None:
         """Log p and its gradient at points; None without rows, or where these have no derivatives here."""
         if self.found is None:
             return None
-        return self._of_terms(self._kept.pointwise, lambda rows: Pointwise.of(rows, self._functions.compile_for_rows))
+        return self._of_terms("pointwise", lambda rows: Pointwise.of(rows, self._functions.compile_for_rows))
 
     # --- second derivatives ---
 
@@ -223,12 +224,12 @@ class ByRows:
     @property
     def is_smooth(self) -> bool:
         """Whether rows are made of operations alone that are known to have second derivatives: no graph is made."""
-        return self._of_terms(self._kept.are_smooth, lambda rows: all(map(is_smooth, rows.terms.rows)))
+        return self._of_terms("are smooth", lambda rows: all(map(is_smooth, rows.terms.rows)))
 
     @property
     def structure(self) -> Pattern | None:
         """Entries of the Hessian that can differ from 0; None where they are too many to hold."""
-        return self._of_terms(self._kept.structure, self._structure)
+        return self._of_terms("structure", self._structure)
 
     @property
     def pattern(self) -> Pattern | None:
@@ -240,7 +241,7 @@ class ByRows:
         """Entries that can differ from 0 beside sums over many coordinates; None where there are no such sums."""
         if self.found is None or self._rows.joint is None or not self.gives_pattern:
             return None
-        return self._of_terms(self._kept.with_sums, self._with_sums)
+        return self._of_terms("structure with sums", self._with_sums)
 
     @property
     def n_products(self) -> int:
@@ -255,7 +256,7 @@ class ByRows:
         """
         if self.found is None or self._kept.no_hessian:
             return None
-        hessian: RowHessian = self._of_terms(self._kept.hessian, self._compiled)
+        hessian: RowHessian = self._of_terms("Hessian", lambda rows: RowHessian(rows.linear_map, self._derivatives))
         self._n_calls += 1
         if len(theta) and self._n_calls & (self._n_calls - 1) == 0:
             point = theta.mean(axis=0)
@@ -288,19 +289,19 @@ class ByRows:
 
     @property
     def _derivatives(self) -> list[SecondDerivatives]:
-        return self._of_terms(self._kept.derivatives, self._differentiated)
+        return self._of_terms(
+            "derivatives", lambda rows: [rows.engine.second_derivatives(part) for part in rows.terms.rows]
+        )
 
-    def _of_terms[T](self, what: OfTerms[T], make: Callable[[Expectations], T]) -> T:
+    def _of_terms[T](self, name: str, make: Callable[[Expectations], T]) -> T:
         """Return what follows from the rows, made once for the same data."""
-        if what.is_made:  # nothing is compiled for other data
-            return what.of(self._rows, make)
-        rows = self._rows
-        with self._functions.timed():
-            return what.of(rows, make)
-
-    @staticmethod
-    def _differentiated(rows: Expectations) -> list[SecondDerivatives]:
-        return [rows.engine.second_derivatives(part) for part in rows.terms.rows]
+        rows, known = self._rows, self._kept.of_terms.get(name)
+        if known is None or known[0] is not rows.terms:
+            # For other data, nothing is compiled.
+            with self._functions.timed() if known is None else contextlib.nullcontext():
+                known = self._kept.of_terms[name] = rows.terms, make(rows)
+        made: T = known[1]
+        return made
 
     def _structure(self, rows: Expectations) -> Pattern | None:
         new, kept = pattern_of_rows(rows.functions, rows.predictors.dependence), self._kept
@@ -312,9 +313,6 @@ class ByRows:
         assert rows.joint is not None
         pattern, weights = pattern_of_rows(rows.functions, rows.joint.dependence), rows.joint.linear_map.weights
         return None if pattern is None or weights is None else SummedPattern(pattern, weights)
-
-    def _compiled(self, rows: Expectations) -> RowHessian:
-        return RowHessian(rows.linear_map, self._derivatives)
 
 
 # --- what the rows of a model are: of which of its variables, and functions of what. For people to read ---

@@ -18,10 +18,10 @@ from pytensor.compile import Function
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 
-from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import Refused
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.expectations import Expectations, Pointwise, SeenFromRows
+from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.info import Minibatches
 from pymc_ngvi.graphs import graph, large, loops, odes
 from pymc_ngvi.graphs.backends import InFloat64, compile_flags, compile_options, filled_up, in_float64, without_c
@@ -64,24 +64,6 @@ class Once[T]:
         return self._made[0]
 
 
-class OfTerms[T]:
-    """What follows from rows, made once for the same data."""
-
-    def __init__(self) -> None:
-        self._made: tuple[Terms, T] | None = None
-
-    @property
-    def is_made(self) -> bool:
-        """Whether it was asked for, with whatever data."""
-        return self._made is not None
-
-    def of(self, rows: Expectations, make: Callable[[Expectations], T]) -> T:
-        """Return that of some rows, made now or earlier."""
-        if self._made is None or self._made[0] is not rows.terms:
-            self._made = (rows.terms, make(rows))
-        return self._made[1]
-
-
 class DataSeen:
     """The values of data at some time."""
 
@@ -122,15 +104,10 @@ class RowsFound:
     seen: DataSeen | None = None
     #: Whether second derivatives of rows were found to be wrong.
     no_hessian: bool = False
-    derivatives: OfTerms[Any] = field(default_factory=OfTerms)
-    hessian: OfTerms[Any] = field(default_factory=OfTerms)
-    structure: OfTerms[Pattern | None] = field(default_factory=OfTerms)
     #: Of the Hessian by rows, with whatever data.
     last_structure: Pattern | None = None
-    with_sums: OfTerms[SummedPattern | None] = field(default_factory=OfTerms)
-    are_smooth: OfTerms[bool] = field(default_factory=OfTerms)
-    from_rows: OfTerms[SeenFromRows | None] = field(default_factory=OfTerms)
-    pointwise: OfTerms[Pointwise | None] = field(default_factory=OfTerms)
+    #: What follows from rows, by name, with the terms that it is of.
+    of_terms: dict[str, tuple[Terms, Any]] = field(default_factory=dict)
 
 
 def _by_key() -> collections.defaultdict[Any, Once[Any]]:
