@@ -30,6 +30,7 @@ from pymc_ngvi.rows.row_hessian import (
     PredictorMeanHessian,
     RowHessian,
     SecondDerivatives,
+    curvature_agrees,
     pattern_of_rows,
 )
 
@@ -261,7 +262,8 @@ class ByRows:
         if len(theta) and self._n_calls & (self._n_calls - 1) == 0:
             point = theta.mean(axis=0)
             agree = self._rows.agrees(point[None], self.logp(point[None]))
-            if not (agree and hessian.agrees(point, self._rows.at, np.random.default_rng(self._n_calls))):
+            rng, mean = np.random.default_rng(self._n_calls), hessian.mean(point[None])
+            if not (agree and curvature_agrees(hessian.linear, mean, point, self._rows.at, rng)):
                 logger.info("The Hessian by rows is not that of log p: it is found from all coordinates.")
                 self._kept.no_hessian = True
                 if not agree:

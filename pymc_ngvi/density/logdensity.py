@@ -353,10 +353,10 @@ class LogDensity(ModelDensity):
             self.by_rows.give_up(NOT_LOG_P)
         return is_right
 
-    def grad_in_one_call(self, theta: Array) -> Array:
-        """Return the gradient, (n_points, n_dim), at few points."""
+    def logp_at_few(self, theta: Array) -> Array:
+        """Return log p, (n_points,), at few points, by a function that there is already."""
         rows = self._pointwise
-        return self._batch("logp_grad", theta)[1] if rows is None else rows.logp_grad(theta)[1]
+        return self._batch("logp_grad", theta)[0] if rows is None else rows.logp(theta)
 
     def _batch(self, name: str, theta: Array) -> tuple[Array, ...]:
         made = self.functions.made

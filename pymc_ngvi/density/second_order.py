@@ -32,7 +32,7 @@ from pymc_ngvi.ops import cost
 from pymc_ngvi.reading.affine import PatternSearch
 from pymc_ngvi.reading.found import Compile
 from pymc_ngvi.rows.linear_map import LinearMap, entries_of
-from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, Known, PredictorMeanHessian, RowHessian
+from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, Known, PredictorMeanHessian, RowHessian, curvature_agrees
 
 # --- mean Hessians by predictors of a log density that is, in part, a sum over rows ---
 # Rows are differentiated elementwise. What else there is, a function of the same predictors, takes products with sums
@@ -42,8 +42,6 @@ type Simplify = Callable[[list[Variable]], list[Variable]]
 
 #: Numbers in the predictors of draws that are evaluated at a time.
 _MOST_ELEMENTS = 2**24
-#: Step of the finite differences that check a Hessian, and the relative error that tells of a missing entry.
-_STEP, _TOLERANCE = 1e-5, 1e-3
 
 
 class PredictorHessian:
@@ -84,17 +82,6 @@ class PredictorHessian:
         self._parts.refresh()
         if self._parts.terms is not self._terms:
             self._take()
-
-    def agrees(self, point: Array, gradient: Callable[[Array], Array], rng: np.random.Generator) -> bool:
-        """Tell whether the Hessian at a point, times a random vector, is what differences of gradients are there."""
-        vector = rng.standard_normal((1, len(point)))
-        step = _STEP * (1.0 + np.abs(point))
-        along = step * vector[0]
-        low, high = gradient(np.stack([point - along, point + along]))
-        expected = 0.5 * (high - low)
-        found = self.linear_map.quadratic_times(self.mean(point[None]), along[None])[0]
-        scale = np.abs(expected).max(initial=0.0) + np.abs(found).max(initial=0.0)
-        return not np.isfinite(scale) or bool(np.abs(found - expected).max(initial=0.0) <= _TOLERANCE * scale)
 
 
 class RestHessian:
@@ -245,14 +232,16 @@ class SecondOrder(CoordinateHessian):
     def by_predictors(self, theta: Array) -> tuple[LinearMap, sparse.csr_array] | None:
         """Return the predictors, and the mean Hessian with respect to them; None where they are not used.
 
-        A check, now and then, sees whether that is the derivative of the gradient.
+        A check, now and then, sees whether that is the curvature of log p.
         """
         if self._predictors is None or not len(theta):
             return None
         self._n_by_predictors += 1
         if self._n_by_predictors & (self._n_by_predictors - 1) == 0:
             rng = np.random.default_rng([self._n_by_predictors])
-            if not self._predictors.agrees(theta[rng.integers(len(theta))], self._density.grad_in_one_call, rng):
+            point = theta[rng.integers(len(theta))]
+            linear, matrix = self._predictors.linear_map, self._predictors.mean(point[None])
+            if not curvature_agrees(linear, matrix, point, self._density.logp_at_few, rng):
                 logger.info("The Hessian by linear predictors is not that of log p: it is found from all coordinates.")
                 self._predictors = None
                 return None

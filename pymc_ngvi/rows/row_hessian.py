@@ -260,18 +260,25 @@ class RowHessian:
         values, i, j = (np.concatenate(part) for part in zip(*parts, strict=True))
         return sparse.csr_array((values, (i, j)), shape=(n, n))
 
-    def agrees(self, point: Array, values: Callable[[Array], Array], rng: np.random.Generator) -> bool:
-        """Tell whether the curvature at a point, along a random line, is what differences of values are there."""
-        matrix, along = self.mean(point[None]), rng.standard_normal((1, len(point)))
-        moved = self.linear.times(along)[0]
-        size = float(np.abs(moved) @ (abs(matrix) @ np.abs(moved)))
-        [here] = values(point[None])
-        if not (size > 0.0 and np.isfinite(size) and np.isfinite(here)):
-            return True
-        step = (_STEP * (1.0 + abs(here)) / size) ** 0.25
-        low, high = values(np.concatenate([point - step * along, point + step * along]))
-        apart = (low - here) + (high - here) - step**2 * float(moved @ (matrix @ moved))
-        return not np.isfinite(apart) or abs(apart) <= _TOLERANCE * step**2 * size
+
+def curvature_agrees(
+    linear: LinearMap,
+    matrix: sparse.csr_array,
+    point: Array,
+    values: Callable[[Array], Array],
+    rng: np.random.Generator,
+) -> bool:
+    """Tell whether X^T M X at a point is, along a random line, what differences of values are there."""
+    along = rng.standard_normal((1, len(point)))
+    moved = linear.times(along)[0]
+    size = float(np.abs(moved) @ (abs(matrix) @ np.abs(moved)))
+    [here] = values(point[None])
+    if not (size > 0.0 and np.isfinite(size) and np.isfinite(here)):
+        return True
+    step = (_STEP * (1.0 + abs(here)) / size) ** 0.25
+    low, high = values(np.concatenate([point - step * along, point + step * along]))
+    apart = (low - here) + (high - here) - step**2 * float(moved @ (matrix @ moved))
+    return not np.isfinite(apart) or abs(apart) <= _TOLERANCE * step**2 * size
 
 
 # --- the pattern of a Hessian that is a sum over rows: the coordinates that meet in a row ---
