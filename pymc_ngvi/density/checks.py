@@ -21,6 +21,7 @@ from pytensor.graph.traversal import ancestors, walk
 from pytensor.tensor.shape import Shape, Shape_i
 
 from pymc_ngvi.core.refusal import Reason, RefusedFor
+from pymc_ngvi.graphs.rewrites import behind
 from pymc_ngvi.reading.affine import Factor, Role, logp_of
 
 # --- data that no fit can do much with: values that are not finite, and values that are all equal ---
@@ -123,16 +124,10 @@ def of_batches(model: pm.Model) -> frozenset[str]:
 
 def _reads_minibatch(inputs: list[Variable], variables: set[Variable]) -> bool:
     """Tell whether values of Minibatch data enter, other than through the model's ``variables`` or through shapes."""
-
-    def expand(var: Variable) -> list[Variable] | None:
-        if var.owner is None or var in variables or isinstance(var.owner.op, Shape | Shape_i):
-            return None
-        return list(var.owner.inputs)
-
-    return any(
-        var.owner is not None and isinstance(var.owner.op, MinibatchOp | MinibatchIndexRV)
-        for var in walk(inputs, expand)
+    found = behind(
+        inputs, lambda v: () if v in variables or isinstance(v.owner.op, Shape | Shape_i) else v.owner.inputs
     )
+    return any(var.owner is not None and isinstance(var.owner.op, MinibatchOp | MinibatchIndexRV) for var in found)
 
 
 def quoted(names: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile import Function
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
+from pytensor.scan.op import Scan
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import Refused
@@ -28,6 +29,7 @@ from pymc_ngvi.graphs.backends import InFloat64, compile_flags, compile_options,
 from pymc_ngvi.graphs.jets import MOST_DIMENSIONS, ForwardMode, Jets, NoJet
 from pymc_ngvi.graphs.large import hold_by_rows, hold_matrices
 from pymc_ngvi.graphs.layout import Layout
+from pymc_ngvi.graphs.rewrites import has_op
 from pymc_ngvi.ops.cost import Cost, estimate, estimate_of_jets
 from pymc_ngvi.reading.affine import Factor
 from pymc_ngvi.reading.found import Reading
@@ -170,7 +172,7 @@ class FlatGraphs:
             sums = self.on_flat_vector(sums)
             self.is_large = may_be_large and large.is_large(pt.add(pt.constant(0.0), *sums))
             self.parts = self.simplify(sums)
-            if loops.has_loops(self.parts):
+            if has_op(self.parts, Scan):
                 self.parts = loops.with_short_steps(self.parts, self.simplify)
             self.logp = pt.add(pt.constant(0.0), *self.parts)
 
@@ -221,12 +223,12 @@ class FlatGraphs:
     @functools.cached_property
     def shares_calls(self) -> bool:
         """Whether a call takes about as long for one draw as for many: loops, equations, thousands of nodes."""
-        return self.is_large or self.has_equations or loops.has_loops([self.logp])
+        return self.is_large or self.has_equations or has_op([self.logp], Scan)
 
     @functools.cached_property
     def has_equations(self) -> bool:
         """Whether log p has differential equations."""
-        return odes.has_equations([self.logp])
+        return has_op([self.logp], odes.Solution)
 
     def on_flat_vector(self, outputs: Outputs) -> Outputs:
         """Return functions of the value variables as functions of theta, on the minibatch in use."""

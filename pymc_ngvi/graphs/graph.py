@@ -30,7 +30,7 @@ from pymc_ngvi.graphs import incomplete, large, odes, rewrites
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.layout import Variable as Place
 from pymc_ngvi.graphs.loops import vectorised
-from pymc_ngvi.graphs.rewrites import copy_of
+from pymc_ngvi.graphs.rewrites import copy_of, rewritten
 from pymc_ngvi.graphs.rewrites import inline_inner_graphs as inline_inner_graphs  # part of what this module offers
 
 #: What needs first derivatives only.
@@ -131,9 +131,7 @@ def _inline_batched(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
 
 def with_branches(outputs: list[Variable]) -> list[Variable]:
     """Write maxima, minima and clipped values as branches, whose derivatives are simplified correctly."""
-    fgraph = copy_of(outputs)
-    rewrites.branches.rewrite(fgraph)
-    return list(fgraph.outputs)
+    return rewritten(outputs, rewrites.branches)
 
 
 def simplify(outputs: list[Variable], *, check_bounds: bool = True, is_large: bool = False) -> list[Variable]:
@@ -172,9 +170,7 @@ def gradient(logp: Variable, theta: Variable) -> Variable:
 def hessian_product(grad: Variable, theta: Variable, direction: Variable) -> Variable:
     """Return the Hessian of log p times ``direction``, from the graph of its gradient."""
     product = _differentiate((grad * direction).sum(), theta, [direction], "Hessian-vector product", "second")
-    fgraph = copy_of([product])
-    dfs_rewriter(_inline_batched).rewrite(fgraph)
-    return fgraph.outputs[0]
+    return rewritten([product], dfs_rewriter(_inline_batched))[0]
 
 
 def row_derivatives(rows: list[Variable], theta: Variable, direction: Variable) -> list[Variable]:
@@ -190,16 +186,6 @@ def row_derivatives(rows: list[Variable], theta: Variable, direction: Variable) 
     results = [_differentiate(along, w, [direction], "derivative by rows", "second") for w in weights]
     # Nothing of them is left, but for shapes.
     return list(graph_replace(results, {w: pt.ones_like(r) for w, r in zip(weights, rows, strict=True)}, strict=False))
-
-
-def gauss_newton(
-    rows: list[Variable], scales: list[Variable], rest: Variable, theta: Variable, direction: Variable
-) -> Variable:
-    """Return u^T (sum_i s_i g_i g_i^T - hess rest) u along ``direction`` u."""
-    derivatives = row_derivatives(rows, theta, direction)
-    squares = [(d**2).sum() / s for d, s in zip(derivatives, scales, strict=True)]
-    [grad] = simplify([gradient(rest, theta)])
-    return pt.add(*squares, -(direction * hessian_product(grad, theta, direction)).sum())
 
 
 def slopes(cost: Variable, variables: list[Variable], order: str) -> list[Variable | None]:

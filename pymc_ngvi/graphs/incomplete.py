@@ -20,7 +20,7 @@ from pytensor.tensor.elemwise import Elemwise
 
 from pymc_ngvi.core import tails
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.graphs.rewrites import copy_of
+from pymc_ngvi.graphs.rewrites import rewritten
 
 _HIGHEST_ORDER = 2
 
@@ -121,9 +121,7 @@ def with_derivatives(outputs: list[Variable]) -> list[Variable]:
     nodes = (var.owner for var in ancestors(outputs) if var.owner is not None)
     if not any(isinstance(node.op, Elemwise) and type(node.op.scalar_op) in _SMOOTH for node in nodes):
         return outputs
-    fgraph = copy_of(outputs)
-    _all_smooth.rewrite(fgraph)
-    return list(fgraph.outputs)
+    return rewritten(outputs, _all_smooth)
 
 
 def has_parameters(outputs: list[Variable], theta: Variable) -> bool:

@@ -19,15 +19,10 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.subtensor import IncSubtensor, inc_subtensor, indices_from_subtensor
 
 from pymc_ngvi.core.sizes import AT_ONCE
-from pymc_ngvi.graphs.rewrites import copy_of, inline_inner_graphs
+from pymc_ngvi.graphs.rewrites import copy_of, inline_inner_graphs, rewritten
 
 #: Draws in one call of a function whose thunks take longer than their work.
 _MOST_DRAWS = 128
-
-
-def has_loops(outputs: list[Variable]) -> bool:
-    """Tell whether there are loops in a graph."""
-    return any(var.owner is not None and isinstance(var.owner.op, Scan) for var in ancestors(outputs))
 
 
 def draws_in_call(n_elements: int) -> int:
@@ -108,10 +103,7 @@ def vectorised(outputs: list[Variable], replacements: Mapping[Variable, Variable
     batched = list(vectorize_graph(inline_inner_graphs(outputs), dict(replacements)))
     if not any(_is_loop_per_entry(var.owner) for var in ancestors(batched)):
         return batched
-    fgraph = copy_of(batched)
-    _one_loop.rewrite(fgraph)
-    _in_place_of_entries.rewrite(fgraph)
-    return list(fgraph.outputs)
+    return rewritten(batched, _one_loop, _in_place_of_entries)
 
 
 def _over_batch(var: Variable, n_batch: int, inputs: list[Variable]) -> Variable:

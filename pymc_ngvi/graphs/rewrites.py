@@ -2,6 +2,8 @@
 
 import itertools
 
+from collections.abc import Callable, Iterator, Sequence
+
 import numpy as np
 import pytensor.tensor as pt
 
@@ -12,7 +14,8 @@ from pytensor.compile.rewriting import inline_ofg_node
 from pytensor.graph.basic import Apply, Constant, Variable, clone
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import _vectorize_node
-from pytensor.graph.rewriting.basic import PatternNodeRewriter, dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.basic import GraphRewriter, PatternNodeRewriter, dfs_rewriter, node_rewriter
+from pytensor.graph.traversal import toposort, walk
 from pytensor.scalar.math import Erf, Erfc, Log1mexp, Sigmoid, Softplus, TriGamma
 from pytensor.sparse.math import Dot, StructuredDot
 from pytensor.sparse.type import SparseTensorType
@@ -39,6 +42,24 @@ def copy_of(outputs: list[Variable]) -> FunctionGraph:
     derivatives were made before it was compiled.
     """
     return FunctionGraph(outputs=clone([], outputs, copy_inputs=False)[1], clone=False, copy_inputs=False)
+
+
+def rewritten(outputs: list[Variable], *rewriters: GraphRewriter) -> list[Variable]:
+    """Return a copy of a graph to which rewrites were applied, one after the other."""
+    fgraph = copy_of(outputs)
+    for rewriter in rewriters:
+        rewriter.rewrite(fgraph)
+    return list(fgraph.outputs)
+
+
+def has_op(outputs: list[Variable], kind: type) -> bool:
+    """Tell whether a graph has operations of a kind."""
+    return any(isinstance(node.op, kind) for node in toposort(outputs))
+
+
+def behind(outputs: Sequence[Variable], inputs_of: Callable[[Variable], Sequence[Variable]]) -> Iterator[Variable]:
+    """Go from variables to those that they are made of; ``inputs_of`` tells through which of the inputs of each."""
+    return walk(outputs, lambda var: None if var.owner is None else list(inputs_of(var)))
 
 
 def inline_inner_graphs(outputs: list[Variable]) -> list[Variable]:

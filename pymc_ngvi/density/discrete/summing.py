@@ -21,7 +21,7 @@ from pytensor.compile import Function
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import graph_replace, vectorize_graph
-from pytensor.graph.traversal import ancestors, toposort, walk
+from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.random.op import RNGConsumerOp
 from scipy.special import logsumexp
 
@@ -135,11 +135,7 @@ def _reads(outputs: Iterable[Variable], model: pm.Model, discrete: Sequence[Vari
 
     def direct(output: Variable) -> bool:
         inputs = output.owner.inputs if output in random else [output]
-
-        def expand(var: Variable) -> list[Variable] | None:
-            return None if var.owner is None or var in random else list(var.owner.inputs)
-
-        return any(var in wanted for var in walk(inputs, expand))
+        return not wanted.isdisjoint(ancestors(inputs, random))
 
     wanted = set(discrete)
     return [output for output in outputs if direct(output)]

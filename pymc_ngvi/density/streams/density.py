@@ -18,7 +18,7 @@ from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import graph_replace
-from pytensor.graph.traversal import ancestors, walk
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor import as_tensor
 
 from pymc_ngvi.core.elbo import format_gap
@@ -388,22 +388,26 @@ def likelihoods_of(model: pm.Model, names: Iterable[str]) -> list[Likelihood]:
     """Return the observed variables that depend on data in batches."""
     names = list(names)
     data, variables = {model[name] for name in names}, set(model.basic_RVs)
-    free = [rv.name for rv in model.free_RVs if _depends(rv.owner.inputs, data, variables)]
+    free = [rv.name for rv in model.free_RVs if not data.isdisjoint(ancestors(rv.owner.inputs, variables))]
     if free:
         raise ValueError(
             f"Free variables {quoted(free)} depend on data in batches ({quoted(names)}): each batch would have another "
             "prior, or other variables. Let only observed variables depend on these."
         )
-    potentials = [term.name for term in model.potentials if _depends([term], data, variables)]
+    potentials = [term.name for term in model.potentials if not data.isdisjoint(ancestors([term], variables))]
     if potentials:
         raise ValueError(
             f"Potentials {quoted(potentials)} depend on data in batches ({quoted(names)}), and have no total_size: "
             "write them as observed variables (pm.CustomDist)."
         )
-    found = [rv for rv in model.observed_RVs if _depends([*rv.owner.inputs, model.rvs_to_values[rv]], data, variables)]
+    found = [
+        rv
+        for rv in model.observed_RVs
+        if not data.isdisjoint(ancestors([*rv.owner.inputs, model.rvs_to_values[rv]], variables))
+    ]
     if not found:
         raise ValueError(f"No observed variable depends on the data in batches ({quoted(names)}).")
-    fixed = [rv.name for rv in found if not _depends([model.rvs_to_values[rv]], data, variables)]
+    fixed = [rv.name for rv in found if data.isdisjoint(ancestors([model.rvs_to_values[rv]], variables))]
     if fixed:
         raise ValueError(
             f"The observed values of {quoted(fixed)} are not in the batches, which have {quoted(names)}: make them "
@@ -430,15 +434,6 @@ def _total_size(rv: Any) -> int:
 
 def _is_none(size: Any) -> bool:
     return isinstance(size, Constant) and size.data is None
-
-
-def _depends(inputs: list[Variable], data: set[Variable], variables: set[Variable]) -> bool:
-    """Tell whether data enter, other than through random variables."""
-
-    def expand(var: Variable) -> list[Variable] | None:
-        return None if var.owner is None or var in variables else list(var.owner.inputs)
-
-    return any(var in data for var in walk(inputs, expand))
 
 
 class BatchLikelihood:
