@@ -14,13 +14,9 @@ import pytensor
 import pytensor.tensor as pt
 
 from numpy.typing import NDArray
-from pytensor.compile import Function
-from pytensor.compile.ops import ViewOp
-from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.compile import Function, SharedVariable, ViewOp
 from pytensor.gradient import DisconnectedType
-from pytensor.graph.basic import Variable
-from pytensor.graph.replace import graph_replace, vectorize_graph
-from pytensor.graph.traversal import graph_inputs
+from pytensor.graph import Variable, graph_inputs, graph_replace, vectorize_graph
 from pytensor.scalar import Cast, Exp, Identity, Sigmoid
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.basic import BernoulliRV, NormalRV, PoissonRV

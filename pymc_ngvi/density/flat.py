@@ -14,8 +14,7 @@ import pymc as pm
 import pytensor.tensor as pt
 
 from pymc.pytensorf import compile as pymc_compile
-from pytensor.compile import Function
-from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.compile import Function, SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.scan.op import Scan
 

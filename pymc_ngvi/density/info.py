@@ -21,8 +21,7 @@ from pymc.pytensorf import compile as pymc_compile
 from pymc.pytensorf import reseed_rngs
 from pytensor.compile import Function
 from pytensor.compile.rewriting import inline_ofg_node
-from pytensor.graph.basic import Variable
-from pytensor.graph.replace import graph_replace
+from pytensor.graph import Variable, graph_replace
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar import Cast
 from pytensor.tensor.elemwise import Elemwise

@@ -31,9 +31,7 @@ from pymc.logprob.transforms import Transform
 from pymc.model.fgraph import fgraph_from_model, model_from_fgraph
 from pymc.pytensorf import replace_vars_in_graphs, rvs_in_graph, toposort_replace
 from pytensor import shared
-from pytensor.graph.basic import Constant, Variable
-from pytensor.graph.op import Op
-from pytensor.graph.replace import graph_replace
+from pytensor.graph import Constant, Op, Variable, graph_replace
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
 from pytensor.xtensor.type import XTensorType

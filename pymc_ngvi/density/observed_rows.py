@@ -13,8 +13,7 @@ import pytensor.tensor as pt
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor import shared
 from pytensor.compile import Function
-from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors
+from pytensor.graph import Variable, ancestors
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.op import RNGConsumerOp
 from scipy import sparse

@@ -16,8 +16,7 @@ from pymc.distributions.shape_utils import change_dist_size
 from pymc.distributions.timeseries import AutoRegressiveRV, RandomWalkRV
 from pymc.exceptions import UndefinedMomentException
 from pytensor.compile.ops import ViewOp
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.replace import graph_replace
+from pytensor.graph import Apply, Constant, Variable, graph_replace
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import Add
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numpy.typing import NDArray
-from pytensor.compile import Function
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors
+from pytensor.compile import Function, SharedVariable
+from pytensor.graph import Variable, ancestors
 
 from pymc_ngvi.core.pattern import DENSE, SMALLEST, Pattern
 from pymc_ngvi.core.refusal import PatternWidened

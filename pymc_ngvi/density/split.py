@@ -17,9 +17,7 @@ import pytensor.tensor as pt
 
 from numpy.typing import NDArray
 from pytensor.compile import Function
-from pytensor.graph.basic import Variable
-from pytensor.graph.replace import vectorize_graph
-from pytensor.graph.traversal import ancestors
+from pytensor.graph import Variable, ancestors, vectorize_graph
 from pytensor.scalar import Add, Identity
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Sum

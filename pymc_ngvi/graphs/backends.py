@@ -16,11 +16,9 @@ import pytensor.tensor as pt
 
 from pymc.pytensorf import resolve_backend_compile_kwargs
 from pytensor.compile.mode import Mode
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.fg import FunctionGraph
+from pytensor.graph import Apply, Constant, FunctionGraph, RewriteDatabaseQuery, Variable
 from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
-from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.link.vm import VMLinker
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import AdvancedIncSubtensor

@@ -10,14 +10,19 @@ import pytensor.tensor as pt
 
 from pytensor.compile.builders import OpFromGraph
 from pytensor.gradient import DisconnectedType
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.op import Op
-from pytensor.graph.replace import graph_replace, vectorize_graph
+from pytensor.graph import (
+    Apply,
+    Constant,
+    FunctionGraph,
+    Op,
+    Type,
+    Variable,
+    graph_replace,
+    rewrite_graph,
+    vectorize_graph,
+)
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
-from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors, toposort
-from pytensor.graph.type import Type
 from pytensor.graph.utils import MethodNotDefined
 from pytensor.scalar import Cast
 from pytensor.tensor.basic import MakeVector

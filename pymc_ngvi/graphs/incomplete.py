@@ -10,12 +10,9 @@ from collections.abc import Callable
 import pytensor.scalar as ps
 
 from pytensor.gradient import grad_not_implemented
-from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.fg import FunctionGraph
+from pytensor.graph import Apply, FunctionGraph, Variable, ancestors
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
-from pytensor.graph.traversal import ancestors
-from pytensor.scalar.basic import upgrade_to_float_no_complex
-from pytensor.scalar.math import BetaInc, GammaInc, GammaIncC, gammaln, psi
+from pytensor.scalar import BetaInc, GammaInc, GammaIncC, gammaln, psi, upgrade_to_float_no_complex
 from pytensor.tensor.elemwise import Elemwise
 
 from pymc_ngvi.core import tails

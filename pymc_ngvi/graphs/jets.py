@@ -24,13 +24,16 @@ from pytensor.tensor.basic import Alloc, ExtractDiag, Join, MakeVector, ScalarFr
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp
-from pytensor.tensor.linalg.constructors import BlockDiagonal
-from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
-from pytensor.tensor.linalg.inverse import MatrixInverse
-from pytensor.tensor.linalg.solvers.general import Solve
-from pytensor.tensor.linalg.solvers.psd import CholeskySolve
-from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
-from pytensor.tensor.linalg.summary import Det, SLogDet
+from pytensor.tensor.linalg import (
+    BlockDiagonal,
+    Cholesky,
+    CholeskySolve,
+    Det,
+    MatrixInverse,
+    SLogDet,
+    Solve,
+    SolveTriangular,
+)
 from pytensor.tensor.math import All, Dot, Max, Sum
 from pytensor.tensor.math import Any as AnyTrue
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape

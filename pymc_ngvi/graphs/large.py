@@ -13,9 +13,7 @@ import pytensor
 import pytensor.scalar as ps
 import pytensor.tensor as pt
 
-from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import graph_replace
+from pytensor.graph import Apply, FunctionGraph, Variable, graph_replace
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.blockwise import Blockwise

@@ -9,9 +9,7 @@ from dataclasses import replace
 
 import pytensor.tensor as pt
 
-from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import graph_replace, vectorize_graph
+from pytensor.graph import Apply, FunctionGraph, Variable, graph_replace, vectorize_graph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scan.op import Scan, ScanInfo

@@ -19,12 +19,9 @@ import pytensor.tensor as pt
 from pymc.ode import DifferentialEquation
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.gradient import DisconnectedType
-from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.op import Op
+from pytensor.graph import Apply, Op, Variable, graph_inputs, rewrite_graph
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
-from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.graph.traversal import graph_inputs
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.graphs.jets import JetKind, Program, Space

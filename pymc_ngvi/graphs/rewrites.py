@@ -11,14 +11,12 @@ from pytensor import scalar as ps
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import optdb
 from pytensor.compile.rewriting import inline_ofg_node
-from pytensor.graph.basic import Apply, Constant, Variable, clone
-from pytensor.graph.fg import FunctionGraph
+from pytensor.graph import Apply, Constant, FunctionGraph, Variable, clone
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.rewriting.basic import GraphRewriter, PatternNodeRewriter, dfs_rewriter, node_rewriter
 from pytensor.graph.traversal import toposort, walk
 from pytensor.scalar.math import Erf, Erfc, Log1mexp, Sigmoid, Softplus, TriGamma
-from pytensor.sparse.math import Dot, StructuredDot
-from pytensor.sparse.type import SparseTensorType
+from pytensor.sparse import Dot, SparseTensorType, StructuredDot
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise

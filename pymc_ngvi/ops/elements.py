@@ -14,9 +14,7 @@ import pytensor.scalar as ps
 import pytensor.scalar.math as psm
 
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.op import Op
+from pytensor.graph import Apply, Constant, FunctionGraph, Op, Variable
 from pytensor.graph.traversal import toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.blockwise import Blockwise

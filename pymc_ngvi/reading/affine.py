@@ -13,9 +13,8 @@ import pytensor.scalar as ps
 import pytensor.tensor as pt
 
 from pytensor.compile import Function
+from pytensor.graph import Op, clone_replace
 from pytensor.graph.basic import Apply, Variable, clone, equal_computations
-from pytensor.graph.op import Op
-from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot

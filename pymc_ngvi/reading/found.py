@@ -12,11 +12,9 @@ import numpy as np
 import pytensor.tensor as pt
 
 from numpy.typing import NDArray
-from pytensor.compile import Function
-from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.compile import Function, SharedVariable
+from pytensor.graph import ancestors, graph_replace
 from pytensor.graph.basic import Apply, Variable, equal_computations
-from pytensor.graph.replace import graph_replace
-from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import Elemwise
 
 from pymc_ngvi.core.refusal import NotApart

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from pymc.backends.arviz import find_observations
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.ops import DeepCopyOp, ViewOp
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.op import Op
+from pytensor.graph import Apply, Constant, Op, Variable
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.basic import Join, MakeVector
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise

@@ -13,8 +13,7 @@ import pytensor
 import pytensor.tensor as pt
 
 from numpy.typing import NDArray
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.replace import clone_replace, graph_replace
+from pytensor.graph import Apply, Constant, Variable, clone_replace, graph_replace
 from pytensor.graph.traversal import ancestors, toposort
 
 from pymc_ngvi.core.sparsity.dependence_sets import Ints

@@ -13,8 +13,7 @@ import pytensor
 import pytensor.tensor as pt
 
 from pytensor.compile import Function
-from pytensor.graph.basic import Variable
-from pytensor.graph.replace import clone_replace
+from pytensor.graph import Variable, clone_replace
 
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.graphs import graph

@@ -35,12 +35,17 @@ from pymc_extras.model.marginal.distributions.enumerable import (
 from pymc_extras.model.marginal.marginalize import marginalize
 from pymc_extras.model.marginal.rewrites import MarginalSubgraph, extract_marginal_subgraph, marginal_ir_rewrites_db
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.op import Op
-from pytensor.graph.replace import clone_replace, graph_replace, vectorize_graph
-from pytensor.graph.rewriting.basic import node_rewriter
-from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph import (
+    Apply,
+    FunctionGraph,
+    Op,
+    RewriteDatabaseQuery,
+    Variable,
+    clone_replace,
+    graph_replace,
+    node_rewriter,
+    vectorize_graph,
+)
 from pytensor.graph.traversal import toposort
 
 from pymc_ngvi.core.sizes import AT_ONCE

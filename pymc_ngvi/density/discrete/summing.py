@@ -17,10 +17,8 @@ from pymc.model.fgraph import clone_model
 from pymc.pytensorf import compile as pymc_compile
 from pymc.pytensorf import find_rng_nodes, reseed_rngs
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
-from pytensor.compile import Function
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant, Variable
-from pytensor.graph.replace import graph_replace, vectorize_graph
+from pytensor.compile import Function, SharedVariable
+from pytensor.graph import Constant, Variable, graph_replace, vectorize_graph
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.random.op import RNGConsumerOp
 from scipy.special import logsumexp

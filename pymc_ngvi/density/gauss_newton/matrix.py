@@ -13,10 +13,7 @@ import pytensor.tensor as pt
 
 from numpy.typing import NDArray
 from pytensor.compile import Function
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import graph_replace
-from pytensor.graph.traversal import ancestors
+from pytensor.graph import Apply, Constant, FunctionGraph, Variable, ancestors, graph_replace
 from pytensor.graph.utils import MethodNotDefined
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise

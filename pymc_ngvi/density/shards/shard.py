@@ -20,8 +20,7 @@ import pymc as pm
 
 from numpy.typing import NDArray
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant, Variable
-from pytensor.graph.traversal import ancestors
+from pytensor.graph import Constant, Variable, ancestors
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.stored import stored

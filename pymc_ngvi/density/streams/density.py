@@ -16,9 +16,7 @@ from pymc.data import MinibatchOp
 from pymc.logprob.basic import transformed_conditional_logp
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant, Variable
-from pytensor.graph.replace import graph_replace
-from pytensor.graph.traversal import ancestors
+from pytensor.graph import Constant, Variable, ancestors, graph_replace
 from pytensor.tensor import as_tensor
 
 from pymc_ngvi.core.elbo import format_gap
