@@ -33,6 +33,7 @@ from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.reading.affine import logp_of
+from pymc_ngvi.reading.terms import ROUNDING
 
 # --- guides of group effects other than log p itself: the prior alone, and a quadratic one from the data [1]_ ---
 #
@@ -166,7 +167,7 @@ def _groups(
         among = local[(block >> digit) & 1 == 1]
         moved[among] += 0.5 + rng.random(len(among))
         for number, a, b in zip(numbers, before, function(moved), strict=True):
-            number += (np.abs(b - a) > 1e-9 * (1.0 + np.abs(a))).astype(np.intp) << digit
+            number += (np.abs(b - a) > ROUNDING * (1.0 + np.abs(a))).astype(np.intp) << digit
     return [number - 1 for number in numbers]
 
 

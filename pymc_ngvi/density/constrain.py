@@ -274,8 +274,6 @@ _MOST = 300
 _PART, _FLOOR = 0.15, 0.02
 #: Names in a list.
 _N_NAMED = 4
-#: Seed of Deterministics that draw random numbers.
-_SEED = 3_000_003
 #: The group of linear predictors.
 PREDICTORS = "linear predictors"
 
@@ -402,7 +400,7 @@ def functionals_of(density: ModelDensity, constrain: Constrainer) -> Functionals
     point = density.initial_point()[None]
     try:
         seconds = constrain.seconds if names else 0.0
-        values = constrain(point, random_seed=_SEED) if names else {}
+        values = constrain(point, random_seed=0) if names else {}
     except Exception:  # what a Deterministic raises is not for a diagnosis to tell
         names, values, seconds = [], {}, 0.0
     shapes = {name: values[name].shape[1:] for name in names}
@@ -419,7 +417,7 @@ def functionals_of(density: ModelDensity, constrain: Constrainer) -> Functionals
     of_predictors = None if predictors is None else _of_columns(*predictors, groups[-1])
 
     def evaluate(theta: Array) -> dict[str, AnyArray]:
-        return constrain(theta, random_seed=_SEED) if names else {}
+        return constrain(theta, random_seed=0) if names else {}
 
     return Functionals(groups, evaluate, seconds, of_predictors)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, slices
 from pymc_ngvi.core.types import AnyArray, Array, CountedElsewhere, Expectation, MeanHessian, RowRules, Spread
 from pymc_ngvi.density.by_rows import NO_ROWS, NOT_LOG_P, ByRows, ModelRows, described_rows
@@ -117,8 +118,6 @@ _BATCH_ELEMENTS = 4 * CACHED_ELEMENTS
 _MOST_POINTS = 256
 #: Estimated seconds of evaluating gradients, beyond which a function for log p alone is compiled.
 _LOGP_SECONDS = 0.5
-#: Elements of the largest intermediate times the dimension, below which one thread does best.
-_SMALL = 1_000_000
 #: Relative difference of two values of log p that may be rounding, wherever points are.
 _APART = 1e-6
 #: Backends that read rows as programs: no function of log p is compiled where rows give it.
@@ -289,7 +288,7 @@ class LogDensity(ModelDensity):
     @property
     def is_small(self) -> bool:
         """Whether a batch is too little work to share among threads."""
-        return self.graphs.cost_of_logp.widest * self.graphs.layout.n_dim < _SMALL
+        return self.graphs.cost_of_logp.widest * self.graphs.layout.n_dim < STREAMED
 
     @functools.cached_property
     def gradient_seconds(self) -> float:

@@ -172,7 +172,8 @@ def _unknown_constant(rv: Variable) -> str:
 def _lkj_parameters(rv: Variable) -> list[Variable]:
     """Return n and eta."""
     inputs: list[Variable] = rv.owner.inputs
-    return inputs[2:4] if isinstance(rv.owner.op, LKJCorrRV) else inputs[1:3]
+    first = 2 if isinstance(rv.owner.op, LKJCorrRV) else 1
+    return inputs[first : first + 2]
 
 
 #: Stands for an infinite unconstrained value: where the exponential of a double has its limits.

@@ -35,7 +35,8 @@ from pymc_ngvi.reading.terms import Rows
 class _Convexity(IntFlag):
     """What is known of a function of the predictors of a row: affine ones are both."""
 
-    NONE, CONVEX, CONCAVE, AFFINE = 0, 1, 2, 3
+    NONE, CONVEX, CONCAVE = 0, 1, 2
+    AFFINE = CONVEX | CONCAVE
 
     def times(self, low: float, high: float) -> "_Convexity":
         """Return that of the function times numbers within bounds."""

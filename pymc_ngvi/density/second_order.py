@@ -16,6 +16,7 @@ from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import NotApart, PatternLacks, PatternWidened, RowHessianGivenUp, RowsGivenUp
+from pymc_ngvi.core.sizes import HELD
 from pymc_ngvi.core.sparsity.coloured import ColouredHessian, batch, slices
 from pymc_ngvi.core.types import Array, Later, MeanHessian, Target
 from pymc_ngvi.density.by_rows import ByRows
@@ -39,9 +40,6 @@ from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, Known, PredictorMeanHessi
 # of columns that don't overlap; it has no part in what rows cost.
 
 type Simplify = Callable[[list[Variable]], list[Variable]]
-
-#: Numbers in the predictors of draws that are evaluated at a time.
-_MOST_ELEMENTS = 2**24
 
 
 class PredictorHessian:
@@ -109,7 +107,7 @@ class RestHessian:
     def mean(self, linear: LinearMap, theta: Array) -> sparse.csr_array:
         """Return the mean over draws, (n_draws, n_dim)."""
         total = np.zeros(self._coloured.pattern.n_entries)
-        for rows in slices(len(theta), max(1, _MOST_ELEMENTS // len(linear.offset))):
+        for rows in slices(len(theta), max(1, HELD // len(linear.offset))):
             total += len(theta[rows]) * self._coloured.mean_values(linear(theta[rows]))
         return self._coloured.pattern.symmetric(total / len(theta))
 

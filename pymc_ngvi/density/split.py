@@ -298,8 +298,8 @@ def local_input(n: int) -> Variable:
     return pt.vector("b", dtype="float64", shape=(n,))
 
 
-#: Random halves of the local coordinates that are moved, to see what changes with them, and their seed.
-_N_MOVED, _SEED = 8, 20_260_301
+#: Random halves of the local coordinates that are moved, to see what changes with them.
+_N_MOVED = 8
 
 
 class _Made(NamedTuple):
@@ -348,7 +348,7 @@ class SplitDensity:
         batched = vectorize_graph(arrays, {pieces.local: nodes})
         batched = vectorize_graph(batched, {pieces.global_: draws, nodes: both})
         lead = both.shape[:2]
-        batched = [e if e.ndim == 3 else pt.broadcast_to(e, (*lead, e.shape[-1])) for e in batched]
+        batched = [e if e.ndim > 2 else pt.broadcast_to(e, (*lead, e.shape[-1])) for e in batched]
         [first] = vectorize_graph([first], {pieces.global_: draws})
         if first.ndim == 0:
             first = pt.broadcast_to(first, (draws.shape[0],))
@@ -389,14 +389,14 @@ class SplitDensity:
 
     def _check(self, owner: Integers, point: Array) -> None:
         """See that no element changes where only coordinates move that are not on the path to its own."""
-        moved = np.random.default_rng(_SEED).random((_N_MOVED, self.forest.n_local)) < 0.5
+        moved = np.random.default_rng(0).random((_N_MOVED, self.forest.n_local)) < 0.5
         may_change = moved[:, self.forest.path[owner]].any(axis=-1) & (owner >= 0)
         if (self._changed(point, moved) & ~may_change).any():
             raise CannotSplit(SEVERAL)
 
     def _changed(self, point: Array, moved: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return which elements, (n_moves, n_elements), change with which local coordinates, (n_moves, n_local)."""
-        forest, rng = self.forest, np.random.default_rng(_SEED)
+        forest, rng = self.forest, np.random.default_rng(0)
         g = point[forest.globals_] + 0.1 * rng.standard_normal(len(forest.globals_))
         b = point[forest.locals_] + 0.3 * rng.standard_normal(forest.n_local)
         step = rng.uniform(0.3, 1.0, forest.n_local) * rng.choice([-1.0, 1.0], forest.n_local)

@@ -37,11 +37,13 @@ _LARGE = 24
 _SPACINGS = sorted({m << k for m in (2, 3) for k in range(8)})[:-1]
 
 
+_remembered = functools.lru_cache(maxsize=4)
+
 #: Of each coordinate's block; -1 in the border; shape (n_dim,).
 Labels = NDArray[np.intp]
 
 
-@functools.lru_cache(maxsize=4)
+@_remembered
 def find_blocks(pattern: Pattern) -> Partition:
     """Return the blocks beside a border with which steps cost least."""
     graph = pattern.matrix
@@ -120,7 +122,7 @@ _MUCH = 0.8
 _LITTLE = 4e-3
 
 
-@functools.lru_cache(maxsize=4)
+@_remembered
 def find_filled(pattern: Pattern) -> SparseStructure | None:
     """Return the structure of a factor with fill-in, where its steps cost less than with blocks; None elsewhere."""
     of_blocks = step_seconds(find_blocks(pattern))
@@ -130,7 +132,7 @@ def find_filled(pattern: Pattern) -> SparseStructure | None:
     return structure if step_seconds(structure) < _MUCH * of_blocks else None
 
 
-@functools.lru_cache(maxsize=4)
+@_remembered
 def find_summed(pattern: SummedPattern) -> SummedStructure:
     """Return the structure of a factor with fill-in beside sums."""
     return SummedStructure.of_sums(pattern)
@@ -148,7 +150,7 @@ def cheapest_form(
     return min((form for form in forms if form is not None), key=step_seconds, default=None)
 
 
-@functools.lru_cache(maxsize=4)
+@_remembered
 def structure_of(form: Partition | SparseStructure) -> SparseStructure:
     """Return the structure of a form."""
     return form if isinstance(form, SparseStructure) else SparseStructure.of_blocks(form)

@@ -26,6 +26,7 @@ from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.graph import inline_inner_graphs
 from pymc_ngvi.ops.elements import Elements, Facts, Rearranged, Uses, core_op
 from pymc_ngvi.ops.registry import elements
+from pymc_ngvi.rows.row_hessian import MOST_ENTRIES
 
 # --- which coordinates of theta each element of each variable of a graph depends on ---
 
@@ -450,9 +451,6 @@ def logp_of(factors: Sequence[Factor]) -> Variable:
 
 # --- which pairs of coordinates interact in log p: the sparsity pattern of its Hessian, from its graph ---
 
-#: Entries of the lower triangle of a pattern, at most.
-_MAX_ENTRIES = 40_000_000
-
 
 @dataclass(frozen=True)
 class HessianPattern:
@@ -484,7 +482,7 @@ class PatternSearch:
         self._facts = Facts(self._logp, theta, varying)
         self._is_fresh = True
 
-    def run(self, max_entries: int = _MAX_ENTRIES) -> HessianPattern:
+    def run(self, max_entries: int = MOST_ENTRIES) -> HessianPattern:
         """Find the pattern for the data as they are now."""
         if not self._is_fresh:
             self._facts.refresh()

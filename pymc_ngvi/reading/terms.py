@@ -56,7 +56,7 @@ class Lift:
 
     def of(self, var: Variable, index: Ints) -> Variable:
         """Return elements of a variable as a function of rows."""
-        key = (var, hashlib.blake2b(index.tobytes(), digest_size=16).digest())
+        key = (var, hashlib.blake2b(index.tobytes()).digest())
         if key not in self._done:
             self._done[key] = self._lifted(var, index)
         return self._done[key]

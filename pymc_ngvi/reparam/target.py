@@ -62,8 +62,8 @@ class Blocks:
         n_draws, result = len(products), []
         for s in self._stacks:
             rows = local[:, : s.size, s.where].reshape(n_draws, s.size, s.n_blocks, s.size)
-            matrix = rows.transpose(0, 2, 1, 3)
-            result.append(matrix.copy() if s.size == 1 else 0.5 * (matrix + matrix.swapaxes(2, 3)))
+            matrix = rows.swapaxes(1, 2)
+            result.append(matrix.copy() if s.size == 1 else 0.5 * (matrix + matrix.mT))
         return result
 
     def by_size(self, local: Array) -> list[Array]:
@@ -80,7 +80,7 @@ class Blocks:
         result = []
         for a, b in zip(self.by_size(left), self.by_size(right), strict=True):
             lower = np.tril(a[..., :, None] * b[..., None, :])
-            lower += np.tril(lower, -1).swapaxes(2, 3) + np.eye(a.shape[-1])
+            lower += np.tril(lower, -1).mT + np.eye(a.shape[-1])
             result.append(0.5 * lower)
         return result
 
@@ -90,7 +90,7 @@ class Blocks:
         result = np.zeros((n_draws, self.width, self.structure.n_dim))
         for s, matrix in zip(self._stacks, matrices, strict=True):
             at = self.coordinates[s.where]
-            result[:, : s.size, at] = matrix.transpose(0, 3, 1, 2).reshape(n_draws, s.size, -1)
+            result[:, : s.size, at] = np.moveaxis(matrix, -1, 1).reshape(n_draws, s.size, -1)
         return result.reshape(n_draws * self.width, -1)
 
 
@@ -123,13 +123,13 @@ class Scales:
 
     def log_det(self) -> Array:
         """Return log det L of each draw, (n_draws,)."""
-        logs = [np.log(np.diagonal(v, axis1=2, axis2=3)).sum(axis=(1, 2)) for v in self.inverses]
+        logs = [np.log(np.diagonal(v, axis1=-2, axis2=-1)).sum(axis=(1, 2)) for v in self.inverses]
         return -np.sum(logs, axis=0)
 
     def congruence(self, matrices: Matrices, *, transposed: bool = False) -> Matrices:
         """Return L S L^T, or L^T S L, of each block for symmetric matrices."""
         apply = _transposed_solve if transposed else _solve
-        return [apply(v, apply(v, m).swapaxes(2, 3)) for v, m in zip(self.inverses, matrices, strict=True)]
+        return [apply(v, apply(v, m).mT) for v, m in zip(self.inverses, matrices, strict=True)]
 
     def rows(self, index: NDArray[np.intp]) -> "Scales":
         """Return those of some draws."""
@@ -145,7 +145,7 @@ def scales_of(blocks: Blocks, precisions: Matrices, *, raised: bool) -> tuple[Sc
     inverses, definite = [], []
     for matrices in precisions:
         factors = _inverse_cholesky(matrices)
-        good = np.isfinite(factors).all(axis=(2, 3))
+        good = np.isfinite(factors).all(axis=(-2, -1))
         if raised and not good.all():
             factors[~good] = _inverse_cholesky(_raised(matrices[~good]))
         inverses.append(factors)
@@ -286,7 +286,7 @@ def _advance(
     slope, precisions = _evaluate(guide, blocks, trial)
     with np.errstate(all="ignore"):
         before, after = blocks.sums(search.slope[active] * step), blocks.sums(slope * step)
-        finite = np.isfinite(after) & blocks.joined([np.isfinite(m).all(axis=(2, 3)) for m in precisions])
+        finite = np.isfinite(after) & blocks.joined([np.isfinite(m).all(axis=(-2, -1)) for m in precisions])
         _, definite = scales_of(blocks, precisions, raised=False)
         kept = finite & (after >= np.where(definite, -_OVERSHOOT * before, 0.0))
         shrunk = np.where(finite, before / (before - after), 0.0)
@@ -327,8 +327,6 @@ def _prepare(blocks: Blocks, search: _ModeSearch, active: NDArray[np.intp], refu
 
 #: Global coordinates up to which the way of the modes with each is found, for better starts.
 _MOST_SLOPES = 64
-#: Way that it takes.
-_DIFFERENCE = 1e-4
 #: Conditional standard deviations that a start may be away from the mode at the centre.
 _FARTHEST = 4.0
 
@@ -477,15 +475,9 @@ class Conditional:
         border = self.blocks.border
         if not self._centre.found[0] or not 0 < len(border) <= _MOST_SLOPES:
             return None
-        # Differences will do for a start.
-        both = np.repeat(self._centre.theta, 2 * len(border), axis=0)
-        index = np.arange(len(border))
-        both[2 * index, border] += _DIFFERENCE
-        both[2 * index + 1, border] -= _DIFFERENCE
-        gradient, _ = self.guide.slopes(both, np.zeros_like(both))
         at = np.zeros(len(border), dtype=np.intp)
-        mixed = (gradient[::2] - gradient[1::2])[:, self.blocks.coordinates] / (2.0 * _DIFFERENCE)
-        slopes = self._centre.scales.rows(at).transposed_times(mixed)
+        _, products = self.guide.slopes(self._centre.theta[at], np.eye(self.n_dim)[border])
+        slopes = self._centre.scales.rows(at).transposed_times(products[:, self.blocks.coordinates])
         return slopes if np.isfinite(slopes).all() else None
 
 

@@ -265,7 +265,7 @@ class SummedRowFunction(RowFunction):
         middle = start + _sum_of(slopes, _one_and(m, levels[:-1]), path)
         across = [_sum_of(slopes, _one_and(m, levels[:-1])[:1], moves[:, a : a + 1]) for a in range(m, self.k)]
         sd = np.sqrt(sum(map(np.square, across)))
-        result = np.empty((3, *middle.shape))
+        result = np.empty((len(second.weights), *middle.shape))
         nodes, own = second.nodes[:, :, None], [d[None] for d in data]
         at_a_time = getattr(self.of_sum, "at_a_time", _STREAMED)
         for some in row_slices(len(middle), max(1, at_a_time // (len(nodes) * middle.shape[1]))):
@@ -273,7 +273,7 @@ class SummedRowFunction(RowFunction):
             sums += middle[some]
             beside = [points[a][None, some] for a in self.beside]
             values = evaluated(self.of_sum, [*beside, sums, *own], sums.shape)
-            result[:, some] = (second.weights @ values.reshape(len(sums), -1)).reshape(3, *sums.shape[1:])
+            result[:, some] = (second.weights @ values.reshape(len(sums), -1)).reshape(-1, *sums.shape[1:])
         value, slope, bend = result
         per_sd = np.divide(1.0, sd, out=sd)
         per_sd[np.isposinf(per_sd)] = 0.0

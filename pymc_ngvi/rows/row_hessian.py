@@ -306,7 +306,7 @@ class Scatter:
 
 
 #: Entries that are held, at most.
-_MOST_ENTRIES = 40_000_000
+MOST_ENTRIES = 40_000_000
 
 
 def pattern_of(predictors: Dependence, pairs: Iterable[tuple[Ints, Ints]]) -> Pattern:
@@ -320,7 +320,7 @@ def pattern_of(predictors: Dependence, pairs: Iterable[tuple[Ints, Ints]]) -> Pa
             found.add_within(first, used)
         else:
             found.add_across(first, Dependence(predictors.sets, index[cols]), used)
-    return found.pattern(_MOST_ENTRIES)
+    return found.pattern(MOST_ENTRIES)
 
 
 def pattern_of_rows(functions: Iterable[RowFunction], predictors: Dependence) -> Pattern | None:

@@ -23,6 +23,7 @@ from pytensor.tensor.special import LogAddExp
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
 
 from pymc_ngvi.core.refusal import Reason, RefusedFor
+from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS, STREAMED
 from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, slices
 from pymc_ngvi.core.types import Array, Independent, MeanHessian, Outer, Whitener
 from pymc_ngvi.density.checks import LikelihoodRows
@@ -295,7 +296,7 @@ def _counts_rows(index: Variable, source: Variable) -> bool:
 #: Uses of one matrix of weights, whose products are formed in pairs.
 _MOST_USES = 4
 #: Elements of the derivatives of all rows with respect to what they share, where these are found row by row.
-_MOST_ELEMENTS = 2**21
+_MOST_ELEMENTS = 2 * STREAMED
 
 
 def squares_by_rows(row: Variable, theta: Variable, weights: Variable) -> Variable:
@@ -310,7 +311,7 @@ def gradients_by_rows(row: Variable, theta: Variable, weights: Variable) -> Vari
     Where ``row`` has columns, the gradients of the first column come first.
     """
     found = _by_column(_gradients, row, theta, weights)
-    return found.reshape((-1, theta.type.shape[0])) if found.type.ndim == 3 else found
+    return found.reshape((-1, theta.type.shape[0])) if found.type.ndim > 2 else found
 
 
 def _by_column(function: Callable[..., Variable], row: Variable, theta: Variable, weights: Variable) -> Variable:
@@ -618,7 +619,7 @@ class Rest(CoordinateHessian):
 # They are found by layers, by rows or by axes, as `diagonal` says of squares.
 
 #: Numbers in the gradients that one call returns, about, and in those at one draw, at most.
-_IN_CALL, _MOST = 4_000_000, 250_000_000
+_IN_CALL, _MOST = AT_ONCE, 2 * MOST_NUMBERS
 
 
 class GaussNewtonMatrix:

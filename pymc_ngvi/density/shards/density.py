@@ -159,7 +159,7 @@ class ByExecutor:
 #: Workers that may die in one evaluation of a shard, one after another.
 _MOST_LOST = 10
 #: Seconds to wait each time that a worker took no data.
-_PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0, *[5.0] * 3)
+_PAUSES = tuple(0.1 * 2.0**k for k in range(8))
 #: Bytes from which on a request is no part of a task.
 _LARGE = 500_000
 _ADVICE = Advice(

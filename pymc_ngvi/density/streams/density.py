@@ -345,7 +345,7 @@ class BatchForm:
 
 def print_of(arrays: Mapping[str, AnyArray]) -> str:
     """Return what tells a batch from others: of its shapes, and of its first rows."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b()
     for name, array in arrays.items():
         digest.update(f"{name}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array[:_N_PRINTED]).tobytes() if array.ndim else array.tobytes())

@@ -13,6 +13,8 @@ from pymc_ngvi.core.linalg import ROUNDING, relative_terms
 from pymc_ngvi.core.types import AnyArray, Array, MeanHessian
 
 LOG_2PI = float(np.log(2 * np.pi))
+#: Bytes of a fit at its peak, beyond the model's own: for each coordinate, and for each entry of a factor.
+PER_COORDINATE, PER_ENTRY = 512, 448
 #: Columns for each outer product, beyond which adding these one by one is quicker than a matrix product.
 SUFFIX_SUMS = 40
 
@@ -161,7 +163,7 @@ class Diagonal(Structure):
 
     def memory_bytes(self, n_dim: int) -> int:
         """Return the memory that a fit takes beyond the model's own, at its peak."""
-        return 64 * 8 * n_dim
+        return PER_COORDINATE * n_dim
 
     def on_diagonal(self, matrix: Array) -> slice:
         """Return where the array has the diagonal: everywhere."""
@@ -265,7 +267,7 @@ class Dense(Structure):
 
         The curvature of each of eight replicates, the noise of each, and up to twelve vectors of secant pairs.
         """
-        return 56 * 8 * n_dim * n_dim
+        return PER_ENTRY * n_dim * n_dim
 
     def on_diagonal(self, matrix: Array) -> slice:
         """Return where the raveled array has the diagonal."""
@@ -406,4 +408,4 @@ class Dense(Structure):
 
 def _product(left: Array, right: Array) -> Array:
     """Return the product; for stacks of numbers, that of 1 x 1 matrices would take ten times as long."""
-    return left * right if right.ndim == 3 and right.shape[-1] == 1 else left @ right
+    return left * right if right.ndim > 2 and right.shape[-1] == 1 else left @ right

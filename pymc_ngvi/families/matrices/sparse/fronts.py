@@ -298,7 +298,7 @@ class Fronts:
     def n_products(self) -> float:
         """Multiplications in products of fronts, to a factor."""
         k, m = self._by_depth.n_own.astype(float), self._by_depth.n_beside.astype(float)
-        return float(np.sum(k**3 + 3.0 * k**2 * m + 3.0 * k * m**2 + 0.5 * m**3))
+        return float(np.sum((k + m) ** 3 - 0.5 * m**3))
 
     @property
     def n_fronts(self) -> int:
@@ -362,7 +362,7 @@ class Fronts:
         """Coordinates that touch a large part of the others, and come last."""
         order, part = self.order, self.parts.part
         touched = (np.diff(self.pattern.matrix.indptr) - 1)[order]
-        is_local = (touched <= max(_GLOBAL * self.n_dim, 4.0 * touched.mean())) | (part[order] != part[order[-1]])
+        is_local = (touched <= max(_GLOBAL * self.n_dim, _HIGH[0] * touched.mean())) | (part[order] != part[order[-1]])
         n_last = int(np.argmax(is_local[::-1])) if is_local.any() else self.n_dim
         return np.sort(order[self.n_dim - n_last :])
 

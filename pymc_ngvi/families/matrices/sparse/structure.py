@@ -17,7 +17,7 @@ from pymc_ngvi.core.types import AnyArray, Array, MeanHessian
 from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
 from pymc_ngvi.families.matrices.sparse.fronts import Fronts, Ints, Supernodes, fronts_of
-from pymc_ngvi.families.matrices.structure import Dense, Structure
+from pymc_ngvi.families.matrices.structure import PER_COORDINATE, Dense, Structure
 
 #: Lists of pairs of coordinates whose places are remembered, and factors.
 _N_LISTS, _N_FACTORS = 4, 2
@@ -28,6 +28,8 @@ _CLEAR = 1e6
 #: Relative difference of two vectors that is rounding.
 _SAME = 1e-12
 _ROOT_2 = np.sqrt(2.0)
+#: Bytes of a fit at its peak, for each entry of panels and of fronts.
+_PER_PANEL, _PER_FRONT = 320, 48
 
 
 class _Row(NamedTuple):
@@ -154,7 +156,8 @@ class SparseStructure(Structure):
 
     def memory_bytes(self, n_dim: int) -> int:
         """Return the memory that a fit takes beyond the model's own, at its peak: panels of steps, and fronts."""
-        return 8 * (40 * self.fronts.n_panels + 6 * self.fronts.n_fronts + 64 * n_dim)
+        fronts = self.fronts
+        return _PER_PANEL * fronts.n_panels + _PER_FRONT * fronts.n_fronts + PER_COORDINATE * n_dim
 
     def on_diagonal(self, matrix: Array) -> NDArray[np.intp]:
         """Return where panels have the diagonal."""
@@ -674,10 +677,6 @@ def _symmetric_times(fronts: Fronts, panels: Array, vectors: Array) -> Array:
     return both - panels[fronts.diagonal][:, None] * vectors
 
 
-#: Numbers of a row and column of a sum for each coordinate, at the peak of a fit.
-_PER_COORDINATE = 60
-
-
 @stored("structure.summed", content=(*_KEPT, "weights", "pins"), make="from_arrays")
 @dataclass(frozen=True, eq=False)
 class SummedStructure(SparseStructure):
@@ -726,7 +725,7 @@ class SummedStructure(SparseStructure):
 
     def memory_bytes(self, n_dim: int) -> int:
         """Return the memory that a fit takes beyond the model's own, at its peak."""
-        return super().memory_bytes(n_dim) + 8 * _PER_COORDINATE * (self.n_sums + len(self.pins)) * n_dim
+        return super().memory_bytes(n_dim) + PER_COORDINATE * (self.n_sums + len(self.pins)) * n_dim
 
     def from_diagonal(self, entries: Array) -> Array:
         """Return a diagonal factor."""
