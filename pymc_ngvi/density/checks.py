@@ -130,6 +130,14 @@ def _reads_minibatch(inputs: list[Variable], variables: set[Variable]) -> bool:
     return any(var.owner is not None and isinstance(var.owner.op, MinibatchOp | MinibatchIndexRV) for var in found)
 
 
+def broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Tell whether an array of a shape can be broadcast to another one."""
+    try:
+        return np.broadcast_shapes(shape, wanted) == wanted
+    except ValueError:
+        return False
+
+
 def quoted(names: Iterable[str]) -> str:
     """List names for a message."""
     return ", ".join(repr(name) for name in names)

@@ -40,6 +40,7 @@ from scipy.special import betaln
 
 from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.density.checks import broadcasts
 from pymc_ngvi.density.constrain import TermSums, log_densities
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.layout import Layout
@@ -349,17 +350,10 @@ def _of_shape(rv: Variable, prior: Variable) -> Variable:
     n_own = prior.owner.op.ndim_supp
     own, of_batch = given[len(given) - n_own :], given[: len(given) - n_own]
     batch = wanted[: len(wanted) - n_own]
-    fits = len(given) <= len(wanted) and own == wanted[len(batch) :] and _broadcasts(of_batch, batch)
+    fits = len(given) <= len(wanted) and own == wanted[len(batch) :] and broadcasts(of_batch, batch)
     if not fits:
         raise ValueError(f"The new prior of {rv.name!r} has shape {given}, and {rv.name!r} has shape {wanted}.")
     return change_dist_size(prior, batch)
-
-
-def _broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    try:
-        return np.broadcast_shapes(shape, wanted) == wanted
-    except ValueError:
-        return False
 
 
 def _shape(rv: Variable) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.by_rows import AROUND, N_CHECKED
+from pymc_ngvi.density.checks import broadcasts
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
@@ -207,7 +208,7 @@ class _Search:
         facts = Facts(total, self._theta)
         affine, _ = affine_functions(self._theta, facts)
         found = dict.fromkeys(v for p in parameters for v in _linear_parts(p, affine, facts))
-        return [var for var in found if _fits(facts.shape(var), self._shape)]
+        return [var for var in found if broadcasts(facts.shape(var), self._shape)]
 
     def found(self) -> ObservedRows:
         """Return the rows."""
@@ -346,10 +347,3 @@ def _as_linear(
     along = max(linear.tolist(), key=lambda a: differs[a])
     of_row = RowFunction(compile_([*rows.slots, *data], [value]), rows.index, given, np.ones((k, k), dtype=np.bool_))
     return LinearPredictor(of_row, along, first[along]), bool(differs.any())
-
-
-def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    try:
-        return np.broadcast_shapes(shape, whole) == whole
-    except ValueError:
-        return False

@@ -50,7 +50,8 @@ def indexed_axes(model: pm.Model, name: str) -> tuple[set[str], set[tuple[str, i
             continue
         indices = indices_from_subtensor(var.owner.inputs[1:], var.owner.op.idx_list)
         for axis, index in enumerate(indices):
-            if isinstance(index, Variable) and _is_made_of(index, data):
+            # Data may also be places in an array in which an index is looked up.
+            if isinstance(index, Variable) and data in behind([index], _not_looked_up):
                 for named in _named(model, var.owner.inputs[0]):
                     own = (model.named_vars_to_dims.get(named.name) or (None,) * named.type.ndim)[axis]
                     if own is None:
@@ -60,11 +61,8 @@ def indexed_axes(model: pm.Model, name: str) -> tuple[set[str], set[tuple[str, i
     return dims, fixed
 
 
-def _is_made_of(index: Variable, data: Variable) -> bool:
-    """Tell whether data are an index, and not places in an array in which that is looked up."""
-    return data in behind(
-        [index], lambda v: v.owner.inputs[:1] if isinstance(v.owner.op, AdvancedSubtensor) else v.owner.inputs
-    )
+def _not_looked_up(var: Variable) -> list[Variable]:
+    return list(var.owner.inputs[:1] if isinstance(var.owner.op, AdvancedSubtensor) else var.owner.inputs)
 
 
 def _named(model: pm.Model, indexed: Variable) -> list[Variable]:

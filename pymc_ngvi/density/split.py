@@ -10,7 +10,7 @@ import functools
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
@@ -58,21 +58,8 @@ class CannotSplit(RefusedFor):
     reason = Reason.NOT_SPLIT
 
 
-class Trees(Protocol):
-    """What is needed of a `pymc_ngvi.marginal.forest.Forest`."""
-
-    @property
-    def globals_(self) -> Integers: ...  # noqa: D102
-    @property
-    def locals_(self) -> Integers: ...  # noqa: D102
-    @property
-    def n_local(self) -> int: ...  # noqa: D102
-    @property
-    def path(self) -> Integers: ...  # noqa: D102
-    @property
-    def level(self) -> Integers: ...  # noqa: D102
-    @property
-    def block(self) -> Integers: ...  # noqa: D102
+#: A `pymc_ngvi.marginal.forest.Forest`, which is above.
+type Trees = Any
 
 
 @dataclass(frozen=True, eq=False)

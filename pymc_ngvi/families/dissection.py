@@ -132,10 +132,7 @@ def find_filled(pattern: Pattern) -> SparseStructure | None:
     return structure if step_seconds(structure) < _MUCH * of_blocks else None
 
 
-@_remembered
-def find_summed(pattern: SummedPattern) -> SummedStructure:
-    """Return the structure of a factor with fill-in beside sums."""
-    return SummedStructure.of_sums(pattern)
+find_summed = _remembered(SummedStructure.of_sums)
 
 
 def cheapest_form(

@@ -6,7 +6,7 @@ import math
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pytensor
@@ -244,18 +244,8 @@ class Apart(Exception):
         self.labels = labels
 
 
-class Lifting(Protocol):
-    """Lifts elements of variables."""
-
-    @property
-    def facts(self) -> Facts:
-        """What is known of the graph."""
-
-    def of(self, var: Variable, index: Ints) -> Variable:
-        """Return elements of a variable, by their flat positions, as a function of rows."""
-
-    def reads(self, value: Variable) -> set[Variable]:
-        """Return the predictors that a function of rows reads."""
+#: A `pymc_ngvi.reading.terms.Lift`, which is above.
+type Lifting = Any
 
 
 def operands(lift: Lifting, node: Apply, index: Ints, axis: int | Sequence[int] | None) -> list[Variable]:

@@ -21,10 +21,10 @@ from pytensor.tensor.math import Dot
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import TooDenseError
-from pymc_ngvi.core.sparsity.dependence_sets import Bools, Dependence, Pairs, joined
+from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Pairs, joined
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.graph import inline_inner_graphs
-from pymc_ngvi.ops.elements import Elements, Facts, Rearranged, Uses, core_op
+from pymc_ngvi.ops.elements import Elements, Facts, Rearranged, core_op
 from pymc_ngvi.ops.registry import elements
 from pymc_ngvi.rows.row_hessian import MOST_ENTRIES
 
@@ -490,41 +490,29 @@ class PatternSearch:
         facts, dependences = self._facts, Dependences(self._facts, self._theta)
         pairs = Pairs(facts.shape(self._theta)[0])
         try:
-            _Walk(facts, dependences, pairs).run(self._logp)
+            self._note(dependences, pairs)
             pattern = pairs.pattern(max_entries)
         except TooDenseError:
             pattern = None
         return HessianPattern(pattern, tuple(sorted(dependences.opaque)))
 
-
-class _Walk:
-    """Goes from log p towards theta, through all that enters it linearly, and notes what interacts."""
-
-    def __init__(self, facts: Facts, dependences: Dependences, pairs: Pairs) -> None:
-        self.facts = facts
-        self.dependences = dependences
-        self.pairs = pairs
-
-    def run(self, logp: Variable) -> None:
-        """Visit each node once, after all that use it."""
-        used: dict[Variable, Bools] = {logp: np.ones((), dtype=bool)}
-        for node in reversed(self.facts.nodes):
+    def _note(self, dependences: Dependences, pairs: Pairs) -> None:
+        """Go from log p towards theta, through all that enters it linearly, and note what interacts."""
+        facts = self._facts
+        used: dict[Variable, Bools] = {self._logp: np.ones((), dtype=bool)}
+        for node in reversed(facts.nodes):  # each once, after all that use it
             of_outputs = [used.pop(out, None) for out in node.outputs]
             if not any(u is not None and u.any() for u in of_outputs):
                 continue
-            for var, mask in self._visit(node, of_outputs):
-                if self.facts.is_active(var):
+            masks = [
+                np.zeros(facts.shape(out), dtype=bool) if u is None else u
+                for out, u in zip(node.outputs, of_outputs, strict=True)
+            ]
+            uses = elements(node, facts).uses(masks, dependences.of, pairs)
+            if uses is None:
+                for out, mask in zip(node.outputs, masks, strict=True):
+                    if mask.any() and facts.is_active(out):
+                        pairs.add_within(dependences.of(out), mask)
+            for var, mask in uses or ():
+                if facts.is_active(var):
                     used[var] = used[var] | mask if var in used else mask
-
-    def _visit(self, node: Apply, used: list[Bools | None]) -> Uses:
-        masks = [
-            np.zeros(self.facts.shape(out), dtype=bool) if u is None else u
-            for out, u in zip(node.outputs, used, strict=True)
-        ]
-        uses = elements(node, self.facts).uses(masks, self.dependences.of, self.pairs)
-        if uses is not None:
-            return uses
-        for out, mask in zip(node.outputs, masks, strict=True):
-            if mask.any() and self.facts.is_active(out):
-                self.pairs.add_within(self.dependences.of(out), mask)
-        return []

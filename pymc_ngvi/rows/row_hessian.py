@@ -4,7 +4,7 @@ import functools
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,16 +26,8 @@ from pymc_ngvi.rows.linear_map import LinearMap, Roots, consecutive
 _ROUNDING = 1e-8
 
 
-class Patterns(Protocol):
-    """What says where a Hessian can differ from 0."""
-
-    @property
-    def pattern(self) -> Pattern | None:
-        """Entries that can; None where it counts as dense."""
-
-    @property
-    def summed(self) -> SummedPattern | None:
-        """The same beside sums over many coordinates; None where there are no such sums."""
+#: What has ``pattern`` and ``summed``: these of a Hessian, known or found when they are asked for.
+type Patterns = Any
 
 
 class Known(NamedTuple):

@@ -97,9 +97,7 @@ def answer_of(recipe: Recipe, number: int, request: bytes) -> object:
     return kept(recipe, number).answer(cloudpickle.loads(request))
 
 
-@functools.cache
-def _one_thread() -> object:
-    return threadpool_limits(1, user_api="blas")
+_one_thread = functools.cache(functools.partial(threadpool_limits, 1, user_api="blas"))
 
 
 def hold_threads(recipe: Recipe) -> None:

@@ -4,7 +4,7 @@ import math
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,19 +46,8 @@ class RowProgram:
         return [k for k in range(self.n_inputs) if k in read]
 
 
-class Value(Protocol):
-    """A value in a program that is being written: arithmetic on it writes operations."""
-
-    def __add__(self, other: Any) -> Any: ...
-    def __sub__(self, other: Any) -> Any: ...
-    def __mul__(self, other: Any) -> Any: ...
-    def __truediv__(self, other: Any) -> Any: ...
-    def __neg__(self) -> Any: ...
-
-    def to(self, name: str, *others: Any) -> Any:
-        """Return an operation on this value, and on others."""
-
-
+#: A `pymc_ngvi.rows.programs.writer.Written`: arithmetic on it, and ``to``, write operations.
+type Value = Any
 type Slopes = Callable[..., Sequence[Any]]
 type Tangent = Callable[..., Any]
 

@@ -103,7 +103,8 @@ class Writer:
         if all(number is not None for number in numbers):
             with np.errstate(all="ignore"):
                 return self.constant(float(operation.function(*[np.float64(number) for number in numbers])))
-        simple = _simplified(self, name, given, numbers)
+        # What is simpler, or keeps more digits.
+        simple = _SIMPLER[name](self, given, numbers) if name in _SIMPLER else None
         if simple is not None:
             return simple
         read = tuple(arg.at for arg in given)
@@ -192,13 +193,6 @@ class Writer:
             total = slope * of_arg if total is None else total + slope * of_arg
         assert total is not None
         return total
-
-
-def _simplified(writer: Writer, name: str, args: list[Written], numbers: list[float | None]) -> Written | None:
-    """Return what an operation on arguments is the same as, where that is simpler or keeps more digits."""
-    if name in _SIMPLER:
-        return _SIMPLER[name](writer, args, numbers)
-    return None
 
 
 def _add(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:

@@ -28,10 +28,7 @@ from pymc_ngvi.core import linalg
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.matrices.sparse.fronts import LARGE, Fronts, Ints
 
-
-@functools.cache
-def _blas() -> ThreadpoolController:
-    return ThreadpoolController()
+_blas = functools.cache(ThreadpoolController)
 
 
 def _run(kernel: str, fronts: Fronts, *args: Any) -> Any:
