@@ -21,7 +21,7 @@ from pytensor.tensor.math import Dot
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import TooDenseError
-from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Pairs, joined
+from pymc_ngvi.core.sparsity.dependence_sets import Bools, Dependence, Pairs, joined
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.graph import inline_inner_graphs
 from pymc_ngvi.ops.elements import Elements, Facts, Rearranged, core_op

@@ -325,6 +325,9 @@ def _prepare(blocks: Blocks, search: _ModeSearch, active: NDArray[np.intp], refu
 #    Statistical Society, Series B, 83. https://doi.org/10.1111/rssb.12399
 
 
+#: Half of the distance of a difference, in units of the scale: the errors of its terms beyond the first, about its
+#: square over six, and of rounding, are then both about 1e-9.
+_RELATIVE = 1e-4
 #: Global coordinates up to which the way of the modes with each is found, for better starts.
 _MOST_SLOPES = 64
 #: Conditional standard deviations that a start may be away from the mode at the centre.
@@ -475,17 +478,16 @@ class Conditional:
         border = self.blocks.border
         if not self._centre.found[0] or not 0 < len(border) <= _MOST_SLOPES:
             return None
-        at = np.zeros(len(border), dtype=np.intp)
-        _, products = self.guide.slopes(self._centre.theta[at], np.eye(self.n_dim)[border])
-        slopes = self._centre.scales.rows(at).transposed_times(products[:, self.blocks.coordinates])
+        # Differences will do for a start.
+        ends = self._centre.theta + _RELATIVE * np.concatenate([eye := np.eye(self.n_dim)[border], -eye])
+        high, low = np.split(self.guide.slopes(ends, np.zeros_like(ends))[0][:, self.blocks.coordinates], 2)
+        scales = self._centre.scales.rows(np.zeros(len(border), dtype=np.intp))
+        slopes = scales.transposed_times((high - low) / (2.0 * _RELATIVE))
         return slopes if np.isfinite(slopes).all() else None
 
 
 # --- central differences of gradients: step sizes that suit the scale, and the entries of an arrow-shaped Hessian ---
 
-#: Half of the distance of a difference, in units of the scale: the errors of its terms beyond the first, about its
-#: square over six, and of rounding, are then both about 1e-9.
-_RELATIVE = 1e-4
 #: Limits of a scale.
 _LEAST, _MOST = 1e-8, 1e3
 
