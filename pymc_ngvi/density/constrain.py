@@ -19,7 +19,7 @@ from pytensor.tensor.random.op import RNGConsumerOp
 
 from pymc_ngvi.core.sizes import AT_ONCE, CACHED
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.density.model_density import ModelDensity
+from pymc_ngvi.density.logdensity import ModelDensity
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.layout import Layout

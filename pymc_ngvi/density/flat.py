@@ -23,11 +23,11 @@ from pymc_ngvi.core.refusal import Refused
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.info import Minibatches
-from pymc_ngvi.graphs import graph, large, loops, odes
+from pymc_ngvi.graphs import graph, loops, odes
 from pymc_ngvi.graphs.backends import InFloat64, compile_flags, compile_options, filled_up, in_float64, without_c
 from pymc_ngvi.graphs.jets import MOST_DIMENSIONS, ForwardMode, Jets, NoJet
-from pymc_ngvi.graphs.large import hold_by_rows, hold_matrices
 from pymc_ngvi.graphs.layout import Layout
+from pymc_ngvi.graphs.loops import hold_by_rows, hold_matrices
 from pymc_ngvi.graphs.rewrites import has_op
 from pymc_ngvi.ops.cost import Cost, estimate, estimate_of_jets
 from pymc_ngvi.reading.affine import Factor
@@ -169,7 +169,7 @@ class FlatGraphs:
             sums = [factor.logp.sum() for factor in factors]
             self.minibatches = Minibatches(sums)
             sums = self.on_flat_vector(sums)
-            self.is_large = may_be_large and large.is_large(pt.add(pt.constant(0.0), *sums))
+            self.is_large = may_be_large and loops.is_large(pt.add(pt.constant(0.0), *sums))
             self.parts = self.simplify(sums)
             if has_op(self.parts, Scan):
                 self.parts = loops.with_short_steps(self.parts, self.simplify)

@@ -28,7 +28,7 @@ from pytensor.scalar.math import Sigmoid, Softplus
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.density.model_density import ModelDensity
+from pymc_ngvi.density.logdensity import ModelDensity
 from pymc_ngvi.reading.terms import Rows
 
 

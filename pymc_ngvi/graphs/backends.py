@@ -25,8 +25,8 @@ from pytensor.tensor.subtensor import AdvancedIncSubtensor
 from pytensor.xtensor.type import XTensorType
 
 from pymc_ngvi.core.types import AnyArray
-from pymc_ngvi.graphs import large, rewrites
-from pymc_ngvi.graphs.incomplete import ByParameters
+from pymc_ngvi.graphs import loops, rewrites
+from pymc_ngvi.graphs.programs import ByParameters
 
 #: Said where JAX is asked for and not there.
 INSTALL = "backend='jax' needs JAX, which is not installed: pip install jax, or this package with its extra `jax`."
@@ -193,7 +193,7 @@ _EXCLUDED = ("fusion", "inplace", "cxx_only", "BlasOpt", "scan_make_inplace", *r
 @functools.cache
 def quick_mode(*, is_large: bool = False) -> Mode:
     """Return the mode that runs graphs by Python thunks on NumPy."""
-    include = large.FEW if is_large else ("fast_run", *rewrites.INCLUDED)
+    include = loops.FEW if is_large else ("fast_run", *rewrites.INCLUDED)
     # After specialisation (2) and the Python-only rewrites (49.1), when no other rewrite makes new Elemwise.
     query = RewriteDatabaseQuery(include=["py_only", *include], exclude=list(_EXCLUDED)).register(
         (dfs_rewriter(rewrites.expand_composite, add_by_group), 59.0),

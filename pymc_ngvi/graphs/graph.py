@@ -31,7 +31,7 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.rewriting.shape import local_Shape_i_ground, local_shape_to_shape_i, local_track_shape_i
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
-from pymc_ngvi.graphs import incomplete, large, odes, rewrites
+from pymc_ngvi.graphs import loops, odes, programs, rewrites
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.layout import Variable as Place
 from pymc_ngvi.graphs.loops import vectorised
@@ -55,7 +55,7 @@ def flat_input(layout: Layout) -> Variable:
 
 def on_flat_vector(model: pm.Model, layout: Layout, outputs: list[Variable], theta: Variable) -> list[Variable]:
     """Return ``outputs``, functions of the value variables, as functions of the flat vector, in float64."""
-    outputs = incomplete.with_derivatives(odes.with_solutions(outputs))
+    outputs = programs.with_derivatives(odes.with_solutions(outputs))
     values = {value.name: value for value in model.value_vars}
     replacements = {values[v.value_name]: _piece(theta, v, values[v.value_name].type) for v in layout.variables}
     if any(isinstance(var.type, XTensorType) for var in ancestors([*outputs, *replacements])):
@@ -148,7 +148,7 @@ def simplify(outputs: list[Variable], *, check_bounds: bool = True, is_large: bo
     """
     parameter_checks = "local_check_parameter_to_ninf_switch" if check_bounds else "local_remove_check_parameter"
     include = ("canonicalize", "stabilize", "ShapeOpt", parameter_checks, *rewrites.INCLUDED)
-    exclude = ("inplace", *rewrites.EXCLUDED, *(large.FLATTENING if is_large else ()))
+    exclude = ("inplace", *rewrites.EXCLUDED, *(loops.FLATTENING if is_large else ()))
     fgraph = copy_of(outputs)
     rewrites.wide_indices.rewrite(fgraph)
     rewrites.stable.rewrite(fgraph)
@@ -158,13 +158,13 @@ def simplify(outputs: list[Variable], *, check_bounds: bool = True, is_large: bo
     if rewrites.solve_at_once(fgraph):
         rewrite_graph(fgraph, custom_rewrite=rewrites.stable, include=include, exclude=exclude)
     if is_large:
-        large.short_derivatives.rewrite(fgraph)
+        loops.short_derivatives.rewrite(fgraph)
     return list(fgraph.outputs)
 
 
 def simplify_little(outputs: list[Variable]) -> list[Variable]:
     """Take out of a large graph what a derivative has made in vain, but for what takes long."""
-    return list(rewrite_graph(copy_of(outputs), include=("ShapeOpt", *large.FEW), exclude=("inplace",)).outputs)
+    return list(rewrite_graph(copy_of(outputs), include=("ShapeOpt", *loops.FEW), exclude=("inplace",)).outputs)
 
 
 def gradient(logp: Variable, theta: Variable) -> Variable:

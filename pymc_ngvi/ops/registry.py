@@ -66,8 +66,8 @@ from scipy import sparse
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.types import Matrix
 from pymc_ngvi.graphs.backends import python_loops
-from pymc_ngvi.graphs.incomplete import is_tail
 from pymc_ngvi.graphs.odes import Solution
+from pymc_ngvi.graphs.programs import is_tail
 from pymc_ngvi.ops.elements import (
     MOST_REDUCED,
     AddedAt,

@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from pymc_ngvi import LogDensity, fit_ngvi
-from pymc_ngvi.graphs import graph, incomplete
+from pymc_ngvi.graphs import graph, programs
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.programs import program_of, read
 from pymc_ngvi.rows import engines
@@ -86,7 +86,7 @@ def by_pytensor(function, points):
     """Value, first and second derivatives, the lower triangle row by row, by graphs."""
     inputs = [pt.matrix(dtype="float64", shape=(1, None)) for _ in points]
     with without_c():
-        [value] = graph.with_branches(incomplete.with_derivatives([function(*inputs)]))
+        [value] = graph.with_branches(programs.with_derivatives([function(*inputs)]))
         outputs = [value]
         first = graph.slopes(value.sum(), inputs, "first")
         outputs += [pt.zeros_like(value) if d is None else d for d in first]
@@ -100,7 +100,7 @@ def by_pytensor(function, points):
 def by_program(function, points):
     """The same by a program."""
     inputs = [pt.matrix(dtype="float64", shape=(1, None)) for _ in points]
-    writer, [value] = read(inputs, incomplete.with_derivatives([function(*inputs)]))
+    writer, [value] = read(inputs, programs.with_derivatives([function(*inputs)]))
     zero = writer.constant(0.0)
     first = [writer.slope(value, slot) or zero for slot in writer.inputs]
     second = [writer.slope(first[a], writer.inputs[b]) or zero for a in range(len(first)) for b in range(a + 1)]
@@ -140,7 +140,7 @@ def operations_tried():
     tried = {}
     for function, *axes in [*((f, p) for f, p, _ in OF_ONE.values()), *OF_SEVERAL.values()]:
         inputs = [pt.matrix(dtype="float64") for _ in axes]
-        writer, [value] = read(inputs, incomplete.with_derivatives([function(*inputs)]))
+        writer, [value] = read(inputs, programs.with_derivatives([function(*inputs)]))
         slopes = [s for slot in writer.inputs if (s := writer.slope(value, slot)) is not None]
         slopes += [s for a, b in itertools.product(slopes, writer.inputs) if (s := writer.slope(a, b)) is not None]
         tried |= {call.name: len(call.read) for call in writer.written([value, *slopes]).calls}

@@ -25,7 +25,7 @@ from scipy import sparse, special, stats
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density import without_c
-from pymc_ngvi.graphs import large as matrices
+from pymc_ngvi.graphs import loops as matrices
 from pymc_ngvi.graphs import rewrites
 
 pytestmark = pytest.mark.usefixtures("_anew")
