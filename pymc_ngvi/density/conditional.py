@@ -83,7 +83,8 @@ def quadratic_guide(density: LogDensity, structure: Partition) -> Variable:
     rest = logp_of([factor for factor in density.graphs.factors if factor.variable not in by_expansion])
     with without_c():
         etas = model.replace_rvs_by_values([eta for _, _, eta in expanded])
-        data = [_data(model.rvs_to_values[rv]) for rv, _, _ in expanded]
+        values = pytensor.function([], [model.rvs_to_values[rv] for rv, _, _ in expanded], mode=quick_mode())()
+        data = [np.asarray(value, dtype=np.float64) for value in values]
         groups = _groups(density, structure, density.graphs.on_flat_vector(etas), [y.shape for y in data])
     terms = [
         _expansion(kind, eta, y, group)
@@ -138,11 +139,6 @@ def _unwrapped(variable: Variable) -> Variable:
             break
         variable = node.inputs[0]
     return variable
-
-
-def _data(value: Variable) -> Array:
-    """Return the data of an observed variable as they are now."""
-    return np.asarray(pytensor.function([], value, mode=quick_mode())(), dtype=np.float64)
 
 
 def _groups(
@@ -235,13 +231,9 @@ class GuideFunctions:
         self.density = density
         self.is_exact = guide is None
         self._functions: dict[str, Function] = {}
-        with density.functions.timed():
-            self._build(density, structure, guide, order)
-
-    def _build(self, density: LogDensity, structure: Partition, guide: Variable | None, order: int) -> None:
         local = set(structure.locals_.tolist())
         names = [v.name for v in density.layout.variables if not local.isdisjoint(range(v.where.start, v.where.stop))]
-        with without_c():
+        with density.functions.timed(), without_c():
             outputs = [logp_of(density.graphs.factors) if guide is None else guide]
             shared = [v for v in graph_inputs(outputs) if isinstance(v, SharedVariable)]
             constants = {v: _constant(v) for v in shared if isinstance(v.type, TensorType | XTensorType)}

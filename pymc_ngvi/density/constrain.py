@@ -109,13 +109,11 @@ class FunctionsAtDraws(ABC):
 
     model: pm.Model
     layout: Layout
+    _function: OnDraws | None = None
 
     @abstractmethod
     def _outputs(self) -> list[Variable]:
         """Return the functions, of the value variables."""
-
-    def _forget(self) -> None:
-        self._function: OnDraws | None = None
 
     def compiled(self) -> OnDraws:
         """Return what evaluates them: made once."""
@@ -146,7 +144,6 @@ class TermSums(FunctionsAtDraws):
 
     def __init__(self, model: pm.Model, layout: Layout, make: Callable[[], list[Variable]]) -> None:
         self.model, self.layout, self._make = model, layout, make
-        self._forget()
 
     def _outputs(self) -> list[Variable]:
         return [term.sum() for term in self._make()]
@@ -185,7 +182,6 @@ class Constrainer(FunctionsAtDraws):
         self._deterministics = deterministics
         self._left_out = {d.name for d in self.model.deterministics} - {d.name for d in density.deterministics}
         self.names = names
-        self._forget()
 
     @classmethod
     def of(
@@ -201,19 +197,7 @@ class Constrainer(FunctionsAtDraws):
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: the compiled function is made again when it is needed."""
-        return {
-            "model": self.model,
-            "layout": self.layout,
-            "_minibatches": self._minibatches,
-            "_deterministics": self._deterministics,
-            "names": self.names,
-            "_left_out": self._left_out,
-        }
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        """Restore from a pickle."""
-        self.__dict__.update(state)
-        self._forget()
+        return {name: value for name, value in self.__dict__.items() if name != "_function"}
 
     def __call__(self, theta: Array, *, random_seed: int | None = None) -> Values:
         """Evaluate all variables at draws."""
@@ -222,9 +206,8 @@ class Constrainer(FunctionsAtDraws):
         values: Values = {
             v.name: flat[v.name].astype(v.type.dtype, copy=False) for v in value_vars if self._is_wanted(v.name)
         }
-        computed = self._computed_names()
-        if computed:
-            for name, value in zip(computed, self.evaluate(theta, random_seed), strict=True):
+        if self.computed:
+            for name, value in zip(self.computed, self.evaluate(theta, random_seed), strict=True):
                 # A float32 model gives float32 draws, like PyMC.
                 values[name] = value.astype(self.model[name].type.dtype, copy=False)
         return values
@@ -232,7 +215,7 @@ class Constrainer(FunctionsAtDraws):
     @property
     def seconds(self) -> float:
         """Estimated time of one draw, from the graph and the sizes of the data alone."""
-        return self.compiled().seconds if self._computed_names() else 0.0
+        return self.compiled().seconds if self.computed else 0.0
 
     def _fitted(self) -> list[Variable]:
         """Return the free variables, but for those that were added to the model after the fit, to be predicted."""
@@ -249,9 +232,6 @@ class Constrainer(FunctionsAtDraws):
     @property
     def computed(self) -> list[str]:
         """Names of what is computed: transformed variables, then Deterministics."""
-        return self._computed_names()
-
-    def _computed_names(self) -> list[str]:
         model = self.model
         transformed = [rv.name for rv in self._fitted() if model.rvs_to_transforms[rv] is not None]
         listed = transformed + [d.name for d in model.deterministics if self._deterministics and self._is_known(d)]
@@ -262,7 +242,7 @@ class Constrainer(FunctionsAtDraws):
 
     def _outputs(self) -> list[Variable]:
         model = self.model
-        outputs = model.replace_rvs_by_values([model[name] for name in self._computed_names()])
+        outputs = model.replace_rvs_by_values([model[name] for name in self.computed])
         return self._minibatches.hold(outputs)
 
 

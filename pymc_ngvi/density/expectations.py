@@ -14,7 +14,6 @@ from pytensor.graph.basic import Variable
 from scipy import linalg, sparse
 
 from pymc_ngvi.core.sizes import MOST_NUMBERS, STREAMED
-from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.types import Array, Bends, Expectation, RowRules, Spread
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
@@ -51,7 +50,9 @@ class Expectations:
         if self.terms.rest:  # no expectation is ever taken
             return
         self._rows = [self.engine.row_function(rows) for rows in self.terms.rows]
-        self._joint = self.predictors.with_sums(self._used())
+        # Of the predictors in which log p is not linear.
+        used = np.concatenate([np.empty(0, dtype=np.int64), *(rows.index.ravel() for rows in self._rows)])
+        self._joint = self.predictors.with_sums(np.unique(used))
         self._sum_up(self.linear_map)
 
     @property
@@ -63,10 +64,6 @@ class Expectations:
     def conditions(self) -> list[Variable] | None:
         """Those, of the predictors; None where some part of log p is -inf under one, but not all."""
         return self._reading.conditions
-
-    def _used(self) -> Ints:
-        """Return the predictors in which log p is not linear."""
-        return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(rows.index.ravel() for rows in self._rows)]))
 
     def anchor(self, theta: Array, logp: Array) -> bool:
         """Take what is constant in log p from its value at a point, and tell whether others agree."""

@@ -118,13 +118,11 @@ class MaskedDensity:
         return density
 
     def _factors(self, model: pm.Model) -> Sequence[Factor]:
-        return [self._weighted(factor) if factor.name == self.name else factor for factor in factors_of(model)]
-
-    def _weighted(self, factor: Factor) -> Factor:
-        """Return a factor that goes for a Potential, as it is the log density of no distribution."""
-        logp = self._weights * factor.logp
+        """Return the factors, that with weights as a Potential, as it is the log density of no distribution."""
+        factors = {factor.name: factor for factor in factors_of(model)}
+        logp = self._weights * factors[self.name].logp
         logp.name = self.name
-        return Factor(logp, "potential", logp)
+        return list((factors | {self.name: Factor(logp, "potential", logp)}).values())
 
     def leave_out(self, rows: AnyArray) -> None:
         """Give some observations, numbered in one row, a weight of 0, and all others one of 1."""

@@ -249,7 +249,9 @@ class SecondOrder(CoordinateHessian):
 
     def _draws_in_call(self, n_directions: int) -> int | None:
         n_draws, together = self._batch(n_directions)
-        return n_draws if together == n_directions and self._takes_draws else None
+        # A call takes many draws where it would take longer than the work for one.
+        takes_draws = self.sparse.needs_products or self._jets is not None or self._batch(self.n_dim)[0] >= _LEAST_BATCH
+        return n_draws if together == n_directions and takes_draws else None
 
     def mean_products_of_each(self, draws: list[Array], directions: Array) -> list[Array] | None:
         """Return `mean_products` over each set of draws, in few calls; None where sparsity saves more than that."""
@@ -272,13 +274,6 @@ class SecondOrder(CoordinateHessian):
         if self._jets is not None:
             return self.mean_products(theta, np.eye(self.n_dim)).diagonal().copy()
         return super().mean_diagonal(theta)
-
-    @property
-    def _takes_draws(self) -> bool:
-        """Whether a call takes many draws: where it would take longer than the work for one."""
-        if self.sparse.needs_products or self._jets is not None:
-            return True
-        return self._batch(self.n_dim)[0] >= _LEAST_BATCH
 
     def products_of_draws(self, theta: Array, directions: Array) -> Array:
         """Multiply the Hessians at draws with directions in one call, (n_draws, n_directions, n_dim)."""

@@ -261,12 +261,6 @@ class Pieces:
         self._is_global[globals_] = True
         self._rank = np.where(self._is_global, np.cumsum(self._is_global), np.cumsum(~self._is_global)) - 1
 
-    @classmethod
-    def of(cls, globals_: NDArray[np.intp], n_dim: int) -> "Pieces":
-        """Return pieces of two inputs."""
-        global_ = pt.vector("g", dtype="float64", shape=(len(globals_),))
-        return cls(globals_, n_dim, global_, local_input(n_dim - len(globals_)))
-
     def __getitem__(self, where: slice) -> Variable:
         """Return a piece."""
         of_globals, rank = self._is_global[where], self._rank[where]
@@ -323,7 +317,9 @@ class SplitDensity:
 
     def _make(self, density: LogDensity) -> _Made:
         """Return the functions of the terms, and what tells which coordinates they depend on."""
-        pieces = Pieces.of(self.forest.globals_, density.n_dim)
+        globals_ = self.forest.globals_
+        given = pt.vector("g", dtype="float64", shape=(len(globals_),))
+        pieces = Pieces(globals_, density.n_dim, given, local_input(density.n_dim - len(globals_)))
         first, arrays = self._graphs(density, pieces)
         with without_c():
             elements = pt.concatenate(arrays)

@@ -102,7 +102,7 @@ def affine_functions(theta: Variable, facts: Facts) -> tuple[set[Variable], set[
     """Return the variables that are affine functions of theta, and the nodes that make them."""
     affine, nodes = {theta}, set[Apply]()
     for node in facts.nodes:
-        if _is_affine(node, facts, affine):
+        if all(i in affine for i in varying_inputs(node, facts)) and is_linear(node, facts):
             affine.update(node.outputs)
             nodes.add(node)
     return affine, nodes
@@ -117,13 +117,6 @@ def _root(var: Variable, facts: Facts) -> Variable:
             break
         [var] = varying
     return var
-
-
-def _is_affine(node: Apply, facts: Facts, affine: set[Variable]) -> bool:
-    """Tell whether the outputs of a node are affine functions of theta, given which variables before it are."""
-    if not all(i in affine for i in varying_inputs(node, facts)):
-        return False
-    return is_linear(node, facts)
 
 
 def is_linear(node: Apply, facts: Facts) -> bool:

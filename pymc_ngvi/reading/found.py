@@ -114,7 +114,10 @@ def joint_predictors(
             if len(kept) == len(sums):
                 first = [var for var, *_ in sums]
                 [n_joint], [n_dim] = point.type.shape, theta.type.shape
-                evaluate, weights = _function(everything, point, compile_), _weights(theta, first, n_joint - n_dim)
+                points, [values] = graph.over_draws([everything], point)
+                evaluate, flat = compile_([points], values), pt.concatenate([var.ravel() for var in first])
+                slopes = [graph.gradient(flat[k], theta) for k in range(n_joint - n_dim)]
+                weights = quickly([theta], [flat, *slopes])
                 plan = MatrixPlan.of(depends, n_joint)
                 linear_map = _map(plan, evaluate, weights, n_dim)
                 return JointPredictors(linear_map, outputs, point, first, depends, evaluate, plan, weights)
@@ -142,19 +145,6 @@ def _places(theta: Variable, facts: Facts, sums: list[list[Variable]]) -> list[s
     """Return where each of the sums is, after theta."""
     ends = np.cumsum([theta.type.shape[0], *(math.prod(facts.shape(var)) for var, *_ in sums)]).tolist()
     return [slice(start, stop) for start, stop in itertools.pairwise(ends)]
-
-
-def _function(everything: Variable, point: Variable, compile_: Compile) -> Callable[[Array], Array]:
-    """Return the predictors as a function of coordinates and sums."""
-    points, [values] = graph.over_draws([everything], point)
-    function = compile_([points], values)
-    return lambda at: np.asarray(function(at))
-
-
-def _weights(theta: Variable, sums: list[Variable], n: int) -> Callable[[Array], list[Array]]:
-    """Return the sums, and then the rows of their derivatives, as a function of theta."""
-    flat = pt.concatenate([var.ravel() for var in sums])
-    return quickly([theta], [flat, *(graph.gradient(flat[k], theta) for k in range(n))])
 
 
 def _map(

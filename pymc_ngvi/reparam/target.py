@@ -185,20 +185,15 @@ def _product(inverses: Array, columns: Array) -> Array:
     return inverses * columns if inverses.shape[-1] == 1 else inverses @ columns
 
 
-def _solve(inverses: Array, columns: Array) -> Array:
-    return _flat(linalg.solve_lower, inverses, columns)
-
-
-def _transposed_solve(inverses: Array, columns: Array) -> Array:
-    return _flat(partial(linalg.solve_lower, transpose=True), inverses, columns)
-
-
-def _flat(solve: Callable[[Array, Array], Array], inverses: Array, columns: Array) -> Array:
+def _solve(inverses: Array, columns: Array, *, transpose: bool = False) -> Array:
     """Solve with the blocks of all draws as one stack."""
     if inverses.shape[-1] == 1:
         return columns / inverses
     flat = [np.ascontiguousarray(a).reshape(-1, *a.shape[2:]) for a in (inverses, columns)]
-    return solve(*flat).reshape(columns.shape)
+    return linalg.solve_lower(*flat, transpose=transpose).reshape(columns.shape)
+
+
+_transposed_solve = partial(_solve, transpose=True)
 
 
 # --- modes of the local coordinates given the global ones: Newton's method on all blocks of all draws at once ---

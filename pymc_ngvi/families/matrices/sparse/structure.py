@@ -556,13 +556,9 @@ class SummedCholesky:
         before = 1.0 + linalg.diagonal(np.abs(r) @ np.abs(middle) @ np.abs(r.mT))
         return core, found & (linalg.diagonal(core) > linalg.LEAST_PIVOT * np.sqrt(before)).all(axis=-1)
 
-    @property
-    def _b(self) -> Array:
-        return self._core[0]
-
     @functools.cached_property
     def _b_inverse(self) -> Array:
-        return np.linalg.solve(self._b, np.eye(self._b.shape[-1]))
+        return np.linalg.solve(self._core[0], np.eye(self._core[0].shape[-1]))
 
     @functools.cached_property
     def _s_inverse(self) -> Array:
@@ -577,8 +573,8 @@ class SummedCholesky:
     def times(self, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the factor, or its transpose, times vectors."""
         if transposed:
-            return self._within(self._b.mT, self.pinned.times(vectors, transposed=True))
-        return self.pinned.times(self._within(self._b, vectors))
+            return self._within(self._core[0].mT, self.pinned.times(vectors, transposed=True))
+        return self.pinned.times(self._within(self._core[0], vectors))
 
     def solve(self, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the inverse of the factor, or of its transpose, times vectors."""
@@ -588,7 +584,7 @@ class SummedCholesky:
 
     def log_det(self) -> Any:
         """Return the log determinant of the factor."""
-        return self.pinned.log_det() + np.log(linalg.diagonal(self._b)).sum(axis=-1)
+        return self.pinned.log_det() + np.log(linalg.diagonal(self._core[0])).sum(axis=-1)
 
     @functools.cached_property
     def _roots(self) -> Array:
