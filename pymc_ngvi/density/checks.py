@@ -83,11 +83,7 @@ def check_model(model: pm.Model) -> None:
             f"The model has no free variables (variables: {quoted(v.name for v in model.basic_RVs) or 'none'}): "
             "there is nothing to fit. Add at least one unobserved continuous variable."
         )
-    _check_minibatches(model)
-
-
-def _check_minibatches(model: pm.Model) -> None:
-    """Refuse variables that read a minibatch and are not scaled to the whole data; warn of those that can't be."""
+    # Variables that read a minibatch have to be scaled to the whole data.
     variables = set(model.basic_RVs)
     unscaled = [
         rv.name
@@ -112,7 +108,7 @@ def _check_minibatches(model: pm.Model) -> None:
             f"Potentials {quoted(potentials)} depend on pm.Minibatch data, and PyMC can't scale them: multiply each by "
             "the number of rows of the whole data over the batch size, unless that is done already.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
 
 
@@ -212,7 +208,13 @@ class LikelihoodRows:
         observed = self._of_role("observed")
         self._check_kinds(observed)
         values = [self.model.rvs_to_values[factor.variable] for factor in observed]
-        _check_rows(observed, values)
+        joint = [f.name for f, value in zip(observed, values, strict=True) if f.logp.type.ndim != value.type.ndim]
+        if joint:
+            raise ValueError(
+                f"The log density of the observed variables {quoted(joint)} is not one of each element: their "
+                "distribution is multivariate. estimator='gauss_newton' squares the gradients of single, independent "
+                f"observations. {_INSTEAD}"
+            )
         scales = [_scale(factor.variable, value) for factor, value in zip(observed, values, strict=True)]
         return [factor.logp for factor in observed], scales, logp_of(self._of_role("prior"))
 
@@ -231,16 +233,6 @@ class LikelihoodRows:
                 "log density; estimator='gauss_newton' squares the gradients of single observations, and can't tell "
                 f"those of a Potential apart. Write them as observed variables (pm.CustomDist). {_INSTEAD}"
             )
-
-
-def _check_rows(observed: list[Factor], values: list[Variable]) -> None:
-    joint = [f.name for f, value in zip(observed, values, strict=True) if f.logp.type.ndim != value.type.ndim]
-    if joint:
-        raise ValueError(
-            f"The log density of the observed variables {quoted(joint)} is not one of each element: their "
-            "distribution is multivariate. estimator='gauss_newton' squares the gradients of single, independent "
-            f"observations. {_INSTEAD}"
-        )
 
 
 def _scale(rv: Variable, value: Variable) -> Variable:

@@ -5,6 +5,7 @@ import time
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -848,25 +849,21 @@ class Sum(CountedElsewhere, ModelDensity):
         """Estimated time of the likelihoods and their gradients at one point."""
 
     @abstractmethod
-    def log_likelihoods(self, theta: Array) -> Iterable[Array]:
-        """Evaluate them, (n_draws,) each."""
-
-    @abstractmethod
-    def log_likelihoods_and_grads(self, theta: Array) -> Iterable[tuple[Array, Array]]:
-        """Evaluate them and their gradients, (n_draws,) and (n_draws, n_dim)."""
+    def each(self, function: Callable[[LogDensity, Array], Any], theta: Array) -> Iterable[Any]:
+        """Evaluate a function of each likelihood at points, (n_draws, n_dim)."""
 
     # --- sums ---
 
     def logp(self, theta: Array) -> Array:
         """Evaluate the log density alone, (n_draws,), at points (n_draws, n_dim)."""
         prices.count(len(theta) * prices.of_value(self.likelihood_seconds))
-        return sum(self.log_likelihoods(theta), self.prior.logp(theta))
+        return sum(self.each(LogDensity.logp, theta), self.prior.logp(theta))
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Evaluate the log density and its gradient; see `ModelDensity`."""
         prices.count(len(theta) * self.likelihood_seconds)
         logp, grad = self.prior.logp_grad(theta)
-        for of_part, grad_of_part in self.log_likelihoods_and_grads(theta):
+        for of_part, grad_of_part in self.each(LogDensity.logp_grad, theta):
             logp, grad = logp + of_part, grad + grad_of_part
         return logp, grad
 

@@ -50,6 +50,7 @@ from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.graphs.loops import short_log_add_exp
 from pymc_ngvi.graphs.programs import read
+from pymc_ngvi.graphs.rewrites import dependent
 from pymc_ngvi.rows.programs.operations import OnNumPy
 from pymc_ngvi.rows.programs.writer import CannotFollow, derivatives
 
@@ -894,7 +895,7 @@ class ForwardMode:
     """A log density as rules on jets."""
 
     def __init__(self, logp: Variable, theta: Variable) -> None:
-        varying = _depends_on(theta, logp)
+        varying = dependent([logp], theta)
         nodes = [node for node in toposort([logp]) if node.outputs[0] in varying]
         given = dict.fromkeys(i for node in nodes for i in node.inputs if i not in varying)
         self._given = [var for var in given if not isinstance(var, Constant)]
@@ -932,11 +933,3 @@ class Jets:
     def hessians(self, theta: Array) -> Array:
         """Return the Hessian at each point, (n_points, n_dim, n_dim)."""
         return self(theta, 2)[2]
-
-
-def _depends_on(theta: Variable, out: Variable) -> set[Variable]:
-    found = {theta}
-    for node in toposort([out]):
-        if not found.isdisjoint(node.inputs):
-            found.update(node.outputs)
-    return found

@@ -55,6 +55,15 @@ def has_op(outputs: list[Variable], kind: type) -> bool:
     return any(isinstance(node.op, kind) for node in toposort(outputs))
 
 
+def dependent(outputs: list[Variable], on: Variable) -> set[Variable]:
+    """Return a variable, and all of a graph that depends on it."""
+    found = {on}
+    for node in toposort(outputs):
+        if not found.isdisjoint(node.inputs):
+            found.update(node.outputs)
+    return found
+
+
 def behind(outputs: Sequence[Variable], inputs_of: Callable[[Variable], Sequence[Variable]]) -> Iterator[Variable]:
     """Go from variables to those that they are made of; ``inputs_of`` tells through which of the inputs of each."""
     return walk(outputs, lambda var: None if var.owner is None else list(inputs_of(var)))

@@ -113,19 +113,23 @@ class PredictorMeanHessian(MeanHessian):
 
 
 @dataclass(frozen=True, eq=False)
-class FirstDerivatives:
+class RowDerivatives[By]:
     """Rows with their derivatives by their predictors, those alone that are not 0 everywhere."""
 
-    #: Returns the value and the derivatives, at most (n_points, n_rows), from predictors and data.
+    #: Returns the derivatives, at most (n_points, n_rows), from predictors and data; first ones come after the value.
     function: Compiled
     #: The predictors of each row; shape (n_rows, k).
     index: NDArray[np.int64]
-    #: By which predictor of a row each derivative is.
-    by: list[int]
+    #: By which predictor of a row each derivative is, or by which pair of them, the first not before the second.
+    by: list[By]
     #: (1, n_rows) or (1, 1) each.
     data: list[Array]
     #: How many of the first predictors are the same for all rows: the function takes these with one column.
     n_shared: int = 0
+
+
+class FirstDerivatives(RowDerivatives[int]):
+    """The first derivatives of rows."""
 
     def _is_one(self, a: int) -> bool:
         return a < self.n_shared or len(self.index) == 1
@@ -192,20 +196,8 @@ _CACHED, _MOST_ELEMENTS = 2**16, AT_ONCE
 _STEP, _TOLERANCE = 1e-14, 1e-3
 
 
-@dataclass(frozen=True, eq=False)
-class SecondDerivatives:
-    """The second derivatives of rows by their predictors, those alone that are not 0 everywhere."""
-
-    #: Returns the derivative by each pair, at most (n_points, n_rows), from predictors and data.
-    function: Compiled
-    #: The predictors of each row; shape (n_rows, k).
-    index: NDArray[np.int64]
-    #: Predictors of a row, the first not before the second; shape (int, int).
-    pairs: list[tuple[int, int]]
-    #: (1, n_rows) or (1, 1) each.
-    data: list[Array]
-    #: How many of the first predictors are the same for all rows: the function takes these with one column.
-    n_shared: int = 0
+class SecondDerivatives(RowDerivatives[tuple[int, int]]):
+    """The second derivatives of rows."""
 
     def add(self, eta: Array, total: Array) -> None:
         """Add the sums over draws to a total, (n_pairs, n_rows); ``eta`` is (n_draws, n_predictors)."""
@@ -224,7 +216,7 @@ class SecondDerivatives:
 
     def entries(self, mean: Array) -> Iterator[tuple[Array, Ints, Ints]]:
         """Return values, rows and columns of the Hessian by all predictors, from means, (n_pairs, n_rows)."""
-        for (a, b), values in zip(self.pairs, mean, strict=True):
+        for (a, b), values in zip(self.by, mean, strict=True):
             yield values, self.index[:, a], self.index[:, b]
             if a != b:
                 yield values, self.index[:, b], self.index[:, a]
@@ -235,12 +227,12 @@ class RowHessian:
 
     def __init__(self, linear: LinearMap, derivatives: list[SecondDerivatives]) -> None:
         self.linear = linear
-        self._kinds = [kind for kind in derivatives if kind.pairs]
+        self._kinds = [kind for kind in derivatives if kind.by]
 
     def mean(self, theta: Array) -> sparse.csr_array:
         """Return the mean Hessian with respect to the predictors over draws, (n_draws, n_dim)."""
         n = len(self.linear.offset)
-        totals = [np.zeros((len(kind.pairs), len(kind.index))) for kind in self._kinds]
+        totals = [np.zeros((len(kind.by), len(kind.index))) for kind in self._kinds]
         size = max(1, _MOST_ELEMENTS // max(n, 1))
         for start in range(0, len(theta), size):
             eta = self.linear(theta[start : start + size])

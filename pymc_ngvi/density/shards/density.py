@@ -641,13 +641,9 @@ class ShardedDensity(Sum):
         """Estimated time of the likelihoods and their gradients at one point."""
         return sum(outline.gradient_seconds for outline in self._outlines)
 
-    def log_likelihoods(self, theta: Array) -> Sequence[Array]:
-        """Evaluate the likelihoods of shards, (n_draws,) each."""
-        return self.shards.ask(of_likelihood(LogDensity.logp, theta))
-
-    def log_likelihoods_and_grads(self, theta: Array) -> Sequence[tuple[Array, Array]]:
-        """Evaluate the likelihoods of shards and their gradients, (n_draws,) and (n_draws, n_dim)."""
-        return self.shards.ask(of_likelihood(LogDensity.logp_grad, theta))
+    def each(self, function: Callable[[LogDensity, Array], Any], theta: Array) -> Sequence[Any]:
+        """Evaluate a function of the likelihood of each shard at points, (n_draws, n_dim)."""
+        return self.shards.ask(of_likelihood(function, theta))
 
     # --- by rows ---
 
@@ -701,7 +697,7 @@ class ShardedDensity(Sum):
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget`."""
         are_all = not any(outline.leaves_out_conditions for outline in self._outlines)
-        return super().rows_cover(draw) and (are_all or all(self.shards.ask(of_likelihood(_cover, draw()))))
+        return super().rows_cover(draw) and (are_all or all(self.each(_cover, draw())))
 
     # --- second derivatives ---
 

@@ -636,13 +636,9 @@ class StreamDensity(Sum):
         """Estimated time of the likelihoods of all batches at one point, without that of reading."""
         return self.total_size / self._batch.n_rows[0] * self._batch.log_p.gradient_seconds
 
-    def log_likelihoods(self, theta: Array) -> Iterator[Array]:
-        """Evaluate the likelihoods of batches, (n_draws,) each."""
-        return (batch.log_p.logp(theta) for batch in self._all_batches())
-
-    def log_likelihoods_and_grads(self, theta: Array) -> Iterator[tuple[Array, Array]]:
-        """Evaluate the likelihoods of batches and their gradients, (n_draws,) and (n_draws, n_dim)."""
-        return (batch.log_p.logp_grad(theta) for batch in self._all_batches())
+    def each(self, function: Callable[[LogDensity, Array], Any], theta: Array) -> Iterator[Any]:
+        """Evaluate a function of the likelihood of each batch at points, (n_draws, n_dim)."""
+        return (function(batch.log_p, theta) for batch in self._all_batches())
 
     def described_rows(self) -> ModelRows | None:
         """Return what the rows are of the prior, and of the batch that was read last."""
