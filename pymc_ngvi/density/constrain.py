@@ -14,7 +14,7 @@ from pymc.pytensorf import compile as pymc_compile
 from pymc.pytensorf import find_rng_nodes, reseed_rngs
 from pytensor.compile import Function
 from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.op import RNGConsumerOp
 
 from pymc_ngvi.core.sizes import AT_ONCE, CACHED
@@ -23,6 +23,7 @@ from pymc_ngvi.density.logdensity import ModelDensity
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.layout import Layout
+from pymc_ngvi.graphs.rewrites import has_op
 from pymc_ngvi.ops import cost
 from pymc_ngvi.rows.linear_map import LinearMap
 
@@ -123,7 +124,7 @@ class FunctionsAtDraws(ABC):
                 outputs = graph.on_flat_vector(self.model, self.layout, self._outputs(), theta)
                 outputs = graph.simplify(outputs, check_bounds=self.model.check_bounds)
                 # Vectorised, a random number that does not depend on theta would be the same in every draw.
-                draws_random_numbers = any(isinstance(node.op, RNGConsumerOp) for node in toposort(outputs))
+                draws_random_numbers = has_op(outputs, RNGConsumerOp)
                 self._function = OnDraws(self.model, theta, outputs, one_by_one=draws_random_numbers)
         return self._function
 

@@ -822,11 +822,7 @@ class LogDensity(ModelDensity):
             To be evaluated, which raises ValueError for models with Potentials, without observed variables, or with
             multivariate ones.
         """
-
-        def count(n: int) -> None:
-            self.n_hessians += n
-
-        return GaussNewtonHessian(self.second.gauss_newton, theta, count)
+        return GaussNewtonHessian(self.second.gauss_newton, theta, self)
 
 
 # --- the log density of a model whose data are not in one place: a prior here, and likelihoods of parts of the data

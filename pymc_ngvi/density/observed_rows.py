@@ -27,6 +27,7 @@ from pymc_ngvi.density.checks import broadcasts
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.graphs.rewrites import has_op
 from pymc_ngvi.ops import cost
 from pymc_ngvi.ops.elements import Apart, CannotLift, Facts
 from pymc_ngvi.reading.affine import (
@@ -193,7 +194,7 @@ class _Search:
         self._points = density.initial_point() + AROUND * around
         self._values = np.stack([np.asarray(function(point)) for point in self._points])
         self._shape = self._values.shape[1:]
-        known = [var for var in parameters if not any(_draws(v) for v in ancestors([var]))]
+        known = [var for var in parameters if not has_op([var], RNGConsumerOp)]
         written = [*flat, *self._candidates(graphs.on_flat_vector(known))]
         whole = [(var + pt.zeros(self._shape)).ravel() for var in written]
         self._outputs = pt.join(0, *graphs.simplify(whole))
@@ -218,10 +219,14 @@ class _Search:
         linear_map = predictors.linear_map if joint is None else joint.linear_map
         n, compile_ = int(np.prod(self._shape)), CompiledOnce(quickly)
         starts = range(n, facts.shape(inner)[0], n)
-        kinds = []
+        kinds, n_dim = [], self._theta.type.shape[0]
+
+        def predictors_at(n_points: int) -> Array:
+            return linear_map(np.random.default_rng(0).standard_normal((n_points, n_dim)))
+
         for index, lift, value in lifted(inner, np.arange(n), predictors.vector, facts):
             beside = [c for start in starts if (c := _lifted_too(lift, inner, index + start)) is not None]
-            kinds.append(_kind(index, lift, value, beside, self._at(linear_map), compile_))
+            kinds.append(_kind(index, lift, value, beside, predictors_at, compile_))
         result = ObservedRows(self._shape, kinds, linear_map)
         eta = result.linear_map(self._points)
         values = np.full((len(eta), int(np.prod(self._shape))), np.nan)
@@ -233,15 +238,6 @@ class _Search:
         if not bool(np.all(np.abs(values - wanted)[keep] <= ROUNDING * (1.0 + np.abs(wanted[keep])))):
             raise NotApart("its rows are not what its log density is made of")
         return result
-
-    def _at(self, linear_map: LinearMap) -> Callable[[int], Array]:
-        """Return what evaluates predictors at a number of points."""
-        n_dim = self._theta.type.shape[0]
-        return lambda n: linear_map(np.random.default_rng(0).standard_normal((n, n_dim)))
-
-
-def _draws(var: Variable) -> bool:
-    return var.owner is not None and isinstance(var.owner.op, RNGConsumerOp)
 
 
 def _parameters(rv: Variable, free: list[Variable]) -> Iterator[Variable]:

@@ -289,18 +289,14 @@ class Predictors:
         return True
 
     def _take(self) -> None:
-        self._data, self.version = self._now(), self.version + 1
-        self._forget("dependence", "plan", "linear_map")
-
-    def _forget(self, *names: str) -> None:
-        """Make what was computed anew when it is asked for."""
-        for name in names:
+        self.renew()
+        for name in ("dependence", "plan"):  # made anew when they are asked for
             self.__dict__.pop(name, None)
 
     def renew(self) -> None:
         """Take the values of the data as they are now, for predictors that depend on the same coordinates as before."""
         self._data, self.version = self._now(), self.version + 1
-        self._forget("linear_map")
+        self.__dict__.pop("linear_map", None)
 
     def retake(self) -> None:
         """Take the data as they are now, changed or not."""

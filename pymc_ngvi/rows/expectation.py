@@ -546,7 +546,9 @@ class Taken:
 
     def choose(self, tolerance: float) -> None:
         """Choose the rules of rows that are wider than those they have were chosen for, or much narrower."""
-        wider, narrower = self._changed()
+        wider, narrower = np.ones(len(self.codes), dtype=bool), np.zeros(len(self.codes), dtype=bool)
+        if not self._is_new:
+            wider, narrower = changed(self.codes, self.sd, self._sd)
         at = np.flatnonzero(wider | narrower)
         if not len(at):
             return
@@ -563,12 +565,6 @@ class Taken:
             error += float(found.error.sum())
         if len(at) == len(self.codes):
             self.error = error
-
-    def _changed(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return which rows are wider, and which narrower, than those that their rules were chosen for."""
-        if self._is_new:
-            return np.ones(len(self.codes), dtype=bool), np.zeros(len(self.codes), dtype=bool)
-        return changed(self.codes, self.sd, self._sd)
 
     def bends(self) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
         """Return E[f''], E[f^(3)], E[f^(4)] of rows with one predictor, and where the last two are not rounding."""

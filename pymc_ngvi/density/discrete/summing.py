@@ -334,13 +334,11 @@ class _OverDraws:
         reseed_rngs(self._rngs, random_seed)
         given = [np.asarray(values[name], dtype=var.type.dtype) for name, var in self._inputs.items()]
         with np.errstate(all="ignore"):
-            parts = [self._function(*[g[at] for g in given]) for at in self._parts(len(given[0]))]
+            n, some = len(given[0]), self._at_once
+            each = [slice(k, k + some) for k in range(0, n, some)] if some else range(n)
+            parts = [self._function(*[g[at] for g in given]) for at in each]
         join = np.concatenate if self._at_once else np.stack
         return {name: join(part) for name, part in zip(self._outputs, zip(*parts, strict=True), strict=True)}
-
-    def _parts(self, n: int) -> Sequence[slice] | range:
-        """Return which draws go together: some at a time, or one by one."""
-        return [slice(k, k + self._at_once) for k in range(0, n, self._at_once)] if self._at_once else range(n)
 
 
 def _differ(made: Sequence[Variable], single: Sequence[Variable], inputs: Sequence[Variable]) -> bool:

@@ -25,7 +25,7 @@ from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from
 from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS, STREAMED
 from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, slices
-from pymc_ngvi.core.types import Array, Independent, MeanHessian, Outer, Whitener
+from pymc_ngvi.core.types import Array, Independent, MeanHessian, Outer, Target, Whitener
 from pymc_ngvi.density.checks import LikelihoodRows
 from pymc_ngvi.density.flat import FlatGraphs, Functions
 from pymc_ngvi.density.sparse_hessian import CoordinateHessian, SparseHessian, units
@@ -50,7 +50,7 @@ class GaussNewtonGraphs:
         self, graphs: FlatGraphs, functions: Functions, rows: LikelihoodRows, start: Array, widest: int
     ) -> None:
         self.graphs, self.functions, self.start, self.widest = graphs, functions, start, widest
-        self._rows = rows
+        self._rows, self.theta = rows, graphs.theta
         self.n_in_call = int(np.clip(2 * CACHED_ELEMENTS // max(widest, 1), 16, 4096))
 
     def __getstate__(self) -> dict[str, object]:
@@ -63,11 +63,6 @@ class GaussNewtonGraphs:
             rows, scales, rest = self._rows.graphs()
             *rows, rest = self.graphs.simplify(self.graphs.on_flat_vector([*rows, *scales, rest]))
         return rows[: len(scales)], rows[len(scales) :], rest
-
-    @property
-    def theta(self) -> Variable:
-        """The flat vector."""
-        return self.graphs.theta
 
     @property
     def rows(self) -> list[Variable]:
@@ -718,19 +713,19 @@ class GaussNewtonMatrix:
 class GaussNewtonHessian(MeanHessian):
     """The mean over draws of the Gauss-Newton matrix."""
 
-    def __init__(self, matrix: GaussNewtonMatrix, theta: Array, count: Callable[[int], None]) -> None:
-        self._matrix, self._theta, self._count = matrix, theta, count
+    def __init__(self, matrix: GaussNewtonMatrix, theta: Array, counter: Target) -> None:
+        self._matrix, self._theta, self._counter = matrix, theta, counter
 
     def diagonal(self) -> Array:
         """Return the diagonal, (n_dim,)."""
-        self._count(len(self._theta))
+        self._counter.n_hessians += len(self._theta)
         return self._matrix.mean_diagonal(self._theta)
 
     def whitened(self, state: Whitener) -> Array:
         """Return the whitened curvature, as a state stores it: outer products of whitened gradients."""
         if isinstance(state, Independent):
             return super().whitened(state)
-        self._count(len(self._theta))
+        self._counter.n_hessians += len(self._theta)
         with np.errstate(all="ignore"):
             total = state.curvature(_RestHessian(self._matrix.rest, self._theta))
             for gradients in self._matrix.gradients(self._theta):
