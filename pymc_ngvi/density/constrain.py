@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from pymc.pytensorf import compile as pymc_compile
 from pymc.pytensorf import find_rng_nodes, reseed_rngs
 from pytensor.compile import Function
-from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors
+from pytensor.graph import Variable, ancestors
 from pytensor.tensor.random.op import RNGConsumerOp
 
 from pymc_ngvi.core.sizes import AT_ONCE, CACHED

@@ -20,12 +20,21 @@ from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, slices
 from pymc_ngvi.core.types import AnyArray, Array, CountedElsewhere, Expectation, MeanHessian, RowRules, Spread
 from pymc_ngvi.density.by_rows import NO_ROWS, NOT_LOG_P, ByRows, ModelRows, described_rows
-from pymc_ngvi.density.checks import CannotReuse, LikelihoodRows, ModelState, check_model, same_options
 from pymc_ngvi.density.discrete.summing import DiscreteDraws, SummedOut, refuse_discrete, summed_out
 from pymc_ngvi.density.expectations import Expectations, Pointwise, SeenFromRows
 from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
 from pymc_ngvi.density.gauss_newton.matrix import GaussNewtonHessian
-from pymc_ngvi.density.info import Minibatches, ModelInfo, initial_point_function, terms_by_variable
+from pymc_ngvi.density.info import (
+    CannotReuse,
+    LikelihoodRows,
+    Minibatches,
+    ModelInfo,
+    ModelState,
+    check_model,
+    initial_point_function,
+    same_options,
+    terms_by_variable,
+)
 from pymc_ngvi.density.second_order import ModelHessian, PatternedHessian, RowsHessian, SecondOrder, Together
 from pymc_ngvi.graphs import graph, programs
 from pymc_ngvi.graphs.backends import BACKENDS, check_installed, without_c

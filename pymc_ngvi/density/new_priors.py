@@ -40,8 +40,8 @@ from scipy.special import betaln
 
 from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.density.checks import broadcasts
 from pymc_ngvi.density.constrain import TermSums, log_densities
+from pymc_ngvi.density.info import broadcasts
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.layout import Layout
 

@@ -23,7 +23,7 @@ from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.by_rows import AROUND, N_CHECKED
-from pymc_ngvi.density.checks import broadcasts
+from pymc_ngvi.density.info import broadcasts
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c

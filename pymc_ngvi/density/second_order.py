@@ -20,10 +20,10 @@ from pymc_ngvi.core.sizes import HELD
 from pymc_ngvi.core.sparsity.coloured import ColouredHessian, batch, slices
 from pymc_ngvi.core.types import Array, Later, MeanHessian, Target
 from pymc_ngvi.density.by_rows import ByRows
-from pymc_ngvi.density.checks import LikelihoodRows
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
 from pymc_ngvi.density.gauss_newton.matrix import GaussNewtonGraphs, GaussNewtonMatrix
+from pymc_ngvi.density.info import LikelihoodRows
 from pymc_ngvi.density.sparse_hessian import CoordinateHessian, SparseHessian, colour
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c

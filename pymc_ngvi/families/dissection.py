@@ -23,9 +23,9 @@ from scipy.sparse import csgraph
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.families.matrices.sparse.fronts import independent
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure, SummedStructure
+from pymc_ngvi.families.matrices.structure import Partition
 
 #: Borders tried at most: those of as many different degrees.
 _N_DEGREES = 24

@@ -25,8 +25,15 @@ from pymc_ngvi.families.family import (
     Product,
     Traits,
 )
-from pymc_ngvi.families.matrices.partition import Partition
-from pymc_ngvi.families.matrices.structure import LOG_2PI, PER_COORDINATE, PER_ENTRY, Dense, Diagonal, Structure
+from pymc_ngvi.families.matrices.structure import (
+    LOG_2PI,
+    PER_COORDINATE,
+    PER_ENTRY,
+    Dense,
+    Diagonal,
+    Partition,
+    Structure,
+)
 
 #: The tag of the class among the arrays of a Gaussian.
 TAG = "of"

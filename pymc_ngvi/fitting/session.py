@@ -33,7 +33,7 @@ from pymc_ngvi.core.types import (
     VariationalState,
 )
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.density.checks import constant_data
+from pymc_ngvi.density.info import constant_data
 from pymc_ngvi.density.streams.density import StreamDensity
 from pymc_ngvi.families import MixtureState, SparseState, StudentTState, SummedState
 from pymc_ngvi.families.gaussian import Gaussian

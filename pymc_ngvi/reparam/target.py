@@ -16,7 +16,7 @@ from pymc_ngvi.core.sizes import CACHED
 from pymc_ngvi.core.types import AnyArray, Array, Later, MeanHessian, OfAllData, PatternHessian
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.conditional import GuideFunctions, quadratic_guide
-from pymc_ngvi.families.matrices.partition import Partition
+from pymc_ngvi.families.matrices.structure import Partition
 from pymc_ngvi.reading.affine import logp_of
 
 # --- vectors and matrices of the local coordinates of many draws, block by block ---
@@ -352,7 +352,7 @@ class Conditional:
     --------
     >>> import numpy as np
     >>> import pymc as pm
-    >>> from pymc_ngvi.families.matrices.partition import Partition
+    >>> from pymc_ngvi.families.matrices.structure import Partition
     >>> from pymc_ngvi.density import LogDensity
     >>> from pymc_ngvi.density.conditional import GuideFunctions
     >>> from pymc_ngvi.reparam import Conditional
@@ -542,7 +542,7 @@ class ReparametrisedDensity(OfAllData):
     --------
     >>> import numpy as np
     >>> import pymc as pm
-    >>> from pymc_ngvi.families.matrices.partition import Partition
+    >>> from pymc_ngvi.families.matrices.structure import Partition
     >>> from pymc_ngvi.density import LogDensity
     >>> from pymc_ngvi.density.conditional import GuideFunctions
     >>> from pymc_ngvi.reparam import Conditional, ReparametrisedDensity

@@ -21,8 +21,8 @@ from pymc_ngvi.core.messages import checked_names, shortened
 from pymc_ngvi.core.seeds import Seed, seed_of
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.density.checks import quoted
 from pymc_ngvi.density.constrain import Constrainer, OnDraws
+from pymc_ngvi.density.info import quoted
 from pymc_ngvi.density.predictive import Treatment, data_behind
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.new_rows import (

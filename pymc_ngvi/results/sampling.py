@@ -20,8 +20,8 @@ from pymc_ngvi.core.seeds import Seed, generator_of, seed_of
 from pymc_ngvi.core.sizes import check_chains, check_cov_size, check_draws
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
-from pymc_ngvi.density.checks import of_batches, quoted
 from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.density.info import of_batches, quoted
 from pymc_ngvi.moves.draws import MovedDraws
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
 from pymc_ngvi.results.corrections import weighted_draws

@@ -24,7 +24,7 @@ from pytensor.tensor.random.op import RNGConsumerOp
 from scipy.special import logsumexp
 
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.density.checks import quoted
+from pymc_ngvi.density.info import quoted
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.ops import cost
 

@@ -26,8 +26,8 @@ from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS, STREAMED
 from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, slices
 from pymc_ngvi.core.types import Array, Independent, MeanHessian, Outer, Target, Whitener
-from pymc_ngvi.density.checks import LikelihoodRows
 from pymc_ngvi.density.flat import FlatGraphs, Functions
+from pymc_ngvi.density.info import LikelihoodRows
 from pymc_ngvi.density.sparse_hessian import CoordinateHessian, SparseHessian, units
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c

@@ -24,8 +24,8 @@ from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import AnyArray, Array, Expectation, MatrixHessian, RowRules, Spread
 from pymc_ngvi.density.by_rows import ModelRows
-from pymc_ngvi.density.checks import quoted
 from pymc_ngvi.density.expectations import Expectations
+from pymc_ngvi.density.info import quoted
 from pymc_ngvi.density.logdensity import LogDensity, Sum
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.reading.affine import Factor, factors_of

@@ -14,10 +14,9 @@ from pymc_ngvi.core import linalg
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import AnyArray, Array, MeanHessian
-from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
 from pymc_ngvi.families.matrices.sparse.fronts import Fronts, Ints, Supernodes, fronts_of
-from pymc_ngvi.families.matrices.structure import PER_COORDINATE, Dense, Structure
+from pymc_ngvi.families.matrices.structure import PER_COORDINATE, Dense, Partition, Structure
 
 #: Lists of pairs of coordinates whose places are remembered, and factors.
 _N_LISTS, _N_FACTORS = 4, 2
