@@ -232,7 +232,12 @@ class LikelihoodRows:
                 "distribution is multivariate. estimator='gauss_newton' squares the gradients of single, independent "
                 f"observations. {_INSTEAD}"
             )
-        scales = [_scale(factor.variable, value) for factor, value in zip(observed, values, strict=True)]
+        scales = [
+            get_scaling(rv.owner.inputs[1:], value.shape)
+            if isinstance(rv.owner.op, MinibatchRandomVariable)
+            else pt.constant(1.0)
+            for rv, value in zip([factor.variable for factor in observed], values, strict=True)
+        ]
         return [factor.logp for factor in observed], scales, logp_of(self._of_role("prior"))
 
     def _of_role(self, role: Role) -> list[Factor]:
@@ -250,12 +255,6 @@ class LikelihoodRows:
                 "log density; estimator='gauss_newton' squares the gradients of single observations, and can't tell "
                 f"those of a Potential apart. Write them as observed variables (pm.CustomDist). {_INSTEAD}"
             )
-
-
-def _scale(rv: Variable, value: Variable) -> Variable:
-    if not isinstance(rv.owner.op, MinibatchRandomVariable):
-        return pt.constant(1.0)
-    return get_scaling(rv.owner.inputs[1:], value.shape)
 
 
 # --- minibatches: the random row indices of ``pm.Minibatch``, held fixed until the next batch is asked for ---

@@ -145,7 +145,8 @@ class Facts:
         self.nodes = found[::-1]
         self._values: dict[Variable, Any] = {}
         self._shapes: dict[Variable, tuple[int, ...]] = {}
-        self._prepare(output, theta, self._varying(order) if conditions else self.nodes)
+        varying = [node for node in order if not all(map(self.is_known, node.outputs))]
+        self._prepare(output, theta, varying if conditions else self.nodes)
         self.refresh()
 
     def kind(self, var: Variable) -> Kind:
@@ -187,9 +188,6 @@ class Facts:
         if isinstance(node.op, RNGConsumerOp) or not all(self.is_known(i) for i in node.inputs):
             return Kind.STEP
         return Kind.KNOWN
-
-    def _varying(self, order: list[Apply]) -> list[Apply]:
-        return [node for node in order if not all(self.is_known(out) for out in node.outputs)]
 
     def _prepare(self, output: Variable, theta: Variable, nodes: list[Apply]) -> None:
         """Make one function of the known inputs that are no constants, and of the shapes that types don't tell."""

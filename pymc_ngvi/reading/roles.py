@@ -93,11 +93,6 @@ class Lineage:
         """Return the free variables that a variable is computed from."""
         return self._named(self._masks.get(var, 0))
 
-    def is_from(self, name: str, free: set[str]) -> bool:
-        """Tell whether a variable of the model is computed from some of these free ones, and from no others."""
-        of = self.parents(self.model[name])
-        return bool(of) and of <= free
-
     @functools.cache  # noqa: B019  (lives as long as the search for roles)
     def ancestors(self, name: str) -> frozenset[Variable]:
         """Return all variables that one of the model is computed from, through priors, too."""
@@ -121,11 +116,6 @@ class Lineage:
         """Tell whether a variable is a ZeroSumNormal over one axis."""
         op: Op = getattr(rv.owner, "op", None)
         return type(op).__name__ == "ZeroSumNormalRV" and getattr(op, "ndim_supp", 0) == 1
-
-    def is_packed_cholesky(self, name: str) -> bool:
-        """Tell whether a free variable is a Cholesky factor, packed to a vector."""
-        rv = self.free.get(name)
-        return rv is not None and "LKJCholesky" in type(rv.owner.op).__name__
 
     def is_missing_data(self, rv: Variable) -> bool:
         """Tell whether a free variable is the missing part of an observed one."""
@@ -601,10 +591,13 @@ def _report(group: _Group, lineage: Lineage) -> Grouping:
     raw = [m.variable.name for m in group.members if m.raw]
     whole = [m.variable.name for m in group.members if not m.raw]
     effects = [*whole, *group.derived]
+    # Cholesky factors that are packed to vectors, and Deterministics made of them.
+    free = {name: lineage.free[name] for name in group.scale_names if name in lineage.free}
     packed = [
         name
-        for name in group.scale_names
-        if lineage.is_packed_cholesky(name) and any(lineage.is_from(d, {name}) for d in group.scale_names if d != name)
+        for name, rv in free.items()
+        if "LKJCholesky" in type(rv.owner.op).__name__
+        and any(lineage.parents(lineage.model[d]) == {name} for d in group.scale_names if d != name)
     ]
     name = ":".join(d.removesuffix(_BAMBI) for d in group.dims) or ", ".join(effects or raw)
     return Grouping(

@@ -284,8 +284,13 @@ _DIFFER = dict.fromkeys(("dims", "coordinates"), "differ")
 def check_same(keys: Sequence[Hashable], facts: Sequence[ModelFacts]) -> None:
     """Compare each shard with the first."""
     first = facts[0]
-    if len(keys) > 1:
-        _check_complete(keys, facts)
+    for key, of_shard in zip(keys, facts, strict=True):
+        if of_shard.lacking and len(keys) > 1:
+            raise ShardError(
+                f"{of_shard.lacking[0]!r} lacks values in shard {key!r}. They are free variables, and those of shards "
+                "have to be the same. Leave out the rows that lack them.",
+                key,
+            )
     for key, other in zip(keys[1:], facts[1:], strict=True):
         _check_variables(keys[0], first.signature, key, other.signature)
         if not _same(first.log_prior, other.log_prior):
@@ -319,16 +324,6 @@ def _is_common(name: str, keys: Sequence[Hashable], facts: Sequence[ModelFacts])
                 key,
             )
     return True
-
-
-def _check_complete(keys: Sequence[Hashable], facts: Sequence[ModelFacts]) -> None:
-    for key, of_shard in zip(keys, facts, strict=True):
-        if of_shard.lacking:
-            raise ShardError(
-                f"{of_shard.lacking[0]!r} lacks values in shard {key!r}. They are free variables, and those of shards "
-                "have to be the same. Leave out the rows that lack them.",
-                key,
-            )
 
 
 def _check_variables(one: Hashable, first: Signature, key: Hashable, other: Signature) -> None:
