@@ -1,36 +1,41 @@
 """A log density as a sum over rows: found when it is first asked for, checked, and what follows from it."""
 
+import contextlib
 import functools
 import logging
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 
+from numpy.typing import NDArray
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern, is_dense
 from pymc_ngvi.core.refusal import NotApart, Reason, Refused, RowsGivenUp
+from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
 from pymc_ngvi.core.types import Array, Spread
-from pymc_ngvi.density.expectations import Expectations, Pointwise
-from pymc_ngvi.density.flat import DataSeen, FlatGraphs, Functions, OfTerms, RowsFound
-from pymc_ngvi.density.row_space import SeenFromRows, seen_from_rows
+from pymc_ngvi.density.expectations import Expectations, Pointwise, SeenFromRows, seen_from_rows
+from pymc_ngvi.density.flat import DataSeen, FlatGraphs, Functions, RowsFound
 from pymc_ngvi.graphs import graph
+from pymc_ngvi.reading.affine import Role
 from pymc_ngvi.reading.found import Reading
-from pymc_ngvi.reading.terms import is_smooth
+from pymc_ngvi.reading.terms import Rows, is_smooth
 from pymc_ngvi.rows.linear_map import Seen
 from pymc_ngvi.rows.row_hessian import (
     FEW_PREDICTORS,
     PredictorMeanHessian,
     RowHessian,
     SecondDerivatives,
+    curvature_agrees,
     pattern_of_rows,
 )
 
 #: Points about the start, and how far from it, at which rows are compared with log p.
-_N_CHECKED, _AROUND = 3, 0.3
+N_CHECKED, AROUND = 3, 0.3
 #: Standard deviations of a Gaussian about a point, in those of a fit: much narrower ones are lost in rounding.
 _NARROW = 1e-3
 #: Elements of log p from which on it pays to compile second derivatives of rows of many predictors.
@@ -155,8 +160,8 @@ class ByRows:
         """Return why rows are not all of log p; None where they are."""
         if rows.terms.rest:
             return Refused(Reason.NOT_ALL_ROWS, "log p has a part that is no row")
-        around = np.random.default_rng(0).standard_normal((_N_CHECKED, len(self._start)))
-        theta = self._start + _AROUND * np.concatenate([np.zeros((1, len(self._start))), around])
+        around = np.random.default_rng(0).standard_normal((N_CHECKED, len(self._start)))
+        theta = self._start + AROUND * np.concatenate([np.zeros((1, len(self._start))), around])
         logp = self.logp(theta)
         if np.isfinite(logp[0]) and rows.anchor(theta, logp):
             return None
@@ -181,14 +186,14 @@ class ByRows:
     @property
     def seen(self) -> SeenFromRows | None:
         """Log p in the space of its rows, where these are far fewer than coordinates with fixed normal priors."""
-        return None if self.found is None else self._of_terms(self._kept.from_rows, seen_from_rows)
+        return None if self.found is None else self._of_terms("space", seen_from_rows)
 
     @property
     def pointwise(self) -> Pointwise | None:
         """Log p and its gradient at points; None without rows, or where these have no derivatives here."""
         if self.found is None:
             return None
-        return self._of_terms(self._kept.pointwise, lambda rows: Pointwise.of(rows, self._functions.compile_for_rows))
+        return self._of_terms("pointwise", lambda rows: Pointwise.of(rows, self._functions.compile_for_rows))
 
     # --- second derivatives ---
 
@@ -220,12 +225,12 @@ class ByRows:
     @property
     def is_smooth(self) -> bool:
         """Whether rows are made of operations alone that are known to have second derivatives: no graph is made."""
-        return self._of_terms(self._kept.are_smooth, lambda rows: all(map(is_smooth, rows.terms.rows)))
+        return self._of_terms("are smooth", lambda rows: all(map(is_smooth, rows.terms.rows)))
 
     @property
     def structure(self) -> Pattern | None:
         """Entries of the Hessian that can differ from 0; None where they are too many to hold."""
-        return self._of_terms(self._kept.structure, self._structure)
+        return self._of_terms("structure", self._structure)
 
     @property
     def pattern(self) -> Pattern | None:
@@ -237,7 +242,7 @@ class ByRows:
         """Entries that can differ from 0 beside sums over many coordinates; None where there are no such sums."""
         if self.found is None or self._rows.joint is None or not self.gives_pattern:
             return None
-        return self._of_terms(self._kept.with_sums, self._with_sums)
+        return self._of_terms("structure with sums", self._with_sums)
 
     @property
     def n_products(self) -> int:
@@ -252,12 +257,13 @@ class ByRows:
         """
         if self.found is None or self._kept.no_hessian:
             return None
-        hessian: RowHessian = self._of_terms(self._kept.hessian, self._compiled)
+        hessian: RowHessian = self._of_terms("Hessian", lambda rows: RowHessian(rows.linear_map, self._derivatives))
         self._n_calls += 1
         if len(theta) and self._n_calls & (self._n_calls - 1) == 0:
             point = theta.mean(axis=0)
             agree = self._rows.agrees(point[None], self.logp(point[None]))
-            if not (agree and hessian.agrees(point, self._rows.at, np.random.default_rng(self._n_calls))):
+            rng, mean = np.random.default_rng(self._n_calls), hessian.mean(point[None])
+            if not (agree and curvature_agrees(hessian.linear, mean, point, self._rows.at, rng)):
                 logger.info("The Hessian by rows is not that of log p: it is found from all coordinates.")
                 self._kept.no_hessian = True
                 if not agree:
@@ -285,19 +291,19 @@ class ByRows:
 
     @property
     def _derivatives(self) -> list[SecondDerivatives]:
-        return self._of_terms(self._kept.derivatives, self._differentiated)
+        return self._of_terms(
+            "derivatives", lambda rows: [rows.engine.second_derivatives(part) for part in rows.terms.rows]
+        )
 
-    def _of_terms[T](self, what: OfTerms[T], make: Callable[[Expectations], T]) -> T:
+    def _of_terms[T](self, name: str, make: Callable[[Expectations], T]) -> T:
         """Return what follows from the rows, made once for the same data."""
-        if what.is_made:  # nothing is compiled for other data
-            return what.of(self._rows, make)
-        rows = self._rows
-        with self._functions.timed():
-            return what.of(rows, make)
-
-    @staticmethod
-    def _differentiated(rows: Expectations) -> list[SecondDerivatives]:
-        return [rows.engine.second_derivatives(part) for part in rows.terms.rows]
+        rows, known = self._rows, self._kept.of_terms.get(name)
+        if known is None or known[0] is not rows.terms:
+            # For other data, nothing is compiled.
+            with self._functions.timed() if known is None else contextlib.nullcontext():
+                known = self._kept.of_terms[name] = rows.terms, make(rows)
+        made: T = known[1]
+        return made
 
     def _structure(self, rows: Expectations) -> Pattern | None:
         new, kept = pattern_of_rows(rows.functions, rows.predictors.dependence), self._kept
@@ -310,5 +316,149 @@ class ByRows:
         pattern, weights = pattern_of_rows(rows.functions, rows.joint.dependence), rows.joint.linear_map.weights
         return None if pattern is None or weights is None else SummedPattern(pattern, weights)
 
-    def _compiled(self, rows: Expectations) -> RowHessian:
-        return RowHessian(rows.linear_map, self._derivatives)
+
+# --- what the rows of a model are: of which of its variables, and functions of what. For people to read ---
+
+
+@dataclass(frozen=True, eq=False)
+class PredictorKind:
+    """One of the predictors of each row of a kind.
+
+    Parameters
+    ----------
+    depends : Dependence
+        On which coordinates that of each row depends, (n_rows,).
+    number : ndarray of int, shape (n_rows,)
+        Which of all predictors it is.
+    is_coordinate : bool
+        Whether it is a coordinate itself, and no linear combination.
+    """
+
+    depends: Dependence
+    number: Ints
+    is_coordinate: bool
+
+    @functools.cached_property
+    def coordinates(self) -> Ints:
+        """Coordinates that any row's depends on, ascending."""
+        return np.unique(self.depends.sets[np.unique(self.depends.index)].indices)
+
+
+@dataclass(frozen=True, eq=False)
+class RowKind:
+    """Rows that are the same function of different predictors.
+
+    Parameters
+    ----------
+    variable : str
+        The one of the model whose log density they are of.
+    role : {"observed", "prior", "potential"}
+    predictors : tuple of PredictorKind
+    n_directions : int
+        In how many directions the function varies.
+    """
+
+    variable: str
+    role: Role
+    predictors: tuple[PredictorKind, ...]
+    n_directions: int
+
+    @property
+    def n(self) -> int:
+        """Rows."""
+        return len(self.predictors[0].number)
+
+
+@dataclass(frozen=True)
+class NoRows:
+    """A variable whose log density is no sum over rows, and why."""
+
+    variable: str
+    role: Role
+    why: str
+
+
+@dataclass(frozen=True)
+class ModelRows:
+    """Log p as a sum over rows, as far as it is one.
+
+    Parameters
+    ----------
+    kinds : tuple of RowKind
+        Those of observed variables first.
+    rest : tuple of NoRows
+        Variables with parts that are no rows.
+    n_dim : int
+        Coordinates.
+    n_linear, n_entries : int
+        Rows and entries of X, where predictors that are no coordinates themselves are an offset plus X theta.
+    why_not : str
+        Why no expectations are taken by rows, where they are not; empty where they are.
+    """
+
+    kinds: tuple[RowKind, ...] = ()
+    rest: tuple[NoRows, ...] = ()
+    n_dim: int = 0
+    n_linear: int = 0
+    n_entries: int = 0
+    why_not: str = ""
+
+    def beside(self, other: "ModelRows") -> "ModelRows":
+        """Return these, and those of another part of log p."""
+        kinds, rest, why_not = self.kinds + other.kinds, self.rest + other.rest, self.why_not or other.why_not
+        n_linear, n_entries = self.n_linear + other.n_linear, self.n_entries + other.n_entries
+        return ModelRows(_in_order(kinds), rest, self.n_dim, n_linear, n_entries, why_not)
+
+
+def described_rows(graphs: FlatGraphs, by_rows: ByRows) -> ModelRows:
+    """Return what the rows of a model are, or why there are none; variable by variable."""
+    reading = by_rows.reading
+    if reading is None:
+        return ModelRows(why_not=by_rows.why_not)
+    try:
+        depends, is_coordinate = reading.predictors.dependence, reading.predictors.are_coordinates
+        kinds: list[RowKind] = []
+        rest: list[NoRows] = []
+        for part, factor in enumerate(graphs.factors):
+            of_part, why = reading.terms.of_part(part)
+            kinds += _united([_kind(factor.name, factor.role, rows, depends, is_coordinate) for rows in of_part])
+            rest += [NoRows(factor.name, factor.role, reason) for reason in why[:1]]
+        slots = [p.number for kind in kinds for p in kind.predictors if not p.is_coordinate]
+        used = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *slots]))
+        n_entries = int(np.diff(depends.sets.indptr)[depends.index[used]].sum())
+        found = ModelRows(_in_order(kinds), tuple(rest), graphs.layout.n_dim, len(used), n_entries)
+    except NotApart:  # with sums over many coordinates, rows may be too wide to be told of
+        found = ModelRows()
+    return replace(found, why_not=by_rows.why_not)
+
+
+def _in_order(kinds: Iterable[RowKind]) -> tuple[RowKind, ...]:
+    return tuple(sorted(kinds, key=lambda kind: ("observed", "potential", "prior").index(kind.role)))
+
+
+def _kind(name: str, role: Role, rows: Rows, depends: Dependence, is_coordinate: NDArray[np.bool_]) -> RowKind:
+    slots = [
+        PredictorKind(Dependence(depends.sets, depends.index[at]), at, bool(is_coordinate[at].all()))
+        for at in rows.index.T
+    ]
+    slots.sort(key=lambda slot: (slot.is_coordinate, slot.coordinates[:1].tolist()))
+    return RowKind(name, role, tuple(slots), rows.n_directions)
+
+
+def _united(kinds: list[RowKind]) -> list[RowKind]:
+    """Put rows together that have as many predictors of the same kinds, and were found apart."""
+    alike: dict[tuple[object, ...], list[RowKind]] = {}
+    for kind in kinds:
+        key = (kind.n_directions, *((p.is_coordinate, p.coordinates.tobytes()) for p in kind.predictors))
+        alike.setdefault(key, []).append(kind)
+    return [group[0] if len(group) == 1 else _joined(group) for group in alike.values()]
+
+
+def _joined(group: list[RowKind]) -> RowKind:
+    first = group[0]
+    slots = []
+    for same in zip(*(kind.predictors for kind in group), strict=True):
+        index = np.concatenate([p.depends.index for p in same])
+        number = np.concatenate([p.number for p in same])
+        slots.append(PredictorKind(Dependence(same[0].depends.sets, index), number, same[0].is_coordinate))
+    return RowKind(first.variable, first.role, tuple(slots), first.n_directions)

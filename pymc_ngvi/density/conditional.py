@@ -14,13 +14,9 @@ import pytensor
 import pytensor.tensor as pt
 
 from numpy.typing import NDArray
-from pytensor.compile import Function
-from pytensor.compile.ops import ViewOp
-from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.compile import Function, SharedVariable, ViewOp
 from pytensor.gradient import DisconnectedType
-from pytensor.graph.basic import Variable
-from pytensor.graph.replace import graph_replace, vectorize_graph
-from pytensor.graph.traversal import graph_inputs
+from pytensor.graph import Variable, graph_inputs, graph_replace, vectorize_graph
 from pytensor.scalar import Cast, Exp, Identity, Sigmoid
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.basic import BernoulliRV, NormalRV, PoissonRV
@@ -32,11 +28,12 @@ from scipy.special import expit, logit
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.logdensity import LogDensity
-from pymc_ngvi.families.matrices.partition import Partition
+from pymc_ngvi.families.matrices.structure import Partition
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.reading.affine import logp_of
+from pymc_ngvi.reading.terms import ROUNDING
 
 # --- guides of group effects other than log p itself: the prior alone, and a quadratic one from the data [1]_ ---
 #
@@ -86,7 +83,8 @@ def quadratic_guide(density: LogDensity, structure: Partition) -> Variable:
     rest = logp_of([factor for factor in density.graphs.factors if factor.variable not in by_expansion])
     with without_c():
         etas = model.replace_rvs_by_values([eta for _, _, eta in expanded])
-        data = [_data(model.rvs_to_values[rv]) for rv, _, _ in expanded]
+        values = pytensor.function([], [model.rvs_to_values[rv] for rv, _, _ in expanded], mode=quick_mode())()
+        data = [np.asarray(value, dtype=np.float64) for value in values]
         groups = _groups(density, structure, density.graphs.on_flat_vector(etas), [y.shape for y in data])
     terms = [
         _expansion(kind, eta, y, group)
@@ -143,11 +141,6 @@ def _unwrapped(variable: Variable) -> Variable:
     return variable
 
 
-def _data(value: Variable) -> Array:
-    """Return the data of an observed variable as they are now."""
-    return np.asarray(pytensor.function([], value, mode=quick_mode())(), dtype=np.float64)
-
-
 def _groups(
     density: LogDensity, structure: Partition, etas: list[Variable], shapes: list[tuple[int, ...]]
 ) -> list[NDArray[np.intp]]:
@@ -170,7 +163,7 @@ def _groups(
         among = local[(block >> digit) & 1 == 1]
         moved[among] += 0.5 + rng.random(len(among))
         for number, a, b in zip(numbers, before, function(moved), strict=True):
-            number += (np.abs(b - a) > 1e-9 * (1.0 + np.abs(a))).astype(np.intp) << digit
+            number += (np.abs(b - a) > ROUNDING * (1.0 + np.abs(a))).astype(np.intp) << digit
     return [number - 1 for number in numbers]
 
 
@@ -238,13 +231,9 @@ class GuideFunctions:
         self.density = density
         self.is_exact = guide is None
         self._functions: dict[str, Function] = {}
-        with density.functions.timed():
-            self._build(density, structure, guide, order)
-
-    def _build(self, density: LogDensity, structure: Partition, guide: Variable | None, order: int) -> None:
         local = set(structure.locals_.tolist())
         names = [v.name for v in density.layout.variables if not local.isdisjoint(range(v.where.start, v.where.stop))]
-        with without_c():
+        with density.functions.timed(), without_c():
             outputs = [logp_of(density.graphs.factors) if guide is None else guide]
             shared = [v for v in graph_inputs(outputs) if isinstance(v, SharedVariable)]
             constants = {v: _constant(v) for v in shared if isinstance(v.type, TensorType | XTensorType)}

@@ -1,25 +1,30 @@
-"""From flat unconstrained draws to the variables that users know: constrained values and Deterministics."""
+"""From flat unconstrained draws to what users know: constrained values, Deterministics, linear predictors and sums."""
+
+import math
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pymc as pm
 
+from numpy.typing import NDArray
 from pymc.pytensorf import compile as pymc_compile
 from pymc.pytensorf import find_rng_nodes, reseed_rngs
 from pytensor.compile import Function
-from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph import Variable, ancestors
 from pytensor.tensor.random.op import RNGConsumerOp
 
-from pymc_ngvi.core.sizes import CACHED
+from pymc_ngvi.core.sizes import AT_ONCE, CACHED
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.density.model_density import ModelDensity
+from pymc_ngvi.density.logdensity import ModelDensity
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.layout import Layout
+from pymc_ngvi.graphs.rewrites import has_op
 from pymc_ngvi.ops import cost
+from pymc_ngvi.rows.linear_map import LinearMap
 
 # --- outputs of a graph at many draws: over a batch of draws at once, or one by one where that can't be ---
 
@@ -104,13 +109,11 @@ class FunctionsAtDraws(ABC):
 
     model: pm.Model
     layout: Layout
+    _function: OnDraws | None = None
 
     @abstractmethod
     def _outputs(self) -> list[Variable]:
         """Return the functions, of the value variables."""
-
-    def _forget(self) -> None:
-        self._function: OnDraws | None = None
 
     def compiled(self) -> OnDraws:
         """Return what evaluates them: made once."""
@@ -120,7 +123,7 @@ class FunctionsAtDraws(ABC):
                 outputs = graph.on_flat_vector(self.model, self.layout, self._outputs(), theta)
                 outputs = graph.simplify(outputs, check_bounds=self.model.check_bounds)
                 # Vectorised, a random number that does not depend on theta would be the same in every draw.
-                draws_random_numbers = any(isinstance(node.op, RNGConsumerOp) for node in toposort(outputs))
+                draws_random_numbers = has_op(outputs, RNGConsumerOp)
                 self._function = OnDraws(self.model, theta, outputs, one_by_one=draws_random_numbers)
         return self._function
 
@@ -141,7 +144,6 @@ class TermSums(FunctionsAtDraws):
 
     def __init__(self, model: pm.Model, layout: Layout, make: Callable[[], list[Variable]]) -> None:
         self.model, self.layout, self._make = model, layout, make
-        self._forget()
 
     def _outputs(self) -> list[Variable]:
         return [term.sum() for term in self._make()]
@@ -180,7 +182,6 @@ class Constrainer(FunctionsAtDraws):
         self._deterministics = deterministics
         self._left_out = {d.name for d in self.model.deterministics} - {d.name for d in density.deterministics}
         self.names = names
-        self._forget()
 
     @classmethod
     def of(
@@ -196,19 +197,7 @@ class Constrainer(FunctionsAtDraws):
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: the compiled function is made again when it is needed."""
-        return {
-            "model": self.model,
-            "layout": self.layout,
-            "_minibatches": self._minibatches,
-            "_deterministics": self._deterministics,
-            "names": self.names,
-            "_left_out": self._left_out,
-        }
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        """Restore from a pickle."""
-        self.__dict__.update(state)
-        self._forget()
+        return {name: value for name, value in self.__dict__.items() if name != "_function"}
 
     def __call__(self, theta: Array, *, random_seed: int | None = None) -> Values:
         """Evaluate all variables at draws."""
@@ -217,9 +206,8 @@ class Constrainer(FunctionsAtDraws):
         values: Values = {
             v.name: flat[v.name].astype(v.type.dtype, copy=False) for v in value_vars if self._is_wanted(v.name)
         }
-        computed = self._computed_names()
-        if computed:
-            for name, value in zip(computed, self.evaluate(theta, random_seed), strict=True):
+        if self.computed:
+            for name, value in zip(self.computed, self.evaluate(theta, random_seed), strict=True):
                 # A float32 model gives float32 draws, like PyMC.
                 values[name] = value.astype(self.model[name].type.dtype, copy=False)
         return values
@@ -227,7 +215,7 @@ class Constrainer(FunctionsAtDraws):
     @property
     def seconds(self) -> float:
         """Estimated time of one draw, from the graph and the sizes of the data alone."""
-        return self.compiled().seconds if self._computed_names() else 0.0
+        return self.compiled().seconds if self.computed else 0.0
 
     def _fitted(self) -> list[Variable]:
         """Return the free variables, but for those that were added to the model after the fit, to be predicted."""
@@ -244,9 +232,6 @@ class Constrainer(FunctionsAtDraws):
     @property
     def computed(self) -> list[str]:
         """Names of what is computed: transformed variables, then Deterministics."""
-        return self._computed_names()
-
-    def _computed_names(self) -> list[str]:
         model = self.model
         transformed = [rv.name for rv in self._fitted() if model.rvs_to_transforms[rv] is not None]
         listed = transformed + [d.name for d in model.deterministics if self._deterministics and self._is_known(d)]
@@ -257,5 +242,220 @@ class Constrainer(FunctionsAtDraws):
 
     def _outputs(self) -> list[Variable]:
         model = self.model
-        outputs = model.replace_rvs_by_values([model[name] for name in self._computed_names()])
+        outputs = model.replace_rvs_by_values([model[name] for name in self.computed])
         return self._minibatches.hold(outputs)
+
+
+# --- what people look at beside coordinates: Deterministics, linear predictors, and their sums ---
+
+#: Elements that are looked at, at most.
+_MOST = 300
+#: Time of the evaluations, as a part of that of the gradients that moved the draws, and seconds in any case.
+_PART, _FLOOR = 0.15, 0.02
+#: Names in a list.
+_N_NAMED = 4
+#: The group of linear predictors.
+PREDICTORS = "linear predictors"
+
+type Evaluate = Callable[[Array], dict[str, AnyArray]]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Elements of one quantity that are compared, and their sum."""
+
+    #: Of a Deterministic, or `PREDICTORS`.
+    name: str
+    shape: tuple[int, ...]
+    #: Elements that are compared; the sum is that of all, where these are two at least.
+    index: NDArray[np.intp]
+
+    @property
+    def size(self) -> int:
+        """Elements in all."""
+        return math.prod(self.shape)
+
+    @property
+    def has_sum(self) -> bool:
+        """Whether the last of its columns is the sum."""
+        return self.size > 1
+
+    @property
+    def n_columns(self) -> int:
+        """Columns that it has: elements, and the sum."""
+        return len(self.index) + self.has_sum
+
+    def columns(self, values: AnyArray) -> Array:
+        """Return these, (n_draws, n_columns), of values, (n_draws, *shape)."""
+        flat = values.reshape(len(values), -1).astype(np.float64, copy=False)
+        if not self.has_sum:
+            return flat[:, self.index]
+        with np.errstate(all="ignore"):
+            return np.column_stack([flat[:, self.index], flat.sum(axis=1)])
+
+    def label(self, column: int) -> str:
+        """Return what a column is, for a sentence."""
+        of_predictors = self.name == PREDICTORS
+        if column == len(self.index):
+            return f"the sum of {self.name if of_predictors else f'`{self.name}`'}"
+        element = int(self.index[column])
+        if of_predictors:
+            return f"linear predictor {element}"
+        position = ", ".join(str(int(i)) for i in np.unravel_index(element, self.shape))
+        return f"`{self.name}[{position}]`" if self.shape else f"`{self.name}`"
+
+
+@dataclass(frozen=True)
+class Functionals:
+    """Quantities that can be computed of draws, and are no coordinates."""
+
+    #: In the order of their columns.
+    groups: tuple[Group, ...]
+    #: Values by name of group, (n_draws, *shape), of draws, (n_draws, n_dim).
+    evaluate: Evaluate
+    #: Estimated, of one draw.
+    seconds: float
+    #: Those of the last group, where that is of linear predictors.
+    of_predictors: "Columns | None" = None
+
+    def only_predictors(self) -> "Functionals":
+        """Return the linear predictors alone."""
+        groups = tuple(group for group in self.groups if group.name == PREDICTORS)
+        return replace(self, groups=groups, seconds=0.0)
+
+    def without_predictors(self) -> "Functionals | None":
+        """Return all others; None where there are none."""
+        groups = tuple(group for group in self.groups if group.name != PREDICTORS)
+        return replace(self, groups=groups, of_predictors=None) if groups else None
+
+    @property
+    def is_whole(self) -> NDArray[np.bool_]:
+        """Which columns are a sum, or all that there is of a quantity."""
+        parts = [np.arange(g.n_columns) == g.n_columns - 1 for g in self.groups]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=bool)
+
+    def at(self, theta: Array) -> Array:
+        """Return all columns at draws, (n_draws, n_columns)."""
+        held = max(1, AT_ONCE // max(sum(g.size for g in self.groups if g.name != PREDICTORS), 1))
+        rows = []
+        for start in range(0, len(theta), held):
+            values = self.evaluate(theta[start : start + held])
+            rows.append(np.column_stack([self._columns(g, values, theta[start : start + held]) for g in self.groups]))
+        return np.concatenate(rows)
+
+    def _columns(self, group: Group, values: dict[str, AnyArray], theta: Array) -> Array:
+        if group.name == PREDICTORS and self.of_predictors is not None:
+            return self.of_predictors(theta)
+        return group.columns(values[group.name])
+
+    def in_words(self) -> str:
+        """Return how many there are, as they are compared."""
+        return f"{self.of_elements()}, before and after"
+
+    def of_elements(self) -> str:
+        """Return how many there are."""
+        named = [f"{PREDICTORS}" if g.name == PREDICTORS else f"`{g.name}`" for g in self.groups]
+        names = ", ".join(named[:_N_NAMED]) + (f" and {len(named) - _N_NAMED} more" if len(named) > _N_NAMED else "")
+        sums = ", and sums" if any(g.has_sum for g in self.groups) else ""
+        n = sum(len(g.index) for g in self.groups)
+        return f"{n:,} element{'s'[: n != 1]} of {names}{sums}"
+
+    def affordable(self, seconds: float) -> int:
+        """Return how many draws can be evaluated in estimated seconds, beside some that always may be."""
+        return int((_PART * seconds + _FLOOR) / max(self.seconds, 1e-9))
+
+    def where(self, column: int) -> tuple[Group, int]:
+        """Return the group of a column, and which of its columns that is."""
+        for group in self.groups:
+            if column < group.n_columns:
+                return group, column
+            column -= group.n_columns
+        raise IndexError("there is no such column")
+
+
+def functionals_of(density: ModelDensity, constrain: Constrainer) -> Functionals | None:
+    """Return what can be computed of draws; None where there is nothing, or it can't be computed."""
+    names = _deterministics(density, constrain)
+    predictors = _predictors(density)
+    point = density.initial_point()[None]
+    try:
+        seconds = constrain.seconds if names else 0.0
+        values = constrain(point, random_seed=0) if names else {}
+    except Exception:  # what a Deterministic raises is not for a diagnosis to tell
+        names, values, seconds = [], {}, 0.0
+    shapes = {name: values[name].shape[1:] for name in names}
+    if predictors is not None:
+        shapes[PREDICTORS] = (len(predictors[1]),)
+    sizes = {name: math.prod(shape) for name, shape in shapes.items() if math.prod(shape)}
+    each = _most_each(list(sizes.values()))
+    groups = tuple(
+        Group(name, shapes[name], np.unique(np.linspace(0, size - 1, min(size, each)).round().astype(np.intp)))
+        for name, size in sizes.items()
+    )
+    if not groups:
+        return None
+    of_predictors = None if predictors is None else _of_columns(*predictors, groups[-1])
+
+    def evaluate(theta: Array) -> dict[str, AnyArray]:
+        return constrain(theta, random_seed=0) if names else {}
+
+    return Functionals(groups, evaluate, seconds, of_predictors)
+
+
+def _deterministics(density: ModelDensity, constrain: Constrainer) -> list[str]:
+    """Return the names of the Deterministics that draws have."""
+    known = {d.name for d in density.deterministics}
+    return [name for name in constrain.computed if name in known]
+
+
+def _predictors(density: ModelDensity) -> tuple[LinearMap, NDArray[np.intp]] | None:
+    """Return linear predictors, and those that people look at, where rows are known already.
+
+    These depend on two coordinates or more, and a likelihood or a Potential is a function of them: what a prior is
+    written by, such as the whitened vector of a normal distribution, means nothing to anybody.
+    """
+    if not density.by_rows.are_known or density.n_directions is None or (rows := density.by_rows.found) is None:
+        return None
+    linear = rows.linear_map.plain
+    entries = np.count_nonzero(linear.dense, axis=1) + np.diff(linear.rest.indptr)
+    kinds = described.kinds if (described := density.described_rows()) is not None else ()
+    numbers = [p.number for kind in kinds if kind.role != "prior" for p in kind.predictors]
+    is_looked_at = np.zeros(len(entries), dtype=bool)
+    is_looked_at[np.concatenate([np.empty(0, dtype=np.intp), *numbers])] = True
+    several = np.flatnonzero((entries > 1) & is_looked_at)
+    return (linear, several) if len(several) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Linear predictors, as columns."""
+
+    #: shape (n_columns,).
+    offset: Array
+    #: shape (n_columns, n_dim).
+    matrix: Array
+
+    def __call__(self, theta: Array) -> Array:
+        """Return them at draws, (n_draws, n_columns)."""
+        return self.offset + theta @ self.matrix.T
+
+
+def _of_columns(linear: LinearMap, several: NDArray[np.intp], group: Group) -> Columns:
+    """Return the columns of the group of predictors, without the others."""
+    shown, dense, rest = several[group.index], linear.dense[several], linear.rest[several]
+    matrix = np.zeros((group.n_columns, linear.n_dim))
+    matrix[: len(shown), linear.columns] = linear.dense[shown]
+    matrix[: len(shown)] += linear.rest[shown].toarray()
+    offset = linear.offset[shown]
+    if group.has_sum:
+        matrix[-1, linear.columns] = dense.sum(axis=0)
+        matrix[-1] += np.asarray(rest.sum(axis=0)).ravel()
+        offset = np.append(offset, linear.offset[several].sum())
+    return Columns(offset, matrix)
+
+
+def _most_each(sizes: Sequence[int]) -> int:
+    each = _MOST
+    while each > 1 and sum(min(size, each) for size in sizes) > _MOST:
+        each -= 1
+    return each

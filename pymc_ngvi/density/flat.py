@@ -14,22 +14,21 @@ import pymc as pm
 import pytensor.tensor as pt
 
 from pymc.pytensorf import compile as pymc_compile
-from pytensor.compile import Function
-from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.compile import Function, SharedVariable
 from pytensor.graph.basic import Variable
+from pytensor.scan.op import Scan
 
-from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import Refused
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.expectations import Expectations, Pointwise
+from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.info import Minibatches
-from pymc_ngvi.density.row_space import SeenFromRows
-from pymc_ngvi.graphs import graph, large, loops, odes
-from pymc_ngvi.graphs.backends import compile_flags, compile_options, without_c
-from pymc_ngvi.graphs.jaxed import InFloat64, filled_up, in_float64
+from pymc_ngvi.graphs import graph, loops, odes
+from pymc_ngvi.graphs.backends import InFloat64, compile_flags, compile_options, filled_up, in_float64, without_c
 from pymc_ngvi.graphs.jets import MOST_DIMENSIONS, ForwardMode, Jets, NoJet
-from pymc_ngvi.graphs.large import hold_by_rows, hold_matrices
 from pymc_ngvi.graphs.layout import Layout
+from pymc_ngvi.graphs.loops import hold_by_rows, hold_matrices
+from pymc_ngvi.graphs.rewrites import has_op
 from pymc_ngvi.ops.cost import Cost, estimate, estimate_of_jets
 from pymc_ngvi.reading.affine import Factor
 from pymc_ngvi.reading.found import Reading
@@ -64,24 +63,6 @@ class Once[T]:
         if self._made is None:
             self._made = (make(),)
         return self._made[0]
-
-
-class OfTerms[T]:
-    """What follows from rows, made once for the same data."""
-
-    def __init__(self) -> None:
-        self._made: tuple[Terms, T] | None = None
-
-    @property
-    def is_made(self) -> bool:
-        """Whether it was asked for, with whatever data."""
-        return self._made is not None
-
-    def of(self, rows: Expectations, make: Callable[[Expectations], T]) -> T:
-        """Return that of some rows, made now or earlier."""
-        if self._made is None or self._made[0] is not rows.terms:
-            self._made = (rows.terms, make(rows))
-        return self._made[1]
 
 
 class DataSeen:
@@ -124,15 +105,10 @@ class RowsFound:
     seen: DataSeen | None = None
     #: Whether second derivatives of rows were found to be wrong.
     no_hessian: bool = False
-    derivatives: OfTerms[Any] = field(default_factory=OfTerms)
-    hessian: OfTerms[Any] = field(default_factory=OfTerms)
-    structure: OfTerms[Pattern | None] = field(default_factory=OfTerms)
     #: Of the Hessian by rows, with whatever data.
     last_structure: Pattern | None = None
-    with_sums: OfTerms[SummedPattern | None] = field(default_factory=OfTerms)
-    are_smooth: OfTerms[bool] = field(default_factory=OfTerms)
-    from_rows: OfTerms[SeenFromRows | None] = field(default_factory=OfTerms)
-    pointwise: OfTerms[Pointwise | None] = field(default_factory=OfTerms)
+    #: What follows from rows, by name, with the terms that it is of.
+    of_terms: dict[str, tuple[Terms, Any]] = field(default_factory=dict)
 
 
 def _by_key() -> collections.defaultdict[Any, Once[Any]]:
@@ -193,9 +169,9 @@ class FlatGraphs:
             sums = [factor.logp.sum() for factor in factors]
             self.minibatches = Minibatches(sums)
             sums = self.on_flat_vector(sums)
-            self.is_large = may_be_large and large.is_large(pt.add(pt.constant(0.0), *sums))
+            self.is_large = may_be_large and loops.is_large(pt.add(pt.constant(0.0), *sums))
             self.parts = self.simplify(sums)
-            if loops.has_loops(self.parts):
+            if has_op(self.parts, Scan):
                 self.parts = loops.with_short_steps(self.parts, self.simplify)
             self.logp = pt.add(pt.constant(0.0), *self.parts)
 
@@ -246,12 +222,12 @@ class FlatGraphs:
     @functools.cached_property
     def shares_calls(self) -> bool:
         """Whether a call takes about as long for one draw as for many: loops, equations, thousands of nodes."""
-        return self.is_large or self.has_equations or loops.has_loops([self.logp])
+        return self.is_large or self.has_equations or has_op([self.logp], Scan)
 
     @functools.cached_property
     def has_equations(self) -> bool:
         """Whether log p has differential equations."""
-        return odes.has_equations([self.logp])
+        return has_op([self.logp], odes.Solution)
 
     def on_flat_vector(self, outputs: Outputs) -> Outputs:
         """Return functions of the value variables as functions of theta, on the minibatch in use."""

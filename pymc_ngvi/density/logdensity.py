@@ -3,34 +3,352 @@
 import functools
 import time
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pymc as pm
 
 from numpy.typing import NDArray
+from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.refusal import Reason, Refused
+from pymc_ngvi.core.sizes import STREAMED
+from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, slices
 from pymc_ngvi.core.types import AnyArray, Array, CountedElsewhere, Expectation, MeanHessian, RowRules, Spread
-from pymc_ngvi.density.by_rows import NO_ROWS, ByRows
-from pymc_ngvi.density.checks import CannotReuse, LikelihoodRows, ModelState, check_model, same_options
-from pymc_ngvi.density.discrete.summing import refuse_discrete, summed_out
-from pymc_ngvi.density.evaluations import Evaluations
-from pymc_ngvi.density.expectations import Expectations
-from pymc_ngvi.density.flat import FlatGraphs, Functions
+from pymc_ngvi.density.by_rows import NO_ROWS, NOT_LOG_P, ByRows, ModelRows, described_rows
+from pymc_ngvi.density.discrete.summing import DiscreteDraws, SummedOut, refuse_discrete, summed_out
+from pymc_ngvi.density.expectations import Expectations, Pointwise, SeenFromRows
+from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
 from pymc_ngvi.density.gauss_newton.matrix import GaussNewtonHessian
-from pymc_ngvi.density.info import ModelInfo, initial_point_function
-from pymc_ngvi.density.model_density import ModelDensity
-from pymc_ngvi.density.row_kinds import ModelRows, described_rows
-from pymc_ngvi.density.row_space import SeenFromRows
-from pymc_ngvi.density.second_order import Hessians, SecondOrder
-from pymc_ngvi.graphs import incomplete
-from pymc_ngvi.graphs.backends import BACKENDS, without_c
-from pymc_ngvi.graphs.jaxed import check_installed
+from pymc_ngvi.density.info import (
+    CannotReuse,
+    LikelihoodRows,
+    Minibatches,
+    ModelInfo,
+    ModelState,
+    check_model,
+    initial_point_function,
+    same_options,
+    terms_by_variable,
+)
+from pymc_ngvi.density.second_order import ModelHessian, PatternedHessian, RowsHessian, SecondOrder, Together
+from pymc_ngvi.graphs import graph, programs
+from pymc_ngvi.graphs.backends import BACKENDS, check_installed, without_c
+from pymc_ngvi.graphs.graph import MissingDerivativeError
+from pymc_ngvi.graphs.jets import Jets
+from pymc_ngvi.graphs.layout import Layout
+from pymc_ngvi.graphs.loops import draws_in_call
+from pymc_ngvi.ops import cost
 from pymc_ngvi.reading.affine import Factor, factors_of
 from pymc_ngvi.rows.engines import ENGINES
+
+
+class ModelDensity(ABC):
+    """The log density of a PyMC model on one flat unconstrained vector, batched over draws.
+
+    `LogDensity` has all of the data here. Others are sums of a prior, which is a `LogDensity`, and of likelihoods of
+    data that are elsewhere. What only some have is None, or empty, unless they say otherwise.
+
+    Attributes
+    ----------
+    info : ModelInfo
+        Model, layout, data and start, as they were when the object was made.
+    functions : Functions
+    by_rows : ByRows
+        Rows that are here: of log p, or of the prior.
+    minibatches : Minibatches
+        Their rows in use.
+    summed_out : SummedOut or None
+        Discrete variables that were summed out of the user's model; None where it has none.
+    n_gradients, n_hessians : int
+        Draws at which the gradient, and the Hessian (along any number of directions), were evaluated so far.
+    """
+
+    info: ModelInfo
+    functions: Functions
+    by_rows: ByRows
+    minibatches: Minibatches
+    n_gradients: int
+    n_hessians: int
+    summed_out: SummedOut | None = None
+    #: Whether the data are in shards, of which there is no part here.
+    is_sharded = False
+    #: Whether the data come in batches, one of which is here.
+    is_streamed = False
+    _seconds_before = 0.0  # spent for earlier fits
+
+    # --- what is known of the model ---
+
+    @property
+    def n_dim(self) -> int:
+        """Number of unconstrained coordinates."""
+        return self.info.n_dim
+
+    @property
+    def model(self) -> pm.Model:
+        """The PyMC model that is fitted, without discrete variables."""
+        return self.info.model
+
+    @property
+    def given(self) -> pm.Model:
+        """The user's model."""
+        return self.model if self.summed_out is None else self.summed_out.given
+
+    @property
+    def layout(self) -> Layout:
+        """Where each variable is in the flat vector."""
+        return self.info.layout
+
+    @property
+    def backend(self) -> str:
+        """The backend in use; "given mode" where ``compile_kwargs`` has a ``mode``."""
+        return self.functions.backend
+
+    @property
+    def backend_in_use(self) -> str:
+        """That of the functions compiled so far: a fit by rows needs none for which a compiler would pay."""
+        return self.backend if self.functions.is_chosen else "quick"
+
+    @property
+    def compile_seconds(self) -> float:
+        """Spent so far on building and compiling graphs here."""
+        return self.functions.seconds - self._seconds_before
+
+    @property
+    @abstractmethod
+    def gradient_seconds(self) -> float:
+        """Estimated time of log p and its gradient at one point, from the graph and the sizes of the data alone."""
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a batch of draws is too little work to share among threads."""
+        return False
+
+    @property
+    def why_in_part(self) -> str:
+        """Why log p is not to be had with all of the data, in a clause; empty where it is."""
+        return "the model reads pm.Minibatch data" if self.has_minibatch else ""
+
+    @property
+    def positive(self) -> list[NDArray[np.intp]]:
+        """Coordinates that are logarithms, an array for each positive variable."""
+        found = [v for v in self.layout.variables if v.value_name.endswith("_log__")]
+        return [np.arange(v.where.start, v.where.stop) for v in found]
+
+    def initial_point(self) -> Array:
+        """Return the model's initial point, flat and unconstrained, (n_dim,)."""
+        return self.info.start.copy()
+
+    @property
+    def deterministics(self) -> list[Variable]:
+        """The model's Deterministics, those that can be evaluated here."""
+        return list(self.model.deterministics)
+
+    def terms(self, theta: Array) -> dict[str, float]:
+        """Return the terms of log p by the names of their variables, at a point (n_dim,)."""
+        return terms_by_variable(self.model, self.layout.unflatten(theta))
+
+    @property
+    def summed_out_names(self) -> tuple[str, ...]:
+        """Names of the discrete variables that were summed out."""
+        return () if self.summed_out is None else self.summed_out.names
+
+    @property
+    def summed_out_shown(self) -> tuple[str, ...]:
+        """The same, then names of Deterministics that depend on them."""
+        return () if self.summed_out is None else self.summed_out.shown
+
+    def discrete_given(self, values: dict[str, AnyArray], random_seed: int | None) -> dict[str, AnyArray]:
+        """Draw the discrete variables that were summed out, given draws of the others.
+
+        Parameters
+        ----------
+        values : dict of str to ndarray, (n_draws, ...)
+            Free variables on their constrained scale.
+        random_seed : int or None
+
+        Returns
+        -------
+        dict
+            Draws of each, then the Deterministics that depend on them; empty where nothing was summed out.
+        """
+        summed = self.summed_out
+        if summed is None:
+            return {}
+        draws = self.functions.once(self.functions.made.discrete, lambda: DiscreteDraws(summed))
+        assert isinstance(draws, DiscreteDraws)
+        return draws(values, random_seed)
+
+    # --- minibatches ---
+
+    @property
+    def has_minibatch(self) -> bool:
+        """Whether the log density depends on ``pm.Minibatch`` data."""
+        return bool(self.minibatches)
+
+    def next_batch(self, rng: np.random.Generator) -> None:
+        """Draw the rows of the next minibatch by ``rng``, as ``pm.Minibatch`` does: uniformly, with replacement."""
+        self.minibatches.next_batch(rng)
+
+    def take_batch(self, seed: int, number: int) -> None:
+        """Take a minibatch, numbered from 0, of passes through the data, each of which has each row once, at random."""
+        self.minibatches.take_batch(seed, number)
+
+    @property
+    def n_batches(self) -> int:
+        """Minibatches in one pass through the data; 1 where the model reads none."""
+        return self.minibatches.n_batches
+
+    # --- values and gradients ---
+
+    @abstractmethod
+    def logp_grad(self, theta: Array) -> tuple[Array, Array]:
+        """Evaluate the log density and its gradient.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (n_draws, n_dim)
+            Unconstrained.
+
+        Returns
+        -------
+        logp : ndarray, shape (n_draws,)
+            Jacobian included; may be -inf or NaN.
+        grad : ndarray, shape (n_draws, n_dim)
+        """
+
+    @abstractmethod
+    def logp(self, theta: Array) -> Array:
+        """Evaluate the log density alone, (n_draws,), at points (n_draws, n_dim)."""
+
+    def grad(self, theta: Array) -> Array:
+        """Evaluate the gradient alone, (n_draws, n_dim)."""
+        return self.logp_grad(theta)[1]
+
+    # --- by rows ---
+
+    @property
+    def n_directions(self) -> int | None:
+        """Directions in which the functions of rows vary, at most.
+
+        None where log p is no sum over rows, each a function of a few linear predictors.
+        """
+        rows = self.by_rows.found
+        return None if rows is None else rows.n_directions
+
+    @abstractmethod
+    def expected(
+        self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
+    ) -> Expectation:
+        """Return the expectation of log p under a Gaussian, by quadrature; it counts as a gradient and a Hessian.
+
+        See `RowsTarget` for the parameters. Rows are checked whenever rules are chosen.
+
+        Raises
+        ------
+        ValueError
+            Where log p is no sum over rows.
+        RowsGivenUp
+            Where the rows don't add up to log p: they are given up.
+        """
+
+    def rules_of_level(self, level: int) -> RowRules:
+        """Return rules that are the same for all rows, by their code."""
+        rows = self.by_rows.found
+        assert rows is not None
+        return rows.rules_of_level(level)
+
+    def rows_cover(self, draw: Callable[[], Array]) -> bool:
+        """Tell whether rows are all of log p at draws; see `RowsTarget`."""
+        rows = self.by_rows.found
+        if rows is None or not rows.leaves_out_conditions:
+            return rows is not None
+        theta = draw()
+        return rows.agrees(theta, self.by_rows.logp(theta), everywhere=True)
+
+    @property
+    def seen_from_rows(self) -> SeenFromRows | None:
+        """Log p in the space of its rows, where these are far fewer than coordinates with fixed normal priors."""
+        return None
+
+    def described_rows(self) -> ModelRows | None:
+        """Return what the rows are, for people to read; None where they are not read in one place."""
+        return None
+
+    # --- second derivatives ---
+
+    @property
+    def has_hessian(self) -> bool:
+        """Whether Hessians can be evaluated: every operation of the model has a second derivative."""
+        return False
+
+    @abstractmethod
+    def hessian_error(self) -> MissingDerivativeError | None:
+        """Return the error that names the operation without a second derivative, if there is one."""
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """Entries of the Hessian that can differ from 0; None where it counts as dense."""
+        return None
+
+    @property
+    def structural_pattern(self) -> Pattern | None:
+        """Entries of the Hessian that can differ from 0, whether or not `pattern` has any use of it.
+
+        None where they are not known, or too many to hold.
+        """
+        return None
+
+    @property
+    def summed(self) -> SummedPattern | None:
+        """Entries that can differ from 0 beside sums over many coordinates; None where there are no such sums."""
+        return None
+
+    def widen(self, theta: Array) -> bool:
+        """Add the entries that `pattern` lacks at the rows of ``theta``; tell whether there are any.
+
+        Where these are too many to look at, the Hessian counts as dense from now on.
+        """
+        return False
+
+    @property
+    @abstractmethod
+    def n_products(self) -> int:
+        """Products with a vector that take as long as one Hessian."""
+
+    def mean_hessian(self, theta: Array) -> MeanHessian:
+        """Return the mean of the Hessian over draws, (n_draws, n_dim): an object that evaluates what it is asked for.
+
+        Raises
+        ------
+        Refused
+            Where there are no Hessians at points.
+        """
+        raise Refused(Reason.NO_HESSIANS, "Hessians at points are not to be had of these data.")
+
+    def hessian_products(self, theta: Array, directions: Array) -> Array:
+        """Multiply the Hessian at each draw with each direction.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (n_draws, n_dim)
+        directions : ndarray, shape (n_directions, n_dim)
+
+        Returns
+        -------
+        ndarray, shape (n_draws, n_directions, n_dim)
+        """
+        return np.stack([self.mean_hessian(draw[None]).products(directions) for draw in theta])
+
+    def hessian(self, theta: Array) -> Array:
+        """Return the dense symmetric Hessian at each draw, (n_draws, n_dim, n_dim)."""
+        products = self.hessian_products(theta, np.eye(self.n_dim))
+        return 0.5 * (products + products.swapaxes(-1, -2))
+
 
 # --- memory that is freed stays with the process, for the next array of the same size ---
 
@@ -72,11 +390,10 @@ def check_backend(backend: str, compile_kwargs: Mapping[str, object] | None) -> 
         check_installed()
 
 
-def fastest_backend(
-    graphs: FlatGraphs, by_rows: ByRows, hessians: Hessians, n_dim: int, *, needs_hessians: bool = True
-) -> str:
+def fastest_backend(density: "LogDensity", *, needs_hessians: bool = True) -> str:
     """Return the backend with which a fit should be over first: "quick" or "numba"."""
-    if graphs.is_large or graphs.has_equations or incomplete.has_parameters([graphs.logp], graphs.theta):
+    graphs, n_dim = density.graphs, density.n_dim
+    if graphs.is_large or graphs.has_equations or programs.has_parameters([graphs.logp], graphs.theta):
         return "quick"  # compilers take longer still for thousands of nodes, and do not compile integrations
     if not needs_hessians:
         return "numba" if graphs.forward is None and graphs.cost.prefers_numba(_EXPECTED_ALONE) else "quick"
@@ -90,10 +407,10 @@ def fastest_backend(
     if not _may_prefer_numba(graphs, n_dim):
         return "quick"
     n_products = n_dim
-    if by_rows.gives_hessians:
-        n_products = hessians.n_products
+    if density.by_rows.gives_hessians:
+        n_products = density.n_products
     elif n_dim <= _MOST_COLOURED and graphs.cost.prefers_numba(_work(n_dim)):
-        n_products = hessians.second.sparse.n_colours_by_graph()
+        n_products = density.second.sparse.n_colours_by_graph()
     numba = _may_prefer_numba(graphs, n_products) and graphs.cost.prefers_numba(_work(n_products))
     return "numba" if numba else "quick"
 
@@ -110,6 +427,27 @@ def _work(n_directions: int) -> int:
 
 
 # --- the log density of a PyMC model on one flat unconstrained vector ---
+
+
+#: Elements of a temporary in one batch: more than the cache has, as most temporaries of a model are smaller.
+_BATCH_ELEMENTS = 4 * CACHED_ELEMENTS
+#: Points in one batch at most: of so many, calls take less time than their work even in small models.
+_MOST_POINTS = 256
+#: Estimated seconds of evaluating gradients, beyond which a function for log p alone is compiled.
+_LOGP_SECONDS = 0.5
+#: Relative difference of two values of log p that may be rounding, wherever points are.
+_APART = 1e-6
+#: Backends that read rows as programs: no function of log p is compiled where rows give it.
+_ROWS_ARE_READ = ("quick", "jax")
+#: Times that log p and its gradient take of log p alone: the median of the users' battery, by the graphs of both.
+_OF_LOGP = 1.9
+#: NumPy passes over the elements of a node of the gradient's graph, most of which have several inputs of as many
+#: elements: the median of models without rows.
+_PASSES = 2
+
+
+#: Pairs of coordinates in sums, beyond which no pattern that has them all is made for reading.
+_MOST_PAIRS = 10_000_000
 
 
 class LogDensity(ModelDensity):
@@ -192,13 +530,10 @@ class LogDensity(ModelDensity):
             model, "given mode" if given else backend, compile_kwargs, is_large=self.graphs.is_large,
             choose=self._choose,
         )  # fmt: skip
-        start = self.info.start
-        self.by_rows = ByRows(self.graphs, self.functions, start)
-        self._evaluations = Evaluations(self.graphs, self.functions, self.by_rows)
-        self._evaluations.see_to_gradient()
-        self._hessians = Hessians(
-            self.graphs, self.functions, LikelihoodRows(model, made), self.by_rows, self._evaluations, start
-        )
+        self.by_rows, self._n_by_rows = ByRows(self.graphs, self.functions, self.info.start), 0
+        self._observed = LikelihoodRows(model, made)
+        if self.graphs.forward is None and self._pointwise is None:
+            self.graphs.raw_grad  # noqa: B018 (made once; raises MissingDerivativeError)
         self.functions.seconds = time.perf_counter() - began
 
     def _choose(self) -> str:
@@ -206,7 +541,7 @@ class LogDensity(ModelDensity):
         if self._requested != "auto" or self.functions.is_given:
             return self.functions.backend
         needs = self.functions.needs_hessians
-        return fastest_backend(self.graphs, self.by_rows, self._hessians, self.n_dim, needs_hessians=needs)
+        return fastest_backend(self, needs_hessians=needs)
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""
@@ -244,42 +579,120 @@ class LogDensity(ModelDensity):
         other.n_gradients = other.n_hessians = 0
         other._seconds_before = self.functions.seconds
         other.by_rows = ByRows(self.graphs, self.functions, other.info.start)
-        other._evaluations = Evaluations(self.graphs, self.functions, other.by_rows)
-        other._hessians = self._hessians.again(other.by_rows, other._evaluations, other.info.start)
+        other._n_by_rows = 0
+        other.__dict__.pop("gradient_seconds", None)
+        if "second" in self.__dict__:
+            other.second = self.second.again(other.info.start, other.by_rows, other)
         if self.functions.is_chosen and other._choose() != self.backend:
             raise CannotReuse("with these data, another backend is faster")
         return other
 
-    @property
-    def second(self) -> SecondOrder:
-        """Second derivatives from the graph of log p."""
-        return self._hessians.second
+    # --- evaluation: by rows where these are all of log p, by compiled functions elsewhere ---
 
     @property
+    def _pointwise(self) -> Pointwise | None:
+        """Log p by rows; None where a graph serves."""
+        is_compiled = self.functions.backend_of_rows not in _ROWS_ARE_READ
+        return None if is_compiled or self.graphs.forward is not None else self.by_rows.pointwise
+
+    @functools.cached_property
     def batch_size(self) -> int:
-        """Draws evaluated in one call."""
-        return self._evaluations.batch_size
-
-    @property
-    def gradient_seconds(self) -> float:
-        """Estimated time of log p and its gradient at one point, from the graph and the sizes of the data alone."""
-        return self._evaluations.gradient_seconds
+        """Points evaluated in one call."""
+        widest = max(self.graphs.cost.widest, 1)
+        in_cache = int(np.clip(_BATCH_ELEMENTS // widest, 1, _MOST_POINTS))
+        return max(in_cache, draws_in_call(widest)) if self.graphs.shares_calls else in_cache
 
     @property
     def is_small(self) -> bool:
         """Whether a batch is too little work to share among threads."""
-        return self._evaluations.is_small
+        return self.graphs.cost_of_logp.widest * self.graphs.layout.n_dim < STREAMED
 
-    # --- evaluation ---
+    @functools.cached_property
+    def gradient_seconds(self) -> float:
+        """Estimated time of log p and its gradient at one point, from the graph and the sizes of the data alone."""
+        known = self.functions.made.gradient_seconds[self._pointwise is not None]
+        return known.of(self._estimated_seconds)
+
+    def _estimated_seconds(self) -> float:
+        graphs = self.graphs
+        if graphs.forward is not None:
+            return graphs.cost.quick_seconds
+        compiled = self.functions.backend not in ("quick", "c")
+        if self._pointwise is not None:
+            return _OF_LOGP * cost.evaluation_seconds([graphs.logp], along=graphs.theta, compiled=compiled)
+        at_once = min(self.batch_size, cost.MANY)
+        return cost.evaluation_seconds(
+            graphs.logp_grad, batch=at_once, passes=_PASSES, along=graphs.theta, compiled=compiled
+        )
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Evaluate the log density, (n_draws,), and its gradient, (n_draws, n_dim), at points (n_draws, n_dim)."""
         self.n_gradients += len(theta)
-        return self._evaluations.logp_grad(theta)
+        prices.count(len(theta) * self.gradient_seconds)
+        rows = self._pointwise
+        if rows is not None:
+            logp, grad = rows.logp_grad(theta)
+            if self._add_up(theta, logp):
+                return logp, grad
+        results = [self._batch("logp_grad", theta[rows]) for rows in slices(len(theta), self.batch_size)]
+        return np.concatenate([r[0] for r in results]), np.concatenate([r[1] for r in results])
 
     def logp(self, theta: Array) -> Array:
         """Evaluate the log density alone, (n_draws,), at points (n_draws, n_dim)."""
-        return self._evaluations.logp(theta)
+        prices.count(len(theta) * prices.of_value(self.gradient_seconds))
+        rows = self._pointwise
+        if rows is not None:
+            logp = rows.logp(theta)
+            if self._add_up(theta, logp):
+                return logp
+        # Gradients that nobody asked for cost less than compiling another function, but for much data.
+        takes_long = len(theta) * self.graphs.cost.quick_seconds > _LOGP_SECONDS
+        name = "logp" if takes_long or self._jets is not None else "logp_grad"
+        parts = [self._batch(name, theta[rows])[0] for rows in slices(len(theta), self.batch_size)]
+        return np.concatenate(parts)
+
+    def _add_up(self, theta: Array, logp: Array) -> bool:
+        """Tell whether rows add up to log p: at the best and the middle one of points, now and then.
+
+        It is seen to at the first call, the second, fourth, eighth, ...; where they don't, they are given up.
+        """
+        self._n_by_rows += 1
+        finite = np.flatnonzero(np.isfinite(logp))
+        if self._n_by_rows & (self._n_by_rows - 1) or not len(finite):
+            return True
+        ranked = finite[np.argsort(logp[finite])]
+        some = ranked[[-1, len(ranked) // 2]]
+        is_right = bool(
+            np.all(np.abs(self.by_rows.logp(theta[some]) - logp[some]) <= _APART * (1.0 + np.abs(logp[some])))
+        )
+        if not is_right:
+            self.by_rows.give_up(NOT_LOG_P)
+        return is_right
+
+    def logp_at_few(self, theta: Array) -> Array:
+        """Return log p, (n_points,), at few points, by a function that there is already."""
+        rows = self._pointwise
+        return self._batch("logp_grad", theta)[0] if rows is None else rows.logp(theta)
+
+    def _batch(self, name: str, theta: Array) -> tuple[Array, ...]:
+        made = self.functions.made
+        function = self.functions.once(made.logp if name == "logp" else made.logp_grad, lambda: self.compiled(name))
+        with np.errstate(all="ignore"):
+            outputs = function(self.functions.filled_up(np.ascontiguousarray(theta, dtype=np.float64)))
+        return tuple(np.asarray(out)[: len(theta)] for out in outputs)
+
+    @property
+    def _jets(self) -> Jets | None:
+        return jets_of(self.graphs, self.functions)
+
+    def compiled(self, name: str) -> Callable[[Array], tuple[Array, ...]]:
+        """Compile a function of points, (n_points, n_dim): "logp" or "logp_grad"."""
+        graphs, jets = self.graphs, self._jets
+        if jets is not None:
+            return jets.logp if name == "logp" else jets.logp_grad
+        outputs = [graphs.logp] if name == "logp" else graphs.logp_grad
+        draws, batched = graph.over_draws(outputs, graphs.theta)
+        return self.functions.compile([draws], batched)
 
     # --- by rows ---
 
@@ -310,16 +723,6 @@ class LogDensity(ModelDensity):
         assert self.rows is not None
         return self.rows.directions(rows)
 
-    def check_rows(self, theta: Array) -> None:
-        """Compare rows with log p at a point, (n_dim,).
-
-        Raises
-        ------
-        RowsGivenUp
-            Where the rows don't add up to log p: they are given up.
-        """
-        self.by_rows.check(theta)
-
     def count_expectation(self) -> None:
         """Count an expectation: as a gradient and a Hessian."""
         self.n_gradients += 1
@@ -329,34 +732,52 @@ class LogDensity(ModelDensity):
         """Return what the rows are, variable by variable, for people to read."""
         return described_rows(self.graphs, self.by_rows)
 
-    # --- second derivatives ---
+    # --- second derivatives: by rows where these give them, from the graph elsewhere ---
+
+    @functools.cached_property
+    def second(self) -> SecondOrder:
+        """Second derivatives from the graph of log p."""
+        return SecondOrder(self.graphs, self.functions, self._observed, self.info.start, self.by_rows, self)
 
     @property
     def has_hessian(self) -> bool:
         """Whether every operation of the model has a second derivative."""
-        return self._hessians.exist
+        return (self.by_rows.gives_pattern and self.by_rows.is_smooth) or self.hessian_error() is None
+
+    def hessian_error(self) -> graph.MissingDerivativeError | None:
+        """Return the error that names the operation without a second derivative, if there is one."""
+        return self.by_rows.error() if self.by_rows.gives_hessians else self.second.error()
+
+    @property
+    def n_products(self) -> int:
+        """Products with a vector that take as long as one Hessian."""
+        return self.by_rows.n_products if self.by_rows.gives_hessians else self.second.n_products
 
     @property
     def pattern(self) -> Pattern | None:
         """Entries of the Hessian that can differ from 0; None where it counts as dense."""
-        return self._hessians.pattern
+        return self.by_rows.pattern if self.by_rows.gives_pattern else self.second.sparse.pattern
 
     @property
     def summed(self) -> SummedPattern | None:
         """Entries that can differ from 0 beside sums over many coordinates; None where there are no such sums."""
-        return self._hessians.summed
+        return self.by_rows.summed
 
     @property
     def structural_pattern(self) -> Pattern | None:
         """Entries of the Hessian that can differ from 0 as the graph tells, whether or not `pattern` has any use of it.
 
-        None only where it would have too many to hold.
+        None only where they are too many to hold or to read.
         """
-        return self._hessians.structural_pattern
+        if self.by_rows.gives_pattern:
+            many = self.summed is not None and self.summed.n_pairs > _MOST_PAIRS
+            return None if many else self.by_rows.structure
+        return self.pattern or self.second.sparse.pattern_by_graph
 
     def widen(self, theta: Array) -> bool:
         """Add the entries that `pattern` lacks at the rows of ``theta``; tell whether there are any."""
-        return self._hessians.widen(theta)
+        # That of rows is wide enough as long as they add up to log p, which is seen to when they are evaluated.
+        return not self.by_rows.gives_pattern and self.second.sparse.widen(np.atleast_2d(theta))
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of the Hessian over draws, (n_draws, n_dim): an object that evaluates what it is asked for.
@@ -371,11 +792,21 @@ class LogDensity(ModelDensity):
         >>> density.mean_hessian(density.initial_point()[None]).diagonal()
         array([-0.25, -0.25, -0.25])
         """
-        return self._hessians.mean(theta, self)
+        from_graph = functools.partial(ModelHessian, self, self.second, theta)
+        if self.by_rows.gives_hessians:
+            return RowsHessian(self, self.by_rows, theta, from_graph)
+        whole = from_graph()
+        return PatternedHessian(self.by_rows, whole, self.n_dim) if self.by_rows.gives_pattern else whole
 
     def mean_hessians(self, draws: list[Array]) -> list[MeanHessian]:
         """Return the mean of the Hessian over each of several sets of draws; loops run once for all of them."""
-        return self._hessians.means(draws, self)
+        if self.by_rows.gives_pattern or len(draws) < 2 or not self.graphs.shares_calls:
+            return [self.mean_hessian(theta) for theta in draws]
+        together = Together(self.second, draws)
+        return [
+            ModelHessian(self, self.second, theta, functools.partial(together.products, k))
+            for k, theta in enumerate(draws)
+        ]
 
     def hessian_products(self, theta: Array, directions: Array) -> Array:
         """Multiply the Hessian at each draw with each direction; see `ModelDensity`."""
@@ -400,11 +831,7 @@ class LogDensity(ModelDensity):
             To be evaluated, which raises ValueError for models with Potentials, without observed variables, or with
             multivariate ones.
         """
-
-        def count(n: int) -> None:
-            self.n_hessians += n
-
-        return GaussNewtonHessian(self.second.gauss_newton, theta, count)
+        return GaussNewtonHessian(self.second.gauss_newton, theta, self)
 
 
 # --- the log density of a model whose data are not in one place: a prior here, and likelihoods of parts of the data
@@ -417,7 +844,7 @@ class Sum(CountedElsewhere, ModelDensity):
     def __init__(self, prior: LogDensity) -> None:
         self.prior = self.counter = prior
         self.info, self.functions, self.by_rows = prior.info, prior.functions, prior.by_rows
-        self.minibatches, self._hessians = prior.minibatches, prior._hessians
+        self.minibatches = prior.minibatches
 
     # --- of the likelihoods ---
 
@@ -427,25 +854,21 @@ class Sum(CountedElsewhere, ModelDensity):
         """Estimated time of the likelihoods and their gradients at one point."""
 
     @abstractmethod
-    def log_likelihoods(self, theta: Array) -> Iterable[Array]:
-        """Evaluate them, (n_draws,) each."""
-
-    @abstractmethod
-    def log_likelihoods_and_grads(self, theta: Array) -> Iterable[tuple[Array, Array]]:
-        """Evaluate them and their gradients, (n_draws,) and (n_draws, n_dim)."""
+    def each(self, function: Callable[[LogDensity, Array], Any], theta: Array) -> Iterable[Any]:
+        """Evaluate a function of each likelihood at points, (n_draws, n_dim)."""
 
     # --- sums ---
 
     def logp(self, theta: Array) -> Array:
         """Evaluate the log density alone, (n_draws,), at points (n_draws, n_dim)."""
         prices.count(len(theta) * prices.of_value(self.likelihood_seconds))
-        return sum(self.log_likelihoods(theta), self.prior.logp(theta))
+        return sum(self.each(LogDensity.logp, theta), self.prior.logp(theta))
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Evaluate the log density and its gradient; see `ModelDensity`."""
         prices.count(len(theta) * self.likelihood_seconds)
         logp, grad = self.prior.logp_grad(theta)
-        for of_part, grad_of_part in self.log_likelihoods_and_grads(theta):
+        for of_part, grad_of_part in self.each(LogDensity.logp_grad, theta):
             logp, grad = logp + of_part, grad + grad_of_part
         return logp, grad
 
@@ -453,3 +876,12 @@ class Sum(CountedElsewhere, ModelDensity):
     def gradient_seconds(self) -> float:
         """Estimated time of log p and its gradient at one point."""
         return self.prior.gradient_seconds + self.likelihood_seconds
+
+    @property
+    def n_products(self) -> int:
+        """Products with a vector that take as long as one Hessian."""
+        return self.prior.n_products
+
+    def hessian_error(self) -> graph.MissingDerivativeError | None:
+        """Return the error that names the operation without a second derivative, if there is one."""
+        return self.prior.hessian_error()

@@ -31,9 +31,7 @@ from pymc.logprob.transforms import Transform
 from pymc.model.fgraph import fgraph_from_model, model_from_fgraph
 from pymc.pytensorf import replace_vars_in_graphs, rvs_in_graph, toposort_replace
 from pytensor import shared
-from pytensor.graph.basic import Constant, Variable
-from pytensor.graph.op import Op
-from pytensor.graph.replace import graph_replace
+from pytensor.graph import Constant, Op, Variable, graph_replace
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
 from pytensor.xtensor.type import XTensorType
@@ -43,6 +41,7 @@ from scipy.special import betaln
 from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.constrain import TermSums, log_densities
+from pymc_ngvi.density.info import broadcasts
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.layout import Layout
 
@@ -174,7 +173,8 @@ def _unknown_constant(rv: Variable) -> str:
 def _lkj_parameters(rv: Variable) -> list[Variable]:
     """Return n and eta."""
     inputs: list[Variable] = rv.owner.inputs
-    return inputs[2:4] if isinstance(rv.owner.op, LKJCorrRV) else inputs[1:3]
+    first = 2 if isinstance(rv.owner.op, LKJCorrRV) else 1
+    return inputs[first : first + 2]
 
 
 #: Stands for an infinite unconstrained value: where the exponential of a double has its limits.
@@ -350,17 +350,10 @@ def _of_shape(rv: Variable, prior: Variable) -> Variable:
     n_own = prior.owner.op.ndim_supp
     own, of_batch = given[len(given) - n_own :], given[: len(given) - n_own]
     batch = wanted[: len(wanted) - n_own]
-    fits = len(given) <= len(wanted) and own == wanted[len(batch) :] and _broadcasts(of_batch, batch)
+    fits = len(given) <= len(wanted) and own == wanted[len(batch) :] and broadcasts(of_batch, batch)
     if not fits:
         raise ValueError(f"The new prior of {rv.name!r} has shape {given}, and {rv.name!r} has shape {wanted}.")
     return change_dist_size(prior, batch)
-
-
-def _broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    try:
-        return np.broadcast_shapes(shape, wanted) == wanted
-    except ValueError:
-        return False
 
 
 def _shape(rv: Variable) -> tuple[int, ...]:

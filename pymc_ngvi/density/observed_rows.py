@@ -1,39 +1,139 @@
-"""The rows of an observed variable, observation by observation: log p of each, a function of linear predictors.
+"""The rows of an observed variable: log p of each as a function of linear predictors, and log p without some."""
 
-*The* linear predictor of an observation is what a parameter of its distribution is a function of: the argument of the
-inverse link of a generalised linear model, offset and all, with effects that are not centred, too.
-"""
+import functools
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pymc as pm
 import pytensor.scalar as ps
 import pytensor.tensor as pt
 
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
-from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors
+from pytensor import shared
+from pytensor.compile import Function
+from pytensor.graph import Variable, ancestors
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.op import RNGConsumerOp
+from scipy import sparse
 
 from pymc_ngvi.core.refusal import NotApart
+from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.density.by_rows import AROUND, N_CHECKED
+from pymc_ngvi.density.info import broadcasts
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.ops.facts import Apart, CannotLift, Facts
-from pymc_ngvi.reading.affine import CompiledOnce, affine_functions, is_moved, quickly, varying_inputs, without_checks
+from pymc_ngvi.graphs.rewrites import has_op
+from pymc_ngvi.ops import cost
+from pymc_ngvi.ops.elements import Apart, CannotLift, Facts
+from pymc_ngvi.reading.affine import (
+    CompiledOnce,
+    Dependences,
+    Factor,
+    affine_functions,
+    factors_of,
+    is_moved,
+    quickly,
+    varying_inputs,
+    without_checks,
+)
 from pymc_ngvi.reading.found import Predictors
-from pymc_ngvi.reading.terms import Basis, Lift, Rows, lifted, shared_first
+from pymc_ngvi.reading.terms import ROUNDING, Basis, Lift, Rows, lifted, shared_first
 from pymc_ngvi.rows.engines import engine_for
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.linear_map import LinearMap
 
-#: Points at which rows are compared with log p, and how far they are from each other; relative difference that is
-#: rounding.
-_N_CHECKED, _AROUND, _ROUNDING = 3, 0.3, 1e-9
+# --- the log density of an observed variable, observation by observation, at draws ---
+
+
+class ObservedLogp:
+    """Log densities of the observations of a variable, functions of theta."""
+
+    def __init__(self, density: LogDensity, name: str) -> None:
+        self.name, self._density, self._theta = name, density, density.graphs.theta
+        [factor] = [factor for factor in density.graphs.factors if factor.name == name]
+        if isinstance(getattr(factor.variable.owner, "op", None), MinibatchRandomVariable):
+            raise ValueError(f"{name!r} is scaled by total_size: its rows are a part of the data only.")
+        with without_c():
+            graphs = density.graphs
+            [logp] = graph.inline_inner_graphs(list(graphs.simplify(graphs.on_flat_vector([factor.logp]))))
+        self._logp: Variable = logp
+
+    @functools.cached_property
+    def _facts(self) -> Facts:
+        with without_c():
+            return Facts(self._logp, self._theta)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the log density."""
+        return self._facts.shape(self._logp)
+
+    @functools.cached_property
+    def _function(self) -> Function:
+        with without_c():
+            draws, batched = graph.over_draws([self._logp], self._theta)
+        return self._density.functions.compile([draws], batched)
+
+    def __call__(self, theta: Array) -> Array:
+        """Return log densities, (n_draws, n_rows), at the rows of ``theta``."""
+        size = max(1, STREAMED // max(cost.estimate([self._logp]).widest, 1))
+        with np.errstate(all="ignore"):
+            parts = [np.asarray(self._function(theta[i : i + size])[0]) for i in range(0, len(theta), size)]
+        shape = (len(theta), *self.shape)
+        whole = np.concatenate([np.broadcast_to(part, (len(part), *shape[1:])) for part in parts])
+        return np.asarray(whole, dtype=np.float64).reshape(len(theta), -1)
+
+    def dependence(self) -> sparse.csr_array:
+        """Return which coordinates each observation depends on, (n_rows, n_dim): True where it does."""
+        depends = Dependences(self._facts, self._theta).of(self._logp)
+        return sparse.csr_array(depends.sets[depends.index.ravel()])
+
+
+class MaskedDensity:
+    """The log density of a model whose factor of an observed variable has a weight for each row.
+
+    Raises ValueError where log p is another one than that of ``given`` while all weights are 1.
+    """
+
+    def __init__(self, given: LogDensity, rows: ObservedLogp) -> None:
+        self.name, self._given, self._shape = rows.name, given, rows.shape
+        self._weights = shared(np.ones(self._shape), name=f"weights of {self.name}", shape=self._shape)
+
+    @functools.cached_property
+    def density(self) -> LogDensity:
+        """Log p, whose weights change with `leave_out`."""
+        self.leave_out(np.empty(0, dtype=np.intp))
+        density = LogDensity(self._given.model, factors=self._factors)
+        points = density.initial_point() + 0.5 * np.random.default_rng(0).standard_normal((2, density.n_dim))
+        logp, of_model = density.logp(points), self._given.logp(points)
+        if not np.allclose(logp, of_model, rtol=ROUNDING, atol=ROUNDING, equal_nan=True):
+            raise ValueError(
+                f"Rows of {self.name!r} can't be left out: with a weight of 1 for each, log p is {logp[0]:.6g} near "
+                f"the start, and {of_model[0]:.6g} in the model. Fit the model without these rows."
+            )
+        return density
+
+    def _factors(self, model: pm.Model) -> Sequence[Factor]:
+        """Return the factors, that with weights as a Potential, as it is the log density of no distribution."""
+        factors = {factor.name: factor for factor in factors_of(model)}
+        logp = self._weights * factors[self.name].logp
+        logp.name = self.name
+        return list((factors | {self.name: Factor(logp, "potential", logp)}).values())
+
+    def leave_out(self, rows: AnyArray) -> None:
+        """Give some observations, numbered in one row, a weight of 0, and all others one of 1."""
+        weights = np.ones(self._shape)
+        weights.reshape(-1)[rows] = 0.0
+        self._weights.set_value(weights)
+
+
+# --- the rows of an observed variable, observation by observation: log p of each, a function of linear predictors ---
+
 #: Predictors of an observation, at most.
 _MOST_PREDICTORS = 8
 
@@ -90,11 +190,11 @@ class _Search:
             parameters = model.replace_rvs_by_values(list(_parameters(rv, model.free_RVs)))
         flat = graphs.on_flat_vector([factor.logp for factor in graphs.factors if factor.variable is rv])
         function = self._compile([self._theta], graphs.simplify(flat)[0])
-        around = np.random.default_rng(0).standard_normal((_N_CHECKED, density.n_dim))
-        self._points = density.initial_point() + _AROUND * around
+        around = np.random.default_rng(0).standard_normal((N_CHECKED, density.n_dim))
+        self._points = density.initial_point() + AROUND * around
         self._values = np.stack([np.asarray(function(point)) for point in self._points])
         self._shape = self._values.shape[1:]
-        known = [var for var in parameters if not any(_draws(v) for v in ancestors([var]))]
+        known = [var for var in parameters if not has_op([var], RNGConsumerOp)]
         written = [*flat, *self._candidates(graphs.on_flat_vector(known))]
         whole = [(var + pt.zeros(self._shape)).ravel() for var in written]
         self._outputs = pt.join(0, *graphs.simplify(whole))
@@ -107,7 +207,7 @@ class _Search:
         facts = Facts(total, self._theta)
         affine, _ = affine_functions(self._theta, facts)
         found = dict.fromkeys(v for p in parameters for v in _linear_parts(p, affine, facts))
-        return [var for var in found if _fits(facts.shape(var), self._shape)]
+        return [var for var in found if broadcasts(facts.shape(var), self._shape)]
 
     def found(self) -> ObservedRows:
         """Return the rows."""
@@ -119,10 +219,14 @@ class _Search:
         linear_map = predictors.linear_map if joint is None else joint.linear_map
         n, compile_ = int(np.prod(self._shape)), CompiledOnce(quickly)
         starts = range(n, facts.shape(inner)[0], n)
-        kinds = []
+        kinds, n_dim = [], self._theta.type.shape[0]
+
+        def predictors_at(n_points: int) -> Array:
+            return linear_map(np.random.default_rng(0).standard_normal((n_points, n_dim)))
+
         for index, lift, value in lifted(inner, np.arange(n), predictors.vector, facts):
             beside = [c for start in starts if (c := _lifted_too(lift, inner, index + start)) is not None]
-            kinds.append(_kind(index, lift, value, beside, self._at(linear_map), compile_))
+            kinds.append(_kind(index, lift, value, beside, predictors_at, compile_))
         result = ObservedRows(self._shape, kinds, linear_map)
         eta = result.linear_map(self._points)
         values = np.full((len(eta), int(np.prod(self._shape))), np.nan)
@@ -131,18 +235,9 @@ class _Search:
                 values[:, kind.elements] = kind.rows.values([eta[:, at] for at in kind.rows.index.T], slice(None))
         wanted = self._values.reshape(values.shape)
         keep = np.isfinite(wanted)
-        if not bool(np.all(np.abs(values - wanted)[keep] <= _ROUNDING * (1.0 + np.abs(wanted[keep])))):
+        if not bool(np.all(np.abs(values - wanted)[keep] <= ROUNDING * (1.0 + np.abs(wanted[keep])))):
             raise NotApart("its rows are not what its log density is made of")
         return result
-
-    def _at(self, linear_map: LinearMap) -> Callable[[int], Array]:
-        """Return what evaluates predictors at a number of points."""
-        n_dim = self._theta.type.shape[0]
-        return lambda n: linear_map(np.random.default_rng(0).standard_normal((n, n_dim)))
-
-
-def _draws(var: Variable) -> bool:
-    return var.owner is not None and isinstance(var.owner.op, RNGConsumerOp)
 
 
 def _parameters(rv: Variable, free: list[Variable]) -> Iterator[Variable]:
@@ -239,17 +334,10 @@ def _as_linear(
     used = (first != 0.0).any(axis=1)
     differs = np.array([used[a] and len(np.unique(rows.index[:, a])) > 1 for a in range(k)])
     linear = np.flatnonzero(
-        (np.abs(first - second) <= _ROUNDING * np.abs(first)).all(axis=1) & (first != 0.0).all(axis=1)
+        (np.abs(first - second) <= ROUNDING * np.abs(first)).all(axis=1) & (first != 0.0).all(axis=1)
     )
     if not len(linear):
         return None
     along = max(linear.tolist(), key=lambda a: differs[a])
     of_row = RowFunction(compile_([*rows.slots, *data], [value]), rows.index, given, np.ones((k, k), dtype=np.bool_))
     return LinearPredictor(of_row, along, first[along]), bool(differs.any())
-
-
-def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    try:
-        return np.broadcast_shapes(shape, whole) == whole
-    except ValueError:
-        return False

@@ -28,14 +28,15 @@ from pytensor.scalar.math import Sigmoid, Softplus
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.density.model_density import ModelDensity
+from pymc_ngvi.density.logdensity import ModelDensity
 from pymc_ngvi.reading.terms import Rows
 
 
 class _Convexity(IntFlag):
     """What is known of a function of the predictors of a row: affine ones are both."""
 
-    NONE, CONVEX, CONCAVE, AFFINE = 0, 1, 2, 3
+    NONE, CONVEX, CONCAVE = 0, 1, 2
+    AFFINE = CONVEX | CONCAVE
 
     def times(self, low: float, high: float) -> "_Convexity":
         """Return that of the function times numbers within bounds."""
@@ -210,12 +211,8 @@ def _decided(op: ps.LogicalComparison, one: _Bounded, other: _Bounded) -> bool |
 
 def _scaled(one: _Bounded, by: _Bounded) -> _Bounded:
     """Return what is known of a function times numbers."""
-    ends = [_times(a, b) for a in (one.low, one.high) for b in (by.low, by.high)]
+    ends = [a * b if a and b else 0.0 for a in (one.low, one.high) for b in (by.low, by.high)]
     return _Bounded(one.curve.times(by.low, by.high), min(ends), max(ends))
-
-
-def _times(a: float, b: float) -> float:
-    return 0.0 if a == 0.0 or b == 0.0 else a * b
 
 
 def _product(inputs: Sequence[_Bounded], vary: Sequence[bool]) -> _Bounded:

@@ -16,9 +16,8 @@ from pymc.distributions.shape_utils import change_dist_size
 from pymc.distributions.timeseries import AutoRegressiveRV, RandomWalkRV
 from pymc.exceptions import UndefinedMomentException
 from pytensor.compile.ops import ViewOp
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.replace import graph_replace
-from pytensor.graph.traversal import ancestors, toposort, walk
+from pytensor.graph import Apply, Constant, Variable, graph_replace
+from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import Add
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp
@@ -34,7 +33,10 @@ from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.constrain import OnDraws
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
-from pymc_ngvi.graphs.inner import copy_of, inline_inner_graphs
+from pymc_ngvi.graphs.rewrites import behind, copy_of, inline_inner_graphs
+
+#: Operations that leave elements in their places.
+_IN_PLACE = (Elemwise, DimShuffle, ViewOp)
 
 # --- which dims of a model whole numbers among its data index ---
 
@@ -48,7 +50,8 @@ def indexed_axes(model: pm.Model, name: str) -> tuple[set[str], set[tuple[str, i
             continue
         indices = indices_from_subtensor(var.owner.inputs[1:], var.owner.op.idx_list)
         for axis, index in enumerate(indices):
-            if isinstance(index, Variable) and _is_made_of(index, data):
+            # Data may also be places in an array in which an index is looked up.
+            if isinstance(index, Variable) and data in behind([index], _not_looked_up):
                 for named in _named(model, var.owner.inputs[0]):
                     own = (model.named_vars_to_dims.get(named.name) or (None,) * named.type.ndim)[axis]
                     if own is None:
@@ -58,32 +61,25 @@ def indexed_axes(model: pm.Model, name: str) -> tuple[set[str], set[tuple[str, i
     return dims, fixed
 
 
-def _is_made_of(index: Variable, data: Variable) -> bool:
-    """Tell whether data are an index, and not places in an array in which that is looked up."""
-
-    def expand(var: Variable) -> list[Variable] | None:
-        if var.owner is None:
-            return None
-        is_looked_up = isinstance(var.owner.op, AdvancedSubtensor)
-        return list(var.owner.inputs[:1] if is_looked_up else var.owner.inputs)
-
-    return any(var is data for var in walk([index], expand))
+def _not_looked_up(var: Variable) -> list[Variable]:
+    return list(var.owner.inputs[:1] if isinstance(var.owner.op, AdvancedSubtensor) else var.owner.inputs)
 
 
 def _named(model: pm.Model, indexed: Variable) -> list[Variable]:
     """Return the variables of the model that what is indexed is, or is made of, with as many axes."""
     variables = {*model.basic_RVs, *model.deterministics}
 
-    def expand(var: Variable) -> list[Variable] | None:
+    def inputs(var: Variable) -> list[Variable]:
         """Go on where elements stay in their places: `concatenate([[0], effect])` has others than `effect`."""
-        if var.owner is None or var in variables:
-            return None
-        if isinstance(var.owner.op, Elemwise | DimShuffle | ViewOp | CumOp):
-            return list(var.owner.inputs)
-        is_product = isinstance(var.owner.op, Dot) or getattr(var.owner.op, "core_op", None) == Dot()
-        return list(var.owner.inputs[:1]) if is_product or isinstance(var.owner.op, IncSubtensor) else None
+        node = var.owner
+        if var in variables:
+            return []
+        if isinstance(node.op, (*_IN_PLACE, CumOp)):
+            return list(node.inputs)
+        is_product = isinstance(node.op, Dot) or getattr(node.op, "core_op", None) == Dot()
+        return list(node.inputs[:1]) if is_product or isinstance(node.op, IncSubtensor) else []
 
-    return [v for v in walk([indexed], expand) if v in variables and v.type.ndim == indexed.type.ndim]
+    return [v for v in behind([indexed], inputs) if v in variables and v.type.ndim == indexed.type.ndim]
 
 
 # --- random variables some of whose elements are known: the others given these and their parents ---
@@ -304,22 +300,17 @@ class PredictiveGraph:
 
     def prior_reads(self, rv: Variable, name: str) -> bool:
         """Tell whether the parameters of a random variable are made of values of some data, not of their lengths."""
-
-        def expand(var: Variable) -> list[Variable] | None:
-            is_length = var.owner is not None and isinstance(var.owner.op, Shape | Shape_i)
-            return None if var.owner is None or is_length else list(var.owner.inputs)
-
-        return self.model[name] in walk(list(rv.owner.inputs), expand)
+        return self.model[name] in behind(
+            rv.owner.inputs, lambda v: () if isinstance(v.owner.op, Shape | Shape_i) else v.owner.inputs
+        )
 
     def is_by_rows(self, rv: Variable) -> bool:
         """Tell whether an observed variable whose data are new has an element of a variable for each of its own."""
-
-        def expand(var: Variable) -> list[Variable] | None:
-            passes = var.owner is not None and isinstance(var.owner.op, Elemwise | DimShuffle | ViewOp)
-            return list(var.owner.inputs) if passes else None
-
-        observed = [y for y in self.model.observed_RVs if self.depends_on_new(y)]
-        return any(rv in walk(list(y.owner.inputs), expand) for y in observed)
+        return any(
+            rv in behind(y.owner.inputs, lambda v: v.owner.inputs if isinstance(v.owner.op, _IN_PLACE) else ())
+            for y in self.model.observed_RVs
+            if self.depends_on_new(y)
+        )
 
     def is_in_potential(self, rv: Variable) -> bool:
         """Tell whether a Potential of the model depends on a variable."""
@@ -327,13 +318,7 @@ class PredictiveGraph:
 
     def data_needed(self, names: Sequence[str]) -> list[str]:
         """Return the names of the data that some variables are computed from, but for the lengths of dims."""
-        found = set()
-
-        def expand(var: Variable) -> list[Variable] | None:
-            found.add(var)
-            return None if var.owner is None or var in self._new else list(var.owner.inputs)
-
-        list(walk([self.model[name] for name in names], expand))
+        found = set(ancestors([self.model[name] for name in names], self._new))
         return [v.name for v in self.model.data_vars if v in found]
 
     def shapes(self, variables: Sequence[Variable], *, new: bool = True) -> list[tuple[int, ...]]:

@@ -36,12 +36,11 @@ from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.loops import vectorised
 from pymc_ngvi.reading.found import Compile, JointPredictors, Reading
 from pymc_ngvi.reading.terms import Rows, Source, Terms
-from pymc_ngvi.rows.engines import engine_for
-from pymc_ngvi.rows.engines.on_pytensor import Engine
+from pymc_ngvi.rows.engines import Engine, engine_for
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.linear_map import Entries, LinearMap, ManyMaps, Sparsity
 from pymc_ngvi.rows.many import ManyRows, ManyRowsLeft, Narrowing, OwnEffects, find_own
-from pymc_ngvi.rows.quadratic import is_concave, is_quadratic
+from pymc_ngvi.rows.separable import is_concave, is_quadratic
 
 # --- graphs that hang on given values at many of these: the same graphs, with one more axis ---
 

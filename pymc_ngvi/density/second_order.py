@@ -5,6 +5,7 @@ import functools
 import logging
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
@@ -15,35 +16,30 @@ from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import NotApart, PatternLacks, PatternWidened, RowHessianGivenUp, RowsGivenUp
+from pymc_ngvi.core.sizes import HELD
 from pymc_ngvi.core.sparsity.coloured import ColouredHessian, batch, slices
-from pymc_ngvi.core.types import Array, MeanHessian, Target
+from pymc_ngvi.core.types import Array, Later, MeanHessian, Target
 from pymc_ngvi.density.by_rows import ByRows
-from pymc_ngvi.density.checks import LikelihoodRows
-from pymc_ngvi.density.evaluations import Evaluations
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
 from pymc_ngvi.density.gauss_newton.matrix import GaussNewtonGraphs, GaussNewtonMatrix
+from pymc_ngvi.density.info import LikelihoodRows
 from pymc_ngvi.density.sparse_hessian import CoordinateHessian, SparseHessian, colour
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.jets import Jets
 from pymc_ngvi.graphs.loops import draws_in_call
 from pymc_ngvi.ops import cost
+from pymc_ngvi.reading.affine import PatternSearch
 from pymc_ngvi.reading.found import Compile
-from pymc_ngvi.reading.interaction import PatternSearch
 from pymc_ngvi.rows.linear_map import LinearMap, entries_of
-from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, Known, PredictorMeanHessian, RowHessian
+from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, Known, PredictorMeanHessian, RowHessian, curvature_agrees
 
 # --- mean Hessians by predictors of a log density that is, in part, a sum over rows ---
 # Rows are differentiated elementwise. What else there is, a function of the same predictors, takes products with sums
 # of columns that don't overlap; it has no part in what rows cost.
 
 type Simplify = Callable[[list[Variable]], list[Variable]]
-
-#: Numbers in the predictors of draws that are evaluated at a time.
-_MOST_ELEMENTS = 2**24
-#: Step of the finite differences that check a Hessian, and the relative error that tells of a missing entry.
-_STEP, _TOLERANCE = 1e-5, 1e-3
 
 
 class PredictorHessian:
@@ -85,17 +81,6 @@ class PredictorHessian:
         if self._parts.terms is not self._terms:
             self._take()
 
-    def agrees(self, point: Array, gradient: Callable[[Array], Array], rng: np.random.Generator) -> bool:
-        """Tell whether the Hessian at a point, times a random vector, is what differences of gradients are there."""
-        vector = rng.standard_normal((1, len(point)))
-        step = _STEP * (1.0 + np.abs(point))
-        along = step * vector[0]
-        low, high = gradient(np.stack([point - along, point + along]))
-        expected = 0.5 * (high - low)
-        found = self.linear_map.quadratic_times(self.mean(point[None]), along[None])[0]
-        scale = np.abs(expected).max(initial=0.0) + np.abs(found).max(initial=0.0)
-        return not np.isfinite(scale) or bool(np.abs(found - expected).max(initial=0.0) <= _TOLERANCE * scale)
-
 
 class RestHessian:
     """Mean Hessians of what is no sum over rows, by predictors."""
@@ -122,7 +107,7 @@ class RestHessian:
     def mean(self, linear: LinearMap, theta: Array) -> sparse.csr_array:
         """Return the mean over draws, (n_draws, n_dim)."""
         total = np.zeros(self._coloured.pattern.n_entries)
-        for rows in slices(len(theta), max(1, _MOST_ELEMENTS // len(linear.offset))):
+        for rows in slices(len(theta), max(1, HELD // len(linear.offset))):
             total += len(theta[rows]) * self._coloured.mean_values(linear(theta[rows]))
         return self._coloured.pattern.symmetric(total / len(theta))
 
@@ -159,10 +144,11 @@ class SecondOrder(CoordinateHessian):
         functions: Functions,
         rows: LikelihoodRows,
         start: Array,
-        evaluations: Evaluations,
         by_rows: ByRows,
+        density: Any,
     ) -> None:
-        self._by_rows, self._evaluations = by_rows, evaluations
+        #: The log density itself, which evaluates gradients.
+        self._by_rows, self._density = by_rows, density
         self._cost, self._widest = graphs.cost, graphs.cost.widest
         parts = GaussNewtonGraphs(graphs, functions, rows, start, self._widest)
         super().__init__(functions, parts.n_in_call)
@@ -179,11 +165,11 @@ class SecondOrder(CoordinateHessian):
             self._widest,
         )
 
-    def again(self, start: Array, evaluations: Evaluations, by_rows: ByRows) -> "SecondOrder":
+    def again(self, start: Array, by_rows: ByRows, density: Any) -> "SecondOrder":
         """Return what a new object would be for the data as they are now, without the work that is done already."""
         other = SecondOrder.__new__(SecondOrder)
         other.__dict__.update(self.__dict__)
-        other._evaluations, other._by_rows, other._n_by_predictors = evaluations, by_rows, 0
+        other._by_rows, other._density, other._n_by_predictors = by_rows, density, 0
         other.sparse = self.sparse.again(start, other.products_of_draws, other.error)
         return other
 
@@ -233,7 +219,7 @@ class SecondOrder(CoordinateHessian):
     def _predictors(self) -> PredictorHessian | None:
         """Makes Hessians from fewer products than the pattern does; None where that is not worth its while."""
         graphs, functions = self._graphs, self._functions
-        seconds = _PRODUCT * self.n_products * self._evaluations.gradient_seconds
+        seconds = _PRODUCT * self.n_products * self._density.gradient_seconds
         in_vain = graphs.is_large or self._jets is not None
         if in_vain or seconds < (_WORTH_ANEW if graphs.minibatches else _WORTH) or self.error():
             return None
@@ -244,14 +230,16 @@ class SecondOrder(CoordinateHessian):
     def by_predictors(self, theta: Array) -> tuple[LinearMap, sparse.csr_array] | None:
         """Return the predictors, and the mean Hessian with respect to them; None where they are not used.
 
-        A check, now and then, sees whether that is the derivative of the gradient.
+        A check, now and then, sees whether that is the curvature of log p.
         """
         if self._predictors is None or not len(theta):
             return None
         self._n_by_predictors += 1
         if self._n_by_predictors & (self._n_by_predictors - 1) == 0:
             rng = np.random.default_rng([self._n_by_predictors])
-            if not self._predictors.agrees(theta[rng.integers(len(theta))], self._evaluations.grad_in_one_call, rng):
+            point = theta[rng.integers(len(theta))]
+            linear, matrix = self._predictors.linear_map, self._predictors.mean(point[None])
+            if not curvature_agrees(linear, matrix, point, self._density.logp_at_few, rng):
                 logger.info("The Hessian by linear predictors is not that of log p: it is found from all coordinates.")
                 self._predictors = None
                 return None
@@ -261,7 +249,9 @@ class SecondOrder(CoordinateHessian):
 
     def _draws_in_call(self, n_directions: int) -> int | None:
         n_draws, together = self._batch(n_directions)
-        return n_draws if together == n_directions and self._takes_draws else None
+        # A call takes many draws where it would take longer than the work for one.
+        takes_draws = self.sparse.needs_products or self._jets is not None or self._batch(self.n_dim)[0] >= _LEAST_BATCH
+        return n_draws if together == n_directions and takes_draws else None
 
     def mean_products_of_each(self, draws: list[Array], directions: Array) -> list[Array] | None:
         """Return `mean_products` over each set of draws, in few calls; None where sparsity saves more than that."""
@@ -284,13 +274,6 @@ class SecondOrder(CoordinateHessian):
         if self._jets is not None:
             return self.mean_products(theta, np.eye(self.n_dim)).diagonal().copy()
         return super().mean_diagonal(theta)
-
-    @property
-    def _takes_draws(self) -> bool:
-        """Whether a call takes many draws: where it would take longer than the work for one."""
-        if self.sparse.needs_products or self._jets is not None:
-            return True
-        return self._batch(self.n_dim)[0] >= _LEAST_BATCH
 
     def products_of_draws(self, theta: Array, directions: Array) -> Array:
         """Multiply the Hessians at draws with directions in one call, (n_draws, n_directions, n_dim)."""
@@ -401,24 +384,17 @@ class ModelHessian(MeanHessian):
             self._counted = True
 
 
-class PatternedHessian(MeanHessian):
+class PatternedHessian(Later):
     """The mean over draws of a Hessian that is not evaluated by rows, at the entries that rows tell of."""
 
     def __init__(self, by_rows: ByRows, whole: MeanHessian, n_dim: int) -> None:
+        super().__init__(None, lambda: whole)
         self._by_rows, self._whole, self._n_dim = by_rows, whole, n_dim
 
     @property
     def pattern(self) -> Pattern | None:
         """Entries that can differ from 0; None where the matrix counts as dense."""
         return self._by_rows.pattern if self._by_rows.gives_pattern else self._whole.pattern
-
-    def products(self, directions: Array) -> Array:
-        """Return the matrix times each direction, (n_directions, n_dim)."""
-        return self._whole.products(directions)
-
-    def diagonal(self) -> Array:
-        """Return the diagonal, (n_dim,)."""
-        return self._whole.diagonal()
 
     def values(self) -> Array:
         """Return the entries of `pattern`, (n_entries,)."""
@@ -437,13 +413,15 @@ class PatternedHessian(MeanHessian):
         return values if same else entries_of(own.symmetric(values), pattern)
 
 
-class RowsHessian(MeanHessian):
+class RowsHessian(Later):
     """The mean over draws of the Hessian of a sum over rows.
 
-    It counts as one evaluation at each of its draws.
+    Where it turns out not to be that of log p, the Hessian of its graph is evaluated in its place; entries of the
+    pattern, which that does not give, raise then.
     """
 
     def __init__(self, counter: Target, by_rows: ByRows, theta: Array, otherwise: Callable[[], MeanHessian]) -> None:
+        super().__init__(None, self._evaluated)
         self._counter, self._by_rows, self._theta, self._otherwise = counter, by_rows, theta, otherwise
 
     @property
@@ -451,7 +429,6 @@ class RowsHessian(MeanHessian):
         """Entries that can differ from 0; None where the matrix counts as dense."""
         return self._otherwise().pattern if self._by_rows.found is None else self._by_rows.pattern
 
-    @functools.cached_property
     def _evaluated(self) -> MeanHessian:
         found = self._by_rows.evaluated(self._theta)
         if found is None:
@@ -459,17 +436,9 @@ class RowsHessian(MeanHessian):
         self._counter.n_hessians += len(self._theta)
         return found
 
-    def products(self, directions: Array) -> Array:
-        """Return the matrix times each direction, (n_directions, n_dim)."""
-        return self._evaluated.products(directions)
-
-    def diagonal(self) -> Array:
-        """Return the diagonal, (n_dim,)."""
-        return self._evaluated.diagonal()
-
     def values(self) -> Array:
         """Return the entries of `pattern`, (n_entries,)."""
-        return super().values() if self.pattern is None else self._of_rows.values()
+        return MeanHessian.values(self) if self.pattern is None else self._of_rows.values()
 
     @property
     def summed(self) -> SummedPattern | None:
@@ -482,100 +451,8 @@ class RowsHessian(MeanHessian):
 
     @property
     def _of_rows(self) -> PredictorMeanHessian:
-        evaluated = self._evaluated
-        if not isinstance(evaluated, PredictorMeanHessian):
+        if not isinstance(self._known, PredictorMeanHessian):
             if self._by_rows.found is None:
                 raise RowsGivenUp("the rows are not all of log p")
             raise RowHessianGivenUp("second derivatives of rows are not those of log p")
-        return evaluated
-
-
-# --- second derivatives of a log density: by its rows where these give them, from its graph elsewhere ---
-
-#: Pairs of coordinates in sums, beyond which no pattern that has them all is made for reading.
-_MOST_PAIRS = 10_000_000
-
-
-class Hessians:
-    """What is known of the Hessian of a log density, and its means over draws."""
-
-    def __init__(
-        self,
-        graphs: FlatGraphs,
-        functions: Functions,
-        observed: LikelihoodRows,
-        by_rows: ByRows,
-        evaluations: Evaluations,
-        start: Array,
-    ) -> None:
-        self._graphs, self._functions, self._observed = graphs, functions, observed
-        self._by_rows, self._evaluations, self._start = by_rows, evaluations, start
-
-    def again(self, by_rows: ByRows, evaluations: Evaluations, start: Array) -> "Hessians":
-        """Return what a new object would be for the data as they are now, without the work that is done already."""
-        other = Hessians(self._graphs, self._functions, self._observed, by_rows, evaluations, start)
-        if "second" in self.__dict__:
-            other.second = self.second.again(start, evaluations, by_rows)
-        return other
-
-    @functools.cached_property
-    def second(self) -> SecondOrder:
-        """Those from the graph."""
-        graphs, evaluations = self._graphs, self._evaluations
-        return SecondOrder(graphs, self._functions, self._observed, self._start, evaluations, self._by_rows)
-
-    @property
-    def exist(self) -> bool:
-        """Whether every operation of the model has a second derivative."""
-        return (self._by_rows.gives_pattern and self._by_rows.is_smooth) or self.error() is None
-
-    def error(self) -> graph.MissingDerivativeError | None:
-        """Return the error that names the operation without a second derivative, if there is one."""
-        return self._by_rows.error() if self._by_rows.gives_hessians else self.second.error()
-
-    @property
-    def pattern(self) -> Pattern | None:
-        """Entries that can differ from 0; None where the Hessian counts as dense."""
-        return self._by_rows.pattern if self._by_rows.gives_pattern else self.second.sparse.pattern
-
-    @property
-    def summed(self) -> SummedPattern | None:
-        """The same beside sums over many coordinates; None where there are no such sums."""
-        return self._by_rows.summed
-
-    @property
-    def structural_pattern(self) -> Pattern | None:
-        """The same as the graph tells, of whatever use; None only where the entries are too many to hold or to read."""
-        if self._by_rows.gives_pattern:
-            summed = self._by_rows.summed
-            many = summed is not None and summed.n_pairs > _MOST_PAIRS
-            return None if many else self._by_rows.structure
-        return self.pattern or self.second.sparse.pattern_by_graph
-
-    def widen(self, theta: Array) -> bool:
-        """Add the entries that `pattern` lacks at points, (n_points, n_dim); tell whether there are any."""
-        # That of rows is wide enough as long as they add up to log p, which is seen to when they are evaluated.
-        return not self._by_rows.gives_pattern and self.second.sparse.widen(np.atleast_2d(theta))
-
-    @property
-    def n_products(self) -> int:
-        """Products with a vector that take as long as one Hessian."""
-        return self._by_rows.n_products if self._by_rows.gives_hessians else self.second.n_products
-
-    def mean(self, theta: Array, counter: Target) -> MeanHessian:
-        """Return the mean over draws, (n_draws, n_dim), to be evaluated; ``counter`` is told of evaluations."""
-        from_graph = functools.partial(ModelHessian, counter, self.second, theta)
-        if self._by_rows.gives_hessians:
-            return RowsHessian(counter, self._by_rows, theta, from_graph)
-        whole = from_graph()
-        return PatternedHessian(self._by_rows, whole, len(self._start)) if self._by_rows.gives_pattern else whole
-
-    def means(self, draws: list[Array], counter: Target) -> list[MeanHessian]:
-        """Return the mean over each of several sets of draws, to be evaluated."""
-        if self._by_rows.gives_pattern or len(draws) < 2 or not self._graphs.shares_calls:
-            return [self.mean(theta, counter) for theta in draws]
-        together = Together(self.second, draws)
-        return [
-            ModelHessian(counter, self.second, theta, functools.partial(together.products, k))
-            for k, theta in enumerate(draws)
-        ]
+        return self._known

@@ -4,25 +4,23 @@ import contextlib
 import functools
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from numpy.typing import NDArray
-from pytensor.compile import Function
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors
+from pytensor.compile import Function, SharedVariable
+from pytensor.graph import Variable, ancestors
 
 from pymc_ngvi.core.pattern import DENSE, SMALLEST, Pattern
 from pymc_ngvi.core.refusal import PatternWidened
 from pymc_ngvi.core.sizes import MOST_NUMBERS
 from pymc_ngvi.core.sparsity.coloured import ColouredHessian, Colouring, Products, batch, significant, slices
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.flat import Functions
+from pymc_ngvi.density.flat import DataSeen, Functions
 
 if TYPE_CHECKING:
-    from pymc_ngvi.reading.interaction import HessianPattern, PatternSearch
+    from pymc_ngvi.reading.affine import HessianPattern, PatternSearch
 
 #: Dimensions up to which a pattern is looked for in Hessians that count as dense.
 _MOST_DENSE = 2_000
@@ -44,7 +42,7 @@ class SparseHessian:
         self._logp, self._theta, self._start, self._varying = logp, theta, start, varying
         self._products, self._error = products, error
         self._widest = widest
-        self._data: list[tuple[SharedVariable, object]] | None = None  # that the pattern was found with
+        self._data: DataSeen | None = None  # that the pattern was found with
         self._search: PatternSearch | None = None
         self._structure: HessianPattern | None = None
         self._found: tuple[ColouredHessian | None] | None = None
@@ -67,11 +65,10 @@ class SparseHessian:
         other._rng = np.random.default_rng(0)
         other._n_calls = other.n_widened = 0
         other._found = None
-        if self._data is None or any(not same_data(var.get_value(borrow=True), value) for var, value in self._data):
+        if self._data is None or not self._data.are_current():
             other._data = other._structure = other._first = None
             other._looked = False
         elif self._first is not None and np.array_equal(start, self._start):
-            other._data = [(var, var.get_value(borrow=True)) for var, _ in self._data]
             other._found = (other._coloured(self._first[0]),)
         return other
 
@@ -107,16 +104,16 @@ class SparseHessian:
 
     def _forget_old_data(self) -> None:
         # `pm.set_data` puts another array in the place of the old one.
-        if self._data is not None and any(var.get_value(borrow=True) is not value for var, value in self._data):
+        if self._data is not None and not self._data.are_current():
             self._data = self._structure = self._found = self._first = None
             self._n_calls, self._looked = 0, False
 
     def _by_graph(self) -> "HessianPattern":
-        from pymc_ngvi.reading.interaction import PatternSearch
+        from pymc_ngvi.reading.affine import PatternSearch
 
         if self._structure is None:
             shared = [v for v in ancestors([self._logp]) if isinstance(v, SharedVariable) and v not in self._varying]
-            self._data = [(var, var.get_value(borrow=True)) for var in shared]
+            self._data = DataSeen(shared)
             self._search = self._search or PatternSearch(self._logp, self._theta, self._varying)
             self._structure = self._search.run()
         return self._structure
@@ -198,14 +195,6 @@ class SparseHessian:
         self._n_calls = 0  # check the next one
         self._found = (self._coloured(pattern),)
         return True
-
-
-def same_data(one: Any, other: Any) -> bool:
-    """Tell whether two values of a shared variable are the same array, or equal ones."""
-    if one is other:
-        return True
-    arrays = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
-    return arrays and one.dtype == other.dtype and np.array_equal(one, other)
 
 
 def colour(pattern: Pattern | None) -> Colouring | None:

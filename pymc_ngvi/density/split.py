@@ -10,16 +10,14 @@ import functools
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
 
 from numpy.typing import NDArray
 from pytensor.compile import Function
-from pytensor.graph.basic import Variable
-from pytensor.graph.replace import vectorize_graph
-from pytensor.graph.traversal import ancestors
+from pytensor.graph import Variable, ancestors, vectorize_graph
 from pytensor.scalar import Add, Identity
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Sum
@@ -32,9 +30,9 @@ from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.ops.facts import Facts
+from pymc_ngvi.ops.elements import Facts
 from pymc_ngvi.reading.affine import Dependences
-from pymc_ngvi.rows.engines.on_pytensor import OnTwoAxes
+from pymc_ngvi.rows.engines import OnTwoAxes
 from pymc_ngvi.rows.expectation import Compiled, RowFunction
 
 # --- rows by blocks: log p, a sum over rows, as a term of the globals and one for each local coordinate ---
@@ -60,21 +58,8 @@ class CannotSplit(RefusedFor):
     reason = Reason.NOT_SPLIT
 
 
-class Trees(Protocol):
-    """What is needed of a `pymc_ngvi.marginal.forest.Forest`."""
-
-    @property
-    def globals_(self) -> Integers: ...  # noqa: D102
-    @property
-    def locals_(self) -> Integers: ...  # noqa: D102
-    @property
-    def n_local(self) -> int: ...  # noqa: D102
-    @property
-    def path(self) -> Integers: ...  # noqa: D102
-    @property
-    def level(self) -> Integers: ...  # noqa: D102
-    @property
-    def block(self) -> Integers: ...  # noqa: D102
+#: A `pymc_ngvi.marginal.forest.Forest`, which is above.
+type Trees = Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,12 +261,6 @@ class Pieces:
         self._is_global[globals_] = True
         self._rank = np.where(self._is_global, np.cumsum(self._is_global), np.cumsum(~self._is_global)) - 1
 
-    @classmethod
-    def of(cls, globals_: NDArray[np.intp], n_dim: int) -> "Pieces":
-        """Return pieces of two inputs."""
-        global_ = pt.vector("g", dtype="float64", shape=(len(globals_),))
-        return cls(globals_, n_dim, global_, local_input(n_dim - len(globals_)))
-
     def __getitem__(self, where: slice) -> Variable:
         """Return a piece."""
         of_globals, rank = self._is_global[where], self._rank[where]
@@ -300,8 +279,8 @@ def local_input(n: int) -> Variable:
     return pt.vector("b", dtype="float64", shape=(n,))
 
 
-#: Random halves of the local coordinates that are moved, to see what changes with them, and their seed.
-_N_MOVED, _SEED = 8, 20_260_301
+#: Random halves of the local coordinates that are moved, to see what changes with them.
+_N_MOVED = 8
 
 
 class _Made(NamedTuple):
@@ -338,7 +317,9 @@ class SplitDensity:
 
     def _make(self, density: LogDensity) -> _Made:
         """Return the functions of the terms, and what tells which coordinates they depend on."""
-        pieces = Pieces.of(self.forest.globals_, density.n_dim)
+        globals_ = self.forest.globals_
+        given = pt.vector("g", dtype="float64", shape=(len(globals_),))
+        pieces = Pieces(globals_, density.n_dim, given, local_input(density.n_dim - len(globals_)))
         first, arrays = self._graphs(density, pieces)
         with without_c():
             elements = pt.concatenate(arrays)
@@ -350,7 +331,7 @@ class SplitDensity:
         batched = vectorize_graph(arrays, {pieces.local: nodes})
         batched = vectorize_graph(batched, {pieces.global_: draws, nodes: both})
         lead = both.shape[:2]
-        batched = [e if e.ndim == 3 else pt.broadcast_to(e, (*lead, e.shape[-1])) for e in batched]
+        batched = [e if e.ndim > 2 else pt.broadcast_to(e, (*lead, e.shape[-1])) for e in batched]
         [first] = vectorize_graph([first], {pieces.global_: draws})
         if first.ndim == 0:
             first = pt.broadcast_to(first, (draws.shape[0],))
@@ -391,14 +372,14 @@ class SplitDensity:
 
     def _check(self, owner: Integers, point: Array) -> None:
         """See that no element changes where only coordinates move that are not on the path to its own."""
-        moved = np.random.default_rng(_SEED).random((_N_MOVED, self.forest.n_local)) < 0.5
+        moved = np.random.default_rng(0).random((_N_MOVED, self.forest.n_local)) < 0.5
         may_change = moved[:, self.forest.path[owner]].any(axis=-1) & (owner >= 0)
         if (self._changed(point, moved) & ~may_change).any():
             raise CannotSplit(SEVERAL)
 
     def _changed(self, point: Array, moved: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return which elements, (n_moves, n_elements), change with which local coordinates, (n_moves, n_local)."""
-        forest, rng = self.forest, np.random.default_rng(_SEED)
+        forest, rng = self.forest, np.random.default_rng(0)
         g = point[forest.globals_] + 0.1 * rng.standard_normal(len(forest.globals_))
         b = point[forest.locals_] + 0.3 * rng.standard_normal(forest.n_local)
         step = rng.uniform(0.3, 1.0, forest.n_local) * rng.choice([-1.0, 1.0], forest.n_local)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import cholesky, solve_lower, symmetrise
+from pymc_ngvi.core.sizes import HELD
 from pymc_ngvi.core.types import (
     Array,
     BaseDraws,
@@ -29,9 +30,6 @@ from pymc_ngvi.core.types import (
     VariationalState,
     mean_hessians,
 )
-
-#: Numbers in the replicates of the natural gradient, beyond which only their summaries are kept.
-_MAX_KEPT = 16_000_000
 
 
 def by_replicate(
@@ -76,7 +74,7 @@ def moments_at_draws(state: GaussianState, grads: Array, curvatures: Array) -> M
         gap=gap,
         floor=floor,
         floor_sd=floor_sd,
-        replicates=u if u.size <= _MAX_KEPT else None,
+        replicates=u if u.size <= HELD else None,  # else only summaries are kept,
     )
 
 

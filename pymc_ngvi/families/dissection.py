@@ -23,9 +23,9 @@ from scipy.sparse import csgraph
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.families.matrices.partition import Partition
-from pymc_ngvi.families.matrices.sparse.order import independent
+from pymc_ngvi.families.matrices.sparse.fronts import independent
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure, SummedStructure
+from pymc_ngvi.families.matrices.structure import Partition
 
 #: Borders tried at most: those of as many different degrees.
 _N_DEGREES = 24
@@ -37,11 +37,13 @@ _LARGE = 24
 _SPACINGS = sorted({m << k for m in (2, 3) for k in range(8)})[:-1]
 
 
+_remembered = functools.lru_cache(maxsize=4)
+
 #: Of each coordinate's block; -1 in the border; shape (n_dim,).
 Labels = NDArray[np.intp]
 
 
-@functools.lru_cache(maxsize=4)
+@_remembered
 def find_blocks(pattern: Pattern) -> Partition:
     """Return the blocks beside a border with which steps cost least."""
     graph = pattern.matrix
@@ -120,7 +122,7 @@ _MUCH = 0.8
 _LITTLE = 4e-3
 
 
-@functools.lru_cache(maxsize=4)
+@_remembered
 def find_filled(pattern: Pattern) -> SparseStructure | None:
     """Return the structure of a factor with fill-in, where its steps cost less than with blocks; None elsewhere."""
     of_blocks = step_seconds(find_blocks(pattern))
@@ -130,10 +132,7 @@ def find_filled(pattern: Pattern) -> SparseStructure | None:
     return structure if step_seconds(structure) < _MUCH * of_blocks else None
 
 
-@functools.lru_cache(maxsize=4)
-def find_summed(pattern: SummedPattern) -> SummedStructure:
-    """Return the structure of a factor with fill-in beside sums."""
-    return SummedStructure.of_sums(pattern)
+find_summed = _remembered(SummedStructure.of_sums)
 
 
 def cheapest_form(
@@ -148,7 +147,7 @@ def cheapest_form(
     return min((form for form in forms if form is not None), key=step_seconds, default=None)
 
 
-@functools.lru_cache(maxsize=4)
+@_remembered
 def structure_of(form: Partition | SparseStructure) -> SparseStructure:
     """Return the structure of a form."""
     return form if isinstance(form, SparseStructure) else SparseStructure.of_blocks(form)

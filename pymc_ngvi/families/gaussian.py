@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
+from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.stored import entry_of, stored, with_tag
 from pymc_ngvi.core.types import AnyArray, Array, GaussianState, MeanHessian, Outer
 from pymc_ngvi.families.family import (
@@ -24,8 +25,15 @@ from pymc_ngvi.families.family import (
     Product,
     Traits,
 )
-from pymc_ngvi.families.matrices.partition import Partition
-from pymc_ngvi.families.matrices.structure import LOG_2PI, Dense, Diagonal, Structure
+from pymc_ngvi.families.matrices.structure import (
+    LOG_2PI,
+    PER_COORDINATE,
+    PER_ENTRY,
+    Dense,
+    Diagonal,
+    Partition,
+    Structure,
+)
 
 #: The tag of the class among the arrays of a Gaussian.
 TAG = "of"
@@ -592,9 +600,6 @@ class DiagonalFamily(GaussianFamily[DiagonalState]):
 
 # --- block-diagonal matrices, each held as the blocks, in C order, from the smallest on ---
 
-#: Numbers in the directions that one call of the target gets, about.
-_DIRECTIONS = 4_000_000
-
 
 def _of_each_block(name: str) -> Any:
     """Return what `Dense` makes of matrices, and of vectors as rows, of all blocks of one size at a time."""
@@ -648,7 +653,7 @@ class BlockStructure(Partition, Structure):
 
     def memory_bytes(self, n_dim: int) -> int:
         """Return the memory that a fit takes beyond the model's own, at its peak: about 56 factors."""
-        return 8 * (56 * len(self.rows) + 64 * n_dim)
+        return PER_ENTRY * len(self.rows) + PER_COORDINATE * n_dim
 
     @cached_property
     def _diagonal(self) -> NDArray[np.intp]:
@@ -753,7 +758,7 @@ class BlockStructure(Partition, Structure):
         place = np.argsort(self.order)[self.rows]
         lines = self.each(lambda c: c.mT, self.unpack(factor))
         products = np.empty_like(factor)
-        step = max(1, _DIRECTIONS // self.n_dim)
+        step = max(1, AT_ONCE // self.n_dim)
         for start in range(0, self.n_dim, step):
             stop = min(start + step, self.n_dim)
             part = slice(*np.searchsorted(place, (start, stop)))

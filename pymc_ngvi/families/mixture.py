@@ -1,5 +1,7 @@
 """Finite mixture of Gaussians: components of one family, weights in log space."""
 
+import math
+
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -97,12 +99,12 @@ class StudentTState:
     @property
     def remark(self) -> str:
         """What there is to say where the shape has come to an end of its range, else an empty string."""
-        if self.log_shape >= np.log(MOST_SHAPE) - 1e-9:
+        if self.shape > MOST_SHAPE or math.isclose(self.shape, MOST_SHAPE):
             return (
                 f"q is Gaussian: its degrees of freedom have reached their upper limit, {2 * MOST_SHAPE:,.0f}, since "
                 "tails heavier than a Gaussian's only lower the ELBO. family='full' gives the same for less."
             )
-        if self.log_shape <= np.log(LEAST_SHAPE) + 1e-9:
+        if self.shape < LEAST_SHAPE or math.isclose(self.shape, LEAST_SHAPE):
             return (
                 f"The degrees of freedom have reached their lower limit, {2 * LEAST_SHAPE:g}: the posterior has still "
                 "heavier tails, or several modes."

@@ -99,7 +99,7 @@ class PushforwardState:
     def _border(self) -> NDArray[np.intp]:
         border: NDArray[np.intp] = self.transform.structure.border
         # More coordinates than draws tell apart: their sample moments are left as they are.
-        return border if 8 * len(border) <= _N_SETS * _SET_SIZE else border[:0]
+        return border if len(border) <= _SET_SIZE else border[:0]
 
     def _sets(self) -> Iterator[tuple[Array, Array]]:
         """Yield draws and log determinants, set by set: of one Sobol sequence and its negative."""

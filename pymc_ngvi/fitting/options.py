@@ -34,8 +34,8 @@ from pymc_ngvi.families import (
     traits_of,
 )
 from pymc_ngvi.families.dissection import cheapest_form, find_blocks, step_seconds, structure_of
-from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure, SummedStructure
+from pymc_ngvi.families.matrices.structure import Partition
 from pymc_ngvi.families.sparse import goes_with_fill, goes_with_sums
 from pymc_ngvi.mixtures import MIXTURE_STEPS
 from pymc_ngvi.steps import STEPS

@@ -16,13 +16,12 @@ from pymc_ngvi.core.status import StartError
 from pymc_ngvi.core.types import Array, FittedState, GaussianState, Rule, Target, VariationalState
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.by_rows import NO_ROWS
-from pymc_ngvi.density.checks import not_finite_data
-from pymc_ngvi.density.info import initial_point_function
+from pymc_ngvi.density.info import initial_point_function, not_finite_data
 from pymc_ngvi.families import DENSE, FAMILIES, STRUCTURED, Family, Maker
 from pymc_ngvi.families.dissection import find_blocks, structure_of
 from pymc_ngvi.families.gaussian import Gaussian
-from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
+from pymc_ngvi.families.matrices.structure import Partition
 from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting.options import BY_GRADIENTS, FitOptions, choose_family, form_of
 from pymc_ngvi.graphs.layout import Layout, Variable

@@ -34,7 +34,7 @@ from pymc_ngvi.core.types import (
     VariationalState,
 )
 from pymc_ngvi.density import LogDensity, ModelDensity
-from pymc_ngvi.density.checks import constant_data
+from pymc_ngvi.density.info import constant_data
 from pymc_ngvi.density.new_priors import flat_coordinates, has_proper_priors
 from pymc_ngvi.density.streams.density import StreamDensity
 from pymc_ngvi.families import MixtureState, SparseState, StudentTState, SummedState

@@ -10,14 +10,19 @@ import pytensor.tensor as pt
 
 from pytensor.compile.builders import OpFromGraph
 from pytensor.gradient import DisconnectedType
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.op import Op
-from pytensor.graph.replace import graph_replace, vectorize_graph
+from pytensor.graph import (
+    Apply,
+    Constant,
+    FunctionGraph,
+    Op,
+    Type,
+    Variable,
+    graph_replace,
+    rewrite_graph,
+    vectorize_graph,
+)
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
-from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors, toposort
-from pytensor.graph.type import Type
 from pytensor.graph.utils import MethodNotDefined
 from pytensor.scalar import Cast
 from pytensor.tensor.basic import MakeVector
@@ -26,12 +31,12 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.rewriting.shape import local_Shape_i_ground, local_shape_to_shape_i, local_track_shape_i
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
-from pymc_ngvi.graphs import incomplete, large, odes, rewrites
-from pymc_ngvi.graphs.inner import copy_of
-from pymc_ngvi.graphs.inner import inline_inner_graphs as inline_inner_graphs  # part of what this module offers
+from pymc_ngvi.graphs import loops, odes, programs, rewrites
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.layout import Variable as Place
 from pymc_ngvi.graphs.loops import vectorised
+from pymc_ngvi.graphs.rewrites import copy_of, rewritten
+from pymc_ngvi.graphs.rewrites import inline_inner_graphs as inline_inner_graphs  # part of what this module offers
 
 #: What needs first derivatives only.
 _INSTEAD_OF_HESSIANS = "estimator='stein' or pm.sample"
@@ -50,7 +55,7 @@ def flat_input(layout: Layout) -> Variable:
 
 def on_flat_vector(model: pm.Model, layout: Layout, outputs: list[Variable], theta: Variable) -> list[Variable]:
     """Return ``outputs``, functions of the value variables, as functions of the flat vector, in float64."""
-    outputs = incomplete.with_derivatives(odes.with_solutions(outputs))
+    outputs = programs.with_derivatives(odes.with_solutions(outputs))
     values = {value.name: value for value in model.value_vars}
     replacements = {values[v.value_name]: _piece(theta, v, values[v.value_name].type) for v in layout.variables}
     if any(isinstance(var.type, XTensorType) for var in ancestors([*outputs, *replacements])):
@@ -131,9 +136,7 @@ def _inline_batched(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
 
 def with_branches(outputs: list[Variable]) -> list[Variable]:
     """Write maxima, minima and clipped values as branches, whose derivatives are simplified correctly."""
-    fgraph = copy_of(outputs)
-    rewrites.branches.rewrite(fgraph)
-    return list(fgraph.outputs)
+    return rewritten(outputs, rewrites.branches)
 
 
 def simplify(outputs: list[Variable], *, check_bounds: bool = True, is_large: bool = False) -> list[Variable]:
@@ -145,7 +148,7 @@ def simplify(outputs: list[Variable], *, check_bounds: bool = True, is_large: bo
     """
     parameter_checks = "local_check_parameter_to_ninf_switch" if check_bounds else "local_remove_check_parameter"
     include = ("canonicalize", "stabilize", "ShapeOpt", parameter_checks, *rewrites.INCLUDED)
-    exclude = ("inplace", *rewrites.EXCLUDED, *(large.FLATTENING if is_large else ()))
+    exclude = ("inplace", *rewrites.EXCLUDED, *(loops.FLATTENING if is_large else ()))
     fgraph = copy_of(outputs)
     rewrites.wide_indices.rewrite(fgraph)
     rewrites.stable.rewrite(fgraph)
@@ -155,13 +158,13 @@ def simplify(outputs: list[Variable], *, check_bounds: bool = True, is_large: bo
     if rewrites.solve_at_once(fgraph):
         rewrite_graph(fgraph, custom_rewrite=rewrites.stable, include=include, exclude=exclude)
     if is_large:
-        large.short_derivatives.rewrite(fgraph)
+        loops.short_derivatives.rewrite(fgraph)
     return list(fgraph.outputs)
 
 
 def simplify_little(outputs: list[Variable]) -> list[Variable]:
     """Take out of a large graph what a derivative has made in vain, but for what takes long."""
-    return list(rewrite_graph(copy_of(outputs), include=("ShapeOpt", *large.FEW), exclude=("inplace",)).outputs)
+    return list(rewrite_graph(copy_of(outputs), include=("ShapeOpt", *loops.FEW), exclude=("inplace",)).outputs)
 
 
 def gradient(logp: Variable, theta: Variable) -> Variable:
@@ -172,9 +175,7 @@ def gradient(logp: Variable, theta: Variable) -> Variable:
 def hessian_product(grad: Variable, theta: Variable, direction: Variable) -> Variable:
     """Return the Hessian of log p times ``direction``, from the graph of its gradient."""
     product = _differentiate((grad * direction).sum(), theta, [direction], "Hessian-vector product", "second")
-    fgraph = copy_of([product])
-    dfs_rewriter(_inline_batched).rewrite(fgraph)
-    return fgraph.outputs[0]
+    return rewritten([product], dfs_rewriter(_inline_batched))[0]
 
 
 def row_derivatives(rows: list[Variable], theta: Variable, direction: Variable) -> list[Variable]:
@@ -190,16 +191,6 @@ def row_derivatives(rows: list[Variable], theta: Variable, direction: Variable) 
     results = [_differentiate(along, w, [direction], "derivative by rows", "second") for w in weights]
     # Nothing of them is left, but for shapes.
     return list(graph_replace(results, {w: pt.ones_like(r) for w, r in zip(weights, rows, strict=True)}, strict=False))
-
-
-def gauss_newton(
-    rows: list[Variable], scales: list[Variable], rest: Variable, theta: Variable, direction: Variable
-) -> Variable:
-    """Return u^T (sum_i s_i g_i g_i^T - hess rest) u along ``direction`` u."""
-    derivatives = row_derivatives(rows, theta, direction)
-    squares = [(d**2).sum() / s for d, s in zip(derivatives, scales, strict=True)]
-    [grad] = simplify([gradient(rest, theta)])
-    return pt.add(*squares, -(direction * hessian_product(grad, theta, direction)).sum())
 
 
 def slopes(cost: Variable, variables: list[Variable], order: str) -> list[Variable | None]:

@@ -24,13 +24,16 @@ from pytensor.tensor.basic import Alloc, ExtractDiag, Join, MakeVector, ScalarFr
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp
-from pytensor.tensor.linalg.constructors import BlockDiagonal
-from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
-from pytensor.tensor.linalg.inverse import MatrixInverse
-from pytensor.tensor.linalg.solvers.general import Solve
-from pytensor.tensor.linalg.solvers.psd import CholeskySolve
-from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
-from pytensor.tensor.linalg.summary import Det, SLogDet
+from pytensor.tensor.linalg import (
+    BlockDiagonal,
+    Cholesky,
+    CholeskySolve,
+    Det,
+    MatrixInverse,
+    SLogDet,
+    Solve,
+    SolveTriangular,
+)
 from pytensor.tensor.math import All, Dot, Max, Sum
 from pytensor.tensor.math import Any as AnyTrue
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
@@ -45,9 +48,10 @@ from pytensor.tensor.subtensor import (
 
 from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.graphs.large import short_log_add_exp
+from pymc_ngvi.graphs.loops import short_log_add_exp
 from pymc_ngvi.graphs.programs import read
-from pymc_ngvi.rows.programs.on_numpy import OnNumPy
+from pymc_ngvi.graphs.rewrites import dependent
+from pymc_ngvi.rows.programs.operations import OnNumPy
 from pymc_ngvi.rows.programs.writer import CannotFollow, derivatives
 
 # --- arrays of jets: values with first and second derivatives ---
@@ -891,7 +895,7 @@ class ForwardMode:
     """A log density as rules on jets."""
 
     def __init__(self, logp: Variable, theta: Variable) -> None:
-        varying = _depends_on(theta, logp)
+        varying = dependent([logp], theta)
         nodes = [node for node in toposort([logp]) if node.outputs[0] in varying]
         given = dict.fromkeys(i for node in nodes for i in node.inputs if i not in varying)
         self._given = [var for var in given if not isinstance(var, Constant)]
@@ -929,11 +933,3 @@ class Jets:
     def hessians(self, theta: Array) -> Array:
         """Return the Hessian at each point, (n_points, n_dim, n_dim)."""
         return self(theta, 2)[2]
-
-
-def _depends_on(theta: Variable, out: Variable) -> set[Variable]:
-    found = {theta}
-    for node in toposort([out]):
-        if not found.isdisjoint(node.inputs):
-            found.update(node.outputs)
-    return found

@@ -19,18 +19,15 @@ import pytensor.tensor as pt
 from pymc.ode import DifferentialEquation
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.gradient import DisconnectedType
-from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.op import Op
+from pytensor.graph import Apply, Op, Variable, graph_inputs, rewrite_graph
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
-from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.graph.traversal import graph_inputs, toposort
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.graphs.inner import copy_of
 from pymc_ngvi.graphs.jets import JetKind, Program, Space
 from pymc_ngvi.graphs.programs import read
-from pymc_ngvi.rows.programs.on_numpy import OnNumPy
+from pymc_ngvi.graphs.rewrites import copy_of, has_op, rewritten
+from pymc_ngvi.rows.programs.operations import OnNumPy
 from pymc_ngvi.rows.programs.writer import CannotFollow, derivatives
 
 #: Derivatives of a solution: those of Hessians.
@@ -229,23 +226,14 @@ def _with_derivatives(fgraph: object, node: Apply) -> list[Variable] | None:
 _solutions = dfs_rewriter(_with_derivatives)
 
 
-def has_equations(outputs: list[Variable]) -> bool:
-    """Tell whether a graph has solutions of differential equations."""
-    return any(isinstance(node.op, Solution) for node in toposort(outputs))
-
-
 def with_solutions(outputs: list[Variable]) -> list[Variable]:
     """Replace PyMC's solutions of differential equations by those that have two derivatives."""
-    if not any(isinstance(node.op, DifferentialEquation) for node in toposort(outputs)):
-        return outputs
-    fgraph = copy_of(outputs)
-    _solutions.rewrite(fgraph)
-    return list(fgraph.outputs)
+    return rewritten(outputs, _solutions) if has_op(outputs, DifferentialEquation) else outputs
 
 
 def solved_once(outputs: list[Variable]) -> list[Variable]:
     """Let all that needs a solution, or derivatives of it, take them from one integration."""
-    if not has_equations(outputs):
+    if not has_op(outputs, Solution):
         return outputs
     fgraph = copy_of(outputs)
     groups: dict[tuple[object, ...], list[Apply]] = {}

@@ -2,18 +2,21 @@
 
 import itertools
 
+from collections.abc import Callable, Iterator, Sequence
+
 import numpy as np
 import pytensor.tensor as pt
 
 from pytensor import scalar as ps
+from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import optdb
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.fg import FunctionGraph
+from pytensor.compile.rewriting import inline_ofg_node
+from pytensor.graph import Apply, Constant, FunctionGraph, Variable, clone
 from pytensor.graph.replace import _vectorize_node
-from pytensor.graph.rewriting.basic import PatternNodeRewriter, dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.basic import GraphRewriter, PatternNodeRewriter, dfs_rewriter, node_rewriter
+from pytensor.graph.traversal import toposort, walk
 from pytensor.scalar.math import Erf, Erfc, Log1mexp, Sigmoid, Softplus, TriGamma
-from pytensor.sparse.math import Dot, StructuredDot
-from pytensor.sparse.type import SparseTensorType
+from pytensor.sparse import Dot, SparseTensorType, StructuredDot
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
@@ -23,6 +26,62 @@ from pytensor.tensor.math import All
 from pytensor.tensor.rewriting.basic import local_useless_switch
 from pytensor.tensor.rewriting.linalg.solvers import batched_vector_b_solve_to_matrix_b_solve
 from pytensor.tensor.subtensor import Subtensor
+
+
+@node_rewriter([OpFromGraph])  # type: ignore[untyped-decorator]
+def _inline(fgraph: FunctionGraph, node: Apply) -> list[Variable]:
+    return list(inline_ofg_node(node))
+
+
+def copy_of(outputs: list[Variable]) -> FunctionGraph:
+    """Return a graph to rewrite, with the same inputs.
+
+    Graphs of a model share their nodes. Without a copy, the rounding of a gradient would depend on whether its
+    derivatives were made before it was compiled.
+    """
+    return FunctionGraph(outputs=clone([], outputs, copy_inputs=False)[1], clone=False, copy_inputs=False)
+
+
+def rewritten(outputs: list[Variable], *rewriters: GraphRewriter) -> list[Variable]:
+    """Return a copy of a graph to which rewrites were applied, one after the other."""
+    fgraph = copy_of(outputs)
+    for rewriter in rewriters:
+        rewriter.rewrite(fgraph)
+    return list(fgraph.outputs)
+
+
+def has_op(outputs: list[Variable], kind: type) -> bool:
+    """Tell whether a graph has operations of a kind."""
+    return any(isinstance(node.op, kind) for node in toposort(outputs))
+
+
+def dependent(outputs: list[Variable], on: Variable) -> set[Variable]:
+    """Return a variable, and all of a graph that depends on it."""
+    found = {on}
+    for node in toposort(outputs):
+        if not found.isdisjoint(node.inputs):
+            found.update(node.outputs)
+    return found
+
+
+def behind(outputs: Sequence[Variable], inputs_of: Callable[[Variable], Sequence[Variable]]) -> Iterator[Variable]:
+    """Go from variables to those that they are made of; ``inputs_of`` tells through which of the inputs of each."""
+    return walk(outputs, lambda var: None if var.owner is None else list(inputs_of(var)))
+
+
+def inline_inner_graphs(outputs: list[Variable]) -> list[Variable]:
+    """Replace every node that wraps a graph of its own (log-sum-exp, softmax, ...) by that graph.
+
+    Last thing before vectorising, after all derivatives, which those nodes define in a stable way: a wrapped graph
+    would be run draw by draw, and compiled by itself.
+    """
+    fgraph = copy_of(outputs)
+    while any(isinstance(node.op, OpFromGraph) for node in fgraph.apply_nodes):
+        dfs_rewriter(_inline).rewrite(fgraph)
+    return list(fgraph.outputs)
+
+
+# --- rewrites of PyTensor graphs: those that let Elemwise run on NumPy, and stable forms that PyTensor misses ---
 
 #: Arguments, inputs and outputs together, that PyTensor gives to a NumPy function.
 _MAX_OPERANDS = 32

@@ -16,7 +16,7 @@ import xarray as xr
 from pymc_ngvi.core.messages import checked_names, listed, percent, shortened
 from pymc_ngvi.core.sizes import Seed, check_draws, seed_of
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.density.simulated import simulate
+from pymc_ngvi.density.info import simulate
 from pymc_ngvi.fitting.options import joined_parameters, sign, split_options
 from pymc_ngvi.inference import NGVI
 from pymc_ngvi.many.fitting import (

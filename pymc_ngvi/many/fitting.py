@@ -34,9 +34,9 @@ from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactErr
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.density.info import Simulated, with_data_for, without_casts
 from pymc_ngvi.density.shards.cluster import Advice, Cluster, Lost, client_of
 from pymc_ngvi.density.shards.errors import BrokenExecutorError
-from pymc_ngvi.density.simulated import Simulated, with_data_for, without_casts
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.problem import Problem
 from pymc_ngvi.fitting.progress import SharedContext, console_for, one_thread

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.parts import DataParts, passes, rows_of_set
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.masked import MaskedDensity, ObservedLogp
+from pymc_ngvi.density.observed_rows import MaskedDensity, ObservedLogp
 from pymc_ngvi.density.split import SplitDensity
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.integral import TreeIntegral

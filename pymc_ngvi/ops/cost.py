@@ -9,6 +9,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import toposort
 
 from pymc_ngvi.core.types import AnyArray
+from pymc_ngvi.graphs.rewrites import dependent
 from pymc_ngvi.ops.registry import Extra, largest, operation
 
 #: Points in a call, where there are many.
@@ -53,7 +54,7 @@ def estimate(outputs: list[Variable], batch: int = 16, passes: int = 1, *, along
     unknown = max(data_sizes(nodes), default=1)
     sizes = [largest(node.outputs, unknown) for node in nodes]
     work = _work(nodes, unknown)
-    anew = set(nodes) if along is None else _depending(nodes, along)
+    anew = set(nodes) if along is None else {var.owner for var in dependent(outputs, along)}
     n_anew = sum(size for node, size in zip(nodes, sizes, strict=True) if node in anew)
     arithmetic = n_anew * _SECONDS_PER_ELEMENT + work.in_tails * _SECONDS_PER_TAIL
     return Cost(
@@ -65,15 +66,6 @@ def estimate(outputs: list[Variable], batch: int = 16, passes: int = 1, *, along
         numba_compile_seconds=_NUMBA_SECONDS_TO_COMPILE + _NUMBA_SECONDS_PER_NODE * len(nodes),
         widest=max((size for node, size in zip(nodes, sizes, strict=True) if node in anew), default=1),
     )
-
-
-def _depending(nodes: list[Apply], variable: Variable) -> set[Apply]:
-    """Return the nodes, given in order, that depend on a variable."""
-    found: set[Apply] = set()
-    for node in nodes:
-        if any(i is variable or i.owner in found for i in node.inputs):
-            found.add(node)
-    return found
 
 
 def estimate_of_jets(outputs: list[Variable], n_dim: int) -> Cost:

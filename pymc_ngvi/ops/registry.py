@@ -15,12 +15,11 @@ import pytensor.tensor as pt
 from pymc.distributions.dist_math import SplineWrapper
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.ops import DeepCopyOp, ViewOp
-from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.op import Op
+from pytensor.graph import Apply, Op, Variable
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scan.op import Scan
-from pytensor.sparse.math import Dot as SparseDot
-from pytensor.sparse.math import StructuredDot
+from pytensor.sparse import Dot as SparseDot
+from pytensor.sparse import StructuredDot
 from pytensor.tensor.basic import (
     Alloc,
     AllocEmpty,
@@ -36,15 +35,18 @@ from pytensor.tensor.basic import (
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp, FillDiagonal, Repeat
-from pytensor.tensor.linalg.constructors import BlockDiagonal
-from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
-from pytensor.tensor.linalg.decomposition.eigen import Eigh
-from pytensor.tensor.linalg.inverse import MatrixInverse
-from pytensor.tensor.linalg.products import Expm
-from pytensor.tensor.linalg.solvers.core import SolveBase
-from pytensor.tensor.linalg.solvers.general import Solve
-from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
-from pytensor.tensor.linalg.summary import Det, SLogDet
+from pytensor.tensor.linalg import (
+    BlockDiagonal,
+    Cholesky,
+    Det,
+    Eigh,
+    Expm,
+    MatrixInverse,
+    SLogDet,
+    Solve,
+    SolveBase,
+    SolveTriangular,
+)
 from pytensor.tensor.math import Argmax, Dot
 from pytensor.tensor.random.op import RNGConsumerOp
 from pytensor.tensor.reshape import JoinDims, SplitDims
@@ -64,31 +66,30 @@ from scipy import sparse
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.types import Matrix
 from pymc_ngvi.graphs.backends import python_loops
-from pymc_ngvi.graphs.incomplete import is_tail
 from pymc_ngvi.graphs.odes import Solution
+from pymc_ngvi.graphs.programs import is_tail
 from pymc_ngvi.ops.elements import (
+    MOST_REDUCED,
     AddedAt,
+    Apart,
     ByMatrix,
+    CannotLift,
     Each,
     Elements,
     EntryByEntry,
+    Facts,
     FromWays,
+    Lifting,
     Over,
     Rearranged,
+    ScalarForm,
     UpTo,
-    core_op,
-)
-from pymc_ngvi.ops.facts import (
-    MOST_REDUCED,
-    Apart,
-    CannotLift,
-    Facts,
-    Lifting,
     broadcast_index,
+    core_op,
+    differentiable_inputs,
     one_if_scalar,
     operands,
 )
-from pymc_ngvi.ops.scalars import ScalarForm, differentiable_inputs
 
 # --- what is known of one operation of a graph: a record with an answer to each reading, or a refusal in words ---
 

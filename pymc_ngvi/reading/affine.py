@@ -2,7 +2,7 @@
 
 import functools
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,18 +13,20 @@ import pytensor.scalar as ps
 import pytensor.tensor as pt
 
 from pytensor.compile import Function
-from pytensor.graph.basic import Apply, Variable, equal_computations
-from pytensor.graph.op import Op
-from pytensor.graph.replace import clone_replace
+from pytensor.graph import Op, clone_replace
+from pytensor.graph.basic import Apply, Variable, clone, equal_computations
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 
-from pymc_ngvi.core.sparsity.dependence_sets import Dependence, joined
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.refusal import TooDenseError
+from pymc_ngvi.core.sparsity.dependence_sets import Bools, Dependence, Pairs, joined
 from pymc_ngvi.graphs.backends import quick_mode, without_c
-from pymc_ngvi.ops.elements import Elements, Rearranged, core_op
-from pymc_ngvi.ops.facts import Facts
+from pymc_ngvi.graphs.graph import inline_inner_graphs
+from pymc_ngvi.ops.elements import Elements, Facts, Rearranged, core_op
 from pymc_ngvi.ops.registry import elements
+from pymc_ngvi.rows.row_hessian import MOST_ENTRIES
 
 # --- which coordinates of theta each element of each variable of a graph depends on ---
 
@@ -100,7 +102,7 @@ def affine_functions(theta: Variable, facts: Facts) -> tuple[set[Variable], set[
     """Return the variables that are affine functions of theta, and the nodes that make them."""
     affine, nodes = {theta}, set[Apply]()
     for node in facts.nodes:
-        if _is_affine(node, facts, affine):
+        if all(i in affine for i in varying_inputs(node, facts)) and is_linear(node, facts):
             affine.update(node.outputs)
             nodes.add(node)
     return affine, nodes
@@ -115,13 +117,6 @@ def _root(var: Variable, facts: Facts) -> Variable:
             break
         [var] = varying
     return var
-
-
-def _is_affine(node: Apply, facts: Facts, affine: set[Variable]) -> bool:
-    """Tell whether the outputs of a node are affine functions of theta, given which variables before it are."""
-    if not all(i in affine for i in varying_inputs(node, facts)):
-        return False
-    return is_linear(node, facts)
 
 
 def is_linear(node: Apply, facts: Facts) -> bool:
@@ -445,3 +440,72 @@ def factors_of(model: pm.Model, variables: Sequence[Variable] | None = None) -> 
 def logp_of(factors: Sequence[Factor]) -> Variable:
     """Return the sum of some factors, a function of the value variables."""
     return pt.add(pt.constant(0.0), *[factor.logp.sum() for factor in factors])
+
+
+# --- which pairs of coordinates interact in log p: the sparsity pattern of its Hessian, from its graph ---
+
+
+@dataclass(frozen=True)
+class HessianPattern:
+    """The sparsity of a Hessian."""
+
+    #: Every entry that is not 0 for all theta, and perhaps others; None where there are too many.
+    pattern: Pattern | None
+    #: Ops that were not understood, taken as functions in which all coordinates that they depend on interact.
+    opaque: tuple[str, ...]
+
+
+class PatternSearch:
+    """Finds which entries of a Hessian can differ from 0, as often as data change.
+
+    Notes
+    -----
+    A sum is linear, and so is what only moves elements. A product a b has the interactions of a, those of b, and those
+    of the coordinates of a with the coordinates of b. In f(u) for any other function f, all coordinates of u interact,
+    the kinks of absolute values and maxima included. The condition of a switch has no derivative, and counts for
+    nothing.
+
+    The work grows with the data and with the entries, never with the square of the dimension.
+    """
+
+    def __init__(self, logp: Variable, theta: Variable, varying: Collection[Variable] = ()) -> None:
+        _, copied = clone([theta], [logp], copy_inputs=False)  # inlining replaces inputs of nodes
+        [self._logp] = inline_inner_graphs(copied)
+        self._theta = theta
+        self._facts = Facts(self._logp, theta, varying)
+        self._is_fresh = True
+
+    def run(self, max_entries: int = MOST_ENTRIES) -> HessianPattern:
+        """Find the pattern for the data as they are now."""
+        if not self._is_fresh:
+            self._facts.refresh()
+        self._is_fresh = False
+        facts, dependences = self._facts, Dependences(self._facts, self._theta)
+        pairs = Pairs(facts.shape(self._theta)[0])
+        try:
+            self._note(dependences, pairs)
+            pattern = pairs.pattern(max_entries)
+        except TooDenseError:
+            pattern = None
+        return HessianPattern(pattern, tuple(sorted(dependences.opaque)))
+
+    def _note(self, dependences: Dependences, pairs: Pairs) -> None:
+        """Go from log p towards theta, through all that enters it linearly, and note what interacts."""
+        facts = self._facts
+        used: dict[Variable, Bools] = {self._logp: np.ones((), dtype=bool)}
+        for node in reversed(facts.nodes):  # each once, after all that use it
+            of_outputs = [used.pop(out, None) for out in node.outputs]
+            if not any(u is not None and u.any() for u in of_outputs):
+                continue
+            masks = [
+                np.zeros(facts.shape(out), dtype=bool) if u is None else u
+                for out, u in zip(node.outputs, of_outputs, strict=True)
+            ]
+            uses = elements(node, facts).uses(masks, dependences.of, pairs)
+            if uses is None:
+                for out, mask in zip(node.outputs, masks, strict=True):
+                    if mask.any() and facts.is_active(out):
+                        pairs.add_within(dependences.of(out), mask)
+            for var, mask in uses or ():
+                if facts.is_active(var):
+                    used[var] = used[var] | mask if var in used else mask

@@ -12,11 +12,9 @@ import numpy as np
 import pytensor.tensor as pt
 
 from numpy.typing import NDArray
-from pytensor.compile import Function
-from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.compile import Function, SharedVariable
+from pytensor.graph import ancestors, graph_replace
 from pytensor.graph.basic import Apply, Variable, equal_computations
-from pytensor.graph.replace import graph_replace
-from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import Elemwise
 
 from pymc_ngvi.core.refusal import NotApart
@@ -24,8 +22,7 @@ from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.ops.elements import Rearranged
-from pymc_ngvi.ops.facts import Facts
+from pymc_ngvi.ops.elements import Facts, Rearranged
 from pymc_ngvi.ops.registry import elements, operation
 from pymc_ngvi.reading.affine import (
     CompiledOnce,
@@ -117,7 +114,10 @@ def joint_predictors(
             if len(kept) == len(sums):
                 first = [var for var, *_ in sums]
                 [n_joint], [n_dim] = point.type.shape, theta.type.shape
-                evaluate, weights = _function(everything, point, compile_), _weights(theta, first, n_joint - n_dim)
+                points, [values] = graph.over_draws([everything], point)
+                evaluate, flat = compile_([points], values), pt.concatenate([var.ravel() for var in first])
+                slopes = [graph.gradient(flat[k], theta) for k in range(n_joint - n_dim)]
+                weights = quickly([theta], [flat, *slopes])
                 plan = MatrixPlan.of(depends, n_joint)
                 linear_map = _map(plan, evaluate, weights, n_dim)
                 return JointPredictors(linear_map, outputs, point, first, depends, evaluate, plan, weights)
@@ -145,19 +145,6 @@ def _places(theta: Variable, facts: Facts, sums: list[list[Variable]]) -> list[s
     """Return where each of the sums is, after theta."""
     ends = np.cumsum([theta.type.shape[0], *(math.prod(facts.shape(var)) for var, *_ in sums)]).tolist()
     return [slice(start, stop) for start, stop in itertools.pairwise(ends)]
-
-
-def _function(everything: Variable, point: Variable, compile_: Compile) -> Callable[[Array], Array]:
-    """Return the predictors as a function of coordinates and sums."""
-    points, [values] = graph.over_draws([everything], point)
-    function = compile_([points], values)
-    return lambda at: np.asarray(function(at))
-
-
-def _weights(theta: Variable, sums: list[Variable], n: int) -> Callable[[Array], list[Array]]:
-    """Return the sums, and then the rows of their derivatives, as a function of theta."""
-    flat = pt.concatenate([var.ravel() for var in sums])
-    return quickly([theta], [flat, *(graph.gradient(flat[k], theta) for k in range(n))])
 
 
 def _map(
@@ -302,18 +289,14 @@ class Predictors:
         return True
 
     def _take(self) -> None:
-        self._data, self.version = self._now(), self.version + 1
-        self._forget("dependence", "plan", "linear_map")
-
-    def _forget(self, *names: str) -> None:
-        """Make what was computed anew when it is asked for."""
-        for name in names:
+        self.renew()
+        for name in ("dependence", "plan"):  # made anew when they are asked for
             self.__dict__.pop(name, None)
 
     def renew(self) -> None:
         """Take the values of the data as they are now, for predictors that depend on the same coordinates as before."""
         self._data, self.version = self._now(), self.version + 1
-        self._forget("linear_map")
+        self.__dict__.pop("linear_map", None)
 
     def retake(self) -> None:
         """Take the data as they are now, changed or not."""

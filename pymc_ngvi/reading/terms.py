@@ -13,18 +13,15 @@ import pytensor
 import pytensor.tensor as pt
 
 from numpy.typing import NDArray
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.replace import clone_replace, graph_replace
+from pytensor.graph import Apply, Constant, Variable, clone_replace, graph_replace
 from pytensor.graph.traversal import ancestors, toposort
 
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.ops.elements import core_op
-from pymc_ngvi.ops.facts import Apart, CannotLift, Facts
+from pymc_ngvi.ops.elements import Apart, CannotLift, Facts, ScalarForm, core_op
 from pymc_ngvi.ops.registry import operation
-from pymc_ngvi.ops.scalars import ScalarForm
 from pymc_ngvi.reading.affine import CompiledOnce, Dependences, is_linear, varying_inputs
 
 # --- elements of a variable, each as a function of the few predictors that it depends on ---
@@ -59,7 +56,7 @@ class Lift:
 
     def of(self, var: Variable, index: Ints) -> Variable:
         """Return elements of a variable as a function of rows."""
-        key = (var, hashlib.blake2b(index.tobytes(), digest_size=16).digest())
+        key = (var, hashlib.blake2b(index.tobytes()).digest())
         if key not in self._done:
             self._done[key] = self._lifted(var, index)
         return self._done[key]
@@ -120,7 +117,7 @@ class Lift:
 #: Points beyond those that an affine relation takes.
 _MORE = 3
 #: Relative difference of values that is rounding.
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
 
 
 class Basis:
@@ -171,9 +168,9 @@ def _combination(values: Array, others: list[Array]) -> tuple[Array, Array] | No
     """Return the slopes, (n_others, n_rows), and the offset of a predictor that is an affine function of others."""
     known = np.stack([np.ones_like(values), *others], axis=-1).swapaxes(0, 1)
     slopes = (np.linalg.pinv(known) @ values.T[..., None])[..., 0]
-    slopes[np.abs(slopes) <= _ROUNDING * np.abs(slopes).max(axis=1, keepdims=True)] = 0.0
+    slopes[np.abs(slopes) <= ROUNDING * np.abs(slopes).max(axis=1, keepdims=True)] = 0.0
     apart = np.abs((known @ slopes[..., None])[..., 0] - values.T)
-    if (apart > _ROUNDING * (1.0 + np.abs(values.T))).any():
+    if (apart > ROUNDING * (1.0 + np.abs(values.T))).any():
         return None
     return slopes.T[1:], slopes.T[0]
 

@@ -19,7 +19,7 @@ from pymc_ngvi.core.types import (
     Spread,
 )
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.density.row_space import SeenFromRows
+from pymc_ngvi.density.expectations import SeenFromRows
 from pymc_ngvi.families.gaussian import LowRankState
 
 
@@ -42,7 +42,7 @@ class RowSpaceDensity(OfAllData, CountedElsewhere):
     ) -> Expectation:
         """Return the expectation under a Gaussian; see `LogDensity.expected`."""
         if rules is None:
-            self.density.check_rows(self.space.to_theta(q.location[None])[0])
+            self.density.by_rows.check(self.space.to_theta(q.location[None])[0])
         self.density.count_expectation()
         inside = np.arange(len(self.space.kept), self.n_dim)
         mean = q.location[inside]

@@ -16,7 +16,7 @@ from pymc_ngvi.core.sizes import CACHED
 from pymc_ngvi.core.types import AnyArray, Array, Later, MeanHessian, OfAllData, PatternHessian
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.conditional import GuideFunctions, quadratic_guide
-from pymc_ngvi.families.matrices.partition import Partition
+from pymc_ngvi.families.matrices.structure import Partition
 from pymc_ngvi.reading.affine import logp_of
 
 # --- vectors and matrices of the local coordinates of many draws, block by block ---
@@ -62,8 +62,8 @@ class Blocks:
         n_draws, result = len(products), []
         for s in self._stacks:
             rows = local[:, : s.size, s.where].reshape(n_draws, s.size, s.n_blocks, s.size)
-            matrix = rows.transpose(0, 2, 1, 3)
-            result.append(matrix.copy() if s.size == 1 else 0.5 * (matrix + matrix.swapaxes(2, 3)))
+            matrix = rows.swapaxes(1, 2)
+            result.append(matrix.copy() if s.size == 1 else 0.5 * (matrix + matrix.mT))
         return result
 
     def by_size(self, local: Array) -> list[Array]:
@@ -80,7 +80,7 @@ class Blocks:
         result = []
         for a, b in zip(self.by_size(left), self.by_size(right), strict=True):
             lower = np.tril(a[..., :, None] * b[..., None, :])
-            lower += np.tril(lower, -1).swapaxes(2, 3) + np.eye(a.shape[-1])
+            lower += np.tril(lower, -1).mT + np.eye(a.shape[-1])
             result.append(0.5 * lower)
         return result
 
@@ -90,7 +90,7 @@ class Blocks:
         result = np.zeros((n_draws, self.width, self.structure.n_dim))
         for s, matrix in zip(self._stacks, matrices, strict=True):
             at = self.coordinates[s.where]
-            result[:, : s.size, at] = matrix.transpose(0, 3, 1, 2).reshape(n_draws, s.size, -1)
+            result[:, : s.size, at] = np.moveaxis(matrix, -1, 1).reshape(n_draws, s.size, -1)
         return result.reshape(n_draws * self.width, -1)
 
 
@@ -123,13 +123,13 @@ class Scales:
 
     def log_det(self) -> Array:
         """Return log det L of each draw, (n_draws,)."""
-        logs = [np.log(np.diagonal(v, axis1=2, axis2=3)).sum(axis=(1, 2)) for v in self.inverses]
+        logs = [np.log(np.diagonal(v, axis1=-2, axis2=-1)).sum(axis=(1, 2)) for v in self.inverses]
         return -np.sum(logs, axis=0)
 
     def congruence(self, matrices: Matrices, *, transposed: bool = False) -> Matrices:
         """Return L S L^T, or L^T S L, of each block for symmetric matrices."""
         apply = _transposed_solve if transposed else _solve
-        return [apply(v, apply(v, m).swapaxes(2, 3)) for v, m in zip(self.inverses, matrices, strict=True)]
+        return [apply(v, apply(v, m).mT) for v, m in zip(self.inverses, matrices, strict=True)]
 
     def rows(self, index: NDArray[np.intp]) -> "Scales":
         """Return those of some draws."""
@@ -145,7 +145,7 @@ def scales_of(blocks: Blocks, precisions: Matrices, *, raised: bool) -> tuple[Sc
     inverses, definite = [], []
     for matrices in precisions:
         factors = _inverse_cholesky(matrices)
-        good = np.isfinite(factors).all(axis=(2, 3))
+        good = np.isfinite(factors).all(axis=(-2, -1))
         if raised and not good.all():
             factors[~good] = _inverse_cholesky(_raised(matrices[~good]))
         inverses.append(factors)
@@ -185,20 +185,15 @@ def _product(inverses: Array, columns: Array) -> Array:
     return inverses * columns if inverses.shape[-1] == 1 else inverses @ columns
 
 
-def _solve(inverses: Array, columns: Array) -> Array:
-    return _flat(linalg.solve_lower, inverses, columns)
-
-
-def _transposed_solve(inverses: Array, columns: Array) -> Array:
-    return _flat(partial(linalg.solve_lower, transpose=True), inverses, columns)
-
-
-def _flat(solve: Callable[[Array, Array], Array], inverses: Array, columns: Array) -> Array:
+def _solve(inverses: Array, columns: Array, *, transpose: bool = False) -> Array:
     """Solve with the blocks of all draws as one stack."""
     if inverses.shape[-1] == 1:
         return columns / inverses
     flat = [np.ascontiguousarray(a).reshape(-1, *a.shape[2:]) for a in (inverses, columns)]
-    return solve(*flat).reshape(columns.shape)
+    return linalg.solve_lower(*flat, transpose=transpose).reshape(columns.shape)
+
+
+_transposed_solve = partial(_solve, transpose=True)
 
 
 # --- modes of the local coordinates given the global ones: Newton's method on all blocks of all draws at once ---
@@ -286,7 +281,7 @@ def _advance(
     slope, precisions = _evaluate(guide, blocks, trial)
     with np.errstate(all="ignore"):
         before, after = blocks.sums(search.slope[active] * step), blocks.sums(slope * step)
-        finite = np.isfinite(after) & blocks.joined([np.isfinite(m).all(axis=(2, 3)) for m in precisions])
+        finite = np.isfinite(after) & blocks.joined([np.isfinite(m).all(axis=(-2, -1)) for m in precisions])
         _, definite = scales_of(blocks, precisions, raised=False)
         kept = finite & (after >= np.where(definite, -_OVERSHOOT * before, 0.0))
         shrunk = np.where(finite, before / (before - after), 0.0)
@@ -325,10 +320,11 @@ def _prepare(blocks: Blocks, search: _ModeSearch, active: NDArray[np.intp], refu
 #    Statistical Society, Series B, 83. https://doi.org/10.1111/rssb.12399
 
 
+#: Half of the distance of a difference, in units of the scale: the errors of its terms beyond the first, about its
+#: square over six, and of rounding, are then both about 1e-9.
+_RELATIVE = 1e-4
 #: Global coordinates up to which the way of the modes with each is found, for better starts.
 _MOST_SLOPES = 64
-#: Way that it takes.
-_DIFFERENCE = 1e-4
 #: Conditional standard deviations that a start may be away from the mode at the centre.
 _FARTHEST = 4.0
 
@@ -356,7 +352,7 @@ class Conditional:
     --------
     >>> import numpy as np
     >>> import pymc as pm
-    >>> from pymc_ngvi.families.matrices.partition import Partition
+    >>> from pymc_ngvi.families.matrices.structure import Partition
     >>> from pymc_ngvi.density import LogDensity
     >>> from pymc_ngvi.density.conditional import GuideFunctions
     >>> from pymc_ngvi.reparam import Conditional
@@ -478,22 +474,15 @@ class Conditional:
         if not self._centre.found[0] or not 0 < len(border) <= _MOST_SLOPES:
             return None
         # Differences will do for a start.
-        both = np.repeat(self._centre.theta, 2 * len(border), axis=0)
-        index = np.arange(len(border))
-        both[2 * index, border] += _DIFFERENCE
-        both[2 * index + 1, border] -= _DIFFERENCE
-        gradient, _ = self.guide.slopes(both, np.zeros_like(both))
-        at = np.zeros(len(border), dtype=np.intp)
-        mixed = (gradient[::2] - gradient[1::2])[:, self.blocks.coordinates] / (2.0 * _DIFFERENCE)
-        slopes = self._centre.scales.rows(at).transposed_times(mixed)
+        ends = self._centre.theta + _RELATIVE * np.concatenate([eye := np.eye(self.n_dim)[border], -eye])
+        high, low = np.split(self.guide.slopes(ends, np.zeros_like(ends))[0][:, self.blocks.coordinates], 2)
+        scales = self._centre.scales.rows(np.zeros(len(border), dtype=np.intp))
+        slopes = scales.transposed_times((high - low) / (2.0 * _RELATIVE))
         return slopes if np.isfinite(slopes).all() else None
 
 
 # --- central differences of gradients: step sizes that suit the scale, and the entries of an arrow-shaped Hessian ---
 
-#: Half of the distance of a difference, in units of the scale: the errors of its terms beyond the first, about its
-#: square over six, and of rounding, are then both about 1e-9.
-_RELATIVE = 1e-4
 #: Limits of a scale.
 _LEAST, _MOST = 1e-8, 1e3
 
@@ -553,7 +542,7 @@ class ReparametrisedDensity(OfAllData):
     --------
     >>> import numpy as np
     >>> import pymc as pm
-    >>> from pymc_ngvi.families.matrices.partition import Partition
+    >>> from pymc_ngvi.families.matrices.structure import Partition
     >>> from pymc_ngvi.density import LogDensity
     >>> from pymc_ngvi.density.conditional import GuideFunctions
     >>> from pymc_ngvi.reparam import Conditional, ReparametrisedDensity

@@ -20,9 +20,15 @@ from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.sizes import MOST_NUMBERS, N_SHOWN, seed_of
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.density.masked import MaskedDensity, ObservedLogp
 from pymc_ngvi.density.new_priors import log_excess, unnormalised
-from pymc_ngvi.density.observed_rows import LinearPredictor, ObservedKind, ObservedRows, observed_rows
+from pymc_ngvi.density.observed_rows import (
+    LinearPredictor,
+    MaskedDensity,
+    ObservedKind,
+    ObservedLogp,
+    ObservedRows,
+    observed_rows,
+)
 from pymc_ngvi.density.split import CannotSplit
 from pymc_ngvi.marginal.left_out import IntegratedAgain, Predictives
 from pymc_ngvi.marginal.pooled import PoolState

@@ -19,8 +19,8 @@ from pymc_ngvi.core.messages import OURS, checked_names, listed, shortened, sugg
 from pymc_ngvi.core.sizes import seed_of
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.core.version import __version__
-from pymc_ngvi.density.checks import quoted
 from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.density.info import quoted
 from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, indexed_axes, is_continued, n_batch_axes
 from pymc_ngvi.reading.roles import uncoupled_axes
 from pymc_ngvi.results.distributions import Posterior, to_datatree, to_multitrace

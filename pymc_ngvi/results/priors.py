@@ -25,8 +25,8 @@ from pymc_ngvi.core.messages import OURS, checked_names, shortened
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, khat_limit, pareto_khat, weigh
 from pymc_ngvi.core.sizes import HELD, N_REWEIGHTED, N_SHOWN, Seed, check_draws, generator_of, seed_of
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.density.checks import quoted
 from pymc_ngvi.density.constrain import Constrainer, OnDraws, TermSums, log_densities
+from pymc_ngvi.density.info import quoted
 from pymc_ngvi.density.new_priors import NewPriors
 from pymc_ngvi.density.predictive import Treatment, data_behind
 from pymc_ngvi.marginal.joint import JointDraws
@@ -41,7 +41,7 @@ from pymc_ngvi.marginal.new_rows import (
 from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.sampling import picked
 from pymc_ngvi.marginal.student_mixture import StudentMixture
-from pymc_ngvi.reading.lineage import top_level_priors
+from pymc_ngvi.reading.roles import top_level_priors
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
 from pymc_ngvi.results.distributions import Distribution, Notes, Posterior, one_chain, to_datatree, to_multitrace
 from pymc_ngvi.results.left_out import LogMarginalLikelihood, log_marginal_likelihood

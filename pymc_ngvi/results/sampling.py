@@ -35,8 +35,8 @@ from pymc_ngvi.core.sizes import (
 )
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
-from pymc_ngvi.density.checks import of_batches, quoted
 from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.density.info import of_batches, quoted
 from pymc_ngvi.moves.draws import MovedDraws
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
 from pymc_ngvi.results.distributions import (

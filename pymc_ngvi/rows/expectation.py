@@ -265,7 +265,7 @@ class SummedRowFunction(RowFunction):
         middle = start + _sum_of(slopes, _one_and(m, levels[:-1]), path)
         across = [_sum_of(slopes, _one_and(m, levels[:-1])[:1], moves[:, a : a + 1]) for a in range(m, self.k)]
         sd = np.sqrt(sum(map(np.square, across)))
-        result = np.empty((3, *middle.shape))
+        result = np.empty((len(second.weights), *middle.shape))
         nodes, own = second.nodes[:, :, None], [d[None] for d in data]
         at_a_time = getattr(self.of_sum, "at_a_time", _STREAMED)
         for some in row_slices(len(middle), max(1, at_a_time // (len(nodes) * middle.shape[1]))):
@@ -273,7 +273,7 @@ class SummedRowFunction(RowFunction):
             sums += middle[some]
             beside = [points[a][None, some] for a in self.beside]
             values = evaluated(self.of_sum, [*beside, sums, *own], sums.shape)
-            result[:, some] = (second.weights @ values.reshape(len(sums), -1)).reshape(3, *sums.shape[1:])
+            result[:, some] = (second.weights @ values.reshape(len(sums), -1)).reshape(-1, *sums.shape[1:])
         value, slope, bend = result
         per_sd = np.divide(1.0, sd, out=sd)
         per_sd[np.isposinf(per_sd)] = 0.0
@@ -546,7 +546,9 @@ class Taken:
 
     def choose(self, tolerance: float) -> None:
         """Choose the rules of rows that are wider than those they have were chosen for, or much narrower."""
-        wider, narrower = self._changed()
+        wider, narrower = np.ones(len(self.codes), dtype=bool), np.zeros(len(self.codes), dtype=bool)
+        if not self._is_new:
+            wider, narrower = changed(self.codes, self.sd, self._sd)
         at = np.flatnonzero(wider | narrower)
         if not len(at):
             return
@@ -563,12 +565,6 @@ class Taken:
             error += float(found.error.sum())
         if len(at) == len(self.codes):
             self.error = error
-
-    def _changed(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return which rows are wider, and which narrower, than those that their rules were chosen for."""
-        if self._is_new:
-            return np.ones(len(self.codes), dtype=bool), np.zeros(len(self.codes), dtype=bool)
-        return changed(self.codes, self.sd, self._sd)
 
     def bends(self) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
         """Return E[f''], E[f^(3)], E[f^(4)] of rows with one predictor, and where the last two are not rounding."""

@@ -24,9 +24,8 @@ from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.rows.expectation import Compiled, Index, RowFunction, Taken
 from pymc_ngvi.rows.integrated import Integrated, TabulatedRowFunction, densities, distinct
 from pymc_ngvi.rows.linear_map import Entries, EntriesAt, ManyMaps, Seen, Sparsity
-from pymc_ngvi.rows.quadratic import FAR, are_concave, is_quadratic
 from pymc_ngvi.rows.row_hessian import Scatter
-from pymc_ngvi.rows.separable import derivatives_of
+from pymc_ngvi.rows.separable import FAR, are_concave, derivatives_of, is_quadratic
 
 # --- effects that one row alone reads: which these are, and the rows that are left when they are integrated out ---
 #

@@ -4,7 +4,7 @@ import functools
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,16 +26,8 @@ from pymc_ngvi.rows.linear_map import LinearMap, Roots, consecutive
 _ROUNDING = 1e-8
 
 
-class Patterns(Protocol):
-    """What says where a Hessian can differ from 0."""
-
-    @property
-    def pattern(self) -> Pattern | None:
-        """Entries that can; None where it counts as dense."""
-
-    @property
-    def summed(self) -> SummedPattern | None:
-        """The same beside sums over many coordinates; None where there are no such sums."""
+#: What has ``pattern`` and ``summed``: these of a Hessian, known or found when they are asked for.
+type Patterns = Any
 
 
 class Known(NamedTuple):
@@ -121,19 +113,23 @@ class PredictorMeanHessian(MeanHessian):
 
 
 @dataclass(frozen=True, eq=False)
-class FirstDerivatives:
+class RowDerivatives[By]:
     """Rows with their derivatives by their predictors, those alone that are not 0 everywhere."""
 
-    #: Returns the value and the derivatives, at most (n_points, n_rows), from predictors and data.
+    #: Returns the derivatives, at most (n_points, n_rows), from predictors and data; first ones come after the value.
     function: Compiled
     #: The predictors of each row; shape (n_rows, k).
     index: NDArray[np.int64]
-    #: By which predictor of a row each derivative is.
-    by: list[int]
+    #: By which predictor of a row each derivative is, or by which pair of them, the first not before the second.
+    by: list[By]
     #: (1, n_rows) or (1, 1) each.
     data: list[Array]
     #: How many of the first predictors are the same for all rows: the function takes these with one column.
     n_shared: int = 0
+
+
+class FirstDerivatives(RowDerivatives[int]):
+    """The first derivatives of rows."""
 
     def _is_one(self, a: int) -> bool:
         return a < self.n_shared or len(self.index) == 1
@@ -200,20 +196,8 @@ _CACHED, _MOST_ELEMENTS = 2**16, AT_ONCE
 _STEP, _TOLERANCE = 1e-14, 1e-3
 
 
-@dataclass(frozen=True, eq=False)
-class SecondDerivatives:
-    """The second derivatives of rows by their predictors, those alone that are not 0 everywhere."""
-
-    #: Returns the derivative by each pair, at most (n_points, n_rows), from predictors and data.
-    function: Compiled
-    #: The predictors of each row; shape (n_rows, k).
-    index: NDArray[np.int64]
-    #: Predictors of a row, the first not before the second; shape (int, int).
-    pairs: list[tuple[int, int]]
-    #: (1, n_rows) or (1, 1) each.
-    data: list[Array]
-    #: How many of the first predictors are the same for all rows: the function takes these with one column.
-    n_shared: int = 0
+class SecondDerivatives(RowDerivatives[tuple[int, int]]):
+    """The second derivatives of rows."""
 
     def add(self, eta: Array, total: Array) -> None:
         """Add the sums over draws to a total, (n_pairs, n_rows); ``eta`` is (n_draws, n_predictors)."""
@@ -232,7 +216,7 @@ class SecondDerivatives:
 
     def entries(self, mean: Array) -> Iterator[tuple[Array, Ints, Ints]]:
         """Return values, rows and columns of the Hessian by all predictors, from means, (n_pairs, n_rows)."""
-        for (a, b), values in zip(self.pairs, mean, strict=True):
+        for (a, b), values in zip(self.by, mean, strict=True):
             yield values, self.index[:, a], self.index[:, b]
             if a != b:
                 yield values, self.index[:, b], self.index[:, a]
@@ -243,12 +227,12 @@ class RowHessian:
 
     def __init__(self, linear: LinearMap, derivatives: list[SecondDerivatives]) -> None:
         self.linear = linear
-        self._kinds = [kind for kind in derivatives if kind.pairs]
+        self._kinds = [kind for kind in derivatives if kind.by]
 
     def mean(self, theta: Array) -> sparse.csr_array:
         """Return the mean Hessian with respect to the predictors over draws, (n_draws, n_dim)."""
         n = len(self.linear.offset)
-        totals = [np.zeros((len(kind.pairs), len(kind.index))) for kind in self._kinds]
+        totals = [np.zeros((len(kind.by), len(kind.index))) for kind in self._kinds]
         size = max(1, _MOST_ELEMENTS // max(n, 1))
         for start in range(0, len(theta), size):
             eta = self.linear(theta[start : start + size])
@@ -260,18 +244,25 @@ class RowHessian:
         values, i, j = (np.concatenate(part) for part in zip(*parts, strict=True))
         return sparse.csr_array((values, (i, j)), shape=(n, n))
 
-    def agrees(self, point: Array, values: Callable[[Array], Array], rng: np.random.Generator) -> bool:
-        """Tell whether the curvature at a point, along a random line, is what differences of values are there."""
-        matrix, along = self.mean(point[None]), rng.standard_normal((1, len(point)))
-        moved = self.linear.times(along)[0]
-        size = float(np.abs(moved) @ (abs(matrix) @ np.abs(moved)))
-        [here] = values(point[None])
-        if not (size > 0.0 and np.isfinite(size) and np.isfinite(here)):
-            return True
-        step = (_STEP * (1.0 + abs(here)) / size) ** 0.25
-        low, high = values(np.concatenate([point - step * along, point + step * along]))
-        apart = (low - here) + (high - here) - step**2 * float(moved @ (matrix @ moved))
-        return not np.isfinite(apart) or abs(apart) <= _TOLERANCE * step**2 * size
+
+def curvature_agrees(
+    linear: LinearMap,
+    matrix: sparse.csr_array,
+    point: Array,
+    values: Callable[[Array], Array],
+    rng: np.random.Generator,
+) -> bool:
+    """Tell whether X^T M X at a point is, along a random line, what differences of values are there."""
+    along = rng.standard_normal((1, len(point)))
+    moved = linear.times(along)[0]
+    size = float(np.abs(moved) @ (abs(matrix) @ np.abs(moved)))
+    [here] = values(point[None])
+    if not (size > 0.0 and np.isfinite(size) and np.isfinite(here)):
+        return True
+    step = (_STEP * (1.0 + abs(here)) / size) ** 0.25
+    low, high = values(np.concatenate([point - step * along, point + step * along]))
+    apart = (low - here) + (high - here) - step**2 * float(moved @ (matrix @ moved))
+    return not np.isfinite(apart) or abs(apart) <= _TOLERANCE * step**2 * size
 
 
 # --- the pattern of a Hessian that is a sum over rows: the coordinates that meet in a row ---
@@ -299,7 +290,7 @@ class Scatter:
 
 
 #: Entries that are held, at most.
-_MOST_ENTRIES = 40_000_000
+MOST_ENTRIES = 40_000_000
 
 
 def pattern_of(predictors: Dependence, pairs: Iterable[tuple[Ints, Ints]]) -> Pattern:
@@ -313,7 +304,7 @@ def pattern_of(predictors: Dependence, pairs: Iterable[tuple[Ints, Ints]]) -> Pa
             found.add_within(first, used)
         else:
             found.add_across(first, Dependence(predictors.sets, index[cols]), used)
-    return found.pattern(_MOST_ENTRIES)
+    return found.pattern(MOST_ENTRIES)
 
 
 def pattern_of_rows(functions: Iterable[RowFunction], predictors: Dependence) -> Pattern | None:

@@ -1,14 +1,4 @@
-"""Numbers that hang on something as fixed linear combinations of few of them do.
-
-Design weights of effects that are not centred are known numbers times a scale, those of correlated ones combinations
-of a row of a Cholesky factor: whatever the hyperparameters, all of them follow from those of a few rows. Which these
-are is found from samples, as in adaptive cross approximation [1]_.
-
-References
-----------
-.. [1] M. Bebendorf (2000). Approximation of boundary element matrices. Numerische Mathematik 86(4).
-   https://doi.org/10.1007/PL00005410
-"""
+"""Functions of rows from their values: whether they are concave or quadratic, and numbers as combinations of few."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +11,43 @@ from scipy import sparse
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.rows.expectation import RowFunction
+
+#: Points on a line: a parabola has no third differences there.
+_ON_LINE = np.arange(-2.0, 3.0)
+_STRAIGHT = 1e-7
+#: Points at which functions are compared with chords.
+FAR = np.linspace(-12.0, 12.0, 49)
+
+
+def is_quadratic(rows: RowFunction) -> bool:
+    """Tell whether functions of rows are polynomials of the second degree, at most."""
+    rng = np.random.default_rng(0)
+    shape = rows.index.shape
+    about, along = rng.standard_normal(shape), rng.standard_normal(shape)
+    points = [about[:, a] + _ON_LINE[:, None] * along[:, a] for a in range(shape[1])]
+    with np.errstate(all="ignore"):
+        values: Array = rows.values(points, slice(None))
+        bends, size = np.abs(np.diff(values, 3, axis=0)), np.abs(values).max(axis=0)
+        return bool((bends <= _STRAIGHT * (1.0 + size)).all())
+
+
+def is_concave(rows: RowFunction, about: Array) -> bool:
+    """Tell whether functions of rows of one predictor are concave, near and far from where these are, (n_rows, 1)."""
+    return rows.k == 1 and all(bool(are_concave(rows, 0, about, size * FAR).all()) for size in (0.1, 1.0))
+
+
+def are_concave(rows: RowFunction, slot: int, about: Array, along: Array) -> NDArray[np.bool_]:
+    """Tell which functions of rows are concave in one of their predictors on lines, (n_rows,)."""
+    points = [np.broadcast_to(about[:, a], (len(along), len(about))).copy() for a in range(rows.k)]
+    points[slot] += along[:, None]
+    with np.errstate(all="ignore"):
+        values = rows.values(points, slice(None))
+        bends = np.diff(values, 2, axis=0)
+        size = 1.0 + np.abs(values[:-2]) + np.abs(values[2:])
+        # Where values are not finite, the function is out of its range.
+        bent = (bends > _STRAIGHT * size) & np.isfinite(size)
+    return ~bent.any(axis=0)
+
 
 # --- x^T M X for X and M that are combinations of fixed matrices, whatever the weights of these: all products, once
 # ---
@@ -115,7 +142,7 @@ def _differences(rows: RowFunction, eta: Array, step: Array) -> tuple[Array, Arr
 
 
 #: Weights of one of the members that are rounding.
-_ROUNDING = 1e-11
+_NO_WEIGHT = 1e-11
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +174,7 @@ class Separable:
         if not members:
             return cls(np.empty(0, dtype=np.intp), np.zeros((n, 0)))
         weights = np.linalg.lstsq(whole[:, members], whole, rcond=None)[0].T
-        weights[np.abs(weights) < _ROUNDING] = 0.0
+        weights[np.abs(weights) < _NO_WEIGHT] = 0.0
         return cls(np.array(members, dtype=np.intp), weights * scale[:, None] / scale[members])
 
     def agrees(self, samples: Array, scale: Array, tolerance: float) -> bool:

@@ -59,7 +59,10 @@ class RowSites:
 def row_sites(rows: RowFunction, mean: Array, cov: Array) -> RowSites:
     """Return sites and cavities of rows of one kind."""
     root = roots(cov)
-    value, grad, hessian, own_error = _expected(rows, mean, root)
+    own = _by_quadrature(rows, mean, root)
+    grad, hessian = derivatives(own.whitened, root)
+    hessian[:, ~rows.interacts] = 0.0
+    value = own.whitened[0]
     across = root.swapaxes(1, 2)
     are_free = (root.diagonal(axis1=1, axis2=2) > 0.0) | (cov.diagonal(axis1=1, axis2=2) == 0.0)
     left = np.eye(rows.k) + across @ hessian @ root
@@ -97,16 +100,8 @@ def row_sites(rows: RowFunction, mean: Array, cov: Array) -> RowSites:
         cavity_mean,
         cavity_cov,
         log_predictive,
-        own_error + error / ratio,
+        own.error + error / ratio,
     )
-
-
-def _expected(rows: RowFunction, mean: Array, root: Array) -> tuple[Array, Array, Array, Array]:
-    """Return E[f], E[grad f], E[hess f] and an error of the first, row by row."""
-    found = _by_quadrature(rows, mean, root)
-    grad, hessian = derivatives(found.whitened, root)
-    hessian[:, ~rows.interacts] = 0.0
-    return found.whitened[0], grad, hessian, found.error
 
 
 def _by_quadrature(rows: RowFunction, mean: Array, root: Array) -> ChosenRules:
@@ -149,30 +144,18 @@ def site_moments(rows: RowFunction, mean: Array, cov: Array) -> tuple[Array, Arr
     at = np.flatnonzero(np.isfinite(mean).all(axis=1))
     if not len(at):
         return first, second
-    some = rows.at(rows.index, _are(at, len(mean)))
+    some = rows.at(rows.index, np.isin(np.arange(len(mean)), at))
     first[at] = _mean(some, mean[at], cov[at])
-    squared = replace(some, function=_Squared(some.function), data=[*some.data, first[at][None]])
+
+    def square(*inputs: Array) -> Sequence[Array]:
+        """Return the square of the function's distance from its mean, which comes last among the data."""
+        [value] = some.function(*inputs[:-1])
+        return [(value - inputs[-1]) ** 2]
+
+    squared = replace(some, function=square, data=[*some.data, first[at][None]])
     second[at] = _mean(squared, mean[at], cov[at])
     return first, second
 
 
-def _are(index: NDArray[np.intp], n: int) -> NDArray[np.bool_]:
-    result = np.zeros(n, dtype=np.bool_)
-    result[index] = True
-    return result
-
-
 def _mean(rows: RowFunction, mean: Array, cov: Array) -> Array:
     return _by_quadrature(rows, mean, roots(cov)).whitened[0]
-
-
-@dataclass(frozen=True)
-class _Squared:
-    """The square of a function's distance from its mean, which comes last among the data."""
-
-    function: Compiled
-
-    def __call__(self, *inputs: Array) -> Sequence[Array]:
-        """Return it, (n_points, n_rows)."""
-        [value] = self.function(*inputs[:-1])
-        return [(value - inputs[-1]) ** 2]

@@ -97,9 +97,9 @@ def evaluate(name: str, backend: str, most: int) -> None:
     most : int
         Values at a time.
     """
-    from pymc_ngvi.rows.engines import on_jax
+    from pymc_ngvi.rows import engines
 
-    on_jax._FEW = on_jax._FEW_ON_GPU = 0  # it leaves few values to NumPy
+    engines._FEW = engines._FEW_ON_GPU = 0  # it leaves few values to NumPy
     for size in (n for n in SIZES if n <= most):
         for what, (by_numpy, function, inputs) in functions_of(ROWS[name](size // DRAWS), backend).items():
             start = time.perf_counter()
@@ -148,7 +148,7 @@ def on_device(function: Callable, inputs: list[np.ndarray]) -> float:
     """Return the least seconds of what JAX does with arrays that are on its device, and stay there."""
     import jax
 
-    from pymc_ngvi.graphs.jaxed import in_float64
+    from pymc_ngvi.graphs.backends import in_float64
 
     with in_float64():
         there = [jax.device_put(x) for x in inputs]
@@ -182,8 +182,8 @@ def fit(name: str, backend: str, file: Path) -> None:
 @contextmanager
 def seconds_in_rows() -> Iterator[dict[str, float]]:
     """Count seconds by the clock in which rows are evaluated, calls and values."""
-    from pymc_ngvi.rows.engines.on_jax import OnJax
-    from pymc_ngvi.rows.programs.on_numpy import OnNumPy
+    from pymc_ngvi.rows.engines import OnJax
+    from pymc_ngvi.rows.programs.operations import OnNumPy
 
     tally: dict[str, float] = {"in_rows": 0.0, "calls": 0, "values": 0}
     is_inside = False

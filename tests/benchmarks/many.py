@@ -191,7 +191,7 @@ def left_out(**how: object) -> Callable[[int], Row]:
 
 def _beside_fits(approx: pymc_ngvi.NGVIApproximation, found: object, how: dict) -> str:
     """Say how far some of the scores are from those of fits without the part."""
-    from pymc_ngvi.density.masked import MaskedDensity, ObservedLogp
+    from pymc_ngvi.density.observed_rows import MaskedDensity, ObservedLogp
 
     size = N_OF_GROUP if how else 1
     logp, apart = ObservedLogp(approx.density, "y"), []

@@ -9,7 +9,7 @@ from pymc_ngvi.density import LogDensity
 from pymc_ngvi.reading.affine import quickly
 from pymc_ngvi.rows.engines import ENGINES
 from pymc_ngvi.rows.expectation import SummedRowFunction
-from pymc_ngvi.rows.programs.on_numpy import OnNumPy
+from pymc_ngvi.rows.programs.operations import OnNumPy
 
 #: Models whose log p is no sum over rows alone.
 NO_ROWS = (

@@ -15,7 +15,7 @@ from scipy.stats import norm
 import pymc_ngvi
 
 from pymc_ngvi.core.sizes import seed_of
-from pymc_ngvi.density.simulated import simulate
+from pymc_ngvi.density.info import simulate
 
 module = importlib.import_module("pymc_ngvi.many.fit_many")
 QUIET = {"random_seed": 3, "progressbar": False}

@@ -13,7 +13,7 @@ import pytest
 from gaussian import SEEDS, fit
 
 from pymc_ngvi import LogDensity, NGVIApproximation
-from pymc_ngvi.density.functionals import PREDICTORS, Functionals, Group, functionals_of
+from pymc_ngvi.density.constrain import PREDICTORS, Functionals, Group, functionals_of
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.results.diagnosis.drifts import weighted_shift_of
 from pymc_ngvi.results.distributions import Distribution, MovePlan, costs_of, distribution_of

@@ -7,7 +7,7 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi import fit_ngvi
-from pymc_ngvi.density.functionals import functionals_of
+from pymc_ngvi.density.constrain import functionals_of
 from pymc_ngvi.results.diagnosis import diagnose as making
 from pymc_ngvi.results.diagnosis.diagnose import DIAGNOSIS, score_drift_of
 

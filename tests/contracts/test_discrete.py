@@ -17,7 +17,7 @@ from scipy.special import logsumexp
 
 from pymc_ngvi import LogDensity, fit_ngvi, load
 from pymc_ngvi.density.discrete import summing
-from pymc_ngvi.density.discrete.drawing import draw_chains
+from pymc_ngvi.density.discrete.summing import draw_chains
 from pymc_ngvi.inference import density_of
 
 with warnings.catch_warnings():

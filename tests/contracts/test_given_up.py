@@ -40,7 +40,7 @@ def density(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Expectations, "agrees", lambda *args, **options: False)
         with pytest.raises(RowsGivenUp, match=NOT_LOG_P):
-            density.check_rows(np.zeros(2))
+            density.by_rows.check(np.zeros(2))
     return density
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from pymc_ngvi import NGVI, LogDensity, Status
 from pymc_ngvi.families.gaussian import DiagonalState
-from pymc_ngvi.graphs.jaxed import InFloat64
-from pymc_ngvi.rows.engines import on_jax
-from pymc_ngvi.rows.engines.on_jax import OnJax
+from pymc_ngvi.graphs.backends import InFloat64
+from pymc_ngvi.rows import engines
+from pymc_ngvi.rows.engines import OnJax
 
 needs_jax = pytest.mark.skipif(
     not __import__("importlib").util.find_spec("jax"), reason="JAX is not installed: pip install jax"
@@ -51,7 +51,7 @@ def model_of(make):
 @needs_jax
 @pytest.mark.parametrize(("make", "family"), [(student, "full"), (groups, "block")])
 def test_a_fit_on_jax_is_that_of_numpy(make, family, monkeypatch):
-    monkeypatch.setattr(on_jax, "_FEW", 1_000)
+    monkeypatch.setattr(engines, "_FEW", 1_000)
     numpy, jax = (
         NGVI(model=model_of(make), family=family, random_seed=1).fit(backend=backend, progressbar=False)
         for backend in ("quick", "jax")
@@ -68,7 +68,7 @@ def test_a_fit_on_jax_is_that_of_numpy(make, family, monkeypatch):
 
 @needs_jax
 def test_second_derivatives_of_rows_are_those_of_numpy(monkeypatch):
-    monkeypatch.setattr(on_jax, "_FEW", 0)
+    monkeypatch.setattr(engines, "_FEW", 0)
     theta = np.random.default_rng(3).normal(size=(5, 4))
     found, expected = (LogDensity(model_of(student), backend).mean_hessian(theta) for backend in ("jax", "quick"))
     np.testing.assert_allclose(found.products(np.eye(4)), expected.products(np.eye(4)), rtol=1e-12, atol=1e-12)
@@ -87,7 +87,7 @@ def test_rows_with_an_operation_that_jax_lacks_are_left_to_pytensor():
 @needs_jax
 def test_log_p_of_rows_is_theirs_on_jax_too(monkeypatch):
     """No function of a graph is compiled for it."""
-    monkeypatch.setattr(on_jax, "_FEW", 0)
+    monkeypatch.setattr(engines, "_FEW", 0)
     monkeypatch.setattr(InFloat64, "__call__", None)
     theta = np.random.default_rng(3).normal(size=(7, 3))
     numpy, jax = (LogDensity(model_of(logistic), backend) for backend in ("quick", "jax"))
@@ -108,8 +108,8 @@ def test_on_a_gpu_rows_are_evaluated_many_at_a_time(monkeypatch):
         return called(self, *inputs)
 
     monkeypatch.setattr(OnJax, "__call__", noted)
-    monkeypatch.setattr(on_jax, "_AT_A_TIME", 2_000)
-    monkeypatch.setattr(on_jax, "_AT_A_TIME_ON_GPU", 50_000)
+    monkeypatch.setattr(engines, "_AT_A_TIME", 2_000)
+    monkeypatch.setattr(engines, "_AT_A_TIME_ON_GPU", 50_000)
     most, value = {}, {}
     for device in ("cpu", "gpu"):
         monkeypatch.setattr(jax, "default_backend", lambda name=device: name)

@@ -19,7 +19,7 @@ from scipy import stats
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density import constrain as on_draws
-from pymc_ngvi.density import evaluations, without_c
+from pymc_ngvi.density import logdensity, without_c
 from pymc_ngvi.density.constrain import Constrainer
 
 
@@ -160,7 +160,7 @@ def logistic():
 
 @pytest.mark.parametrize("n_draws", [0, 1, 3, 4, 5, 8, 9])
 def test_batches_of_four_equal_single_draws(logistic, monkeypatch, n_draws):
-    monkeypatch.setattr(evaluations, "_BATCH_ELEMENTS", 4 * logistic.graphs.cost.widest)
+    monkeypatch.setattr(logdensity, "_BATCH_ELEMENTS", 4 * logistic.graphs.cost.widest)
     assert logistic.batch_size == 4
     theta = models.random_points(logistic, n_draws, 8, scale=1.0)
     logp, grad = logistic.logp_grad(theta)

@@ -196,7 +196,7 @@ def test_a_deterministic_that_fails_is_left_out(monkeypatch):
         x = pm.Normal("x", shape=2)
         pm.Deterministic("y", x.sum())
         pm.Potential("bent", -((x[0] ** 2 - x[1]) ** 2))
-    monkeypatch.setattr("pymc_ngvi.density.functionals.Functionals.at", fails)
+    monkeypatch.setattr("pymc_ngvi.density.constrain.Functionals.at", fails)
     assert fit(model, posterior="moved").checks.n_quantities == 3
 
 

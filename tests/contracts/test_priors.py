@@ -21,7 +21,7 @@ import pymc_ngvi
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.density.new_priors import NewPriors, unnormalised
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.reading.lineage import top_level_priors
+from pymc_ngvi.reading.roles import top_level_priors
 from pymc_ngvi.results.priors import _log_likelihood
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")

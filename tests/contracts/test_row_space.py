@@ -12,7 +12,7 @@ import pymc_ngvi
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.core.types import BaseDraws
-from pymc_ngvi.density import by_rows, expectations, row_space
+from pymc_ngvi.density import by_rows, expectations
 from pymc_ngvi.estimators import Quadrature
 from pymc_ngvi.families import FullState
 from pymc_ngvi.families.gaussian import LowRankState
@@ -113,7 +113,7 @@ def test_the_fit_is_that_of_a_dense_covariance(make, monkeypatch):
     with pm.Model():
         make()
         found = pm.fit(method="ngvi", **QUIET)
-    monkeypatch.setattr(row_space, "_LEAST", 10**9)
+    monkeypatch.setattr(expectations, "_FEWEST", 10**9)
     with pm.Model():  # what is known of the rows of the other model stays known
         make()
         dense = pm.fit(method="ngvi", family="full", **QUIET)
@@ -168,7 +168,7 @@ def test_what_the_fit_returns_can_be_drawn_from_saved_and_gone_on_with(tmp_path)
 
 def test_other_data_are_seen_from_other_rows(monkeypatch):
     found = []
-    monkeypatch.setattr(by_rows, "seen_from_rows", lambda rows: found.append(1) or row_space.seen_from_rows(rows))
+    monkeypatch.setattr(by_rows, "seen_from_rows", lambda rows: found.append(1) or expectations.seen_from_rows(rows))
     x, eta, _ = data()
     with pm.Model():
         rows = pm.Data("rows", x)

@@ -213,7 +213,7 @@ def test_value_and_derivatives_are_those_of_pytensor(densities, build):
     density = densities(build)
     assert density.rows is not None
     theta = points(density, 5, seed=7)
-    expected, slope = density._evaluations._batch("logp_grad", theta)  # from the graph of log p
+    expected, slope = density._batch("logp_grad", theta)  # from the graph of log p
     hessian = density.hessian(theta)
     for some in (slice(0, 1), slice(0, 5)):
         logp, grad = density.logp_grad(theta[some])
@@ -269,7 +269,7 @@ def test_what_rows_get_wrong_is_not_used(monkeypatch):
         found = density.mean_hessian(theta).products(np.eye(density.n_dim))
         assert_allclose(found, expected, atol=1e-12 * np.abs(expected).max())
     density = LogDensity(model)
-    expected, slope = density._evaluations._batch("logp_grad", theta)
+    expected, slope = density._batch("logp_grad", theta)
     monkeypatch.setattr(Expectations, "at", lambda self, at: right(self, at) + 1e-3 * np.abs(at[:, 0]))
     np.testing.assert_array_equal(density.logp(theta), expected)
     assert density.rows is None

@@ -12,7 +12,7 @@ from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import PatternWidened
 from pymc_ngvi.core.sparsity import coloured
 from pymc_ngvi.density.by_rows import ByRows
-from pymc_ngvi.reading import interaction
+from pymc_ngvi.reading import affine
 
 _RNG = np.random.default_rng(51)
 GROUP = np.repeat(np.arange(12), 4)
@@ -167,14 +167,14 @@ def test_dense_hessians_have_no_pattern(make):
 @pytest.fixture
 def blind(monkeypatch):
     """An analysis that misses what the first three effects have to do with the slopes, and with their scale."""
-    right = interaction.PatternSearch.run
+    right = affine.PatternSearch.run
 
     def wrong(*args, **kwargs):
         found = right(*args, **kwargs).pattern
         keep = ~((found.cols < 3) & (found.rows >= 3) & (found.rows < 6))
-        return interaction.HessianPattern(Pattern(found.rows[keep], found.cols[keep], found.n_dim), ())
+        return affine.HessianPattern(Pattern(found.rows[keep], found.cols[keep], found.n_dim), ())
 
-    monkeypatch.setattr(interaction.PatternSearch, "run", wrong)
+    monkeypatch.setattr(affine.PatternSearch, "run", wrong)
     return LogDensity(random_intercepts(), "quick")
 
 

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from pymc_ngvi import LogDensity
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.graphs import graph
-from pymc_ngvi.ops.facts import Facts
+from pymc_ngvi.ops.elements import Facts
 from pymc_ngvi.reading.affine import as_sum, factors_outside
 from pymc_ngvi.reading.found import scales_outside
 

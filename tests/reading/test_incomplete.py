@@ -12,7 +12,7 @@ import pymc_ngvi  # noqa: F401 (registers the method)
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.core import tails
-from pymc_ngvi.graphs import incomplete
+from pymc_ngvi.graphs import programs
 from pymc_ngvi.graphs.backends import python_loops, quick_mode
 
 #: a, b, x, and the derivatives of I by a, b, a twice, a and b, b twice: differences in 80 digits.
@@ -114,7 +114,7 @@ FUNCTIONS = {
 def test_a_graph_has_gradient_and_hessian_and_none_runs_in_python(name):
     function, at = FUNCTIONS[name]
     v = pt.dvector("v")
-    [smooth] = incomplete.with_derivatives([pt.log(function(v))])
+    [smooth] = programs.with_derivatives([pt.log(function(v))])
     grad = pt.grad(smooth, v)
     hessian = pt.stack([pt.grad(grad[i], v) for i in range(len(at))])
     compiled = pytensor.function([v], [smooth, grad, hessian], mode=quick_mode())

@@ -11,7 +11,7 @@ from scipy import special
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density import flat
-from pymc_ngvi.graphs import graph, large
+from pymc_ngvi.graphs import graph, loops
 from pymc_ngvi.graphs.backends import quick_mode
 
 pytestmark = pytest.mark.usefixtures("_anew", "_backwards")
@@ -109,7 +109,7 @@ def test_sums_of_sums_are_not_written_out():
 
 @pytest.mark.parametrize("vector", [True, False])
 def test_recursions_of_log_sums(vector, monkeypatch):
-    monkeypatch.setattr(large, "_LARGE", 20)  # what takes so many steps takes a minute
+    monkeypatch.setattr(loops, "_LARGE", 20)  # what takes so many steps takes a minute
     density = LogDensity(forward(vector=vector))
     assert density.graphs.is_large
     check(density, forward_by_numpy, np.array([0.4, -0.3, 0.8]))
@@ -128,7 +128,7 @@ def test_log_sums_have_the_derivatives_of_pytensor(rng):
         return pytensor.function([x, v], outputs, mode=quick_mode())
 
     short = build()
-    large.short_derivatives.rewrite(short)
+    loops.short_derivatives.rewrite(short)
     assert not any(type(node.op).__name__ == "LogAddExp" for node in short.apply_nodes)
     point, along = 3.0 * rng.normal(size=(2, 3, 4))
     point[0, 0] = -np.inf

@@ -21,11 +21,9 @@ from pymc_ngvi import LogDensity
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.jets import ForwardMode, NoJet
 from pymc_ngvi.graphs.programs import program_of
-from pymc_ngvi.ops import registry, scalars
-from pymc_ngvi.ops.facts import Facts
-from pymc_ngvi.ops.scalars import ScalarForm
-from pymc_ngvi.reading.affine import Dependences, is_linear
-from pymc_ngvi.reading.interaction import PatternSearch
+from pymc_ngvi.ops import elements, registry
+from pymc_ngvi.ops.elements import Facts, ScalarForm
+from pymc_ngvi.reading.affine import Dependences, PatternSearch, is_linear
 from pymc_ngvi.rows.programs.operations import Operation as ScalarOperation
 from pymc_ngvi.rows.programs.writer import CannotFollow as NoProgram
 
@@ -179,7 +177,7 @@ class Bent(ps.UnaryScalarOp):
 @pytest.fixture
 def _registers():
     """What is registered in a test is forgotten."""
-    tables = [registry.OPERATIONS, scalars.NAMES, scalars.FORMS, scalars.OPERATIONS]
+    tables = [registry.OPERATIONS, elements.NAMES, elements.FORMS, elements.OPERATIONS]
     before = [dict(table) for table in tables]
     yield
     for table, entries in zip(tables, before, strict=True):
@@ -222,6 +220,6 @@ def test_an_unknown_scalar_operation_takes_a_record_alone():
     with pytest.raises(NoProgram, match="not known"):
         program_of([x], [output])
     slopes = lambda y, x: [1.0 + 3.0 * x.to("sqr")]  # noqa: E731
-    scalars.register(Bent, "bent", ScalarOperation(lambda x: x + x**3, slopes, writes=False), ScalarForm.SMOOTH)
+    elements.register(Bent, "bent", ScalarOperation(lambda x: x + x**3, slopes, writes=False), ScalarForm.SMOOTH)
     assert program_of([x], [output]) is not None
     assert ScalarForm.of(output.owner) is ScalarForm.SMOOTH

@@ -12,16 +12,14 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from pymc_ngvi import LogDensity, fit_ngvi
-from pymc_ngvi.graphs import graph, incomplete
+from pymc_ngvi.graphs import graph, programs
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.programs import program_of, read
-from pymc_ngvi.rows.engines import ENGINES, on_jax
-from pymc_ngvi.rows.engines.on_jax import OnJax
-from pymc_ngvi.rows.engines.on_programs import ProgramEngine
+from pymc_ngvi.rows import engines
+from pymc_ngvi.rows.engines import ENGINES, OnJax, ProgramEngine
 from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction
-from pymc_ngvi.rows.programs import on_numpy
-from pymc_ngvi.rows.programs.on_numpy import OnNumPy
-from pymc_ngvi.rows.programs.operations import OPERATIONS
+from pymc_ngvi.rows.programs import operations
+from pymc_ngvi.rows.programs.operations import OPERATIONS, OnNumPy
 from pymc_ngvi.rows.programs.writer import CannotFollow, Separation, Writer
 
 ANY = np.array([-3.7, -1.2, -0.4, 0.3, 0.9, 2.6, 4.1])
@@ -88,7 +86,7 @@ def by_pytensor(function, points):
     """Value, first and second derivatives, the lower triangle row by row, by graphs."""
     inputs = [pt.matrix(dtype="float64", shape=(1, None)) for _ in points]
     with without_c():
-        [value] = graph.with_branches(incomplete.with_derivatives([function(*inputs)]))
+        [value] = graph.with_branches(programs.with_derivatives([function(*inputs)]))
         outputs = [value]
         first = graph.slopes(value.sum(), inputs, "first")
         outputs += [pt.zeros_like(value) if d is None else d for d in first]
@@ -102,7 +100,7 @@ def by_pytensor(function, points):
 def by_program(function, points):
     """The same by a program."""
     inputs = [pt.matrix(dtype="float64", shape=(1, None)) for _ in points]
-    writer, [value] = read(inputs, incomplete.with_derivatives([function(*inputs)]))
+    writer, [value] = read(inputs, programs.with_derivatives([function(*inputs)]))
     zero = writer.constant(0.0)
     first = [writer.slope(value, slot) or zero for slot in writer.inputs]
     second = [writer.slope(first[a], writer.inputs[b]) or zero for a in range(len(first)) for b in range(a + 1)]
@@ -142,7 +140,7 @@ def operations_tried():
     tried = {}
     for function, *axes in [*((f, p) for f, p, _ in OF_ONE.values()), *OF_SEVERAL.values()]:
         inputs = [pt.matrix(dtype="float64") for _ in axes]
-        writer, [value] = read(inputs, incomplete.with_derivatives([function(*inputs)]))
+        writer, [value] = read(inputs, programs.with_derivatives([function(*inputs)]))
         slopes = [s for slot in writer.inputs if (s := writer.slope(value, slot)) is not None]
         slopes += [s for a, b in itertools.product(slopes, writer.inputs) if (s := writer.slope(a, b)) is not None]
         tried |= {call.name: len(call.read) for call in writer.written([value, *slopes]).calls}
@@ -158,7 +156,7 @@ NOT_BY_JAX = {
 
 def test_operations_by_jax(monkeypatch):
     pytest.importorskip("jax", reason="JAX is not installed")
-    monkeypatch.setattr(on_jax, "_FEW", 0)
+    monkeypatch.setattr(engines, "_FEW", 0)
     writer, values, left = Writer(5, [3, 4]), {}, set()
     x, y, positive, *conditions = writer.inputs
     for name, n_arguments in operations_tried().items():
@@ -209,7 +207,7 @@ def test_parts_are_the_whole(cached, monkeypatch):
     program = program_of(inputs, [pt.exp(x) * y + pt.softplus(z * y), pt.log1p(pt.exp(x)) * 2.0, pt.exp(y) + z])
     values = [rng.normal(size=shape) for shape in ((1, 4, 1), (6, 1, 5), (1, 1, 5))]
     expected = OnNumPy(program)(*values)
-    monkeypatch.setattr(on_numpy, "_CACHED", cached)
+    monkeypatch.setattr(operations, "_CACHED", cached)
     before = [v.copy() for v in values]
     run = OnNumPy(program)
     for _ in range(2):
@@ -264,7 +262,7 @@ def test_sums_by_each_engine(engine, monkeypatch):
     """Slopes that are functions of scales, of data, of both together, and of neither."""
     if engine == "jax":
         pytest.importorskip("jax", reason="JAX is not installed")
-        monkeypatch.setattr(on_jax, "_FEW", 0)
+        monkeypatch.setattr(engines, "_FEW", 0)
     monkeypatch.setitem(ENGINES, "quick", ENGINES[engine])
     rng, group = np.random.default_rng(4), np.arange(24) % 4
     with pm.Model() as model:

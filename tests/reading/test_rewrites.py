@@ -25,7 +25,7 @@ from scipy import sparse, special, stats
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density import without_c
-from pymc_ngvi.graphs import large as matrices
+from pymc_ngvi.graphs import loops as matrices
 from pymc_ngvi.graphs import rewrites
 
 pytestmark = pytest.mark.usefixtures("_anew")
@@ -169,7 +169,7 @@ def test_a_bernoulli_likelihood_has_one_softplus():
     density = LogDensity(model, "quick")
     theta = np.array([[0.3, -2.0, 800.0, -800.0], [0.0, 3.0, -1.0, 900.0]])
     expected = stats.norm.logpdf(theta, 0.1, 1.3) - np.where(y, np.logaddexp(0, -theta), np.logaddexp(0, theta))
-    for logp, grad in (density.logp_grad(theta), density._evaluations._batch("logp_grad", theta)):  # by rows, and whole
+    for logp, grad in (density.logp_grad(theta), density._batch("logp_grad", theta)):  # by rows, and whole
         np.testing.assert_allclose(logp, expected.sum(axis=1), rtol=1e-7)
         np.testing.assert_allclose(grad, (0.1 - theta) / 1.3**2 + y - special.expit(theta), rtol=1e-6, atol=1e-12)
     outputs = density.functions.made.logp_grad.value.maker.fgraph.outputs

@@ -33,9 +33,9 @@ def without_entry(pattern, row, col):
 
 @pytest.mark.parametrize("missed", [(5, 1), (12, 0)], ids=["with the scale", "with the mean"])
 def test_a_missed_entry_is_found_and_the_fit_goes_on(monkeypatch, missed, caplog):
-    from pymc_ngvi.reading import interaction
+    from pymc_ngvi.reading import affine
 
-    right = interaction.PatternSearch.run
+    right = affine.PatternSearch.run
 
     def narrow(search):
         found = right(search)
@@ -45,7 +45,7 @@ def test_a_missed_entry_is_found_and_the_fit_goes_on(monkeypatch, missed, caplog
     monkeypatch.setattr(ByRows, "gives_pattern", False)
     model = grouped()
     expected = pymc_ngvi.fit_ngvi(model=model, family="sparse", random_seed=1, progressbar=False)
-    monkeypatch.setattr(interaction.PatternSearch, "run", narrow)
+    monkeypatch.setattr(affine.PatternSearch, "run", narrow)
     model = grouped()  # what was built for the other has the whole pattern
     assert LogDensity(model).pattern.n_entries == expected.density.pattern.n_entries - 1
     with caplog.at_level("INFO", logger="pymc.ngvi"):

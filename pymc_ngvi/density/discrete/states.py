@@ -1,30 +1,26 @@
-"""Log densities with discrete variables summed out, in graphs that can be differentiated and read by rows.
-
-pymc_extras finds out what may be summed, and how the axes of a discrete variable go with those of the variables that
-depend on it. Its log density repeats each state along these axes, which makes gathers of the size of the data that
-are not simplified, and derivatives of terms with a zero in them, NaN. Here each state is one number that broadcasts.
-Only this module imports pymc_extras, which need not be installed.
-"""
+"""Log densities with discrete variables summed out, in graphs that can be differentiated, and draws of these."""
 
 import math
 import warnings
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 
-from pymc.distributions import Bernoulli, Categorical, DiscreteUniform
+from pymc.distributions import Bernoulli, Categorical, DiscreteUniform, Gumbel
 from pymc.distributions.dist_math import check_parameters
 from pymc.logprob.abstract import _logprob
 from pymc.logprob.basic import conditional_logp, logp
 from pymc.pytensorf import constant_fold, resolve_shapes
 from pymc_extras.distributions import DiscreteMarkovChain
-from pymc_extras.model.marginal.distributions.core import inline_ofg_outputs
+from pymc_extras.model.marginal.distributions.core import inline_ofg_outputs, marginalized_conditional
 from pymc_extras.model.marginal.distributions.discrete_markov_chain import (
     MarginalDiscreteMarkovChainRV,
+    _hmm_emission_logp,
+    _hmm_log_init_and_transition,
     marginal_discrete_markov_chain_logp,
 )
 from pymc_extras.model.marginal.distributions.enumerable import (
@@ -39,15 +35,21 @@ from pymc_extras.model.marginal.distributions.enumerable import (
 from pymc_extras.model.marginal.marginalize import marginalize
 from pymc_extras.model.marginal.rewrites import MarginalSubgraph, extract_marginal_subgraph, marginal_ir_rewrites_db
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import clone_replace, graph_replace, vectorize_graph
-from pytensor.graph.rewriting.basic import node_rewriter
-from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph import (
+    Apply,
+    FunctionGraph,
+    Op,
+    RewriteDatabaseQuery,
+    Variable,
+    clone_replace,
+    graph_replace,
+    node_rewriter,
+    vectorize_graph,
+)
 from pytensor.graph.traversal import toposort
 
 from pymc_ngvi.core.sizes import AT_ONCE
-from pymc_ngvi.graphs.inner import inline_inner_graphs
+from pymc_ngvi.graphs.rewrites import inline_inner_graphs
 
 #: Nodes up to which a log density is written out for each state.
 _FEW_NODES = 200
@@ -202,3 +204,81 @@ def _n_states(node: Apply) -> int:
     within = {var.owner for var in others[: node.op.n_dependent_rvs] if isinstance(var.owner.op, SummedStates)}
     n = len(states) if isinstance(states, np.ndarray) else 1
     return n * math.prod(_n_states(inner) for inner in within)
+
+
+# --- named of the conditionals of discrete variables, given the variables that depend on them ---
+
+#: Variables by name; inputs with outputs.
+type Named = dict[str, Variable]
+type Graphs = tuple[Named, Named]
+
+_SUMMED = (SummedStates, SummedChain)
+
+
+def given_data(model: pm.Model) -> tuple[Graphs, dict[str, Graphs]]:
+    """Return draws of discrete variables that data depend on, and what draws of Markov chains are made of, by name.
+
+    Each with its inputs. Chains are apart where they are of first order, and no discrete variable depends on them. The
+    discrete variables that they depend on are among their inputs.
+    """
+    inputs = {str(rv.name): rv.type(rv.name) for rv in model.free_RVs}
+    known = {rv: inputs[rv.name] for rv in model.free_RVs} | {rv: model.rvs_to_values[rv] for rv in model.observed_RVs}
+    found = {rv.owner: rv for rv in model.basic_RVs if isinstance(rv.owner.op, _SUMMED)}
+    nodes = [_with_values(node, known) for node in found]
+    drawn: Named = {}
+    chains: dict[str, Graphs] = {}
+    for node, values in nodes:
+        drawn |= _drawn(node, values, inputs, chains)
+    return (inputs, drawn), chains
+
+
+def _is_plain_chain(op: Op) -> bool:
+    """Tell whether a Markov chain of first order was summed out, and nothing after it."""
+    if not isinstance(op, SummedChain):
+        return False
+    chain, *dependents = op.inner_outputs[: 1 + op.n_dependent_rvs]
+    return chain.owner.op.n_lags == 1 and not any(isinstance(rv.owner.op, _SUMMED) for rv in dependents)
+
+
+def _with_values(node: Apply, known: Mapping[Variable, Variable]) -> tuple[Apply, list[Variable]]:
+    """Return the same node of values in the place of random variables, and the values of its own."""
+    dependents = node.outputs[1 : 1 + node.op.n_dependent_rvs]
+    others = {rv: value for rv, value in known.items() if rv not in dependents}
+    inputs = graph_replace(node.inputs, others, strict=False)
+    return node.op.make_node(*inputs), [known[rv] for rv in dependents]
+
+
+def _drawn(node: Apply, values: Sequence[Variable], inputs: Named, chains: dict[str, Graphs]) -> Named:
+    """Return draws of a discrete variable given those that depend on it, then of others given it; add chains apart."""
+    op = node.op
+    if _is_plain_chain(op):
+        chain, *others = inline_ofg_outputs(op, node.inputs)
+        emissions, states, shape = _hmm_emission_logp(op, chain, others[: op.n_dependent_rvs], values)
+        first, transitions = _hmm_log_init_and_transition(chain, shape, states)
+        varies = chain.owner.op.time_varying_P
+        transitions = transitions if varies else transitions[None]
+        chains[op.marginalized_name] = inputs, {"emissions": emissions, "first": first, "transitions": transitions}
+        return {}
+    discrete, *dependents = inline_ofg_outputs(op, node.inputs)
+    dependents = dependents[: op.n_dependent_rvs]
+    draw = _given(op, values, node.inputs, discrete)
+    # Log densities are of values: a number stands for the draw until they are made.
+    number = discrete.type(op.marginalized_name)
+    known = dict(zip(dependents, values, strict=True))
+    made = {op.marginalized_name: draw}
+    for inner in {rv.owner: None for rv in dependents if isinstance(rv.owner.op, _SUMMED)}:
+        inner_node, inner_values = _with_values(inner, {discrete: number, **known})
+        within = _drawn(inner_node, inner_values, {**inputs, op.marginalized_name: number}, chains)
+        made |= dict(zip(within, graph_replace(list(within.values()), {number: draw}, strict=False), strict=True))
+    return made
+
+
+def _given(op: Op, values: Sequence[Variable], inputs: Sequence[Variable], discrete: Variable) -> Variable:
+    """Return a draw of one discrete variable given those that depend on it."""
+    if isinstance(op, SummedChain):
+        return marginalized_conditional(op, inputs, values)
+    # The largest of log probabilities with Gumbel noise: PyTensor's categorical draws are loops.
+    draw = pt.argmax(Gumbel.dist(mu=joint_by_state(op, values, inputs), beta=1.0), axis=0)
+    if isinstance(discrete.owner.op, DiscreteUniform):
+        draw += get_domain_of_finite_discrete_rv(discrete)[0].astype(draw.dtype)
+    return draw.astype(discrete.dtype)

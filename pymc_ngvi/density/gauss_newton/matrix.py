@@ -13,10 +13,7 @@ import pytensor.tensor as pt
 
 from numpy.typing import NDArray
 from pytensor.compile import Function
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import graph_replace
-from pytensor.graph.traversal import ancestors
+from pytensor.graph import Apply, Constant, FunctionGraph, Variable, ancestors, graph_replace
 from pytensor.graph.utils import MethodNotDefined
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
@@ -26,15 +23,16 @@ from pytensor.tensor.special import LogAddExp
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
 
 from pymc_ngvi.core.refusal import Reason, RefusedFor
+from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS, STREAMED
 from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, slices
-from pymc_ngvi.core.types import Array, Independent, MeanHessian, Outer, Whitener
-from pymc_ngvi.density.checks import LikelihoodRows
+from pymc_ngvi.core.types import Array, Independent, MeanHessian, Outer, Target, Whitener
 from pymc_ngvi.density.flat import FlatGraphs, Functions
+from pymc_ngvi.density.info import LikelihoodRows
 from pymc_ngvi.density.sparse_hessian import CoordinateHessian, SparseHessian, units
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.graphs.inner import copy_of
 from pymc_ngvi.graphs.loops import vectorised
+from pymc_ngvi.graphs.rewrites import copy_of
 from pymc_ngvi.ops import cost
 from pymc_ngvi.ops.registry import operation
 
@@ -52,7 +50,7 @@ class GaussNewtonGraphs:
         self, graphs: FlatGraphs, functions: Functions, rows: LikelihoodRows, start: Array, widest: int
     ) -> None:
         self.graphs, self.functions, self.start, self.widest = graphs, functions, start, widest
-        self._rows = rows
+        self._rows, self.theta = rows, graphs.theta
         self.n_in_call = int(np.clip(2 * CACHED_ELEMENTS // max(widest, 1), 16, 4096))
 
     def __getstate__(self) -> dict[str, object]:
@@ -65,11 +63,6 @@ class GaussNewtonGraphs:
             rows, scales, rest = self._rows.graphs()
             *rows, rest = self.graphs.simplify(self.graphs.on_flat_vector([*rows, *scales, rest]))
         return rows[: len(scales)], rows[len(scales) :], rest
-
-    @property
-    def theta(self) -> Variable:
-        """The flat vector."""
-        return self.graphs.theta
 
     @property
     def rows(self) -> list[Variable]:
@@ -298,7 +291,7 @@ def _counts_rows(index: Variable, source: Variable) -> bool:
 #: Uses of one matrix of weights, whose products are formed in pairs.
 _MOST_USES = 4
 #: Elements of the derivatives of all rows with respect to what they share, where these are found row by row.
-_MOST_ELEMENTS = 2**21
+_MOST_ELEMENTS = 2 * STREAMED
 
 
 def squares_by_rows(row: Variable, theta: Variable, weights: Variable) -> Variable:
@@ -313,7 +306,7 @@ def gradients_by_rows(row: Variable, theta: Variable, weights: Variable) -> Vari
     Where ``row`` has columns, the gradients of the first column come first.
     """
     found = _by_column(_gradients, row, theta, weights)
-    return found.reshape((-1, theta.type.shape[0])) if found.type.ndim == 3 else found
+    return found.reshape((-1, theta.type.shape[0])) if found.type.ndim > 2 else found
 
 
 def _by_column(function: Callable[..., Variable], row: Variable, theta: Variable, weights: Variable) -> Variable:
@@ -621,7 +614,7 @@ class Rest(CoordinateHessian):
 # They are found by layers, by rows or by axes, as `diagonal` says of squares.
 
 #: Numbers in the gradients that one call returns, about, and in those at one draw, at most.
-_IN_CALL, _MOST = 4_000_000, 250_000_000
+_IN_CALL, _MOST = AT_ONCE, 2 * MOST_NUMBERS
 
 
 class GaussNewtonMatrix:
@@ -720,19 +713,19 @@ class GaussNewtonMatrix:
 class GaussNewtonHessian(MeanHessian):
     """The mean over draws of the Gauss-Newton matrix."""
 
-    def __init__(self, matrix: GaussNewtonMatrix, theta: Array, count: Callable[[int], None]) -> None:
-        self._matrix, self._theta, self._count = matrix, theta, count
+    def __init__(self, matrix: GaussNewtonMatrix, theta: Array, counter: Target) -> None:
+        self._matrix, self._theta, self._counter = matrix, theta, counter
 
     def diagonal(self) -> Array:
         """Return the diagonal, (n_dim,)."""
-        self._count(len(self._theta))
+        self._counter.n_hessians += len(self._theta)
         return self._matrix.mean_diagonal(self._theta)
 
     def whitened(self, state: Whitener) -> Array:
         """Return the whitened curvature, as a state stores it: outer products of whitened gradients."""
         if isinstance(state, Independent):
             return super().whitened(state)
-        self._count(len(self._theta))
+        self._counter.n_hessians += len(self._theta)
         with np.errstate(all="ignore"):
             total = state.curvature(_RestHessian(self._matrix.rest, self._theta))
             for gradients in self._matrix.gradients(self._theta):

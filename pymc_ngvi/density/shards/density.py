@@ -47,6 +47,7 @@ from pymc_ngvi.density.shards.shard import (
 )
 from pymc_ngvi.graphs.graph import MissingDerivativeError
 from pymc_ngvi.reading.affine import Factor, factors_of
+from pymc_ngvi.reading.terms import ROUNDING
 
 # --- where shards are evaluated: in this process, or by any executor of `concurrent.futures` ---
 
@@ -96,9 +97,7 @@ def answer_of(recipe: Recipe, number: int, request: bytes) -> object:
     return kept(recipe, number).answer(cloudpickle.loads(request))
 
 
-@functools.cache
-def _one_thread() -> object:
-    return threadpool_limits(1, user_api="blas")
+_one_thread = functools.cache(functools.partial(threadpool_limits, 1, user_api="blas"))
 
 
 def hold_threads(recipe: Recipe) -> None:
@@ -158,7 +157,7 @@ class ByExecutor:
 #: Workers that may die in one evaluation of a shard, one after another.
 _MOST_LOST = 10
 #: Seconds to wait each time that a worker took no data.
-_PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0, *[5.0] * 3)
+_PAUSES = tuple(0.1 * 2.0**k for k in range(8))
 #: Bytes from which on a request is no part of a task.
 _LARGE = 500_000
 _ADVICE = Advice(
@@ -279,16 +278,19 @@ def _answer(recipe: Recipe, shard: Shard, request: "bytes | _Held") -> object:
 
 # --- whether shards are parts of one model: the same variables, the same prior, data in each ---
 
-#: Relative difference of two log densities that is rounding.
-_ROUNDING = 1e-9
 _DIFFER = dict.fromkeys(("dims", "coordinates"), "differ")
 
 
 def check_same(keys: Sequence[Hashable], facts: Sequence[ModelFacts]) -> None:
     """Compare each shard with the first."""
     first = facts[0]
-    if len(keys) > 1:
-        _check_complete(keys, facts)
+    for key, of_shard in zip(keys, facts, strict=True):
+        if of_shard.lacking and len(keys) > 1:
+            raise ShardError(
+                f"{of_shard.lacking[0]!r} lacks values in shard {key!r}. They are free variables, and those of shards "
+                "have to be the same. Leave out the rows that lack them.",
+                key,
+            )
     for key, other in zip(keys[1:], facts[1:], strict=True):
         _check_variables(keys[0], first.signature, key, other.signature)
         if not _same(first.log_prior, other.log_prior):
@@ -324,16 +326,6 @@ def _is_common(name: str, keys: Sequence[Hashable], facts: Sequence[ModelFacts])
     return True
 
 
-def _check_complete(keys: Sequence[Hashable], facts: Sequence[ModelFacts]) -> None:
-    for key, of_shard in zip(keys, facts, strict=True):
-        if of_shard.lacking:
-            raise ShardError(
-                f"{of_shard.lacking[0]!r} lacks values in shard {key!r}. They are free variables, and those of shards "
-                "have to be the same. Leave out the rows that lack them.",
-                key,
-            )
-
-
 def _check_variables(one: Hashable, first: Signature, key: Hashable, other: Signature) -> None:
     if list(first) != list(other):
         raise ShardError(
@@ -353,7 +345,7 @@ def _check_variables(one: Hashable, first: Signature, key: Hashable, other: Sign
 
 
 def _same(one: Array, other: Array) -> bool:
-    return len(one) == len(other) and bool(np.allclose(one, other, rtol=_ROUNDING, atol=_ROUNDING, equal_nan=True))
+    return len(one) == len(other) and bool(np.allclose(one, other, rtol=ROUNDING, atol=ROUNDING, equal_nan=True))
 
 
 def _listed(values: Array) -> str:
@@ -644,13 +636,9 @@ class ShardedDensity(Sum):
         """Estimated time of the likelihoods and their gradients at one point."""
         return sum(outline.gradient_seconds for outline in self._outlines)
 
-    def log_likelihoods(self, theta: Array) -> Sequence[Array]:
-        """Evaluate the likelihoods of shards, (n_draws,) each."""
-        return self.shards.ask(of_likelihood(LogDensity.logp, theta))
-
-    def log_likelihoods_and_grads(self, theta: Array) -> Sequence[tuple[Array, Array]]:
-        """Evaluate the likelihoods of shards and their gradients, (n_draws,) and (n_draws, n_dim)."""
-        return self.shards.ask(of_likelihood(LogDensity.logp_grad, theta))
+    def each(self, function: Callable[[LogDensity, Array], Any], theta: Array) -> Sequence[Any]:
+        """Evaluate a function of the likelihood of each shard at points, (n_draws, n_dim)."""
+        return self.shards.ask(of_likelihood(function, theta))
 
     # --- by rows ---
 
@@ -704,7 +692,7 @@ class ShardedDensity(Sum):
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget`."""
         are_all = not any(outline.leaves_out_conditions for outline in self._outlines)
-        return super().rows_cover(draw) and (are_all or all(self.shards.ask(of_likelihood(_cover, draw()))))
+        return super().rows_cover(draw) and (are_all or all(self.each(_cover, draw())))
 
     # --- second derivatives ---
 

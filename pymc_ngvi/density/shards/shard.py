@@ -20,8 +20,7 @@ import pymc as pm
 
 from numpy.typing import NDArray
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant, Variable
-from pytensor.graph.traversal import ancestors
+from pytensor.graph import Constant, Variable, ancestors
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.stored import stored
@@ -244,7 +243,7 @@ def signature_of(model: pm.Model) -> Signature:
 def digest_of(term: Variable, free: Iterable[Variable]) -> str:
     """Return a digest of all data that a term reads, but for those of the prior of free variables."""
     digests = {hashlib.blake2b(np.ascontiguousarray(array).tobytes()).digest() for array in _arrays([term], free)}
-    return hashlib.blake2b(b"".join(sorted(digests)), digest_size=16).hexdigest()
+    return hashlib.blake2b(b"".join(sorted(digests))).hexdigest()
 
 
 def _arrays(of: Iterable[Variable], but: Iterable[Variable] = ()) -> Iterator[AnyArray]:

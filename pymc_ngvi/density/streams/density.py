@@ -16,19 +16,17 @@ from pymc.data import MinibatchOp
 from pymc.logprob.basic import transformed_conditional_logp
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant, Variable
-from pytensor.graph.replace import graph_replace
-from pytensor.graph.traversal import ancestors, walk
+from pytensor.graph import Constant, Variable, ancestors, graph_replace
 from pytensor.tensor import as_tensor
 
 from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.status import format_gap
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import AnyArray, Array, Expectation, MatrixHessian, RowRules, Spread
-from pymc_ngvi.density.checks import quoted
+from pymc_ngvi.density.by_rows import ModelRows
 from pymc_ngvi.density.expectations import Expectations
+from pymc_ngvi.density.info import quoted
 from pymc_ngvi.density.logdensity import LogDensity, Sum
-from pymc_ngvi.density.row_kinds import ModelRows
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.reading.affine import Factor, factors_of
 
@@ -347,7 +345,7 @@ class BatchForm:
 
 def print_of(arrays: Mapping[str, AnyArray]) -> str:
     """Return what tells a batch from others: of its shapes, and of its first rows."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b()
     for name, array in arrays.items():
         digest.update(f"{name}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array[:_N_PRINTED]).tobytes() if array.ndim else array.tobytes())
@@ -388,22 +386,26 @@ def likelihoods_of(model: pm.Model, names: Iterable[str]) -> list[Likelihood]:
     """Return the observed variables that depend on data in batches."""
     names = list(names)
     data, variables = {model[name] for name in names}, set(model.basic_RVs)
-    free = [rv.name for rv in model.free_RVs if _depends(rv.owner.inputs, data, variables)]
+    free = [rv.name for rv in model.free_RVs if not data.isdisjoint(ancestors(rv.owner.inputs, variables))]
     if free:
         raise ValueError(
             f"Free variables {quoted(free)} depend on data in batches ({quoted(names)}): each batch would have another "
             "prior, or other variables. Let only observed variables depend on these."
         )
-    potentials = [term.name for term in model.potentials if _depends([term], data, variables)]
+    potentials = [term.name for term in model.potentials if not data.isdisjoint(ancestors([term], variables))]
     if potentials:
         raise ValueError(
             f"Potentials {quoted(potentials)} depend on data in batches ({quoted(names)}), and have no total_size: "
             "write them as observed variables (pm.CustomDist)."
         )
-    found = [rv for rv in model.observed_RVs if _depends([*rv.owner.inputs, model.rvs_to_values[rv]], data, variables)]
+    found = [
+        rv
+        for rv in model.observed_RVs
+        if not data.isdisjoint(ancestors([*rv.owner.inputs, model.rvs_to_values[rv]], variables))
+    ]
     if not found:
         raise ValueError(f"No observed variable depends on the data in batches ({quoted(names)}).")
-    fixed = [rv.name for rv in found if not _depends([model.rvs_to_values[rv]], data, variables)]
+    fixed = [rv.name for rv in found if data.isdisjoint(ancestors([model.rvs_to_values[rv]], variables))]
     if fixed:
         raise ValueError(
             f"The observed values of {quoted(fixed)} are not in the batches, which have {quoted(names)}: make them "
@@ -430,15 +432,6 @@ def _total_size(rv: Any) -> int:
 
 def _is_none(size: Any) -> bool:
     return isinstance(size, Constant) and size.data is None
-
-
-def _depends(inputs: list[Variable], data: set[Variable], variables: set[Variable]) -> bool:
-    """Tell whether data enter, other than through random variables."""
-
-    def expand(var: Variable) -> list[Variable] | None:
-        return None if var.owner is None or var in variables else list(var.owner.inputs)
-
-    return any(var in data for var in walk(inputs, expand))
 
 
 class BatchLikelihood:
@@ -643,13 +636,9 @@ class StreamDensity(Sum):
         """Estimated time of the likelihoods of all batches at one point, without that of reading."""
         return self.total_size / self._batch.n_rows[0] * self._batch.log_p.gradient_seconds
 
-    def log_likelihoods(self, theta: Array) -> Iterator[Array]:
-        """Evaluate the likelihoods of batches, (n_draws,) each."""
-        return (batch.log_p.logp(theta) for batch in self._all_batches())
-
-    def log_likelihoods_and_grads(self, theta: Array) -> Iterator[tuple[Array, Array]]:
-        """Evaluate the likelihoods of batches and their gradients, (n_draws,) and (n_draws, n_dim)."""
-        return (batch.log_p.logp_grad(theta) for batch in self._all_batches())
+    def each(self, function: Callable[[LogDensity, Array], Any], theta: Array) -> Iterator[Any]:
+        """Evaluate a function of the likelihood of each batch at points, (n_draws, n_dim)."""
+        return (function(batch.log_p, theta) for batch in self._all_batches())
 
     def described_rows(self) -> ModelRows | None:
         """Return what the rows are of the prior, and of the batch that was read last."""

@@ -15,8 +15,7 @@ from pymc_ngvi.core.prices import Work
 from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity, ModelDensity
-from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.functionals import Functionals, functionals_of
+from pymc_ngvi.density.constrain import Constrainer, Functionals, functionals_of
 from pymc_ngvi.fitting.modes.search import Mode, ModeSearch, abouts, climbed, is_flat
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.moves.draws import MovedDraws

@@ -18,7 +18,7 @@ from pymc_ngvi.core.sizes import HELD, MAX_DENSE_DIM, N_WEIGHED, STREAMED, WEIGH
 from pymc_ngvi.core.status import Elbo
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.density.functionals import Functionals, functionals_of
+from pymc_ngvi.density.constrain import Functionals, functionals_of
 from pymc_ngvi.density.one_mode import has_one_mode
 from pymc_ngvi.families import FullState
 from pymc_ngvi.fitting.modes.search import ModeSearch

@@ -21,8 +21,7 @@ from pymc_ngvi.core.psis import MOST_KHAT, Weights, WeightVerdict, khat_limit
 from pymc_ngvi.core.status import Elbo, format_gap
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout, ModelDensity
-from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.functionals import PREDICTORS
+from pymc_ngvi.density.constrain import PREDICTORS, Constrainer
 from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, Traits, traits_of
 from pymc_ngvi.fitting.record import FitRecord, OtherMode
 from pymc_ngvi.posteriors.kinds import KINDS

@@ -19,7 +19,7 @@ from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.status import Elbo
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import Layout, ModelDensity
-from pymc_ngvi.density.functionals import Functionals
+from pymc_ngvi.density.constrain import Functionals
 from pymc_ngvi.fitting.record import LOG_OUTSIDE, MOSTLY
 from pymc_ngvi.graphs.layout import Variable
 from pymc_ngvi.moves.chains import ChainCoordinates, PhasePoints, phase_points_at, trajectory

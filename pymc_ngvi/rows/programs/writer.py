@@ -98,12 +98,14 @@ class Writer:
         operation = OPERATIONS[name]
         given = [arg if isinstance(arg, Written) else self.constant(arg) for arg in args]
         if not operation.is_condition and name != "float":
-            given = [self._as_number(arg, is_choice=name == "switch" and not k) for k, arg in enumerate(given)]
+            is_kept = [not self._is_condition[arg.at] or (name == "switch" and not k) for k, arg in enumerate(given)]
+            given = [arg if kept else self.call("float", arg) for arg, kept in zip(given, is_kept, strict=True)]
         numbers = [self.number(arg) for arg in given]
         if all(number is not None for number in numbers):
             with np.errstate(all="ignore"):
                 return self.constant(float(operation.function(*[np.float64(number) for number in numbers])))
-        simple = _simplified(self, name, given, numbers)
+        # What is simpler, or keeps more digits.
+        simple = _SIMPLER[name](self, given, numbers) if name in _SIMPLER else None
         if simple is not None:
             return simple
         read = tuple(arg.at for arg in given)
@@ -111,11 +113,6 @@ class Writer:
         if key not in self._made:
             self._made[key] = self._new(name, read, None, is_condition=operation.is_condition)
         return Written(self, self._made[key])
-
-    def _as_number(self, arg: Written, *, is_choice: bool) -> Written:
-        if is_choice or not self._is_condition[arg.at]:
-            return arg
-        return self.call("float", arg)
 
     def parts(self, value: Written, name: str) -> list[Written] | None:
         """Return the arguments of a value that an operation made; None where another one did."""
@@ -192,13 +189,6 @@ class Writer:
             total = slope * of_arg if total is None else total + slope * of_arg
         assert total is not None
         return total
-
-
-def _simplified(writer: Writer, name: str, args: list[Written], numbers: list[float | None]) -> Written | None:
-    """Return what an operation on arguments is the same as, where that is simpler or keeps more digits."""
-    if name in _SIMPLER:
-        return _SIMPLER[name](writer, args, numbers)
-    return None
 
 
 def _add(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:

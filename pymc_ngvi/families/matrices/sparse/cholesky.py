@@ -26,13 +26,9 @@ from threadpoolctl import ThreadpoolController
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.families.matrices.sparse.fronts import LARGE, Fronts
-from pymc_ngvi.families.matrices.sparse.order import Ints
+from pymc_ngvi.families.matrices.sparse.fronts import LARGE, Fronts, Ints
 
-
-@functools.cache
-def _blas() -> ThreadpoolController:
-    return ThreadpoolController()
+_blas = functools.cache(ThreadpoolController)
 
 
 def _run(kernel: str, fronts: Fronts, *args: Any) -> Any:

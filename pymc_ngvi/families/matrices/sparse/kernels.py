@@ -8,6 +8,8 @@ the root alone.
 
 # mypy: ignore-errors
 
+import math
+
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +29,7 @@ from pymc_ngvi.families.matrices.sparse.fronts import LARGE
 # whether it is the first child; where its root begins.
 OWN, BESIDE, ALIKE, PANEL, START, FIRST, PARENT, IS_LEAF, HELD, OPENS, ROOT = range(11)
 
-_ROOT_2 = 1.4142135623730951
+_ROOT_2 = math.sqrt(2.0)
 _N, _T, _L, _R = (ord(letter) for letter in "NTLR")
 
 

@@ -12,8 +12,7 @@ from pymc_ngvi.core import prices
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
-from pymc_ngvi.families.matrices.sparse.fronts import Fronts, fronts_of
-from pymc_ngvi.families.matrices.sparse.order import Supernodes
+from pymc_ngvi.families.matrices.sparse.fronts import Fronts, Supernodes, fronts_of
 from pymc_ngvi.families.matrices.sparse.structure import Summed, SummedCholesky, Sums
 
 #: Part of the entries from which on a matrix is one front.

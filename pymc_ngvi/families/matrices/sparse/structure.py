@@ -14,11 +14,9 @@ from pymc_ngvi.core import linalg
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import AnyArray, Array, MeanHessian
-from pymc_ngvi.families.matrices.partition import Partition
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
-from pymc_ngvi.families.matrices.sparse.fronts import Fronts, fronts_of
-from pymc_ngvi.families.matrices.sparse.order import Ints, Supernodes
-from pymc_ngvi.families.matrices.structure import Dense, Structure
+from pymc_ngvi.families.matrices.sparse.fronts import Fronts, Ints, Supernodes, fronts_of
+from pymc_ngvi.families.matrices.structure import PER_COORDINATE, Dense, Partition, Structure
 
 #: Lists of pairs of coordinates whose places are remembered, and factors.
 _N_LISTS, _N_FACTORS = 4, 2
@@ -29,6 +27,8 @@ _CLEAR = 1e6
 #: Relative difference of two vectors that is rounding.
 _SAME = 1e-12
 _ROOT_2 = np.sqrt(2.0)
+#: Bytes of a fit at its peak, for each entry of panels and of fronts.
+_PER_PANEL, _PER_FRONT = 320, 48
 
 
 class _Row(NamedTuple):
@@ -155,7 +155,8 @@ class SparseStructure(Structure):
 
     def memory_bytes(self, n_dim: int) -> int:
         """Return the memory that a fit takes beyond the model's own, at its peak: panels of steps, and fronts."""
-        return 8 * (40 * self.fronts.n_panels + 6 * self.fronts.n_fronts + 64 * n_dim)
+        fronts = self.fronts
+        return _PER_PANEL * fronts.n_panels + _PER_FRONT * fronts.n_fronts + PER_COORDINATE * n_dim
 
     def on_diagonal(self, matrix: Array) -> NDArray[np.intp]:
         """Return where panels have the diagonal."""
@@ -554,13 +555,9 @@ class SummedCholesky:
         before = 1.0 + linalg.diagonal(np.abs(r) @ np.abs(middle) @ np.abs(r.mT))
         return core, found & (linalg.diagonal(core) > linalg.LEAST_PIVOT * np.sqrt(before)).all(axis=-1)
 
-    @property
-    def _b(self) -> Array:
-        return self._core[0]
-
     @functools.cached_property
     def _b_inverse(self) -> Array:
-        return np.linalg.solve(self._b, np.eye(self._b.shape[-1]))
+        return np.linalg.solve(self._core[0], np.eye(self._core[0].shape[-1]))
 
     @functools.cached_property
     def _s_inverse(self) -> Array:
@@ -575,8 +572,8 @@ class SummedCholesky:
     def times(self, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the factor, or its transpose, times vectors."""
         if transposed:
-            return self._within(self._b.mT, self.pinned.times(vectors, transposed=True))
-        return self.pinned.times(self._within(self._b, vectors))
+            return self._within(self._core[0].mT, self.pinned.times(vectors, transposed=True))
+        return self.pinned.times(self._within(self._core[0], vectors))
 
     def solve(self, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the inverse of the factor, or of its transpose, times vectors."""
@@ -586,7 +583,7 @@ class SummedCholesky:
 
     def log_det(self) -> Any:
         """Return the log determinant of the factor."""
-        return self.pinned.log_det() + np.log(linalg.diagonal(self._b)).sum(axis=-1)
+        return self.pinned.log_det() + np.log(linalg.diagonal(self._core[0])).sum(axis=-1)
 
     @functools.cached_property
     def _roots(self) -> Array:
@@ -675,10 +672,6 @@ def _symmetric_times(fronts: Fronts, panels: Array, vectors: Array) -> Array:
     return both - panels[fronts.diagonal][:, None] * vectors
 
 
-#: Numbers of a row and column of a sum for each coordinate, at the peak of a fit.
-_PER_COORDINATE = 60
-
-
 @stored("structure.summed", content=(*_KEPT, "weights", "pins"), make="from_arrays")
 @dataclass(frozen=True, eq=False)
 class SummedStructure(SparseStructure):
@@ -727,7 +720,7 @@ class SummedStructure(SparseStructure):
 
     def memory_bytes(self, n_dim: int) -> int:
         """Return the memory that a fit takes beyond the model's own, at its peak."""
-        return super().memory_bytes(n_dim) + 8 * _PER_COORDINATE * (self.n_sums + len(self.pins)) * n_dim
+        return super().memory_bytes(n_dim) + PER_COORDINATE * (self.n_sums + len(self.pins)) * n_dim
 
     def from_diagonal(self, entries: Array) -> Array:
         """Return a diagonal factor."""

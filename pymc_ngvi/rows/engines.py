@@ -1,0 +1,408 @@
+"""Engines evaluate rows: as programs, with NumPy or JAX, or by functions that PyTensor compiles of their graphs."""
+
+import functools
+import math
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+
+from numpy.typing import NDArray
+from pytensor.compile import Function
+from pytensor.graph import Variable, clone_replace
+
+from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.graphs import graph
+from pymc_ngvi.graphs.backends import filled_up, in_float64, without_c
+from pymc_ngvi.graphs.programs import program_of, read
+from pymc_ngvi.ops import cost
+from pymc_ngvi.reading.affine import CompileAll, CompiledOnce
+from pymc_ngvi.reading.terms import Rows, interacts, of_sum, shared_first
+from pymc_ngvi.rows.expectation import Compiled, RowFunction, SummedRowFunction, row_slices
+from pymc_ngvi.rows.programs.operations import OPERATIONS, OnNumPy, RowProgram
+from pymc_ngvi.rows.programs.writer import CannotFollow, Separation, firsts, rewritten, seconds
+from pymc_ngvi.rows.row_hessian import FirstDerivatives, SecondDerivatives
+
+#: Points at a time of a function that is more than arithmetic with numbers.
+_POINTS_AT_A_TIME = 32
+#: Axes of the arrays that functions are compiled for.
+_TWO = 2
+
+
+class PyTensorEngine:
+    """Compiles the graphs of rows, those of equal rows once."""
+
+    def __init__(self, compile_: CompileAll) -> None:
+        self._compile = CompiledOnce(compile_)
+
+    def row_function(self, rows: Rows) -> RowFunction:
+        """Return the function of rows."""
+        data = list(rows.data.values())
+        if rows.is_whole:
+            function = self._compile([*rows.slots, *rows.data], [rows.value])
+            whole = FewAtATime(function, cost.estimate([rows.value], batch=_POINTS_AT_A_TIME).widest)
+            return RowFunction(whole, rows.index, data, interacts(rows))
+        if rows.sum_ is not None:
+            return self._summed(rows)
+        rows, n_shared = shared_first(rows)
+        shared = [pt.matrix(slot.name, dtype="float64", shape=(None, 1)) for slot in rows.slots[:n_shared]]
+        with without_c():
+            [value] = clone_replace(
+                [rows.value], dict(zip(rows.slots[:n_shared], shared, strict=True)), rebuild_strict=False
+            )
+        function = self._on_two_axes([*shared, *rows.slots[n_shared:], *rows.data], value)
+        return RowFunction(function, rows.index, data, interacts(rows), n_shared=n_shared)
+
+    def _summed(self, rows: Rows) -> RowFunction:
+        assert rows.sum_ is not None
+        given = list(rows.data)
+        function = self._on_two_axes([*rows.slots, *given], rows.value)
+        with without_c():
+            summed = rows.slots[-rows.n_summed :]
+            zeros = {slot: pt.zeros((1, 1)) for slot in summed}
+            outputs = [rows.sum_, *pytensor.grad(rows.sum_.sum(), summed)]
+            path = clone_replace(outputs, zeros, rebuild_strict=False)
+            beside, inputs, value = of_sum(rows, rows.sum_)
+        path += [pt.ones((1, 1)) for _ in path[1:]]
+        along = self._compile([*rows.slots[: -rows.n_summed], *given], path)
+        given_sum = self._on_two_axes([*inputs, *given], value)
+        data, owners = list(rows.data.values()), list(range(rows.n_summed))
+        return SummedRowFunction(
+            function, rows.index, data, interacts(rows), rows.n_summed, along, owners, given_sum, beside
+        )  # fmt: skip
+
+    def _on_two_axes(self, inputs: list[Variable], value: Variable) -> "OnTwoAxes":
+        return OnTwoAxes(self._compile(inputs, [value]), tuple(var.type.broadcastable[1] for var in inputs))
+
+    def first_derivatives(self, rows: Rows) -> FirstDerivatives | None:
+        """Return None: where functions are compiled, one for all of log p does."""
+
+    def second_derivatives(self, rows: Rows) -> SecondDerivatives:
+        """Return the second derivatives of rows, compiled."""
+        pairs, graphs = [], []
+        with without_c():
+            [value] = graph.with_branches([rows.value])
+            for a, slope in enumerate(graph.slopes(value.sum(), rows.slots, "first")):
+                if slope is None:
+                    continue
+                for b, second in enumerate(graph.slopes(slope.sum(), rows.slots[: a + 1], "second")):
+                    if second is not None:
+                        pairs.append((a, b))
+                        graphs.append(second)
+        function = self._compile([*rows.slots, *rows.data], graphs)
+        return SecondDerivatives(function, rows.index, pairs, list(rows.data.values()))
+
+
+@dataclass(frozen=True)
+class OnTwoAxes:
+    """A function that is compiled for arrays (n_points, n_rows), of arrays with three axes, too."""
+
+    function: Function
+    #: Which inputs have one column.
+    one_column: tuple[bool, ...]
+
+    def __call__(self, *inputs: Array) -> Sequence[Array]:
+        """Return values, of three axes with those of all rows last."""
+        if inputs[0].ndim == _TWO:
+            return self.function(*inputs)
+        shape = np.broadcast_shapes(*[x.shape for x in inputs])
+        flat = [
+            x.reshape(len(x), 1) if is_one else np.broadcast_to(x, (len(x), *shape[1:])).reshape(len(x), -1)
+            for x, is_one in zip(inputs, self.one_column, strict=True)
+        ]
+        return [np.broadcast_to(v, (shape[0], shape[1] * shape[2])).reshape(shape) for v in self.function(*flat)]
+
+    def rows_first(self, *inputs: Array) -> Sequence[Array]:
+        """Return values of arrays (n_rows, ...) with three axes."""
+        shape = np.broadcast_shapes(*[x.shape for x in inputs])
+        flat = [
+            np.broadcast_to(x[:n], (n, *shape[1:])).reshape(n, -1).T
+            for x, n in zip(inputs, [1 if is_one else shape[0] for is_one in self.one_column], strict=True)
+        ]
+        return [np.broadcast_to(v.T, (shape[0], math.prod(shape[1:]))).reshape(shape) for v in self.function(*flat)]
+
+
+@dataclass(frozen=True)
+class FewAtATime:
+    """Evaluates what may take much memory at a point."""
+
+    function: Function
+    #: Numbers within it: finer rules of quadrature are for functions of few.
+    n_evaluations: int
+
+    def __call__(self, *predictors: Array) -> list[Array]:
+        """Return values, (n_points, 1)."""
+        slices = row_slices(len(predictors[0]), _POINTS_AT_A_TIME)
+        return [np.concatenate([self.function(*[p[at] for p in predictors])[0] for at in slices])]
+
+
+# --- evaluates programs with JAX, on whatever device it has; few values with NumPy ---
+
+#: Values for which NumPy takes no longer than it takes to call a function of JAX, and values to ask for at a time: as
+#: many as the cache of a processor holds, on a GPU as many as make up for the call and for the copies there and back.
+_FEW, _AT_A_TIME = 2**13, 2**15
+_FEW_ON_GPU, _AT_A_TIME_ON_GPU = 2**14, 2**20
+#: Operations in which JAX has far fewer right digits than SciPy where they are small.
+_LESS_EXACT = ("gammainc", "gammaincc", "betainc", "owens_t")
+
+
+class OnJax:
+    """A program as a function of arrays of NumPy.
+
+    A new shape of the inputs is compiled anew: axes are filled up to powers of 2.
+    """
+
+    def __init__(self, program: RowProgram) -> None:
+        import jax
+
+        is_processor = jax.default_backend() == "cpu"
+        self._few, self.at_a_time = (_FEW, _AT_A_TIME) if is_processor else (_FEW_ON_GPU, _AT_A_TIME_ON_GPU)
+        functions = [_function(call.name) for call in program.calls]
+
+        def traced(*inputs: Any) -> list[Any]:
+            values = [*inputs, *map(np.float64, program.constants)]
+            for function, call in zip(functions, program.calls, strict=True):
+                values.append(function(*[values[k] for k in call.read]))
+            return [values[k] for k in program.outputs]
+
+        self._run, self._run_few = jax.jit(traced), OnNumPy(program)
+
+    def __call__(self, *inputs: AnyArray) -> list[AnyArray]:
+        """Return the outputs at inputs, floats or booleans, that broadcast, all with as many axes."""
+        shape = np.broadcast_shapes(*[x.shape for x in inputs])
+        if math.prod(shape) < self._few:
+            return self._run_few(*inputs)
+        with in_float64():
+            outputs = self._run(*[filled_up(x, 2, x.ndim) for x in inputs])
+        at = tuple(slice(n) for n in shape)
+        return [np.asarray(out)[at[: out.ndim]] for out in outputs]
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """Return what JAX has for an operation: mostly what bears the name of the function of NumPy or SciPy."""
+    import jax.numpy as jnp
+
+    from jax.scipy import special
+
+    word = getattr(OPERATIONS[name].function, "__name__", "")
+    found: Callable[..., Any] | None = _others().get(name) or getattr(jnp, word, None) or getattr(special, word, None)
+    if found is None or name in _LESS_EXACT:
+        raise CannotFollow(f"JAX has no {name} to full precision")
+    return found
+
+
+@functools.cache
+def _others() -> dict[str, Callable[..., Any]]:
+    """Return what goes by another name, or is put together."""
+    import jax
+    import jax.numpy as jnp
+
+    from jax.scipy import special
+
+    def log1mexp(x: Any) -> Any:
+        is_far = x < -np.log(2.0)
+        near_zero = jnp.log(-jnp.expm1(jnp.where(is_far, -1.0, x)))
+        return jnp.where(is_far, jnp.log1p(-jnp.exp(jnp.minimum(x, 0.0))), near_zero)
+
+    return {
+        "softplus": jax.nn.softplus,
+        "sigmoid": jax.nn.sigmoid,
+        "logaddexp": jnp.logaddexp,
+        "log1mexp": log1mexp,
+        "clip": lambda x, low, high: jnp.where(x < low, low, jnp.where(x > high, high, x)),
+        "psi": special.digamma,
+        "trigamma": functools.partial(special.polygamma, 1),
+        "polygamma 2": functools.partial(special.polygamma, 2),
+        "round away": lambda x: jnp.trunc(x + jnp.copysign(0.5, x)),
+        "float": lambda x: jnp.asarray(x, dtype=np.float64),
+    }
+
+
+# --- rows as programs: PyTensor's graphs are read, and not compiled ---
+
+
+class _Sum(NamedTuple):
+    """What is read of rows along a sum."""
+
+    #: The sum where all that it is a sum of is 0, and the products that its slopes in these are made of.
+    along: RowProgram
+    #: In which of these each product is the slope, or a part of it.
+    owners: list[int]
+    #: The function, given the sum.
+    value: RowProgram
+
+
+class ProgramEngine:
+    """Reads rows as programs; rows that have operations it does not know are left to PyTensor."""
+
+    def __init__(self, evaluated: Callable[[RowProgram], Compiled], compile_: CompileAll) -> None:
+        self._evaluated, self._otherwise = evaluated, PyTensorEngine(compile_)
+        self._read: WeakKeyDictionary[Variable, dict[tuple[object, ...], RowProgram]] = WeakKeyDictionary()
+        self._plainly: WeakKeyDictionary[Variable, dict[tuple[object, ...], tuple[Compiled, NDArray[np.bool_]]]]
+        self._plainly = WeakKeyDictionary()
+        self._sums: WeakKeyDictionary[Variable, _Sum] = WeakKeyDictionary()
+        self._functions: dict[RowProgram, Compiled] = {}
+
+    def row_function(self, rows: Rows) -> RowFunction:
+        """Return the function of rows."""
+        if rows.is_whole:
+            return self._otherwise.row_function(rows)
+        try:
+            return self._plain(rows) if rows.sum_ is None else self._summed(rows)
+        except CannotFollow:
+            return self._otherwise.row_function(rows)
+
+    def _plain(self, rows: Rows) -> RowFunction:
+        rows, n_shared = shared_first(rows)
+        numbers, data = _data_of(rows)
+        known, key = self._plainly.setdefault(rows.value, {}), (n_shared, *rows.slots, *numbers)
+        if key not in known:
+            known[key] = self._function(self._value(rows, n_shared, numbers)), interacts(rows)
+        function, interacting = known[key]
+        return RowFunction(function, rows.index, data, interacting, n_shared=n_shared)
+
+    def _value(self, rows: Rows, n_shared: int, numbers: list[float | None]) -> RowProgram:
+        """Return the program of rows, whose graph is read once for each order of their predictors."""
+        known, key = self._read.setdefault(rows.value, {}), (n_shared, *rows.slots)
+        if key not in known:
+            early = [*rows.slots[:n_shared], *rows.data]
+            known[key] = program_of([*rows.slots, *rows.data], [rows.value], early)
+        return _given(known[key], [*[None] * len(rows.slots), *numbers])
+
+    def _summed(self, rows: Rows) -> RowFunction:
+        assert rows.sum_ is not None
+        others, given = rows.slots[: -rows.n_summed], list(rows.data)
+        if rows.value not in self._sums:
+            value = program_of([*others, rows.sum_, *given], [rows.value], [*others, *given])
+            self._sums[rows.value] = _Sum(*_along(rows), value)
+        known = self._sums[rows.value]
+        numbers, data = _data_of(rows)
+        none: list[float | None] = [None] * len(others)
+        beside = [a for a in known.value.used if a < len(others)]
+        function = self._function(self._value(rows, 0, numbers))
+        along = self._function(_given(known.along, [*none, *numbers]))
+        unused = [None if a in beside else 0.0 for a in range(len(others))]
+        given_sum = self._function(_given(known.value, [*unused, None, *numbers]))
+        are_shared = len(rows.index) > 1 and bool((rows.index == rows.index[0])[:, : len(others)].all())
+        return SummedRowFunction(
+            function, rows.index, data, interacts(rows), rows.n_summed, along, known.owners, given_sum, beside,
+            shares_u=are_shared,
+        )  # fmt: skip
+
+    def _function(self, program: RowProgram) -> Compiled:
+        if program not in self._functions:
+            self._functions[program] = self._evaluated(program)
+        return self._functions[program]
+
+    def first_derivatives(self, rows: Rows) -> FirstDerivatives | None:
+        """Return rows with their derivatives; None where they have an operation without one, or one not known here."""
+        try:
+            rows, n_shared, value, data = self._taken(rows)
+            program, by = firsts(value, len(rows.slots))
+            function = self._function(program)
+        except CannotFollow:
+            return None
+        return FirstDerivatives(function, rows.index, by, data, n_shared)
+
+    def second_derivatives(self, rows: Rows) -> SecondDerivatives:
+        """Return the second derivatives of rows."""
+        try:
+            rows, n_shared, value, data = self._taken(rows)
+            program, pairs = seconds(value, len(rows.slots))
+            function = self._function(program)
+        except CannotFollow:
+            return self._otherwise.second_derivatives(rows)
+        return SecondDerivatives(function, rows.index, pairs, data, n_shared)
+
+    def _taken(self, rows: Rows) -> tuple[Rows, int, RowProgram, list[Array]]:
+        """Return rows with predictors that all share first, how many these are, their program and its data."""
+        if rows.is_whole:
+            raise CannotFollow("more than operations element by element")
+        rows, n_shared = shared_first(rows)
+        numbers, data = _data_of(rows)
+        return rows, n_shared, self._value(rows, n_shared, numbers), data
+
+
+def _given(program: RowProgram, numbers: Sequence[float | None]) -> RowProgram:
+    """Return a program with numbers in the place of inputs."""
+    writer, outputs = rewritten(program, numbers)
+    return writer.written(outputs)
+
+
+def _data_of(rows: Rows) -> tuple[list[float | None], list[Array]]:
+    """Return which data are numbers in the program, and the others, as floats or booleans: one where all are equal."""
+    numbers: list[float | None] = []
+    data = []
+    for var, values in rows.data.items():
+        first = values[:, :1]
+        is_one = values.shape[1] > 1 and bool((values == first).all())
+        is_number = (is_one or values.shape[1] == 1) and var in rows.sources and rows.sources[var].is_weight
+        numbers.append(float(first[0, 0]) if is_number else None)
+        if not is_number:
+            values = first if is_one else values
+            data.append(values if values.dtype == np.bool_ else np.asarray(values, dtype=np.float64))
+    return numbers, data
+
+
+def _along(rows: Rows) -> tuple[RowProgram, list[int]]:
+    """Return a program of the sum where all that it is a sum of is 0, and of products that make up its slopes in these.
+
+    First the factors that are functions of the other predictors, then as many that are functions of data; and in what
+    each of the products is the slope.
+    """
+    assert rows.sum_ is not None
+    n_others = len(rows.slots) - rows.n_summed
+    writer, [total] = read([*rows.slots, *rows.data], [rows.sum_], list(rows.data))
+    separation = Separation(writer, range(n_others))
+    found = [
+        (k, one, other)
+        for k, slot in enumerate(writer.inputs[n_others : len(rows.slots)])
+        if (slope := writer.slope(total, slot)) is not None
+        for one, other in separation.of(slope)
+    ]
+    owners, ones, others = zip(*found, strict=True)
+    zeros = [0.0 if n_others <= k < len(rows.slots) else None for k in range(len(writer.inputs))]
+    writer, outputs = rewritten(writer.written([total, *ones, *others]), zeros)
+    return writer.written(outputs), list(owners)
+
+
+# --- engines by name ---
+
+type Engine = PyTensorEngine | ProgramEngine
+
+#: Engines by the ``backend`` that takes them: from how PyTensor compiles graphs, where that is needed. All that is no
+#: row is PyTensor's: compiled for that backend or, where it knows none of this name, run as with "quick".
+ENGINES: dict[str, Callable[[CompileAll], Engine]] = {
+    "quick": functools.partial(ProgramEngine, OnNumPy),
+    "numba": PyTensorEngine,
+    "c": PyTensorEngine,
+    "jax": functools.partial(ProgramEngine, OnJax),
+}
+
+
+def engine_for(backend: str, compile_: CompileAll) -> Engine:
+    """Return the engine that a backend takes; with a mode of PyTensor, PyTensor.
+
+    Parameters
+    ----------
+    backend : str
+    compile_ : callable
+        How PyTensor compiles what is no program.
+
+    Returns
+    -------
+    Engine
+
+    Examples
+    --------
+    >>> from pymc_ngvi.reading.affine import quickly
+    >>> from pymc_ngvi.rows.engines import engine_for
+    >>> type(engine_for("quick", quickly)).__name__
+    'ProgramEngine'
+    """
+    return ENGINES.get(backend, PyTensorEngine)(compile_)
