@@ -47,8 +47,10 @@ _N_CLIMBS = 4
 _MOST_WANTED, _SECONDS, _EFFECTIVE, _MOST_DRAWS, _FEWEST, _CHEAP = 2_000.0, 0.5, 0.6, 16_000, 256, 6e-4
 #: How often log m is evaluated at globals, in the mean: by more nodes, or about better centres.
 _AGAIN = 1.5
-#: Rows that moments of a local coordinate take as long as.
-_ROWS_OF_LOCAL = 3
+#: Draws of many globals, over those that are kept: others teach proposals.
+_OF_MANY = 4.0
+#: Rows that moments of a local coordinate take as long as, for each two levels.
+_ROWS_OF_LOCAL = 5
 #: Globals at which nodes are compared with more of them.
 _N_COMPARED = 8
 
@@ -144,7 +146,7 @@ def seconds_of_node(forest: Forest, density: ModelDensity, *, by_rows: bool = Tr
     rows = density.by_rows.found if by_rows and forest.n_local else None
     if rows is None or not rows.n_rows:
         return prices.of_value(density.gradient_seconds)
-    return prices.of_node(rows.n_rows + _ROWS_OF_LOCAL * forest.n_local)
+    return prices.of_node(rows.n_rows + _ROWS_OF_LOCAL * forest.n_levels**2 * forest.n_local)
 
 
 def n_wanted(seconds_of_value: float) -> float:
@@ -154,7 +156,8 @@ def n_wanted(seconds_of_value: float) -> float:
 
 def n_values(n_globals: int, seconds_of_value: float) -> float:
     """Return at how many globals log m is evaluated, about: along lines, and at draws; some more than once."""
-    return _AGAIN * (len(PROFILE) * n_globals + n_wanted(seconds_of_value) / _EFFECTIVE)
+    n_draws = n_wanted(seconds_of_value) / _EFFECTIVE
+    return _AGAIN * (len(PROFILE) * n_globals + (n_draws if n_globals <= MOST_SURE else _OF_MANY * n_draws))
 
 
 def exact_posterior(

@@ -14,9 +14,8 @@ from pymc_ngvi.core.types import Array
 #: k-hat of the weights of a pool at most, but for its standard error.
 MOST_KHAT = 0.5
 #: Effective size at least of the draws in a tail with 5 % of the mass, as a part of all: equal weights have 0.05, six
-#: fits of a walk whose scale had a limit 0.3 sd off 0.0025 to 0.0165. And with trees and more globals than plain models
-#: have: 0.021 to 0.027 in three fits of a walk with 23, 0.15 sds off.
-LEAST_TAIL, LEAST_TAIL_OF_MANY, _OF_TAIL = 0.02, 0.03, 0.05
+#: fits of a walk whose scale had a limit 0.3 sd off 0.0025 to 0.0165.
+LEAST_TAIL, _OF_TAIL = 0.02, 0.05
 #: Neighbours that are not ordered any more.
 _FEW = 2
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pymc_ngvi.core.psis import khat_error
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.verdict import Condition, Verdict, heavy_tail
-from pymc_ngvi.marginal.forest import MOST_PLAIN
 from pymc_ngvi.marginal.sampler import MOST_MOVED
-from pymc_ngvi.marginal.sampling import LEAST_TAIL, LEAST_TAIL_OF_MANY, has_light_tail
+from pymc_ngvi.marginal.sampling import LEAST_TAIL, has_light_tail
 from pymc_ngvi.marginal.sampling import MOST_KHAT as MOST_KHAT
 
 #: Relative error of a standard deviation from which on it is said, and at most.
@@ -81,7 +80,7 @@ class Checks(Verdict):
         khat = f"{self.khat:.2f} +- {khat_error(self.khat, self.n_draws):.2f}"
         is_light = has_light_tail(self.khat, self.n_draws)
         least_size = EXACT_SIZE_OF_FEW.get(self.n_globals, EXACT_SIZE)
-        least_tail = size * (LEAST_TAIL_OF_MANY if self.n_local and self.n_globals > MOST_PLAIN else LEAST_TAIL)
+        least_tail = LEAST_TAIL * size
         return [
             Condition("k-hat", self.khat, MOST_KHAT,
                 f"k-hat of the weights of the global parameters is {khat}, above {MOST_KHAT}", is_excused=is_light),

@@ -9,8 +9,8 @@ from pymc_ngvi.marginal.nodes import references
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
 
-#: Globals beyond which another posterior is to be tried before it, and the chance that it is exact then.
-MANY_GLOBALS, _WITH_MANY_GLOBALS = 30, 1.0 / 30.0
+#: The chance that it is exact with more globals than plain models have.
+_WITH_MANY_GLOBALS = 1.0 / 3.0
 #: Seconds that proposals and moments take in trees, beside values.
 _BESIDE_TREES = 0.1
 
@@ -25,8 +25,8 @@ class TreeKind(PosteriorKind[Forest]):
         return forest_of(density)
 
     def chance(self, found: Forest) -> float:
-        """Return 1, but with many globals beside trees, which are seldom sampled well."""
-        return _WITH_MANY_GLOBALS if found.n_local and found.n_globals > MANY_GLOBALS else 1.0
+        """Return 1, but with many globals beside trees, which are not always sampled well."""
+        return _WITH_MANY_GLOBALS if found.n_local and found.n_globals > MOST_PLAIN else 1.0
 
     def seconds(self, found: Forest, density: ModelDensity, *, by_rows: bool) -> float:
         """Return what it takes."""

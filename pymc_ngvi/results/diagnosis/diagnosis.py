@@ -26,7 +26,6 @@ from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, Traits, traits_
 from pymc_ngvi.fitting.record import FitRecord, OtherMode
 from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import if_available
-from pymc_ngvi.posteriors.kinds.trees import MANY_GLOBALS
 from pymc_ngvi.posteriors.plan import Decision
 from pymc_ngvi.results.diagnosis.drifts import (
     COMPUTED,
@@ -384,8 +383,8 @@ class Kept:
 
 #: Largest dimension for which a mixture of dense components is worth a try.
 _MOST_MIXED = 300
-#: Blocks from which on local coordinates count as effects of groups.
-_FEWEST_GROUPS = 3
+#: Blocks from which on local coordinates count as effects of groups; global coordinates beside these at most.
+_FEWEST_GROUPS, _MOST_GLOBAL = 3, 30
 
 
 @dataclass(frozen=True)
@@ -469,7 +468,7 @@ def context_of(posterior: Posterior) -> Context:
     local = sum(len(part.sizes) for part in blocks)
     # Of crossed effects, those of one factor are global: each costs two gradients of every draw. Their scale is a
     # block, which has no mode where all of them are 0, as at a start.
-    of_groups = structure.n_global <= MANY_GLOBALS and all(len(part.sizes) >= _FEWEST_GROUPS for part in blocks)
+    of_groups = structure.n_global <= _MOST_GLOBAL and all(len(part.sizes) >= _FEWEST_GROUPS for part in blocks)
     return Context(
         layout=layout,
         record=record,
