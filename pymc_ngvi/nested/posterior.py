@@ -24,7 +24,6 @@ from pymc_ngvi.density.gaussian_over import GaussianOver, gaussian_over
 from pymc_ngvi.density.rows_given import NotRows, RowsGiven, latent_rows, ratios
 from pymc_ngvi.families.matrices.sparse.precisions import Factors
 from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState, effective_size_of
-from pymc_ngvi.marginal.regression import quadratic_terms
 from pymc_ngvi.marginal.sampler import MOST_SURE, N_DRAWS, Hopeless, Sampler
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
 from pymc_ngvi.nested.found import Drawn, Marginal
@@ -39,8 +38,6 @@ from pymc_ngvi.nested.verdict import FEWEST_VALUES, NestedChecks
 
 #: Numbers in the predictors of all rows, and hyperparameters, in a batch at most.
 _OF_ROWS, _MOST_AT_ONCE = 2**21, 256
-#: Standard deviations that are computed for each term of a polynomial, by which others are predicted; the golden ratio.
-_PER_TERM, _GOLDEN = 3, 0.6180339887498949
 
 
 class _Fits(NamedTuple):
@@ -53,35 +50,6 @@ class _Fits(NamedTuple):
     factors: Factors
     #: shape (n,).
     log_marginal: Array
-
-
-class _StandardDeviations:
-    """Standard deviations of latent variables: of some hyperparameters, and predicted for others.
-
-    They are wanted for moments alone, and take longer than a factor: where that is large, and there is one at a time,
-    most are predicted.
-    """
-
-    def __init__(self, centre: Array, scale: Array) -> None:
-        self._centre, self._scale = centre, scale
-        self._points, self._log_sds = list[Array](), list[Array]()
-        self._slopes: Array | None = None
-        self._lowest = self._highest = np.empty(0)
-
-    def of(self, g: Array, factors: Factors) -> Array:
-        """Return those of Gaussians, (n, n_dim), at hyperparameters (n, p)."""
-        u = (g - self._centre) / self._scale
-        if self._slopes is not None and len(g) == 1:
-            inside = np.clip(u, self._lowest, self._highest)
-            return np.exp(quadratic_terms(inside) @ self._slopes)
-        sd = factors.sd
-        self._points += list(u)
-        self._log_sds += list(np.log(sd))
-        terms = quadratic_terms(np.array(self._points))
-        if len(terms) >= _PER_TERM * terms.shape[1]:
-            self._slopes = np.linalg.lstsq(terms, np.array(self._log_sds), rcond=None)[0]
-            self._lowest, self._highest = np.min(self._points, axis=0), np.max(self._points, axis=0)
-        return sd
 
 
 class GaussianMarginal:
@@ -109,16 +77,14 @@ class GaussianMarginal:
         return 0.0
 
     def begin_draws(self, top: Array, scale: Array) -> None:
-        """Take the coordinates in which standard deviations are predicted."""
-        self._sds = _StandardDeviations(top, scale)
+        """Do nothing: nothing is known that draws begin from."""
 
     def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[tuple[NDArray[np.intp], Drawn]]:
         """Yield the Gaussians at values of the hyperparameters, and draws; see `Marginal`."""
-        spread = np.argsort((np.arange(len(g)) * _GOLDEN) % 1.0)  # neighbours, which follow each other, far apart
-        for fits in self._fits(g[spread]):
-            which = spread[fits.which]
+        for fits in self._fits(g):
+            which = fits.which
             x = fits.mean[:, :, None] + fits.factors.solve(base[which], transposed=True)
-            sd, log_mixed = self._sds.of(g[which], fits.factors), np.zeros((len(which), base.shape[2]))
+            sd, log_mixed = fits.factors.sd, np.zeros((len(which), base.shape[2]))
             yield which, Drawn(fits.log_marginal, fits.mean, sd, x, fits.log_marginal[:, None] + log_mixed, log_mixed)
 
     def _fits(self, g: Array) -> Iterator[_Fits]:
