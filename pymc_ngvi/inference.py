@@ -207,12 +207,13 @@ class NGVI(Inference):
         parameters are sampled so, up to 15, or 60 of a regression. "nested": of a latent Gaussian model, such as a
         Gaussian process, a random walk, a map or crossed effects. Its hyperparameters, up to 48, are sampled, the
         others are drawn from Gaussians given these, and both are weighted together: exact where weights are even, and
-        otherwise approximate. "moved": of any model, draws of the Gaussian fit, or about modes of log p, are moved by
-        Hamiltonian trajectories, as many chains at once, until these have arrived. "auto": "exact" before "nested",
-        unless that is sure to be exact and costs less, where they do not take too long, until one is exact; "moved"
-        where none of these can be relied on, and it takes less than a Gaussian fit, or follows one that is not enough;
-        and the Gaussian where there is none, with the reason in ``approx.record.posterior``. Where ``family``,
-        ``update``, ``estimator``, ``step`` or ``reparam`` is named, "auto" returns the fit as it is.
+        otherwise approximate. "moved": of any model, draws of the Gaussian fit, or about modes of log p, are
+        moved by Hamiltonian trajectories, as many chains at once, until these have arrived. "auto": "exact" and
+        "nested", whichever is expected to take less until one is exact, where they do not take too long;
+        "moved" where none of these can be relied on, and it takes less than a Gaussian fit, or follows one that
+        is not enough; and the Gaussian where there is none, with the reason in ``approx.record.posterior``.
+        Where ``family``, ``update``, ``estimator``, ``step`` or ``reparam`` is named, "auto" returns the fit as
+        it is.
         "exact", "nested" and "moved" raise a ValueError where the model does not allow it, and `NotExactError` where it
         turns out that there is none. They have draws and moments, but no density; ``approx.gaussian`` is the Gaussian
         fit.
