@@ -257,7 +257,7 @@ class Sampler:
             if total >= self._most or (size >= self._wanted and is_settled):
                 break
             missing = _MORE * (self._wanted - size) / max(part, _LEAST_PART)
-            is_near = is_settled and part > _NEAR
+            is_near = draws.is_settled and part > _NEAR
             most = max(total, _FIRST) * (_FASTER if is_near else 1)
             n = int(np.clip(missing, _LEAST, min(most, self._most - total, _MOST_IN_ROUND)))
             best = max(best, (part, proposal), key=lambda one: one[0])
@@ -301,6 +301,7 @@ class Sampler:
         self._refuse_improper(first, values)
         margins, scale = Margins.of_profiles(first.at, first.cov, values), _FIRST_SCALE ** min(1.0, 4.0 / p)
         self._follow_ridges(first, margins, lines, values)
+        self._has_modes = len(modes) > 1
         bases = [Base(np.zeros(p), scale * np.eye(p))]
         for mode in modes[1:]:
             root = np.linalg.cholesky(mode.cov)
@@ -447,7 +448,9 @@ class Sampler:
         """Return a proposal fitted to what is known: margins, and a mixture of Student t of their normals."""
         p = draws.g.shape[1]
         log_weights = draws.log_marginal - draws.log_density
-        margins = Margins.fitted(draws.g, normalised_weights(tempered(log_weights, self._least_size)), before)
+        margins = before  # of one mode: of all together, they would have two tops
+        if not self._has_modes:
+            margins = Margins.fitted(draws.g, normalised_weights(tempered(log_weights, self._least_size)), before)
         of_tails = np.log1p(_thin_squares(draws.g, normalised_weights(log_weights)))
         log_weights = tempered(log_weights + of_tails, self._least_size)
         base = Base(np.zeros(p), np.eye(p))
