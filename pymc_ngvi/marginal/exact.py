@@ -229,8 +229,11 @@ def integrated(
     g = divided.inverse(draws.g[order])
     log_slope = divided.log_slope(g)
     pool = pool_of(g, draws.log_marginal[order] + log_slope, draws.log_density[order] + log_slope)
+    pairs = None if fine is None else fine[order]
+    if quadrature is not None and pairs is not None:
+        quadrature.begin_from(pairs)
     return IntegratedTrees(
-        pool, None if fine is None else fine[order], sampler.proposal, divided, seed, sampler.efficiency(),
+        pool, pairs, sampler.proposal, divided, seed, sampler.efficiency(),
         draws.moved, draws.lost, forest, quadrature, fitted,
     )  # fmt: skip
 

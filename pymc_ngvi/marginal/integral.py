@@ -40,8 +40,8 @@ _RESIDUAL = 0.1
 #: Points on which rules are compared; on which what more nodes add is fitted, at least, and for each term; terms have
 #: fewer where points are lost, by this much.
 _N_COMPARED, _LEAST_FITTED, _PER_TERM, _LEAST_PER_TERM = 16, 32, 3.0, 2.0
-#: Globals of which polynomials have all products of two, at most; whitened globals are cut off here.
-_MOST_PRODUCTS, _FARTHEST = 6, 4.0
+#: Globals of which polynomials have all products of two, at most.
+_MOST_PRODUCTS = 6
 #: Part of a slope that may be rounding.
 _ROUNDING = 1e-6
 #: How often what is lost is begun again, from the nearest globals where centres were found by then.
@@ -144,6 +144,11 @@ class TreeIntegral:
 
     # --- where nodes are put at first ---
 
+    def begin_from(self, points: TreePairs) -> None:
+        """Begin from these points alone: what is found then is the same whatever was asked before."""
+        self._known, self._scale = None, points.g.std(axis=0)
+        self.know(points)
+
     def know(self, points: TreePairs) -> None:
         """Begin from the nearest of these, too, from now on; of many, the last ones are known."""
         found = points[np.isfinite(points.log_estimate)]
@@ -166,16 +171,16 @@ class TreeIntegral:
 
         It is fitted to a few of them. None where it is no such polynomial: the rule has more nodes from then on.
         """
-        mean = weights @ points.g
-        terms = polynomial_terms((points.g - mean) / np.sqrt(weights @ (points.g - mean) ** 2))
-        rule = self.rule
+        rule, mean = self.rule, weights @ points.g
+        u = (points.g - mean) / np.sqrt(weights @ (points.g - mean) ** 2)
         few, rules = np.unique(evenly_picked(weights, _N_COMPARED, 0.5)), references(self.forest.n_levels)
         self.rule = max(rule, rules[len(rules) // 2], key=lambda one: one.n_nodes)  # whose centres are good
         self.choose_rule(self.at(points.g[few]), rule.n_nodes)
         if self.rule == rule:
             return points
-        n = max(_LEAST_FITTED, int(_PER_TERM * terms.shape[1]))
+        n = max(_LEAST_FITTED, int(_PER_TERM * polynomial_terms(u[:1]).shape[1]))
         rows = np.unique(evenly_picked(weights, min(n, len(weights)), 0.5))
+        terms = polynomial_terms(np.clip(u, u[rows].min(axis=0), u[rows].max(axis=0)))  # nothing is extrapolated
         reference, fine = self.rule, self.at(points.g[rows])
         found = np.isfinite(fine.log_estimate)
         rows, fine = rows[found], fine[found]
@@ -229,7 +234,6 @@ class TreeIntegral:
 
 def polynomial_terms(u: Array) -> Array:
     """Return 1, standardised globals, and their products, or of many their squares, (n, n_terms)."""
-    u = np.clip(u, -_FARTHEST, _FARTHEST)
     i = j = np.arange(u.shape[1])
     if u.shape[1] <= _MOST_PRODUCTS:
         i, j = np.triu_indices(u.shape[1])

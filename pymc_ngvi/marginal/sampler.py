@@ -30,7 +30,7 @@ from pymc_ngvi.marginal.margins import PROFILE, Margins, profile_lines
 from pymc_ngvi.marginal.mode import LatentMode, find_mode
 from pymc_ngvi.marginal.proposals import Base, Proposal, best_proposal, effective_size, mixture_of, tempered
 from pymc_ngvi.marginal.ridges import components_above, ridges, work_in_dimensions
-from pymc_ngvi.marginal.sampling import relative_sd_errors
+from pymc_ngvi.marginal.sampling import MOST_KHAT, relative_sd_errors
 
 #: Effective size of the values that is looked for, by how many coordinates there are, and how many of them at most.
 #: Quasi-random values of few coordinates have errors of 0.015 sd in means with these, and of 2 to 2.5 % in sds;
@@ -253,11 +253,12 @@ class Sampler:
             n_draws = self._n_draws_for(draws.variance)
             if n_draws > self._n_draws:  # a round with fewer draws has shown the way, and is left out
                 self._n_draws, self._rounds, total, size = n_draws, [], 0, 0.0
-            is_settled = draws.is_settled and relative_sd_errors(draws.g, draws.weights).max() < self._most_sd_error
+            is_light = draws.is_settled and draws.khat < MOST_KHAT
+            is_settled = is_light and relative_sd_errors(draws.g, draws.weights).max() < self._most_sd_error
             if total >= self._most or (size >= self._wanted and is_settled):
                 break
             missing = _MORE * (self._wanted - size) / max(part, _LEAST_PART)
-            is_near = draws.is_settled and part > _NEAR
+            is_near = is_light and part > _NEAR
             most = max(total, _FIRST) * (_FASTER if is_near else 1)
             n = int(np.clip(missing, _LEAST, min(most, self._most - total, _MOST_IN_ROUND)))
             best = max(best, (part, proposal), key=lambda one: one[0])
@@ -283,8 +284,9 @@ class Sampler:
 
     @property
     def proposal(self) -> Proposal:
-        """The last one, but for what is farther out."""
-        return self._rounds[-2].proposal
+        """The last one, of which a part is farther out."""
+        near, wide = (one.proposal for one in self._rounds[-2:])
+        return replace(near, mixture=near.mixture.joined(wide.mixture, _OF_WIDE / (1.0 + _OF_WIDE)))
 
     # --- the first proposal ---
 

@@ -27,7 +27,7 @@ from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState
 from pymc_ngvi.marginal.proposals import Proposal
 from pymc_ngvi.marginal.quadrature import integrate
 from pymc_ngvi.marginal.ratios import Ratios
-from pymc_ngvi.marginal.sampling import Pool, evenly_picked, picked, tail_size
+from pymc_ngvi.marginal.sampling import Pool, by_neighbours, evenly_picked, picked, tail_size
 from pymc_ngvi.marginal.verdict import MOST_SHORT, Checks
 
 #: Draws of the globals on which candidates are judged, and on which nodes are compared with more of them.
@@ -105,9 +105,9 @@ class IntegratedTrees(GivenGlobals):
         if forest.n_local:
             if not isinstance(pairs, TreePairs) or pairs.skew.shape != (len(pool.g), forest.n_local):
                 raise ValueError("the integrals of the exact posterior do not go with its forest")
-            quadrature = TreeIntegral(fitted, forest, lambda g: pairs.centres[: len(g)], pool.g.std(axis=0))
+            quadrature = TreeIntegral(fitted, forest, lambda g: pairs.centres[: len(g)])
             quadrature.rule = content["rule"]
-            quadrature.know(pairs)
+            quadrature.begin_from(pairs)
         checks, kept = content["checks"], {name: content[name] for name in _KEPT}
         rest = cls(**kept, moved=checks.missed, lost=checks.lost, forest=forest, quadrature=quadrature, density=fitted)
         state = rest.with_pool(gaussian, tuple(content["others"]))
@@ -120,6 +120,7 @@ class IntegratedTrees(GivenGlobals):
         """Return new draws of the proposal, of the effective size ``wanted``, as far as the budget goes."""
         n = int(min(np.ceil(wanted / self.efficiency), max(_MOST_DRAWS, len(pool.g))))
         y = self.proposal.draws(n, np.random.default_rng([self.seed, n]))
+        y = y[by_neighbours(y / y.std(axis=0), np.full(n, 1.0 / n), 0.0)]
         g = self.ratios.inverse(y)
         nothing = NothingInside(self.density.logp)
         log_m = nothing.log_m(g) if self.quadrature is None else self.quadrature.at(g).log_estimate

@@ -16,6 +16,8 @@ SAID_ERROR, MOST_ERROR = 0.05, 0.15
 EXACT_SIZE_OF_FEW, EXACT_SIZE = {1: 100.0, 2: 200.0}, 400.0
 #: Change of log m, an sd over the globals in nats, that more nodes may bring: a mean moves by as many sds at most.
 MOST_RULE_ERROR = 0.05
+#: Effective size from which on tails of more draws need not be larger.
+_LARGE = 2_000.0
 #: Part of the weight where there is no integral; error of a mean of effects, in sds, and of an sd, as a part.
 MOST_LOST, MOST_SHORT = 0.002, 0.03
 
@@ -80,7 +82,7 @@ class Checks(Verdict):
         khat = f"{self.khat:.2f} +- {khat_error(self.khat, self.n_draws):.2f}"
         is_light = has_light_tail(self.khat, self.n_draws)
         least_size = EXACT_SIZE_OF_FEW.get(self.n_globals, EXACT_SIZE)
-        least_tail = LEAST_TAIL * size
+        least_tail = LEAST_TAIL * min(size, _LARGE)
         return [
             Condition("k-hat", self.khat, MOST_KHAT,
                 f"k-hat of the weights of the global parameters is {khat}, above {MOST_KHAT}", is_excused=is_light),

@@ -109,7 +109,7 @@ def test_exact_posteriors_have_a_verdict_and_a_marginal_likelihood():
     assert set(found.verdict.values) == {"reliable"}
     assert all("Exact up to simulation error" in sentence for sentence in found.sentence.values)
     error = found.log_marginal_likelihood - np.log(0.2)
-    assert (abs(error) < 5.0 * found.log_marginal_likelihood_se).all()
+    assert (abs(error) < 5.0 * found.log_marginal_likelihood_se + 1e-3).all()
     np.testing.assert_allclose(found.p.sel(statistic="mean"), (np.arange(5) + 1) / 6, atol=4.0 * 0.2 / 1e3**0.5)
 
 

@@ -82,7 +82,7 @@ def test_the_exact_posterior_is_that_of_all_rows(make):
     near = 2e-4 if make is models.grouped else 5.0 / np.sqrt(one.checks.effective_size)
     np.testing.assert_allclose((other.mean() - one.mean()) / one.sd(), 0.0, atol=near)
     np.testing.assert_allclose(other.sd(), one.sd(), rtol=near)
-    assert other.log_normaliser()[0] == pytest.approx(one.log_normaliser()[0], abs=near)
+    assert other.log_normaliser()[0] == pytest.approx(one.log_normaliser()[0], abs=near + 5.0 * one.log_normaliser()[1])
     if make is models.grouped:
         of_whole, of_shards = (approx.sample(20, random_seed=2).posterior["beta"] for approx in (whole, shards))
         np.testing.assert_allclose(of_shards, of_whole, atol=near)
