@@ -1,7 +1,8 @@
 """The plan: which posteriors may come of a model, what each takes and is expected to be, and what became of it.
 
-Candidates are tried in the order of their price over the chance that they turn out to be exact: of all orders, that
-one takes the fewest seconds to an exact posterior in the mean [1]_. A failure hands on what is left of the seconds.
+What is sure to be exact, and soon, is tried before what may be, as it has more effective draws. Others are tried in the
+order of their price over the chance that they turn out to be exact: of all orders, that one takes the fewest seconds to
+an exact posterior in the mean [1]_. A failure hands on what is left of the seconds.
 
 References
 ----------
@@ -96,6 +97,11 @@ class Candidate:
         return self.seconds * (self.chance + (1.0 - self.chance) * self.of_failure) / self.chance
 
     @property
+    def order(self) -> tuple[bool, float]:
+        """By which candidates are tried: first those that are sure to be exact, and soon; then by the mean."""
+        return not (self.chance >= 1.0 and self.seconds < LEAST_PRICE), self.expected_seconds
+
+    @property
     def worth(self) -> str:
         """What it is expected to be, in a word or two."""
         if self.kind == GAUSSIAN:
@@ -155,9 +161,9 @@ class Plan:
 def in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Return candidates as they are tried; the Gaussian first, those without a price last, as they were given."""
 
-    def key(candidate: Candidate) -> float:
+    def key(candidate: Candidate) -> tuple[bool, float]:
         if candidate.kind == GAUSSIAN:
-            return -math.inf
-        return math.inf if math.isnan(candidate.seconds) else candidate.expected_seconds
+            return False, 0.0
+        return (True, math.inf) if math.isnan(candidate.seconds) else candidate.order
 
     return sorted(candidates, key=key)

@@ -208,8 +208,9 @@ class Candidates[A: NGVIApproximation]:
         offers = {name: offer for name, offer in self._offers.items() if self._is_affordable(name)}
         plain = [name for name, offer in self._offers.items() if offer.kind.is_plain(offer.found)]
 
-        def order(name: str) -> float:
-            return self._table[name].expected_seconds + (0.0 if self._needs_none(offers[name]) else of_fit)
+        def order(name: str) -> tuple[bool, float]:
+            is_unsure, seconds = self._table[name].order
+            return is_unsure, seconds + (0.0 if self._needs_none(offers[name]) else of_fit)
 
         name = min((name for name in offers if name not in plain), key=order, default=None)
         # By rows, a Gaussian is seldom far off where nothing is integrated.
@@ -422,7 +423,7 @@ class Candidates[A: NGVIApproximation]:
                 if before_fit and kind.is_last and self._is_auto:
                     is_for_now = not self._offers
                 # To look for some takes as long as a small fit: not where others cost less than any of these.
-                cheaper = [n for n in self._offers if self._table[n].expected_seconds < kind.least - of_fit]
+                cheaper = [n for n in self._offers if self._table[n].order < (False, kind.least - of_fit)]
                 if name in self._table or not is_for_now or (cheaper and (self._by_rows or not before_fit)):
                     continue
                 self._offer(kind)
@@ -454,7 +455,7 @@ class Candidates[A: NGVIApproximation]:
     def _try_in_turn(self) -> None:
         """Find the first exact posterior, or those that are not exact."""
         while self._offers or self._look():
-            name = min(self._offers, key=lambda name: self._table[name].expected_seconds)
+            name = min(self._offers, key=lambda name: self._table[name].order)
             if self._table[name].seconds > self._left:
                 self._leave_out(name)
             elif self._try(name) is None and self._is_exact(self._states[0]):

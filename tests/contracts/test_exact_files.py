@@ -246,9 +246,9 @@ def test_changed_data_are_put_back_where_an_evaluation_fails():
 # --- files that are none ----------------------------------------------------------------------------------------------
 
 ARRAYS = {
-    "q.content.sampled.pool.g": "of the pool",
-    "q.content.sampled.pool.log_marginal": "of the pool",
-    "q.content.quadrature.coefficients": "regressions",
+    "q.content.pool.g": "of the pool",
+    "q.content.pool.log_marginal": "of the pool",
+    "q.content.pairs.skew": "integrals",
     "q.content.forest.globals_": "another dimension",
     "q.content.moments.0": "another dimension",
 }
