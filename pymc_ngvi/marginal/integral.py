@@ -62,16 +62,22 @@ class TreePairs(Pairs):
     #: Third standardised cumulants; shape (n_local,).
     skew: Array
 
-    def plus(self, by_terms: Array, fine: "TreePairs", rows: NDArray[np.intp]) -> "TreePairs":
-        """Return these plus what a regression makes of the differences of some, by its matrix (n, n_some)."""
+    def plus(self, by_terms: Array, fine: "TreePairs", rows: NDArray[np.intp], forest: Forest) -> "TreePairs":
+        """Return these plus what a regression makes of the differences of some, by its matrix (n, n_some).
 
-        def add(coarse: Array, better: Array) -> Array:
-            apart = (better - coarse[rows]).reshape(len(rows), -1)
-            return coarse + (by_terms @ apart).reshape(coarse.shape)
+        Differences of moments are in units of conditional standard deviations, which may go to 0.
+        """
+        own = self.centres.own(forest)
 
-        log_m = add(self.log_estimate, fine.log_estimate)
-        centres = Centres(add(self.centres.mean, fine.centres.mean), add(self.centres.factor, fine.centres.factor))
-        return TreePairs(log_m[:, None], log_m[:, None], log_m, self.g, centres, add(self.skew, fine.skew))
+        def add(coarse: Array, better: Array, unit: Array) -> Array:
+            apart = ((better - coarse[rows]) / unit[rows]).reshape(len(rows), -1)
+            return coarse + unit * (by_terms @ apart).reshape(coarse.shape)
+
+        log_m = add(self.log_estimate, fine.log_estimate, np.ones(len(own)))
+        mean = add(self.centres.mean, fine.centres.mean, own)
+        factor = add(self.centres.factor, fine.centres.factor, own[:, :, None])
+        skew = add(self.skew, fine.skew, np.ones_like(own))
+        return TreePairs(log_m[:, None], log_m[:, None], log_m, self.g, Centres(mean, factor), skew)
 
 
 class TreeIntegral:
@@ -196,7 +202,7 @@ class TreeIntegral:
         if self.rule != rule:
             return None
         self.rule = reference
-        return points.plus(terms @ np.linalg.solve(r, q.T), fine, rows)
+        return points.plus(terms @ np.linalg.solve(r, q.T), fine, rows, self.forest)
 
     def choose_rule(self, points: TreePairs, least: int = 0, tolerance: float = TOLERANCE) -> None:
         """Take the fewest nodes, ``least`` or more, whose log m is but for a constant that of the next two rules.

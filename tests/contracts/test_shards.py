@@ -78,8 +78,8 @@ def test_the_exact_posterior_is_that_of_all_rows(make):
     one, other = whole._state, shards._state
     # Without groups, draws that are looked at first are as many as a value is cheap: the pools differ.
     # Of all rows it is known that log p is concave, of shards it is measured: the reference rules have other nodes.
-    # Margins of proposals are found by an optimiser, which makes more of rounding.
-    near = 5e-3 if make is models.grouped else 5.0 / np.sqrt(one.checks.effective_size)
+    # Rounding decides which rounds there are: draws differ.
+    near = 2e-2 if make is models.grouped else 5.0 / np.sqrt(one.checks.effective_size)
     np.testing.assert_allclose((other.mean() - one.mean()) / one.sd(), 0.0, atol=near)
     np.testing.assert_allclose(other.sd(), one.sd(), rtol=near)
     assert other.log_normaliser()[0] == pytest.approx(one.log_normaliser()[0], abs=near + 5.0 * one.log_normaliser()[1])
