@@ -76,16 +76,10 @@ def test_the_exact_posterior_is_that_of_all_rows(make):
     whole, shards = fit(model=make(), posterior="exact"), fit(Shards(models.of_rows(make), KEYS), posterior="exact")
     assert shards.is_exact
     one, other = whole._state, shards._state
-    # Without groups, draws that are looked at first are as many as a value is cheap: the pools differ.
-    # Of all rows it is known that log p is concave, of shards it is measured: the reference rules have other nodes.
-    # Rounding decides which rounds there are: draws differ.
-    near = 2e-2 if make is models.grouped else 5.0 / np.sqrt(one.checks.effective_size)
+    near = 5.0 / np.sqrt(one.checks.effective_size)  # rounding decides which rounds there are
     np.testing.assert_allclose((other.mean() - one.mean()) / one.sd(), 0.0, atol=near)
     np.testing.assert_allclose(other.sd(), one.sd(), rtol=near)
-    assert other.log_normaliser()[0] == pytest.approx(one.log_normaliser()[0], abs=near + 5.0 * one.log_normaliser()[1])
-    if make is models.grouped:
-        of_whole, of_shards = (approx.sample(20, random_seed=2).posterior["beta"] for approx in (whole, shards))
-        np.testing.assert_allclose(of_shards, of_whole, atol=near)
+    assert other.log_normaliser()[0] == pytest.approx(one.log_normaliser()[0], abs=near)
 
 
 def test_terms_of_groups_add_up_and_are_found_again():
