@@ -264,7 +264,8 @@ class Density(NamedTuple):
 def state_of(quadrature, forest, mean, cov, seed=1, log_p=None, others=()):
     """Return the exact posterior, from a Gaussian with these moments of the globals; values cost next to nothing."""
     mean, cov = np.asarray(mean, dtype=float), np.asarray(cov, dtype=float)
-    return integrated(Density(log_p), forest, quadrature, Ratios.about([], mean), mean, cov, seed, 1e-6, others=others).with_pool(None)
+    ratios = Ratios.about([], mean)
+    return integrated(Density(log_p), forest, quadrature, ratios, mean, cov, seed, 1e-6, others=others).with_pool(None)
 
 
 def exact_state(groups, mean, cov, seed=1):

@@ -69,7 +69,8 @@ def test_the_table_is_aligned_and_has_all_candidates():
 
 def test_what_is_soon_sure_to_be_exact_is_first_then_it_is_by_price_over_chance():
     exact, dear, sure, unsure, last = (Candidate(*c) for c in [("exact", Decision.NOT_NEEDED, 1.0, 1.0),
-        ("exact", Decision.NOT_NEEDED, 9.0, 1.0), ("nested", Decision.NOT_NEEDED, 0.8, 1.0), ("nested", Decision.NOT_NEEDED, 2.0, 1 / 3),
+        ("exact", Decision.NOT_NEEDED, 9.0, 1.0), ("nested", Decision.NOT_NEEDED, 0.8, 1.0),
+        ("nested", Decision.NOT_NEEDED, 2.0, 1 / 3),
         ("moved", Decision.NOT_NEEDED, 3.5, 1 / 2)])  # fmt: skip
     assert in_order([exact, sure]) == [sure, exact]
     assert in_order([last, unsure, exact]) == [exact, unsure, last]
