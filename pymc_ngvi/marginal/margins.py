@@ -53,9 +53,10 @@ class Margins:
     factor: Array
 
     @classmethod
-    def none(cls, p: int) -> "Margins":
-        """Return those that leave coordinates as they are."""
-        return cls(np.zeros(p), np.ones(p), np.zeros(p), np.ones(p), np.zeros(p), np.eye(p))
+    def of_moments(cls, mean: Array, cov: Array) -> "Margins":
+        """Return those of a Gaussian."""
+        sd, nothing = np.sqrt(np.diag(cov)), np.zeros(len(mean))
+        return cls(mean, sd, nothing, nothing + 1.0, nothing, np.linalg.cholesky(cov / np.outer(sd, sd)))
 
     @classmethod
     def fitted(cls, g: Array, weights: Array, like: "Margins") -> "Margins":

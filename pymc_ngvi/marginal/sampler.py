@@ -41,8 +41,6 @@ WANTED, WANTED_OF_MORE, MOST = {1: 128.0, 2: 256.0}, 420.0, 4_000
 _FIRST, _FIRST_OF_EACH, _LEAST, _MOST_IN_ROUND, _MOST_ROUNDS, _UNIT = 64, 14, 36, 2_048, 12, 32
 #: By how much the first proposal is wider than the curvature at a mode.
 _FIRST_SCALE = 1.15
-#: Of differences, in standard deviations.
-_STEP = 1e-3
 #: Part of a round that is drawn from farther out, and with what degrees of freedom: by how much farther at most, and
 #: nats that draws of a Gaussian so wide are farther down, in the mean. The farther one only where values cost next to
 #: nothing: fits take long there.
@@ -305,11 +303,12 @@ class Sampler:
         self._follow_ridges(first, margins, lines, values)
         self._has_modes = len(modes) > 1
         bases = [Base(np.zeros(p), scale * np.eye(p))]
-        for mode in modes[1:]:
-            root = np.linalg.cholesky(mode.cov)
-            z = margins.forward(mode.at + np.concatenate([np.zeros((1, p)), _STEP * root.T]))
-            slopes = (z[1:] - z[0]).T / _STEP
-            bases.append(Base(z[0], np.linalg.cholesky(scale**2 * slopes @ slopes.T)))
+        if self._has_modes:  # margins of all together would have two tops
+            at, covs = np.array([mode.at for mode in modes]), np.array([mode.cov for mode in modes])
+            mean = at.mean(axis=0)
+            margins = Margins.of_moments(mean, covs.mean(axis=0) + (at - mean).T @ (at - mean) / len(at))
+            roots = [margins.forward(mean + root.T).T for root in np.linalg.cholesky(scale**2 * covs)]
+            bases = [Base(z, root) for z, root in zip(margins.forward(at), roots, strict=True)]
         return Proposal(mixture_of(bases, self._df), margins), margins
 
     def _follow_ridges(self, mode: LatentMode, margins: Margins, lines: Array, values: Array) -> None:
@@ -326,7 +325,7 @@ class Sampler:
             return
         found = ridges(self._inside.log_m, mode.at, np.sqrt(np.diag(mode.cov)), along)
         if found is not None:
-            self._add((Proposal(found, Margins.none(p)), _FIRST))
+            self._add((Proposal(found, Margins.of_moments(np.zeros(p), np.eye(p))), _FIRST))
 
     def _begun(self) -> list[LatentMode]:
         """Return the mode above the start; of one coordinate, those that a scan about it shows, too."""
@@ -450,7 +449,7 @@ class Sampler:
         """Return a proposal fitted to what is known: margins, and a mixture of Student t of their normals."""
         p = draws.g.shape[1]
         log_weights = draws.log_marginal - draws.log_density
-        margins = before  # of one mode: of all together, they would have two tops
+        margins = before
         if not self._has_modes:
             margins = Margins.fitted(draws.g, normalised_weights(tempered(log_weights, self._least_size)), before)
         of_tails = np.log1p(_thin_squares(draws.g, normalised_weights(log_weights)))

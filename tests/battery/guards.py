@@ -424,7 +424,7 @@ GUARDS = {
     ),
     "verdict: rule": Guard(
         "More nodes would change log m; what more candidates change of draws of effects may show it as well.",
-        ((verdict, "TOLERANCE", np.inf), (verdict, "MOST_SHORT", np.inf)),
+        ((verdict, "MOST_RULE_ERROR", np.inf), (verdict, "MOST_SHORT", np.inf)),
         tries="folded, 6 seeds",
     ),
     # --- nested ---
