@@ -26,6 +26,8 @@ _MOST_FITTED = 1_500
 _FOLDS = 20_260_303
 #: Weighted draws that a component needs, for each coordinate (up to 12 of them).
 _DRAWS_PER_COORDINATE = 6.0
+#: The kind that is fitted from given components; the least share of one of these.
+_FROM_START, _LEAST_OF_START = (0.0, None, 0), 0.005
 #: Numbers of components that are tried in turn where the most so far did best.
 _MORE = (5, 8)
 
@@ -96,6 +98,7 @@ def best_proposal(
     base: Base,
     margins: Margins,
     df: float,
+    start: StudentMixture | None = None,
 ) -> Proposal:
     """Return the proposal of several kinds that does best on draws it was not fitted to.
 
@@ -114,6 +117,8 @@ def best_proposal(
 
     def make(kind: tuple[float, float | None, int], rows: Array) -> Proposal:
         part = w[rows] / w[rows].sum()
+        if kind == _FROM_START and start is not None:
+            return Proposal(_refined(start, y[rows], part), margins)
         return Proposal(_fitted(y[rows], part, base, *kind), margins)
 
     def score(kind: tuple[float, float | None, int]) -> float:
@@ -137,6 +142,9 @@ def best_proposal(
         if best[2] == before:
             scores[*best[:2], k] = score((*best[:2], k))
             best = max(scores, key=lambda kind: scores[kind])
+    if start is not None:
+        scores[_FROM_START] = score(_FROM_START)
+        best = max(scores, key=lambda kind: scores[kind])
     return make(best, np.ones(len(g), dtype=bool))
 
 
@@ -188,6 +196,18 @@ def _by_em(y: Array, w: Array, k: int, df: float, mean: Array, cov: Array) -> St
         shares = np.maximum(responsibilities.sum(axis=1), _LEAST_SHARE)
         shares /= shares.sum()
         means, covs = _components(y, responsibilities, of_t, mean, cov)
+        factors = np.linalg.cholesky(covs)
+    return StudentMixture(shares, means, factors, df)
+
+
+def _refined(start: StudentMixture, y: Array, w: Array) -> StudentMixture:
+    """Fit the components of a mixture by weighted EM; they shrink towards what they were."""
+    shares, means, factors, df = start.shares, start.means, start.factors, start.df
+    for _ in range(_N_EM):
+        responsibilities, of_t = _responsibilities(y, w, shares, means, factors, df)
+        shares = np.maximum(responsibilities.sum(axis=1), _LEAST_OF_START)
+        shares /= shares.sum()
+        means, covs = _components(y, responsibilities, of_t, means, factors @ factors.transpose(0, 2, 1))
         factors = np.linalg.cholesky(covs)
     return StudentMixture(shares, means, factors, df)
 

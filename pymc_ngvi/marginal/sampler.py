@@ -301,15 +301,16 @@ class Sampler:
         self._refuse_improper(first, values)
         margins, scale = Margins.of_profiles(first.at, first.cov, values), _FIRST_SCALE ** min(1.0, 4.0 / p)
         self._follow_ridges(first, margins, lines, values)
-        self._has_modes = len(modes) > 1
         bases = [Base(np.zeros(p), scale * np.eye(p))]
-        if self._has_modes:  # margins of all together would have two tops
+        if len(modes) > 1:  # margins of all together would have two tops
             at, covs = np.array([mode.at for mode in modes]), np.array([mode.cov for mode in modes])
             mean = at.mean(axis=0)
             margins = Margins.of_moments(mean, covs.mean(axis=0) + (at - mean).T @ (at - mean) / len(at))
             roots = [margins.forward(mean + root.T).T for root in np.linalg.cholesky(scale**2 * covs)]
             bases = [Base(z, root) for z, root in zip(margins.forward(at), roots, strict=True)]
-        return Proposal(mixture_of(bases, self._df), margins), margins
+        mixture = mixture_of(bases, self._df)
+        self._of_modes = mixture if len(modes) > 1 else None
+        return Proposal(mixture, margins), margins
 
     def _follow_ridges(self, mode: LatentMode, margins: Margins, lines: Array, values: Array) -> None:
         """Draw about ridges along coordinates whose margins are far below their profiles, where values cost little.
@@ -450,12 +451,13 @@ class Sampler:
         p = draws.g.shape[1]
         log_weights = draws.log_marginal - draws.log_density
         margins = before
-        if not self._has_modes:
+        if self._of_modes is None:
             margins = Margins.fitted(draws.g, normalised_weights(tempered(log_weights, self._least_size)), before)
         of_tails = np.log1p(_thin_squares(draws.g, normalised_weights(log_weights)))
         log_weights = tempered(log_weights + of_tails, self._least_size)
         base = Base(np.zeros(p), np.eye(p))
-        return best_proposal(draws.g, log_weights, draws.log_marginal + of_tails, base, margins, self._df), margins
+        values = draws.log_marginal + of_tails
+        return best_proposal(draws.g, log_weights, values, base, margins, self._df, self._of_modes), margins
 
 
 def _thin_squares(g: Array, weights: Array) -> Array:
