@@ -19,10 +19,10 @@ from pymc_ngvi.density.split import CannotSplit
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.forest import MOST_PLAIN, Forest, NoForest, find_forest
 from pymc_ngvi.marginal.integral import ROUGH, NothingInside, TreeInside, TreeIntegral, TreePairs
-from pymc_ngvi.marginal.margins import PROFILE
+from pymc_ngvi.marginal.margins import PROFILE, Margins
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.marginal.proposals import effective_size
+from pymc_ngvi.marginal.proposals import Base, Proposal, effective_size, mixture_of
 from pymc_ngvi.marginal.ratios import Ratios
 from pymc_ngvi.marginal.sampler import MOST_SURE, WANTED_OF_MORE, Hopeless, Sampler
 from pymc_ngvi.marginal.sampling import by_neighbours
@@ -40,8 +40,9 @@ _EVEN, _NEARLY_EVEN = 0.002, 0.05
 _MOST_FARTHER = 0.05
 #: Scales of these, q's own twice; seconds that such a look may take, and draws of q at most.
 _SCALES, _OF_LOOK, _MOST_WEIGHED = (1.0, 1.0, 0.1, 3.0, 10.0), 0.05, 16_384
-#: Of these, the heaviest ones from which log p is climbed.
-_N_CLIMBS = 4
+#: Of these, the heaviest ones from which log p is climbed; those that the globals' first ones are; degrees of freedom
+#: that make a Gaussian of a Student t.
+_N_CLIMBS, _MOST_LOOKED, _GAUSSIAN = 4, 1_024, 1e6
 #: Effective size of the globals at most, and seconds that more than the least may take; part of the draws that is
 #: effective, about; draws at most, and at least if these take much memory; seconds of a value that are next to none.
 _MOST_WANTED, _SECONDS, _EFFECTIVE, _MOST_DRAWS, _FEWEST, _CHEAP = 2_000.0, 0.5, 0.6, 16_000, 256, 6e-4
@@ -126,12 +127,14 @@ def _look(density: ModelDensity, q: GaussianState) -> Array:
     return q.draws(scales * np.random.default_rng(_SEED).standard_normal((len(scales), q.n_dim)))
 
 
-def _heaviest(density: ModelDensity, q: GaussianState) -> Array:
-    """Return draws about q that have most weight: another mode may be above them, narrow or far."""
-    theta, mean = _look(density, q), q.mean()
-    each = [q.log_density(mean + (theta - mean) / s) - q.n_dim * np.log(s) for s in _SCALES]
-    log_weights = NothingInside(density.logp).log_m(theta) - logsumexp(each, axis=0)
-    return theta[np.argsort(-log_weights)[:_N_CLIMBS]]
+def _looked(density: ModelDensity, q: GaussianState) -> tuple[list[Array], tuple[Proposal, Array]]:
+    """Return draws about q that have most weight, above which another mode may be, and some to begin with."""
+    theta = _look(density, q)
+    bases = [Base(q.mean(), scale * np.linalg.cholesky(q.cov())) for scale in _SCALES]
+    proposal = Proposal(mixture_of(bases, _GAUSSIAN), Margins.of_moments(np.zeros(q.n_dim), np.eye(q.n_dim)))
+    log_weights = NothingInside(density.logp).log_m(theta) - proposal.log_density(theta)
+    some = theta[:: -(-len(theta) // _MOST_LOOKED)]
+    return list(theta[np.argsort(-log_weights)[:_N_CLIMBS]]), (proposal, some)
 
 
 def efficiency_of(density: ModelDensity, q: GaussianState) -> float:
@@ -174,12 +177,12 @@ def exact_posterior(
     between = ratios(density, at) if forest.n_local and isinstance(density, LogDensity) else []
     divided = Ratios.about(between, mean[at])
     quadrature = _quadrature(fitted, density, q, forest) if forest.n_local else None
-    heaviest = list(_heaviest(density, q)) if quadrature is None and len(at) <= MOST_PLAIN else []
+    heaviest, look = _looked(density, q) if quadrature is None and len(at) <= MOST_PLAIN else ([], None)
     try:
         rest = integrated(
             fitted, forest, quadrature, divided, *divided.normal(mean[at], _cov_of_globals(q, forest)), seed,
             seconds_of_node(forest, density), expect,
-            [*(divided.forward(other.mean()[at][None])[0] for other in others), *heaviest],
+            [*(divided.forward(other.mean()[at][None])[0] for other in others), *heaviest], look,
         )  # fmt: skip
     except Hopeless as reason:
         raise Unavailable(reason.code, reason.sentence) from None
@@ -199,6 +202,7 @@ def integrated(
     each: float,
     expect: Callable[[float], object] = bool,
     others: Sequence[Array] = (),
+    look: tuple[Proposal, Array] | None = None,
 ) -> IntegratedTrees:
     """Sample the globals, about a Gaussian of these and other starts, as they are divided; a node takes ``each`` s."""
     p, each = len(start), each * (1 if quadrature is None else len(quadrature.rule.nodes))
@@ -212,7 +216,7 @@ def integrated(
         most = min(most, max(_FEWEST, HELD // (forest.n_local * (2 + forest.n_levels))))
     sampler = Sampler(
         inside, start, np.sqrt(np.diag(cov)), seed,
-        wanted=wanted, most=most, n_draws=1, is_cheap=each < _CHEAP, cov=cov, others=others,
+        wanted=wanted, most=most, n_draws=1, is_cheap=each < _CHEAP, cov=cov, others=others, look=look,
     )  # fmt: skip
     draws, fine = sampler.run(), None
     if p > MOST_SURE:

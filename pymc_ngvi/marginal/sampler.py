@@ -228,6 +228,7 @@ class Sampler:
         is_cheap: bool = False,
         cov: Array | None = None,
         others: Sequence[Array] = (),
+        look: tuple[Proposal, Array] | None = None,
     ) -> None:
         self._inside, self._start, self._scale = inside, start, scale
         #: Covariance about the start, if that is as good as a mode; other points to climb from.
@@ -238,6 +239,8 @@ class Sampler:
         least = _MOST_SD_ERROR if len(start) <= MOST_SURE else _OF_MANY
         self._most_sd_error = max(least, _THICKER / np.sqrt(2.0 * self._wanted))
         self._rounds: list[_Round] = []
+        if look is not None:
+            self._rounds.append(_Round(*look, inside.pairs(look[1], n_draws, self._rng), is_wide=True))
 
     def run(self) -> OutsideDraws:
         """Find the modes, then draw rounds until there is enough."""

@@ -403,7 +403,7 @@ GUARDS = {
     # --- marginal: globals ---
     "scales apart": Guard(
         "A narrow peak in a broad one, which draws of a Gaussian fit do not hit, or a broad one about it.",
-        ((exact, "_heaviest", lambda density, q: []),),
+        ((exact, "_looked", lambda density, q: ([], None)),),
         "narrow",
     ),
     # --- marginal: quadrature ---
