@@ -48,6 +48,8 @@ _N_CLIMBS, _MOST_LOOKED, _GAUSSIAN = 4, 1_024, 1e6
 _MOST_WANTED, _SECONDS, _EFFECTIVE, _MOST_DRAWS, _FEWEST, _CHEAP = 2_000.0, 0.5, 0.6, 16_000, 256, 6e-4
 #: How often log m is evaluated at globals, in the mean: by more nodes, or about better centres.
 _AGAIN = 1.5
+#: And as many times where tails are heavy, whose centres take more corrections.
+_OF_HEAVY = 1.9
 #: Draws of many globals, over those that are kept: others teach proposals.
 _OF_MANY = 4.0
 #: Rows that moments of a local coordinate take as long as, for each two levels.
@@ -212,7 +214,7 @@ def integrated(
         most = int(min(most, prices.left() / each))
     else:
         inside = TreeInside(quadrature, divided)
-        expect(n_values(p, each) * len(quadrature.rule.nodes))
+        expect(_OF_HEAVY * n_values(p, each) * len(quadrature.rule.nodes))
         most = min(most, max(_FEWEST, HELD // (forest.n_local * (2 + forest.n_levels))))
     sampler = Sampler(
         inside, start, np.sqrt(np.diag(cov)), seed,

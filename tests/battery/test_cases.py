@@ -176,7 +176,7 @@ def lkj_three(seed):
         eta = b[0] + u[g, 0] + (b[1] + u[g, 1]) * x[:, 0] + (b[2] + u[g, 2]) * x[:, 1]
         pm.Bernoulli("y", logit_p=eta, observed=y)
     approx = fit(model, 1)
-    assert approx.plan.taken.kind == "exact", approx.plan
+    assert approx.is_exact, approx.plan
     assert approx.diagnose(random_seed=1).reliable, approx.plan
 
 
