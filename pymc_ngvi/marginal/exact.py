@@ -135,8 +135,7 @@ def _looked(density: ModelDensity, q: GaussianState) -> tuple[list[Array], tuple
     bases = [Base(q.mean(), scale * np.linalg.cholesky(q.cov())) for scale in _SCALES]
     proposal = Proposal(mixture_of(bases, _GAUSSIAN), Margins.of_moments(np.zeros(q.n_dim), np.eye(q.n_dim)))
     log_weights = NothingInside(density.logp).log_m(theta) - proposal.log_density(theta)
-    some = theta[:: -(-len(theta) // _MOST_LOOKED)]
-    return list(theta[np.argsort(-log_weights)[:_N_CLIMBS]]), (proposal, some)
+    return list(theta[np.argsort(-log_weights)[:_N_CLIMBS]]), (proposal, theta[:: -(-len(theta) // _MOST_LOOKED)])
 
 
 def efficiency_of(density: ModelDensity, q: GaussianState) -> float:
@@ -230,8 +229,7 @@ def integrated(
             draws = replace(draws, parts=[fine], has_fit=np.ones(len(fine.g), dtype=bool))
             break
         draws = sampler.again()
-    sds = np.sqrt(draws.weights @ (draws.g - draws.weights @ draws.g) ** 2)
-    order = by_neighbours(draws.g / sds, np.full(len(draws.g), 1.0 / len(draws.g)), 0.0)
+    order = by_neighbours(draws.g / draws.g.std(axis=0), np.full(len(draws.g), 1.0 / len(draws.g)), 0.0)
     g = divided.inverse(draws.g[order])
     log_slope = divided.log_slope(g)
     pool = pool_of(g, draws.log_marginal[order] + log_slope, draws.log_density[order] + log_slope)

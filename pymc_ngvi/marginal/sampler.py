@@ -458,9 +458,11 @@ class Sampler:
             margins = Margins.fitted(draws.g, normalised_weights(tempered(log_weights, self._least_size)), before)
         of_tails = np.log1p(_thin_squares(draws.g, normalised_weights(log_weights)))
         log_weights = tempered(log_weights + of_tails, self._least_size)
-        base = Base(np.zeros(p), np.eye(p))
-        values = draws.log_marginal + of_tails
-        return best_proposal(draws.g, log_weights, values, base, margins, self._df, self._of_modes), margins
+        proposal = best_proposal(
+            draws.g, log_weights, draws.log_marginal + of_tails, Base(np.zeros(p), np.eye(p)), margins, self._df,
+            self._of_modes,
+        )  # fmt: skip
+        return proposal, margins
 
 
 def _thin_squares(g: Array, weights: Array) -> Array:
