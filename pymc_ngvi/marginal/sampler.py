@@ -259,7 +259,7 @@ class Sampler:
             if total >= self._most or (size >= self._wanted and is_settled):
                 break
             missing = _MORE * (self._wanted - size) / max(part, _LEAST_PART)
-            is_near = is_light and part > _NEAR
+            is_near = self._cov is not None and is_light and part > _NEAR
             most = max(total, _FIRST) * (_FASTER if is_near else 1)
             n = int(np.clip(missing, _LEAST, min(most, self._most - total, _MOST_IN_ROUND)))
             best = max(best, (part, proposal), key=lambda one: one[0])

@@ -10,6 +10,7 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.psis import khat_error, smoothed
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.marginal.proposals import effective_size
 
 #: k-hat of the weights of a pool at most, but for its standard error.
 MOST_KHAT = 0.5
@@ -94,7 +95,11 @@ class Pool:
         value = _log_mean(means)
         if len(means) < 2:
             return value, float("inf")
-        return value, float(np.std(np.exp(means - value), ddof=1) / np.sqrt(len(means)))
+        # Of few coordinates, parts are nearly the same: half of what independent draws have, at least.
+        return value, max(
+            float(np.std(np.exp(means - value), ddof=1) / np.sqrt(len(means))),
+            0.5 * float(np.sqrt(1.0 / effective_size(self.log_ratio) - 1.0 / len(self.g))),
+        )
 
     def check(self, n_globals: int) -> None:
         """Raise ValueError where the arrays do not go together."""

@@ -36,8 +36,9 @@ _N_JUDGED, _N_COMPARED = 64, 16
 _MOST_SKEW = 1.5
 #: Interleaved parts of the draws of the globals, whose spread is the error of the normalising constant.
 _N_PARTS = 8
-#: Draws of the globals that groups are left out at, at most; draws that a pool is made larger by, at most.
-_MOST_LEFT_OUT, _MOST_DRAWS = 4_000, 16_000
+#: Draws of the globals that groups are left out at, at most; draws that a pool is made larger by, at most, and over
+#: those that are wanted: a part is from farther out.
+_MOST_LEFT_OUT, _MOST_DRAWS, _MORE = 4_000, 16_000, 1.25
 #: What files keep.
 _KEPT = ("pool", "pairs", "proposal", "ratios", "seed", "efficiency")
 
@@ -118,7 +119,7 @@ class IntegratedTrees(GivenGlobals):
 
     def enlarged(self, pool: Pool, wanted: float) -> Pool:
         """Return new draws of the proposal, of the effective size ``wanted``, as far as the budget goes."""
-        n = int(min(np.ceil(wanted / self.efficiency), max(_MOST_DRAWS, len(pool.g))))
+        n = int(min(np.ceil(_MORE * wanted / self.efficiency), max(_MOST_DRAWS, len(pool.g))))
         y = self.proposal.draws(n, np.random.default_rng([self.seed, n]))
         y = y[by_neighbours(y / y.std(axis=0), np.full(n, 1.0 / n), 0.0)]
         g = self.ratios.inverse(y)

@@ -82,7 +82,6 @@ class Checks(Verdict):
         khat = f"{self.khat:.2f} +- {khat_error(self.khat, self.n_draws):.2f}"
         is_light = has_light_tail(self.khat, self.n_draws)
         least_size = EXACT_SIZE_OF_FEW.get(self.n_globals, EXACT_SIZE)
-        least_tail = LEAST_TAIL * min(size, _LARGE)
         return [
             Condition("k-hat", self.khat, MOST_KHAT,
                 f"k-hat of the weights of the global parameters is {khat}, above {MOST_KHAT}", is_excused=is_light),
@@ -91,9 +90,9 @@ class Checks(Verdict):
             Condition("sd", self.sd_error, MOST_ERROR,
                 f"a standard deviation of the global parameters is known to {sd_error:.0f} % only, from the weights "
                 "of a thin tail"),
-            Condition("tail", self.tail, least_tail,
+            Condition("tail", self.tail, LEAST_TAIL * min(size, _LARGE),
                 f"a limit of the global parameters rests on an effective size of {self.tail:.0f} draws beyond it, "
-                f"below {least_tail:.0f}", at_least=True),
+                f"below {LEAST_TAIL * min(size, _LARGE):.0f}", at_least=True),
             Condition("missed", self.missed, MOST_MOVED,
                 "draws far out have weight, and move means or standard deviations of the global parameters: some of "
                 "the posterior has been missed"),

@@ -1078,7 +1078,7 @@ class NGVIApproximation(Approximation):
         ...     mu, s = pm.Normal("mu", 0.0, 2.0), pm.HalfNormal("s", 1.0)
         ...     a = pm.Normal("a", mu, s, shape=20)
         ...     _ = pm.Normal("y", a[:, None], 1.0, observed=y)
-        ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+        ...     approx = pymc_ngvi.fit_ngvi(posterior="exact", random_seed=1, progressbar=False)
         >>> approx.leave_one_group_out().sizes["group"]
         20
         """
