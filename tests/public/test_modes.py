@@ -216,7 +216,7 @@ def test_a_nested_posterior_begins_at_both(is_centred):
             f0, z = pm.Normal("f0", 0.0, 3.0), pm.Normal("z", shape=24)
             f = pm.Deterministic("f", f0 + s * pt.cumsum(z))
         pm.StudentT("y", nu=3.0, mu=f, sigma=0.3, observed=y)
-    approx = fit_ngvi(model=model, random_seed=1, progressbar=False)
+    approx = fit_ngvi(model=model, posterior="nested", random_seed=1, progressbar=False)
     assert approx.is_nested
     assert approx.diagnose(random_seed=1).reliable
     above = (approx.sample(4_000, random_seed=1).posterior["f"] > 0.0).mean(("chain", "draw")).values
