@@ -134,8 +134,8 @@ def _looked(density: ModelDensity, q: GaussianState) -> tuple[list[Array], tuple
     theta = _look(density, q)
     bases = [Base(q.mean(), scale * np.linalg.cholesky(q.cov())) for scale in _SCALES]
     proposal = Proposal(mixture_of(bases, _GAUSSIAN), Margins.of_moments(np.zeros(q.n_dim), np.eye(q.n_dim)))
-    log_weights = NothingInside(density.logp).log_m(theta) - proposal.log_density(theta)
-    return list(theta[np.argsort(-log_weights)[:_N_CLIMBS]]), (proposal, theta[:: -(-len(theta) // _MOST_LOOKED)])
+    order = np.argsort(proposal.log_density(theta) - NothingInside(density.logp).log_m(theta))
+    return list(theta[order[:_N_CLIMBS]]), (proposal, theta[:: -(-len(theta) // _MOST_LOOKED)])
 
 
 def efficiency_of(density: ModelDensity, q: GaussianState) -> float:
@@ -175,8 +175,7 @@ def exact_posterior(
     """Return the exact posterior; ``expect`` is told how many nodes are to be evaluated, at all globals together."""
     mean, at = q.mean(), forest.globals_
     fitted = FittedDensity(density, forest, mean)
-    between = ratios(density, at) if forest.n_local and isinstance(density, LogDensity) else []
-    divided = Ratios.about(between, mean[at])
+    divided = Ratios.about(ratios(density, at) if forest.n_local and isinstance(density, LogDensity) else [], mean[at])
     quadrature = _quadrature(fitted, density, q, forest) if forest.n_local else None
     heaviest, look = _looked(density, q) if quadrature is None and len(at) <= MOST_PLAIN else ([], None)
     try:
@@ -222,10 +221,10 @@ def integrated(
     draws, fine = sampler.run(), None
     if p > MOST_SURE:
         draws = sampler.afresh(draws, wanted)
-    while quadrature is not None:
+    while isinstance(inside, TreeInside):
         coarse = draws.pairs
         assert isinstance(coarse, TreePairs)
-        if (fine := quadrature.refined(coarse, draws.weights)) is not None:
+        if (fine := inside.refined(coarse, draws.weights)) is not None:
             draws = replace(draws, parts=[fine], has_fit=np.ones(len(fine.g), dtype=bool))
             break
         draws = sampler.again()

@@ -11,7 +11,7 @@ References
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -62,6 +62,11 @@ class TreePairs(Pairs):
     #: Third standardised cumulants; shape (n_local,).
     skew: Array
 
+    def moved(self, by: Array) -> "TreePairs":
+        """Return these with log m moved, by (n,)."""
+        log_m = self.log_estimate + by
+        return replace(self, log_ratio=log_m[:, None], own_log_ratio=log_m[:, None], log_estimate=log_m)
+
     def plus(self, by_terms: Array, fine: "TreePairs", rows: NDArray[np.intp], forest: Forest) -> "TreePairs":
         """Return these plus what a regression makes of the differences of some, by its matrix (n, n_some).
 
@@ -73,11 +78,14 @@ class TreePairs(Pairs):
             apart = ((better - coarse[rows]) / unit[rows]).reshape(len(rows), -1)
             return coarse + unit * (by_terms @ apart).reshape(coarse.shape)
 
-        log_m = add(self.log_estimate, fine.log_estimate, np.ones(len(own)))
-        mean = add(self.centres.mean, fine.centres.mean, own)
-        factor = add(self.centres.factor, fine.centres.factor, own[:, :, None])
-        skew = add(self.skew, fine.skew, np.ones_like(own))
-        return TreePairs(log_m[:, None], log_m[:, None], log_m, self.g, Centres(mean, factor), skew)
+        return replace(
+            self.moved(by_terms @ (fine.log_estimate - self.log_estimate[rows])),
+            centres=Centres(
+                add(self.centres.mean, fine.centres.mean, own),
+                add(self.centres.factor, fine.centres.factor, own[:, :, None]),
+            ),
+            skew=add(self.skew, fine.skew, np.ones_like(own)),
+        )
 
 
 class TreeIntegral:
@@ -296,8 +304,13 @@ class TreeInside:
                 break
             order = np.argsort(np.concatenate([np.flatnonzero(found), lost := np.flatnonzero(~found)]))
             points = TreePairs.joined([points[found], self._integral.at(g[lost])])[order]
-        log_m = points.log_estimate - self._ratios.log_slope(points.g)
-        return TreePairs(log_m[:, None], log_m[:, None], log_m, points.g, points.centres, points.skew)
+        return points.moved(-self._ratios.log_slope(g))
+
+    def refined(self, points: TreePairs, weights: Array) -> TreePairs | None:
+        """Return what `TreeIntegral.refined` makes of integrals that are densities of what is divided."""
+        log_slope = self._ratios.log_slope(points.g)
+        fine = self._integral.refined(points.moved(log_slope), weights)
+        return None if fine is None else fine.moved(-log_slope)
 
 
 class NothingInside:

@@ -292,7 +292,7 @@ class Sampler:
     # --- the first proposal ---
 
     def _first(self) -> tuple[Proposal, Margins]:
-        """Return a Student t at each mode, in the coordinates of the margins at the highest one."""
+        """Return a Student t at each mode: in the coordinates of the margins at a single one, or in straight ones."""
         p, log_m, modes = len(self._start), self._inside.log_m, self._begun()
         while True:  # until the highest mode is the one whose profile is known
             first = modes[0]
@@ -451,18 +451,16 @@ class Sampler:
 
     def _fitted(self, draws: OutsideDraws, before: Margins) -> tuple[Proposal, Margins]:
         """Return a proposal fitted to what is known: margins, and a mixture of Student t of their normals."""
-        p = draws.g.shape[1]
         log_weights = draws.log_marginal - draws.log_density
         margins = before
         if self._of_modes is None:
             margins = Margins.fitted(draws.g, normalised_weights(tempered(log_weights, self._least_size)), before)
         of_tails = np.log1p(_thin_squares(draws.g, normalised_weights(log_weights)))
         log_weights = tempered(log_weights + of_tails, self._least_size)
-        proposal = best_proposal(
-            draws.g, log_weights, draws.log_marginal + of_tails, Base(np.zeros(p), np.eye(p)), margins, self._df,
-            self._of_modes,
-        )  # fmt: skip
-        return proposal, margins
+        base = Base(np.zeros(draws.g.shape[1]), np.eye(draws.g.shape[1]))
+        return best_proposal(
+            draws.g, log_weights, draws.log_marginal + of_tails, base, margins, self._df, self._of_modes
+        ), margins
 
 
 def _thin_squares(g: Array, weights: Array) -> Array:
