@@ -23,6 +23,8 @@ _LEAST = 5
 _PRIOR_SCALE, _PRIOR_SHAPE, _PRIOR_DRAWS = 3.0, 0.5, 10
 #: Weights of a mean that are left out.
 _NEGLIGIBLE = 10.0 * np.finfo(float).eps
+#: What counts as 0: its reciprocal is far from an overflow.
+_NOTHING = np.sqrt(np.finfo(float).tiny)
 
 
 def smoothed_tail(log_weights: Array) -> tuple[Array, float]:
@@ -60,7 +62,7 @@ def fitted_pareto(excess: Array) -> tuple[float, float]:
     """
     n = len(excess)
     quartile = excess[int(n / 4 + 0.5) - 1]
-    if quartile <= excess[0]:
+    if quartile <= max(excess[0], _NOTHING):
         return float("inf"), float("nan")
     n_slopes = 30 + int(np.sqrt(n))
     steps = 1.0 - np.sqrt(n_slopes / (np.arange(n_slopes) + 0.5))

@@ -268,6 +268,8 @@ class Sampler:
                 proposal = best[1]
                 continue
             proposal, margins = self._fitted(draws, margins)
+        if draws.effective_size < 1.0 + 0.5 * p or not np.ptp(draws.g, axis=0).all():
+            raise Hopeless(Reason.HOPELESS, "a single value of the hyperparameters has nearly all the weight")
         return draws
 
     def again(self) -> OutsideDraws:
@@ -474,8 +476,8 @@ def _thin_squares(g: Array, weights: Array) -> Array:
     .. [1] A. B. Owen (2013). Monte Carlo theory, methods and examples, section 9.1. https://artowen.su.domains/mc/
     """
     thin = relative_sd_errors(g, weights) > _THIN * np.sqrt(0.5 * np.sum(weights**2))
-    mean, sd, _ = _moments(g, weights)
-    z = (g[:, thin] - mean[thin]) / np.where(sd[thin] > 0.0, sd[thin], 1.0)
+    mean, sd, _ = _moments(g[:, thin], weights)
+    z = (g[:, thin] - mean) / sd
     return np.max(z**2, axis=1, initial=0.0)
 
 
@@ -489,7 +491,7 @@ def _moments(g: Array, weights: Array) -> tuple[Array, Array, Array]:
     """Return means and sds, (p,), and their errors, in sds and relative, (2 p,)."""
     mean = weights @ g
     apart = g - mean
-    sd = np.sqrt(weights @ apart**2)
+    sd = np.sqrt(np.maximum(weights @ apart**2, np.finfo(float).tiny))  # one may have all the weight
     return mean, sd, np.concatenate([np.sqrt(weights**2 @ apart**2) / sd, relative_sd_errors(g, weights)])
 
 
