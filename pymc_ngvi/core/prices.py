@@ -22,8 +22,8 @@ from pymc_ngvi.core.refusal import Reason, Unavailable
 #: An operation of a dense step, and of a sparse one.
 PER_DENSE, PER_PRODUCT = 4.5e-11, 7e-11
 #: Of fronts: a number, which is gathered and scattered; the calls of a step; the part of a step that each sum over many
-#: coordinates adds.
-PER_ENTRY, OF_STEP, PER_SUM = 1.5e-8, 2.5e-4, 1.8
+#: coordinates adds; the part that a factor is, or covariances are, among many.
+PER_ENTRY, OF_STEP, PER_SUM, OF_FACTOR = 1.5e-8, 2.5e-4, 1.8, 0.25
 #: Of blocks beside a border: a number; the calls for each size.
 PER_ENTRY_OF_BLOCKS, PER_SIZE = 6e-8, 4e-4
 #: A call that evaluates rows, and a row of a value of log p.

@@ -37,9 +37,6 @@ class Drawn(Batch):
 
     #: Nats, of log p at these hyperparameters; shape (n,).
     elbo: Array
-    #: shape (n, n_inside).
-    mean: Array
-    sd: Array
     #: shape (n, n_inside, n_draws).
     latents: Array
     #: log p(y, x, theta) - log q'(x | theta), -inf where p is 0: q' is what they are drawn from, a part of them from

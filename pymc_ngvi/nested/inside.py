@@ -28,9 +28,6 @@ class LatentPairs(Pairs):
 
     #: Of log p at these hyperparameters.
     elbo: Array
-    #: Of the Gaussian; shape (d,).
-    mean: Array
-    sd: Array
     #: shape (n_draws, d).
     latents: Array
     #: log q' - log q; shape (n_draws,).
@@ -84,7 +81,6 @@ class LatentInside:
         base = np.concatenate([half, -half], axis=2)[:, :, :n_draws]
         log_ratio, own = np.full((n, n_draws), -np.inf), np.full((n, n_own), -np.inf)
         elbo, estimate = np.full((2, n), -np.inf)
-        mean, sd = np.zeros((n, d)), np.ones((n, d))
         latents, log_mixed = np.zeros((n, n_draws, d)), np.zeros((n, n_draws))
         for at, found in self._marginal.drawn(g, base, rng):
             log_slope, log_mixed[at] = self.bend.log_slope(g[at])[:, None], found.log_mixed
@@ -92,8 +88,8 @@ class LatentInside:
             own[at] = log_ratio[at, :n_own] + found.log_mixed[:, :n_own]
             elbo[at] = found.elbo - log_slope[:, 0]
             estimate[at] = elbo[at] + np.minimum(missing(own[at] - elbo[at, None])[0], _MOST_LACKING)
-            mean[at], sd[at], latents[at] = found.mean, found.sd, np.swapaxes(found.latents, 1, 2)
-        return LatentPairs(log_ratio, own, estimate, elbo, mean, sd, latents, log_mixed)
+            latents[at] = np.swapaxes(found.latents, 1, 2)
+        return LatentPairs(log_ratio, own, estimate, elbo, latents, log_mixed)
 
     def _begin(self) -> None:
         """See whether draws are worth it, and prepare what they begin from."""
@@ -124,8 +120,6 @@ class LatentInside:
             pairs.elbo + log_slope,
             pairs.log_estimate + log_slope,
             pairs.latents,
-            pairs.mean,
-            pairs.sd,
             pairs.log_mixed,
             n_far_of(pairs.log_ratio.shape[1]),
         )

@@ -181,6 +181,5 @@ class LatentMarginal:
             else:
                 normals, log_mixed = self._defence.moved(fits, normals, picked[which])
                 latents, log_ratio = self._weighed(g[which], fits, normals)
-            mean, sd = fits.rows.moments_inside(fits.mean, fits.factors.sd, fits.factors.covariance, fits.rules)
             latents = fits.rows.drawn_inside(latents, rng)
-            yield which, Drawn(fits.elbo, mean, sd, latents, log_ratio - log_mixed, log_mixed)
+            yield which, Drawn(fits.elbo, latents, log_ratio - log_mixed, log_mixed)

@@ -22,6 +22,7 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.sampler import MOST_VARIANCE, normalised_weights, variances_of
 from pymc_ngvi.marginal.sampling import picked
+from pymc_ngvi.rows.expectation import row_slices
 
 #: Part of the draws at a value of the hyperparameters above which these are those of a mode.
 _MOST_OF_DRAWS = 0.5
@@ -44,9 +45,6 @@ class WeightedPairs:
     log_by_elbo: Array
     #: Draws of the latent variables; shape (n, m, d).
     latents: Array
-    #: Of the Gaussians that these are drawn from; shape (n, d).
-    means: Array
-    sds: Array
     #: log q' - log q; empty where all are draws of q; shape (n, m).
     log_mixed: Array = field(default_factory=lambda: np.empty((0, 0)))
     #: How many of the m, the last ones, are drawn from farther out than q.
@@ -64,8 +62,7 @@ class WeightedPairs:
         log_n = np.concatenate([np.full(r.sum(), np.log(len(r) / n)) for r in rows])
         log_ratio = np.where(np.concatenate(own)[np.concatenate(rows)], of("log_ratio"), -np.inf)
         return cls(
-            of("g"), of("log_density") + log_n, log_ratio, of("elbo"), of("log_by_elbo"), of("latents"), of("means"),
-            of("sds"),
+            of("g"), of("log_density") + log_n, log_ratio, of("elbo"), of("log_by_elbo"), of("latents"),
             of("log_mixed") if len(parts[0].log_mixed) else parts[0].log_mixed, parts[0].n_far,
         )  # fmt: skip
 
@@ -83,9 +80,8 @@ class WeightedPairs:
         n, m = self.log_ratio.shape
         flat = {a.shape for a in (self.log_density, self.elbo, self.log_by_elbo)}
         shapes = self.g.shape == (n, n_globals) and self.latents.shape == (n, m, n_local)
-        moments = self.means.shape == self.sds.shape == (n, n_local)
         mixed = self.log_mixed.shape in {(n, m), (0, 0)} and 0 <= self.n_far < m
-        if not (shapes and moments and mixed and flat == {(n,)}):
+        if not (shapes and mixed and flat == {(n,)}):
             raise ValueError("the arrays of the nested posterior do not go together")
 
     # --- weights ---
@@ -185,21 +181,12 @@ class WeightedPairs:
         return result
 
     def moments(self) -> tuple[Array, Array]:
-        """Return means and standard deviations of the latent variables, (d,) each.
-
-        The known moments of each Gaussian are control variates: what is left to the draws is what weights change.
-        """
-        within = self.of_pairs - self.weights[:, None] * self._of_own
-        mean = self.weights @ self.means
-        square = self.weights @ (self.sds**2 + (self.means - mean) ** 2)
-        change, of_square = np.zeros_like(mean), np.zeros_like(mean)
-        for rows in self._parts():
-            apart = self.latents[rows] - mean
-            change += np.einsum("sm,smd->d", within[rows], apart)
-            of_square += np.einsum("sm,smd->d", within[rows], apart**2)
-        variance = square + of_square - change**2
-        smallest = 0.1 * (self.weights @ self.sds**2)
-        return mean + change, np.sqrt(np.maximum(variance, smallest))
+        """Return means and standard deviations of the latent variables, (d,) each."""
+        weights, latents = self.of_pairs.ravel(), self.latents.reshape(len(self), -1)
+        mean, variance = weights @ latents, np.zeros(latents.shape[1])
+        for rows in row_slices(len(weights), max(1, AT_ONCE // max(len(mean), 1))):
+            variance += weights[rows] @ (latents[rows] - mean) ** 2
+        return mean, np.sqrt(variance)
 
     def correlations(self, index: NDArray[np.intp]) -> tuple[Array, Array]:
         """Return weighted standardised pairs of hyperparameters and of some latent variables, (n m, p), (n m, k).
@@ -211,11 +198,6 @@ class WeightedPairs:
         g = np.repeat(self.g, m, axis=0)
         x = self.latents[:, :, index].reshape(len(root), len(index))
         return _standardised(g, root), _standardised(x, root)
-
-    def _parts(self) -> list[slice]:
-        n, m, d = self.latents.shape
-        size = max(1, AT_ONCE // max(m * d, 1))
-        return [slice(start, start + size) for start in range(0, n, size)]
 
 
 def _standardised(values: Array, root: Array) -> Array:

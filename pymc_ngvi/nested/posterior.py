@@ -84,8 +84,8 @@ class GaussianMarginal:
         for fits in self._fits(g):
             which = fits.which
             x = fits.mean[:, :, None] + fits.factors.solve(base[which], transposed=True)
-            sd, log_mixed = fits.factors.sd, np.zeros((len(which), base.shape[2]))
-            yield which, Drawn(fits.log_marginal, fits.mean, sd, x, fits.log_marginal[:, None] + log_mixed, log_mixed)
+            log_mixed = np.zeros((len(which), base.shape[2]))
+            yield which, Drawn(fits.log_marginal, x, fits.log_marginal[:, None] + log_mixed, log_mixed)
 
     def _fits(self, g: Array) -> Iterator[_Fits]:
         for start in range(0, len(g), self._size):

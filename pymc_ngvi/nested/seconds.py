@@ -19,8 +19,8 @@ _SECONDS_OF_VALUES, _FEWEST_VALUES, _SECONDS_OF_WANTED, _MOST_WANTED, CHEAP = 10
 LEAST = 0.8
 #: In batches: seconds of a fit, of a row in it whose function is quadratic, and of others; passes through the factor.
 _PER_FIT_OF_MANY, _PER_QUADRATIC_ROW, _PER_ROW_OF_MANY, _PASSES = 5e-4, 5e-7, 2e-6, 3.0
-#: In closed form: seconds of a value, and part of the algebra of a step that a factor is.
-_PER_VALUE_IN_CLOSED_FORM, _OF_STEP = 2e-4, 0.25
+#: In closed form: seconds of a value.
+_PER_VALUE_IN_CLOSED_FORM = 2e-4
 
 
 def nested_seconds(given: RowsGiven) -> float:
@@ -55,7 +55,9 @@ def seconds_of_value(given: RowsGiven) -> float:
 
 def _of_closed_form(over: GaussianOver) -> float:
     """Return the seconds of a value of log m in closed form."""
-    return _PER_VALUE_IN_CLOSED_FORM + prices.PER_ROW_OF_VALUE * over.n_rows + _OF_STEP * over.precisions.seconds
+    return (
+        _PER_VALUE_IN_CLOSED_FORM + prices.PER_ROW_OF_VALUE * over.n_rows + prices.OF_FACTOR * over.precisions.seconds
+    )
 
 
 def _of_many(given: RowsGiven) -> float:

@@ -290,10 +290,6 @@ class ManyRows:
         """Return draws of all that is not given, (n, n_inside, m), given (n, n_dim, m): the same."""
         return x
 
-    def moments_inside(self, mean: Array, sd: Array, covariance: Array, rules: RowRules) -> tuple[Array, Array]:
-        """Return means and sds of all that is not given, (n, n_inside) each, by Gaussians of what is left."""
-        return mean, sd
-
     @np.errstate(all="ignore")
     def values(self, x: Array) -> Array:
         """Return log p, (n, m), at m points for each of them, (n, n_dim, m)."""
@@ -591,37 +587,6 @@ class ManyRowsLeft(ManyRows):
             result[:, group.coordinates] = moved / effects.ratio[:, :, None]
         return result
 
-    @np.errstate(all="ignore")
-    def moments_inside(self, mean: Array, sd: Array, covariance: Array, rules: RowRules) -> tuple[Array, Array]:
-        """Return means and sds of all that is not given, (n, n_inside) each, by Gaussians of what is left.
-
-        Of a standard normal z that a row F(eta) = log E[exp f(eta + a z)] is integrated over, the mean given eta is
-        a F'(eta) and the variance 1 + a^2 F''(eta). That mean varies by the squares of the mean derivatives of F'.
-        """
-        n, seen = len(self), self.seen(mean, covariance)
-        means, sds = (np.empty((n, self.narrowing.n_inside)) for _ in range(2))
-        means[:, self.narrowing.kept], sds[:, self.narrowing.kept] = mean, sd
-        with_priors = iter(self.narrowing.with_priors(self.maps, covariance))
-        for (effects, function, group, of_prior), kind in zip(self._each(), self.taken(seen, rules), strict=False):
-            grad, hessian = kind.derivatives()
-            grad, along = grad[:, group.slot].reshape(n, -1), hessian[:, group.slot]
-            root = kind._root
-            spread = np.einsum("ra,rab->rb", along, root)
-            varies = np.einsum("rb,rb->r", spread, spread)
-            if function.k == 1:
-                _, third, fourth, _ = kind.bends()
-                variance = root[:, 0, 0] ** 2
-                varies += (variance * third) ** 2 / 2.0 + variance**3 * fourth**2 / 6.0
-            a, of_sd = effects.slope, effects.sd
-            of_z = a * grad
-            of_square = 1.0 + a**2 * (along[:, group.slot] + varies).reshape(n, -1)
-            across = sum(along[:, slot].reshape(n, -1) * next(with_priors) for slot in range(function.k))
-            total = of_sd**2 * of_square + next(with_priors) - 2.0 * of_sd * a * across
-            p = seen.mean[:, of_prior]
-            means[:, group.coordinates] = (effects.mean + of_sd * of_z - p) / effects.ratio
-            sds[:, group.coordinates] = np.sqrt(np.maximum(total, 0.0)) / np.abs(effects.ratio)
-        return means, sds
-
     def _each(self) -> Iterator[tuple[_OwnEffects, RowFunction, OwnGroup, Ints]]:
         """Yield the effects of each group, their rows, and the predictors of their priors."""
         groups = self.narrowing.effects.groups
@@ -660,21 +625,6 @@ class Narrowing:
         indices = [*keep, *(rows.index for rows in self._left(functions, 1))]
         pairs = [i[:, [a, b]] for i in indices for a in range(i.shape[1]) for b in range(a + 1)]
         self.entries = Entries(self._sparsity, self._columns, pairs)
-        self._across = [
-            np.stack([column, group.p], axis=1)
-            for index, group in zip(keep, self.groups, strict=True)
-            for column in (*index.T, group.p)
-        ]
-        self._of_priors = Entries(self._sparsity, self._columns, self._across)
-        codes = self.entries.rows * len(left) + self.entries.cols
-        wanted = self._of_priors.rows * len(left) + self._of_priors.cols
-        self._places = np.minimum(np.searchsorted(codes, wanted), len(codes) - 1)
-        if not np.array_equal(codes[self._places], wanted):
-            raise NotApart("means of effects' priors are read by no row with their effect")
-
-    def with_priors(self, maps: ManyMaps, covariance: Array) -> list[Array]:
-        """Return, group by group, covariances of rows' predictors with those of priors, and variances of these."""
-        return self._of_priors.of(maps).covariances(covariance[:, self._places])
 
     def of(self, rows: ManyRows) -> tuple[ManyRows, NDArray[np.bool_]]:
         """Return rows of what is left, and where effects can be integrated out."""

@@ -343,20 +343,8 @@ def test_modes_weigh_what_they_do_whatever_their_draws(seed):
     for number, n in enumerate((5_000, 1_000)):
         g = rng.normal(10.0 * number, 1.0, (n, 1))
         log_q = stats.norm.logpdf(g[:, 0], 10.0 * number)
-        log_m, none = log_q + np.log((0.3, 0.7)[number]), np.zeros((n, 1))
-        latents = np.zeros((n, 1, 1))
-        parts.append(
-            WeightedPairs(
-                g,
-                log_q,
-                log_m[:, None],
-                log_m,
-                log_m,
-                latents,
-                none,
-                none + 1.0,
-            )
-        )
+        log_m = log_q + np.log((0.3, 0.7)[number])
+        parts.append(WeightedPairs(g, log_q, log_m[:, None], log_m, log_m, np.zeros((n, 1, 1))))
         sides.append(np.ones((n, 1), dtype=bool))
     pairs = WeightedPairs.joined(parts, sides)
     weights = np.exp(pairs.log_ratio[:, 0] - pairs.log_density)

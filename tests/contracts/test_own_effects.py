@@ -191,24 +191,6 @@ def test_a_scale_of_nearly_0_is_harmless(form):
     np.testing.assert_allclose(np.diff(rows.values(x[:, :, None])[:, 0]), apart, rtol=1e-7)
 
 
-@pytest.mark.parametrize("form", ["centred", "about 0", "not"])
-def test_moments_are_those_of_draws(form):
-    """Four standard errors of 4,000 draws, and what is off by a coarse rule."""
-    _, given, rows, _ = left_of(model_of(form), n=1)
-    n, precisions, rng = 4_000, given.precisions, np.random.default_rng(5)
-    precision = precisions.independent(np.full((1, 5), 20.0))
-    precision[:, precisions.pattern.off_diagonal] = rng.uniform(-3.0, 3.0, precisions.pattern.off_diagonal.sum())
-    factors, _ = precisions.factored(precision)
-    mean = given.start[None] + 0.2
-    seen = rows.seen(mean, factors.covariance)
-    rules = rows.expected(seen).rules
-    [mean_inside], [sd_inside] = rows.moments_inside(mean, factors.sd, factors.covariance, rules)
-    x = mean[:, :, None] + factors.solve(rng.standard_normal((1, 5, n)), transposed=True)
-    [drawn] = rows.drawn_inside(x, rng)
-    assert np.abs((drawn.mean(axis=1) - mean_inside) / sd_inside).max() < 4.0 / np.sqrt(n)
-    assert np.abs(drawn.std(axis=1) / sd_inside - 1.0).max() < 4.0 / np.sqrt(2 * n) + 0.01
-
-
 @pytest.mark.parametrize(
     ("likelihood", "why"), [("student", "is not concave in its own effect"), ("normal", "no effect is read by one row")]
 )

@@ -38,7 +38,7 @@ class Precisions:
 
     def factored(self, precision: Array) -> tuple["Factors | None", NDArray[np.bool_]]:
         """Return the factors of those of some precisions, (n, n_entries), that have one, and which these are."""
-        prices.count(len(precision) * self.seconds)
+        prices.count(prices.OF_FACTOR * len(precision) * self.seconds)
         panels = np.zeros((len(precision), self.fronts.n_panels))
         panels[:, self.places] = precision[:, self.inner]
         cholesky: SparseCholesky | SummedCholesky
@@ -58,7 +58,7 @@ class Precisions:
 
     @property
     def seconds(self) -> float:
-        """What a pass through the factor of one takes, about."""
+        """What a step with one takes, about."""
         n_sums = 0 if self.sums is None else len(self.sums.weights)
         return prices.of_fronts(self.fronts.n_products, self.fronts.n_fronts, n_sums)
 
@@ -87,7 +87,7 @@ class Factors:
     def covariance(self) -> Array:
         """Entries of the covariances, (n, n_entries)."""
         of = self.of
-        prices.count(len(self.log_det) * of.seconds)
+        prices.count(prices.OF_FACTOR * len(self.log_det) * of.seconds)
         if isinstance(self.cholesky, SparseCholesky):
             return self.cholesky.inverse[:, of.places]
         rows, cols, weights, d = of.pattern.rows, of.pattern.cols, self.cholesky.sums.weights, of.n_dim
@@ -99,11 +99,6 @@ class Factors:
         result[:, across] = of_sums[:, cols[across], rows[across] - d]
         result[:, both] = (weights @ of_sums)[:, rows[both] - d, cols[both] - d]
         return result
-
-    @property
-    def sd(self) -> Array:
-        """Standard deviations, (n, n_dim)."""
-        return np.sqrt(self.covariance[:, self.of.diagonal])
 
     @property
     def entropy(self) -> Array:
