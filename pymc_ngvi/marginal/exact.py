@@ -45,7 +45,7 @@ _SCALES, _OF_LOOK, _MOST_WEIGHED = (1.0, 1.0, 0.1, 3.0, 10.0), 0.05, 16_384
 _N_CLIMBS, _MOST_LOOKED, _GAUSSIAN = 4, 1_024, 1e6
 #: Effective size of the globals at most, and seconds that more than the least may take; part of the draws that is
 #: effective, about; draws at most, and at least if these take much memory; seconds of a value that are next to none.
-_MOST_WANTED, _SECONDS, _EFFECTIVE, _MOST_DRAWS, _FEWEST, _CHEAP = 2_000.0, 0.5, 0.6, 16_000, 256, 6e-4
+_MOST_WANTED, _SECONDS, _EFFECTIVE, _MOST_DRAWS, _FEWEST, _CHEAP = 1_000.0, 0.25, 0.6, 16_000, 256, 6e-4
 #: How often log m is evaluated at globals, in the mean: by more nodes, or about better centres.
 _AGAIN = 1.5
 #: And as many times where tails are heavy, whose centres take more corrections.
@@ -219,7 +219,7 @@ def integrated(
         wanted=wanted, most=most, n_draws=1, is_cheap=each < _CHEAP, cov=cov, others=others, look=look,
     )  # fmt: skip
     draws, fine = sampler.run(), None
-    if p > MOST_SURE:
+    if p > MOST_SURE and sampler.has_learned:
         draws = sampler.afresh(draws, wanted)
     while isinstance(inside, TreeInside):
         coarse = draws.pairs

@@ -28,7 +28,7 @@ from pymc_ngvi.marginal.parts import SomeBlocks, TermsOfBlocks
 from pymc_ngvi.marginal.proposals import tempered
 from pymc_ngvi.marginal.quadrature import PartIntegral, blocks_off_centre, integral_of, integrate
 from pymc_ngvi.marginal.ratios import Ratios
-from pymc_ngvi.marginal.sampler import Pairs
+from pymc_ngvi.marginal.sampler import Pairs, normalised_weights
 from pymc_ngvi.marginal.sampling import evenly_picked
 
 #: Corrections of centres before a value counts as lost, and from which on the nodes are as many as can be had.
@@ -289,10 +289,11 @@ class TreeInside:
         points, rule = self._at(y), self._integral.rule
         if not self._is_settled and np.isfinite(points.log_estimate).any():
             self._is_settled = True
-            weights = np.exp(tempered(points.log_estimate - points.log_estimate.max(), _N_COMPARED))
-            some = points[np.unique(evenly_picked(weights, _N_COMPARED, 0.5))]
-            self._integral.choose_rule(some, rule.n_nodes, ROUGH)
-        return points if self._integral.rule == rule else self._at(y)
+            weights = normalised_weights(tempered(points.log_estimate, 0.5 * len(y)))
+            if self.refined(points, weights) is None:  # more draws will not change that
+                return self._at(y)
+            self._integral.rule = rule
+        return points
 
     def _at(self, y: Array) -> TreePairs:
         g = self._ratios.inverse(y)

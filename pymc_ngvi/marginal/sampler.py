@@ -56,8 +56,9 @@ MOST_SURE = 15
 _GOOD, _ENOUGH, _NEAR, _FASTER = 0.1, 20.0, 0.6, 16
 #: Degrees of freedom of proposals at least; effective values, for each coordinate, that one is fitted to.
 _LEAST_DF, _PER_DIM = 7.0, 3.0
-#: Effective part of a round at least, as far as the size of the next one follows from it; by how much that is larger.
-_LEAST_PART, _MORE = 0.02, 1.05
+#: Effective part of a round at least, as far as the size of the next one follows from it; by how much that is larger;
+#: part of all that it has at least, as a tail that is not known yet may want.
+_LEAST_PART, _MORE, _OF_TAIL = 0.02, 1.05, 0.1
 #: Draws at each value at first, and variance of an estimate of log m from which on there are more of them.
 N_DRAWS, _NOISE = 16, 0.12
 #: Variance of log weights given the outside up to which values and draws are weighted together.
@@ -233,12 +234,14 @@ class Sampler:
         self._inside, self._start, self._scale = inside, start, scale
         #: Covariance about the start, if that is as good as a mode; other points to climb from.
         self._cov, self._others = cov, others
-        self._rng, self._wanted = np.random.default_rng(seed), max(wanted, WANTED.get(len(start), WANTED_OF_MORE))
+        self._rng, self._wanted = np.random.default_rng(seed), wanted or WANTED.get(len(start), WANTED_OF_MORE)
         self._most, self._n_draws, self._is_cheap = most, n_draws, is_cheap
         self._df, self._least_size = max(_LEAST_DF, float(len(start))), max(_PER_DIM * len(start), 25.0)
         least = _MOST_SD_ERROR if len(start) <= MOST_SURE else _OF_MANY
         self._most_sd_error = max(least, _THICKER / np.sqrt(2.0 * self._wanted))
         self._rounds: list[_Round] = []
+        #: Whether a proposal was fitted to draws.
+        self.has_learned = False
         if look is not None:
             self._rounds.append(_Round(*look, inside.pairs(look[1], n_draws, self._rng), is_wide=True))
 
@@ -258,7 +261,7 @@ class Sampler:
             is_settled = is_light and relative_sd_errors(draws.g, draws.weights).max() < self._most_sd_error
             if total >= self._most or (size >= self._wanted and is_settled):
                 break
-            missing = _MORE * (self._wanted - size) / max(part, _LEAST_PART)
+            missing = max(_MORE * (self._wanted - size) / max(part, _LEAST_PART), _OF_TAIL * total)
             is_near = self._cov is not None and is_light and part > _NEAR
             most = max(total, _FIRST) * (_FASTER if is_near else 1)
             n = int(np.clip(missing, _LEAST, min(most, self._most - total, _MOST_IN_ROUND)))
@@ -453,7 +456,7 @@ class Sampler:
 
     def _fitted(self, draws: OutsideDraws, before: Margins) -> tuple[Proposal, Margins]:
         """Return a proposal fitted to what is known: margins, and a mixture of Student t of their normals."""
-        log_weights = draws.log_marginal - draws.log_density
+        log_weights, self.has_learned = draws.log_marginal - draws.log_density, True
         margins = before
         if self._of_modes is None:
             margins = Margins.fitted(draws.g, normalised_weights(tempered(log_weights, self._least_size)), before)
