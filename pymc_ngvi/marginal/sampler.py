@@ -30,15 +30,15 @@ from pymc_ngvi.marginal.margins import PROFILE, Margins, profile_lines
 from pymc_ngvi.marginal.mode import LatentMode, find_mode
 from pymc_ngvi.marginal.proposals import Base, Proposal, best_proposal, effective_size, mixture_of, tempered
 from pymc_ngvi.marginal.ridges import components_above, ridges, work_in_dimensions
-from pymc_ngvi.marginal.sampling import MOST_KHAT, relative_sd_errors
+from pymc_ngvi.marginal.sampling import LEAST_TAIL, MOST_KHAT, relative_sd_errors, tail_size
 
 #: Effective size of the values that is looked for, by how many coordinates there are, and how many of them at most.
 #: Quasi-random values of few coordinates have errors of 0.015 sd in means with these, and of 2 to 2.5 % in sds;
 #: independent ones would have 0.09 (of one), 0.06 (of two) and 0.05.
-WANTED, WANTED_OF_MORE, MOST = {1: 128.0, 2: 256.0}, 420.0, 4_000
-#: Values of the first round, and for each coordinate; of a round at least and at most; rounds at most; what those that
-#: are not from farther out come in multiples of.
-_FIRST, _FIRST_OF_EACH, _LEAST, _MOST_IN_ROUND, _MOST_ROUNDS, _UNIT = 64, 14, 36, 2_048, 12, 32
+WANTED, WANTED_OF_MORE, MOST = {1: 128.0, 2: 256.0}, 420.0, 16_000
+#: Values of the first round, and for each coordinate; of a round at least and at most; rounds at most, and how often
+#: many coordinates are drawn afresh; what draws that are not from farther out come in multiples of.
+_FIRST, _FIRST_OF_EACH, _LEAST, _MOST_IN_ROUND, _MOST_ROUNDS, _MOST_AFRESH, _UNIT = 64, 14, 36, 2_048, 12, 3, 32
 #: By how much the first proposal is wider than the curvature at a mode.
 _FIRST_SCALE = 1.15
 #: Part of a round that is drawn from farther out, and with what degrees of freedom: by how much farther at most, and
@@ -198,6 +198,11 @@ class OutsideDraws:
         return self.khat < HEAVIEST and self.moved < MOST_MOVED
 
     @property
+    def has_light_tails(self) -> bool:
+        """Tell whether no tail of a coordinate rests on few values."""
+        return self.khat < MOST_KHAT and tail_size(self.g, self.weights) > LEAST_TAIL * self.effective_size
+
+    @property
     def is_reliable(self) -> bool:
         """Tell whether the values stand for the posterior."""
         return self.is_settled and self.effective_size >= LEAST_SIZE and self.lost < MOST_LOST
@@ -240,6 +245,7 @@ class Sampler:
         least = _MOST_SD_ERROR if len(start) <= MOST_SURE else _OF_MANY
         self._most_sd_error = max(least, _THICKER / np.sqrt(2.0 * self._wanted))
         self._rounds: list[_Round] = []
+        self._n_first = min(_FIRST + _FIRST_OF_EACH * len(start), most)
         #: Whether a proposal was fitted to draws.
         self.has_learned = False
         if look is not None:
@@ -249,7 +255,7 @@ class Sampler:
         """Find the modes, then draw rounds until there is enough."""
         p = len(self._start)
         proposal, margins = self._first()
-        best, n, total = (0.0, proposal), min(_FIRST + _FIRST_OF_EACH * p, self._most), 0
+        best, n, total = (0.0, proposal), self._n_first, 0
         for _ in range(_MOST_ROUNDS):
             self._draw(proposal, n)
             draws, part = self._pooled(), self.efficiency()
@@ -257,14 +263,14 @@ class Sampler:
             n_draws = self._n_draws_for(draws.variance)
             if n_draws > self._n_draws:  # a round with fewer draws has shown the way, and is left out
                 self._n_draws, self._rounds, total, size = n_draws, [], 0, 0.0
-            is_light = draws.is_settled and draws.khat < MOST_KHAT
+            is_light = draws.is_settled and (draws.khat < MOST_KHAT if p > MOST_SURE else draws.has_light_tails)
             is_settled = is_light and relative_sd_errors(draws.g, draws.weights).max() < self._most_sd_error
-            if total >= self._most or (size >= self._wanted and is_settled):
+            is_taught = p <= MOST_SURE or part > _GOOD  # of many, draws are taken afresh from the last proposal
+            if total >= self._most or (size >= self._wanted and is_settled and is_taught):
                 break
-            missing = max(_MORE * (self._wanted - size) / max(part, _LEAST_PART), _OF_TAIL * total)
             is_near = self._cov is not None and is_light and part > _NEAR
             most = max(total, _FIRST) * (_FASTER if is_near else 1)
-            n = int(np.clip(missing, _LEAST, min(most, self._most - total, _MOST_IN_ROUND)))
+            n = int(np.clip(self._missing(size, total), _LEAST, min(most, self._most - total, _MOST_IN_ROUND)))
             best = max(best, (part, proposal), key=lambda one: one[0])
             is_enough = size >= (_ENOUGH if is_settled else 0.5 * _ENOUGH) * p
             if is_near or (best[0] > _GOOD and not is_enough):
@@ -281,12 +287,23 @@ class Sampler:
             one.pairs = self._inside.pairs(one.g, self._n_draws, self._rng)
         return self._pooled()
 
-    def afresh(self, draws: OutsideDraws, wanted: float) -> OutsideDraws:
-        """Return draws of a proposal that all of those before have taught, and no others."""
-        proposal = self._fitted(draws, self.proposal.margins)[0]
-        self._rounds, n = [], int(np.clip(wanted / max(self.efficiency(), _LEAST_PART), _LEAST, self._most))
-        self._draw(proposal, n)
-        return self._pooled()
+    def afresh(self, draws: OutsideDraws) -> OutsideDraws:
+        """Return draws of a proposal that all of those before have taught, and no others; again where that was bad."""
+        for _ in range(_MOST_AFRESH):
+            proposal, n = self._fitted(draws, self.proposal.margins)[0], self._n_first
+            self._rounds, total, size = [], 0, 0.0
+            while size < self._wanted and total < self._most:
+                self._draw(proposal, n)
+                draws = self._pooled()
+                total, size = len(draws.has_fit), draws.effective_size
+                n = int(np.clip(self._missing(size, total), _LEAST, self._most))
+            if draws.has_light_tails:
+                break
+        return draws
+
+    def _missing(self, size: float, total: int) -> float:
+        """Return how many more values make up for what an effective size lacks; some in any case, for the tails."""
+        return max(_MORE * (self._wanted - size) / max(self.efficiency(), _LEAST_PART), _OF_TAIL * total)
 
     @property
     def proposal(self) -> Proposal:
