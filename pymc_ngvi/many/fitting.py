@@ -44,7 +44,7 @@ from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.session import Earlier
 from pymc_ngvi.inference import NGVI
 from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.persistence import check_path, is_zarr, write
+from pymc_ngvi.results.persistence import write
 from pymc_ngvi.results.predictions import array_like, lengths_by_dim, plain_array
 
 # --- the data of one fit: checked, and put into the model ---
@@ -222,13 +222,7 @@ def _not_settable(model: pm.Model, name: object, valid: list[str]) -> str:
 
 
 def made_folder(path: str | Path) -> Path:
-    """Return where draws go: a folder, or a zarr store by a suffix that says so; made where it is not there."""
-    if is_zarr(path):
-        folder = check_path(path)
-        import zarr
-
-        zarr.open_group(folder, mode="a", zarr_format=3)  # groups that are there stay
-        return folder
+    """Return the folder that draws go to; made where it is not there."""
     folder = Path(path).absolute()
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"draws_to should be a folder; {str(folder)!r} is a file.")
@@ -411,10 +405,8 @@ class Fitter:
         of_pilot = self._inference.pilot and self._inference.pilot.record
         row.left_out = bool(of_pilot and of_pilot.searched and not (record.searched or record.comes_first))
         if asked.folder is not None:
-            # As a whole or not at all. Processes don't meet: each fit has a file, or a group.
-            as_zarr = is_zarr(asked.folder)
-            path = asked.folder / (f"fit_{row.index:06d}" + ".nc" * (not as_zarr))
-            write(approx.sample(asked.draws, random_seed=row.seed), path, as_zarr=as_zarr)
+            # As a whole or not at all.
+            write(approx.sample(asked.draws, random_seed=row.seed), asked.folder / f"fit_{row.index:06d}.nc")
 
 
 def _has_other_modes(approx: NGVIApproximation) -> bool:

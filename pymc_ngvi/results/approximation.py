@@ -1967,8 +1967,7 @@ class NGVIApproximation(Approximation):
         Parameters
         ----------
         path : str or PathLike
-            Ends in ``.nc``, ``.nc4``, ``.netcdf`` or ``.h5`` (netCDF-4), or in ``.zarr`` (zarr, a folder; needs the
-            package).
+            Ends in ``.nc``, ``.nc4``, ``.netcdf`` or ``.h5`` (netCDF-4).
         draws, random_seed, resumable, **kwargs
             As of `to_datatree`.
 
@@ -1976,10 +1975,8 @@ class NGVIApproximation(Approximation):
         ------
         ValueError
             For another suffix.
-        ImportError
-            For zarr, where it is not installed.
         FileNotFoundError, FileExistsError
-            If the folder does not exist; if there is something that is no file (no zarr store) to be replaced.
+            If the folder does not exist; if there is something that is no file to be replaced.
         """
         checked = check_path(path)
         write(self.to_datatree(draws, random_seed=random_seed, resumable=resumable, **kwargs), checked)
@@ -2067,7 +2064,7 @@ def load(
     Parameters
     ----------
     source : str, PathLike or DataTree
-        A netCDF file or zarr store, or what `NGVIApproximation.to_datatree` returned.
+        A netCDF file, or what `NGVIApproximation.to_datatree` returned.
     model : pymc.Model or Shards, optional
         The model that was fitted, made again, or the shards; default: the model of the context.
     **options
