@@ -88,8 +88,6 @@ def other_modes(density: ModelDensity, q: Distribution, elbo: float, rng: np.ran
 
 #: Estimated seconds that a report may take in any case, and as a part of the fit.
 SUMMARY, DIAGNOSIS = (1.2, 0.3), (4.0, 0.7)
-#: Seconds for the k-hat of a coordinate from 10,000 draws, and the part of a budget that these may take.
-_PER_KHAT, _OF_KHATS = 2e-3, 0.1
 #: Part of a budget for importance weights.
 _OF_WEIGHTS = 0.25
 #: Importance weights of fewer draws are not judged within a budget.
@@ -111,8 +109,6 @@ class Budget:
 
     #: Draws for importance weights; 0: none.
     n_weights: int
-    #: Coordinates that get a k-hat.
-    n_khats: int
     #: For moved draws, about.
     n_gradients: int
     #: Whether moved draws get less than they do where evaluations are cheap.
@@ -141,12 +137,8 @@ class Budget:
         n_weights = min(wanted.n_weights, int(_OF_WEIGHTS * seconds / costs.weight))
         if n_weights < min(FEWEST_WEIGHED, wanted.n_weights):
             n_weights = 0
-        one_khat = _PER_KHAT * max(n_weights, FEWEST_WEIGHED) / N_WEIGHED
-        n_khats = min(wanted.n_khats, int(_OF_KHATS * seconds / one_khat)) if n_weights else 0
-        left = seconds - n_weights * costs.weight - n_khats * one_khat
-        n_gradients = min(wanted.n_gradients, int(left / costs.gradient))
-        cut = n_gradients < wanted.n_gradients
-        return cls(n_weights, n_khats, n_gradients, cut, n_weights < wanted.n_weights)
+        n_gradients = min(wanted.n_gradients, int((seconds - n_weights * costs.weight) / costs.gradient))
+        return cls(n_weights, n_gradients, n_gradients < wanted.n_gradients, n_weights < wanted.n_weights)
 
 
 logger = logging.getLogger("pymc.ngvi")
@@ -155,7 +147,7 @@ logger = logging.getLogger("pymc.ngvi")
 def n_own(posterior: Posterior) -> int:
     """Return how many draws belong to the fit: those of a diagnosis, or where it has none, what costs as much."""
     record, costs = posterior.record, posterior.distribution.costs(posterior.density, posterior.record)
-    wanted = Budget(most_weighed(posterior, N_WEIGHED), 0, 0)
+    wanted = Budget(most_weighed(posterior, N_WEIGHED), 0)
     n = Budget.of(DIAGNOSIS, costs, record, wanted).n_weights
     n = n or int(np.clip(seconds_of(DIAGNOSIS, costs, record) / costs.weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
     if n < wanted.n_weights:
@@ -215,19 +207,6 @@ def weights_and_elbo(log_ratio: Array) -> tuple[Weights, Elbo]:
         value = float(log_ratio[finite].mean()) if n else -np.inf
         se = float(log_ratio[finite].std(ddof=1) / np.sqrt(n)) if n > 1 else np.inf
     return weigh(log_ratio)[1], Elbo(value, se)
-
-
-def coordinate_khats(log_ratio: Array, standardised: Array) -> Array:
-    """Return k-hat of the weighted mean and second moment of each coordinate, the worse of the two.
-
-    References
-    ----------
-    .. [1] A. Vehtari, D. Simpson, A. Gelman, Y. Yao and J. Gabry (2024). Pareto smoothed importance sampling.
-       JMLR 25(72). https://doi.org/10.48550/arXiv.1507.02646
-    """
-    with np.errstate(divide="ignore"):
-        sizes = np.log(np.abs(standardised.T))
-    return np.array([max(smoothed(log_ratio + size)[1], smoothed(log_ratio + 2.0 * size)[1]) for size in sizes])
 
 
 # --- gradients of log p at draws: means of their products with draws are known where these are of the posterior ---
@@ -444,8 +423,6 @@ def _once(
 
 #: Draws that are moved, trajectories of each, and gradients of all, about: by default, and thorough.
 _QUICK, _THOROUGH = (256, 4, 6_000), (512, 16, 40_000)
-#: Coordinates that get a k-hat of their own, at most: each takes two milliseconds.
-_MOST_KHATS = 200
 #: Weighed draws of which functionals are computed, at most, and what they should be worth; relative variance of weights
 #: that can't move these by as much as counts: no mean moves by more than its root, in standard deviations.
 _MOST_COMPUTED, _WORTH, _EQUAL = 2_000, 500, 0.02
@@ -460,8 +437,8 @@ def full_budget(posterior: Posterior, draws: int = N_WEIGHED, *, thorough: bool 
     """Return what a diagnosis takes where nothing is dear."""
     gradients = (_THOROUGH if thorough else _QUICK)[2]
     if posterior.distribution.kept_log_weights() is not None:
-        return Budget(0, 0, gradients)
-    return Budget(most_weighed(posterior, draws), min(_MOST_KHATS, posterior.layout.n_dim), gradients)
+        return Budget(0, gradients)
+    return Budget(most_weighed(posterior, draws), gradients)
 
 
 def budget_of(posterior: Posterior, share: tuple[float, float]) -> Budget:
@@ -488,7 +465,8 @@ def diagnose(
         budget = replace(budget, n_gradients=max(budget.n_gradients - n_compared, 0))
     costs = posterior.distribution.costs(density, record)
     with announced("Judging q", budget.n_weights * costs.weight + budget.n_gradients * costs.gradient):
-        weights, elbo, khats, ratio, theta = _weights_of(posterior, budget, of_weights, kept)
+        again = copy.deepcopy(of_weights)
+        weights, elbo, ratio = _weights_of(posterior, budget, of_weights, kept)
         how = (*(_THOROUGH if thorough else _QUICK)[:2], budget)
         functionals = functionals_of(density, posterior.constrain)
         found = drifts_of(posterior, rng, *how, functionals)
@@ -500,14 +478,14 @@ def diagnose(
     gap = float("nan") if record is None or record.is_pool else record.gap
     q = posterior.distribution
     context, seen = context_of(posterior), SCORED if found.n_scored else MOVED
-    further = [*_of_drifts(context, found), *_of_weighted(posterior, functionals, weights, ratio, theta)]
+    further = [*_of_drifts(context, found), *_of_weighted(posterior, functionals, weights, ratio, again)]
     return Diagnosis(
         findings=findings_of(context, gap, weights, moved, drift, equal, places, q, further, seen),
         outcome="not made by a fit" if record is None else str(record.status),
         gap=gap,
         elbo=elbo,
         weights=weights,
-        by_coordinate=_columns(drift, khats),
+        by_coordinate=_columns(drift, layout.n_dim),
         log_p_drift=Elbo(np.nan, np.nan) if found.joint is None else found.joint.mean,
         acceptance=moved.acceptance,
         n_moved=len(moved.end),
@@ -572,7 +550,7 @@ def _not_judged(posterior: Posterior) -> Diagnosis:
         gap=gap,
         elbo=unknown if record is None else record.elbo,
         weights=Weights(np.nan, np.nan, 0, 0),
-        by_coordinate=_columns(None, np.full(layout.n_dim, np.nan)),
+        by_coordinate=_columns(None, layout.n_dim),
         log_p_drift=unknown,
         acceptance=float("nan"),
         n_moved=0,
@@ -587,30 +565,14 @@ def _not_judged(posterior: Posterior) -> Diagnosis:
 
 def _weights_of(
     posterior: Posterior, budget: Budget, rng: np.random.Generator, kept: Kept | None
-) -> tuple[Weights, Elbo, Array, Array, Array]:
-    """Return weights, the ELBO, k-hats by coordinate, NaN where there are none, log weights of draws, and the draws."""
-    q, record, n = posterior.distribution, posterior.record, budget.n_weights
-    khats, own = np.full(q.n_dim, np.nan), q.kept_log_weights()
+) -> tuple[Weights, Elbo, Array]:
+    """Return weights, the ELBO, and log weights of draws."""
+    record, n, own = posterior.record, budget.n_weights, posterior.distribution.kept_log_weights()
     if own is not None or not n:
         weights = Weights(np.nan, np.nan, 0, 0) if own is None else weights_and_elbo(own)[0]
-        elbo = Elbo(np.nan, np.nan) if record is None else record.elbo
-        return weights, elbo, khats, np.empty(0), np.empty((0, q.n_dim))
-    again = copy.deepcopy(rng)
+        return weights, Elbo(np.nan, np.nan) if record is None else record.elbo, np.empty(0)
     ratio = weighed(posterior, n, rng) if kept is None else own_log_ratio(posterior, kept, n)
-    theta, finite = np.concatenate(list(draws_in_chunks(posterior, len(ratio), again))), np.isfinite(ratio)
-    index = _shown_first(posterior, budget.n_khats)
-    if finite.sum() >= MIN_KHAT_DRAWS:
-        khats[index] = coordinate_khats(ratio[finite], (theta[finite][:, index] - q.mean()[index]) / q.sd()[index])
-    return *weights_and_elbo(ratio), khats, ratio, theta
-
-
-def _shown_first(posterior: Posterior, n_most: int) -> NDArray[np.intp]:
-    """Return the coordinates whose k-hats are computed: all, or global ones first."""
-    n_dim = posterior.layout.n_dim
-    if n_dim <= n_most:
-        return np.arange(n_dim)
-    border = posterior.structure.border
-    return np.concatenate([border, np.setdiff1d(np.arange(n_dim), border)])[:n_most]
+    return *weights_and_elbo(ratio), ratio
 
 
 def _of_drifts(context: Context, found: Drifts) -> list[Finding]:
@@ -626,9 +588,12 @@ def _of_weighted(
     functionals: Functionals | None,
     weights: Weights,
     ratio: Array,
-    theta: Array,
+    rng: np.random.Generator,
 ) -> list[Finding]:
-    """Return what importance weights say of functionals, where they can be used and are not all but equal."""
+    """Return what importance weights say of functionals, where they can be used and are not all but equal.
+
+    The generator is in the state in which it made the draws that were weighed.
+    """
     if functionals is None or not len(ratio) or not weights.verdict(posterior.layout.n_dim).helps:
         return []
     if weights.n_draws < FEWEST_WEIGHED or weights.n_draws < (1.0 + _EQUAL) * weights.effective:
@@ -636,11 +601,13 @@ def _of_weighted(
     took = posterior.distribution.costs(posterior.density, posterior.record).weight * len(ratio)
     wanted = min(_MOST_COMPUTED, int(_WORTH * weights.n_draws / max(weights.effective, 1.0)))
     n = min(max(wanted, FEWEST_WEIGHED), len(ratio), functionals.affordable(took))
-    if n < FEWEST_WEIGHED or posterior.distribution.log_density(theta[:1]) is None:
+    if n < FEWEST_WEIGHED:
+        return []
+    theta, finite = np.concatenate(list(draws_in_chunks(posterior, len(ratio), rng)))[:n], np.isfinite(ratio[:n])
+    if posterior.distribution.log_density(theta[:1]) is None:
         return []  # draws may be those of a proposal, and not of q
-    finite = np.isfinite(ratio[:n])
     try:
-        return of_weighted(weighted_shift_of(functionals, theta[:n][finite], ratio[:n][finite]))
+        return of_weighted(weighted_shift_of(functionals, theta[finite], ratio[:n][finite]))
     except Exception:  # what a Deterministic raises at single draws is not for a diagnosis to tell
         return []
 
@@ -663,13 +630,12 @@ def _equal_modes(posterior: Posterior, budget: Budget) -> tuple[tuple[EqualModes
     return tuple(replace(of, covered="all") for of in found), n_compared + n
 
 
-def _columns(drift: Drift | None, khats: Array) -> dict[str, Array]:
-    result = {}
+def _columns(drift: Drift | None, n_dim: int) -> dict[str, Array]:
+    result, unknown = {}, Estimates(np.full(n_dim, np.nan), np.full(n_dim, np.nan))
     for measure in ("mean", "sd", "skewness"):
-        known = None if drift is None else drift.measures.get(measure)
-        result[f"{measure}_drift"] = np.full(len(khats), np.nan) if known is None else known.value
-        result[f"{measure}_drift_se"] = np.full(len(khats), np.nan) if known is None else known.se
-    return {**result, "khat": khats}
+        known = unknown if drift is None else drift.measures.get(measure, unknown)
+        result |= {f"{measure}_drift": known.value, f"{measure}_drift_se": known.se}
+    return result
 
 
 def _left_out(budget: Budget, moved: Moved, often: int, compared: bool, has_weights: bool) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ _MAX_WIDTH, _N_ROWS = 100, 8
 SYMMETRIES = "symmetries of log p"
 _RELIABLE = "Reliable, as far as these checks can tell."
 #: Columns of the table, by diagnostic; how they are shown.
-_SHOWN = {"mean_drift": "mean, sd", "sd_drift": "sd, %", "skewness_drift": "skewness", "khat": "k-hat"}
+_SHOWN = {"mean_drift": "mean, sd", "sd_drift": "sd, %", "skewness_drift": "skewness"}
 
 
 def wrap(text: str, first: str = "", then: str = "") -> str:
@@ -103,7 +103,7 @@ class Diagnosis:
         Pareto k-hat and effective sample size of importance weights.
     by_coordinate : dict of str to ndarray, shape (n_dim,)
         ``mean_drift`` in standard deviations of q, ``sd_drift`` relative to them, ``skewness_drift``, each with its
-        standard error, ``_se``; ``khat``, NaN where it was not computed.
+        standard error, ``_se``.
     log_p_drift : Elbo
         Drift of E[log p], nats.
     acceptance : float
@@ -342,9 +342,6 @@ class Diagnosis:
         columns = {}
         for name, title in _SHOWN.items():
             scale, form = (100.0, "+.0f") if name == "sd_drift" else (1.0, "+.2f")
-            if name == "khat":
-                columns[title] = [f"{v:.2f}" if np.isfinite(v) else "-" for v in of[name][worst]]
-                continue
             pairs = zip(scale * of[name][worst], scale * of[f"{name}_se"][worst], strict=True)
             columns[title] = [f"{v:{form}} ± {se:{form[1:]}}" if np.isfinite(v) else "-" for v, se in pairs]
         return pd.DataFrame(columns, index=[self.layout.label(int(i)) for i in worst])
