@@ -45,19 +45,9 @@ def _lower_weights(n: int, on_diagonal: float) -> Array:
     return weights
 
 
-def half_triangle(matrix: Array) -> Array:
-    """Return the lower triangle of a square matrix with its diagonal halved; all entries should be finite."""
-    return matrix * _lower_weights(matrix.shape[-1], 0.5)
-
-
-def lower_triangle(matrix: Array) -> Array:
-    """Return the lower triangle of a square matrix; all entries should be finite."""
-    return matrix * _lower_weights(matrix.shape[-1], 1.0)
-
-
-def strict_triangle(matrix: Array) -> Array:
-    """Return what is below the diagonal of a square matrix; all entries should be finite."""
-    return matrix * _lower_weights(matrix.shape[-1], 0.0)
+def lower_triangle(matrix: Array, on_diagonal: float = 1.0) -> Array:
+    """Return the lower triangle of a square matrix, its diagonal multiplied; all entries should be finite."""
+    return matrix * _lower_weights(matrix.shape[-1], on_diagonal)
 
 
 def all_finite(*arrays: Array) -> bool:

@@ -77,8 +77,9 @@ from pymc_ngvi.results.persistence import (
     content_of_q,
     content_of_tree,
     damaged,
+    data_of,
     differences,
-    fingerprints,
+    digest,
     free_variables,
     group_of,
     q_of,
@@ -1937,7 +1938,9 @@ class NGVIApproximation(Approximation):
         content = {
             **_content_of_fit(self),
             "variables": free_variables(self.model, self.layout),
-            "data": self._data.saved if isinstance(self._data, SavedData) else fingerprints(self.model),
+            "data": self._data.saved
+            if isinstance(self._data, SavedData)
+            else {name: digest(array) for name, array in data_of(self.model).items()},
             "backend": self.density.backend,
         }
         if self._next_step is not None:
@@ -1978,7 +1981,7 @@ class NGVIApproximation(Approximation):
         FileNotFoundError, FileExistsError
             If the folder does not exist; if there is something that is no file to be replaced.
         """
-        checked = check_path(path)
+        checked = check_path(path)  # before anything is made
         write(self.to_datatree(draws, random_seed=random_seed, resumable=resumable, **kwargs), checked)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -2047,8 +2050,7 @@ def _diagnosis_of(content: Content, layout: Layout) -> Diagnosis:
         raise DamagedError("what it has as findings is something else")
     if any(np.shape(column) != (layout.n_dim,) for column in content["by_coordinate"].values()):
         raise DamagedError("the diagnosis is of another number of coordinates")
-    parts = {"findings": findings, "weights": Weights(*content["weights"]), "layout": layout}
-    return Diagnosis(**{**content, **parts})
+    return Diagnosis(**{**content, "findings": findings, "weights": Weights(*content["weights"]), "layout": layout})
 
 
 # --- an approximation from a file, on the user's model ---

@@ -84,21 +84,6 @@ def reading(path: str | os.PathLike[str]) -> Iterator[xr.DataTree]:
         tree.close()
 
 
-def dataset_of(arrays: dict[str, NDArray[np.generic]]) -> xr.Dataset:
-    """Return arrays as a dataset; axes of one length share a dimension."""
-    data = {}
-    for name, array in arrays.items():
-        before = [array.shape[:axis].count(length) for axis, length in enumerate(array.shape)]
-        dims = [f"n_{n}_{k + 1}" if k else f"n_{n}" for n, k in zip(array.shape, before, strict=True)]
-        data[name] = xr.Variable(dims, array, encoding={"_FillValue": None})
-    return xr.Dataset(data)
-
-
-def arrays_of(tree: xr.DataTree) -> dict[str, NDArray[np.generic]]:
-    """Return the arrays of one group, read."""
-    return {str(name): np.asarray(variable.values) for name, variable in tree.to_dataset().variables.items()}
-
-
 #: A value as JSON, and one that is made of several.
 type Json = Any
 type Form = dict[str, Json]
@@ -155,15 +140,12 @@ class Encoder:
             case tuple() if type(value) is tuple:
                 return {"tuple": [self.encode(v, f"{path}.{i}") for i, v in enumerate(value)]}
             case Mapping():
-                items = enumerate(value.items())
-                return {"dict": [[self.encode(k, path), self._entry(k, v, path, i)] for i, (k, v) in items]}
+                # At a path that says the key where that is a plain word.
+                plain = [k if isinstance(k, str) and k.isidentifier() else i for i, k in enumerate(value)]
+                items = zip(value.items(), plain, strict=True)
+                return {"dict": [[self.encode(k, path), self.encode(v, f"{path}.{at}")] for (k, v), at in items]}
         entry = _entry_of(type(value), path)
         return {"class": entry.tag, "of": {k: self.encode(v, f"{path}.{k}") for k, v in entry.fields(value).items()}}
-
-    def _entry(self, key: object, value: object, path: str, index: int) -> Json:
-        """Encode the value of a dict, at a path that says its key where that is a plain word."""
-        plain = isinstance(key, str) and key.isidentifier()
-        return self.encode(value, f"{path}.{key if plain else index}")
 
     def _array(self, array: NDArray[np.generic], path: str) -> Form:
         if array.dtype.name not in _NUMBERS:
@@ -174,8 +156,7 @@ class Encoder:
         turned = array.flags.f_contiguous and not array.flags.c_contiguous
         form: Form = {"dtype": array.dtype.name} | ({"turned": True} if turned else {})
         if not array.size or (self._inline and array.size <= _FEW):
-            values = [self.encode(v, path) for v in array.ravel().tolist()]
-            form |= {"values": values, "shape": list(array.shape)}
+            form |= {"values": [self.encode(v, path) for v in array.ravel().tolist()], "shape": list(array.shape)}
         else:
             stored = array.T if turned else array
             self.arrays[path] = stored.view(np.uint8) if array.dtype == np.bool_ and array.ndim else stored
@@ -189,10 +170,10 @@ class Encoder:
             return {"dtype": array.dtype.str, "values": array.ravel().view(np.int64).tolist(), "shape": shape}
         if kind in "UO":
             # A label that is nothing else is its text.
-            plain = (
-                v if v is None or isinstance(v, bool | int | float | str) else str(v) for v in array.ravel().tolist()
-            )
-            values = [self.encode(v, path) for v in plain]
+            values = [
+                self.encode(v if v is None or isinstance(v, bool | int | float | str) else str(v), path)
+                for v in array.ravel().tolist()
+            ]
             return {"dtype": "str" if kind == "U" else "object", "values": values, "shape": shape}
         raise TypeError(f"{path} is an array of {array.dtype}, which a file can't hold.")
 
@@ -297,25 +278,23 @@ class FreeVariable:
 
 def free_variables(model: pm.Model, layout: Layout) -> list[FreeVariable]:
     """Return the free variables of a model in the order of its layout."""
-    transforms = {rv.name: transform for rv, transform in model.rvs_to_transforms.items()}
+    # Of a chain, the outermost first.
+    parts = {
+        rv.name: getattr(transform, "transform_list", [transform])[::-1]
+        for rv, transform in model.rvs_to_transforms.items()
+        if transform is not None
+    }
     return [
         FreeVariable(
             name=v.name,
             value_name=v.value_name,
             shape=v.shape,
-            transform=_transform_name(transforms.get(v.name)),
+            transform=" of ".join(type(part).__name__ for part in parts.get(v.name, ())),
             dims=v.dims,
             coords={dim: layout.coords[dim] for dim in v.dims or ()},
         )
         for v in layout.variables
     ]
-
-
-def _transform_name(transform: object) -> str:
-    if transform is None:
-        return ""
-    parts = getattr(transform, "transform_list", [transform])  # of a chain
-    return " of ".join(type(part).__name__ for part in reversed(parts))
 
 
 def differences(saved: list[FreeVariable], now: list[FreeVariable]) -> list[str]:
@@ -359,12 +338,8 @@ def _labels(labels: NDArray[np.generic]) -> str:
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-def fingerprints(model: pm.Model) -> dict[str, str]:
-    """Return a digest of each observed variable and of each ``pm.Data`` of a model, by name."""
-    return {name: digest(array) for name, array in _data_of(model).items()}
-
-
-def _data_of(model: pm.Model) -> dict[str, NDArray[np.generic]]:
+def data_of(model: pm.Model) -> dict[str, NDArray[np.generic]]:
+    """Return each observed variable and each ``pm.Data`` of a model, by name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of observations that are a graph, such as minibatches: their data have a name
         observed = find_observations(model)
@@ -395,7 +370,7 @@ class SavedData(DataSnapshot):
 
     def changed(self) -> list[str]:
         """Return the names of the data that differ from what they were, or that are no longer there."""
-        now = _data_of(self._of_model)
+        now = data_of(self._of_model)
         names = [*self.saved, *(name for name in now if name not in self.saved)]
         return [name for name in names if name not in now or self._digest(name, now[name]) != self.saved.get(name)]
 
@@ -507,15 +482,21 @@ def group_of(content: Mapping[str, object], *, inline: bool, attrs: Mapping[str,
     """Return values as a dataset of their arrays, and of JSON for the rest."""
     encoder = Encoder(inline=inline)
     text = json.dumps({name: encoder.encode(value, name) for name, value in content.items()}, allow_nan=False)
-    as_bytes = np.frombuffer(text.encode(), dtype=np.uint8)  # netCDF limits the length of attributes
-    return dataset_of({_JSON: as_bytes, **encoder.arrays}).assign_attrs(attrs or {})
+    data = {}
+    # As bytes, since netCDF limits the length of attributes; axes of one length share a dimension.
+    for name, array in {_JSON: np.frombuffer(text.encode(), dtype=np.uint8), **encoder.arrays}.items():
+        before = [array.shape[:axis].count(length) for axis, length in enumerate(array.shape)]
+        dims = [f"n_{n}_{k + 1}" if k else f"n_{n}" for n, k in zip(array.shape, before, strict=True)]
+        data[name] = xr.Variable(dims, array, encoding={"_FillValue": None})
+    return xr.Dataset(data, attrs=attrs)
 
 
 def _content_of(group: xr.DataTree | xr.DataArray) -> Content:
-    arrays = arrays_of(cast(xr.DataTree, group))
+    variables = cast(xr.DataTree, group).to_dataset().variables
+    arrays = {str(name): np.asarray(variable.values) for name, variable in variables.items()}
     listed = json.loads(arrays.pop(_JSON).astype(np.uint8).tobytes())
-    decoder = Decoder(arrays)
-    return {str(name): decoder.decode(form) for name, form in listed.items()}
+    decode = Decoder(arrays).decode
+    return {str(name): decode(form) for name, form in listed.items()}
 
 
 def versions() -> Content:
@@ -562,19 +543,17 @@ def content_of_q(q: VariationalState, record: FitRecord | None) -> Content:
     entry = entry_of(type(q))
     if entry is not None and hasattr(q, "content"):
         return {"class": entry.tag, "content": q.content()}
-    if entry is None or not hasattr(q, "arrays"):
-        known = ", ".join(kind.__name__ for kind in _STATES.values())
-        raise TypeError(f"q is a {type(q).__name__}, which is none of {known}: it can't be saved.")
-    return {"class": entry.tag, **q.arrays()}
+    if entry is not None and hasattr(q, "arrays"):
+        return {"class": entry.tag, **q.arrays()}
+    known = ", ".join(kind.__name__ for kind in _STATES.values())
+    raise TypeError(f"q is a {type(q).__name__}, which is none of {known}: it can't be saved.")
 
 
 def q_of(content: Content, density: ModelDensity) -> VariationalState:
     """Return q on a model: the inverse of `content_of_q`."""
     params = dict(content)
     tag = params.pop("class")
-    entry = with_tag(tag)
-    if entry is None:
-        raise UnknownTagError(tag)
+    entry = _with_tag(tag)
     if hasattr(entry.cls, "of_content"):
         return entry.cls.of_content(params["content"], density)
     if tag not in _STATES:

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy.special import expit
 
 from pymc_ngvi.core.draws import chunks, draws_of
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, smoothed, weigh
-from pymc_ngvi.core.sizes import HELD, MAX_DENSE_DIM, N_WEIGHED, STREAMED, WEIGHTS, check_draws, seed_of
+from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, weigh
+from pymc_ngvi.core.sizes import HELD, MAX_DENSE_DIM, N_SHOWN, N_WEIGHED, STREAMED, WEIGHTS, check_draws, seed_of
 from pymc_ngvi.core.status import Elbo
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import ModelDensity
@@ -92,8 +91,8 @@ SUMMARY, DIAGNOSIS = (1.2, 0.3), (4.0, 0.7)
 _OF_WEIGHTS = 0.25
 #: Importance weights of fewer draws are not judged within a budget.
 FEWEST_WEIGHED = 1_000
-#: Part of the gradients for comparing log p with its mirror images; evaluations at least, below which there are none.
-_OF_SYMMETRIES, _LEAST_COMPARED = 0.05, 16
+#: Part of the gradients for comparing log p with its mirror images; with too few for two of these, there are none.
+_OF_SYMMETRIES = 0.05
 
 
 def seconds_of(share: tuple[float, float], costs: Costs, record: FitRecord | None) -> float:
@@ -122,7 +121,7 @@ class Budget:
     def compared(self, wanted: int) -> int:
         """Return how many log densities there are for symmetries: as many as wanted where nothing is cut."""
         n = int(min(wanted, _OF_SYMMETRIES * self.n_gradients)) if self.cut else wanted
-        return n if n >= _LEAST_COMPARED else 0
+        return n if n >= 2 * N_COMPARED else 0
 
     @classmethod
     def of(
@@ -276,8 +275,8 @@ def _mean_of(values: Array) -> Estimates:
 _AGAIN = 3
 #: Draws that are moved where a posterior's own checks speak for it, and trajectories of each.
 FEW_MOVED, FEW_TRAJECTORIES = 64, 2
-#: Gradients at other draws, then, and fewest of these.
-_SCORED, _FEWEST_SCORED = 512, 64
+#: Gradients at other draws, then; at least as many as draws are moved.
+_SCORED = 512
 #: Part of a budget that is too small for all of these that such gradients take.
 _OF_SCORES = 0.4
 
@@ -394,8 +393,8 @@ def _once(
 ) -> Drifts:
     q, density, n_scored = posterior.distribution, posterior.density, 0
     if budget.scored:
-        n = min(_SCORED, max(int(_OF_SCORES * budget.n_gradients), min(_FEWEST_SCORED, budget.n_gradients)))
-        n_scored = n if n >= _FEWEST_SCORED else 0
+        n = min(_SCORED, max(int(_OF_SCORES * budget.n_gradients), min(FEW_MOVED, budget.n_gradients)))
+        n_scored = n if n >= FEW_MOVED else 0
     scores = score_drift_of(posterior, rng, n_scored, functionals) if n_scored else None
     if scores is not None and functionals is not None:
         functionals = functionals.without_predictors()
@@ -423,9 +422,9 @@ def _once(
 
 #: Draws that are moved, trajectories of each, and gradients of all, about: by default, and thorough.
 _QUICK, _THOROUGH = (256, 4, 6_000), (512, 16, 40_000)
-#: Weighed draws of which functionals are computed, at most, and what they should be worth; relative variance of weights
-#: that can't move these by as much as counts: no mean moves by more than its root, in standard deviations.
-_MOST_COMPUTED, _WORTH, _EQUAL = 2_000, 500, 0.02
+#: What weighed draws of which functionals are computed should be worth; relative variance of weights that can't move
+#: these by as much as counts: no mean moves by more than its root, in standard deviations.
+_WORTH, _EQUAL = 500, 0.02
 _NO_BUDGET = "diagnose(draws=10_000) has no budget."
 _IN_PART = (
     "the model reads pm.Minibatch data, and log p is that of one batch. Load what `save` writes on a model of all of "
@@ -599,7 +598,7 @@ def _of_weighted(
     if weights.n_draws < FEWEST_WEIGHED or weights.n_draws < (1.0 + _EQUAL) * weights.effective:
         return []
     took = posterior.distribution.costs(posterior.density, posterior.record).weight * len(ratio)
-    wanted = min(_MOST_COMPUTED, int(_WORTH * weights.n_draws / max(weights.effective, 1.0)))
+    wanted = min(N_SHOWN, int(_WORTH * weights.n_draws / max(weights.effective, 1.0)))
     n = min(max(wanted, FEWEST_WEIGHED), len(ratio), functionals.affordable(took))
     if n < FEWEST_WEIGHED:
         return []

@@ -63,10 +63,6 @@ class Finding:
     cure: str
     serious: bool
 
-    def __str__(self) -> str:
-        """Return both sentences."""
-        return f"{self.text} {self.cure}".rstrip()
-
 
 #: Characters in a line at most, fewer on a narrow terminal; coordinates in the table.
 _MAX_WIDTH, _N_ROWS = 100, 8
@@ -168,9 +164,7 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         """One of "reliable", "not reliable", and "not judged" where too few evaluations were within the budget."""
-        if any(f.serious for f in self.findings):
-            return "not reliable"
-        return "not judged" if self.open else "reliable"
+        return "not reliable" if self.reasons else "not judged" if self.open else "reliable"
 
     @property
     def reliable(self) -> bool:
@@ -180,12 +174,12 @@ class Diagnosis:
     @property
     def reasons(self) -> list[str]:
         """Why q is not reliable: sentences that name variables and a cure; empty where it is."""
-        return [str(f) for f in self.findings if f.serious]
+        return self._with_cures(True)
 
     @property
     def remarks(self) -> list[str]:
         """What else was found, of less weight."""
-        return [str(f) for f in self.findings if not f.serious]
+        return self._with_cures(False)
 
     @property
     def khat(self) -> float:
@@ -217,8 +211,7 @@ class Diagnosis:
 
     def to_frame(self) -> pd.DataFrame:
         """Return a table with a row for each coordinate, by label."""
-        labels = [self.layout.label(i) for i in range(self.layout.n_dim)]
-        return pd.DataFrame(self.by_coordinate, index=labels)
+        return pd.DataFrame(self.by_coordinate, index=[self.layout.label(i) for i in range(self.layout.n_dim)])
 
     # --- in words ---
 
@@ -283,6 +276,9 @@ class Diagnosis:
         compared = self.n_log_p and SYMMETRIES not in self.left_out
         return "not looked for, but for those by symmetry" if compared else "not looked for"
 
+    def _with_cures(self, serious: bool) -> list[str]:
+        return [f"{f.text} {f.cure}".rstrip() for f in self.findings if f.serious is serious]
+
     def _texts(self, serious: bool) -> list[str]:
         return [f.text for f in self.findings if f.serious is serious]
 
@@ -318,15 +314,12 @@ class Diagnosis:
         limit, verdict = khat_limit(self.weights.n_draws), self.weights.verdict(self.layout.n_dim)
         if verdict is WeightVerdict.EVEN:
             return "of no weight, as importance weights are nearly equal"
-        trusted = "can correct q" if verdict.helps else "can't correct q"
-        return f"importance weights {trusted} (limit {limit:.2f})"
+        return f"importance weights {'can' if verdict.helps else "can't"} correct q (limit {limit:.2f})"
 
     def _worst(self) -> NDArray[np.intp]:
         """Return the coordinates that stand out most, the worst first."""
-        values = self.by_coordinate
-        with np.errstate(invalid="ignore"):
-            size = np.fmax(np.abs(values["mean_drift"]) / 0.3, np.abs(values["sd_drift"]) / 0.25)
-        return np.argsort(-np.nan_to_num(size), kind="stable")[:_N_ROWS]
+        sizes = [np.abs(self.by_coordinate[f"{name}_drift"]) / SERIOUS[name] for name in ("mean", "sd")]
+        return np.argsort(-np.nan_to_num(np.fmax(*sizes)), kind="stable")[:_N_ROWS]
 
     def _of_table(self) -> str:
         which = f" The worst {_N_ROWS} of {self.layout.n_dim:,} coordinates:" if self.layout.n_dim > _N_ROWS else ""
@@ -532,7 +525,7 @@ _NEAR_FARTHEST = 0.3
 
 def of_modes(context: Context, q: Distribution, *, has_symmetries: bool) -> list[Finding]:
     """Say which modes a fit found beside its own, and that are not covered."""
-    known = () if context.record is None else context.record.modes
+    known = [] if context.record is None else context.record.modes
     modes = [mode for mode in known if not (mode.is_equal and has_symmetries)]
     if not modes:
         return []
@@ -567,8 +560,6 @@ _GAP_MUCH = 0.5
 #: Part of the square of the distance between independent draws that moved draws move by, on average, before they count
 #: as moved.
 _FORGOTTEN = 0.5
-#: Equal modes that are counted; of more, it is said that they are many.
-_MOST_COUNTED = 1_000
 #: How to keep one of several equal modes.
 _FIXED = {
     "labels": "Order a vector of these (transform=pm.distributions.transforms.ordered, increasing initval).",
@@ -755,8 +746,7 @@ def _of_equal_modes(context: Context, equal: Sequence[EqualModes]) -> list[Findi
         number = math.prod(e.number for e in of_kind)
         others = f"What does not depend on the {kind}, such as predictions, is not affected."
         part = "some" if context.traits.has_components else of_kind[0].covered
-        covered = f"{part} of {number:,} equal modes" if number <= _MOST_COUNTED else f"{part} of many equal modes"
-        text = f"log p stays the same when {what}: q covers {covered}. {others}"
+        text = f"log p stays the same when {what}: q covers {part} of {number:,} equal modes. {others}"
         result.append(Finding(text, f"{_FIXED[kind]} {context.several_modes_cure()}", True))
     return result
 

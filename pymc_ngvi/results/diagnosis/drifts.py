@@ -3,8 +3,8 @@
 import math
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from itertools import chain, combinations, islice
 from typing import NamedTuple
 
@@ -202,8 +202,8 @@ class Estimates:
 
     def with_others(self, other: "Estimates", part: float) -> "Estimates":
         """Return the mean of two estimates, of which this one has a part of the weight."""
-        value = part * self.value + (1.0 - part) * other.value
-        return Estimates(value, np.hypot(part * self.se, (1.0 - part) * other.se))
+        rest = 1.0 - part
+        return Estimates(part * self.value + rest * other.value, np.hypot(part * self.se, rest * other.se))
 
 
 def critical(n: int) -> float:
@@ -403,14 +403,12 @@ class JointDrift:
         n = self.n_draws + other.n_draws
         mine, others = (Estimates(*map(np.asarray, drift.location)) for drift in (self, other))
         location = mine.with_others(others, self.n_draws / n)
-        return JointDrift(
-            mean=other.mean,
+        return replace(
+            other,
             location=Elbo(float(location.value), float(location.se)),
-            far=self.far,
             rises=np.concatenate([self.rises, other.rises]),
             n_falls=self.n_falls + other.n_falls,
             n_draws=n,
-            n_dim=self.n_dim,
         )
 
 
@@ -447,21 +445,16 @@ def trimmed_mean(values: Array) -> Elbo:
 _CONSTANT = 1e-3
 
 
-def normal_scores(values: Array) -> Array:
-    """Two samples of a quantity compared by ranks: what has heavy tails is compared as well as what has none.
-
-    Values of both samples are replaced by normal scores, the quantiles of a standard normal at their ranks among all.
-    These are the same for any increasing function of the quantity, such as its logarithm, and their moments exist.
-    """
-    with np.errstate(invalid="ignore"):
-        return np.asarray(ndtri((rankdata(values, axis=0) - 0.5) / len(values)))
-
-
 def rank_drift(before: Array, after: Array) -> tuple[Estimates, Estimates]:
-    """Return by how much mean and standard deviation of normal scores change."""
+    """Return by how much mean and standard deviation of normal scores change.
+
+    Values of both samples are replaced by the quantiles of a standard normal at their ranks among all. These are the
+    same for any increasing function of the quantity, such as its logarithm, and their moments exist: what has heavy
+    tails is compared as well as what has none.
+    """
     n = len(before)
-    scores = normal_scores(np.concatenate([before, after]))
-    old, new = scores[:n], scores[n:]
+    with np.errstate(invalid="ignore"):
+        old, new = np.split(ndtri((rankdata(np.concatenate([before, after]), axis=0) - 0.5) / (2 * n)), 2)
     old_mean, new_mean, old_sd, new_sd = old.mean(axis=0), new.mean(axis=0), old.std(axis=0), new.std(axis=0)
     usable = (old_sd > _CONSTANT) & (new_sd > _CONSTANT)  # False for NaN
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -585,9 +578,8 @@ _MOST_APART = 2
 
 def transform_of(variable: Variable) -> str:
     """Return the name of the transform of a variable; empty where it has none."""
-    if variable.value_name == variable.name:
-        return ""
-    return variable.value_name.removeprefix(f"{variable.name}_").removesuffix("__")
+    transformed = variable.value_name != variable.name
+    return variable.value_name.removeprefix(f"{variable.name}_").removesuffix("__") if transformed else ""
 
 
 class _Item(NamedTuple):
@@ -697,8 +689,8 @@ def _twins(layout: Layout) -> list[list[_Item]]:
     for one, other in combinations(layout.variables[:_MOST_SETS], 2):
         apart = _apart(one.name, other.name)
         if apart and one.shape == other.shape and transform_of(one) == transform_of(other):
-            item = _Item((one, other), 0, np.stack([flat[one.where], flat[other.where]]))
-            alike.setdefault(apart, []).append(item)
+            places = np.stack([flat[one.where], flat[other.where]])
+            alike.setdefault(apart, []).append(_Item((one, other), 0, places))
     return list(alike.values())
 
 
@@ -708,8 +700,7 @@ def _apart(one: str, other: str) -> tuple[str, str] | None:
     head = next((i for i in range(n) if one[i] != other[i]), n)
     tail = next((i for i in range(n - head) if one[-1 - i] != other[-1 - i]), n - head)
     first, second = one[head : len(one) - tail], other[head : len(other) - tail]
-    short = max(len(first), len(second)) <= _MOST_APART and head + tail > 0
-    return (first, second) if short else None
+    return (first, second) if max(len(first), len(second)) <= _MOST_APART and head + tail > 0 else None
 
 
 # --- modes that are equal by symmetry, of which q covers one: labels of a mixture, the sign of a factor ---
@@ -758,7 +749,7 @@ def equal_modes(
 class _Image(Enum):
     """Where a candidate maps q: into itself, elsewhere, or elsewhere and it is a symmetry of log p."""
 
-    SAME, OTHER, MISSED = range(3)
+    SAME, OTHER, MISSED = auto(), auto(), auto()
 
 
 def _is_new(family: SymmetryFamily, known: list[tuple[SymmetryFamily, list[_Image]]]) -> bool:
