@@ -85,8 +85,7 @@ def model_given(model: pm.Model | None, shards: object, batches: Batches | None)
 
 def streamed(model: pm.Model, batches: Batches, last: Streamed | None) -> Streamed:
     """Return a model with where its data come from, which stays the same while the batches do."""
-    source = last.source if last is not None and last.source.given is batches else BatchSource(batches)
-    return Streamed(model, source)
+    return Streamed(model, last.source if last is not None and last.source.given is batches else BatchSource(batches))
 
 
 def check_not_empty(density: ModelDensity) -> None:
@@ -303,10 +302,8 @@ class NGVI(Inference):
         that will be fitted, so that callbacks can use its nodes. Only another model or family takes another object. An
         exact posterior is an object of its own, whose ``gaussian`` is the one that was fitted.
         """
-        if self._result is not None:
-            return self._result
-        if self._fitted is not None:
-            return self._fitted
+        if (last := self._result or self._fitted) is not None:
+            return last
         if self._prepared is None:
             problem = self._problem(None, None)
             start = self._from(problem.density)
@@ -450,9 +447,7 @@ class NGVI(Inference):
 
     def _seed(self) -> int:
         """Return the seed of the next fit: that of the approximation made for it, or a new one."""
-        if self._next_seed is not None:
-            return self._next_seed
-        return seed_of(self._given["random_seed"])
+        return seed_of(self._given["random_seed"]) if self._next_seed is None else self._next_seed
 
     def _from(self, density: ModelDensity) -> Mapping[str, ArrayLike] | Earlier | None:
         """Return the means to start from, or the earlier fit."""

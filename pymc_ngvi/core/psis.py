@@ -171,10 +171,8 @@ def khat_error(khat: float, n_draws: int) -> float:
     .. [1] R. L. Smith (1987). Estimating tails of probability distributions. Annals of Statistics 15(3).
        https://doi.org/10.1214/aos/1176350499
     """
-    if not np.isfinite(khat):
-        return float("nan")
     n_tail = tail_length(n_draws)
-    return float(max(1.0 + khat, 0.5) * np.sqrt(n_tail) / (n_tail + 10.0))
+    return float(max(1.0 + khat, 0.5) * np.sqrt(n_tail) / (n_tail + _PRIOR_DRAWS)) if np.isfinite(khat) else np.nan
 
 
 class WeightVerdict(Enum):
@@ -313,9 +311,8 @@ def weigh(log_p: Array, log_q: Array | float = 0.0) -> tuple[Array, Weights]:
         khat = float("inf")
     smooth = smooth - logsumexp(smooth)
     found = Weights(khat, _effective(smooth), n, n_lost, uneven, n_behind)
-    if found.verdict() is WeightVerdict.EVEN:
-        return raw, found._replace(effective=_effective(raw))
-    return smooth, found
+    even = found.verdict() is WeightVerdict.EVEN
+    return (raw, found._replace(effective=_effective(raw))) if even else (smooth, found)
 
 
 def _effective(log_weights: Array) -> float:

@@ -121,8 +121,7 @@ def _beta(a: Array, b: Array, x: Array) -> tuple[Array, ...]:
 
 def _gamma(k: Array, x: Array) -> tuple[Array, ...]:
     """Return the derivatives of P by k, once and twice."""
-    sign = np.where(x > k, -1.0, 1.0)
-    return tuple(sign * part for part in _gamma_tail(k, x))
+    return tuple(np.where(x > k, -1.0, 1.0) * part for part in _gamma_tail(k, x))
 
 
 class _Latest:

@@ -27,14 +27,14 @@ from pymc.progress_bar import default_progress_theme
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as Remaining
 
-from pymc_ngvi.core.messages import OURS, shortened, suggestion
+from pymc_ngvi.core.messages import OURS, listed, shortened, suggestion
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.sizes import MANY, seed_of
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactError, StartError
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.info import Simulated, with_data_for, without_casts
+from pymc_ngvi.density.info import Simulated, quoted, with_data_for, without_casts
 from pymc_ngvi.density.shards.cluster import Advice, Cluster, Lost, client_of
 from pymc_ngvi.density.shards.errors import BrokenExecutorError
 from pymc_ngvi.fitting.modes.search import ModeSearch
@@ -116,9 +116,10 @@ class Slots:
         expected = {*self.names, *self.dims}
         if set(entry) != expected:
             lacks, more = sorted(expected - set(entry)), sorted(map(str, set(entry) - expected))
-            parts = [f"lacks {', '.join(map(repr, lacks))}"] * bool(lacks)
-            parts += [f"has {', '.join(map(repr, more))}, which the first has not"] * bool(more)
-            raise ValueError(f"The dict {' and '.join(parts)}: all dicts need the same names, {_listed(expected)}.")
+            parts = [f"lacks {quoted(lacks)}"] * bool(lacks)
+            parts += [f"has {quoted(more)}, which the first has not"] * bool(more)
+            names = quoted(sorted(expected))
+            raise ValueError(f"The dict {' and '.join(parts)}: all dicts need the same names, {names}.")
         arrays = {inner: self._array(name, entry[name]) for name, inner in self.names.items()}
         arrays |= {name: plain_array(name, entry[name]) for name in self.dims}
         self._check_lengths(arrays)
@@ -188,7 +189,7 @@ class Slots:
 
 def digest_of(arrays: Mapping[str, AnyArray]) -> bytes:
     """Return what tells whether data are the same."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b()
     for name in sorted(arrays):
         array = arrays[name]
         digest.update(f"{name}{array.dtype}{array.shape}".encode())
@@ -201,10 +202,6 @@ def _check_is_dict(entry: object) -> None:
         raise ValueError(f"Each of the data should be a dict of arrays by name; got {shortened(entry)}.")
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, sorted(names)))
-
-
 def _not_settable(model: pm.Model, name: object, valid: list[str]) -> str:
     """Return why something can't be given data."""
     valid = list(dict.fromkeys(valid))
@@ -213,7 +210,7 @@ def _not_settable(model: pm.Model, name: object, valid: list[str]) -> str:
     if name in model.named_vars:
         return (
             f"data has {name!r}, which is neither a pm.Data nor an observed variable whose values are all there. "
-            f"Those of the model are {_listed(valid)}."
+            f"Those of the model are {quoted(sorted(valid))}."
         )
     return f"data has {name!r}, which the model has not: {suggestion(name, valid)}"
 
@@ -536,8 +533,8 @@ def fit_elsewhere(fitter: Fitter, cases: Iterator[Numbered], run: Run) -> Iterat
 
 def failed(fitter: Fitter, index: int, why: str | Exception) -> Row:
     """Return the row of a case that was not fitted."""
-    text = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
-    return Row(index, fitter.asked.seed(index), error=text)
+    error = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
+    return Row(index, fitter.asked.seed(index), error=error)
 
 
 def _pickled(case: Case) -> bytes:
@@ -734,9 +731,6 @@ def _part(having: Sequence[int], searched: Sequence[Row]) -> str:
 
 # --- goes through the cases, one after the other, in processes or on Dask, and collects rows as they are done ---
 
-#: Fits that a warning names, at most.
-_MOST_NAMED = 5
-
 #: Where fits are made: in so many processes, or on a cluster.
 type Place = int | Cluster
 
@@ -787,8 +781,7 @@ def fitted_rows(fitter: Fitter, cases: Iterable[Case], place: Place, total: int 
 
 
 def _kept(rows: Sequence[Row], total: int | None) -> str:
-    of = "" if total is None else f" of {total:,}"
-    return f"{len(rows):,}{of} fits were done, which are kept."
+    return f"{_words(len(rows), total, 0)} were done, which are kept."
 
 
 def _read(cases: Iterable[Case]) -> Iterator[Numbered]:
@@ -814,8 +807,7 @@ def _report_failures(rows: Sequence[Row]) -> None:
     failed = [row for row in rows if row.error]
     if not failed:
         return
-    which = ", ".join(str(row.index) for row in sorted(failed, key=lambda row: row.index)[:_MOST_NAMED])
-    which += ", ..." if len(failed) > _MOST_NAMED else ""
+    which = listed(sorted(row.index for row in failed))
     reason = f"The reason of fit {failed[0].index}: {failed[0].error}"
     if len(failed) == len(rows):
         raise ValueError(f"All {len(rows):,} fits failed. {reason}")

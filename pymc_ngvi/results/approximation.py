@@ -306,9 +306,8 @@ class NGVIApproximation(Approximation):
     @property
     def _begins_with(self) -> VariationalState:
         """What another fit begins from: q, or the Gaussian that belongs to an exact or a nested posterior."""
-        if self._next_step is None or self._gaussian is not None:
-            return self.gaussian.q
-        return getattr(self._state, "gaussian")  # noqa: B009 (of pools alone)
+        is_made = self._next_step is None or self._gaussian is not None
+        return self.gaussian.q if is_made else self._state.gaussian  # type: ignore[attr-defined]  # of pools alone
 
     @property
     def plan(self) -> Plan | None:
@@ -799,9 +798,12 @@ class NGVIApproximation(Approximation):
         ValueError
             For fewer than 100 draws; where ``pm.set_data`` changed the data after the fit.
         """
-        own = draws is None and random_seed is None
-        ratio = log_ratio_of(self._posterior, self._kept, draws, None if own else self.generator(random_seed))
+        ratio = self._log_ratio(draws, random_seed)
         return pareto_khat(ratio, np.zeros(len(ratio)))
+
+    def _log_ratio(self, draws: int | None, random_seed: Seed) -> Array:
+        own = draws is None and random_seed is None
+        return log_ratio_of(self._posterior, self._kept, draws, None if own else self.generator(random_seed))
 
     def diagnose(self, *, thorough: bool = False, draws: int | None = None, random_seed: Seed = None) -> Diagnosis:
         """Return whether means and standard deviations of q can be relied on, why not, and what to do.
@@ -974,8 +976,7 @@ class NGVIApproximation(Approximation):
     @property
     def is_exact(self) -> bool:
         """Whether this is the posterior up to simulation error, rather than a Gaussian or another q."""
-        checks = self.checks
-        return checks is not None and checks.is_exact
+        return self.checks is not None and self.checks.is_exact
 
     @property
     def is_nested(self) -> bool:
@@ -1307,8 +1308,7 @@ class NGVIApproximation(Approximation):
         ImportError
             Where Matplotlib is not installed.
         """
-        own = draws is None and random_seed is None
-        ratio = log_ratio_of(self._posterior, self._kept, draws, None if own else self.generator(random_seed))
+        ratio = self._log_ratio(draws, random_seed)
         return plot_khat(ratio, np.zeros(len(ratio)), title=khat_title(self._posterior), ax=ax)
 
     def plot_comparison(
@@ -1543,8 +1543,8 @@ class NGVIApproximation(Approximation):
         >>> abs(found.sample(4_000, random_seed=1).posterior["p"].mean().item() - 12 / 20) < 0.01
         True
         """
-        given = {**(priors or {}), **by_name}
-        return reweighted(self._posterior, given, draws, self._generator_of_fit(random_seed, sizes.PRIORS))
+        rng = self._generator_of_fit(random_seed, sizes.PRIORS)
+        return reweighted(self._posterior, {**(priors or {}), **by_name}, draws, rng)
 
     def prior_sensitivity(
         self,

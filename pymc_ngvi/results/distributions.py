@@ -22,6 +22,7 @@ from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import base_of, draws_of
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import OURS
+from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.prices import hessian_in_gradients
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS
 from pymc_ngvi.core.sizes import check_cov_size, check_draws
@@ -105,13 +106,11 @@ def flat_dataset(
     layout: Layout, vectors: Array, leading: Mapping[str, Sequence[str] | NDArray[np.generic]] | None = None
 ) -> xr.Dataset:
     """Return unconstrained vectors as a Dataset by value name, dims and coords where they are named."""
-    leading = leading or {}
-    data = {}
+    leading, data = leading or {}, {}
     for v in layout.variables:
-        dims = (*leading, *dims_of(v))
-        coords = {**leading, **{d: layout.coords[d] for d in v.dims or ()}}
         part = vectors[..., v.where].reshape(vectors.shape[:-1] + v.shape)
-        data[v.value_name] = xr.DataArray(part, dims=dims, coords=coords)
+        coords = {**leading, **{d: layout.coords[d] for d in v.dims or ()}}
+        data[v.value_name] = xr.DataArray(part, dims=(*leading, *dims_of(v)), coords=coords)
     return xr.Dataset(data)
 
 
@@ -188,8 +187,7 @@ def indices_of(layout: Layout, names: str | Sequence[str], others: Iterable[str]
         known = ", ".join(map(repr, [*(v.name for v in layout.variables), *sorted(others)]))
         kind = "variable" if others else "free variable"
         raise ValueError(f"No {kind} is called {', '.join(map(repr, unknown))}; there are {known}.")
-    ranges = [np.arange(where[name].start, where[name].stop) for name in wanted]
-    return np.concatenate(ranges) if ranges else np.empty(0, dtype=np.intp)
+    return np.concatenate([np.arange(0), *(np.arange(where[name].start, where[name].stop) for name in wanted)])
 
 
 def element_names(variable: xr.DataArray, leading: int) -> list[str]:
@@ -363,8 +361,7 @@ class Distribution:
         if self.n_dim <= _MOST_MATCHED:
             z = base[:, : self.n_dim]
             z -= z.mean(axis=0)
-            factor = np.linalg.cholesky(z.T @ z / len(z))
-            z[:] = linalg.solve_lower(factor, np.ascontiguousarray(z.T)).T
+            z[:] = linalg.solve_lower(np.linalg.cholesky(z.T @ z / len(z)), np.ascontiguousarray(z.T)).T
         return np.asarray(self.q.draws(base))
 
     def effective(self, n: int) -> float:
@@ -397,9 +394,7 @@ class Distribution:
         """Return the covariance of some coordinates; raise ValueError where that would take too much memory."""
         block = getattr(self.q, "cov_block", None)
         check_cov_size(self.n_dim if block is None else len(index))
-        if block is not None:
-            return np.asarray(block(index))
-        return self.cov()[np.ix_(index, index)]
+        return self.cov()[np.ix_(index, index)] if block is None else np.asarray(block(index))
 
     @property
     def gaussian(self) -> GaussianState:
@@ -517,8 +512,8 @@ class MixtureDistribution(Distribution):
     def remark(self, density: ModelDensity, record: FitRecord | None, n: int, rng: np.random.Generator) -> str:
         """Say what the mixture gains over the single Gaussian that it began from."""
         if record is None or record.gaussian is None:
-            number = f"{self.q.n_components} components, {effective_components(self.q.weights):.1f} effective"
-            return f"Mixture of {number}."
+            n, effective = self.q.n_components, effective_components(self.q.weights)
+            return f"Mixture of {n} components, {effective:.1f} effective."
         return worth_between(self.q, record.gaussian, density, n, rng).sentence()
 
 
@@ -699,11 +694,13 @@ class Posterior:
     @property
     def structure(self) -> ModelStructure:
         """Which coordinates are independent of each other given which others."""
-        summed = self.density.summed
-        if summed is None:
-            return ModelStructure(self.layout, self.density.structural_pattern, self.distribution.arrow)
-        sums = tuple(np.flatnonzero(weights) for weights in summed.weights)
-        return ModelStructure(self.layout, summed.among, self.distribution.arrow, sums=sums)
+        sums = () if self.density.summed is None else tuple(map(np.flatnonzero, self.density.summed.weights))
+        return ModelStructure(self.layout, self.pattern, self.distribution.arrow, sums=sums)
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """Entries of the Hessian of log p that can differ from 0, sums over many coordinates aside."""
+        return self.density.structural_pattern if self.density.summed is None else self.density.summed.among
 
     def draw(self, n: int, rng: np.random.Generator) -> Array:
         """Return unconstrained draws, (n, n_dim); warn where some are NaN."""

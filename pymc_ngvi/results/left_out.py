@@ -234,8 +234,7 @@ def _scored(predictives: Predictives, parts: DataParts) -> Scores:
 
 def _in_sample(posterior: Posterior, elementwise: ObservedLogp, parts: DataParts, rng: np.random.Generator) -> Array:
     """Return log densities of scores under the posterior of all data."""
-    n = int(np.clip(MOST_NUMBERS // parts.scored.shape[0], 1, N_SHOWN))
-    theta, log_weights = _draws(posterior, n, rng)
+    theta, log_weights = _draws(posterior, int(np.clip(MOST_NUMBERS // parts.scored.shape[0], 1, N_SHOWN)), rng)
     whole = DataParts(parts.scored, parts.scored, np.arange(parts.scored.shape[0]))
     return _log_mean(log_weights, _sums(elementwise, theta, whole)[1])[0]
 
@@ -260,8 +259,7 @@ def _fitted_again(
             logger.debug("A fit without a part failed.", exc_info=True)
             failed.append(part)
             continue
-        which = np.flatnonzero(parts.part == part)
-        scores.elpd[which] = _without(found, elementwise, masked, parts.only(part), rng)
+        scores.elpd[parts.part == part] = _without(found, elementwise, masked, parts.only(part), rng)
         scores.khat[part] = 0.0  # as `arviz_stats.reloo` has it
     logger.info(f"Fits without {len(again):,} parts took {in_words(time.perf_counter() - began)}.")
     return failed
@@ -502,8 +500,7 @@ def _sites_of(found: ObservedRows, q: GaussianState) -> Iterator[RowSites]:
     pairs = [kind.rows.index[:, [a, b]] for kind in found.kinds for a in range(kind.rows.k) for b in range(a + 1)]
     maps = ManyMaps.of(linear)
     entries = Entries(maps.sparsity, maps.columns, pairs)
-    values = linear.covariances(q, entries.rows, entries.cols)[None]
-    covariances = iter(entries.of(maps).covariances(values))
+    covariances = iter(entries.of(maps).covariances(linear.covariances(q, entries.rows, entries.cols)[None]))
     eta = linear(q.location[None])[0]
     for kind in found.kinds:
         k = kind.rows.k
@@ -544,5 +541,4 @@ def _dataset(posterior: Posterior, name: str, shape: tuple[int, ...], values: di
         "n_missing": int(np.isnan(values["log_density"]).sum()),
         "n_influential": int((values["influence"] > INFLUENTIAL).sum()),
     }
-    data = {key: (dims, value.reshape(shape)) for key, value in values.items()}
-    return xr.Dataset(data, coords=coords, attrs=attrs)
+    return xr.Dataset({key: (dims, v.reshape(shape)) for key, v in values.items()}, coords=coords, attrs=attrs)

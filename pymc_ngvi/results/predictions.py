@@ -479,9 +479,7 @@ class Treatments:
     def _check_processes(self, rv: Any, axes: Mapping[int, _Axis]) -> None:
         """Raise ValueError where elements that depend on each other are not all there, those of the fit first."""
         [place] = [v for v in self.posterior.layout.variables if v.name == rv.name]
-        pattern, summed = self.posterior.density.structural_pattern, self.posterior.density.summed
-        pattern = summed.among if pattern is None and summed is not None else pattern
-        apart: tuple[int, ...] = ()
+        pattern, apart = self.posterior.pattern, tuple[int, ...]()
         if pattern is not None and len(place.shape) == rv.type.ndim:
             apart = uncoupled_axes(place, pattern)
         for number, axis in axes.items():
@@ -640,8 +638,7 @@ def _axes_of(new: NewData, name: str, shape: tuple[int, ...]) -> tuple[tuple[str
             dim, labels = f"{name}_dim_{i}", None
         dims.append(dim)
         found = range(n) if labels is None or len(labels) != n else labels
-        is_mixed = len({type(label) for label in found}) > 1
-        coords[dim] = np.array(found, dtype=object if is_mixed else None)
+        coords[dim] = np.array(found, dtype=object if len(set(map(type, found))) > 1 else None)
     return tuple(dims), coords
 
 
@@ -910,8 +907,8 @@ def _effects(
     }
     dims = posterior.model.named_vars_to_dims
     raw = frozenset(v.name for v in posterior.layout.variables if set(labels) & set(dims.get(v.name) or ()))
-    tree = predictions_at(posterior, theta, labels, groups, wanted, random_seed, effects=raw)
-    return tree["predictions"].to_dataset()
+    made = predictions_at(posterior, theta, labels, groups, wanted, random_seed, effects=raw)
+    return made["predictions"].to_dataset()
 
 
 def _by_levels(

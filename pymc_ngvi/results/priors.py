@@ -84,9 +84,8 @@ class JudgedDraws:
         """Judge draws with new weights; warn where they can't be relied on."""
         log_weights = made.log_weights + log_ratio
         # Weights of equal globals stand or fall together.
-        found = [weigh(of)[1] for of in (log_weights, made.by_globals(log_weights))]
-        judged = [of for of in found if of.n_draws >= MIN_KHAT_DRAWS]
-        worst = max(judged, key=lambda of: (not of.verdict().helps, of.khat))
+        found = (weigh(of)[1] for of in (log_weights, made.by_globals(log_weights)))
+        worst = max((w for w in found if w.n_draws >= MIN_KHAT_DRAWS), key=lambda w: (not w.verdict().helps, w.khat))
         helps, size, cure = worst.verdict().helps, _effective(made, log_weights), fit
         if not helps:
             limit = khat_limit(worst.n_draws)
@@ -165,8 +164,8 @@ def log_mean(draws: JointDraws, log_ratio: Array) -> tuple[float, float]:
         logs.append(np.log(of_part.sum()) + top)
     before, after = sums
     k = len(before)
-    error = np.sqrt(np.sum((after - before) ** 2) * k / (k - 1)) if k > 1 else np.inf
-    return float(logs[1] - logs[0]), float(error)
+    error = float(np.sqrt(np.sum((after - before) ** 2) * k / (k - 1))) if k > 1 else np.inf
+    return float(logs[1] - logs[0]), error
 
 
 def joint_draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[JointDraws, tuple[str, ...]]:
@@ -393,8 +392,7 @@ def reweighted(posterior: Posterior, priors: Mapping[str, Any], draws: int, rng:
     log_ratio[np.isnan(log_ratio)] = -np.inf  # at draws that could not be made
     if not np.isfinite(made.log_weights + log_ratio).any():
         raise ValueError(f"The new prior of {' or '.join(new.names)} is 0 at all draws of the posterior: fit again.")
-    fit = _elsewhere(posterior) or _FIT
-    return Reweighted.of(posterior, made, log_ratio, rng, draws, doubts, fit, priors=new)
+    return Reweighted.of(posterior, made, log_ratio, rng, draws, doubts, _elsewhere(posterior) or _FIT, priors=new)
 
 
 def _elsewhere(posterior: Posterior) -> str:
@@ -516,8 +514,7 @@ def _drawn(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[
     made, doubts = joint_draws(posterior, draws, rng)
     if not made.log_weights.any():
         return made.theta, doubts
-    q = WeightedDistribution(posterior.distribution, made.theta, made.log_weights, 0, {})
-    return q.draw(draws, rng), doubts
+    return WeightedDistribution(posterior.distribution, made.theta, made.log_weights, 0, {}).draw(draws, rng), doubts
 
 
 def _log_likelihood(posterior: Posterior, theta: Array, names: Sequence[str], *, is_all: bool) -> Array:
@@ -529,8 +526,8 @@ def _log_likelihood(posterior: Posterior, theta: Array, names: Sequence[str], *,
     if not is_all:
         return TermSums(model, layout, lambda: log_densities(model, names))(theta)
     others = [*(v.name for v in layout.variables), *(term.name for term in model.potentials)]
-    rest = TermSums(model, layout, lambda: log_densities(model, others, jacobian=True))
-    return posterior.density.logp(theta) - rest(theta)
+    of_others = TermSums(model, layout, lambda: log_densities(model, others, jacobian=True))(theta)
+    return posterior.density.logp(theta) - of_others
 
 
 def _shown(posterior: Posterior, theta: Array, var_names: Names, seed: int) -> xr.Dataset:
@@ -551,8 +548,7 @@ def _shown(posterior: Posterior, theta: Array, var_names: Names, seed: int) -> x
 
 def _khat(log_density: Array) -> float:
     """Return the larger k-hat of the weights of both powers; -inf where these are equal."""
-    zero = np.zeros(len(log_density))
-    return max(pareto_khat((power - 1.0) * log_density, zero) for power in _POWERS)
+    return max(pareto_khat((power - 1.0) * log_density, np.zeros_like(log_density)) for power in _POWERS)
 
 
 # --- new rows of a model, checked, and their log densities at draws of the posterior ---
@@ -588,8 +584,7 @@ class NewRows:
         self.new.check_fixed({name: of.shape[1:] for name, of in one.items()})
         # Each element by its number in the fit: treatments tell where it is now.
         numbers = {name: np.arange(of.size).reshape(of.shape) for name, of in one.items()}
-        plan = Treatments(posterior, self._graph, self.new, "new", frozenset(), numbers, {})
-        self._treatments = plan.of(needed)
+        self._treatments = Treatments(posterior, self._graph, self.new, "new", frozenset(), numbers, {}).of(needed)
         self._treatments |= {name: Treatment(size=values.shape) for name, values in self.observed.items()}
         self._check_priors()
         treated = {name: t for name in numbers if (t := self._treatments.get(name)) is not None}
@@ -687,8 +682,7 @@ class NewRows:
     @cached_property
     def is_new(self) -> dict[str, NDArray[np.bool_]]:
         """Tell which elements of the variables that have grown were not in the fit: those that draws differ in."""
-        free = self.free(self.point)
-        first, second = (self.drawn(free, seed) for seed in (0, 1))
+        first, second = (self.drawn(self.free(self.point), seed) for seed in (0, 1))
         return {name: (first[name] != second[name])[0] for name in self.grown}
 
     def is_continued(self, name: str) -> bool:
@@ -973,8 +967,7 @@ class _Proposal:
         drawn = self._with(drawn, values)
         prior = self._rows.prior_logp(self._rows.known(self._free, drawn))
         log_prior = (self._sums @ self._elements(prior).T).T
-        mixed = np.logaddexp(np.log(_FROM_PRIOR) + log_prior, np.log1p(-_FROM_PRIOR) + log_q)
-        return drawn, log_prior - mixed
+        return drawn, log_prior - np.logaddexp(np.log(_FROM_PRIOR) + log_prior, np.log1p(-_FROM_PRIOR) + log_q)
 
     def _elements(self, drawn: Values) -> Array:
         """Return all new elements, (n, n_elements)."""
@@ -1014,8 +1007,7 @@ class _Candidates:
         with np.errstate(invalid="ignore"):
             taken = np.log(self._rng.random(log_density.shape)) < log_density - self._log_sum
         for name, part in self._parts.items():
-            of_element = taken[:, np.maximum(part, 0)] & (part >= 0)
-            self.drawn[name] = np.where(of_element, drawn[name], self.drawn[name])
+            self.drawn[name] = np.where(taken[:, np.maximum(part, 0)] & (part >= 0), drawn[name], self.drawn[name])
 
     @property
     def log_mean(self) -> Array:
@@ -1205,8 +1197,7 @@ def _with_rows(
         doubts.append("the conditional distribution of a group with new rows is skewed, and known by its moments only")
     drawn: dict[str, AnyArray] = {}
     if depends is not None:
-        log_weights = made.log_weights + log_ratio
-        of_new, drawn, variance = with_new_elements(rows, free, log_weights, depends, numbers, rng)
+        of_new, drawn, variance = with_new_elements(rows, free, made.log_weights + log_ratio, depends, numbers, rng)
         log_ratio = log_ratio + of_new
         if variance > _NOISE:
             doubts.append("the densities of rows of new levels are known from few candidates")

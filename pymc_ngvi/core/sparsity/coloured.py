@@ -1,7 +1,6 @@
 """The mean Hessian at the entries of a pattern, from one product for each colour."""
 
 import functools
-import itertools
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -84,7 +83,7 @@ def _own_colours(rows: Indices, cols: Indices, n_dim: int) -> NDArray[np.bool_]:
     What the rest will need is estimated by its highest degree: neighbours of one vertex mostly need different colours.
     """
     degrees = _degrees(rows, cols, n_dim)
-    best, fewest = np.zeros(n_dim, dtype=bool), _estimate(rows, cols, n_dim)
+    best, fewest = np.zeros(n_dim, dtype=bool), degrees.max(initial=0) + 1
     descending = np.sort(degrees)[::-1]
     ratios = (descending[:-1] + 1.0) / (descending[1:] + 1.0)
     for cut in np.sort(np.argsort(-ratios, kind="stable")[:_N_CUTS]):
@@ -92,19 +91,14 @@ def _own_colours(rows: Indices, cols: Indices, n_dim: int) -> NDArray[np.bool_]:
             continue
         own = degrees >= descending[cut]
         inside = ~(own[rows] | own[cols])
-        total = int(own.sum()) + _estimate(rows[inside], cols[inside], n_dim)
+        total = own.sum() + _degrees(rows[inside], cols[inside], n_dim).max(initial=0) + 1
         if total < fewest:
             best, fewest = own, total
     return best
 
 
-def _estimate(rows: Indices, cols: Indices, n_dim: int) -> int:
-    """Return the colours of the neighbourhood of one vertex, if they are all different."""
-    return int(_degrees(rows, cols, n_dim).max(initial=0)) + 1
-
-
 def _degrees(rows: Indices, cols: Indices, n_dim: int) -> Indices:
-    return np.bincount(rows, minlength=n_dim) + np.bincount(cols, minlength=n_dim)
+    return np.bincount(np.concatenate([rows, cols]), minlength=n_dim)
 
 
 def _graph(rows: Indices, cols: Indices, n_dim: int) -> sparse.csr_array:
@@ -162,8 +156,7 @@ def _greedily(graph: sparse.csr_array) -> Indices | None:
         np.arange(n_dim),
         *(rng.permutation(n_dim) for _ in range(4)),
     ]
-    flat = graph.indices.tolist()
-    neighbours = [flat[a:b] for a, b in itertools.pairwise(graph.indptr.tolist())]
+    neighbours = [part.tolist() for part in np.split(graph.indices, graph.indptr[1:-1])]
     found = [_star_colouring(neighbours, order.tolist()) for order in orders[: max(_ALL_GREEDY_EDGES // work, 1)]]
     return min(found, key=lambda colours: int(colours.max()))
 

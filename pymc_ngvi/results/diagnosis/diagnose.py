@@ -3,7 +3,7 @@
 import copy
 import logging
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -327,26 +327,16 @@ class Drifts:
         return self.joint.stands_out or (not self.n_scored and (of_functionals or self.joint.is_suspicious))
 
     def seen_again(self, other: "Drifts") -> "Drifts":
-        """Return, of moments, what this and an independent one have in common; of all else, what both show together.
+        """Return, of coordinates and predictors, what this and an independent one have in common; else the other one.
 
-        Where gradients were looked at, a posterior's own checks speak for it, and all has to be seen twice: errors of
-        few draws are known roughly, and of products with gradients as well.
+        There are thousands of the former, and errors of few draws are known roughly.
         """
         if self.moments is None or other.moments is None:
             return other
-        return replace(
-            other,
-            moments=self.moments.seen_again(other.moments),
-            joint=_of_both(self.joint, other.joint, JointDrift.with_others),
-            functionals=_of_both(
-                self.functionals, other.functionals, Drift.seen_again if other.n_scored else Drift.with_others
-            ),
-            predictors=_of_both(self.predictors, other.predictors, Drift.seen_again),
-        )
-
-
-def _of_both[D](one: D | None, other: D | None, join: Callable[[D, D], D]) -> D | None:
-    return other if one is None or other is None else join(one, other)
+        predictors = other.predictors
+        if self.predictors is not None and predictors is not None:
+            predictors = self.predictors.seen_again(predictors)
+        return replace(other, moments=self.moments.seen_again(other.moments), predictors=predictors)
 
 
 def most_moved(n_dim: int, n_draws: int) -> int:
@@ -367,8 +357,8 @@ def drifts_of(
     Notes
     -----
     Of a pool, thousands of coordinates err by chance: what other checks speak against has to be seen twice, in the same
-    coordinates. What is computed of draws, and log p, are judged by both sets of draws together, of which the second is
-    larger: no importance weights tell what is wrong with these.
+    coordinates. What is computed of draws, and log p, are judged by the second set of draws, which is larger: no
+    importance weights tell what is wrong with these.
 
     Where the own checks of a pool speak for it, few draws are moved first, and gradients at more of them looked at.
     """

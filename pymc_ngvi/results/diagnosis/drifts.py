@@ -3,7 +3,7 @@
 import math
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import chain, combinations, islice
 from typing import NamedTuple
@@ -200,11 +200,6 @@ class Estimates:
         value, se = np.where(less, self.value, other.value), np.where(less, self.se, other.se)
         return Estimates(np.where(self.value * other.value <= 0.0, 0.0, value), se)
 
-    def with_others(self, other: "Estimates", part: float) -> "Estimates":
-        """Return the mean of two estimates, of which this one has a part of the weight."""
-        rest = 1.0 - part
-        return Estimates(part * self.value + rest * other.value, np.hypot(part * self.se, rest * other.se))
-
 
 def critical(n: int) -> float:
     """Return the standard errors that none of ``n`` estimates of 0 exceeds, but for a probability of `FAMILY_WISE`."""
@@ -275,12 +270,6 @@ class Drift:
         """Return what this drift and an independent one have in common."""
         measures = {name: of.seen_again(other.measures[name]) for name, of in self.measures.items()}
         return Drift(measures, other.n_draws, self.functionals)
-
-    def with_others(self, other: "Drift") -> "Drift":
-        """Return what two sets of moved draws show together."""
-        n = self.n_draws + other.n_draws
-        measures = {name: of.with_others(other.measures[name], self.n_draws / n) for name, of in self.measures.items()}
-        return Drift(measures, n, self.functionals)
 
 
 def drift_of(moved: Moved, mean: Array, sd: Array) -> Drift:
@@ -396,19 +385,6 @@ class JointDrift:
         return (
             f"log p of most draws drifts by {self.location} nats; it rises by more than {self.far:.0f} at "
             f"{len(self.rises):,}, and falls as far at {self.n_falls:,} of {self.n_draws:,}"
-        )
-
-    def with_others(self, other: "JointDrift") -> "JointDrift":
-        """Return what two sets of moved draws show together."""
-        n = self.n_draws + other.n_draws
-        mine, others = (Estimates(*map(np.asarray, drift.location)) for drift in (self, other))
-        location = mine.with_others(others, self.n_draws / n)
-        return replace(
-            other,
-            location=Elbo(float(location.value), float(location.se)),
-            rises=np.concatenate([self.rises, other.rises]),
-            n_falls=self.n_falls + other.n_falls,
-            n_draws=n,
         )
 
 
