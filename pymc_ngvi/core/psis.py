@@ -143,9 +143,7 @@ def pareto_khat(log_p: Array, log_q: Array) -> float:
     if len(log_p) < MIN_KHAT_DRAWS:
         raise ValueError(f"k-hat needs at least {MIN_KHAT_DRAWS} draws; got {len(log_p)}. Take 10,000.")
     log_ratio = np.asarray(log_p, dtype=np.float64) - np.asarray(log_q, dtype=np.float64)
-    if np.any(log_ratio == np.inf) or not np.isfinite(log_ratio).any():
-        return float("inf")
-    return smoothed(log_ratio)[1]
+    return np.inf if np.any(log_ratio == np.inf) else smoothed(log_ratio)[1]
 
 
 def khat_limit(n_draws: int) -> float:

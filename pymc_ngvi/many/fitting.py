@@ -633,10 +633,10 @@ def in_processes(fitter: Fitter, n_jobs: int) -> Run:
     def run(cases: Iterator[Sent], is_alone: bool) -> Rows:
         """Return the cases in hand when a process ended, none where all are done."""
         n_processes, n_in_hand = (1, 1) if is_alone else (n_jobs, n_jobs * IN_HAND)
-        context = multiprocessing.get_context("spawn")  # a fork would take over locks of threads
-        pool = ProcessPoolExecutor(n_processes, context, initializer=_begin, initargs=(kit,))
-        in_hand: dict[int, bytes] = {}
-        futures: dict[Future[Row], int] = {}
+        # Spawned: a fork would take over locks of threads.
+        spawn = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(n_processes, spawn, initializer=_begin, initargs=(kit,))
+        in_hand, futures = dict[int, bytes](), dict[Future[Row], int]()
         try:
             while True:
                 for index, case in itertools.islice(cases, n_in_hand - len(in_hand)):

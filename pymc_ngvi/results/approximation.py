@@ -1647,8 +1647,7 @@ class NGVIApproximation(Approximation):
             Where arviz-plots or Matplotlib is not installed.
         """
         own = ("prior_var_names", "likelihood_var_names", "draws", "threshold", "random_seed")
-        chosen = {name: options.pop(name) for name in own if name in options}
-        found = self.prior_sensitivity(var_names, **chosen)
+        found = self.prior_sensitivity(var_names, **{name: options.pop(name) for name in own if name in options})
         return plot_sensitivity(found.tree, found.table, **options)
 
     # --- new_rows ---

@@ -479,7 +479,7 @@ class MixtureDistribution(Distribution):
     def detail(self) -> str:
         """The weights, the largest first."""
         largest = [f"{w:.2f}" for w in np.sort(self.q.weights)[::-1][:_MAX_SHOWN]]
-        return f"with weights {', '.join(largest)}{', ...'[: 5 * (self.q.n_components > _MAX_SHOWN)]}"
+        return f"with weights {', '.join(largest)}{', ...' * (self.q.n_components > _MAX_SHOWN)}"
 
     @property
     def arrow(self) -> Partition | None:

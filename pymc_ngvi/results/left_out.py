@@ -15,9 +15,9 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.parts import DataParts
 from pymc_ngvi.core.prices import in_words
-from pymc_ngvi.core.psis import MOST_KHAT, khat_limit, smoothed
+from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, MOST_KHAT, khat_limit, smoothed
 from pymc_ngvi.core.refusal import NotApart
-from pymc_ngvi.core.sizes import MOST_NUMBERS, N_SHOWN, seed_of
+from pymc_ngvi.core.sizes import HELD, MOST_NUMBERS, N_SHOWN, seed_of
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.new_priors import log_excess, unnormalised
@@ -104,7 +104,7 @@ def _pool_of(posterior: Posterior, kind: type, what: str) -> PoolState:
 #: Draws of a fit that was made again, which see tails.
 _N_OF_REFIT = 20_000
 #: Draws at least: fewer do not tell whether weights are good.
-_FEWEST_DRAWS = 200
+_FEWEST_DRAWS = 2 * MIN_KHAT_DRAWS
 _LOG = "log"
 
 #: From log p to what fits it, again and again as its data change: from a seed to the posterior.
@@ -207,7 +207,7 @@ def _draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[Arra
 def _sums(elementwise: ObservedLogp, theta: Array, parts: DataParts) -> tuple[Array, Array]:
     """Return log densities of parts and of scores at draws, a few draws at a time."""
     out, scored = [], []
-    size = max(1, MOST_NUMBERS // 8 // parts.n_rows)
+    size = max(1, HELD // 2 // parts.n_rows)
     for start in range(0, len(theta), size):
         values = elementwise(theta[start : start + size]).T
         out.append((parts.out @ values).T)

@@ -15,6 +15,7 @@ from scipy.special import boxcox, inv_boxcox, softmax
 from scipy.stats import norm
 
 from pymc_ngvi.core.linalg import cholesky
+from pymc_ngvi.core.messages import listed
 from pymc_ngvi.core.psis import khat_limit, pareto_khat, tail_length, weigh
 from pymc_ngvi.core.status import format_elbo, format_gap
 from pymc_ngvi.core.types import Array
@@ -402,7 +403,7 @@ def _columns(
             )
         of = _coordinates(ours[variable], theirs[variable])
         if name != variable and name not in of:
-            raise ValueError(f"{variable!r} has no coordinate {name!r}; there are {', '.join(list(of)[:5])}, ...")
+            raise ValueError(f"{variable!r} has no coordinate {name!r}; there are {listed(list(of), '{}')}.")
         found |= of if name == variable else {name: of[name]}
     if not found:
         raise ValueError("There is no coordinate to show: q and the reference have no variable in common.")

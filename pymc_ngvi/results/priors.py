@@ -540,8 +540,8 @@ def _shown(posterior: Posterior, theta: Array, var_names: Names, seed: int) -> x
         known = [v.name for v in posterior.layout.variables] + [d.name for d in posterior.density.deterministics]
         names = checked_names(var_names, known)
     values = narrow(posterior, Kept(), frozenset(names))(theta, random_seed=seed)
-    trace = to_multitrace(posterior.model, values, {}, 1)
-    made = to_datatree(trace, posterior.model, include_transformed=False)["posterior"].to_dataset()
+    tree = to_datatree(to_multitrace(posterior.model, values, {}), posterior.model, include_transformed=False)
+    made = tree["posterior"].to_dataset()
     shown = made[names] if planned is None else planned.arranged(made)[0]
     return shown[[name for name, of in shown.data_vars.items() if (np.ptp(of.to_numpy(), axis=(0, 1)) > 0.0).any()]]
 
@@ -886,7 +886,6 @@ def with_new_elements(
     sums = sparse.csr_array((np.ones(len(which)), (of_row, which)), shape=(n_parts, depends.shape[0]))
     part_of = {name: np.where(of < 0, -1, part[of]) for name, of in numbers.items()}
     proposal = _Proposal(rows, free, part_of, n_parts, rng)
-    chosen = _Candidates(n_parts, part_of, rng)
 
     def of_rows(drawn: Values) -> Array:
         return (sums @ rows.logp(rows.known(free, drawn)).T).T
@@ -895,12 +894,24 @@ def with_new_elements(
         pilots = [rows.drawn(free, seed_of(rng)) for _ in range(_PILOTS)]
         proposal.learn(pilots, [of_rows(drawn) for drawn in pilots], log_weights)
     most = max(_FIRST, min(_MOST, HELD // (len(log_weights) * (n_parts + proposal.n_elements))))
-    for i in range(most):
+    # Of the candidates of each part, one is kept, with a chance in proportion to its weight.
+    log_sum, log_square, chosen = np.full((1, n_parts), -np.inf), np.full((1, n_parts), -np.inf), dict[str, AnyArray]()
+    for n in range(1, most + 1):
         drawn, log_ratio = proposal.draw()
-        chosen.add(drawn, of_rows(drawn) + log_ratio)
-        if i + 1 >= _FIRST and chosen.variance < _MOST_VARIANCE:
+        log_density = of_rows(drawn) + log_ratio
+        log_density = np.where(np.isfinite(log_density), log_density, -np.inf)
+        log_sum, log_square = np.logaddexp(log_sum, log_density), np.logaddexp(log_square, 2.0 * log_density)
+        with np.errstate(invalid="ignore"):
+            taken = np.log(rng.random(log_density.shape)) < log_density - log_sum
+            of_weights = np.exp(log_square - 2.0 * log_sum) - 1.0 / n
+        for name, part in part_of.items():
+            kept = taken[:, np.maximum(part, 0)] & (part >= 0)
+            chosen[name] = np.where(kept, drawn[name], chosen.get(name, drawn[name]))
+        # That of the error of the sum of logarithms over parts, in the mean over draws.
+        variance = float(np.nan_to_num(of_weights, nan=1.0).sum(axis=1).mean())
+        if n >= _FIRST and variance < _MOST_VARIANCE:
             break
-    return chosen.log_mean.sum(axis=1), chosen.drawn, chosen.variance
+    return (log_sum - np.log(n)).sum(axis=1), chosen, variance
 
 
 def _tied(rows: NewRows, numbers: dict[str, Ints], same: Values, many: Values) -> Ints:
@@ -983,43 +994,6 @@ class _Proposal:
             flat[:, at] = of_name
             result[name] = flat.reshape(drawn[name].shape)
         return result
-
-
-class _Candidates:
-    """Candidates of each part, of which one is kept, with a chance in proportion to its weight."""
-
-    drawn: dict[str, AnyArray]
-
-    def __init__(self, n_parts: int, parts: dict[str, Ints], rng: np.random.Generator) -> None:
-        self._parts, self._rng, self._n = parts, rng, 0
-        self._log_sum = self._log_square = np.full((1, n_parts), -np.inf)
-
-    def add(self, drawn: dict[str, AnyArray], log_density: Array) -> None:
-        """Add one candidate of all parts: their log densities are (n, n_parts)."""
-        self._n += 1
-        log_density = np.where(np.isfinite(log_density), log_density, -np.inf)
-        if self._n == 1:
-            self.drawn = dict(drawn)
-        self._log_sum = np.logaddexp(self._log_sum, log_density)
-        self._log_square = np.logaddexp(self._log_square, 2.0 * log_density)
-        if self._n == 1:
-            return
-        with np.errstate(invalid="ignore"):
-            taken = np.log(self._rng.random(log_density.shape)) < log_density - self._log_sum
-        for name, part in self._parts.items():
-            self.drawn[name] = np.where(taken[:, np.maximum(part, 0)] & (part >= 0), drawn[name], self.drawn[name])
-
-    @property
-    def log_mean(self) -> Array:
-        """Logarithms of means over candidates, (n, n_parts)."""
-        return self._log_sum - np.log(self._n)
-
-    @property
-    def variance(self) -> float:
-        """Variance of the error of the sum of `log_mean` over parts, in the mean over draws."""
-        with np.errstate(invalid="ignore"):
-            of_weights = np.exp(self._log_square - 2.0 * self._log_sum) - 1.0 / self._n
-        return float(np.nan_to_num(of_weights, nan=1.0).sum(axis=1).mean())
 
 
 def _numbers(rows: NewRows) -> dict[str, Ints]:

@@ -13,6 +13,7 @@ import pandas as pd  # type: ignore[import-untyped]
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.messages import N_NAMED
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.density.by_rows import ModelRows, NoRows, PredictorKind, RowKind
 from pymc_ngvi.families.dissection import find_blocks
@@ -21,8 +22,8 @@ from pymc_ngvi.graphs.layout import Layout
 
 # --- the rows of a model in words: how many, of which variable, and functions of what ---
 
-#: Kinds of one variable that have lines of their own; names in a list; both at most.
-_N_KINDS, _N_IN_WORDS = 3, 6
+#: Names in a list, at most.
+_N_IN_WORDS = 6
 #: Share of entries from which on X is called dense.
 _DENSE = 0.999
 
@@ -64,7 +65,7 @@ def kinds_in_words(kinds: Sequence[RowKind], layout: Layout) -> list[tuple[list[
             of_variable.setdefault((kind.role, kind.variable), []).append(kind)
     words = []
     for group in of_variable.values():
-        few = len(group) <= _N_KINDS
+        few = len(group) <= N_NAMED
         words += [([kind], _kind(kind, layout)) for kind in group] if few else [(group, _many(group))]
     if alone:
         names = list(dict.fromkeys(f"`{kind.variable}`" for kind in alone))

@@ -173,23 +173,10 @@ def _line(label: str, cells: Sequence[str], label_width: int, widths: Sequence[i
 
 def as_html(columns: Sequence[str], sections: Mapping[str, Rows]) -> str:
     """Return the same as an HTML table that takes its colours from the page."""
-    number = "text-align:right;padding:.1em .8em;white-space:nowrap;font-variant-numeric:tabular-nums"
-    label_style = "text-align:left;padding:.1em .8em .1em 0;font-weight:normal"
-    head = "".join(f'<th scope="col" style="{number}">{escape(c)}</th>' for c in columns)
-    body = []
-    for heading, part in sections.items():
-        if heading:
-            style = "text-align:left;padding:.6em 0 .1em;border-bottom:1px solid currentColor"
-            body.append(
-                f'<tr><th colspan="{len(columns) + 1}" scope="colgroup" style="{style}">{escape(heading)}</th></tr>'
-            )
-        for label, cells in part:
-            numbers = "".join(f'<td style="{number}">{escape(c)}</td>' for c in cells)
-            body.append(f'<tr><th scope="row" style="{label_style}">{escape(label)}</th>{numbers}</tr>')
-    return (
-        '<div style="overflow-x:auto"><table style="border-collapse:collapse;background:none;color:inherit">'
-        f"<thead><tr><td></td>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-    )
+    headings = {heading: [(heading, [""] * len(columns))] * bool(heading) for heading in sections}
+    rows = [row for heading, part in sections.items() for row in (*headings[heading], *part)]
+    table = pd.DataFrame([cells for _, cells in rows], index=[label for label, _ in rows], columns=columns)
+    return f'<div style="overflow-x:auto">{table.to_html(border=0)}</div>'
 
 
 # --- what a summary shows, and in which order: parameters of the population, then those of each group, then effects ---

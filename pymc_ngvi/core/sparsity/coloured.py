@@ -13,7 +13,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.sizes import AT_ONCE
+from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.types import Array
 
 # --- colourings of a sparse symmetric matrix: all of its entries from few matrix-vector products ---
@@ -206,8 +206,6 @@ CACHED_ELEMENTS, _MOST_ELEMENTS = 2**16, AT_ONCE
 _TOLERANCE = 1e-6
 #: An entry that is smaller than this, relative to the largest of its row and column, is a rounding error.
 _ROUNDING = 1e-12
-#: Elements of all rows in which missing entries are looked for.
-_MOST_SEARCHED = 25_000_000
 
 
 class ColouredHessian:
@@ -272,7 +270,7 @@ class ColouredHessian:
 
     def missing_entries(self, point: Array, rows: NDArray[np.intp], known: Pattern) -> Pattern | None:
         """Add the entries of some rows to those that are known; None where these are too many to look at."""
-        if len(rows) * len(point) > _MOST_SEARCHED:
+        if len(rows) * len(point) > HELD:
             return None
         wider = known.matrix.astype(np.int8)
         for part in slices(len(rows), max(_MOST_ELEMENTS // len(point), 1)):

@@ -14,14 +14,11 @@ from scipy.sparse import csgraph
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import TooDenseError
-from pymc_ngvi.core.sizes import CACHED
+from pymc_ngvi.core.sizes import CACHED, HELD
 from pymc_ngvi.core.types import Matrix
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-
-#: Entries of one matrix of sets: beyond this, what depends on them is dense.
-_MAX_ENTRIES = 40_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +168,7 @@ def distinct_rows(matrix: sparse.csr_array) -> sparse.csr_array:
 
 def check_entries(number: int) -> None:
     """Raise TooDenseError if a matrix of this many entries would be too large."""
-    if number > _MAX_ENTRIES:
+    if number > HELD:
         raise TooDenseError
 
 

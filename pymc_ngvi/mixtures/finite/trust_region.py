@@ -134,7 +134,7 @@ def addition(
     with np.errstate(all="ignore"):
         excess = np.where(log_ratio > 0.0, logp + np.log1p(-np.exp(-log_ratio)) + size, -np.inf)
     excess[~np.isfinite(excess)] = -np.inf
-    for row in np.argsort(-excess)[:64]:
+    for row in np.argsort(-excess)[:_N_POINTS]:
         if excess[row] == -np.inf:
             return None
         parent = q.components[parents[row]]
@@ -435,7 +435,7 @@ def _component_within(
 
 def _weights_within(radius: float, log_weights: Array, direction: Array, rho: float) -> Array:
     # A component that lies where log p is not finite loses its weight.
-    lowest = np.min(direction, where=np.isfinite(direction), initial=0.0) - 100.0
+    lowest = np.min(direction, where=np.isfinite(direction), initial=0.0) + LEAST_LOG_WEIGHT
     direction = np.where(np.isfinite(direction), direction, lowest)
     steps = (stepped_weights(log_weights, direction, size) for size in rho * _HALVED)
     return next((new for new in steps if float(np.exp(new) @ (new - log_weights)) <= radius), log_weights)
@@ -691,16 +691,17 @@ class MixtureFit:
     @property
     def q(self) -> MixtureState:
         """The approximation if the fit ended here: no candidate that may not pay."""
-        if self.accepted is not None and self.stage != "average":
-            return self.accepted.q
-        return MixtureState.of([self.of_gaussian.q]) if self.of_mixture is None else self.of_mixture.q
+        q = self._kept.q
+        return q if isinstance(q, MixtureState) else MixtureState.of([q])
 
     @property
     def elbo(self) -> float:
         """ELBO of ``q``: on the current draws, or, where a candidate is on trial, as measured when it was accepted."""
-        if self.accepted is not None and self.stage != "average":
-            return self.accepted.elbo
-        return self._under_way.elbo
+        return self._kept.elbo
+
+    @property
+    def _kept(self) -> "Accepted | AdaptiveState | MixtureSteps":
+        return self._under_way if self.accepted is None or self.stage == "average" else self.accepted
 
     @property
     def gap(self) -> float:

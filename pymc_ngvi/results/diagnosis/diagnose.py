@@ -235,8 +235,7 @@ def score_drift_of(
     plan = q.plan(posterior.density)
     theta = plan.draw(q.base(n, rng))
     with np.errstate(all="ignore"):
-        whitened = plan.gaussian.whiten(plan.target.logp_grad(theta)[1])
-        step = plan.gaussian.draws(whitened) - plan.gaussian.mean()
+        step = plan.gaussian.draws(plan.gaussian.whiten(plan.target.logp_grad(theta)[1])) - plan.gaussian.mean()
     finite = np.isfinite(theta).all(axis=1) & np.isfinite(step).all(axis=1)
     n_draws = int(finite.sum())
     if n_draws < FEWEST:

@@ -264,9 +264,8 @@ class Diagnosis:
             return ""
         if self.has_one_mode:
             return " The posterior has one mode, as its log density is concave."
-        if self.searched:
-            return " A search found no other modes."
-        return f" Other modes were {self._search()} (thorough=True)."
+        others = f" Other modes were {self._search()} (thorough=True)."
+        return " A search found no other modes." if self.searched else others
 
     def _search(self) -> str:
         if self.has_one_mode:
