@@ -83,18 +83,6 @@ def model_given(model: pm.Model | None, shards: object, batches: Batches | None)
     return None
 
 
-def streamed(model: pm.Model, batches: Batches, last: Streamed | None) -> Streamed:
-    """Return a model with where its data come from, which stays the same while the batches do."""
-    return Streamed(model, last.source if last is not None and last.source.given is batches else BatchSource(batches))
-
-
-def check_not_empty(density: ModelDensity) -> None:
-    """Raise ValueError for a model whose free variables have no elements."""
-    if not density.n_dim:
-        names = ", ".join(repr(v.name) for v in density.layout.variables)
-        raise ValueError(f"The free variables of the model ({names}) have no elements: there is nothing to fit.")
-
-
 def density_of(
     model: pm.Model | Shards | Streamed,
     last: ModelDensity | None,
@@ -434,9 +422,14 @@ class NGVI(Inference):
         """Return what is to be fitted, if an approximation in its dimension fits into memory."""
         model, shards, batches = (self._given[name] for name in ("model", "shards", "batches"))
         if batches is not None:
-            model = self._streamed = streamed(model, batches, self._streamed)
+            # Where data come from stays the same while the batches do.
+            last = None if self._streamed is None else self._streamed.source
+            source = last if last is not None and last.given is batches else BatchSource(batches)
+            model = self._streamed = Streamed(model, source)
         self._density = density = density_of(shards or model, self._density, backend or "auto", compile_kwargs)
-        check_not_empty(density)
+        if not density.n_dim:
+            names = ", ".join(repr(v.name) for v in density.layout.variables)
+            raise ValueError(f"The free variables of the model ({names}) have no elements: there is nothing to fit.")
         self._options = options_for(self._given, density)
         check_wanted(self._options, density)
         return problem_of(density, self._options)

@@ -70,9 +70,8 @@ def fitted_pareto(excess: Array) -> tuple[float, float]:
     kept = share >= _NEGLIGIBLE
     slope = float(slopes[kept] @ share[kept] / share[kept].sum())
     shape = float(np.log1p(-slope * excess).mean())
-    if np.isnan(shape):
-        return float("inf"), float("nan")
-    return (n * shape + _PRIOR_DRAWS * _PRIOR_SHAPE) / (n + _PRIOR_DRAWS), -shape / slope
+    shrunk = (n * shape + _PRIOR_DRAWS * _PRIOR_SHAPE) / (n + _PRIOR_DRAWS)
+    return (np.inf if np.isnan(shape) else shrunk), -shape / slope
 
 
 # --- pareto-smoothed importance sampling: weights, k-hat, and what they say of q ---
@@ -252,10 +251,8 @@ class Weights(NamedTuple):
             return WeightVerdict.EVEN
         if self.khat <= khat_limit(self.n_draws):
             return WeightVerdict.USABLE
-        few = 0 < n_dim <= _FEW
-        if few and self.khat > _WORST_KHAT and self.effective < _LEAST_EFFECTIVE * self.n_draws:
-            return WeightVerdict.FAR
-        return WeightVerdict.UNEVEN
+        is_far = self.khat > _WORST_KHAT and self.effective < _LEAST_EFFECTIVE * self.n_draws
+        return WeightVerdict.FAR if 0 < n_dim <= _FEW and is_far else WeightVerdict.UNEVEN
 
     def sentence(self, n_dim: int = 0) -> str:
         """Return k-hat with its error, what the draws are worth, and what that means."""

@@ -317,9 +317,8 @@ class _Warm(NGVI):
     is_searched: bool = False
 
     def _from(self, density: ModelDensity) -> Mapping[str, ArrayLike] | Earlier | None:
-        if self.pilot is None or not self._is_like_pilot(density):
-            return super()._from(density)
-        return Earlier.of(self.pilot, density)
+        pilot = self.pilot if self._is_like_pilot(density) else None
+        return super()._from(density) if pilot is None else Earlier.of(pilot, density)
 
     def _search(self, problem: Problem, seed: int) -> ModeSearch | None:
         is_left_out = not self.is_searched and self._is_like_pilot(problem.density)
@@ -665,17 +664,17 @@ def in_processes(fitter: Fitter, n_jobs: int) -> Run:
 # --- in a process ---
 
 
-class _Here:
-    kit: Kit
+#: The one of this process.
+_KIT: list[Kit] = []
 
 
 def _begin(kit: Kit) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process sees to it
-    _Here.kit = kit
+    _KIT.append(kit)
 
 
 def _row(index: int, case: bytes) -> Row:
-    return _Here.kit.row(index, case)
+    return _KIT[0].row(index, case)
 
 
 # --- the progress of many fits: how many are done, how many failed, and the time that is left ---

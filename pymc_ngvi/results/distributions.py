@@ -50,15 +50,10 @@ def to_multitrace(
     model: pm.Model, values: dict[str, NDArray[np.generic]], stats: dict[str, NDArray[np.generic]], chains: int = 1
 ) -> MultiTrace:
     """Return draws as a PyMC trace."""
-    return MultiTrace(
-        [_chain(model, _part(values, chain, chains), _part(stats, chain, chains), chain) for chain in range(chains)]
-    )
-
-
-def _part(columns: dict[str, NDArray[np.generic]], chain: int, chains: int) -> dict[str, NDArray[np.generic]]:
-    """Return the draws of one chain."""
-    sizes = {name: len(column) // chains for name, column in columns.items()}
-    return {name: column[chain * sizes[name] : (chain + 1) * sizes[name]] for name, column in columns.items()}
+    parts = [
+        [{k: np.split(v, chains)[chain] for k, v in of.items()} for of in (values, stats)] for chain in range(chains)
+    ]
+    return MultiTrace([_chain(model, *part, chain) for chain, part in enumerate(parts)])
 
 
 def _chain(

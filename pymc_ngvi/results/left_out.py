@@ -125,11 +125,8 @@ class Wanted(NamedTuple):
     least: int = 0
 
 
-class Scores(NamedTuple):
-    """Log predictive densities, (n_scores,), and the k-hat of each part, (n_parts,)."""
-
-    elpd: Array
-    khat: Array
+#: Log predictive densities, (n_scores,), and the k-hat of each part, (n_parts,).
+type Scores = tuple[Array, Array]
 
 
 def leave_out(
@@ -144,14 +141,14 @@ def leave_out(
     masked = MaskedDensity(cast(LogDensity, posterior.density), elementwise)
     predictives = _integrated(posterior, masked, parts) or _by_draws(posterior, elementwise, parts, rng)
     scores = _scored(predictives, parts)
+    khat = scores[1]
     good = khat_limit(len(predictives.log_weights))
-    again = [int(i) for i in np.flatnonzero(~(scores.khat <= good))]
-    left = again
+    left = again = np.flatnonzero(~(khat <= good)).tolist()
     if again and refit is not None:
         left = _fitted_again(posterior, elementwise, masked, parts, scores, again, rng, refit)
     if left:
         logger.warning(
-            f"{len(left):,} of {len(scores.khat):,} parts have a k-hat above {good:.2f}: what is said of these can't "
+            f"{len(left):,} of {len(khat):,} parts have a k-hat above {good:.2f}: what is said of these can't "
             "be relied on. " + ("Their refits failed." if refit is not None else "refit=True fits again without them.")
         )
     return _elpd_data(asked, scores, _in_sample(posterior, elementwise, parts, rng), len(predictives.log_weights), good)
@@ -229,7 +226,7 @@ def _scored(predictives: Predictives, parts: DataParts) -> Scores:
     for i, of_part in enumerate(np.split(order, np.cumsum(counts)[:-1])):
         log_ratio = predictives.log_weights - predictives.log_out[:, i]
         elpd[of_part], khat[i] = _log_mean(log_ratio, predictives.log_scored[:, of_part])
-    return Scores(elpd, khat)
+    return elpd, khat
 
 
 def _in_sample(posterior: Posterior, elementwise: ObservedLogp, parts: DataParts, rng: np.random.Generator) -> Array:
@@ -249,7 +246,8 @@ def _fitted_again(
     """Fill in the scores of some parts by fits without them; return those whose fits failed."""
     began, failed = time.perf_counter(), list[int]()
     each = posterior.record.run_seconds if posterior.record is not None else 0.0
-    logger.info(f"{len(again):,} of {len(scores.khat):,} parts are left out by fits, of {in_words(each)} each.")
+    elpd, khat = scores
+    logger.info(f"{len(again):,} of {len(khat):,} parts are left out by fits, of {in_words(each)} each.")
     fitted = refit(masked.density)
     for part in again:
         masked.leave_out(parts.rows_out(part))
@@ -259,8 +257,8 @@ def _fitted_again(
             logger.debug("A fit without a part failed.", exc_info=True)
             failed.append(part)
             continue
-        scores.elpd[parts.part == part] = _without(found, elementwise, masked, parts.only(part), rng)
-        scores.khat[part] = 0.0  # as `arviz_stats.reloo` has it
+        elpd[parts.part == part] = _without(found, elementwise, masked, parts.only(part), rng)
+        khat[part] = 0.0  # as `arviz_stats.reloo` has it
     logger.info(f"Fits without {len(again):,} parts took {in_words(time.perf_counter() - began)}.")
     return failed
 
@@ -285,28 +283,28 @@ def _without(
 def _elpd_data(asked: Wanted, scores: Scores, in_sample: Array, n_draws: int, good: float) -> "ELPDData":
     from arviz_stats.utils import ELPDDataLFO, ELPDDataLOO, ELPDDataLOOKFold
 
-    n, p = len(scores.elpd), in_sample - scores.elpd
-    khat = scores.khat[asked.parts.part]
+    elpd, khat = scores
+    n, p = len(elpd), in_sample - elpd
 
     def array(values: Array, name: str) -> xr.DataArray:
         return xr.DataArray(values.reshape(asked.shape), dims=asked.dims, coords=asked.coords, name=name)
 
     common: dict[str, Any] = {
-        "elpd": float(scores.elpd.sum()),
-        "se": float(np.sqrt(n * np.var(scores.elpd))),
+        "elpd": float(elpd.sum()),
+        "se": float(np.sqrt(n * np.var(elpd))),
         "p": float(p.sum()),
         "n_samples": n_draws,
         "n_data_points": n,
         "scale": _LOG,
-        "warning": bool((~(scores.khat <= good)).any()),
+        "warning": bool((~(khat <= good)).any()),
         "good_k": good,
-        "elpd_i": array(scores.elpd, "elpd_i"),
-        "pareto_k": array(khat, "pareto_k"),
+        "elpd_i": array(elpd, "elpd_i"),
+        "pareto_k": array(khat[asked.parts.part], "pareto_k"),
     }
     if asked.kind == "folds":
         return ELPDDataLOOKFold(**common, n_folds=asked.parts.out.shape[0], p_kfold_i=array(p, "p_kfold_i"))
     if asked.kind == "future":
-        refits = np.flatnonzero(scores.khat == 0.0) + asked.least
+        refits = np.flatnonzero(khat == 0.0) + asked.least
         return ELPDDataLFO(
             **common, forecast_horizon=asked.horizon, min_observations=asked.least, refits=refits, n_refits=len(refits),
             p_lfo_i=array(p, "p_lfo_i"),

@@ -22,6 +22,7 @@ from scipy.sparse import csgraph
 from scipy.special import softmax
 
 from pymc_ngvi.core.messages import OURS, checked_names, shortened
+from pymc_ngvi.core.prices import rounded_up
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, khat_limit, pareto_khat, weigh
 from pymc_ngvi.core.sizes import HELD, N_REWEIGHTED, N_SHOWN, Seed, check_draws, generator_of, seed_of
 from pymc_ngvi.core.types import AnyArray, Array
@@ -94,7 +95,7 @@ class JudgedDraws:
             error = 1.0 / math.sqrt(max(size, 1.0))
             said = f"draws are worth {size:,.0f} independent ones: the error of a mean is {error:.2g} of its sd"
             doubts = (f"{len(log_weights):,} {said}", *doubts)
-            needed = math.ceil(1.2 * _FEWEST / size * n_wanted / 1_000) * 1_000
+            needed = int(rounded_up(1.2 * _FEWEST / size * n_wanted))
             can_be_had = _effective(made, made.log_weights) > _NEARLY * n_wanted
             cure = f"Take more draws, draws={needed:_}; or f{fit[1:]}" if can_be_had and needed <= _MOST_DRAWS else fit
         result = cls(posterior, made, log_ratio, seed_of(rng), worst.khat, size, doubts, cure, helps, **more)

@@ -19,6 +19,7 @@ from pymc.variational.opvi import VIState
 
 from pymc_ngvi.core.draws import chunks
 from pymc_ngvi.core.messages import OURS, checked_names
+from pymc_ngvi.core.prices import rounded_up
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, khat_limit, weigh
 from pymc_ngvi.core.sizes import (
     END,
@@ -205,7 +206,7 @@ def check_help(found: Weights, per_draw: int = 1) -> None:
     more = ""
     if found.khat < khat_limit(_MOST_DRAWS):
         needed = math.ceil(10.0 ** (1.0 / (1.0 - found.khat)) / per_draw)
-        more = f"Take {_rounded(max(needed, N_SHOWN))} draws or more, if it stays so; or "
+        more = f"Take {rounded_up(max(needed, N_SHOWN)):,.0f} draws or more, if it stays so; or "
     advice = f"{more}fit a richer family (family='mixture', 'student_t'), reparametrise, or use pm.sample."
     raise ValueError(
         f"Pareto k-hat is {found.khat:.2f}, and {found.n_draws:,} draws of q allow for {khat_limit(found.n_draws):.2f} "
@@ -270,14 +271,8 @@ class Correction:
         if self.size == 0.0:
             return f"{figures}: they do not help. There is nothing to correct that so many draws could show."
         needed = 1.2 * self.n_draws * (self.error / self.size) ** 2 / per_draw
-        cure = f"Take {_rounded(needed)} draws, or none of it" if needed < _MOST_DRAWS else "Leave it out"
+        cure = f"Take {rounded_up(needed):,.0f} draws, or none of it" if needed < _MOST_DRAWS else "Leave it out"
         return f"{figures}: they do not help. {cure}: the moments of q itself are nearer."
-
-
-def _rounded(count: float) -> str:
-    """Return a count, rounded up to two digits."""
-    unit = 10 ** max(math.floor(math.log10(count)) - 1, 0)
-    return f"{math.ceil(count / unit) * unit:,}"
 
 
 # --- draws of q weighted or resampled by importance, and moments that are corrected by their weights ---

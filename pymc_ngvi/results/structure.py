@@ -267,8 +267,12 @@ class ModelStructure:
 
     @functools.cached_property
     def parts(self) -> tuple[Part, ...]:
-        """The coordinates by the part they play: those of blocks, then those of the border."""
-        return (*self._local_parts(), *self._border_parts())
+        """The coordinates by the part they play: those of blocks, then separators and global parameters by variable."""
+        none, parts = np.empty(0, dtype=np.intp), []
+        for v in np.unique(self._variable[self.border]):
+            kind: Literal["separators", "global"] = "separators" if self._cut[v] else "global"
+            parts.append(Part(kind, (int(v),), self.border[self._variable[self.border] == v], none))
+        return (*self._local_parts(), *sorted(parts, key=lambda p: (p.kind == "global", p.variables)))
 
     @functools.cached_property
     def _variable(self) -> Integers:
@@ -336,14 +340,6 @@ class ModelStructure:
             kind: Literal["alone", "cut", "blocks"] = "alone" if g == 0 else "cut" if g == 1 else "blocks"
             parts.append(Part(kind, self._variables_of(inside), inside, self.block_sizes[group == g]))
         return sorted(parts, key=lambda p: (("blocks", "cut", "alone").index(p.kind), p.variables))
-
-    def _border_parts(self) -> list[Part]:
-        """Return the separators and the global parameters of each variable."""
-        none, parts = np.empty(0, dtype=np.intp), []
-        for v in np.unique(self._variable[self.border]):
-            kind: Literal["separators", "global"] = "separators" if self._cut[v] else "global"
-            parts.append(Part(kind, (int(v),), self.border[self._variable[self.border] == v], none))
-        return sorted(parts, key=lambda p: (p.kind == "global", p.variables))
 
     def _variables_of(self, coordinates: Integers) -> tuple[int, ...]:
         return tuple(np.unique(self._variable[coordinates]).tolist())

@@ -516,9 +516,8 @@ def _error_sentence(posterior: Posterior, draws: int) -> str:
     which = f" with an effective sample size of {effective:,.0f}" if weighted else ""
     own = f"From {draws:,} draws{which}: the Monte Carlo error of a mean is {1 / math.sqrt(effective):.2g} of its sd"
     of_globals = posterior.distribution.effective_globals(draws)
-    if of_globals >= effective:
-        return f"{own}."
-    return f"{own}, that of a hyperparameter {1 / math.sqrt(of_globals):.2g} at most."
+    more = f", that of a hyperparameter {1 / math.sqrt(of_globals):.2g} at most"
+    return f"{own}{more if of_globals < effective else ''}."
 
 
 def _thin_tails(posterior: Posterior) -> list[str]:

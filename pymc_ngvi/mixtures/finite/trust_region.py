@@ -532,9 +532,8 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
 
     def larger(self, state: MixtureSteps) -> MixtureSteps | None:
         """Return a candidate on a larger set; None where it has the largest."""
-        if 2 * state.n_draws > self._max_draws:
-            return None
-        return self._redraw(replace(state, waits=False, idle=0), 2 * state.n_draws)
+        more = 2 * state.n_draws
+        return self._redraw(replace(state, waits=False, idle=0), more) if more <= self._max_draws else None
 
     def terminate(self, state: MixtureSteps) -> Status | None:
         """Return why to stop, or None to go on."""

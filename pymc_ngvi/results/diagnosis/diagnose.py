@@ -27,7 +27,6 @@ from pymc_ngvi.results.diagnosis.diagnosis import (
     MOVED,
     SCORED,
     SYMMETRIES,
-    Context,
     Diagnosis,
     Finding,
     Kept,
@@ -423,10 +422,8 @@ _IN_PART = (
 
 def full_budget(posterior: Posterior, draws: int = N_WEIGHED, *, thorough: bool = False) -> Budget:
     """Return what a diagnosis takes where nothing is dear."""
-    gradients = (_THOROUGH if thorough else _QUICK)[2]
-    if posterior.distribution.kept_log_weights() is not None:
-        return Budget(0, gradients)
-    return Budget(most_weighed(posterior, draws), gradients)
+    has_weights = posterior.distribution.kept_log_weights() is not None
+    return Budget(0 if has_weights else most_weighed(posterior, draws), (_THOROUGH if thorough else _QUICK)[2])
 
 
 def budget_of(posterior: Posterior, share: tuple[float, float]) -> Budget:
@@ -466,7 +463,12 @@ def diagnose(
     gap = float("nan") if record is None or record.is_pool else record.gap
     q = posterior.distribution
     context, seen = context_of(posterior), SCORED if found.n_scored else MOVED
-    further = [*_of_drifts(context, found), *_of_weighted(posterior, functionals, weights, ratio, again)]
+    # What moved draws show beside moments of coordinates.
+    further = [] if found.predictors is None else of_functionals(context, found.predictors, SCORED)
+    if found.joint is not None and drift is not None:
+        further += of_joint(context, found.joint, drift)
+    further += [] if found.functionals is None else of_functionals(context, found.functionals, MOVED)
+    further += _of_weighted(posterior, functionals, weights, ratio, again)
     return Diagnosis(
         findings=findings_of(context, gap, weights, moved, drift, equal, places, q, further, seen),
         outcome="not made by a fit" if record is None else str(record.status),
@@ -561,14 +563,6 @@ def _weights_of(
         return weights, Elbo(np.nan, np.nan) if record is None else record.elbo, np.empty(0)
     ratio = weighed(posterior, n, rng) if kept is None else own_log_ratio(posterior, kept, n)
     return *weights_and_elbo(ratio), ratio
-
-
-def _of_drifts(context: Context, found: Drifts) -> list[Finding]:
-    """Return what moved draws show beside moments of coordinates."""
-    result = [] if found.predictors is None else of_functionals(context, found.predictors, SCORED)
-    if found.joint is not None and found.moments is not None:
-        result += of_joint(context, found.joint, found.moments)
-    return result + ([] if found.functionals is None else of_functionals(context, found.functionals, MOVED))
 
 
 def _of_weighted(
