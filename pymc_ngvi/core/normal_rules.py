@@ -100,9 +100,9 @@ def _gauss(n: int) -> tuple[Array, Array]:
 
 def _trapezoidal(spacing: float, reach: float) -> tuple[Array, Array]:
     n = round(reach / spacing)
-    z = spacing * np.arange(-n, n + 1)
+    z = spacing * np.arange(-n, n + 1, dtype=np.float64)
     w = np.exp(-0.5 * z * z)
-    return z, w / w.sum()
+    return z, np.asarray(w / w.sum(), dtype=np.float64)
 
 
 def _product(axes: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:

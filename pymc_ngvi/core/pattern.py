@@ -53,8 +53,11 @@ class Pattern:
 
     def equals(self, other: "Pattern") -> bool:
         """Tell whether another one has the same entries."""
-        mine, others = ((of.n_dim, of.rows, of.cols) for of in (self, other))
-        return all(map(np.array_equal, mine, others))
+        return bool(
+            self.n_dim == other.n_dim
+            and np.array_equal(self.rows, other.rows)
+            and np.array_equal(self.cols, other.cols)
+        )
 
     @functools.cached_property
     def off_diagonal(self) -> NDArray[np.bool_]:

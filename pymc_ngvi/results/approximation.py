@@ -52,7 +52,6 @@ from pymc_ngvi.results.distributions import (
     distribution_of,
     flat_dataset,
     free_names,
-    responsibilities,
 )
 from pymc_ngvi.results.group import NGVIGroup
 from pymc_ngvi.results.left_out import (
@@ -1166,7 +1165,14 @@ class NGVIApproximation(Approximation):
             )
         else:
             theta = np.asarray(draws, dtype=np.float64)
-        return responsibilities(q, self.layout, theta)
+        if theta.ndim != 2 or theta.shape[1] != q.n_dim:
+            raise ValueError(
+                f"draws should be unconstrained, of shape (n_draws, {q.n_dim}), such as draw_flat(n) returns; "
+                f"got {theta.shape}."
+            )
+        [component] = free_names(self.layout, "component")
+        coords = {"draw": np.arange(len(theta)), component: np.arange(q.n_components)}
+        return xr.DataArray(q.responsibilities(theta), coords=coords, dims=list(coords), name="responsibilities")
 
     def plot_components(
         self,

@@ -89,11 +89,6 @@ class Choice:
     #: Of a Gaussian fit that was not made, as another posterior came in the place of it.
     options: FitOptions | None = None
 
-    @property
-    def stream(self) -> int:
-        """Seed of what is drawn, apart from those of the fit."""
-        return _seed(POSTERIORS, self.seed)
-
     def again[A: NGVIApproximation](self, approx: A) -> A:
         """Bring it up to date after its Gaussian fit went on; keep it where there is no better one."""
         candidates = Candidates(self, approx.density, type(approx))
@@ -107,7 +102,11 @@ class Choice:
     def further[A: NGVIApproximation](self, approx: A) -> A:
         """Make what no fit came before once more, from where it is, with other draws; keep the better one."""
         record, state, density = cast(FitRecord, approx.record), cast(PoolState, approx._state), approx.density
-        clock, kind, seed = time.perf_counter(), KINDS[state.kind], _seed(self.stream, len(approx.hist))
+        clock, kind, seed = (
+            time.perf_counter(),
+            KINDS[state.kind],
+            _seed(_seed(POSTERIORS, self.seed), len(approx.hist)),
+        )
         start = PosteriorStart(density, state.gaussian, seed, [], density.n_directions is not None)
         try:
             with few_threads(density), np.errstate(over="ignore"):
@@ -491,7 +490,7 @@ class Candidates[A: NGVIApproximation]:
         if self._gaussian is not None:
             q = cast(GaussianState, self._gaussian.q)
             others = [cast(GaussianState, mode.q) for mode in self._record_of_fit.modes]
-        return PosteriorStart(self.density, q, self.choice.stream, others, self._by_rows)
+        return PosteriorStart(self.density, q, _seed(POSTERIORS, self.choice.seed), others, self._by_rows)
 
     def _sparing(self, kind: PosteriorKind[Any], level: int = logging.WARNING) -> Any:
         """Let a fit go on after an exception in a kind of posterior."""

@@ -50,10 +50,13 @@ def to_multitrace(
     model: pm.Model, values: dict[str, NDArray[np.generic]], stats: dict[str, NDArray[np.generic]], chains: int = 1
 ) -> MultiTrace:
     """Return draws as a PyMC trace."""
-    parts = [
-        [{k: np.split(v, chains)[chain] for k, v in of.items()} for of in (values, stats)] for chain in range(chains)
-    ]
-    return MultiTrace([_chain(model, *part, chain) for chain, part in enumerate(parts)])
+    of_values, of_stats = ({name: np.split(of, chains) for name, of in some.items()} for some in (values, stats))
+    return MultiTrace(
+        [
+            _chain(model, {k: of[c] for k, of in of_values.items()}, {k: of[c] for k, of in of_stats.items()}, c)
+            for c in range(chains)
+        ]
+    )
 
 
 def _chain(
@@ -258,18 +261,6 @@ def components_dataset(mixture: MixtureState, layout: Layout) -> xr.Dataset:
     moments = np.stack([mixture.means, mixture.sds], axis=1)
     shares = xr.DataArray(mixture.weights, dims=component, coords={component: leading[component]})
     return flat_dataset(layout, moments, leading).assign({weights: shares})
-
-
-def responsibilities(mixture: MixtureState, layout: Layout, theta: Array) -> xr.DataArray:
-    """Return the probability that each draw belongs to each component, (n_draws, n_components)."""
-    if theta.ndim != 2 or theta.shape[1] != mixture.n_dim:
-        raise ValueError(
-            f"draws should be unconstrained, of shape (n_draws, {mixture.n_dim}), such as draw_flat(n) returns; "
-            f"got {theta.shape}."
-        )
-    [component] = free_names(layout, "component")
-    coords = {"draw": np.arange(len(theta)), component: np.arange(mixture.n_components)}
-    return xr.DataArray(mixture.responsibilities(theta), coords=coords, dims=list(coords), name="responsibilities")
 
 
 #: Dimensions up to which matched draws have the exact first two moments of their normals, and up to which components

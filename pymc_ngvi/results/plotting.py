@@ -1,6 +1,7 @@
 """Pictures of a fit."""
 
 import importlib
+import itertools
 
 from collections.abc import Sequence
 from types import ModuleType
@@ -586,7 +587,7 @@ def plot_components(
         for c, weight in enumerate(q.weights)
     ]
     mixed = np.clip(panels.shares @ np.array([colors.to_rgb(style["color"]) for style in styles]), 0.0, 1.0)
-    for i, j in np.ndindex(n, n):
+    for i, j in itertools.product(range(n), repeat=2):
         if j > i:
             axes[i, j].remove()
             axes[i, j] = None

@@ -173,9 +173,8 @@ def lengths_by_dim(given: Iterable[tuple[str, str | None, int]]) -> dict[str, tu
 
 def _levels(values: Any) -> list[Any]:
     """Return labels as they compare: whole numbers and text as Python's, times to the nanosecond."""
-    if isinstance(values, np.ndarray) and values.dtype.kind == "M":
-        return list(values.astype("datetime64[ns]"))
-    return [_plain(value) for value in values]
+    are_times = isinstance(values, np.ndarray) and values.dtype.kind == "M"
+    return list(values.astype("datetime64[ns]")) if are_times else [_plain(value) for value in values]
 
 
 def _plain(label: Any) -> Any:
@@ -188,9 +187,8 @@ def _plain(label: Any) -> Any:
 
 def _like(labels: list[Any], known: Sequence[Any]) -> list[Any]:
     """Return labels with times written as text in the place of times, where those of the fit are times."""
-    if not known or not isinstance(known[0], np.datetime64):
-        return labels
-    return [np.datetime64(label, "ns") if isinstance(label, str) else label for label in labels]
+    are_times = bool(known) and isinstance(known[0], np.datetime64)
+    return [np.datetime64(label, "ns") if are_times and isinstance(label, str) else label for label in labels]
 
 
 def _labels(dim: str, values: Any, known: Sequence[Any]) -> list[Any]:

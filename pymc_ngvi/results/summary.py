@@ -536,8 +536,8 @@ def two_points(posterior: Posterior) -> xr.Dataset:
     A draw of q takes a search for modes where effects are relative to these.
     """
     values = posterior.values(np.tile(posterior.density.initial_point(), (2, 1)), FIXED_SEED)
-    options = {"dims": posterior.dims, "include_transformed": posterior.include_transformed}
-    tree = to_datatree(to_multitrace(posterior.model, values, {}), posterior.model, **options)
+    trace, transformed = to_multitrace(posterior.model, values, {}), posterior.include_transformed
+    tree = to_datatree(trace, posterior.model, dims=posterior.dims, include_transformed=transformed)
     return tree["posterior"].to_dataset()
 
 

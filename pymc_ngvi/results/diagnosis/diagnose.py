@@ -387,10 +387,8 @@ def _once(
     if scores is not None and functionals is not None:
         functionals = functionals.without_predictors()
     base, plan = q.base(most_moved(q.n_dim, n_draws), rng), q.plan(density)
-    moved = move(
-        density, plan, base, rng, n_trajectories=n_trajectories, max_gradients=budget.n_gradients - n_scored,
-        strict=budget.cut,
-    )  # fmt: skip
+    left = budget.n_gradients - n_scored
+    moved = move(density, plan, base, rng, n_trajectories=n_trajectories, max_gradients=left)
     found = Drifts(moved)
     if scores is not None:
         found = Drifts(moved, scores[0], predictors=scores[1], n_scored=scores[0].n_draws)
@@ -613,7 +611,7 @@ def _equal_modes(posterior: Posterior, budget: Budget) -> tuple[tuple[EqualModes
 
 
 def _columns(drift: Drift | None, n_dim: int) -> dict[str, Array]:
-    result, unknown = {}, Estimates(np.full(n_dim, np.nan), np.full(n_dim, np.nan))
+    result, unknown = dict[str, Array](), Estimates(np.full(n_dim, np.nan), np.full(n_dim, np.nan))
     for measure in ("mean", "sd", "skewness"):
         known = unknown if drift is None else drift.measures.get(measure, unknown)
         result |= {f"{measure}_drift": known.value, f"{measure}_drift_se": known.se}

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri, softmax
 from scipy.stats import binom, chi2, norm, rankdata
 
+from pymc_ngvi.core.linalg import TINY
 from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.status import Elbo
@@ -65,7 +66,6 @@ def move(
     *,
     n_trajectories: int,
     max_gradients: int,
-    strict: bool = False,
 ) -> Moved:
     r"""Draws of q moved towards the posterior by short Hamiltonian trajectories.
 
@@ -83,12 +83,11 @@ def move(
     """
     n_dim, before = plan.gaussian.n_dim, density.n_gradients
     step = min(_FIRST * n_dim**-0.25, _LARGEST)
-    if strict:
-        n_trajectories, n_draws = _within(max_gradients, step, n_trajectories, len(base))
-        if not n_draws:
-            none = np.empty((0, n_dim))
-            return Moved(none, none, none, np.empty(0), float("nan"), 0, 0, 0)
-        base = base[:n_draws]
+    n_trajectories, n_draws = _within(max_gradients, step, n_trajectories, len(base))
+    if not n_draws:
+        none = np.empty((0, n_dim))
+        return Moved(none, none, none, np.empty(0), float("nan"), 0, 0, 0)
+    base = base[:n_draws]
     x = plan.draw(base)
     x = x[np.isfinite(x).all(axis=1)]
     points = phase_points_at(plan.target, ChainCoordinates.of(plan.gaussian), x)
@@ -97,10 +96,7 @@ def move(
     acceptance = np.zeros(n_trajectories)
     if len(start.x):
         step = _tried_step(plan, points, step, rng)
-        n_steps = (n_trajectories + 1) * min(np.ceil(_QUARTER / step), _MOST_STEPS)
-        n_draws = int(np.clip(max_gradients // n_steps, min(LEAST_MOVED, len(start.x)), len(start.x)))
-        if strict:
-            n_draws = min(n_draws, _within(max_gradients, step, n_trajectories, n_draws, tried=True)[1])
+        n_draws = _within(max_gradients, step, n_trajectories, len(start.x), tried=True)[1]
         start = points = points.at(np.arange(n_draws))
     control = start.x
     for t in range(n_trajectories if len(start.x) else 0):
@@ -277,7 +273,7 @@ def drift_of(moved: Moved, mean: Array, sd: Array) -> Drift:
     x, control = (moved.end - mean) / sd, (moved.control - mean) / sd
     location = _controlled(x, control)
     square = _controlled((x - location.value) ** 2, control**2 - 1.0)
-    scale = np.sqrt(np.maximum(square.value, 1e-12))
+    scale = np.sqrt(np.maximum(square.value, TINY))
     (of_x, by_x), (of_control, by_control) = _influence(x), _influence(control)
     measures = {
         "mean": location,
