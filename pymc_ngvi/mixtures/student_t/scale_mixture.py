@@ -607,9 +607,8 @@ class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
         if new.fresh and _is_gaussian(new.q) and new.moments.tail_step <= 0.0:
             return self._back(new, new.q)
         # Few draws may have promised what none can hold: where log p falls off exponentially, no t has a finite ELBO.
-        if new.origin is not None and new.elbo < new.origin_elbo - _WORSE:
-            return self._back(new, new.origin)
-        return new
+        origin = new.origin if new.elbo < new.origin_elbo - _WORSE else None
+        return new if origin is None else self._back(new, origin)
 
     def terminate(self, state: AsGaussian | AsStudentT) -> Status | None:
         """Return why to stop, or None to go on."""

@@ -90,12 +90,13 @@ def move(
     base = base[:n_draws]
     x = plan.draw(base)
     x = x[np.isfinite(x).all(axis=1)]
-    points = phase_points_at(plan.target, ChainCoordinates.of(plan.gaussian), x)
+    coordinates = ChainCoordinates.of(plan.gaussian)
+    points = phase_points_at(plan.target, coordinates, x)
     n_lost = len(base) - int(points.finite.sum())
     start = points = points.at(np.flatnonzero(points.finite))
     acceptance = np.zeros(n_trajectories)
     if len(start.x):
-        step = _tried_step(plan, points, step, rng)
+        step = _tried_step(plan, coordinates, points, step, rng)
         n_draws = _within(max_gradients, step, n_trajectories, len(start.x), tried=True)[1]
         start = points = points.at(np.arange(n_draws))
     control = start.x
@@ -105,7 +106,8 @@ def move(
         momenta = rng.standard_normal(points.x.shape)
         if plan.coupled:
             control = _turned(plan.gaussian, control, momenta, n_steps, size)
-        points, acceptance[t] = _trajectory(plan, points, momenta, n_steps, size, rng)
+        points, probability, _ = trajectory(plan.target, coordinates, points, momenta, n_steps, size, rng)
+        acceptance[t] = probability.mean()
         if acceptance[t] < AIM - 0.15:
             step = max(step / _FACTOR, _SMALLEST)
     first, last, of_q = (plan.on_model_scale(p) for p in (start.x, points.x, control))
@@ -142,27 +144,20 @@ def _steps(step: float, rng: np.random.Generator) -> tuple[int, float]:
     return n_steps, min(step, length / n_steps)
 
 
-def _tried_step(plan: MovePlan, points: PhasePoints, step: float, rng: np.random.Generator) -> float:
+def _tried_step(
+    plan: MovePlan, coordinates: ChainCoordinates, points: PhasePoints, step: float, rng: np.random.Generator
+) -> float:
     """Return the first step size in a falling sequence that has the acceptance aimed at, on some of the draws."""
     pilot = points.at(np.arange(min(FEWEST, len(points.x))))
     for _ in range(_TRIALS):
         n_steps, size = _steps(step, rng)
         # Half of a trajectory tells as much about its energy.
-        _, accepted = _trajectory(plan, pilot, rng.standard_normal(pilot.x.shape), -(-n_steps // 2), size, rng)
-        if accepted >= AIM:
+        momenta = rng.standard_normal(pilot.x.shape)
+        _, probability, _ = trajectory(plan.target, coordinates, pilot, momenta, -(-n_steps // 2), size, rng)
+        if probability.mean() >= AIM:
             break
         step = max(step / _FACTOR, _SMALLEST)
     return step
-
-
-def _trajectory(
-    plan: MovePlan, points: PhasePoints, momenta: Array, n_steps: int, size: float, rng: np.random.Generator
-) -> tuple[PhasePoints, float]:
-    """Return where the draws are after one leapfrog trajectory each, and the mean probability of acceptance."""
-    points, probability, _ = trajectory(
-        plan.target, ChainCoordinates.of(plan.gaussian), points, momenta, n_steps, size, rng
-    )
-    return points, float(probability.mean())
 
 
 def _turned(gaussian: GaussianState, control: Array, momenta: Array, n_steps: int, size: float) -> Array:
