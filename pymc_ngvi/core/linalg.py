@@ -147,9 +147,8 @@ def cholesky_of_product(root: Array) -> Array | None:
 
 def keeps_its_sign(before: Array, step: Array, *, signed: bool = False) -> bool:
     """Tell whether each entry of ``before + step`` is positive, and more than what rounding leaves of the two."""
-    after = before + step
-    least = ROUNDING * np.maximum(np.abs(before), np.abs(step))
-    return bool(((np.abs(after) if signed else after) > least).all())
+    after = np.abs(before + step) if signed else before + step
+    return bool((after > ROUNDING * np.maximum(np.abs(before), np.abs(step))).all())
 
 
 def solve_lower(factor: Array, rhs: Array, *, transpose: bool = False) -> Array:

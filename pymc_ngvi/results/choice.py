@@ -102,11 +102,8 @@ class Choice:
     def further[A: NGVIApproximation](self, approx: A) -> A:
         """Make what no fit came before once more, from where it is, with other draws; keep the better one."""
         record, state, density = cast(FitRecord, approx.record), cast(PoolState, approx._state), approx.density
-        clock, kind, seed = (
-            time.perf_counter(),
-            KINDS[state.kind],
-            _seed(_seed(POSTERIORS, self.seed), len(approx.hist)),
-        )
+        clock, kind = time.perf_counter(), KINDS[state.kind]
+        seed = _seed(_seed(POSTERIORS, self.seed), len(approx.hist))
         start = PosteriorStart(density, state.gaussian, seed, [], density.n_directions is not None)
         try:
             with few_threads(density), np.errstate(over="ignore"):

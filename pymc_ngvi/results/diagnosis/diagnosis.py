@@ -63,6 +63,10 @@ class Finding:
     cure: str
     serious: bool
 
+    def __str__(self) -> str:
+        """Return both sentences."""
+        return f"{self.text} {self.cure}".rstrip()
+
 
 #: Characters in a line at most, fewer on a narrow terminal; coordinates in the table.
 _MAX_WIDTH, _N_ROWS = 100, 8
@@ -174,12 +178,12 @@ class Diagnosis:
     @property
     def reasons(self) -> list[str]:
         """Why q is not reliable: sentences that name variables and a cure; empty where it is."""
-        return self._with_cures(True)
+        return [str(f) for f in self.findings if f.serious]
 
     @property
     def remarks(self) -> list[str]:
         """What else was found, of less weight."""
-        return self._with_cures(False)
+        return [str(f) for f in self.findings if not f.serious]
 
     @property
     def khat(self) -> float:
@@ -275,9 +279,6 @@ class Diagnosis:
         compared = self.n_log_p and SYMMETRIES not in self.left_out
         return "not looked for, but for those by symmetry" if compared else "not looked for"
 
-    def _with_cures(self, serious: bool) -> list[str]:
-        return [f"{f.text} {f.cure}".rstrip() for f in self.findings if f.serious is serious]
-
     def _texts(self, serious: bool) -> list[str]:
         return [f.text for f in self.findings if f.serious is serious]
 
@@ -315,11 +316,6 @@ class Diagnosis:
             return "of no weight, as importance weights are nearly equal"
         return f"importance weights {'can' if verdict.helps else "can't"} correct q (limit {limit:.2f})"
 
-    def _worst(self) -> NDArray[np.intp]:
-        """Return the coordinates that stand out most, the worst first."""
-        sizes = [np.abs(self.by_coordinate[f"{name}_drift"]) / SERIOUS[name] for name in ("mean", "sd")]
-        return np.argsort(-np.nan_to_num(np.fmax(*sizes)), kind="stable")[:_N_ROWS]
-
     def _of_table(self) -> str:
         which = f" The worst {_N_ROWS} of {self.layout.n_dim:,} coordinates:" if self.layout.n_dim > _N_ROWS else ""
         how = (
@@ -330,8 +326,9 @@ class Diagnosis:
         return f"{how} (unconstrained).{which}"
 
     def _table(self) -> pd.DataFrame:
-        worst, of = self._worst(), self.by_coordinate
-        columns = {}
+        of, columns = self.by_coordinate, {}
+        sizes = [np.abs(of[f"{name}_drift"]) / SERIOUS[name] for name in ("mean", "sd")]
+        worst = np.argsort(-np.nan_to_num(np.fmax(*sizes)), kind="stable")[:_N_ROWS]
         for name, title in _SHOWN.items():
             scale, form = (100.0, "+.0f") if name == "sd_drift" else (1.0, "+.2f")
             pairs = zip(scale * of[name][worst], scale * of[f"{name}_se"][worst], strict=True)

@@ -87,12 +87,11 @@ def move(
     if not n_draws:
         none = np.empty((0, n_dim))
         return Moved(none, none, none, np.empty(0), float("nan"), 0, 0, 0)
-    base = base[:n_draws]
-    x = plan.draw(base)
+    x = plan.draw(base[:n_draws])
     x = x[np.isfinite(x).all(axis=1)]
     coordinates = ChainCoordinates.of(plan.gaussian)
     points = phase_points_at(plan.target, coordinates, x)
-    n_lost = len(base) - int(points.finite.sum())
+    n_lost = n_draws - int(points.finite.sum())
     start = points = points.at(np.flatnonzero(points.finite))
     acceptance = np.zeros(n_trajectories)
     if len(start.x):
