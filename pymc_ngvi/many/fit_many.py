@@ -309,16 +309,15 @@ def asked_of(
     for name, why in _NOT_FOR_MANY.items():
         if options.get(name) is not None:
             raise TypeError(f"Many fits do not take {name}: {why}.")
-    own = {k: v for k, v in options.items() if k not in _NOT_FOR_MANY}
-    of_constructor, of_fit = split_options(own, NGVI.__init__, NGVI.fit)
+    of_constructor, of_fit = split_options(
+        {k: v for k, v in options.items() if k not in _NOT_FOR_MANY}, NGVI.__init__, NGVI.fit
+    )
     if isinstance(prob, bool) or not isinstance(prob, int | float) or not 0.0 < prob < 1.0:
         raise ValueError(f"prob should be between 0 and 1; got {prob!r}.")
     if search not in ("first", "each"):
         raise ValueError(f"search should be 'first' or 'each'; got {search!r}.")
-    names = None
-    if var_names is not None:
-        valid = [v.name for v in (*slots.model.free_RVs, *slots.model.deterministics)]
-        names = frozenset(checked_names(var_names, valid))
+    valid = [v.name for v in (*slots.model.free_RVs, *slots.model.deterministics)]
+    names = None if var_names is None else frozenset(checked_names(var_names, valid))
     return Asked(
         slots,
         of_constructor,

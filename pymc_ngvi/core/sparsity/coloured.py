@@ -1,6 +1,7 @@
 """The mean Hessian at the entries of a pattern, from one product for each colour."""
 
 import functools
+import itertools
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -156,7 +157,8 @@ def _greedily(graph: sparse.csr_array) -> Indices | None:
         np.arange(n_dim),
         *(rng.permutation(n_dim) for _ in range(4)),
     ]
-    neighbours = [part.tolist() for part in np.split(graph.indices, graph.indptr[1:-1])]
+    flat = graph.indices.tolist()
+    neighbours = [flat[a:b] for a, b in itertools.pairwise(graph.indptr.tolist())]
     found = [_star_colouring(neighbours, order.tolist()) for order in orders[: max(_ALL_GREEDY_EDGES // work, 1)]]
     return min(found, key=lambda colours: int(colours.max()))
 
