@@ -88,7 +88,7 @@ def seed_of(random_seed: object) -> int:
 
 def _entropy(random_seed: Any) -> list[int]:
     """Return the whole numbers of a seed."""
-    values = np.ravel(np.asarray(random_seed, dtype=object)).tolist()
+    values = np.atleast_1d(np.asarray(random_seed, dtype=object)).tolist()
     is_whole = (isinstance(v, int | np.integer) and not isinstance(v, bool) and v >= 0 for v in values)
     if not values or not all(is_whole):
         raise ValueError(
