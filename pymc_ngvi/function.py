@@ -66,8 +66,7 @@ def options_text() -> str:
 
 def _parameters(docstring: str | None) -> str:
     """Return the section "Parameters" of a numpydoc docstring, without its heading."""
-    rest = inspect.cleandoc(docstring or "").partition("Parameters\n----------\n")[2]
-    return rest.partition("\n\n")[0]
+    return inspect.cleandoc(docstring or "").partition("Parameters\n----------\n")[2].partition("\n\n")[0]
 
 
 # Written in one place and shown in each: by `help(NGVI)`, `help(fit_ngvi)` and `help(pm.fit)`; so are the options.

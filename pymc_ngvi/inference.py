@@ -83,19 +83,6 @@ def model_given(model: pm.Model | None, shards: object, batches: Batches | None)
     return None
 
 
-def streamed(model: pm.Model, batches: Batches, last: Streamed | None) -> Streamed:
-    """Return a model with where its data come from, which stays the same while the batches do."""
-    source = last.source if last is not None and last.source.given is batches else BatchSource(batches)
-    return Streamed(model, source)
-
-
-def check_not_empty(density: ModelDensity) -> None:
-    """Raise ValueError for a model whose free variables have no elements."""
-    if not density.n_dim:
-        names = ", ".join(repr(v.name) for v in density.layout.variables)
-        raise ValueError(f"The free variables of the model ({names}) have no elements: there is nothing to fit.")
-
-
 def density_of(
     model: pm.Model | Shards | Streamed,
     last: ModelDensity | None,
@@ -303,10 +290,8 @@ class NGVI(Inference):
         that will be fitted, so that callbacks can use its nodes. Only another model or family takes another object. An
         exact posterior is an object of its own, whose ``gaussian`` is the one that was fitted.
         """
-        if self._result is not None:
-            return self._result
-        if self._fitted is not None:
-            return self._fitted
+        if (last := self._result or self._fitted) is not None:
+            return last
         if self._prepared is None:
             problem = self._problem(None, None)
             start = self._from(problem.density)
@@ -437,9 +422,14 @@ class NGVI(Inference):
         """Return what is to be fitted, if an approximation in its dimension fits into memory."""
         model, shards, batches = (self._given[name] for name in ("model", "shards", "batches"))
         if batches is not None:
-            model = self._streamed = streamed(model, batches, self._streamed)
+            # Where data come from stays the same while the batches do.
+            last = None if self._streamed is None else self._streamed.source
+            source = last if last is not None and last.given is batches else BatchSource(batches)
+            model = self._streamed = Streamed(model, source)
         self._density = density = density_of(shards or model, self._density, backend or "auto", compile_kwargs)
-        check_not_empty(density)
+        if not density.n_dim:
+            names = ", ".join(repr(v.name) for v in density.layout.variables)
+            raise ValueError(f"The free variables of the model ({names}) have no elements: there is nothing to fit.")
         self._options = options_for(self._given, density)
         check_wanted(self._options, density)
         return problem_of(density, self._options)
@@ -450,9 +440,7 @@ class NGVI(Inference):
 
     def _seed(self) -> int:
         """Return the seed of the next fit: that of the approximation made for it, or a new one."""
-        if self._next_seed is not None:
-            return self._next_seed
-        return seed_of(self._given["random_seed"])
+        return seed_of(self._given["random_seed"]) if self._next_seed is None else self._next_seed
 
     def _from(self, density: ModelDensity) -> Mapping[str, ArrayLike] | Earlier | None:
         """Return the means to start from, or the earlier fit."""

@@ -20,7 +20,7 @@ import pymc.variational.inference
 
 from pymc.variational.opvi import Approximation
 
-from pymc_ngvi.fitting.options import split_options
+from pymc_ngvi.fitting.options import MOST_ITERATIONS, split_options
 from pymc_ngvi.function import fit_ngvi, options_text
 from pymc_ngvi.inference import NGVI
 from pymc_ngvi.results.approximation import NGVIApproximation
@@ -71,10 +71,8 @@ def _wrap(original: Callable[..., Approximation]) -> Callable[..., Approximation
         method = given.get("method")
         if isinstance(method, str) and method.lower() == METHOD:
             return _fit_by_name(given)
-        if isinstance(method, type) and issubclass(method, NGVI):
-            return _fit_class(method, given)
-        if isinstance(method, NGVI):
-            return _fit_instance(method, given)
+        if isinstance(method, NGVI) or (isinstance(method, type) and issubclass(method, NGVI)):
+            return _fit_with(method, given)
         try:
             return original(*args, **kwargs)
         except KeyError as error:
@@ -139,16 +137,13 @@ def _same(a: Any, b: Any) -> bool:
 
 def _fit_by_name(given: dict[str, Any]) -> NGVIApproximation:
     options = _merged(given)
-    return fit_ngvi(options.pop("n", 10_000), model=options.pop("model", None), **options)
+    return fit_ngvi(options.pop("n", MOST_ITERATIONS), model=options.pop("model", None), **options)
 
 
-def _fit_class(method: type[NGVI], given: dict[str, Any]) -> NGVIApproximation:
+def _fit_with(method: type[NGVI] | NGVI, given: dict[str, Any]) -> NGVIApproximation:
+    """Fit with a class or an instance; PyMC would drop the seed and the start beside the latter, we use them."""
     of_constructor, of_fit = split_options(_merged(given), NGVI.__init__, NGVI.fit)
-    return method(**of_constructor).fit(**of_fit)
-
-
-def _fit_instance(inference: NGVI, given: dict[str, Any]) -> NGVIApproximation:
-    """Fit with an instance; PyMC would drop the seed and the start that are given beside it, we use them."""
-    of_constructor, of_fit = split_options(_merged(given), NGVI.__init__, NGVI.fit)
-    inference.configure(**of_constructor)
-    return inference.fit(**of_fit)
+    if isinstance(method, type):
+        return method(**of_constructor).fit(**of_fit)
+    method.configure(**of_constructor)
+    return method.fit(**of_fit)

@@ -15,10 +15,6 @@ from pymc_ngvi.core.types import Array, BaseDraws, VariationalState
 MAX_SOBOL_DIM = 5_000
 #: Independent randomisations in one set of draws: their scatter is the Monte Carlo error of a mean.
 N_REPLICATES = 8
-#: Numbers in the draws that are held in memory at once.
-_CHUNK_ELEMENTS = STREAMED
-#: Numbers in draws that are made at once where there are more, for the steps between to stay in the cache.
-_BATCH_ELEMENTS = CACHED
 
 
 def base_of(state: VariationalState, n: int, rng: np.random.Generator) -> Array:
@@ -31,8 +27,8 @@ def base_of(state: VariationalState, n: int, rng: np.random.Generator) -> Array:
 
 def draws_of(state: VariationalState, n: int, rng: np.random.Generator) -> Array:
     """Return ``n`` independent draws of a state, made in batches where all at once would leave the cache."""
-    size = max(_BATCH_ELEMENTS // max(state.n_dim, 1), 1)
-    if n * state.n_dim <= _CHUNK_ELEMENTS or state.n_uniform:  # uniforms come after all of the normals
+    size = max(CACHED // max(state.n_dim, 1), 1)
+    if n * state.n_dim <= STREAMED or state.n_uniform:  # uniforms come after all of the normals
         return np.asarray(state.draws(base_of(state, n, rng)))
     theta = np.empty((n, state.n_dim))
     for start in range(0, n, size):
@@ -42,7 +38,7 @@ def draws_of(state: VariationalState, n: int, rng: np.random.Generator) -> Array
 
 def chunks(n_draws: int, n_dim: int) -> Iterator[int]:
     """Yield the sizes of chunks of draws that fit in memory."""
-    size = max(1, _CHUNK_ELEMENTS // max(n_dim, 1))
+    size = max(1, STREAMED // max(n_dim, 1))
     for start in range(0, n_draws, size):
         yield min(size, n_draws - start)
 

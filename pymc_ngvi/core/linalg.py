@@ -45,19 +45,9 @@ def _lower_weights(n: int, on_diagonal: float) -> Array:
     return weights
 
 
-def half_triangle(matrix: Array) -> Array:
-    """Return the lower triangle of a square matrix with its diagonal halved; all entries should be finite."""
-    return matrix * _lower_weights(matrix.shape[-1], 0.5)
-
-
-def lower_triangle(matrix: Array) -> Array:
-    """Return the lower triangle of a square matrix; all entries should be finite."""
-    return matrix * _lower_weights(matrix.shape[-1], 1.0)
-
-
-def strict_triangle(matrix: Array) -> Array:
-    """Return what is below the diagonal of a square matrix; all entries should be finite."""
-    return matrix * _lower_weights(matrix.shape[-1], 0.0)
+def lower_triangle(matrix: Array, on_diagonal: float = 1.0) -> Array:
+    """Return the lower triangle of a square matrix, its diagonal multiplied; all entries should be finite."""
+    return matrix * _lower_weights(matrix.shape[-1], on_diagonal)
 
 
 def all_finite(*arrays: Array) -> bool:
@@ -157,9 +147,8 @@ def cholesky_of_product(root: Array) -> Array | None:
 
 def keeps_its_sign(before: Array, step: Array, *, signed: bool = False) -> bool:
     """Tell whether each entry of ``before + step`` is positive, and more than what rounding leaves of the two."""
-    after = before + step
-    least = ROUNDING * np.maximum(np.abs(before), np.abs(step))
-    return bool(((np.abs(after) if signed else after) > least).all())
+    after = np.abs(before + step) if signed else before + step
+    return bool((after > ROUNDING * np.maximum(np.abs(before), np.abs(step))).all())
 
 
 def solve_lower(factor: Array, rhs: Array, *, transpose: bool = False) -> Array:

@@ -19,8 +19,7 @@ def suggestion(name: object, valid: Iterable[str], also_called: Mapping[str, str
     known = {_plain(v): v for v in valid}
     known |= {word: v for v, others in (also_called or {}).items() for word in others.split()}
     near = [known[_plain(name)]] if _plain(name) in known else get_close_matches(str(name), valid, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}Valid: {', '.join(repr(v) for v in valid)}."
+    return f"{f'did you mean {near[0]!r}? ' if near else ''}Valid: {', '.join(repr(v) for v in valid)}."
 
 
 #: Things of one kind that a sentence names, at most.

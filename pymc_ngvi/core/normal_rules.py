@@ -78,9 +78,8 @@ def bend_weights(level: int) -> Array:
     With three nodes they would tell of second derivatives.
     """
     z, w = _line(level)
-    if len(z) < _BENDS:
-        return np.zeros((2, len(z)))
-    return np.asarray(w * np.polynomial.hermite_e.hermevander(z, 4).T[3:])
+    third_and_fourth = np.asarray(w * np.polynomial.hermite_e.hermevander(z, 4).T[3:])
+    return third_and_fourth if len(z) >= _BENDS else np.zeros_like(third_and_fourth)
 
 
 @functools.cache
@@ -91,22 +90,17 @@ def n_nodes(size: int, level: int) -> int:
 
 def _line(level: int) -> tuple[Array, Array]:
     """Return nodes and weights of a rule of one dimension."""
-    if level < len(_GAUSS):
-        return _gauss(_GAUSS[level])
-    return _trapezoidal(*_TRAPEZOIDAL[level - len(_GAUSS)])
+    return _gauss(_GAUSS[level]) if level < len(_GAUSS) else _trapezoidal(*_TRAPEZOIDAL[level - len(_GAUSS)])
 
 
 def _gauss(n: int) -> tuple[Array, Array]:
-    found = np.polynomial.hermite_e.hermegauss(n)
-    z, w = np.array(found[0], dtype=np.float64), np.array(found[1], dtype=np.float64)
-    z[np.abs(z) < _ZERO] = 0.0
-    w /= w.sum()
-    return z, w
+    z, w = np.polynomial.hermite_e.hermegauss(n)
+    return np.where(np.abs(z) < _ZERO, 0.0, z), w / w.sum()
 
 
 def _trapezoidal(spacing: float, reach: float) -> tuple[Array, Array]:
     n = round(reach / spacing)
-    z = np.asarray(spacing * np.arange(-n, n + 1), dtype=np.float64)
+    z = spacing * np.arange(-n, n + 1, dtype=np.float64)
     w = np.exp(-0.5 * z * z)
     return z, np.asarray(w / w.sum(), dtype=np.float64)
 

@@ -51,9 +51,7 @@ class DataParts:
     @classmethod
     def of_folds(cls, fold: Ints, n_folds: int) -> "DataParts":
         """Return one part for each fold, each of whose rows is predicted."""
-        n = len(fold)
-        out = sparse.csr_array((np.ones(n), (fold, np.arange(n))), shape=(n_folds, n))
-        return cls(out, sparse.eye_array(n, format="csr"), fold)
+        return cls(cls.of_labels(fold, n_folds).out, sparse.eye_array(len(fold), format="csr"), fold)
 
     @classmethod
     def of_future(cls, rank: Ints, least: int, horizon: int) -> "DataParts":

@@ -53,8 +53,11 @@ class Pattern:
 
     def equals(self, other: "Pattern") -> bool:
         """Tell whether another one has the same entries."""
-        same = self.n_dim == other.n_dim and np.array_equal(self.rows, other.rows)
-        return same and np.array_equal(self.cols, other.cols)
+        return bool(
+            self.n_dim == other.n_dim
+            and np.array_equal(self.rows, other.rows)
+            and np.array_equal(self.cols, other.cols)
+        )
 
     @functools.cached_property
     def off_diagonal(self) -> NDArray[np.bool_]:
@@ -71,8 +74,8 @@ class Pattern:
         below = self.off_diagonal
         rows = np.concatenate([self.rows, self.cols[below]])
         cols = np.concatenate([self.cols, self.rows[below]])
-        data = np.concatenate([values, values[below]])
-        return sparse.coo_array((data, (rows, cols)), shape=(self.n_dim, self.n_dim)).tocsr()
+        both = np.concatenate([values, values[below]]), (rows, cols)
+        return sparse.coo_array(both, shape=(self.n_dim, self.n_dim)).tocsr()
 
 
 @dataclass(frozen=True, eq=False)

@@ -72,9 +72,8 @@ def fitted_pareto(excess: Array) -> tuple[float, float]:
     kept = share >= _NEGLIGIBLE
     slope = float(slopes[kept] @ share[kept] / share[kept].sum())
     shape = float(np.log1p(-slope * excess).mean())
-    if np.isnan(shape):
-        return float("inf"), float("nan")
-    return (n * shape + _PRIOR_DRAWS * _PRIOR_SHAPE) / (n + _PRIOR_DRAWS), -shape / slope
+    shrunk = (n * shape + _PRIOR_DRAWS * _PRIOR_SHAPE) / (n + _PRIOR_DRAWS)
+    return (np.inf if np.isnan(shape) else shrunk), -shape / slope
 
 
 # --- pareto-smoothed importance sampling: weights, k-hat, and what they say of q ---
@@ -145,9 +144,7 @@ def pareto_khat(log_p: Array, log_q: Array) -> float:
     if len(log_p) < MIN_KHAT_DRAWS:
         raise ValueError(f"k-hat needs at least {MIN_KHAT_DRAWS} draws; got {len(log_p)}. Take 10,000.")
     log_ratio = np.asarray(log_p, dtype=np.float64) - np.asarray(log_q, dtype=np.float64)
-    if np.any(log_ratio == np.inf) or not np.isfinite(log_ratio).any():
-        return float("inf")
-    return smoothed(log_ratio)[1]
+    return np.inf if np.any(log_ratio == np.inf) else smoothed(log_ratio)[1]
 
 
 def khat_limit(n_draws: int) -> float:
@@ -173,10 +170,8 @@ def khat_error(khat: float, n_draws: int) -> float:
     .. [1] R. L. Smith (1987). Estimating tails of probability distributions. Annals of Statistics 15(3).
        https://doi.org/10.1214/aos/1176350499
     """
-    if not np.isfinite(khat):
-        return float("nan")
     n_tail = tail_length(n_draws)
-    return float(max(1.0 + khat, 0.5) * np.sqrt(n_tail) / (n_tail + 10.0))
+    return float(max(1.0 + khat, 0.5) * np.sqrt(n_tail) / (n_tail + _PRIOR_DRAWS)) if np.isfinite(khat) else np.nan
 
 
 class WeightVerdict(Enum):
@@ -258,10 +253,8 @@ class Weights(NamedTuple):
             return WeightVerdict.EVEN
         if self.khat <= khat_limit(self.n_draws):
             return WeightVerdict.USABLE
-        few = 0 < n_dim <= _FEW
-        if few and self.khat > _WORST_KHAT and self.effective < _LEAST_EFFECTIVE * self.n_draws:
-            return WeightVerdict.FAR
-        return WeightVerdict.UNEVEN
+        is_far = self.khat > _WORST_KHAT and self.effective < _LEAST_EFFECTIVE * self.n_draws
+        return WeightVerdict.FAR if 0 < n_dim <= _FEW and is_far else WeightVerdict.UNEVEN
 
     def sentence(self, n_dim: int = 0) -> str:
         """Return k-hat with its error, what the draws are worth, and what that means."""
@@ -315,9 +308,8 @@ def weigh(log_p: Array, log_q: Array | float = 0.0) -> tuple[Array, Weights]:
         khat = float("inf")
     smooth = smooth - logsumexp(smooth)
     found = Weights(khat, _effective(smooth), n, n_lost, uneven, n_behind)
-    if found.verdict() is WeightVerdict.EVEN:
-        return raw, found._replace(effective=_effective(raw))
-    return smooth, found
+    even = found.verdict() is WeightVerdict.EVEN
+    return (raw, found._replace(effective=_effective(raw))) if even else (smooth, found)
 
 
 def _effective(log_weights: Array) -> float:

@@ -88,17 +88,11 @@ def seed_of(random_seed: object) -> int:
 
 def _entropy(random_seed: Any) -> list[int]:
     """Return the whole numbers of a seed."""
-    several = isinstance(random_seed, list | tuple) or (isinstance(random_seed, np.ndarray) and random_seed.ndim)
-    values = list(random_seed) if several else [random_seed]
-    if not values or not all(_is_whole(value) for value in values):
+    values = np.atleast_1d(np.asarray(random_seed, dtype=object)).tolist()
+    is_whole = (isinstance(v, int | np.integer) and not isinstance(v, bool) and v >= 0 for v in values)
+    if not values or not all(is_whole):
         raise ValueError(
             "random_seed should be a whole number of at least 0, a list of such numbers, a SeedSequence, Generator or "
             f"RandomState of NumPy, or None; got {random_seed!r}."
         )
     return [int(value) for value in values]
-
-
-def _is_whole(value: object) -> bool:
-    if isinstance(value, np.ndarray) and not value.ndim:
-        value = value[()]
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 0

@@ -28,9 +28,8 @@ class Elbo(NamedTuple):
 
     def __str__(self) -> str:
         """Return ``-625.61 +- 0.01``."""
-        if math.isinf(self.se):
-            return f"{format_elbo(self.value)} (its error is not known)"
-        return f"{format_elbo(self.value)} +- {self.se:{'.2f' if self.se < _HUGE else '.1g'}}"
+        error = f"+- {self.se:{'.2f' if self.se < _HUGE else '.1g'}}"
+        return f"{format_elbo(self.value)} {'(its error is not known)' if math.isinf(self.se) else error}"
 
 
 def format_elbo(nats: float) -> str:
@@ -40,9 +39,7 @@ def format_elbo(nats: float) -> str:
 
 def format_gap(nats: float, unit: str = "") -> str:
     """Return a gap in nats as text: to a thousandth, or, where it is large, to its order of magnitude."""
-    if math.isnan(nats):
-        return "unknown"
-    return (f"{nats:.3f}" if nats < 100 else f"{nats:.1e}") + unit
+    return "unknown" if math.isnan(nats) else (f"{nats:.3f}" if nats < 100 else f"{nats:.1e}") + unit
 
 
 # --- how a fit ended: one sentence on what happened, one on what to do about it ---

@@ -121,8 +121,7 @@ def _beta(a: Array, b: Array, x: Array) -> tuple[Array, ...]:
 
 def _gamma(k: Array, x: Array) -> tuple[Array, ...]:
     """Return the derivatives of P by k, once and twice."""
-    sign = np.where(x > k, -1.0, 1.0)
-    return tuple(sign * part for part in _gamma_tail(k, x))
+    return tuple(np.where(x > k, -1.0, 1.0) * part for part in _gamma_tail(k, x))
 
 
 class _Latest:
@@ -154,10 +153,5 @@ class _Latest:
 
 
 _of_beta, _of_gamma = _Latest(_beta, 1.0), _Latest(_gamma, np.inf)
-betainc_a = functools.partial(_of_beta, 0)
-betainc_b = functools.partial(_of_beta, 1)
-betainc_aa = functools.partial(_of_beta, 2)
-betainc_ab = functools.partial(_of_beta, 3)
-betainc_bb = functools.partial(_of_beta, 4)
-gammainc_k = functools.partial(_of_gamma, 0)
-gammainc_kk = functools.partial(_of_gamma, 1)
+betainc_a, betainc_b, betainc_aa, betainc_ab, betainc_bb = (functools.partial(_of_beta, k) for k in range(5))
+gammainc_k, gammainc_kk = (functools.partial(_of_gamma, k) for k in range(2))

@@ -71,9 +71,8 @@ class BaseDraws:
         """Return the rows of each pair z, -z: (n_draws / 2, 2); of each draw alone, (n_draws, 1), if not antithetic."""
         if not self.antithetic:
             return np.arange(self.n_draws)[:, None]
-        half = self.n_draws // self.n_replicates // 2
-        first = np.concatenate([np.arange(rows.start, rows.start + half) for rows in self.replicates()])
-        return np.stack([first, first + half], axis=1)
+        rows = np.arange(self.n_draws).reshape(self.n_replicates, 2, -1)
+        return np.stack([rows[:, 0].ravel(), rows[:, 1].ravel()], axis=1)
 
 
 @stored("draws.evaluation")
@@ -415,9 +414,7 @@ class MatrixHessian(MeanHessian):
 
     def values(self) -> Array:
         """Return the entries of ``pattern``, (n_entries,)."""
-        if self.pattern is None:
-            return super().values()
-        return self.matrix[self.pattern.rows, self.pattern.cols]
+        return super().values() if self.pattern is None else self.matrix[self.pattern.rows, self.pattern.cols]
 
 
 class PatternHessian(MeanHessian):

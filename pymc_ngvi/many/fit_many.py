@@ -14,7 +14,7 @@ import pymc as pm
 import xarray as xr
 
 from pymc_ngvi.core.messages import checked_names, listed, percent, shortened
-from pymc_ngvi.core.sizes import Seed, check_draws, seed_of
+from pymc_ngvi.core.sizes import N_PREDICTED, Seed, check_draws, seed_of
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.info import simulate
 from pymc_ngvi.fitting.options import joined_parameters, sign, split_options
@@ -38,8 +38,6 @@ from pymc_ngvi.many.fitting import (
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.distributions import element_names
 
-if TYPE_CHECKING:
-    from distributed import Client
 if TYPE_CHECKING:
     from distributed import Client
 
@@ -193,6 +191,8 @@ def _stacked(name: str, rows: Sequence[Row]) -> xr.DataArray:
     return joined.reindex(fit=[row.index for row in rows])
 
 
+#: Of intervals, unless asked otherwise.
+_PROB = 0.94
 #: Options of a single fit that make no sense for many, and why.
 _NOT_FOR_MANY = {
     "shards": "they are those of a model",
@@ -209,8 +209,8 @@ def fit_many(
     n_jobs: int = 1,
     client: "Client | None" = None,
     random_seed: Seed = None,
-    draws: int = 1_000,
-    prob: float = 0.94,
+    draws: int = N_PREDICTED,
+    prob: float = _PROB,
     var_names: Sequence[str] | None = None,
     judge: bool = False,
     search: Search = "first",
@@ -253,9 +253,8 @@ def fit_many(
         the others; or in each fit. The table says of each whether it was searched. If one of the twentieth has other
         modes, those that were not searched are "not judged", and there is a warning.
     draws_to : str or Path, optional
-        Folder for draws, as `NGVIApproximation.sample` gives them: ``fit_000000.nc`` and so on. If its name ends in
-        ``.zarr``, it is a zarr store, with a group ``fit_000000`` and so on. Nothing else of a fit is kept but its
-        summary.
+        Folder for draws, as `NGVIApproximation.sample` gives them: ``fit_000000.nc`` and so on. Nothing else of a
+        fit is kept but its summary.
     progressbar : bool, default True
     **options
         Those of `NGVI` and `NGVI.fit`, for all fits.
@@ -304,22 +303,21 @@ def fit_many(
 
 def asked_of(
     slots: Slots, options: Mapping[str, Any], random_seed: Seed, draws: int, var_names: Sequence[str] | None, *,
-    prob: float = 0.94, judge: bool = False, search: Search = "first", folder: Path | None = None,
+    prob: float = _PROB, judge: bool = False, search: Search = "first", folder: Path | None = None,
 ) -> Asked:  # fmt: skip
     """Return what is the same for all fits, checked."""
     for name, why in _NOT_FOR_MANY.items():
         if options.get(name) is not None:
             raise TypeError(f"Many fits do not take {name}: {why}.")
-    own = {k: v for k, v in options.items() if k not in _NOT_FOR_MANY}
-    of_constructor, of_fit = split_options(own, NGVI.__init__, NGVI.fit)
+    of_constructor, of_fit = split_options(
+        {k: v for k, v in options.items() if k not in _NOT_FOR_MANY}, NGVI.__init__, NGVI.fit
+    )
     if isinstance(prob, bool) or not isinstance(prob, int | float) or not 0.0 < prob < 1.0:
         raise ValueError(f"prob should be between 0 and 1; got {prob!r}.")
     if search not in ("first", "each"):
         raise ValueError(f"search should be 'first' or 'each'; got {search!r}.")
-    names = None
-    if var_names is not None:
-        valid = [v.name for v in (*slots.model.free_RVs, *slots.model.deterministics)]
-        names = frozenset(checked_names(var_names, valid))
+    valid = [v.name for v in (*slots.model.free_RVs, *slots.model.deterministics)]
+    names = None if var_names is None else frozenset(checked_names(var_names, valid))
     return Asked(
         slots,
         of_constructor,
@@ -418,23 +416,15 @@ class Calibration:
             intervals that hold the true value; their standard errors are ``sqrt(p (1 - p) / n)``. ``p_value``: of a
             test of uniformity, the POT-C of ArviZ.
         """
-        chosen = self._chosen(only_reliable)
-        labels, values = [], []
-        for array in chosen.values():
-            flat = array.values.reshape(array.shape[0], -1)
-            labels += element_names(array, 1)
-            values.append(flat)
-        columns = _measured(np.concatenate(values, axis=1))
-        return pd.DataFrame(columns, index=pd.Index(labels, name="quantity"))
-
-    def _chosen(self, only_reliable: bool) -> xr.Dataset:
         done = self.pit.dropna("fit", how="all")
         if only_reliable:
             reliable = self.fits.dataset.fit[self.fits.about("verdict") == "reliable"]
             done = done.sel(fit=done.fit.isin(reliable))
-        if done.sizes["fit"] < 2:
-            raise ValueError(f"{done.sizes['fit']} fits are left: too few to tell anything of them.")
-        return done
+        if (n := done.sizes["fit"]) < 2:
+            raise ValueError(f"{n} fits are left: too few to tell anything of them.")
+        labels = [label for array in done.values() for label in element_names(array, 1)]
+        columns = _measured(np.concatenate([array.values.reshape(n, -1) for array in done.values()], axis=1))
+        return pd.DataFrame(columns, index=pd.Index(labels, name="quantity"))
 
     @property
     def is_calibrated(self) -> bool:

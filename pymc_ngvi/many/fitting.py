@@ -27,14 +27,14 @@ from pymc.progress_bar import default_progress_theme
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as Remaining
 
-from pymc_ngvi.core.messages import OURS, shortened, suggestion
+from pymc_ngvi.core.messages import OURS, listed, shortened, suggestion
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.sizes import MANY, seed_of
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactError, StartError
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.info import Simulated, with_data_for, without_casts
+from pymc_ngvi.density.info import Simulated, quoted, with_data_for, without_casts
 from pymc_ngvi.density.shards.cluster import Advice, Cluster, Lost, client_of
 from pymc_ngvi.density.shards.errors import BrokenExecutorError
 from pymc_ngvi.fitting.modes.search import ModeSearch
@@ -44,7 +44,7 @@ from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.session import Earlier
 from pymc_ngvi.inference import NGVI
 from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.persistence import check_path, is_zarr, write
+from pymc_ngvi.results.persistence import write
 from pymc_ngvi.results.predictions import array_like, lengths_by_dim, plain_array
 
 # --- the data of one fit: checked, and put into the model ---
@@ -116,9 +116,10 @@ class Slots:
         expected = {*self.names, *self.dims}
         if set(entry) != expected:
             lacks, more = sorted(expected - set(entry)), sorted(map(str, set(entry) - expected))
-            parts = [f"lacks {', '.join(map(repr, lacks))}"] * bool(lacks)
-            parts += [f"has {', '.join(map(repr, more))}, which the first has not"] * bool(more)
-            raise ValueError(f"The dict {' and '.join(parts)}: all dicts need the same names, {_listed(expected)}.")
+            parts = [f"lacks {quoted(lacks)}"] * bool(lacks)
+            parts += [f"has {quoted(more)}, which the first has not"] * bool(more)
+            names = quoted(sorted(expected))
+            raise ValueError(f"The dict {' and '.join(parts)}: all dicts need the same names, {names}.")
         arrays = {inner: self._array(name, entry[name]) for name, inner in self.names.items()}
         arrays |= {name: plain_array(name, entry[name]) for name in self.dims}
         self._check_lengths(arrays)
@@ -188,7 +189,7 @@ class Slots:
 
 def digest_of(arrays: Mapping[str, AnyArray]) -> bytes:
     """Return what tells whether data are the same."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b()
     for name in sorted(arrays):
         array = arrays[name]
         digest.update(f"{name}{array.dtype}{array.shape}".encode())
@@ -201,10 +202,6 @@ def _check_is_dict(entry: object) -> None:
         raise ValueError(f"Each of the data should be a dict of arrays by name; got {shortened(entry)}.")
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, sorted(names)))
-
-
 def _not_settable(model: pm.Model, name: object, valid: list[str]) -> str:
     """Return why something can't be given data."""
     valid = list(dict.fromkeys(valid))
@@ -213,7 +210,7 @@ def _not_settable(model: pm.Model, name: object, valid: list[str]) -> str:
     if name in model.named_vars:
         return (
             f"data has {name!r}, which is neither a pm.Data nor an observed variable whose values are all there. "
-            f"Those of the model are {_listed(valid)}."
+            f"Those of the model are {quoted(sorted(valid))}."
         )
     return f"data has {name!r}, which the model has not: {suggestion(name, valid)}"
 
@@ -222,13 +219,7 @@ def _not_settable(model: pm.Model, name: object, valid: list[str]) -> str:
 
 
 def made_folder(path: str | Path) -> Path:
-    """Return where draws go: a folder, or a zarr store by a suffix that says so; made where it is not there."""
-    if is_zarr(path):
-        folder = check_path(path)
-        import zarr
-
-        zarr.open_group(folder, mode="a", zarr_format=3)  # groups that are there stay
-        return folder
+    """Return the folder that draws go to; made where it is not there."""
     folder = Path(path).absolute()
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"draws_to should be a folder; {str(folder)!r} is a file.")
@@ -326,9 +317,8 @@ class _Warm(NGVI):
     is_searched: bool = False
 
     def _from(self, density: ModelDensity) -> Mapping[str, ArrayLike] | Earlier | None:
-        if self.pilot is None or not self._is_like_pilot(density):
-            return super()._from(density)
-        return Earlier.of(self.pilot, density)
+        pilot = self.pilot if self._is_like_pilot(density) else None
+        return super()._from(density) if pilot is None else Earlier.of(pilot, density)
 
     def _search(self, problem: Problem, seed: int) -> ModeSearch | None:
         is_left_out = not self.is_searched and self._is_like_pilot(problem.density)
@@ -411,10 +401,8 @@ class Fitter:
         of_pilot = self._inference.pilot and self._inference.pilot.record
         row.left_out = bool(of_pilot and of_pilot.searched and not (record.searched or record.comes_first))
         if asked.folder is not None:
-            # As a whole or not at all. Processes don't meet: each fit has a file, or a group.
-            as_zarr = is_zarr(asked.folder)
-            path = asked.folder / (f"fit_{row.index:06d}" + ".nc" * (not as_zarr))
-            write(approx.sample(asked.draws, random_seed=row.seed), path, as_zarr=as_zarr)
+            # As a whole or not at all.
+            write(approx.sample(asked.draws, random_seed=row.seed), asked.folder / f"fit_{row.index:06d}.nc")
 
 
 def _has_other_modes(approx: NGVIApproximation) -> bool:
@@ -544,8 +532,8 @@ def fit_elsewhere(fitter: Fitter, cases: Iterator[Numbered], run: Run) -> Iterat
 
 def failed(fitter: Fitter, index: int, why: str | Exception) -> Row:
     """Return the row of a case that was not fitted."""
-    text = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
-    return Row(index, fitter.asked.seed(index), error=text)
+    error = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
+    return Row(index, fitter.asked.seed(index), error=error)
 
 
 def _pickled(case: Case) -> bytes:
@@ -644,10 +632,10 @@ def in_processes(fitter: Fitter, n_jobs: int) -> Run:
     def run(cases: Iterator[Sent], is_alone: bool) -> Rows:
         """Return the cases in hand when a process ended, none where all are done."""
         n_processes, n_in_hand = (1, 1) if is_alone else (n_jobs, n_jobs * IN_HAND)
-        context = multiprocessing.get_context("spawn")  # a fork would take over locks of threads
-        pool = ProcessPoolExecutor(n_processes, context, initializer=_begin, initargs=(kit,))
-        in_hand: dict[int, bytes] = {}
-        futures: dict[Future[Row], int] = {}
+        # Spawned: a fork would take over locks of threads.
+        spawn = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(n_processes, spawn, initializer=_begin, initargs=(kit,))
+        in_hand, futures = dict[int, bytes](), dict[Future[Row], int]()
         try:
             while True:
                 for index, case in itertools.islice(cases, n_in_hand - len(in_hand)):
@@ -676,17 +664,17 @@ def in_processes(fitter: Fitter, n_jobs: int) -> Run:
 # --- in a process ---
 
 
-class _Here:
-    kit: Kit
+#: The one of this process.
+_KIT: list[Kit] = []
 
 
 def _begin(kit: Kit) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process sees to it
-    _Here.kit = kit
+    _KIT.append(kit)
 
 
 def _row(index: int, case: bytes) -> Row:
-    return _Here.kit.row(index, case)
+    return _KIT[0].row(index, case)
 
 
 # --- the progress of many fits: how many are done, how many failed, and the time that is left ---
@@ -742,9 +730,6 @@ def _part(having: Sequence[int], searched: Sequence[Row]) -> str:
 
 # --- goes through the cases, one after the other, in processes or on Dask, and collects rows as they are done ---
 
-#: Fits that a warning names, at most.
-_MOST_NAMED = 5
-
 #: Where fits are made: in so many processes, or on a cluster.
 type Place = int | Cluster
 
@@ -795,8 +780,7 @@ def fitted_rows(fitter: Fitter, cases: Iterable[Case], place: Place, total: int 
 
 
 def _kept(rows: Sequence[Row], total: int | None) -> str:
-    of = "" if total is None else f" of {total:,}"
-    return f"{len(rows):,}{of} fits were done, which are kept."
+    return f"{_words(len(rows), total, 0)} were done, which are kept."
 
 
 def _read(cases: Iterable[Case]) -> Iterator[Numbered]:
@@ -822,8 +806,7 @@ def _report_failures(rows: Sequence[Row]) -> None:
     failed = [row for row in rows if row.error]
     if not failed:
         return
-    which = ", ".join(str(row.index) for row in sorted(failed, key=lambda row: row.index)[:_MOST_NAMED])
-    which += ", ..." if len(failed) > _MOST_NAMED else ""
+    which = listed(sorted(row.index for row in failed))
     reason = f"The reason of fit {failed[0].index}: {failed[0].error}"
     if len(failed) == len(rows):
         raise ValueError(f"All {len(rows):,} fits failed. {reason}")

@@ -52,7 +52,6 @@ from pymc_ngvi.results.distributions import (
     distribution_of,
     flat_dataset,
     free_names,
-    responsibilities,
 )
 from pymc_ngvi.results.group import NGVIGroup
 from pymc_ngvi.results.left_out import (
@@ -77,8 +76,9 @@ from pymc_ngvi.results.persistence import (
     content_of_q,
     content_of_tree,
     damaged,
+    data_of,
     differences,
-    fingerprints,
+    digest,
     free_variables,
     group_of,
     q_of,
@@ -305,9 +305,8 @@ class NGVIApproximation(Approximation):
     @property
     def _begins_with(self) -> VariationalState:
         """What another fit begins from: q, or the Gaussian that belongs to an exact or a nested posterior."""
-        if self._next_step is None or self._gaussian is not None:
-            return self.gaussian.q
-        return getattr(self._state, "gaussian")  # noqa: B009 (of pools alone)
+        is_made = self._next_step is None or self._gaussian is not None
+        return self.gaussian.q if is_made else self._state.gaussian  # type: ignore[attr-defined]  # of pools alone
 
     @property
     def plan(self) -> Plan | None:
@@ -798,9 +797,12 @@ class NGVIApproximation(Approximation):
         ValueError
             For fewer than 100 draws; where ``pm.set_data`` changed the data after the fit.
         """
-        own = draws is None and random_seed is None
-        ratio = log_ratio_of(self._posterior, self._kept, draws, None if own else self.generator(random_seed))
+        ratio = self._log_ratio(draws, random_seed)
         return pareto_khat(ratio, np.zeros(len(ratio)))
+
+    def _log_ratio(self, draws: int | None, random_seed: Seed) -> Array:
+        own = draws is None and random_seed is None
+        return log_ratio_of(self._posterior, self._kept, draws, None if own else self.generator(random_seed))
 
     def diagnose(self, *, thorough: bool = False, draws: int | None = None, random_seed: Seed = None) -> Diagnosis:
         """Return whether means and standard deviations of q can be relied on, why not, and what to do.
@@ -973,8 +975,7 @@ class NGVIApproximation(Approximation):
     @property
     def is_exact(self) -> bool:
         """Whether this is the posterior up to simulation error, rather than a Gaussian or another q."""
-        checks = self.checks
-        return checks is not None and checks.is_exact
+        return self.checks is not None and self.checks.is_exact
 
     @property
     def is_nested(self) -> bool:
@@ -1164,7 +1165,14 @@ class NGVIApproximation(Approximation):
             )
         else:
             theta = np.asarray(draws, dtype=np.float64)
-        return responsibilities(q, self.layout, theta)
+        if theta.ndim != 2 or theta.shape[1] != q.n_dim:
+            raise ValueError(
+                f"draws should be unconstrained, of shape (n_draws, {q.n_dim}), such as draw_flat(n) returns; "
+                f"got {theta.shape}."
+            )
+        [component] = free_names(self.layout, "component")
+        coords = {"draw": np.arange(len(theta)), component: np.arange(q.n_components)}
+        return xr.DataArray(q.responsibilities(theta), coords=coords, dims=list(coords), name="responsibilities")
 
     def plot_components(
         self,
@@ -1306,8 +1314,7 @@ class NGVIApproximation(Approximation):
         ImportError
             Where Matplotlib is not installed.
         """
-        own = draws is None and random_seed is None
-        ratio = log_ratio_of(self._posterior, self._kept, draws, None if own else self.generator(random_seed))
+        ratio = self._log_ratio(draws, random_seed)
         return plot_khat(ratio, np.zeros(len(ratio)), title=khat_title(self._posterior), ax=ax)
 
     def plot_comparison(
@@ -1542,8 +1549,8 @@ class NGVIApproximation(Approximation):
         >>> abs(found.sample(4_000, random_seed=1).posterior["p"].mean().item() - 12 / 20) < 0.01
         True
         """
-        given = {**(priors or {}), **by_name}
-        return reweighted(self._posterior, given, draws, self._generator_of_fit(random_seed, sizes.PRIORS))
+        rng = self._generator_of_fit(random_seed, sizes.PRIORS)
+        return reweighted(self._posterior, {**(priors or {}), **by_name}, draws, rng)
 
     def prior_sensitivity(
         self,
@@ -1646,8 +1653,7 @@ class NGVIApproximation(Approximation):
             Where arviz-plots or Matplotlib is not installed.
         """
         own = ("prior_var_names", "likelihood_var_names", "draws", "threshold", "random_seed")
-        chosen = {name: options.pop(name) for name in own if name in options}
-        found = self.prior_sensitivity(var_names, **chosen)
+        found = self.prior_sensitivity(var_names, **{name: options.pop(name) for name in own if name in options})
         return plot_sensitivity(found.tree, found.table, **options)
 
     # --- new_rows ---
@@ -1937,7 +1943,9 @@ class NGVIApproximation(Approximation):
         content = {
             **_content_of_fit(self),
             "variables": free_variables(self.model, self.layout),
-            "data": self._data.saved if isinstance(self._data, SavedData) else fingerprints(self.model),
+            "data": self._data.saved
+            if isinstance(self._data, SavedData)
+            else {name: digest(array) for name, array in data_of(self.model).items()},
             "backend": self.density.backend,
         }
         if self._next_step is not None:
@@ -1967,8 +1975,7 @@ class NGVIApproximation(Approximation):
         Parameters
         ----------
         path : str or PathLike
-            Ends in ``.nc``, ``.nc4``, ``.netcdf`` or ``.h5`` (netCDF-4), or in ``.zarr`` (zarr, a folder; needs the
-            package).
+            Ends in ``.nc``, ``.nc4``, ``.netcdf`` or ``.h5`` (netCDF-4).
         draws, random_seed, resumable, **kwargs
             As of `to_datatree`.
 
@@ -1976,12 +1983,10 @@ class NGVIApproximation(Approximation):
         ------
         ValueError
             For another suffix.
-        ImportError
-            For zarr, where it is not installed.
         FileNotFoundError, FileExistsError
-            If the folder does not exist; if there is something that is no file (no zarr store) to be replaced.
+            If the folder does not exist; if there is something that is no file to be replaced.
         """
-        checked = check_path(path)
+        checked = check_path(path)  # before anything is made
         write(self.to_datatree(draws, random_seed=random_seed, resumable=resumable, **kwargs), checked)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -2050,8 +2055,7 @@ def _diagnosis_of(content: Content, layout: Layout) -> Diagnosis:
         raise DamagedError("what it has as findings is something else")
     if any(np.shape(column) != (layout.n_dim,) for column in content["by_coordinate"].values()):
         raise DamagedError("the diagnosis is of another number of coordinates")
-    parts = {"findings": findings, "weights": Weights(*content["weights"]), "layout": layout}
-    return Diagnosis(**{**content, **parts})
+    return Diagnosis(**{**content, "findings": findings, "weights": Weights(*content["weights"]), "layout": layout})
 
 
 # --- an approximation from a file, on the user's model ---
@@ -2067,7 +2071,7 @@ def load(
     Parameters
     ----------
     source : str, PathLike or DataTree
-        A netCDF file or zarr store, or what `NGVIApproximation.to_datatree` returned.
+        A netCDF file, or what `NGVIApproximation.to_datatree` returned.
     model : pymc.Model or Shards, optional
         The model that was fitted, made again, or the shards; default: the model of the context.
     **options

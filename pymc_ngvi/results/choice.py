@@ -12,12 +12,13 @@ import time
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
 from rich.theme import Theme
 
+from pymc_ngvi.core.linalg import TINY
 from pymc_ngvi.core.prices import MOST_TIMES, UsedUp, Work, expected_fit_seconds, fit_seconds, in_words
 from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
 from pymc_ngvi.core.sizes import POSTERIORS
@@ -50,8 +51,6 @@ _BEFORE_FIT = 5.0
 #: Seconds that a fit by draws may take after others came to nothing, at least, and as a part of what is expected: it is
 #: not likely to be of use.
 _AFTER_OTHERS, _OF_EXPECTED = 5.0, 0.5
-#: Seconds that are left for a fit in any case.
-_LEAST_SECONDS = 1e-3
 #: Effective size of the hyperparameters below which a Gaussian fit of all coordinates may know more.
 _FEWEST = 20.0
 #: Dimensions up to which a Gaussian with the moments of a posterior has all correlations.
@@ -76,13 +75,6 @@ class _TooDear(Unavailable):
     """It takes too long, and can be had by asking for it."""
 
 
-class _Offer(NamedTuple):
-    """A kind of posterior that a model has, and what that goes by."""
-
-    kind: PosteriorKind[Any]
-    found: Any
-
-
 @stored("exact.step")
 @dataclass(frozen=True)
 class Choice:
@@ -96,11 +88,6 @@ class Choice:
     max_seconds: float | None = None
     #: Of a Gaussian fit that was not made, as another posterior came in the place of it.
     options: FitOptions | None = None
-
-    @property
-    def stream(self) -> int:
-        """Seed of what is drawn, apart from those of the fit."""
-        return _seed(POSTERIORS, self.seed)
 
     def again[A: NGVIApproximation](self, approx: A) -> A:
         """Bring it up to date after its Gaussian fit went on; keep it where there is no better one."""
@@ -116,7 +103,7 @@ class Choice:
         """Make what no fit came before once more, from where it is, with other draws; keep the better one."""
         record, state, density = cast(FitRecord, approx.record), cast(PoolState, approx._state), approx.density
         clock, kind = time.perf_counter(), KINDS[state.kind]
-        seed = _seed(self.stream, len(approx.hist))
+        seed = _seed(_seed(POSTERIORS, self.seed), len(approx.hist))
         start = PosteriorStart(density, state.gaussian, seed, [], density.n_directions is not None)
         try:
             with few_threads(density), np.errstate(over="ignore"):
@@ -181,7 +168,8 @@ class Candidates[A: NGVIApproximation]:
         self._gaussian: A | None = None
         self._session: FitSession | None = None
         self._table: dict[str, Candidate] = {}
-        self._offers: dict[str, _Offer] = {}
+        #: What those kinds of posterior go by that the model has, and that were not tried.
+        self._offers: dict[str, Any] = {}
         self._forget()
         self._reasons: list[Unavailable] = []
         self._states: list[PoolState] = []
@@ -205,28 +193,28 @@ class Candidates[A: NGVIApproximation]:
         if density.has_minibatch or density.is_sharded or self.choice.wanted == GAUSSIAN:
             return None
         self._look(before_fit=True)
-        offers = {name: offer for name, offer in self._offers.items() if self._is_affordable(name)}
-        plain = [name for name, offer in self._offers.items() if offer.kind.is_plain(offer.found)]
+        offers = {name: found for name, found in self._offers.items() if self._is_affordable(name)}
+        plain = [name for name, found in self._offers.items() if KINDS[name].is_plain(found)]
 
         def order(name: str) -> tuple[bool, float]:
             is_unsure, seconds = self._table[name].order
-            return is_unsure, seconds + (0.0 if self._needs_none(offers[name]) else of_fit)
+            return is_unsure, seconds + (0.0 if self._needs_none(name) else of_fit)
 
         name = min((name for name in offers if name not in plain), key=order, default=None)
         # By rows, a Gaussian is seldom far off where nothing is integrated.
-        if name is None or not self._needs_none(offers[name]) or (plain and density.n_directions is not None):
+        if name is None or not self._needs_none(name) or (plain and density.n_directions is not None):
             self._table.clear()
             self._forget()
             return None
         self._table = {name: self._table[name] for name in self._offers if name not in plain}
-        self._offers = {name: offer for name, offer in offers.items() if name not in plain}
+        self._offers = {name: found for name, found in offers.items() if name not in plain}
         return name
 
     def come_first(self) -> bool:
         """Try what needs no Gaussian fit, where that takes less in the mean; tell whether nothing needs to follow."""
         if (name := self.first()) is None:
             return False
-        kind, reason = self._offers[name].kind, self._try(name)
+        kind, reason = KINDS[name], self._try(name)
         before, rest = self._table[name], [c for n, c in self._table.items() if n != name]
         if self._states and (self._states[0].checks.is_exact or not self._is_auto):
             return True
@@ -250,16 +238,16 @@ class Candidates[A: NGVIApproximation]:
         self._forget()
         return False
 
-    def _needs_none(self, offer: _Offer) -> bool:
+    def _needs_none(self, name: str) -> bool:
         """Tell whether it needs no Gaussian fit, and is worth to be tried without one."""
-        kind, by_rows = offer.kind, self._by_rows
+        kind, found = KINDS[name], self._offers[name]
         is_asked = not self._is_auto and not kind.is_last
-        return kind.may_come_first and (is_asked or kind.comes_first(offer.found, by_rows=by_rows))
+        return kind.may_come_first and (is_asked or kind.comes_first(found, by_rows=self._by_rows))
 
     def _is_affordable(self, name: str) -> bool:
-        kind, seconds, of_fit = self._offers[name].kind, self._table[name].seconds, self._budget.of_fit
-        most = _BEFORE_FIT * of_fit if self._is_auto and kind.is_last else math.inf
-        return seconds <= min(most, self._left if self._needs_none(self._offers[name]) else self._budget.left())
+        most = _BEFORE_FIT * self._budget.of_fit if self._is_auto and KINDS[name].is_last else math.inf
+        left = self._left if self._needs_none(name) else self._budget.left()
+        return self._table[name].seconds <= min(most, left)
 
     def _forget(self) -> None:
         """Forget what was looked at, but not tried: after a fit, prices are known better."""
@@ -273,7 +261,7 @@ class Candidates[A: NGVIApproximation]:
     @property
     def options_seconds(self) -> float | None:
         """What is left of ``max_seconds`` for a fit."""
-        return None if self.choice.max_seconds is None else max(self._left, _LEAST_SECONDS)
+        return None if self.choice.max_seconds is None else max(self._left, TINY)
 
     def fit(self, session: FitSession, gaussian: A, n: int, progress: FitProgress, *, may_pause: bool) -> None:
         """Fit a Gaussian, until it takes longer than it is expected to and than others that may begin from anywhere."""
@@ -324,8 +312,7 @@ class Candidates[A: NGVIApproximation]:
         self._gaussian, self.why_not, density = gaussian, None, self.density
         self._forget()
         record = self._record_of_fit
-        by = record.n_gradients, record.n_hessians, record.estimator
-        of_fit = fit_seconds(density, *by)
+        of_fit = fit_seconds(density, record.n_gradients, record.n_hessians, record.estimator)
         if self.choice.max_seconds is not None:
             of_fit += record.n_searched * density.gradient_seconds
         is_unlimited = not self._is_auto and self.choice.max_seconds is None
@@ -404,8 +391,7 @@ class Candidates[A: NGVIApproximation]:
         checks = state.checks
         is_wrong = not (checks.is_reliable or checks.tells_limits)
         if is_wrong and self._of_gaussian(efficiency_of, otherwise=0.0) > checks.efficiency:
-            failures = "; ".join(checks.failures)
-            said = f"the weights of the {state.kind} posterior are worse than its own: {failures}"
+            said = f"the weights of the {state.kind} posterior are worse than its own: {'; '.join(checks.failures)}"
             self._became(state.kind, Decision.FAILED, said)
             raise Failed(Reason.NOT_PASSED, said)
 
@@ -426,19 +412,16 @@ class Candidates[A: NGVIApproximation]:
                 cheaper = [n for n in self._offers if self._table[n].order < (False, kind.least - of_fit)]
                 if name in self._table or not is_for_now or (cheaper and (self._by_rows or not before_fit)):
                     continue
-                self._offer(kind)
+                try:
+                    with self._sparing(kind, logging.DEBUG if self._gaussian is None else logging.WARNING):
+                        found = kind.possible(density)
+                        self._table[name] = kind.price(found, density, by_rows=self._by_rows)
+                        self._offers[name] = found
+                except Unavailable as reason:
+                    outcome = Decision.FAILED if reason.code is Reason.EXCEPTION else Decision.REFUSED
+                    self._table[name] = Candidate(name, outcome, reason=str(reason))
+                    self._reasons.append(_by_name(name, reason))
         return bool(self._offers)
-
-    def _offer(self, kind: PosteriorKind[Any]) -> None:
-        try:
-            with self._sparing(kind, logging.DEBUG if self._gaussian is None else logging.WARNING):
-                offer = _Offer(kind, kind.possible(self.density))
-                self._table[kind.name] = kind.price(offer.found, self.density, by_rows=self._by_rows)
-                self._offers[kind.name] = offer
-        except Unavailable as reason:
-            outcome = Decision.FAILED if reason.code is Reason.EXCEPTION else Decision.REFUSED
-            self._table[kind.name] = Candidate(kind.name, outcome, reason=str(reason))
-            self._reasons.append(_by_name(kind.name, reason))
 
     def _leave_out(self, name: str) -> None:
         """Note that a posterior takes too long."""
@@ -463,16 +446,16 @@ class Candidates[A: NGVIApproximation]:
 
     def _try(self, name: str) -> Unavailable | None:
         """Make a posterior; return why there is none."""
-        offer, candidate, density = self._offers.pop(name), self._table[name], self.density
+        kind, found, candidate, density = KINDS[name], self._offers.pop(name), self._table[name], self.density
         # What was asked for may take all that there is.
         work = Work(max(candidate.seconds, 0.0 if self._is_auto else self._left / MOST_TIMES), self._left)
         try:
             with (
-                announced(offer.kind.title, candidate.seconds, self._progressbar), self._sparing(offer.kind),
+                announced(kind.title, candidate.seconds, self._progressbar), self._sparing(kind),
                 few_threads(density), np.errstate(over="ignore"), work.counting(),
             ):  # fmt: skip
-                is_only = not any(not self._offers[n].kind.is_last for n in self._offers)
-                state = offer.kind.run(self._start(), offer.found, work, is_only=is_only)
+                is_only = all(KINDS[n].is_last for n in self._offers)
+                state = kind.run(self._start(), found, work, is_only=is_only)
         except Unavailable as reason:
             if isinstance(reason, UsedUp) and math.isfinite(reason.seconds):
                 self._table[name] = dataclasses.replace(candidate, seconds=reason.seconds)
@@ -504,7 +487,7 @@ class Candidates[A: NGVIApproximation]:
         if self._gaussian is not None:
             q = cast(GaussianState, self._gaussian.q)
             others = [cast(GaussianState, mode.q) for mode in self._record_of_fit.modes]
-        return PosteriorStart(self.density, q, self.choice.stream, others, self._by_rows)
+        return PosteriorStart(self.density, q, _seed(POSTERIORS, self.choice.seed), others, self._by_rows)
 
     def _sparing(self, kind: PosteriorKind[Any], level: int = logging.WARNING) -> Any:
         """Let a fit go on after an exception in a kind of posterior."""
@@ -609,8 +592,9 @@ class Candidates[A: NGVIApproximation]:
         if self.choice.wanted == GAUSSIAN:
             return gaussian, session.undone
         tried = [c for c in self._table.values() if c.outcome is not Decision.NOT_ASKED]
-        limit = "Nothing follows it: the fit did not come to its end."
-        plan = Plan((Candidate(GAUSSIAN, Decision.TAKEN), *tried), limit)
+        plan = Plan(
+            (Candidate(GAUSSIAN, Decision.TAKEN), *tried), "Nothing follows it: the fit did not come to its end."
+        )
         gaussian.record = dataclasses.replace(cast(FitRecord, gaussian.record), plan=plan)
         return gaussian, (*session.undone, self._not_made)
 

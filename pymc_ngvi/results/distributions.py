@@ -22,6 +22,7 @@ from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import base_of, draws_of
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import OURS
+from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.prices import hessian_in_gradients
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS
 from pymc_ngvi.core.sizes import check_cov_size, check_draws
@@ -49,15 +50,13 @@ def to_multitrace(
     model: pm.Model, values: dict[str, NDArray[np.generic]], stats: dict[str, NDArray[np.generic]], chains: int = 1
 ) -> MultiTrace:
     """Return draws as a PyMC trace."""
+    of_values, of_stats = ({name: np.split(of, chains) for name, of in some.items()} for some in (values, stats))
     return MultiTrace(
-        [_chain(model, _part(values, chain, chains), _part(stats, chain, chains), chain) for chain in range(chains)]
+        [
+            _chain(model, {k: of[c] for k, of in of_values.items()}, {k: of[c] for k, of in of_stats.items()}, c)
+            for c in range(chains)
+        ]
     )
-
-
-def _part(columns: dict[str, NDArray[np.generic]], chain: int, chains: int) -> dict[str, NDArray[np.generic]]:
-    """Return the draws of one chain."""
-    sizes = {name: len(column) // chains for name, column in columns.items()}
-    return {name: column[chain * sizes[name] : (chain + 1) * sizes[name]] for name, column in columns.items()}
 
 
 def _chain(
@@ -105,13 +104,11 @@ def flat_dataset(
     layout: Layout, vectors: Array, leading: Mapping[str, Sequence[str] | NDArray[np.generic]] | None = None
 ) -> xr.Dataset:
     """Return unconstrained vectors as a Dataset by value name, dims and coords where they are named."""
-    leading = leading or {}
-    data = {}
+    leading, data = leading or {}, {}
     for v in layout.variables:
-        dims = (*leading, *dims_of(v))
-        coords = {**leading, **{d: layout.coords[d] for d in v.dims or ()}}
         part = vectors[..., v.where].reshape(vectors.shape[:-1] + v.shape)
-        data[v.value_name] = xr.DataArray(part, dims=dims, coords=coords)
+        coords = {**leading, **{d: layout.coords[d] for d in v.dims or ()}}
+        data[v.value_name] = xr.DataArray(part, dims=(*leading, *dims_of(v)), coords=coords)
     return xr.Dataset(data)
 
 
@@ -188,8 +185,7 @@ def indices_of(layout: Layout, names: str | Sequence[str], others: Iterable[str]
         known = ", ".join(map(repr, [*(v.name for v in layout.variables), *sorted(others)]))
         kind = "variable" if others else "free variable"
         raise ValueError(f"No {kind} is called {', '.join(map(repr, unknown))}; there are {known}.")
-    ranges = [np.arange(where[name].start, where[name].stop) for name in wanted]
-    return np.concatenate(ranges) if ranges else np.empty(0, dtype=np.intp)
+    return np.concatenate([np.arange(0), *(np.arange(where[name].start, where[name].stop) for name in wanted)])
 
 
 def element_names(variable: xr.DataArray, leading: int) -> list[str]:
@@ -265,18 +261,6 @@ def components_dataset(mixture: MixtureState, layout: Layout) -> xr.Dataset:
     moments = np.stack([mixture.means, mixture.sds], axis=1)
     shares = xr.DataArray(mixture.weights, dims=component, coords={component: leading[component]})
     return flat_dataset(layout, moments, leading).assign({weights: shares})
-
-
-def responsibilities(mixture: MixtureState, layout: Layout, theta: Array) -> xr.DataArray:
-    """Return the probability that each draw belongs to each component, (n_draws, n_components)."""
-    if theta.ndim != 2 or theta.shape[1] != mixture.n_dim:
-        raise ValueError(
-            f"draws should be unconstrained, of shape (n_draws, {mixture.n_dim}), such as draw_flat(n) returns; "
-            f"got {theta.shape}."
-        )
-    [component] = free_names(layout, "component")
-    coords = {"draw": np.arange(len(theta)), component: np.arange(mixture.n_components)}
-    return xr.DataArray(mixture.responsibilities(theta), coords=coords, dims=list(coords), name="responsibilities")
 
 
 #: Dimensions up to which matched draws have the exact first two moments of their normals, and up to which components
@@ -363,8 +347,7 @@ class Distribution:
         if self.n_dim <= _MOST_MATCHED:
             z = base[:, : self.n_dim]
             z -= z.mean(axis=0)
-            factor = np.linalg.cholesky(z.T @ z / len(z))
-            z[:] = linalg.solve_lower(factor, np.ascontiguousarray(z.T)).T
+            z[:] = linalg.solve_lower(np.linalg.cholesky(z.T @ z / len(z)), np.ascontiguousarray(z.T)).T
         return np.asarray(self.q.draws(base))
 
     def effective(self, n: int) -> float:
@@ -397,9 +380,7 @@ class Distribution:
         """Return the covariance of some coordinates; raise ValueError where that would take too much memory."""
         block = getattr(self.q, "cov_block", None)
         check_cov_size(self.n_dim if block is None else len(index))
-        if block is not None:
-            return np.asarray(block(index))
-        return self.cov()[np.ix_(index, index)]
+        return self.cov()[np.ix_(index, index)] if block is None else np.asarray(block(index))
 
     @property
     def gaussian(self) -> GaussianState:
@@ -484,7 +465,7 @@ class MixtureDistribution(Distribution):
     def detail(self) -> str:
         """The weights, the largest first."""
         largest = [f"{w:.2f}" for w in np.sort(self.q.weights)[::-1][:_MAX_SHOWN]]
-        return f"with weights {', '.join(largest)}{', ...'[: 5 * (self.q.n_components > _MAX_SHOWN)]}"
+        return f"with weights {', '.join(largest)}{', ...' * (self.q.n_components > _MAX_SHOWN)}"
 
     @property
     def arrow(self) -> Partition | None:
@@ -517,8 +498,8 @@ class MixtureDistribution(Distribution):
     def remark(self, density: ModelDensity, record: FitRecord | None, n: int, rng: np.random.Generator) -> str:
         """Say what the mixture gains over the single Gaussian that it began from."""
         if record is None or record.gaussian is None:
-            number = f"{self.q.n_components} components, {effective_components(self.q.weights):.1f} effective"
-            return f"Mixture of {number}."
+            n, effective = self.q.n_components, effective_components(self.q.weights)
+            return f"Mixture of {n} components, {effective:.1f} effective."
         return worth_between(self.q, record.gaussian, density, n, rng).sentence()
 
 
@@ -699,11 +680,13 @@ class Posterior:
     @property
     def structure(self) -> ModelStructure:
         """Which coordinates are independent of each other given which others."""
-        summed = self.density.summed
-        if summed is None:
-            return ModelStructure(self.layout, self.density.structural_pattern, self.distribution.arrow)
-        sums = tuple(np.flatnonzero(weights) for weights in summed.weights)
-        return ModelStructure(self.layout, summed.among, self.distribution.arrow, sums=sums)
+        sums = () if self.density.summed is None else tuple(map(np.flatnonzero, self.density.summed.weights))
+        return ModelStructure(self.layout, self.pattern, self.distribution.arrow, sums=sums)
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """Entries of the Hessian of log p that can differ from 0, sums over many coordinates aside."""
+        return self.density.structural_pattern if self.density.summed is None else self.density.summed.among
 
     def draw(self, n: int, rng: np.random.Generator) -> Array:
         """Return unconstrained draws, (n, n_dim); warn where some are NaN."""

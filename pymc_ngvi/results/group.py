@@ -134,8 +134,9 @@ class NGVIGroup(Group):
             self.replacements[value] = part
             self.ordering[value.name] = (value.name, v.where, v.shape, dtype)
         self.symbolic_initial = pt.matrix("NGVIGroup_symbolic_initial_tensor", shape=(None, self.ddim + self.n_uniform))
-        arrays = self._current.arrays
-        self.shared_params = {name: pytensor.shared(array, name, borrow=True) for name, array in arrays.items()}
+        self.shared_params = {
+            name: pytensor.shared(array, name, borrow=True) for name, array in self._current.arrays.items()
+        }
         self._finalize_init()
 
     def set_state(self, q: VariationalState) -> None:

@@ -15,9 +15,9 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.parts import DataParts
 from pymc_ngvi.core.prices import in_words
-from pymc_ngvi.core.psis import MOST_KHAT, khat_limit, smoothed
+from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, MOST_KHAT, khat_limit, smoothed
 from pymc_ngvi.core.refusal import NotApart
-from pymc_ngvi.core.sizes import MOST_NUMBERS, N_SHOWN, seed_of
+from pymc_ngvi.core.sizes import HELD, MOST_NUMBERS, N_SHOWN, seed_of
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.new_priors import log_excess, unnormalised
@@ -104,7 +104,7 @@ def _pool_of(posterior: Posterior, kind: type, what: str) -> PoolState:
 #: Draws of a fit that was made again, which see tails.
 _N_OF_REFIT = 20_000
 #: Draws at least: fewer do not tell whether weights are good.
-_FEWEST_DRAWS = 200
+_FEWEST_DRAWS = 2 * MIN_KHAT_DRAWS
 _LOG = "log"
 
 #: From log p to what fits it, again and again as its data change: from a seed to the posterior.
@@ -125,11 +125,8 @@ class Wanted(NamedTuple):
     least: int = 0
 
 
-class Scores(NamedTuple):
-    """Log predictive densities, (n_scores,), and the k-hat of each part, (n_parts,)."""
-
-    elpd: Array
-    khat: Array
+#: Log predictive densities, (n_scores,), and the k-hat of each part, (n_parts,).
+type Scores = tuple[Array, Array]
 
 
 def leave_out(
@@ -144,14 +141,14 @@ def leave_out(
     masked = MaskedDensity(cast(LogDensity, posterior.density), elementwise)
     predictives = _integrated(posterior, masked, parts) or _by_draws(posterior, elementwise, parts, rng)
     scores = _scored(predictives, parts)
+    khat = scores[1]
     good = khat_limit(len(predictives.log_weights))
-    again = [int(i) for i in np.flatnonzero(~(scores.khat <= good))]
-    left = again
+    left = again = np.flatnonzero(~(khat <= good)).tolist()
     if again and refit is not None:
         left = _fitted_again(posterior, elementwise, masked, parts, scores, again, rng, refit)
     if left:
         logger.warning(
-            f"{len(left):,} of {len(scores.khat):,} parts have a k-hat above {good:.2f}: what is said of these can't "
+            f"{len(left):,} of {len(khat):,} parts have a k-hat above {good:.2f}: what is said of these can't "
             "be relied on. " + ("Their refits failed." if refit is not None else "refit=True fits again without them.")
         )
     return _elpd_data(asked, scores, _in_sample(posterior, elementwise, parts, rng), len(predictives.log_weights), good)
@@ -207,7 +204,7 @@ def _draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[Arra
 def _sums(elementwise: ObservedLogp, theta: Array, parts: DataParts) -> tuple[Array, Array]:
     """Return log densities of parts and of scores at draws, a few draws at a time."""
     out, scored = [], []
-    size = max(1, MOST_NUMBERS // 8 // parts.n_rows)
+    size = max(1, HELD // 2 // parts.n_rows)
     for start in range(0, len(theta), size):
         values = elementwise(theta[start : start + size]).T
         out.append((parts.out @ values).T)
@@ -229,13 +226,12 @@ def _scored(predictives: Predictives, parts: DataParts) -> Scores:
     for i, of_part in enumerate(np.split(order, np.cumsum(counts)[:-1])):
         log_ratio = predictives.log_weights - predictives.log_out[:, i]
         elpd[of_part], khat[i] = _log_mean(log_ratio, predictives.log_scored[:, of_part])
-    return Scores(elpd, khat)
+    return elpd, khat
 
 
 def _in_sample(posterior: Posterior, elementwise: ObservedLogp, parts: DataParts, rng: np.random.Generator) -> Array:
     """Return log densities of scores under the posterior of all data."""
-    n = int(np.clip(MOST_NUMBERS // parts.scored.shape[0], 1, N_SHOWN))
-    theta, log_weights = _draws(posterior, n, rng)
+    theta, log_weights = _draws(posterior, int(np.clip(MOST_NUMBERS // parts.scored.shape[0], 1, N_SHOWN)), rng)
     whole = DataParts(parts.scored, parts.scored, np.arange(parts.scored.shape[0]))
     return _log_mean(log_weights, _sums(elementwise, theta, whole)[1])[0]
 
@@ -250,7 +246,8 @@ def _fitted_again(
     """Fill in the scores of some parts by fits without them; return those whose fits failed."""
     began, failed = time.perf_counter(), list[int]()
     each = posterior.record.run_seconds if posterior.record is not None else 0.0
-    logger.info(f"{len(again):,} of {len(scores.khat):,} parts are left out by fits, of {in_words(each)} each.")
+    elpd, khat = scores
+    logger.info(f"{len(again):,} of {len(khat):,} parts are left out by fits, of {in_words(each)} each.")
     fitted = refit(masked.density)
     for part in again:
         masked.leave_out(parts.rows_out(part))
@@ -260,9 +257,8 @@ def _fitted_again(
             logger.debug("A fit without a part failed.", exc_info=True)
             failed.append(part)
             continue
-        which = np.flatnonzero(parts.part == part)
-        scores.elpd[which] = _without(found, elementwise, masked, parts.only(part), rng)
-        scores.khat[part] = 0.0  # as `arviz_stats.reloo` has it
+        elpd[parts.part == part] = _without(found, elementwise, masked, parts.only(part), rng)
+        khat[part] = 0.0  # as `arviz_stats.reloo` has it
     logger.info(f"Fits without {len(again):,} parts took {in_words(time.perf_counter() - began)}.")
     return failed
 
@@ -287,28 +283,28 @@ def _without(
 def _elpd_data(asked: Wanted, scores: Scores, in_sample: Array, n_draws: int, good: float) -> "ELPDData":
     from arviz_stats.utils import ELPDDataLFO, ELPDDataLOO, ELPDDataLOOKFold
 
-    n, p = len(scores.elpd), in_sample - scores.elpd
-    khat = scores.khat[asked.parts.part]
+    elpd, khat = scores
+    n, p = len(elpd), in_sample - elpd
 
     def array(values: Array, name: str) -> xr.DataArray:
         return xr.DataArray(values.reshape(asked.shape), dims=asked.dims, coords=asked.coords, name=name)
 
     common: dict[str, Any] = {
-        "elpd": float(scores.elpd.sum()),
-        "se": float(np.sqrt(n * np.var(scores.elpd))),
+        "elpd": float(elpd.sum()),
+        "se": float(np.sqrt(n * np.var(elpd))),
         "p": float(p.sum()),
         "n_samples": n_draws,
         "n_data_points": n,
         "scale": _LOG,
-        "warning": bool((~(scores.khat <= good)).any()),
+        "warning": bool((~(khat <= good)).any()),
         "good_k": good,
-        "elpd_i": array(scores.elpd, "elpd_i"),
-        "pareto_k": array(khat, "pareto_k"),
+        "elpd_i": array(elpd, "elpd_i"),
+        "pareto_k": array(khat[asked.parts.part], "pareto_k"),
     }
     if asked.kind == "folds":
         return ELPDDataLOOKFold(**common, n_folds=asked.parts.out.shape[0], p_kfold_i=array(p, "p_kfold_i"))
     if asked.kind == "future":
-        refits = np.flatnonzero(scores.khat == 0.0) + asked.least
+        refits = np.flatnonzero(khat == 0.0) + asked.least
         return ELPDDataLFO(
             **common, forecast_horizon=asked.horizon, min_observations=asked.least, refits=refits, n_refits=len(refits),
             p_lfo_i=array(p, "p_lfo_i"),
@@ -502,8 +498,7 @@ def _sites_of(found: ObservedRows, q: GaussianState) -> Iterator[RowSites]:
     pairs = [kind.rows.index[:, [a, b]] for kind in found.kinds for a in range(kind.rows.k) for b in range(a + 1)]
     maps = ManyMaps.of(linear)
     entries = Entries(maps.sparsity, maps.columns, pairs)
-    values = linear.covariances(q, entries.rows, entries.cols)[None]
-    covariances = iter(entries.of(maps).covariances(values))
+    covariances = iter(entries.of(maps).covariances(linear.covariances(q, entries.rows, entries.cols)[None]))
     eta = linear(q.location[None])[0]
     for kind in found.kinds:
         k = kind.rows.k
@@ -544,5 +539,4 @@ def _dataset(posterior: Posterior, name: str, shape: tuple[int, ...], values: di
         "n_missing": int(np.isnan(values["log_density"]).sum()),
         "n_influential": int((values["influence"] > INFLUENTIAL).sum()),
     }
-    data = {key: (dims, value.reshape(shape)) for key, value in values.items()}
-    return xr.Dataset(data, coords=coords, attrs=attrs)
+    return xr.Dataset({key: (dims, v.reshape(shape)) for key, v in values.items()}, coords=coords, attrs=attrs)

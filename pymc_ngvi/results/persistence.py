@@ -2,11 +2,9 @@
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import math
 import os
-import shutil
 import uuid
 import warnings
 
@@ -38,134 +36,52 @@ from pymc_ngvi.fitting.session import memory_of, remember
 from pymc_ngvi.reparam import reparametrised
 from pymc_ngvi.results.distributions import Posterior
 
-#: Suffixes of netCDF files, and the one of zarr stores.
-_NETCDF, _ZARR = (".nc", ".nc4", ".netcdf", ".h5"), ".zarr"
+#: Suffixes of netCDF files.
+_NETCDF = (".nc", ".nc4", ".netcdf", ".h5")
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-#: Codecs of zarr that only move bytes about. Others could run code of a file's choice.
-_CODECS = frozenset(["bytes", "zstd", "gzip", "blosc", "crc32c", "transpose", "vlen-utf8", "sharding_indexed"])
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
     """Return where a tree is to be written, symbolic links followed."""
     given = Path(os.path.realpath(path))
-    suffix = given.suffix.lower()
-    if suffix not in (*_NETCDF, _ZARR):
+    if given.suffix.lower() not in _NETCDF:
         raise ValueError(
-            f"The suffix says in which format to save: {', '.join(_NETCDF)} for netCDF, {_ZARR} for zarr; got "
-            f"{os.fspath(path)!r}."
+            f"The suffix says in which format to save: {', '.join(_NETCDF)} for netCDF; got {os.fspath(path)!r}."
         )
-    if is_zarr(given):
-        _need_zarr()
     if not given.parent.is_dir():
         raise FileNotFoundError(f"There is no folder {str(given.parent)!r}: make it first.")
-    is_store = given.is_dir() and (given / "zarr.json").exists()
-    if given.exists() and not (is_store if suffix == _ZARR else given.is_file()):
-        what = "zarr store" if suffix == _ZARR else "file"
-        raise FileExistsError(f"{str(given)!r} is there already, and is no {what} that could be replaced.")
+    if given.exists() and not given.is_file():
+        raise FileExistsError(f"{str(given)!r} is there already, and is no file that could be replaced.")
     return given
 
 
-def is_zarr(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a path is that of a zarr store, by its suffix."""
-    return Path(path).suffix.lower() == _ZARR
-
-
-def write(tree: xr.DataTree, path: Path, *, as_zarr: bool = False) -> None:
+def write(tree: xr.DataTree, path: Path) -> None:
     """Write a tree to a path; what was there is replaced at the end, or kept where writing fails."""
-    beside = path.with_name(f".{path.stem}-{uuid.uuid4().hex[:12]}{path.suffix}")
+    beside = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
     try:
-        if as_zarr or is_zarr(path):
-            # A consolidated copy of the metadata is no part of the format.
-            tree.to_zarr(beside, mode="w-", consolidated=False, zarr_format=3)
-            _replace_folder(beside, path)
-        else:
-            tree.to_netcdf(beside, engine="h5netcdf")
-            os.replace(beside, path)
+        tree.to_netcdf(beside, engine="h5netcdf")
+        os.replace(beside, path)
     finally:
-        if beside.is_dir():
-            shutil.rmtree(beside)
-        else:
-            beside.unlink(missing_ok=True)
-
-
-def _replace_folder(new: Path, path: Path) -> None:
-    """Put a folder in the place of another, which comes back where that fails."""
-    aside = new.with_name(new.name + "-old")
-    if not path.exists():
-        os.replace(new, path)
-        return
-    os.replace(path, aside)
-    try:
-        os.replace(new, path)
-    except BaseException:
-        os.replace(aside, path)
-        raise
-    shutil.rmtree(aside)
+        beside.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[xr.DataTree]:
-    """Open a file or store for reading."""
-    given = Path(path)
+    """Open a file for reading."""
+    given, name = Path(path), repr(os.fspath(path))
     if not given.exists():
-        raise FileNotFoundError(f"There is no file {os.fspath(path)!r}.")
-    options: dict[str, Any] = {"engine": "h5netcdf"}
-    if given.is_dir():
-        _check_store(given)
-        options = {"engine": "zarr", "consolidated": False, "zarr_format": 3}
-    elif np.fromfile(given, dtype=np.uint8, count=len(_HDF5_SIGNATURE)).tobytes() != _HDF5_SIGNATURE:
-        raise ValueError(f"{os.fspath(path)!r} is no netCDF-4 file: it was not written by approx.save.")
+        raise FileNotFoundError(f"There is no file {name}.")
+    signature = np.fromfile(given, dtype=np.uint8, count=len(_HDF5_SIGNATURE)).tobytes() if given.is_file() else b""
+    if signature != _HDF5_SIGNATURE:
+        raise ValueError(f"{name} is no netCDF-4 file: it was not written by approx.save.")
     try:
-        tree = xr.open_datatree(given, decode_cf=False, **options)
+        tree = xr.open_datatree(given, decode_cf=False, engine="h5netcdf")
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
-        raise ValueError(f"{os.fspath(path)!r} is damaged, or was not written to its end: {error}") from error
+        raise ValueError(f"{name} is damaged, or was not written to its end: {error}") from error
     try:
         yield tree
     finally:
         tree.close()
-
-
-def _check_store(path: Path) -> None:
-    """Raise ValueError for a folder that is no zarr store, or one with codecs that may do more than to move bytes."""
-    found = sorted(path.rglob("zarr.json"))
-    if not (path / "zarr.json").exists() or next(path.rglob(".z*"), None) is not None:
-        raise ValueError(f"{str(path)!r} is no zarr store of version 3: it was not written by approx.save.")
-    _need_zarr()
-    for file in found:
-        try:
-            names = set(_codecs(json.loads(file.read_text(encoding="utf-8")).get("codecs", [])))
-        except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
-            raise ValueError(f"{str(file)!r} is damaged: {error}") from error
-        if names - _CODECS:
-            raise ValueError(f"{str(file)!r} asks for {sorted(names - _CODECS)}, which approx.save does not use.")
-
-
-def _codecs(listed: Any) -> Iterator[str]:
-    for codec in listed:
-        yield codec["name"]
-        inner = codec.get("configuration", {})
-        for key in ("codecs", "index_codecs"):
-            yield from _codecs(inner.get(key, []))
-
-
-def _need_zarr() -> None:
-    if importlib.util.find_spec("zarr") is None:
-        raise ImportError("A path that ends in .zarr needs the package zarr: `pip install zarr`, or write netCDF.")
-
-
-def dataset_of(arrays: dict[str, NDArray[np.generic]]) -> xr.Dataset:
-    """Return arrays as a dataset; axes of one length share a dimension."""
-    data = {}
-    for name, array in arrays.items():
-        before = [array.shape[:axis].count(length) for axis, length in enumerate(array.shape)]
-        dims = [f"n_{n}_{k + 1}" if k else f"n_{n}" for n, k in zip(array.shape, before, strict=True)]
-        data[name] = xr.Variable(dims, array, encoding={"_FillValue": None})
-    return xr.Dataset(data)
-
-
-def arrays_of(tree: xr.DataTree) -> dict[str, NDArray[np.generic]]:
-    """Return the arrays of one group, read."""
-    return {str(name): np.asarray(variable.values) for name, variable in tree.to_dataset().variables.items()}
 
 
 #: A value as JSON, and one that is made of several.
@@ -224,15 +140,12 @@ class Encoder:
             case tuple() if type(value) is tuple:
                 return {"tuple": [self.encode(v, f"{path}.{i}") for i, v in enumerate(value)]}
             case Mapping():
-                items = enumerate(value.items())
-                return {"dict": [[self.encode(k, path), self._entry(k, v, path, i)] for i, (k, v) in items]}
+                # At a path that says the key where that is a plain word.
+                plain = [k if isinstance(k, str) and k.isidentifier() else i for i, k in enumerate(value)]
+                items = zip(value.items(), plain, strict=True)
+                return {"dict": [[self.encode(k, path), self.encode(v, f"{path}.{at}")] for (k, v), at in items]}
         entry = _entry_of(type(value), path)
         return {"class": entry.tag, "of": {k: self.encode(v, f"{path}.{k}") for k, v in entry.fields(value).items()}}
-
-    def _entry(self, key: object, value: object, path: str, index: int) -> Json:
-        """Encode the value of a dict, at a path that says its key where that is a plain word."""
-        plain = isinstance(key, str) and key.isidentifier()
-        return self.encode(value, f"{path}.{key if plain else index}")
 
     def _array(self, array: NDArray[np.generic], path: str) -> Form:
         if array.dtype.name not in _NUMBERS:
@@ -243,8 +156,7 @@ class Encoder:
         turned = array.flags.f_contiguous and not array.flags.c_contiguous
         form: Form = {"dtype": array.dtype.name} | ({"turned": True} if turned else {})
         if not array.size or (self._inline and array.size <= _FEW):
-            values = [self.encode(v, path) for v in array.ravel().tolist()]
-            form |= {"values": values, "shape": list(array.shape)}
+            form |= {"values": [self.encode(v, path) for v in array.ravel().tolist()], "shape": list(array.shape)}
         else:
             stored = array.T if turned else array
             self.arrays[path] = stored.view(np.uint8) if array.dtype == np.bool_ and array.ndim else stored
@@ -258,10 +170,10 @@ class Encoder:
             return {"dtype": array.dtype.str, "values": array.ravel().view(np.int64).tolist(), "shape": shape}
         if kind in "UO":
             # A label that is nothing else is its text.
-            plain = (
-                v if v is None or isinstance(v, bool | int | float | str) else str(v) for v in array.ravel().tolist()
-            )
-            values = [self.encode(v, path) for v in plain]
+            values = [
+                self.encode(v if v is None or isinstance(v, bool | int | float | str) else str(v), path)
+                for v in array.ravel().tolist()
+            ]
             return {"dtype": "str" if kind == "U" else "object", "values": values, "shape": shape}
         raise TypeError(f"{path} is an array of {array.dtype}, which a file can't hold.")
 
@@ -366,25 +278,23 @@ class FreeVariable:
 
 def free_variables(model: pm.Model, layout: Layout) -> list[FreeVariable]:
     """Return the free variables of a model in the order of its layout."""
-    transforms = {rv.name: transform for rv, transform in model.rvs_to_transforms.items()}
+    # Of a chain, the outermost first.
+    parts = {
+        rv.name: getattr(transform, "transform_list", [transform])[::-1]
+        for rv, transform in model.rvs_to_transforms.items()
+        if transform is not None
+    }
     return [
         FreeVariable(
             name=v.name,
             value_name=v.value_name,
             shape=v.shape,
-            transform=_transform_name(transforms.get(v.name)),
+            transform=" of ".join(type(part).__name__ for part in parts.get(v.name, ())),
             dims=v.dims,
             coords={dim: layout.coords[dim] for dim in v.dims or ()},
         )
         for v in layout.variables
     ]
-
-
-def _transform_name(transform: object) -> str:
-    if transform is None:
-        return ""
-    parts = getattr(transform, "transform_list", [transform])  # of a chain
-    return " of ".join(type(part).__name__ for part in reversed(parts))
 
 
 def differences(saved: list[FreeVariable], now: list[FreeVariable]) -> list[str]:
@@ -428,12 +338,8 @@ def _labels(labels: NDArray[np.generic]) -> str:
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-def fingerprints(model: pm.Model) -> dict[str, str]:
-    """Return a digest of each observed variable and of each ``pm.Data`` of a model, by name."""
-    return {name: digest(array) for name, array in _data_of(model).items()}
-
-
-def _data_of(model: pm.Model) -> dict[str, NDArray[np.generic]]:
+def data_of(model: pm.Model) -> dict[str, NDArray[np.generic]]:
+    """Return each observed variable and each ``pm.Data`` of a model, by name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of observations that are a graph, such as minibatches: their data have a name
         observed = find_observations(model)
@@ -464,7 +370,7 @@ class SavedData(DataSnapshot):
 
     def changed(self) -> list[str]:
         """Return the names of the data that differ from what they were, or that are no longer there."""
-        now = _data_of(self._of_model)
+        now = data_of(self._of_model)
         names = [*self.saved, *(name for name in now if name not in self.saved)]
         return [name for name in names if name not in now or self._digest(name, now[name]) != self.saved.get(name)]
 
@@ -576,15 +482,21 @@ def group_of(content: Mapping[str, object], *, inline: bool, attrs: Mapping[str,
     """Return values as a dataset of their arrays, and of JSON for the rest."""
     encoder = Encoder(inline=inline)
     text = json.dumps({name: encoder.encode(value, name) for name, value in content.items()}, allow_nan=False)
-    as_bytes = np.frombuffer(text.encode(), dtype=np.uint8)  # netCDF limits the length of attributes
-    return dataset_of({_JSON: as_bytes, **encoder.arrays}).assign_attrs(attrs or {})
+    data = {}
+    # As bytes, since netCDF limits the length of attributes; axes of one length share a dimension.
+    for name, array in {_JSON: np.frombuffer(text.encode(), dtype=np.uint8), **encoder.arrays}.items():
+        before = [array.shape[:axis].count(length) for axis, length in enumerate(array.shape)]
+        dims = [f"n_{n}_{k + 1}" if k else f"n_{n}" for n, k in zip(array.shape, before, strict=True)]
+        data[name] = xr.Variable(dims, array, encoding={"_FillValue": None})
+    return xr.Dataset(data, attrs=attrs)
 
 
 def _content_of(group: xr.DataTree | xr.DataArray) -> Content:
-    arrays = arrays_of(cast(xr.DataTree, group))
+    variables = cast(xr.DataTree, group).to_dataset().variables
+    arrays = {str(name): np.asarray(variable.values) for name, variable in variables.items()}
     listed = json.loads(arrays.pop(_JSON).astype(np.uint8).tobytes())
-    decoder = Decoder(arrays)
-    return {str(name): decoder.decode(form) for name, form in listed.items()}
+    decode = Decoder(arrays).decode
+    return {str(name): decode(form) for name, form in listed.items()}
 
 
 def versions() -> Content:
@@ -631,19 +543,17 @@ def content_of_q(q: VariationalState, record: FitRecord | None) -> Content:
     entry = entry_of(type(q))
     if entry is not None and hasattr(q, "content"):
         return {"class": entry.tag, "content": q.content()}
-    if entry is None or not hasattr(q, "arrays"):
-        known = ", ".join(kind.__name__ for kind in _STATES.values())
-        raise TypeError(f"q is a {type(q).__name__}, which is none of {known}: it can't be saved.")
-    return {"class": entry.tag, **q.arrays()}
+    if entry is not None and hasattr(q, "arrays"):
+        return {"class": entry.tag, **q.arrays()}
+    known = ", ".join(kind.__name__ for kind in _STATES.values())
+    raise TypeError(f"q is a {type(q).__name__}, which is none of {known}: it can't be saved.")
 
 
 def q_of(content: Content, density: ModelDensity) -> VariationalState:
     """Return q on a model: the inverse of `content_of_q`."""
     params = dict(content)
     tag = params.pop("class")
-    entry = with_tag(tag)
-    if entry is None:
-        raise UnknownTagError(tag)
+    entry = _with_tag(tag)
     if hasattr(entry.cls, "of_content"):
         return entry.cls.of_content(params["content"], density)
     if tag not in _STATES:

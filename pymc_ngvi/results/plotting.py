@@ -1,6 +1,7 @@
 """Pictures of a fit."""
 
 import importlib
+import itertools
 
 from collections.abc import Sequence
 from types import ModuleType
@@ -12,8 +13,10 @@ import xarray as xr
 
 from numpy.typing import NDArray
 from scipy.special import boxcox, inv_boxcox, softmax
+from scipy.stats import norm
 
 from pymc_ngvi.core.linalg import cholesky
+from pymc_ngvi.core.messages import listed
 from pymc_ngvi.core.psis import khat_limit, pareto_khat, tail_length, weigh
 from pymc_ngvi.core.status import format_elbo, format_gap
 from pymc_ngvi.core.types import Array
@@ -134,8 +137,8 @@ def _draw_elbo(ax: Axes, losses: Array, gaps: Array, record: FitRecord, tol: flo
     low, high = _limits(elbos, record.elbo.value)
     _draw(ax, elbos, "on the draws in use" * (record.estimator != "quadrature"))
     if np.isfinite(record.elbo.value):
-        text = f"{end}: {format_elbo(round(record.elbo.value, 2) + 0.0)}"  # no -0.00
-        ax.axhline(record.elbo.value, color=OTHER, linestyle="--", label=text)
+        label = f"{end}: {format_elbo(round(record.elbo.value, 2) + 0.0)}"  # no -0.00
+        ax.axhline(record.elbo.value, color=OTHER, linestyle="--", label=label)
     ax.set_ylim(low, high)
     ax.set_ylabel("ELBO (nats)")
     ax.ticklabel_format(axis="y", useOffset=False)
@@ -185,8 +188,8 @@ def _limits(elbos: Array, last: float) -> tuple[float, float]:
     return float(low - margin), float(high + margin)
 
 
-#: Points along a curve.
-_N_POINTS = 200
+#: Points along a curve; beyond weights that hardly differ, and beyond all draws, a factor.
+_N_POINTS, _ROOM = 200, 3.0
 
 
 def khat_title(posterior: Posterior) -> str | None:
@@ -256,9 +259,9 @@ def plot_khat(log_p: Array, log_q: Array, *, title: str | None = None, ax: Axes 
     ax.plot(shown[:n_tail], share[:n_tail], "o", color=LINE, markersize=2, label=f"weights; dots: tail of {n_tail:,}")
     if n_tail < len(shown) and np.median(shown[:n_tail]) > shown[n_tail]:
         _draw_tails(ax, shown[: n_tail + 1], n, khat)
-    ax.set_ylim(0.5 / n, 3.0)
-    left, right = ax.get_xlim()  # weights that hardly differ need some room
-    ax.set_xlim(min(left, 1.0 / 3.0), max(right, 3.0))
+    ax.set_ylim(0.5 / n, _ROOM)
+    left, right = ax.get_xlim()
+    ax.set_xlim(min(left, 1.0 / _ROOM), max(right, _ROOM))
     ax.set_xlabel("weight p/q, relative to the mean")
     ax.set_ylabel("share of the draws with a larger weight")
     note = f"largest weight: {weights.max() / n:.2g} of their sum"
@@ -401,7 +404,7 @@ def _columns(
             )
         of = _coordinates(ours[variable], theirs[variable])
         if name != variable and name not in of:
-            raise ValueError(f"{variable!r} has no coordinate {name!r}; there are {', '.join(list(of)[:5])}, ...")
+            raise ValueError(f"{variable!r} has no coordinate {name!r}; there are {listed(list(of), '{}')}.")
         found |= of if name == variable else {name: of[name]}
     if not found:
         raise ValueError("There is no coordinate to show: q and the reference have no variable in common.")
@@ -584,17 +587,16 @@ def plot_components(
         for c, weight in enumerate(q.weights)
     ]
     mixed = np.clip(panels.shares @ np.array([colors.to_rgb(style["color"]) for style in styles]), 0.0, 1.0)
-    for i in range(n):
-        for j in range(n):
-            if j > i:
-                axes[i, j].remove()
-                axes[i, j] = None
-                continue
-            if i == j:
-                _draw_densities(axes[i, i], panels, i, styles)
-            else:
-                _draw_pair(axes[i, j], panels, j, i, styles, mixed)
-            _trim(axes[i, j], panels, i, j)
+    for i, j in itertools.product(range(n), repeat=2):
+        if j > i:
+            axes[i, j].remove()
+            axes[i, j] = None
+            continue
+        if i == j:
+            _draw_densities(axes[i, i], panels, i, styles)
+        else:
+            _draw_pair(axes[i, j], panels, j, i, styles, mixed)
+        _trim(axes[i, j], panels, i, j)
     _write(figure, axes, q.weights, styles, n_of)
     return axes
 
@@ -607,8 +609,7 @@ def _ellipses(mean: Array, cov: Array) -> Array:
         factor = vectors * np.sqrt(np.maximum(values, 0.0))
     angles = np.linspace(0.0, 2.0 * np.pi, _N_POINTS)
     circle = np.stack([np.cos(angles), np.sin(angles)], axis=1) @ factor.T
-    radii = np.sqrt(-2.0 * np.log1p(-np.array(_LEVELS)))
-    return mean + radii[:, None, None] * circle
+    return mean + np.sqrt(-2.0 * np.log1p(-np.array(_LEVELS)))[:, None, None] * circle
 
 
 # --- drawing ---
@@ -619,8 +620,7 @@ def _draw_densities(ax: Axes, panels: _Panels, i: int, styles: list[dict[str, An
     mean, sd = panels.means[:, i], panels.sds[:, i]
     near = mean[:, None] + sd[:, None] * np.linspace(-_REACH, _REACH, _N_POINTS)
     x = np.unique(np.concatenate([near.ravel(), np.linspace(*panels.limits(i), _N_POINTS)]))
-    z = (x - mean[:, None]) / sd[:, None]
-    densities = (panels.weights / sd)[:, None] * np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)
+    densities = panels.weights[:, None] * norm.pdf(x, mean[:, None], sd[:, None])
     ax.plot(x, densities.sum(axis=0), color=_TOTAL)
     for density, style in zip(densities, styles, strict=True):
         ax.plot(x, density, **style)

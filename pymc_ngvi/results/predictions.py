@@ -173,9 +173,8 @@ def lengths_by_dim(given: Iterable[tuple[str, str | None, int]]) -> dict[str, tu
 
 def _levels(values: Any) -> list[Any]:
     """Return labels as they compare: whole numbers and text as Python's, times to the nanosecond."""
-    if isinstance(values, np.ndarray) and values.dtype.kind == "M":
-        return list(values.astype("datetime64[ns]"))
-    return [_plain(value) for value in values]
+    are_times = isinstance(values, np.ndarray) and values.dtype.kind == "M"
+    return list(values.astype("datetime64[ns]")) if are_times else [_plain(value) for value in values]
 
 
 def _plain(label: Any) -> Any:
@@ -188,9 +187,8 @@ def _plain(label: Any) -> Any:
 
 def _like(labels: list[Any], known: Sequence[Any]) -> list[Any]:
     """Return labels with times written as text in the place of times, where those of the fit are times."""
-    if not known or not isinstance(known[0], np.datetime64):
-        return labels
-    return [np.datetime64(label, "ns") if isinstance(label, str) else label for label in labels]
+    are_times = bool(known) and isinstance(known[0], np.datetime64)
+    return [np.datetime64(label, "ns") if are_times and isinstance(label, str) else label for label in labels]
 
 
 def _labels(dim: str, values: Any, known: Sequence[Any]) -> list[Any]:
@@ -479,9 +477,7 @@ class Treatments:
     def _check_processes(self, rv: Any, axes: Mapping[int, _Axis]) -> None:
         """Raise ValueError where elements that depend on each other are not all there, those of the fit first."""
         [place] = [v for v in self.posterior.layout.variables if v.name == rv.name]
-        pattern, summed = self.posterior.density.structural_pattern, self.posterior.density.summed
-        pattern = summed.among if pattern is None and summed is not None else pattern
-        apart: tuple[int, ...] = ()
+        pattern, apart = self.posterior.pattern, tuple[int, ...]()
         if pattern is not None and len(place.shape) == rv.type.ndim:
             apart = uncoupled_axes(place, pattern)
         for number, axis in axes.items():
@@ -640,8 +636,7 @@ def _axes_of(new: NewData, name: str, shape: tuple[int, ...]) -> tuple[tuple[str
             dim, labels = f"{name}_dim_{i}", None
         dims.append(dim)
         found = range(n) if labels is None or len(labels) != n else labels
-        is_mixed = len({type(label) for label in found}) > 1
-        coords[dim] = np.array(found, dtype=object if is_mixed else None)
+        coords[dim] = np.array(found, dtype=object if len(set(map(type, found))) > 1 else None)
     return tuple(dims), coords
 
 
@@ -910,8 +905,8 @@ def _effects(
     }
     dims = posterior.model.named_vars_to_dims
     raw = frozenset(v.name for v in posterior.layout.variables if set(labels) & set(dims.get(v.name) or ()))
-    tree = predictions_at(posterior, theta, labels, groups, wanted, random_seed, effects=raw)
-    return tree["predictions"].to_dataset()
+    made = predictions_at(posterior, theta, labels, groups, wanted, random_seed, effects=raw)
+    return made["predictions"].to_dataset()
 
 
 def _by_levels(

@@ -22,6 +22,7 @@ from scipy.sparse import csgraph
 from scipy.special import softmax
 
 from pymc_ngvi.core.messages import OURS, checked_names, shortened
+from pymc_ngvi.core.prices import rounded_up
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, khat_limit, pareto_khat, weigh
 from pymc_ngvi.core.sizes import HELD, N_REWEIGHTED, N_SHOWN, Seed, check_draws, generator_of, seed_of
 from pymc_ngvi.core.types import AnyArray, Array
@@ -84,9 +85,8 @@ class JudgedDraws:
         """Judge draws with new weights; warn where they can't be relied on."""
         log_weights = made.log_weights + log_ratio
         # Weights of equal globals stand or fall together.
-        found = [weigh(of)[1] for of in (log_weights, made.by_globals(log_weights))]
-        judged = [of for of in found if of.n_draws >= MIN_KHAT_DRAWS]
-        worst = max(judged, key=lambda of: (not of.verdict().helps, of.khat))
+        found = (weigh(of)[1] for of in (log_weights, made.by_globals(log_weights)))
+        worst = max((w for w in found if w.n_draws >= MIN_KHAT_DRAWS), key=lambda w: (not w.verdict().helps, w.khat))
         helps, size, cure = worst.verdict().helps, _effective(made, log_weights), fit
         if not helps:
             limit = khat_limit(worst.n_draws)
@@ -95,7 +95,7 @@ class JudgedDraws:
             error = 1.0 / math.sqrt(max(size, 1.0))
             said = f"draws are worth {size:,.0f} independent ones: the error of a mean is {error:.2g} of its sd"
             doubts = (f"{len(log_weights):,} {said}", *doubts)
-            needed = math.ceil(1.2 * _FEWEST / size * n_wanted / 1_000) * 1_000
+            needed = int(rounded_up(1.2 * _FEWEST / size * n_wanted))
             can_be_had = _effective(made, made.log_weights) > _NEARLY * n_wanted
             cure = f"Take more draws, draws={needed:_}; or f{fit[1:]}" if can_be_had and needed <= _MOST_DRAWS else fit
         result = cls(posterior, made, log_ratio, seed_of(rng), worst.khat, size, doubts, cure, helps, **more)
@@ -165,8 +165,8 @@ def log_mean(draws: JointDraws, log_ratio: Array) -> tuple[float, float]:
         logs.append(np.log(of_part.sum()) + top)
     before, after = sums
     k = len(before)
-    error = np.sqrt(np.sum((after - before) ** 2) * k / (k - 1)) if k > 1 else np.inf
-    return float(logs[1] - logs[0]), float(error)
+    error = float(np.sqrt(np.sum((after - before) ** 2) * k / (k - 1))) if k > 1 else np.inf
+    return float(logs[1] - logs[0]), error
 
 
 def joint_draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[JointDraws, tuple[str, ...]]:
@@ -393,8 +393,7 @@ def reweighted(posterior: Posterior, priors: Mapping[str, Any], draws: int, rng:
     log_ratio[np.isnan(log_ratio)] = -np.inf  # at draws that could not be made
     if not np.isfinite(made.log_weights + log_ratio).any():
         raise ValueError(f"The new prior of {' or '.join(new.names)} is 0 at all draws of the posterior: fit again.")
-    fit = _elsewhere(posterior) or _FIT
-    return Reweighted.of(posterior, made, log_ratio, rng, draws, doubts, fit, priors=new)
+    return Reweighted.of(posterior, made, log_ratio, rng, draws, doubts, _elsewhere(posterior) or _FIT, priors=new)
 
 
 def _elsewhere(posterior: Posterior) -> str:
@@ -516,8 +515,7 @@ def _drawn(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[
     made, doubts = joint_draws(posterior, draws, rng)
     if not made.log_weights.any():
         return made.theta, doubts
-    q = WeightedDistribution(posterior.distribution, made.theta, made.log_weights, 0, {})
-    return q.draw(draws, rng), doubts
+    return WeightedDistribution(posterior.distribution, made.theta, made.log_weights, 0, {}).draw(draws, rng), doubts
 
 
 def _log_likelihood(posterior: Posterior, theta: Array, names: Sequence[str], *, is_all: bool) -> Array:
@@ -529,8 +527,8 @@ def _log_likelihood(posterior: Posterior, theta: Array, names: Sequence[str], *,
     if not is_all:
         return TermSums(model, layout, lambda: log_densities(model, names))(theta)
     others = [*(v.name for v in layout.variables), *(term.name for term in model.potentials)]
-    rest = TermSums(model, layout, lambda: log_densities(model, others, jacobian=True))
-    return posterior.density.logp(theta) - rest(theta)
+    of_others = TermSums(model, layout, lambda: log_densities(model, others, jacobian=True))(theta)
+    return posterior.density.logp(theta) - of_others
 
 
 def _shown(posterior: Posterior, theta: Array, var_names: Names, seed: int) -> xr.Dataset:
@@ -543,16 +541,15 @@ def _shown(posterior: Posterior, theta: Array, var_names: Names, seed: int) -> x
         known = [v.name for v in posterior.layout.variables] + [d.name for d in posterior.density.deterministics]
         names = checked_names(var_names, known)
     values = narrow(posterior, Kept(), frozenset(names))(theta, random_seed=seed)
-    trace = to_multitrace(posterior.model, values, {}, 1)
-    made = to_datatree(trace, posterior.model, include_transformed=False)["posterior"].to_dataset()
+    tree = to_datatree(to_multitrace(posterior.model, values, {}), posterior.model, include_transformed=False)
+    made = tree["posterior"].to_dataset()
     shown = made[names] if planned is None else planned.arranged(made)[0]
     return shown[[name for name, of in shown.data_vars.items() if (np.ptp(of.to_numpy(), axis=(0, 1)) > 0.0).any()]]
 
 
 def _khat(log_density: Array) -> float:
     """Return the larger k-hat of the weights of both powers; -inf where these are equal."""
-    zero = np.zeros(len(log_density))
-    return max(pareto_khat((power - 1.0) * log_density, zero) for power in _POWERS)
+    return max(pareto_khat((power - 1.0) * log_density, np.zeros_like(log_density)) for power in _POWERS)
 
 
 # --- new rows of a model, checked, and their log densities at draws of the posterior ---
@@ -588,8 +585,7 @@ class NewRows:
         self.new.check_fixed({name: of.shape[1:] for name, of in one.items()})
         # Each element by its number in the fit: treatments tell where it is now.
         numbers = {name: np.arange(of.size).reshape(of.shape) for name, of in one.items()}
-        plan = Treatments(posterior, self._graph, self.new, "new", frozenset(), numbers, {})
-        self._treatments = plan.of(needed)
+        self._treatments = Treatments(posterior, self._graph, self.new, "new", frozenset(), numbers, {}).of(needed)
         self._treatments |= {name: Treatment(size=values.shape) for name, values in self.observed.items()}
         self._check_priors()
         treated = {name: t for name in numbers if (t := self._treatments.get(name)) is not None}
@@ -687,8 +683,7 @@ class NewRows:
     @cached_property
     def is_new(self) -> dict[str, NDArray[np.bool_]]:
         """Tell which elements of the variables that have grown were not in the fit: those that draws differ in."""
-        free = self.free(self.point)
-        first, second = (self.drawn(free, seed) for seed in (0, 1))
+        first, second = (self.drawn(self.free(self.point), seed) for seed in (0, 1))
         return {name: (first[name] != second[name])[0] for name in self.grown}
 
     def is_continued(self, name: str) -> bool:
@@ -892,7 +887,6 @@ def with_new_elements(
     sums = sparse.csr_array((np.ones(len(which)), (of_row, which)), shape=(n_parts, depends.shape[0]))
     part_of = {name: np.where(of < 0, -1, part[of]) for name, of in numbers.items()}
     proposal = _Proposal(rows, free, part_of, n_parts, rng)
-    chosen = _Candidates(n_parts, part_of, rng)
 
     def of_rows(drawn: Values) -> Array:
         return (sums @ rows.logp(rows.known(free, drawn)).T).T
@@ -901,12 +895,24 @@ def with_new_elements(
         pilots = [rows.drawn(free, seed_of(rng)) for _ in range(_PILOTS)]
         proposal.learn(pilots, [of_rows(drawn) for drawn in pilots], log_weights)
     most = max(_FIRST, min(_MOST, HELD // (len(log_weights) * (n_parts + proposal.n_elements))))
-    for i in range(most):
+    # Of the candidates of each part, one is kept, with a chance in proportion to its weight.
+    log_sum, log_square, chosen = np.full((1, n_parts), -np.inf), np.full((1, n_parts), -np.inf), dict[str, AnyArray]()
+    for n in range(1, most + 1):
         drawn, log_ratio = proposal.draw()
-        chosen.add(drawn, of_rows(drawn) + log_ratio)
-        if i + 1 >= _FIRST and chosen.variance < _MOST_VARIANCE:
+        log_density = of_rows(drawn) + log_ratio
+        log_density = np.where(np.isfinite(log_density), log_density, -np.inf)
+        log_sum, log_square = np.logaddexp(log_sum, log_density), np.logaddexp(log_square, 2.0 * log_density)
+        with np.errstate(invalid="ignore"):
+            taken = np.log(rng.random(log_density.shape)) < log_density - log_sum
+            of_weights = np.exp(log_square - 2.0 * log_sum) - 1.0 / n
+        for name, part in part_of.items():
+            kept = taken[:, np.maximum(part, 0)] & (part >= 0)
+            chosen[name] = np.where(kept, drawn[name], chosen.get(name, drawn[name]))
+        # That of the error of the sum of logarithms over parts, in the mean over draws.
+        variance = float(np.nan_to_num(of_weights, nan=1.0).sum(axis=1).mean())
+        if n >= _FIRST and variance < _MOST_VARIANCE:
             break
-    return chosen.log_mean.sum(axis=1), chosen.drawn, chosen.variance
+    return (log_sum - np.log(n)).sum(axis=1), chosen, variance
 
 
 def _tied(rows: NewRows, numbers: dict[str, Ints], same: Values, many: Values) -> Ints:
@@ -973,8 +979,7 @@ class _Proposal:
         drawn = self._with(drawn, values)
         prior = self._rows.prior_logp(self._rows.known(self._free, drawn))
         log_prior = (self._sums @ self._elements(prior).T).T
-        mixed = np.logaddexp(np.log(_FROM_PRIOR) + log_prior, np.log1p(-_FROM_PRIOR) + log_q)
-        return drawn, log_prior - mixed
+        return drawn, log_prior - np.logaddexp(np.log(_FROM_PRIOR) + log_prior, np.log1p(-_FROM_PRIOR) + log_q)
 
     def _elements(self, drawn: Values) -> Array:
         """Return all new elements, (n, n_elements)."""
@@ -990,44 +995,6 @@ class _Proposal:
             flat[:, at] = of_name
             result[name] = flat.reshape(drawn[name].shape)
         return result
-
-
-class _Candidates:
-    """Candidates of each part, of which one is kept, with a chance in proportion to its weight."""
-
-    drawn: dict[str, AnyArray]
-
-    def __init__(self, n_parts: int, parts: dict[str, Ints], rng: np.random.Generator) -> None:
-        self._parts, self._rng, self._n = parts, rng, 0
-        self._log_sum = self._log_square = np.full((1, n_parts), -np.inf)
-
-    def add(self, drawn: dict[str, AnyArray], log_density: Array) -> None:
-        """Add one candidate of all parts: their log densities are (n, n_parts)."""
-        self._n += 1
-        log_density = np.where(np.isfinite(log_density), log_density, -np.inf)
-        if self._n == 1:
-            self.drawn = dict(drawn)
-        self._log_sum = np.logaddexp(self._log_sum, log_density)
-        self._log_square = np.logaddexp(self._log_square, 2.0 * log_density)
-        if self._n == 1:
-            return
-        with np.errstate(invalid="ignore"):
-            taken = np.log(self._rng.random(log_density.shape)) < log_density - self._log_sum
-        for name, part in self._parts.items():
-            of_element = taken[:, np.maximum(part, 0)] & (part >= 0)
-            self.drawn[name] = np.where(of_element, drawn[name], self.drawn[name])
-
-    @property
-    def log_mean(self) -> Array:
-        """Logarithms of means over candidates, (n, n_parts)."""
-        return self._log_sum - np.log(self._n)
-
-    @property
-    def variance(self) -> float:
-        """Variance of the error of the sum of `log_mean` over parts, in the mean over draws."""
-        with np.errstate(invalid="ignore"):
-            of_weights = np.exp(self._log_square - 2.0 * self._log_sum) - 1.0 / self._n
-        return float(np.nan_to_num(of_weights, nan=1.0).sum(axis=1).mean())
 
 
 def _numbers(rows: NewRows) -> dict[str, Ints]:
@@ -1205,8 +1172,7 @@ def _with_rows(
         doubts.append("the conditional distribution of a group with new rows is skewed, and known by its moments only")
     drawn: dict[str, AnyArray] = {}
     if depends is not None:
-        log_weights = made.log_weights + log_ratio
-        of_new, drawn, variance = with_new_elements(rows, free, log_weights, depends, numbers, rng)
+        of_new, drawn, variance = with_new_elements(rows, free, made.log_weights + log_ratio, depends, numbers, rng)
         log_ratio = log_ratio + of_new
         if variance > _NOISE:
             doubts.append("the densities of rows of new levels are known from few candidates")

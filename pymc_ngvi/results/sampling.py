@@ -19,6 +19,7 @@ from pymc.variational.opvi import VIState
 
 from pymc_ngvi.core.draws import chunks
 from pymc_ngvi.core.messages import OURS, checked_names
+from pymc_ngvi.core.prices import rounded_up
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, khat_limit, weigh
 from pymc_ngvi.core.sizes import (
     END,
@@ -130,11 +131,8 @@ class MomentSums:
 
     def _product(self, power: int, left: Array, right: Array) -> Array:
         """Return the sum over draws of weight^power times two polynomials in the centred value."""
-        total: Array = np.zeros_like(left[0])
-        for i, a in enumerate(left):
-            for j, b in enumerate(right):
-                total = total + a * b * self._sums[power, i + j]
-        return total
+        sums = self._sums[power][np.add.outer(range(len(left)), range(len(right)))]
+        return np.einsum("i...,j...,ij...->...", left, right, sums)
 
 
 # --- draws without weights from draws with weights, none of them twice ---
@@ -163,10 +161,9 @@ def without_replacement(weights: Array, n: int, rng: np.random.Generator) -> tup
     if rest:
         ends = np.cumsum(chances)
         ends *= rest / ends[-1]  # rounding: the last end has to be above the last point
-        points = rng.random() + np.arange(rest)
-        chosen = np.concatenate([chosen, others[np.searchsorted(ends, points, side="right")]])
-    left_out = float(np.maximum(weights - 1.0 / n, 0.0).sum())
-    return rng.permutation(chosen), left_out
+        taken = np.searchsorted(ends, rng.random() + np.arange(rest), side="right")
+        chosen = np.concatenate([chosen, others[taken]])
+    return rng.permutation(chosen), float(np.maximum(weights - 1.0 / n, 0.0).sum())
 
 
 def _inclusion(weights: Array, n: int) -> Array:
@@ -209,7 +206,7 @@ def check_help(found: Weights, per_draw: int = 1) -> None:
     more = ""
     if found.khat < khat_limit(_MOST_DRAWS):
         needed = math.ceil(10.0 ** (1.0 / (1.0 - found.khat)) / per_draw)
-        more = f"Take {_rounded(max(needed, N_SHOWN))} draws or more, if it stays so; or "
+        more = f"Take {rounded_up(max(needed, N_SHOWN)):,.0f} draws or more, if it stays so; or "
     advice = f"{more}fit a richer family (family='mixture', 'student_t'), reparametrise, or use pm.sample."
     raise ValueError(
         f"Pareto k-hat is {found.khat:.2f}, and {found.n_draws:,} draws of q allow for {khat_limit(found.n_draws):.2f} "
@@ -274,14 +271,8 @@ class Correction:
         if self.size == 0.0:
             return f"{figures}: they do not help. There is nothing to correct that so many draws could show."
         needed = 1.2 * self.n_draws * (self.error / self.size) ** 2 / per_draw
-        cure = f"Take {_rounded(needed)} draws, or none of it" if needed < _MOST_DRAWS else "Leave it out"
+        cure = f"Take {rounded_up(needed):,.0f} draws, or none of it" if needed < _MOST_DRAWS else "Leave it out"
         return f"{figures}: they do not help. {cure}: the moments of q itself are nearer."
-
-
-def _rounded(count: float) -> str:
-    """Return a count, rounded up to two digits."""
-    unit = 10 ** max(math.floor(math.log10(count)) - 1, 0)
-    return f"{math.ceil(count / unit) * unit:,}"
 
 
 # --- draws of q weighted or resampled by importance, and moments that are corrected by their weights ---
@@ -394,9 +385,8 @@ def corrected_moments(
     sums = _sums(posterior, weights, seed, shown)
     correction = Correction.of(found, sums.pop("theta"))
     _warn(correction)
-    result = _by_estimate(model, {name: total.result() for name, total in sums.items()})
-    result.attrs = correction.attrs()
-    return result
+    moments = {name: total.result() for name, total in sums.items()}
+    return _by_estimate(model, moments).assign_attrs(correction.attrs())
 
 
 def _by_estimate(model: pm.Model, moments: dict[str, dict[str, Moment]]) -> xr.Dataset:
@@ -422,8 +412,8 @@ def _warn(correction: Correction, per_draw: int = 1) -> None:
 
 # --- moments of an approximate posterior by variable: covariances, and what PyMC calls its state ---
 
-#: Seed of draws behind covariances and constrained standard deviations, which are not to change by themselves.
-_SEED = 20_240_607
+#: Seed of draws behind what is not to change by itself: covariances, constrained standard deviations, cards.
+FIXED_SEED = 20_240_607
 
 
 def covariance_of(posterior: Posterior, names: str | Sequence[str], *, constrained: bool) -> xr.DataArray:
@@ -442,7 +432,7 @@ def _covariance_of_draws(posterior: Posterior, wanted: list[str], scaled: set[st
     """Return the covariance of variables of any kind, from draws."""
     layout = posterior.layout
     constrainer = Constrainer.of(posterior.density, names=frozenset(wanted) & scaled)
-    theta = posterior.distribution.draw_matched(N_WEIGHED, np.random.default_rng(_SEED))
+    theta = posterior.distribution.draw_matched(N_WEIGHED, np.random.default_rng(FIXED_SEED))
     values = constrainer(theta)
     columns, labels = [], []
     for name in wanted:
@@ -463,7 +453,7 @@ def _covariance_of_draws(posterior: Posterior, wanted: list[str], scaled: set[st
 def constrained_state(posterior: Posterior) -> VIState:
     """Return constrained means and standard deviations; see `NGVIApproximation.state`."""
     q, layout, model = posterior.distribution, posterior.layout, posterior.model
-    constrainer, rng = Constrainer.of(posterior.density, deterministics=False), np.random.default_rng(_SEED)
+    constrainer, rng = Constrainer.of(posterior.density, deterministics=False), np.random.default_rng(FIXED_SEED)
     names = [rv.name for rv in model.free_RVs]
     values, sums = constrainer(q.mean()[None]), {name: MomentSums(N_REWEIGHTED) for name in names}
     for size in chunks(N_REWEIGHTED, layout.n_dim):
@@ -721,10 +711,9 @@ class SamplerInit:
             ``QuadPotentialFull`` or ``QuadPotentialDiag``, or its ``Adapt`` kind.
         """
         rng = None if random_seed is None else generator_of(random_seed)
+        kind = getattr(quadpotential, f"QuadPotential{'Full' if self.is_dense else 'Diag'}{'Adapt' * adapt}")
         if not adapt:
-            kind = quadpotential.QuadPotentialFull if self.is_dense else quadpotential.QuadPotentialDiag
             return kind(self.covariance, rng=rng)
-        kind = quadpotential.QuadPotentialFullAdapt if self.is_dense else quadpotential.QuadPotentialDiagAdapt
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "QuadPotentialFullAdapt is an experimental feature", UserWarning)
             return kind(len(self.mean), self.mean, self.covariance, _WEIGHT, rng=rng)
@@ -813,8 +802,7 @@ def sampler_init(posterior: Posterior, chains: int, rng: np.random.Generator, co
         raise ValueError(
             f"The covariance of q is not finite (q is a {q.name}): it can't be a mass matrix. Fit with family='full'."
         )
-    scale = np.array(found, dtype=np.float64)
-    return SamplerInit(posterior.model, posterior.layout, points, initvals, q.mean(), scale)
+    return SamplerInit(posterior.model, posterior.layout, points, initvals, q.mean(), np.array(found, dtype=np.float64))
 
 
 def starts(posterior: Posterior, chains: int, rng: np.random.Generator) -> Array:

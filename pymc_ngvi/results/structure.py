@@ -13,6 +13,7 @@ import pandas as pd  # type: ignore[import-untyped]
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.messages import N_NAMED
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.density.by_rows import ModelRows, NoRows, PredictorKind, RowKind
 from pymc_ngvi.families.dissection import find_blocks
@@ -21,8 +22,8 @@ from pymc_ngvi.graphs.layout import Layout
 
 # --- the rows of a model in words: how many, of which variable, and functions of what ---
 
-#: Kinds of one variable that have lines of their own; names in a list; both at most.
-_N_KINDS, _N_IN_WORDS = 3, 6
+#: Names in a list, at most.
+_N_IN_WORDS = 6
 #: Share of entries from which on X is called dense.
 _DENSE = 0.999
 
@@ -64,7 +65,7 @@ def kinds_in_words(kinds: Sequence[RowKind], layout: Layout) -> list[tuple[list[
             of_variable.setdefault((kind.role, kind.variable), []).append(kind)
     words = []
     for group in of_variable.values():
-        few = len(group) <= _N_KINDS
+        few = len(group) <= N_NAMED
         words += [([kind], _kind(kind, layout)) for kind in group] if few else [(group, _many(group))]
     if alone:
         names = list(dict.fromkeys(f"`{kind.variable}`" for kind in alone))
@@ -84,11 +85,10 @@ def _kind(kind: RowKind, layout: Layout) -> str:
 
 
 def _many(group: list[RowKind]) -> str:
-    numbers = [len(kind.predictors) for kind in group]
-    n = sum(kind.n for kind in group)
-    predictors = count(max(numbers), "predictor")
-    how_many = predictors if min(numbers) == max(numbers) else f"{min(numbers)} to {predictors}"
-    return f"{count(n, 'row')} of {_of(group[0])}, functions of {how_many}, of {len(group)} kinds"
+    least, *_, most = sorted(len(kind.predictors) for kind in group)
+    how_many = f"{least} to " * (least < most) + count(most, "predictor")
+    rows = count(sum(kind.n for kind in group), "row")
+    return f"{rows} of {_of(group[0])}, functions of {how_many}, of {len(group)} kinds"
 
 
 def _predictors(kind: RowKind, layout: Layout) -> str:
@@ -112,8 +112,8 @@ def _predictors(kind: RowKind, layout: Layout) -> str:
 
 def _names(predictor: PredictorKind, layout: Layout) -> str:
     at = predictor.coordinates
-    names = [f"`{v.value_name}`" for v in layout.variables if np.any((at >= v.where.start) & (at < v.where.stop))]
-    return _in_words(names)
+    inside = (v for v in layout.variables if np.any((at >= v.where.start) & (at < v.where.stop)))
+    return _in_words([f"`{v.value_name}`" for v in inside])
 
 
 def _matrix(rows: ModelRows) -> str:
@@ -267,8 +267,12 @@ class ModelStructure:
 
     @functools.cached_property
     def parts(self) -> tuple[Part, ...]:
-        """The coordinates by the part they play: those of blocks, then those of the border."""
-        return (*self._local_parts(), *self._border_parts())
+        """The coordinates by the part they play: those of blocks, then separators and global parameters by variable."""
+        none, parts = np.empty(0, dtype=np.intp), []
+        for v in np.unique(self._variable[self.border]):
+            kind: Literal["separators", "global"] = "separators" if self._cut[v] else "global"
+            parts.append(Part(kind, (int(v),), self.border[self._variable[self.border] == v], none))
+        return (*self._local_parts(), *sorted(parts, key=lambda p: (p.kind == "global", p.variables)))
 
     @functools.cached_property
     def _variable(self) -> Integers:
@@ -313,9 +317,8 @@ class ModelStructure:
         across = (block[i] < 0) & (block[j] >= 0)
         local = np.flatnonzero(block >= 0)
         # Pairs of a variable and a block, as codes: touched from the border, and with coordinates inside.
-        touched = np.unique(self._variable[i[across]] + n * block[j[across]])
-        inside = np.unique(self._variable[local] + n * block[local])
-        return np.isin(np.arange(n), np.intersect1d(touched, inside) % n)
+        touched = self._variable[i[across]] + n * block[j[across]]
+        return np.isin(np.arange(n), np.intersect1d(touched, self._variable[local] + n * block[local]) % n)
 
     def _local_parts(self) -> list[Part]:
         """Return the blocks, those of the same variables together."""
@@ -338,22 +341,13 @@ class ModelStructure:
             parts.append(Part(kind, self._variables_of(inside), inside, self.block_sizes[group == g]))
         return sorted(parts, key=lambda p: (("blocks", "cut", "alone").index(p.kind), p.variables))
 
-    def _border_parts(self) -> list[Part]:
-        """Return the separators and the global parameters of each variable."""
-        none, parts = np.empty(0, dtype=np.intp), []
-        for v in np.unique(self._variable[self.border]):
-            kind: Literal["separators", "global"] = "separators" if self._cut[v] else "global"
-            parts.append(Part(kind, (int(v),), self.border[self._variable[self.border] == v], none))
-        return sorted(parts, key=lambda p: (p.kind == "global", p.variables))
-
     def _variables_of(self, coordinates: Integers) -> tuple[int, ...]:
         return tuple(np.unique(self._variable[coordinates]).tolist())
 
     # --- in words ---
 
     def __str__(self) -> str:
-        of_rows = [] if self.rows is None else rows_in_words(self.rows, self.layout)
-        return "\n".join([self.in_blocks, *of_rows])
+        return "\n".join([self.in_blocks, *([] if self.rows is None else rows_in_words(self.rows, self.layout))])
 
     @property
     def in_blocks(self) -> str:
@@ -389,11 +383,11 @@ class ModelStructure:
             coordinates = np.concatenate([p.coordinates for p in parts])
             sizes = np.concatenate([p.sizes for p in parts])
             parts = [Part("blocks", self._variables_of(coordinates), coordinates, sizes)]
-        result = []
-        for part in parts:
-            blocks = count(len(part.sizes), "block" if len(part.sizes) == 1 else "independent block")
-            result.append(f"{blocks} of size {_range(part.sizes)} from {self._names(part.variables)}")
-        return result
+        return [
+            f"{count(len(p.sizes), 'independent block' if len(p.sizes) > 1 else 'block')} of size {_range(p.sizes)} "
+            f"from {_listed([self.name(v) for v in p.variables])}"
+            for p in parts
+        ]
 
     def _cuts(self, parts: list[Part]) -> str:
         if not parts:
@@ -424,9 +418,6 @@ class ModelStructure:
     def name(self, variable: int) -> str:
         """Return the name of a variable of the layout, in backticks."""
         return f"`{self.layout.variables[variable].value_name}`"
-
-    def _names(self, variables: Sequence[int]) -> str:
-        return _listed([self.name(v) for v in variables])
 
     def _numbers(self, parts: list[Part]) -> str:
         """Return variables with how many of their coordinates are in each part."""

@@ -33,7 +33,7 @@ from pymc_ngvi.results.diagnosis.diagnose import (
 )
 from pymc_ngvi.results.diagnosis.diagnosis import Kept, wrap
 from pymc_ngvi.results.distributions import Posterior, to_datatree, to_multitrace
-from pymc_ngvi.results.sampling import Sampling, sample_tree
+from pymc_ngvi.results.sampling import FIXED_SEED, Sampling, sample_tree
 
 #: Colours are those of the page, light or dark; lines are its text colour, faint.
 _FAINT = "color-mix(in srgb, currentColor 25%, transparent)"
@@ -88,8 +88,6 @@ def _verdict(
 
 # --- tables of a summary as lines of text and as HTML, with as many digits as the draws can tell ---
 
-#: Elements shown of a variable, the last one included, as the table gets longer.
-_KEPT = (20, 10, 6, 4, 2)
 #: Standard deviations outside of these are shown in powers of ten.
 _LEAST, _MOST = 1e-4, 1e6
 #: Stands for rows that are left out.
@@ -103,8 +101,8 @@ def rows_of(table: pd.DataFrame, *, by_sd: bool, limit: int) -> Rows:
     some = table.iloc[[i for i in places if i is not None]]
     cells = iter(_by_sd(some) if by_sd and "sd" in some else _as_printed(some))
     labels = iter(some.index)
-    blank = [_GAP] * len(table.columns)
-    return [(_GAP, blank) if i is None else (str(next(labels)), next(cells)) for i in places]
+    gap = _GAP, [_GAP] * len(table.columns)
+    return [gap if i is None else (str(next(labels)), next(cells)) for i in places]
 
 
 def kept_rows(variables: Sequence[str], limit: int) -> list[int | None]:
@@ -112,9 +110,9 @@ def kept_rows(variables: Sequence[str], limit: int) -> list[int | None]:
     n = len(variables)
     if n <= limit:
         return list(range(n))
-    edges = [0, *(i for i in range(1, n) if variables[i] != variables[i - 1]), n]
-    spans = list(itertools.pairwise(edges))
-    keep = next((k for k in _KEPT if sum(min(b - a, k) for a, b in spans) <= limit), _KEPT[-1])
+    spans = list(itertools.pairwise([0, *(i for i in range(1, n) if variables[i] != variables[i - 1]), n]))
+    # Elements of a variable, the last one included: as many as there is room for, and two at least.
+    keep = max((k for k in range(2, limit) if sum(min(b - a, k) for a, b in spans) <= limit), default=2)
     result: list[int | None] = []
     for a, b in spans:
         result += range(a, b) if b - a <= keep else [*range(a, a + keep - 1), None, b - 1]
@@ -175,23 +173,10 @@ def _line(label: str, cells: Sequence[str], label_width: int, widths: Sequence[i
 
 def as_html(columns: Sequence[str], sections: Mapping[str, Rows]) -> str:
     """Return the same as an HTML table that takes its colours from the page."""
-    number = "text-align:right;padding:.1em .8em;white-space:nowrap;font-variant-numeric:tabular-nums"
-    label_style = "text-align:left;padding:.1em .8em .1em 0;font-weight:normal"
-    head = "".join(f'<th scope="col" style="{number}">{escape(c)}</th>' for c in columns)
-    body = []
-    for heading, part in sections.items():
-        if heading:
-            style = "text-align:left;padding:.6em 0 .1em;border-bottom:1px solid currentColor"
-            body.append(
-                f'<tr><th colspan="{len(columns) + 1}" scope="colgroup" style="{style}">{escape(heading)}</th></tr>'
-            )
-        for label, cells in part:
-            numbers = "".join(f'<td style="{number}">{escape(c)}</td>' for c in cells)
-            body.append(f'<tr><th scope="row" style="{label_style}">{escape(label)}</th>{numbers}</tr>')
-    return (
-        '<div style="overflow-x:auto"><table style="border-collapse:collapse;background:none;color:inherit">'
-        f"<thead><tr><td></td>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-    )
+    headings = {heading: [(heading, [""] * len(columns))] * bool(heading) for heading in sections}
+    rows = [row for heading, part in sections.items() for row in (*headings[heading], *part)]
+    table = pd.DataFrame([cells for _, cells in rows], index=[label for label, _ in rows], columns=columns)
+    return f'<div style="overflow-x:auto">{table.to_html(border=0)}</div>'
 
 
 # --- what a summary shows, and in which order: parameters of the population, then those of each group, then effects ---
@@ -286,8 +271,8 @@ def _below_diagonal(draws: xr.DataArray) -> xr.DataArray:
 
 #: Rows of the table that a summary prints, about; ``table`` has them all.
 _MAX_ROWS = 60
-#: Seed of the draws behind the table of a card, and its rows.
-_CARD_SEED, _CARD_ROWS = 20_250_301, 24
+#: Rows of the table of a card.
+_CARD_ROWS = 24
 #: Arguments of ``arviz_stats.summary`` that choose variables, or another kind of result: all of it is one table then.
 _CHOOSING = ("var_names", "filter_vars", "coords", "group", "fmt")
 
@@ -402,7 +387,7 @@ def card_of(posterior: Posterior, kept: Kept) -> str:
     record, n_dim, body = posterior.record, posterior.layout.n_dim, "<p>summary() shows the parameters.</p>"
     if n_dim <= MAX_COV_DIM:
         with posterior.with_data_of_fit():
-            made = summary_of_draws(posterior, kept, N_PREDICTED, np.random.default_rng(_CARD_SEED), False, {})
+            made = summary_of_draws(posterior, kept, N_PREDICTED, np.random.default_rng(FIXED_SEED), False, {})
         body = replace(made, max_rows=_CARD_ROWS)._repr_html_()
     kind = posterior.distribution.name if record is None or record.is_pool else f"{record.family} family"
     outcome = "Not fitted" if record is None else record.outcome
@@ -455,8 +440,7 @@ class Planned:
         shown = {heading: tuple(names) for heading, names in sections.items() if names} or {"": tuple(sizes)}
         if not roles.groups:
             shown = {"": tuple(name for names in shown.values() for name in names)}
-        notes = (*_counts(roles), *_left_out(roles, sizes, group_effects=group_effects))
-        return cls(roles, shown, sizes, few, notes)
+        return cls(roles, shown, sizes, few, (*_counts(roles), *_left_out(roles, sizes, group_effects=group_effects)))
 
     @property
     def names(self) -> list[str]:
@@ -532,9 +516,8 @@ def _error_sentence(posterior: Posterior, draws: int) -> str:
     which = f" with an effective sample size of {effective:,.0f}" if weighted else ""
     own = f"From {draws:,} draws{which}: the Monte Carlo error of a mean is {1 / math.sqrt(effective):.2g} of its sd"
     of_globals = posterior.distribution.effective_globals(draws)
-    if of_globals >= effective:
-        return f"{own}."
-    return f"{own}, that of a hyperparameter {1 / math.sqrt(of_globals):.2g} at most."
+    more = f", that of a hyperparameter {1 / math.sqrt(of_globals):.2g} at most"
+    return f"{own}{more if of_globals < effective else ''}."
 
 
 def _thin_tails(posterior: Posterior) -> list[str]:
@@ -552,10 +535,9 @@ def two_points(posterior: Posterior) -> xr.Dataset:
 
     A draw of q takes a search for modes where effects are relative to these.
     """
-    values = posterior.values(np.tile(posterior.density.initial_point(), (2, 1)), _CARD_SEED)
-    trace = to_multitrace(posterior.model, values, {}, 1)
-    shown = posterior.include_transformed
-    tree = to_datatree(trace, posterior.model, dims=posterior.dims, include_transformed=shown)
+    values = posterior.values(np.tile(posterior.density.initial_point(), (2, 1)), FIXED_SEED)
+    trace, transformed = to_multitrace(posterior.model, values, {}), posterior.include_transformed
+    tree = to_datatree(trace, posterior.model, dims=posterior.dims, include_transformed=transformed)
     return tree["posterior"].to_dataset()
 
 
@@ -566,11 +548,8 @@ def roles_of(posterior: Posterior, few: xr.Dataset) -> Roles:
         dims = [d for d in draws.dims if d not in ("chain", "draw")]
         named = [None if str(d).startswith(f"{name}_dim_") else str(d) for d in dims]
         extents[str(name)] = Extent(tuple(named), tuple(draws.sizes[d] for d in dims))
-    pattern, summed = posterior.density.structural_pattern, posterior.density.summed
-    if pattern is None and summed is not None:
-        pattern = summed.among
     density = posterior.density
-    roles = find_roles(posterior.model, posterior.layout, pattern, extents)
+    roles = find_roles(posterior.model, posterior.layout, posterior.pattern, extents)
     of_rows = [
         name
         for name in density.summed_out_shown

@@ -181,8 +181,8 @@ def test_seeds(approx):
 def test_large_draws_are_made_in_batches_and_are_the_same(approx, monkeypatch):
     """Nothing is left out, repeated or drawn from another stream, whatever the size of the last batch."""
     at_once = approx.draw_flat(50, random_seed=3)
-    monkeypatch.setattr(draws, "_CHUNK_ELEMENTS", 49 * approx.layout.n_dim)
-    monkeypatch.setattr(draws, "_BATCH_ELEMENTS", 7 * approx.layout.n_dim + 1)
+    monkeypatch.setattr(draws, "STREAMED", 49 * approx.layout.n_dim)
+    monkeypatch.setattr(draws, "CACHED", 7 * approx.layout.n_dim + 1)
     np.testing.assert_allclose(approx.draw_flat(50, random_seed=3), at_once, rtol=1e-12)
 
 

@@ -9,7 +9,6 @@ from numpy.testing import assert_allclose
 
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.families import DiagonalState, FullState
-from pymc_ngvi.results.diagnosis.diagnose import coordinate_khats
 from pymc_ngvi.results.diagnosis.drifts import critical, drift_of, joint_drift_of, move
 from pymc_ngvi.results.distributions import distribution_of
 
@@ -99,16 +98,6 @@ def test_a_reparametrised_q_moves_in_the_coordinates_of_its_gaussian():
 
 
 # --- weights ---
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_khats_by_coordinate_point_at_the_one_that_is_too_narrow(seed, gaussian):
-    x = np.random.default_rng(seed).standard_normal((40_000, 4))
-    khats = coordinate_khats(0.5 * (1.0 - 0.65**2) * x[:, 2] ** 2, x)
-    assert np.argmax(khats) == 2
-    assert khats[2] > np.delete(khats, 2).max() + 0.05
-    approx = NGVIApproximation(gaussian, DiagonalState(MEANS, SDS * [1.0, 1.0, 0.5, 1.0]))
-    assert np.argmax(approx.diagnose(random_seed=seed).by_coordinate["khat"]) == 2
 
 
 def test_the_elbo_of_a_shifted_gaussian_is_known(gaussian):

@@ -1,7 +1,6 @@
 """Many fits of one model: each is the fit alone, whatever the processes; failures, interrupts and bad data."""
 
 import gc
-import importlib.util
 import logging
 import os
 import re
@@ -19,7 +18,6 @@ import pymc_ngvi
 
 from pymc_ngvi.many import fitting
 from pymc_ngvi.many.fitting import N_PILOTS, Fitter
-from pymc_ngvi.results import persistence as files
 from pymc_ngvi.steps.linesearch import LineSearch
 
 N_GROUPS = 8
@@ -305,36 +303,11 @@ def test_draws_are_written_where_they_are_wanted(tmp_path):
         assert abs(float(tree.posterior["mu"].mean() - many.dataset.mu.sel(fit=1, statistic="mean"))) < 0.5
 
 
-def test_draws_of_all_fits_are_in_one_zarr_store(tmp_path):
-    pytest.importorskip("zarr")
-    data, store = [{"y": np.full(5, float(k))} for k in range(3)], tmp_path / "draws.zarr"
-    pymc_ngvi.fit_many(mean_of_normal(), data, draws=50, draws_to=tmp_path / "draws", **QUIET)
-    for n in (3, 2):  # the second replaces two of them
-        pymc_ngvi.fit_many(mean_of_normal(), data[:n], draws=50, draws_to=store, **QUIET)
-    with xr.open_datatree(store, engine="zarr", consolidated=False) as tree:
-        assert sorted(tree.children) == ["fit_000000", "fit_000001", "fit_000002"]
-        for name, group in tree.children.items():
-            with xr.open_datatree(tmp_path / "draws" / f"{name}.nc") as other:
-                xr.testing.assert_equal(group.posterior.to_dataset().load(), other.posterior.to_dataset().load())
-
-
 def test_draws_go_nowhere_else(tmp_path, monkeypatch):
-    def refused(error, message, name):
-        with pytest.raises(error, match=message):
-            pymc_ngvi.fit_many(mean_of_normal(), [{"y": np.ones(5)}], draws_to=tmp_path / name, **QUIET)
-
     monkeypatch.setattr(Fitter, "row", None)  # before any fit
     (tmp_path / "file").touch()
-    (tmp_path / "folder.zarr").mkdir()
-    refused(ValueError, "draws_to should be a folder; .* is a file", "file")
-    if importlib.util.find_spec("zarr"):
-        refused(FileExistsError, "is there already, and is no zarr store", "folder.zarr")
-        refused(FileNotFoundError, "There is no folder", "none/draws.zarr")
-    monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
-    refused(ImportError, "ends in .zarr needs the package zarr: `pip install zarr`, or write netCDF", "draws.zarr")
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
+    with pytest.raises(ValueError, match=r"draws_to should be a folder; .* is a file"):
+        pymc_ngvi.fit_many(mean_of_normal(), [{"y": np.ones(5)}], draws_to=tmp_path / "file", **QUIET)
 
 
 # --- memory ---

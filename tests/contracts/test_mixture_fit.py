@@ -18,10 +18,8 @@ from pymc_ngvi.families import FullState, MixtureState
 from pymc_ngvi.fitting.options import ALLOWED
 from pymc_ngvi.mixtures.finite.trust_region import (
     evaluate_mixture,
-    join_overlapping,
     mixture_moments,
     moved_within,
-    split,
 )
 from pymc_ngvi.updates import natural
 
@@ -321,27 +319,6 @@ def test_a_mode_without_limit_ends_with_a_reason():
 
 
 # --- pieces -----------------------------------------------------------------------------------------------------------
-
-
-def test_components_that_overlap_become_one_and_others_do_not():
-    density = density_of("two modes")
-    m = mixture_targets.target("two modes").modes
-    covs = [np.linalg.inv(w.T @ w) for w in m.whiteners]
-    states = [FullState(c, np.linalg.cholesky(v)) for c, v in zip(m.centres, covs, strict=True)]
-    pair = MixtureState.of(states, np.log(m.weights))
-    base = sobol_draws(128, 2, np.random.default_rng(1))
-    assert join_overlapping(pair, evaluate_mixture(density, pair, base, price)) is None
-    halved = split(pair, evaluate_mixture(density, MixtureState.of(states, np.log([0.5, 0.5])), base, price))
-    again = join_overlapping(halved, evaluate_mixture(density, halved, base, price))
-    assert again.n_components == 2
-    np.testing.assert_allclose(np.sort(again.weights), np.sort(m.weights), atol=1e-12)
-    np.testing.assert_allclose(again.cov(), pair.cov(), atol=1e-10)
-    beside = FullState(states[0].location + 0.3 * states[0].sd(), 1.1 * states[0].factor)
-    uneven = MixtureState.of([states[0], beside, states[1]], np.log([0.1, 0.3, 0.6]))
-    one = join_overlapping(uneven, evaluate_mixture(density, uneven, base, price))
-    np.testing.assert_allclose(np.sort(one.weights), [0.4, 0.6], atol=1e-12)
-    np.testing.assert_allclose(one.mean(), uneven.mean(), atol=1e-10)
-    np.testing.assert_allclose(one.cov(), uneven.cov(), atol=1e-10)
 
 
 def test_steps_stay_within_the_radius():

@@ -30,7 +30,6 @@ import pymc_ngvi
 from pymc_ngvi import ConvergenceWarning, LogDensity, NGVIApproximation, load
 from pymc_ngvi.families import BlockState, BlockStructure, DiagonalState
 from pymc_ngvi.fitting.options import ALLOWED, AXES, Choice
-from pymc_ngvi.results import persistence as files
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 
@@ -500,53 +499,6 @@ def test_an_existing_file_is_replaced_only_when_the_new_one_is_complete(fitted, 
     fitted.save(file, resumable=False)
     assert file.stat().st_size < len(before)
     assert os.listdir(file.parent) == [file.name]
-
-
-def test_zarr(fitted, tmp_path, monkeypatch):
-    pytest.importorskip("zarr")
-    path = tmp_path / "approx.zarr"
-    for _ in range(2):  # the second replaces the first
-        fitted.save(str(path), draws=3)
-        assert os.listdir(tmp_path) == ["approx.zarr"]
-    assert_same_q(load(path, made(regression)).q, fitted.q)
-    approx = refined(load(path, made(regression)), 5)
-    assert approx.record.n_iterations == 10
-
-    def fails(*args, **kwargs):
-        raise OSError("no space left")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(xr.DataTree, "to_zarr", fails)
-        with pytest.raises(OSError, match="no space left"):
-            fitted.save(path)
-    assert_same_q(load(path, made(regression)).q, fitted.q)
-    other = tmp_path / "other"
-    other.mkdir()
-    with pytest.raises(ValueError, match="is no zarr store"):
-        load(other, made(regression))
-
-
-def test_zarr_with_codecs_that_could_run_code(fitted, tmp_path):
-    pytest.importorskip("zarr")
-    path = tmp_path / "approx.zarr"
-    fitted.save(path)
-    metadata = next(p for p in path.rglob("zarr.json") if '"codecs"' in p.read_text())
-    listed = json.loads(metadata.read_text())
-    listed["codecs"].append({"name": "pickle", "configuration": {}})
-    metadata.write_text(json.dumps(listed))
-    with pytest.raises(ValueError, match=r"asks for \['pickle'\]"):
-        load(path, made(regression))
-    listed["codecs"].pop()
-    metadata.write_text(json.dumps(listed))
-    (metadata.parent / ".zarray").write_text("{}")  # of version 2, which had such codecs
-    with pytest.raises(ValueError, match="is no zarr store of version 3"):
-        load(path, made(regression))
-
-
-def test_zarr_that_is_not_installed(fitted, tmp_path, monkeypatch):
-    monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="pip install zarr"):
-        fitted.save(tmp_path / "approx.zarr")
 
 
 def test_paths_that_are_refused(fitted, tmp_path):

@@ -14,7 +14,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.sizes import AT_ONCE
+from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.types import Array
 
 # --- colourings of a sparse symmetric matrix: all of its entries from few matrix-vector products ---
@@ -84,7 +84,7 @@ def _own_colours(rows: Indices, cols: Indices, n_dim: int) -> NDArray[np.bool_]:
     What the rest will need is estimated by its highest degree: neighbours of one vertex mostly need different colours.
     """
     degrees = _degrees(rows, cols, n_dim)
-    best, fewest = np.zeros(n_dim, dtype=bool), _estimate(rows, cols, n_dim)
+    best, fewest = np.zeros(n_dim, dtype=bool), degrees.max(initial=0) + 1
     descending = np.sort(degrees)[::-1]
     ratios = (descending[:-1] + 1.0) / (descending[1:] + 1.0)
     for cut in np.sort(np.argsort(-ratios, kind="stable")[:_N_CUTS]):
@@ -92,19 +92,14 @@ def _own_colours(rows: Indices, cols: Indices, n_dim: int) -> NDArray[np.bool_]:
             continue
         own = degrees >= descending[cut]
         inside = ~(own[rows] | own[cols])
-        total = int(own.sum()) + _estimate(rows[inside], cols[inside], n_dim)
+        total = own.sum() + _degrees(rows[inside], cols[inside], n_dim).max(initial=0) + 1
         if total < fewest:
             best, fewest = own, total
     return best
 
 
-def _estimate(rows: Indices, cols: Indices, n_dim: int) -> int:
-    """Return the colours of the neighbourhood of one vertex, if they are all different."""
-    return int(_degrees(rows, cols, n_dim).max(initial=0)) + 1
-
-
 def _degrees(rows: Indices, cols: Indices, n_dim: int) -> Indices:
-    return np.bincount(rows, minlength=n_dim) + np.bincount(cols, minlength=n_dim)
+    return np.bincount(np.concatenate([rows, cols]), minlength=n_dim)
 
 
 def _graph(rows: Indices, cols: Indices, n_dim: int) -> sparse.csr_array:
@@ -213,8 +208,6 @@ CACHED_ELEMENTS, _MOST_ELEMENTS = 2**16, AT_ONCE
 _TOLERANCE = 1e-6
 #: An entry that is smaller than this, relative to the largest of its row and column, is a rounding error.
 _ROUNDING = 1e-12
-#: Elements of all rows in which missing entries are looked for.
-_MOST_SEARCHED = 25_000_000
 
 
 class ColouredHessian:
@@ -279,7 +272,7 @@ class ColouredHessian:
 
     def missing_entries(self, point: Array, rows: NDArray[np.intp], known: Pattern) -> Pattern | None:
         """Add the entries of some rows to those that are known; None where these are too many to look at."""
-        if len(rows) * len(point) > _MOST_SEARCHED:
+        if len(rows) * len(point) > HELD:
             return None
         wider = known.matrix.astype(np.int8)
         for part in slices(len(rows), max(_MOST_ELEMENTS // len(point), 1)):

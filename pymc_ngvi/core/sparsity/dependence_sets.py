@@ -14,14 +14,11 @@ from scipy.sparse import csgraph
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import TooDenseError
-from pymc_ngvi.core.sizes import CACHED
+from pymc_ngvi.core.sizes import CACHED, HELD
 from pymc_ngvi.core.types import Matrix
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-
-#: Entries of one matrix of sets: beyond this, what depends on them is dense.
-_MAX_ENTRIES = 40_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,8 +105,7 @@ class RowKinds:
             return cls(sparse.csr_array(keep[:1]), np.zeros(len(keep), dtype=np.int64))
         random = _random(keep.shape[1])
         # By parts: the products of whole numbers are formed from a copy of a part.
-        hashes = [keep[i : i + CACHED] @ random for i in range(0, len(keep), CACHED)]
-        first, kind = _kinds(np.concatenate(hashes))
+        first, kind = _kinds(np.concatenate([keep[i : i + CACHED] @ random for i in range(0, len(keep), CACHED)]))
         return cls(sparse.csr_array(keep[first]), kind)
 
     @classmethod
@@ -161,8 +157,7 @@ def everything(parts: Sequence[Dependence], shape: tuple[int, ...]) -> Dependenc
 
 def pairs_of(a: Ints, b: Ints) -> tuple[Ints, Ints, Ints]:
     """Return the different pairs of two indices of equal shape, and for each element the number of its pair."""
-    width = int(b.max(initial=0)) + 1
-    first, kind = _kinds((a.astype(np.int64) * width + b).ravel())
+    first, kind = _kinds((a.astype(np.int64) * (int(b.max(initial=0)) + 1) + b).ravel())
     return a.ravel()[first], b.ravel()[first], kind.reshape(a.shape)
 
 
@@ -173,7 +168,7 @@ def distinct_rows(matrix: sparse.csr_array) -> sparse.csr_array:
 
 def check_entries(number: int) -> None:
     """Raise TooDenseError if a matrix of this many entries would be too large."""
-    if number > _MAX_ENTRIES:
+    if number > HELD:
         raise TooDenseError
 
 
@@ -182,9 +177,8 @@ def _pair(a: Dependence, b: Dependence) -> Dependence:
         return a
     ia, ib = np.broadcast_arrays(a.index, b.index)
     if a.index.size == 1:  # one set, added to each of the other's
-        used = np.unique(b.index)
-        renumbered = np.searchsorted(used, b.index)
-        pa, pb, inverse = np.full(len(used), a.index.item()), used, renumbered.reshape(ib.shape)
+        pb, inverse = np.unique(b.index, return_inverse=True)
+        pa, inverse = np.full(len(pb), a.index.item()), inverse.reshape(ib.shape)
     else:
         pa, pb, inverse = pairs_of(ia, ib)
     lengths_a, lengths_b = np.diff(a.sets.indptr), np.diff(b.sets.indptr)

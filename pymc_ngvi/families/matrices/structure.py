@@ -479,7 +479,7 @@ class Dense(Structure):
 
     def half(self, curvature: Array) -> Array:
         """Return the lower triangle with a halved diagonal."""
-        return linalg.half_triangle(curvature)
+        return linalg.lower_triangle(curvature, 0.5)
 
     def lower_solve(self, factor: Array, curvature: Array) -> Array:
         """Return the lower triangle of F^-T A."""
@@ -497,7 +497,7 @@ class Dense(Structure):
 
     def mirrored(self, outer: Array) -> Array:
         """Return the symmetric matrix that has these in its lower triangle."""
-        below = linalg.strict_triangle(outer)
+        below = linalg.lower_triangle(outer, 0.0)
         result: Array = below + below.mT
         linalg.diagonal(result)[:] = linalg.diagonal(outer)
         return result

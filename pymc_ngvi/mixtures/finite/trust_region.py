@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.climbs import ascend
+from pymc_ngvi.core.draws import draws_of
 from pymc_ngvi.core.linalg import TINY, logsumexp
 from pymc_ngvi.core.sizes import ASSESSMENT, seed_of
 from pymc_ngvi.core.status import Status
@@ -133,7 +134,7 @@ def addition(
     with np.errstate(all="ignore"):
         excess = np.where(log_ratio > 0.0, logp + np.log1p(-np.exp(-log_ratio)) + size, -np.inf)
     excess[~np.isfinite(excess)] = -np.inf
-    for row in np.argsort(-excess)[:64]:
+    for row in np.argsort(-excess)[:_N_POINTS]:
         if excess[row] == -np.inf:
             return None
         parent = q.components[parents[row]]
@@ -143,8 +144,7 @@ def addition(
         component = local_component(density, parent, thetas[row], (_LEAST_TIGHT, _MOST_TIGHT))
         if component is not None:
             log_mass = float(logp[row]) - float(component.log_density(thetas[row][None])[0]) - log_evidence
-            share = np.clip(np.exp(min(log_mass, 0.0)), _LIGHT, _HEAVY)
-            return q.joined(component, float(np.log(share)))
+            return q.joined(component, float(np.clip(log_mass, *np.log([_LIGHT, _HEAVY]))))
     return None
 
 
@@ -304,8 +304,8 @@ class MixtureEvaluation:
         """Return the variance of log p - log q under q: between components, and within them."""
         if not np.isfinite(self.rewards).all():
             return np.inf
-        within = np.nanvar(self.ratios, axis=1)
-        return float(np.exp(self.log_weights) @ (within + (self.rewards - self.elbo) ** 2))
+        squares = np.nanvar(self.ratios, axis=1) + (self.rewards - self.elbo) ** 2
+        return float(np.exp(self.log_weights) @ squares)
 
 
 @stored("mixture.moments")
@@ -406,8 +406,8 @@ def _rewards(q: MixtureState, evaluation: MixtureEvaluation, which: NDArray[np.i
 # .. [2] W. Lin, M. E. Khan and M. Schmidt (2019). Fast and simple natural-gradient variational inference with mixture
 #    of exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
 
-#: Halvings of a step that leaves the trust region; a component that needs more stays where it is.
-_MAX_HALVINGS = 30
+#: Sizes of a step that leaves the trust region, one after the other; a component that needs less stays where it is.
+_HALVED = 0.5 ** np.arange(30)
 #: Least log weight of a component: far below it, nothing could raise it again.
 LEAST_LOG_WEIGHT = -69.0
 
@@ -426,24 +426,19 @@ def moved_within(
 def _component_within(
     radius: float, update: Update, component: GaussianState, moments: Moments, rho: float
 ) -> GaussianState:
-    for _ in range(_MAX_HALVINGS):
-        new = update(component, moments, rho, True)
+    for size in rho * _HALVED:
+        new = update(component, moments, size, True)
         if new is not None and new.divergence(component) <= radius:
             return new
-        rho *= 0.5
     return component
 
 
 def _weights_within(radius: float, log_weights: Array, direction: Array, rho: float) -> Array:
     # A component that lies where log p is not finite loses its weight.
-    lowest = np.min(direction, where=np.isfinite(direction), initial=0.0) - 100.0
+    lowest = np.min(direction, where=np.isfinite(direction), initial=0.0) + LEAST_LOG_WEIGHT
     direction = np.where(np.isfinite(direction), direction, lowest)
-    for _ in range(_MAX_HALVINGS):
-        new = stepped_weights(log_weights, direction, rho)
-        if float(np.exp(new) @ (new - log_weights)) <= radius:
-            return new
-        rho *= 0.5
-    return log_weights
+    steps = (stepped_weights(log_weights, direction, size) for size in rho * _HALVED)
+    return next((new for new in steps if float(np.exp(new) @ (new - log_weights)) <= radius), log_weights)
 
 
 def stepped_weights(log_weights: Array, direction: Array, step_size: float) -> Array:
@@ -518,9 +513,7 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
         """Evaluate a mixture, without components of which no draw has a finite log density, if others have."""
         evaluation = self.evaluated(q, base)
         lost = ~np.isfinite(evaluation.rewards)
-        if not lost.any() or lost.all():
-            return q, evaluation
-        return self.sound(q.without(lost), base)
+        return self.sound(q.without(lost), base) if lost.any() and not lost.all() else (q, evaluation)
 
     def moments(self, q: MixtureState, evaluation: MixtureEvaluation) -> MixtureMoments:
         """Return what is left to gain, and along what."""
@@ -539,16 +532,14 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
 
     def larger(self, state: MixtureSteps) -> MixtureSteps | None:
         """Return a candidate on a larger set; None where it has the largest."""
-        if 2 * state.n_draws > self._max_draws:
-            return None
-        return self._redraw(replace(state, waits=False, idle=0), 2 * state.n_draws)
+        more = 2 * state.n_draws
+        return self._redraw(replace(state, waits=False, idle=0), more) if more <= self._max_draws else None
 
     def terminate(self, state: MixtureSteps) -> Status | None:
         """Return why to stop, or None to go on."""
         if state.failure is not None or self._is_certified(state):
             return state.failure or Status.CONVERGED
-        ended = state.rounds > _MAX_AVERAGED or state.n_refused >= _MAX_REFUSED
-        return Status.NOISE_LIMITED if ended else None
+        return Status.NOISE_LIMITED if state.rounds > _MAX_AVERAGED or state.n_refused >= _MAX_REFUSED else None
 
     def reopen(self, state: MixtureSteps) -> MixtureSteps:
         """Return a state in which a fit that gave up may try again."""
@@ -699,16 +690,17 @@ class MixtureFit:
     @property
     def q(self) -> MixtureState:
         """The approximation if the fit ended here: no candidate that may not pay."""
-        if self.accepted is not None and self.stage != "average":
-            return self.accepted.q
-        return MixtureState.of([self.of_gaussian.q]) if self.of_mixture is None else self.of_mixture.q
+        q = self._kept.q
+        return q if isinstance(q, MixtureState) else MixtureState.of([q])
 
     @property
     def elbo(self) -> float:
         """ELBO of ``q``: on the current draws, or, where a candidate is on trial, as measured when it was accepted."""
-        if self.accepted is not None and self.stage != "average":
-            return self.accepted.elbo
-        return self._under_way.elbo
+        return self._kept.elbo
+
+    @property
+    def _kept(self) -> "Accepted | AdaptiveState | MixtureSteps":
+        return self._under_way if self.accepted is None or self.stage == "average" else self.accepted
 
     @property
     def gap(self) -> float:
@@ -829,9 +821,7 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
 
     def assess(self, state: MixtureFit) -> Assessment:
         """Evaluate a state on draws that had no part in reaching it."""
-        rng = np.random.default_rng([self._seed, ASSESSMENT])
-        base = np.column_stack([rng.standard_normal((_N_ASSESSED, self._target.n_dim)), rng.random(_N_ASSESSED)])
-        theta = state.q.draws(base)
+        theta = draws_of(state.q, _N_ASSESSED, np.random.default_rng([self._seed, ASSESSMENT]))
         logp, units = self._target.logp_grad(theta)[0], np.arange(_N_ASSESSED)[:, None]
         q, measured = self._steps.sound(state.q, self._steps.base_draws(2 * ASSESSMENT + state.level))
         if not np.isfinite(measured.rewards).all():
@@ -852,9 +842,7 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
 
     def conclude(self, status: Status, assessment: Assessment) -> Status:
         """Return the status in the light of what was measured at the end."""
-        if status not in (Status.CONVERGED, Status.NOISE_LIMITED):
-            return status
-        return assessment.against or status
+        return assessment.against or status if status in (Status.CONVERGED, Status.NOISE_LIMITED) else status
 
     def reopen(self, state: MixtureFit) -> MixtureFit:
         """Return a state in which a fit that ended may try again."""
@@ -888,9 +876,7 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
             extra.append(self._target.info.prior_draws(_N_PRIOR, seed_of(rng)))
         found, log_mass = modes(self._target, state.start, np.concatenate(extra), rng, self._n_components)
         known = replace(state, accepted=accepted, gaussian=gaussian, level=state.level + 1)
-        if len(found) < 2:
-            return replace(known, stage="grow")
-        return self._begin(known, MixtureState.of(found, log_mass))
+        return self._begin(known, MixtureState.of(found, log_mass)) if len(found) > 1 else replace(known, stage="grow")
 
     def _grow(self, state: MixtureFit) -> MixtureFit:
         """Add the component that promises most to the accepted mixture, or go on to the end."""
@@ -908,9 +894,7 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
                 return self._begin(replace(state, level=state.level + 1), halved)
         tried = list(state.tried)
         new = addition(self._target, accepted.q, rng, tried, accepted.elbo)
-        if new is None:
-            return self._polish(state)
-        return self._begin(replace(state, tried=tuple(tried)), new)
+        return self._polish(state) if new is None else self._begin(replace(state, tried=tuple(tried)), new)
 
     def _begin(self, state: MixtureFit, q: MixtureState) -> MixtureFit:
         """Put a candidate on trial."""
@@ -945,20 +929,11 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
         return replace(state, stage="grow", n_failed=state.n_failed + 1)
 
     def _accept(self, state: MixtureFit, q: MixtureState) -> Accepted:
-        """Measure a mixture on fresh draws; where components are idle or overlap, one with fewer of them."""
+        """Measure a mixture on fresh draws; where components are idle, one with fewer of them."""
         level = ASSESSMENT + 2 * state.level
         fewer, measured = self._steps.sound(q, self._steps.base_draws(level, times=_MANY))
         if self._auto:
             fewer = without_idle(fewer, measured, _IDLE * self._worth)
-            fewer, measured = self._steps.sound(fewer, measured.base)
-        while self._auto and fewer.n_components > 1:
-            joined = join_overlapping(fewer, measured)
-            if joined is None:
-                break
-            of_joined = self._steps.evaluated(joined, measured.base)
-            if not of_joined.elbo >= measured.elbo - _IDLE * self._worth:
-                break
-            fewer, measured = joined, of_joined
         # Those draws have chosen: others tell what it is worth.
         fewer, measured = self._steps.sound(fewer, self._steps.base_draws(level + 1, times=_MANY))
         return Accepted(fewer, measured.elbo, measured.elbo_se(), measured.spread(), measured.lost)
@@ -980,13 +955,11 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
         return replace(state, of_mixture=inner, level=inner.level)
 
 
-# --- components in two halves, where one misses the shape of log p, and two in one, where they overlap ---
+# --- components in two halves, where one misses the shape of log p ---
 
 #: Distance of the halves from where the whole was, in its own standard deviations: mean and covariance of the two
 #: together are those of the whole.
 _APART = 0.6
-#: Mean responsibility of one component for the draws of another, from which the two may be one.
-_OVERLAP = 0.1
 
 
 def split(q: MixtureState, evaluation: MixtureEvaluation, rank: int = 0) -> MixtureState | None:
@@ -1007,42 +980,18 @@ def split(q: MixtureState, evaluation: MixtureEvaluation, rank: int = 0) -> Mixt
         direction[together] = np.linalg.eigh(weighted[:, together].T @ z[:, together])[1][:, -1]
     else:
         direction[np.argmax(np.sum(weighted * z, axis=0))] = 1.0
-    tighter = 1.0 / (1.0 - _APART**2) - 1.0
-    matrix = tighter * whole.outer_mean(Outer(direction[None], direction[None], 0.0))
+    matrix = (1.0 / (1.0 - _APART**2) - 1.0) * whole.outer_mean(Outer(direction[None], direction[None], 0.0))
     scaled = whole.precision_scaled_by(whole.add_to_diagonal(matrix, 1.0), np.zeros(q.n_dim))
     if scaled is None:
         return None
     step = whole.unwhiten(_APART * direction)
     halves = [replace(scaled[0], location=whole.location + sign * step) for sign in (1.0, -1.0)]
-    log_half = q.log_weights[c] - np.log(2.0)
-    log_weights = np.append(q.log_weights, log_half)
-    log_weights[c] = log_half
+    log_weights = np.append(q.log_weights, q.log_weights[c])
+    log_weights[[c, -1]] -= np.log(2.0)
     return MixtureState.of([*q.with_component(c, halves[0]).components, halves[1]], log_weights)
-
-
-def join_overlapping(q: MixtureState, evaluation: MixtureEvaluation) -> MixtureState | None:
-    """Return a mixture in which the two components that overlap most are one, of the same mean and covariance.
-
-    None where no component has part in the draws of another, or where the two would make a singular one.
-    """
-    shares = np.array([q.responsibilities(part.theta).mean(axis=0) for part in evaluation.parts])
-    np.fill_diagonal(shares, 0.0)
-    c, k = np.unravel_index(np.argmax(shares), shares.shape)
-    if shares[c, k] < _OVERLAP:
-        return None
-    both = np.logaddexp(q.log_weights[c], q.log_weights[k])
-    try:
-        one = q.components[k].merged(q.components[c], float(np.exp(q.log_weights[c] - both)))
-    except np.linalg.LinAlgError:
-        return None
-    log_weights = q.log_weights.copy()
-    log_weights[k] = both
-    joined = MixtureState(log_weights, q.with_component(int(k), one).components)
-    return joined.without(np.arange(q.n_components) == c)
 
 
 def _together(state: GaussianState) -> NDArray[np.intp]:
     """Return the coordinates whose whitened curvature a state stores whole: in these a direction may be any."""
-    if not state.exact_metric:
-        return np.empty(0, dtype=np.intp)
-    return np.arange(state.n_dim) if state.globals_ is None else state.globals_
+    n = state.n_dim if state.exact_metric else 0
+    return np.arange(n) if state.globals_ is None or not n else state.globals_

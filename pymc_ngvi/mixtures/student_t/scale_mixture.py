@@ -303,10 +303,9 @@ def measured(
         gap, floor, floor_sd = gap_of(metric.whitened(u))
         own = replace(m, gap=gap, floor=floor, floor_sd=floor_sd, replicates=None)
         steps = metric.solve(u)[:, -1]
-    steps = steps / np.sqrt(shape_information(q.shape))
-    se = float(steps.std(ddof=1) / np.sqrt(len(steps))) if len(steps) > 1 else np.inf
+    step = _mean_of(steps / np.sqrt(shape_information(q.shape)))
     gaussian = replace(own, curvature=curvature)
-    return ScaleMoments(gaussian, m, vector[0], metric, float(steps.mean()), se, own.gap, own.floor, own.floor_sd)
+    return ScaleMoments(gaussian, m, vector[0], metric, *step, own.gap, own.floor, own.floor_sd)
 
 
 def _by_replicate(q: StudentTState, inner: BaseDraws, evaluation: Evaluation, *, stl: bool) -> tuple[Array, Array]:
@@ -329,9 +328,13 @@ def tails_gain(gaussian: GaussianState, base: BaseDraws, evaluation: Evaluation,
     """Tell from gradients at draws of a Gaussian whether heavier tails gain more than so many standard errors."""
     q = StudentTState(gaussian, float(np.log(MOST_SHAPE)))
     rows = np.column_stack(_by_replicate(q, base, evaluation, stl=True))
-    steps = Metric.of(q, np.ones(1)).solve(rows)[:, -1] / np.sqrt(shape_information(q.shape))  # of 1/a
-    se = float(steps.std(ddof=1) / np.sqrt(len(steps))) if len(steps) > 1 else np.inf
-    return bool(steps.mean() > max(n_se * se, TAIL_ATOL))
+    step, se = _mean_of(Metric.of(q, np.ones(1)).solve(rows)[:, -1] / np.sqrt(shape_information(q.shape)))  # of 1/a
+    return step > max(n_se * se, TAIL_ATOL)
+
+
+def _mean_of(steps: Array) -> tuple[float, float]:
+    """Return a mean over replicates, and its standard error."""
+    return float(steps.mean()), float(steps.std(ddof=1) / np.sqrt(len(steps))) if len(steps) > 1 else np.inf
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
@@ -594,8 +597,7 @@ class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
 
     def init(self, q: StudentTState) -> AsGaussian | AsStudentT:
         """Return the state before the first iteration."""
-        begun = None if _is_gaussian(q) else self._t.begin(q)
-        return begun or AsGaussian(self._gaussian.init(q.gaussian))
+        return (None if _is_gaussian(q) else self._t.begin(q)) or AsGaussian(self._gaussian.init(q.gaussian))
 
     def step(self, state: AsGaussian | AsStudentT) -> AsGaussian | AsStudentT:
         """Take one step."""
@@ -605,9 +607,8 @@ class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
         if new.fresh and _is_gaussian(new.q) and new.moments.tail_step <= 0.0:
             return self._back(new, new.q)
         # Few draws may have promised what none can hold: where log p falls off exponentially, no t has a finite ELBO.
-        if new.origin is not None and new.elbo < new.origin_elbo - _WORSE:
-            return self._back(new, new.origin)
-        return new
+        origin = new.origin if new.elbo < new.origin_elbo - _WORSE else None
+        return new if origin is None else self._back(new, origin)
 
     def terminate(self, state: AsGaussian | AsStudentT) -> Status | None:
         """Return why to stop, or None to go on."""
@@ -617,9 +618,7 @@ class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
 
     def assess(self, state: AsGaussian | AsStudentT) -> Assessment:
         """Evaluate a state on draws that had no part in reaching it."""
-        if isinstance(state, AsGaussian):
-            return self._gaussian.assess(state.of_gaussian)
-        return self._t.assess(state)
+        return self._gaussian.assess(state.of_gaussian) if isinstance(state, AsGaussian) else self._t.assess(state)
 
     def reopen(self, state: AsGaussian | AsStudentT) -> AsGaussian | AsStudentT:
         """Return a state in which a fit that gave up may try again."""

@@ -3,18 +3,17 @@
 import copy
 import logging
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy.special import expit
 
 from pymc_ngvi.core.draws import chunks, draws_of
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, smoothed, weigh
-from pymc_ngvi.core.sizes import HELD, MAX_DENSE_DIM, N_WEIGHED, STREAMED, WEIGHTS, check_draws, seed_of
+from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, weigh
+from pymc_ngvi.core.sizes import HELD, MAX_DENSE_DIM, N_SHOWN, N_WEIGHED, STREAMED, WEIGHTS, check_draws, seed_of
 from pymc_ngvi.core.status import Elbo
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import ModelDensity
@@ -28,7 +27,6 @@ from pymc_ngvi.results.diagnosis.diagnosis import (
     MOVED,
     SCORED,
     SYMMETRIES,
-    Context,
     Diagnosis,
     Finding,
     Kept,
@@ -88,14 +86,12 @@ def other_modes(density: ModelDensity, q: Distribution, elbo: float, rng: np.ran
 
 #: Estimated seconds that a report may take in any case, and as a part of the fit.
 SUMMARY, DIAGNOSIS = (1.2, 0.3), (4.0, 0.7)
-#: Seconds for the k-hat of a coordinate from 10,000 draws, and the part of a budget that these may take.
-_PER_KHAT, _OF_KHATS = 2e-3, 0.1
 #: Part of a budget for importance weights.
 _OF_WEIGHTS = 0.25
 #: Importance weights of fewer draws are not judged within a budget.
 FEWEST_WEIGHED = 1_000
-#: Part of the gradients for comparing log p with its mirror images; evaluations at least, below which there are none.
-_OF_SYMMETRIES, _LEAST_COMPARED = 0.05, 16
+#: Part of the gradients for comparing log p with its mirror images; with too few for two of these, there are none.
+_OF_SYMMETRIES = 0.05
 
 
 def seconds_of(share: tuple[float, float], costs: Costs, record: FitRecord | None) -> float:
@@ -111,8 +107,6 @@ class Budget:
 
     #: Draws for importance weights; 0: none.
     n_weights: int
-    #: Coordinates that get a k-hat.
-    n_khats: int
     #: For moved draws, about.
     n_gradients: int
     #: Whether moved draws get less than they do where evaluations are cheap.
@@ -126,7 +120,7 @@ class Budget:
     def compared(self, wanted: int) -> int:
         """Return how many log densities there are for symmetries: as many as wanted where nothing is cut."""
         n = int(min(wanted, _OF_SYMMETRIES * self.n_gradients)) if self.cut else wanted
-        return n if n >= _LEAST_COMPARED else 0
+        return n if n >= 2 * N_COMPARED else 0
 
     @classmethod
     def of(
@@ -141,12 +135,8 @@ class Budget:
         n_weights = min(wanted.n_weights, int(_OF_WEIGHTS * seconds / costs.weight))
         if n_weights < min(FEWEST_WEIGHED, wanted.n_weights):
             n_weights = 0
-        one_khat = _PER_KHAT * max(n_weights, FEWEST_WEIGHED) / N_WEIGHED
-        n_khats = min(wanted.n_khats, int(_OF_KHATS * seconds / one_khat)) if n_weights else 0
-        left = seconds - n_weights * costs.weight - n_khats * one_khat
-        n_gradients = min(wanted.n_gradients, int(left / costs.gradient))
-        cut = n_gradients < wanted.n_gradients
-        return cls(n_weights, n_khats, n_gradients, cut, n_weights < wanted.n_weights)
+        n_gradients = min(wanted.n_gradients, int((seconds - n_weights * costs.weight) / costs.gradient))
+        return cls(n_weights, n_gradients, n_gradients < wanted.n_gradients, n_weights < wanted.n_weights)
 
 
 logger = logging.getLogger("pymc.ngvi")
@@ -155,7 +145,7 @@ logger = logging.getLogger("pymc.ngvi")
 def n_own(posterior: Posterior) -> int:
     """Return how many draws belong to the fit: those of a diagnosis, or where it has none, what costs as much."""
     record, costs = posterior.record, posterior.distribution.costs(posterior.density, posterior.record)
-    wanted = Budget(most_weighed(posterior, N_WEIGHED), 0, 0)
+    wanted = Budget(most_weighed(posterior, N_WEIGHED), 0)
     n = Budget.of(DIAGNOSIS, costs, record, wanted).n_weights
     n = n or int(np.clip(seconds_of(DIAGNOSIS, costs, record) / costs.weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
     if n < wanted.n_weights:
@@ -217,19 +207,6 @@ def weights_and_elbo(log_ratio: Array) -> tuple[Weights, Elbo]:
     return weigh(log_ratio)[1], Elbo(value, se)
 
 
-def coordinate_khats(log_ratio: Array, standardised: Array) -> Array:
-    """Return k-hat of the weighted mean and second moment of each coordinate, the worse of the two.
-
-    References
-    ----------
-    .. [1] A. Vehtari, D. Simpson, A. Gelman, Y. Yao and J. Gabry (2024). Pareto smoothed importance sampling.
-       JMLR 25(72). https://doi.org/10.48550/arXiv.1507.02646
-    """
-    with np.errstate(divide="ignore"):
-        sizes = np.log(np.abs(standardised.T))
-    return np.array([max(smoothed(log_ratio + size)[1], smoothed(log_ratio + 2.0 * size)[1]) for size in sizes])
-
-
 # --- gradients of log p at draws: means of their products with draws are known where these are of the posterior ---
 # With s the gradient of log p at draws theta of the posterior, :math:`E[s] = 0` and :math:`E[(\theta - m) s^T] = -I`,
 # whatever its shape [1]_. So :math:`u = \Sigma s`, with the covariance of a Gaussian near to it, has the mean 0, and
@@ -257,8 +234,7 @@ def score_drift_of(
     plan = q.plan(posterior.density)
     theta = plan.draw(q.base(n, rng))
     with np.errstate(all="ignore"):
-        whitened = plan.gaussian.whiten(plan.target.logp_grad(theta)[1])
-        step = plan.gaussian.draws(whitened) - plan.gaussian.mean()
+        step = plan.gaussian.draws(plan.gaussian.whiten(plan.target.logp_grad(theta)[1])) - plan.gaussian.mean()
     finite = np.isfinite(theta).all(axis=1) & np.isfinite(step).all(axis=1)
     n_draws = int(finite.sum())
     if n_draws < FEWEST:
@@ -297,8 +273,8 @@ def _mean_of(values: Array) -> Estimates:
 _AGAIN = 3
 #: Draws that are moved where a posterior's own checks speak for it, and trajectories of each.
 FEW_MOVED, FEW_TRAJECTORIES = 64, 2
-#: Gradients at other draws, then, and fewest of these.
-_SCORED, _FEWEST_SCORED = 512, 64
+#: Gradients at other draws, then; at least as many as draws are moved.
+_SCORED = 512
 #: Part of a budget that is too small for all of these that such gradients take.
 _OF_SCORES = 0.4
 
@@ -349,26 +325,16 @@ class Drifts:
         return self.joint.stands_out or (not self.n_scored and (of_functionals or self.joint.is_suspicious))
 
     def seen_again(self, other: "Drifts") -> "Drifts":
-        """Return, of moments, what this and an independent one have in common; of all else, what both show together.
+        """Return, of coordinates and predictors, what this and an independent one have in common; else the other one.
 
-        Where gradients were looked at, a posterior's own checks speak for it, and all has to be seen twice: errors of
-        few draws are known roughly, and of products with gradients as well.
+        There are thousands of the former, and errors of few draws are known roughly.
         """
         if self.moments is None or other.moments is None:
             return other
-        return replace(
-            other,
-            moments=self.moments.seen_again(other.moments),
-            joint=_of_both(self.joint, other.joint, JointDrift.with_others),
-            functionals=_of_both(
-                self.functionals, other.functionals, Drift.seen_again if other.n_scored else Drift.with_others
-            ),
-            predictors=_of_both(self.predictors, other.predictors, Drift.seen_again),
-        )
-
-
-def _of_both[D](one: D | None, other: D | None, join: Callable[[D, D], D]) -> D | None:
-    return other if one is None or other is None else join(one, other)
+        predictors = other.predictors
+        if self.predictors is not None and predictors is not None:
+            predictors = self.predictors.seen_again(predictors)
+        return replace(other, moments=self.moments.seen_again(other.moments), predictors=predictors)
 
 
 def most_moved(n_dim: int, n_draws: int) -> int:
@@ -389,8 +355,8 @@ def drifts_of(
     Notes
     -----
     Of a pool, thousands of coordinates err by chance: what other checks speak against has to be seen twice, in the same
-    coordinates. What is computed of draws, and log p, are judged by both sets of draws together, of which the second is
-    larger: no importance weights tell what is wrong with these.
+    coordinates. What is computed of draws, and log p, are judged by the second set of draws, which is larger: no
+    importance weights tell what is wrong with these.
 
     Where the own checks of a pool speak for it, few draws are moved first, and gradients at more of them looked at.
     """
@@ -415,16 +381,14 @@ def _once(
 ) -> Drifts:
     q, density, n_scored = posterior.distribution, posterior.density, 0
     if budget.scored:
-        n = min(_SCORED, max(int(_OF_SCORES * budget.n_gradients), min(_FEWEST_SCORED, budget.n_gradients)))
-        n_scored = n if n >= _FEWEST_SCORED else 0
+        n = min(_SCORED, max(int(_OF_SCORES * budget.n_gradients), min(FEW_MOVED, budget.n_gradients)))
+        n_scored = n if n >= FEW_MOVED else 0
     scores = score_drift_of(posterior, rng, n_scored, functionals) if n_scored else None
     if scores is not None and functionals is not None:
         functionals = functionals.without_predictors()
     base, plan = q.base(most_moved(q.n_dim, n_draws), rng), q.plan(density)
-    moved = move(
-        density, plan, base, rng, n_trajectories=n_trajectories, max_gradients=budget.n_gradients - n_scored,
-        strict=budget.cut,
-    )  # fmt: skip
+    left = budget.n_gradients - n_scored
+    moved = move(density, plan, base, rng, n_trajectories=n_trajectories, max_gradients=left)
     found = Drifts(moved)
     if scores is not None:
         found = Drifts(moved, scores[0], predictors=scores[1], n_scored=scores[0].n_draws)
@@ -444,11 +408,9 @@ def _once(
 
 #: Draws that are moved, trajectories of each, and gradients of all, about: by default, and thorough.
 _QUICK, _THOROUGH = (256, 4, 6_000), (512, 16, 40_000)
-#: Coordinates that get a k-hat of their own, at most: each takes two milliseconds.
-_MOST_KHATS = 200
-#: Weighed draws of which functionals are computed, at most, and what they should be worth; relative variance of weights
-#: that can't move these by as much as counts: no mean moves by more than its root, in standard deviations.
-_MOST_COMPUTED, _WORTH, _EQUAL = 2_000, 500, 0.02
+#: What weighed draws of which functionals are computed should be worth; relative variance of weights that can't move
+#: these by as much as counts: no mean moves by more than its root, in standard deviations.
+_WORTH, _EQUAL = 500, 0.02
 _NO_BUDGET = "diagnose(draws=10_000) has no budget."
 _IN_PART = (
     "the model reads pm.Minibatch data, and log p is that of one batch. Load what `save` writes on a model of all of "
@@ -458,10 +420,8 @@ _IN_PART = (
 
 def full_budget(posterior: Posterior, draws: int = N_WEIGHED, *, thorough: bool = False) -> Budget:
     """Return what a diagnosis takes where nothing is dear."""
-    gradients = (_THOROUGH if thorough else _QUICK)[2]
-    if posterior.distribution.kept_log_weights() is not None:
-        return Budget(0, 0, gradients)
-    return Budget(most_weighed(posterior, draws), min(_MOST_KHATS, posterior.layout.n_dim), gradients)
+    has_weights = posterior.distribution.kept_log_weights() is not None
+    return Budget(0 if has_weights else most_weighed(posterior, draws), (_THOROUGH if thorough else _QUICK)[2])
 
 
 def budget_of(posterior: Posterior, share: tuple[float, float]) -> Budget:
@@ -488,7 +448,8 @@ def diagnose(
         budget = replace(budget, n_gradients=max(budget.n_gradients - n_compared, 0))
     costs = posterior.distribution.costs(density, record)
     with announced("Judging q", budget.n_weights * costs.weight + budget.n_gradients * costs.gradient):
-        weights, elbo, khats, ratio, theta = _weights_of(posterior, budget, of_weights, kept)
+        again = copy.deepcopy(of_weights)
+        weights, elbo, ratio = _weights_of(posterior, budget, of_weights, kept)
         how = (*(_THOROUGH if thorough else _QUICK)[:2], budget)
         functionals = functionals_of(density, posterior.constrain)
         found = drifts_of(posterior, rng, *how, functionals)
@@ -500,14 +461,19 @@ def diagnose(
     gap = float("nan") if record is None or record.is_pool else record.gap
     q = posterior.distribution
     context, seen = context_of(posterior), SCORED if found.n_scored else MOVED
-    further = [*_of_drifts(context, found), *_of_weighted(posterior, functionals, weights, ratio, theta)]
+    # What moved draws show beside moments of coordinates.
+    further = [] if found.predictors is None else of_functionals(context, found.predictors, SCORED)
+    if found.joint is not None and drift is not None:
+        further += of_joint(context, found.joint, drift)
+    further += [] if found.functionals is None else of_functionals(context, found.functionals, MOVED)
+    further += _of_weighted(posterior, functionals, weights, ratio, again)
     return Diagnosis(
         findings=findings_of(context, gap, weights, moved, drift, equal, places, q, further, seen),
         outcome="not made by a fit" if record is None else str(record.status),
         gap=gap,
         elbo=elbo,
         weights=weights,
-        by_coordinate=_columns(drift, khats),
+        by_coordinate=_columns(drift, layout.n_dim),
         log_p_drift=Elbo(np.nan, np.nan) if found.joint is None else found.joint.mean,
         acceptance=moved.acceptance,
         n_moved=len(moved.end),
@@ -572,7 +538,7 @@ def _not_judged(posterior: Posterior) -> Diagnosis:
         gap=gap,
         elbo=unknown if record is None else record.elbo,
         weights=Weights(np.nan, np.nan, 0, 0),
-        by_coordinate=_columns(None, np.full(layout.n_dim, np.nan)),
+        by_coordinate=_columns(None, layout.n_dim),
         log_p_drift=unknown,
         acceptance=float("nan"),
         n_moved=0,
@@ -587,38 +553,14 @@ def _not_judged(posterior: Posterior) -> Diagnosis:
 
 def _weights_of(
     posterior: Posterior, budget: Budget, rng: np.random.Generator, kept: Kept | None
-) -> tuple[Weights, Elbo, Array, Array, Array]:
-    """Return weights, the ELBO, k-hats by coordinate, NaN where there are none, log weights of draws, and the draws."""
-    q, record, n = posterior.distribution, posterior.record, budget.n_weights
-    khats, own = np.full(q.n_dim, np.nan), q.kept_log_weights()
+) -> tuple[Weights, Elbo, Array]:
+    """Return weights, the ELBO, and log weights of draws."""
+    record, n, own = posterior.record, budget.n_weights, posterior.distribution.kept_log_weights()
     if own is not None or not n:
         weights = Weights(np.nan, np.nan, 0, 0) if own is None else weights_and_elbo(own)[0]
-        elbo = Elbo(np.nan, np.nan) if record is None else record.elbo
-        return weights, elbo, khats, np.empty(0), np.empty((0, q.n_dim))
-    again = copy.deepcopy(rng)
+        return weights, Elbo(np.nan, np.nan) if record is None else record.elbo, np.empty(0)
     ratio = weighed(posterior, n, rng) if kept is None else own_log_ratio(posterior, kept, n)
-    theta, finite = np.concatenate(list(draws_in_chunks(posterior, len(ratio), again))), np.isfinite(ratio)
-    index = _shown_first(posterior, budget.n_khats)
-    if finite.sum() >= MIN_KHAT_DRAWS:
-        khats[index] = coordinate_khats(ratio[finite], (theta[finite][:, index] - q.mean()[index]) / q.sd()[index])
-    return *weights_and_elbo(ratio), khats, ratio, theta
-
-
-def _shown_first(posterior: Posterior, n_most: int) -> NDArray[np.intp]:
-    """Return the coordinates whose k-hats are computed: all, or global ones first."""
-    n_dim = posterior.layout.n_dim
-    if n_dim <= n_most:
-        return np.arange(n_dim)
-    border = posterior.structure.border
-    return np.concatenate([border, np.setdiff1d(np.arange(n_dim), border)])[:n_most]
-
-
-def _of_drifts(context: Context, found: Drifts) -> list[Finding]:
-    """Return what moved draws show beside moments of coordinates."""
-    result = [] if found.predictors is None else of_functionals(context, found.predictors, SCORED)
-    if found.joint is not None and found.moments is not None:
-        result += of_joint(context, found.joint, found.moments)
-    return result + ([] if found.functionals is None else of_functionals(context, found.functionals, MOVED))
+    return *weights_and_elbo(ratio), ratio
 
 
 def _of_weighted(
@@ -626,21 +568,26 @@ def _of_weighted(
     functionals: Functionals | None,
     weights: Weights,
     ratio: Array,
-    theta: Array,
+    rng: np.random.Generator,
 ) -> list[Finding]:
-    """Return what importance weights say of functionals, where they can be used and are not all but equal."""
+    """Return what importance weights say of functionals, where they can be used and are not all but equal.
+
+    The generator is in the state in which it made the draws that were weighed.
+    """
     if functionals is None or not len(ratio) or not weights.verdict(posterior.layout.n_dim).helps:
         return []
     if weights.n_draws < FEWEST_WEIGHED or weights.n_draws < (1.0 + _EQUAL) * weights.effective:
         return []
     took = posterior.distribution.costs(posterior.density, posterior.record).weight * len(ratio)
-    wanted = min(_MOST_COMPUTED, int(_WORTH * weights.n_draws / max(weights.effective, 1.0)))
+    wanted = min(N_SHOWN, int(_WORTH * weights.n_draws / max(weights.effective, 1.0)))
     n = min(max(wanted, FEWEST_WEIGHED), len(ratio), functionals.affordable(took))
-    if n < FEWEST_WEIGHED or posterior.distribution.log_density(theta[:1]) is None:
+    if n < FEWEST_WEIGHED:
+        return []
+    theta, finite = np.concatenate(list(draws_in_chunks(posterior, len(ratio), rng)))[:n], np.isfinite(ratio[:n])
+    if posterior.distribution.log_density(theta[:1]) is None:
         return []  # draws may be those of a proposal, and not of q
-    finite = np.isfinite(ratio[:n])
     try:
-        return of_weighted(weighted_shift_of(functionals, theta[:n][finite], ratio[:n][finite]))
+        return of_weighted(weighted_shift_of(functionals, theta[finite], ratio[:n][finite]))
     except Exception:  # what a Deterministic raises at single draws is not for a diagnosis to tell
         return []
 
@@ -663,13 +610,12 @@ def _equal_modes(posterior: Posterior, budget: Budget) -> tuple[tuple[EqualModes
     return tuple(replace(of, covered="all") for of in found), n_compared + n
 
 
-def _columns(drift: Drift | None, khats: Array) -> dict[str, Array]:
-    result = {}
+def _columns(drift: Drift | None, n_dim: int) -> dict[str, Array]:
+    result, unknown = dict[str, Array](), Estimates(np.full(n_dim, np.nan), np.full(n_dim, np.nan))
     for measure in ("mean", "sd", "skewness"):
-        known = None if drift is None else drift.measures.get(measure)
-        result[f"{measure}_drift"] = np.full(len(khats), np.nan) if known is None else known.value
-        result[f"{measure}_drift_se"] = np.full(len(khats), np.nan) if known is None else known.se
-    return {**result, "khat": khats}
+        known = unknown if drift is None else drift.measures.get(measure, unknown)
+        result |= {f"{measure}_drift": known.value, f"{measure}_drift_se": known.se}
+    return result
 
 
 def _left_out(budget: Budget, moved: Moved, often: int, compared: bool, has_weights: bool) -> tuple[str, ...]:

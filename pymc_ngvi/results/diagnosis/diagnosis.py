@@ -74,7 +74,7 @@ _MAX_WIDTH, _N_ROWS = 100, 8
 SYMMETRIES = "symmetries of log p"
 _RELIABLE = "Reliable, as far as these checks can tell."
 #: Columns of the table, by diagnostic; how they are shown.
-_SHOWN = {"mean_drift": "mean, sd", "sd_drift": "sd, %", "skewness_drift": "skewness", "khat": "k-hat"}
+_SHOWN = {"mean_drift": "mean, sd", "sd_drift": "sd, %", "skewness_drift": "skewness"}
 
 
 def wrap(text: str, first: str = "", then: str = "") -> str:
@@ -103,7 +103,7 @@ class Diagnosis:
         Pareto k-hat and effective sample size of importance weights.
     by_coordinate : dict of str to ndarray, shape (n_dim,)
         ``mean_drift`` in standard deviations of q, ``sd_drift`` relative to them, ``skewness_drift``, each with its
-        standard error, ``_se``; ``khat``, NaN where it was not computed.
+        standard error, ``_se``.
     log_p_drift : Elbo
         Drift of E[log p], nats.
     acceptance : float
@@ -168,9 +168,7 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         """One of "reliable", "not reliable", and "not judged" where too few evaluations were within the budget."""
-        if any(f.serious for f in self.findings):
-            return "not reliable"
-        return "not judged" if self.open else "reliable"
+        return "not reliable" if self.reasons else "not judged" if self.open else "reliable"
 
     @property
     def reliable(self) -> bool:
@@ -217,8 +215,7 @@ class Diagnosis:
 
     def to_frame(self) -> pd.DataFrame:
         """Return a table with a row for each coordinate, by label."""
-        labels = [self.layout.label(i) for i in range(self.layout.n_dim)]
-        return pd.DataFrame(self.by_coordinate, index=labels)
+        return pd.DataFrame(self.by_coordinate, index=[self.layout.label(i) for i in range(self.layout.n_dim)])
 
     # --- in words ---
 
@@ -271,9 +268,8 @@ class Diagnosis:
             return ""
         if self.has_one_mode:
             return " The posterior has one mode, as its log density is concave."
-        if self.searched:
-            return " A search found no other modes."
-        return f" Other modes were {self._search()} (thorough=True)."
+        others = f" Other modes were {self._search()} (thorough=True)."
+        return " A search found no other modes." if self.searched else others
 
     def _search(self) -> str:
         if self.has_one_mode:
@@ -318,15 +314,7 @@ class Diagnosis:
         limit, verdict = khat_limit(self.weights.n_draws), self.weights.verdict(self.layout.n_dim)
         if verdict is WeightVerdict.EVEN:
             return "of no weight, as importance weights are nearly equal"
-        trusted = "can correct q" if verdict.helps else "can't correct q"
-        return f"importance weights {trusted} (limit {limit:.2f})"
-
-    def _worst(self) -> NDArray[np.intp]:
-        """Return the coordinates that stand out most, the worst first."""
-        values = self.by_coordinate
-        with np.errstate(invalid="ignore"):
-            size = np.fmax(np.abs(values["mean_drift"]) / 0.3, np.abs(values["sd_drift"]) / 0.25)
-        return np.argsort(-np.nan_to_num(size), kind="stable")[:_N_ROWS]
+        return f"importance weights {'can' if verdict.helps else "can't"} correct q (limit {limit:.2f})"
 
     def _of_table(self) -> str:
         which = f" The worst {_N_ROWS} of {self.layout.n_dim:,} coordinates:" if self.layout.n_dim > _N_ROWS else ""
@@ -338,13 +326,11 @@ class Diagnosis:
         return f"{how} (unconstrained).{which}"
 
     def _table(self) -> pd.DataFrame:
-        worst, of = self._worst(), self.by_coordinate
-        columns = {}
+        of, columns = self.by_coordinate, {}
+        sizes = [np.abs(of[f"{name}_drift"]) / SERIOUS[name] for name in ("mean", "sd")]
+        worst = np.argsort(-np.nan_to_num(np.fmax(*sizes)), kind="stable")[:_N_ROWS]
         for name, title in _SHOWN.items():
             scale, form = (100.0, "+.0f") if name == "sd_drift" else (1.0, "+.2f")
-            if name == "khat":
-                columns[title] = [f"{v:.2f}" if np.isfinite(v) else "-" for v in of[name][worst]]
-                continue
             pairs = zip(scale * of[name][worst], scale * of[f"{name}_se"][worst], strict=True)
             columns[title] = [f"{v:{form}} ± {se:{form[1:]}}" if np.isfinite(v) else "-" for v, se in pairs]
         return pd.DataFrame(columns, index=[self.layout.label(int(i)) for i in worst])
@@ -535,7 +521,7 @@ _NEAR_FARTHEST = 0.3
 
 def of_modes(context: Context, q: Distribution, *, has_symmetries: bool) -> list[Finding]:
     """Say which modes a fit found beside its own, and that are not covered."""
-    known = () if context.record is None else context.record.modes
+    known = [] if context.record is None else context.record.modes
     modes = [mode for mode in known if not (mode.is_equal and has_symmetries)]
     if not modes:
         return []
@@ -570,8 +556,6 @@ _GAP_MUCH = 0.5
 #: Part of the square of the distance between independent draws that moved draws move by, on average, before they count
 #: as moved.
 _FORGOTTEN = 0.5
-#: Equal modes that are counted; of more, it is said that they are many.
-_MOST_COUNTED = 1_000
 #: How to keep one of several equal modes.
 _FIXED = {
     "labels": "Order a vector of these (transform=pm.distributions.transforms.ordered, increasing initval).",
@@ -758,8 +742,7 @@ def _of_equal_modes(context: Context, equal: Sequence[EqualModes]) -> list[Findi
         number = math.prod(e.number for e in of_kind)
         others = f"What does not depend on the {kind}, such as predictions, is not affected."
         part = "some" if context.traits.has_components else of_kind[0].covered
-        covered = f"{part} of {number:,} equal modes" if number <= _MOST_COUNTED else f"{part} of many equal modes"
-        text = f"log p stays the same when {what}: q covers {covered}. {others}"
+        text = f"log p stays the same when {what}: q covers {part} of {number:,} equal modes. {others}"
         result.append(Finding(text, f"{_FIXED[kind]} {context.several_modes_cure()}", True))
     return result
 

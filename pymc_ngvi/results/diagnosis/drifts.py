@@ -4,7 +4,7 @@ import math
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, auto
 from itertools import chain, combinations, islice
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri, softmax
 from scipy.stats import binom, chi2, norm, rankdata
 
+from pymc_ngvi.core.linalg import TINY
 from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.status import Elbo
@@ -65,7 +66,6 @@ def move(
     *,
     n_trajectories: int,
     max_gradients: int,
-    strict: bool = False,
 ) -> Moved:
     r"""Draws of q moved towards the posterior by short Hamiltonian trajectories.
 
@@ -83,24 +83,20 @@ def move(
     """
     n_dim, before = plan.gaussian.n_dim, density.n_gradients
     step = min(_FIRST * n_dim**-0.25, _LARGEST)
-    if strict:
-        n_trajectories, n_draws = _within(max_gradients, step, n_trajectories, len(base))
-        if not n_draws:
-            none = np.empty((0, n_dim))
-            return Moved(none, none, none, np.empty(0), float("nan"), 0, 0, 0)
-        base = base[:n_draws]
-    x = plan.draw(base)
+    n_trajectories, n_draws = _within(max_gradients, step, n_trajectories, len(base))
+    if not n_draws:
+        none = np.empty((0, n_dim))
+        return Moved(none, none, none, np.empty(0), float("nan"), 0, 0, 0)
+    x = plan.draw(base[:n_draws])
     x = x[np.isfinite(x).all(axis=1)]
-    points = phase_points_at(plan.target, ChainCoordinates.of(plan.gaussian), x)
-    n_lost = len(base) - int(points.finite.sum())
+    coordinates = ChainCoordinates.of(plan.gaussian)
+    points = phase_points_at(plan.target, coordinates, x)
+    n_lost = n_draws - int(points.finite.sum())
     start = points = points.at(np.flatnonzero(points.finite))
     acceptance = np.zeros(n_trajectories)
     if len(start.x):
-        step = _tried_step(plan, points, step, rng)
-        n_steps = (n_trajectories + 1) * min(np.ceil(_QUARTER / step), _MOST_STEPS)
-        n_draws = int(np.clip(max_gradients // n_steps, min(LEAST_MOVED, len(start.x)), len(start.x)))
-        if strict:
-            n_draws = min(n_draws, _within(max_gradients, step, n_trajectories, n_draws, tried=True)[1])
+        step = _tried_step(plan, coordinates, points, step, rng)
+        n_draws = _within(max_gradients, step, n_trajectories, len(start.x), tried=True)[1]
         start = points = points.at(np.arange(n_draws))
     control = start.x
     for t in range(n_trajectories if len(start.x) else 0):
@@ -109,7 +105,8 @@ def move(
         momenta = rng.standard_normal(points.x.shape)
         if plan.coupled:
             control = _turned(plan.gaussian, control, momenta, n_steps, size)
-        points, acceptance[t] = _trajectory(plan, points, momenta, n_steps, size, rng)
+        points, probability, _ = trajectory(plan.target, coordinates, points, momenta, n_steps, size, rng)
+        acceptance[t] = probability.mean()
         if acceptance[t] < AIM - 0.15:
             step = max(step / _FACTOR, _SMALLEST)
     first, last, of_q = (plan.on_model_scale(p) for p in (start.x, points.x, control))
@@ -146,27 +143,20 @@ def _steps(step: float, rng: np.random.Generator) -> tuple[int, float]:
     return n_steps, min(step, length / n_steps)
 
 
-def _tried_step(plan: MovePlan, points: PhasePoints, step: float, rng: np.random.Generator) -> float:
+def _tried_step(
+    plan: MovePlan, coordinates: ChainCoordinates, points: PhasePoints, step: float, rng: np.random.Generator
+) -> float:
     """Return the first step size in a falling sequence that has the acceptance aimed at, on some of the draws."""
     pilot = points.at(np.arange(min(FEWEST, len(points.x))))
     for _ in range(_TRIALS):
         n_steps, size = _steps(step, rng)
         # Half of a trajectory tells as much about its energy.
-        _, accepted = _trajectory(plan, pilot, rng.standard_normal(pilot.x.shape), -(-n_steps // 2), size, rng)
-        if accepted >= AIM:
+        momenta = rng.standard_normal(pilot.x.shape)
+        _, probability, _ = trajectory(plan.target, coordinates, pilot, momenta, -(-n_steps // 2), size, rng)
+        if probability.mean() >= AIM:
             break
         step = max(step / _FACTOR, _SMALLEST)
     return step
-
-
-def _trajectory(
-    plan: MovePlan, points: PhasePoints, momenta: Array, n_steps: int, size: float, rng: np.random.Generator
-) -> tuple[PhasePoints, float]:
-    """Return where the draws are after one leapfrog trajectory each, and the mean probability of acceptance."""
-    points, probability, _ = trajectory(
-        plan.target, ChainCoordinates.of(plan.gaussian), points, momenta, n_steps, size, rng
-    )
-    return points, float(probability.mean())
 
 
 def _turned(gaussian: GaussianState, control: Array, momenta: Array, n_steps: int, size: float) -> Array:
@@ -199,11 +189,6 @@ class Estimates:
         less = np.abs(self.value) * other.se <= np.abs(other.value) * self.se
         value, se = np.where(less, self.value, other.value), np.where(less, self.se, other.se)
         return Estimates(np.where(self.value * other.value <= 0.0, 0.0, value), se)
-
-    def with_others(self, other: "Estimates", part: float) -> "Estimates":
-        """Return the mean of two estimates, of which this one has a part of the weight."""
-        value = part * self.value + (1.0 - part) * other.value
-        return Estimates(value, np.hypot(part * self.se, (1.0 - part) * other.se))
 
 
 def critical(n: int) -> float:
@@ -276,19 +261,13 @@ class Drift:
         measures = {name: of.seen_again(other.measures[name]) for name, of in self.measures.items()}
         return Drift(measures, other.n_draws, self.functionals)
 
-    def with_others(self, other: "Drift") -> "Drift":
-        """Return what two sets of moved draws show together."""
-        n = self.n_draws + other.n_draws
-        measures = {name: of.with_others(other.measures[name], self.n_draws / n) for name, of in self.measures.items()}
-        return Drift(measures, n, self.functionals)
-
 
 def drift_of(moved: Moved, mean: Array, sd: Array) -> Drift:
     """Return the drift of the coordinates of moved draws."""
     x, control = (moved.end - mean) / sd, (moved.control - mean) / sd
     location = _controlled(x, control)
     square = _controlled((x - location.value) ** 2, control**2 - 1.0)
-    scale = np.sqrt(np.maximum(square.value, 1e-12))
+    scale = np.sqrt(np.maximum(square.value, TINY))
     (of_x, by_x), (of_control, by_control) = _influence(x), _influence(control)
     measures = {
         "mean": location,
@@ -398,21 +377,6 @@ class JointDrift:
             f"{len(self.rises):,}, and falls as far at {self.n_falls:,} of {self.n_draws:,}"
         )
 
-    def with_others(self, other: "JointDrift") -> "JointDrift":
-        """Return what two sets of moved draws show together."""
-        n = self.n_draws + other.n_draws
-        mine, others = (Estimates(*map(np.asarray, drift.location)) for drift in (self, other))
-        location = mine.with_others(others, self.n_draws / n)
-        return JointDrift(
-            mean=other.mean,
-            location=Elbo(float(location.value), float(location.se)),
-            far=self.far,
-            rises=np.concatenate([self.rises, other.rises]),
-            n_falls=self.n_falls + other.n_falls,
-            n_draws=n,
-            n_dim=self.n_dim,
-        )
-
 
 def joint_drift_of(moved: Moved, log_q: tuple[Array, Array] | None = None) -> JointDrift:
     """Return the changes of log p of moved draws; of their mean, less what log q at starts and controls explains."""
@@ -447,21 +411,16 @@ def trimmed_mean(values: Array) -> Elbo:
 _CONSTANT = 1e-3
 
 
-def normal_scores(values: Array) -> Array:
-    """Two samples of a quantity compared by ranks: what has heavy tails is compared as well as what has none.
-
-    Values of both samples are replaced by normal scores, the quantiles of a standard normal at their ranks among all.
-    These are the same for any increasing function of the quantity, such as its logarithm, and their moments exist.
-    """
-    with np.errstate(invalid="ignore"):
-        return np.asarray(ndtri((rankdata(values, axis=0) - 0.5) / len(values)))
-
-
 def rank_drift(before: Array, after: Array) -> tuple[Estimates, Estimates]:
-    """Return by how much mean and standard deviation of normal scores change."""
+    """Return by how much mean and standard deviation of normal scores change.
+
+    Values of both samples are replaced by the quantiles of a standard normal at their ranks among all. These are the
+    same for any increasing function of the quantity, such as its logarithm, and their moments exist: what has heavy
+    tails is compared as well as what has none.
+    """
     n = len(before)
-    scores = normal_scores(np.concatenate([before, after]))
-    old, new = scores[:n], scores[n:]
+    with np.errstate(invalid="ignore"):
+        old, new = np.split(ndtri((rankdata(np.concatenate([before, after]), axis=0) - 0.5) / (2 * n)), 2)
     old_mean, new_mean, old_sd, new_sd = old.mean(axis=0), new.mean(axis=0), old.std(axis=0), new.std(axis=0)
     usable = (old_sd > _CONSTANT) & (new_sd > _CONSTANT)  # False for NaN
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -585,9 +544,8 @@ _MOST_APART = 2
 
 def transform_of(variable: Variable) -> str:
     """Return the name of the transform of a variable; empty where it has none."""
-    if variable.value_name == variable.name:
-        return ""
-    return variable.value_name.removeprefix(f"{variable.name}_").removesuffix("__")
+    transformed = variable.value_name != variable.name
+    return variable.value_name.removeprefix(f"{variable.name}_").removesuffix("__") if transformed else ""
 
 
 class _Item(NamedTuple):
@@ -697,8 +655,8 @@ def _twins(layout: Layout) -> list[list[_Item]]:
     for one, other in combinations(layout.variables[:_MOST_SETS], 2):
         apart = _apart(one.name, other.name)
         if apart and one.shape == other.shape and transform_of(one) == transform_of(other):
-            item = _Item((one, other), 0, np.stack([flat[one.where], flat[other.where]]))
-            alike.setdefault(apart, []).append(item)
+            places = np.stack([flat[one.where], flat[other.where]])
+            alike.setdefault(apart, []).append(_Item((one, other), 0, places))
     return list(alike.values())
 
 
@@ -708,8 +666,7 @@ def _apart(one: str, other: str) -> tuple[str, str] | None:
     head = next((i for i in range(n) if one[i] != other[i]), n)
     tail = next((i for i in range(n - head) if one[-1 - i] != other[-1 - i]), n - head)
     first, second = one[head : len(one) - tail], other[head : len(other) - tail]
-    short = max(len(first), len(second)) <= _MOST_APART and head + tail > 0
-    return (first, second) if short else None
+    return (first, second) if max(len(first), len(second)) <= _MOST_APART and head + tail > 0 else None
 
 
 # --- modes that are equal by symmetry, of which q covers one: labels of a mixture, the sign of a factor ---
@@ -758,7 +715,7 @@ def equal_modes(
 class _Image(Enum):
     """Where a candidate maps q: into itself, elsewhere, or elsewhere and it is a symmetry of log p."""
 
-    SAME, OTHER, MISSED = range(3)
+    SAME, OTHER, MISSED = auto(), auto(), auto()
 
 
 def _is_new(family: SymmetryFamily, known: list[tuple[SymmetryFamily, list[_Image]]]) -> bool:
