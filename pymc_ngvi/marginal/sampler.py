@@ -273,7 +273,7 @@ class Sampler:
             n = int(np.clip(self._missing(size, total), _LEAST, min(most, self._most - total, _MOST_IN_ROUND)))
             best = max(best, (part, proposal), key=lambda one: one[0])
             is_enough = size >= (_ENOUGH if is_settled else 0.5 * _ENOUGH) * p
-            if is_near or (best[0] > _GOOD and not is_enough):
+            if (is_near and size < self._wanted) or (best[0] > _GOOD and not is_enough):
                 proposal = best[1]
                 continue
             proposal, margins = self._fitted(draws, margins)
