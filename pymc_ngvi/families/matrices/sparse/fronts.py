@@ -39,8 +39,6 @@ def supernodes(pattern: Pattern) -> Supernodes:
     is_last = degree > _HIGH * degree.mean()
     inner, n_last = np.flatnonzero(~is_last), int(is_last.sum())
     depth, size, part = [0] * (n_last > 0), [n_last] * (n_last > 0), np.zeros(len(inner), dtype=np.int64)
-    if not len(inner):
-        return Supernodes(np.zeros(len(degree), dtype=np.int64), np.array(depth, dtype=np.int64))
     # Any numbers will do that need no pivots.
     matrix = pattern.matrix[inner][:, inner] + sparse.diags_array(degree[inner] + 1.0)
     options = {"SymmetricMode": True}
