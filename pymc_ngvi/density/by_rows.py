@@ -65,13 +65,6 @@ class ByRows:
         self._n_calls = 0
 
     @property
-    def parts(self) -> Expectations | None:
-        """Log p taken apart, into rows and a rest; None where it does not come apart."""
-        refused = self._refused
-        in_part = refused is not None and refused.code is Reason.NOT_ALL_ROWS
-        return self._kept.parts if refused is None or in_part else None
-
-    @property
     def reading(self) -> Reading | None:
         """Log p taken apart, whatever became of its rows; None where it does not come apart."""
         self._refused  # noqa: B018 (looks for them)

@@ -582,7 +582,7 @@ class LogDensity(ModelDensity):
         other._n_by_rows = 0
         other.__dict__.pop("gradient_seconds", None)
         if "second" in self.__dict__:
-            other.second = self.second.again(other.info.start, other.by_rows, other)
+            other.second = self.second.again(other.info.start)
         if self.functions.is_chosen and other._choose() != self.backend:
             raise CannotReuse("with these data, another backend is faster")
         return other
@@ -669,11 +669,6 @@ class LogDensity(ModelDensity):
             self.by_rows.give_up(NOT_LOG_P)
         return is_right
 
-    def logp_at_few(self, theta: Array) -> Array:
-        """Return log p, (n_points,), at few points, by a function that there is already."""
-        rows = self._pointwise
-        return self._batch("logp_grad", theta)[0] if rows is None else rows.logp(theta)
-
     def _batch(self, name: str, theta: Array) -> tuple[Array, ...]:
         made = self.functions.made
         function = self.functions.once(made.logp if name == "logp" else made.logp_grad, lambda: self.compiled(name))
@@ -737,7 +732,7 @@ class LogDensity(ModelDensity):
     @functools.cached_property
     def second(self) -> SecondOrder:
         """Second derivatives from the graph of log p."""
-        return SecondOrder(self.graphs, self.functions, self._observed, self.info.start, self.by_rows, self)
+        return SecondOrder(self.graphs, self.functions, self._observed, self.info.start)
 
     @property
     def has_hessian(self) -> bool:

@@ -41,7 +41,6 @@ from pymc_ngvi.steps.schedule import (
     MAX_CURVATURE_ERROR,
     NEAR_NATS,
     ROUNDING,
-    UNKNOWN,
     Belief,
     Failure,
     Schedule,
@@ -409,7 +408,7 @@ def rescaled_gap(moments: Moments, pairs: Sequence[Pair]) -> Moments:
     )
 
 
-# --- whether global parameters of a hierarchical model still move, and where they do: larger strides ---
+# --- whether global parameters of a hierarchical model still move ---
 #
 # Along the scale of group effects, or of a random walk, the ELBO can be a hundred times flatter than the Fisher
 # information says: q is far too narrow there, and its mean creeps by a fifth of a standard deviation a step, over tens
@@ -417,23 +416,8 @@ def rescaled_gap(moments: Moments, pairs: Sequence[Pair]) -> Moments:
 # does not: what is the same in all of them is no noise.
 
 
-#: Standard errors, and whitened units, beyond which a gradient that several sets share is no noise.
-_N_SE, _LEAST = 3.0, 0.1
-#: Sets of draws that tell.
-_N_SETS = 2
-#: Multiple of a gradient to go where it persists, at first and at most, its growth while it does, and whitened units to
-#: go at most.
-_FIRST_STRETCH, _MAX_STRETCH, _GROWTH, _STRIDE = 2.0, 16.0, 2.0, 1.0
 #: Whitened error of a mean that a converged fit may have, and sampling error of a global one.
 MAX_ERROR, _MAX_NOISE = 0.1, 0.05
-
-
-@stored("adaptive.stride")
-class Stride(NamedTuple):
-    """A step of global parameters, whitened, (n_globals,), and the multiple of the gradient that it is."""
-
-    step: Array
-    stretch: float
 
 
 @stored("adaptive.drift")
@@ -446,49 +430,23 @@ class GlobalGradient:
     #: Of ``total``; shape (n_globals,).
     variance: Array
     n_draws: int
-    n_sets: int
 
     @classmethod
     def measured(cls, before: Self | None, q: GaussianState, moments: Moments, n_draws: int) -> Self | None:
         """Return it with one more set; None for a q that does not tell globals from the rest."""
         if q.globals_ is None:
             return None
-        grad, se = moments.grad[q.globals_], moments.grad_se[q.globals_]
+        total, se = n_draws * moments.grad[q.globals_], n_draws * moments.grad_se[q.globals_]
         if not np.isfinite(se).all():
             return None
-        new = cls(n_draws * grad, (n_draws * se) ** 2, n_draws, 1)
-        return new if before is None else before._with(new)
-
-    def _with(self, other: "GlobalGradient") -> Self:
-        total, variance = self.total + other.total, self.variance + other.variance
-        return type(self)(total, variance, self.n_draws + other.n_draws, self.n_sets + 1)
-
-    @property
-    def mean(self) -> Array:
-        """Gradient, (n_globals,)."""
-        return self.total / self.n_draws
-
-    @property
-    def se(self) -> Array:
-        """Its standard error, (n_globals,)."""
-        return np.sqrt(self.variance) / self.n_draws
+        if before is None:
+            return cls(total, se**2, n_draws)
+        return cls(before.total + total, before.variance + se**2, before.n_draws + n_draws)
 
     def is_settled(self) -> bool:
         """Tell whether no global parameter moves, as far as several sets tell."""
-        error = np.abs(self.mean) - self.se
-        return bool(np.max(error, initial=0.0) <= MAX_ERROR and np.max(self.se, initial=0.0) <= _MAX_NOISE)
-
-    def stride(self, last: Stride | None) -> Stride | None:
-        """Return how far to go in the parameters that move; None where none is known to."""
-        mean = self.mean
-        moves = (np.abs(mean) > np.maximum(_LEAST, _N_SE * self.se)) & (self.n_sets >= _N_SETS)
-        if not moves.any():
-            return None
-        stretch = _FIRST_STRETCH
-        if last is not None:
-            onward = float(last.step @ np.where(moves, mean, 0.0)) >= 0.0
-            stretch = min(_GROWTH * last.stretch, _MAX_STRETCH) if onward else max(last.stretch / _GROWTH**2, 1.0)
-        return Stride(np.where(moves, np.clip(stretch * mean, -_STRIDE, _STRIDE), 0.0), stretch)
+        mean, se = self.total / self.n_draws, np.sqrt(self.variance) / self.n_draws
+        return bool(np.max(np.abs(mean) - se, initial=0.0) <= MAX_ERROR and np.max(se, initial=0.0) <= _MAX_NOISE)
 
 
 # --- standard deviations that grow without end: a sign of an improper posterior ---
@@ -573,14 +531,12 @@ class AdaptiveState(ScheduleState):
     next_step_size: float = 1.0
     #: Recent steps, for the secant correction.
     pairs: tuple[Pair, ...] = ()
-    #: Steps on fixed sets near the optimum that were looked at for it; `_N_LEARNED` if one showed there is no need.
+    #: Steps on fixed sets near the optimum that were looked at for it.
     n_learned: int = 0
     #: Steps of group effects alone that may follow, at the start.
     n_settling: int = 0
     #: Of global parameters, over the fresh sets since the last large step.
     drift: GlobalGradient | None = None
-    #: The last one of global parameters that drifted.
-    stride: Stride | None = None
     #: Of standard deviations.
     growth: Growth = field(default_factory=Growth)
     #: Times that may follow in which lost scales are looked for.
@@ -639,16 +595,13 @@ def has_effects(q: GaussianState, more_than: int) -> bool:
 # --- the default step rule: no learning rate, few draws, a stop rule in nats ---
 # It follows the schedule that all kinds of q share. Natural steps of size 1 are taken while the ELBO on the draws at
 # hand does not fall, smaller ones where it would. What is added here is for Gaussians: near the optimum, secants
-# correct the natural gradient; in hierarchical models, group effects move first, and global parameters that still
-# drift take strides.
+# correct the natural gradient; in hierarchical models, group effects move first, and global parameters are at rest
+# where several sets of draws say so.
 
 #: Steps kept for the secant correction: where it serves only the last stretch, and where it is always needed.
 _N_PAIRS, N_PAIRS_INEXACT = 6, 12
-#: A step near the optimum that leaves less than this part of the gap tells that there is nothing to correct; otherwise
-#: so many of them are looked at on a fixed set before averaging begins.
-_FAST_RATE, _N_LEARNED = 0.15, 6
-#: Part of a corrected step, at least: one that has to be shorter tells that its secants are none.
-_LEAST_CORRECTED = 0.01
+#: Steps near the optimum that are looked at on a fixed set before averaging begins.
+_N_LEARNED = 6
 #: Part of its noise to which a set is solved when it has no more to teach of a hierarchical model.
 _EXHAUSTED = 0.25
 #: Steps of the group effects alone at most, and nats a coordinate that one must gain to be followed by another.
@@ -799,23 +752,8 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
 
     def _averaged(self, state: AdaptiveState, rho: float) -> AdaptiveState | None:
         _, moments = self._corrected(state)
-        stride = state.drift.stride(state.stride) if state.drift else None
-        if stride is not None:
-            step = stride.step / rho
-            grad = moments.grad.copy()
-            grad[state.q.globals_] = np.where(step != 0.0, step, grad[state.q.globals_])
-            moments = replace(moments, grad=grad)
         q = self._update(state.q, moments, rho, False)
-        if q is None:
-            return None
-        moved = self._pooled(state, q, rho)
-        if stride is None:
-            return moved
-        return replace(moved, n_pooled=state.n_draws, drift=None, stride=stride, belief=UNKNOWN)
-
-    def _draws_needed(self, state: AdaptiveState) -> float:
-        restless = has_effects(state.q, THOUSANDS) and not (state.drift and state.drift.is_settled())
-        return state.n_draws if restless else self.few_draws
+        return None if q is None else self._pooled(state, q, rho)
 
     def _rounded(self, state: AdaptiveState, n_draws: float) -> float:
         # Among many group effects noise falls faster than the number of draws: the larger set is the cheaper one.
@@ -829,7 +767,7 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         direction, moments = self._corrected(state)
         corrected = moments is not state.moments
         step = self._line_search(state, moments, 1.0 if corrected else state.next_step_size)
-        if corrected and (isinstance(step, Failure) or step.size < _LEAST_CORRECTED):
+        if corrected and isinstance(step, Failure):
             direction = natural_gradient(state.q, state.moments)
             state = replace(state, pairs=())
             step = self._line_search(state, state.moments, 1.0)
@@ -894,9 +832,7 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         new = self._measured(moved)
         if step.direction is None or not secants_serve(state.q, state.moments, state.moments.gap):
             return new
-        exact = state.q.exact_metric
-        fast = exact and not state.pairs and new.moments.gap < _FAST_RATE * state.moments.gap
-        new = replace(new, n_learned=_N_LEARNED if fast else new.n_learned + 1)
+        exact, new = state.q.exact_metric, replace(new, n_learned=new.n_learned + 1)
         if exact and new.moments.gap > 2.0 * state.moments.gap:
             return replace(new, pairs=())
         change = natural_gradient(state.q, state.moments) - natural_gradient(new.q, new.moments)
@@ -906,5 +842,4 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         return replace(new, pairs=(*new.pairs, pair)[-(_N_PAIRS if exact else N_PAIRS_INEXACT) :])
 
     def _has_learned(self, state: AdaptiveState) -> bool:
-        # Strides do for thousands of group effects what learning on a fixed set does for other models.
         return has_effects(state.q, THOUSANDS) or state.n_learned >= (_N_LEARNED if state.q.exact_metric else 1)

@@ -210,13 +210,13 @@ _PART = 0.002
 _MOST_IDLE = 3
 #: Nats to which an ELBO is known at best, as the tolerance of quadrature has it: a smaller gap means nothing.
 _KNOWN = 1e-4
-#: Step size below which a fit gets nowhere that is held back by where finer rules are not finite.
-_CREEPING = 1e-3
 #: Standard deviations that a mean may move without another look at how fine rules have to be; steps of Newton that are
 #: tried along one direction, and times that none may be found.
 _FAR, _FEW_TRIALS, _MOST_FAILURES = 0.5, 3, 3
 #: Draws of a converged q at which conditions that rows leave out are looked for.
 _N_CHECKED = 32
+#: Relative rounding of an ELBO.
+ROUNDING = 1e-12
 
 
 @stored("linesearch.state")
@@ -427,15 +427,20 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         first: float,
         most_trials: int = MAX_TRIALS,
     ) -> _Found | Failure:
-        trials = Trials(functools.partial(self._estimator.by_rules, self._target), state)
-        found = search(
-            propose, trials.evaluate, trials.accept, elbo=state.elbo, slope=slope, first=first, most_trials=most_trials
-        )
+        least, are_finite = state.elbo - ROUNDING * (1.0 + abs(state.elbo)), list[bool]()
+
+        def evaluate(q: GaussianState) -> ExactEvaluation:
+            evaluation = self._estimator.by_rules(self._target, q, state.rules, adapt=True, least=least)
+            are_finite.append(bool(evaluation.finite.all()))
+            return evaluation
+
+        def accepts(evaluation: ExactEvaluation) -> bool:
+            return bool(np.isfinite(evaluation.elbo) and evaluation.elbo >= least)
+
+        found = search(propose, evaluate, accepts, elbo=state.elbo, slope=slope, first=first, most_trials=most_trials)
         if isinstance(found, Failure):
             return found
-        if trials.left_support and found.size < _CREEPING:
-            return Failure.NOT_FINITE
-        return _Found(found, found.evaluation.elbo - trials.elbo, trials.all_finite)
+        return _Found(found, found.evaluation.elbo - state.elbo, all(are_finite))
 
     def _moved(self, state: LineSearchState, found: _Found, gradient: Array, slope: float) -> LineSearchState:
         step, gain = found.step, found.gain
@@ -486,45 +491,6 @@ def _mixed(state: LineSearchState, rho: float) -> Array | None:
 def near(q: GaussianState) -> float:
     """Return the gap below which steps are learned from."""
     return _NEAR + _NEAR_PER_DIM * q.n_dim
-
-
-# --- trials of a line search: expectations by rules of quadrature that follow a state ---
-
-#: Nats between two ELBOs beyond which it does not matter that they are by different rules of quadrature.
-_CLOSE = 0.05
-#: Relative rounding of an ELBO.
-ROUNDING = 1e-12
-
-
-class Trials:
-    """Trials of one search, compared with the state where it starts by the same rules of quadrature, if it is close."""
-
-    def __init__(self, by_rules: Callable[..., ExactEvaluation], start: LineSearchState) -> None:
-        self._by_rules, self._q = by_rules, start.q
-        self.rules, self.elbo = start.rules, start.elbo
-        self.left_support, self.all_finite = False, True
-
-    def evaluate(self, q: GaussianState) -> ExactEvaluation:
-        """Evaluate a trial, and the start once more where that took other rules."""
-        evaluation = self._by_rules(q, self.rules, adapt=True, least=self._least)
-        self.all_finite &= bool(evaluation.finite.all())
-        found, before = evaluation.expectation.rules, self.rules
-        same = before is None or np.array_equal(found.level, before.level)
-        if not self.accept(evaluation):  # whatever other rules say
-            self.left_support |= not same and not evaluation.finite.all()
-            return evaluation
-        if not same and abs(evaluation.elbo - self.elbo) < _CLOSE:
-            self.elbo = self._by_rules(self._q, found).elbo
-        self.rules = found
-        return evaluation
-
-    def accept(self, evaluation: ExactEvaluation) -> bool:
-        """Tell whether the ELBO does not fall."""
-        return bool(np.isfinite(evaluation.elbo) and evaluation.elbo >= self._least)
-
-    @property
-    def _least(self) -> float:
-        return self.elbo - ROUNDING * (1.0 + abs(self.elbo))
 
 
 class Following(Quadrature):

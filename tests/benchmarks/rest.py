@@ -96,15 +96,15 @@ def measured(model: pm.Model) -> list[object]:
     (logp, grad), (logp_of_rest, grad_of_rest) = density.logp_grad(theta), rest(theta)
     of_gradient = variance(q.whiten(grad_of_rest)) / variance(q.whiten(grad))
     of_logp = variance(logp_of_rest[:, None]) / variance(logp[:, None])
-    n_rows = sum(len(rows.index) for rows in density.by_rows.parts.terms.rows)
+    n_rows = sum(len(rows.index) for rows in density.by_rows.reading.terms.rows)
     return [density.n_dim, n_rows, *(f"{100 * share:.0f} %" for share in (of_gradient, of_logp))]
 
 
 def rest_of(density: LogDensity) -> Callable[[Array], tuple[Array, Array]]:
     """Return what evaluates the rest, (n_draws,), and its gradient, (n_draws, n_dim)."""
-    parts = density.by_rows.parts
-    predictors, linear = parts.predictors.vector, parts.linear_map
-    total = pt.add(0.0, *parts.terms.rest)
+    reading = density.by_rows.reading
+    predictors, linear = reading.predictors.vector, reading.predictors.linear_map
+    total = pt.add(0.0, *reading.terms.rest)
     function = pytensor.function([predictors], [total, pytensor.grad(total, predictors)], mode="FAST_COMPILE")
 
     def evaluate(theta: Array) -> tuple[Array, Array]:

@@ -35,7 +35,7 @@ def whitened(function, rng):
 def test_rows_of_the_battery(name):
     made = MODELS[name][1]()
     density = LogDensity(made[0] if isinstance(made, tuple) else made)
-    rows = density.by_rows.parts
+    rows = density.by_rows.reading
     assert rows is not None
     assert not rows.terms.rest
     engines = [ENGINES[engine](quickly) for engine in ("quick", "c")]

@@ -46,7 +46,6 @@ def density(monkeypatch):
 
 def test_rows_that_were_given_up_say_why(density):
     assert density.rows is None
-    assert density.by_rows.parts is None
     assert not density.by_rows.are_known
     assert density.by_rows.why_not == NOT_LOG_P
     assert density.described_rows().why_not == NOT_LOG_P

@@ -8,15 +8,11 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy import sparse
 
-import pymc_ngvi
-
 from pymc_ngvi import LogDensity
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence
-from pymc_ngvi.density import second_order
-from pymc_ngvi.density.by_rows import ByRows
-from pymc_ngvi.density.second_order import PredictorHessian, predictor_hessian
 from pymc_ngvi.rows.linear_map import LinearMap
+from pymc_ngvi.rows.row_hessian import RowHessian
 
 N, GROUPS = 120, 12
 RNG = np.random.default_rng(20)
@@ -79,15 +75,7 @@ def random_walk():
     pm.Poisson("y", pm.math.exp(pt.cumsum(steps)), observed=COUNTS)
 
 
-def correlated():
-    """The prior of the effects is no sum over rows."""
-    factor, *_ = pm.LKJCholeskyCov("factor", n=3, eta=2.0, sd_dist=pm.HalfNormal.dist(1.0, shape=3))
-    u = pm.MvNormal("u", np.zeros(3), chol=factor, shape=(GROUPS, 3))
-    pm.Bernoulli("y", logit_p=pm.Normal("a") + pt.sum(X[:, :3] * u[FIRST], axis=-1), observed=BINARY)
-
-
 MODELS = [
-    correlated,
     logistic,
     unknown_scale,
     crossed,
@@ -107,7 +95,8 @@ def density_of(make):
 
 
 def by_predictors(density):
-    return PredictorHessian(density.by_rows.parts, density.graphs.simplify, density.functions.compile)
+    rows = density.rows
+    return RowHessian(rows.linear_map, [rows.engine.second_derivatives(part) for part in rows.terms.rows])
 
 
 def draws_of(density, n=3, seed=1):
@@ -118,9 +107,9 @@ def draws_of(density, n=3, seed=1):
 def test_hessians_are_those_from_all_coordinates(make):
     density = density_of(make)
     theta = draws_of(density)
-    expected = density.mean_hessian(theta).products(np.eye(density.n_dim))
+    expected = density.second.mean_products(theta, np.eye(density.n_dim))
     found = by_predictors(density)
-    matrix, linear = found.mean(theta), found.linear_map
+    matrix, linear = found.mean(theta), found.linear
     scale = np.abs(expected).max()
     assert_allclose(linear.quadratic(matrix), expected, atol=1e-12 * scale)
     assert_allclose(linear.quadratic_diagonal(matrix), np.diag(expected), atol=1e-12 * scale)
@@ -145,78 +134,23 @@ def test_a_linear_map_has_the_matrix_of_its_function(share):
     assert 3 in made.columns
 
 
-def test_what_couples_all_coordinates_does_not_come_apart():
-    def make():
-        pm.Potential("all", -pt.log1p((pm.Normal("x", shape=20) ** 2).sum()))
-
-    density = density_of(make)
-    assert density.by_rows.parts.terms.rest
-    assert predictor_hessian(density.by_rows.parts, density.graphs.simplify, density.functions.compile) is None
-
-
 def test_other_data_give_another_hessian():
     with pm.Model(coords={"row": np.arange(N)}) as model:
         x, y = pm.Data("x", X, dims=("row", "k")), pm.Data("y_", BINARY, dims="row")
         pm.Bernoulli("y", logit_p=pm.math.dot(x, pm.Normal("beta", shape=5)) + pm.Normal("a"), observed=y)
     density = LogDensity(model)
-    theta, found = draws_of(density), by_predictors(density)
-    found.mean(theta)
+    theta = draws_of(density)
+    by_predictors(density).mean(theta)
     with model:
         pm.set_data({"x": 2.0 * X[::-1], "y_": 1 - BINARY})
     again = density.again()
-    expected = again.mean_hessian(theta).products(np.eye(6))
-    assert_allclose(found.linear_map.quadratic(found.mean(theta)), expected, atol=1e-12 * np.abs(expected).max())
+    expected, found = again.second.mean_products(theta, np.eye(6)), by_predictors(again)
+    assert_allclose(found.linear.quadratic(found.mean(theta)), expected, atol=1e-12 * np.abs(expected).max())
 
 
 def test_many_draws_are_evaluated_in_parts(monkeypatch):
     density = density_of(crossed)
     found, theta = by_predictors(density), draws_of(density, 7)
     whole = found.mean(theta)
-    monkeypatch.setattr("pymc_ngvi.rows.row_hessian._MOST_ELEMENTS", 2 * len(found.linear_map.offset))
+    monkeypatch.setattr("pymc_ngvi.rows.row_hessian._MOST_ELEMENTS", 2 * len(found.linear.offset))
     assert_allclose(found.mean(theta).toarray(), whole.toarray(), rtol=1e-12)
-
-
-# --- in a fit ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def _without_rows(monkeypatch):
-    monkeypatch.setattr(ByRows, "found", None)
-
-
-@pytest.fixture
-def _always(monkeypatch, _without_rows):
-    monkeypatch.setattr(second_order, "_WORTH", 0.0)
-
-
-def fitted(make, **options):
-    with pm.Model():
-        make()
-        return pymc_ngvi.fit_ngvi(posterior="gaussian", random_seed=1, progressbar=False, **options)
-
-
-@pytest.mark.usefixtures("_without_rows")
-@pytest.mark.parametrize(
-    ("make", "family"), [(crossed, "full"), (many_groups, "sparse"), (crossed, "diagonal"), (crossed, "block")]
-)
-def test_a_fit_by_predictors_is_the_same_fit(make, family, monkeypatch):
-    expected = fitted(make, family=family)
-    monkeypatch.setattr(second_order, "_WORTH", 0.0)
-    monkeypatch.setattr(second_order, "_FEWER", 1)
-    found = fitted(make, family=family)
-    assert found.density.second._predictors is not None
-    assert (found.n_iterations, found.n_gradients) == (expected.n_iterations, expected.n_gradients)
-    assert found.n_hessians == expected.n_hessians
-    assert_allclose(found.mean_flat, expected.mean_flat, atol=1e-8)
-    assert_allclose(found.sd_flat, expected.sd_flat, rtol=1e-8)
-
-
-@pytest.mark.usefixtures("_always")
-def test_a_hessian_that_is_not_that_of_log_p_is_not_used(monkeypatch):
-    mean = PredictorHessian.mean
-    monkeypatch.setattr(PredictorHessian, "mean", lambda self, theta: 1.01 * mean(self, theta))
-    density = density_of(crossed)
-    theta = draws_of(density)
-    expected = density.second.mean_products(theta, np.eye(density.n_dim))
-    assert_allclose(density.mean_hessian(theta).products(np.eye(density.n_dim)), expected, rtol=1e-12)
-    assert density.second._predictors is None

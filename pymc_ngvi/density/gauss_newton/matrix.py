@@ -85,21 +85,6 @@ class GaussNewtonGraphs:
         sizes = [size_of(row) for row in self.rows]
         return None if None in sizes else sum(size or 0 for size in sizes)
 
-    def gradients_of_units(self) -> tuple[Variable, Variable]:
-        """Return a matrix of weights of rows, (n, n_rows), and the gradients of their sums, (n, n_dim).
-
-        A row counts without its scale, but for the root of it.
-        """
-        with without_c():
-            unit = pt.vector("unit", dtype="float64", shape=(self.n_rows,))
-            ends = np.cumsum([0, *[size_of(row) or 0 for row in self.rows]])
-            weights = [
-                unit[a:b].reshape(row.type.shape) / pt.sqrt(s)
-                for row, s, a, b in zip(self.rows, self.scales, ends[:-1], ends[1:], strict=True)
-            ]
-            [grad] = self.graphs.simplify([weighted_gradient(self.rows, weights, self.theta)])
-            return graph.over_directions(grad, unit)
-
 
 def weighted_gradient(rows: list[Variable], weights: list[Variable], theta: Variable) -> Variable:
     """Return the gradient of the weighted sum of all rows."""
@@ -515,7 +500,7 @@ def by_layers(
         with without_c():
             found = of_rows(weights)
             if not agrees(parts, weights, squares_of(found)):
-                logger.info("Gradients by layers are not those of single rows: they are found one by one.")
+                logger.info("Gradients by layers are not those of single rows: they are found axis by axis.")
                 return None
             ones = {w: pt.ones_like(row) for w, row in zip(weights, parts.rows, strict=True)}
             [found] = parts.graphs.simplify(list(graph_replace([found], ones, strict=False)))
@@ -527,15 +512,14 @@ def by_layers(
 
 
 # --- the sums over rows of squared gradients: the diagonal of the Gauss-Newton matrix ---
-# Squares are found in one of three ways. By layers: one backward pass for all rows, where the graph shows that rows do
-# not depend on each other, and a check on single rows agrees. By rows: one backward pass for each row, where these are
-# fewer than dimensions. By axes: the derivatives of all rows along each axis.
+# Squares are found in one of two ways. By layers: one backward pass for all rows, where the graph shows that rows do
+# not depend on each other, and a check on single rows agrees. By axes: the derivatives of all rows along each axis.
 
 #: Draws in one call, at most.
 _MOST_DRAWS = 64
 
 #: How squares, or gradients, are found.
-Way = Literal["layers", "rows", "axes"]
+Way = Literal["layers", "axes"]
 
 
 @dataclass(frozen=True)
@@ -544,33 +528,26 @@ class RowFunction:
 
     way: Way
     #: By layers: of draws, (n_draws, n_dim), to gradients, (n_draws, n_rows, n_dim), or squares summed over draws and
-    #: rows. Else of one draw and of units, (n, n_rows), or directions, (n, n_dim), to gradients, (n, n_dim), or
-    #: derivatives, (n, n_rows).
+    #: rows. Else of one draw and of directions, (n, n_dim), to derivatives, (n, n_rows).
     function: Function
-    #: By layers: draws in one call. Else units, or directions.
+    #: By layers: draws in one call. Else directions.
     n_in_call: int
-    #: Rows, or axes, in all.
-    n_units: int = 0
 
     def blocks(self, point: Array) -> Iterator[tuple[NDArray[np.intp], Array]]:
-        """Go through units, or directions, with what is found at one draw."""
-        for at, block in units(self.n_units, self.n_in_call):
+        """Go through axes, with the derivatives of all rows along them at one draw."""
+        for at, block in units(len(point), self.n_in_call):
             yield at, np.asarray(self.function(np.ascontiguousarray(point), block))
 
 
-def one_by_one(parts: GaussNewtonGraphs) -> RowFunction:
-    """Return what finds the gradients of single rows, or the derivatives of all rows along single axes."""
-    n_dim, n_rows = parts.graphs.layout.n_dim, parts.n_rows
-    if n_rows is not None and n_rows < n_dim:
-        unit, gradients = parts.gradients_of_units()
-        return RowFunction("rows", parts.functions.compile([parts.theta, unit], gradients), parts.n_in_call, n_rows)
+def by_axes(parts: GaussNewtonGraphs) -> RowFunction:
+    """Return what finds the derivatives of all rows along single axes."""
     with without_c():
         direction = parts.theta.type("direction")
         derivatives = graph.row_derivatives(parts.rows, parts.theta, direction)
         scaled = [d.ravel() / pt.sqrt(s) for d, s in zip(derivatives, parts.scales, strict=True)]
         [along] = parts.graphs.simplify([pt.concatenate(scaled)])
         directions, batched = graph.over_directions(along, direction)
-    return RowFunction("axes", parts.functions.compile([parts.theta, directions], batched), parts.n_in_call, n_dim)
+    return RowFunction("axes", parts.functions.compile([parts.theta, directions], batched), parts.n_in_call)
 
 
 # --- the Hessian of all of log p but the log densities of rows: priors with their Jacobians ---
@@ -611,7 +588,7 @@ class Rest(CoordinateHessian):
 
 
 # --- the gradients of all rows at draws: what Gauss-Newton matrices with correlations are made of ---
-# They are found by layers, by rows or by axes, as `diagonal` says of squares.
+# They are found by layers or by axes, as `diagonal` says of squares.
 
 #: Numbers in the gradients that one call returns, about, and in those at one draw, at most.
 _IN_CALL, _MOST = AT_ONCE, 2 * MOST_NUMBERS
@@ -637,10 +614,7 @@ class GaussNewtonMatrix:
             return total / len(theta)
         for point in theta:
             for at, values in squares.blocks(point):
-                if squares.way == "axes":
-                    total[at] += (values**2).sum(axis=1)
-                else:
-                    total += (values**2).sum(axis=0)
+                total[at] += (values**2).sum(axis=1)
         return total / len(theta)
 
     def squares(self) -> RowFunction:
@@ -656,7 +630,7 @@ class GaussNewtonMatrix:
 
         layers = by_layers(parts, squares)
         if layers is None:
-            return one_by_one(parts)
+            return by_axes(parts)
         n_draws = int(np.clip(2 * CACHED_ELEMENTS // max(cost.estimate([layers.found]).widest, 1), 1, _MOST_DRAWS))
         return RowFunction("layers", parts.functions.compile([layers.draws], layers.batched.sum(axis=0)), n_draws)
 
@@ -681,10 +655,7 @@ class GaussNewtonMatrix:
         for point in theta:
             found = np.empty((n_rows, n_dim))
             for at, values in gradients.blocks(point):
-                if gradients.way == "rows":
-                    found[at] = values
-                else:
-                    found[:, at] = values.T
+                found[:, at] = values.T
             yield found
 
     def _n_rows(self, point: Array) -> int:
@@ -706,7 +677,7 @@ class GaussNewtonMatrix:
 
         layers = by_layers(parts, gradients, lambda found: (found**2).sum(axis=0))
         if layers is None:
-            return one_by_one(parts)
+            return by_axes(parts)
         return RowFunction("layers", parts.functions.compile([layers.draws], layers.batched), 1)
 
 
