@@ -14,6 +14,7 @@ from pytensor.graph import Apply, FunctionGraph, Variable, graph_replace, vector
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scan.op import Scan, ScanInfo
+from pytensor.tensor.basic import Join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
@@ -82,6 +83,8 @@ _LARGE = 500
 #: Terms of all sums for each node of a graph, were sums of sums written as one: up to 1 in models written with vectors,
 #: 30 where 30 steps each add to what all steps before have added.
 _MOST_TERMS = 4
+#: Times that arrays are joined: models written with vectors join three at most.
+_MOST_JOINED = 6
 #: Rewrites that write sums of sums, and products of products, as one, again at each place where they are used.
 FLATTENING = ("local_add_canonizer", "local_mul_canonizer", "local_greedy_distributor")
 #: What is left of the rewrites for the functions of a large graph, whose parts were simplified before.
@@ -100,7 +103,9 @@ FEW = (
 def is_large(logp: Variable) -> bool:
     """Tell whether a log density, before it is simplified, makes large graphs."""
     nodes = list(toposort([logp]))
-    return len(nodes) > _LARGE or _flat_terms(nodes, [logp]) > _MOST_TERMS * len(nodes)
+    # PyTensor goes through the shapes of what is joined again and again: a recursion in halves takes minutes.
+    n_joined = sum(isinstance(node.op, Join) for node in nodes)
+    return len(nodes) > _LARGE or n_joined > _MOST_JOINED or _flat_terms(nodes, [logp]) > _MOST_TERMS * len(nodes)
 
 
 def _flat_terms(nodes: list[Apply], outputs: list[Variable]) -> int:

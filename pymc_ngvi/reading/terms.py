@@ -30,6 +30,10 @@ from pymc_ngvi.reading.affine import CompiledOnce, Dependences, is_linear, varyi
 # elementwise function of as many rows as elements are asked for, in which each row has its own copy of what it reads.
 
 
+#: Operations that elements are made of at most: a recursion that is written out has a hundred thousand.
+_MOST_OPERATIONS = 4_096
+
+
 class Source(NamedTuple):
     """Where known values of rows are from."""
 
@@ -58,6 +62,8 @@ class Lift:
         """Return elements of a variable as a function of rows."""
         key = (var, hashlib.blake2b(index.tobytes()).digest())
         if key not in self._done:
+            if len(self._done) >= _MOST_OPERATIONS:
+                raise CannotLift(f"elements are made of more than {_MOST_OPERATIONS:,} operations")
             self._done[key] = self._lifted(var, index)
         return self._done[key]
 
