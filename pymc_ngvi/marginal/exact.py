@@ -54,8 +54,8 @@ _OF_HEAVY = 1.9
 _OF_MANY = 4.0
 #: Rows that moments of a local coordinate take as long as, for each two levels.
 _ROWS_OF_LOCAL = 5
-#: Globals at which nodes are compared with more of them.
-_N_COMPARED = 8
+#: Globals at which nodes are compared with more of them; draws of the prior from where other modes are looked for.
+_N_COMPARED, _N_PLACES = 8, 32
 
 
 def forest_of(density: ModelDensity) -> Forest:
@@ -176,7 +176,7 @@ def exact_posterior(
     mean, at = q.mean(), forest.globals_
     fitted = FittedDensity(density, forest, mean)
     divided = Ratios.about(ratios(density, at) if forest.n_local and isinstance(density, LogDensity) else [], mean[at])
-    quadrature = _quadrature(fitted, density, q, forest) if forest.n_local else None
+    quadrature = _quadrature(fitted, density, q, forest, others) if forest.n_local else None
     heaviest, look = _looked(density, q) if quadrature is None and len(at) <= MOST_PLAIN else ([], None)
     try:
         rest = integrated(
@@ -218,7 +218,7 @@ def integrated(
         inside, start, np.sqrt(np.diag(cov)), seed,
         wanted=wanted, most=most, n_draws=1, is_cheap=each < _CHEAP, cov=cov, others=others, look=look,
     )  # fmt: skip
-    draws, fine = sampler.run(), None
+    draws, fine, elsewhere = sampler.run(), None, 0.0
     if p > MOST_SURE:
         draws = sampler.afresh(draws, wanted)
     while isinstance(inside, TreeInside):
@@ -235,13 +235,16 @@ def integrated(
     pairs = None if fine is None else fine[order]
     if quadrature is not None and pairs is not None:
         quadrature.begin_from(pairs)
+        elsewhere = quadrature.elsewhere(pairs, pool.weights()[0])
     return IntegratedTrees(
         pool, pairs, sampler.proposal, divided, seed, sampler.efficiency(),
-        draws.moved, draws.lost, forest, quadrature, fitted,
+        draws.moved, draws.lost, elsewhere, forest, quadrature, fitted,
     )  # fmt: skip
 
 
-def _quadrature(fitted: FittedDensity, density: ModelDensity, q: GaussianState, forest: Forest) -> TreeIntegral:
+def _quadrature(
+    fitted: FittedDensity, density: ModelDensity, q: GaussianState, forest: Forest, others: Sequence[GaussianState]
+) -> TreeIntegral:
     """Return the integral of the trees, with a rule that has settled about a Gaussian fit."""
     try:
         fitted.split()
@@ -251,14 +254,18 @@ def _quadrature(fitted: FittedDensity, density: ModelDensity, q: GaussianState, 
         logger.debug("The terms of log p can't be compiled one by one.", exc_info=True)
         said = f"the terms of log p can't be compiled one by one ({type(error).__name__})"
         raise Unavailable(Reason.NOT_SPLIT, said) from error
-    is_concave = forest.n_levels > 1 or not rows_not_concave(density)[forest.locals_].any()
+    is_concave, places = not rows_not_concave(density)[forest.locals_].any(), np.empty((0, forest.n_local))
+    if not is_concave and forest.n_levels > 1:
+        prior = density.info.prior_draws(_N_PLACES, _SEED)[:, forest.locals_]
+        places = np.concatenate([*(other.mean()[None, forest.locals_] for other in others), prior])
     mean, sd, first = q.mean(), q.sd(), Centres.empty(1, forest)
     first.mean[:] = mean[forest.locals_]
     first.factor[:, np.arange(forest.n_local), forest.level] = sd[forest.locals_]
     centre, scale = mean[forest.globals_], sd[forest.globals_]
     result = TreeIntegral(
-        fitted, forest, lambda g: first[np.zeros(len(g), dtype=np.intp)], scale, is_concave=is_concave
-    )
+        fitted, forest, lambda g: first[np.zeros(len(g), dtype=np.intp)], scale,
+        is_concave=is_concave or forest.n_levels > 1, places=places,
+    )  # fmt: skip
     result.know(result.at(centre[None]))
     near = centre + np.random.default_rng(_SEED).standard_normal((_N_COMPARED, len(scale))) * scale
     result.choose_rule(result.at(near), tolerance=ROUGH)

@@ -62,9 +62,9 @@ _LEAST_PART, _MORE = 0.02, 1.05
 N_DRAWS, _NOISE = 16, 0.12
 #: Variance of log weights given the outside up to which values and draws are weighted together.
 MOST_VARIANCE = 1.5
-#: Where values cost little: points far about the start, how far, how many of the highest are climbed from, and in how
-#: many coordinates at most.
-_STARTS, _WIDE_START, _CLIMBS, _MOST_CLIMBED = 32, 3.0, 4, 10
+#: Where values cost little: pairs of points far about the start, how far, how many of the highest are climbed from, and
+#: in how many coordinates at most.
+_STARTS, _WIDE_START, _CLIMBS, _MOST_CLIMBED = 16, 3.0, 2, 10
 #: Points of a scan, from the start.
 _SCAN = np.arange(-8.0, 8.5, 0.5)
 #: Nats that a profile is above the margin that is fitted to it, from which on there is a ridge; values that following
@@ -339,9 +339,11 @@ class Sampler:
             start = points[np.argmax(np.isfinite(log_m(points)))]
         others = np.empty((0, p))
         if self._cov is None and 1 < p <= _MOST_CLIMBED and self._is_cheap:
-            points = np.concatenate([start[None], start + _WIDE_START * self._rng.standard_normal((_STARTS, p))])
-            values = np.nan_to_num(log_m(points), nan=-np.inf)
-            others = components_above(log_m, points[np.argsort(-values)[:_CLIMBS]], self._scale).means
+            # With their images on the other side: a start may be where signs don't matter, and as far from both modes.
+            apart = _WIDE_START * self._rng.standard_normal((_STARTS, p))
+            values = np.nan_to_num(log_m(np.concatenate([start + apart, start - apart])), nan=-np.inf)
+            apart = apart[np.argsort(-values.reshape(2, -1).max(axis=0))[:_CLIMBS]]
+            others = components_above(log_m, np.concatenate([start + apart, start - apart]), self._scale).means
             values = np.nan_to_num(log_m(others), nan=-np.inf)
             others = others[np.argsort(-values)][: np.count_nonzero(values > values.max() - _LOWEST)]
             start = others[0] if len(others) else start

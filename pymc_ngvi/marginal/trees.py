@@ -61,10 +61,11 @@ class IntegratedTrees(GivenGlobals):
     ratios: Ratios
     seed: int
     #: Effective part of the draws of that proposal; by how much draws from farther out move moments, in their errors;
-    #: part of the weight where there is no integral.
+    #: part of the weight where there is no integral; part of the mass of a tree that is at another mode.
     efficiency: float
     moved: float
     lost: float
+    elsewhere: float
     forest: Forest
     #: Integrates local coordinates; None where there are none.
     quadrature: TreeIntegral | None
@@ -110,7 +111,10 @@ class IntegratedTrees(GivenGlobals):
             quadrature.rule = content["rule"]
             quadrature.begin_from(pairs)
         checks, kept = content["checks"], {name: content[name] for name in _KEPT}
-        rest = cls(**kept, moved=checks.missed, lost=checks.lost, forest=forest, quadrature=quadrature, density=fitted)
+        rest = cls(
+            **kept, moved=checks.missed, lost=checks.lost, elsewhere=checks.elsewhere,
+            forest=forest, quadrature=quadrature, density=fitted,
+        )  # fmt: skip
         state = rest.with_pool(gaussian, tuple(content["others"]))
         vars(state).update(_moments=moments, checks=checks)
         return state
@@ -150,6 +154,7 @@ class IntegratedTrees(GivenGlobals):
                 "n_nodes": quadrature.rule.n_nodes,
                 "rule_error": quadrature.rule_error,
                 "lost": self.lost,
+                "elsewhere": self.elsewhere,
                 "effects": self._candidates[1],
             }
         return Checks(
