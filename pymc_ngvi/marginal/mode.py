@@ -1,7 +1,7 @@
-"""The mode of a smooth function of few numbers, and its curvature: many values cost little more than one.
+"""Modes of a smooth function of few numbers, and its curvature: many values cost little more than one.
 
 A quasi-Newton method [1]_, whose gradients are differences of values that are evaluated together, and which looks at
-steps of several lengths at a time.
+steps of several lengths at a time; and Newton's method from several points, where values cost little.
 
 References
 ----------
@@ -23,6 +23,9 @@ _MOST_AGAIN = 6
 _LENGTHS, _FARTHEST = (2.0, 1.0, 0.5, 0.2, 0.05), 5.0
 #: Differences for gradients, in scales; least and largest scale; curvature over a scale that is flat.
 _APART, _LEAST, _LARGEST, _FLAT = 0.25, 1e-3, 2.0, 0.1
+
+#: Steps of Newton's method, differences for it, the widest that a mode may be, and the longest step, in scales.
+_N_NEWTON, _STEP, _WIDEST, _LONGEST = 5, 0.01, 4.0, 3.0
 
 type Function = Callable[[Array], Array]
 
@@ -149,3 +152,49 @@ def _updated(inverse: Array, step: Array, change: Array) -> Array:
 def _around(at: Array, scale: Array) -> Array:
     """Return the points a scale away, below and above, coordinate by coordinate, (2 p, p)."""
     return np.array([at + sign * direction for direction in np.diag(scale) for sign in (-1.0, 1.0)])
+
+
+def modes_above(function: Function, points: Array, scale: Array) -> list[LatentMode]:
+    """Return where damped steps of Newton's method from some points end, all at once."""
+    n, p = points.shape
+    centre, at, each = points[0], (points - points[0]) / scale, np.arange(n)
+
+    def of(u: Array) -> Array:
+        with np.errstate(all="ignore"):
+            values = function(centre + scale * u)
+        return np.where(np.isfinite(values), values, -np.inf)
+
+    for _ in range(_N_NEWTON):
+        here, gradient, hessian = _slopes(of, at)
+        values, vectors = np.linalg.eigh(-hessian)
+        along = np.einsum("nji,nj->ni", vectors, gradient) / np.maximum(np.abs(values), 1.0 / _WIDEST**2)
+        step = np.einsum("nij,nj->ni", vectors, along)
+        step *= np.minimum(1.0, _LONGEST / np.maximum(np.linalg.norm(step, axis=1), 1e-300))[:, None]
+        tried = at[:, None] + np.array(_LENGTHS)[1:, None] * step[:, None]
+        new = of(tried.reshape(-1, p)).reshape(n, -1)
+        best = new.argmax(axis=1)
+        rises = new[each, best] > here
+        if not rises.any():
+            break
+        at = np.where(rises[:, None], tried[each, best], at)
+    values, vectors = np.linalg.eigh(-_slopes(of, at)[2])
+    roots = scale[:, None] * vectors / np.sqrt(np.maximum(values, 1.0 / _WIDEST**2))[:, None]
+    return [LatentMode(centre + scale * u, root @ root.T) for u, root in zip(at, roots, strict=True)]
+
+
+def _slopes(of: Function, at: Array) -> tuple[Array, Array, Array]:
+    """Return values, gradients and Hessians by differences; 0 where these are not finite."""
+    n, p = at.shape
+    first, second = np.triu_indices(p, 1)
+    steps = _STEP * np.eye(p)
+    shifts = np.concatenate([np.zeros((1, p)), steps, -steps, steps[first] + steps[second]])
+    values = of((at[:, None] + shifts).reshape(-1, p)).reshape(n, -1)
+    here, up, down = values[:, 0], values[:, 1 : 1 + p], values[:, 1 + p : 1 + 2 * p]
+    with np.errstate(invalid="ignore"):
+        gradient = (up - down) / (2.0 * _STEP)
+        hessian = np.zeros((n, p, p))
+        hessian[:, range(p), range(p)] = (up - 2.0 * here[:, None] + down) / _STEP**2
+        mixed = values[:, 1 + 2 * p :] - up[:, first] - up[:, second] + here[:, None]
+    hessian[:, first, second] = hessian[:, second, first] = mixed / _STEP**2
+    usable = np.isfinite(gradient).all(axis=1) & np.isfinite(hessian).all(axis=(1, 2))
+    return here, np.where(usable[:, None], gradient, 0.0), np.where(usable[:, None, None], hessian, 0.0)

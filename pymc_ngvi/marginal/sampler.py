@@ -27,9 +27,8 @@ from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.margins import PROFILE, Margins, profile_lines
-from pymc_ngvi.marginal.mode import LatentMode, find_mode
+from pymc_ngvi.marginal.mode import LatentMode, find_mode, modes_above
 from pymc_ngvi.marginal.proposals import Base, Proposal, best_proposal, effective_size, mixture_of, tempered
-from pymc_ngvi.marginal.ridges import components_above, ridges, work_in_dimensions
 from pymc_ngvi.marginal.sampling import MOST_KHAT, relative_sd_errors
 
 #: Effective size of the values that is looked for, by how many coordinates there are, and how many of them at most.
@@ -67,9 +66,6 @@ MOST_VARIANCE = 1.5
 _STARTS, _WIDE_START, _CLIMBS, _MOST_CLIMBED = 16, 3.0, 2, 10
 #: Points of a scan, from the start.
 _SCAN = np.arange(-8.0, 8.5, 0.5)
-#: Nats that a profile is above the margin that is fitted to it, from which on there is a ridge; values that following
-#: ridges may take.
-_EXCESS, _OF_RIDGES = 2.0, 3_000
 #: Values whose weights stand for that of one without a fit.
 _N_NEAREST = 8
 #: Points about a start without a fit.
@@ -303,7 +299,6 @@ class Sampler:
                 break
         self._refuse_improper(first, values)
         margins, scale = Margins.of_profiles(first.at, first.cov, values), _FIRST_SCALE ** min(1.0, 4.0 / p)
-        self._follow_ridges(first, margins, lines, values)
         bases = [Base(np.zeros(p), scale * np.eye(p))]
         if len(modes) > 1:  # margins of all together would have two tops
             at, covs = np.array([mode.at for mode in modes]), np.array([mode.cov for mode in modes])
@@ -315,67 +310,40 @@ class Sampler:
         self._of_modes = mixture if len(modes) > 1 else None
         return Proposal(mixture, margins), margins
 
-    def _follow_ridges(self, mode: LatentMode, margins: Margins, lines: Array, values: Array) -> None:
-        """Draw about ridges along coordinates whose margins are far below their profiles, where values cost little.
-
-        Of a tail with a thousandth of the mass, which has a tenth of a variance all the same, no other draws tell.
-        """
-        p = len(mode.at)
-        log_q = margins.log_slope(lines.reshape(-1, p)) - 0.5 * (margins.forward(lines.reshape(-1, p)) ** 2).sum(axis=1)
-        excess = values - values.max() - (log_q - log_q.max()).reshape(values.shape)
-        of_variance = values + 2.0 * np.log(np.maximum(np.abs(PROFILE), 1.0))[:, None]
-        along = np.flatnonzero(((excess > _EXCESS) & (of_variance > values.max() - 0.5 * _LOWEST)).any(axis=0))
-        if not (len(along) and self._is_cheap) or len(along) * work_in_dimensions(p) > _OF_RIDGES:
-            return
-        found = ridges(self._inside.log_m, mode.at, np.sqrt(np.diag(mode.cov)), along)
-        if found is not None:
-            self._add((Proposal(found, Margins.of_moments(np.zeros(p), np.eye(p))), _FIRST))
-
     def _begun(self) -> list[LatentMode]:
         """Return the mode above the start; of one coordinate, those that a scan about it shows, too."""
         p, log_m, start = len(self._start), self._inside.log_m, self._start
         if not np.isfinite(log_m(start[None])[0]):  # there may be a fit nearby
-            points = start + self._scale * (np.random.default_rng(p).random((_TRIES, p)) - 0.5)
-            start = points[np.argmax(np.isfinite(log_m(points)))]
-        others = np.empty((0, p))
-        if self._cov is None and 1 < p <= _MOST_CLIMBED and self._is_cheap:
+            near = start + self._scale * (np.random.default_rng(p).random((_TRIES, p)) - 0.5)
+            start = near[np.argmax(np.isfinite(log_m(near)))]
+        found, points = None if self._cov is None else LatentMode(start, self._cov), list[Array]()
+        if found is None and 1 < p <= _MOST_CLIMBED and self._is_cheap:
             # With their images on the other side: a start may be where signs don't matter, and as far from both modes.
             apart = _WIDE_START * self._rng.standard_normal((_STARTS, p))
             values = np.nan_to_num(log_m(np.concatenate([start + apart, start - apart])), nan=-np.inf)
-            apart = apart[np.argsort(-values.reshape(2, -1).max(axis=0))[:_CLIMBS]]
-            others = components_above(log_m, np.concatenate([start + apart, start - apart]), self._scale).means
-            values = np.nan_to_num(log_m(others), nan=-np.inf)
-            others = others[np.argsort(-values)][: np.count_nonzero(values > values.max() - _LOWEST)]
-            start = others[0] if len(others) else start
-        found = find_mode(log_m, start, self._scale) if self._cov is None else LatentMode(start, self._cov)
-        if found is None:
+            highest = np.argsort(-values.reshape(2, -1).max(axis=0))[:_CLIMBS]
+            points += [*(start + apart[highest]), *(start - apart[highest])]
+        if found is None and (found := find_mode(log_m, start, self._scale)) is None:
             raise Hopeless(Reason.HOPELESS, "the latent variables can't be fitted where the hyperparameters start")
-        modes = [found]
+        modes = self._above(points, [found])
         if len(self._others):
-            above = components_above(log_m, np.array(self._others), self._scale)
-            for at, root in zip(above.means, above.factors, strict=True):
-                mode = LatentMode(at, root @ root.T)
-                modes += [mode] if all(_is_apart(mode.at, [one]) or _is_apart(one.at, [mode]) for one in modes) else []
-            modes = self._heavy(modes)
+            modes = self._heavy(_with_new(modes, modes_above(log_m, np.array(self._others), self._scale)))
         if p == 1:
-            points = self._start + _SCAN[:, None]
-            return self._with_peaks(modes, points[None], log_m(points)[None])
-        return self._above(others, modes)
+            line = self._start + _SCAN[:, None]
+            return self._with_peaks(modes, line[None], log_m(line)[None])
+        return modes
 
     def _with_peaks(self, modes: Sequence[LatentMode], lines: Array, values: Array) -> list[LatentMode]:
         """Return modes and those above peaks along lines, (n_lines, n, p), the highest one first."""
         values = np.where(np.isfinite(values), values, -np.inf)
         inner = values[:, 1:-1]
         is_peak = (inner > values[:, :-2]) & (inner > values[:, 2:]) & (inner > values.max() - 2.0 * _LOWEST)
-        return self._above(lines[:, 1:-1][is_peak], modes)
+        return self._above([point for point in lines[:, 1:-1][is_peak] if _is_apart(point, modes)], modes)
 
-    def _above(self, points: Array | Sequence[Array], modes: Sequence[LatentMode]) -> list[LatentMode]:
+    def _above(self, points: Sequence[Array], modes: Sequence[LatentMode]) -> list[LatentMode]:
         """Return modes and those above some points, the highest one first, without those that are far below it."""
-        log_m, result = self._inside.log_m, list(modes)
-        for point in points:
-            if _is_apart(point, result) and (found := find_mode(log_m, point, self._scale)) is not None:
-                result += [found] if _is_apart(found.at, result) else []
-        return self._heavy(result)
+        found = (find_mode(self._inside.log_m, point, self._scale) for point in points)
+        return self._heavy(_with_new(modes, [mode for mode in found if mode is not None]))
 
     def _heavy(self, modes: list[LatentMode]) -> list[LatentMode]:
         """Return modes without those that have next to no mass, the heaviest one first."""
@@ -479,6 +447,15 @@ def _thin_squares(g: Array, weights: Array) -> Array:
     mean, sd, _ = _moments(g, weights)
     z = (g[:, thin] - mean[thin]) / np.where(sd[thin] > 0.0, sd[thin], 1.0)
     return np.max(z**2, axis=1, initial=0.0)
+
+
+def _with_new(modes: Sequence[LatentMode], others: Sequence[LatentMode]) -> list[LatentMode]:
+    """Return modes, and others that are apart from them and each other."""
+    result = list(modes)
+    for mode in others:
+        is_new = all(_is_apart(mode.at, [one]) or _is_apart(one.at, [mode]) for one in result)
+        result += [mode] if is_new else []
+    return result
 
 
 def _is_apart(at: Array, modes: Sequence[LatentMode]) -> bool:

@@ -428,11 +428,6 @@ GUARDS = {
         tries="folded, 6 seeds",
     ),
     # --- nested ---
-    "ridges": Guard(
-        "Thin tails of log m along a ridge, which few draws hit.",
-        ((sampler.Sampler, "_follow_ridges", nothing),),
-        tries="not settled, 3 fits: long level, level, bananas",
-    ),
     "margins": Guard(
         "Logarithms of scales that may be 0, with skewed margins of straight tails.",
         (
