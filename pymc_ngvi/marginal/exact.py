@@ -22,7 +22,7 @@ from pymc_ngvi.marginal.integral import ROUGH, NothingInside, TreeInside, TreeIn
 from pymc_ngvi.marginal.margins import PROFILE, Margins
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.marginal.proposals import Base, Proposal, effective_size, mixture_of
+from pymc_ngvi.marginal.proposals import Proposal, effective_size, mixture_of
 from pymc_ngvi.marginal.ratios import Ratios
 from pymc_ngvi.marginal.sampler import MOST_SURE, WANTED_OF_MORE, Hopeless, Sampler
 from pymc_ngvi.marginal.sampling import by_neighbours
@@ -132,8 +132,8 @@ def _look(density: ModelDensity, q: GaussianState) -> Array:
 def _looked(density: ModelDensity, q: GaussianState) -> tuple[list[Array], tuple[Proposal, Array]]:
     """Return draws about q that have most weight, above which another mode may be, and some to begin with."""
     theta = _look(density, q)
-    bases = [Base(q.mean(), scale * np.linalg.cholesky(q.cov())) for scale in _SCALES]
-    proposal = Proposal(mixture_of(bases, _GAUSSIAN), Margins.of_moments(np.zeros(q.n_dim), np.eye(q.n_dim)))
+    means, factors = np.tile(q.mean(), (len(_SCALES), 1)), np.multiply.outer(_SCALES, np.linalg.cholesky(q.cov()))
+    proposal = Proposal(mixture_of(means, factors, _GAUSSIAN), Margins.of_moments(np.zeros(q.n_dim), np.eye(q.n_dim)))
     order = np.argsort(proposal.log_density(theta) - NothingInside(density.logp).log_m(theta))
     return list(theta[order[:_N_CLIMBS]]), (proposal, theta[:: -(-len(theta) // _MOST_LOOKED)])
 

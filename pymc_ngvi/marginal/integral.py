@@ -24,7 +24,7 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres, Shape, corrected_centres
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.nodes import WIDE, PathRule, first_rule, references
+from pymc_ngvi.marginal.nodes import WIDE, PathRule, references
 from pymc_ngvi.marginal.parts import SomeBlocks, TermsOfBlocks
 from pymc_ngvi.marginal.proposals import tempered
 from pymc_ngvi.marginal.quadrature import PartIntegral, blocks_off_centre, integral_of, integrate
@@ -108,7 +108,7 @@ class TreeIntegral:
         self.terms, self.forest, self._places = terms, forest, places
         #: Centres to begin with, and units of distances between globals, (p,).
         self._first, self._scale, self._is_concave = first, scale, is_concave
-        self.rule = first_rule(forest.n_levels) if is_concave else PathRule(WIDE, forest.n_levels)
+        self.rule = references(forest.n_levels)[0] if is_concave else PathRule(WIDE, forest.n_levels)
         #: Change of log m that the next larger rules bring, an sd in nats.
         self.rule_error = float("nan")
         self._known: TreePairs | None = None

@@ -18,7 +18,7 @@ from pymc_ngvi.density.observed_rows import MaskedDensity, ObservedLogp
 from pymc_ngvi.density.split import SplitDensity
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.integral import TreeIntegral
-from pymc_ngvi.marginal.nodes import ladder
+from pymc_ngvi.marginal.nodes import references
 from pymc_ngvi.marginal.parts import BatchPlan, whole
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.quadrature import integrate
@@ -56,7 +56,7 @@ class IntegratedAgain:
         density = masked.density
         masked.leave_out(np.empty(0, dtype=np.intp))
         terms = _Terms(SplitDensity(density, self._forest, state.gaussian.mean()))
-        rules = ladder(self._forest.n_levels)
+        rules = references(self._forest.n_levels)
         self._rule = max(state.rest.quadrature.rule, rules[min(_RULE, len(rules) // 2)], key=lambda rule: rule.n_nodes)
         self._integrals = TreeIntegral(terms, self._forest, self._trees.centres)
         self._integrals.rule = self._rule

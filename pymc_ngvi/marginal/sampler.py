@@ -28,8 +28,9 @@ from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.margins import PROFILE, Margins, profile_lines
 from pymc_ngvi.marginal.mode import LatentMode, find_mode, modes_above
-from pymc_ngvi.marginal.proposals import Base, Proposal, best_proposal, effective_size, mixture_of, tempered
+from pymc_ngvi.marginal.proposals import Proposal, best_proposal, effective_size, mixture_of, tempered
 from pymc_ngvi.marginal.sampling import MOST_KHAT, relative_sd_errors
+from pymc_ngvi.marginal.student_mixture import StudentMixture
 
 #: Effective size of the values that is looked for, by how many coordinates there are, and how many of them at most.
 #: Quasi-random values of few coordinates have errors of 0.015 sd in means with these, and of 2 to 2.5 % in sds;
@@ -229,6 +230,8 @@ class Sampler:
         self._inside, self._start, self._scale = inside, start, scale
         #: Covariance about the start, if that is as good as a mode; other points to climb from.
         self._cov, self._others = cov, others
+        #: Components at several modes.
+        self._of_modes: StudentMixture | None = None
         self._rng, self._wanted = np.random.default_rng(seed), max(wanted, WANTED.get(len(start), WANTED_OF_MORE))
         self._most, self._n_draws, self._is_cheap = most, n_draws, is_cheap
         self._df, self._least_size = max(_LEAST_DF, float(len(start))), max(_PER_DIM * len(start), 25.0)
@@ -299,16 +302,15 @@ class Sampler:
                 break
         self._refuse_improper(first, values)
         margins, scale = Margins.of_profiles(first.at, first.cov, values), _FIRST_SCALE ** min(1.0, 4.0 / p)
-        bases = [Base(np.zeros(p), scale * np.eye(p))]
-        if len(modes) > 1:  # margins of all together would have two tops
-            at, covs = np.array([mode.at for mode in modes]), np.array([mode.cov for mode in modes])
-            mean = at.mean(axis=0)
-            margins = Margins.of_moments(mean, covs.mean(axis=0) + (at - mean).T @ (at - mean) / len(at))
-            roots = [margins.forward(mean + root.T).T for root in np.linalg.cholesky(scale**2 * covs)]
-            bases = [Base(z, root) for z, root in zip(margins.forward(at), roots, strict=True)]
-        mixture = mixture_of(bases, self._df)
-        self._of_modes = mixture if len(modes) > 1 else None
-        return Proposal(mixture, margins), margins
+        if len(modes) == 1:
+            return Proposal(mixture_of(np.zeros((1, p)), scale * np.eye(p)[None], self._df), margins), margins
+        # Margins of all together would have two tops.
+        at, covs = np.array([mode.at for mode in modes]), np.array([mode.cov for mode in modes])
+        mean = at.mean(axis=0)
+        margins = Margins.of_moments(mean, covs.mean(axis=0) + (at - mean).T @ (at - mean) / len(at))
+        roots = np.array([margins.forward(mean + root.T).T for root in np.linalg.cholesky(scale**2 * covs)])
+        self._of_modes = mixture_of(margins.forward(at), roots, self._df)
+        return Proposal(self._of_modes, margins), margins
 
     def _begun(self) -> list[LatentMode]:
         """Return the mode above the start; of one coordinate, those that a scan about it shows, too."""
@@ -427,9 +429,8 @@ class Sampler:
             margins = Margins.fitted(draws.g, normalised_weights(tempered(log_weights, self._least_size)), before)
         of_tails = np.log1p(_thin_squares(draws.g, normalised_weights(log_weights)))
         log_weights = tempered(log_weights + of_tails, self._least_size)
-        base = Base(np.zeros(draws.g.shape[1]), np.eye(draws.g.shape[1]))
         return best_proposal(
-            draws.g, log_weights, draws.log_marginal + of_tails, base, margins, self._df, self._of_modes
+            draws.g, log_weights, draws.log_marginal + of_tails, margins, self._df, self._of_modes
         ), margins
 
 

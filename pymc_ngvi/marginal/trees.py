@@ -21,7 +21,7 @@ from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.effects import draw_effects, moments_of_draws, numbers_of_candidates
 from pymc_ngvi.marginal.forest import MOST_PLAIN, Forest
 from pymc_ngvi.marginal.integral import NothingInside, TreeIntegral, TreePairs
-from pymc_ngvi.marginal.nodes import ladder
+from pymc_ngvi.marginal.nodes import references
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState
 from pymc_ngvi.marginal.proposals import Proposal
@@ -141,7 +141,7 @@ class IntegratedTrees(GivenGlobals):
             return 0.0, 0.0
         assert self.pairs is not None
         rows = evenly_picked(state.weights, _N_COMPARED, 0.5)
-        some, most = self.pairs[rows], ladder(self.forest.n_levels)[-1]
+        some, most = self.pairs[rows], references(self.forest.n_levels)[-1]
         many = integrate(quadrature.terms, self.forest, most, some.g, some.centres, moments=False).log_marginal
         apart = many - state.pool.log_marginal[rows]
         return float(np.mean(apart)), float(np.std(apart, ddof=1) / np.sqrt(_N_COMPARED))
