@@ -324,10 +324,11 @@ class Sampler:
             apart = _WIDE_START * self._rng.standard_normal((_STARTS, p))
             values = np.nan_to_num(log_m(np.concatenate([start + apart, start - apart])), nan=-np.inf)
             highest = np.argsort(-values.reshape(2, -1).max(axis=0))[:_CLIMBS]
-            points += [*(start + apart[highest]), *(start - apart[highest])]
+            far = np.concatenate([start + apart[highest], start - apart[highest]])
+            points += [mode.at for mode in modes_above(log_m, far, self._scale)]
         if found is None and (found := find_mode(log_m, start, self._scale)) is None:
             raise Hopeless(Reason.HOPELESS, "the latent variables can't be fitted where the hyperparameters start")
-        modes = self._above(points, [found])
+        modes = self._above([point for point in points if _is_apart(point, [found])], [found])
         if len(self._others):
             modes = self._heavy(_with_new(modes, modes_above(log_m, np.array(self._others), self._scale)))
         if p == 1:
