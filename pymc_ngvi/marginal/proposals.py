@@ -25,7 +25,7 @@ _FOLDS = 20_260_303
 #: Weighted draws that a component needs, for each coordinate (up to 12 of them).
 _DRAWS_PER_COORDINATE = 6.0
 #: The kind that is fitted from given components; the least share of one of these.
-_FROM_START, _LEAST_OF_START = (0.0, None, 0), 0.005
+_FROM_START, _LEAST_OF_START = (0.0, 0), 0.005
 #: Numbers of components that are tried in turn where the most so far did best.
 _MORE = (5, 8)
 
@@ -93,8 +93,8 @@ def best_proposal(
 
     Notes
     -----
-    Kinds differ in how a component's covariance is shrunk towards 1, and in the number of components. The score
-    is an estimate, from held-out draws in two folds, of the logarithm of E_p[p / q], whose inverse is the efficiency.
+    Kinds differ in tails and in the number of components. The score is an estimate, from held-out draws in two folds,
+    of the logarithm of E_p[p / q], whose inverse is the efficiency.
     """
     rows, w = _few(np.exp(log_weights - log_weights.max()), _MOST_FITTED)
     g, log_marginal = g[rows], log_marginal[rows]
@@ -104,13 +104,13 @@ def best_proposal(
     size = 1.0 / (w**2).sum()
     enough = [k for k in (1, 2, 3, *_MORE) if k == 1 or size > _DRAWS_PER_COORDINATE * k * min(y.shape[1], 12)]
 
-    def make(kind: tuple[float, float | None, int], rows: Array) -> Proposal:
+    def make(kind: tuple[float, int], rows: Array) -> Proposal:
         part = w[rows] / w[rows].sum()
         if kind == _FROM_START and start is not None:
             return Proposal(_by_em(y[rows], part, start, None, _LEAST_OF_START), margins)
         return Proposal(_fitted(y[rows], part, *kind), margins)
 
-    def score(kind: tuple[float, float | None, int]) -> float:
+    def score(kind: tuple[float, int]) -> float:
         total = 0.0
         for f in (0, 1):
             fitted, held = fold != f, (fold == f) & (w > 0.0) & np.isfinite(log_marginal)
@@ -121,15 +121,11 @@ def best_proposal(
             total -= float(logsumexp(np.log(part) + log_marginal[held] - log_q))
         return total
 
-    # Shrinkage first: the more components there are, the less they hang on it, and the longer they take to fit.
-    scores = {kind: score(kind) for kind in itertools.product(sorted({df, 7.0}), (None, 0.5, 0.1), (1,))}
-    best = max(scores, key=lambda kind: scores[kind])
-    for tail, k in itertools.product(sorted({df, 7.0}), enough[1:3]):
-        scores[tail, best[1], k] = score((tail, best[1], k))
+    scores = {(tail, k): score((tail, k)) for tail, k in itertools.product(sorted({df, 7.0}), enough[:3])}
     best = max(scores, key=lambda kind: scores[kind])
     for before, k in itertools.pairwise(enough[2:]):
-        if best[2] == before:
-            scores[*best[:2], k] = score((*best[:2], k))
+        if best[1] == before:
+            scores[best[0], k] = score((best[0], k))
             best = max(scores, key=lambda kind: scores[kind])
     if start is not None:
         scores[_FROM_START] = score(_FROM_START)
@@ -137,8 +133,8 @@ def best_proposal(
     return make(best, np.ones(len(g), dtype=bool))
 
 
-def _fitted(y: Array, w: Array, df: float, shrinkage: float | None, k: int) -> StudentMixture:
-    mean, cov = _shrunk_moments(y, w, shrinkage)
+def _fitted(y: Array, w: Array, df: float, k: int) -> StudentMixture:
+    mean, cov = _shrunk_moments(y, w)
     root = np.linalg.cholesky(cov)
     if k == 1:
         of_scale = np.sqrt((df - 2.0) / df) if df < 20.0 else 1.0
@@ -151,11 +147,8 @@ def _fitted(y: Array, w: Array, df: float, shrinkage: float | None, k: int) -> S
     return _by_em(y, w, start, (mean, cov), _LEAST_SHARE)
 
 
-def _shrunk_moments(y: Array, w: Array, shrinkage: float | None) -> tuple[Array, Array]:
-    """Return weighted moments, shrunk towards 0 and 1, as those of margins are.
-
-    With a number: a part of the covariance. With None: directions of variance within the noise of so few draws have 1
-    [1]_.
+def _shrunk_moments(y: Array, w: Array) -> tuple[Array, Array]:
+    """Return weighted moments, but 1 for variances within the noise of so few draws [1]_: margins have made them so.
 
     References
     ----------
@@ -165,8 +158,6 @@ def _shrunk_moments(y: Array, w: Array, shrinkage: float | None) -> tuple[Array,
     p, size, mean = y.shape[1], 1.0 / (w**2).sum(), w @ y
     apart = y - mean
     cov = (w[:, None] * apart).T @ apart
-    if shrinkage is not None:
-        return mean, (1.0 - shrinkage) * cov + shrinkage * np.eye(p)
     values, vectors = np.linalg.eigh(cov)
     edge = np.sqrt(p / size)
     outside = (values > (1.0 + edge) ** 2) | (values < max(0.0, 1.0 - edge) ** 2)

@@ -372,11 +372,11 @@ def of_gaussian(mean, cov):
 
 def of_moments(g, weights, like):
     """Return margins that are Gaussian."""
-    mean, cov = plain_moments(g, weights, None)
+    mean, cov = plain_moments(g, weights)
     return of_gaussian(mean, cov)
 
 
-def plain_moments(y, w, shrinkage):
+def plain_moments(y, w):
     """Return weighted moments."""
     apart = y - w @ y
     return w @ y, (w[:, None] * apart).T @ apart + 1e-10 * np.eye(y.shape[1])
