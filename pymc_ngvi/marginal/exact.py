@@ -26,7 +26,7 @@ from pymc_ngvi.marginal.proposals import Proposal, effective_size, mixture_of
 from pymc_ngvi.marginal.ratios import Ratios
 from pymc_ngvi.marginal.sampler import MOST_SURE, WANTED_OF_MORE, Hopeless, Sampler
 from pymc_ngvi.marginal.sampling import by_neighbours
-from pymc_ngvi.marginal.trees import IntegratedTrees, pool_of
+from pymc_ngvi.marginal.trees import MOST_DRAWS, IntegratedTrees, pool_of
 
 logger = logging.getLogger("pymc.ngvi")
 
@@ -44,8 +44,8 @@ _SCALES, _OF_LOOK, _MOST_WEIGHED = (1.0, 1.0, 0.1, 3.0, 10.0), 0.05, 16_384
 #: that make a Gaussian of a Student t.
 _N_CLIMBS, _MOST_LOOKED, _GAUSSIAN = 4, 1_024, 1e6
 #: Effective size of the globals at most, and seconds that more than the least may take; part of the draws that is
-#: effective, about; draws at most, and at least if these take much memory; seconds of a value that are next to none.
-_MOST_WANTED, _SECONDS, _EFFECTIVE, _MOST_DRAWS, _FEWEST, _CHEAP = 2_000.0, 0.5, 0.6, 16_000, 256, 6e-4
+#: effective, about; draws at least if these take much memory; seconds of a value that are next to none.
+_MOST_WANTED, _SECONDS, _EFFECTIVE, _FEWEST, _CHEAP = 2_000.0, 0.5, 0.6, 256, 6e-4
 #: How often log m is evaluated at globals, in the mean: by more nodes, or about better centres.
 _AGAIN = 1.5
 #: And as many times where tails are heavy, whose centres take more corrections.
@@ -206,7 +206,7 @@ def integrated(
 ) -> IntegratedTrees:
     """Sample the globals, about a Gaussian of these and other starts, as they are divided; a node takes ``each`` s."""
     p, each = len(start), each * (1 if quadrature is None else len(quadrature.rule.nodes))
-    wanted, most = n_wanted(each), _MOST_DRAWS
+    wanted, most = n_wanted(each), MOST_DRAWS
     if quadrature is None:
         inside: NothingInside | TreeInside = NothingInside(fitted.logp)
         most = int(min(most, prices.left() / each))

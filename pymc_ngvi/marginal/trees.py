@@ -12,7 +12,7 @@ from scipy.spatial import cKDTree
 
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.psis import smoothed
-from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS
+from pymc_ngvi.core.sizes import AT_ONCE, HELD, MOST_NUMBERS
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.verdict import beyond_reach
@@ -38,7 +38,7 @@ _MOST_SKEW = 1.5
 _N_PARTS = 8
 #: Draws of the globals that groups are left out at, at most; draws that a pool is made larger by, at most, and over
 #: those that are wanted: a part is from farther out.
-_MOST_LEFT_OUT, _MOST_DRAWS, _MORE = 4_000, 16_000, 1.25
+_MOST_LEFT_OUT, MOST_DRAWS, _MORE = 4_000, 16_000, 1.25
 #: What files keep.
 _KEPT = ("pool", "pairs", "proposal", "ratios", "seed", "efficiency")
 
@@ -123,12 +123,18 @@ class IntegratedTrees(GivenGlobals):
 
     def enlarged(self, pool: Pool, wanted: float) -> Pool:
         """Return new draws of the proposal, of the effective size ``wanted``, as far as the budget goes."""
-        n = int(min(np.ceil(_MORE * wanted / self.efficiency), max(_MOST_DRAWS, len(pool.g))))
+        n = int(min(np.ceil(_MORE * wanted / self.efficiency), max(MOST_DRAWS, len(pool.g))))
         y = self.proposal.draws(n, np.random.default_rng([self.seed, n]))
         y = y[by_neighbours(y / y.std(axis=0), np.full(n, 1.0 / n), 0.0)]
         g = self.ratios.inverse(y)
-        nothing = NothingInside(self.density.logp)
-        log_m = nothing.log_m(g) if self.quadrature is None else self.quadrature.at(g).log_estimate
+        if self.quadrature is None:
+            log_m = NothingInside(self.density.logp).log_m(g)
+        else:
+            points = self.quadrature.at(g)
+            log_m = points.log_estimate
+            if points.centres.factor.size <= HELD and self.pairs is not None:  # draws of effects need them again
+                known = np.concatenate([self.pool.g, g])
+                self._known[:] = [cKDTree(known), known, Centres.joined([self.pairs.centres, points.centres])]
         return pool_of(g, log_m, self.proposal.log_density(y) + self.ratios.log_slope(g))
 
     def correction(self, state: PoolState) -> tuple[float, float]:
@@ -192,18 +198,24 @@ class IntegratedTrees(GivenGlobals):
 
     def centres(self, g: Array) -> Centres:
         """Return means and factors of the local coordinates given globals, (n, n_globals), of the pool or others."""
-        assert self.pairs is not None
         assert self.quadrature is not None
-        rows = self._tree.query(g)[1]
-        result, others = self.pairs.centres[rows], np.flatnonzero((self.pool.g[rows] != g).any(axis=1))
+        tree, known, centres = self._known
+        rows = tree.query(g)[1]
+        result, others = centres[rows], np.flatnonzero((known[rows] != g).any(axis=1))
         if not len(others):
             return result
         every = np.ones((len(others), self.forest.n_local), dtype=bool)
         return result.replaced(others, self.quadrature.at(g[others]).centres, every)
 
     @cached_property
-    def _tree(self) -> cKDTree:
-        return cKDTree(self.pool.g)
+    def _known(self) -> list[Any]:
+        """Globals at which centres are known: those of the pool, and of the last larger one."""
+        assert self.pairs is not None
+        return [cKDTree(self.pool.g), self.pool.g, self.pairs.centres]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what to pickle: not what is known of larger pools."""
+        return {name: value for name, value in vars(self).items() if name != "_known"}
 
     def draw(
         self, state: PoolState, pool: Pool, order: NDArray[np.intp], uniform: list[Array]

@@ -6,7 +6,7 @@ from pymc_ngvi.core.messages import percent
 from pymc_ngvi.core.psis import khat_error
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.verdict import Condition, Verdict, heavy_tail
-from pymc_ngvi.marginal.sampler import MOST_MOVED
+from pymc_ngvi.marginal.sampler import GOOD, MOST_MOVED
 from pymc_ngvi.marginal.sampling import LEAST_TAIL, has_light_tail
 from pymc_ngvi.marginal.sampling import MOST_KHAT as MOST_KHAT
 
@@ -22,9 +22,6 @@ _LARGE = 2_000.0
 #: Part of the weight where there is no integral; error of a mean of effects, in sds, and of an sd, as a part, and the
 #: part of the mass of some effects that may be at another mode.
 MOST_LOST, MOST_SHORT = 0.002, 0.03
-#: Part of the draws that is effective, at least: a walk of which half is sampled, between two sensors, had 0.08, and
-#: 6 % of the mass at a mode with 33 %; fits that are right have 0.15 and more, where there are trees 0.5.
-LEAST_EFFICIENCY = 0.1
 
 
 @stored("exact.checks")
@@ -95,7 +92,7 @@ class Checks(Verdict):
                 f"k-hat of the weights of the global parameters is {khat}, above {MOST_KHAT}", is_excused=is_light),
             Condition("effective size", size, least_size,
                 f"the effective size of the draws is {size:,.0f}, below {least_size:,.0f}", at_least=True),
-            Condition("efficiency", self.efficiency, LEAST_EFFICIENCY,
+            Condition("efficiency", self.efficiency, GOOD,
                 f"only {percent(self.efficiency)} of the draws are effective: proposals are not near to the "
                 "posterior, and weights don't tell what they miss", at_least=True),
             Condition("sd", self.sd_error, MOST_ERROR,
