@@ -17,8 +17,6 @@ from pymc_ngvi.core.types import Array
 
 #: Steps at most, and for each coordinate; nats that a step must promise.
 _MOST, _MOST_OF_EACH, _LEFT = 25, 3, 0.02
-#: How often a search goes on from where all second derivatives have the top.
-_MOST_AGAIN = 6
 #: Lengths of steps that are looked at together, in that of Newton's; farthest move of a coordinate, in its scale.
 _LENGTHS, _FARTHEST = (2.0, 1.0, 0.5, 0.2, 0.05), 5.0
 #: Differences for gradients, in scales; least and largest scale; curvature over a scale that is flat.
@@ -46,14 +44,7 @@ def find_mode(function: Function, start: Array, scale: Array) -> LatentMode | No
         return None
     climb = _Climb(function, at, value, np.clip(scale, _LEAST, _LARGEST))
     climb.go_up(_MOST + _MOST_OF_EACH * len(at))
-    cov, top = climb.curvature()
-    for _ in range(_MOST_AGAIN):  # single differences may have known little of a ridge
-        if not climb.moves_to(top):
-            break
-        climb.inverse = cov
-        climb.go_up(_MOST_OF_EACH * len(at))
-        cov, top = climb.curvature()
-    return LatentMode(climb.at, cov)
+    return LatentMode(climb.at, climb.curvature())
 
 
 class _Climb:
@@ -101,8 +92,8 @@ class _Climb:
             else:
                 return
 
-    def curvature(self) -> tuple[Array, Array]:
-        """Return the inverse of minus the second derivatives, by single coordinates and pairs, and where its top is."""
+    def curvature(self) -> Array:
+        """Return the inverse of minus the second derivatives, by single coordinates and pairs."""
         at, value, scale, p = self.at, self.value, self.scale, len(self.at)
         i, j = np.tril_indices(p, -1)
         pairs = np.tile(at, (len(i), 1))
@@ -110,28 +101,13 @@ class _Climb:
             pairs[np.arange(len(i)), k] += scale[k]
         found = _finite(self._function(np.concatenate([_around(at, scale), pairs])), value)
         ends, mixed = found[: 2 * p].reshape(-1, 2), found[2 * p :]
-        slope, fall = 0.5 * (ends[:, 1] - ends[:, 0]), np.maximum(2.0 * value - ends.sum(axis=1), _FLAT)
+        fall = np.maximum(2.0 * value - ends.sum(axis=1), _FLAT)
         across = np.eye(p)  # 0 where the function is a sum of functions of one coordinate each
         across[i, j] = across[j, i] = (ends[i, 1] + ends[j, 1] - value - mixed) / np.sqrt(fall[i] * fall[j])
         values, vectors = np.linalg.eigh(across)
         inverse = (vectors / np.maximum(values, 0.01)) @ vectors.T
         size = scale / np.sqrt(fall)
-        cov = size[:, None] * inverse * size
-        return cov, at + cov @ (slope / scale)
-
-    def moves_to(self, top: Array) -> bool:
-        """Go to a point, or part of the way, if that is higher; tell whether it is by more than a little."""
-        points = self.at + np.outer(_LENGTHS[1:], top - self.at)
-        values = self._function(points)
-        best = int(np.argmax(np.where(np.isfinite(values), values, -np.inf)))
-        gain = float(values[best]) - self.value
-        if not gain > 0.0:
-            return False
-        self.at, self.value = points[best], float(values[best])
-        if gain < _LEFT:
-            return False
-        self._look()
-        return True
+        return size[:, None] * inverse * size
 
 
 def _finite(values: Array, value: float) -> Array:

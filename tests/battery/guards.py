@@ -491,7 +491,7 @@ GUARDS = {
     ),
     "search for the mode": Guard(
         "Hyperparameters that are not where a fit begins.",
-        ((mode, "_MOST", 0), (mode, "_MOST_OF_EACH", 0), (mode, "_MOST_AGAIN", 0)),
+        ((mode, "_MOST", 0), (mode, "_MOST_OF_EACH", 0)),
         tries=NESTED_6,
     ),
     "wide rounds": Guard(
