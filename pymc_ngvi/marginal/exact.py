@@ -18,7 +18,7 @@ from pymc_ngvi.density.rows_given import ratios
 from pymc_ngvi.density.split import CannotSplit
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.forest import MOST_PLAIN, Forest, NoForest, find_forest
-from pymc_ngvi.marginal.integral import ROUGH, NothingInside, TreeInside, TreeIntegral, TreePairs
+from pymc_ngvi.marginal.integral import N_COMPARED, ROUGH, NothingInside, TreeInside, TreeIntegral, TreePairs
 from pymc_ngvi.marginal.margins import PROFILE, Margins
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import PoolState
@@ -54,8 +54,8 @@ _OF_HEAVY = 1.9
 _OF_MANY = 4.0
 #: Rows that moments of a local coordinate take as long as, for each two levels.
 _ROWS_OF_LOCAL = 5
-#: Globals at which nodes are compared with more of them; draws of the prior from where other modes are looked for.
-_N_COMPARED, _N_PLACES = 8, 32
+#: Draws of the prior from where other modes of trees are looked for.
+_N_PLACES = 32
 
 
 def forest_of(density: ModelDensity) -> Forest:
@@ -267,7 +267,7 @@ def _quadrature(
         is_concave=is_concave or forest.n_levels > 1, places=places,
     )  # fmt: skip
     result.know(result.at(centre[None]))
-    near = centre + np.random.default_rng(_SEED).standard_normal((_N_COMPARED, len(scale))) * scale
+    near = centre + np.random.default_rng(_SEED).standard_normal((N_COMPARED, len(scale))) * scale
     result.choose_rule(result.at(near), tolerance=ROUGH)
     return result
 

@@ -40,7 +40,7 @@ TOLERANCE, ROUGH = 0.03, 0.12
 _RESIDUAL = 0.1
 #: Points on which rules are compared; on which what more nodes add is fitted, at least, and for each term; terms have
 #: fewer where points are lost, by this much.
-_N_COMPARED, _LEAST_FITTED, _PER_TERM, _LEAST_PER_TERM = 16, 32, 3.0, 2.0
+N_COMPARED, _LEAST_FITTED, _PER_TERM, _LEAST_PER_TERM = 16, 32, 3.0, 2.0
 #: Globals of which polynomials have all products of two, at most.
 _MOST_PRODUCTS = 6
 #: Where other modes are looked for if there is one; standard deviations, of both, by which modes of a tree are apart.
@@ -192,7 +192,7 @@ class TreeIntegral:
         """
         rule, mean = self.rule, weights @ points.g
         u = (points.g - mean) / np.sqrt(weights @ (points.g - mean) ** 2)
-        few, rules = np.unique(evenly_picked(weights, _N_COMPARED, 0.5)), references(self.forest.n_levels)
+        few, rules = np.unique(evenly_picked(weights, N_COMPARED, 0.5)), references(self.forest.n_levels)
         self.rule = max(rule, rules[len(rules) // 2], key=lambda one: one.n_nodes)  # whose centres are good
         self.choose_rule(self.at(points.g[few]), rule.n_nodes)
         if self.rule == rule:
@@ -313,8 +313,8 @@ class TreeInside:
         points, rule = self._at(y), self._integral.rule
         if not self._is_settled and np.isfinite(points.log_estimate).any():
             self._is_settled = True
-            weights = np.exp(tempered(points.log_estimate - points.log_estimate.max(), _N_COMPARED))
-            some = points[np.unique(evenly_picked(weights, _N_COMPARED, 0.5))]
+            weights = np.exp(tempered(points.log_estimate - points.log_estimate.max(), N_COMPARED))
+            some = points[np.unique(evenly_picked(weights, N_COMPARED, 0.5))]
             self._integral.choose_rule(some, rule.n_nodes, ROUGH)
         return points if self._integral.rule == rule else self._at(y)
 

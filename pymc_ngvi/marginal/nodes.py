@@ -12,13 +12,13 @@ from pymc_ngvi.core.types import Array
 _LOG_2PI = float(np.log(2.0 * np.pi))
 #: Numbers of nodes in each coordinate that are tried, by length of the path: up to a few hundred evaluations. Two say
 #: nothing of a variance.
-LADDER: dict[int, tuple[int, ...]] = {
-    1: (3, 5, 7, 9, 13, 19, 27, 41, 61, 121, 241),
-    2: (3, 4, 5, 7, 9, 13),
-    3: (3, 4, 5, 7),
-    4: (3, 4, 5),
-    5: (3, 4),
-}
+_LADDERS = (
+    (3, 5, 7, 9, 13, 19, 27, 41, 61, 121, 241),
+    (3, 4, 5, 7, 9, 13),
+    (3, 4, 5, 7),
+    (3, 4, 5),
+    (3, 4),
+)
 #: Nodes of a line from which on they are evenly spaced on the scale of asinh, and how far they reach, in standard
 #: deviations: to other modes, and into tails. About one of two modes, they find the other one up to 13 of its standard
 #: deviations away: log m of pairs of a t with 2 df, 13 of their scales apart, is 0.01 nats off; it was 3.
@@ -86,4 +86,4 @@ def _line(n_nodes: int) -> tuple[Array, Array]:
 
 def references(n_levels: int) -> list[PathRule]:
     """Return the rules that are tried, the smallest first."""
-    return [PathRule(n, n_levels) for n in LADDER[n_levels]]
+    return [PathRule(n, n_levels) for n in _LADDERS[n_levels - 1]]

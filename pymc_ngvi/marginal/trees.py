@@ -20,7 +20,7 @@ from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.effects import draw_effects, moments_of_draws, numbers_of_candidates
 from pymc_ngvi.marginal.forest import MOST_PLAIN, Forest
-from pymc_ngvi.marginal.integral import NothingInside, TreeIntegral, TreePairs
+from pymc_ngvi.marginal.integral import N_COMPARED, NothingInside, TreeIntegral, TreePairs
 from pymc_ngvi.marginal.nodes import references
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState
@@ -30,15 +30,15 @@ from pymc_ngvi.marginal.ratios import Ratios
 from pymc_ngvi.marginal.sampling import Pool, by_neighbours, evenly_picked, picked, tail_size
 from pymc_ngvi.marginal.verdict import MOST_SHORT, Checks
 
-#: Draws of the globals on which candidates are judged, and on which nodes are compared with more of them.
-_N_JUDGED, _N_COMPARED = 64, 16
+#: Draws of the globals on which candidates are judged.
+_N_JUDGED = 64
 #: Largest skewness of candidates.
 _MOST_SKEW = 1.5
 #: Interleaved parts of the draws of the globals, whose spread is the error of the normalising constant.
 _N_PARTS = 8
 #: Draws of the globals that groups are left out at, at most; draws that a pool is made larger by, at most, and over
 #: those that are wanted: a part is from farther out.
-_MOST_LEFT_OUT, MOST_DRAWS, _MORE = 4_000, 16_000, 1.25
+MOST_LEFT_OUT, MOST_DRAWS, _MORE = 4_000, 16_000, 1.25
 #: What files keep.
 _KEPT = ("pool", "pairs", "proposal", "ratios", "seed", "efficiency")
 
@@ -146,11 +146,11 @@ class IntegratedTrees(GivenGlobals):
         if quadrature is None:
             return 0.0, 0.0
         assert self.pairs is not None
-        rows = evenly_picked(state.weights, _N_COMPARED, 0.5)
+        rows = evenly_picked(state.weights, N_COMPARED, 0.5)
         some, most = self.pairs[rows], references(self.forest.n_levels)[-1]
         many = integrate(quadrature.terms, self.forest, most, some.g, some.centres, moments=False).log_marginal
         apart = many - state.pool.log_marginal[rows]
-        return float(np.mean(apart)), float(np.std(apart, ddof=1) / np.sqrt(_N_COMPARED))
+        return float(np.mean(apart)), float(np.std(apart, ddof=1) / np.sqrt(N_COMPARED))
 
     def verdict(self, state: PoolState) -> Checks:
         """Return what was measured."""
@@ -337,7 +337,7 @@ def leave_groups_out(state: PoolState) -> LeftOut:
         terms = terms.of_whole_groups()
     roots = forest.locals_[forest.at_level[0]]
     # The first ones, not those of most weight: without a group, others may have more.
-    n = min(_MOST_LEFT_OUT, max(MOST_NUMBERS // len(roots), 1), len(state.pool.g))
+    n = min(MOST_LEFT_OUT, max(MOST_NUMBERS // len(roots), 1), len(state.pool.g))
     log_weights, points = state.log_weights[:n], pairs[:n]
     of_blocks = integrate(
         terms, forest, quadrature.rule, points.g, points.centres, moments=False, by_block=True
