@@ -100,7 +100,8 @@ def beside(
 ) -> WithNewRows:
     """Return what rows make of draws beside trees of which three moments are known."""
     g = theta[:, forest.globals_]
-    terms = _TermsOfRows.of(theta[0], centres, forest, row_logp, skewness)
+    middle = theta[len(theta) // 2]  # at the first draws, effects may be so narrow that no step changes log p
+    terms = _TermsOfRows.of(middle, centres, forest, row_logp, skewness)
     trees = terms.trees
     if not trees.n_local:
         parts = [row_logp(theta[rows]).sum(axis=1) for rows in _parts(len(theta), terms.width)]
