@@ -17,7 +17,8 @@ from pymc_ngvi.marginal.forest import Forest
 
 #: Standardised variances that a correction of the factor trusts, at least and at most; and means, at most. Beyond, the
 #: nodes see one flank, or all of the mass is at one of them: a parabola tells more.
-LEAST, _MOST, _FARTHEST = 0.04, 25.0, 1.5
+LEAST, _FARTHEST = 0.04, 1.5
+_MOST = 1.0 / LEAST
 
 
 @stored("exact.centres")

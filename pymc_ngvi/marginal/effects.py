@@ -19,8 +19,8 @@ from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.parts import SomeBlocks, TermsOfBlocks
 from pymc_ngvi.marginal.quadrature import upwards
 
-#: Candidates in each coordinate at least, by levels of the trees; products of them over the levels at most.
-N_CANDIDATES, _MOST_PRODUCTS = {1: 5, 2: 4, 3: 3, 4: 3, 5: 3}, 400
+#: Candidates in each coordinate at least, of trees of many levels and of one; products of them over the levels at most.
+_FEWEST, _OF_ONE, _MOST_PRODUCTS = 3, 5, 400
 #: Degrees of freedom of proposals. Of normals, a part q of whose draws is far out, k candidates draw k q there at most:
 #: sds of a t with 3 degrees of freedom come out 17 % short with 5 candidates, here 3 %; of a normal 0.1 and 0.5 %.
 _DF = 4.0
@@ -115,7 +115,7 @@ def draw_effects(
 
 def numbers_of_candidates(n_levels: int) -> list[int]:
     """Return how many candidates are tried, the fewest first: the last number checks the one before."""
-    numbers = [N_CANDIDATES[n_levels]]
+    numbers = [max(_OF_ONE + 1 - n_levels, _FEWEST)]
     while len(numbers) < 2 or numbers[-1] ** n_levels <= _MOST_PRODUCTS:
         numbers.append(2 * numbers[-1] - 1)
     return numbers

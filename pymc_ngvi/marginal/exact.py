@@ -18,11 +18,11 @@ from pymc_ngvi.density.rows_given import ratios
 from pymc_ngvi.density.split import CannotSplit
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.forest import MOST_PLAIN, Forest, NoForest, find_forest
-from pymc_ngvi.marginal.integral import ROUGH, NothingInside, TreeInside, TreeIntegral, TreePairs
+from pymc_ngvi.marginal.integral import N_COMPARED, ROUGH, NothingInside, TreeInside, TreeIntegral, TreePairs
 from pymc_ngvi.marginal.margins import PROFILE, Margins
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.marginal.proposals import Base, Proposal, effective_size, mixture_of
+from pymc_ngvi.marginal.proposals import Proposal, effective_size, mixture_of
 from pymc_ngvi.marginal.ratios import Ratios
 from pymc_ngvi.marginal.sampler import MOST, MOST_SURE, WANTED_OF_MORE, Hopeless, Sampler
 from pymc_ngvi.marginal.sampling import by_neighbours
@@ -54,8 +54,8 @@ _OF_HEAVY = 1.9
 _OF_MANY = 4.0
 #: Rows that moments of a local coordinate take as long as, for each two levels.
 _ROWS_OF_LOCAL = 5
-#: Globals at which nodes are compared with more of them.
-_N_COMPARED = 8
+#: Draws of the prior from where other modes of trees are looked for.
+_N_PLACES = 32
 
 
 def forest_of(density: ModelDensity) -> Forest:
@@ -132,8 +132,8 @@ def _look(density: ModelDensity, q: GaussianState) -> Array:
 def _looked(density: ModelDensity, q: GaussianState) -> tuple[list[Array], tuple[Proposal, Array]]:
     """Return draws about q that have most weight, above which another mode may be, and some to begin with."""
     theta = _look(density, q)
-    bases = [Base(q.mean(), scale * np.linalg.cholesky(q.cov())) for scale in _SCALES]
-    proposal = Proposal(mixture_of(bases, _GAUSSIAN), Margins.of_moments(np.zeros(q.n_dim), np.eye(q.n_dim)))
+    means, factors = np.tile(q.mean(), (len(_SCALES), 1)), np.multiply.outer(_SCALES, np.linalg.cholesky(q.cov()))
+    proposal = Proposal(mixture_of(means, factors, _GAUSSIAN), Margins.of_moments(np.zeros(q.n_dim), np.eye(q.n_dim)))
     order = np.argsort(proposal.log_density(theta) - NothingInside(density.logp).log_m(theta))
     return list(theta[order[:_N_CLIMBS]]), (proposal, theta[:: -(-len(theta) // _MOST_LOOKED)])
 
@@ -176,7 +176,7 @@ def exact_posterior(
     mean, at = q.mean(), forest.globals_
     fitted = FittedDensity(density, forest, mean)
     divided = Ratios.about(ratios(density, at) if forest.n_local and isinstance(density, LogDensity) else [], mean[at])
-    quadrature = _quadrature(fitted, density, q, forest) if forest.n_local else None
+    quadrature = _quadrature(fitted, density, q, forest, others) if forest.n_local else None
     heaviest, look = _looked(density, q) if quadrature is None and len(at) <= MOST_PLAIN else ([], None)
     try:
         rest = integrated(
@@ -218,7 +218,7 @@ def integrated(
         inside, start, np.sqrt(np.diag(cov)), seed,
         wanted=wanted, most=most, n_draws=1, is_cheap=each < _CHEAP, cov=cov, others=others, look=look,
     )  # fmt: skip
-    draws, fine = sampler.run(), None
+    draws, fine, elsewhere = sampler.run(), None, 0.0
     if p > MOST_SURE and sampler.has_learned:
         draws = sampler.afresh(draws)
     while isinstance(inside, TreeInside):
@@ -235,13 +235,16 @@ def integrated(
     pairs = None if fine is None else fine[order]
     if quadrature is not None and pairs is not None:
         quadrature.begin_from(pairs)
+        elsewhere = quadrature.elsewhere(pairs, pool.weights()[0])
     return IntegratedTrees(
         pool, pairs, sampler.proposal, divided, seed, sampler.efficiency(),
-        draws.moved, draws.lost, forest, quadrature, fitted,
+        draws.moved, draws.lost, elsewhere, forest, quadrature, fitted,
     )  # fmt: skip
 
 
-def _quadrature(fitted: FittedDensity, density: ModelDensity, q: GaussianState, forest: Forest) -> TreeIntegral:
+def _quadrature(
+    fitted: FittedDensity, density: ModelDensity, q: GaussianState, forest: Forest, others: Sequence[GaussianState]
+) -> TreeIntegral:
     """Return the integral of the trees, with a rule that has settled about a Gaussian fit."""
     try:
         fitted.split()
@@ -251,16 +254,20 @@ def _quadrature(fitted: FittedDensity, density: ModelDensity, q: GaussianState, 
         logger.debug("The terms of log p can't be compiled one by one.", exc_info=True)
         said = f"the terms of log p can't be compiled one by one ({type(error).__name__})"
         raise Unavailable(Reason.NOT_SPLIT, said) from error
-    is_concave = forest.n_levels > 1 or not rows_not_concave(density)[forest.locals_].any()
+    is_concave, places = not rows_not_concave(density)[forest.locals_].any(), np.empty((0, forest.n_local))
+    if not is_concave and forest.n_levels > 1:
+        prior = density.info.prior_draws(_N_PLACES, _SEED)[:, forest.locals_]
+        places = np.concatenate([*(other.mean()[None, forest.locals_] for other in others), prior])
     mean, sd, first = q.mean(), q.sd(), Centres.empty(1, forest)
     first.mean[:] = mean[forest.locals_]
     first.factor[:, np.arange(forest.n_local), forest.level] = sd[forest.locals_]
     centre, scale = mean[forest.globals_], sd[forest.globals_]
     result = TreeIntegral(
-        fitted, forest, lambda g: first[np.zeros(len(g), dtype=np.intp)], scale, is_concave=is_concave
-    )
+        fitted, forest, lambda g: first[np.zeros(len(g), dtype=np.intp)], scale,
+        is_concave=is_concave or forest.n_levels > 1, places=places,
+    )  # fmt: skip
     result.know(result.at(centre[None]))
-    near = centre + np.random.default_rng(_SEED).standard_normal((_N_COMPARED, len(scale))) * scale
+    near = centre + np.random.default_rng(_SEED).standard_normal((N_COMPARED, len(scale))) * scale
     result.choose_rule(result.at(near), tolerance=ROUGH)
     return result
 

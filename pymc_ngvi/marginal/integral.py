@@ -17,13 +17,14 @@ import numpy as np
 
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
+from scipy.special import expit
 
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres, Shape, corrected_centres
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.nodes import WIDE, PathRule, first_rule, references
+from pymc_ngvi.marginal.nodes import WIDE, PathRule, references
 from pymc_ngvi.marginal.parts import SomeBlocks, TermsOfBlocks
 from pymc_ngvi.marginal.proposals import tempered
 from pymc_ngvi.marginal.quadrature import PartIntegral, blocks_off_centre, integral_of, integrate
@@ -39,9 +40,11 @@ TOLERANCE, ROUGH = 0.03, 0.12
 _RESIDUAL = 0.1
 #: Points on which rules are compared; on which what more nodes add is fitted, at least, and for each term; terms have
 #: fewer where points are lost, by this much.
-_N_COMPARED, _LEAST_FITTED, _PER_TERM, _LEAST_PER_TERM = 16, 32, 3.0, 2.0
+N_COMPARED, _LEAST_FITTED, _PER_TERM, _LEAST_PER_TERM = 16, 32, 3.0, 2.0
 #: Globals of which polynomials have all products of two, at most.
 _MOST_PRODUCTS = 6
+#: Where other modes are looked for if there is one; standard deviations, of both, by which modes of a tree are apart.
+_NOWHERE, _APART = np.empty((0, 0)), 2.0
 #: Part of a slope that may be rounding.
 _ROUNDING = 1e-6
 #: How often what is lost is begun again, from the nearest globals where centres were found by then.
@@ -99,11 +102,13 @@ class TreeIntegral:
         scale: Array | float = 1.0,
         *,
         is_concave: bool = True,
+        places: Array = _NOWHERE,
     ) -> None:
-        self.terms, self.forest = terms, forest
+        #: Places from where other modes of the trees are looked for, (n, n_local).
+        self.terms, self.forest, self._places = terms, forest, places
         #: Centres to begin with, and units of distances between globals, (p,).
         self._first, self._scale, self._is_concave = first, scale, is_concave
-        self.rule = first_rule(forest.n_levels) if is_concave else PathRule(WIDE, forest.n_levels)
+        self.rule = references(forest.n_levels)[0] if is_concave else PathRule(WIDE, forest.n_levels)
         #: Change of log m that the next larger rules bring, an sd in nats.
         self.rule_error = float("nan")
         self._known: TreePairs | None = None
@@ -187,7 +192,7 @@ class TreeIntegral:
         """
         rule, mean = self.rule, weights @ points.g
         u = (points.g - mean) / np.sqrt(weights @ (points.g - mean) ** 2)
-        few, rules = np.unique(evenly_picked(weights, _N_COMPARED, 0.5)), references(self.forest.n_levels)
+        few, rules = np.unique(evenly_picked(weights, N_COMPARED, 0.5)), references(self.forest.n_levels)
         self.rule = max(rule, rules[len(rules) // 2], key=lambda one: one.n_nodes)  # whose centres are good
         self.choose_rule(self.at(points.g[few]), rule.n_nodes)
         if self.rule == rule:
@@ -231,6 +236,25 @@ class TreeIntegral:
                 self.rule = rules[i] if rules[i].n_nodes >= least else rules[i + 1]
                 return
         self.rule = rules[-1]
+
+    def elsewhere(self, points: TreePairs, weights: Array) -> float:
+        """Return the largest part of the mass of a tree that is at another mode than its nodes, at some points."""
+        if not len(self._places):
+            return 0.0
+        home = points[evenly_picked(weights, len(self._places), 0.5)]
+        begun = replace(home.centres, mean=self._places)
+        there = TreeIntegral(self.terms, self.forest, lambda _: begun)._confirmed(home.g).centres
+        new, own = (
+            integrate(self.terms, self.forest, self.rule, home.g, at, by_block=True) for at in (there, home.centres)
+        )
+        assert new.shape is not None
+        assert new.of_blocks is not None
+        assert own.of_blocks is not None
+        sd, is_away = np.sqrt(home.centres.variance() + there.variance()), np.zeros(new.of_blocks.shape, dtype=np.bool_)
+        draws, places = np.nonzero(np.abs(there.mean - home.centres.mean) > _APART * sd)
+        is_away[draws, self.forest.block[places]] = True
+        is_away &= ~blocks_off_centre(self.forest, new.shape, self.rule, new.of_blocks)
+        return float(expit(np.where(is_away, new.of_blocks - own.of_blocks, -np.inf).max()))
 
     def _by_rule(self, rule: PathRule, points: TreePairs) -> Array:
         return integrate(self.terms, self.forest, rule, points.g, points.centres, moments=False).log_marginal

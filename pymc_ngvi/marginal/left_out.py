@@ -18,14 +18,14 @@ from pymc_ngvi.density.observed_rows import MaskedDensity, ObservedLogp
 from pymc_ngvi.density.split import SplitDensity
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.integral import TreeIntegral
-from pymc_ngvi.marginal.nodes import ladder
+from pymc_ngvi.marginal.nodes import references
 from pymc_ngvi.marginal.parts import BatchPlan, whole
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.quadrature import integrate
-from pymc_ngvi.marginal.trees import IntegratedTrees
+from pymc_ngvi.marginal.trees import MOST_LEFT_OUT, IntegratedTrees
 
-#: Draws of the globals, at most and at least; values of rows in all, beyond which there are fewer.
-_MOST_DRAWS, _FEWEST_DRAWS, _MOST_VALUES = 4_000, 500, 2**30
+#: Draws of the globals at least; values of rows in all, beyond which there are fewer than may be.
+_FEWEST_DRAWS, _MOST_VALUES = 500, 2**30
 #: Of the ladder of rules: integrals themselves are wanted, not how they change with the globals.
 _RULE = 3
 _SEED = 20_261_127
@@ -56,7 +56,7 @@ class IntegratedAgain:
         density = masked.density
         masked.leave_out(np.empty(0, dtype=np.intp))
         terms = _Terms(SplitDensity(density, self._forest, state.gaussian.mean()))
-        rules = ladder(self._forest.n_levels)
+        rules = references(self._forest.n_levels)
         self._rule = max(state.rest.quadrature.rule, rules[min(_RULE, len(rules) // 2)], key=lambda rule: rule.n_nodes)
         self._integrals = TreeIntegral(terms, self._forest, self._trees.centres)
         self._integrals.rule = self._rule
@@ -94,7 +94,7 @@ class IntegratedAgain:
         """Return the rows of the pool that are used: all of them, as only together they are evenly spread, or a few."""
         n_pool = len(self._state.pool.g)
         values = n_passes * len(self._block) * len(self._rule.nodes)
-        n = int(np.clip(_MOST_VALUES // values, _FEWEST_DRAWS, _MOST_DRAWS))
+        n = int(np.clip(_MOST_VALUES // values, _FEWEST_DRAWS, MOST_LEFT_OUT))
         if n >= n_pool:
             return np.arange(n_pool)
         return np.sort(np.random.default_rng(_SEED).permutation(n_pool)[:n])

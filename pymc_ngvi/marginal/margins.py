@@ -28,7 +28,8 @@ _BOUNDS = ((-4.0, 4.0), (-4.0, 2.0), (-2.5, 2.5), (float(np.log(0.5)), 0.3))
 _TAIL, _OF_TAIL, _OF_SKEWNESS = -0.25, 0.25, 1.0
 #: Points of a profile, in standard deviations, and of what is interpolated between them; nats that it falls at most;
 #: draws that it counts for.
-PROFILE = np.array([-12.0, -8.0, -5.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0])
+_HALF = np.array([1.0, 2.0, 3.0, 5.0, 8.0, 12.0])
+PROFILE = np.concatenate([-_HALF[::-1], [0.0], _HALF])
 _N_FINE, _DEEPEST, _OF_PROFILE = 193, 50.0, 1_000.0
 #: Lightest tail, as a number; by how much tails are made heavier than they are found, all of them together as much as
 #: those of so many coordinates.

@@ -1,7 +1,7 @@
-"""The mode of a smooth function of few numbers, and its curvature: many values cost little more than one.
+"""Modes of a smooth function of few numbers, and its curvature: many values cost little more than one.
 
 A quasi-Newton method [1]_, whose gradients are differences of values that are evaluated together, and which looks at
-steps of several lengths at a time.
+steps of several lengths at a time; and Newton's method from several points, where values cost little.
 
 References
 ----------
@@ -17,12 +17,13 @@ from pymc_ngvi.core.types import Array
 
 #: Steps at most, and for each coordinate; nats that a step must promise.
 _MOST, _MOST_OF_EACH, _LEFT = 25, 3, 0.02
-#: How often a search goes on from where all second derivatives have the top.
-_MOST_AGAIN = 6
 #: Lengths of steps that are looked at together, in that of Newton's; farthest move of a coordinate, in its scale.
 _LENGTHS, _FARTHEST = (2.0, 1.0, 0.5, 0.2, 0.05), 5.0
 #: Differences for gradients, in scales; least and largest scale; curvature over a scale that is flat.
 _APART, _LEAST, _LARGEST, _FLAT = 0.25, 1e-3, 2.0, 0.1
+
+#: Steps of Newton's method, differences for it, the widest that a mode may be, and the longest step, in scales.
+_N_NEWTON, _STEP, _WIDEST, _LONGEST = 5, 0.01, 4.0, 3.0
 
 type Function = Callable[[Array], Array]
 
@@ -43,14 +44,7 @@ def find_mode(function: Function, start: Array, scale: Array) -> LatentMode | No
         return None
     climb = _Climb(function, at, value, np.clip(scale, _LEAST, _LARGEST))
     climb.go_up(_MOST + _MOST_OF_EACH * len(at))
-    cov, top = climb.curvature()
-    for _ in range(_MOST_AGAIN):  # single differences may have known little of a ridge
-        if not climb.moves_to(top):
-            break
-        climb.inverse = cov
-        climb.go_up(_MOST_OF_EACH * len(at))
-        cov, top = climb.curvature()
-    return LatentMode(climb.at, cov)
+    return LatentMode(climb.at, climb.curvature())
 
 
 class _Climb:
@@ -98,8 +92,8 @@ class _Climb:
             else:
                 return
 
-    def curvature(self) -> tuple[Array, Array]:
-        """Return the inverse of minus the second derivatives, by single coordinates and pairs, and where its top is."""
+    def curvature(self) -> Array:
+        """Return the inverse of minus the second derivatives, by single coordinates and pairs."""
         at, value, scale, p = self.at, self.value, self.scale, len(self.at)
         i, j = np.tril_indices(p, -1)
         pairs = np.tile(at, (len(i), 1))
@@ -107,28 +101,13 @@ class _Climb:
             pairs[np.arange(len(i)), k] += scale[k]
         found = _finite(self._function(np.concatenate([_around(at, scale), pairs])), value)
         ends, mixed = found[: 2 * p].reshape(-1, 2), found[2 * p :]
-        slope, fall = 0.5 * (ends[:, 1] - ends[:, 0]), np.maximum(2.0 * value - ends.sum(axis=1), _FLAT)
+        fall = np.maximum(2.0 * value - ends.sum(axis=1), _FLAT)
         across = np.eye(p)  # 0 where the function is a sum of functions of one coordinate each
         across[i, j] = across[j, i] = (ends[i, 1] + ends[j, 1] - value - mixed) / np.sqrt(fall[i] * fall[j])
         values, vectors = np.linalg.eigh(across)
         inverse = (vectors / np.maximum(values, 0.01)) @ vectors.T
         size = scale / np.sqrt(fall)
-        cov = size[:, None] * inverse * size
-        return cov, at + cov @ (slope / scale)
-
-    def moves_to(self, top: Array) -> bool:
-        """Go to a point, or part of the way, if that is higher; tell whether it is by more than a little."""
-        points = self.at + np.outer(_LENGTHS[1:], top - self.at)
-        values = self._function(points)
-        best = int(np.argmax(np.where(np.isfinite(values), values, -np.inf)))
-        gain = float(values[best]) - self.value
-        if not gain > 0.0:
-            return False
-        self.at, self.value = points[best], float(values[best])
-        if gain < _LEFT:
-            return False
-        self._look()
-        return True
+        return size[:, None] * inverse * size
 
 
 def _finite(values: Array, value: float) -> Array:
@@ -149,3 +128,49 @@ def _updated(inverse: Array, step: Array, change: Array) -> Array:
 def _around(at: Array, scale: Array) -> Array:
     """Return the points a scale away, below and above, coordinate by coordinate, (2 p, p)."""
     return np.array([at + sign * direction for direction in np.diag(scale) for sign in (-1.0, 1.0)])
+
+
+def modes_above(function: Function, points: Array, scale: Array) -> list[LatentMode]:
+    """Return where damped steps of Newton's method from some points end, all at once."""
+    n, p = points.shape
+    centre, at, each = points[0], (points - points[0]) / scale, np.arange(n)
+
+    def of(u: Array) -> Array:
+        with np.errstate(all="ignore"):
+            values = function(centre + scale * u)
+        return np.where(np.isfinite(values), values, -np.inf)
+
+    for _ in range(_N_NEWTON):
+        here, gradient, hessian = _slopes(of, at)
+        values, vectors = np.linalg.eigh(-hessian)
+        along = np.einsum("nji,nj->ni", vectors, gradient) / np.maximum(np.abs(values), 1.0 / _WIDEST**2)
+        step = np.einsum("nij,nj->ni", vectors, along)
+        step *= np.minimum(1.0, _LONGEST / np.maximum(np.linalg.norm(step, axis=1), 1e-300))[:, None]
+        tried = at[:, None] + np.array(_LENGTHS)[1:, None] * step[:, None]
+        new = of(tried.reshape(-1, p)).reshape(n, -1)
+        best = new.argmax(axis=1)
+        rises = new[each, best] > here
+        if not rises.any():
+            break
+        at = np.where(rises[:, None], tried[each, best], at)
+    values, vectors = np.linalg.eigh(-_slopes(of, at)[2])
+    roots = scale[:, None] * vectors / np.sqrt(np.maximum(values, 1.0 / _WIDEST**2))[:, None]
+    return [LatentMode(centre + scale * u, root @ root.T) for u, root in zip(at, roots, strict=True)]
+
+
+def _slopes(of: Function, at: Array) -> tuple[Array, Array, Array]:
+    """Return values, gradients and Hessians by differences; 0 where these are not finite."""
+    n, p = at.shape
+    first, second = np.triu_indices(p, 1)
+    steps = _STEP * np.eye(p)
+    shifts = np.concatenate([np.zeros((1, p)), steps, -steps, steps[first] + steps[second]])
+    values = of((at[:, None] + shifts).reshape(-1, p)).reshape(n, -1)
+    here, up, down = values[:, 0], values[:, 1 : 1 + p], values[:, 1 + p : 1 + 2 * p]
+    with np.errstate(invalid="ignore"):
+        gradient = (up - down) / (2.0 * _STEP)
+        hessian = np.zeros((n, p, p))
+        hessian[:, range(p), range(p)] = (up - 2.0 * here[:, None] + down) / _STEP**2
+        mixed = values[:, 1 + 2 * p :] - up[:, first] - up[:, second] + here[:, None]
+    hessian[:, first, second] = hessian[:, second, first] = mixed / _STEP**2
+    usable = np.isfinite(gradient).all(axis=1) & np.isfinite(hessian).all(axis=(1, 2))
+    return here, np.where(usable[:, None], gradient, 0.0), np.where(usable[:, None, None], hessian, 0.0)

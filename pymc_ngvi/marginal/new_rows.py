@@ -19,7 +19,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.effects import SplitNormal
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.integral import TreeIntegral
+from pymc_ngvi.marginal.integral import N_COMPARED, TreeIntegral
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.parts import BatchPlan, sub_forest, whole
 from pymc_ngvi.marginal.pooled import PoolState
@@ -29,8 +29,8 @@ type Ints = NDArray[np.intp]
 #: From unconstrained coordinates, (n, n_dim), to log densities of rows, (n, n_rows).
 type RowLogp = Callable[[Array], Array]
 
-#: Numbers held at once; draws on which rules are compared.
-_AT_ONCE, _N_COMPARED = 2**21, 16
+#: Numbers held at once.
+_AT_ONCE = 2**21
 #: Of the steps by which it is found out which rows depend on what.
 _SEED = 20_261_128
 
@@ -100,13 +100,14 @@ def beside(
 ) -> WithNewRows:
     """Return what rows make of draws beside trees of which three moments are known."""
     g = theta[:, forest.globals_]
-    terms = _TermsOfRows.of(theta[0], centres, forest, row_logp, skewness)
+    middle = theta[len(theta) // 2]  # at the first draws, effects may be so narrow that no step changes log p
+    terms = _TermsOfRows.of(middle, centres, forest, row_logp, skewness)
     trees = terms.trees
     if not trees.n_local:
         parts = [row_logp(theta[rows]).sum(axis=1) for rows in _parts(len(theta), terms.width)]
         return WithNewRows(np.concatenate(parts), theta, np.zeros(len(theta)))
     integral = TreeIntegral(terms, trees, terms.before)
-    few = np.linspace(0, len(g) - 1, min(_N_COMPARED, len(g))).astype(np.intp)
+    few = np.linspace(0, len(g) - 1, min(N_COMPARED, len(g))).astype(np.intp)
     integral.choose_rule(integral.at(g[few]))
     log_ratio, moved, result = np.empty(len(g)), np.empty(len(g)), theta.copy()
     for rows in _parts(len(g), forest.n_dim * forest.n_levels):
@@ -227,5 +228,5 @@ def _evenly(n: int, k: int, rng: np.random.Generator) -> Array:
 
 
 def _parts(n: int, width: int) -> Iterator[slice]:
-    size = max(_N_COMPARED, _AT_ONCE // max(width, 1))
+    size = max(N_COMPARED, _AT_ONCE // max(width, 1))
     return (slice(start, start + size) for start in range(0, n, size))

@@ -10,14 +10,15 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 
 _LOG_2PI = float(np.log(2.0 * np.pi))
-#: Numbers of nodes in each coordinate that are tried, by length of the path: up to a few hundred evaluations.
-LADDER: dict[int, tuple[int, ...]] = {
-    1: (3, 5, 7, 9, 13, 19, 27, 41, 61, 121, 241),
-    2: (3, 4, 5, 7, 9, 13),
-    3: (3, 4, 5, 7),
-    4: (2, 3, 4, 5),
-    5: (2, 3, 4),
-}
+#: Numbers of nodes in each coordinate that are tried, by length of the path: up to a few hundred evaluations. Two say
+#: nothing of a variance.
+_LADDERS = (
+    (3, 5, 7, 9, 13, 19, 27, 41, 61, 121, 241),
+    (3, 4, 5, 7, 9, 13),
+    (3, 4, 5, 7),
+    (3, 4, 5),
+    (3, 4),
+)
 #: Nodes of a line from which on they are evenly spaced on the scale of asinh, and how far they reach, in standard
 #: deviations: to other modes, and into tails. About one of two modes, they find the other one up to 13 of its standard
 #: deviations away: log m of pairs of a t with 2 df, 13 of their scales apart, is 0.01 nats off; it was 3.
@@ -57,8 +58,8 @@ class PathRule:
     @property
     def limits(self) -> tuple[float, float, float]:
         """How far the mean of z may be from 0, and in which interval its variance has to lie."""
-        known = {1: (0.25, 0.75, 1.35), 2: (0.2, 0.8, 1.25), 3: (0.25, 0.75, 1.35), 4: (0.4, 0.65, 1.5)}
-        return known.get(self.n_nodes, (0.5, 0.6, 1.6) if self.n_nodes == 5 else (0.8, 0.4, 2.2))
+        known = {3: (0.25, 0.75, 1.35), 4: (0.4, 0.65, 1.5), 5: (0.5, 0.6, 1.6)}
+        return known.get(self.n_nodes, (0.8, 0.4, 2.2))
 
 
 @lru_cache(maxsize=64)
@@ -83,16 +84,6 @@ def _line(n_nodes: int) -> tuple[Array, Array]:
     return x, log_weight - logsumexp(log_weight) + 0.5 * x**2 + 0.5 * _LOG_2PI
 
 
-def first_rule(n_levels: int) -> PathRule:
-    """Return the rule to begin with, before anything is known."""
-    return references(n_levels)[0]
-
-
 def references(n_levels: int) -> list[PathRule]:
-    """Return the rules that can confirm their centres, the smallest first: two nodes say nothing of a variance."""
-    return [rule for rule in ladder(n_levels) if rule.n_nodes > 2]
-
-
-def ladder(n_levels: int) -> list[PathRule]:
     """Return the rules that are tried, the smallest first."""
-    return [PathRule(n, n_levels) for n in LADDER[n_levels]]
+    return [PathRule(n, n_levels) for n in _LADDERS[n_levels - 1]]

@@ -2,9 +2,7 @@
 
 import itertools
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +25,7 @@ _FOLDS = 20_260_303
 #: Weighted draws that a component needs, for each coordinate (up to 12 of them).
 _DRAWS_PER_COORDINATE = 6.0
 #: The kind that is fitted from given components; the least share of one of these.
-_FROM_START, _LEAST_OF_START = (0.0, None, 0), 0.005
+_FROM_START, _LEAST_OF_START = (0.0, 0), 0.005
 #: Numbers of components that are tried in turn where the most so far did best.
 _MORE = (5, 8)
 
@@ -61,17 +59,9 @@ def _few(weights: Array, n: int) -> tuple[NDArray[np.intp], Array]:
     return rows[which], counts / n
 
 
-class Base(NamedTuple):
-    """The Gaussian of y that fitted moments shrink towards: mean and lower Cholesky factor."""
-
-    mean: Array
-    factor: Array
-
-
-def mixture_of(bases: Sequence[Base], df: float) -> StudentMixture:
-    """Return a component of y at each of several Gaussians."""
-    means, factors = np.array([b.mean for b in bases]), np.array([b.factor for b in bases])
-    return StudentMixture(np.full(len(bases), 1.0 / len(bases)), means, factors, df)
+def mixture_of(means: Array, factors: Array, df: float) -> StudentMixture:
+    """Return components of the same shares."""
+    return StudentMixture(np.full(len(means), 1.0 / len(means)), means, factors, df)
 
 
 def effective_size(log_weights: Array) -> float:
@@ -95,7 +85,6 @@ def best_proposal(
     g: Array,
     log_weights: Array,
     log_marginal: Array,
-    base: Base,
     margins: Margins,
     df: float,
     start: StudentMixture | None = None,
@@ -104,8 +93,8 @@ def best_proposal(
 
     Notes
     -----
-    Kinds differ in how a component's covariance is shrunk towards the base, and in the number of components. The score
-    is an estimate, from held-out draws in two folds, of the logarithm of E_p[p / q], whose inverse is the efficiency.
+    Kinds differ in tails and in the number of components. The score is an estimate, from held-out draws in two folds,
+    of the logarithm of E_p[p / q], whose inverse is the efficiency.
     """
     rows, w = _few(np.exp(log_weights - log_weights.max()), _MOST_FITTED)
     g, log_marginal = g[rows], log_marginal[rows]
@@ -115,13 +104,13 @@ def best_proposal(
     size = 1.0 / (w**2).sum()
     enough = [k for k in (1, 2, 3, *_MORE) if k == 1 or size > _DRAWS_PER_COORDINATE * k * min(y.shape[1], 12)]
 
-    def make(kind: tuple[float, float | None, int], rows: Array) -> Proposal:
+    def make(kind: tuple[float, int], rows: Array) -> Proposal:
         part = w[rows] / w[rows].sum()
         if kind == _FROM_START and start is not None:
-            return Proposal(_refined(start, y[rows], part), margins)
-        return Proposal(_fitted(y[rows], part, base, *kind), margins)
+            return Proposal(_by_em(y[rows], part, start, None, _LEAST_OF_START), margins)
+        return Proposal(_fitted(y[rows], part, *kind), margins)
 
-    def score(kind: tuple[float, float | None, int]) -> float:
+    def score(kind: tuple[float, int]) -> float:
         total = 0.0
         for f in (0, 1):
             fitted, held = fold != f, (fold == f) & (w > 0.0) & np.isfinite(log_marginal)
@@ -132,15 +121,11 @@ def best_proposal(
             total -= float(logsumexp(np.log(part) + log_marginal[held] - log_q))
         return total
 
-    # Shrinkage first: the more components there are, the less they hang on it, and the longer they take to fit.
-    scores = {kind: score(kind) for kind in itertools.product(sorted({df, 7.0}), (None, 0.5, 0.1), (1,))}
-    best = max(scores, key=lambda kind: scores[kind])
-    for tail, k in itertools.product(sorted({df, 7.0}), enough[1:3]):
-        scores[tail, best[1], k] = score((tail, best[1], k))
+    scores = {(tail, k): score((tail, k)) for tail, k in itertools.product(sorted({df, 7.0}), enough[:3])}
     best = max(scores, key=lambda kind: scores[kind])
     for before, k in itertools.pairwise(enough[2:]):
-        if best[2] == before:
-            scores[*best[:2], k] = score((*best[:2], k))
+        if best[1] == before:
+            scores[best[0], k] = score((best[0], k))
             best = max(scores, key=lambda kind: scores[kind])
     if start is not None:
         scores[_FROM_START] = score(_FROM_START)
@@ -148,66 +133,49 @@ def best_proposal(
     return make(best, np.ones(len(g), dtype=bool))
 
 
-def _fitted(y: Array, w: Array, base: Base, df: float, shrinkage: float | None, k: int) -> StudentMixture:
-    mean, cov = _shrunk_moments(y, w, base, shrinkage)
-    if k > 1:
-        return _by_em(y, w, k, df, mean, cov)
-    of_scale = (df - 2.0) / df if df < 20.0 else 1.0
-    return StudentMixture(np.ones(1), mean[None], np.linalg.cholesky(of_scale * cov)[None], df)
+def _fitted(y: Array, w: Array, df: float, k: int) -> StudentMixture:
+    mean, cov = _shrunk_moments(y, w)
+    root = np.linalg.cholesky(cov)
+    if k == 1:
+        of_scale = np.sqrt((df - 2.0) / df) if df < 20.0 else 1.0
+        return mixture_of(mean[None], of_scale * root[None], df)
+    # Components begin along the direction of most skewness.
+    skewness = w @ solve_lower(root, np.ascontiguousarray((y - mean).T)).T ** 3
+    direction = root @ (skewness / (np.linalg.norm(skewness) + 1e-300))
+    means = mean + np.linspace(-1.0, 1.0, k)[:, None] * direction
+    start = mixture_of(means, np.broadcast_to(np.sqrt(0.7) * root, (k, *root.shape)), df)
+    return _by_em(y, w, start, (mean, cov), _LEAST_SHARE)
 
 
-def _shrunk_moments(y: Array, w: Array, base: Base, shrinkage: float | None) -> tuple[Array, Array]:
-    """Return weighted moments, shrunk towards those of the base.
-
-    With a number: a part of the base's covariance. With None: directions of variance within the noise of so few draws
-    keep the base's [1]_.
+def _shrunk_moments(y: Array, w: Array) -> tuple[Array, Array]:
+    """Return weighted moments, but 1 for variances within the noise of so few draws [1]_: margins have made them so.
 
     References
     ----------
     .. [1] J. Baik, G. Ben Arous, S. Peche (2005). Phase transition of the largest eigenvalue for nonnull complex sample
        covariance matrices. Annals of Probability 33(5). https://doi.org/10.1214/009117905000000233
     """
-    p, size = y.shape[1], 1.0 / (w**2).sum()
-    u = solve_lower(base.factor, np.ascontiguousarray((y - base.mean).T)).T
-    mean = w @ u
-    apart = u - mean
+    p, size, mean = y.shape[1], 1.0 / (w**2).sum(), w @ y
+    apart = y - mean
     cov = (w[:, None] * apart).T @ apart
-    if shrinkage is None:
-        values, vectors = np.linalg.eigh(cov)
-        edge = np.sqrt(p / size)
-        outside = (values > (1.0 + edge) ** 2) | (values < max(0.0, 1.0 - edge) ** 2)
-        cov = (vectors * np.where(outside, np.maximum(values, 1e-6), 1.0)) @ vectors.T
-        mean = mean * (mean @ mean) / (mean @ mean + p / size)
-    else:
-        cov = (1.0 - shrinkage) * cov + shrinkage * np.eye(p)
-    return base.mean + base.factor @ mean, base.factor @ cov @ base.factor.T
+    values, vectors = np.linalg.eigh(cov)
+    edge = np.sqrt(p / size)
+    outside = (values > (1.0 + edge) ** 2) | (values < max(0.0, 1.0 - edge) ** 2)
+    cov = (vectors * np.where(outside, np.maximum(values, 1e-6), 1.0)) @ vectors.T
+    return mean * (mean @ mean) / (mean @ mean + p / size), cov
 
 
-def _by_em(y: Array, w: Array, k: int, df: float, mean: Array, cov: Array) -> StudentMixture:
-    """Fit a mixture by weighted EM, from components along the direction of most skewness; they shrink towards one."""
-    root = np.linalg.cholesky(cov)
-    standardised = solve_lower(root, np.ascontiguousarray((y - mean).T)).T
-    skewness = w @ standardised**3
-    direction = root @ (skewness / (np.linalg.norm(skewness) + 1e-300))
-    means = mean + np.linspace(-1.0, 1.0, k)[:, None] * direction
-    factors, shares = np.broadcast_to(np.sqrt(0.7) * root, (k, *root.shape)), np.full(k, 1.0 / k)
-    for _ in range(_N_EM):
-        responsibilities, of_t = _responsibilities(y, w, shares, means, factors, df)
-        shares = np.maximum(responsibilities.sum(axis=1), _LEAST_SHARE)
-        shares /= shares.sum()
-        means, covs = _components(y, responsibilities, of_t, mean, cov)
-        factors = np.linalg.cholesky(covs)
-    return StudentMixture(shares, means, factors, df)
-
-
-def _refined(start: StudentMixture, y: Array, w: Array) -> StudentMixture:
-    """Fit the components of a mixture by weighted EM; they shrink towards what they were."""
+def _by_em(
+    y: Array, w: Array, start: StudentMixture, towards: tuple[Array, Array] | None, least: float
+) -> StudentMixture:
+    """Fit the components of a mixture by weighted EM; they shrink towards these moments, or what they were."""
     shares, means, factors, df = start.shares, start.means, start.factors, start.df
     for _ in range(_N_EM):
         responsibilities, of_t = _responsibilities(y, w, shares, means, factors, df)
-        shares = np.maximum(responsibilities.sum(axis=1), _LEAST_OF_START)
+        shares = np.maximum(responsibilities.sum(axis=1), least)
         shares /= shares.sum()
-        means, covs = _components(y, responsibilities, of_t, means, factors @ factors.transpose(0, 2, 1))
+        to_mean, to_cov = (means, factors @ factors.transpose(0, 2, 1)) if towards is None else towards
+        means, covs = _components(y, responsibilities, of_t, to_mean, to_cov)
         factors = np.linalg.cholesky(covs)
     return StudentMixture(shares, means, factors, df)
 

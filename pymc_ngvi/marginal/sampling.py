@@ -38,6 +38,11 @@ def evenly_picked(weights: Array, n: int, at: float) -> NDArray[np.intp]:
     return picked(weights, (np.arange(n) + at) / n)
 
 
+def normalised_weights(log_weights: Array) -> Array:
+    """Return weights that add up to 1."""
+    return np.exp(log_weights - logsumexp(log_weights))
+
+
 def relative_sd_errors(g: Array, weights: Array) -> Array:
     """Return relative standard errors of standard deviations over weighted draws, (p,), by the delta method [1]_.
 
@@ -85,8 +90,7 @@ class Pool:
     def weights(self) -> tuple[Array, float]:
         """Return the smoothed weights, (n,), that add up to 1, and k-hat."""
         log_weights, khat = smoothed(self.log_ratio)
-        w = np.exp(log_weights - log_weights.max())
-        return w / w.sum(), khat
+        return normalised_weights(log_weights), khat
 
     def log_normaliser(self) -> tuple[float, float]:
         """Return the logarithm of the integral of m, and its standard error, from the spread of interleaved parts."""

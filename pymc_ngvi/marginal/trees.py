@@ -12,7 +12,7 @@ from scipy.spatial import cKDTree
 
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.psis import smoothed
-from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS
+from pymc_ngvi.core.sizes import AT_ONCE, HELD, MOST_NUMBERS
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.verdict import beyond_reach
@@ -20,25 +20,26 @@ from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.effects import draw_effects, moments_of_draws, numbers_of_candidates
 from pymc_ngvi.marginal.forest import MOST_PLAIN, Forest
-from pymc_ngvi.marginal.integral import NothingInside, TreeIntegral, TreePairs
-from pymc_ngvi.marginal.nodes import ladder
+from pymc_ngvi.marginal.integral import N_COMPARED, NothingInside, TreeIntegral, TreePairs
+from pymc_ngvi.marginal.nodes import references
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState
 from pymc_ngvi.marginal.proposals import Proposal
 from pymc_ngvi.marginal.quadrature import integrate
 from pymc_ngvi.marginal.ratios import Ratios
+from pymc_ngvi.marginal.sampler import MOST
 from pymc_ngvi.marginal.sampling import Pool, by_neighbours, evenly_picked, picked, tail_size
 from pymc_ngvi.marginal.verdict import MOST_SHORT, Checks
 
-#: Draws of the globals on which candidates are judged, and on which nodes are compared with more of them.
-_N_JUDGED, _N_COMPARED = 64, 16
+#: Draws of the globals on which candidates are judged.
+_N_JUDGED = 64
 #: Largest skewness of candidates.
 _MOST_SKEW = 1.5
 #: Interleaved parts of the draws of the globals, whose spread is the error of the normalising constant.
 _N_PARTS = 8
-#: Draws of the globals that groups are left out at, at most; draws that a pool is made larger by, at most, and over
-#: those that are wanted: a part is from farther out.
-_MOST_LEFT_OUT, _MOST_DRAWS, _MORE = 4_000, 16_000, 1.25
+#: Draws of the globals that groups are left out at, at most; draws of a larger pool over those that are wanted: a part
+#: is from farther out.
+MOST_LEFT_OUT, _MORE = 4_000, 1.25
 #: What files keep.
 _KEPT = ("pool", "pairs", "proposal", "ratios", "seed", "efficiency")
 
@@ -61,10 +62,11 @@ class IntegratedTrees(GivenGlobals):
     ratios: Ratios
     seed: int
     #: Effective part of the draws of that proposal; by how much draws from farther out move moments, in their errors;
-    #: part of the weight where there is no integral.
+    #: part of the weight where there is no integral; part of the mass of a tree that is at another mode.
     efficiency: float
     moved: float
     lost: float
+    elsewhere: float
     forest: Forest
     #: Integrates local coordinates; None where there are none.
     quadrature: TreeIntegral | None
@@ -110,7 +112,10 @@ class IntegratedTrees(GivenGlobals):
             quadrature.rule = content["rule"]
             quadrature.begin_from(pairs)
         checks, kept = content["checks"], {name: content[name] for name in _KEPT}
-        rest = cls(**kept, moved=checks.missed, lost=checks.lost, forest=forest, quadrature=quadrature, density=fitted)
+        rest = cls(
+            **kept, moved=checks.missed, lost=checks.lost, elsewhere=checks.elsewhere,
+            forest=forest, quadrature=quadrature, density=fitted,
+        )  # fmt: skip
         state = rest.with_pool(gaussian, tuple(content["others"]))
         vars(state).update(_moments=moments, checks=checks)
         return state
@@ -119,12 +124,18 @@ class IntegratedTrees(GivenGlobals):
 
     def enlarged(self, pool: Pool, wanted: float) -> Pool:
         """Return new draws of the proposal, of the effective size ``wanted``, as far as the budget goes."""
-        n = int(min(np.ceil(_MORE * wanted / self.efficiency), max(_MOST_DRAWS, len(pool.g))))
+        n = int(min(np.ceil(_MORE * wanted / self.efficiency), max(MOST, len(pool.g))))
         y = self.proposal.draws(n, np.random.default_rng([self.seed, n]))
         y = y[by_neighbours(y / y.std(axis=0), np.full(n, 1.0 / n), 0.0)]
         g = self.ratios.inverse(y)
-        nothing = NothingInside(self.density.logp)
-        log_m = nothing.log_m(g) if self.quadrature is None else self.quadrature.at(g).log_estimate
+        if self.quadrature is None:
+            log_m = NothingInside(self.density.logp).log_m(g)
+        else:
+            points = self.quadrature.at(g)
+            log_m = points.log_estimate
+            if points.centres.factor.size <= HELD and self.pairs is not None:  # draws of effects need them again
+                known = np.concatenate([self.pool.g, g])
+                self._known[:] = [cKDTree(known), known, Centres.joined([self.pairs.centres, points.centres])]
         return pool_of(g, log_m, self.proposal.log_density(y) + self.ratios.log_slope(g))
 
     def correction(self, state: PoolState) -> tuple[float, float]:
@@ -136,11 +147,11 @@ class IntegratedTrees(GivenGlobals):
         if quadrature is None:
             return 0.0, 0.0
         assert self.pairs is not None
-        rows = evenly_picked(state.weights, _N_COMPARED, 0.5)
-        some, most = self.pairs[rows], ladder(self.forest.n_levels)[-1]
+        rows = evenly_picked(state.weights, N_COMPARED, 0.5)
+        some, most = self.pairs[rows], references(self.forest.n_levels)[-1]
         many = integrate(quadrature.terms, self.forest, most, some.g, some.centres, moments=False).log_marginal
         apart = many - state.pool.log_marginal[rows]
-        return float(np.mean(apart)), float(np.std(apart, ddof=1) / np.sqrt(_N_COMPARED))
+        return float(np.mean(apart)), float(np.std(apart, ddof=1) / np.sqrt(N_COMPARED))
 
     def verdict(self, state: PoolState) -> Checks:
         """Return what was measured."""
@@ -150,6 +161,7 @@ class IntegratedTrees(GivenGlobals):
                 "n_nodes": quadrature.rule.n_nodes,
                 "rule_error": quadrature.rule_error,
                 "lost": self.lost,
+                "elsewhere": self.elsewhere,
                 "effects": self._candidates[1],
             }
         return Checks(
@@ -187,18 +199,24 @@ class IntegratedTrees(GivenGlobals):
 
     def centres(self, g: Array) -> Centres:
         """Return means and factors of the local coordinates given globals, (n, n_globals), of the pool or others."""
-        assert self.pairs is not None
         assert self.quadrature is not None
-        rows = self._tree.query(g)[1]
-        result, others = self.pairs.centres[rows], np.flatnonzero((self.pool.g[rows] != g).any(axis=1))
+        tree, known, centres = self._known
+        rows = tree.query(g)[1]
+        result, others = centres[rows], np.flatnonzero((known[rows] != g).any(axis=1))
         if not len(others):
             return result
         every = np.ones((len(others), self.forest.n_local), dtype=bool)
         return result.replaced(others, self.quadrature.at(g[others]).centres, every)
 
     @cached_property
-    def _tree(self) -> cKDTree:
-        return cKDTree(self.pool.g)
+    def _known(self) -> list[Any]:
+        """Globals at which centres are known: those of the pool, and of the last larger one."""
+        assert self.pairs is not None
+        return [cKDTree(self.pool.g), self.pool.g, self.pairs.centres]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what to pickle: not what is known of larger pools."""
+        return {name: value for name, value in vars(self).items() if name != "_known"}
 
     def draw(
         self, state: PoolState, pool: Pool, order: NDArray[np.intp], uniform: list[Array]
@@ -320,7 +338,7 @@ def leave_groups_out(state: PoolState) -> LeftOut:
         terms = terms.of_whole_groups()
     roots = forest.locals_[forest.at_level[0]]
     # The first ones, not those of most weight: without a group, others may have more.
-    n = min(_MOST_LEFT_OUT, max(MOST_NUMBERS // len(roots), 1), len(state.pool.g))
+    n = min(MOST_LEFT_OUT, max(MOST_NUMBERS // len(roots), 1), len(state.pool.g))
     log_weights, points = state.log_weights[:n], pairs[:n]
     of_blocks = integrate(
         terms, forest, quadrature.rule, points.g, points.centres, moments=False, by_block=True

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+from pymc_ngvi.core.messages import percent
 from pymc_ngvi.core.psis import khat_error
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.verdict import Condition, Verdict, heavy_tail
-from pymc_ngvi.marginal.sampler import MOST_MOVED
+from pymc_ngvi.marginal.sampler import GOOD, MOST_MOVED
 from pymc_ngvi.marginal.sampling import LEAST_TAIL, has_light_tail
 from pymc_ngvi.marginal.sampling import MOST_KHAT as MOST_KHAT
 
@@ -18,7 +19,8 @@ EXACT_SIZE_OF_FEW, EXACT_SIZE = {1: 100.0, 2: 200.0}, 400.0
 MOST_RULE_ERROR = 0.05
 #: Effective size from which on tails of more draws need not be larger.
 _LARGE = 2_000.0
-#: Part of the weight where there is no integral; error of a mean of effects, in sds, and of an sd, as a part.
+#: Part of the weight where there is no integral; error of a mean of effects, in sds, and of an sd, as a part, and the
+#: part of the mass of some effects that may be at another mode.
 MOST_LOST, MOST_SHORT = 0.002, 0.03
 
 
@@ -41,6 +43,8 @@ class Checks(Verdict):
         Change of log m that the next larger rule brings, an sd over the globals in nats.
     lost : float
         Part of the weight on draws whose quadrature nodes were not about the right centres, going by draws near them.
+    elsewhere : float
+        Largest part of the mass of a tree that is at another mode than its quadrature nodes, given the globals.
     effects : float
         Largest error of a mean of a local coordinate, in sds, or of an sd, as a part, that few candidates bring.
     sd_error : float
@@ -66,6 +70,7 @@ class Checks(Verdict):
     n_nodes: int = 0
     rule_error: float = 0.0
     lost: float = 0.0
+    elsewhere: float = 0.0
     effects: float = 0.0
     sd_error: float = 0.0
     tail: float = float("inf")
@@ -87,6 +92,9 @@ class Checks(Verdict):
                 f"k-hat of the weights of the global parameters is {khat}, above {MOST_KHAT}", is_excused=is_light),
             Condition("effective size", size, least_size,
                 f"the effective size of the draws is {size:,.0f}, below {least_size:,.0f}", at_least=True),
+            Condition("efficiency", self.efficiency, GOOD,
+                f"only {percent(self.efficiency)} of the draws are effective: proposals are not near to the "
+                "posterior, and weights don't tell what they miss", at_least=True),
             Condition("sd", self.sd_error, MOST_ERROR,
                 f"a standard deviation of the global parameters is known to {sd_error:.0f} % only, from the weights "
                 "of a thin tail"),
@@ -102,6 +110,9 @@ class Checks(Verdict):
                 f"{self.rule_error:.2f} nats with more)"),
             Condition("lost", self.lost, MOST_LOST,
                 f"{lost:.1f} % of the draws have quadrature nodes off their centres"),
+            Condition("modes", self.elsewhere, MOST_SHORT,
+                f"given the global parameters, a group effect has {percent(self.elsewhere)} of its mass at another "
+                "mode, where there are no quadrature nodes"),
             Condition("effects", self.effects, MOST_SHORT,
                 f"a mean or a standard deviation of draws of one group effect is {100 * self.effects:.0f} % off"),
         ]  # fmt: skip

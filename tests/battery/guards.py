@@ -372,11 +372,11 @@ def of_gaussian(mean, cov):
 
 def of_moments(g, weights, like):
     """Return margins that are Gaussian."""
-    mean, cov = plain_moments(g, weights, None, None)
+    mean, cov = plain_moments(g, weights)
     return of_gaussian(mean, cov)
 
 
-def plain_moments(y, w, base, shrinkage):
+def plain_moments(y, w):
     """Return weighted moments."""
     apart = y - w @ y
     return w @ y, (w[:, None] * apart).T @ apart + 1e-10 * np.eye(y.shape[1])
@@ -428,11 +428,6 @@ GUARDS = {
         tries="folded, 6 seeds",
     ),
     # --- nested ---
-    "ridges": Guard(
-        "Thin tails of log m along a ridge, which few draws hit.",
-        ((sampler.Sampler, "_follow_ridges", nothing),),
-        tries="not settled, 3 fits: long level, level, bananas",
-    ),
     "margins": Guard(
         "Logarithms of scales that may be 0, with skewed margins of straight tails.",
         (
@@ -496,7 +491,7 @@ GUARDS = {
     ),
     "search for the mode": Guard(
         "Hyperparameters that are not where a fit begins.",
-        ((mode, "_MOST", 0), (mode, "_MOST_OF_EACH", 0), (mode, "_MOST_AGAIN", 0)),
+        ((mode, "_MOST", 0), (mode, "_MOST_OF_EACH", 0)),
         tries=NESTED_6,
     ),
     "wide rounds": Guard(

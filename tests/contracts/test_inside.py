@@ -15,9 +15,9 @@ from scipy.special import gammaln, logsumexp, polygamma
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density.rows_given import latent_rows
 from pymc_ngvi.marginal.centres import Centres
-from pymc_ngvi.marginal.effects import N_CANDIDATES, draw_effects, moments_of_draws
+from pymc_ngvi.marginal.effects import draw_effects, moments_of_draws, numbers_of_candidates
 from pymc_ngvi.marginal.integral import TreeIntegral
-from pymc_ngvi.marginal.nodes import LADDER, PathRule
+from pymc_ngvi.marginal.nodes import PathRule, references
 from pymc_ngvi.marginal.quadrature import blocks_off_centre, integrate
 from pymc_ngvi.nested.inside import LatentInside
 from pymc_ngvi.nested.log_marginal import LatentMarginal
@@ -175,7 +175,7 @@ def drawn(terms, forest, g, centres, skewness, seed, of_draw=None):
     rng = np.random.default_rng(seed)
     of_draw = np.arange(len(g)) if of_draw is None else of_draw
     shifts, choices = rng.random((len(g), forest.n_local)), rng.random((len(of_draw), forest.n_local))
-    k = N_CANDIDATES[forest.n_levels]
+    k = numbers_of_candidates(forest.n_levels)[0]
     return draw_effects(terms, forest, g, centres, skewness, shifts, choices, of_draw, k)
 
 
@@ -184,7 +184,7 @@ def found(terms, forest, g, width=1.0, n_nodes=None):
     start = Centres(np.zeros((1, forest.n_local)), np.zeros((1, forest.n_local, forest.n_levels)))
     start.factor[:, np.arange(forest.n_local), forest.level] = width
     quadrature = TreeIntegral(terms, forest, lambda g: start)
-    quadrature.rule = PathRule(n_nodes or LADDER[forest.n_levels][-1], forest.n_levels)
+    quadrature.rule = PathRule(n_nodes or references(forest.n_levels)[-1].n_nodes, forest.n_levels)
     points = quadrature.at(g)
     assert np.isfinite(points.log_estimate).all()
     return points
@@ -258,7 +258,7 @@ def test_gaussian_conditionals(name):
     assert_allclose(z.mean(axis=0), 0.0, atol=4.0 / np.sqrt(n))
     correlation = cov / np.outer(sd, sd)
     # A few candidates are a quadrature rule: moments are right up to its error.
-    slack = 0.04 if N_CANDIDATES[forest.n_levels] > 2 else 0.2
+    slack = 0.04 if numbers_of_candidates(forest.n_levels)[0] > 2 else 0.2
     assert_allclose(z.T @ z / n, correlation, atol=4.0 * np.sqrt(2.0 / n) + slack)
 
 
@@ -268,7 +268,7 @@ def test_a_heavy_tail_is_drawn():
     n, forest = 4_000, singles(1)
     at = (terms, forest, np.zeros((n, 1)), Centres(np.zeros((n, 1)), np.full((n, 1, 1), np.sqrt(3.0))), np.zeros(1))
     shifts = (np.arange(n)[:, None] + 0.5) / n
-    of_few, of_more = (moments_of_draws(*at, shifts, k)[1][0] for k in (N_CANDIDATES[1], 33))
+    of_few, of_more = (moments_of_draws(*at, shifts, k)[1][0] for k in (numbers_of_candidates(1)[0], 33))
     assert_allclose([of_few, of_more], np.sqrt(3.0), rtol=0.05)
     assert of_few < of_more
 

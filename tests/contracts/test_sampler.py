@@ -548,14 +548,14 @@ def test_gaussians(p, seed):
     found, _ = sample(known := gaussian(p), seed)
     agrees(known, found)
     assert found.khat < 0.5
-    assert found.is_reliable
+    assert found.is_settled
 
 
 @pytest.mark.parametrize("seed", THREE_SEEDS)
 @pytest.mark.parametrize("p", [1, 2, 4, 10, 20, 40])
 def test_scales_near_0(p, seed):
     found, _ = sample(known := log_scales(p), seed)
-    assert found.is_reliable
+    assert found.is_settled
     agrees(known, found)
 
 
@@ -567,7 +567,7 @@ def test_scales_near_0(p, seed):
 )
 def test_densities_that_are_no_gaussians(known, seed):
     found, _ = sample(known, seed)
-    assert found.is_reliable
+    assert found.is_settled
     agrees(known, found)
 
 
@@ -581,7 +581,7 @@ def test_an_effect_without_data(seed):
         np.array([0.05, sd]),
     )
     found, _ = sample(known, seed)
-    assert found.is_reliable
+    assert found.is_settled
     agrees(known, found)
 
 
@@ -590,7 +590,7 @@ def test_an_effect_without_data(seed):
 def test_weights_given_the_outside(variance, seed):
     """Log m is known by the draws of the inside, and pairs are weighted together."""
     found, _ = sample(known := log_scales(3), seed, variance=variance)
-    assert found.is_reliable
+    assert found.is_settled
     agrees(known, found)
     assert found.variance == pytest.approx(variance, rel=0.2)
     # Draws at a value follow from those of a round before it, so that more of them make up for weights that vary.

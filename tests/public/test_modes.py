@@ -7,7 +7,10 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from pymc_ngvi import NGVI, ConvergenceWarning, Status, fit_ngvi, load
+from scipy import stats
+from scipy.special import logsumexp
+
+from pymc_ngvi import NGVI, ConvergenceWarning, NotExactError, Status, fit_ngvi, load
 
 QUIET = {"progressbar": False, "posterior": "gaussian"}
 #: Graphs of two modes apart differ in numbers alone.
@@ -204,7 +207,7 @@ def test_an_exact_posterior_covers_both(apart, weight, start):
 
 
 @pytest.mark.parametrize("is_centred", [True, False])
-def test_a_nested_posterior_begins_at_both(is_centred):
+def test_a_walk_is_at_both(is_centred):
     """Of a walk that two sensors disagree on; a filter on a grid has it above 0 with a probability of 0.673."""
     rng = np.random.default_rng(4)
     y = np.stack([side + 0.15 * rng.standard_normal(24) for side in (-2.0, 2.0)])
@@ -216,12 +219,48 @@ def test_a_nested_posterior_begins_at_both(is_centred):
             f0, z = pm.Normal("f0", 0.0, 3.0), pm.Normal("z", shape=24)
             f = pm.Deterministic("f", f0 + s * pt.cumsum(z))
         pm.StudentT("y", nu=3.0, mu=f, sigma=0.3, observed=y)
-    approx = fit_ngvi(model=model, posterior="nested", random_seed=1, progressbar=False)
-    assert approx.is_nested
+    approx = fit_ngvi(model=model, random_seed=1, progressbar=False)
+    assert approx.is_nested  # centred, half of the walk would be globals, and too many of them
     assert approx.diagnose(random_seed=1).reliable
     above = (approx.sample(4_000, random_seed=1).posterior["f"] > 0.0).mean(("chain", "draw")).values
     error = np.sqrt(0.673 * 0.327 / approx.checks.effective_size)
     assert np.abs(above - 0.673).max() < 4.0 * error
+
+
+def two_sided_groups(*, has_slopes):
+    """Two sensors disagree on each of six groups; also on a grid: the mean of log tau, and probabilities of a > 0."""
+    x, sides = np.repeat([-1.0, 0.0, 1.0], 4), np.tile([-2.0, 2.0], 6)
+    y = sides + 0.5 * x + 0.2 * np.random.default_rng(5).standard_normal((6, 12))
+    with pm.Model() as model:
+        a = pm.Normal("a", 1.0, pm.HalfNormal("tau", 2.0), shape=6)
+        slope = pm.Normal("b", shape=6)[:, None] if has_slopes else 0.5
+        pm.StudentT("y", nu=3.0, mu=a[:, None] + slope * x, sigma=0.3, observed=y)
+    grid, log_tau = np.linspace(-6.0, 6.0, 601), np.linspace(-4.0, 2.2, 63)
+    log_p = stats.t.logpdf(y[:, None], 3.0, grid[:, None] + 0.5 * x, 0.3).sum(axis=2)[:, None]
+    log_p = log_p + stats.norm.logpdf(grid, 1.0, np.exp(log_tau)[:, None])
+    of_group, above = logsumexp(log_p, axis=2), logsumexp(log_p[:, :, grid > 0.0], axis=2)
+    log_m = of_group.sum(axis=0) + stats.halfnorm.logpdf(np.exp(log_tau), scale=2.0) + log_tau
+    weights = np.exp(log_m - logsumexp(log_m))
+    return model, weights @ log_tau, np.exp(above - of_group) @ weights
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_groups_of_one_effect_are_at_both(seed):
+    model, mean, above = two_sided_groups(has_slopes=False)
+    approx = fit_ngvi(model=model, random_seed=seed, progressbar=False)
+    assert approx.is_exact
+    assert approx.mean_flat[0] == pytest.approx(mean, abs=0.02)
+    found = (approx.sample(4_000, random_seed=1).posterior["a"] > 0.0).mean(("chain", "draw")).values
+    np.testing.assert_allclose(found, above, atol=4.0 * np.sqrt(0.25 / approx.checks.effective_size))
+    assert approx.diagnose(random_seed=1).reliable
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_groups_of_two_effects_at_one_mode_are_not_exact(seed):
+    """No grid of few nodes reaches the other mode, and the weights of the globals know nothing of it."""
+    model, _, _ = two_sided_groups(has_slopes=True)
+    with pytest.raises(NotExactError, match="of its mass at another mode, where there are no quadrature nodes"):
+        fit_ngvi(model=model, posterior="exact", random_seed=seed, progressbar=False)
 
 
 def test_modes_that_are_equal_by_symmetry_are_told_of_once():
