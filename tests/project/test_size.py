@@ -8,14 +8,14 @@ import pytest
 from size import ROOT, count, sizes_of_rooms, total
 
 #: At most so many in the package. To add is to take away elsewhere; what has become smaller lowers its limit.
-LIMITS = {"statements": 34_054, "numbers": 1_443, "classes": 652, "functions of one statement": 1_586}
+LIMITS = {"statements": 33_300, "numbers": 1_345, "classes": 640, "functions of one statement": 1_580}
 #: Raised once: results lost the names that a rule of the type checker had asked for, so that two statements became one.
 RAISED = {"functions of one statement"}
 #: Statements of each room. They may be cut anew within the sum, not in the same change as the code that needs it.
 ROOMS = {
-    "density": 6_214, "results": 6_089, "rows": 2_781, "marginal": 2_714, "families": 2_346, "fitting": 2_109,
-    "steps": 1_847, "core": 1_739, "graphs": 1_677, "reading": 1_282, "mixtures": 995, "nested": 803,
-    "moves": 738, "many": 737, "ops": 709, "reparam": 447, "": 324, "posteriors": 288, "estimators": 154,
+    "density": 6_082, "results": 5_880, "rows": 2_746, "marginal": 2_650, "families": 2_227, "fitting": 2_109,
+    "steps": 1_787, "core": 1_692, "graphs": 1_683, "reading": 1_285, "mixtures": 946, "nested": 789,
+    "moves": 738, "many": 712, "ops": 709, "reparam": 447, "": 313, "posteriors": 288, "estimators": 154,
     "updates": 61,
 }  # fmt: skip
 #: Statements above the limit while new code stands beside the old, 3,000 at most, and the files that will go for it.
