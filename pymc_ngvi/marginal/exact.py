@@ -124,7 +124,7 @@ def is_even(density: ModelDensity, q: GaussianState, most: float = _EVEN) -> boo
 
 def _look(density: ModelDensity, q: GaussianState) -> Array:
     """Return draws of q, and as many of Gaussians about its mean, narrower and far wider."""
-    n = int(np.clip(_OF_LOOK / prices.of_value(density.gradient_seconds), _N_WEIGHED, _MOST_WEIGHED) / 2)
+    n = int(np.clip(_OF_LOOK / density.value_seconds, _N_WEIGHED, _MOST_WEIGHED) / 2)
     scales = np.repeat(_SCALES, n)[:, None]
     return q.draws(scales * np.random.default_rng(_SEED).standard_normal((len(scales), q.n_dim)))
 
@@ -149,7 +149,7 @@ def seconds_of_node(forest: Forest, density: ModelDensity, *, by_rows: bool = Tr
     """Return what a value of log p takes, among many; by rows: where that is the sum of its rows."""
     rows = density.by_rows.found if by_rows and forest.n_local else None
     if rows is None or not rows.n_rows:
-        return prices.of_value(density.gradient_seconds)
+        return density.value_seconds
     return prices.of_node(rows.n_rows + _ROWS_OF_LOCAL * forest.n_levels**2 * forest.n_local)
 
 

@@ -144,7 +144,7 @@ class FittedDensity:
         """Return the term of the globals, (n,), and those of local coordinates, (n, n_nodes, n_local)."""
         split = self.split()
         if isinstance(split, SplitDensity):  # others count by themselves
-            prices.count(local.shape[0] * local.shape[1] * prices.of_value(self._density.gradient_seconds))
+            prices.count(local.shape[0] * local.shape[1] * self._density.value_seconds)
         with self._density.info.data.restored():
             return split.terms(g, local)
 
