@@ -386,6 +386,10 @@ class Candidates[A: NGVIApproximation]:
     def _is_exact(self, state: PoolState) -> bool:
         return state.checks.is_exact and not self._missed_by(state)
 
+    def _rank(self, state: PoolState) -> tuple[bool, ...]:
+        """Return what comes first: an exact posterior, one of all modes, a reliable one; of equals, the earlier one."""
+        return not self._is_exact(state), bool(self._missed_by(state)), not state.checks.is_reliable
+
     def _check_better(self, state: PoolState) -> None:
         """Raise where a posterior is not reliable, and its weights are worse than those of the Gaussian."""
         checks = state.checks
@@ -475,7 +479,8 @@ class Candidates[A: NGVIApproximation]:
             state = _with_moments(state)
         missed = self._missed_by(state)
         is_exact = state.checks.is_exact and not missed
-        self._states.insert(0 if is_exact else len(self._states), state)
+        self._states.append(state)
+        self._states.sort(key=self._rank)
         self._became(name, Decision.FAILED, f"it {left_out(missed)}" if missed else "" if is_exact else "not exact")
         if self._gaussian is None:
             self._tell(self._now, will_do=True)
