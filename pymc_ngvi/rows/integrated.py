@@ -242,7 +242,7 @@ _DIFFERENCE, _SMALLEST, _AT_MOST, _NOTHING = 0.05, 1e-6, 3.0, 1e-12
 _AT_A_TIME = 2**16
 #: Steps of the sampler. Its proposals are off by some 4 % where they are off most, and so is a draw after no step; each
 #: takes another such factor.
-_STEPS = 3
+STEPS = 1
 _ROOT_2_PI = float(np.sqrt(2.0 * np.pi))
 
 
@@ -536,7 +536,7 @@ def _drawn(of: _Integrand, place: _Place, rng: np.random.Generator) -> list[Arra
     spacing = float(_FINE_NODES[1] - _FINE_NODES[0])
     shape = place.centre.shape
     current, ratio = np.empty(shape), np.full(shape, -np.inf)
-    for step in range(1 + _STEPS):
+    for step in range(1 + STEPS):
         wanted = rng.random(shape) * reached[-1]
         at = np.minimum((reached <= wanted).sum(axis=0), len(areas) - 1)[None]
         left, right = (np.take_along_axis(x, at, axis=0)[0] for x in (density[:-1], density[1:]))

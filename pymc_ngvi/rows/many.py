@@ -22,7 +22,7 @@ from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.rows.expectation import Compiled, Index, RowFunction, Taken
-from pymc_ngvi.rows.integrated import Integrated, TabulatedRowFunction, densities, distinct
+from pymc_ngvi.rows.integrated import STEPS, Integrated, TabulatedRowFunction, densities, distinct
 from pymc_ngvi.rows.linear_map import Entries, EntriesAt, ManyMaps, Seen, Sparsity
 from pymc_ngvi.rows.row_hessian import Scatter
 from pymc_ngvi.rows.separable import FAR, are_concave, derivatives_of, is_quadratic
@@ -362,8 +362,6 @@ _N_ETA, _ERROR = (17, 33, 65, 129, 257), 0.05
 _MARGIN = 0.4
 #: Draws for each distribution from which on a lattice pays; numbers in it at most; distributions at a time.
 _PAYS, _MOST_NUMBERS, _DISTRIBUTIONS_AT_A_TIME = 100, 2**23, 2**12
-#: Steps of the sampler.
-_STEPS = 1
 _NORMAL = _OF_NORMAL * np.arange(-round(_FARTHEST / _OF_NORMAL), round(_FARTHEST / _OF_NORMAL) + 1.0)
 
 
@@ -401,7 +399,7 @@ class OwnDraws:
             return Integrated(self._function, 1).drawn(rng, eta, *data, slope)
         cells = self._cells(eta, number, log_a)
         current, ratio = np.empty(eta.shape), np.empty(eta.shape)
-        for step in range(1 + _STEPS):
+        for step in range(1 + STEPS):
             v, log_density = self._proposed(rng, cells)
             z = (v - eta) / slope
             [of_row] = self._function(v, *data)
