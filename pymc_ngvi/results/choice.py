@@ -463,7 +463,9 @@ class Candidates[A: NGVIApproximation]:
         except Unavailable as reason:
             if isinstance(reason, UsedUp) and math.isfinite(reason.seconds):
                 self._table[name] = dataclasses.replace(candidate, seconds=reason.seconds)
-                self._leave_out(name)
+                self._offers[name] = found  # at this price, its turn may come again
+                if reason.seconds > self._left - work.spent:
+                    self._leave_out(name)
                 return reason
             self._reasons.append(_by_name(name, reason))
             if reason.code is Reason.EXCEPTION:
@@ -471,8 +473,9 @@ class Candidates[A: NGVIApproximation]:
             self._became(name, Decision.FAILED, str(reason))
             return reason
         finally:
-            seconds = max(candidate.seconds, work.spent)
-            if self._table[name].outcome is not Decision.TOO_DEAR:
+            seconds = work.spent
+            if self._table[name].seconds == candidate.seconds:
+                seconds = max(candidate.seconds, work.spent)
                 self._table[name] = dataclasses.replace(self._table[name], seconds=seconds)
             self._left, self._spent = self._left - seconds, self._spent + seconds
         if self._gaussian is None:
