@@ -40,9 +40,8 @@ _EVEN, _NEARLY_EVEN = 0.002, 0.05
 _MOST_FARTHER = 0.05
 #: Scales of these, q's own twice; seconds that such a look may take, and draws of q at most.
 _SCALES, _OF_LOOK, _MOST_WEIGHED = (1.0, 1.0, 0.1, 3.0, 10.0), 0.05, 16_384
-#: Of these, the heaviest ones from which log p is climbed; those that the globals' first ones are; degrees of freedom
-#: that make a Gaussian of a Student t.
-_N_CLIMBS, _MOST_LOOKED, _GAUSSIAN = 4, 1_024, 1e6
+#: Of these, the heaviest ones from which log p is climbed; degrees of freedom that make a Gaussian of a Student t.
+_N_CLIMBS, _GAUSSIAN = 4, 1e6
 #: Effective size of the globals at most, and seconds that more than the least may take; part of the draws that is
 #: effective, about; draws at least if these take much memory; seconds of a value that are next to none.
 _MOST_WANTED, _SECONDS, _EFFECTIVE, _FEWEST, _CHEAP = 1_000.0, 0.25, 0.6, 256, 6e-4
@@ -135,7 +134,7 @@ def _looked(density: ModelDensity, q: GaussianState) -> tuple[list[Array], tuple
     means, factors = np.tile(q.mean(), (len(_SCALES), 1)), np.multiply.outer(_SCALES, np.linalg.cholesky(q.cov()))
     proposal = Proposal(mixture_of(means, factors, _GAUSSIAN), Margins.of_moments(np.zeros(q.n_dim), np.eye(q.n_dim)))
     order = np.argsort(proposal.log_density(theta) - NothingInside(density.logp).log_m(theta))
-    return list(theta[order[:_N_CLIMBS]]), (proposal, theta[:: -(-len(theta) // _MOST_LOOKED)])
+    return list(theta[order[:_N_CLIMBS]]), (proposal, theta[:: -(-len(theta) // _N_WEIGHED)])
 
 
 def efficiency_of(density: ModelDensity, q: GaussianState) -> float:

@@ -321,6 +321,7 @@ class Sampler:
         self._refuse_improper(first, values)
         margins, scale = Margins.of_profiles(first.at, first.cov, values), _FIRST_SCALE ** min(1.0, 4.0 / p)
         if len(modes) == 1:
+            self._draw_far(first, margins, lines, values)
             return Proposal(mixture_of(np.zeros((1, p)), scale * np.eye(p)[None], self._df), margins), margins
         # Margins of all together would have two tops.
         at, covs = np.array([mode.at for mode in modes]), np.array([mode.cov for mode in modes])
@@ -329,6 +330,21 @@ class Sampler:
         roots = np.array([margins.forward(mean + root.T).T for root in np.linalg.cholesky(scale**2 * covs)])
         self._of_modes = mixture_of(margins.forward(at), roots, self._df)
         return Proposal(self._of_modes, margins), margins
+
+    def _draw_far(self, mode: LatentMode, margins: Margins, lines: Array, values: Array) -> None:
+        """Draw about points of profiles that are e^2 times as high as the margins have them, and matter to variances.
+
+        Of a tail with a thousandth of the mass, which has a tenth of a variance all the same, no other draws tell.
+        """
+        points, p = lines.reshape(-1, len(mode.at)), len(mode.at)
+        log_q = (margins.log_slope(points) - 0.5 * (margins.forward(points) ** 2).sum(axis=1)).reshape(values.shape)
+        of_variances = values + 2.0 * np.log(np.maximum(np.abs(PROFILE), 1.0))[:, None]
+        is_far = (values - log_q > values.max() - log_q.max() + 2.0) & (of_variances > values.max() - 0.5 * _LOWEST)
+        if is_far.any():
+            at = lines[is_far]
+            roots = np.broadcast_to(2.0 * np.linalg.cholesky(mode.cov), (len(at), p, p))
+            straight = Margins.of_moments(np.zeros(p), np.eye(p))
+            self._add((Proposal(mixture_of(at, roots, _DF_OF_WIDE), straight), _FIRST))
 
     def _begun(self) -> list[LatentMode]:
         """Return the mode above the start; of one coordinate, those that a scan about it shows, too."""

@@ -531,7 +531,7 @@ class AdaptiveState(ScheduleState):
     next_step_size: float = 1.0
     #: Recent steps, for the secant correction.
     pairs: tuple[Pair, ...] = ()
-    #: Steps on fixed sets near the optimum that were looked at for it.
+    #: Steps on fixed sets near the optimum that were looked at for it; `_N_LEARNED` if one showed there is no need.
     n_learned: int = 0
     #: Steps of group effects alone that may follow, at the start.
     n_settling: int = 0
@@ -600,8 +600,11 @@ def has_effects(q: GaussianState, more_than: int) -> bool:
 
 #: Steps kept for the secant correction: where it serves only the last stretch, and where it is always needed.
 _N_PAIRS, N_PAIRS_INEXACT = 6, 12
-#: Steps near the optimum that are looked at on a fixed set before averaging begins.
-_N_LEARNED = 6
+#: A step near the optimum that leaves less than this part of the gap tells that there is nothing to correct; otherwise
+#: so many of them are looked at on a fixed set before averaging begins.
+_FAST_RATE, _N_LEARNED = 0.15, 6
+#: Part of a corrected step, at least: one that has to be shorter tells that its secants are none.
+_LEAST_CORRECTED = 0.01
 #: Part of its noise to which a set is solved when it has no more to teach of a hierarchical model.
 _EXHAUSTED = 0.25
 #: Steps of the group effects alone at most, and nats a coordinate that one must gain to be followed by another.
@@ -755,6 +758,10 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         q = self._update(state.q, moments, rho, False)
         return None if q is None else self._pooled(state, q, rho)
 
+    def _draws_needed(self, state: AdaptiveState) -> float:
+        restless = has_effects(state.q, THOUSANDS) and not (state.drift and state.drift.is_settled())
+        return state.n_draws if restless else self.few_draws
+
     def _rounded(self, state: AdaptiveState, n_draws: float) -> float:
         # Among many group effects noise falls faster than the number of draws: the larger set is the cheaper one.
         return (
@@ -767,7 +774,7 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         direction, moments = self._corrected(state)
         corrected = moments is not state.moments
         step = self._line_search(state, moments, 1.0 if corrected else state.next_step_size)
-        if corrected and isinstance(step, Failure):
+        if corrected and (isinstance(step, Failure) or step.size < _LEAST_CORRECTED):
             direction = natural_gradient(state.q, state.moments)
             state = replace(state, pairs=())
             step = self._line_search(state, state.moments, 1.0)
@@ -832,7 +839,9 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         new = self._measured(moved)
         if step.direction is None or not secants_serve(state.q, state.moments, state.moments.gap):
             return new
-        exact, new = state.q.exact_metric, replace(new, n_learned=new.n_learned + 1)
+        exact = state.q.exact_metric
+        fast = exact and not state.pairs and new.moments.gap < _FAST_RATE * state.moments.gap
+        new = replace(new, n_learned=_N_LEARNED if fast else new.n_learned + 1)
         if exact and new.moments.gap > 2.0 * state.moments.gap:
             return replace(new, pairs=())
         change = natural_gradient(state.q, state.moments) - natural_gradient(new.q, new.moments)

@@ -123,7 +123,7 @@ def test_a_nested_posterior_with_thin_tails_under_a_prior_that_is_a_little_diffe
 def test_few_effective_draws_are_a_doubt_and_more_of_them_the_cure(exact):
     new = pm.Normal.dist(2.0, 0.3)
     with pytest.warns(UserWarning, match=r"worth \d+ independent ones: the error of a mean is 0\.\d+ of its sd"):
-        found = exact.with_prior(mu=new, draws=2_000)
+        found = exact.with_prior(mu=new, draws=1_000)
     assert found.khat < 0.7
     assert found.effective_sample_size < 400
     needed = int(re.search(r"draws=([\d_]+)", found.sentence).group(1))
