@@ -265,7 +265,7 @@ class Sampler:
                 break
             is_near = self._cov is not None and is_light and part > _NEAR
             most = max(total, _FIRST) * (_FASTER if is_near else 1)
-            n = int(np.clip(self._missing(size, total), _UNIT, min(most, self._most - total, _MOST_IN_ROUND)))
+            n = int(np.clip(self._missing(size, part, total), _UNIT, min(most, self._most - total, _MOST_IN_ROUND)))
             best = max(best, (part, proposal), key=lambda one: one[0])
             is_enough = size >= (_ENOUGH if is_settled else 0.5 * _ENOUGH) * p
             if (is_near and size < self._wanted) or (best[0] > GOOD and not is_enough):
@@ -291,14 +291,14 @@ class Sampler:
                 self._draw(proposal, n)
                 draws = self._pooled()
                 total, size = len(draws.has_fit), draws.effective_size
-                n = int(np.clip(self._missing(size, total), _UNIT, self._most))
+                n = int(np.clip(self._missing(size, self.efficiency(), total), _UNIT, self._most))
             if draws.has_light_tails:
                 break
         return draws
 
-    def _missing(self, size: float, total: int) -> float:
+    def _missing(self, size: float, part: float, total: int) -> float:
         """Return how many more values make up for what an effective size lacks; some in any case, for the tails."""
-        return max(_MORE * (self._wanted - size) / max(self.efficiency(), _LEAST_PART), _OF_TAIL * total)
+        return max(_MORE * (self._wanted - size) / max(part, _LEAST_PART), _OF_TAIL * total)
 
     @property
     def proposal(self) -> Proposal:
