@@ -204,7 +204,9 @@ class TreeIntegral:
         found = np.isfinite(fine.log_estimate)
         rows, fine = rows[found], fine[found]
         q, r = np.linalg.qr(terms[rows])
-        for self.rule in rules[rules.index(rule) : rules.index(reference)]:
+        # Where there may be other modes, what more nodes add is no polynomial, whatever it looks like at a few points.
+        coarser = rules[rules.index(rule) : rules.index(reference)] if self._is_concave else []
+        for self.rule in coarser:
             here = points.log_estimate[rows] if self.rule == rule else self.at(fine.g).log_estimate
             added = fine.log_estimate - here
             residuals = (added - q @ (q.T @ added)) / (1.0 - np.sum(q**2, axis=1))
