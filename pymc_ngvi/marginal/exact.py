@@ -134,7 +134,7 @@ def _looked(density: ModelDensity, q: GaussianState) -> tuple[list[Array], tuple
     means, factors = np.tile(q.mean(), (len(_SCALES), 1)), np.multiply.outer(_SCALES, np.linalg.cholesky(q.cov()))
     proposal = Proposal(mixture_of(means, factors, _GAUSSIAN), Margins.of_moments(np.zeros(q.n_dim), np.eye(q.n_dim)))
     order = np.argsort(proposal.log_density(theta) - NothingInside(density.logp).log_m(theta))
-    return list(theta[order[:_N_CLIMBS]]), (proposal, theta[:: -(-len(theta) // _N_WEIGHED)])
+    return list(theta[order[:_N_CLIMBS]]), (proposal, theta[:: -(-len(theta) // (4 * _N_WEIGHED))])
 
 
 def efficiency_of(density: ModelDensity, q: GaussianState) -> float:
