@@ -388,7 +388,8 @@ class Candidates[A: NGVIApproximation]:
 
     def _rank(self, state: PoolState) -> tuple[bool, ...]:
         """Return what comes first: an exact posterior, one of all modes, a reliable one; of equals, the earlier one."""
-        return not self._is_exact(state), bool(self._missed_by(state)), not state.checks.is_reliable
+        leaves_out = bool(self._missed_by(state))
+        return leaves_out or not state.checks.is_exact, leaves_out, not state.checks.is_reliable
 
     def _check_better(self, state: PoolState) -> None:
         """Raise where a posterior is not reliable, and its weights are worse than those of the Gaussian."""

@@ -168,3 +168,28 @@ def test_loops_in_few_dimensions_need_no_gradient_by_pytensor(backend, monkeypat
     monkeypatch.undo()
     again = cloudpickle.loads(cloudpickle.dumps(density))
     np.testing.assert_array_equal(again.hessian(X), hessians)
+
+
+def test_a_recursion_in_halves_is_carried_along_and_not_lifted():
+    """A hidden Markov model as a tree of sums: lifted, each step has a copy of what all others read."""
+    y, moves, at = np.random.default_rng(1).normal(size=129), np.array([[0.8, 0.2], [0.3, 0.7]]), np.array([-0.8, 1.1])
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0.0, 2.0, shape=2)
+        emitted = -0.5 * (pt.constant(y)[:, None] - mu) ** 2
+        steps, n = np.log(moves) + emitted[1:, None, :], 128
+        while n > 1:
+            pairs, n = steps[::2, :, :, None] + steps[1::2, None, :, :], n // 2
+            steps = pt.concatenate([pt.logsumexp(part, axis=2) for part in (pairs[: n // 2], pairs[n // 2 :])])
+        pm.Potential("outcomes", pt.logsumexp(emitted[0][:, None] + np.log(0.5) + steps[0]))
+    density = LogDensity(model)
+    assert density.graphs.forward is not None
+    assert density.by_rows.found is None or density.by_rows.found.terms.rest
+    each = np.exp(-0.5 * (y[:, None] - at) ** 2)
+    forward = 0.5 * each[0]
+    for row in each[1:]:
+        forward = (forward @ moves) * row
+    prior = -0.125 * at @ at - np.log(8.0 * np.pi)
+    [logp], [slope] = density.logp_grad(at[None])
+    np.testing.assert_allclose(logp, prior + np.log(forward.sum()), rtol=1e-10)
+    step = 1e-5 * np.eye(2)
+    np.testing.assert_allclose(slope, (density.logp(at + step) - density.logp(at - step)) / 2e-5, rtol=1e-6)
