@@ -14,7 +14,7 @@ from pymc_ngvi.marginal.sampling import MOST_KHAT as MOST_KHAT
 SAID_ERROR, MOST_ERROR = 0.05, 0.15
 #: Effective sizes from which on draws of the outside are exact up to simulation error: of few coordinates, which are
 #: quasi-random, and of more.
-EXACT_SIZE_OF_FEW, EXACT_SIZE = {1: 75.0, 2: 150.0, 3: 300.0}, 400.0
+EXACT_SIZE_OF_FEW, EXACT_SIZE = {1: 75.0, 2: 140.0, 3: 300.0}, 400.0
 #: Change of log m, an sd over the globals in nats, that more nodes may bring: a mean moves by as many sds at most.
 MOST_RULE_ERROR = 0.05
 #: Effective size from which on tails of more draws need not be larger.
