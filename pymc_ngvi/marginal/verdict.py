@@ -19,8 +19,8 @@ EXACT_SIZE_OF_FEW, EXACT_SIZE = {1: 75.0, 2: 140.0, 3: 300.0}, 400.0
 MOST_RULE_ERROR = 0.05
 #: Effective size from which on tails of more draws need not be larger.
 _LARGE = 2_000.0
-#: Part of the weight where there is no integral: three sds out, it moves an sd by 2 %; error of a mean of effects, in sds, and of an sd, as a part, and the
-#: part of the mass of some effects that may be at another mode.
+#: Part of the weight where there is no integral: three sds out, it moves an sd by 2 %; error of a mean of effects, in
+#: sds, and of an sd, as a part, and the part of the mass of some effects that may be at another mode.
 MOST_LOST, MOST_SHORT = 0.005, 0.03
 
 
