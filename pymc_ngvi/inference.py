@@ -41,6 +41,7 @@ from pymc_ngvi.fitting.progress import FitProgress, few_threads, watching
 from pymc_ngvi.fitting.record import SoFar, or_the_first, report_outcome
 from pymc_ngvi.fitting.session import Earlier, FitSession, Observer, first_state
 from pymc_ngvi.graphs.backends import Backend
+from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.choice import Candidates, Choice, check_wanted
 
@@ -244,6 +245,9 @@ class NGVI(Inference):
     2.0
     """
 
+    #: A fit to other data, from whose posterior those to others are found where there is one that is no Gaussian.
+    _pilot: NGVIApproximation | None = None
+
     @takes(Arguments)
     def __init__(self, model: pm.Model | None = None, **options: Any) -> None:
         refuse_unknown(options, NGVI.__init__)
@@ -364,6 +368,7 @@ class NGVI(Inference):
             candidates = Candidates(
                 choice, density, NGVIApproximation, options=self._options, so_far=so_far,
                 include_transformed=include_transformed, progressbar=progressbar,
+                pilot=self._pilot_for(density),
             )  # fmt: skip
             is_free = not callbacks and n and self._given["start"] is None and not names_a_method(self._given)
             if not (is_free and candidates.come_first()):
@@ -433,6 +438,14 @@ class NGVI(Inference):
         self._options = options_for(self._given, density)
         check_wanted(self._options, density)
         return problem_of(density, self._options)
+
+    def _pilot_for(self, density: ModelDensity) -> NGVIApproximation | None:
+        """Return the fit to other data from whose posterior that to these is found."""
+        if self._pilot is None or self._pilot.layout.n_dim != density.n_dim:
+            return None
+        kind = getattr(self._pilot._state, "kind", None)
+        is_wanted = kind is not None and not KINDS[kind].is_last and self._options.posterior in ("auto", kind)
+        return self._pilot if is_wanted else None
 
     def _search(self, problem: Problem, seed: int) -> ModeSearch | None:
         """Return the search for other modes after a fit: of many fits, some have none."""

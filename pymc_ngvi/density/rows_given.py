@@ -501,7 +501,7 @@ class RowsGiven:
         return self._numbers.indices(n)
 
     def few_rows(self, which: Sequence[Ints], beside: Ints) -> FewRows:
-        """Return some rows, kind by kind, and predictors beside theirs: with other data, what was compiled serves again."""
+        """Return some rows, kind by kind, and predictors beside theirs: what was compiled serves with other data."""
         key = tuple(part.tobytes() for part in (*which, beside))
         if key in self._few:
             self._few[key].renew(self.reading)

@@ -311,24 +311,27 @@ class Asked(NamedTuple):
 class _Warm(NGVI):
     """Fits that start from another one, where variables have the same shapes."""
 
-    #: None: fits start as a fit alone does.
-    pilot: NGVIApproximation | None = None
     #: Whether those that start from another one look for other modes.
     is_searched: bool = False
 
     def _from(self, density: ModelDensity) -> Mapping[str, ArrayLike] | Earlier | None:
-        pilot = self.pilot if self._is_like_pilot(density) else None
+        pilot = self._pilot if self._is_like_pilot(density) else None
         return super()._from(density) if pilot is None else Earlier.of(pilot, density)
+
+    def _pilot_for(self, density: ModelDensity) -> NGVIApproximation | None:
+        pilot = super()._pilot_for(density)
+        is_searched = self.is_searched and pilot is not None and pilot._record_of("fit_many").searched
+        return pilot if self._is_like_pilot(density) and not is_searched else None
 
     def _search(self, problem: Problem, seed: int) -> ModeSearch | None:
         is_left_out = not self.is_searched and self._is_like_pilot(problem.density)
         return None if is_left_out else super()._search(problem, seed)
 
     def _is_like_pilot(self, density: ModelDensity) -> bool:
-        if self.pilot is None:
+        if self._pilot is None:
             return False
         then, now = (
-            [(v.value_name, v.shape) for v in layout.variables] for layout in (self.pilot.layout, density.layout)
+            [(v.value_name, v.shape) for v in layout.variables] for layout in (self._pilot.layout, density.layout)
         )
         return then == now
 
@@ -358,7 +361,7 @@ class Fitter:
                 record = approx.record
                 if index < N_PILOTS and record is not None:
                     self._may_leave_search &= not _has_other_modes(approx)
-                    if self._candidate is None and record.converged and not record.comes_first:
+                    if self._candidate is None and record.converged:
                         self._candidate = approx  # that others may start from
                 self._summarise(row, approx, case.truth)
         except Exception as error:  # whatever it is: the other fits go on
@@ -370,7 +373,7 @@ class Fitter:
         """Fit an entry; the model has its data from then on."""
         self.asked.slots.put(arrays)
         inference = self._inference
-        inference.pilot = None if index < N_PILOTS else self.pilot
+        inference._pilot = None if index < N_PILOTS else self.pilot
         inference.is_searched = index % _EACH_SEARCHED == 0
         with _QUIETLY, one_thread():
             inference.configure(random_seed=self.asked.seed(index))
@@ -382,7 +385,7 @@ class Fitter:
         asked, record = self.asked, approx._record_of("fit_many")
         rng = np.random.default_rng([MANY, row.seed])
         record.refuse_diverged()
-        theta = approx._posterior.distribution.draw_matched(asked.draws, rng)
+        theta = approx._posterior.distribution.draw_for_table(asked.draws, rng)
         values = Constrainer.of(approx.density, names=asked.names)(theta, random_seed=seed_of(rng))
         unconstrained = {v.value_name for v in approx.layout.variables} - {v.name for v in approx.layout.variables}
         model = approx.model
@@ -398,8 +401,8 @@ class Fitter:
             known = {name: draws for name, draws in values.items() if name not in unconstrained}
             row.ranks = _ranks(truth, known, theta, approx.density, rng)
         row.about |= _about(approx, record, judge=asked.judge)
-        of_pilot = self._inference.pilot and self._inference.pilot.record
-        row.left_out = bool(of_pilot and of_pilot.searched and not (record.searched or record.comes_first))
+        pilot = self._inference._pilot
+        row.left_out = pilot is not None and pilot._record_of("fit_many").searched and not record.searched
         if asked.folder is not None:
             # As a whole or not at all.
             write(approx.sample(asked.draws, random_seed=row.seed), asked.folder / f"fit_{row.index:06d}.nc")

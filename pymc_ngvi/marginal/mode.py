@@ -37,12 +37,13 @@ class LatentMode(NamedTuple):
     cov: Array
 
 
-def find_mode(function: Function, start: Array, scale: Array) -> LatentMode | None:
-    """Go up; None where the function is not finite at the start."""
+def find_mode(function: Function, start: Array, scale: Array, cov: Array | None = None) -> LatentMode | None:
+    """Go up, with a covariance as it may be at the mode; None where the function is not finite at the start."""
     at, value = np.array(start), float(function(start[None])[0])
     if not np.isfinite(value):
         return None
     climb = _Climb(function, at, value, np.clip(scale, _LEAST, _LARGEST))
+    climb.inverse = climb.inverse if cov is None else cov
     climb.go_up(_MOST + _MOST_OF_EACH * len(at))
     return LatentMode(climb.at, climb.curvature())
 

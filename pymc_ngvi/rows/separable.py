@@ -141,7 +141,7 @@ def _differences(rows: RowFunction, eta: Array, step: Array) -> tuple[Array, Arr
     return grad.T, np.stack(second, axis=1)
 
 
-#: Weights of one of the members that are rounding; square of a number, over the largest, from which on it will do as one.
+#: Weights of one of the members that are rounding; square of a number, of the largest, from which on it may be one.
 _NO_WEIGHT, _PIVOT = 1e-11, 1e-4
 
 
