@@ -125,6 +125,8 @@ class ByRows:
             if rows.terms is kept.agreed:
                 return
             refused = self._what_is_missing(rows)
+            if refused is not None and kept.agreed is not None and not anew:
+                return self._look(anew=True)
         except NotApart as reason:
             refused = reason
         except ValueError as error:  # of an operation whose values can't be computed
