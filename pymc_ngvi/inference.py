@@ -41,7 +41,6 @@ from pymc_ngvi.fitting.progress import FitProgress, few_threads, watching
 from pymc_ngvi.fitting.record import SoFar, or_the_first, report_outcome
 from pymc_ngvi.fitting.session import Earlier, FitSession, Observer, first_state
 from pymc_ngvi.graphs.backends import Backend
-from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.choice import Candidates, Choice, check_wanted
 
@@ -245,8 +244,9 @@ class NGVI(Inference):
     2.0
     """
 
-    #: A fit to other data, from whose posterior those to others are found where there is one that is no Gaussian.
+    #: A fit to other data, from which this one begins, and whether it looks for other modes all the same.
     _pilot: NGVIApproximation | None = None
+    _is_searched = False
 
     @takes(Arguments)
     def __init__(self, model: pm.Model | None = None, **options: Any) -> None:
@@ -368,7 +368,7 @@ class NGVI(Inference):
             candidates = Candidates(
                 choice, density, NGVIApproximation, options=self._options, so_far=so_far,
                 include_transformed=include_transformed, progressbar=progressbar,
-                pilot=self._pilot_for(density),
+                pilot=self._pilot_for(density), is_searched=self._is_searched,
             )  # fmt: skip
             is_free = not callbacks and n and self._given["start"] is None and not names_a_method(self._given)
             if not (is_free and candidates.come_first()):
@@ -440,16 +440,16 @@ class NGVI(Inference):
         return problem_of(density, self._options)
 
     def _pilot_for(self, density: ModelDensity) -> NGVIApproximation | None:
-        """Return the fit to other data from whose posterior that to these is found."""
-        if self._pilot is None or self._pilot.layout.n_dim != density.n_dim:
+        """Return the fit to other data that one begins from, if its variables have the same shapes."""
+        if self._pilot is None:
             return None
-        kind = getattr(self._pilot._state, "kind", None)
-        is_wanted = kind is not None and not KINDS[kind].is_last and self._options.posterior in ("auto", kind)
-        return self._pilot if is_wanted else None
+        then, now = ([(v.value_name, v.shape) for v in of.layout.variables] for of in (self._pilot, density))
+        return self._pilot if then == now else None
 
     def _search(self, problem: Problem, seed: int) -> ModeSearch | None:
-        """Return the search for other modes after a fit: of many fits, some have none."""
-        return ModeSearch.of(problem, self._options, seed)
+        """Return the search for other modes after a fit."""
+        is_left_out = self._pilot_for(problem.density) is not None and not self._is_searched
+        return None if is_left_out else ModeSearch.of(problem, self._options, seed)
 
     def _seed(self) -> int:
         """Return the seed of the next fit: that of the approximation made for it, or a new one."""
@@ -457,7 +457,7 @@ class NGVI(Inference):
 
     def _from(self, density: ModelDensity) -> Mapping[str, ArrayLike] | Earlier | None:
         """Return the means to start from, or the earlier fit."""
-        start = self._given["start"]
+        start = self._pilot_for(density) or self._given["start"]
         return Earlier.of(start, density) if isinstance(start, NGVIApproximation) else start
 
     def _start(

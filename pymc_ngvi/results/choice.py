@@ -156,10 +156,14 @@ class Candidates[A: NGVIApproximation]:
         progressbar: bool = True,
         so_far: SoFar[A] | None = None,
         pilot: A | None = None,
+        is_searched: bool = False,
     ) -> None:
         self.choice, self.density, self._options = choice, density, options
-        #: A fit of the same model to other data, from whose posterior that to these is found.
-        self._pilot = pilot
+        #: A fit to other data, from whose posterior that to these is found, if that takes no search after a fit.
+        self._pilot = None
+        kind = getattr(getattr(pilot, "_state", None), "kind", GAUSSIAN)
+        if pilot is not None and kind in KINDS and not KINDS[kind].is_last and choice.wanted in ("auto", kind):
+            self._pilot = None if is_searched and cast(FitRecord, pilot.record).searched else pilot
         self._make, self._progressbar, self._so_far = make, progressbar, so_far
         self._include_transformed = include_transformed
         self._is_auto = choice.wanted == "auto"
