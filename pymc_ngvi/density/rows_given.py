@@ -310,7 +310,7 @@ class RowsGiven:
         graphs, functions = density.graphs, density.functions
         self.outside, self.inside = outside, np.setdiff1d(np.arange(density.n_dim), outside)
         start = density.initial_point()
-        self._start = start[self.inside]
+        self._first_start = start[self.inside]
         self.first = start[outside] + _AROUND * np.random.default_rng(0).standard_normal(len(outside))
         self._apart = np.random.default_rng(1).standard_normal(len(self.inside))
         with functions.timed(), without_c():
@@ -364,6 +364,7 @@ class RowsGiven:
 
     def _of_data(self) -> None:
         """Forget what hangs on the values of data."""
+        self._start = self._first_start
         _, functions = self._numbers.at(np.repeat(self.first[None], 2, axis=0))
         #: Functions of the rows of log p, where values are given first; and those of what is left.
         self.functions = [f.some(np.arange(n := len(f.index) // 2), f.index[:n]) for f in functions]
