@@ -365,13 +365,15 @@ class NGVI(Inference):
             density, seed = problem.density, self._seed()
             self._next_seed, self._result = seed, None
             choice = Choice(self._options.posterior, seed, self._options.max_seconds)
-            candidates = Candidates(
-                choice, density, NGVIApproximation, options=self._options, so_far=so_far,
-                include_transformed=include_transformed, progressbar=progressbar,
-                pilot=self._pilot_for(density), is_searched=self._is_searched,
-            )  # fmt: skip
             is_free = not callbacks and n and self._given["start"] is None and not names_a_method(self._given)
-            if not (is_free and candidates.come_first()):
+            for pilot in dict.fromkeys((None if self._is_searched else self._pilot_for(density), None)):
+                candidates = Candidates(
+                    choice, density, NGVIApproximation, options=self._options, so_far=so_far,
+                    include_transformed=include_transformed, progressbar=progressbar, pilot=pilot,
+                )  # fmt: skip
+                if has_come := bool(is_free and candidates.come_first()):
+                    break
+            if not has_come:
                 self._options = dataclasses.replace(self._options, max_seconds=candidates.options_seconds)
                 with (
                     or_the_first(candidates.errors), FitProgress(progressbar, progressbar_theme) as progress,

@@ -40,6 +40,7 @@ from pymc_ngvi.density.shards.errors import BrokenExecutorError
 from pymc_ngvi.fitting.progress import SharedContext, console_for, one_thread
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.inference import NGVI
+from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.persistence import write
 from pymc_ngvi.results.predictions import array_like, lengths_by_dim, plain_array
@@ -354,7 +355,10 @@ class Fitter:
         asked, record = self.asked, approx._record_of("fit_many")
         rng = np.random.default_rng([MANY, row.seed])
         record.refuse_diverged()
-        theta = approx._posterior.distribution.draw_for_table(asked.draws, rng)
+        if isinstance(state := approx._state, PoolState):  # which is large enough for a row of the table
+            theta = state.draw(asked.draws, rng, enlarges=False)
+        else:
+            theta = approx._posterior.distribution.draw_matched(asked.draws, rng)
         values = Constrainer.of(approx.density, names=asked.names)(theta, random_seed=seed_of(rng))
         unconstrained = {v.value_name for v in approx.layout.variables} - {v.name for v in approx.layout.variables}
         model = approx.model

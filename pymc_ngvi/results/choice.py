@@ -156,14 +156,10 @@ class Candidates[A: NGVIApproximation]:
         progressbar: bool = True,
         so_far: SoFar[A] | None = None,
         pilot: A | None = None,
-        is_searched: bool = False,
     ) -> None:
         self.choice, self.density, self._options = choice, density, options
-        #: A fit to other data, from whose posterior that to these is found, if that takes no search after a fit.
-        self._pilot = None
-        kind = getattr(getattr(pilot, "_state", None), "kind", GAUSSIAN)
-        if pilot is not None and kind in KINDS and not KINDS[kind].is_last and choice.wanted in ("auto", kind):
-            self._pilot = None if is_searched and cast(FitRecord, pilot.record).searched else pilot
+        #: A fit to other data, from whose posterior that to these is found.
+        self._pilot = pilot
         self._make, self._progressbar, self._so_far = make, progressbar, so_far
         self._include_transformed = include_transformed
         self._is_auto = choice.wanted == "auto"
@@ -200,7 +196,9 @@ class Candidates[A: NGVIApproximation]:
         if density.has_minibatch or density.is_sharded or self.choice.wanted == GAUSSIAN:
             return None
         if self._pilot is not None:
-            self._look([cast(PoolState, self._pilot._state).kind], before_fit=True)
+            kind = getattr(self._pilot._state, "kind", GAUSSIAN)
+            if kind in KINDS and not KINDS[kind].is_last and self.choice.wanted in ("auto", kind):
+                self._look([kind], before_fit=True)
             return next(iter(self._offers), None)
         self._look(before_fit=True)
         offers = {name: found for name, found in self._offers.items() if self._is_affordable(name)}
@@ -225,14 +223,10 @@ class Candidates[A: NGVIApproximation]:
         if (name := self.first()) is None:
             return False
         kind, reason = KINDS[name], self._try(name)
-        if self._pilot is not None:
-            was_exact, self._pilot = cast(FitRecord, self._pilot.record).is_exact, None
-            if self._states and self._states[0].checks.is_exact >= was_exact:
-                return True
-            for known in (self._states, self._table, self._reasons, self.errors):
-                known.clear()
-            self._forget()
-            return self.come_first()
+        if self._pilot is not None:  # where that comes to nothing, one without it does
+            return (
+                bool(self._states) and self._states[0].checks.is_exact >= cast(FitRecord, self._pilot.record).is_exact
+            )
         before, rest = self._table[name], [c for n, c in self._table.items() if n != name]
         if self._states and (self._states[0].checks.is_exact or not self._is_auto):
             return True

@@ -350,10 +350,6 @@ class Distribution:
             z[:] = linalg.solve_lower(np.linalg.cholesky(z.T @ z / len(z)), np.ascontiguousarray(z.T)).T
         return np.asarray(self.q.draws(base))
 
-    def draw_for_table(self, n: int, rng: np.random.Generator) -> Array:
-        """Return draws behind a few figures of one of many fits."""
-        return self.draw_matched(n, rng)
-
     def effective(self, n: int) -> float:
         """Return how many independent draws ``n`` of its draws are worth, for means."""
         return float(n)
@@ -556,10 +552,6 @@ class PoolDistribution(Distribution):
         return self.q.draw(n, rng)
 
     base = draw_matched = draw
-
-    def draw_for_table(self, n: int, rng: np.random.Generator) -> Array:
-        """Return draws of the pool that is there, be it smaller."""
-        return self.q.draw(n, rng, enlarges=False)
 
     def log_density(self, theta: Array) -> None:
         """Return None: it is not known."""
