@@ -1293,7 +1293,7 @@ class NGVIApproximation(Approximation):
         record = self._record_of("plot_fit()")
         if record.comes_first:
             raise ValueError(
-                "No Gaussian fit came before this nested posterior: there are no iterations to show. "
+                "No Gaussian fit came before this posterior: there are no iterations to show. "
                 "approx.gaussian.plot_fit() shows those of the Gaussian fit, which is made for it."
             )
         return plot_fit(self.hist, self.gap_hist, record, tol=tol, figure=figure)
