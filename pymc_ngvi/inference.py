@@ -244,6 +244,10 @@ class NGVI(Inference):
     2.0
     """
 
+    #: A fit to other data, from which this one begins, and whether it looks for other modes all the same.
+    _pilot: NGVIApproximation | None = None
+    _is_searched = False
+
     @takes(Arguments)
     def __init__(self, model: pm.Model | None = None, **options: Any) -> None:
         refuse_unknown(options, NGVI.__init__)
@@ -361,12 +365,15 @@ class NGVI(Inference):
             density, seed = problem.density, self._seed()
             self._next_seed, self._result = seed, None
             choice = Choice(self._options.posterior, seed, self._options.max_seconds)
-            candidates = Candidates(
-                choice, density, NGVIApproximation, options=self._options, so_far=so_far,
-                include_transformed=include_transformed, progressbar=progressbar,
-            )  # fmt: skip
             is_free = not callbacks and n and self._given["start"] is None and not names_a_method(self._given)
-            if not (is_free and candidates.come_first()):
+            for pilot in dict.fromkeys((None if self._is_searched else self._pilot_for(density), None)):
+                candidates = Candidates(
+                    choice, density, NGVIApproximation, options=self._options, so_far=so_far,
+                    include_transformed=include_transformed, progressbar=progressbar, pilot=pilot,
+                )  # fmt: skip
+                if has_come := bool(is_free and candidates.come_first()):
+                    break
+            if not has_come:
                 self._options = dataclasses.replace(self._options, max_seconds=candidates.options_seconds)
                 with (
                     or_the_first(candidates.errors), FitProgress(progressbar, progressbar_theme) as progress,
@@ -434,9 +441,17 @@ class NGVI(Inference):
         check_wanted(self._options, density)
         return problem_of(density, self._options)
 
+    def _pilot_for(self, density: ModelDensity) -> NGVIApproximation | None:
+        """Return the fit to other data that one begins from, if its variables have the same shapes."""
+        if self._pilot is None:
+            return None
+        then, now = ([(v.value_name, v.shape) for v in of.layout.variables] for of in (self._pilot, density))
+        return self._pilot if then == now else None
+
     def _search(self, problem: Problem, seed: int) -> ModeSearch | None:
-        """Return the search for other modes after a fit: of many fits, some have none."""
-        return ModeSearch.of(problem, self._options, seed)
+        """Return the search for other modes after a fit."""
+        is_left_out = self._pilot_for(problem.density) is not None and not self._is_searched
+        return None if is_left_out else ModeSearch.of(problem, self._options, seed)
 
     def _seed(self) -> int:
         """Return the seed of the next fit: that of the approximation made for it, or a new one."""
@@ -444,7 +459,7 @@ class NGVI(Inference):
 
     def _from(self, density: ModelDensity) -> Mapping[str, ArrayLike] | Earlier | None:
         """Return the means to start from, or the earlier fit."""
-        start = self._given["start"]
+        start = self._pilot_for(density) or self._given["start"]
         return Earlier.of(start, density) if isinstance(start, NGVIApproximation) else start
 
     def _start(

@@ -125,6 +125,9 @@ class ByRows:
             if rows.terms is kept.agreed:
                 return
             refused = self._what_is_missing(rows)
+            if refused is not None and kept.agreed is not None and not anew:  # with these data, others may be rows
+                rows = kept.parts = self._taken_apart(anew=True)
+                refused = self._what_is_missing(rows)
         except NotApart as reason:
             refused = reason
         except ValueError as error:  # of an operation whose values can't be computed

@@ -70,6 +70,10 @@ class DataSeen:
 
     def __init__(self, shared: Sequence[SharedVariable]) -> None:
         self._shared = shared
+        self.take()
+
+    def take(self) -> None:
+        """Take the values as they are now."""
         self._values = self._now()
 
     def _now(self) -> list[object]:

@@ -143,9 +143,13 @@ def log_excess(model: pm.Model) -> float:
         if _is_lkj(rv):
             n, eta = (v.eval().item() for v in _lkj_parameters(rv))
             n_matrices = int(np.prod(rv.shape[:-2].eval())) if isinstance(rv.owner.op, LKJCorrRV) else 1
-            constant = float(pm.logp(pm.LKJCorr.dist(n=n, eta=eta), np.eye(n)).eval())
-            total += n_matrices * (constant + log_lkj_integral(int(n), eta))
+            total += n_matrices * (_lkj_constant(n, eta) + log_lkj_integral(int(n), eta))
     return total
+
+
+@functools.cache  # PyMC compiles a function for it
+def _lkj_constant(n: int, eta: float) -> float:
+    return float(pm.logp(pm.LKJCorr.dist(n=n, eta=eta), np.eye(n)).eval())
 
 
 def log_lkj_integral(n: int, eta: float) -> float:

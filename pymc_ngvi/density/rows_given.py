@@ -157,16 +157,21 @@ class FewRows:
     def __init__(
         self, given: "RowsGiven", over: OverGiven, over_simplified: OverGiven, which: list[Ints], beside: Ints
     ) -> None:
-        reading = given.reading
-        kinds = [(rows, at) for rows, at in zip(reading.terms.rows, which, strict=True) if len(at)]
-        read = [rows.index[at].ravel() for rows, at in kinds]
+        reading, self._which = given.reading, which
+        read = [rows.index[at].ravel() for rows, at in zip(reading.terms.rows, which, strict=True)]
         self.predictors = np.unique(np.concatenate([beside, *read])).astype(np.int64)
-        rows = [self._of(rows, at) for rows, at in kinds]
         vector = reading.predictors.vector
-        self._numbers = RowNumbers(reading.terms, vector, self.predictors, over, given.engine, rows)
+        self._numbers = RowNumbers(reading.terms, vector, self.predictors, over, given.engine, self._rows_of(reading))
         self.indices = self._numbers.indices
         self.points = np.zeros((1, given.n_dim))
         self._set_up_predictors(given, over_simplified)
+
+    def renew(self, reading: Reading) -> None:
+        """Take the values of data as they are now, as what reads them has."""
+        self._numbers.rows, self._fixed = self._rows_of(reading), reading.predictors.linear_map
+
+    def _rows_of(self, reading: Reading) -> list[Rows]:
+        return [self._of(rows, at) for rows, at in zip(reading.terms.rows, self._which, strict=True) if len(at)]
 
     def _of(self, rows: Rows, at: Ints) -> Rows:
         """Return some rows, with other numbers for their predictors."""
@@ -305,7 +310,7 @@ class RowsGiven:
         graphs, functions = density.graphs, density.functions
         self.outside, self.inside = outside, np.setdiff1d(np.arange(density.n_dim), outside)
         start = density.initial_point()
-        self._start = start[self.inside]
+        self._first_start = start[self.inside]
         self.first = start[outside] + _AROUND * np.random.default_rng(0).standard_normal(len(outside))
         self._apart = np.random.default_rng(1).standard_normal(len(self.inside))
         with functions.timed(), without_c():
@@ -354,10 +359,12 @@ class RowsGiven:
         ]
         self._entries = Entries(self._predictors.sparsity, self._predictors.columns, pairs)
         self._narrowing: Narrowing | None = None
+        self._few = dict[tuple[bytes, ...], FewRows]()
         self._of_data()
 
     def _of_data(self) -> None:
         """Forget what hangs on the values of data."""
+        self._start = self._first_start
         _, functions = self._numbers.at(np.repeat(self.first[None], 2, axis=0))
         #: Functions of the rows of log p, where values are given first; and those of what is left.
         self.functions = [f.some(np.arange(n := len(f.index) // 2), f.index[:n]) for f in functions]
@@ -384,6 +391,7 @@ class RowsGiven:
                     self.integrate_own()
         except NotApart as refused:
             raise NotRows(refused.code, refused.sentence) from None
+        self._data.take()
         self.__dict__.pop("precisions", None)
 
     # --- what is left ---
@@ -494,8 +502,13 @@ class RowsGiven:
         return self._numbers.indices(n)
 
     def few_rows(self, which: Sequence[Ints], beside: Ints) -> FewRows:
-        """Return some rows, kind by kind, and predictors beside theirs."""
-        return FewRows(self, self._over, self._simplified, list(which), beside)
+        """Return some rows, kind by kind, and predictors beside theirs: what was compiled serves with other data."""
+        key = tuple(part.tobytes() for part in (*which, beside))
+        if key in self._few:
+            self._few[key].renew(self.reading)
+        else:
+            self._few[key] = FewRows(self, self._over, self._simplified, list(which), beside)
+        return self._few[key]
 
     def at(self, values: Array) -> tuple[ManyRows, NDArray[np.bool_]]:
         """Return rows at some values, (n, n_outside), and at which of them they add up to log p.

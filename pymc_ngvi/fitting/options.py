@@ -4,6 +4,7 @@ family = structure of q; update = parametrisation and step map; estimator = how 
 estimated; step = how far to go and when to stop. Names in error messages and documentation come from the registries.
 """
 
+import functools
 import inspect
 import itertools
 import warnings
@@ -225,7 +226,11 @@ def only_family(**chosen: str | None) -> str | None:
 
 def _agreeing(chosen: Mapping[str, str | None]) -> tuple[Choice, ...]:
     """Return the rows of `ALLOWED` that have all that was chosen, in their order."""
-    named = [(axis, name) for axis, name in chosen.items() if isinstance(name, str)]
+    return _rows_with(*((axis, name) for axis, name in chosen.items() if isinstance(name, str)))
+
+
+@functools.cache  # each fit asks tens of times
+def _rows_with(*named: tuple[str, str]) -> tuple[Choice, ...]:
     return tuple(row for row in _CHOICES if all(getattr(row, axis) == name for axis, name in named))
 
 

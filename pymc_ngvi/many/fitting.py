@@ -37,12 +37,10 @@ from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import Simulated, quoted, with_data_for, without_casts
 from pymc_ngvi.density.shards.cluster import Advice, Cluster, Lost, client_of
 from pymc_ngvi.density.shards.errors import BrokenExecutorError
-from pymc_ngvi.fitting.modes.search import ModeSearch
-from pymc_ngvi.fitting.problem import Problem
 from pymc_ngvi.fitting.progress import SharedContext, console_for, one_thread
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.fitting.session import Earlier
 from pymc_ngvi.inference import NGVI
+from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.persistence import write
 from pymc_ngvi.results.predictions import array_like, lengths_by_dim, plain_array
@@ -308,37 +306,12 @@ class Asked(NamedTuple):
         return seed_of(np.random.SeedSequence(self.entropy, spawn_key=(index,)))
 
 
-class _Warm(NGVI):
-    """Fits that start from another one, where variables have the same shapes."""
-
-    #: None: fits start as a fit alone does.
-    pilot: NGVIApproximation | None = None
-    #: Whether those that start from another one look for other modes.
-    is_searched: bool = False
-
-    def _from(self, density: ModelDensity) -> Mapping[str, ArrayLike] | Earlier | None:
-        pilot = self.pilot if self._is_like_pilot(density) else None
-        return super()._from(density) if pilot is None else Earlier.of(pilot, density)
-
-    def _search(self, problem: Problem, seed: int) -> ModeSearch | None:
-        is_left_out = not self.is_searched and self._is_like_pilot(problem.density)
-        return None if is_left_out else super()._search(problem, seed)
-
-    def _is_like_pilot(self, density: ModelDensity) -> bool:
-        if self.pilot is None:
-            return False
-        then, now = (
-            [(v.value_name, v.shape) for v in layout.variables] for layout in (self.pilot.layout, density.layout)
-        )
-        return then == now
-
-
 class Fitter:
     """Fits entries."""
 
     def __init__(self, asked: Asked, pilot: NGVIApproximation | None = None) -> None:
         self.asked, self.pilot = asked, pilot
-        self._inference = _Warm(asked.slots.model, **asked.of_constructor)
+        self._inference = NGVI(asked.slots.model, **asked.of_constructor)
         self._candidate: NGVIApproximation | None = None
         self._may_leave_search = asked.search == "first" and asked.of_constructor.get("start") is None
 
@@ -357,8 +330,8 @@ class Fitter:
                 approx = self.approx(index, arrays)
                 record = approx.record
                 if index < N_PILOTS and record is not None:
-                    self._may_leave_search &= not _has_other_modes(approx)
-                    if self._candidate is None and record.converged and not record.comes_first:
+                    self._may_leave_search &= not approx._has_other_modes
+                    if self._candidate is None and record.converged:
                         self._candidate = approx  # that others may start from
                 self._summarise(row, approx, case.truth)
         except Exception as error:  # whatever it is: the other fits go on
@@ -370,8 +343,8 @@ class Fitter:
         """Fit an entry; the model has its data from then on."""
         self.asked.slots.put(arrays)
         inference = self._inference
-        inference.pilot = None if index < N_PILOTS else self.pilot
-        inference.is_searched = index % _EACH_SEARCHED == 0
+        inference._pilot = None if index < N_PILOTS else self.pilot
+        inference._is_searched = index % _EACH_SEARCHED == 0
         with _QUIETLY, one_thread():
             inference.configure(random_seed=self.asked.seed(index))
             approx = inference.fit(progressbar=False, **self.asked.of_fit)
@@ -382,7 +355,10 @@ class Fitter:
         asked, record = self.asked, approx._record_of("fit_many")
         rng = np.random.default_rng([MANY, row.seed])
         record.refuse_diverged()
-        theta = approx._posterior.distribution.draw_matched(asked.draws, rng)
+        if isinstance(state := approx._state, PoolState):  # which is large enough for a row of the table
+            theta = state.draw(asked.draws, rng, enlarges=False)
+        else:
+            theta = approx._posterior.distribution.draw_matched(asked.draws, rng)
         values = Constrainer.of(approx.density, names=asked.names)(theta, random_seed=seed_of(rng))
         unconstrained = {v.value_name for v in approx.layout.variables} - {v.name for v in approx.layout.variables}
         model = approx.model
@@ -398,17 +374,11 @@ class Fitter:
             known = {name: draws for name, draws in values.items() if name not in unconstrained}
             row.ranks = _ranks(truth, known, theta, approx.density, rng)
         row.about |= _about(approx, record, judge=asked.judge)
-        of_pilot = self._inference.pilot and self._inference.pilot.record
-        row.left_out = bool(of_pilot and of_pilot.searched and not (record.searched or record.comes_first))
+        pilot = self._inference._pilot
+        row.left_out = pilot is not None and pilot._record_of("fit_many").searched and not record.searched
         if asked.folder is not None:
             # As a whole or not at all.
             write(approx.sample(asked.draws, random_seed=row.seed), asked.folder / f"fit_{row.index:06d}.nc")
-
-
-def _has_other_modes(approx: NGVIApproximation) -> bool:
-    """Tell whether a search has found other modes than the first fit: named, or in the posterior."""
-    record, checks = approx._record_of("fit_many"), approx.checks
-    return bool(record.modes or record.restarted) or (checks is not None and checks.n_modes > 1)
 
 
 def _about(approx: NGVIApproximation, record: FitRecord, *, judge: bool) -> dict[str, Any]:
@@ -424,7 +394,7 @@ def _about(approx: NGVIApproximation, record: FitRecord, *, judge: bool) -> dict
         "log_marginal_likelihood": np.nan,
         "log_marginal_likelihood_se": np.nan,
         "searched": record.searched,
-        "other_modes": _has_other_modes(approx),
+        "other_modes": approx._has_other_modes,
     }
     if record.is_pool or approx.checks is not None:
         with contextlib.suppress(ValueError):  # of priors without a constant

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.refusal import Reason, Unavailable
@@ -20,6 +22,7 @@ from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.forest import MOST_PLAIN, Forest, NoForest, find_forest
 from pymc_ngvi.marginal.integral import N_COMPARED, ROUGH, NothingInside, TreeInside, TreeIntegral, TreePairs
 from pymc_ngvi.marginal.margins import PROFILE, Margins
+from pymc_ngvi.marginal.mode import find_modes
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.proposals import Proposal, effective_size, mixture_of
@@ -170,8 +173,13 @@ def exact_posterior(
     seed: int,
     expect: Callable[[float], object] = bool,
     others: Sequence[GaussianState] = (),
+    *,
+    of_other_data: bool = False,
 ) -> PoolState:
-    """Return the exact posterior; ``expect`` is told how many nodes are to be evaluated, at all globals together."""
+    """Return the exact posterior; ``expect`` is told how many nodes are to be evaluated, at all globals together.
+
+    It begins from a Gaussian fit, which may be one to other data: then modes of log m are climbed to from there.
+    """
     mean, at = q.mean(), forest.globals_
     fitted = FittedDensity(density, forest, mean)
     divided = Ratios.about(ratios(density, at) if forest.n_local and isinstance(density, LogDensity) else [], mean[at])
@@ -179,9 +187,10 @@ def exact_posterior(
     heaviest, look = _looked(density, q) if quadrature is None and len(at) <= MOST_PLAIN else ([], None)
     try:
         rest = integrated(
-            fitted, forest, quadrature, divided, *divided.normal(mean[at], _cov_of_globals(q, forest)), seed,
+            fitted, forest, quadrature, divided, *divided.normal(mean[at], cov_of(q, at)), seed,
             seconds_of_node(forest, density), expect,
             [*(divided.forward(other.mean()[at][None])[0] for other in others), *heaviest], look,
+            is_at_mode=not of_other_data,
         )  # fmt: skip
     except Hopeless as reason:
         raise Unavailable(reason.code, reason.sentence) from None
@@ -202,6 +211,8 @@ def integrated(
     expect: Callable[[float], object] = bool,
     others: Sequence[Array] = (),
     look: tuple[Proposal, Array] | None = None,
+    *,
+    is_at_mode: bool = True,
 ) -> IntegratedTrees:
     """Sample the globals, about a Gaussian of these and other starts, as they are divided; a node takes ``each`` s."""
     p, each = len(start), each * (1 if quadrature is None else len(quadrature.rule.nodes))
@@ -213,6 +224,10 @@ def integrated(
         inside = TreeInside(quadrature, divided)
         expect(_OF_HEAVY * n_values(p, each) * len(quadrature.rule.nodes))
         most = min(most, max(_FEWEST, HELD // (forest.n_local * (2 + forest.n_levels))))
+    if not is_at_mode:
+        if not (modes := find_modes(inside.log_m, start[None], np.sqrt(np.diag(cov)), cov)):
+            raise Hopeless(Reason.HOPELESS, "there is no integral where it begins")
+        (start, cov), wanted = modes[0], WANTED_OF_MORE if forest.n_local else wanted
     sampler = Sampler(
         inside, start, np.sqrt(np.diag(cov)), seed,
         wanted=wanted, most=most, n_draws=1, is_cheap=each < _CHEAP, cov=cov, others=others, look=look,
@@ -271,8 +286,7 @@ def _quadrature(
     return result
 
 
-def _cov_of_globals(q: GaussianState, forest: Forest) -> Array:
+def cov_of(q: GaussianState, index: NDArray[np.intp]) -> Array:
+    """Return the covariance of some coordinates."""
     block = getattr(q, "cov_block", None)
-    if block is not None:
-        return block(forest.globals_)
-    return q.cov()[np.ix_(forest.globals_, forest.globals_)]
+    return q.cov()[np.ix_(index, index)] if block is None else block(index)

@@ -36,13 +36,17 @@ class LatentMode(NamedTuple):
     cov: Array
 
 
-def find_modes(function: Function, starts: Array, scale: Array) -> list[LatentMode]:
-    """Go up from some points, (k, p), without those where the function is not finite."""
+def find_modes(function: Function, starts: Array, scale: Array, cov: Array | None = None) -> list[LatentMode]:
+    """Go up from some points, (k, p), without those where the function is not finite.
+
+    A covariance may be given, as it is at the modes, about.
+    """
     values = function(starts)
     known = np.isfinite(values)
     if not known.any():
         return []
     climbs = _Climbs(function, starts[known], values[known], np.clip(scale, _LEAST, _LARGEST))
+    climbs.inverse = climbs.inverse if cov is None else np.tile(cov, (len(climbs.at), 1, 1))
     climbs.go_up(_MOST + _MOST_OF_EACH * starts.shape[1])
     return [LatentMode(at, cov) for at, cov in zip(climbs.at, climbs.curvatures(), strict=True)]
 
@@ -51,12 +55,8 @@ class _Climbs:
     """Where searches have come to: each array has an axis of these, (k, ...)."""
 
     def __init__(self, function: Function, at: Array, value: Array, scale: Array) -> None:
-        self._function, self.at, self.value, self.scale = (
-            function,
-            at.copy(),
-            value.copy(),
-            np.tile(scale, (len(at), 1)),
-        )
+        self._function, self.at, self.value = function, at.copy(), value.copy()
+        self.scale = np.tile(scale, (len(at), 1))
         self._slope, self._bend = np.zeros_like(at), np.zeros_like(at)
         self.inverse = np.zeros((*at.shape, at.shape[1]))
         every = np.arange(len(at))

@@ -269,9 +269,9 @@ class PoolState:
         uniform = [first, *(np.split(others, self.rest.n_parts, axis=1) if self.rest.n_parts else [])]
         return self._joined(self.pool, np.arange(len(self.pool.g)), uniform)
 
-    def draw(self, n: int, rng: np.random.Generator) -> Array:
+    def draw(self, n: int, rng: np.random.Generator, *, enlarges: bool = True) -> Array:
         """Return ``n`` draws of equal weight; the pool they are taken from is made larger for many."""
-        pool = self.for_draws(n)
+        pool = self.for_draws(n) if enlarges else self.pool
         # Evenly by weight: as few repetitions as can be. In the order of the coordinate whose standard deviation is
         # known least well, also evenly over its tail.
         order = np.argsort(pool.g[:, self.sd_errors.argmax()], kind="stable")

@@ -23,6 +23,8 @@ from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.gaussian_over import GaussianOver, gaussian_over
 from pymc_ngvi.density.rows_given import NotRows, RowsGiven, latent_rows, ratios
 from pymc_ngvi.families.matrices.sparse.precisions import Factors
+from pymc_ngvi.marginal.exact import cov_of
+from pymc_ngvi.marginal.mode import find_modes
 from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState, effective_size_of
 from pymc_ngvi.marginal.sampler import MOST_SURE, N_DRAWS, Hopeless, Sampler
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
@@ -236,8 +238,13 @@ def nested_posterior(
     seed: int,
     most_variance: float = np.inf,
     others: Sequence[GaussianState] = (),
+    *,
+    of_other_data: bool = False,
 ) -> PoolState:
-    """Return the nested posterior, of several modes where there are Gaussians at others."""
+    """Return the nested posterior, of several modes where there are Gaussians at others.
+
+    It begins from a Gaussian of all coordinates, if there is one, which may be that of other data.
+    """
     given = latent_rows_of(density)
     between = ratios(density, given.outside) if isinstance(density, LogDensity) else []
     marginals, parts, homes = list[Marginal](), list[Exploration](), list[GaussianState]()
@@ -246,7 +253,9 @@ def nested_posterior(
             n_fits = sum(marginal.n_fits for marginal in marginals)
             start = density.initial_point() if home is None else home.mean()
             try:
-                marginal, part = _sampled(given, start, home, seed, most_variance, between, 1 + len(others), n_fits)
+                marginal, part = _sampled(
+                    given, start, home, seed, most_variance, between, 1 + len(others), n_fits, of_other_data
+                )
             except Hopeless:
                 if home is gaussian:
                     raise
@@ -273,6 +282,7 @@ def _sampled(
     between: list[tuple[int, int]],
     n_modes: int,
     n_fits: int,
+    of_other_data: bool,
 ) -> tuple[Marginal, Exploration]:
     """Sample the hyperparameters, in closed form where that holds, as far as is seen, where the posterior is."""
     scale = np.full(len(given.outside), _SCALE)
@@ -284,10 +294,15 @@ def _sampled(
 
     def sample(marginal: Marginal) -> Exploration:
         inside = LatentInside(marginal, first, between, most_variance, n_expected(given), n_fits)
-        at = inside.bend.forward(first[None])[0]
+        at, cov, wanted = inside.bend.forward(first[None])[0], None, n_wanted(given)
+        if of_other_data and home is not None:  # whose covariance is nearly that at the mode, which is near
+            before = inside.bend.normal(first, cov_of(home, given.outside))[1]
+            if modes := find_modes(inside.log_m, at[None], np.sqrt(np.diag(before)), before):
+                at, cov = modes[0]
+            wanted = 0.0  # as many as it takes
         sampler = Sampler(
             inside, at, scale, seed,
-            wanted=n_wanted(given), most=most, n_draws=n_draws, is_cheap=seconds_of_value(given) < CHEAP,
+            wanted=wanted, most=most, n_draws=n_draws, is_cheap=seconds_of_value(given) < CHEAP, cov=cov,
         )  # fmt: skip
         draws = sampler.run()
         return Exploration(inside.weighted(draws), draws.lost, draws.moved)

@@ -363,21 +363,26 @@ class Reading:
             self.terms: Terms = terms_of(parts, self.predictors.vector, self._facts, self._of_weights, before)
 
     def refresh(self) -> bool:
-        """Take the data as they are now; tell whether they have changed."""
+        """Take the data as they are now, the same elements of log p being rows as before; tell whether they changed.
+
+        Where these are no rows any more, or others are, rows do not add up to log p.
+        """
         self.predictors.refresh()
         if self.predictors.version == self._version:
             return False
         self._facts.refresh()
-        self._take_apart()
+        if not self._renew():
+            self._take_apart()
         return True
 
     def renew(self) -> bool:
         """Take the values of data as they are now, the same elements of log p being rows as before."""
-        if self.terms.rest:
-            return False
         self.predictors.renew()
         self._facts.refresh()
-        terms = self.terms.renewed(self.predictors.vector, self._facts)
+        return self._renew()
+
+    def _renew(self) -> bool:
+        terms = None if self.terms.rest else self.terms.renewed(self.predictors.vector, self._facts)
         if terms is None:
             return False
         self._version, self.terms = self.predictors.version, terms

@@ -309,6 +309,13 @@ class NGVIApproximation(Approximation):
         return self.gaussian.q if is_made else self._state.gaussian  # type: ignore[attr-defined]  # of pools alone
 
     @property
+    def _has_other_modes(self) -> bool:
+        """Whether a search has found other modes than the first fit: named, or in the posterior."""
+        record, checks = self.record, self.checks
+        is_named = record is not None and bool(record.modes or record.restarted)
+        return is_named or (checks is not None and checks.n_modes > 1)
+
+    @property
     def plan(self) -> Plan | None:
         """Which posteriors there were to choose from, at which prices, and what became of each; `print` shows a table.
 
@@ -370,6 +377,7 @@ class NGVIApproximation(Approximation):
         kind = "gaussian" if self._next_step is None else getattr(self._state, "kind", "auto")
         inference = type(self)._inference(density.given, posterior=kind)
         inference.begin_with(density)
+        inference._pilot = None if self._has_other_modes else self
 
         def fitted(random_seed: int) -> Posterior:
             inference.configure(random_seed=random_seed)
@@ -1285,7 +1293,7 @@ class NGVIApproximation(Approximation):
         record = self._record_of("plot_fit()")
         if record.comes_first:
             raise ValueError(
-                "No Gaussian fit came before this nested posterior: there are no iterations to show. "
+                "No Gaussian fit came before this posterior: there are no iterations to show. "
                 "approx.gaussian.plot_fit() shows those of the Gaussian fit, which is made for it."
             )
         return plot_fit(self.hist, self.gap_hist, record, tol=tol, figure=figure)

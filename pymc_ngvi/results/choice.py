@@ -10,7 +10,7 @@ import logging
 import math
 import time
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -155,8 +155,11 @@ class Candidates[A: NGVIApproximation]:
         include_transformed: bool = False,
         progressbar: bool = True,
         so_far: SoFar[A] | None = None,
+        pilot: A | None = None,
     ) -> None:
         self.choice, self.density, self._options = choice, density, options
+        #: A fit to other data, from whose posterior that to these is found.
+        self._pilot = pilot
         self._make, self._progressbar, self._so_far = make, progressbar, so_far
         self._include_transformed = include_transformed
         self._is_auto = choice.wanted == "auto"
@@ -192,6 +195,11 @@ class Candidates[A: NGVIApproximation]:
         of_fit, density = self._budget.of_fit, self.density
         if density.has_minibatch or density.is_sharded or self.choice.wanted == GAUSSIAN:
             return None
+        if self._pilot is not None:
+            kind = getattr(self._pilot._state, "kind", GAUSSIAN)
+            if kind in KINDS and not KINDS[kind].is_last and self.choice.wanted in ("auto", kind):
+                self._look([kind], before_fit=True)
+            return next(iter(self._offers), None)
         self._look(before_fit=True)
         offers = {name: found for name, found in self._offers.items() if self._is_affordable(name)}
         plain = [name for name, found in self._offers.items() if KINDS[name].is_plain(found)]
@@ -215,6 +223,10 @@ class Candidates[A: NGVIApproximation]:
         if (name := self.first()) is None:
             return False
         kind, reason = KINDS[name], self._try(name)
+        if self._pilot is not None:  # where that comes to nothing, one without it does
+            return (
+                bool(self._states) and self._states[0].checks.is_exact >= cast(FitRecord, self._pilot.record).is_exact
+            )
         before, rest = self._table[name], [c for n, c in self._table.items() if n != name]
         if self._states and (self._states[0].checks.is_exact or not self._is_auto):
             return True
@@ -402,14 +414,15 @@ class Candidates[A: NGVIApproximation]:
 
     # --- the loop ---
 
-    def _look(self, *, before_fit: bool = False, last: bool = False) -> bool:
+    def _look(self, kinds: Iterable[str] = (), *, before_fit: bool = False, last: bool = False) -> bool:
         """Look once for what there is of each kind: the table says what it takes, or why there is none.
 
         Those that could not come first are left for later; tell whether there are any to try.
         """
         density, of_fit = self.density, self._budget.of_fit if before_fit else 0.0
         with few_threads(density):
-            for name, kind in KINDS.items():
+            for name in kinds or KINDS:
+                kind = KINDS[name]
                 is_for_now = kind.is_last == last or self.choice.wanted == name
                 if before_fit and kind.is_last and self._is_auto:
                     is_for_now = not self._offers
@@ -496,7 +509,10 @@ class Candidates[A: NGVIApproximation]:
         if self._gaussian is not None:
             q = cast(GaussianState, self._gaussian.q)
             others = [cast(GaussianState, mode.q) for mode in self._record_of_fit.modes]
-        return PosteriorStart(self.density, q, _seed(POSTERIORS, self.choice.seed), others, self._by_rows)
+        if self._pilot is not None:
+            q = cast(GaussianState, self._pilot._begins_with)
+        seed = _seed(POSTERIORS, self.choice.seed)
+        return PosteriorStart(self.density, q, seed, others, self._by_rows, self._pilot is not None)
 
     def _sparing(self, kind: PosteriorKind[Any], level: int = logging.WARNING) -> Any:
         """Let a fit go on after an exception in a kind of posterior."""

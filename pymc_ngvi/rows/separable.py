@@ -141,8 +141,8 @@ def _differences(rows: RowFunction, eta: Array, step: Array) -> tuple[Array, Arr
     return grad.T, np.stack(second, axis=1)
 
 
-#: Weights of one of the members that are rounding.
-_NO_WEIGHT = 1e-11
+#: Weights of one of the members that are rounding; square of a number, of the largest, from which on it may be one.
+_NO_WEIGHT, _PIVOT = 1e-11, 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,8 +162,8 @@ class Separable:
         left, members = whole.copy(), list[int]()
         while len(members) < n_samples - 2:
             size = np.einsum("sn,sn->n", left, left)
-            best = int(np.argmax(size))
-            if not size[best] > tolerance**2 * n_samples:
+            best = int(np.argmax(size >= _PIVOT * size.max()))  # the first: with other data, it is mostly the same one
+            if not size.max() > tolerance**2 * n_samples:
                 break
             members.append(best)
             direction = left[:, best] / np.sqrt(size[best])

@@ -37,21 +37,26 @@ from records import Records, Row
 
 import pymc_ngvi
 
+from pymc_ngvi.core.types import Array
+
 FIELDS = ("part", "what", "n", "seconds_each", "seconds", "said", "date", "environment")
-PARTS = ("fits", "calibrate", "leave_out", "update")
+PARTS = ("fits", "models", "calibrate", "leave_out", "update")
 N_GROUPS, N_OF_GROUP = 50, 10
 PAGES = Path(__file__).parents[2] / "docs" / "benchmarks"
 #: The slope that data are simulated with.
 SLOPE = 0.7
 #: Data sets that the rivals get: they take longer, and a mean is enough.
 N_OF_RIVAL = 10
+#: Data sets of each model that are compared with fits alone, behind the first three; draws of each.
+N_COMPARED, N_DRAWS = 20, 4_000
 #: Parts that are left out by fits, to compare with.
 N_LEFT_OUT = 10
 SCHOOLS = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
 
 CAPTION = """\
 Processor seconds on one thread, each line in a process of its own. "Each" is that of a fit, warm, or of a part that is
-left out; "all" has compiling in it.
+left out; "all" has compiling in it. Differences from fits alone are the largest of all variables and data sets, in
+standard deviations, and in brackets those of two fits alone with other seeds.
 """
 
 
@@ -111,7 +116,156 @@ def schools() -> pm.Model:
     return model
 
 
+type Simulated = tuple[pm.Model, Callable[[int], dict[str, Array]]]
+
+
+def mixed(*, correlated: bool) -> Simulated:
+    """Return a linear mixed model of 18 subjects with 10 rows each, with an intercept and a slope."""
+    day, subject = np.tile(np.arange(10.0) / 5.0 - 1.0, 18), np.repeat(np.arange(18), 10)
+
+    def simulated(seed: int) -> dict[str, Array]:
+        rng = np.random.default_rng(seed)
+        effect = rng.normal(size=(18, 2)) @ np.linalg.cholesky([[1.0, 0.28], [0.28, 0.49]]).T
+        return {"y_data": 0.5 + day + effect[subject, 0] + effect[subject, 1] * day + rng.normal(size=180)}
+
+    with pm.Model() as model:
+        y = pm.Data("y_data", simulated(0)["y_data"])
+        a, b, sd = pm.Normal("a", 0, 3), pm.Normal("b", 0, 3), pm.HalfNormal("sd", 2)
+        if correlated:
+            chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2.0, sd_dist=pm.HalfNormal.dist(2.0, shape=2))
+            effect = pm.MvNormal("effect", np.zeros(2), chol=chol, shape=(18, 2))
+        else:
+            effect = pm.Normal("effect", 0, pm.HalfNormal("sds", 2, shape=2), shape=(18, 2))
+        pm.Normal("y", a + b * day + effect[subject, 0] + effect[subject, 1] * day, sd, observed=y)
+    return model, simulated
+
+
+def herds() -> Simulated:
+    """Return a binomial mixed model of 15 herds in 4 periods."""
+    herd, period = np.repeat(np.arange(15), 4), np.tile(np.arange(4), 15)
+    size = np.random.default_rng(5).integers(5, 30, 60)
+
+    def simulated(seed: int) -> dict[str, Array]:
+        rng = np.random.default_rng(seed)
+        eta = np.array([-1.4, -2.4, -2.5, -3.0])[period] + rng.normal(0.0, 0.6, 15)[herd]
+        return {"y_data": rng.binomial(size, 1.0 / (1.0 + np.exp(-eta)))}
+
+    with pm.Model() as model:
+        y = pm.Data("y_data", simulated(0)["y_data"])
+        b, sd = pm.Normal("b", -1, 2, shape=4), pm.HalfNormal("sd", 1)
+        u = pm.Normal("u", 0, sd, shape=15)
+        pm.Binomial("y", size, logit_p=b[period] + u[herd], observed=y)
+    return model, simulated
+
+
+def logistic() -> Simulated:
+    """Return a logistic regression on four predictors."""
+    x = np.random.default_rng(2).normal(size=(100, 4))
+
+    def simulated(seed: int) -> dict[str, Array]:
+        eta = 0.3 + x @ np.array([0.7, -0.5, 0.2, 0.0])
+        return {"y_data": np.random.default_rng(seed).binomial(1, 1.0 / (1.0 + np.exp(-eta)))}
+
+    with pm.Model() as model:
+        y = pm.Data("y_data", simulated(0)["y_data"])
+        eta = pm.Normal("a", 0, 2) + pm.math.dot(x, pm.Normal("b", 0, 2, shape=4))
+        pm.Bernoulli("y", logit_p=eta, observed=y)
+    return model, simulated
+
+
+def process() -> Simulated:
+    """Return a Gaussian process at 40 points."""
+    apart = np.subtract.outer(*[np.linspace(0.0, 1.0, 40)] * 2) ** 2
+    factor = np.linalg.cholesky(np.exp(-0.5 * apart / 0.04) + 1e-6 * np.eye(40))
+
+    def simulated(seed: int) -> dict[str, Array]:
+        rng = np.random.default_rng(seed)
+        return {"y_data": factor @ rng.normal(size=40) + 0.3 * rng.normal(size=40)}
+
+    with pm.Model() as model:
+        y = pm.Data("y_data", simulated(0)["y_data"])
+        length, size = pm.LogNormal("length", -1.5, 0.5), pm.HalfNormal("size", 1.5)
+        cov = size**2 * pm.math.exp(-0.5 * apart / length**2) + 1e-6 * np.eye(40)
+        f = pm.MvNormal("f", np.zeros(40), cov=cov)
+        pm.Normal("y", f, pm.HalfNormal("sd", 1), observed=y)
+    return model, simulated
+
+
+def schools_simulated() -> Simulated:
+    """Return eight schools, and what simulates their data."""
+
+    def simulated(seed: int) -> dict[str, Array]:
+        rng = np.random.default_rng(seed)
+        return {"y": rng.normal(rng.normal(rng.normal(0, 5), 5 * abs(rng.standard_normal()), 8), SCHOOLS[1])}
+
+    return schools(), simulated
+
+
+def intercepts_simulated() -> Simulated:
+    """Return random intercepts in the same form."""
+    model, simulated = intercepts()
+    return model, lambda seed: {"y_data": simulated(seed)}
+
+
 # --- what is measured ---
+
+
+def beside_alone(build: Callable[[], Simulated]) -> Callable[[int], Row]:
+    """Return what measures `fit_many`, and how far its figures are from those of fits alone."""
+
+    def measured(n: int) -> Row:
+        model, simulated = build()
+        each: list[float] = []
+
+        def data() -> "object":
+            for seed in range(3 + N_COMPARED):
+                each.append(time.process_time())
+                yield simulated(seed)
+            each.append(time.process_time())
+
+        found = pymc_ngvi.fit_many(model, data(), random_seed=1, draws=N_DRAWS, progressbar=False)
+        of_many, of_two, alone, n_alike = [], [], [], 0
+        inference, slots = pymc_ngvi.NGVI(found._fitter.asked.slots.model), found._fitter.asked.slots
+        for k in range(3, 3 + N_COMPARED):
+            slots.put(slots.checked(simulated(k)))
+            tables = []
+            for seed in (1, 2):
+                inference.configure(random_seed=10 * k + seed)
+                start = time.process_time()
+                approx = inference.fit(progressbar=False)
+                alone.append(time.process_time() - start)
+                draws = approx.sample(N_DRAWS, random_seed=seed).posterior
+                tables.append({name: _figures(draws[name].values[0]) for name in draws})
+            is_reliable = approx.checks is not None and approx.checks.is_reliable
+            n_alike += is_reliable == (found.about("verdict")[k] == "reliable")
+            table = {name: found.dataset[name].values[k] for name in tables[0] if name in found.dataset}
+            of_many.append(_differences(table, tables[0]))
+            of_two.append(_differences(tables[1], tables[0]))
+        apart = zip(("means", "sds", "limits"), np.max(of_many, axis=0), np.max(of_two, axis=0), strict=True)
+        parts = [
+            ", ".join(sorted(set(found.about("posterior").tolist()))),
+            f"alone {np.mean(alone[2:]):.3g} s",
+            ", ".join(f"{what} within {ours:.2f} ({two:.2f})" for what, ours, two in apart),
+            f"{n_alike} of {N_COMPARED} verdicts alike",
+        ]
+        return _row(N_COMPARED, float(np.mean(np.diff(each)[3:])), each[-1] - each[0], "; ".join(parts))
+
+    return measured
+
+
+def _figures(draws: Array) -> Array:
+    """Return means, standard deviations and limits, as a table of many fits has them."""
+    return np.stack([draws.mean(axis=0), draws.std(axis=0), *np.quantile(draws, [0.03, 0.97], axis=0)])
+
+
+def _differences(ours: dict[str, Array], theirs: dict[str, Array]) -> list[float]:
+    """Return the largest differences of means, of standard deviations and of limits, in standard deviations."""
+    found = []
+    for name, values in ours.items():
+        sd = np.where(theirs[name][1] > 0.0, theirs[name][1], np.inf)
+        apart = np.abs(values - theirs[name]) / sd
+        found.append([apart[0].max(), apart[1].max(), apart[2:].max()])
+    return np.max(found, axis=0).tolist()
 
 
 def many(posterior: str) -> Callable[[int], Row]:
@@ -259,6 +413,15 @@ MEASURED: dict[str, dict[str, Callable[[int], Row]]] = {
         "one by one, gaussian": one_by_one("gaussian"),
         "fit_many, exact": many("exact"),
         "one by one, exact": one_by_one("exact"),
+    },
+    "models": {
+        "random intercepts, logistic": beside_alone(intercepts_simulated),
+        "linear mixed, slopes": beside_alone(lambda: mixed(correlated=False)),
+        "linear mixed, correlated slopes": beside_alone(lambda: mixed(correlated=True)),
+        "binomial mixed": beside_alone(herds),
+        "eight schools": beside_alone(schools_simulated),
+        "logistic regression": beside_alone(logistic),
+        "Gaussian process, 40 points": beside_alone(process),
     },
     "calibrate": {"calibrate": calibrated, "simuk": by_simuk},
     "leave_out": {"rows": left_out(), "groups": left_out(groups="group")},

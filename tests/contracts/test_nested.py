@@ -239,8 +239,8 @@ def test_what_can_t_be_fitted_falls_back(monkeypatch):
 def test_of_what_is_not_reliable_that_with_the_better_weights_comes_back(monkeypatch, gaussian, kept):
     """The weights of the nested posterior are made out to be poor; those of the Gaussian, better or worse still."""
 
-    def poor(*args):
-        state = nested_posterior(*args)
+    def poor(*args, **options):
+        state = nested_posterior(*args, **options)
         checks = replace(state.checks, effective_size=0.03 * state.checks.n_values, khat=1.2)
         return replace(state, rest=replace(state.rest, checks=checks))
 

@@ -18,7 +18,7 @@ from pymc_ngvi.posteriors.plan import Candidate
 class PosteriorStart(NamedTuple):
     """What a posterior begins from: a fit of all coordinates if there is one, others at other modes.
 
-    By rows: whether values of log p are those of its rows.
+    By rows: whether values of log p are those of its rows. Of other data: whether the fit is one to these.
     """
 
     density: ModelDensity
@@ -26,6 +26,7 @@ class PosteriorStart(NamedTuple):
     seed: int
     others: list[GaussianState]
     by_rows: bool
+    of_other_data: bool = False
 
 
 class PosteriorKind[Found](ABC):

@@ -45,7 +45,9 @@ class LatentGaussianKind(PosteriorKind[RowsGiven]):
         """Return the posterior."""
         with work.counting():
             most_variance = math.inf if is_only else _MOST_VARIANCE
-            return nested_posterior(start.density, start.q, start.seed, most_variance, start.others)
+            return nested_posterior(
+                start.density, start.q, start.seed, most_variance, start.others, of_other_data=start.of_other_data
+            )
 
     def comes_first(self, found: RowsGiven, *, by_rows: bool) -> bool:
         """Tell whether there are many latent variables, or scales, and, by rows, whether the first have one mode.

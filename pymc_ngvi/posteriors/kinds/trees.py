@@ -42,8 +42,9 @@ class TreeKind(PosteriorKind[Forest]):
         each = seconds_of_node(found, start.density, by_rows=start.by_rows)
         try:
             state = exact_posterior(
-                start.density, start.q, found, start.seed, lambda n: work.expect(n * each), start.others
-            )
+                start.density, start.q, found, start.seed, lambda n: work.expect(n * each), start.others,
+                of_other_data=start.of_other_data,
+            )  # fmt: skip
         except UsedUp:
             raise
         except Unavailable as reason:
