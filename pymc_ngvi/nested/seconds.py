@@ -18,7 +18,7 @@ _SECONDS_OF_VALUES, _FEWEST_VALUES, _SECONDS_OF_WANTED, _MOST_WANTED, CHEAP = 10
 #: Seconds of any nested posterior, at least.
 LEAST = 0.8
 #: In batches: seconds of a fit, of a row in it whose function is quadratic, and of others; passes through the factor.
-_PER_FIT_OF_MANY, _PER_QUADRATIC_ROW, _PER_ROW_OF_MANY, _PASSES = 5e-4, 5e-7, 1e-6, 3.0
+_PER_FIT_OF_MANY, _PER_QUADRATIC_ROW, _PER_ROW_OF_MANY, _PASSES = 5e-4, 5e-7, 2e-6, 3.0
 #: In closed form: seconds of a value.
 _PER_VALUE_IN_CLOSED_FORM = 2e-4
 
