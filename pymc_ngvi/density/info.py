@@ -20,10 +20,10 @@ from pymc.distributions.censored import CensoredRV
 from pymc.distributions.shape_utils import change_dist_size
 from pymc.distributions.simulator import SimulatorRV
 from pymc.distributions.truncated import TruncatedRV
-from pymc.initial_point import make_initial_point_fn
+from pymc.initial_point import convert_str_to_rv_dict, make_initial_point_expression
 from pymc.logprob.transforms import Transform
 from pymc.pytensorf import compile as pymc_compile
-from pymc.pytensorf import reseed_rngs
+from pymc.pytensorf import find_rng_nodes, replace_rng_nodes, reseed_rngs
 from pymc.variational.minibatch_rv import MinibatchRandomVariable, get_scaling
 from pytensor.compile import Function, SharedVariable
 from pytensor.compile.rewriting import inline_ofg_node
@@ -36,7 +36,8 @@ from pytensor.xtensor.type import XTensorType, as_xtensor
 
 from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.graphs.backends import quick_mode, without_c
+from pymc_ngvi.graphs.backends import quick_mode, quickly, without_c
+from pymc_ngvi.graphs.graph import simplify
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.rewrites import behind
 from pymc_ngvi.reading.affine import Factor, Role, logp_of
@@ -402,11 +403,18 @@ def initial_point_function(
 ) -> Callable[[], dict[str, AnyArray]]:
     """Return a function that gives the initial point by value name, unconstrained, for the data as they are then."""
     with without_c(model):
-        function = make_initial_point_fn(model=_for_initial_points(model), overrides=overrides, jitter_rvs=set())
+        given, strategies = _for_initial_points(model), convert_str_to_rv_dict(model, dict(overrides or {}))
+        values = make_initial_point_expression(
+            free_rvs=given.free_RVs, rvs_to_transforms=given.rvs_to_transforms, return_transformed=True,
+            initval_strategies={**given.rvs_to_initial_values, **strategies},
+        )  # fmt: skip
+        values = simplify(replace_rng_nodes(values))  # of variables that give a shape alone, none is drawn
+        function, generators = quickly([], values), find_rng_nodes(values)
 
     def initial_point() -> dict[str, AnyArray]:
         with without_c(model):
-            return dict(function(_SEED))
+            reseed_rngs(generators, _SEED)
+            return dict(zip([model.rvs_to_values[rv].name for rv in model.free_RVs], function(), strict=True))
 
     return initial_point
 

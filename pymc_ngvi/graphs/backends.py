@@ -5,8 +5,9 @@ import importlib.util
 import itertools
 import sys
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -16,12 +17,16 @@ import pytensor.tensor as pt
 
 from pymc.pytensorf import resolve_backend_compile_kwargs
 from pytensor.compile.mode import Mode
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph import Apply, Constant, FunctionGraph, RewriteDatabaseQuery, Variable
-from pytensor.graph.op import HasInnerGraph, Op
+from pytensor.graph.op import HasInnerGraph, HasMultipleInnerGraph, Op, _NoPythonOp
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.graph.traversal import toposort
+from pytensor.link.c.op import _NoPythonCOp
 from pytensor.link.vm import VMLinker
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import AdvancedIncSubtensor
+from pytensor.xtensor.basic import XOp
 from pytensor.xtensor.type import XTensorType
 
 from pymc_ngvi.core.types import AnyArray
@@ -190,6 +195,9 @@ _COMPILED = ("numba", "c", "jax", "given mode")
 _EXCLUDED = ("fusion", "inplace", "cxx_only", "BlasOpt", "scan_make_inplace", *rewrites.EXCLUDED)
 
 
+_for_numpy = dfs_rewriter(rewrites.split_many_operands, rewrites.vectorise_elemwise)
+
+
 @functools.cache
 def quick_mode(*, is_large: bool = False) -> Mode:
     """Return the mode that runs graphs by Python thunks on NumPy."""
@@ -197,9 +205,63 @@ def quick_mode(*, is_large: bool = False) -> Mode:
     # After specialisation (2) and the Python-only rewrites (49.1), when no other rewrite makes new Elemwise.
     query = RewriteDatabaseQuery(include=["py_only", *include], exclude=list(_EXCLUDED)).register(
         (dfs_rewriter(rewrites.expand_composite, add_by_group), 59.0),
-        (dfs_rewriter(rewrites.split_many_operands, rewrites.vectorise_elemwise), 60.0),
+        (_for_numpy, 60.0),
     )
     return Mode(VMLinker(use_cloop=False, c_thunks=False), query)
+
+
+def quickly(inputs: list[Variable], outputs: Variable | list[Variable]) -> Callable[..., Any]:
+    """Return a function that is called a few times; it is compiled only where it can't be run node by node."""
+    with without_c():
+        every = rewrites.inline_inner_graphs(outputs if isinstance(outputs, list) else [outputs])
+        # Neither a graph within it, nor a dimension with a name, nor a branch that is left out.
+        if any(isinstance(getattr(node.op, "core_op", node.op), _NOT_BY_ITSELF) for node in toposort(every)):
+            return pytensor.function(inputs, outputs, mode=quick_mode(), on_unused_input="ignore")
+        run = Interpreted(inputs, every)
+    return run if every is outputs or isinstance(outputs, list) else lambda *given: run(*given)[0]
+
+
+_NOT_BY_ITSELF = (HasMultipleInnerGraph, XOp, _NoPythonOp, _NoPythonCOp)
+
+
+class Interpreted:
+    """A graph that is run node by node: to compile it takes as long as tens of calls."""
+
+    def __init__(self, inputs: Sequence[Variable], outputs: list[Variable]) -> None:
+        graph = rewrites.copy_of(outputs)
+        _for_numpy.rewrite(graph)
+        self._inputs, self._outputs, self._nodes = inputs, graph.outputs, list[Apply]()
+        self._known = {var: var.data for var in graph.variables if isinstance(var, Constant)}
+        for node in graph.toposort():
+            node.op.prepare_node(node, None, None, "py")
+            if self._known.keys() >= {*node.inputs}:
+                _run(node, self._known)
+            else:
+                self._nodes.append(node)
+        last = {var: node for node in self._nodes for var in node.inputs}
+        read = last.keys() | {*self._outputs}
+        self._known = {var: value for var, value in self._known.items() if var in read}
+        self._shared = [var for var in read if isinstance(var, SharedVariable)]
+        #: Of each node, what no later one reads.
+        self._done = [[var for var in {*node.inputs} - {*self._outputs} if last[var] is node] for node in self._nodes]
+
+    def __call__(self, *given: Any) -> list[Any]:
+        """Return the values of the outputs."""
+        values = self._known | {var: var.get_value(borrow=True) for var in self._shared}
+        values |= {var: var.type.filter(x, allow_downcast=True) for var, x in zip(self._inputs, given, strict=True)}
+        for node, done in zip(self._nodes, self._done, strict=True):
+            _run(node, values)
+            for var in done:
+                del values[var]
+        return [copy(values[var]) for var in self._outputs]
+
+
+def _run(node: Apply, values: dict[Variable, Any]) -> None:
+    """Add what a node makes of values to these."""
+    found: list[list[Any]] = [[None] for _ in node.outputs]
+    node.op.perform(node, [values[var] for var in node.inputs], found)
+    for var, [value] in zip(node.outputs, found, strict=True):
+        values[var] = value
 
 
 def compile_options(

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pytensor
 import pytensor.scalar as ps
 import pytensor.scalar.math as psm
 
@@ -39,7 +38,7 @@ from pymc_ngvi.core.sparsity.dependence_sets import (
     union,
 )
 from pymc_ngvi.core.types import Matrix
-from pymc_ngvi.graphs.backends import quick_mode, without_c
+from pymc_ngvi.graphs.backends import quickly, without_c
 from pymc_ngvi.graphs.programs import NAMES
 from pymc_ngvi.rows.programs.operations import OPERATIONS, Operation
 
@@ -203,7 +202,7 @@ class Facts:
             return
         with without_c():
             outputs = [*known, *(length for shape in shapes for length in shape)]
-            self._function = pytensor.function([theta], outputs, mode=quick_mode(), on_unused_input="ignore")
+            self._function = quickly([theta], outputs)
 
     def refresh(self) -> None:
         """Take the values and shapes from the data as they are now."""

@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytensor.scalar as ps
 import pytensor.tensor as pt
 
@@ -22,7 +21,7 @@ from pytensor.tensor.math import Dot
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import TooDenseError
 from pymc_ngvi.core.sparsity.dependence_sets import Bools, Dependence, Pairs, joined
-from pymc_ngvi.graphs.backends import quick_mode, without_c
+from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.graph import inline_inner_graphs
 from pymc_ngvi.ops.elements import Elements, Facts, Rearranged, core_op
 from pymc_ngvi.ops.registry import elements
@@ -394,12 +393,6 @@ class CompiledOnce:
                 return function
         self._made.append((*new, self._compile(*new)))
         return self._made[-1][-1]
-
-
-def quickly(inputs: list[Variable], outputs: list[Variable]) -> Function:
-    """Compile a function that is called once for each set of data."""
-    with without_c():
-        return pytensor.function(inputs, outputs, mode=quick_mode(), on_unused_input="ignore")
 
 
 type Role = Literal["observed", "prior", "potential"]

@@ -400,7 +400,7 @@ def engine_for(backend: str, compile_: CompileAll) -> Engine:
 
     Examples
     --------
-    >>> from pymc_ngvi.reading.affine import quickly
+    >>> from pymc_ngvi.graphs.backends import quickly
     >>> from pymc_ngvi.rows.engines import engine_for
     >>> type(engine_for("quick", quickly)).__name__
     'ProgramEngine'
