@@ -5,8 +5,8 @@ import importlib.util
 import itertools
 import sys
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from typing import Any, Literal, get_args
 
@@ -29,6 +29,7 @@ from pytensor.tensor.subtensor import AdvancedIncSubtensor
 from pytensor.xtensor.basic import XOp
 from pytensor.xtensor.type import XTensorType
 
+from pymc_ngvi.core.memory import no_collections
 from pymc_ngvi.core.types import AnyArray
 from pymc_ngvi.graphs import loops, rewrites
 from pymc_ngvi.graphs.programs import ByParameters
@@ -282,8 +283,9 @@ def compile_flags(backend: str) -> AbstractContextManager[None]:
     return pytensor.config.change_flags(floatX="float64")
 
 
-def without_c(model: pm.Model | None = None) -> AbstractContextManager[None]:
-    """Return a context in which PyTensor compiles no C code.
+@contextmanager
+def without_c(model: pm.Model | None = None) -> Iterator[None]:
+    """Return a context in which graphs are made: PyTensor compiles no C code, and no garbage is looked for.
 
     It would for inner graphs (Scan, log-sum-exp) even where the outer graph runs on Python thunks, and PyMC does so for
     initial points: 30 seconds for a mixture model. Nor does it note, for each node, the lines of code that made it: a
@@ -297,7 +299,8 @@ def without_c(model: pm.Model | None = None) -> AbstractContextManager[None]:
     """
     dtypes = {rv.type.dtype for rv in model.basic_RVs if isinstance(rv.type, XTensorType)} if model is not None else ()
     floats = "float32" if "float32" in dtypes else "float64"
-    return pytensor.config.change_flags(cxx="", floatX=floats, traceback__limit=0)
+    with no_collections(), pytensor.config.change_flags(cxx="", floatX=floats, traceback__limit=0):
+        yield
 
 
 def python_loops(nodes: Iterable[Apply]) -> list[Apply]:
