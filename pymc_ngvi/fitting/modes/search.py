@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 
 from numpy.typing import NDArray
-from scipy.stats import iqr
+from scipy.special import ndtri
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.climbs import VALLEY, ascend, tops
@@ -295,7 +295,8 @@ def points_for(
     prior = _prior(density, n_looked // 2, seed_of(rng))
     sets = []
     if len(prior) >= _LEAST_PRIOR:
-        sets.append((prior, np.maximum(iqr(prior, axis=0, scale="normal"), 1e-12)))
+        first, third = np.quantile(prior, [0.25, 0.75], axis=0)
+        sets.append((prior, np.maximum(0.5 * (third - first) / ndtri(0.75), 1e-12)))
     if is_sound:
         n = (n_looked - len(prior)) // len(WIDER)
         for width in WIDER:  # of t distributions about the fit
