@@ -5,7 +5,6 @@ import warnings
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -403,11 +402,12 @@ def initial_point_function(
 ) -> Callable[[], dict[str, AnyArray]]:
     """Return a function that gives the initial point by value name, unconstrained, for the data as they are then."""
     with without_c(model):
-        given, strategies = _for_initial_points(model), convert_str_to_rv_dict(model, dict(overrides or {}))
         values = make_initial_point_expression(
-            free_rvs=given.free_RVs, rvs_to_transforms=given.rvs_to_transforms, return_transformed=True,
-            initval_strategies={**given.rvs_to_initial_values, **strategies},
-        )  # fmt: skip
+            free_rvs=model.free_RVs,
+            rvs_to_transforms=_transforms_of_arrays(model),
+            initval_strategies={**model.rvs_to_initial_values, **convert_str_to_rv_dict(model, dict(overrides or {}))},
+            return_transformed=True,
+        )
         values = simplify(replace_rng_nodes(values))  # of variables that give a shape alone, none is drawn
         function, generators = quickly([], values), find_rng_nodes(values)
 
@@ -419,17 +419,12 @@ def initial_point_function(
     return initial_point
 
 
-def _for_initial_points(model: pm.Model) -> pm.Model | SimpleNamespace:
-    """Return what PyMC reads of a model, with transforms of `pymc.dims` that take the plain arrays it hands them."""
-    transforms = model.rvs_to_transforms
-    named = {rv: t for rv, t in transforms.items() if t is not None and isinstance(rv.type, XTensorType)}
-    if not named:
-        return model
-    return SimpleNamespace(
-        free_RVs=model.free_RVs,
-        rvs_to_initial_values=model.rvs_to_initial_values,
-        rvs_to_transforms={**transforms, **{rv: _OfArrays(t, rv.type.dims) for rv, t in named.items()}},
-    )
+def _transforms_of_arrays(model: pm.Model) -> dict[Variable, Any]:
+    """Return the transforms of a model; those of `pymc.dims` take the plain arrays that PyMC hands them."""
+    return {
+        rv: _OfArrays(t, rv.type.dims) if t is not None and isinstance(rv.type, XTensorType) else t
+        for rv, t in model.rvs_to_transforms.items()
+    }
 
 
 class _OfArrays:

@@ -196,18 +196,12 @@ class Facts:
         feature = ShapeFeature()
         FunctionGraph(outputs=[output], clone=False, copy_inputs=False, features=[feature])
         shapes = [tuple(feature.shape_tuple(var)) for var in shapeless]
-        self._evaluated, self._sized = known, list(zip(shapeless, [len(shape) for shape in shapes], strict=True))
-        self._function, self._zeros = None, np.zeros(theta.type.shape)
-        if not known and not shapeless:
-            return
-        with without_c():
-            outputs = [*known, *(length for shape in shapes for length in shape)]
-            self._function = quickly([theta], outputs)
+        self._evaluated, self._sized = known, list(zip(shapeless, map(len, shapes), strict=True))
+        self._zeros = np.zeros(theta.type.shape)
+        self._function = quickly([theta], [*known, *(length for shape in shapes for length in shape)])
 
     def refresh(self) -> None:
         """Take the values and shapes from the data as they are now."""
-        if self._function is None:
-            return
         with without_c():
             # Only shapes can depend on theta here, and those don't depend on its values.
             results = self._function(self._zeros)

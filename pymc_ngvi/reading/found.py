@@ -354,10 +354,8 @@ class Reading:
 
     def _take_apart(self) -> None:
         self._version = self.predictors.version
-        before = self.terms.weigh if hasattr(self, "terms") else None
-        parts = self._inner.owner.inputs
         with without_c():
-            self.terms: Terms = terms_of(parts, self.predictors.vector, self._facts, before)
+            self.terms: Terms = terms_of(self._inner.owner.inputs, self.predictors.vector, self._facts)
 
     def refresh(self) -> bool:
         """Take the data as they are now; tell whether they have changed."""

@@ -347,19 +347,9 @@ class Terms:
         return rows, [*(summand.why for summand in summands if summand.why), *map(_too_wide, wide)]
 
 
-def terms_of(
-    parts: Sequence[Variable],
-    predictors: Variable,
-    facts: Facts,
-    before: "Weighed | None" = None,
-) -> Terms:
-    """Take functions of predictors apart, of which log p is the sum; ``facts`` are of a vector of these.
-
-    With other data, what weighs variables ``before`` serves again if log p is linear in the same ones.
-    """
-    linear_in = [_linear_in(part, predictors, facts) for part in parts]
-    same = before is not None and before.linear_in == linear_in
-    weigh = before if before is not None and same else Weighed(parts, linear_in, facts)
+def terms_of(parts: Sequence[Variable], predictors: Variable, facts: Facts) -> Terms:
+    """Take functions of predictors apart, of which log p is the sum; ``facts`` are of a vector of these."""
+    weigh = Weighed(parts, [_linear_in(part, predictors, facts) for part in parts], facts)
     slope, summands = np.zeros(predictors.type.shape), list[Summand]()
     dependences = Dependences(facts, predictors)
     for var, weights in weigh():
@@ -419,7 +409,6 @@ class Weighed:
     """
 
     def __init__(self, parts: Sequence[Variable], linear_in: list[list[Variable]], facts: Facts) -> None:
-        self.linear_in = linear_in
         # As a variable may be an input of another, each stands in for itself.
         self._facts, self._stand_in = facts, {var: var.type() for found in linear_in for var in found}
         outer = clone_replace(list(parts), self._stand_in, rebuild_strict=False)
