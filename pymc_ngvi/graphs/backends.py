@@ -215,14 +215,16 @@ def quickly(inputs: list[Variable], outputs: Variable | list[Variable]) -> Calla
     """Return a function that is called a few times; it is compiled only where it can't be run node by node."""
     with without_c():
         every = rewrites.inline_inner_graphs(outputs if isinstance(outputs, list) else [outputs])
-        # Neither a graph within it, nor a dimension with a name, nor a branch that is left out.
-        if any(isinstance(getattr(node.op, "core_op", node.op), _NOT_BY_ITSELF) for node in toposort(every)):
+        if not is_plain(every):
             return pytensor.function(inputs, outputs, mode=quick_mode(), on_unused_input="ignore")
         run = Interpreted(inputs, every)
-    return run if every is outputs or isinstance(outputs, list) else lambda *given: run(*given)[0]
+    return run if isinstance(outputs, list) else lambda *given: run(*given)[0]
 
 
-_NOT_BY_ITSELF = (HasMultipleInnerGraph, XOp, _NoPythonOp, _NoPythonCOp)
+def is_plain(outputs: list[Variable]) -> bool:
+    """Tell whether nodes can be run one by one: no graphs of their own, dimensions with names, or unused branches."""
+    kinds = (HasMultipleInnerGraph, XOp, _NoPythonOp, _NoPythonCOp)
+    return not any(isinstance(getattr(node.op, "core_op", node.op), kinds) for node in toposort(outputs))
 
 
 class Interpreted:
