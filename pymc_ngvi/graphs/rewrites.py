@@ -40,7 +40,9 @@ def copy_of(outputs: list[Variable]) -> FunctionGraph:
     Graphs of a model share their nodes. Without a copy, the rounding of a gradient would depend on whether its
     derivatives were made before it was compiled.
     """
-    return FunctionGraph(outputs=clone([], outputs, copy_inputs=False)[1], clone=False, copy_inputs=False)
+    copies = clone([], outputs, copy_inputs=False)[1]  # of outputs that are inputs, too
+    own = [old if old.owner is None else new for old, new in zip(outputs, copies, strict=True)]
+    return FunctionGraph(outputs=own, clone=False, copy_inputs=False)
 
 
 def rewritten(outputs: list[Variable], *rewriters: GraphRewriter) -> list[Variable]:
