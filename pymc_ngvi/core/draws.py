@@ -97,7 +97,7 @@ def sobol_points(n_points: int, n_dim: int, rng: np.random.Generator) -> Array:
     return points[:n_points] / 2.0**_BITS
 
 
-@functools.lru_cache(maxsize=8)
+@functools.cache
 def _directions(n_dim: int) -> NDArray[np.uint32] | None:
     """Return the direction numbers of Joe and Kuo, (n_dim, n_bits), from SciPy's file; None if it is elsewhere."""
     try:

@@ -24,7 +24,7 @@ from pymc.logprob.transforms import Transform
 from pymc.pytensorf import compile as pymc_compile
 from pymc.pytensorf import find_rng_nodes, replace_rng_nodes, reseed_rngs
 from pymc.variational.minibatch_rv import MinibatchRandomVariable, get_scaling
-from pytensor.compile import Function, SharedVariable
+from pytensor.compile import SharedVariable
 from pytensor.compile.rewriting import inline_ofg_node
 from pytensor.graph import Apply, Constant, FunctionGraph, Variable, graph_replace
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
@@ -37,7 +37,7 @@ from pytensor.xtensor.type import XTensorType, as_xtensor
 
 from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.graphs.backends import Interpreted, is_plain, quick_mode, quickly, without_c
+from pymc_ngvi.graphs.backends import Interpreted, is_plain, quickly, without_c
 from pymc_ngvi.graphs.graph import simplify
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.rewrites import behind, named, rewritten
@@ -288,7 +288,7 @@ class Minibatches:
     def __init__(self, outputs: list[Variable]) -> None:
         # PyMC clones graphs, but not the shared generator, which each call has for itself.
         self._indices: dict[Variable, _Index] = {}
-        self._function: Function | None = None
+        self._function: Callable[..., Any] | None = None
         self._orders: dict[tuple[int, int, int], NDArray[np.intp]] = {}  # of the pass under way, of each call
         for node in _index_nodes(_inline(outputs)):
             if node.inputs[0] not in self._indices:
@@ -367,9 +367,8 @@ class Minibatches:
             return [], []
         bounds = [bound for index in self._indices.values() for bound in (index.low, index.high)]
         try:
-            with without_c():
-                self._function = self._function or pytensor.function([], bounds, mode=quick_mode())
-                values = [int(value.item()) for value in self._function()]  # of one element, but not of no axes
+            self._function = self._function or quickly([], bounds)
+            values = [int(value.item()) for value in self._function()]  # of one element, but not of no axes
         except AssertionError as error:
             raise ValueError(
                 "The arrays of one pm.Minibatch call have different numbers of rows. Give arrays that go together "
@@ -414,9 +413,8 @@ def initial_point_function(
         function, generators = quickly([], values), find_rng_nodes(values)
 
     def initial_point() -> dict[str, AnyArray]:
-        with without_c(model):
-            reseed_rngs(generators, _SEED)
-            return dict(zip([model.rvs_to_values[rv].name for rv in model.free_RVs], function(), strict=True))
+        reseed_rngs(generators, _SEED)
+        return dict(zip([model.rvs_to_values[rv].name for rv in model.free_RVs], function(), strict=True))
 
     return initial_point
 

@@ -13,19 +13,17 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pymc as pm
 import pytensor
-import pytensor.tensor as pt
 
 from pymc.pytensorf import resolve_backend_compile_kwargs
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph import Apply, Constant, FunctionGraph, RewriteDatabaseQuery, Variable
-from pytensor.graph.op import HasInnerGraph, HasMultipleInnerGraph, Op, _NoPythonOp
-from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.graph import Apply, Constant, RewriteDatabaseQuery, Variable
+from pytensor.graph.op import HasInnerGraph, HasMultipleInnerGraph, _NoPythonOp
+from pytensor.graph.rewriting.basic import dfs_rewriter
 from pytensor.graph.traversal import toposort
 from pytensor.link.c.op import _NoPythonCOp
 from pytensor.link.vm import VMLinker
 from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.subtensor import AdvancedIncSubtensor
 from pytensor.xtensor.basic import XOp
 from pytensor.xtensor.type import XTensorType
 
@@ -124,67 +122,6 @@ def _on_host(op: ByParameters, **kwargs: Any) -> Callable[..., Any]:
     return evaluated
 
 
-# --- adding up by group: the gradient of ``b[group]``, in every multilevel model ---
-# PyTensor runs it by ``numpy.add.at``, which goes through its arguments one by one where they have several axes. With a
-# constant index, the entries can be put in order once, and added up by ``numpy.add.reduceat``.
-
-
-class AddByGroup(Op):
-    """``x[..., index, ...] += y`` for a constant vector index that repeats entries."""
-
-    __props__ = ("idx_list", "axis")
-
-    def __init__(self, idx_list: tuple[slice | int, ...], axis: int) -> None:
-        self.idx_list = idx_list
-        self.axis = axis
-
-    def make_node(
-        self, x: Variable, y: Variable, order: Variable, starts: Variable, groups: Variable, *others: Variable
-    ) -> Apply:
-        """Take x and y, what puts y in the order of its groups, where each begins there, and its place in x."""
-        inputs = [pt.as_tensor(i) for i in (x, y, order, starts, groups, *others)]
-        return Apply(self, inputs, [inputs[0].type()])
-
-    def perform(self, node: Apply, inputs: list[AnyArray], output_storage: list[list[AnyArray | None]]) -> None:
-        """Add up."""
-        x, y, order, starts, groups, *others = inputs
-        indices = (groups, *(other.reshape(()) for other in others))
-        where = tuple(i if isinstance(i, slice) else indices[i] for i in self.idx_list)
-        out = x.copy()
-        # No group twice: plain addition is right.
-        out[where] += np.add.reduceat(y.take(order, axis=self.axis), starts, axis=self.axis)
-        output_storage[0][0] = out
-
-
-@node_rewriter([AdvancedIncSubtensor])  # type: ignore[untyped-decorator]
-def add_by_group(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Use `AddByGroup` where the index is a constant vector, beside scalars and whole axes."""
-    op = node.op
-    x, y, *indices = node.inputs
-    if op.set_instead_of_inc or op.ignore_duplicates or not _is_plain(op.idx_list):
-        return None
-    if not all(isinstance(index, Constant) and index.type.dtype.startswith("int") for index in indices):
-        return None
-    vector = np.asarray(indices[0].data)
-    if vector.ndim != 1 or vector.size < 2 or vector.min() < 0 or any(i.data.size != 1 for i in indices[1:]):
-        return None
-    axis = op.idx_list.index(0)
-    if y.type.ndim != x.type.ndim - len(indices) + 1 or y.type.shape[axis] != vector.size:
-        return None
-    order = np.argsort(vector, kind="stable")
-    groups, starts = np.unique(vector[order], return_index=True)
-    order, starts, groups = order.astype(np.intp), starts.astype(np.intp), groups.astype(np.intp)
-    return [AddByGroup(op.idx_list, axis)(x, y, order, starts, groups, *indices[1:])]
-
-
-def _is_plain(idx_list: tuple[slice | int, ...]) -> bool:
-    """Tell whether the vector comes first among neighbouring indices, and all else are whole axes."""
-    places = [place for place, i in enumerate(idx_list) if not isinstance(i, slice)]
-    in_order = [idx_list[place] for place in places] == list(range(len(places)))
-    neighbours = places == list(range(places[0], places[0] + len(places))) if places else False
-    return in_order and neighbours and all(i == slice(None) for i in idx_list if isinstance(i, slice))
-
-
 # --- compilation modes: the quick mode, the compiled ones, and the choice between them ---
 
 Backend = Literal["auto", "quick", "numba", "c", "jax"]
@@ -205,7 +142,7 @@ def quick_mode(*, is_large: bool = False) -> Mode:
     include = loops.FEW if is_large else ("fast_run", *rewrites.INCLUDED)
     # After specialisation (2) and the Python-only rewrites (49.1), when no other rewrite makes new Elemwise.
     query = RewriteDatabaseQuery(include=["py_only", *include], exclude=list(_EXCLUDED)).register(
-        (dfs_rewriter(rewrites.expand_composite, add_by_group), 59.0),
+        (dfs_rewriter(rewrites.expand_composite), 59.0),
         (_for_numpy, 60.0),
     )
     return Mode(VMLinker(use_cloop=False, c_thunks=False), query)

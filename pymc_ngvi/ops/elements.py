@@ -202,9 +202,8 @@ class Facts:
 
     def refresh(self) -> None:
         """Take the values and shapes from the data as they are now."""
-        with without_c():
-            # Only shapes can depend on theta here, and those don't depend on its values.
-            results = self._function(self._zeros)
+        # Only shapes can depend on theta here, and those don't depend on its values.
+        results = self._function(self._zeros)
         self._values = dict(zip(self._evaluated, results, strict=False))
         lengths = iter(results[len(self._evaluated) :])
         self._shapes = {var: tuple(int(next(lengths)) for _ in range(n)) for var, n in self._sized}

@@ -427,8 +427,7 @@ class Weighed:
 
     def __call__(self) -> list[tuple[Variable, dict[int, Array]]]:
         """Return the variables, with the weights of their elements by part, for the data as they are."""
-        with without_c():
-            found = self._function(*self.zeros())
+        found = self._function(*self.zeros())
         weights: dict[Variable, dict[int, Array]] = {var: {} for var in self._stand_in}
         for (part, var), weight in zip(self.pairs, found, strict=True):
             weights[var][part] = np.array(weight, dtype=np.float64).ravel()
