@@ -143,7 +143,7 @@ class ByRows:
             functions, graphs = self._functions, self._graphs
             simplify = functools.partial(graph.simplify, check_bounds=False)
             with functions.timed():
-                compile_, backend = functions.compile_for_rows, functions.backend_of_rows
+                compile_, backend = functions.compile_for_few, functions.backend_of_rows
                 self._kept.reading = Reading(graphs.parts, graphs.theta, simplify, compile_)
                 return Expectations(self._kept.reading, compile_, backend)
         if anew:
@@ -167,7 +167,7 @@ class ByRows:
         """Evaluate log p alone, (n_points,), by a function that is compiled quickly."""
         function = self._functions.once(
             self._functions.made.logp_at_few,
-            lambda: self._functions.compile_for_rows([self._graphs.theta], self._graphs.logp),
+            lambda: self._functions.compile_for_few([self._graphs.theta], self._graphs.logp),
         )
         with np.errstate(all="ignore"):
             return np.array([function(point) for point in theta])
@@ -189,7 +189,7 @@ class ByRows:
         """Log p and its gradient at points; None without rows, or where these have no derivatives here."""
         if self.found is None:
             return None
-        return self._of_terms("pointwise", lambda rows: Pointwise.of(rows, self._functions.compile_for_rows))
+        return self._of_terms("pointwise", lambda rows: Pointwise.of(rows, self._functions.compile_for_few))
 
     # --- second derivatives ---
 

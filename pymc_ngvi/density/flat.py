@@ -24,7 +24,15 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.info import Minibatches
 from pymc_ngvi.graphs import graph, loops, odes
-from pymc_ngvi.graphs.backends import InFloat64, compile_flags, compile_options, filled_up, in_float64, without_c
+from pymc_ngvi.graphs.backends import (
+    InFloat64,
+    compile_flags,
+    compile_options,
+    filled_up,
+    in_float64,
+    quickly,
+    without_c,
+)
 from pymc_ngvi.graphs.jets import MOST_DIMENSIONS, ForwardMode, Jets, NoJet
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.loops import hold_by_rows, hold_matrices
@@ -299,22 +307,14 @@ class Functions:
         with self.timed():
             return what.of(make)
 
-    def compile(self, inputs: list[Variable], outputs: Variable | Outputs) -> Function:
-        """Compile a function."""
-        return self._compiled(inputs, outputs, self.backend)
+    def compile_for_few(self, inputs: list[Variable], outputs: Variable | Outputs) -> Callable[..., Any]:
+        """Return a function that is called some tens of times, or with arrays of other shapes each time.
 
-    def compile_for_few(self, inputs: list[Variable], outputs: Variable | Outputs) -> Function:
-        """Compile a function that will be called some tens of times: quickly, where the user chose no backend."""
-        return self._compiled(inputs, outputs, "quick" if self._is_auto else self.backend)
-
-    def compile_for_rows(self, inputs: list[Variable], outputs: Variable | Outputs) -> Function:
-        """Compile a function of rows, which is called with other numbers of them, and of points, each time."""
-        return self._compiled(inputs, outputs, "quick" if self._is_auto or self._backend == "jax" else self.backend)
-
-    def compile_simplified(self, inputs: list[Variable], outputs: Variable | Outputs) -> Function:
-        """Compile a function of rows whose parts were simplified before: with few rewrites, in a tenth of the time."""
-        backend = "quick" if self._is_auto or self._backend == "jax" else self.backend
-        return self._compiled(inputs, outputs, backend, few_rewrites=True)
+        It is compiled where the user chose how, and not for JAX, which would compile it anew for each shape.
+        """
+        if not self.compile_kwargs and (self._is_auto or self._backend in ("quick", "jax")):
+            return quickly(inputs, outputs)
+        return self.compile(inputs, outputs)
 
     @property
     def backend_of_rows(self) -> str:
@@ -328,18 +328,17 @@ class Functions:
         """
         return filled_up(rows, _PER_SHAPE, 1) if self._backend == "jax" else rows
 
-    def _compiled(
-        self, inputs: list[Variable], outputs: Variable | Outputs, backend: str, *, few_rewrites: bool = False
-    ) -> Function:
+    def compile(self, inputs: list[Variable], outputs: Variable | Outputs) -> Function:
+        """Compile a function."""
         # PyMC's own compile advances random generators in the graph; the model's context carries `check_bounds`.
-        is_jax = backend == "jax"
+        backend, is_jax = self.backend, self.backend == "jax"
         with self._model, compile_flags(backend), in_float64() if is_jax else contextlib.nullcontext():
             function: Function = pymc_compile(
                 inputs,
                 outputs,
                 on_unused_input="ignore",
                 trust_input=True,
-                **compile_options(backend, self.compile_kwargs, is_large=self._is_large or few_rewrites),
+                **compile_options(backend, self.compile_kwargs, is_large=self._is_large),
             )
         return cast(Function, InFloat64(function)) if is_jax else function
 

@@ -5,7 +5,6 @@ import warnings
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,25 +19,28 @@ from pymc.distributions.censored import CensoredRV
 from pymc.distributions.shape_utils import change_dist_size
 from pymc.distributions.simulator import SimulatorRV
 from pymc.distributions.truncated import TruncatedRV
-from pymc.initial_point import make_initial_point_fn
+from pymc.initial_point import convert_str_to_rv_dict, make_initial_point_expression
 from pymc.logprob.transforms import Transform
 from pymc.pytensorf import compile as pymc_compile
-from pymc.pytensorf import reseed_rngs
+from pymc.pytensorf import find_rng_nodes, replace_rng_nodes, reseed_rngs
 from pymc.variational.minibatch_rv import MinibatchRandomVariable, get_scaling
-from pytensor.compile import Function, SharedVariable
+from pytensor.compile import SharedVariable
 from pytensor.compile.rewriting import inline_ofg_node
-from pytensor.graph import Constant, Variable, graph_replace
+from pytensor.graph import Apply, Constant, FunctionGraph, Variable, graph_replace
+from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.traversal import ancestors, toposort, walk
 from pytensor.scalar import Cast
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.random.basic import HalfNormalRV
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
 from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.graphs.backends import quick_mode, without_c
+from pymc_ngvi.graphs.backends import Interpreted, is_plain, quickly, without_c
+from pymc_ngvi.graphs.graph import simplify
 from pymc_ngvi.graphs.layout import Layout
-from pymc_ngvi.graphs.rewrites import behind
+from pymc_ngvi.graphs.rewrites import behind, named, rewritten
 from pymc_ngvi.reading.affine import Factor, Role, logp_of
 
 # --- data that no fit can do much with: values that are not finite, and values that are all equal ---
@@ -286,7 +288,7 @@ class Minibatches:
     def __init__(self, outputs: list[Variable]) -> None:
         # PyMC clones graphs, but not the shared generator, which each call has for itself.
         self._indices: dict[Variable, _Index] = {}
-        self._function: Function | None = None
+        self._function: Callable[..., Any] | None = None
         self._orders: dict[tuple[int, int, int], NDArray[np.intp]] = {}  # of the pass under way, of each call
         for node in _index_nodes(_inline(outputs)):
             if node.inputs[0] not in self._indices:
@@ -365,9 +367,8 @@ class Minibatches:
             return [], []
         bounds = [bound for index in self._indices.values() for bound in (index.low, index.high)]
         try:
-            with without_c():
-                self._function = self._function or pytensor.function([], bounds, mode=quick_mode())
-                values = [int(value.item()) for value in self._function()]  # of one element, but not of no axes
+            self._function = self._function or quickly([], bounds)
+            values = [int(value.item()) for value in self._function()]  # of one element, but not of no axes
         except AssertionError as error:
             raise ValueError(
                 "The arrays of one pm.Minibatch call have different numbers of rows. Give arrays that go together "
@@ -402,26 +403,28 @@ def initial_point_function(
 ) -> Callable[[], dict[str, AnyArray]]:
     """Return a function that gives the initial point by value name, unconstrained, for the data as they are then."""
     with without_c(model):
-        function = make_initial_point_fn(model=_for_initial_points(model), overrides=overrides, jitter_rvs=set())
+        values = make_initial_point_expression(
+            free_rvs=model.free_RVs,
+            rvs_to_transforms=_transforms_of_arrays(model),
+            initval_strategies={**model.rvs_to_initial_values, **convert_str_to_rv_dict(model, dict(overrides or {}))},
+            return_transformed=True,
+        )
+        values = simplify(replace_rng_nodes(values))  # of variables that give a shape alone, none is drawn
+        function, generators = quickly([], values), find_rng_nodes(values)
 
     def initial_point() -> dict[str, AnyArray]:
-        with without_c(model):
-            return dict(function(_SEED))
+        reseed_rngs(generators, _SEED)
+        return dict(zip([model.rvs_to_values[rv].name for rv in model.free_RVs], function(), strict=True))
 
     return initial_point
 
 
-def _for_initial_points(model: pm.Model) -> pm.Model | SimpleNamespace:
-    """Return what PyMC reads of a model, with transforms of `pymc.dims` that take the plain arrays it hands them."""
-    transforms = model.rvs_to_transforms
-    named = {rv: t for rv, t in transforms.items() if t is not None and isinstance(rv.type, XTensorType)}
-    if not named:
-        return model
-    return SimpleNamespace(
-        free_RVs=model.free_RVs,
-        rvs_to_initial_values=model.rvs_to_initial_values,
-        rvs_to_transforms={**transforms, **{rv: _OfArrays(t, rv.type.dims) for rv, t in named.items()}},
-    )
+def _transforms_of_arrays(model: pm.Model) -> dict[Variable, Any]:
+    """Return the transforms of a model; those of `pymc.dims` take the plain arrays that PyMC hands them."""
+    return {
+        rv: _OfArrays(t, rv.type.dims) if t is not None and isinstance(rv.type, XTensorType) else t
+        for rv, t in model.rvs_to_transforms.items()
+    }
 
 
 class _OfArrays:
@@ -490,12 +493,24 @@ class DataSnapshot:
 _CAN_NOT = (NotImplementedError, RuntimeError, ValueError, TypeError)
 
 
+@node_rewriter([HalfNormalRV])  # type: ignore[untyped-decorator]
+def _as_normal(fgraph: FunctionGraph, node: Apply) -> list[Variable]:
+    """Draw the same numbers without SciPy, whose distributions take 0.4 s to import: most scales have this prior."""
+    rng, size, loc, scale = node.inputs
+    rng, z = pt.random.normal.make_node(rng, size, pt.zeros_like(loc), pt.ones_like(scale)).outputs
+    return [rng, (loc + scale * abs(z)).astype(node.outputs[1].dtype)]
+
+
 def drawing(outputs: list[Variable]) -> Callable[[int, int], list[list[AnyArray]]]:
     """Return a function of a number and a seed: draws of some variables, those of `pymc.draw` with this seed."""
-    function, updates = pymc_compile([], outputs, random_seed=False, mode="FAST_COMPILE", return_updates=True)
+    outputs, generators = rewritten(outputs, dfs_rewriter(_as_normal)), find_rng_nodes(outputs)
+    if is_plain(outputs):  # generators are advanced in place
+        function = Interpreted([], rewritten(outputs, named(("random_make_inplace",), ())))
+    else:
+        function = pymc_compile([], outputs, random_seed=False, mode="FAST_COMPILE")
 
     def draws(n: int, seed: int) -> list[list[AnyArray]]:
-        reseed_rngs(list(updates), seed)
+        reseed_rngs(generators, seed)
         return [function() for _ in range(n)]
 
     return draws

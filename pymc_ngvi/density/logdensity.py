@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core import prices
+from pymc_ngvi.core.memory import keep_freed_memory
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.sizes import STREAMED
@@ -353,20 +354,6 @@ class ModelDensity(ABC):
         """Return the dense symmetric Hessian at each draw, (n_draws, n_dim, n_dim)."""
         products = self.hessian_products(theta, np.eye(self.n_dim))
         return 0.5 * (products + products.swapaxes(-1, -2))
-
-
-# --- memory that is freed stays with the process, for the next array of the same size ---
-
-
-@functools.cache
-def keep_freed_memory() -> None:
-    """Let the C library keep memory that is freed in arrays of up to 31 MB; do it once in a process.
-
-    Evaluations make and free arrays of some hundred kilobytes, thousands of times. The GNU C library gives each back to
-    the system, which fills it with zeros for the next one: a quarter of the time of a fit to 1,900 rows. It stops doing
-    so for sizes that it has seen freed once. No page of this array is ever touched.
-    """
-    np.empty(3_900_000)
 
 
 # --- which backend serves a fit best: whether compiling takes longer than it saves ---

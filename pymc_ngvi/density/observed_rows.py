@@ -26,18 +26,16 @@ from pymc_ngvi.density.by_rows import AROUND, N_CHECKED
 from pymc_ngvi.density.info import broadcasts
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.graphs import graph
-from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.graphs.backends import quickly, without_c
 from pymc_ngvi.graphs.rewrites import has_op
 from pymc_ngvi.ops import cost
 from pymc_ngvi.ops.elements import Apart, CannotLift, Facts
 from pymc_ngvi.reading.affine import (
-    CompiledOnce,
     Dependences,
     Factor,
     affine_functions,
     factors_of,
     is_moved,
-    quickly,
     varying_inputs,
     without_checks,
 )
@@ -185,7 +183,7 @@ class _Search:
 
     def __init__(self, density: LogDensity, rv: Variable) -> None:
         graphs, model = density.graphs, density.model
-        self._theta, self._compile = graphs.theta, density.functions.compile_for_rows
+        self._theta, self._compile = graphs.theta, density.functions.compile_for_few
         with without_c(model):
             parameters = model.replace_rvs_by_values(list(_parameters(rv, model.free_RVs)))
         flat = graphs.on_flat_vector([factor.logp for factor in graphs.factors if factor.variable is rv])
@@ -217,7 +215,7 @@ class _Search:
         facts = Facts(inner, predictors.vector, conditions=True)
         joint = predictors.with_sums(np.arange(predictors.vector.type.shape[0]))
         linear_map = predictors.linear_map if joint is None else joint.linear_map
-        n, compile_ = int(np.prod(self._shape)), CompiledOnce(quickly)
+        n = int(np.prod(self._shape))
         starts = range(n, facts.shape(inner)[0], n)
         kinds, n_dim = [], self._theta.type.shape[0]
 
@@ -226,7 +224,7 @@ class _Search:
 
         for index, lift, value in lifted(inner, np.arange(n), predictors.vector, facts):
             beside = [c for start in starts if (c := _lifted_too(lift, inner, index + start)) is not None]
-            kinds.append(_kind(index, lift, value, beside, predictors_at, compile_))
+            kinds.append(_kind(index, lift, value, beside, predictors_at))
         result = ObservedRows(self._shape, kinds, linear_map)
         eta = result.linear_map(self._points)
         values = np.full((len(eta), int(np.prod(self._shape))), np.nan)
@@ -290,7 +288,6 @@ def _kind(
     value: Variable,
     candidates: list[Variable],
     predictors: Callable[[int], Array],
-    compile_: CompiledOnce,
 ) -> ObservedKind:
     """Return rows as functions of the predictors that candidates are made of, as far as these go."""
     used = set(ancestors(candidates))
@@ -305,7 +302,7 @@ def _kind(
     written = [basis.of(candidate, lift.data) for candidate in candidates]
     others = set(basis.slots) - needed
     usable = [(c, _of(c, data)) for c, data in written if others.isdisjoint(ancestors([c]))]
-    found = [linear for value, data in usable if (linear := _as_linear(rows, value, data, compile_)) is not None]
+    found = [linear for value, data in usable if (linear := _as_linear(rows, value, data)) is not None]
     own = [linear for linear, is_own in found if is_own]
     return ObservedKind(
         index,
@@ -320,14 +317,12 @@ def _of(value: Variable, data: dict[Variable, Array]) -> dict[Variable, Array]:
     return {var: values for var, values in data.items() if var in needed}
 
 
-def _as_linear(
-    rows: Rows, value: Variable, data: dict[Variable, Array], compile_: CompiledOnce
-) -> tuple[LinearPredictor, bool] | None:
+def _as_linear(rows: Rows, value: Variable, data: dict[Variable, Array]) -> tuple[LinearPredictor, bool] | None:
     """Return a function of the predictors of rows, if it is linear in one; and whether rows have different ones."""
     slopes = graph.slopes(value.sum(), rows.slots, "first")
     n, k = rows.index.shape
     outputs = [pt.zeros((1, 1)) if slope is None else slope for slope in slopes]
-    function = compile_([*rows.slots, *data], outputs)
+    function = quickly([*rows.slots, *data], outputs)
     points = np.random.default_rng(0).standard_normal((2, k, 1, n))
     given = list(data.values())
     first, second = (np.stack([np.broadcast_to(s, (1, n))[0] for s in function(*p, *given)]) for p in points)
@@ -339,5 +334,5 @@ def _as_linear(
     if not len(linear):
         return None
     along = max(linear.tolist(), key=lambda a: differs[a])
-    of_row = RowFunction(compile_([*rows.slots, *data], [value]), rows.index, given, np.ones((k, k), dtype=np.bool_))
+    of_row = RowFunction(quickly([*rows.slots, *data], [value]), rows.index, given, np.ones((k, k), dtype=np.bool_))
     return LinearPredictor(of_row, along, first[along]), bool(differs.any())

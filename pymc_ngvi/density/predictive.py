@@ -238,10 +238,9 @@ def _shapes(variables: Sequence[Variable]) -> list[tuple[int, ...]]:
 
 
 def _evaluated(variables: Sequence[Variable]) -> list[AnyArray]:
-    if not variables:
-        return []
     with without_c():
-        values: list[AnyArray] = pytensor.function([], list(variables), mode=quick_mode())()
+        outputs = inline_inner_graphs(list(variables))
+        values: list[AnyArray] = pytensor.function([], outputs, mode=quick_mode(), on_unused_input="ignore")()
     return values
 
 
@@ -323,20 +322,14 @@ class PredictiveGraph:
 
     def shapes(self, variables: Sequence[Variable], *, new: bool = True) -> list[tuple[int, ...]]:
         """Return the shapes of variables given the new data, or given those of the model."""
-        outputs: list[Variable] = [v.shape for v in variables]
-        with without_c():
-            if new:
-                outputs = list(graph_replace(outputs, self._new, strict=False))
-            function = pytensor.function([], inline_inner_graphs(outputs), mode=quick_mode(), on_unused_input="ignore")
-            return [tuple(int(n) for n in shape) for shape in function()]
+        shapes: list[Variable] = [v.shape for v in variables]
+        found = _evaluated(graph_replace(shapes, self._new, strict=False) if new else shapes)
+        return [tuple(int(n) for n in shape) for shape in found]
 
     def observed(self, names: Sequence[str]) -> list[AnyArray]:
         """Return the values of observed variables given the new data."""
         values = [self.model.rvs_to_values[self.model[name]] for name in names]
-        with without_c():
-            outputs = inline_inner_graphs(list(graph_replace(values, self._new, strict=False)))
-            found: list[AnyArray] = pytensor.function([], outputs, mode=quick_mode(), on_unused_input="ignore")()
-        return found
+        return _evaluated(graph_replace(values, self._new, strict=False))
 
     def compiled(
         self, names: Sequence[str], treatments: Mapping[str, Treatment], n_draws: int

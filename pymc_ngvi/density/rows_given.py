@@ -154,9 +154,7 @@ def _numbers_of(source: Source, terms: Terms) -> Variable:
 class FewRows:
     """Some rows and some predictors."""
 
-    def __init__(
-        self, given: "RowsGiven", over: OverGiven, over_simplified: OverGiven, which: list[Ints], beside: Ints
-    ) -> None:
+    def __init__(self, given: "RowsGiven", over: OverGiven, which: list[Ints], beside: Ints) -> None:
         reading, self._which = given.reading, which
         read = [rows.index[at].ravel() for rows, at in zip(reading.terms.rows, which, strict=True)]
         self.predictors = np.unique(np.concatenate([beside, *read])).astype(np.int64)
@@ -164,7 +162,7 @@ class FewRows:
         self._numbers = RowNumbers(reading.terms, vector, self.predictors, over, given.engine, self._rows_of(reading))
         self.indices = self._numbers.indices
         self.points = np.zeros((1, given.n_dim))
-        self._set_up_predictors(given, over_simplified)
+        self._set_up_predictors(given, over)
 
     def renew(self, reading: Reading) -> None:
         """Take the values of data as they are now, as what reads them has."""
@@ -319,16 +317,13 @@ class RowsGiven:
             pieces = Pieces(outside, density.n_dim, given, self.theta)
             sums = [factor.logp.sum() for factor in graphs.factors]
             parts = graphs.simplify(graph.on_flat_vector(density.model, density.layout, sums, pieces))
-            compile_ = functions.compile_for_rows
+            compile_ = functions.compile_for_few
             try:
                 self.reading = Reading(
                     parts, self.theta, functools.partial(graph.simplify, check_bounds=False), compile_
                 )
                 self.engine = engine_for(functions.backend_of_rows, compile_)
-                self._over, self._simplified = (
-                    OverGiven(given, compile_),
-                    OverGiven(given, functions.compile_simplified),
-                )
+                self._over = OverGiven(given, compile_)
                 self._log_p = pt.add(pt.constant(0.0), *parts)
                 self._take()
             except NotApart as refused:
@@ -507,7 +502,7 @@ class RowsGiven:
         if key in self._few:
             self._few[key].renew(self.reading)
         else:
-            self._few[key] = FewRows(self, self._over, self._simplified, list(which), beside)
+            self._few[key] = FewRows(self, self._over, list(which), beside)
         return self._few[key]
 
     def at(self, values: Array) -> tuple[ManyRows, NDArray[np.bool_]]:
@@ -556,8 +551,7 @@ class RowsGiven:
 
     @functools.cached_property
     def _pointwise(self) -> Callable[[Array, Array], Array]:
-        over = self._simplified if self.is_quadratic else self._over
-        return over.pointwise(self._log_p, self.theta)
+        return self._over.pointwise(self._log_p, self.theta)
 
     @np.errstate(all="ignore")
     def logp_of_whole(self, values: Array, points: Array) -> Array:

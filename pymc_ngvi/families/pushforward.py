@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
-from pymc_ngvi.core.draws import MAX_SOBOL_DIM, normals_at
+from pymc_ngvi.core.draws import MAX_SOBOL_DIM, normals_at, sobol_points
 from pymc_ngvi.core.types import Array, GaussianState
 
 #: Draws behind the moments, set by set, and their seed: fixed, so that moments do not change by themselves.
@@ -105,12 +105,9 @@ class PushforwardState:
         """Yield draws and log determinants, set by set: of one Sobol sequence and its negative."""
         rng = np.random.default_rng(_SEED)
         n_quasi = min(self.n_dim, MAX_SOBOL_DIM)
-        from scipy.stats import qmc  # .4 s to import
-
-        sequence = qmc.Sobol(n_quasi, scramble=True, rng=rng)
-        for _ in range(_N_SETS):
+        for points in np.split(sobol_points(_N_SETS * _SET_SIZE // 2, n_quasi, rng), _N_SETS):
             z = rng.standard_normal((_SET_SIZE // 2, self.n_dim))
-            z[:, :n_quasi] = normals_at(sequence.random(len(z)))
+            z[:, :n_quasi] = normals_at(points)
             yield self.transform.forward(self.gaussian.draws(np.concatenate([z, -z])))
 
     @functools.cached_property

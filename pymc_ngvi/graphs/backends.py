@@ -5,25 +5,29 @@ import importlib.util
 import itertools
 import sys
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from typing import Any, Literal, get_args
 
 import numpy as np
 import pymc as pm
 import pytensor
-import pytensor.tensor as pt
 
 from pymc.pytensorf import resolve_backend_compile_kwargs
 from pytensor.compile.mode import Mode
-from pytensor.graph import Apply, Constant, FunctionGraph, RewriteDatabaseQuery, Variable
-from pytensor.graph.op import HasInnerGraph, Op
-from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph import Apply, Constant, RewriteDatabaseQuery, Variable
+from pytensor.graph.op import HasInnerGraph, HasMultipleInnerGraph, _NoPythonOp
+from pytensor.graph.rewriting.basic import dfs_rewriter
+from pytensor.graph.traversal import toposort
+from pytensor.link.c.op import _NoPythonCOp
 from pytensor.link.vm import VMLinker
 from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.subtensor import AdvancedIncSubtensor
+from pytensor.xtensor.basic import XOp
 from pytensor.xtensor.type import XTensorType
 
+from pymc_ngvi.core.memory import no_collections
 from pymc_ngvi.core.types import AnyArray
 from pymc_ngvi.graphs import loops, rewrites
 from pymc_ngvi.graphs.programs import ByParameters
@@ -118,67 +122,6 @@ def _on_host(op: ByParameters, **kwargs: Any) -> Callable[..., Any]:
     return evaluated
 
 
-# --- adding up by group: the gradient of ``b[group]``, in every multilevel model ---
-# PyTensor runs it by ``numpy.add.at``, which goes through its arguments one by one where they have several axes. With a
-# constant index, the entries can be put in order once, and added up by ``numpy.add.reduceat``.
-
-
-class AddByGroup(Op):
-    """``x[..., index, ...] += y`` for a constant vector index that repeats entries."""
-
-    __props__ = ("idx_list", "axis")
-
-    def __init__(self, idx_list: tuple[slice | int, ...], axis: int) -> None:
-        self.idx_list = idx_list
-        self.axis = axis
-
-    def make_node(
-        self, x: Variable, y: Variable, order: Variable, starts: Variable, groups: Variable, *others: Variable
-    ) -> Apply:
-        """Take x and y, what puts y in the order of its groups, where each begins there, and its place in x."""
-        inputs = [pt.as_tensor(i) for i in (x, y, order, starts, groups, *others)]
-        return Apply(self, inputs, [inputs[0].type()])
-
-    def perform(self, node: Apply, inputs: list[AnyArray], output_storage: list[list[AnyArray | None]]) -> None:
-        """Add up."""
-        x, y, order, starts, groups, *others = inputs
-        indices = (groups, *(other.reshape(()) for other in others))
-        where = tuple(i if isinstance(i, slice) else indices[i] for i in self.idx_list)
-        out = x.copy()
-        # No group twice: plain addition is right.
-        out[where] += np.add.reduceat(y.take(order, axis=self.axis), starts, axis=self.axis)
-        output_storage[0][0] = out
-
-
-@node_rewriter([AdvancedIncSubtensor])  # type: ignore[untyped-decorator]
-def add_by_group(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Use `AddByGroup` where the index is a constant vector, beside scalars and whole axes."""
-    op = node.op
-    x, y, *indices = node.inputs
-    if op.set_instead_of_inc or op.ignore_duplicates or not _is_plain(op.idx_list):
-        return None
-    if not all(isinstance(index, Constant) and index.type.dtype.startswith("int") for index in indices):
-        return None
-    vector = np.asarray(indices[0].data)
-    if vector.ndim != 1 or vector.size < 2 or vector.min() < 0 or any(i.data.size != 1 for i in indices[1:]):
-        return None
-    axis = op.idx_list.index(0)
-    if y.type.ndim != x.type.ndim - len(indices) + 1 or y.type.shape[axis] != vector.size:
-        return None
-    order = np.argsort(vector, kind="stable")
-    groups, starts = np.unique(vector[order], return_index=True)
-    order, starts, groups = order.astype(np.intp), starts.astype(np.intp), groups.astype(np.intp)
-    return [AddByGroup(op.idx_list, axis)(x, y, order, starts, groups, *indices[1:])]
-
-
-def _is_plain(idx_list: tuple[slice | int, ...]) -> bool:
-    """Tell whether the vector comes first among neighbouring indices, and all else are whole axes."""
-    places = [place for place, i in enumerate(idx_list) if not isinstance(i, slice)]
-    in_order = [idx_list[place] for place in places] == list(range(len(places)))
-    neighbours = places == list(range(places[0], places[0] + len(places))) if places else False
-    return in_order and neighbours and all(i == slice(None) for i in idx_list if isinstance(i, slice))
-
-
 # --- compilation modes: the quick mode, the compiled ones, and the choice between them ---
 
 Backend = Literal["auto", "quick", "numba", "c", "jax"]
@@ -190,16 +133,75 @@ _COMPILED = ("numba", "c", "jax", "given mode")
 _EXCLUDED = ("fusion", "inplace", "cxx_only", "BlasOpt", "scan_make_inplace", *rewrites.EXCLUDED)
 
 
+_for_numpy = dfs_rewriter(rewrites.split_many_operands, rewrites.vectorise_elemwise)
+
+
 @functools.cache
 def quick_mode(*, is_large: bool = False) -> Mode:
     """Return the mode that runs graphs by Python thunks on NumPy."""
     include = loops.FEW if is_large else ("fast_run", *rewrites.INCLUDED)
     # After specialisation (2) and the Python-only rewrites (49.1), when no other rewrite makes new Elemwise.
     query = RewriteDatabaseQuery(include=["py_only", *include], exclude=list(_EXCLUDED)).register(
-        (dfs_rewriter(rewrites.expand_composite, add_by_group), 59.0),
-        (dfs_rewriter(rewrites.split_many_operands, rewrites.vectorise_elemwise), 60.0),
+        (dfs_rewriter(rewrites.expand_composite), 59.0),
+        (_for_numpy, 60.0),
     )
     return Mode(VMLinker(use_cloop=False, c_thunks=False), query)
+
+
+def quickly(inputs: list[Variable], outputs: Variable | list[Variable]) -> Callable[..., Any]:
+    """Return a function that is called a few times; it is compiled only where it can't be run node by node."""
+    with without_c():
+        every = rewrites.inline_inner_graphs(outputs if isinstance(outputs, list) else [outputs])
+        if not is_plain(every):
+            return pytensor.function(inputs, outputs, mode=quick_mode(), on_unused_input="ignore")
+        run = Interpreted(inputs, every)
+    return run if isinstance(outputs, list) else lambda *given: run(*given)[0]
+
+
+def is_plain(outputs: list[Variable]) -> bool:
+    """Tell whether nodes can be run one by one: no graphs of their own, dimensions with names, or unused branches."""
+    kinds = (HasMultipleInnerGraph, XOp, _NoPythonOp, _NoPythonCOp)
+    return not any(isinstance(getattr(node.op, "core_op", node.op), kinds) for node in toposort(outputs))
+
+
+class Interpreted:
+    """A graph that is run node by node: to compile it takes as long as tens of calls."""
+
+    def __init__(self, inputs: Sequence[Variable], outputs: list[Variable]) -> None:
+        graph = rewrites.copy_of(outputs)
+        _for_numpy.rewrite(graph)
+        self._inputs, self._outputs, self._nodes = inputs, graph.outputs, list[Apply]()
+        self._known = {var: var.data for var in graph.variables if isinstance(var, Constant)}
+        for node in graph.toposort():
+            node.op.prepare_node(node, None, None, "py")
+            if self._known.keys() >= {*node.inputs}:
+                _run(node, self._known)
+            else:
+                self._nodes.append(node)
+        last = {var: node for node in self._nodes for var in node.inputs}
+        read = last.keys() | {*self._outputs}
+        self._known = {var: value for var, value in self._known.items() if var in read}
+        self._shared = [var for var in read if isinstance(var, SharedVariable)]
+        #: Of each node, what no later one reads.
+        self._done = [[var for var in {*node.inputs} - {*self._outputs} if last[var] is node] for node in self._nodes]
+
+    def __call__(self, *given: Any) -> list[Any]:
+        """Return the values of the outputs."""
+        values = self._known | {var: var.get_value(borrow=True) for var in self._shared}
+        values |= {var: var.type.filter(x, allow_downcast=True) for var, x in zip(self._inputs, given, strict=True)}
+        for node, done in zip(self._nodes, self._done, strict=True):
+            _run(node, values)
+            for var in done:
+                del values[var]
+        return [copy(values[var]) for var in self._outputs]
+
+
+def _run(node: Apply, values: dict[Variable, Any]) -> None:
+    """Add what a node makes of values to these."""
+    found: list[list[Any]] = [[None] for _ in node.outputs]
+    node.op.perform(node, [values[var] for var in node.inputs], found)
+    for var, [value] in zip(node.outputs, found, strict=True):
+        values[var] = value
 
 
 def compile_options(
@@ -220,8 +222,9 @@ def compile_flags(backend: str) -> AbstractContextManager[None]:
     return pytensor.config.change_flags(floatX="float64")
 
 
-def without_c(model: pm.Model | None = None) -> AbstractContextManager[None]:
-    """Return a context in which PyTensor compiles no C code.
+@contextmanager
+def without_c(model: pm.Model | None = None) -> Iterator[None]:
+    """Return a context in which graphs are made: PyTensor compiles no C code, and no garbage is looked for.
 
     It would for inner graphs (Scan, log-sum-exp) even where the outer graph runs on Python thunks, and PyMC does so for
     initial points: 30 seconds for a mixture model. Nor does it note, for each node, the lines of code that made it: a
@@ -235,7 +238,8 @@ def without_c(model: pm.Model | None = None) -> AbstractContextManager[None]:
     """
     dtypes = {rv.type.dtype for rv in model.basic_RVs if isinstance(rv.type, XTensorType)} if model is not None else ()
     floats = "float32" if "float32" in dtypes else "float64"
-    return pytensor.config.change_flags(cxx="", floatX=floats, traceback__limit=0)
+    with no_collections(), pytensor.config.change_flags(cxx="", floatX=floats, traceback__limit=0):
+        yield
 
 
 def python_loops(nodes: Iterable[Apply]) -> list[Apply]:

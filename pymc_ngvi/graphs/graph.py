@@ -154,9 +154,11 @@ def simplify(outputs: list[Variable], *, check_bounds: bool = True, is_large: bo
     rewrites.stable.rewrite(fgraph)
     for rewrite in rewrites.shorter:
         rewrite.rewrite(fgraph)
-    rewrite_graph(fgraph, custom_rewrite=rewrites.stable, include=include, exclude=exclude)
-    if rewrites.solve_at_once(fgraph):
-        rewrite_graph(fgraph, custom_rewrite=rewrites.stable, include=include, exclude=exclude)
+    for _ in range(2):
+        rewrites.named(include, exclude).rewrite(fgraph)
+        rewrites.stable.rewrite(fgraph)
+        if not rewrites.solve_at_once(fgraph):
+            break
     if is_large:
         loops.short_derivatives.rewrite(fgraph)
     return list(fgraph.outputs)
@@ -164,7 +166,7 @@ def simplify(outputs: list[Variable], *, check_bounds: bool = True, is_large: bo
 
 def simplify_little(outputs: list[Variable]) -> list[Variable]:
     """Take out of a large graph what a derivative has made in vain, but for what takes long."""
-    return list(rewrite_graph(copy_of(outputs), include=("ShapeOpt", *loops.FEW), exclude=("inplace",)).outputs)
+    return rewritten(outputs, rewrites.named(("ShapeOpt", *loops.FEW), ("inplace",)))
 
 
 def gradient(logp: Variable, theta: Variable) -> Variable:

@@ -1,5 +1,6 @@
 """Rewrites of PyTensor graphs: those that let Elemwise run on NumPy, and stable forms that PyTensor misses."""
 
+import functools
 import itertools
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ from pytensor import scalar as ps
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import optdb
 from pytensor.compile.rewriting import inline_ofg_node
-from pytensor.graph import Apply, Constant, FunctionGraph, Variable, clone
+from pytensor.graph import Apply, Constant, FunctionGraph, RewriteDatabaseQuery, Variable, clone
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.rewriting.basic import GraphRewriter, PatternNodeRewriter, dfs_rewriter, node_rewriter
 from pytensor.graph.traversal import toposort, walk
@@ -39,7 +40,9 @@ def copy_of(outputs: list[Variable]) -> FunctionGraph:
     Graphs of a model share their nodes. Without a copy, the rounding of a gradient would depend on whether its
     derivatives were made before it was compiled.
     """
-    return FunctionGraph(outputs=clone([], outputs, copy_inputs=False)[1], clone=False, copy_inputs=False)
+    copies = clone([], outputs, copy_inputs=False)[1]  # of outputs that are inputs, too
+    own = [old if old.owner is None else new for old, new in zip(outputs, copies, strict=True)]
+    return FunctionGraph(outputs=own, clone=False, copy_inputs=False)
 
 
 def rewritten(outputs: list[Variable], *rewriters: GraphRewriter) -> list[Variable]:
@@ -48,6 +51,12 @@ def rewritten(outputs: list[Variable], *rewriters: GraphRewriter) -> list[Variab
     for rewriter in rewriters:
         rewriter.rewrite(fgraph)
     return list(fgraph.outputs)
+
+
+@functools.cache
+def named(include: tuple[str, ...], exclude: tuple[str, ...]) -> GraphRewriter:
+    """Return PyTensor's rewrites by their names, made once: what they apply to is looked up at their first use."""
+    return optdb.query(RewriteDatabaseQuery(include=include, exclude=exclude))
 
 
 def has_op(outputs: list[Variable], kind: type) -> bool:

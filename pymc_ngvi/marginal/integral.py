@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 from scipy.special import expit
 
 from pymc_ngvi.core.sizes import AT_ONCE
@@ -170,6 +169,8 @@ class TreeIntegral:
 
     def know(self, points: TreePairs) -> None:
         """Begin from the nearest of these, too, from now on; of many, the last ones are known."""
+        from scipy.spatial import cKDTree
+
         found = points[np.isfinite(points.log_estimate)]
         if not len(found.g):
             return

@@ -15,9 +15,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scipy.interpolate import PchipInterpolator
-from scipy.optimize import minimize
-
 from pymc_ngvi.core.linalg import solve_lower
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
@@ -78,6 +75,8 @@ class Margins:
     @classmethod
     def of_profiles(cls, mode: Array, cov: Array, values: Array) -> "Margins":
         """Return the margins of a log density by its values along the lines of a profile, (n_profile, p)."""
+        from scipy.interpolate import PchipInterpolator  # 0.1 s to import
+
         sd = np.sqrt(np.diag(cov))
         values = np.maximum(np.where(np.isfinite(values), values - values.max(axis=0), -np.inf), -_DEEPEST)
         fine = np.linspace(PROFILE[0], PROFILE[-1], _N_FINE)
@@ -88,6 +87,8 @@ class Margins:
     @classmethod
     def _apart_from(cls, g: Array, weights: Array, size: float) -> "Margins":
         """Return the most likely margins of draws, (n, p), of which each coordinate has weights of its own."""
+        from scipy.optimize import minimize  # 0.1 s to import
+
         p = g.shape[1]
         mean = (weights * g).sum(axis=0)
         sd = np.maximum(np.sqrt((weights * (g - mean) ** 2).sum(axis=0)), 1e-10)

@@ -19,7 +19,6 @@ from typing import Protocol
 import numpy as np
 
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 
 from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.linalg import logsumexp
@@ -186,6 +185,8 @@ class OutsideDraws:
         """Part of the weight that is where there is no fit, if a value there counts as the nearest ones with a fit."""
         if not len(self.without_fit):
             return 0.0
+        from scipy.spatial import cKDTree
+
         sd = _moments(self.g, self.weights)[1]
         nearest = cKDTree(self.g / sd).query(self.without_fit / sd, k=min(_FEW, len(self.g)))[1]
         missing = float(self.weights[nearest].mean(axis=-1).sum())

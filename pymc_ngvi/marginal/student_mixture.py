@@ -6,6 +6,7 @@ import numpy as np
 
 from scipy.special import gammaln, stdtrit
 
+from pymc_ngvi.core.draws import sobol_points
 from pymc_ngvi.core.linalg import logsumexp, solve_lower
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
@@ -48,15 +49,12 @@ class StudentMixture:
         .. [1] P. Ding (2016). On the conditional distribution of the multivariate t distribution. The American
            Statistician 70(3). https://doi.org/10.1080/00031305.2016.1164756
         """
-        from scipy.stats import qmc  # .4 s to import
-
         p = self.means.shape[1]
         uniform, total = ((np.arange(n) + rng.random()) / n)[:, None], np.cumsum(self.shares)
         which = np.minimum(np.searchsorted(total, uniform[:, 0], side="right"), len(total) - 1)
         uniform = (uniform - (total - self.shares)[which, None]) / self.shares[which, None]
         if p > 1:
-            sobol = qmc.Sobol(p - 1, scramble=True, rng=rng).random_base2(int(np.ceil(np.log2(max(n, 2)))))[:n]
-            uniform = np.concatenate([uniform, sobol], axis=1)
+            uniform = np.concatenate([uniform, sobol_points(n, p - 1, rng)], axis=1)
         uniform = np.clip(uniform, _END, 1.0 - _END)
         df, z, square = self._each_df[which], np.empty((n, p)), np.zeros(n)
         for k in range(p):

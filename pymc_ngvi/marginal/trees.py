@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.psis import smoothed
@@ -124,6 +123,8 @@ class IntegratedTrees(GivenGlobals):
 
     def enlarged(self, pool: Pool, wanted: float) -> Pool:
         """Return new draws of the proposal, of the effective size ``wanted``, as far as the budget goes."""
+        from scipy.spatial import cKDTree
+
         n = int(min(np.ceil(_MORE * wanted / self.efficiency), max(MOST, len(pool.g))))
         y = self.proposal.draws(n, np.random.default_rng([self.seed, n]))
         y = y[by_neighbours(y / y.std(axis=0), np.full(n, 1.0 / n), 0.0)]
@@ -212,6 +213,8 @@ class IntegratedTrees(GivenGlobals):
     @cached_property
     def _known(self) -> list[Any]:
         """Globals at which centres are known: those of the pool, and of the last larger one."""
+        from scipy.spatial import cKDTree
+
         assert self.pairs is not None
         return [cKDTree(self.pool.g), self.pool.g, self.pairs.centres]
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pytensor
 import pytensor.scalar as ps
 import pytensor.scalar.math as psm
 
@@ -39,7 +38,7 @@ from pymc_ngvi.core.sparsity.dependence_sets import (
     union,
 )
 from pymc_ngvi.core.types import Matrix
-from pymc_ngvi.graphs.backends import quick_mode, without_c
+from pymc_ngvi.graphs.backends import quickly, without_c
 from pymc_ngvi.graphs.programs import NAMES
 from pymc_ngvi.rows.programs.operations import OPERATIONS, Operation
 
@@ -197,21 +196,14 @@ class Facts:
         feature = ShapeFeature()
         FunctionGraph(outputs=[output], clone=False, copy_inputs=False, features=[feature])
         shapes = [tuple(feature.shape_tuple(var)) for var in shapeless]
-        self._evaluated, self._sized = known, list(zip(shapeless, [len(shape) for shape in shapes], strict=True))
-        self._function, self._zeros = None, np.zeros(theta.type.shape)
-        if not known and not shapeless:
-            return
-        with without_c():
-            outputs = [*known, *(length for shape in shapes for length in shape)]
-            self._function = pytensor.function([theta], outputs, mode=quick_mode(), on_unused_input="ignore")
+        self._evaluated, self._sized = known, list(zip(shapeless, map(len, shapes), strict=True))
+        self._zeros = np.zeros(theta.type.shape)
+        self._function = quickly([theta], [*known, *(length for shape in shapes for length in shape)])
 
     def refresh(self) -> None:
         """Take the values and shapes from the data as they are now."""
-        if self._function is None:
-            return
-        with without_c():
-            # Only shapes can depend on theta here, and those don't depend on its values.
-            results = self._function(self._zeros)
+        # Only shapes can depend on theta here, and those don't depend on its values.
+        results = self._function(self._zeros)
         self._values = dict(zip(self._evaluated, results, strict=False))
         lengths = iter(results[len(self._evaluated) :])
         self._shapes = {var: tuple(int(next(lengths)) for _ in range(n)) for var, n in self._sized}

@@ -2,19 +2,17 @@
 
 import functools
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytensor.scalar as ps
 import pytensor.tensor as pt
 
-from pytensor.compile import Function
 from pytensor.graph import Op, clone_replace
-from pytensor.graph.basic import Apply, Variable, clone, equal_computations
+from pytensor.graph.basic import Apply, Variable, clone
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
@@ -22,7 +20,7 @@ from pytensor.tensor.math import Dot
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import TooDenseError
 from pymc_ngvi.core.sparsity.dependence_sets import Bools, Dependence, Pairs, joined
-from pymc_ngvi.graphs.backends import quick_mode, without_c
+from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.graph import inline_inner_graphs
 from pymc_ngvi.ops.elements import Elements, Facts, Rearranged, core_op
 from pymc_ngvi.ops.registry import elements
@@ -368,39 +366,6 @@ class _LinearSums:
 
 
 # --- the factors of a model: the log density of each of its variables. Whatever reads a model begins with them ---
-
-# --- functions that are compiled once, however often the graph that they are of is made ---
-
-
-type CompileAll = Callable[[list[Variable], list[Variable]], Function]
-
-
-class CompiledOnce:
-    """Compiles functions; those of equal graphs, whose inputs have other names, are the same.
-
-    Other data make rows anew, and mostly the same ones.
-    """
-
-    def __init__(self, compile_: CompileAll) -> None:
-        self._compile = compile_
-        self._made: list[tuple[list[Variable], list[Variable], Function]] = []
-
-    def __call__(self, inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Function:
-        """Return the function of a graph."""
-        new = list(inputs), list(outputs)
-        for *old, function in self._made:
-            alike = [[v.type for v in part] for part in old] == [[v.type for v in part] for part in new]
-            if alike and equal_computations(new[1], old[1], new[0], old[0]):
-                return function
-        self._made.append((*new, self._compile(*new)))
-        return self._made[-1][-1]
-
-
-def quickly(inputs: list[Variable], outputs: list[Variable]) -> Function:
-    """Compile a function that is called once for each set of data."""
-    with without_c():
-        return pytensor.function(inputs, outputs, mode=quick_mode(), on_unused_input="ignore")
-
 
 type Role = Literal["observed", "prior", "potential"]
 

@@ -21,11 +21,10 @@ from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.graphs import graph
-from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.graphs.backends import quickly, without_c
 from pymc_ngvi.ops.elements import Facts, Rearranged
 from pymc_ngvi.ops.registry import elements, operation
 from pymc_ngvi.reading.affine import (
-    CompiledOnce,
     Dependences,
     affine_functions,
     as_sum,
@@ -34,7 +33,6 @@ from pymc_ngvi.reading.affine import (
     factors_outside,
     grouped,
     predictors,
-    quickly,
     with_others,
     without_checks,
 )
@@ -344,7 +342,6 @@ class Reading:
     """A log density taken apart."""
 
     def __init__(self, parts: Sequence[Variable], theta: Variable, simplify: Simplify, compile_: Compile) -> None:
-        self._of_weights = CompiledOnce(quickly)
         self.predictors = Predictors(together(parts), theta, compile_)
         with without_c():
             inner = simplify(list(self.predictors.density().owner.inputs))
@@ -357,10 +354,8 @@ class Reading:
 
     def _take_apart(self) -> None:
         self._version = self.predictors.version
-        before = self.terms.weigh if hasattr(self, "terms") else None
-        parts = self._inner.owner.inputs
         with without_c():
-            self.terms: Terms = terms_of(parts, self.predictors.vector, self._facts, self._of_weights, before)
+            self.terms: Terms = terms_of(self._inner.owner.inputs, self.predictors.vector, self._facts)
 
     def refresh(self) -> bool:
         """Take the data as they are now, the same elements of log p being rows as before; tell whether they changed.

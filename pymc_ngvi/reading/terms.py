@@ -19,10 +19,10 @@ from pytensor.graph.traversal import ancestors, toposort
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.graphs import graph
-from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.graphs.backends import quickly, without_c
 from pymc_ngvi.ops.elements import Apart, CannotLift, Facts, ScalarForm, core_op
 from pymc_ngvi.ops.registry import operation
-from pymc_ngvi.reading.affine import CompiledOnce, Dependences, is_linear, varying_inputs
+from pymc_ngvi.reading.affine import Dependences, is_linear, varying_inputs
 
 # --- elements of a variable, each as a function of the few predictors that it depends on ---
 #
@@ -347,20 +347,9 @@ class Terms:
         return rows, [*(summand.why for summand in summands if summand.why), *map(_too_wide, wide)]
 
 
-def terms_of(
-    parts: Sequence[Variable],
-    predictors: Variable,
-    facts: Facts,
-    compile_: CompiledOnce,
-    before: "Weighed | None" = None,
-) -> Terms:
-    """Take functions of predictors apart, of which log p is the sum; ``facts`` are of a vector of these.
-
-    With other data, what weighs variables ``before`` serves again if log p is linear in the same ones.
-    """
-    linear_in = [_linear_in(part, predictors, facts) for part in parts]
-    same = before is not None and before.linear_in == linear_in
-    weigh = before if before is not None and same else Weighed(parts, linear_in, facts, compile_)
+def terms_of(parts: Sequence[Variable], predictors: Variable, facts: Facts) -> Terms:
+    """Take functions of predictors apart, of which log p is the sum; ``facts`` are of a vector of these."""
+    weigh = Weighed(parts, [_linear_in(part, predictors, facts) for part in parts], facts)
     slope, summands = np.zeros(predictors.type.shape), list[Summand]()
     dependences = Dependences(facts, predictors)
     for var, weights in weigh():
@@ -419,10 +408,7 @@ class Weighed:
     The slopes are constant, but may be written with the shapes of what they are slopes in.
     """
 
-    def __init__(
-        self, parts: Sequence[Variable], linear_in: list[list[Variable]], facts: Facts, compile_: CompiledOnce
-    ) -> None:
-        self.linear_in = linear_in
+    def __init__(self, parts: Sequence[Variable], linear_in: list[list[Variable]], facts: Facts) -> None:
         # As a variable may be an input of another, each stands in for itself.
         self._facts, self._stand_in = facts, {var: var.type() for found in linear_in for var in found}
         outer = clone_replace(list(parts), self._stand_in, rebuild_strict=False)
@@ -433,7 +419,7 @@ class Weighed:
                 for out, found in zip(outer, linear_in, strict=True)
             ]
             self.inputs, self.outputs = list(self._stand_in.values()), [slope for found in slopes for slope in found]
-            self._function = compile_(self.inputs, self.outputs)
+            self._function = quickly(self.inputs, self.outputs)
 
     def zeros(self) -> list[Array]:
         """Return values for the inputs, of their shapes."""
@@ -441,8 +427,7 @@ class Weighed:
 
     def __call__(self) -> list[tuple[Variable, dict[int, Array]]]:
         """Return the variables, with the weights of their elements by part, for the data as they are."""
-        with without_c():
-            found = self._function(*self.zeros())
+        found = self._function(*self.zeros())
         weights: dict[Variable, dict[int, Array]] = {var: {} for var in self._stand_in}
         for (part, var), weight in zip(self.pairs, found, strict=True):
             weights[var][part] = np.array(weight, dtype=np.float64).ravel()

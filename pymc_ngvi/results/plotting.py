@@ -13,8 +13,8 @@ import xarray as xr
 
 from numpy.typing import NDArray
 from scipy.special import boxcox, inv_boxcox, softmax
-from scipy.stats import norm
 
+from pymc_ngvi.core.draws import density_of_normal
 from pymc_ngvi.core.linalg import cholesky
 from pymc_ngvi.core.messages import listed
 from pymc_ngvi.core.psis import khat_limit, pareto_khat, tail_length, weigh
@@ -620,7 +620,7 @@ def _draw_densities(ax: Axes, panels: _Panels, i: int, styles: list[dict[str, An
     mean, sd = panels.means[:, i], panels.sds[:, i]
     near = mean[:, None] + sd[:, None] * np.linspace(-_REACH, _REACH, _N_POINTS)
     x = np.unique(np.concatenate([near.ravel(), np.linspace(*panels.limits(i), _N_POINTS)]))
-    densities = panels.weights[:, None] * norm.pdf(x, mean[:, None], sd[:, None])
+    densities = panels.weights[:, None] * density_of_normal((x - mean[:, None]) / sd[:, None]) / sd[:, None]
     ax.plot(x, densities.sum(axis=0), color=_TOTAL)
     for density, style in zip(densities, styles, strict=True):
         ax.plot(x, density, **style)

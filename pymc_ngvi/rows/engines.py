@@ -21,7 +21,7 @@ from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import filled_up, in_float64, without_c
 from pymc_ngvi.graphs.programs import program_of, read
 from pymc_ngvi.ops import cost
-from pymc_ngvi.reading.affine import CompileAll, CompiledOnce
+from pymc_ngvi.reading.found import Compile
 from pymc_ngvi.reading.terms import Rows, interacts, of_sum, shared_first
 from pymc_ngvi.rows.expectation import Compiled, RowFunction, SummedRowFunction, row_slices
 from pymc_ngvi.rows.programs.operations import OPERATIONS, OnNumPy, RowProgram
@@ -35,10 +35,10 @@ _TWO = 2
 
 
 class PyTensorEngine:
-    """Compiles the graphs of rows, those of equal rows once."""
+    """Compiles the graphs of rows."""
 
-    def __init__(self, compile_: CompileAll) -> None:
-        self._compile = CompiledOnce(compile_)
+    def __init__(self, compile_: Compile) -> None:
+        self._compile = compile_
 
     def row_function(self, rows: Rows) -> RowFunction:
         """Return the function of rows."""
@@ -240,7 +240,7 @@ class _Sum(NamedTuple):
 class ProgramEngine:
     """Reads rows as programs; rows that have operations it does not know are left to PyTensor."""
 
-    def __init__(self, evaluated: Callable[[RowProgram], Compiled], compile_: CompileAll) -> None:
+    def __init__(self, evaluated: Callable[[RowProgram], Compiled], compile_: Compile) -> None:
         self._evaluated, self._otherwise = evaluated, PyTensorEngine(compile_)
         self._read: WeakKeyDictionary[Variable, dict[tuple[object, ...], RowProgram]] = WeakKeyDictionary()
         self._plainly: WeakKeyDictionary[Variable, dict[tuple[object, ...], tuple[Compiled, NDArray[np.bool_]]]]
@@ -377,7 +377,7 @@ type Engine = PyTensorEngine | ProgramEngine
 
 #: Engines by the ``backend`` that takes them: from how PyTensor compiles graphs, where that is needed. All that is no
 #: row is PyTensor's: compiled for that backend or, where it knows none of this name, run as with "quick".
-ENGINES: dict[str, Callable[[CompileAll], Engine]] = {
+ENGINES: dict[str, Callable[[Compile], Engine]] = {
     "quick": functools.partial(ProgramEngine, OnNumPy),
     "numba": PyTensorEngine,
     "c": PyTensorEngine,
@@ -385,7 +385,7 @@ ENGINES: dict[str, Callable[[CompileAll], Engine]] = {
 }
 
 
-def engine_for(backend: str, compile_: CompileAll) -> Engine:
+def engine_for(backend: str, compile_: Compile) -> Engine:
     """Return the engine that a backend takes; with a mode of PyTensor, PyTensor.
 
     Parameters
@@ -400,7 +400,7 @@ def engine_for(backend: str, compile_: CompileAll) -> Engine:
 
     Examples
     --------
-    >>> from pymc_ngvi.reading.affine import quickly
+    >>> from pymc_ngvi.graphs.backends import quickly
     >>> from pymc_ngvi.rows.engines import engine_for
     >>> type(engine_for("quick", quickly)).__name__
     'ProgramEngine'

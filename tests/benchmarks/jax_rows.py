@@ -116,7 +116,7 @@ def evaluate(name: str, backend: str, most: int) -> None:
 def functions_of(model: pm.Model, backend: str) -> dict[str, tuple[Callable, Callable, list[np.ndarray]]]:
     """Return functions of the rows of the data, NumPy's and those of a backend, with inputs for several draws."""
     from pymc_ngvi.density import LogDensity
-    from pymc_ngvi.reading.affine import quickly
+    from pymc_ngvi.graphs.backends import quickly
     from pymc_ngvi.rows.engines import engine_for
 
     density = LogDensity(model, "quick")

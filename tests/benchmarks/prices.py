@@ -1,7 +1,8 @@
 """Prices of posteriors: processor seconds of the first fit and of warm ones, which posterior it is, and how good.
 
 Each model is fitted in a process of its own, first with nothing of it compiled (kernels of the package are, by fits of
-other models before), then again with each seed. Cells are ranges over seeds. Rows are appended to the table as they
+other models before), then again with each seed. Cells are ranges over seeds; functions are those that PyTensor
+compiles for the first fit. Rows are appended to the table as they
 finish, and what is in it is not measured again: compare two versions by two tables, with ``PYTHONPATH`` as their roots.
 ``--models`` also takes those of users' kinds (`users_models`). Set ``OPENBLAS_NUM_THREADS=1``.
 
@@ -14,13 +15,14 @@ Examples
 """
 
 import argparse
+import contextlib
 import importlib.util
 import logging
 import shutil
 import tempfile
 import time
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +35,14 @@ from measure import load_models
 from pages import table
 from posteriors_unstructured import by_nutpie
 from prices_models import CASES, KNOWN, NESTED, REFERENCED, USERS
+from pytensor.compile.maker import FunctionMaker
 from timed_fit import timed_fit
 
 from pymc_ngvi.posteriors.plan import Decision
 
 HEADER = (
-    "model", "first, s", "warm, s", "draws, s", "rival, s", "kind", "effective size", "k-hat", "v", "exact", "reliable",
-    "sd", "note",
+    "model", "functions", "first, s", "warm, s", "draws, s", "rival, s", "kind", "effective size", "k-hat", "v",
+    "exact", "reliable", "sd", "note",
 )  # fmt: skip
 #: Models that are fitted before, so that kernels of the package are compiled: exact and nested posteriors.
 PREPARED = ("groups: bambi poisson crossed", "groups: bambi slopes", "series and fields: latent process")
@@ -78,7 +81,8 @@ def row_of(name: str, options: argparse.Namespace, compiled: Path) -> list[objec
     fits = [value for key, value in sorted(found.items()) if key.startswith("fit_") and isinstance(value, dict)]
     warm = fits[1:]
     seconds = ((fits[:1], "cpu_seconds"), (warm, "cpu_seconds"), (warm, "draws"))
-    cells = [_range([of.get(key) for of in some], ".2f") for some, key in seconds]
+    cells = [_range([of.get("functions") for of in fits[:1]], ".0f")]
+    cells += [_range([of.get(key) for of in some], ".2f") for some, key in seconds]
     forms = {"kind": "", "size": ",.0f", "khat": ".2f", "v": ".2g", "exact": "", "reliable": "", "sd": ".4f"}
     cells += [_rival(name, options), *(_range([of.get(key) for of in warm], form) for key, form in forms.items())]
     cells[-1] += f" (right: {KNOWN[name][2]})" if name in KNOWN else ""
@@ -96,7 +100,9 @@ def fit(options: argparse.Namespace) -> None:
     """Fit a model first and again, and report each fit: what it took before what is found of it."""
     name, model = options.models[0], _model_of(options.models[0], options)
     for number, seed in enumerate([options.seeds[0], *options.seeds]):
-        approx, row = timed_fit(model, {"posterior": "nested"} if name in NESTED else {}, seed)
+        with _counted() as functions:
+            approx, row = timed_fit(model, {"posterior": "nested"} if name in NESTED else {}, seed)
+        row["functions"] = len(functions)
         report(**{f"fit_{number}": row})
         if approx is not None and number:
             try:
@@ -104,6 +110,22 @@ def fit(options: argparse.Namespace) -> None:
             except Exception as error:
                 row["note"] = first_line(error)
             report(**{f"fit_{number}": row})
+
+
+@contextlib.contextmanager
+def _counted() -> Iterator[list[Any]]:
+    """Yield a list to which each function that PyTensor compiles is added."""
+    found, begin = [], FunctionMaker.__init__
+
+    def noted(self: FunctionMaker, *args: Any, **kwargs: Any) -> None:
+        found.append(self)
+        begin(self, *args, **kwargs)
+
+    FunctionMaker.__init__ = noted
+    try:
+        yield found
+    finally:
+        FunctionMaker.__init__ = begin
 
 
 def _judged(approx: Any, seed: int, known: tuple[str, int, float] | None) -> dict[str, object]:

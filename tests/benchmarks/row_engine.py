@@ -34,8 +34,8 @@ from pages import measured_on, table, write_between_marks
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.families.gaussian import DiagonalState
+from pymc_ngvi.graphs.backends import quickly
 from pymc_ngvi.graphs.graph import MissingDerivativeError
-from pymc_ngvi.reading.affine import quickly
 from pymc_ngvi.reading.found import Reading
 from pymc_ngvi.rows.engines import ENGINES
 

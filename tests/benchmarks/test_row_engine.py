@@ -6,7 +6,7 @@ import pytest
 from users_models import MODELS
 
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.reading.affine import quickly
+from pymc_ngvi.graphs.backends import quickly
 from pymc_ngvi.rows.engines import ENGINES
 from pymc_ngvi.rows.expectation import SummedRowFunction
 from pymc_ngvi.rows.programs.operations import OnNumPy

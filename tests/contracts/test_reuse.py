@@ -16,8 +16,11 @@ import pymc_ngvi
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density import CannotReuse
+from pymc_ngvi.density.info import ModelInfo
 
 N_GROUPS, N_OBS = 50, 150
+#: Functions that PyTensor may compile for a fit of a model that was not seen before.
+MOST_COMPILED = 4
 _RNG = np.random.default_rng(3)
 GROUP = np.concatenate([np.arange(N_GROUPS), _RNG.integers(N_GROUPS, size=N_OBS - N_GROUPS)])
 X = _RNG.normal(size=N_OBS)
@@ -45,6 +48,31 @@ def glmm():
         rate = pm.Deterministic("rate", pm.math.exp(a[0] + a[1] * x + u[group]))
         pm.Poisson("y", rate, observed=y)
     return model
+
+
+def correlated():
+    rng = np.random.default_rng(5)
+    with pm.Model() as model:
+        beta, noise = pm.Normal("beta", 0.0, 5.0, shape=2), pm.HalfNormal("noise", 2.0)
+        chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2, sd_dist=pm.Exponential.dist(1, shape=2))
+        own = pm.Normal("own", 0.0, 1.0, shape=(N_GROUPS, 2)) @ chol.T
+        mean = beta[0] + own[GROUP, 0] + (beta[1] + own[GROUP, 1]) * X
+        pm.Normal("y", mean, noise, observed=rng.normal(1.0 + 0.5 * X + rng.normal(0.0, 0.7, N_GROUPS)[GROUP], 0.5))
+    return model
+
+
+@pytest.mark.parametrize("build", [glmm, correlated])
+def test_a_first_fit_reads_the_model_once_and_compiles_nearly_nothing(compilations, monkeypatch, build):
+    readings, of = [], ModelInfo.of
+
+    def counted(*arguments):
+        readings.append(arguments)
+        return of(*arguments)
+
+    monkeypatch.setattr(ModelInfo, "of", counted)
+    assert pymc_ngvi.NGVI(build(), random_seed=1).fit(progressbar=False).record.is_exact
+    assert len(readings) == 1
+    assert len(compilations) <= MOST_COMPILED
 
 
 def test_a_second_fit_builds_nothing_and_is_the_fit_of_a_new_object(compilations):

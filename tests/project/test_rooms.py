@@ -3,6 +3,8 @@
 import ast
 import graphlib
 import re
+import subprocess
+import sys
 
 from pathlib import Path
 
@@ -36,6 +38,13 @@ FLOORS = (
 
 #: Rooms, and modules, that import PyTensor.
 WITH_PYTENSOR = ("graphs", "ops", "reading", "rows.engines", "density", "results.group", "results.approximation")
+
+
+#: Modules that nothing imports before it needs them.
+LARGE = (
+    "scipy.stats", "scipy.optimize", "scipy.interpolate", "scipy.spatial", "scipy.integrate", "scipy.ndimage", "numba",
+    "arviz", "arviz_plots", "arviz_stats", "matplotlib", "pymc_extras", "bambi", "dask", "jax",
+)  # fmt: skip
 
 
 def name_of(path):
@@ -97,6 +106,14 @@ def test_rooms_that_import_pytensor():
     assert [
         name for name in found if not name.startswith(tuple(f"{room}." for room in rooms)) and name not in rooms
     ] == []
+
+
+def test_large_modules_are_imported_where_they_are_used():
+    """They take longer to import than all of the package, and most fits need none of them."""
+    lines = ["import sys, pymc", "before = {*sys.modules}", "import pymc_ngvi", "print(*{*sys.modules} - before)"]
+    run = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+    assert "pymc_ngvi.inference" in run.stdout.split()
+    assert {name for name in LARGE if name in run.stdout.split()} == set()
 
 
 def test_numbers_by_rows_need_no_pytensor():

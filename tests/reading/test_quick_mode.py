@@ -22,10 +22,35 @@ from pytensor.scalar.math import log1mexp, softplus, tri_gamma
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.core import ufuncs
-from pymc_ngvi.graphs.backends import python_loops, quick_mode
+from pymc_ngvi.graphs.backends import Interpreted, python_loops, quick_mode, quickly
 from pymc_ngvi.graphs.graph import simplify
 
 NO_BLAS = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS:UserWarning")
+
+
+def test_a_function_that_is_called_a_few_times_gives_what_a_compiled_one_does():
+    x, data = pt.vector("x"), pytensor.shared(np.arange(3.0), "data")
+    fixed = pt.constant(np.array([1.0, 2.0, 4.0]))
+    outputs = [x, fixed, data, pt.softplus(x) + pt.log(2.0 * fixed), x[::-1], pt.cumsum(x * data).sum() * fixed]
+    run, compiled = quickly([x], outputs), pytensor.function([x], outputs, mode=quick_mode())
+    assert isinstance(run, Interpreted)
+    for _ in range(2):
+        found = run([0.5, -1.0, 3.0])
+        for one, other in zip(found, compiled([0.5, -1.0, 3.0]), strict=True):
+            np.testing.assert_array_equal(one, other)
+            one[...] = np.nan  # no result is one of the inputs, the data or the constants themselves
+        data.set_value(np.array([3.0, -1.0, 0.5]))  # are read at each call
+    np.testing.assert_array_equal(quickly([x], x + data)([0.0, 0.0, 0.0]), [3.0, -1.0, 0.5])
+
+
+def test_what_has_a_graph_of_its_own_is_compiled():
+    x = pt.vector("x")
+    sums = pytensor.scan(
+        lambda value, before: before + value**2, sequences=[x], outputs_info=[pt.zeros(())], return_updates=False
+    )
+    run = quickly([x], [sums[-1]])
+    assert not isinstance(run, Interpreted)
+    np.testing.assert_allclose(run(np.array([1.0, 2.0]))[0], 5.0)
 
 
 def python_reference(model, layout):

@@ -27,7 +27,7 @@ from pymc_ngvi.density.by_rows import ModelRows
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.info import quoted
 from pymc_ngvi.density.logdensity import LogDensity, Sum
-from pymc_ngvi.graphs.backends import quick_mode, without_c
+from pymc_ngvi.graphs.backends import quickly
 from pymc_ngvi.reading.affine import Factor, factors_of
 
 # --- data that are read batch by batch: where a fit is, and what it has to say of them ---
@@ -455,8 +455,7 @@ class BatchLikelihood:
         lengths = [part.value.shape[0] for part in self._likelihoods]
         own = {model[name]: var for name, var in self._data.items()}
         logps, lengths = (graph_replace(outputs, own, strict=False) for outputs in (logps, lengths))
-        with without_c():
-            self._lengths = pytensor.function([], lengths, mode=quick_mode())
+        self._lengths = quickly([], lengths)
         logps = [as_tensor(logp, allow_xtensor_conversion=True) for logp in logps]
         return tuple(Factor(part.rv, "observed", logp) for part, logp in zip(self._likelihoods, logps, strict=True))
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 
 from numpy.typing import NDArray
-from scipy.stats import iqr
+from scipy.special import ndtri
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.climbs import VALLEY, ascend, tops
@@ -241,6 +241,8 @@ WIDER, _DF = (3.0, 10.0, 30.0), 3.0
 _N_OWN, _N_WEIGHED = 3, 128
 #: Draws of the prior below which nothing follows from their spread.
 _LEAST_PRIOR = 16
+#: Their spread is that of a normal with the same ones.
+_QUARTILES = np.array([0.25, 0.75])
 #: Coordinates along which log p is looked at, at most: those that most rows share that are not concave in them; seconds
 #: that this may take, by estimate, and as many those climbs that say where humps lead.
 _MOST_LINES, _SECONDS = 32, 1.0
@@ -295,7 +297,8 @@ def points_for(
     prior = _prior(density, n_looked // 2, seed_of(rng))
     sets = []
     if len(prior) >= _LEAST_PRIOR:
-        sets.append((prior, np.maximum(iqr(prior, axis=0, scale="normal"), 1e-12)))
+        between = np.ptp(np.quantile(prior, _QUARTILES, axis=0), axis=0)
+        sets.append((prior, np.maximum(between / np.ptp(ndtri(_QUARTILES)), 1e-12)))
     if is_sound:
         n = (n_looked - len(prior)) // len(WIDER)
         for width in WIDER:  # of t distributions about the fit

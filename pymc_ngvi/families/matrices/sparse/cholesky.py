@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from pymc_ngvi.core import linalg
+from pymc_ngvi.core.memory import no_collections
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.matrices.sparse.fronts import LARGE, Fronts, Ints
 
@@ -36,9 +37,9 @@ def _run(kernel: str, fronts: Fronts, *args: Any) -> Any:
 
     To import Numba takes half a second, which small dense models need not wait for.
     """
-    from pymc_ngvi.families.matrices.sparse import kernels
+    with no_collections(), _blas().limit(limits=1, user_api="blas") if fronts.n_products > LARGE else nullcontext():
+        from pymc_ngvi.families.matrices.sparse import kernels
 
-    with _blas().limit(limits=1, user_api="blas") if fronts.n_products > LARGE else nullcontext():
         return getattr(kernels, kernel)(*args)
 
 
