@@ -16,9 +16,9 @@ import xarray as xr
 
 import pymc_ngvi
 
+from pymc_ngvi.density.flat import Functions
 from pymc_ngvi.many import fitting
 from pymc_ngvi.many.fitting import N_PILOTS, Fitter
-from pymc_ngvi.density.flat import Functions
 from pymc_ngvi.marginal import exact
 from pymc_ngvi.steps.linesearch import LineSearch
 
