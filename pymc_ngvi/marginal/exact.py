@@ -22,7 +22,7 @@ from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.forest import MOST_PLAIN, Forest, NoForest, find_forest
 from pymc_ngvi.marginal.integral import N_COMPARED, ROUGH, NothingInside, TreeInside, TreeIntegral, TreePairs
 from pymc_ngvi.marginal.margins import PROFILE, Margins
-from pymc_ngvi.marginal.mode import find_mode
+from pymc_ngvi.marginal.mode import find_modes
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.proposals import Proposal, effective_size, mixture_of
@@ -225,9 +225,9 @@ def integrated(
         expect(_OF_HEAVY * n_values(p, each) * len(quadrature.rule.nodes))
         most = min(most, max(_FEWEST, HELD // (forest.n_local * (2 + forest.n_levels))))
     if not is_at_mode:
-        if (mode := find_mode(inside.log_m, start, np.sqrt(np.diag(cov)), cov)) is None:
+        if not (modes := find_modes(inside.log_m, start[None], np.sqrt(np.diag(cov)), cov)):
             raise Hopeless(Reason.HOPELESS, "there is no integral where it begins")
-        (start, cov), wanted = mode, WANTED_OF_MORE if forest.n_local else wanted
+        (start, cov), wanted = modes[0], WANTED_OF_MORE if forest.n_local else wanted
     sampler = Sampler(
         inside, start, np.sqrt(np.diag(cov)), seed,
         wanted=wanted, most=most, n_draws=1, is_cheap=each < _CHEAP, cov=cov, others=others, look=look,

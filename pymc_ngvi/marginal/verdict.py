@@ -14,14 +14,14 @@ from pymc_ngvi.marginal.sampling import MOST_KHAT as MOST_KHAT
 SAID_ERROR, MOST_ERROR = 0.05, 0.15
 #: Effective sizes from which on draws of the outside are exact up to simulation error: of few coordinates, which are
 #: quasi-random, and of more.
-EXACT_SIZE_OF_FEW, EXACT_SIZE = {1: 100.0, 2: 200.0}, 400.0
+EXACT_SIZE_OF_FEW, EXACT_SIZE = {1: 75.0, 2: 140.0, 3: 300.0}, 400.0
 #: Change of log m, an sd over the globals in nats, that more nodes may bring: a mean moves by as many sds at most.
 MOST_RULE_ERROR = 0.05
 #: Effective size from which on tails of more draws need not be larger.
 _LARGE = 2_000.0
-#: Part of the weight where there is no integral; error of a mean of effects, in sds, and of an sd, as a part, and the
-#: part of the mass of some effects that may be at another mode.
-MOST_LOST, MOST_SHORT = 0.002, 0.03
+#: Part of the weight where there is no integral: three sds out, it moves an sd by 2 %; error of a mean of effects, in
+#: sds, and of an sd, as a part, and the part of the mass of some effects that may be at another mode.
+MOST_LOST, MOST_SHORT = 0.005, 0.03
 
 
 @stored("exact.checks")

@@ -24,7 +24,7 @@ from pymc_ngvi.density.gaussian_over import GaussianOver, gaussian_over
 from pymc_ngvi.density.rows_given import NotRows, RowsGiven, latent_rows, ratios
 from pymc_ngvi.families.matrices.sparse.precisions import Factors
 from pymc_ngvi.marginal.exact import cov_of
-from pymc_ngvi.marginal.mode import find_mode
+from pymc_ngvi.marginal.mode import find_modes
 from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState, effective_size_of
 from pymc_ngvi.marginal.sampler import MOST_SURE, N_DRAWS, Hopeless, Sampler
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
@@ -297,7 +297,8 @@ def _sampled(
         at, cov = inside.bend.forward(first[None])[0], None
         if of_other_data and home is not None:  # whose covariance is nearly that at the mode, which is near
             before = inside.bend.normal(first, cov_of(home, given.outside))[1]
-            at, cov = find_mode(inside.log_m, at, np.sqrt(np.diag(before)), before) or (at, None)
+            if modes := find_modes(inside.log_m, at[None], np.sqrt(np.diag(before)), before):
+                at, cov = modes[0]
         sampler = Sampler(
             inside, at, scale, seed,
             wanted=0.0 if of_other_data else n_wanted(given), most=most, n_draws=n_draws, cov=cov,

@@ -14,11 +14,11 @@ _TO_MODE, _OF_EACH, _OF_EACH_TWO, _BESIDE, _EFFECTIVE = 30.0, 22.0, 0.5, 0.5, 0.
 _IN_BATCHES = 0.4
 #: Seconds that values with draws may take all together, their number at least and at most; seconds of values beyond
 #: those that are wanted in any case, and how many of these there are at most; seconds of a value that are next to none.
-_SECONDS_OF_VALUES, _FEWEST_VALUES, _SECONDS_OF_WANTED, _MOST_WANTED, CHEAP = 10.0, 128, 0.15, 1_000.0, 6e-4
+_SECONDS_OF_VALUES, _FEWEST_VALUES, _SECONDS_OF_WANTED, _MOST_WANTED, CHEAP = 10.0, 192, 0.15, 1_000.0, 6e-4
 #: Seconds of any nested posterior, at least.
 LEAST = 0.8
 #: In batches: seconds of a fit, of a row in it whose function is quadratic, and of others; passes through the factor.
-_PER_FIT_OF_MANY, _PER_QUADRATIC_ROW, _PER_ROW_OF_MANY, _PASSES = 5e-4, 5e-7, 2e-6, 3.0
+_PER_FIT_OF_MANY, _PER_QUADRATIC_ROW, _PER_ROW_OF_MANY, _PASSES = 5e-4, 5e-7, 1e-6, 3.0
 #: In closed form: seconds of a value.
 _PER_VALUE_IN_CLOSED_FORM = 2e-4
 

@@ -200,7 +200,7 @@ def test_nothing_is_compiled_for_later_data(posterior, monkeypatch):
 
 def test_where_that_leads_nowhere_a_fit_is_one_alone(monkeypatch):
     tried = []
-    monkeypatch.setattr(exact, "find_mode", lambda *_: tried.append(1))
+    monkeypatch.setattr(exact, "find_modes", lambda *_: tried.append(1))
     model, data = intercepts(), data_sets(4)
     found = pymc_ngvi.fit_many(model, data, posterior="exact", **QUIET).dataset
     assert len(tried) == 1

@@ -225,7 +225,7 @@ def _no_forest(density):
 @pytest.mark.usefixtures("_no_last_resort")
 def test_what_can_t_be_fitted_falls_back(monkeypatch):
     """The Gaussian is kept, with the reason."""
-    monkeypatch.setattr("pymc_ngvi.marginal.sampler.find_mode", lambda *args: None)
+    monkeypatch.setattr("pymc_ngvi.marginal.sampler.find_modes", lambda *args: [])
     monkeypatch.setattr("pymc_ngvi.posteriors.kinds.trees.forest_of", _no_forest)
     approx = fit_ngvi(model=counts(), random_seed=1, progressbar=False)
     assert not approx.is_nested
