@@ -77,15 +77,11 @@ class DataSeen:
     """The values of data at some time."""
 
     def __init__(self, shared: Sequence[SharedVariable]) -> None:
-        self._shared = shared
-        self.take()
-
-    def take(self) -> None:
-        """Take the values as they are now."""
+        self.shared = shared
         self._values = self._now()
 
     def _now(self) -> list[object]:
-        return [variable.get_value(borrow=True) for variable in self._shared]
+        return [variable.get_value(borrow=True) for variable in self.shared]
 
     def are_current(self) -> bool:
         """Tell whether the data are the same now, be it in other arrays."""

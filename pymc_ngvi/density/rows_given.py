@@ -386,7 +386,7 @@ class RowsGiven:
                     self.integrate_own()
         except NotApart as refused:
             raise NotRows(refused.code, refused.sentence) from None
-        self._data.take()
+        self._data = DataSeen(self._data.shared)
         self.__dict__.pop("precisions", None)
 
     # --- what is left ---

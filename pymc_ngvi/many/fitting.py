@@ -312,12 +312,7 @@ class Fitter:
     def __init__(self, asked: Asked, pilot: NGVIApproximation | None = None) -> None:
         self.asked, self.pilot = asked, pilot
         self._inference = NGVI(asked.slots.model, **asked.of_constructor)
-        self._candidate: NGVIApproximation | None = None
-        self._may_leave_search = asked.search == "first" and asked.of_constructor.get("start") is None
-
-    def settle(self) -> None:
-        """Let the other fits start from the first ones, where these have found no other modes."""
-        self.pilot, self._candidate = self._candidate if self._may_leave_search else None, None
+        self.may_leave_search = asked.search == "first" and asked.of_constructor.get("start") is None
 
     def row(self, index: int, case: Case) -> Row:
         """Fit a case, and return what is kept of it, also where it fails; KeyboardInterrupt passes."""
@@ -330,9 +325,9 @@ class Fitter:
                 approx = self.approx(index, arrays)
                 record = approx.record
                 if index < N_PILOTS and record is not None:
-                    self._may_leave_search &= not approx._has_other_modes
-                    if self._candidate is None and record.converged:
-                        self._candidate = approx  # that others may start from
+                    self.may_leave_search &= not approx._has_other_modes
+                    if self.pilot is None and record.converged:
+                        self.pilot = approx  # that others may start from
                 self._summarise(row, approx, case.truth)
         except Exception as error:  # whatever it is: the other fits go on
             row.error = _in_short(error, arrays)
@@ -343,7 +338,7 @@ class Fitter:
         """Fit an entry; the model has its data from then on."""
         self.asked.slots.put(arrays)
         inference = self._inference
-        inference._pilot = None if index < N_PILOTS else self.pilot
+        inference._pilot = self.pilot if index >= N_PILOTS and self.may_leave_search else None
         inference._is_searched = index % _EACH_SEARCHED == 0
         with _QUIETLY, one_thread():
             inference.configure(random_seed=self.asked.seed(index))
@@ -471,7 +466,7 @@ class Kit:
     def of(cls, fitter: Fitter) -> "Kit":
         """Return that of a fitter after its first fits; raise TypeError for a model that can't be pickled."""
         try:
-            return cls(cloudpickle.dumps((fitter.asked, fitter.pilot)))
+            return cls(cloudpickle.dumps((fitter.asked, fitter.pilot if fitter.may_leave_search else None)))
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             raise TypeError(f"The model can't be sent to other processes: {why}. Fit it in this one.") from error
@@ -763,7 +758,6 @@ def _read(cases: Iterable[Case]) -> Iterator[Numbered]:
 def _fits(fitter: Fitter, cases: Iterator[Numbered], place: Place) -> Iterator[Row]:
     """Yield what is kept of each fit, as they are done: of the first ones, and of the others that start from these."""
     yield from _one_by_one(fitter, itertools.islice(cases, N_PILOTS))
-    fitter.settle()
     if place == 1:
         yield from _one_by_one(fitter, cases)
     else:

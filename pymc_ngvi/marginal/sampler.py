@@ -59,9 +59,9 @@ MOST_SURE = 15
 GOOD, _ENOUGH, _NEAR, _FASTER = 0.1, 20.0, 0.6, 16
 #: Degrees of freedom of proposals at least; effective values, for each coordinate, that one is fitted to.
 _LEAST_DF, _PER_DIM = 7.0, 3.0
-#: Effective part of a round at least, as far as the size of the next one follows from it; by how much that is larger;
-#: part of all that it has at least, as a tail that is not known yet may want.
-_LEAST_PART, _MORE, _OF_TAIL = 0.02, 1.05, 0.1
+#: Effective part of a round at least, as far as the size of the next one follows from it; by how much that is larger:
+#: draws from farther out count for little; part of all that it has at least, as a tail that is not known yet may want.
+_LEAST_PART, _MORE, _OF_TAIL = 0.02, 1.15, 0.1
 #: Draws at each value at first, and variance of an estimate of log m from which on there are more of them.
 N_DRAWS, _NOISE = 16, 0.12
 #: Variance of log weights given the outside up to which values and draws are weighted together.

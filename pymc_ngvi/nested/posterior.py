@@ -294,15 +294,15 @@ def _sampled(
 
     def sample(marginal: Marginal) -> Exploration:
         inside = LatentInside(marginal, first, between, most_variance, n_expected(given), n_fits)
-        at, cov, wanted = inside.bend.forward(first[None])[0], None, n_wanted(given)
+        at, cov = inside.bend.forward(first[None])[0], None
         if of_other_data and home is not None:  # whose covariance is nearly that at the mode, which is near
             before = inside.bend.normal(first, cov_of(home, given.outside))[1]
             if modes := find_modes(inside.log_m, at[None], np.sqrt(np.diag(before)), before):
                 at, cov = modes[0]
-            wanted = 0.0  # as many as it takes
         sampler = Sampler(
             inside, at, scale, seed,
-            wanted=wanted, most=most, n_draws=n_draws, is_cheap=seconds_of_value(given) < CHEAP, cov=cov,
+            wanted=0.0 if of_other_data else n_wanted(given), most=most, n_draws=n_draws, cov=cov,
+            is_cheap=seconds_of_value(given) < CHEAP,
         )  # fmt: skip
         draws = sampler.run()
         return Exploration(inside.weighted(draws), draws.lost, draws.moved)

@@ -16,6 +16,7 @@ import xarray as xr
 
 import pymc_ngvi
 
+from pymc_ngvi.density.flat import Functions
 from pymc_ngvi.many import fitting
 from pymc_ngvi.many.fitting import N_PILOTS, Fitter
 from pymc_ngvi.marginal import exact
@@ -177,6 +178,24 @@ def test_posteriors_that_begin_from_that_of_other_data_are_those_of_fits_alone(s
         found = table[name].sel(fit=5)
         assert float(abs((found.sel(statistic="mean") - mean) / sd).max()) < 4.5 * (1_000**-0.5 + 420**-0.5 / 2)
         assert float(abs(found.sel(statistic="sd") / sd - 1.0).max()) < 4.5 * 0.5 * (1_000**-0.5 + 420**-0.5)
+
+
+@pytest.mark.parametrize("posterior", KINDS)
+def test_nothing_is_compiled_for_later_data(posterior, monkeypatch):
+    compiled, counts, compile_ = [], [], Functions._compiled
+
+    def noted(self, *args, **options):
+        compiled.append(1)
+        return compile_(self, *args, **options)
+
+    def source():
+        for entry in data_sets(6):
+            counts.append(len(compiled))
+            yield entry
+
+    monkeypatch.setattr(Functions, "_compiled", noted)
+    pymc_ngvi.fit_many(intercepts(), source(), posterior=posterior, **QUIET)
+    assert len(compiled) == counts[4] > 0
 
 
 def test_where_that_leads_nowhere_a_fit_is_one_alone(monkeypatch):

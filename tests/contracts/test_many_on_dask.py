@@ -167,7 +167,7 @@ def test_failures_are_entries_with_their_reason(here, two_workers):
 def test_models_that_can_not_be_sent_are_named():
     kit = fitting.Kit(b"123")
     assert pickle.loads(pickle.dumps(kit)).content == b"123"
-    fitter = type("Some", (), {"asked": threading.Lock(), "pilot": None})()
+    fitter = type("Some", (), {"asked": threading.Lock(), "pilot": None, "may_leave_search": True})()
     with pytest.raises(TypeError, match=r"The model can't be sent to other processes: .*lock"):
         fitting.Kit.of(fitter)
 
