@@ -23,9 +23,9 @@ functionals and seeds. Beyond: the largest error of a functional's mean or stand
 tolerated: .15, or three standard errors of both sets of draws where these are more. Where the reference has a kurtosis
 above 50 (rates exp(eta) of hardly known eta), 4,000 draws tell no standard deviation, whoever makes them: NUTS with
 another seed is off by factors. Of these, the shares of draws beyond each limit of the reference are compared, as normal
-quantiles. Of coordinates, unconstrained, the same errors. Seconds: the median of fits, compiling included. A *false
-assurance* is "reliable" with an error of more than once what is tolerated, a *false alarm* "not reliable" with none;
-*doubted*: wrong, and said so. A star: models that may fail, if they say so.
+quantiles. Of coordinates, unconstrained, the same errors. Seconds: of the processor, the median of fits, compiling
+included. A *false assurance* is "reliable" with an error of more than once what is tolerated, a *false alarm* "not
+reliable" with none; *doubted*: wrong, and said so. A star: models that may fail, if they say so.
 """
 _SIZES = """\
 How many functionals and coordinates each model has, and the least effective sample size of their means in the
@@ -72,7 +72,7 @@ def _cells(name: str, rows: Sequence[Row]) -> list[object]:
     what = ", ".join(
         f"{outcomes.count(o)} {o}" if len(set(outcomes)) > 1 else o for o in dict.fromkeys(sorted(outcomes))
     )
-    seconds = significant([float(row["cold"]) for row in rows if row["cold"]])
+    seconds = significant([float(row["cold_cpu"]) for row in rows if row["cold_cpu"]])
     return [
         f"{name}*" if name in MAY_FAIL else name, ", ".join(kinds), reliable, _worst(rows, "worst_mean", "+.2f"),
         _worst(rows, "worst_sd", "+.2f"), _worst(rows, "worst_limit", ".2f", at=False),
