@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.sampler import MOST_VARIANCE, normalised_weights, variances_of
-from pymc_ngvi.marginal.sampling import picked
+from pymc_ngvi.marginal.sampling import picked, smoothed_weights
 from pymc_ngvi.rows.expectation import row_slices
 
 #: Part of the draws at a value of the hyperparameters above which these are those of a mode.
@@ -132,8 +131,7 @@ class WeightedPairs:
 
     @functools.cached_property
     def _smoothed(self) -> tuple[Array, float]:
-        log_weights, khat = smoothed(self.log_marginal - self.log_density)
-        return normalised_weights(log_weights), khat
+        return smoothed_weights(self.log_marginal - self.log_density)
 
     @property
     def weights(self) -> Array:
@@ -150,9 +148,9 @@ class WeightedPairs:
         """Weights of the pairs, (n, m); they add up to 1."""
         if not self.is_joint:
             return self.weights[:, None] * self._of_own
-        total = logsumexp(self.log_ratio, axis=1, keepdims=True)
-        within = np.exp(self.log_ratio - np.where(np.isfinite(total), total, 0.0))
-        return self.weights[:, None] * within
+        # A single pair may have much weight in the tail of what grows fast with the latent variables.
+        log_ratio = self.log_ratio - self.log_density[:, None]
+        return smoothed_weights(log_ratio.ravel())[0].reshape(log_ratio.shape)
 
     @property
     def effective_size(self) -> float:
