@@ -40,6 +40,8 @@ _RESIDUAL = 0.1
 #: Points on which rules are compared; on which what more nodes add is fitted, at least, and for each term; terms have
 #: fewer where points are lost, by this much.
 N_COMPARED, _LEAST_FITTED, _PER_TERM, _LEAST_PER_TERM = 16, 32, 3.0, 2.0
+#: Part of the mass beyond the ends of a coordinate where rules are compared, too.
+_END = 0.01
 #: Globals of which polynomials have all products of two, at most.
 _MOST_PRODUCTS = 6
 #: Where other modes are looked for if there is one; standard deviations, of both, by which modes of a tree are apart.
@@ -193,13 +195,13 @@ class TreeIntegral:
         """
         rule, mean = self.rule, weights @ points.g
         u = (points.g - mean) / np.sqrt(weights @ (points.g - mean) ** 2)
-        few, rules = np.unique(evenly_picked(weights, N_COMPARED, 0.5)), references(self.forest.n_levels)
+        few, rules = self._compared(points.g, weights), references(self.forest.n_levels)
         self.rule = max(rule, rules[len(rules) // 2], key=lambda one: one.n_nodes)  # whose centres are good
         self.choose_rule(self.at(points.g[few]), rule.n_nodes)
         if self.rule == rule:
             return points
         n = max(_LEAST_FITTED, int(_PER_TERM * polynomial_terms(u[:1]).shape[1]))
-        rows = np.unique(evenly_picked(weights, min(n, len(weights)), 0.5))
+        rows = np.union1d(few, evenly_picked(weights, min(n, len(weights)), 0.5))
         terms = polynomial_terms(np.clip(u, u[rows].min(axis=0), u[rows].max(axis=0)))  # nothing is extrapolated
         reference, fine = self.rule, self.at(points.g[rows])
         found = np.isfinite(fine.log_estimate)
@@ -219,6 +221,14 @@ class TreeIntegral:
             return None
         self.rule = reference
         return points.plus(terms @ np.linalg.solve(r, q.T), fine, rows, self.forest)
+
+    @staticmethod
+    def _compared(g: Array, weights: Array) -> NDArray[np.intp]:
+        """Return some weighted points, and the far ends of each coordinate, where more nodes change most."""
+        order, every = np.argsort(g, axis=0), np.arange(g.shape[1])
+        total = np.cumsum(weights[order], axis=0)
+        ends = [order[(total < part * total[-1]).sum(axis=0), every] for part in (_END, 1.0 - _END)]
+        return np.unique(np.concatenate([evenly_picked(weights, N_COMPARED, 0.5), *ends]))
 
     def choose_rule(self, points: TreePairs, least: int = 0, tolerance: float = TOLERANCE) -> None:
         """Take the fewest nodes, ``least`` or more, whose log m is but for a constant that of the next two rules.
