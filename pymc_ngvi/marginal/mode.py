@@ -86,8 +86,7 @@ class _Climbs:
         return np.where(np.isfinite(values), values, lowest - 10.0)
 
     def _rescale(self, rows: NDArray[np.intp]) -> None:
-        curved = np.maximum(self._bend[rows], 1.0 / _LARGEST**2)
-        self.scale[rows] = np.clip(1.0 / np.sqrt(curved), _LEAST, _LARGEST)
+        self.scale[rows] = np.maximum(1.0 / np.sqrt(np.maximum(self._bend[rows], 1.0 / _LARGEST**2)), _LEAST)
 
     def _forget(self, rows: NDArray[np.intp]) -> None:
         curved = np.maximum(self._bend[rows], (_FLAT / self.scale[rows]) ** 2)

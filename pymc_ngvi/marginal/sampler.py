@@ -37,8 +37,8 @@ from pymc_ngvi.marginal.student_mixture import StudentMixture
 #: as much.
 WANTED, WANTED_OF_MORE, MOST = {1: 96.0, 2: 192.0, 3: 320.0}, 420.0, 16_000
 #: Values of the first round, and for each coordinate; of a round at most; rounds at most, and how often many
-#: coordinates are drawn afresh; what draws that are not from farther out come in multiples of.
-_FIRST, _FIRST_OF_EACH, _MOST_IN_ROUND, _MOST_ROUNDS, _MOST_AFRESH, _UNIT = 64, 14, 2_048, 12, 3, 32
+#: coordinates are drawn afresh.
+_FIRST, _FIRST_OF_EACH, _MOST_IN_ROUND, _MOST_ROUNDS, _MOST_AFRESH = 64, 14, 2_048, 12, 3
 #: By how much the first proposal is wider than the curvature at a mode.
 _FIRST_SCALE = 1.15
 #: Part of a round that is drawn from farther out, and with what degrees of freedom: by how much farther at most, and
@@ -266,7 +266,9 @@ class Sampler:
                 break
             is_near = self._cov is not None and is_light and part > _NEAR
             most = max(total, _FIRST) * (_FASTER if is_near else 1)
-            n = int(np.clip(self._missing(size, part, total), _UNIT, min(most, self._most - total, _MOST_IN_ROUND)))
+            n = int(
+                np.clip(self._missing(size, part, total), _FIRST // 2, min(most, self._most - total, _MOST_IN_ROUND))
+            )
             if proposal is best[1] or part > best[0]:  # more draws of the same one know better how good it is
                 best = part, proposal
             is_enough = size >= (_ENOUGH if is_settled else 0.5 * _ENOUGH) * p
@@ -293,7 +295,7 @@ class Sampler:
                 self._draw(proposal, n)
                 draws = self._pooled()
                 total, size = len(draws.has_fit), draws.effective_size
-                n = int(np.clip(self._missing(size, self.efficiency(), total), _UNIT, self._most))
+                n = int(np.clip(self._missing(size, self.efficiency(), total), _FIRST // 2, self._most))
             if draws.has_light_tails:
                 break
         return draws
@@ -406,12 +408,13 @@ class Sampler:
 
     def _draw(self, proposal: Proposal, n: int) -> None:
         """Draw a round, a part of it from farther out."""
-        n_near = _UNIT * int(np.ceil((1.0 - _OF_WIDE) * n / _UNIT))
-        n_wide = max(1, round(_OF_WIDE * n_near))
+        n_wide = max(1, round(_OF_WIDE * n))
         one, p = proposal.mixture.as_one(), len(self._start)
         near, far = (one.scaled(min(most, float(np.sqrt(1.0 + 2.0 * nats / p)))) for most, nats in _WIDER)
         mixture = near.joined(far, 0.5) if self._is_cheap else near
-        self._add((proposal, n_near), (Proposal(replace(mixture, df=_DF_OF_WIDE), proposal.margins), n_wide))
+        self._add(
+            (proposal, max(1, n - n_wide)), (Proposal(replace(mixture, df=_DF_OF_WIDE), proposal.margins), n_wide)
+        )
 
     def _add(self, *parts: tuple[Proposal, int]) -> None:
         """Draw from one or two proposals, of which the second is from farther out, all together."""

@@ -185,22 +185,3 @@ class WeightedPairs:
         for rows in row_slices(len(weights), max(1, AT_ONCE // max(len(mean), 1))):
             variance += weights[rows] @ (latents[rows] - mean) ** 2
         return mean, np.sqrt(variance)
-
-    def correlations(self, index: NDArray[np.intp]) -> tuple[Array, Array]:
-        """Return weighted standardised pairs of hyperparameters and of some latent variables, (n m, p), (n m, k).
-
-        Rows are multiplied by the roots of the weights: inner products of columns are correlations.
-        """
-        root = np.sqrt(self.of_pairs.ravel())
-        m = self.log_ratio.shape[1]
-        g = np.repeat(self.g, m, axis=0)
-        x = self.latents[:, :, index].reshape(len(root), len(index))
-        return _standardised(g, root), _standardised(x, root)
-
-
-def _standardised(values: Array, root: Array) -> Array:
-    weights = root**2
-    apart = values - weights @ values
-    apart *= root[:, None]
-    norm = np.sqrt(np.einsum("ij,ij->j", apart, apart))
-    return apart / np.where(norm > 0.0, norm, 1.0)

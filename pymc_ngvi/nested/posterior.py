@@ -197,15 +197,15 @@ class Latents(GivenGlobals):
         place = np.empty(state.n_dim, dtype=np.intp)
         place[state.globals_] = np.arange(len(state.globals_))
         place[state.locals_] = np.arange(len(state.locals_))
-        is_local = np.isin(index, state.locals_)
-        g, x = self.pairs.correlations(place[index[is_local]])
-        columns = np.empty((len(g), len(index)))
-        columns[:, ~is_local] = g[:, place[index[~is_local]]]
-        columns[:, is_local] = x
-        sd = state.sd()[index]
-        result: Array = (columns.T @ columns) * np.outer(sd, sd)
-        result[np.arange(len(index)), np.arange(len(index))] = sd**2
-        return result
+        is_local, weights = np.isin(index, state.locals_), self.pairs.of_pairs.ravel()
+        values = np.empty((len(weights), len(index)))
+        g = self.pairs.g[:, place[index[~is_local]]]
+        values[:, ~is_local] = np.repeat(g, len(weights) // len(g), axis=0)
+        values[:, is_local] = self.pairs.latents[:, :, place[index[is_local]]].reshape(len(weights), -1)
+        values -= weights @ values
+        cov: Array = (weights[:, None] * values).T @ values
+        scale = state.sd()[index] / np.sqrt(np.diag(cov))
+        return scale[:, None] * cov * scale
 
 
 # --- the nested posterior of a latent Gaussian model [1]_, with variational fits in the place of Laplace's method ---

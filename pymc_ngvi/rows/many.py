@@ -384,11 +384,6 @@ class OwnDraws:
         self._place: dict[int, int] = {}
         self._quantiles = np.empty((0, 0, 0, len(_NORMAL)))
 
-    @property
-    def is_used(self) -> bool:
-        """Whether there are quantiles for some draws."""
-        return bool(self._place)
-
     @np.errstate(all="ignore")
     def drawn(self, rng: np.random.Generator, eta: Array, data: list[Array], slope: Array) -> Array:
         """Return one draw of z for each predictor, (n_points, n_rows)."""

@@ -21,7 +21,6 @@ from matrix import (
     two_seeds,
     whitener,
 )
-from scipy.stats import qmc
 from targets import Quadratic, logistic, poisson, random_covariance
 
 from pymc_ngvi import LogDensity
@@ -154,21 +153,6 @@ def off_optimum(target, family, seed):
     factor = np.linalg.cholesky(cov)
     stretch = np.diag(np.exp(0.15 * rng.standard_normal(len(mean))))
     return state_of(family, mean + 0.3 * factor @ rng.standard_normal(len(mean)), factor @ stretch**2 @ factor.T)
-
-
-@pytest.mark.parametrize("n_dim", [1, 2, 7, 60])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_sobol_points_are_those_of_scipy(n_dim, seed, monkeypatch):
-    ours, theirs = np.random.default_rng(seed), np.random.default_rng(seed)
-    for n in (1, 2, 256):
-        expected = qmc.Sobol(n_dim, rng=theirs).random(n)
-        np.testing.assert_array_equal(base_draws.sobol_points(n, n_dim, ours), expected)
-    assert base_draws.sobol_points(1000, n_dim, ours).shape == (1000, n_dim)
-    monkeypatch.setattr(base_draws, "_directions", lambda n_dim: None)  # where SciPy has them elsewhere
-    again = np.random.default_rng(seed)
-    np.testing.assert_array_equal(
-        base_draws.sobol_points(256, n_dim, again), qmc.Sobol(n_dim, rng=np.random.default_rng(seed)).random(256)
-    )
 
 
 @of_pairs("price")
