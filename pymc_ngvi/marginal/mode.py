@@ -19,7 +19,8 @@ from pymc_ngvi.core.types import Array
 
 #: Steps at most, and for each coordinate; nats that a step must promise.
 _MOST, _MOST_OF_EACH, _LEFT = 25, 3, 0.02
-#: Lengths of steps that are looked at together, in that of Newton's; farthest move of a coordinate, in its scale.
+#: Lengths of steps that are looked at together, in that of Newton's; farthest move of a coordinate, in its scale,
+#: and the square root of how far all of them may lead.
 _LENGTHS, _FARTHEST = np.array([2.0, 1.0, 0.5, 0.2, 0.05]), 5.0
 #: Differences for gradients, in scales; least and largest scale; curvature over a scale that is flat.
 _APART, _LEAST, _LARGEST, _FLAT = 0.25, 1e-3, 2.0, 0.1
@@ -41,14 +42,16 @@ def find_modes(function: Function, starts: Array, scale: Array, cov: Array | Non
 
     A covariance may be given, as it is at the modes, about.
     """
-    values = function(starts)
-    known = np.isfinite(values)
+    known = np.isfinite(values := function(starts))
     if not known.any():
         return []
     climbs = _Climbs(function, starts[known], values[known], np.clip(scale, _LEAST, _LARGEST))
     climbs.inverse = climbs.inverse if cov is None else np.tile(cov, (len(climbs.at), 1, 1))
     climbs.go_up(_MOST + _MOST_OF_EACH * starts.shape[1])
-    return [LatentMode(at, cov) for at, cov in zip(climbs.at, climbs.curvatures(), strict=True)]
+    modes = [LatentMode(at, cov) for at, cov in zip(climbs.at, climbs.curvatures(), strict=True)]
+    # Far out, an integral may be of nothing any more, and go up without an end.
+    is_near = (np.abs(climbs.at - starts[known]) < _FARTHEST**2 * np.clip(scale, _LEAST, _LARGEST)).all(axis=1)
+    return [mode for mode, near in zip(modes, is_near, strict=True) if near] or modes
 
 
 class _Climbs:
@@ -89,8 +92,7 @@ class _Climbs:
         self.scale[rows] = np.maximum(1.0 / np.sqrt(np.maximum(self._bend[rows], 1.0 / _LARGEST**2)), _LEAST)
 
     def _forget(self, rows: NDArray[np.intp]) -> None:
-        curved = np.maximum(self._bend[rows], (_FLAT / self.scale[rows]) ** 2)
-        self.inverse[rows] = np.eye(self.at.shape[1]) / curved[:, :, None]
+        self.inverse[rows] = np.eye(self.at.shape[1]) / np.maximum(self._bend, (_FLAT / self.scale) ** 2)[rows, :, None]
 
     def go_up(self, most: int) -> None:
         """Take steps until they promise little."""

@@ -24,7 +24,6 @@ from matrix import (
 from targets import Quadratic, logistic, poisson, random_covariance
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.core import draws as base_draws
 from pymc_ngvi.core.draws import BASE_DRAWS, plain_draws, sobol_draws
 from pymc_ngvi.core.types import BaseDraws, Evaluation
 from pymc_ngvi.estimators import in_full_metric

@@ -13,9 +13,9 @@ LIMITS = {"statements": 33_300, "numbers": 1_345, "classes": 640, "functions of 
 RAISED = {"functions of one statement"}
 #: Statements of each room. They may be cut anew within the sum, not in the same change as the code that needs it.
 ROOMS = {
-    "density": 6_088, "results": 5_878, "rows": 2_745, "marginal": 2_648, "families": 2_227, "fitting": 2_109,
-    "steps": 1_793, "core": 1_692, "graphs": 1_680, "reading": 1_285, "mixtures": 946, "nested": 785, "moves": 738,
-    "many": 712, "ops": 709, "reparam": 447, "": 313, "posteriors": 288, "estimators": 154, "updates": 61,
+    "density": 6_092, "results": 5_896, "rows": 2_743, "marginal": 2_643, "families": 2_226, "fitting": 2_113,
+    "steps": 1_793, "core": 1_711, "graphs": 1_695, "reading": 1_261, "mixtures": 946, "nested": 776, "moves": 738,
+    "ops": 701, "many": 691, "reparam": 447, "": 324, "posteriors": 289, "estimators": 154, "updates": 61,
 }  # fmt: skip
 #: Statements above the limit while new code stands beside the old, 3,000 at most, and the files that will go for it.
 OVERDRAFT = 0
