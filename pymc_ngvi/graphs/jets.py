@@ -25,7 +25,6 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.linalg import (
-    BlockDiagonal,
     Cholesky,
     CholeskySolve,
     Det,
@@ -439,7 +438,7 @@ def of_matrices(op: Op) -> Rule:
 
 
 #: Operations that have one.
-OPERATIONS = (BlockDiagonal, Cholesky, CholeskySolve, Det, MatrixInverse, SLogDet, Solve, SolveTriangular)
+OPERATIONS = (Cholesky, CholeskySolve, Det, MatrixInverse, SLogDet, Solve, SolveTriangular)
 
 
 def _crossed(space: Space, x: AnyArray, y: AnyArray) -> AnyArray:
@@ -595,22 +594,6 @@ def _determinant(op: Det) -> Rule:
         value = sign * np.exp(out[:1])
         out[:1] = 1.0
         return value * out
-
-    return rule
-
-
-@of_matrices.register
-def _block_diagonal(op: BlockDiagonal) -> Rule:
-    def rule(space: Space, *blocks: AnyArray) -> AnyArray:
-        n_rows, n_columns = (sum(block.shape[axis] for block in blocks) for axis in (-2, -1))
-        lead = np.broadcast_shapes(*[block.shape[1:-2] for block in blocks])
-        out = np.zeros((max(map(len, blocks)), *lead, n_rows, n_columns))
-        row = column = 0
-        for block in blocks:
-            height, width = block.shape[-2:]
-            out[: len(block), ..., row : row + height, column : column + width] = block
-            row, column = row + height, column + width
-        return out
 
     return rule
 

@@ -41,10 +41,12 @@ def n_values_of(given: RowsGiven) -> int:
 
 
 def n_wanted(given: RowsGiven) -> float:
-    """Return the effective size that hyperparameters are to have: more where they cost next to nothing."""
-    return max(
-        WANTED.get(len(given.outside), WANTED_OF_MORE), min(_SECONDS_OF_WANTED / seconds_of_value(given), _MOST_WANTED)
-    )
+    """Return the effective size that hyperparameters are to have: more where they cost next to nothing.
+
+    Where draws have weights, a few of them tell the variance of what grows fast with the latent variables.
+    """
+    seconds = _SECONDS_OF_WANTED * (1.0 if given.is_quadratic else 2.0)
+    return max(WANTED.get(len(given.outside), WANTED_OF_MORE), min(seconds / seconds_of_value(given), _MOST_WANTED))
 
 
 def seconds_of_value(given: RowsGiven) -> float:

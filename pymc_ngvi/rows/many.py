@@ -357,9 +357,9 @@ def _near(wanted: float, x: Array, y: Array, slope: Array) -> Array:
 #: Distance between values of log a, and between quantiles, in standard deviations of a normal; how far these go.
 _OF_LOG, _OF_NORMAL, _FARTHEST = 0.2, 0.25, 5.0
 #: Values of eta, the numbers that are tried; error of interpolation in it, in standard deviations.
-_N_ETA, _ERROR = (17, 33, 65, 129, 257), 0.05
-#: Part of their range by which values of eta go farther than they are asked for.
-_MARGIN = 0.4
+_N_ETA, _ERROR = (33, 65, 129, 257), 0.05
+#: Part of their range by which values of eta go farther than they are asked for; part of them on each side that is far.
+_MARGIN, _RARE = 0.4, 1e-3
 #: Draws for each distribution from which on a lattice pays; numbers in it at most; distributions at a time.
 _PAYS, _MOST_NUMBERS, _DISTRIBUTIONS_AT_A_TIME = 100, 2**23, 2**12
 _NORMAL = _OF_NORMAL * np.arange(-round(_FARTHEST / _OF_NORMAL), round(_FARTHEST / _OF_NORMAL) + 1.0)
@@ -385,13 +385,27 @@ class OwnDraws:
         self._quantiles = np.empty((0, 0, 0, len(_NORMAL)))
 
     @np.errstate(all="ignore")
-    def drawn(self, rng: np.random.Generator, eta: Array, data: list[Array], slope: Array) -> Array:
-        """Return one draw of z for each predictor, (n_points, n_rows)."""
+    def drawn(
+        self, rng: np.random.Generator, eta: Array, data: list[Array], slope: Array, *, has_far: bool = True
+    ) -> Array:
+        """Return one draw of z for each predictor, (n_points, n_rows).
+
+        A few that are far out, at hyperparameters of next to no weight, may keep all off the lattice: then they are
+        drawn by themselves.
+        """
         first, number = distinct(data, eta.shape[1])
         some = [d if d.shape[1] == 1 else d[:, first] for d in data]
         log_a = np.log(np.abs(slope[0])) / _OF_LOG
         if not self._reaches(some, eta, log_a, len(first)):
-            return Integrated(self._function, 1).drawn(rng, eta, *data, slope)
+            direct, (low, high) = Integrated(self._function, 1).drawn, np.quantile(eta, (_RARE, 1.0 - _RARE))
+            is_far = ((eta < low) | (eta > high)).any(axis=0) | (not has_far)
+            if is_far.all():
+                return direct(rng, eta, *data, slope)
+            result, self._data = np.empty(eta.shape), []  # a lattice of the others alone
+            few, others = ([d[:, at] if d.shape[1] > 1 else d for d in (*data, slope)] for at in (is_far, ~is_far))
+            result[:, is_far] = direct(rng, eta[:, is_far], *few)
+            result[:, ~is_far] = self.drawn(rng, eta[:, ~is_far], others[:-1], others[-1], has_far=False)
+            return result
         cells = self._cells(eta, number, log_a)
         current, ratio = np.empty(eta.shape), np.empty(eta.shape)
         for step in range(1 + STEPS):
@@ -418,7 +432,7 @@ class OwnDraws:
         alike = len(self._data) == len(data) and all(map(np.array_equal, self._data, data))
         if not alike or lowest < self._lowest or highest > self._highest:
             margin = _MARGIN * (highest - lowest) + 1e-6
-            self._data, self._lowest = data, lowest - margin
+            self._data, self._lowest, self._n_eta = data, lowest - margin, _N_ETA[0]
             self._step = (highest - lowest + 2.0 * margin) / (self._n_eta - 1)
             self._place = {}
         return self._make(needed, n)

@@ -91,7 +91,6 @@ FUNCTIONS = {
     "inverses": lambda x: pt.sum(pt.linalg.inv(pt.outer(x, x**2) + 2.0 * pt.eye(3)) ** 3),
     "determinants": lambda x: pt.linalg.det(pt.outer(x, x + 1.0) - pt.eye(3)) ** 2
     + pt.linalg.slogdet(pt.outer(x, x**2) - pt.eye(3))[1] * x[0],
-    "blocks": lambda x: pt.sum(pt.linalg.block_diag(pt.outer(x, x), A * x, A) ** 3 * pt.exp(x[0])),
     "of each": lambda x: pt.sum(of_each(pt.outer(x, x + 1.0), PLACES) * of_each(x**2, PLACES)),
     "sorted signs": lambda x: pt.sum(pt.sort((x > 0.25).astype("int64")) * x**2),
     "conditions": lambda x: pt.switch(pt.all(x > -2.0), (x**3).sum(), -np.inf),

@@ -108,6 +108,22 @@ def test_draws_of_many_rows_have_the_distribution_of_the_effect_given_its_row(sc
     assert draws._place  # the lattice serves
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_predictor_far_out_keeps_no_others_off_the_lattice(seed):
+    """It comes of hyperparameters far out, is drawn by itself, and is right, too."""
+    eta, a, n = np.append(np.tile([0.5, -1.5], 1_000), -60.0), np.append(np.full(2_000, 0.7), 25.0), 16
+    draws = OwnDraws(poisson)
+    z = draws.drawn(np.random.default_rng(seed), np.tile(eta, (n, 1)), [np.zeros((1, len(eta)))], a[None])
+    assert draws._lowest > -10.0
+    assert draws._place
+    for of, of_eta, of_a in ((z[:, :-1:2], 0.5, 0.7), (z[:, -1:], -60.0, 25.0)):
+        grid = np.linspace(-10.0, 10.0, 20_001)
+        density = np.exp(poisson(of_eta + of_a * grid, 0.0)[0] - 0.5 * grid**2)
+        mean = density @ grid / density.sum()
+        sd = np.sqrt(density @ (grid - mean) ** 2 / density.sum())
+        assert abs(of.mean() - mean) < 4.0 * sd / np.sqrt(of.size)
+
+
 # --- in models ---
 
 
