@@ -301,7 +301,7 @@ def test_what_more_nodes_add_is_added_to_the_density_of_what_is_divided(binary, 
     quadrature = TreeIntegral(groups.terms, groups.forest, groups.start, np.sqrt(np.diag(cov)))
     ratios = Ratios.about([(0, 1)], mean)
     inside = TreeInside(quadrature, ratios)
-    apart = 3.0 * np.random.default_rng(1).uniform(-1.0, 1.0, (200, 2)) @ np.sqrt(cov)
+    apart = 2.0 * np.random.default_rng(1).uniform(-1.0, 1.0, (200, 2)) @ np.sqrt(cov)
     coarse = inside.pairs(ratios.forward(mean + apart), 1, np.random.default_rng(1))
     fine = inside.refined(coarse, np.full(200, 1.0 / 200))
     assert not np.array_equal(fine.log_estimate, coarse.log_estimate)
