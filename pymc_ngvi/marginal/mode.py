@@ -117,6 +117,8 @@ class _Climbs:
             self.value[up] = values[each, best][rises]
             self.scale[narrow] = np.maximum(0.3 * self.scale[narrow], _LEAST)
             left = left[rises | can_narrow]
+            if not len(left):
+                return
             self._look(left)
             self.inverse[up] = _updated(self.inverse[up], step, before - self._slope[up])
             self._rescale(up)

@@ -229,7 +229,7 @@ def zerosum_two_axes_small(seed):
     agrees(nested, from_moments({n: (m.values, s.values) for n, (m, s) in moments.items()}, 1_000.0))
 
 
-@case(seeds=(1,), wrong="45 s, where 2 will do")
+@case(seeds=(1,))
 def zerosum_two_axes_slow(seed):
     start = time.process_time()
     approx = fit(polls(7, 6, 500, 22, scaled=True), seed)
@@ -300,7 +300,7 @@ def leave_out_discrete(seed):
 ELPD_OF_LABELS = -219.54
 
 
-@case(seeds=(1,))
+@case(seeds=(1,), wrong="a mean of densities of an outlier hangs on few draws, by seed", in_all=False)
 def leave_out_discrete_row(seed):
     rng = np.random.default_rng(4)
     y = np.where(rng.random(60) < 0.7, rng.poisson(3.0, 60), 0)
