@@ -53,7 +53,7 @@ _AGAIN = 1.5
 #: And as many times where tails are heavy, whose centres take more corrections.
 _OF_HEAVY = 1.9
 #: Draws of many globals, over those that are kept: others teach proposals.
-_OF_MANY = 4.0
+_OF_MANY = 8.0
 #: Rows that moments of a local coordinate take as long as, for each two levels.
 _ROWS_OF_LOCAL = 5
 #: Draws of the prior from where other modes of trees are looked for.
