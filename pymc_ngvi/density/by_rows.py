@@ -11,18 +11,16 @@ from typing import cast
 import numpy as np
 
 from numpy.typing import NDArray
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern, is_dense
 from pymc_ngvi.core.refusal import NotApart, Reason, Refused, RowsGivenUp
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
 from pymc_ngvi.core.types import Array, Spread
 from pymc_ngvi.density.expectations import Expectations, Pointwise, SeenFromRows, seen_from_rows
-from pymc_ngvi.density.flat import DataSeen, FlatGraphs, Functions, RowsFound
+from pymc_ngvi.density.flat import FlatGraphs, Functions, RowsFound
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.reading.affine import Role
-from pymc_ngvi.reading.found import Reading
+from pymc_ngvi.reading.found import DataSeen, Reading
 from pymc_ngvi.reading.terms import Rows, is_smooth
 from pymc_ngvi.rows.linear_map import Seen
 from pymc_ngvi.rows.row_hessian import (
@@ -94,15 +92,11 @@ class ByRows:
 
     def _refuse(self, refused: Refused) -> None:
         kept = self._kept
-        kept.refused, kept.agreed, kept.seen = refused, None, DataSeen(self._shared)
+        kept.refused, kept.agreed, kept.seen = refused, None, DataSeen([self._graphs.logp])
 
     @property
     def _kept(self) -> RowsFound:
         return self._functions.made.rows
-
-    @functools.cached_property
-    def _shared(self) -> list[SharedVariable]:
-        return [v for v in ancestors([self._graphs.logp]) if isinstance(v, SharedVariable)]
 
     @property
     def _refused(self) -> Refused | None:

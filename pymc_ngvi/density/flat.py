@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 
 from pymc.pytensorf import compile as pymc_compile
-from pytensor.compile import Function, SharedVariable
+from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 from pytensor.scan.op import Scan
 
@@ -39,7 +38,7 @@ from pymc_ngvi.graphs.loops import hold_by_rows, hold_matrices
 from pymc_ngvi.graphs.rewrites import has_op
 from pymc_ngvi.ops.cost import Cost, estimate, estimate_of_jets
 from pymc_ngvi.reading.affine import Factor
-from pymc_ngvi.reading.found import Reading
+from pymc_ngvi.reading.found import DataSeen, Reading
 from pymc_ngvi.reading.terms import Terms
 
 # --- what was built of a model, a field for each part: fits that build nothing anew share it ---
@@ -71,31 +70,6 @@ class Once[T]:
         if self._made is None:
             self._made = (make(),)
         return self._made[0]
-
-
-class DataSeen:
-    """The values of data at some time."""
-
-    def __init__(self, shared: Sequence[SharedVariable]) -> None:
-        self.shared = shared
-        self._values = self._now()
-
-    def _now(self) -> list[object]:
-        return [variable.get_value(borrow=True) for variable in self.shared]
-
-    def are_current(self) -> bool:
-        """Tell whether the data are the same now, be it in other arrays."""
-        now = self._now()
-        if not all(map(_are_equal, now, self._values)):
-            return False
-        self._values = now
-        return True
-
-
-def _are_equal(one: object, other: object) -> bool:
-    if one is other:
-        return True
-    return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.array_equal(one, other)
 
 
 @dataclass

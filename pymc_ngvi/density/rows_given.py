@@ -19,7 +19,6 @@ import pytensor.tensor as pt
 
 from numpy.typing import NDArray
 from pymc.distributions.transforms import CholeskyCovPacked
-from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
@@ -27,14 +26,13 @@ from pytensor.graph.traversal import ancestors
 from pymc_ngvi.core.refusal import NotApart, Reason, Refused
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.flat import DataSeen
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.split import Pieces, local_input
 from pymc_ngvi.families.matrices.sparse.precisions import Precisions
 from pymc_ngvi.graphs import graph, layout
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.loops import vectorised
-from pymc_ngvi.reading.found import Compile, JointPredictors, Reading
+from pymc_ngvi.reading.found import Compile, DataSeen, JointPredictors, Reading
 from pymc_ngvi.reading.terms import Rows, Source, Terms
 from pymc_ngvi.rows.engines import Engine, engine_for
 from pymc_ngvi.rows.expectation import RowFunction
@@ -330,7 +328,7 @@ class RowsGiven:
                 raise NotRows(refused.code, refused.sentence) from None
             except (ValueError, NotImplementedError) as error:  # of an operation whose values can't be computed
                 raise NotRows(Reason.NO_PREDICTORS, str(error)) from None
-        self._data = DataSeen([v for v in ancestors(parts) if isinstance(v, SharedVariable) and v is not given])
+        self._data = DataSeen(parts, but=[given])
 
     def _take(self) -> None:
         """Set up what evaluates rows."""
@@ -386,7 +384,7 @@ class RowsGiven:
                     self.integrate_own()
         except NotApart as refused:
             raise NotRows(refused.code, refused.sentence) from None
-        self._data = DataSeen(self._data.shared)
+        self._data.take()
         self.__dict__.pop("precisions", None)
 
     # --- what is left ---

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numpy.typing import NDArray
-from pytensor.compile import Function, SharedVariable
-from pytensor.graph import Variable, ancestors
+from pytensor.compile import Function
+from pytensor.graph import Variable
 
 from pymc_ngvi.core.pattern import DENSE, SMALLEST, Pattern
 from pymc_ngvi.core.refusal import PatternWidened
 from pymc_ngvi.core.sizes import MOST_NUMBERS
 from pymc_ngvi.core.sparsity.coloured import ColouredHessian, Colouring, Products, batch, significant, slices
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.flat import DataSeen, Functions
+from pymc_ngvi.density.flat import Functions
+from pymc_ngvi.reading.found import DataSeen
 
 if TYPE_CHECKING:
     from pymc_ngvi.reading.affine import HessianPattern, PatternSearch
@@ -112,8 +113,7 @@ class SparseHessian:
         from pymc_ngvi.reading.affine import PatternSearch
 
         if self._structure is None:
-            shared = [v for v in ancestors([self._logp]) if isinstance(v, SharedVariable) and v not in self._varying]
-            self._data = DataSeen(shared)
+            self._data = DataSeen([self._logp], but=self._varying)
             self._search = self._search or PatternSearch(self._logp, self._theta, self._varying)
             self._structure = self._search.run()
         return self._structure

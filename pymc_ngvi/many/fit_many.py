@@ -222,8 +222,8 @@ def fit_many(
 
     The model is read and compiled once. The first three fits are those that ``pm.fit(method="ngvi")`` makes. If these
     have found no other modes, the others begin from the first of them that converged: exact and nested posteriors from
-    its posterior, without a Gaussian fit, with an effective size of 420 in the hyperparameters. One in twenty looks for
-    other modes. Data sets of other sizes than that one start as a fit alone does.
+    its posterior, without a Gaussian fit, with an effective size of 96 in one hyperparameter, up to 420 in four or
+    more. One in twenty looks for other modes. Data sets of other sizes than that one start as a fit alone does.
 
     Parameters
     ----------

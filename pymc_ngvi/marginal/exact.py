@@ -65,7 +65,8 @@ def forest_of(density: ModelDensity) -> Forest:
     if density.has_minibatch:
         raise Unavailable(Reason.IN_PART, "the model reads pm.Minibatch data")
     try:
-        forest = find_forest(density.structural_pattern, density.n_dim, [v.where for v in density.layout.variables])
+        where = tuple(v.where for v in density.layout.variables)
+        forest = find_forest(density.structural_pattern, density.n_dim, where)
     except NoForest as reason:
         raise Unavailable(reason.code, reason.sentence) from None
     if density.is_sharded and forest.n_local and density.n_directions is None:
@@ -227,7 +228,7 @@ def integrated(
     if not is_at_mode:
         if not (modes := find_modes(inside.log_m, start[None], np.sqrt(np.diag(cov)), cov)):
             raise Hopeless(Reason.HOPELESS, "there is no integral where it begins")
-        (start, cov), wanted = modes[0], WANTED_OF_MORE if forest.n_local else wanted
+        (start, cov), wanted = modes[0], 0.0 if forest.n_local else wanted
     sampler = Sampler(
         inside, start, np.sqrt(np.diag(cov)), seed,
         wanted=wanted, most=most, n_draws=1, is_cheap=each < _CHEAP, cov=cov, others=others, look=look,

@@ -118,7 +118,8 @@ class Forest:
         return len(self.at_level[0]) if self.n_levels else 0
 
 
-def find_forest(pattern: Pattern | None, n_dim: int, variables: Sequence[slice] = ()) -> Forest:
+@functools.lru_cache(maxsize=1)  # a pattern is the same object for other data that depend on the same coordinates
+def find_forest(pattern: Pattern | None, n_dim: int, variables: tuple[slice, ...] = ()) -> Forest:
     """Return the globals and trees of which integrals cost least."""
     if pattern is None or n_dim <= _FEW:
         return _only_globals(n_dim)

@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -236,6 +236,35 @@ def written_apart(logp: Variable, theta: Variable) -> tuple[Variable, Facts]:
     return logp, facts
 
 
+class DataSeen:
+    """The data that variables depend on, at some time."""
+
+    def __init__(self, variables: Sequence[Variable], *, but: Collection[Variable] = ()) -> None:
+        self._shared = [v for v in ancestors(variables) if isinstance(v, SharedVariable) and v not in but]
+        self.take()
+
+    def take(self) -> None:
+        """Take the data as they are now."""
+        self._arrays = self._now()
+
+    def are_current(self) -> bool:
+        """Tell whether the data are the same now, be it in other arrays: ``pm.set_data`` puts these in their place."""
+        now = self._now()
+        if not all(map(_are_equal, now, self._arrays)):
+            return False
+        self._arrays = now
+        return True
+
+    def _now(self) -> list[object]:
+        return [v.container.storage[0] for v in self._shared]  # they are looked at often
+
+
+def _are_equal(one: object, other: object) -> bool:
+    if one is other:
+        return True
+    return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.array_equal(one, other)
+
+
 class Predictors:
     """Linear predictors, and log p as a function of them."""
 
@@ -245,12 +274,10 @@ class Predictors:
         self._found = predictors(self._logp, theta, self._facts)
         if not self._found:
             raise NotApart("log p has no predictors")
-        # Where shared variables hold their values: they are looked at often.
-        self._cells = [v.container.storage for v in ancestors([logp]) if isinstance(v, SharedVariable)]
+        self._data = DataSeen(self._found)
         self.vector = pt.vector("predictors", dtype="float64", shape=(sum(map(self.size, self._found)),))
         self._compile = compile_
-        self.version = -1
-        self._take()
+        self._joint: dict[bytes, JointPredictors | None] = {}
 
     @functools.cached_property
     def _evaluate(self) -> Callable[[Array], Array]:
@@ -279,27 +306,19 @@ class Predictors:
             raise NotApart("theta has a part that is no predictor's")
         return inner
 
-    def refresh(self) -> bool:
-        """Take the data as they are now: ``pm.set_data`` puts other arrays in the place of the old ones."""
-        if all(new is old for new, old in zip(self._now(), self._data, strict=True)):
-            return False
-        self.retake()
-        return True
+    def refresh(self, *, depend_as_before: bool = False) -> None:
+        """Take the data that they depend on as they are now; of others, such as those of responses, they know nothing.
 
-    def _take(self) -> None:
-        self.renew()
-        for name in ("dependence", "plan"):  # made anew when they are asked for
-            self.__dict__.pop(name, None)
-
-    def renew(self) -> None:
-        """Take the values of the data as they are now, for predictors that depend on the same coordinates as before."""
-        self._data, self.version = self._now(), self.version + 1
-        self.__dict__.pop("linear_map", None)
-
-    def retake(self) -> None:
-        """Take the data as they are now, changed or not."""
-        self._facts.refresh()
-        self._take()
+        They may depend on the same coordinates as before.
+        """
+        if self._data.are_current():
+            return
+        self._data.take()
+        self._joint.clear()
+        if not depend_as_before:
+            self._facts.refresh()
+        for name in ("linear_map",) if depend_as_before else ("linear_map", "dependence", "plan"):
+            self.__dict__.pop(name, None)  # made anew when it is asked for
 
     @functools.cached_property
     def dependence(self) -> Dependence:
@@ -318,7 +337,10 @@ class Predictors:
 
     def with_sums(self, used: Ints) -> JointPredictors | None:
         """Return them as functions of coordinates and sums over many of these; None where there are no such sums."""
-        return joint_predictors(self._found, self._theta, self._facts, used, self._compile)
+        key = used.tobytes()
+        if key not in self._joint:
+            self._joint[key] = joint_predictors(self._found, self._theta, self._facts, used, self._compile)
+        return self._joint[key]
 
     @property
     def variables(self) -> list[Variable]:
@@ -328,9 +350,6 @@ class Predictors:
     def size(self, var: Variable) -> int:
         """Return the number of elements of one."""
         return int(np.prod(self._facts.shape(var)))
-
-    def _now(self) -> list[object]:
-        return [cell[0] for cell in self._cells]
 
 
 # --- what is read of a log density, once: its predictors, and its parts as rows of these ---
@@ -342,7 +361,7 @@ class Reading:
     """A log density taken apart."""
 
     def __init__(self, parts: Sequence[Variable], theta: Variable, simplify: Simplify, compile_: Compile) -> None:
-        self.predictors = Predictors(together(parts), theta, compile_)
+        self.predictors, self._data = Predictors(together(parts), theta, compile_), DataSeen(parts)
         with without_c():
             inner = simplify(list(self.predictors.density().owner.inputs))
             whole = together(graph.inline_inner_graphs(inner))
@@ -353,38 +372,38 @@ class Reading:
         self._take_apart()
 
     def _take_apart(self) -> None:
-        self._version = self.predictors.version
         with without_c():
             self.terms: Terms = terms_of(self._inner.owner.inputs, self.predictors.vector, self._facts)
+        self._data.take()
 
     def refresh(self) -> bool:
         """Take the data as they are now, the same elements of log p being rows as before; tell whether they changed.
 
         Where these are no rows any more, or others are, rows do not add up to log p.
         """
-        self.predictors.refresh()
-        if self.predictors.version == self._version:
+        if self._data.are_current():
             return False
-        self._facts.refresh()
+        self.predictors.refresh()
         if not self._renew():
             self._take_apart()
         return True
 
     def renew(self) -> bool:
         """Take the values of data as they are now, the same elements of log p being rows as before."""
-        self.predictors.renew()
-        self._facts.refresh()
+        self.predictors.refresh(depend_as_before=True)
         return self._renew()
 
     def _renew(self) -> bool:
+        self._facts.refresh()
         terms = None if self.terms.rest else self.terms.renewed(self.predictors.vector, self._facts)
         if terms is None:
             return False
-        self._version, self.terms = self.predictors.version, terms
+        self.terms = terms
+        self._data.take()
         return True
 
     def retake(self) -> None:
         """Take the data as they are now, and log p apart once more; raises as `refresh`."""
-        self.predictors.retake()
+        self.predictors.refresh()
         self._facts.refresh()
         self._take_apart()

@@ -195,7 +195,7 @@ def test_scales_that_touch_fewer_coordinates_than_an_effect_does():
     matrix[np.repeat(hubs, n_leaves), leaves] = 1.0
     pattern = Pattern.of(matrix)
     variables = [slice(0, 1), slice(1, 2), slice(2, 3), slice(3, 3 + n_hubs), slice(3 + n_hubs, n)]
-    forest = find_forest(pattern, n, variables)
+    forest = find_forest(pattern, n, tuple(variables))
     check(forest, pattern)
     np.testing.assert_array_equal(forest.globals_, [0, 1, 2])
     np.testing.assert_array_equal(forest.locals_[forest.level == 0], hubs)
