@@ -29,7 +29,6 @@ from pymc_ngvi.many.fitting import (
     Row,
     Search,
     Slots,
-    digest_of,
     fitted_rows,
     made_folder,
     opened,
@@ -37,6 +36,7 @@ from pymc_ngvi.many.fitting import (
 )
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.distributions import element_names
+from pymc_ngvi.results.persistence import digest_of
 
 if TYPE_CHECKING:
     from distributed import Client

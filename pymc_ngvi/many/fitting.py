@@ -1,7 +1,6 @@
 """One of many fits, in a row."""
 
 import contextlib
-import hashlib
 import itertools
 import logging
 import multiprocessing
@@ -42,7 +41,7 @@ from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.inference import NGVI
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.persistence import write
+from pymc_ngvi.results.persistence import digest_of, write
 from pymc_ngvi.results.predictions import array_like, lengths_by_dim, plain_array
 
 # --- the data of one fit: checked, and put into the model ---
@@ -185,16 +184,6 @@ class Slots:
             self.model.coords.update(coords)
 
 
-def digest_of(arrays: Mapping[str, AnyArray]) -> bytes:
-    """Return what tells whether data are the same."""
-    digest = hashlib.blake2b()
-    for name in sorted(arrays):
-        array = arrays[name]
-        digest.update(f"{name}{array.dtype}{array.shape}".encode())
-        digest.update(repr(array.tolist()).encode() if array.dtype.kind == "O" else np.ascontiguousarray(array).data)
-    return digest.digest()
-
-
 def _check_is_dict(entry: object) -> None:
     if not isinstance(entry, Mapping):
         raise ValueError(f"Each of the data should be a dict of arrays by name; got {shortened(entry)}.")
@@ -264,7 +253,7 @@ class Row:
     index: int
     seed: int
     #: Of the data.
-    digest: bytes = b""
+    digest: str = ""
     #: By variable: means, standard deviations and limits, (4, *shape).
     values: dict[str, AnyArray] = field(default_factory=dict)
     #: Names of the axes of each variable, where they have names; labels by dim.

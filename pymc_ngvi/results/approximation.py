@@ -1970,13 +1970,13 @@ class NGVIApproximation(Approximation):
     def save(
         self,
         path: str | os.PathLike[str],
-        draws: int = 0,
+        draws: int | None = None,
         *,
         random_seed: Seed = None,
         resumable: bool = True,
         **kwargs: Any,
     ) -> None:
-        """Write the approximation to a file, from which `pymc_ngvi.load` reads it.
+        """Write the approximation to a file, from which `pymc_ngvi.load` reads it, and ArviZ its draws.
 
         A file of that name is replaced, once the new one is complete; if writing fails, it is kept as it is.
 
@@ -1984,7 +1984,10 @@ class NGVIApproximation(Approximation):
         ----------
         path : str or PathLike
             Ends in ``.nc``, ``.nc4``, ``.netcdf`` or ``.h5`` (netCDF-4).
-        draws, random_seed, resumable, **kwargs
+        draws : int, optional
+            Posterior draws, which ArviZ and xarray read without this package; 0 for none. Default: 1,000, or fewer of
+            more than 33,000 coordinates, of which 1,000 would take more than 256 MiB.
+        random_seed, resumable, **kwargs
             As of `to_datatree`.
 
         Raises
@@ -1995,6 +1998,8 @@ class NGVIApproximation(Approximation):
             If the folder does not exist; if there is something that is no file to be replaced.
         """
         checked = check_path(path)  # before anything is made
+        if draws is None:
+            draws = min(N_PREDICTED, max(sizes.HELD // self.layout.n_dim, 1))
         write(self.to_datatree(draws, random_seed=random_seed, resumable=resumable, **kwargs), checked)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import uuid
 import warnings
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, cast
 
+import h5py
 import numpy as np
 import pymc as pm
 import xarray as xr
@@ -25,7 +27,7 @@ from pymc.backends.arviz import find_observations
 
 from pymc_ngvi.core.messages import N_NAMED
 from pymc_ngvi.core.stored import Stored, all_stored, entry_of, stored, with_tag
-from pymc_ngvi.core.types import VariationalState
+from pymc_ngvi.core.types import AnyArray, VariationalState
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.info import DataSnapshot
@@ -38,7 +40,6 @@ from pymc_ngvi.results.distributions import Posterior
 
 #: Suffixes of netCDF files.
 _NETCDF = (".nc", ".nc4", ".netcdf", ".h5")
-_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
@@ -56,10 +57,16 @@ def check_path(path: str | os.PathLike[str]) -> Path:
 
 
 def write(tree: xr.DataTree, path: Path) -> None:
-    """Write a tree to a path; what was there is replaced at the end, or kept where writing fails."""
-    beside = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
+    """Write a tree to a path; what was there is replaced at the end, with its rights, or kept where writing fails."""
+    content = tree.to_netcdf(None, engine="h5netcdf")  # whole in memory: a full disk would end HDF5 and this process
+    beside = path.with_name(f".{uuid.uuid4().hex}")
     try:
-        tree.to_netcdf(beside, engine="h5netcdf")
+        with beside.open("xb") as file:
+            if path.exists():
+                shutil.copymode(path, beside)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
@@ -71,10 +78,12 @@ def reading(path: str | os.PathLike[str]) -> Iterator[xr.DataTree]:
     given, name = Path(path), repr(os.fspath(path))
     if not given.exists():
         raise FileNotFoundError(f"There is no file {name}.")
-    signature = np.fromfile(given, dtype=np.uint8, count=len(_HDF5_SIGNATURE)).tobytes() if given.is_file() else b""
-    if signature != _HDF5_SIGNATURE:
+    if not given.is_file() or not h5py.is_hdf5(given):
         raise ValueError(f"{name} is no netCDF-4 file: it was not written by approx.save.")
     try:
+        with h5py.File(given) as file:
+            _check_is_whole("/", file)
+            file.visititems(_check_is_whole)
         tree = xr.open_datatree(given, decode_cf=False, engine="h5netcdf")
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
         raise ValueError(f"{name} is damaged, or was not written to its end: {error}") from error
@@ -82,6 +91,16 @@ def reading(path: str | os.PathLike[str]) -> Iterator[xr.DataTree]:
         yield tree
     finally:
         tree.close()
+
+
+def _check_is_whole(name: str, item: h5py.Group | h5py.Dataset) -> None:
+    """Raise DamagedError where a part of a file would be read from elsewhere, such as from another file."""
+    if isinstance(item, h5py.Group):
+        names = [key for key in item if not isinstance(item.get(key, getlink=True), h5py.HardLink)]
+    else:
+        names = [name] if item.external or item.is_virtual else []
+    if names:
+        raise DamagedError(f"{names[0]!r} is a link to what is elsewhere, which is never followed")
 
 
 #: A value as JSON, and one that is made of several.
@@ -402,8 +421,8 @@ type Content = dict[str, Any]
 FORMAT, VERSION = "pymc_ngvi approximation", 1
 #: Groups: q with what belongs to it, the state of the fit, and moments for other readers.
 APPROXIMATION, FIT, UNCONSTRAINED = "approximation", "fit", "unconstrained"
-#: The variable of a group that holds its JSON, as bytes.
-_JSON = "json"
+#: The variable of a group that holds its JSON, as bytes; the attribute with a digest of all its variables.
+_JSON, _DIGEST = "json", "sha256"
 #: Generators of random numbers whose state can be kept.
 _GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 #: Classes of q by tag.
@@ -488,12 +507,29 @@ def group_of(content: Mapping[str, object], *, inline: bool, attrs: Mapping[str,
         before = [array.shape[:axis].count(length) for axis, length in enumerate(array.shape)]
         dims = [f"n_{n}_{k + 1}" if k else f"n_{n}" for n, k in zip(array.shape, before, strict=True)]
         data[name] = xr.Variable(dims, array, encoding={"_FillValue": None})
-    return xr.Dataset(data, attrs=attrs)
+    return sealed(xr.Dataset(data, attrs=attrs))
+
+
+def sealed(group: xr.Dataset) -> xr.Dataset:
+    """Return a group with a digest of all its arrays."""
+    return group.assign_attrs({_DIGEST: digest_of({name: group[name].values for name in group.variables})})
+
+
+def digest_of(arrays: Mapping[Any, AnyArray]) -> str:
+    """Return a digest of arrays and their names, which tells whether they are the same."""
+    found = hashlib.sha256()
+    for name in sorted(arrays):
+        array = arrays[name]
+        found.update(f"{name}{array.dtype}{array.shape}".encode())
+        found.update(repr(array.tolist()).encode() if array.dtype.kind == "O" else np.ascontiguousarray(array).data)
+    return found.hexdigest()
 
 
 def _content_of(group: xr.DataTree | xr.DataArray) -> Content:
     variables = cast(xr.DataTree, group).to_dataset().variables
     arrays = {str(name): np.asarray(variable.values) for name, variable in variables.items()}
+    if group.attrs.get(_DIGEST) != digest_of(arrays):
+        raise DamagedError("its numbers are not those that were written")
     listed = json.loads(arrays.pop(_JSON).astype(np.uint8).tobytes())
     decode = Decoder(arrays).decode
     return {str(name): decode(form) for name, form in listed.items()}

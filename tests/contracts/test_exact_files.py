@@ -17,6 +17,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from pymc_ngvi import load
 from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.marginal import on_model, pooled
+from pymc_ngvi.results.persistence import sealed
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 
@@ -260,6 +261,7 @@ def test_arrays_that_do_not_go_together(name):
     group = tree["approximation"].to_dataset()
     if name in group:
         short = group[name].values[:-1]
-        tree["approximation"] = xr.DataTree(group.drop_vars(name).assign({name: (("u", "v")[: short.ndim], short)}))
+        changed = group.drop_vars(name).assign({name: (("u", "v")[: short.ndim], short)})
+        tree["approximation"] = xr.DataTree(sealed(changed))
     with pytest.raises(ValueError, match=f"is damaged: .*{ARRAYS[name]}"):
         load(tree, model_of("two"))

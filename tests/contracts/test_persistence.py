@@ -12,10 +12,10 @@ import warnings
 from copy import copy as shallow_copy
 from copy import deepcopy
 from dataclasses import fields
-from pathlib import Path
 
 import arviz_base
 import cloudpickle
+import h5py
 import numpy as np
 import pymc as pm
 import pytest
@@ -30,6 +30,7 @@ import pymc_ngvi
 from pymc_ngvi import ConvergenceWarning, LogDensity, NGVIApproximation, load
 from pymc_ngvi.families import BlockState, BlockStructure, DiagonalState
 from pymc_ngvi.fitting.options import ALLOWED, AXES, Choice
+from pymc_ngvi.results.persistence import sealed
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 
@@ -384,7 +385,7 @@ def test_no_dense_matrix_of_a_sparse_precision(tmp_path):
     with pm.Model() as model:
         pm.Normal("x", 0.0, 1.0, shape=n)
     q = BlockState(np.zeros(n), np.ones(n), BlockStructure(np.arange(n)))
-    NGVIApproximation(LogDensity(model), q).save(tmp_path / "large.nc")
+    NGVIApproximation(LogDensity(model), q).save(tmp_path / "large.nc", draws=0)
     assert os.path.getsize(tmp_path / "large.nc") < 100 * n
     assert_same_q(load(tmp_path / "large.nc", model).q, q)
 
@@ -486,18 +487,19 @@ def test_changed_data_are_not_saved():
 def test_an_existing_file_is_replaced_only_when_the_new_one_is_complete(fitted, file, monkeypatch):
     before = file.read_bytes()
 
-    def fails(self, path, **kwargs):
-        Path(path).write_bytes(b"half a file")
+    def fails(number):
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(xr.DataTree, "to_netcdf", fails)
+        patch.setattr(os, "fsync", fails)
         with pytest.raises(OSError, match="no space left"):
             fitted.save(file)
     assert file.read_bytes() == before
     assert os.listdir(file.parent) == [file.name]
-    fitted.save(file, resumable=False)
+    file.chmod(0o600)
+    fitted.save(file, draws=0, resumable=False)
     assert file.stat().st_size < len(before)
+    assert file.stat().st_mode & 0o777 == 0o600  # as that of the file before
     assert os.listdir(file.parent) == [file.name]
 
 
@@ -511,6 +513,11 @@ def test_paths_that_are_refused(fitted, tmp_path):
         fitted.save(tmp_path / "folder.nc")
     with pytest.raises(FileNotFoundError, match="There is no file"):
         load(tmp_path / "none.nc", made(regression))
+
+
+def test_a_name_may_be_as_long_as_the_system_has_them(fitted, tmp_path):
+    fitted.save(tmp_path / f"{'a' * 252}.nc")
+    assert os.listdir(tmp_path) == [f"{'a' * 252}.nc"]
 
 
 def test_a_link_is_followed(fitted, tmp_path):
@@ -556,6 +563,41 @@ def test_bytes_that_flipped(file):
     assert n_refused > 6
 
 
+def test_a_single_bit_that_flipped(file):
+    with h5py.File(file, "r+") as opened:
+        mean = opened["approximation/q.mean"]
+        values = mean[:]
+        values.view(np.uint8)[0] ^= 1
+        mean[:] = values
+    with pytest.raises(ValueError, match="is damaged: its numbers are not those that were written"):
+        load(file, made(regression))
+
+
+def outside(file, kind):
+    """Put something into a file that is read from another one."""
+    other = file.with_name("other.bin")
+    other.write_bytes(np.arange(8.0).tobytes())
+    with h5py.File(file, "r+") as opened:
+        group = opened["approximation"]
+        if kind == "external link":
+            group["hist2"] = h5py.ExternalLink(str(other), "/x")
+        elif kind == "soft link":
+            group["hist2"] = h5py.SoftLink("/fit")
+        elif kind == "external dataset":
+            group.create_dataset("hist2", shape=(8,), dtype="f8", external=[(str(other), 0, 64)])
+        else:
+            layout = h5py.VirtualLayout(shape=(8,), dtype="f8")
+            layout[:] = h5py.VirtualSource(str(other), "x", shape=(8,))
+            group.create_virtual_dataset("hist2", layout)
+
+
+@pytest.mark.parametrize("kind", ["external link", "soft link", "external dataset", "virtual dataset"])
+def test_other_files_are_not_read(file, kind):
+    outside(file, kind)
+    with pytest.raises(ValueError, match=r"is damaged.*hist2' is a link to what is elsewhere"):
+        load(file, made(regression))
+
+
 @pytest.mark.parametrize("version", [0, 2, 3])
 def test_another_format(fitted, version):
     tree = fitted.to_datatree()
@@ -572,7 +614,7 @@ def edited(tree, group, edit):
     content = json.loads(dataset["json"].values.tobytes())
     edit(content)
     new = xr.DataArray(np.frombuffer(json.dumps(content).encode(), dtype=np.uint8), dims="n")
-    tree[group] = xr.DataTree(dataset.drop_vars("json").assign(json=new))
+    tree[group] = xr.DataTree(sealed(dataset.drop_vars("json").assign(json=new)))
     return tree
 
 
