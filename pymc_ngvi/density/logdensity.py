@@ -644,8 +644,9 @@ class LogDensity(ModelDensity):
             logp = rows.logp(theta)
             if self._add_up(theta, logp):
                 return logp
-        # Gradients that nobody asked for cost less than compiling another function, but for much data.
-        takes_long = len(theta) * self.graphs.cost.quick_seconds > _LOGP_SECONDS
+        # Gradients that nobody asked for cost less than compiling another function, but for much data, and for
+        # equations, whose derivatives are equations themselves.
+        takes_long = self.graphs.has_equations or len(theta) * self.graphs.cost.quick_seconds > _LOGP_SECONDS
         name = "logp" if takes_long or self._jets is not None else "logp_grad"
         parts = [self._batch(name, theta[rows])[0] for rows in slices(len(theta), self.batch_size)]
         return np.concatenate(parts)
