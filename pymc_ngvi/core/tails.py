@@ -81,8 +81,8 @@ def _beta_tail(a: Array, b: Array, x: Array) -> tuple[Array, ...]:
     )
 
 
-def _gamma_tail(k: Array, x: Array) -> tuple[Array, Array]:
-    """Return the derivatives by k, once and twice, of P for x below k, or else of Q = 1 - P."""
+def _gamma(k: Array, x: Array) -> tuple[Array, Array]:
+    """Return the derivatives of P by k, once and twice: for x above k, by those of Q = 1 - P."""
     sign = np.where(x > k, 1.0, -1.0)
 
     def fall(s: Array) -> tuple[Array, Array]:
@@ -92,7 +92,7 @@ def _gamma_tail(k: Array, x: Array) -> tuple[Array, Array]:
     s, weights = _nodes_of(fall, np.abs(k - x), x, most)
     of_tail, [mean], [cov] = _moments(weights * np.exp(-fall(s)[0]), [sign * s])
     at = np.log(x)
-    value, by_k = np.exp(k * at - x - gammaln(k)) * of_tail, mean + at - psi(k)
+    value, by_k = -sign * np.exp(k * at - x - gammaln(k)) * of_tail, mean + at - psi(k)
     return value * by_k, value * (by_k**2 + cov - polygamma(1, k))
 
 
@@ -117,11 +117,6 @@ def _beta(a: Array, b: Array, x: Array) -> tuple[Array, ...]:
     return tuple(
         np.where(flip, -other, one) for one, other in zip(tail, [tail[k] for k in (1, 0, 4, 3, 2)], strict=True)
     )
-
-
-def _gamma(k: Array, x: Array) -> tuple[Array, ...]:
-    """Return the derivatives of P by k, once and twice."""
-    return tuple(np.where(x > k, -1.0, 1.0) * part for part in _gamma_tail(k, x))
 
 
 class _Latest:

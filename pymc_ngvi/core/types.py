@@ -217,19 +217,10 @@ class Density(Protocol):
         """Return the mean of hess log p over draws, (n_draws, n_dim), to be evaluated."""
 
 
-@runtime_checkable
-class ManyHessians(Protocol):
-    """A log density that evaluates Hessians at several sets of draws together."""
-
-    def mean_hessians(self, draws: list[Array]) -> list[MeanHessian]:
-        """Return the mean of hess log p over each set of draws."""
-
-
 def mean_hessians(target: Density, draws: list[Array]) -> list[MeanHessian]:
-    """Return the mean of hess log p over each set of draws, (n_draws, n_dim), to be evaluated."""
-    if isinstance(target, ManyHessians):
-        return target.mean_hessians(draws)
-    return [target.mean_hessian(theta) for theta in draws]
+    """Return the mean of hess log p over each set of draws, (n_draws, n_dim), together where that can be."""
+    together: Callable[[list[Array]], list[MeanHessian]] | None = getattr(target, "mean_hessians", None)
+    return [target.mean_hessian(theta) for theta in draws] if together is None else together(draws)
 
 
 class Target(Density, Protocol):

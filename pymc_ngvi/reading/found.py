@@ -271,20 +271,21 @@ class Predictors:
     def __init__(self, logp: Variable, theta: Variable, compile_: Compile) -> None:
         self._theta = theta
         self._logp, self._facts = written_apart(logp, theta)
-        self._found = predictors(self._logp, theta, self._facts)
-        if not self._found:
+        #: What they are elements of, one after the other.
+        self.variables = predictors(self._logp, theta, self._facts)
+        if not self.variables:
             raise NotApart("log p has no predictors")
-        self._data = DataSeen(self._found)
-        self.vector = pt.vector("predictors", dtype="float64", shape=(sum(map(self.size, self._found)),))
+        self._data = DataSeen(self.variables)
+        self.vector = pt.vector("predictors", dtype="float64", shape=(sum(map(self.size, self.variables)),))
         self._compile = compile_
         self._joint: dict[bytes, JointPredictors | None] = {}
 
     @functools.cached_property
     def _evaluate(self) -> Callable[[Array], Array]:
-        if self._found == [self._theta]:
+        if self.variables == [self._theta]:
             return lambda theta: theta
         with without_c():
-            everything = pt.concatenate([var.ravel() for var in self._found])
+            everything = pt.concatenate([var.ravel() for var in self.variables])
             points, [values] = graph.over_draws([everything], self._theta)
         function = self._compile([points], values)
         return lambda theta: np.asarray(function(theta))
@@ -292,12 +293,12 @@ class Predictors:
     @functools.cached_property
     def are_coordinates(self) -> NDArray[np.bool_]:
         """Whether each is a coordinate itself, and no linear combination."""
-        return np.repeat([var is self._theta for var in self._found], [self.size(var) for var in self._found])
+        return np.repeat([var is self._theta for var in self.variables], [self.size(var) for var in self.variables])
 
     def density(self) -> Variable:
         """Return log p as a function of `vector`."""
         pieces, start = {}, 0
-        for var in self._found:
+        for var in self.variables:
             shape = self._facts.shape(var)
             pieces[var] = pt.specify_shape(self.vector[start : start + self.size(var)].reshape(shape), shape)
             start += self.size(var)
@@ -323,7 +324,7 @@ class Predictors:
     @functools.cached_property
     def dependence(self) -> Dependence:
         """The coordinates that each depends on."""
-        return dependence_of(self._found, self._facts, self._theta)
+        return dependence_of(self.variables, self._facts, self._theta)
 
     @functools.cached_property
     def linear_map(self) -> LinearMap:
@@ -339,13 +340,8 @@ class Predictors:
         """Return them as functions of coordinates and sums over many of these; None where there are no such sums."""
         key = used.tobytes()
         if key not in self._joint:
-            self._joint[key] = joint_predictors(self._found, self._theta, self._facts, used, self._compile)
+            self._joint[key] = joint_predictors(self.variables, self._theta, self._facts, used, self._compile)
         return self._joint[key]
-
-    @property
-    def variables(self) -> list[Variable]:
-        """The variables that they are elements of, one after the other."""
-        return self._found
 
     def size(self, var: Variable) -> int:
         """Return the number of elements of one."""

@@ -217,10 +217,9 @@ class MatrixPlan:
         share = (sets.T @ np.bincount(index, minlength=sets.shape[0])) / max(len(index), 1)
         is_dense = np.asarray(share > _DENSE) | _is_cheaper_dense(sets, index)
         columns = np.flatnonzero(is_dense)
-        result = sparse.csr_array(sets, copy=True)
-        result.data = np.where((~is_dense)[result.indices], result.data, 0)
-        result.eliminate_zeros()
-        few = result
+        few = sparse.csr_array(sets, copy=True)
+        few.data = np.where((~is_dense)[few.indices], few.data, 0)
+        few.eliminate_zeros()
         colours = _colours(few)
         n_colours = int(colours.max(initial=-1)) + 1
         directions = np.zeros((n_colours + len(columns), n_dim))
@@ -430,16 +429,6 @@ class ManyMaps:
 _MOST_PRODUCTS = 20_000_000
 
 
-class _Products(NamedTuple):
-    """Covariances of pairs of predictors, as sums over entries of the covariance of x."""
-
-    #: From entries to all pairs.
-    sparsity: Sparsity
-    #: Entries of X that are multiplied; shape (n_products,).
-    first: Ints
-    second: Ints
-
-
 class _DenseRows(NamedTuple):
     """Rows of the dense columns of X: those that have many entries, and those that are one coordinate, or none."""
 
@@ -514,8 +503,9 @@ class Entries:
         self._among, self._between = full, np.searchsorted(every, between)
         counts = np.concatenate([part[0] for part in parts])
         starts = np.concatenate([[0], np.cumsum(counts)])
-        sums = Sparsity(starts, np.searchsorted(every, codes), len(every))
-        self._products = _Products(sums, *(np.concatenate([part[k] for part in parts]) for k in (1, 2)))
+        # Covariances of pairs are sums over entries of that of x, times products of these entries of X.
+        self._sums = Sparsity(starts, np.searchsorted(every, codes), len(every))
+        self._first, self._second = (np.concatenate([part[k] for part in parts]) for k in (1, 2))
         self._ends = np.cumsum([0, *map(len, pairs)])
         self._is_plain = len(columns) > 0 and not len(used) and all((p[:, 0] == p[:, 1]).all() for p in pairs)
         self.is_off = self.rows != self.cols
@@ -527,9 +517,8 @@ class Entries:
 
     def of(self, maps: ManyMaps) -> "EntriesAt":
         """Return what goes with some maps."""
-        first, second = self._products.first, self._products.second
-        values = maps.data[:, first] * maps.data[:, second]
-        return EntriesAt(self, maps, self._products.sparsity.repeated(len(maps)).filled(values))
+        values = maps.data[:, self._first] * maps.data[:, self._second]
+        return EntriesAt(self, maps, self._sums.repeated(len(maps)).filled(values))
 
 
 @dataclass(frozen=True, eq=False)

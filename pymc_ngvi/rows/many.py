@@ -54,14 +54,6 @@ class OwnGroup(NamedTuple):
     prior_rows: Ints
 
 
-class Priors(NamedTuple):
-    """Normal densities of predictors: means, standard deviations, and logarithms of what they integrate to, (n,)."""
-
-    mean: Array
-    sd: Array
-    log_total: Array
-
-
 @dataclass(frozen=True, eq=False)
 class OwnEffects:
     """Effects that rows read as their own."""
@@ -81,8 +73,11 @@ class OwnEffects:
         return np.setdiff1d(np.arange(self.n_dim), self.coordinates)
 
 
-def priors_of(rows: RowFunction, at: Ints) -> Priors | None:
-    """Return the normal densities that some rows, quadratic in their only predictor, are; None where one is none."""
+def priors_of(rows: RowFunction, at: Ints) -> tuple[Array, Array, Array] | None:
+    """Return the normal densities that some rows, quadratic in their only predictor, are; None where one is none.
+
+    Their means, standard deviations, and logarithms of what they integrate to, (n,) each.
+    """
     index = rows.index[at]
     some = RowFunction(rows.function, index, rows.data_of(at), rows.interacts, n_shared=rows.n_shared)
     grad, second = derivatives_of(some, np.zeros((len(at), 1)))
@@ -91,12 +86,7 @@ def priors_of(rows: RowFunction, at: Ints) -> Priors | None:
         [top] = some.values([mean[None]], slice(None))
     if not (np.isfinite(sd) & np.isfinite(top) & (sd > 0.0)).all():
         return None
-    return Priors(mean, sd, top + np.log(sd) + 0.5 * np.log(2.0 * np.pi))
-
-
-def predictors_of(group: OwnGroup, functions: Sequence[RowFunction]) -> tuple[Ints, Ints]:
-    """Return the predictors that read effects, and those of their priors, (n,) each."""
-    return functions[group.kind].index[group.rows, group.slot], functions[group.prior_kind].index[group.prior_rows, 0]
+    return mean, sd, top + np.log(sd) + 0.5 * np.log(2.0 * np.pi)
 
 
 # --- which effects one row alone reads, and whether they can be integrated out; see `own_effects` ---
@@ -430,16 +420,12 @@ class OwnDraws:
         if eta.size < _PAYS * n * len(needed):
             return False
         alike = len(self._data) == len(data) and all(map(np.array_equal, self._data, data))
-        if not alike or lowest < self._lowest or highest > self._highest:
+        if not alike or lowest < self._lowest or highest > self._lowest + self._step * (self._n_eta - 1):
             margin = _MARGIN * (highest - lowest) + 1e-6
             self._data, self._lowest, self._n_eta = data, lowest - margin, _N_ETA[0]
             self._step = (highest - lowest + 2.0 * margin) / (self._n_eta - 1)
             self._place = {}
         return self._make(needed, n)
-
-    @property
-    def _highest(self) -> float:
-        return self._lowest + self._step * (self._n_eta - 1)
 
     def _make(self, needed: NDArray[np.intp], n: int) -> bool:
         """Find quantiles at some values of log a; tell whether predictors are close enough for these."""
@@ -708,7 +694,9 @@ class _GroupMap:
     """Where a sparse matrix has what concerns the effects of one group."""
 
     def __init__(self, group: OwnGroup, functions: Sequence[RowFunction], sparsity: Sparsity) -> None:
-        self.eta, self.p = predictors_of(group, functions)
+        # The predictors that read effects, and those of their priors.
+        self.eta = functions[group.kind].index[group.rows, group.slot]
+        self.p = functions[group.prior_kind].index[group.prior_rows, 0]
         d, starts = sparsity.n_dim, sparsity.starts
         codes = np.repeat(np.arange(sparsity.n_rows), np.diff(starts)) * d + sparsity.indices
         order = np.argsort(codes, kind="stable")
