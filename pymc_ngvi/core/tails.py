@@ -134,17 +134,14 @@ class _Latest:
         given = [np.array(arg, dtype=np.float64) for arg in args]
         latest = self._latest
         if latest is None or not all(map(np.array_equal, latest[0], given)):
-            self._latest = latest = given, self._anew(given)
+            *parameters, x = whole = tuple(np.broadcast_arrays(*given))
+            with np.errstate(all="ignore"):
+                is_known = (x >= 0.0) & (x <= self._most_x)
+                for parameter in parameters:
+                    is_known = is_known & (parameter > 0.0) & np.isfinite(parameter)
+                parts = _in_chunks(self._function, is_known & (x > 0.0) & (x < self._most_x), whole)
+            self._latest = latest = given, [np.where(is_known, part, np.nan) for part in parts]
         return latest[1][which].copy()
-
-    def _anew(self, given: list[AnyArray]) -> list[Array]:
-        *parameters, x = whole = tuple(np.broadcast_arrays(*given))
-        with np.errstate(all="ignore"):
-            is_known = (x >= 0.0) & (x <= self._most_x)
-            for parameter in parameters:
-                is_known = is_known & (parameter > 0.0) & np.isfinite(parameter)
-            parts = _in_chunks(self._function, is_known & (x > 0.0) & (x < self._most_x), whole)
-        return [np.where(is_known, part, np.nan) for part in parts]
 
 
 _of_beta, _of_gamma = _Latest(_beta, 1.0), _Latest(_gamma, np.inf)

@@ -408,28 +408,25 @@ class MatrixHessian(MeanHessian):
         return super().values() if self.pattern is None else self.matrix[self.pattern.rows, self.pattern.cols]
 
 
+@dataclass(frozen=True, eq=False)
 class PatternHessian(MeanHessian):
     """A sparse Hessian that is known."""
 
-    def __init__(self, pattern: Pattern, values: Array) -> None:
-        self._pattern, self._values = pattern, values
-
-    @property
-    def pattern(self) -> Pattern:
-        """Entries that can differ from 0."""
-        return self._pattern
+    pattern: Pattern
+    #: Of the pattern; shape (n_entries,).
+    entries: Array
 
     def products(self, directions: Array) -> Array:
         """Return the matrix times each direction, (n_directions, n_dim)."""
-        return (self._pattern.symmetric(self._values) @ directions.T).T
+        return (self.pattern.symmetric(self.entries) @ directions.T).T
 
     def diagonal(self) -> Array:
         """Return the diagonal, (n_dim,)."""
-        return self._values[~self._pattern.off_diagonal]
+        return self.entries[~self.pattern.off_diagonal]
 
     def values(self) -> Array:
         """Return the entries of the pattern, (n_entries,)."""
-        return self._values
+        return self.entries
 
 
 class Later(MeanHessian):
@@ -518,7 +515,7 @@ class FittedState(VariationalState, Protocol):
         """Return what files keep, by name: the parameters, and what makes the form."""
 
 
-class GaussianState(FittedState, Whitener, Protocol):
+class GaussianState(FittedState, Whitener, Spread, Protocol):
     """A Gaussian q that can whiten: what estimators and updates work with.
 
     Beside the mean it holds a *factor*: of the covariance (``factor_sign`` 1; the whitener C is the factor itself) or
@@ -527,10 +524,6 @@ class GaussianState(FittedState, Whitener, Protocol):
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    @property
-    def location(self) -> Array:
-        """The mean, (n_dim,)."""
 
     @property
     def factor_sign(self) -> int:
@@ -547,12 +540,6 @@ class GaussianState(FittedState, Whitener, Protocol):
     @property
     def factor(self) -> Array:
         """The factor, in the form of the family."""
-
-    def covariances(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
-        """Return entries of the covariance, (n,)."""
-
-    def covariance_times(self, vectors: Array) -> Array:
-        """Return the covariance times each vector, (n_vectors, n_dim)."""
 
     def entropy(self) -> float:
         """Return -E_q[log q]."""

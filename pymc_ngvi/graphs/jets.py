@@ -672,17 +672,12 @@ def _with_numbers(node: Apply, values: list[AnyArray]) -> tuple[Any, ...]:
     return (slice(None), slice(None), *indices_from_subtensor(numbers, node.op.idx_list))
 
 
-@structural.register
-def _subtensor(op: Subtensor, node: Apply, kinds: _Kinds) -> Rule:
+@structural.register(Subtensor)
+@structural.register(AdvancedSubtensor)
+def _part(op: Subtensor | AdvancedSubtensor, node: Apply, kinds: _Kinds) -> Rule:
     _only_first_varies(node, kinds)
-    at = _indices(node, 1)
-    return lambda space, *x: x[0][at(x)]
-
-
-@structural.register
-def _advanced_subtensor(op: AdvancedSubtensor, node: Apply, kinds: _Kinds) -> Rule:
-    _only_first_varies(node, kinds)
-    _check_adjacent(op)
+    if isinstance(op, AdvancedSubtensor):
+        _check_adjacent(op)
     at = _indices(node, 1)
     return lambda space, *x: x[0][at(x)]
 

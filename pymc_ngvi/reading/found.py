@@ -227,15 +227,6 @@ def together(parts: Sequence[Variable]) -> Variable:
     return pt.basic.MakeVector("float64")(*[pt.cast(part, "float64") for part in parts])
 
 
-def written_apart(logp: Variable, theta: Variable) -> tuple[Variable, Facts]:
-    """Write log p, or a vector of its parts, so that its predictors can be seen; return it with its facts."""
-    facts = Facts(logp, theta)
-    for write in (scales_outside, factors_outside, functools.partial(grouped, theta=theta)):
-        before, logp = logp, write(logp, facts)
-        facts = facts if logp is before else Facts(logp, theta)
-    return logp, facts
-
-
 class DataSeen:
     """The data that variables depend on, at some time."""
 
@@ -250,7 +241,11 @@ class DataSeen:
     def are_current(self) -> bool:
         """Tell whether the data are the same now, be it in other arrays: ``pm.set_data`` puts these in their place."""
         now = self._now()
-        if not all(map(_are_equal, now, self._arrays)):
+        for one, other in zip(now, self._arrays, strict=True):
+            if one is other or (
+                isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.array_equal(one, other)
+            ):
+                continue
             return False
         self._arrays = now
         return True
@@ -259,18 +254,15 @@ class DataSeen:
         return [v.container.storage[0] for v in self._shared]  # they are looked at often
 
 
-def _are_equal(one: object, other: object) -> bool:
-    if one is other:
-        return True
-    return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.array_equal(one, other)
-
-
 class Predictors:
     """Linear predictors, and log p as a function of them."""
 
     def __init__(self, logp: Variable, theta: Variable, compile_: Compile) -> None:
-        self._theta = theta
-        self._logp, self._facts = written_apart(logp, theta)
+        self._theta, facts = theta, Facts(logp, theta)
+        for write in (scales_outside, factors_outside, functools.partial(grouped, theta=theta)):
+            before, logp = logp, write(logp, facts)  # so that predictors can be seen
+            facts = facts if logp is before else Facts(logp, theta)
+        self._logp, self._facts = logp, facts
         #: What they are elements of, one after the other.
         self.variables = predictors(self._logp, theta, self._facts)
         if not self.variables:

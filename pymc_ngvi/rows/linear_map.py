@@ -43,11 +43,6 @@ class LinearMap:
     #: A; shape (n_sums, n_dim); None where there are no sums.
     weights: Array | None = None
 
-    @classmethod
-    def of(cls, evaluate: Callable[[Array], Array], dependence: Dependence, n_dim: int) -> "LinearMap":
-        """Find the matrix of an affine function from its values."""
-        return MatrixPlan.of(dependence, n_dim).matrix(evaluate)
-
     @property
     def n_dim(self) -> int:
         """Number of coordinates."""
@@ -595,7 +590,7 @@ class Roots:
     """Y = X C: covariances of predictors are products of its rows, and whitened curvatures are Y^T M Y."""
 
     def __init__(self, linear: LinearMap, root: Array) -> None:
-        self._root = root
+        self.root = root
         single = np.count_nonzero(linear.dense, axis=1) <= 1  # predictors that are coordinates
         self._single, self._many = np.flatnonzero(single), np.flatnonzero(~single)
         of_single = linear.dense[single]
@@ -615,10 +610,6 @@ class Roots:
         if len(linear.columns) < n_dim or n_rows > min(_MOST_ROWS * n_dim, HELD // n_dim):
             return None
         return cls(linear, q.root)
-
-    def is_of(self, q: object) -> bool:
-        """Tell whether a Gaussian has this factor."""
-        return isinstance(q, Rooted) and q.root is self._root
 
     def covariances(self, pairs: list[Ints]) -> list[Array]:
         """Return the covariances of each list of pairs of predictors, (n_pairs, 2)."""
@@ -641,17 +632,17 @@ class Roots:
         if matrix.data[beside].any():
             return -symmetrise(self._rows.T @ (matrix @ self._rows))
         if not np.isfinite(weights).all():
-            return np.full(self._root.shape, np.nan)
-        result = np.zeros(self._root.shape)
+            return np.full(self.root.shape, np.nan)
+        result = np.zeros(self.root.shape)
         of_coordinates = np.bincount(
-            self._column, self._factor**2 * weights[self._single], minlength=self._root.shape[0]
+            self._column, self._factor**2 * weights[self._single], minlength=self.root.shape[0]
         )
         for sign in (1.0, -1.0):
             if (keep := sign * weights[self._many] > 0.0).any():
                 half = np.sqrt(sign * weights[self._many][keep])[:, None] * self._rows[self._many[keep]]
                 result += sign * _mirrored(dsyrk(1.0, half.T))
             if (keep := sign * of_coordinates > 0.0).any():
-                scaled = np.sqrt(np.where(keep, sign * of_coordinates, 0.0))[:, None] * self._root
+                scaled = np.sqrt(np.where(keep, sign * of_coordinates, 0.0))[:, None] * self.root
                 # LAPACK reads columns first: C^T is an upper triangle U, and U U^T takes a third of a product.
                 result += sign * _mirrored(dlauum(scaled.T, lower=0)[0])
         return result

@@ -445,7 +445,12 @@ class OwnDraws:
                 v = eta[None] + a * _quantiles(*densities(self._function, points, data, a))
                 new[start : start + m] = v.transpose(2, 1, 0).reshape(m, n, self._n_eta, -1)
             middle = new[:, :, 1::2]
-            apart = np.abs(middle - 0.5 * (new[:, :, :-1:2] + new[:, :, 2::2])) / _width(middle)[..., None]
+            at, one = (
+                len(_NORMAL) // 2,
+                round(1.0 / _OF_NORMAL),
+            )  # of quantiles: the median, and what an sd is beside it
+            sd = 0.5 * (middle[..., at + one] - middle[..., at - one])
+            apart = np.abs(middle - 0.5 * (new[:, :, :-1:2] + new[:, :, 2::2])) / sd[..., None]
             if np.nanmax(apart) < 4.0 * _ERROR:  # a quarter of it is left between points
                 kept = self._quantiles[: len(self._place)] if self._place else new[:0]
                 self._quantiles = np.concatenate([kept, new])
@@ -500,13 +505,6 @@ class OwnDraws:
         normal *= -0.5
         normal -= np.log(ends[1])
         return ends[0] + at * ends[1], normal
-
-
-def _width(quantiles: Array) -> Array:
-    """Return about the standard deviations of distributions with some quantiles, which the last axis has."""
-    one = round(1.0 / _OF_NORMAL)
-    middle = len(_NORMAL) // 2
-    return 0.5 * (quantiles[..., middle + one] - quantiles[..., middle - one])
 
 
 def _quantiles(z: Array, density: Array, slope: Array, spacing: float) -> Array:

@@ -95,11 +95,8 @@ def _log_add_exp(x: AnyArray, y: AnyArray) -> AnyArray:
 
 
 def _sum_of(parts: Sequence[Any]) -> Any:
-    found = [p for p in parts if p is not None]
-    total = found[0]
-    for part in found[1:]:
-        total = total + part
-    return total
+    first, *others = (p for p in parts if p is not None)
+    return sum(others, start=first)
 
 
 def _sub(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
@@ -226,12 +223,12 @@ OPERATIONS: dict[str, Operation] = {
         ],
     ),
     "i0": Operation(special.i0, lambda y, x: [x.to("i1")]),
-    "i1": Operation(special.i1, lambda y, x: [0.5 * (x.to("i0") + _of_order(2.0, x, "iv"))]),
+    "i1": Operation(special.i1, lambda y, x: [0.5 * (x.to("i0") + (x * 0.0 + 2.0).to("iv", x))]),
     "iv": Operation(
         special.iv, lambda y, v, x: [None, 0.5 * ((v - 1.0).to("iv", x) + (v + 1.0).to("iv", x))]
     ),
     "j0": Operation(special.j0, lambda y, x: [-x.to("j1")]),
-    "j1": Operation(special.j1, lambda y, x: [0.5 * (x.to("j0") - _of_order(2.0, x, "jv"))]),
+    "j1": Operation(special.j1, lambda y, x: [0.5 * (x.to("j0") - (x * 0.0 + 2.0).to("jv", x))]),
     "jv": Operation(
         special.jv, lambda y, v, x: [None, 0.5 * ((v - 1.0).to("jv", x) - (v + 1.0).to("jv", x))]
     ),
@@ -291,10 +288,6 @@ OPERATIONS: dict[str, Operation] = {
     "round away": Operation(ufuncs.round_half_away_from_zero, writes=False, is_step=True),
     "float": Operation(lambda x: np.asarray(x, dtype=np.float64), writes=False, is_step=True),
 }  # fmt: skip
-
-
-def _of_order(order: float, x: Value, name: str) -> Any:
-    return (x * 0.0 + order).to(name, x)
 
 
 # --- evaluates programs with NumPy: in parts that the cache holds, each operation into what no later one reads ---
