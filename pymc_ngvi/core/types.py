@@ -408,25 +408,28 @@ class MatrixHessian(MeanHessian):
         return super().values() if self.pattern is None else self.matrix[self.pattern.rows, self.pattern.cols]
 
 
-@dataclass(frozen=True, eq=False)
 class PatternHessian(MeanHessian):
     """A sparse Hessian that is known."""
 
-    pattern: Pattern
-    #: Of the pattern; shape (n_entries,).
-    entries: Array
+    def __init__(self, pattern: Pattern, values: Array) -> None:
+        self._pattern, self._values = pattern, values
+
+    @property
+    def pattern(self) -> Pattern:
+        """Entries that can differ from 0."""
+        return self._pattern
 
     def products(self, directions: Array) -> Array:
         """Return the matrix times each direction, (n_directions, n_dim)."""
-        return (self.pattern.symmetric(self.entries) @ directions.T).T
+        return (self._pattern.symmetric(self._values) @ directions.T).T
 
     def diagonal(self) -> Array:
         """Return the diagonal, (n_dim,)."""
-        return self.entries[~self.pattern.off_diagonal]
+        return self._values[~self._pattern.off_diagonal]
 
     def values(self) -> Array:
         """Return the entries of the pattern, (n_entries,)."""
-        return self.entries
+        return self._values
 
 
 class Later(MeanHessian):
