@@ -308,7 +308,7 @@ def compiled(density, *names):
     }
     functions = density.functions
     made = [
-        functions.once(getattr(functions.made, name), makers.get(name) or functools.partial(density.compiled, name))
+        functions.once(name, makers.get(name) or functools.partial(density.compiled, name))
         for name in names or ("logp_grad", "products")
     ]
     return [getattr(function, "function", function) for function in made]

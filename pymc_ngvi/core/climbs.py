@@ -35,21 +35,18 @@ def ascend(
         with np.errstate(invalid="ignore"):
             better = (new_logp >= logp[rows]) & np.isfinite(new_grad).all(axis=1) & np.isfinite(new_logp)
         gain = new_logp - logp[rows]
-        proposed = _barzilai_borwein(new - x[rows], grad[rows] - new_grad, 4.0 * step[rows], long=bool(i % 2))
+        # Barzilai and Borwein's steps, long and short in turn, from the last move and the fall of the gradient.
+        moved, fall = new - x[rows], grad[rows] - new_grad
+        with np.errstate(all="ignore"):
+            product = np.sum(moved * fall, axis=1)
+            size = np.sum(moved**2, axis=1) / product if i % 2 else product / np.sum(fall**2, axis=1)
+        proposed = np.where((product > 0.0) & np.isfinite(size), size, 4.0 * step[rows])
         up, down = rows[better], rows[~better]
         step[up] = np.clip(proposed[better], step[up] / _MOST_CHANGE, _MOST_CHANGE * step[up])
         step[down] *= 0.25
         x[up], logp[up], grad[up] = new[better], new_logp[better], new_grad[better]
         active[rows[better & (gain < _LAST_GAIN)] if i > 5 else rows[:0]] = False
     return x, logp
-
-
-def _barzilai_borwein(moved: Array, fall: Array, otherwise: Array, *, long: bool) -> Array:
-    """Return a step size for each row from its last move and the fall of its gradient."""
-    with np.errstate(all="ignore"):
-        product = np.sum(moved * fall, axis=1)
-        size = np.sum(moved**2, axis=1) / product if long else product / np.sum(fall**2, axis=1)
-    return np.where((product > 0.0) & np.isfinite(size), size, otherwise)
 
 
 def tops(

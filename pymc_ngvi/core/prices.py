@@ -82,9 +82,9 @@ def of_fronts(n_products: float, n_entries: float, n_sums: int = 0) -> float:
     return (PER_PRODUCT * n_products + PER_ENTRY * n_entries) * (1.0 + PER_SUM * n_sums)
 
 
-def of_dense(n_dim: int, n_rows: int = 0) -> float:
-    """Return the seconds of a step with a dense covariance, with products of its rows."""
-    return PER_DENSE * float(n_dim) ** 2 * (n_dim + n_rows)
+def of_dense(n_dim: int) -> float:
+    """Return the seconds of a step with a dense covariance."""
+    return PER_DENSE * float(n_dim) ** 2 * n_dim
 
 
 # --- evaluations and fits ---------------------------------------------------------------------------------------------

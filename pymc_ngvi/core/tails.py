@@ -81,8 +81,8 @@ def _beta_tail(a: Array, b: Array, x: Array) -> tuple[Array, ...]:
     )
 
 
-def _gamma_tail(k: Array, x: Array) -> tuple[Array, Array]:
-    """Return the derivatives by k, once and twice, of P for x below k, or else of Q = 1 - P."""
+def _gamma(k: Array, x: Array) -> tuple[Array, Array]:
+    """Return the derivatives of P by k, once and twice: for x above k, by those of Q = 1 - P."""
     sign = np.where(x > k, 1.0, -1.0)
 
     def fall(s: Array) -> tuple[Array, Array]:
@@ -92,7 +92,7 @@ def _gamma_tail(k: Array, x: Array) -> tuple[Array, Array]:
     s, weights = _nodes_of(fall, np.abs(k - x), x, most)
     of_tail, [mean], [cov] = _moments(weights * np.exp(-fall(s)[0]), [sign * s])
     at = np.log(x)
-    value, by_k = np.exp(k * at - x - gammaln(k)) * of_tail, mean + at - psi(k)
+    value, by_k = -sign * np.exp(k * at - x - gammaln(k)) * of_tail, mean + at - psi(k)
     return value * by_k, value * (by_k**2 + cov - polygamma(1, k))
 
 
@@ -119,11 +119,6 @@ def _beta(a: Array, b: Array, x: Array) -> tuple[Array, ...]:
     )
 
 
-def _gamma(k: Array, x: Array) -> tuple[Array, ...]:
-    """Return the derivatives of P by k, once and twice."""
-    return tuple(np.where(x > k, -1.0, 1.0) * part for part in _gamma_tail(k, x))
-
-
 class _Latest:
     """Derivatives of a function, all of which are kept until the next call with other arguments.
 
@@ -139,17 +134,14 @@ class _Latest:
         given = [np.array(arg, dtype=np.float64) for arg in args]
         latest = self._latest
         if latest is None or not all(map(np.array_equal, latest[0], given)):
-            self._latest = latest = given, self._anew(given)
+            *parameters, x = whole = tuple(np.broadcast_arrays(*given))
+            with np.errstate(all="ignore"):
+                is_known = (x >= 0.0) & (x <= self._most_x)
+                for parameter in parameters:
+                    is_known = is_known & (parameter > 0.0) & np.isfinite(parameter)
+                parts = _in_chunks(self._function, is_known & (x > 0.0) & (x < self._most_x), whole)
+            self._latest = latest = given, [np.where(is_known, part, np.nan) for part in parts]
         return latest[1][which].copy()
-
-    def _anew(self, given: list[AnyArray]) -> list[Array]:
-        *parameters, x = whole = tuple(np.broadcast_arrays(*given))
-        with np.errstate(all="ignore"):
-            is_known = (x >= 0.0) & (x <= self._most_x)
-            for parameter in parameters:
-                is_known = is_known & (parameter > 0.0) & np.isfinite(parameter)
-            parts = _in_chunks(self._function, is_known & (x > 0.0) & (x < self._most_x), whole)
-        return [np.where(is_known, part, np.nan) for part in parts]
 
 
 _of_beta, _of_gamma = _Latest(_beta, 1.0), _Latest(_gamma, np.inf)

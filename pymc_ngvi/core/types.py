@@ -217,19 +217,10 @@ class Density(Protocol):
         """Return the mean of hess log p over draws, (n_draws, n_dim), to be evaluated."""
 
 
-@runtime_checkable
-class ManyHessians(Protocol):
-    """A log density that evaluates Hessians at several sets of draws together."""
-
-    def mean_hessians(self, draws: list[Array]) -> list[MeanHessian]:
-        """Return the mean of hess log p over each set of draws."""
-
-
 def mean_hessians(target: Density, draws: list[Array]) -> list[MeanHessian]:
-    """Return the mean of hess log p over each set of draws, (n_draws, n_dim), to be evaluated."""
-    if isinstance(target, ManyHessians):
-        return target.mean_hessians(draws)
-    return [target.mean_hessian(theta) for theta in draws]
+    """Return the mean of hess log p over each set of draws, (n_draws, n_dim), together where that can be."""
+    together: Callable[[list[Array]], list[MeanHessian]] | None = getattr(target, "mean_hessians", None)
+    return [target.mean_hessian(theta) for theta in draws] if together is None else together(draws)
 
 
 class Target(Density, Protocol):
@@ -527,7 +518,7 @@ class FittedState(VariationalState, Protocol):
         """Return what files keep, by name: the parameters, and what makes the form."""
 
 
-class GaussianState(FittedState, Whitener, Protocol):
+class GaussianState(FittedState, Whitener, Spread, Protocol):
     """A Gaussian q that can whiten: what estimators and updates work with.
 
     Beside the mean it holds a *factor*: of the covariance (``factor_sign`` 1; the whitener C is the factor itself) or
@@ -536,10 +527,6 @@ class GaussianState(FittedState, Whitener, Protocol):
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    @property
-    def location(self) -> Array:
-        """The mean, (n_dim,)."""
 
     @property
     def factor_sign(self) -> int:
@@ -556,12 +543,6 @@ class GaussianState(FittedState, Whitener, Protocol):
     @property
     def factor(self) -> Array:
         """The factor, in the form of the family."""
-
-    def covariances(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
-        """Return entries of the covariance, (n,)."""
-
-    def covariance_times(self, vectors: Array) -> Array:
-        """Return the covariance times each vector, (n_vectors, n_dim)."""
 
     def entropy(self) -> float:
         """Return -E_q[log q]."""

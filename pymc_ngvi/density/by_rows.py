@@ -26,8 +26,8 @@ from pymc_ngvi.rows.linear_map import Seen
 from pymc_ngvi.rows.row_hessian import (
     FEW_PREDICTORS,
     PredictorMeanHessian,
-    RowHessian,
     SecondDerivatives,
+    by_predictors,
     curvature_agrees,
     pattern_of_rows,
 )
@@ -96,7 +96,7 @@ class ByRows:
 
     @property
     def _kept(self) -> RowsFound:
-        return self._functions.made.rows
+        return self._functions.rows
 
     @property
     def _refused(self) -> Refused | None:
@@ -160,7 +160,7 @@ class ByRows:
     def logp(self, theta: Array) -> Array:
         """Evaluate log p alone, (n_points,), by a function that is compiled quickly."""
         function = self._functions.once(
-            self._functions.made.logp_at_few,
+            "logp at few",
             lambda: self._functions.compile_for_few([self._graphs.theta], self._graphs.logp),
         )
         with np.errstate(all="ignore"):
@@ -247,19 +247,19 @@ class ByRows:
         """
         if self.found is None or self._kept.no_hessian:
             return None
-        hessian: RowHessian = self._of_terms("Hessian", lambda rows: RowHessian(rows.linear_map, self._derivatives))
+        linear, derivatives = self._rows.linear_map, self._derivatives
         self._n_calls += 1
         if len(theta) and self._n_calls & (self._n_calls - 1) == 0:
             point = theta.mean(axis=0)
             agree = self._rows.agrees(point[None], self.logp(point[None]))
-            rng, mean = np.random.default_rng(self._n_calls), hessian.mean(point[None])
-            if not (agree and curvature_agrees(hessian.linear, mean, point, self._rows.at, rng)):
+            rng, mean = np.random.default_rng(self._n_calls), by_predictors(linear, derivatives, point[None])
+            if not (agree and curvature_agrees(linear, mean, point, self._rows.at, rng)):
                 logger.info("The Hessian by rows is not that of log p: it is found from all coordinates.")
                 self._kept.no_hessian = True
                 if not agree:
                     self.give_up(NOT_LOG_P)
                 return None
-        return PredictorMeanHessian(hessian.linear, hessian.mean(theta), self)
+        return PredictorMeanHessian(linear, by_predictors(linear, derivatives, theta), self)
 
     def about(self, point: Array, q: Spread) -> PredictorMeanHessian | None:
         """Return the Hessian at a point, (n_dim,), by what expectations are taken with: nothing is compiled for it.

@@ -59,10 +59,9 @@ class _Likelihood:
     link: type | None
     #: How a model has to state it.
     written: str
-    #: From data, and the block of each observation, to eta; None where no expansion is needed.
-    estimate: Callable[[Array, NDArray[np.intp]], Array] | None = None
-    #: From data and eta to the first and second derivative of the log likelihood.
-    derivatives: Callable[[Array, Array], tuple[Array, Array]] | None = None
+    #: From data, and the block of each observation, to an estimate of eta, and to the first and second derivative there
+    #: of the log likelihood; None where no expansion is needed.
+    expand: Callable[[Array, NDArray[np.intp]], tuple[Array, Array, Array]] | None = None
 
 
 def quadratic_guide(density: LogDensity, structure: Partition) -> Variable:
@@ -78,7 +77,7 @@ def quadratic_guide(density: LogDensity, structure: Partition) -> Variable:
             f"The model has no observed variables, and reparam='rvb1' takes its guide from data. {_INSTEAD}"
         )
     found = [_recognised(rv) for rv in model.observed_RVs]
-    expanded = [(rv, *f) for rv, f in zip(model.observed_RVs, found, strict=True) if f[0].estimate is not None]
+    expanded = [(rv, *f) for rv, f in zip(model.observed_RVs, found, strict=True) if f[0].expand is not None]
     by_expansion = {rv for rv, _, _ in expanded}
     rest = logp_of([factor for factor in density.graphs.factors if factor.variable not in by_expansion])
     with without_c():
@@ -111,10 +110,14 @@ def _recognised(rv: Variable) -> tuple[_Likelihood, Variable]:
             f"The observed variable {rv.name!r} is {kind_of}; reparam='rvb1' knows Poisson, Bernoulli and Normal ones. "
             f"{_INSTEAD}"
         )
-    parameter = _unwrapped(op.dist_params(drawn)[0])
+    parameter = op.dist_params(drawn)[0]
+    while (node := parameter.owner) is not None:  # casts, and the copies that Deterministics are
+        copies = isinstance(node.op, Elemwise | XElemwise) and isinstance(node.op.scalar_op, Identity | Cast)
+        if not copies and not isinstance(node.op, ViewOp):
+            break
+        parameter = node.inputs[0]
     if kind.link is None:
         return kind, _in_order(parameter, rv)
-    node = parameter.owner
     if node is None or not isinstance(node.op, Elemwise | XElemwise) or not isinstance(node.op.scalar_op, kind.link):
         raise ValueError(
             f"The observed variable {rv.name!r} is {kind.name}, but not with its canonical link, {kind.written}; "
@@ -129,16 +132,6 @@ def _in_order(parameter: Variable, rv: Variable) -> Variable:
         return parameter
     missing = [dim for dim in rv.type.dims if dim not in parameter.type.dims]
     return parameter.expand_dims(missing).transpose(*rv.type.dims).values
-
-
-def _unwrapped(variable: Variable) -> Variable:
-    """Return a parameter without casts and the copies that Deterministics are."""
-    while (node := variable.owner) is not None:
-        copies = isinstance(node.op, Elemwise | XElemwise) and isinstance(node.op.scalar_op, Identity | Cast)
-        if not copies and not isinstance(node.op, ViewOp):
-            break
-        variable = node.inputs[0]
-    return variable
 
 
 def _groups(
@@ -172,45 +165,34 @@ def _groups(
 
 def _expansion(kind: _Likelihood, eta: Variable, y: Array, group: NDArray[np.intp]) -> Variable:
     """Return the second-order expansion of a log likelihood, without its constant."""
-    assert kind.estimate is not None
-    assert kind.derivatives is not None
-    centre = kind.estimate(y, group)
-    first, second = kind.derivatives(y, centre)
+    assert kind.expand is not None
+    centre, first, second = kind.expand(y, group)
     away = eta - centre
     return (first * away + 0.5 * second * away**2).sum()
 
 
-def _group_means(y: Array, group: NDArray[np.intp], weight: float) -> Array:
-    """Return for each observation the mean of its block, shrunk towards the mean of all by ``weight`` observations."""
+def _group_means(y: Array, group: NDArray[np.intp]) -> Array:
+    """Return for each observation the mean of its block, shrunk towards the mean of all by one observation."""
     flat, of = y.ravel(), group.ravel() + 1
     counts, sums = np.bincount(of), np.bincount(of, weights=flat)
-    means = (sums + weight * flat.mean()) / (counts + weight)
-    return means[of].reshape(y.shape)
+    return ((sums + flat.mean()) / (counts + 1.0))[of].reshape(y.shape)
 
 
-def _bernoulli_estimate(y: Array, group: NDArray[np.intp]) -> Array:
-    mean = _group_means(y, group, 1.0)
-    return logit(np.clip(mean, 0.02, 0.98))
+def _of_bernoulli(y: Array, group: NDArray[np.intp]) -> tuple[Array, Array, Array]:
+    centre: Array = logit(np.clip(_group_means(y, group), 0.02, 0.98))
+    p = expit(centre)
+    return centre, y - p, -p * (1.0 - p)
 
 
-def _poisson_estimate(y: Array, group: NDArray[np.intp]) -> Array:
-    mean = _group_means(y, group, 1.0)
-    return np.log(np.maximum(0.5 * (y + mean), 0.05))
-
-
-def _bernoulli_derivatives(y: Array, eta: Array) -> tuple[Array, Array]:
-    p = expit(eta)
-    return y - p, -p * (1.0 - p)
-
-
-def _poisson_derivatives(y: Array, eta: Array) -> tuple[Array, Array]:
-    mu = np.exp(eta)
-    return y - mu, -mu
+def _of_poisson(y: Array, group: NDArray[np.intp]) -> tuple[Array, Array, Array]:
+    centre: Array = np.log(np.maximum(0.5 * (y + _group_means(y, group)), 0.05))
+    mu = np.exp(centre)
+    return centre, y - mu, -mu
 
 
 _KINDS: dict[type, _Likelihood] = {
-    BernoulliRV: _Likelihood("Bernoulli", Sigmoid, "logit_p=eta", _bernoulli_estimate, _bernoulli_derivatives),
-    PoissonRV: _Likelihood("Poisson", Exp, "mu=exp(eta)", _poisson_estimate, _poisson_derivatives),
+    BernoulliRV: _Likelihood("Bernoulli", Sigmoid, "logit_p=eta", _of_bernoulli),
+    PoissonRV: _Likelihood("Poisson", Exp, "mu=exp(eta)", _of_poisson),
     NormalRV: _Likelihood("Normal", None, "mu=eta"),
 }
 

@@ -18,6 +18,7 @@ from pytensor.tensor.random.op import RNGConsumerOp
 
 from pymc_ngvi.core.sizes import AT_ONCE, CACHED
 from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.density.discrete.summing import MOST_AT_ONCE
 from pymc_ngvi.density.logdensity import ModelDensity
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
@@ -29,7 +30,6 @@ from pymc_ngvi.rows.linear_map import LinearMap
 # --- outputs of a graph at many draws: over a batch of draws at once, or one by one where that can't be ---
 
 
-_MAX_BATCH = 512
 #: Draws that share the time of calls, in estimates.
 _AT_ONCE = 32
 
@@ -68,7 +68,7 @@ class OnDraws:
             if self.one_by_one:
                 return self._stacked(theta)
             try:
-                size = int(np.clip(CACHED // max(self._widest, 1), 1, _MAX_BATCH))
+                size = int(np.clip(CACHED // max(self._widest, 1), 1, MOST_AT_ONCE))
                 results: list[AnyArray] = []
                 start = 0
                 while start < len(theta):
@@ -188,12 +188,10 @@ class Constrainer(FunctionsAtDraws):
         cls, density: ModelDensity, *, deterministics: bool = True, names: frozenset[str] | None = None
     ) -> "Constrainer":
         """Return the one that all fits share for which nothing is built anew (`LogDensity.again`)."""
-        made = density.functions.once(
-            density.functions.made.constrained[deterministics, names],
+        return density.functions.once(
+            ("constrained", deterministics, names),
             lambda: cls(density, deterministics=deterministics, names=names),
         )
-        assert isinstance(made, cls)
-        return made
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: the compiled function is made again when it is needed."""
@@ -375,7 +373,8 @@ class Functionals:
 
 def functionals_of(density: ModelDensity, constrain: Constrainer) -> Functionals | None:
     """Return what can be computed of draws; None where there is nothing, or it can't be computed."""
-    names = _deterministics(density, constrain)
+    known = {d.name for d in density.deterministics}
+    names = [name for name in constrain.computed if name in known]
     predictors = _predictors(density)
     point = density.initial_point()[None]
     try:
@@ -387,7 +386,9 @@ def functionals_of(density: ModelDensity, constrain: Constrainer) -> Functionals
     if predictors is not None:
         shapes[PREDICTORS] = (len(predictors[1]),)
     sizes = {name: math.prod(shape) for name, shape in shapes.items() if math.prod(shape)}
-    each = _most_each(list(sizes.values()))
+    each = _MOST
+    while each > 1 and sum(min(size, each) for size in sizes.values()) > _MOST:
+        each -= 1
     groups = tuple(
         Group(name, shapes[name], np.unique(np.linspace(0, size - 1, min(size, each)).round().astype(np.intp)))
         for name, size in sizes.items()
@@ -400,12 +401,6 @@ def functionals_of(density: ModelDensity, constrain: Constrainer) -> Functionals
         return constrain(theta, random_seed=0) if names else {}
 
     return Functionals(groups, evaluate, seconds, of_predictors)
-
-
-def _deterministics(density: ModelDensity, constrain: Constrainer) -> list[str]:
-    """Return the names of the Deterministics that draws have."""
-    known = {d.name for d in density.deterministics}
-    return [name for name in constrain.computed if name in known]
 
 
 def _predictors(density: ModelDensity) -> tuple[LinearMap, NDArray[np.intp]] | None:
@@ -452,10 +447,3 @@ def _of_columns(linear: LinearMap, several: NDArray[np.intp], group: Group) -> C
         matrix[-1] += np.asarray(rest.sum(axis=0)).ravel()
         offset = np.append(offset, linear.offset[several].sum())
     return Columns(offset, matrix)
-
-
-def _most_each(sizes: Sequence[int]) -> int:
-    each = _MOST
-    while each > 1 and sum(min(size, each) for size in sizes) > _MOST:
-        each -= 1
-    return each

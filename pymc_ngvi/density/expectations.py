@@ -2,7 +2,7 @@
 
 import copy
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -17,10 +17,10 @@ from pymc_ngvi.core.sizes import MOST_NUMBERS, STREAMED
 from pymc_ngvi.core.types import Array, Bends, Expectation, RowRules, Spread
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.reading.found import Compile, JointPredictors, Predictors, Reading
+from pymc_ngvi.reading.found import Compile, JointPredictors, Reading
 from pymc_ngvi.reading.terms import ROUNDING
 from pymc_ngvi.rows.engines import engine_for
-from pymc_ngvi.rows.expectation import RowFunction, Taken, changed
+from pymc_ngvi.rows.expectation import changed
 from pymc_ngvi.rows.linear_map import Entries, LinearMap, ManyMaps, Roots, Seen
 from pymc_ngvi.rows.many import ManyRows
 from pymc_ngvi.rows.row_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian, RowGradient
@@ -30,52 +30,38 @@ from pymc_ngvi.rows.row_hessian import NO_PATTERNS, Patterns, PredictorMeanHessi
 _TOLERANCE, _PER_DIM, _LEAST = 1e-4, 1e-6, 1e-12
 
 
-def tolerance_of(n_dim: int, n_rows: int) -> float:
-    """Return the nats that quadrature may be off by in each row."""
-    return max(max(_TOLERANCE, _PER_DIM * n_dim) / max(n_rows, 1), _LEAST)
-
-
 class Expectations:
     """Expectations of a log density that is a sum over rows."""
 
     def __init__(self, reading: Reading, compile_: Compile, backend: str = "quick") -> None:
         self.n_rows_in_all = 0
-        self._reading, self.engine = reading, engine_for(backend, compile_)
-        self._other: LinearMap | None = None
+        self.reading, self.predictors, self.engine = reading, reading.predictors, engine_for(backend, compile_)
         self._take()
 
     def _take(self) -> None:
-        self.terms, self._constant = self._reading.terms, 0.0
-        self._joint: JointPredictors | None = None
+        self.terms, self.constant = self.reading.terms, 0.0
+        #: The predictors as functions of coordinates and sums over many of these; None where there are no such sums.
+        self.joint: JointPredictors | None = None
         if self.terms.rest:  # no expectation is ever taken
             return
-        self._rows = [self.engine.row_function(rows) for rows in self.terms.rows]
+        #: The functions of rows, kind by kind.
+        self.functions = [self.engine.row_function(rows) for rows in self.terms.rows]
         # Of the predictors in which log p is not linear.
-        used = np.concatenate([np.empty(0, dtype=np.int64), *(rows.index.ravel() for rows in self._rows)])
-        self._joint = self.predictors.with_sums(np.unique(used))
-        self._sum_up(self.linear_map)
-
-    @property
-    def leaves_out_conditions(self) -> bool:
-        """Whether log p is -inf under conditions that rows know nothing of."""
-        return self._reading.leaves_out_conditions
-
-    @property
-    def conditions(self) -> list[Variable] | None:
-        """Those, of the predictors; None where some part of log p is -inf under one, but not all."""
-        return self._reading.conditions
+        used = np.concatenate([np.empty(0, dtype=np.int64), *(rows.index.ravel() for rows in self.functions)])
+        self.joint = self.predictors.with_sums(np.unique(used))
+        self._sum_up(self.predictors.linear_map if self.joint is None else self.joint.linear_map)
 
     def anchor(self, theta: Array, logp: Array) -> bool:
         """Take what is constant in log p from its value at a point, and tell whether others agree."""
-        self._constant = 0.0
+        self.constant = 0.0
         rows = self.at(theta)
-        self._constant = float(logp[0] - rows[0])
+        self.constant = float(logp[0] - rows[0])
         return self.agrees(theta, logp)
 
     def agrees(self, theta: Array, logp: Array, *, everywhere: bool = False) -> bool:
         """Tell whether log p is what the rows add up to at points, (n_points, n_dim), where it is finite."""
         keep = np.isfinite(logp)
-        size = 1.0 + np.abs(logp[keep]) + abs(self._constant)
+        size = 1.0 + np.abs(logp[keep]) + abs(self.constant)
         with np.errstate(invalid="ignore"):
             agree = bool(np.all(np.abs(self.at(theta[keep]) - logp[keep]) <= ROUNDING * size))
         return agree and not (everywhere and np.isfinite(self.at(theta[np.isneginf(logp)])).any())
@@ -89,46 +75,29 @@ class Expectations:
             parts = range(0, len(theta), at_once)
             return np.concatenate([self.at(theta[start : start + at_once]) for start in parts])
         eta = self.linear_map(theta)
-        total: Array = self._constant + eta @ self.terms.slope
-        for rows in self._rows:
+        total: Array = self.constant + eta @ self.terms.slope
+        for rows in self.functions:
             total += rows.values([eta[:, at] for at in rows.index.T], slice(None)).sum(axis=1)
         return total
 
     def refresh(self) -> bool:
         """Take the data as they are now; tell whether they have changed, so that `anchor` is needed; see `Reading`."""
-        if not self._reading.refresh():
+        if not self.reading.refresh():
             return False
         self._take()
         return True
 
     def retake(self) -> None:
         """Take the data as they are now, and log p apart once more."""
-        self._reading.retake()
+        self.reading.retake()
         self._take()
 
     # --- in other coordinates ---
 
-    @property
-    def linear_map(self) -> LinearMap:
-        """The predictors as functions of theta."""
-        if self._other is not None:
-            return self._other
-        return self.predictors.linear_map if self._joint is None else self._joint.linear_map
-
-    @property
-    def joint(self) -> JointPredictors | None:
-        """The predictors as functions of coordinates and sums over many of these; None where there are no such sums."""
-        return self._joint
-
-    @property
-    def functions(self) -> list[RowFunction]:
-        """The functions of rows, kind by kind."""
-        return self._rows
-
     def times_used(self) -> NDArray[np.int64]:
         """Return how often each predictor occurs, (n_predictors,)."""
         result = np.asarray(self.terms.slope != 0.0, dtype=np.int64)
-        for rows in self._rows:
+        for rows in self.functions:
             result += np.bincount(rows.index.ravel(), minlength=len(result))
         return result
 
@@ -137,45 +106,38 @@ class Expectations:
         other = copy.copy(self)
         place = np.full(len(self.terms.slope), -1, dtype=np.int64)
         place[predictors] = np.arange(len(predictors))
-        other._rows = [rows.at(place[rows.index], (place[rows.index] >= 0).all(axis=1)) for rows in self._rows]
-        other._rows = [rows for rows in other._rows if len(rows.index)]
+        other.functions = [rows.at(place[rows.index], (place[rows.index] >= 0).all(axis=1)) for rows in self.functions]
+        other.functions = [rows for rows in other.functions if len(rows.index)]
         other.terms = replace(self.terms, slope=self.terms.slope[predictors])
-        other._other, other._constant = linear, self._constant + constant
+        other.constant = self.constant + constant
         other._sum_up(linear)
         return other
 
     def _sum_up(self, linear: LinearMap) -> None:
         """Find what of the covariance of q rows need, and where in the derivatives theirs belong."""
-        pairs = [rows.index[:, [a, b]] for rows in self._rows for a in range(rows.k) for b in range(a + 1)]
+        #: The predictors as functions of theta.
+        self.linear_map = linear
+        pairs = [rows.index[:, [a, b]] for rows in self.functions for a in range(rows.k) for b in range(a + 1)]
         maps, slope = ManyMaps.of(linear), self.terms.slope[None]
         entries = Entries(maps.sparsity, maps.columns, pairs)
-        self._many = ManyRows(maps, entries, self._rows, slope, np.zeros(1), self.tolerance)
+        self._many = ManyRows(maps, entries, self.functions, slope, np.zeros(1), self.tolerance)
         self._roots = WeakKeyDictionary[Spread, Roots]()
 
     @property
     def tolerance(self) -> float:
         """Nats that quadrature may be off by in each row."""
-        return tolerance_of(self.linear_map.n_dim, max(self.n_rows, self.n_rows_in_all))
-
-    @property
-    def constant(self) -> float:
-        """What is constant in log p."""
-        return self._constant
-
-    @property
-    def predictors(self) -> Predictors:
-        """The predictors of all rows."""
-        return self._reading.predictors
+        in_all = max(_TOLERANCE, _PER_DIM * self.linear_map.n_dim)
+        return max(in_all / max(self.n_rows, self.n_rows_in_all, 1), _LEAST)
 
     @property
     def n_directions(self) -> int:
         """Directions in which the functions of rows vary, at most."""
-        return max((rows.n_directions for rows in self._rows), default=0)
+        return max((rows.n_directions for rows in self.functions), default=0)
 
     @property
     def n_rows(self) -> int:
         """Rows, all kinds together."""
-        return sum(len(rows.index) for rows in self._rows)
+        return sum(len(rows.index) for rows in self.functions)
 
     @np.errstate(all="ignore")
     def seen(self, q: Spread) -> Seen:
@@ -219,20 +181,22 @@ class Expectations:
         roots: Roots | None = None,
     ) -> Expectation:
         """Return expectations where the predictors are distributed so; see `under`, and `PredictorMeanHessian`."""
-        linear, fixed = self.linear_map, self._constant + float(self.terms.slope @ seen.mean[0])
+        linear, fixed = self.linear_map, self.constant + float(self.terms.slope @ seen.mean[0])
         kinds = self._many.taken(seen, None if rules is None else RowRules.stacked([rules]))
         if (rules is None or adapt) and not fixed + sum(kind.value for kind in kinds) < least:
             for kind in kinds:
                 kind.choose(self.tolerance)
         grad, matrix = self._many.scatter(*zip(*[kind.derivatives() for kind in kinds], strict=True))
-        slope = linear.transposed_times((self.terms.slope + grad)[None])[0]
+        slope, bends = linear.transposed_times((self.terms.slope + grad)[None])[0], None
+        if kinds and all(rows.n_bends for rows in self.functions):
+            bends = Bends(*map(np.concatenate, zip(*[kind.bends() for kind in kinds], strict=True)))
         return Expectation(
             fixed + sum(kind.value for kind in kinds),
             sum(kind.error for kind in kinds),
             slope,
             PredictorMeanHessian(linear, matrix, entries, roots),
             RowRules(np.concatenate([kind.codes for kind in kinds]), np.concatenate([kind.sd for kind in kinds])),
-            _bends(kinds) if all(rows.n_bends for rows in self._rows) else None,
+            bends,
         )
 
     def rules_of_level(self, level: int) -> RowRules:
@@ -243,7 +207,7 @@ class Expectations:
     def are_stale(self, seen: Seen, rules: RowRules) -> bool:
         """Tell whether rows are wider, or much narrower, than those that rules were chosen for."""
         now, covariances = [], iter(seen.covariances)
-        for rows in self._rows:
+        for rows in self.functions:
             widest = np.zeros(len(rows.index))
             for a in range(rows.k):
                 for b in range(a + 1):
@@ -255,15 +219,7 @@ class Expectations:
 
     def directions(self, rows: NDArray[np.intp]) -> Array:
         """Return the slopes of the only predictor of each of some rows, (n, n_dim)."""
-        return self.linear_map.plain.rows(np.concatenate([kind.index[:, 0] for kind in self._rows])[rows])
-
-
-def _bends(kinds: Sequence[Taken]) -> Bends | None:
-    """Return how expected derivatives change, where all rows have one predictor; None of no rows."""
-    if not kinds:
-        return None
-    second, third, fourth, is_bent = (np.concatenate(part) for part in zip(*[k.bends() for k in kinds], strict=True))
-    return Bends(second, third, fourth, is_bent)
+        return self.linear_map.plain.rows(np.concatenate([kind.index[:, 0] for kind in self.functions])[rows])
 
 
 # --- log p and its gradient at points, where log p is a sum over rows: nothing is compiled for these ---
@@ -285,7 +241,8 @@ class Pointwise:
     @classmethod
     def of(cls, rows: Expectations, compile_: Compile) -> "Pointwise | None":
         """Return that of rows; None where a row has no derivative here, or a condition is not one of all of log p."""
-        if rows.conditions is None:
+        conditions = rows.reading.conditions
+        if conditions is None:
             return None
         found = [rows.engine.first_derivatives(kind) for kind in rows.terms.rows]
         known = [kind for kind in found if kind is not None]
@@ -293,7 +250,7 @@ class Pointwise:
             return None
         gradient = RowGradient(rows.linear_map, rows.terms.slope, known)
         vector = rows.predictors.vector
-        return cls(rows, gradient, _compiled(rows.conditions, vector, compile_) if rows.conditions else None)
+        return cls(rows, gradient, _compiled(conditions, vector, compile_) if conditions else None)
 
     def logp(self, theta: Array) -> Array:
         """Return log p, (n_points,), at points (n_points, n_dim)."""

@@ -1,6 +1,5 @@
 """The graphs of a model on the flat vector, and the functions that are compiled of them."""
 
-import collections
 import contextlib
 import functools
 import time
@@ -41,36 +40,6 @@ from pymc_ngvi.reading.affine import Factor
 from pymc_ngvi.reading.found import DataSeen, Reading
 from pymc_ngvi.reading.terms import Terms
 
-# --- what was built of a model, a field for each part: fits that build nothing anew share it ---
-
-
-#: From points, (n_points, n_dim), to values there.
-type Batched = Callable[[Array], tuple[Array, ...]]
-
-
-class Once[T]:
-    """What is made when it is first asked for."""
-
-    def __init__(self) -> None:
-        self._made: tuple[T] | None = None
-
-    @property
-    def is_made(self) -> bool:
-        """Whether it was asked for."""
-        return self._made is not None
-
-    @property
-    def value(self) -> T:
-        """What was made."""
-        assert self._made is not None
-        return self._made[0]
-
-    def of(self, make: Callable[[], T]) -> T:
-        """Return it, made now or earlier."""
-        if self._made is None:
-            self._made = (make(),)
-        return self._made[0]
-
 
 @dataclass
 class RowsFound:
@@ -91,47 +60,6 @@ class RowsFound:
     last_structure: Pattern | None = None
     #: What follows from rows, by name, with the terms that it is of.
     of_terms: dict[str, tuple[Terms, Any]] = field(default_factory=dict)
-
-
-def _by_key() -> collections.defaultdict[Any, Once[Any]]:
-    return collections.defaultdict(Once)
-
-
-@dataclass
-class Made:
-    """What was built of a model."""
-
-    #: At many points.
-    logp: Once[Batched] = field(default_factory=Once)
-    logp_grad: Once[Batched] = field(default_factory=Once)
-    #: At points one by one, compiled quickly.
-    logp_at_few: Once[Function] = field(default_factory=Once)
-    #: Estimated time of a gradient, from rows or not.
-    gradient_seconds: collections.defaultdict[bool, Once[float]] = field(default_factory=_by_key)
-    jets: Once[Jets] = field(default_factory=Once)
-    #: Products of Hessians with directions, at draws.
-    products: Once[Function] = field(default_factory=Once)
-    #: Of the Gauss-Newton matrix.
-    squares: Once[Any] = field(default_factory=Once)
-    row_gradients: Once[Any] = field(default_factory=Once)
-    n_rows: Once[Function] = field(default_factory=Once)
-    rest: Once[Function] = field(default_factory=Once)
-    rows: RowsFound = field(default_factory=RowsFound)
-    #: Log p as rows, its hyperparameters given; or why it is none.
-    latent_rows: Once[Any] = field(default_factory=Once)
-    #: The terms of a shard at its own coordinates.
-    terms_of_shard: Once[Any] = field(default_factory=Once)
-    #: The terms of log p, by the globals beside these.
-    terms_beside: collections.defaultdict[tuple[int, ...], Once[Any]] = field(default_factory=_by_key)
-    #: Functions of constrained values, by what is evaluated.
-    constrained: collections.defaultdict[tuple[object, ...], Once[Any]] = field(default_factory=_by_key)
-    #: Draws of discrete variables that were summed out.
-    discrete: Once[Any] = field(default_factory=Once)
-
-    @property
-    def names(self) -> set[str]:
-        """The fields of what was made."""
-        return {name for name, value in vars(self).items() if isinstance(value, Once) and value.is_made}
 
 
 #: How many times as many points there are in the next shape that JAX compiles a function for.
@@ -236,13 +164,15 @@ class Functions:
         self._model, self._backend, self._is_large, self._is_auto = model, backend, is_large, backend == "auto"
         self._choose = choose
         self.compile_kwargs = compile_kwargs
-        self.made = Made()
+        #: What was built of the model, by what it is.
+        self.made: dict[object, Any] = {}
+        self.rows = RowsFound()
         self.seconds = 0.0
         self.needs_hessians = True
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""
-        return {**self.__dict__, "made": Made()}
+        return {**self.__dict__, "made": {}, "rows": RowsFound()}
 
     @property
     def backend(self) -> str:
@@ -270,12 +200,13 @@ class Functions:
         finally:
             self.seconds += time.perf_counter() - start
 
-    def once[T](self, what: Once[T], make: Callable[[], T]) -> T:
-        """Return a field of `made`, or make it."""
-        if what.is_made:
-            return what.of(make)
-        with self.timed():
-            return what.of(make)
+    def once[T](self, what: object, make: Callable[[], T]) -> T:
+        """Return something of `made`, or make it."""
+        if what not in self.made:
+            with self.timed():
+                self.made[what] = make()
+        found: T = self.made[what]
+        return found
 
     def compile_for_few(self, inputs: list[Variable], outputs: Variable | Outputs) -> Callable[..., Any]:
         """Return a function that is called some tens of times, or with arrays of other shapes each time.
@@ -318,4 +249,4 @@ def jets_of(graphs: FlatGraphs, functions: Functions) -> Jets | None:
     forward = graphs.forward
     if forward is None or functions.backend != "quick":
         return None
-    return functions.once(functions.made.jets, lambda: forward.compiled(functions.compile))
+    return functions.once("jets", lambda: forward.compiled(functions.compile))

@@ -187,14 +187,8 @@ class GaussianOver:
     @functools.cached_property
     def precisions(self) -> Precisions:
         """What factors them."""
-        first, own = self._first_precisions.pattern, self.pattern
-        is_same = np.array_equal(first.rows, own.rows) and np.array_equal(first.cols, own.cols)
-        return self._first_precisions if is_same else Precisions(own)
-
-    @property
-    def n_given(self) -> int:
-        """Number of what is given."""
-        return len(self._given.outside)
+        first = self._first_precisions
+        return first if first.pattern.equals(self.pattern) else Precisions(self.pattern)
 
     @property
     def n_rows(self) -> int:

@@ -225,7 +225,17 @@ class LikelihoodRows:
     def graphs(self) -> tuple[list[Variable], list[Variable], Variable]:
         """Return the log density by rows, and what is left of it, as functions of the value variables."""
         observed = self._of_role("observed")
-        self._check_kinds(observed)
+        if not observed:
+            raise ValueError(
+                "The model has no observed variables; estimator='gauss_newton' squares the gradients of single "
+                f"observations, and there are none. {_INSTEAD}"
+            )
+        if potentials := self._of_role("potential"):
+            raise ValueError(
+                f"The model has Potentials ({quoted(p.name for p in potentials)}), which may add anything to the "
+                "log density; estimator='gauss_newton' squares the gradients of single observations, and can't tell "
+                f"those of a Potential apart. Write them as observed variables (pm.CustomDist). {_INSTEAD}"
+            )
         values = [self.model.rvs_to_values[factor.variable] for factor in observed]
         joint = [f.name for f, value in zip(observed, values, strict=True) if f.logp.type.ndim != value.type.ndim]
         if joint:
@@ -244,19 +254,6 @@ class LikelihoodRows:
 
     def _of_role(self, role: Role) -> list[Factor]:
         return [factor for factor in self.factors if factor.role == role]
-
-    def _check_kinds(self, observed: list[Factor]) -> None:
-        if not observed:
-            raise ValueError(
-                "The model has no observed variables; estimator='gauss_newton' squares the gradients of single "
-                f"observations, and there are none. {_INSTEAD}"
-            )
-        if potentials := self._of_role("potential"):
-            raise ValueError(
-                f"The model has Potentials ({quoted(p.name for p in potentials)}), which may add anything to the "
-                "log density; estimator='gauss_newton' squares the gradients of single observations, and can't tell "
-                f"those of a Potential apart. Write them as observed variables (pm.CustomDist). {_INSTEAD}"
-            )
 
 
 # --- minibatches: the random row indices of ``pm.Minibatch``, held fixed until the next batch is asked for ---
@@ -405,7 +402,11 @@ def initial_point_function(
     with without_c(model):
         values = make_initial_point_expression(
             free_rvs=model.free_RVs,
-            rvs_to_transforms=_transforms_of_arrays(model),
+            # Those of `pymc.dims` take the plain arrays that PyMC hands them.
+            rvs_to_transforms={
+                rv: _OfArrays(t, rv.type.dims) if t is not None and isinstance(rv.type, XTensorType) else t
+                for rv, t in model.rvs_to_transforms.items()
+            },
             initval_strategies={**model.rvs_to_initial_values, **convert_str_to_rv_dict(model, dict(overrides or {}))},
             return_transformed=True,
         )
@@ -417,14 +418,6 @@ def initial_point_function(
         return dict(zip([model.rvs_to_values[rv].name for rv in model.free_RVs], function(), strict=True))
 
     return initial_point
-
-
-def _transforms_of_arrays(model: pm.Model) -> dict[Variable, Any]:
-    """Return the transforms of a model; those of `pymc.dims` take the plain arrays that PyMC hands them."""
-    return {
-        rv: _OfArrays(t, rv.type.dims) if t is not None and isinstance(rv.type, XTensorType) else t
-        for rv, t in model.rvs_to_transforms.items()
-    }
 
 
 class _OfArrays:
@@ -571,11 +564,6 @@ class ModelInfo:
         """
         layout = Layout.from_model(model, point)
         return cls(model, layout, DataSnapshot(model), layout.flatten(point), prior or Prior(model))
-
-    @property
-    def n_dim(self) -> int:
-        """Number of unconstrained coordinates."""
-        return self.layout.n_dim
 
     def prior_draws(self, n_draws: int, seed: int) -> Array:
         """Draw from the prior, (n, n_dim), unconstrained; fewer draws, or none, where it can't be drawn from."""

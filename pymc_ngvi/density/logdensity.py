@@ -40,7 +40,6 @@ from pymc_ngvi.density.second_order import ModelHessian, PatternedHessian, RowsH
 from pymc_ngvi.graphs import graph, programs
 from pymc_ngvi.graphs.backends import BACKENDS, check_installed, without_c
 from pymc_ngvi.graphs.graph import MissingDerivativeError
-from pymc_ngvi.graphs.jets import Jets
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.loops import draws_in_call
 from pymc_ngvi.ops import cost
@@ -87,7 +86,7 @@ class ModelDensity(ABC):
     @property
     def n_dim(self) -> int:
         """Number of unconstrained coordinates."""
-        return self.info.n_dim
+        return self.info.layout.n_dim
 
     @property
     def model(self) -> pm.Model:
@@ -185,9 +184,7 @@ class ModelDensity(ABC):
         summed = self.summed_out
         if summed is None:
             return {}
-        draws = self.functions.once(self.functions.made.discrete, lambda: DiscreteDraws(summed))
-        assert isinstance(draws, DiscreteDraws)
-        return draws(values, random_seed)
+        return self.functions.once("discrete", lambda: DiscreteDraws(summed))(values, random_seed)
 
     # --- minibatches ---
 
@@ -262,16 +259,10 @@ class ModelDensity(ABC):
             Where the rows don't add up to log p: they are given up.
         """
 
-    def rules_of_level(self, level: int) -> RowRules:
-        """Return rules that are the same for all rows, by their code."""
-        rows = self.by_rows.found
-        assert rows is not None
-        return rows.rules_of_level(level)
-
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget`."""
         rows = self.by_rows.found
-        if rows is None or not rows.leaves_out_conditions:
+        if rows is None or not rows.reading.leaves_out_conditions:
             return rows is not None
         theta = draw()
         return rows.agrees(theta, self.by_rows.logp(theta), everywhere=True)
@@ -382,12 +373,12 @@ def check_backend(backend: str, compile_kwargs: Mapping[str, object] | None) -> 
         check_installed()
 
 
-def fastest_backend(density: "LogDensity", *, needs_hessians: bool = True) -> str:
+def fastest_backend(density: "LogDensity") -> str:
     """Return the backend with which a fit should be over first: "quick" or "numba"."""
     graphs, n_dim = density.graphs, density.n_dim
     if graphs.is_large or graphs.has_equations or programs.has_parameters([graphs.logp], graphs.theta):
         return "quick"  # compilers take longer still for thousands of nodes, and do not compile integrations
-    if not needs_hessians:
+    if not density.functions.needs_hessians:
         return "numba" if graphs.forward is None and graphs.cost.prefers_numba(_EXPECTED_ALONE) else "quick"
     if (
         graphs.forward is not None
@@ -532,8 +523,7 @@ class LogDensity(ModelDensity):
         """Return the backend."""
         if self._requested != "auto" or self.functions.is_given:
             return self.functions.backend
-        needs = self.functions.needs_hessians
-        return fastest_backend(self, needs_hessians=needs)
+        return fastest_backend(self)
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""
@@ -602,8 +592,7 @@ class LogDensity(ModelDensity):
     @functools.cached_property
     def gradient_seconds(self) -> float:
         """Estimated time of log p and its gradient at one point, from the graph and the sizes of the data alone."""
-        known = self.functions.made.gradient_seconds[self._pointwise is not None]
-        return known.of(self._estimated_seconds)
+        return self.functions.once(("gradient seconds", self._pointwise is not None), self._estimated_seconds)
 
     @property
     def value_seconds(self) -> float:
@@ -647,7 +636,7 @@ class LogDensity(ModelDensity):
         # Gradients that nobody asked for cost less than compiling another function, but for much data, and for
         # equations, whose derivatives are equations themselves.
         takes_long = self.graphs.has_equations or len(theta) * self.graphs.cost.quick_seconds > _LOGP_SECONDS
-        name = "logp" if takes_long or self._jets is not None else "logp_grad"
+        name = "logp" if takes_long or jets_of(self.graphs, self.functions) is not None else "logp_grad"
         parts = [self._batch(name, theta[rows])[0] for rows in slices(len(theta), self.batch_size)]
         return np.concatenate(parts)
 
@@ -670,20 +659,15 @@ class LogDensity(ModelDensity):
         return is_right
 
     def _batch(self, name: str, theta: Array) -> tuple[Array, ...]:
-        made = self.functions.made
-        function = self.functions.once(made.logp if name == "logp" else made.logp_grad, lambda: self.compiled(name))
+        function = self.functions.once(name, lambda: self.compiled(name))
         with np.errstate(all="ignore"):
             outputs = function(self.functions.filled_up(np.ascontiguousarray(theta, dtype=np.float64)))
         return tuple(np.asarray(out)[: len(theta)] for out in outputs)
 
-    @property
-    def _jets(self) -> Jets | None:
-        return jets_of(self.graphs, self.functions)
-
     def compiled(self, name: str) -> Callable[[Array], tuple[Array, ...]]:
         """Compile a function of points, (n_points, n_dim): "logp" or "logp_grad"."""
-        graphs, jets = self.graphs, self._jets
-        if jets is not None:
+        graphs = self.graphs
+        if (jets := jets_of(graphs, self.functions)) is not None:
             return jets.logp if name == "logp" else jets.logp_grad
         outputs = [graphs.logp] if name == "logp" else graphs.logp_grad
         draws, batched = graph.over_draws(outputs, graphs.theta)

@@ -172,12 +172,6 @@ def _of_operation(op: ps.ScalarOp, inputs: Sequence[_Bounded], vary: Sequence[bo
             return inputs[1 if one.low else 2]
         curve = inputs[1].curve & inputs[2].curve if not vary[0] else _Convexity.NONE
         return _Bounded(curve, min(i.low for i in inputs[1:]), max(i.high for i in inputs[1:]))
-    return _of_function(op, inputs, vary)
-
-
-def _of_function(op: ps.ScalarOp, inputs: Sequence[_Bounded], vary: Sequence[bool]) -> _Bounded:
-    """Return what is known of a function that is bent."""
-    one = inputs[0]
     square = isinstance(op, ps.Sqr) or (isinstance(op, ps.Pow) and inputs[1].is_number and inputs[1].low == 2.0)
     if square or isinstance(op, ps.Abs):
         convex = one.curve is _Convexity.AFFINE

@@ -33,7 +33,7 @@ from pymc_ngvi.graphs import graph, layout
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.loops import vectorised
 from pymc_ngvi.reading.found import Compile, DataSeen, JointPredictors, Reading
-from pymc_ngvi.reading.terms import Rows, Source, Terms
+from pymc_ngvi.reading.terms import ROUNDING, Rows, Source, Terms
 from pymc_ngvi.rows.engines import Engine, engine_for
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.linear_map import Entries, LinearMap, ManyMaps, Sparsity
@@ -156,11 +156,24 @@ class FewRows:
         reading, self._which = given.reading, which
         read = [rows.index[at].ravel() for rows, at in zip(reading.terms.rows, which, strict=True)]
         self.predictors = np.unique(np.concatenate([beside, *read])).astype(np.int64)
-        vector = reading.predictors.vector
-        self._numbers = RowNumbers(reading.terms, vector, self.predictors, over, given.engine, self._rows_of(reading))
+        found, rows = reading.predictors, self._rows_of(reading)
+        self._numbers = RowNumbers(reading.terms, found.vector, self.predictors, over, given.engine, rows)
         self.indices = self._numbers.indices
-        self.points = np.zeros((1, given.n_dim))
-        self._set_up_predictors(given, over)
+        self._fixed = found.linear_map
+        ends = np.cumsum([found.size(var) for var in found.variables])
+        parts, where = list[Variable](), list[NDArray[np.intp]]()
+        for var, end in zip(found.variables, ends, strict=True):
+            start = end - found.size(var)
+            at = np.flatnonzero((self.predictors >= start) & (self.predictors < end))
+            if len(at) and over.hangs(var):
+                parts.append(var.ravel()[self.predictors[at] - start])
+                where.append(at)
+        self._hanging = np.concatenate([*where, np.empty(0, dtype=np.intp)])
+        if parts:
+            with without_c():
+                points = pt.matrix("points", dtype="float64", shape=(None, given.n_dim))
+                [at_points] = vectorised([pt.concatenate(parts)], {given.theta: points})
+            self._predict = over.outputs([at_points], [points])
 
     def renew(self, reading: Reading) -> None:
         """Take the values of data as they are now, as what reads them has."""
@@ -177,24 +190,6 @@ class FewRows:
         }
         data = {var: values if values.shape[1] == 1 else values[:, at] for var, values in rows.data.items()}
         return replace(rows, index=np.searchsorted(self.predictors, rows.index[at]), data=data, sources=sources)
-
-    def _set_up_predictors(self, given: "RowsGiven", over: OverGiven) -> None:
-        found = given.reading.predictors
-        self._fixed = found.linear_map
-        ends = np.cumsum([found.size(var) for var in found.variables])
-        parts, where = list[Variable](), list[NDArray[np.intp]]()
-        for var, end in zip(found.variables, ends, strict=True):
-            start = end - found.size(var)
-            at = np.flatnonzero((self.predictors >= start) & (self.predictors < end))
-            if len(at) and over.hangs(var):
-                parts.append(var.ravel()[self.predictors[at] - start])
-                where.append(at)
-        self._hanging = np.concatenate([*where, np.empty(0, dtype=np.intp)])
-        if parts:
-            with without_c():
-                points = pt.matrix("points", dtype="float64", shape=(None, given.n_dim))
-                [at_points] = vectorised([pt.concatenate(parts)], {given.theta: points})
-            self._predict = over.outputs([at_points], [points])
 
     def look_at(self, points: Array) -> None:
         """Take the points, (n_points, n_dim), at which predictors are wanted."""
@@ -286,8 +281,8 @@ _AROUND = 0.1
 #: The same of points at which rows are compared with log p: far ones tell more, and are rough: where a covariance is
 #: nearly singular, all digits of log p may be lost there.
 _DISTANCES = (0.1, 1e-3)
-#: Relative difference of two values of log p that is rounding; nats that what is constant in it may be off by.
-_ROUNDING, _NATS = 1e-9, 0.01
+#: Nats that what is constant in log p may be off by.
+_NATS = 0.01
 #: Points at which conditions of log p are looked at, and prior standard deviations of own effects there.
 _N_POINTS, _FAR = 32, 6.0
 
@@ -452,11 +447,6 @@ class RowsGiven:
         self._narrowing, self.left = narrowing, left.functions
         return ""
 
-    @property
-    def leaves_out_conditions(self) -> bool:
-        """Whether log p is -inf under conditions that rows know nothing of."""
-        return self.reading.leaves_out_conditions
-
     @functools.cached_property
     def is_concave(self) -> bool:
         """Whether log p is concave in what is left, as far as its rows are looked at: with no more than one mode."""
@@ -468,7 +458,7 @@ class RowsGiven:
     def is_quadratic(self) -> bool:
         """Whether log p is quadratic in what is left, and so a Gaussian, whatever is given."""
         conditions = self.reading.conditions
-        may_end = self.leaves_out_conditions and (
+        may_end = self.reading.leaves_out_conditions and (
             conditions is None or self.reading.predictors.vector in set(ancestors(conditions))
         )
         return not may_end and all(map(is_quadratic, self.functions))
@@ -539,7 +529,7 @@ class RowsGiven:
                 of_rows = rows[left].values(np.swapaxes(at, 1, 2))
                 constant[left] = logp[:, 0] - of_rows[:, 0]
                 size = 1.0 + np.abs(logp) + np.abs(constant[left])[:, None]
-                apart = np.abs(of_rows + constant[left][:, None] - logp) > _ROUNDING * size
+                apart = np.abs(of_rows + constant[left][:, None] - logp) > ROUNDING * size
                 found = ~(apart & np.isfinite(logp)).any(axis=1) & np.isfinite(constant[left])
                 # Where log p is so large that its last digit counts, what is constant in it would be rounding.
                 agrees[left] = found & (np.spacing(np.abs(logp[:, 0])) < _NATS)
@@ -558,7 +548,7 @@ class RowsGiven:
 
     def logp(self, rows: ManyRows, values: Array, points: Array) -> Array:
         """Return log p, (n, m), with its conditions, at points (n, n_dim, m) for each of the values, (n, n_outside)."""
-        if not self.leaves_out_conditions:
+        if not self.reading.leaves_out_conditions:
             return rows.values(points)
         if not isinstance(rows, ManyRowsLeft):
             return self.logp_of_whole(values, np.swapaxes(points, 1, 2))
@@ -578,7 +568,10 @@ def latent_rows(density: LogDensity) -> RowsGiven:
     These are the few parameters with a transform (scales, correlations, shapes), and others that enter rows beside a
     predictor: what is left is Gaussian but for functions of one predictor each, or nearly so.
     """
-    found: RowsGiven | NotRows = density.functions.made.latent_rows.of(lambda: _found_or_not(density))
+    made = density.functions.made
+    if "latent rows" not in made:
+        made["latent rows"] = _found_or_not(density)
+    found: RowsGiven | NotRows = made["latent rows"]
     if isinstance(found, NotRows):
         raise found
     found.bind()
@@ -620,36 +613,28 @@ def _of_size(density: LogDensity, least: int, most: int) -> list[layout.Variable
 
 
 def _found(density: LogDensity, most_of_one: int, most: int) -> RowsGiven | NotRows:
-    try:
-        return _given(density, most_of_one, most)
-    except NotRows as reason:
-        return reason
-
-
-def _given(density: LogDensity, most_of_one: int, most: int) -> RowsGiven:
     if density.has_minibatch:
-        raise NotRows(Reason.IN_PART, "the model reads pm.Minibatch data")
+        return NotRows(Reason.IN_PART, "the model reads pm.Minibatch data")
     outside = _of_size(density, 0, most_of_one)
     while True:
-        index = _index(outside)
+        every = [np.arange(v.where.start, v.where.stop) for v in outside]
+        index = np.sort(np.concatenate([*every, np.empty(0)])).astype(np.intp)
         if not len(index):
-            raise NotRows(Reason.NOT_LATENT, "it has no scale, correlation or other transformed parameter")
+            return NotRows(Reason.NOT_LATENT, "it has no scale, correlation or other transformed parameter")
         if len(index) > most:
-            raise NotRows(Reason.NOT_LATENT, f"{len(index)} hyperparameters are more than {most}")
+            return NotRows(Reason.NOT_LATENT, f"{len(index)} hyperparameters are more than {most}")
         if len(index) == density.n_dim:
-            raise NotRows(Reason.NOT_LATENT, "all of its parameters are hyperparameters")
-        given = RowsGiven(density, index)
+            return NotRows(Reason.NOT_LATENT, "all of its parameters are hyperparameters")
+        try:
+            given = RowsGiven(density, index)
+        except NotRows as reason:
+            return reason
         others = [v for v in density.layout.variables if v not in outside]
         more = next(_beside(given, others), None)
         if more is None:
             given.integrate_own()
             return given
         outside.append(more)
-
-
-def _index(variables: list[layout.Variable]) -> NDArray[np.intp]:
-    parts = [np.arange(v.where.start, v.where.stop) for v in variables]
-    return np.sort(np.concatenate([*parts, np.empty(0)])).astype(np.intp)
 
 
 def _beside(given: RowsGiven, variables: list[layout.Variable]) -> Iterator[layout.Variable]:

@@ -105,7 +105,12 @@ class SecondOrder(CoordinateHessian):
     def _draws_in_call(self, n_directions: int) -> int | None:
         n_draws, together = self._batch(n_directions)
         # A call takes many draws where it would take longer than the work for one.
-        takes_draws = self.sparse.needs_products or self._jets is not None or self._batch(self.n_dim)[0] >= _LEAST_BATCH
+        takes_draws = (
+            self.sparse.coloured is not None
+            or self.sparse.looked
+            or self._jets is not None
+            or self._batch(self.n_dim)[0] >= _LEAST_BATCH
+        )
         return n_draws if together == n_directions and takes_draws else None
 
     def mean_products_of_each(self, draws: list[Array], directions: Array) -> list[Array] | None:
@@ -139,7 +144,7 @@ class SecondOrder(CoordinateHessian):
         return super().products_of_draws(theta, directions)
 
     def _function(self) -> Function:
-        return self._functions.once(self._functions.made.products, self._compile_products)
+        return self._functions.once("products", self._compile_products)
 
     def _compile_products(self) -> Function:
         direction, product = self._product
@@ -244,8 +249,7 @@ class PatternedHessian(Later):
             self._by_rows.give_up(why := "the Hessian has entries that rows tell nothing of")
             raise RowsGivenUp(why) from widened
         own = self._whole.pattern
-        same = np.array_equal(own.rows, pattern.rows) and np.array_equal(own.cols, pattern.cols)
-        return values if same else entries_of(own.symmetric(values), pattern)
+        return values if own.equals(pattern) else entries_of(own.symmetric(values), pattern)
 
 
 class RowsHessian(Later):

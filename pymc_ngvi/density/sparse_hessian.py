@@ -52,7 +52,8 @@ class SparseHessian:
         self._last: tuple[Pattern | None, Colouring | None] = (None, None)
         self._rng = np.random.default_rng(0)
         self._n_calls = self.n_widened = 0
-        self._looked = False
+        #: Whether products have told that the Hessian is dense, or where it is not.
+        self.looked = False
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: the compiled part is made again when it is needed."""
@@ -65,12 +66,10 @@ class SparseHessian:
         other._start, other._products, other._error = start, products, error
         other._rng = np.random.default_rng(0)
         other._n_calls = other.n_widened = 0
+        other._forget_old_data()
         other._found = None
-        if self._data is None or not self._data.are_current():
-            other._data = other._structure = other._first = None
-            other._looked = False
-        elif self._first is not None and np.array_equal(start, self._start):
-            other._found = (other._coloured(self._first[0]),)
+        if other._first is not None and np.array_equal(start, self._start):
+            other._found = (other._coloured(other._first[0]),)
         return other
 
     @property
@@ -92,11 +91,6 @@ class SparseHessian:
         """
         return None if self.coloured is None else self.coloured.pattern
 
-    @property
-    def needs_products(self) -> bool:
-        """Whether coloured products evaluate the Hessian, or have told that it is dense."""
-        return self.coloured is not None or self._looked
-
     def n_colours_by_graph(self) -> int:
         """Return the products for one Hessian as far as the graph tells, evaluating nothing."""
         self._forget_old_data()
@@ -107,7 +101,7 @@ class SparseHessian:
         # `pm.set_data` puts another array in the place of the old one.
         if self._data is not None and not self._data.are_current():
             self._data = self._structure = self._found = self._first = None
-            self._n_calls, self._looked = 0, False
+            self._n_calls, self.looked = 0, False
 
     def _by_graph(self) -> "HessianPattern":
         from pymc_ngvi.reading.affine import PatternSearch
@@ -134,7 +128,7 @@ class SparseHessian:
         look = coloured is None and structure.opaque and not self._varying and n_dim <= _MOST_DENSE
         if not look or self._error() is not None:
             return coloured
-        self._looked = True
+        self.looked = True
         return self._coloured(numerical_pattern(self._dense, self._start))
 
     def _dense(self, point: Array) -> Array:
@@ -152,13 +146,7 @@ class SparseHessian:
     def _colour(self, pattern: Pattern | None) -> Colouring | None:
         """Colour a pattern, if that was not done last time."""
         last = self._last[0]
-        if (
-            pattern is None
-            or last is None
-            or not (
-                pattern is last or (np.array_equal(pattern.rows, last.rows) and np.array_equal(pattern.cols, last.cols))
-            )
-        ):
+        if pattern is None or last is None or not (pattern is last or pattern.equals(last)):
             self._last = (pattern, colour(pattern))
         return self._last[1]
 

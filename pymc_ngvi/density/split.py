@@ -173,8 +173,15 @@ class RowTerms:
         self._slope_of_globals, self._slope = slope[forest.globals_], slope[forest.locals_]
         self._kinds: list[_Kind] = []
         self._alone: list[_Kind] = []
-        for kind in rows.functions:
-            self._add(kind)
+        for rows_ in rows.functions:
+            owner = owners([self._of_locals[column] for column in rows_.index.T], forest)
+            block = np.append(forest.block, -1)[owner]
+            order = np.argsort(block, kind="stable")
+            first = int(np.searchsorted(block[order], 0))
+            if first:
+                self._alone.append(self._kind(rows_, order[:first], owner))
+            if first < len(order):
+                self._kinds.append(self._kind(rows_, order[first:], owner))
         n_blocks = int(forest.block.max()) + 1
         self.n_rows = np.zeros(n_blocks, dtype=np.intp)
         for made in self._kinds:
@@ -182,16 +189,6 @@ class RowTerms:
         self._starts = [
             np.searchsorted(forest.block[kind.owner], np.arange(n_blocks + 1)).astype(np.intp) for kind in self._kinds
         ]
-
-    def _add(self, rows: RowFunction) -> None:
-        owner = owners([self._of_locals[column] for column in rows.index.T], self._forest)
-        block = np.append(self._forest.block, -1)[owner]
-        order = np.argsort(block, kind="stable")
-        first = int(np.searchsorted(block[order], 0))
-        if first:
-            self._alone.append(self._kind(rows, order[:first], owner))
-        if first < len(order):
-            self._kinds.append(self._kind(rows, order[first:], owner))
 
     def _kind(self, rows: RowFunction, at: Integers, owner: Integers) -> _Kind:
         function, data = rows.function, [d[0] if d.shape[1] == 1 else d[0, at] for d in rows.data]
@@ -306,7 +303,7 @@ class SplitDensity:
         self.n_evaluations = 0
         before = density.compile_seconds
         once, beside = density.functions.once, tuple(forest.globals_.tolist())
-        self._made: _Made = once(density.functions.made.terms_beside[beside], lambda: self._make(density))
+        self._made: _Made = once(("terms beside", beside), lambda: self._make(density))
         self.compile_seconds = density.compile_seconds - before
         # Found each time: other data, or other indices of groups, may bring other ones.
         owner = self._owners(point)

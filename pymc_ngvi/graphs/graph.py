@@ -14,7 +14,6 @@ from pytensor.graph import (
     Apply,
     Constant,
     FunctionGraph,
-    Op,
     Type,
     Variable,
     graph_replace,
@@ -108,20 +107,15 @@ def _in_float64(outputs: list[Variable], replacements: dict[Variable, Variable])
             continue
         names = [getattr(node.op, name, None) for name in ("dtype", "acc_dtype")]
         if isinstance(node.op, CAReduce | MakeVector) and not {"float32", "float16"}.isdisjoint(names):
-            new = _widened_op(node.op).make_node(*inputs)
+            wide = copy(node.op)
+            for name in ("dtype", "acc_dtype"):
+                if getattr(wide, name, None) in ("float32", "float16"):
+                    setattr(wide, name, "float64")
+            new = wide.make_node(*inputs)
         else:
             new = node.clone_with_new_inputs(inputs, strict=False)
         done.update(zip(node.outputs, new.outputs, strict=True))
     return [done.get(out, out) for out in outputs]
-
-
-def _widened_op(op: Op) -> Op:
-    """Return a sum or a vector-making Op that names float64 where it named a lower precision."""
-    wide = copy(op)
-    for name in ("dtype", "acc_dtype"):
-        if getattr(op, name, None) in ("float32", "float16"):
-            setattr(wide, name, "float64")
-    return wide
 
 
 @node_rewriter([Blockwise])  # type: ignore[untyped-decorator]

@@ -83,7 +83,8 @@ class Space:
     @cached_property
     def n_terms(self) -> int:
         """Terms of a jet."""
-        return n_terms(self.n_dim, self.order)
+        n = self.n_dim
+        return 1 + (n if self.order else 0) + (n * (n + 1) // 2 if self.order == 2 else 0)
 
     @cached_property
     def pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -133,11 +134,6 @@ class Space:
         both: Array = x1[i] * y1[j]
         both += x1[j] * y1[i]
         return both
-
-
-def n_terms(n_dim: int, order: int = 2) -> int:
-    """Return the terms of a jet."""
-    return 1 + (n_dim if order else 0) + (n_dim * (n_dim + 1) // 2 if order == 2 else 0)
 
 
 # --- rules for operations element by element ---
@@ -676,17 +672,12 @@ def _with_numbers(node: Apply, values: list[AnyArray]) -> tuple[Any, ...]:
     return (slice(None), slice(None), *indices_from_subtensor(numbers, node.op.idx_list))
 
 
-@structural.register
-def _subtensor(op: Subtensor, node: Apply, kinds: _Kinds) -> Rule:
+@structural.register(Subtensor)
+@structural.register(AdvancedSubtensor)
+def _part(op: Subtensor | AdvancedSubtensor, node: Apply, kinds: _Kinds) -> Rule:
     _only_first_varies(node, kinds)
-    at = _indices(node, 1)
-    return lambda space, *x: x[0][at(x)]
-
-
-@structural.register
-def _advanced_subtensor(op: AdvancedSubtensor, node: Apply, kinds: _Kinds) -> Rule:
-    _only_first_varies(node, kinds)
-    _check_adjacent(op)
+    if isinstance(op, AdvancedSubtensor):
+        _check_adjacent(op)
     at = _indices(node, 1)
     return lambda space, *x: x[0][at(x)]
 
@@ -833,24 +824,15 @@ def _log_sum_exp(op: LogSumExp, node: Apply, kinds: _Kinds) -> Rule:
     return rule
 
 
-@structural.register(Dot)
-def _matrices(op: Op, node: Apply, kinds: _Kinds) -> Rule:
-    return of_matrices(op)
-
-
-for _operation in OPERATIONS:
-    structural.register(_operation, _matrices)
+for _operation in (Dot, *OPERATIONS):
+    structural.register(_operation, lambda op, node, kinds: of_matrices(op))
 
 
 @structural.register
 def _for_each(op: Blockwise, node: Apply, kinds: _Kinds) -> Rule:
-    if isinstance(op.core_op, AdvancedSubtensor):
-        return _elements_of_each(op, node, kinds)
-    return of_matrices(op.core_op)
-
-
-def _elements_of_each(op: Blockwise, node: Apply, kinds: _Kinds) -> Rule:
-    """Select elements of each entry of a batch, by indices that may be its own."""
+    """Return the rule of operations on matrices, or of elements of each entry of a batch by indices of its own."""
+    if not isinstance(op.core_op, AdvancedSubtensor):
+        return of_matrices(op.core_op)
     _only_first_varies(node, kinds)
     if not all(isinstance(entry, int) for entry in op.core_op.idx_list):
         raise NoJet(f"{op} indexes by more than arrays")

@@ -150,9 +150,7 @@ class Solution(Op):
             cell[0] = np.ascontiguousarray(part).reshape(shape)
 
 
-@_vectorize_node.register(Solution)  # type: ignore[untyped-decorator]
-def _vectorised_solution(op: Solution, node: Apply, *inputs: Variable) -> Apply:
-    return op.make_node(*inputs)
+_vectorize_node.register(Solution, lambda op, node, *inputs: op.make_node(*inputs))
 
 
 def _solve(equations: Equations, order: int, both: Array) -> Array:

@@ -71,11 +71,9 @@ def _places(likelihood: LogDensity, forest: Forest) -> Integers:
 
 def _terms(likelihood: LogDensity, forest: Forest | None, g: Array, local: Array) -> tuple[Array, Array] | None:
     """Return the terms of a shard at its own local coordinates; None where it has to be told the forest."""
-    made = likelihood.functions.made.terms_of_shard
-    if forest is None and not made.is_made:
+    if forest is None and "terms of shard" not in likelihood.functions.made:
         return None
-    terms: TermsByRows = made.of(lambda: _by_rows(likelihood, forest))
-    return terms.terms(g, local)
+    return likelihood.functions.once("terms of shard", lambda: _by_rows(likelihood, forest)).terms(g, local)
 
 
 def _by_rows(likelihood: LogDensity, whole: Forest | None) -> TermsByRows:

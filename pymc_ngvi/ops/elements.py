@@ -148,17 +148,13 @@ class Facts:
         self._prepare(output, theta, varying if conditions else self.nodes)
         self.refresh()
 
-    def kind(self, var: Variable) -> Kind:
-        """Return how a variable depends on theta."""
-        return self._kinds.get(var, Kind.KNOWN)
-
     def is_active(self, var: Variable) -> bool:
         """Tell whether derivatives pass through a variable."""
-        return self.kind(var) is Kind.ACTIVE
+        return self._kinds.get(var) is Kind.ACTIVE
 
     def is_known(self, var: Variable) -> bool:
         """Tell whether a variable has a value."""
-        return self.kind(var) is Kind.KNOWN
+        return self._kinds.get(var, Kind.KNOWN) is Kind.KNOWN
 
     def active_inputs(self, node: Apply) -> list[Variable]:
         """Return the inputs of a node through which derivatives pass."""

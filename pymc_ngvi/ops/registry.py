@@ -207,15 +207,11 @@ def _set_or_added(node: Apply, facts: Facts) -> Elements | None:
 
 
 def _lifted_set_or_added(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
+    """Return elements that are set, or to each of which another is added, or to none of which."""
     if core_op(node.op).set_instead_of_inc:
         return _lifted_move(lift, node, var, index, 2)
-    return _added(lift, _set_or_added(node, lift.facts), node, index)
-
-
-def _added(lift: Lifting, found: Elements | None, node: Apply, index: Ints) -> Variable:
-    """Return elements to each of which another is added, or to none of which."""
     base, added = node.inputs[:2]
-    targets = AddedAt(node, lift.facts).targets() if found is not None else None
+    targets = AddedAt(node, lift.facts).targets() if _set_or_added(node, lift.facts) is not None else None
     if targets is None or np.unique(targets).size < targets.size:
         raise CannotLift("it adds to elements several times")
     targets = targets.ravel()
@@ -238,10 +234,6 @@ def _axis_of_shape(node: Apply, out: Variable, axis: int) -> int | None:
     return 0 if axis == 0 and first.type.shape[:1] == out.type.shape[:1] not in ((), (None,)) else None
 
 
-def _axis_of_joined(node: Apply, out: Variable, axis: int) -> int | None:
-    return axis if node.op.axis % out.type.ndim != axis else None
-
-
 def _axis_of_part(node: Apply, out: Variable, axis: int) -> int | None:
     """Return the axis of which a part is taken, where that is all of it."""
     ndim = node.inputs[0].type.ndim
@@ -258,7 +250,7 @@ MOVEMENT: dict[type, OpRecord] = {
     Reshape: moves(axis=_axis_of_shape),
     Subtensor: moves(axis=_axis_of_part),
     **dict.fromkeys((BlockDiagonal, MakeVector), moves(None)),
-    Join: moves(None, _axis_of_joined),
+    Join: moves(None, lambda node, out, axis: axis if node.op.axis % out.type.ndim != axis else None),
     CheckAndRaise: moves(always=True),
     FillDiagonal: moves(2),
     **dict.fromkeys(
@@ -278,11 +270,8 @@ def _reduced(node: Apply, facts: Facts) -> FromWays:
 
 
 def _lifted_reduction(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
-    return functools.reduce(Elemwise(node.op.scalar_op), operands(lift, node, index, node.op.axis))
-
-
-def _log_sum_exp(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
-    return functools.reduce(pt.logaddexp, operands(lift, node, index, node.op.axis))
+    of_two = pt.logaddexp if isinstance(node.op, LogSumExp) else Elemwise(node.op.scalar_op)
+    return functools.reduce(of_two, operands(lift, node, index, node.op.axis))
 
 
 def _softmax(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
@@ -335,7 +324,7 @@ _WRAPPED = "is read by the graph that it stands for"
 REDUCTIONS: dict[type, OpRecord] = {
     CAReduce: OpRecord(_reduced, _lifted_reduction, axis=_axis_left),
     CumOp: OpRecord(_cumulated, _lifted_cumulated),
-    LogSumExp: OpRecord(_WRAPPED, _log_sum_exp, axis=_axis_left),
+    LogSumExp: OpRecord(_WRAPPED, _lifted_reduction, axis=_axis_left),
     **dict.fromkeys((Softmax, LogSoftmax), OpRecord(_WRAPPED, _softmax, axis=_axis_left)),
 }
 
@@ -402,10 +391,6 @@ def _lifted_product(lift: Lifting, node: Apply, var: Variable, index: Ints) -> V
     return functools.reduce(pt.add, parts)
 
 
-def _solution_degrees(node: Apply) -> list[float | None]:
-    return [-1.0, 1.0] if isinstance(core_op(node.op), Solve | SolveTriangular) else [None, None]
-
-
 def _read(node: Apply, unknown: int) -> Extra:
     return Extra(read=largest(node.inputs, unknown) if isinstance(node.op, Dot) else 0)
 
@@ -415,7 +400,12 @@ PRODUCTS: dict[type, OpRecord] = {
         _product, _lifted_product, lambda node: [1.0, 1.0], "multiplies rows by what they share", _read, by_batch=True
     ),
     **dict.fromkeys((SparseDot, StructuredDot), OpRecord(_sparse_product, OF_MANY, "is of a matrix that is known")),
-    SolveBase: OpRecord(_solution, OF_MANY, _solution_degrees, by_batch=True),
+    SolveBase: OpRecord(
+        _solution,
+        OF_MANY,
+        lambda node: [-1.0, 1.0] if isinstance(core_op(node.op), Solve | SolveTriangular) else [None, None],
+        by_batch=True,
+    ),
     Cholesky: OpRecord("makes each element of all those of a matrix", OF_MANY, lambda node: [0.5], by_batch=True),
 }
 

@@ -11,7 +11,7 @@ import pymc as pm
 import pytensor.scalar as ps
 import pytensor.tensor as pt
 
-from pytensor.graph import Op, clone_replace
+from pytensor.graph import clone_replace
 from pytensor.graph.basic import Apply, Variable, clone
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
@@ -255,19 +255,13 @@ def conditions_of(logp: Variable) -> list[Variable] | None:
         if var.owner is None or var in seen:
             continue
         seen.add(var)
+        op = var.owner.op
         if _is_check(var.owner):
             found.append(var.owner.inputs[0])
             stack.append(var.owner.inputs[1])
-        elif _is_added(var.owner.op):
-            stack += var.owner.inputs
+        elif isinstance(op, DimShuffle) or (isinstance(op, Elemwise | CAReduce) and isinstance(op.scalar_op, ps.Add)):
+            stack += var.owner.inputs  # each element is added to something, or is where it was
     return found if len(found) == sum(map(_is_check, toposort([logp]))) else None
-
-
-def _is_added(op: Op) -> bool:
-    """Tell whether each element of the inputs is added to something, or is where it was."""
-    if isinstance(op, Elemwise | CAReduce):
-        return isinstance(op.scalar_op, ps.Add)
-    return isinstance(op, DimShuffle)
 
 
 def _is_check(node: Apply) -> bool:

@@ -227,15 +227,6 @@ def together(parts: Sequence[Variable]) -> Variable:
     return pt.basic.MakeVector("float64")(*[pt.cast(part, "float64") for part in parts])
 
 
-def written_apart(logp: Variable, theta: Variable) -> tuple[Variable, Facts]:
-    """Write log p, or a vector of its parts, so that its predictors can be seen; return it with its facts."""
-    facts = Facts(logp, theta)
-    for write in (scales_outside, factors_outside, functools.partial(grouped, theta=theta)):
-        before, logp = logp, write(logp, facts)
-        facts = facts if logp is before else Facts(logp, theta)
-    return logp, facts
-
-
 class DataSeen:
     """The data that variables depend on, at some time."""
 
@@ -250,7 +241,11 @@ class DataSeen:
     def are_current(self) -> bool:
         """Tell whether the data are the same now, be it in other arrays: ``pm.set_data`` puts these in their place."""
         now = self._now()
-        if not all(map(_are_equal, now, self._arrays)):
+        for one, other in zip(now, self._arrays, strict=True):
+            if one is other or (
+                isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.array_equal(one, other)
+            ):
+                continue
             return False
         self._arrays = now
         return True
@@ -259,32 +254,30 @@ class DataSeen:
         return [v.container.storage[0] for v in self._shared]  # they are looked at often
 
 
-def _are_equal(one: object, other: object) -> bool:
-    if one is other:
-        return True
-    return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.array_equal(one, other)
-
-
 class Predictors:
     """Linear predictors, and log p as a function of them."""
 
     def __init__(self, logp: Variable, theta: Variable, compile_: Compile) -> None:
-        self._theta = theta
-        self._logp, self._facts = written_apart(logp, theta)
-        self._found = predictors(self._logp, theta, self._facts)
-        if not self._found:
+        self._theta, facts = theta, Facts(logp, theta)
+        for write in (scales_outside, factors_outside, functools.partial(grouped, theta=theta)):
+            before, logp = logp, write(logp, facts)  # so that predictors can be seen
+            facts = facts if logp is before else Facts(logp, theta)
+        self._logp, self._facts = logp, facts
+        #: What they are elements of, one after the other.
+        self.variables = predictors(self._logp, theta, self._facts)
+        if not self.variables:
             raise NotApart("log p has no predictors")
-        self._data = DataSeen(self._found)
-        self.vector = pt.vector("predictors", dtype="float64", shape=(sum(map(self.size, self._found)),))
+        self._data = DataSeen(self.variables)
+        self.vector = pt.vector("predictors", dtype="float64", shape=(sum(map(self.size, self.variables)),))
         self._compile = compile_
         self._joint: dict[bytes, JointPredictors | None] = {}
 
     @functools.cached_property
     def _evaluate(self) -> Callable[[Array], Array]:
-        if self._found == [self._theta]:
+        if self.variables == [self._theta]:
             return lambda theta: theta
         with without_c():
-            everything = pt.concatenate([var.ravel() for var in self._found])
+            everything = pt.concatenate([var.ravel() for var in self.variables])
             points, [values] = graph.over_draws([everything], self._theta)
         function = self._compile([points], values)
         return lambda theta: np.asarray(function(theta))
@@ -292,12 +285,12 @@ class Predictors:
     @functools.cached_property
     def are_coordinates(self) -> NDArray[np.bool_]:
         """Whether each is a coordinate itself, and no linear combination."""
-        return np.repeat([var is self._theta for var in self._found], [self.size(var) for var in self._found])
+        return np.repeat([var is self._theta for var in self.variables], [self.size(var) for var in self.variables])
 
     def density(self) -> Variable:
         """Return log p as a function of `vector`."""
         pieces, start = {}, 0
-        for var in self._found:
+        for var in self.variables:
             shape = self._facts.shape(var)
             pieces[var] = pt.specify_shape(self.vector[start : start + self.size(var)].reshape(shape), shape)
             start += self.size(var)
@@ -323,7 +316,7 @@ class Predictors:
     @functools.cached_property
     def dependence(self) -> Dependence:
         """The coordinates that each depends on."""
-        return dependence_of(self._found, self._facts, self._theta)
+        return dependence_of(self.variables, self._facts, self._theta)
 
     @functools.cached_property
     def linear_map(self) -> LinearMap:
@@ -339,13 +332,8 @@ class Predictors:
         """Return them as functions of coordinates and sums over many of these; None where there are no such sums."""
         key = used.tobytes()
         if key not in self._joint:
-            self._joint[key] = joint_predictors(self._found, self._theta, self._facts, used, self._compile)
+            self._joint[key] = joint_predictors(self.variables, self._theta, self._facts, used, self._compile)
         return self._joint[key]
-
-    @property
-    def variables(self) -> list[Variable]:
-        """The variables that they are elements of, one after the other."""
-        return self._found
 
     def size(self, var: Variable) -> int:
         """Return the number of elements of one."""

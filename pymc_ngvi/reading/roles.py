@@ -449,7 +449,13 @@ def _find_effects(
         latent = v.size > MAX_ROWS and lineage.is_latent_trait(rv)
         if across and (centred or scales or latent):
             found[v.name] = _Effects(v, across, extent, frozenset(scales), raw=not centred and bool(scales))
-    return _without_hyperparameters(found, lineage, model)
+    # What is in the prior of a variable that is no effect itself, as local scales of coefficients are, is none.
+    while True:
+        others = [rv for rv in model.free_RVs if rv.name not in found]
+        needed = set().union(*(lineage.prior(rv) for rv in others)) & set(found)
+        if not needed:
+            return list(found.values())
+        found = {name: effects for name, effects in found.items() if name not in needed}
 
 
 def _varies_along(scale: Extent | None, effects: Extent, axis: int) -> bool:
@@ -459,16 +465,6 @@ def _varies_along(scale: Extent | None, effects: Extent, axis: int) -> bool:
     if effects.dims[axis] is not None and None not in scale.dims:
         return effects.dims[axis] in scale.dims
     return effects.shape[axis] in scale.shape
-
-
-def _without_hyperparameters(found: dict[str, _Effects], lineage: Lineage, model: pm.Model) -> list[_Effects]:
-    """Leave out what is in the prior of a variable that is no effect itself, as local scales of coefficients are."""
-    while True:
-        others = [rv for rv in model.free_RVs if rv.name not in found]
-        needed = set().union(*(lineage.prior(rv) for rv in others)) & set(found)
-        if not needed:
-            return list(found.values())
-        found = {name: effects for name, effects in found.items() if name not in needed}
 
 
 def uncoupled_axes(v: Place, pattern: Pattern) -> tuple[int, ...]:

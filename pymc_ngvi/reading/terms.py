@@ -521,8 +521,11 @@ def is_smooth(rows: Rows) -> bool:
     return all(ScalarForm.of(node) is not ScalarForm.FUNCTION for node in toposort([rows.value]))
 
 
-def interacting(rows: Rows) -> list[tuple[int, int]]:
-    """Return the pairs of predictors by which a row can have a second derivative other than 0."""
+def interacts(rows: Rows) -> NDArray[np.bool_]:
+    """Return by which pairs of predictors second derivatives may differ from 0: any, of what is not looked into."""
+    k = len(rows.slots)
+    if rows.is_whole:
+        return np.ones((k, k), dtype=bool)
     number = {slot: i for i, slot in enumerate(rows.slots)}
     depends: dict[Variable, Slots] = {slot: frozenset([slot]) for slot in rows.slots}
     pairs: dict[Variable, Pairs] = {}
@@ -531,8 +534,10 @@ def interacting(rows: Rows) -> list[tuple[int, int]]:
         for out in node.outputs:
             depends[out] = frozenset().union(*(depends.get(i, _NONE) for i in node.inputs))
             pairs[out] = made
-    found = {(number[a], number[b]) for a, b in pairs.get(rows.value, frozenset())}
-    return sorted((max(pair), min(pair)) for pair in {(max(pair), min(pair)) for pair in found})
+    result = np.zeros((k, k), dtype=bool)
+    for a, b in pairs.get(rows.value, frozenset()):
+        result[number[a], number[b]] = result[number[b], number[a]] = True
+    return result
 
 
 def _pairs(node: Apply, depends: dict[Variable, Slots], pairs: dict[Variable, Pairs]) -> Pairs:
@@ -553,17 +558,6 @@ def shared_first(rows: Rows) -> tuple[Rows, int]:
     order = np.argsort(~is_shared, kind="stable")
     index, slots = np.ascontiguousarray(rows.index[:, order]), [rows.slots[a] for a in order]
     return replace(rows, index=index, slots=slots), int(is_shared.sum())
-
-
-def interacts(rows: Rows) -> NDArray[np.bool_]:
-    """Return by which pairs of predictors second derivatives may differ from 0: any, of what is not looked into."""
-    k = len(rows.slots)
-    if rows.is_whole:
-        return np.ones((k, k), dtype=bool)
-    result = np.zeros((k, k), dtype=bool)
-    for a, b in interacting(rows):
-        result[a, b] = result[b, a] = True
-    return result
 
 
 def of_sum(rows: Rows, sum_: Variable) -> tuple[list[int], list[Variable], Variable]:

@@ -302,30 +302,27 @@ class ProgramEngine:
     def first_derivatives(self, rows: Rows) -> FirstDerivatives | None:
         """Return rows with their derivatives; None where they have an operation without one, or one not known here."""
         try:
-            rows, n_shared, value, data = self._taken(rows)
-            program, by = firsts(value, len(rows.slots))
-            function = self._function(program)
+            return FirstDerivatives(*self._derived(rows, firsts))
         except CannotFollow:
             return None
-        return FirstDerivatives(function, rows.index, by, data, n_shared)
 
     def second_derivatives(self, rows: Rows) -> SecondDerivatives:
         """Return the second derivatives of rows."""
         try:
-            rows, n_shared, value, data = self._taken(rows)
-            program, pairs = seconds(value, len(rows.slots))
-            function = self._function(program)
+            return SecondDerivatives(*self._derived(rows, seconds))
         except CannotFollow:
             return self._otherwise.second_derivatives(rows)
-        return SecondDerivatives(function, rows.index, pairs, data, n_shared)
 
-    def _taken(self, rows: Rows) -> tuple[Rows, int, RowProgram, list[Array]]:
-        """Return rows with predictors that all share first, how many these are, their program and its data."""
+    def _derived[By](
+        self, rows: Rows, write: Callable[[RowProgram, int], tuple[RowProgram, list[By]]]
+    ) -> tuple[Compiled, NDArray[np.int64], list[By], list[Array], int]:
+        """Return what `RowDerivatives` has, of rows with predictors that all share first."""
         if rows.is_whole:
             raise CannotFollow("more than operations element by element")
         rows, n_shared = shared_first(rows)
         numbers, data = _data_of(rows)
-        return rows, n_shared, self._value(rows, n_shared, numbers), data
+        program, by = write(self._value(rows, n_shared, numbers), len(rows.slots))
+        return self._function(program), rows.index, by, data, n_shared
 
 
 def _given(program: RowProgram, numbers: Sequence[float | None]) -> RowProgram:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core import normal_rules, prices
+from pymc_ngvi.core.linalg import ROUNDING
 from pymc_ngvi.core.normal_rules import NormalRule, rule
 from pymc_ngvi.core.sizes import AT_ONCE, CACHED
 from pymc_ngvi.core.types import Array
@@ -406,8 +407,6 @@ _FAR = 3
 #: Part that counts of an error in a derivative, in units of standard deviations: it moves the optimum, and costs what
 #: its square does.
 _OF_DERIVATIVES = 0.1
-#: Relative rounding of an expectation.
-_ROUNDING = 1e-13
 
 
 class ChosenRules(NamedTuple):
@@ -475,7 +474,7 @@ class _RuleSearch:
         worst = apart.argmax(axis=0)
         # Finer rules reach farther: what is not finite stays so.
         hopeless = ~np.isfinite(self.whitened[:, at]).all(axis=0)
-        allowed = tolerance + _ROUNDING * np.abs(self.whitened[0, at])
+        allowed = tolerance + ROUNDING * np.abs(self.whitened[0, at])
         enough = (apart.max(axis=0) <= allowed / len(apart)) | (self.apart[:, at].sum(axis=0) <= allowed)
         return np.where(enough | hopeless, -1, worst)
 

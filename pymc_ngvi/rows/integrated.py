@@ -20,6 +20,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.linalg import ROUNDING
 from pymc_ngvi.core.normal_rules import rule
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.rows.expectation import Compiled, Index, Levels, RowFunction, bend_rule, evaluated, row_slices, unpacked
@@ -32,7 +33,7 @@ from pymc_ngvi.rows.expectation import Compiled, Index, Levels, RowFunction, ben
 #: that may do.
 _HALF, _WITHIN, _NARROWER = 6.0, 4.5, 0.2
 #: Degrees that are tried, and error of a polynomial, in nats, and relative to its largest coefficient.
-_DEGREES, _ERROR, _ROUNDING = (12, 24, 48, 96), 1e-6, 1e-13
+_DEGREES, _ERROR = (12, 24, 48, 96), 1e-6
 #: Coefficients, the last ones, that tell of the error; those that are left out, and steps in which degrees go.
 _LAST, _LEFT, _STEP = 3, 1e-7, 4
 #: Values, about, that are asked for at each at which a polynomial is fitted.
@@ -185,7 +186,7 @@ class TabulatedRowFunction(RowFunction):
             matrix[[0, -1]] *= 0.5
             found = matrix @ values
             size = np.abs(found)
-            good = size[-_LAST:].max(axis=0) <= _ERROR + _ROUNDING * size.max(axis=0)
+            good = size[-_LAST:].max(axis=0) <= _ERROR + ROUNDING * size.max(axis=0)
             if good.any() and degree >= len(known.coefficients):
                 more = np.zeros((degree + 1 - len(known.coefficients), len(known)))
                 known.coefficients = np.concatenate([known.coefficients, more])
@@ -216,7 +217,7 @@ def _series(coefficients: Array, x: Array) -> Array:
 
 def _needed(size: Array) -> Array:
     """Return the degrees that some polynomials need, (n,), by the sizes of coefficients: few different ones."""
-    matters = size > _LEFT + _ROUNDING * size.max(axis=0)
+    matters = size > _LEFT + ROUNDING * size.max(axis=0)
     last = len(size) - 1 - matters[::-1].argmax(axis=0)
     return np.minimum(_STEP * np.maximum(-(-last // _STEP), 1), len(size) - 1)
 

@@ -43,11 +43,6 @@ class LinearMap:
     #: A; shape (n_sums, n_dim); None where there are no sums.
     weights: Array | None = None
 
-    @classmethod
-    def of(cls, evaluate: Callable[[Array], Array], dependence: Dependence, n_dim: int) -> "LinearMap":
-        """Find the matrix of an affine function from its values."""
-        return MatrixPlan.of(dependence, n_dim).matrix(evaluate)
-
     @property
     def n_dim(self) -> int:
         """Number of coordinates."""
@@ -217,10 +212,9 @@ class MatrixPlan:
         share = (sets.T @ np.bincount(index, minlength=sets.shape[0])) / max(len(index), 1)
         is_dense = np.asarray(share > _DENSE) | _is_cheaper_dense(sets, index)
         columns = np.flatnonzero(is_dense)
-        result = sparse.csr_array(sets, copy=True)
-        result.data = np.where((~is_dense)[result.indices], result.data, 0)
-        result.eliminate_zeros()
-        few = result
+        few = sparse.csr_array(sets, copy=True)
+        few.data = np.where((~is_dense)[few.indices], few.data, 0)
+        few.eliminate_zeros()
         colours = _colours(few)
         n_colours = int(colours.max(initial=-1)) + 1
         directions = np.zeros((n_colours + len(columns), n_dim))
@@ -430,16 +424,6 @@ class ManyMaps:
 _MOST_PRODUCTS = 20_000_000
 
 
-class _Products(NamedTuple):
-    """Covariances of pairs of predictors, as sums over entries of the covariance of x."""
-
-    #: From entries to all pairs.
-    sparsity: Sparsity
-    #: Entries of X that are multiplied; shape (n_products,).
-    first: Ints
-    second: Ints
-
-
 class _DenseRows(NamedTuple):
     """Rows of the dense columns of X: those that have many entries, and those that are one coordinate, or none."""
 
@@ -514,8 +498,9 @@ class Entries:
         self._among, self._between = full, np.searchsorted(every, between)
         counts = np.concatenate([part[0] for part in parts])
         starts = np.concatenate([[0], np.cumsum(counts)])
-        sums = Sparsity(starts, np.searchsorted(every, codes), len(every))
-        self._products = _Products(sums, *(np.concatenate([part[k] for part in parts]) for k in (1, 2)))
+        # Covariances of pairs are sums over entries of that of x, times products of these entries of X.
+        self._sums = Sparsity(starts, np.searchsorted(every, codes), len(every))
+        self._first, self._second = (np.concatenate([part[k] for part in parts]) for k in (1, 2))
         self._ends = np.cumsum([0, *map(len, pairs)])
         self._is_plain = len(columns) > 0 and not len(used) and all((p[:, 0] == p[:, 1]).all() for p in pairs)
         self.is_off = self.rows != self.cols
@@ -527,9 +512,8 @@ class Entries:
 
     def of(self, maps: ManyMaps) -> "EntriesAt":
         """Return what goes with some maps."""
-        first, second = self._products.first, self._products.second
-        values = maps.data[:, first] * maps.data[:, second]
-        return EntriesAt(self, maps, self._products.sparsity.repeated(len(maps)).filled(values))
+        values = maps.data[:, self._first] * maps.data[:, self._second]
+        return EntriesAt(self, maps, self._sums.repeated(len(maps)).filled(values))
 
 
 @dataclass(frozen=True, eq=False)
@@ -606,7 +590,7 @@ class Roots:
     """Y = X C: covariances of predictors are products of its rows, and whitened curvatures are Y^T M Y."""
 
     def __init__(self, linear: LinearMap, root: Array) -> None:
-        self._root = root
+        self.root = root
         single = np.count_nonzero(linear.dense, axis=1) <= 1  # predictors that are coordinates
         self._single, self._many = np.flatnonzero(single), np.flatnonzero(~single)
         of_single = linear.dense[single]
@@ -626,10 +610,6 @@ class Roots:
         if len(linear.columns) < n_dim or n_rows > min(_MOST_ROWS * n_dim, HELD // n_dim):
             return None
         return cls(linear, q.root)
-
-    def is_of(self, q: object) -> bool:
-        """Tell whether a Gaussian has this factor."""
-        return isinstance(q, Rooted) and q.root is self._root
 
     def covariances(self, pairs: list[Ints]) -> list[Array]:
         """Return the covariances of each list of pairs of predictors, (n_pairs, 2)."""
@@ -652,17 +632,17 @@ class Roots:
         if matrix.data[beside].any():
             return -symmetrise(self._rows.T @ (matrix @ self._rows))
         if not np.isfinite(weights).all():
-            return np.full(self._root.shape, np.nan)
-        result = np.zeros(self._root.shape)
+            return np.full(self.root.shape, np.nan)
+        result = np.zeros(self.root.shape)
         of_coordinates = np.bincount(
-            self._column, self._factor**2 * weights[self._single], minlength=self._root.shape[0]
+            self._column, self._factor**2 * weights[self._single], minlength=self.root.shape[0]
         )
         for sign in (1.0, -1.0):
             if (keep := sign * weights[self._many] > 0.0).any():
                 half = np.sqrt(sign * weights[self._many][keep])[:, None] * self._rows[self._many[keep]]
                 result += sign * _mirrored(dsyrk(1.0, half.T))
             if (keep := sign * of_coordinates > 0.0).any():
-                scaled = np.sqrt(np.where(keep, sign * of_coordinates, 0.0))[:, None] * self._root
+                scaled = np.sqrt(np.where(keep, sign * of_coordinates, 0.0))[:, None] * self.root
                 # LAPACK reads columns first: C^T is an upper triangle U, and U U^T takes a third of a product.
                 result += sign * _mirrored(dlauum(scaled.T, lower=0)[0])
         return result

@@ -54,14 +54,6 @@ class OwnGroup(NamedTuple):
     prior_rows: Ints
 
 
-class Priors(NamedTuple):
-    """Normal densities of predictors: means, standard deviations, and logarithms of what they integrate to, (n,)."""
-
-    mean: Array
-    sd: Array
-    log_total: Array
-
-
 @dataclass(frozen=True, eq=False)
 class OwnEffects:
     """Effects that rows read as their own."""
@@ -81,8 +73,11 @@ class OwnEffects:
         return np.setdiff1d(np.arange(self.n_dim), self.coordinates)
 
 
-def priors_of(rows: RowFunction, at: Ints) -> Priors | None:
-    """Return the normal densities that some rows, quadratic in their only predictor, are; None where one is none."""
+def priors_of(rows: RowFunction, at: Ints) -> tuple[Array, Array, Array] | None:
+    """Return the normal densities that some rows, quadratic in their only predictor, are; None where one is none.
+
+    Their means, standard deviations, and logarithms of what they integrate to, (n,) each.
+    """
     index = rows.index[at]
     some = RowFunction(rows.function, index, rows.data_of(at), rows.interacts, n_shared=rows.n_shared)
     grad, second = derivatives_of(some, np.zeros((len(at), 1)))
@@ -91,12 +86,7 @@ def priors_of(rows: RowFunction, at: Ints) -> Priors | None:
         [top] = some.values([mean[None]], slice(None))
     if not (np.isfinite(sd) & np.isfinite(top) & (sd > 0.0)).all():
         return None
-    return Priors(mean, sd, top + np.log(sd) + 0.5 * np.log(2.0 * np.pi))
-
-
-def predictors_of(group: OwnGroup, functions: Sequence[RowFunction]) -> tuple[Ints, Ints]:
-    """Return the predictors that read effects, and those of their priors, (n,) each."""
-    return functions[group.kind].index[group.rows, group.slot], functions[group.prior_kind].index[group.prior_rows, 0]
+    return mean, sd, top + np.log(sd) + 0.5 * np.log(2.0 * np.pi)
 
 
 # --- which effects one row alone reads, and whether they can be integrated out; see `own_effects` ---
@@ -430,16 +420,12 @@ class OwnDraws:
         if eta.size < _PAYS * n * len(needed):
             return False
         alike = len(self._data) == len(data) and all(map(np.array_equal, self._data, data))
-        if not alike or lowest < self._lowest or highest > self._highest:
+        if not alike or lowest < self._lowest or highest > self._lowest + self._step * (self._n_eta - 1):
             margin = _MARGIN * (highest - lowest) + 1e-6
             self._data, self._lowest, self._n_eta = data, lowest - margin, _N_ETA[0]
             self._step = (highest - lowest + 2.0 * margin) / (self._n_eta - 1)
             self._place = {}
         return self._make(needed, n)
-
-    @property
-    def _highest(self) -> float:
-        return self._lowest + self._step * (self._n_eta - 1)
 
     def _make(self, needed: NDArray[np.intp], n: int) -> bool:
         """Find quantiles at some values of log a; tell whether predictors are close enough for these."""
@@ -459,7 +445,12 @@ class OwnDraws:
                 v = eta[None] + a * _quantiles(*densities(self._function, points, data, a))
                 new[start : start + m] = v.transpose(2, 1, 0).reshape(m, n, self._n_eta, -1)
             middle = new[:, :, 1::2]
-            apart = np.abs(middle - 0.5 * (new[:, :, :-1:2] + new[:, :, 2::2])) / _width(middle)[..., None]
+            at, one = (
+                len(_NORMAL) // 2,
+                round(1.0 / _OF_NORMAL),
+            )  # of quantiles: the median, and what an sd is beside it
+            sd = 0.5 * (middle[..., at + one] - middle[..., at - one])
+            apart = np.abs(middle - 0.5 * (new[:, :, :-1:2] + new[:, :, 2::2])) / sd[..., None]
             if np.nanmax(apart) < 4.0 * _ERROR:  # a quarter of it is left between points
                 kept = self._quantiles[: len(self._place)] if self._place else new[:0]
                 self._quantiles = np.concatenate([kept, new])
@@ -514,13 +505,6 @@ class OwnDraws:
         normal *= -0.5
         normal -= np.log(ends[1])
         return ends[0] + at * ends[1], normal
-
-
-def _width(quantiles: Array) -> Array:
-    """Return about the standard deviations of distributions with some quantiles, which the last axis has."""
-    one = round(1.0 / _OF_NORMAL)
-    middle = len(_NORMAL) // 2
-    return 0.5 * (quantiles[..., middle + one] - quantiles[..., middle - one])
 
 
 def _quantiles(z: Array, density: Array, slope: Array, spacing: float) -> Array:
@@ -708,7 +692,9 @@ class _GroupMap:
     """Where a sparse matrix has what concerns the effects of one group."""
 
     def __init__(self, group: OwnGroup, functions: Sequence[RowFunction], sparsity: Sparsity) -> None:
-        self.eta, self.p = predictors_of(group, functions)
+        # The predictors that read effects, and those of their priors.
+        self.eta = functions[group.kind].index[group.rows, group.slot]
+        self.p = functions[group.prior_kind].index[group.prior_rows, 0]
         d, starts = sparsity.n_dim, sparsity.starts
         codes = np.repeat(np.arange(sparsity.n_rows), np.diff(starts)) * d + sparsity.indices
         order = np.argsort(codes, kind="stable")

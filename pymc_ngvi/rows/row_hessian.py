@@ -14,6 +14,7 @@ from scipy import sparse
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import PatternLacks, TooDenseError
 from pymc_ngvi.core.sizes import AT_ONCE, STREAMED
+from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints, Pairs
 from pymc_ngvi.core.types import Array, MeanHessian, Rooted, Whitener
 from pymc_ngvi.rows.expectation import Compiled, RowFunction, row_slices
@@ -72,7 +73,7 @@ class PredictorMeanHessian(MeanHessian):
         """Return the whitened curvature, as a state stores it."""
         if not isinstance(state, Rooted):
             return super().whitened(state)
-        if self.roots is not None and self.roots.is_of(state):
+        if self.roots is not None and self.roots.root is state.root:
             return self.roots.curvature(self.matrix)
         scale = np.diagonal(state.root)
         if np.count_nonzero(state.root) == len(scale):  # coordinates that are independent
@@ -190,7 +191,7 @@ class RowGradient:
 #: Predictors of a row whose second derivatives are quickly compiled.
 FEW_PREDICTORS = 5
 #: Values of a second derivative that are computed at a time; numbers in the predictors of draws.
-_CACHED, _MOST_ELEMENTS = 2**16, AT_ONCE
+_CACHED, _MOST_ELEMENTS = CACHED_ELEMENTS, AT_ONCE
 #: Fourth power of the step of the differences that check a Hessian, for values and curvatures of about 1, and the
 #: relative error that tells of a wrong one.
 _STEP, _TOLERANCE = 1e-14, 1e-3
@@ -222,27 +223,20 @@ class SecondDerivatives(RowDerivatives[tuple[int, int]]):
                 yield values, self.index[:, b], self.index[:, a]
 
 
-class RowHessian:
-    """Mean Hessians over draws."""
-
-    def __init__(self, linear: LinearMap, derivatives: list[SecondDerivatives]) -> None:
-        self.linear = linear
-        self._kinds = [kind for kind in derivatives if kind.by]
-
-    def mean(self, theta: Array) -> sparse.csr_array:
-        """Return the mean Hessian with respect to the predictors over draws, (n_draws, n_dim)."""
-        n = len(self.linear.offset)
-        totals = [np.zeros((len(kind.by), len(kind.index))) for kind in self._kinds]
-        size = max(1, _MOST_ELEMENTS // max(n, 1))
-        for start in range(0, len(theta), size):
-            eta = self.linear(theta[start : start + size])
-            for kind, total in zip(self._kinds, totals, strict=True):
-                kind.add(eta, total)
-        parts = [p for kind, total in zip(self._kinds, totals, strict=True) for p in kind.entries(total / len(theta))]
-        if not parts:
-            return sparse.csr_array((n, n))
-        values, i, j = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return sparse.csr_array((values, (i, j)), shape=(n, n))
+def by_predictors(linear: LinearMap, derivatives: Sequence[SecondDerivatives], theta: Array) -> sparse.csr_array:
+    """Return the mean Hessian with respect to the predictors over draws, (n_draws, n_dim)."""
+    n, kinds = len(linear.offset), [kind for kind in derivatives if kind.by]
+    totals = [np.zeros((len(kind.by), len(kind.index))) for kind in kinds]
+    size = max(1, _MOST_ELEMENTS // max(n, 1))
+    for start in range(0, len(theta), size):
+        eta = linear(theta[start : start + size])
+        for kind, total in zip(kinds, totals, strict=True):
+            kind.add(eta, total)
+    parts = [p for kind, total in zip(kinds, totals, strict=True) for p in kind.entries(total / len(theta))]
+    if not parts:
+        return sparse.csr_array((n, n))
+    values, i, j = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return sparse.csr_array((values, (i, j)), shape=(n, n))
 
 
 def curvature_agrees(

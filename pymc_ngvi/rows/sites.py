@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.rows.expectation import ChosenRules, Compiled, RowFunction, chosen, derivatives, roots, row_slices
+from pymc_ngvi.rows.expectation import ChosenRules, RowFunction, chosen, derivatives, roots, row_slices
 
 #: Error that each expectation may have, in nats of a row or relative.
 _TOLERANCE = 1e-9
@@ -78,8 +78,20 @@ def row_sites(rows: RowFunction, mean: Array, cov: Array) -> RowSites:
     normaliser = 0.5 * np.linalg.slogdet(left)[1] - 0.5 * np.einsum("ra,ra->r", whitened, moved)
     k, n = rows.k, len(mean)
     numbers = np.concatenate([mean, grad, hessian.reshape(n, k * k), value[:, None]], axis=1)
+
+    def over_site(*inputs: Array) -> Sequence[Array]:
+        """Return exp(f - shift) / site, (n_points, n_rows), from predictors, data, and the numbers of the sites."""
+        own = inputs[len(inputs) - len(numbers.T) :]
+        mean, grad, hessian, shift = own[:k], own[k : 2 * k], own[2 * k : -1], own[-1]
+        [value] = rows.function(*inputs[: len(inputs) - len(own)])
+        apart = [x - m for x, m in zip(inputs[:k], mean, strict=True)]
+        exponent = value - shift
+        for a in range(k):
+            exponent = exponent - apart[a] * (grad[a] + 0.5 * sum(hessian[a * k + b] * apart[b] for b in range(k)))
+        return [np.exp(exponent)]
+
     tilted = RowFunction(
-        _Tilted(rows.function, k),
+        over_site,
         rows.index,
         [*rows.data, *numbers.T[:, None]],
         np.ones((k, k), dtype=np.bool_),
@@ -113,29 +125,6 @@ def _by_quadrature(rows: RowFunction, mean: Array, root: Array) -> ChosenRules:
         parts.append(chosen(rows, mean[part], root[part], at, coarsest, whitened, _TOLERANCE))
     codes, expected, errors = zip(*parts, strict=True)
     return ChosenRules(np.concatenate(codes), np.concatenate(expected, axis=1), np.concatenate(errors))
-
-
-@dataclass(frozen=True)
-class _Tilted:
-    """The function of a row over its site, times a number."""
-
-    #: Log density of rows, from predictors and data.
-    function: Compiled
-    #: Predictors.
-    k: int
-
-    def __call__(self, *inputs: Array) -> Sequence[Array]:
-        """Return exp(f - shift) / site, (n_points, n_rows), from predictors, data, and the numbers of the sites."""
-        k = self.k
-        n_own = 2 * k + k * k + 1
-        own = inputs[len(inputs) - n_own :]
-        mean, grad, hessian, shift = own[:k], own[k : 2 * k], own[2 * k : -1], own[-1]
-        [value] = self.function(*inputs[: len(inputs) - n_own])
-        apart = [x - m for x, m in zip(inputs[:k], mean, strict=True)]
-        exponent = value - shift
-        for a in range(k):
-            exponent = exponent - apart[a] * (grad[a] + 0.5 * sum(hessian[a * k + b] * apart[b] for b in range(k)))
-        return [np.exp(exponent)]
 
 
 def site_moments(rows: RowFunction, mean: Array, cov: Array) -> tuple[Array, Array]:

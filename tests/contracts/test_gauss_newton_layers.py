@@ -64,7 +64,7 @@ def check_matrix(model, rows, way, scale=1.0):
         c = whitener(state)
         curvature = as_curvature(state, c.T @ expected @ c)
         np.testing.assert_allclose(hessian.whitened(state), curvature, rtol=1e-9, atol=1e-9 * np.abs(curvature).max())
-    assert density.functions.made.row_gradients.value.way == way
+    assert density.functions.made["row gradients"].way == way
 
 
 def compare(density, theta, rows, prior=1.0, scale=1.0):

@@ -279,7 +279,7 @@ def test_what_rows_get_wrong_is_not_used(monkeypatch):
 def test_log_p_is_minus_infinity_where_a_condition_fails(densities):
     """The shape of a negative binomial is an exponential, which may be 0: all of its rows are -inf then."""
     density = densities(negative_binomial)
-    assert density.rows.leaves_out_conditions
+    assert density.rows.reading.leaves_out_conditions
     theta = points(density, 8, seed=1)
     [shape] = (v for v in density.layout.variables if v.name == "shape")
     theta[::2, shape.where] = -800.0
@@ -331,7 +331,7 @@ def test_gradient_and_hessian_are_derivatives_of_the_value(densities, build):
 def test_a_sum_of_predictors_is_integrated_along_one_direction(densities):
     """Against a product of Gauss-Hermite rules in all three dimensions."""
     density = densities(noncentred)
-    [rows] = [r for r in density.rows._rows if r.k == 3]
+    [rows] = [r for r in density.rows.functions if r.k == 3]
     assert rows.n_summed == 2
     q = dense(density, 8)
     rules = density.rows.under(q).rules
@@ -370,7 +370,9 @@ def test_the_error_is_not_less_than_what_finer_rules_tell(densities, build, seed
     found = density.expected(q)
     # Two levels more in each direction, where these are few.
     level = found.rules.level + sum(2 << 4 * block for block in range(2))
-    few = np.concatenate([np.full(len(f.index), f.n_levels[-1] > 4 and len(f.blocks) <= 2) for f in density.rows._rows])
+    few = np.concatenate(
+        [np.full(len(f.index), f.n_levels[-1] > 4 and len(f.blocks) <= 2) for f in density.rows.functions]
+    )
     finer = density.expected(q, RowRules(np.where(few, level, found.rules.level), found.rules.sd))
     assert abs(finer.value - found.value) <= found.error + 1e-9
     assert found.error < 2e-4

@@ -478,7 +478,7 @@ def test_what_can_not_be_a_fit_of_shards():
 
 def test_two_requests_to_a_shard_wait_for_each_other():
     """Those of a pass that was given up may still be under way."""
-    shard = Shard(Recipe.of(models.of_rows(models.logistic), KEYS, None), 0)
+    shard = Shard(Recipe(cloudpickle.dumps(models.of_rows(models.logistic)), KEYS, None, "alone", os.getpid()), 0)
     events = []
 
     def note(key, model):

@@ -23,7 +23,7 @@ def regression(sd=1.0, x=(0.3, -1.1, 2.2)):
 def function_of(model):
     density = LogDensity(model, "quick")
     theta = np.array([[0.2, -0.4], [1.1, 0.7]])
-    return density._batch("logp_grad", theta), density.functions.made.logp_grad.value
+    return density._batch("logp_grad", theta), density.functions.made["logp_grad"]
 
 
 def test_equal_models_share_a_function():

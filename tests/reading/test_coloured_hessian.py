@@ -87,6 +87,11 @@ def scan_of_elements():
     return model
 
 
+def _made(density):
+    """Return the names of what was compiled."""
+    return {name for name in density.functions.made if isinstance(name, str)}
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _without_rows():
     """Hessians from all coordinates, also of models that are sums over rows."""
@@ -140,7 +145,7 @@ def test_equals_the_dense_hessian(pair, monkeypatch):
     assert density.second.sparse.n_widened == 0
     assert density.has_hessian
     made = "products" if density.graphs.forward is None else "jets"
-    assert density.functions.made.names == {made}, "one function for all of them"
+    assert _made(density) == {made}, "one function for all of them"
     np.testing.assert_allclose(density.hessian(theta).mean(axis=0), expected, rtol=1e-10, atol=1e-12 * scale)
 
 
@@ -154,7 +159,7 @@ def test_dense_hessians_have_no_pattern(make):
     assert density.n_hessians == 0
     products = density.mean_hessian(theta).products(np.eye(density.n_dim))
     diagonal = density.mean_hessian(theta).diagonal()
-    assert density.functions.made.names == {"products"}  # one function, which takes several draws in a call
+    assert _made(density) == {"products"}  # one function, which takes several draws in a call
     np.testing.assert_allclose(products, density.hessian(theta).mean(axis=0), rtol=1e-12, atol=1e-13)
     np.testing.assert_allclose(diagonal, np.diagonal(products), rtol=1e-12, atol=1e-13)
     assert density.second.sparse.check(theta[0], np.random.default_rng(7))

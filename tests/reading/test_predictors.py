@@ -11,8 +11,8 @@ from scipy import sparse
 from pymc_ngvi import LogDensity
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence
-from pymc_ngvi.rows.linear_map import LinearMap
-from pymc_ngvi.rows.row_hessian import RowHessian
+from pymc_ngvi.rows.linear_map import MatrixPlan
+from pymc_ngvi.rows.row_hessian import by_predictors
 
 N, GROUPS = 120, 12
 RNG = np.random.default_rng(20)
@@ -94,9 +94,10 @@ def density_of(make):
     return LogDensity(model)
 
 
-def by_predictors(density):
+def matrix_at(density, theta):
     rows = density.rows
-    return RowHessian(rows.linear_map, [rows.engine.second_derivatives(part) for part in rows.terms.rows])
+    derivatives = [rows.engine.second_derivatives(part) for part in rows.terms.rows]
+    return by_predictors(rows.linear_map, derivatives, theta)
 
 
 def draws_of(density, n=3, seed=1):
@@ -108,8 +109,7 @@ def test_hessians_are_those_from_all_coordinates(make):
     density = density_of(make)
     theta = draws_of(density)
     expected = density.second.mean_products(theta, np.eye(density.n_dim))
-    found = by_predictors(density)
-    matrix, linear = found.mean(theta), found.linear
+    matrix, linear = matrix_at(density, theta), density.rows.linear_map
     scale = np.abs(expected).max()
     assert_allclose(linear.quadratic(matrix), expected, atol=1e-12 * scale)
     assert_allclose(linear.quadratic_diagonal(matrix), np.diag(expected), atol=1e-12 * scale)
@@ -126,7 +126,7 @@ def test_a_linear_map_has_the_matrix_of_its_function(share):
     matrix = rng.normal(size=(40, 15)) * (rng.random((40, 15)) < share)
     matrix[:, 3], matrix[:, 4] = rng.normal(size=40), 0.0
     sets = sparse.csr_array(np.vstack([np.zeros(15), matrix]) != 0)
-    made = LinearMap.of(lambda theta: 7.0 + theta @ matrix.T, Dependence(sets, np.arange(1, 41)), 15)
+    made = MatrixPlan.of(Dependence(sets, np.arange(1, 41)), 15).matrix(lambda theta: 7.0 + theta @ matrix.T)
     theta = rng.normal(size=(5, 15))
     assert_allclose(made(theta), 7.0 + theta @ matrix.T, atol=1e-13)
     eta = rng.normal(size=(2, 40))
@@ -140,17 +140,17 @@ def test_other_data_give_another_hessian():
         pm.Bernoulli("y", logit_p=pm.math.dot(x, pm.Normal("beta", shape=5)) + pm.Normal("a"), observed=y)
     density = LogDensity(model)
     theta = draws_of(density)
-    by_predictors(density).mean(theta)
+    matrix_at(density, theta)
     with model:
         pm.set_data({"x": 2.0 * X[::-1], "y_": 1 - BINARY})
     again = density.again()
-    expected, found = again.second.mean_products(theta, np.eye(6)), by_predictors(again)
-    assert_allclose(found.linear.quadratic(found.mean(theta)), expected, atol=1e-12 * np.abs(expected).max())
+    expected, found = again.second.mean_products(theta, np.eye(6)), matrix_at(again, theta)
+    assert_allclose(again.rows.linear_map.quadratic(found), expected, atol=1e-12 * np.abs(expected).max())
 
 
 def test_many_draws_are_evaluated_in_parts(monkeypatch):
     density = density_of(crossed)
-    found, theta = by_predictors(density), draws_of(density, 7)
-    whole = found.mean(theta)
-    monkeypatch.setattr("pymc_ngvi.rows.row_hessian._MOST_ELEMENTS", 2 * len(found.linear.offset))
-    assert_allclose(found.mean(theta).toarray(), whole.toarray(), rtol=1e-12)
+    theta = draws_of(density, 7)
+    whole = matrix_at(density, theta)
+    monkeypatch.setattr("pymc_ngvi.rows.row_hessian._MOST_ELEMENTS", 2 * len(density.rows.linear_map.offset))
+    assert_allclose(matrix_at(density, theta).toarray(), whole.toarray(), rtol=1e-12)

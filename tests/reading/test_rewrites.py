@@ -103,7 +103,7 @@ def test_groups_with_one_covariance_share_a_solve(likelihood, n_calls, rng):
     theta = 0.3 * rng.normal(size=(3, density.n_dim))
     density.logp_grad(theta)
     density.mean_hessian(theta).values()
-    functions = [made.value for made in (density.functions.made.logp_grad, density.functions.made.products)]
+    functions = [density.functions.made[name] for name in ("logp_grad", "products")]
     for function in functions:
         found = solves(function.maker.fgraph.apply_nodes)
         assert found
@@ -172,7 +172,7 @@ def test_a_bernoulli_likelihood_has_one_softplus():
     for logp, grad in (density.logp_grad(theta), density._batch("logp_grad", theta)):  # by rows, and whole
         np.testing.assert_allclose(logp, expected.sum(axis=1), rtol=1e-7)
         np.testing.assert_allclose(grad, (0.1 - theta) / 1.3**2 + y - special.expit(theta), rtol=1e-6, atol=1e-12)
-    outputs = density.functions.made.logp_grad.value.maker.fgraph.outputs
+    outputs = density.functions.made["logp_grad"].maker.fgraph.outputs
     assert sum(count(output, Softplus) for output in outputs) == 1
     assert not any(isinstance(v.owner.op, All) for v in ancestors(outputs) if v.owner is not None)
 

@@ -232,14 +232,6 @@ def given_data(model: pm.Model) -> tuple[Graphs, dict[str, Graphs]]:
     return (inputs, drawn), chains
 
 
-def _is_plain_chain(op: Op) -> bool:
-    """Tell whether a Markov chain of first order was summed out, and nothing after it."""
-    if not isinstance(op, SummedChain):
-        return False
-    chain, *dependents = op.inner_outputs[: 1 + op.n_dependent_rvs]
-    return chain.owner.op.n_lags == 1 and not any(isinstance(rv.owner.op, _SUMMED) for rv in dependents)
-
-
 def _with_values(node: Apply, known: Mapping[Variable, Variable]) -> tuple[Apply, list[Variable]]:
     """Return the same node of values in the place of random variables, and the values of its own."""
     dependents = node.outputs[1 : 1 + node.op.n_dependent_rvs]
@@ -251,7 +243,9 @@ def _with_values(node: Apply, known: Mapping[Variable, Variable]) -> tuple[Apply
 def _drawn(node: Apply, values: Sequence[Variable], inputs: Named, chains: dict[str, Graphs]) -> Named:
     """Return draws of a discrete variable given those that depend on it, then of others given it; add chains apart."""
     op = node.op
-    if _is_plain_chain(op):
+    of_op, *after = op.inner_outputs[: 1 + op.n_dependent_rvs]
+    is_last = not any(isinstance(rv.owner.op, _SUMMED) for rv in after)
+    if isinstance(op, SummedChain) and of_op.owner.op.n_lags == 1 and is_last:
         chain, *others = inline_ofg_outputs(op, node.inputs)
         emissions, states, shape = _hmm_emission_logp(op, chain, others[: op.n_dependent_rvs], values)
         first, transitions = _hmm_log_init_and_transition(chain, shape, states)

@@ -270,7 +270,7 @@ type Values = Mapping[str, AnyArray]
 type Graphs = tuple[dict[str, Variable], dict[str, Variable]]
 
 #: Elements of a temporary in one call, and draws.
-_BATCH_ELEMENTS, _MOST_AT_ONCE = 2**18, 512
+_BATCH_ELEMENTS, MOST_AT_ONCE = 2**18, 512
 
 
 class DiscreteDraws:
@@ -327,7 +327,7 @@ class _OverDraws:
                     self._at_once, arguments, made = 0, inputs, self._graphs
                 else:
                     widest = cost.estimate(self._graphs).widest
-                    self._at_once = int(np.clip(_BATCH_ELEMENTS // max(widest, 1), 1, _MOST_AT_ONCE))
+                    self._at_once = int(np.clip(_BATCH_ELEMENTS // max(widest, 1), 1, MOST_AT_ONCE))
                     arguments = batched
                 self._function = pymc_compile(arguments, made, on_unused_input="ignore", mode=quick_mode())
         assert self._function is not None

@@ -6,7 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import pytensor.tensor as pt
@@ -84,12 +84,6 @@ class GaussNewtonGraphs:
         """Rows in all; None where their number is not fixed."""
         sizes = [size_of(row) for row in self.rows]
         return None if None in sizes else sum(size or 0 for size in sizes)
-
-
-def weighted_gradient(rows: list[Variable], weights: list[Variable], theta: Variable) -> Variable:
-    """Return the gradient of the weighted sum of all rows."""
-    total = pt.add(pt.constant(0.0), *[(w * row).sum() for w, row in zip(weights, rows, strict=True)])
-    return graph.gradient(total, theta)
 
 
 def size_of(row: Variable) -> int | None:
@@ -434,7 +428,8 @@ _RELATIVE, _ABSOLUTE = 1e-6, 1e-9
 def agrees(parts: GaussNewtonGraphs, weights: list[Variable], total: Variable) -> bool:
     """Tell whether sums of squares are those of explicit gradients, at random points, of rows at random."""
     rng = np.random.default_rng(0)
-    grad = weighted_gradient(parts.rows, weights, parts.theta)
+    weighted = [(w * row).sum() for w, row in zip(weights, parts.rows, strict=True)]
+    grad = graph.gradient(pt.add(pt.constant(0.0), *weighted), parts.theta)
     outputs = parts.graphs.simplify([total, grad, *parts.scales])
     function = parts.functions.compile_for_few([parts.theta, *weights], outputs)
     shapes = [row.type.shape for row in parts.rows]
@@ -477,22 +472,15 @@ def _agrees_at(function: Function, point: Array, shapes: list[tuple[int, ...]], 
 logger = logging.getLogger("pymc.ngvi")
 
 
-class ByLayers(NamedTuple):
-    """A function of the flat vector."""
-
-    #: At one draw.
-    found: Variable
-    #: Draws, (n_draws, n_dim), and what is found at each, along the first axis.
-    draws: Variable
-    batched: Variable
-
-
 def by_layers(
     parts: GaussNewtonGraphs,
     of_rows: Callable[[list[Variable]], Variable],
     squares_of: Callable[[Variable], Variable] = lambda found: found,
-) -> ByLayers | None:
-    """Return a function of the flat vector, as graphs, that has the gradients of all rows in one backward pass."""
+) -> tuple[Variable, Variable, Variable] | None:
+    """Return a function of the flat vector, as graphs, that has the gradients of all rows in one backward pass.
+
+    They are what it is at one draw, draws, (n_draws, n_dim), and what it is at each of these, along the first axis.
+    """
     if parts.graphs.shares_calls:  # recursions, whose steps are no layers
         return None
     weights = [row.type() for row in parts.rows]
@@ -508,7 +496,7 @@ def by_layers(
     except (NoLayers, graph.MissingDerivativeError, *NO_DERIVATIVE) as error:
         logger.debug("No gradients by layers: %s", error)
         return None
-    return ByLayers(found, draws, batched)
+    return found, draws, batched
 
 
 # --- the sums over rows of squared gradients: the diagonal of the Gauss-Newton matrix ---
@@ -574,7 +562,7 @@ class Rest(CoordinateHessian):
         )  # fmt: skip
 
     def _function(self) -> Function:
-        return self._functions.once(self._functions.made.rest, self._compile)
+        return self._functions.once("rest", self._compile)
 
     def _compile(self) -> Function:
         parts = self._parts
@@ -603,23 +591,19 @@ class GaussNewtonMatrix:
     def mean_diagonal(self, theta: Array) -> Array:
         """Return the mean over draws of the diagonal, (n_dim,); see `LogDensity.gauss_newton`."""
         with np.errstate(all="ignore"):
-            return self.rest.mean_diagonal(theta) - self.mean_squares(theta)
-
-    def mean_squares(self, theta: Array) -> Array:
-        """Return the mean over draws of the sums of squared gradients of rows, (n_dim,)."""
-        squares, total = self.squares(), np.zeros(theta.shape[1])
-        if squares.way == "layers":
-            for rows in slices(len(theta), squares.n_in_call):
-                total += np.asarray(squares.function(np.ascontiguousarray(theta[rows])))
-            return total / len(theta)
-        for point in theta:
-            for at, values in squares.blocks(point):
-                total[at] += (values**2).sum(axis=1)
-        return total / len(theta)
+            of_rest, squares, total = self.rest.mean_diagonal(theta), self.squares(), np.zeros(theta.shape[1])
+            if squares.way == "layers":
+                for rows in slices(len(theta), squares.n_in_call):
+                    total += np.asarray(squares.function(np.ascontiguousarray(theta[rows])))
+                return of_rest - total / len(theta)
+            for point in theta:
+                for at, values in squares.blocks(point):
+                    total[at] += (values**2).sum(axis=1)
+            return of_rest - total / len(theta)
 
     def squares(self) -> RowFunction:
         """Return what evaluates the squares."""
-        return self.parts.functions.once(self.parts.functions.made.squares, self._compile_squares)
+        return self.parts.functions.once("squares", self._compile_squares)
 
     def _compile_squares(self) -> RowFunction:
         parts, theta = self.parts, self.parts.theta
@@ -631,8 +615,9 @@ class GaussNewtonMatrix:
         layers = by_layers(parts, squares)
         if layers is None:
             return by_axes(parts)
-        n_draws = int(np.clip(2 * CACHED_ELEMENTS // max(cost.estimate([layers.found]).widest, 1), 1, _MOST_DRAWS))
-        return RowFunction("layers", parts.functions.compile([layers.draws], layers.batched.sum(axis=0)), n_draws)
+        found, draws, batched = layers
+        n_draws = int(np.clip(2 * CACHED_ELEMENTS // max(cost.estimate([found]).widest, 1), 1, _MOST_DRAWS))
+        return RowFunction("layers", parts.functions.compile([draws], batched.sum(axis=0)), n_draws)
 
     def gradients(self, theta: Array) -> Iterator[Array]:
         """Go through the gradients of rows at draws, a few draws at a time: (n, n_dim).
@@ -645,9 +630,7 @@ class GaussNewtonMatrix:
                 f"estimator='gauss_newton' with correlations holds the gradients of {n_rows:,} rows in {n_dim:,} "
                 f"dimensions, {8e-9 * n_rows * n_dim:.0f} GB: take pm.Minibatch, or family='diagonal'."
             )
-        gradients: RowFunction = self.parts.functions.once(
-            self.parts.functions.made.row_gradients, self._compile_gradients
-        )
+        gradients: RowFunction = self.parts.functions.once("row gradients", self._compile_gradients)
         if gradients.way == "layers":
             for rows in slices(len(theta), max(1, _IN_CALL // max(n_rows * n_dim, 1))):
                 yield np.asarray(gradients.function(np.ascontiguousarray(theta[rows]))).reshape(-1, n_dim)
@@ -666,7 +649,7 @@ class GaussNewtonMatrix:
         def compiled() -> Function:
             return parts.functions.compile_for_few([parts.theta], pt.add(0, *[row.size for row in parts.rows]))
 
-        return int(parts.functions.once(parts.functions.made.n_rows, compiled)(point))
+        return int(parts.functions.once("n rows", compiled)(point))
 
     def _compile_gradients(self) -> RowFunction:
         parts, theta = self.parts, self.parts.theta
@@ -678,7 +661,8 @@ class GaussNewtonMatrix:
         layers = by_layers(parts, gradients, lambda found: (found**2).sum(axis=0))
         if layers is None:
             return by_axes(parts)
-        return RowFunction("layers", parts.functions.compile([layers.draws], layers.batched), 1)
+        _, draws, batched = layers
+        return RowFunction("layers", parts.functions.compile([draws], batched), 1)
 
 
 class GaussNewtonHessian(MeanHessian):

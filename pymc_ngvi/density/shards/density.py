@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -304,14 +304,8 @@ def check_same(keys: Sequence[Hashable], facts: Sequence[ModelFacts]) -> None:
             raise ShardError(f"Shards {keys[0]!r} and {key!r} have other potentials.", key)
 
 
-def common_potentials(keys: Sequence[Hashable], facts: Sequence[ModelFacts]) -> tuple[str, ...]:
-    """Return the potentials that are the same in all shards: parts of the prior."""
-    if len(facts) == 1:
-        return ()
-    return tuple(name for name in facts[0].potentials if _is_common(name, keys, facts))
-
-
 def _is_common(name: str, keys: Sequence[Hashable], facts: Sequence[ModelFacts]) -> bool:
+    """Tell whether a potential is the same in all shards."""
     first, *others = (of_shard.potentials[name] for of_shard in facts)
     if not all(_same(first.values, other.values) for other in others):
         return False
@@ -431,7 +425,14 @@ class Shards:
             raise ValueError(f"The key {twice!r} occurs {keys.count(twice)} times: its rows would count as often.")
         if keep is not None and (not isinstance(keep, int | np.integer) or keep < 1):
             raise ValueError(f"keep is a number of shards, at least 1; got {keep!r}.")
-        self._build, self._recipe = build, Recipe.of(build, keys, keep)
+        try:
+            sent = cloudpickle.dumps(build)
+        except Exception as error:
+            raise TypeError(
+                f"build={build!r} can't be sent to other processes ({type(error).__name__}: {error}): let it open what "
+                "it needs by itself."
+            ) from error
+        self._build, self._recipe = build, Recipe(sent, keys, keep, uuid.uuid4().hex, os.getpid())
         weakref.finalize(self, forget, self._recipe.name)
         self._engine = engine_of(executor)
         self.n_passes = 0
@@ -498,14 +499,16 @@ class Shards:
         """
         facts: list[ModelFacts] = self.ask(Request(Shard.facts, (theta,)))
         check_same(self.keys, facts)
-        common = common_potentials(self.keys, facts)
+        # Those that are the same in all shards are parts of the prior.
+        names = facts[0].potentials if len(facts) > 1 else ()
+        common = tuple(name for name in names if _is_common(name, self.keys, facts))
         if common != self._recipe.without:
             forget(self._recipe.name)
             self._recipe = replace(self._recipe, without=common, name=f"{self._recipe.name}-")
             weakref.finalize(self, forget, self._recipe.name)
         self.n_passes = 0
-        names = dict.fromkeys(name for fact in facts for name in fact.observations)
-        observations = {name: sum(fact.observations.get(name, 0) for fact in facts) for name in names}
+        observed = dict.fromkeys(name for fact in facts for name in fact.observations)
+        observations = {name: sum(fact.observations.get(name, 0) for fact in facts) for name in observed}
         first, *others = (of_shard.deterministics.items() for of_shard in facts)
         return common, frozenset(name for name, _ in set(first).intersection(*others)), observations
 
@@ -586,16 +589,6 @@ class ShardRules(RowRules):
     #: That of each shard; shape (n_shards,).
     which: NDArray[np.intp]
 
-    @classmethod
-    def of(cls, prior: RowRules, parts: list[ShardExpectation], new: Reference, before: "ShardRules | None") -> Self:
-        """Return the rules behind parts, those before these given."""
-        references = () if before is None else before.references
-        which = np.zeros(len(parts), dtype=np.intp) if before is None else before.which
-        which = np.where([part.is_new for part in parts], len(references), which)
-        used, which = np.unique(which, return_inverse=True)
-        level = np.concatenate([prior.level, [part.rules for part in parts]])
-        return cls(level, prior.sd, prior, tuple((*references, new)[at] for at in used), which)
-
 
 class ShardedDensity(Sum):
     """Log density of a model whose data are in shards; see `ModelDensity`."""
@@ -666,7 +659,7 @@ class ShardedDensity(Sum):
         own = self.prior.expected(q, None if given is None else given.prior, adapt=adapt)
         new = Reference(q, uuid.uuid4().hex)
         references, which = ((), None) if given is None else (given.references, given.which)
-        names = tuple(reference.named for reference in references)
+        names = tuple(Reference(None, reference.name) for reference in references)
         asked = Expect(q, new.name, names, which, adapt, self.pattern is None, self._n_rows_in_all)
         parts: list[ShardExpectation] = self.shards.ask(Request(Shard.expected, (asked,)))
         if any(part is None for part in parts):  # a shard that was made again has no rules
@@ -675,24 +668,29 @@ class ShardedDensity(Sum):
         if wrong:
             self.by_rows.give_up(why := f"the rows of shard {wrong[0]!r} are not all of its log likelihood")
             raise RowsGivenUp(why)
+        # Those that have chosen rules have them for this Gaussian, as all have where none were given.
+        which = np.where([part.is_new for part in parts], len(references), 0 if which is None else which)
+        used, which = np.unique(which, return_inverse=True)
         return Expectation(
             own.value + sum(part.value for part in parts),
             own.error + sum(part.error for part in parts),
             sum((part.grad for part in parts), own.grad),
             self._sum_of_hessians(own.hessian, [part.hessian for part in parts]),
-            ShardRules.of(own.rules, parts, new, given),
+            ShardRules(
+                np.concatenate([own.rules.level, [part.rules for part in parts]]),
+                own.rules.sd,
+                own.rules,
+                tuple((*references, new)[at] for at in used),
+                which,
+            ),
         )
-
-    def rules_of_level(self, level: int) -> RowRules:
-        """Return rules that are the same for all rows, by their code."""
-        own, n = super().rules_of_level(level), len(self.shards.keys)
-        levels = np.concatenate([own.level, np.full(n, level)])
-        return ShardRules(levels, own.sd, own, (Reference(level, uuid.uuid4().hex),), np.zeros(n, dtype=np.intp))
 
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget`."""
         are_all = not any(outline.leaves_out_conditions for outline in self._outlines)
-        return super().rows_cover(draw) and (are_all or all(self.each(_cover, draw())))
+        return super().rows_cover(draw) and (
+            are_all or all(self.each(lambda likelihood, theta: likelihood.rows_cover(lambda: theta), draw()))
+        )
 
     # --- second derivatives ---
 
@@ -750,7 +748,3 @@ class ShardedDensity(Sum):
         return np.searchsorted(
             self.pattern.rows * self.n_dim + self.pattern.cols, pattern.rows * pattern.n_dim + pattern.cols
         )
-
-
-def _cover(likelihood: LogDensity, theta: Array) -> bool:
-    return likelihood.rows_cover(lambda: theta)

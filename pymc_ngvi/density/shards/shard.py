@@ -4,9 +4,7 @@ import contextlib
 import functools
 import hashlib
 import math
-import os
 import threading
-import uuid
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -50,18 +48,6 @@ class Recipe:
     home: int
     #: Potentials that are left out.
     without: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, build: Callable[..., object], keys: Sequence[Hashable], keep: int | None) -> "Recipe":
-        """Return a new one."""
-        try:
-            pickled = cloudpickle.dumps(build)
-        except Exception as error:
-            raise TypeError(
-                f"build={build!r} can't be sent to other processes ({type(error).__name__}: {error}): let it open what "
-                "it needs by itself."
-            ) from error
-        return cls(pickled, tuple(keys), keep, uuid.uuid4().hex, os.getpid())
 
 
 class VariableForm(NamedTuple):
@@ -117,8 +103,6 @@ class Outline(NamedTuple):
     #: Rows, and directions in which their functions vary at most; None where it is no sum over rows.
     n_rows: int | None
     n_directions: int | None
-    #: Why it is none.
-    why_not: str
     #: Entries of the Hessian that can differ from 0; None where they are too many.
     pattern: Pattern | None
     #: Names the operation that has no second derivative, if there is one.
@@ -152,15 +136,10 @@ class ShardExpectation(NamedTuple):
 class Reference:
     """What rules of quadrature are chosen for."""
 
-    #: Or the code of all rules; None where only the name is sent.
-    q: Spread | int | None
+    #: None where only the name is sent.
+    q: Spread | None
     #: No other has it.
     name: str
-
-    @property
-    def named(self) -> "Reference":
-        """The name alone, where the rest is large."""
-        return self if isinstance(self.q, int) else Reference(None, self.name)
 
 
 @dataclass(frozen=True)
@@ -347,11 +326,10 @@ class Shard:
             return Outline(
                 None if rows is None else rows.n_rows,
                 None if rows is None else rows.n_directions,
-                "" if rows is not None else likelihood.by_rows.why_not,
                 self._pattern,
                 "" if error is None else str(error),
                 likelihood.gradient_seconds,
-                rows is not None and rows.leaves_out_conditions,
+                rows is not None and rows.reading.leaves_out_conditions,
             )
 
     def expected(self, asked: Expect) -> ShardExpectation | None:
@@ -383,8 +361,7 @@ class Shard:
                 return None
             rows = self._likelihood.rows
             assert rows is not None
-            q = reference.q
-            self._keep(reference.name, rows.rules_of_level(q) if isinstance(q, int) else rows.under(q).rules)
+            self._keep(reference.name, rows.under(reference.q).rules)
         self._rules.move_to_end(reference.name)
         return self._rules[reference.name]
 

@@ -150,6 +150,7 @@ class BatchSource:
         if isinstance(given, Mapping | str | bytes | np.ndarray) or not is_usable:
             raise TypeError(f"{_WHAT}; got {shortened(given)}.")
         self._iterate: Callable[[], Iterator[Any]] = (lambda: iter(given())) if is_factory else (lambda: iter(given))
+        #: None where a pass has the order of the source, and no order of its own.
         self.n_batches = _length(given) if hasattr(given, "__getitem__") else None
         self.is_read_once = isinstance(given, Iterator)
         self._open: Iterator[Any] | None = None
@@ -158,14 +159,9 @@ class BatchSource:
         self._last: tuple[Place, Raw] | None = None  # of what can be read once
         self._order: tuple[tuple[int, int], NDArray[np.intp]] | None = None
 
-    @property
-    def is_random(self) -> bool:
-        """Whether each pass has an order of its own."""
-        return self.n_batches is not None
-
     def look(self) -> Any:
         """Return the first batch, which will be read once more by `read`."""
-        if self.is_random:
+        if self.n_batches is not None:
             if not self.n_batches:
                 raise BatchError("batches is empty: its len() is 0.")
             return self._item(0, Place())
@@ -184,8 +180,7 @@ class BatchSource:
 
     def read(self, seed: int, place: Place) -> Raw | None:
         """Return the batch at a place; None after the last one of a pass."""
-        if self.is_random:
-            assert self.n_batches is not None
+        if self.n_batches is not None:
             if self._order is None or self._order[0] != (seed, place.number):
                 order = np.random.default_rng([seed, place.number, _ORDERS]).permutation(self.n_batches)
                 self._order = (seed, place.number), order

@@ -95,15 +95,8 @@ def _log_add_exp(x: AnyArray, y: AnyArray) -> AnyArray:
 
 
 def _sum_of(parts: Sequence[Any]) -> Any:
-    found = [p for p in parts if p is not None]
-    total = found[0]
-    for part in found[1:]:
-        total = total + part
-    return total
-
-
-def _add(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
-    return _sum_of(d)
+    first, *others = (p for p in parts if p is not None)
+    return sum(others, start=first)
 
 
 def _sub(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
@@ -121,22 +114,6 @@ def _div(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
     return _sum_of(above) / args[1]
 
 
-def _reciprocal(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
-    return -(d[0] * y * y)  # in this order: the square of a large y may overflow where d is small
-
-
-def _switch(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
-    return args[0].to("switch", d[1], d[2])
-
-
-def _maximum(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
-    return args[0].to("ge", args[1]).to("switch", d[0], d[1])
-
-
-def _minimum(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
-    return args[0].to("le", args[1]).to("switch", d[0], d[1])
-
-
 def _clip(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
     x, low, high = args
     return x.to("lt", low).to("switch", d[1], x.to("gt", high).to("switch", d[2], d[0]))
@@ -144,18 +121,6 @@ def _clip(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
 
 def _pow(y: Value, x: Value, p: Value) -> tuple[Any, Any]:
     return p * x.to("pow", p - 1.0), y * x.to("log")
-
-
-def _mod(y: Value, x: Value, by: Value) -> tuple[Any, Any]:
-    return 1.0, -(x / by).to("floor")
-
-
-def _sqrt_of(x: Any) -> Any:
-    return x.to("sqrt")
-
-
-def _square(x: Value) -> Any:
-    return x.to("sqr")
 
 
 # --- incomplete beta and gamma functions ---
@@ -183,10 +148,6 @@ def _beta_by(by: str) -> Slopes:
     return slopes
 
 
-def _gamma_by_k(y: Value, k: Value, x: Value) -> tuple[Any, Any]:
-    return k.to("gammainc_kk", x), _gamma_density(k, x) * (x.to("log") - k.to("psi"))
-
-
 _ROOT_PI, _LOG_2, _LOG_10 = math.sqrt(math.pi), math.log(2.0), math.log(10.0)
 
 
@@ -201,17 +162,18 @@ def _step(function: Callable[..., AnyArray]) -> Operation:
 #: Operations by name.
 OPERATIONS: dict[str, Operation] = {
     # arithmetic
-    "add": Operation(np.add, tangent=_add),
+    "add": Operation(np.add, tangent=lambda y, args, d: _sum_of(d)),
     "sub": Operation(np.subtract, tangent=_sub),
     "mul": Operation(np.multiply, tangent=_mul),
     "div": Operation(np.divide, tangent=_div),
     "neg": Operation(np.negative, lambda y, x: [-1.0]),
     "sqr": Operation(np.square, lambda y, x: [2.0 * x]),
     "sqrt": Operation(np.sqrt, lambda y, x: [0.5 / y]),
-    "reciprocal": Operation(np.reciprocal, tangent=_reciprocal),
+    # In this order: the square of a large y may overflow where d is small.
+    "reciprocal": Operation(np.reciprocal, tangent=lambda y, args, d: -(d[0] * y * y)),
     "abs": Operation(np.abs, lambda y, x: [x.to("sign")]),
     "pow": Operation(np.power, _pow),
-    "mod": Operation(np.mod, _mod),
+    "mod": Operation(np.mod, lambda y, x, by: [1.0, -(x / by).to("floor")]),
     # exponentials and logarithms
     "exp": Operation(np.exp, lambda y, x: [y]),
     "exp2": Operation(np.exp2, lambda y, x: [_LOG_2 * y]),
@@ -229,44 +191,44 @@ OPERATIONS: dict[str, Operation] = {
     # trigonometric and hyperbolic functions
     "sin": Operation(np.sin, lambda y, x: [x.to("cos")]),
     "cos": Operation(np.cos, lambda y, x: [-x.to("sin")]),
-    "tan": Operation(np.tan, lambda y, x: [1.0 + _square(y)]),
-    "arcsin": Operation(np.arcsin, lambda y, x: [1.0 / _sqrt_of(1.0 - _square(x))]),
-    "arccos": Operation(np.arccos, lambda y, x: [-1.0 / _sqrt_of(1.0 - _square(x))]),
-    "arctan": Operation(np.arctan, lambda y, x: [1.0 / (1.0 + _square(x))]),
+    "tan": Operation(np.tan, lambda y, x: [1.0 + y.to("sqr")]),
+    "arcsin": Operation(np.arcsin, lambda y, x: [1.0 / (1.0 - x.to("sqr")).to("sqrt")]),
+    "arccos": Operation(np.arccos, lambda y, x: [-1.0 / (1.0 - x.to("sqr")).to("sqrt")]),
+    "arctan": Operation(np.arctan, lambda y, x: [1.0 / (1.0 + x.to("sqr"))]),
     "arctan2": Operation(
-        np.arctan2, lambda y, a, b: [b / (_square(a) + _square(b)), -a / (_square(a) + _square(b))]
+        np.arctan2, lambda y, a, b: [b / (a.to("sqr") + b.to("sqr")), -a / (a.to("sqr") + b.to("sqr"))]
     ),
     "sinh": Operation(np.sinh, lambda y, x: [x.to("cosh")]),
     "cosh": Operation(np.cosh, lambda y, x: [x.to("sinh")]),
-    "tanh": Operation(np.tanh, lambda y, x: [1.0 - _square(y)]),
-    "arcsinh": Operation(np.arcsinh, lambda y, x: [1.0 / _sqrt_of(1.0 + _square(x))]),
-    "arccosh": Operation(np.arccosh, lambda y, x: [1.0 / _sqrt_of(_square(x) - 1.0)]),
-    "arctanh": Operation(np.arctanh, lambda y, x: [1.0 / (1.0 - _square(x))]),
+    "tanh": Operation(np.tanh, lambda y, x: [1.0 - y.to("sqr")]),
+    "arcsinh": Operation(np.arcsinh, lambda y, x: [1.0 / (1.0 + x.to("sqr")).to("sqrt")]),
+    "arccosh": Operation(np.arccosh, lambda y, x: [1.0 / (x.to("sqr") - 1.0).to("sqrt")]),
+    "arctanh": Operation(np.arctanh, lambda y, x: [1.0 / (1.0 - x.to("sqr"))]),
     # gamma and error functions, and Bessel's
     "gamma": Operation(special.gamma, lambda y, x: [y * x.to("psi")]),
     "gammaln": Operation(special.gammaln, lambda y, x: [x.to("psi")]),
     "psi": Operation(special.psi, lambda y, x: [x.to("trigamma")]),
     "trigamma": Operation(ufuncs.trigamma, lambda y, x: [x.to("polygamma 2")], writes=False),
     "polygamma 2": Operation(lambda x: np.asarray(special.polygamma(2, x)), writes=False),
-    "erf": Operation(special.erf, lambda y, x: [2.0 / _ROOT_PI * (-_square(x)).to("exp")]),
-    "erfc": Operation(special.erfc, lambda y, x: [-2.0 / _ROOT_PI * (-_square(x)).to("exp")]),
+    "erf": Operation(special.erf, lambda y, x: [2.0 / _ROOT_PI * (-x.to("sqr")).to("exp")]),
+    "erfc": Operation(special.erfc, lambda y, x: [-2.0 / _ROOT_PI * (-x.to("sqr")).to("exp")]),
     "erfcx": Operation(special.erfcx, lambda y, x: [2.0 * x * y - 2.0 / _ROOT_PI]),
-    "erfinv": Operation(special.erfinv, lambda y, x: [0.5 * _ROOT_PI * _square(y).to("exp")]),
-    "erfcinv": Operation(special.erfcinv, lambda y, x: [-0.5 * _ROOT_PI * _square(y).to("exp")]),
+    "erfinv": Operation(special.erfinv, lambda y, x: [0.5 * _ROOT_PI * y.to("sqr").to("exp")]),
+    "erfcinv": Operation(special.erfcinv, lambda y, x: [-0.5 * _ROOT_PI * y.to("sqr").to("exp")]),
     "owens_t": Operation(
         special.owens_t,
         lambda y, h, a: [
-            -0.5 / math.sqrt(2.0 * math.pi) * (-0.5 * _square(h)).to("exp") * (a * h / math.sqrt(2.0)).to("erf"),
-            (-0.5 * _square(h) * (1.0 + _square(a))).to("exp") / (2.0 * math.pi * (1.0 + _square(a))),
+            -0.5 / math.sqrt(2.0 * math.pi) * (-0.5 * h.to("sqr")).to("exp") * (a * h / math.sqrt(2.0)).to("erf"),
+            (-0.5 * h.to("sqr") * (1.0 + a.to("sqr"))).to("exp") / (2.0 * math.pi * (1.0 + a.to("sqr"))),
         ],
     ),
     "i0": Operation(special.i0, lambda y, x: [x.to("i1")]),
-    "i1": Operation(special.i1, lambda y, x: [0.5 * (x.to("i0") + _of_order(2.0, x, "iv"))]),
+    "i1": Operation(special.i1, lambda y, x: [0.5 * (x.to("i0") + (x * 0.0 + 2.0).to("iv", x))]),
     "iv": Operation(
         special.iv, lambda y, v, x: [None, 0.5 * ((v - 1.0).to("iv", x) + (v + 1.0).to("iv", x))]
     ),
     "j0": Operation(special.j0, lambda y, x: [-x.to("j1")]),
-    "j1": Operation(special.j1, lambda y, x: [0.5 * (x.to("j0") - _of_order(2.0, x, "jv"))]),
+    "j1": Operation(special.j1, lambda y, x: [0.5 * (x.to("j0") - (x * 0.0 + 2.0).to("jv", x))]),
     "jv": Operation(
         special.jv, lambda y, v, x: [None, 0.5 * ((v - 1.0).to("jv", x) - (v + 1.0).to("jv", x))]
     ),
@@ -284,7 +246,11 @@ OPERATIONS: dict[str, Operation] = {
     "gammaincc": Operation(
         special.gammaincc, lambda y, k, x: [-k.to("gammainc_k", x), -_gamma_density(k, x)]
     ),
-    "gammainc_k": Operation(tails.gammainc_k, _gamma_by_k, writes=False),
+    "gammainc_k": Operation(
+        tails.gammainc_k,
+        lambda y, k, x: [k.to("gammainc_kk", x), _gamma_density(k, x) * (x.to("log") - k.to("psi"))],
+        writes=False,
+    ),
     "gammainc_kk": Operation(tails.gammainc_kk, writes=False),
     "betainc": Operation(
         special.betainc,
@@ -296,9 +262,9 @@ OPERATIONS: dict[str, Operation] = {
     "betainc_ab": Operation(tails.betainc_ab, writes=False),
     "betainc_bb": Operation(tails.betainc_bb, writes=False),
     # choices
-    "switch": Operation(np.where, tangent=_switch, writes=False),
-    "maximum": Operation(np.maximum, tangent=_maximum),
-    "minimum": Operation(np.minimum, tangent=_minimum),
+    "switch": Operation(np.where, tangent=lambda y, args, d: args[0].to("switch", d[1], d[2]), writes=False),
+    "maximum": Operation(np.maximum, tangent=lambda y, args, d: args[0].to("ge", args[1]).to("switch", d[0], d[1])),
+    "minimum": Operation(np.minimum, tangent=lambda y, args, d: args[0].to("le", args[1]).to("switch", d[0], d[1])),
     "clip": Operation(ufuncs.clip, tangent=_clip, writes=False),
     # conditions, and what is piecewise constant
     "lt": _condition(np.less),
@@ -322,10 +288,6 @@ OPERATIONS: dict[str, Operation] = {
     "round away": Operation(ufuncs.round_half_away_from_zero, writes=False, is_step=True),
     "float": Operation(lambda x: np.asarray(x, dtype=np.float64), writes=False, is_step=True),
 }  # fmt: skip
-
-
-def _of_order(order: float, x: Value, name: str) -> Any:
-    return (x * 0.0 + order).to(name, x)
 
 
 # --- evaluates programs with NumPy: in parts that the cache holds, each operation into what no later one reads ---
