@@ -5,7 +5,7 @@ import functools
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import ClassVar, Self, cast
 
 import numpy as np
 
@@ -309,6 +309,12 @@ class ExactEvaluation(Evaluation):
 
     expectation: Expectation
 
+    @classmethod
+    def of(cls, expectation: Expectation, elbo: float) -> Self:
+        """Return what an expectation makes of a state, whose ELBO is -inf where there is none."""
+        none = np.empty((0, len(expectation.grad)))
+        return cls(none, np.empty(0), none, np.array([np.isfinite(elbo)]), elbo, expectation)
+
 
 class Quadrature(Estimator):
     r"""Exact expectations of rows, by quadrature in the space of their predictors.
@@ -350,9 +356,7 @@ class Quadrature(Estimator):
         entropy = state.entropy()
         expectation = target.expected(state, rules, adapt=adapt, least=least - entropy)
         finite = bool(np.isfinite(expectation.value) and np.isfinite(expectation.grad).all())
-        elbo = expectation.value + entropy if finite else -np.inf
-        none = np.empty((0, state.n_dim))
-        return ExactEvaluation(none, np.empty(0), none, np.array([finite]), elbo, expectation)
+        return ExactEvaluation.of(expectation, expectation.value + entropy if finite else -np.inf)
 
     def moments(
         self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True

@@ -50,7 +50,9 @@ def find_blocks(pattern: Pattern) -> Partition:
     # Chains and fields are the large components beside a small border.
     beside = sorted(candidates, key=lambda labels: int(np.sum(labels < 0)))[:_N_CUT]
     candidates += [cut for candidate in beside for cut in _by_level(graph, candidate)]
-    return Partition(min(candidates, key=_flops))
+    return Partition(
+        min(candidates, key=lambda labels: step_flops(np.bincount(labels[labels >= 0]), int(np.sum(labels < 0))))
+    )
 
 
 def step_flops(sizes: NDArray[np.integer], n_border: int) -> float:
@@ -58,20 +60,15 @@ def step_flops(sizes: NDArray[np.integer], n_border: int) -> float:
     return prices.parts_of_blocks(sizes, n_border)[0] + 10.0 * float(sizes.sum())
 
 
-def _flops(labels: Labels) -> float:
-    is_local = labels >= 0
-    return step_flops(np.bincount(labels[is_local]), int(np.sum(~is_local)))
-
-
 def by_degree(graph: sparse.csr_array) -> list[Labels]:
     """Put coordinates of high degree into the border."""
     degrees = np.diff(graph.indptr)
     distinct = np.unique(degrees)
     tried = distinct[np.unique(np.linspace(0, len(distinct) - 1, _N_DEGREES).astype(int))]
-    return [_dissected(graph, degrees > limit) for limit in tried] + [_dissected(graph, degrees >= 0)]
+    return [dissected(graph, degrees > limit) for limit in tried] + [dissected(graph, degrees >= 0)]
 
 
-def _dissected(graph: sparse.csr_array, border: NDArray[np.bool_]) -> Labels:
+def dissected(graph: sparse.csr_array, border: NDArray[np.bool_]) -> Labels:
     """Return the components of what is not in the border."""
     labels = np.full(len(border), -1, dtype=np.intp)
     inside = np.flatnonzero(~border)
@@ -92,7 +89,7 @@ def _by_level(graph: sparse.csr_array, labels: Labels) -> list[Labels]:
         level[inside] = _levels(graph[inside][:, inside])
     cut = np.isin(labels, large)
     spacings = [m for m in _SPACINGS if m <= level.max()]
-    return [_dissected(graph, (labels < 0) | (cut & (level % m == m - 1))) for m in spacings]
+    return [dissected(graph, (labels < 0) | (cut & (level % m == m - 1))) for m in spacings]
 
 
 def _levels(graph: sparse.csr_array) -> NDArray[np.intp]:
@@ -126,7 +123,7 @@ def by_independence(graph: sparse.csr_array) -> Labels:
         chosen |= new
         open_ &= ~new & ~(links @ new.astype(np.float64) > 0.0)
     # A single one is independent of nothing: the pattern is dense.
-    return _dissected(graph, ~chosen | (chosen.sum() == 1))
+    return dissected(graph, ~chosen | (chosen.sum() == 1))
 
 
 # --- what elimination fills in, where it costs less than blocks, and with sums beside ---

@@ -11,6 +11,7 @@ References
    Methods and Software 28(3). https://doi.org/10.1080/10556788.2012.684353
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -141,19 +142,14 @@ class SummedState(SparseState):
 
 
 #: Updates, estimators and step rules that go with a precision with fill-in.
-_WITH_FILL = (("natural",), ("quadrature", "price"), ("linesearch", "adaptive"))
+WITH_FILL = (("natural",), ("quadrature", "price"), ("linesearch", "adaptive"))
 #: And with sums beside it.
-_WITH_SUMS = (("natural",), ("quadrature",), ("linesearch",))
+WITH_SUMS = (("natural",), ("quadrature",), ("linesearch",))
 
 
-def goes_with_fill(*given: str | None) -> bool:
-    """Tell whether update, estimator and step rule go with fill-in, as far as they are given."""
-    return all(name in (None, *known) for name, known in zip(given, _WITH_FILL, strict=True))
-
-
-def goes_with_sums(*given: str | None) -> bool:
-    """Tell the same of fill-in beside sums over many coordinates."""
-    return all(name in (None, *known) for name, known in zip(given, _WITH_SUMS, strict=True))
+def goes_with(known: Sequence[tuple[str, ...]], *given: str | None) -> bool:
+    """Tell whether update, estimator and step rule are some of those that are known, as far as they are given."""
+    return all(name in (None, *names) for name, names in zip(given, known, strict=True))
 
 
 @stored("family.sparse", content=("structure",))
@@ -210,8 +206,8 @@ class SparseFamily(GaussianFamily[SparseState]):
         With fill-in where that costs less than blocks beside a border, and the steps are those that it goes with.
         """
         given = (options.update, options.estimator, options.step)
-        may_fill = options.step is not None and goes_with_fill(*given)  # components of mixtures have no step rule
-        structure = model.structure(fill=may_fill, sums=may_fill and goes_with_sums(*given))
+        may_fill = options.step is not None and goes_with(WITH_FILL, *given)  # components of mixtures have no step rule
+        structure = model.structure(fill=may_fill, sums=may_fill and goes_with(WITH_SUMS, *given))
         if structure is None:
             raise ValueError(
                 "A sparse precision saves work only where the Hessian of log p has zeros, and this one has too few: it "

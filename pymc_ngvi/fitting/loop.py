@@ -96,19 +96,7 @@ class LoopState:
         return self.history.column(1)
 
 
-class OutOfSeconds(StopIteration):
-    """The estimated seconds that a fit may take are used up."""
-
-    status = Status.OUT_OF_SECONDS
-
-
-class Paused(OutOfSeconds):
-    """The fit has taken so long that another posterior is to be tried from where it is."""
-
-    status = Status.PAUSED
-
-
-#: Called after each iteration with the state; may raise StopIteration.
+#: Called after each iteration with the state; may raise StopIteration, with the status that is to be the fit's.
 Observer = Callable[[LoopState], None]
 
 
@@ -131,7 +119,7 @@ def run(rule: Rule, state: LoopState, n: int, observe: Observer) -> LoopState:
             observe(state)
     except StopIteration as stop:
         # A fit that had converged in this very iteration is no less converged for being stopped.
-        status = status or (stop.status if isinstance(stop, OutOfSeconds) else Status.STOPPED)
+        status = status or (stop.value if isinstance(stop.value, Status) else Status.STOPPED)
     return replace(state, status=status or Status.MAX_ITERATIONS)
 
 
@@ -141,11 +129,4 @@ def reopen(rule: Rule, state: LoopState) -> LoopState:
         return state
     if state.status.ended_by_itself:
         return replace(state, rule=rule.reopen(state.rule), status=Status.RUNNING)
-    return state
-
-
-def settled(rule: Rule, state: LoopState) -> LoopState:
-    """Return a state that was kept while the fit was under way with the status that the loop would have seen next."""
-    if state.status is Status.RUNNING and (status := rule.terminate(state.rule)) is not None:
-        return replace(state, status=status)
     return state

@@ -9,7 +9,7 @@ import inspect
 import itertools
 import warnings
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Concatenate, Literal, NamedTuple, Never, TypeGuard, get_args
 
@@ -37,7 +37,7 @@ from pymc_ngvi.families import (
 from pymc_ngvi.families.dissection import cheapest_form, find_blocks, step_seconds, structure_of
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure, SummedStructure
 from pymc_ngvi.families.matrices.structure import Partition
-from pymc_ngvi.families.sparse import goes_with_fill, goes_with_sums
+from pymc_ngvi.families.sparse import WITH_FILL, WITH_SUMS, goes_with
 from pymc_ngvi.mixtures import MIXTURE_STEPS
 from pymc_ngvi.steps import STEPS
 from pymc_ngvi.updates import UPDATES
@@ -59,18 +59,6 @@ ON_FIXED_DRAWS = ("adaptive", "linesearch", *MIXTURE_STEPS)
 BY_GRADIENTS = ("stein", "pathwise", "gauss_newton")
 
 
-def _rows() -> tuple[tuple[str, str, str, str], ...]:
-    rows = [
-        (name, *row)
-        for name, family in FAMILIES.items()
-        for product in family.traits.goes_with
-        for row in itertools.product(*product)
-    ]
-    # Products of gradients are for models of many weights: independent ones, where no family is named.
-    rows.sort(key=lambda row: row[2] == "gauss_newton" and row[0] != INDEPENDENT)
-    return tuple(dict.fromkeys(rows))
-
-
 #: What other packages and papers call our entries, by axis; in lower case, without hyphens.
 _ENTRIES_ALSO_CALLED = {
     "family": {name: family.traits.also_called for name, family in FAMILIES.items()},
@@ -79,8 +67,18 @@ _ENTRIES_ALSO_CALLED = {
 }
 
 #: Combinations that are allowed: family, update, estimator, step rule. The first that agrees with what the user chose
-#: fills in the rest.
-ALLOWED: tuple[tuple[str, str, str, str], ...] = _rows()
+#: fills in the rest. Products of gradients are for models of many weights: independent ones, where no family is named.
+ALLOWED: tuple[tuple[str, str, str, str], ...] = tuple(
+    sorted(
+        dict.fromkeys(
+            (name, *row)
+            for name, family in FAMILIES.items()
+            for product in family.traits.goes_with
+            for row in itertools.product(*product)
+        ),
+        key=lambda row: row[2] == "gauss_newton" and row[0] != INDEPENDENT,
+    )
+)
 
 _NOT_NATURAL = ("natural_pd", "cholesky", "cholesky_precision", "sqrt", "euclidean")
 #: Why others are not, whatever the family: the first whose entries are all in a combination.
@@ -204,8 +202,8 @@ def choose(**chosen: str | None) -> Choice:
             f"step={step!r} is the rule of family={family!r}, which implies it: name the family, and leave step out."
         )
     for axis, name in chosen.items():
-        if name is not None and (not isinstance(name, str) or name not in AXES[axis]):
-            raise ValueError(f"Unknown {axis} {name!r}: {suggestion(name, AXES[axis], _ENTRIES_ALSO_CALLED.get(axis))}")
+        if name is not None:
+            _check_word(axis, name, AXES[axis], _ENTRIES_ALSO_CALLED.get(axis))
     agreeing = _agreeing(chosen)
     if agreeing:
         return agreeing[0]
@@ -216,12 +214,6 @@ def choose(**chosen: str | None) -> Choice:
 def stochastic_step(**chosen: str | None) -> str | None:
     """Return the step rule that suits what was chosen and evaluates each step on data of its own."""
     return next((choice.step for choice in _agreeing(chosen) if choice.step not in ON_FIXED_DRAWS), None)
-
-
-def only_family(**chosen: str | None) -> str | None:
-    """Return the family, where what was chosen goes with no other."""
-    families = {choice.family for choice in _agreeing(chosen)}
-    return families.pop() if len(families) == 1 else None
 
 
 def _agreeing(chosen: Mapping[str, str | None]) -> tuple[Choice, ...]:
@@ -294,10 +286,6 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
 
 
-def _is_auto(value: object) -> bool:
-    return isinstance(value, str) and value == AUTO
-
-
 def _checked(is_valid: Callable[[Any], bool], convert: Callable[[Any], Any], what: str) -> dict[str, Any]:
     """Return how an option is checked, as the metadata of its field: None stays."""
 
@@ -313,16 +301,16 @@ _NUMBER = _checked(_is_positive, float, "should be a positive number")
 _EXPONENT = _checked(lambda v: _is_number(v) and bool(0 <= v <= 1), float, "is an exponent from 0 (no decay) to 1")
 _COUNT = _checked(_is_count, int, "should be a whole number of at least 1")
 _NUMBER_OF_COMPONENTS = _checked(
-    lambda v: _is_auto(v) or _is_count(v),
-    lambda v: v if _is_auto(v) else int(v),
+    lambda v: v == AUTO if isinstance(v, str) else _is_count(v),
+    lambda v: v if isinstance(v, str) else int(v),
     "should be 'auto' or a whole number of at least 1",
 )
 
 
-def _checked_kind(name: str, value: object) -> str | None:
-    if value is None or (isinstance(value, str) and value in BASE_DRAWS):
-        return value
-    raise ValueError(f"Unknown {name} {value!r}: {suggestion(value, BASE_DRAWS)}")
+def _check_word(name: str, value: object, words: Collection[str], also_called: Mapping[str, str] | None = None) -> None:
+    """Raise ValueError for a value that is none of those that an option has."""
+    if not isinstance(value, str) or value not in words:
+        raise ValueError(f"Unknown {name} {value!r}: {suggestion(value, words, also_called)}")
 
 
 @stored("fit.options")
@@ -342,7 +330,7 @@ class FitOptions:
     tol: float = 0.05
     n_draws: int | None = field(default=None, metadata=_COUNT)
     max_draws: int | None = field(default=None, metadata=_COUNT)
-    base_draws: BaseDrawsName | None = field(default=None, metadata={"check": _checked_kind})
+    base_draws: BaseDrawsName | None = None
     stl: bool = True
     step_size: float | None = field(default=None, metadata=_NUMBER)
     step_decay: float | None = field(default=None, metadata=_EXPONENT)
@@ -370,15 +358,33 @@ class FitOptions:
                 one = " or ".join(map(repr, families))
                 goes_with = "are those" if name.endswith("s") else "is that"
                 raise ValueError(f"{name} {goes_with} of family={one}; the family is {choice.family!r}.")
-        _check_reparam(self.reparam, choice)
-        _check_posterior(self.posterior, self.reparam, choice)
+        is_gaussian = traits_of(choice.family).is_gaussian
+        if self.reparam is not None:
+            _check_word("reparam", self.reparam, REPARAMETRISATIONS)
+            if not is_gaussian:
+                raise ValueError(
+                    f"reparam={self.reparam!r} standardises group effects for one Gaussian; family={choice.family!r} "
+                    "works on the model's own coordinates: leave one of them out."
+                )
+            if choice.estimator == "gauss_newton":
+                raise ValueError("gauss_newton works on the model's own coordinates: leave reparam out.")
+        _check_word("posterior", self.posterior, get_args(PosteriorName))
+        if self.posterior not in ("auto", "gaussian") and (self.reparam or not is_gaussian):
+            other = f"reparam={self.reparam!r}" if is_gaussian else f"family={choice.family!r}"
+            raise ValueError(
+                f"posterior={self.posterior!r} begins from a Gaussian on the model's own coordinates: leave {other} "
+                "out."
+            )
         if self.max_seconds is not None and not _is_positive(self.max_seconds):
             raise ValueError(
                 "max_seconds counts estimated seconds of the whole call and should be a positive number; got "
                 f"{self.max_seconds!r}. Leave it out for the default: what follows a Gaussian fit takes three times as "
                 "long at most, and 20 s."
             )
-        of_rule = {name: _CHECKS[name](name, getattr(self, name)) for name in OF_RULE}
+        if self.base_draws is not None:
+            _check_word("base_draws", self.base_draws, BASE_DRAWS)
+        of_rule = {name: getattr(self, name) for name in OF_RULE}
+        of_rule |= {name: check(name, of_rule[name]) for name, check in _CHECKS.items()}
         _check_rule_takes(choice, of_rule, step_is_default=self.step is None)
         _check_draws(choice, of_rule)
         factor, components = _checked_factor(choice, self.factor), _checked_components(choice, self.components)
@@ -422,47 +428,16 @@ class FitOptions:
 #: is checked.
 OPTIONS = {option.name: option.default for option in fields(FitOptions) if option.name != "family_reason"}
 _CHECKS = {option.name: option.metadata["check"] for option in fields(FitOptions) if "check" in option.metadata}
-OF_RULE = tuple(_CHECKS)
+OF_RULE = tuple(name for name in OPTIONS if name in {*_CHECKS, "base_draws"})
 #: Arguments of `NGVI`.
 OF_CONSTRUCTOR = ("model", "shards", "batches", "random_seed", "start", "start_sigma", *OPTIONS)
 
 
-def _check_reparam(reparam: object, choice: Choice) -> None:
-    """Raise ValueError for an unknown reparametrisation, or one that does not go with the estimator."""
-    if reparam is None:
-        return
-    if not isinstance(reparam, str) or reparam not in REPARAMETRISATIONS:
-        raise ValueError(f"Unknown reparam {reparam!r}: {suggestion(reparam, REPARAMETRISATIONS)}")
-    if not traits_of(choice.family).is_gaussian:
-        raise ValueError(
-            f"reparam={reparam!r} standardises group effects for one Gaussian; family={choice.family!r} works on the "
-            "model's own coordinates: leave one of them out."
-        )
-    if choice.estimator == "gauss_newton":
-        raise ValueError("gauss_newton works on the model's own coordinates: leave reparam out.")
-
-
-def _check_posterior(posterior: object, reparam: object, choice: Choice) -> None:
-    """Raise ValueError for an unknown value, or for more than the fit where that is not a Gaussian."""
-    values = get_args(PosteriorName)
-    if not isinstance(posterior, str) or posterior not in values:
-        raise ValueError(f"Unknown posterior {posterior!r}: {suggestion(posterior, values)}")
-    if posterior in ("auto", "gaussian"):
-        return
-    other = "" if traits_of(choice.family).is_gaussian else f"family={choice.family!r}"
-    other = other or (f"reparam={reparam!r}" if reparam else "")
-    if other:
-        raise ValueError(
-            f"posterior={posterior!r} begins from a Gaussian on the model's own coordinates: leave {other} out."
-        )
-
-
-def _checked_components(choice: Choice, components: object) -> str | None:
+def _checked_components(choice: Choice, components: str | None) -> str | None:
     """Return what the components of a mixture are."""
     if components is None:
         return next(iter(COMPONENTS)) if traits_of(choice.family).has_components else None
-    if not isinstance(components, str) or components not in COMPONENTS:
-        raise ValueError(f"Unknown components {components!r}: {suggestion(components, COMPONENTS)}")
+    _check_word("components", components, COMPONENTS)
     of_covariance = [name for name, family in COMPONENTS.items() if "covariance" in family.traits.factors]
     if components not in of_covariance and choice.update != "natural":
         raise ValueError(
@@ -641,7 +616,13 @@ def options_for(given: Given, density: ModelDensity | None = None) -> FitOptions
     if density is not None and given["family"] in (None, AUTO):
         filled |= _family_for(given, density)
     if density is not None and traits_of(given["family"] or "").has_components and given["components"] is None:
-        filled |= _components_for(given, density)
+        chosen = choose_family(density)
+        if _go_together({**given, "components": chosen.name}):
+            _warn_of_makeshift(
+                chosen,
+                "Components get diagonal covariances, which ignore correlations: {}. Name components for others.",
+            )
+            filled["components"] = chosen.name
     if density is not None and density.has_minibatch and given["step"] is None:
         filled["step"] = stochastic_step(**{axis: filled[axis] for axis in AXES})
     if density is not None and given["estimator"] == "gauss_newton" and density.n_dim > _MANY_WEIGHTS:
@@ -711,7 +692,8 @@ def _goes_by_rows(given: Given, filled: Given, density: ModelDensity) -> bool:
 
 def _family_for(given: Given, density: ModelDensity) -> Mapping[str, str | None]:
     """Return the family that suits the model, and why, where it goes with what was given."""
-    if given["estimator"] == "gauss_newton" or only_family(**{axis: given[axis] for axis in AXES if axis != "family"}):
+    families = {choice.family for choice in _agreeing({axis: given[axis] for axis in AXES if axis != "family"})}
+    if given["estimator"] == "gauss_newton" or len(families) == 1:
         return {"family": None}  # as the registry has it, whatever the model
     # Where group effects are told from global parameters, a sparse precision is there for the asking.
     chosen = FamilyChoice(STRUCTURED) if given["reparam"] else _chosen(given, density)
@@ -727,8 +709,10 @@ def _family_for(given: Given, density: ModelDensity) -> Mapping[str, str | None]
 def _chosen(given: Given, density: ModelDensity) -> FamilyChoice:
     """Return the family that suits a model, in the space of its rows where that has far fewer dimensions."""
     steps = [given[name] for name in ("update", "estimator", "step")]
-    may_fill = not density.has_minibatch and goes_with_fill(*steps)
-    may_sum = may_fill and goes_with_sums(*steps) and _goes_by_rows(given, {**given, "family": STRUCTURED}, density)
+    may_fill = not density.has_minibatch and goes_with(WITH_FILL, *steps)
+    may_sum = (
+        may_fill and goes_with(WITH_SUMS, *steps) and _goes_by_rows(given, {**given, "family": STRUCTURED}, density)
+    )
     chosen = choose_family(density, may_fill=may_fill, may_sum=may_sum)
     if (chosen.name == DENSE or chosen.is_makeshift) and _may_go_by_rows(given, {**given, "family": DENSE}):
         seen = density.seen_from_rows
@@ -738,17 +722,6 @@ def _chosen(given: Given, density: ModelDensity) -> FamilyChoice:
                 f"the data see {len(seen.space.normal):,} coefficients in {seen.space.basis.shape[1]:,} dimensions",
             )
     return chosen
-
-
-def _components_for(given: Given, density: ModelDensity) -> Mapping[str, str | None]:
-    """Return what components of a mixture suit the model, where that goes with what was given."""
-    chosen = choose_family(density)
-    if not _go_together({**given, "components": chosen.name}):
-        return {}
-    _warn_of_makeshift(
-        chosen, "Components get diagonal covariances, which ignore correlations: {}. Name components for others."
-    )
-    return {"components": chosen.name}
 
 
 def _warn_of_makeshift(chosen: FamilyChoice, message: str) -> None:

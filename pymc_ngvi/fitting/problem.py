@@ -25,7 +25,7 @@ from pymc_ngvi.families.matrices.structure import Partition
 from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting.options import BY_GRADIENTS, FitOptions, choose_family, form_of
 from pymc_ngvi.graphs.layout import Layout, Variable
-from pymc_ngvi.reparam import Conditional, reparametrised
+from pymc_ngvi.reparam import Conditional, ReparametrisedDensity, reparametrised
 from pymc_ngvi.reparam.row_space import RowSpaceDensity
 
 # --- where a fit starts: the mean from the model's initial point or the user's, the scale from a first look ---
@@ -260,10 +260,15 @@ _EXPECTED = "blocks should be a sequence of sequences of names, such as [['a', '
 
 def block_labels(layout: Layout, blocks: Sequence[Sequence[str]] | None = None) -> NDArray[np.intp]:
     """Return which block each coordinate belongs to."""
-    parsed = _parsed(blocks)
+    listed = [] if blocks is None else _checked(blocks, "blocks")
+    parsed = [_checked(block, f"blocks[{i}]") for i, block in enumerate(listed)]
     labels = np.full(layout.n_dim, -1, dtype=np.intp)
     for block, names in enumerate(parsed):
+        if not names:
+            raise ValueError(f"blocks[{block}] is empty; a block should name one coordinate at least.")
         for name in names:
+            if not isinstance(name, str):
+                raise ValueError(f"{_EXPECTED}; in blocks[{block}] there is {name!r}, no name.")
             where = _coordinates(layout, name)
             taken = where[(labels[where] >= 0) & (labels[where] != block)]
             if len(taken):
@@ -278,22 +283,6 @@ def block_labels(layout: Layout, blocks: Sequence[Sequence[str]] | None = None) 
         part[part < 0] = len(parsed) + i
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[inverse]
-
-
-def _parsed(blocks: object) -> list[list[str]]:
-    """Return the names in each block."""
-    if blocks is None:
-        return []
-    parsed: list[list[str]] = []
-    for block in _checked(blocks, "blocks"):
-        names = _checked(block, f"blocks[{len(parsed)}]")
-        for name in names:
-            if not isinstance(name, str):
-                raise ValueError(f"{_EXPECTED}; in blocks[{len(parsed)}] there is {name!r}, no name.")
-        if not names:
-            raise ValueError(f"blocks[{len(parsed)}] is empty; a block should name one coordinate at least.")
-        parsed.append(names)
-    return parsed
 
 
 def _checked(value: object, what: str) -> list[Any]:
@@ -335,8 +324,11 @@ class Problem:
     target: Target
     #: Makes states of location and scale.
     family: Family[FittedState]
-    #: From the scale of states to the model's own unconstrained scale; None where they are on it.
-    transform: Conditional | None = None
+
+    @property
+    def transform(self) -> Conditional | None:
+        """From the scale of states to the model's own unconstrained scale; None where they are on it."""
+        return self.target.transform if isinstance(self.target, ReparametrisedDensity) else None
 
     def on_model_scale(self, state: VariationalState) -> VariationalState:
         """Return the approximation of the model that a state stands for."""
@@ -392,29 +384,30 @@ def problem_of(density: ModelDensity, options: FitOptions) -> Problem:
     if options.choice.estimator == "gauss_newton" and density.is_sharded:
         raise ValueError("estimator='gauss_newton' does not go with shards: leave it out.")
     density.functions.needs_hessians = options.choice.estimator not in BY_GRADIENTS
+    target: Target = density
+    structure: Partition | None = None
     if options.reparam is None:
-        family = make_family(options, density)
         dense = options.choice.family == DENSE and options.factor != "precision"
         seen = density.seen_from_rows if dense and options.choice.estimator == "quadrature" else None
-        target: Target = density
         if seen is not None and isinstance(density, LogDensity):  # expectations are all that is taken
             target = cast(Target, RowSpaceDensity(density, seen))
-        _check(family, options, target.n_dim)
-        return Problem(density, target, family)
-    if not isinstance(density, LogDensity):
-        raise ValueError(f"reparam={options.reparam!r} reads the data of groups, which are in shards: leave it out.")
-    density.widen(density.initial_point()[None])  # what the graph does not tell, if anything
-    pattern = density.structural_pattern
-    if pattern is None:
-        raise ValueError(
-            f"reparam={options.reparam!r} standardises effects of groups, and the Hessian of this model shows none: it "
-            "couples everything. Leave reparam out."
-        )
-    structure = find_blocks(pattern)
-    relative = reparametrised(density, structure, options.reparam)
+    else:
+        if not isinstance(density, LogDensity):
+            raise ValueError(
+                f"reparam={options.reparam!r} reads the data of groups, which are in shards: leave it out."
+            )
+        density.widen(density.initial_point()[None])  # what the graph does not tell, if anything
+        pattern = density.structural_pattern
+        if pattern is None:
+            raise ValueError(
+                f"reparam={options.reparam!r} standardises effects of groups, and the Hessian of this model shows "
+                "none: it couples everything. Leave reparam out."
+            )
+        structure = find_blocks(pattern)
+        target = reparametrised(density, structure, options.reparam)
     family = make_family(options, density, structure)
-    _check(family, options, density.n_dim)
-    return Problem(density, relative, family, relative.transform)
+    check_memory(family.memory_bytes(target.n_dim), options.choice.family, target.n_dim, list(FAMILIES))
+    return Problem(density, target, family)
 
 
 def problem_by_draws(density: ModelDensity, options: FitOptions) -> tuple[Problem, FitOptions]:
@@ -458,7 +451,3 @@ class _Form:
 def make_family(options: FitOptions, density: ModelDensity, structure: Partition | None = None) -> Family[FittedState]:
     """Return what makes a state of location and scale."""
     return FAMILIES[options.choice.family].of(_Form(density, structure), options)
-
-
-def _check(family: Family[FittedState], options: FitOptions, n_dim: int) -> None:
-    check_memory(family.memory_bytes(n_dim), options.choice.family, n_dim, list(FAMILIES))

@@ -199,10 +199,6 @@ def one_thread() -> AbstractContextManager[object]:
     return _ONE_THREAD
 
 
-@functools.cache
-def _controller() -> ThreadpoolController:
-    """Return what sets threads: looking for the libraries takes longer than some fits of one iteration."""
-    return ThreadpoolController()
-
-
+#: Sets threads: looking for the libraries takes longer than some fits of one iteration.
+_controller = functools.cache(ThreadpoolController)
 _ONE_THREAD = SharedContext(lambda: _controller().limit(limits=1, user_api="blas"))

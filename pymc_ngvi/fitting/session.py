@@ -133,14 +133,12 @@ class Watched:
             start = density.initial_point()
             improper, _ = tails_of(density, start, np.ones_like(start), level=True)
         self._is_open = bool(improper) or not is_known
-        self.improper = tuple(_name(density, i) for i in improper)
+        # Labels of coordinates, with the names that their variables have in the model.
+        owners = [next(v for v in density.layout.variables if v.where.start <= i < v.where.stop) for i in improper]
+        self.improper = tuple(
+            v.name + density.layout.label(i).removeprefix(v.value_name) for v, i in zip(owners, improper, strict=True)
+        )
         return bool(self.improper)
-
-
-def _name(density: LogDensity, index: int) -> str:
-    """Return the label of a coordinate with the name that its variable has in the model."""
-    variable = next(v for v in density.layout.variables if v.where.start <= index < v.where.stop)
-    return variable.name + density.layout.label(index).removeprefix(variable.value_name)
 
 
 def tails_of(density: LogDensity, mean: Array, sd: Array, *, level: bool = False) -> tuple[tuple[int, ...], bool]:
@@ -630,7 +628,10 @@ class FitSession:
         target, rule = problem.target, make_rule(problem.target, snapshot.options, snapshot.seed)
         remember(target, snapshot.memory)
         state = replace(snapshot.state, rule=filled(rule, snapshot.state.rule))
-        begun = Begun(problem, rule, loop.settled(rule, state), snapshot.options)
+        # One that was kept while the fit was under way has the status that the loop would have seen next.
+        if state.status is Status.RUNNING and (status := rule.terminate(state.rule)) is not None:
+            state = replace(state, status=status)
+        begun = Begun(problem, rule, state, snapshot.options)
         # Not what it took to get here.
         target.n_gradients, target.n_hessians = snapshot.n_gradients, snapshot.n_hessians
         search = ModeSearch.of(problem, snapshot.options, snapshot.seed) if snapshot.is_to_search else None
@@ -700,9 +701,9 @@ class FitSession:
                 self._observer(self._problem.on_model_scale(state.rule.q), losses, state.n_iterations)
             seconds = self._estimated_seconds() - before
             if seconds >= min(most, math.inf if asked is None else asked):
-                raise loop.OutOfSeconds
+                raise StopIteration(Status.OUT_OF_SECONDS)
             if seconds >= self._pause_after:
-                raise loop.Paused
+                raise StopIteration(Status.PAUSED)  # another posterior is to be tried from where it is
 
         last, stalled, self._pause_after = self._state.n_iterations + n, None, pause_after
         self._assessed, self._failed = None, ()

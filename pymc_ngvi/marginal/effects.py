@@ -197,14 +197,9 @@ def _products(z: Array, forest: Forest) -> Array:
     """Return the candidates of each coordinate in all products over the levels, (n, k ** n_levels, n_local)."""
     if forest.n_levels == 1:
         return z
-    digits = _digits(z.shape[1], forest.n_levels)
-    result = np.empty((len(z), len(digits), z.shape[2]))
-    for level, at in enumerate(forest.at_level):
-        result[:, :, at] = z[:, digits[:, level]][:, :, at]
+    # The candidate of each level in each product of them.
+    digits = np.indices([z.shape[1]] * forest.n_levels).reshape(forest.n_levels, -1)
+    result = np.empty((len(z), digits.shape[1], z.shape[2]))
+    for digit, at in zip(digits, forest.at_level, strict=True):
+        result[:, :, at] = z[:, digit][:, :, at]
     return result
-
-
-def _digits(k: int, n_levels: int) -> NDArray[np.intp]:
-    """Return the candidate of each level in each product of them, (k ** n_levels, n_levels)."""
-    mesh = np.meshgrid(*[np.arange(k)] * n_levels, indexing="ij")
-    return np.stack(mesh, axis=-1).reshape(-1, n_levels)

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.refusal import Reason, Unavailable
@@ -21,14 +19,14 @@ from pymc_ngvi.density.split import CannotSplit
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.forest import MOST_PLAIN, Forest, NoForest, find_forest
 from pymc_ngvi.marginal.integral import N_COMPARED, ROUGH, NothingInside, TreeInside, TreeIntegral, TreePairs
-from pymc_ngvi.marginal.margins import PROFILE, Margins
-from pymc_ngvi.marginal.mode import find_modes
+from pymc_ngvi.marginal.margins import PROFILE
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.marginal.proposals import Proposal, effective_size, mixture_of
+from pymc_ngvi.marginal.proposals import effective_size, mixture_of
 from pymc_ngvi.marginal.ratios import Ratios
 from pymc_ngvi.marginal.sampler import MOST, MOST_SURE, WANTED_OF_MORE, Hopeless, Sampler
 from pymc_ngvi.marginal.sampling import by_neighbours
+from pymc_ngvi.marginal.student_mixture import StudentMixture
 from pymc_ngvi.marginal.trees import IntegratedTrees, pool_of
 
 logger = logging.getLogger("pymc.ngvi")
@@ -132,11 +130,11 @@ def _look(density: ModelDensity, q: GaussianState) -> Array:
     return q.draws(scales * np.random.default_rng(_SEED).standard_normal((len(scales), q.n_dim)))
 
 
-def _looked(density: ModelDensity, q: GaussianState) -> tuple[list[Array], tuple[Proposal, Array]]:
+def _looked(density: ModelDensity, q: GaussianState) -> tuple[list[Array], tuple[StudentMixture, Array]]:
     """Return draws about q that have most weight, above which another mode may be, and some to begin with."""
     theta = _look(density, q)
     means, factors = np.tile(q.mean(), (len(_SCALES), 1)), np.multiply.outer(_SCALES, np.linalg.cholesky(q.cov()))
-    proposal = Proposal(mixture_of(means, factors, _GAUSSIAN), Margins.of_moments(np.zeros(q.n_dim), np.eye(q.n_dim)))
+    proposal = mixture_of(means, factors, _GAUSSIAN)
     order = np.argsort(proposal.log_density(theta) - NothingInside(density.logp).log_m(theta))
     return list(theta[order[:_N_CLIMBS]]), (proposal, theta[:: -(-len(theta) // (4 * _N_WEIGHED))])
 
@@ -188,7 +186,7 @@ def exact_posterior(
     heaviest, look = _looked(density, q) if quadrature is None and len(at) <= MOST_PLAIN else ([], None)
     try:
         rest = integrated(
-            fitted, forest, quadrature, divided, *divided.normal(mean[at], cov_of(q, at)), seed,
+            fitted, forest, quadrature, divided, *divided.normal(mean[at], q.cov_block(at)), seed,
             seconds_of_node(forest, density), expect,
             [*(divided.forward(other.mean()[at][None])[0] for other in others), *heaviest], look,
             is_at_mode=not of_other_data,
@@ -211,13 +209,13 @@ def integrated(
     each: float,
     expect: Callable[[float], object] = bool,
     others: Sequence[Array] = (),
-    look: tuple[Proposal, Array] | None = None,
+    look: tuple[StudentMixture, Array] | None = None,
     *,
     is_at_mode: bool = True,
 ) -> IntegratedTrees:
     """Sample the globals, about a Gaussian of these and other starts, as they are divided; a node takes ``each`` s."""
     p, each = len(start), each * (1 if quadrature is None else len(quadrature.rule.nodes))
-    wanted, most = n_wanted(each), MOST
+    wanted, most = n_wanted(each) if is_at_mode or not forest.n_local else 0.0, MOST
     if quadrature is None:
         inside: NothingInside | TreeInside = NothingInside(fitted.logp)
         most = int(min(most, prices.left() / each))
@@ -225,13 +223,10 @@ def integrated(
         inside = TreeInside(quadrature, divided)
         expect(_OF_HEAVY * n_values(p, each) * len(quadrature.rule.nodes))
         most = min(most, max(_FEWEST, HELD // (forest.n_local * (2 + forest.n_levels))))
-    if not is_at_mode:
-        if not (modes := find_modes(inside.log_m, start[None], np.sqrt(np.diag(cov)), cov)):
-            raise Hopeless(Reason.HOPELESS, "there is no integral where it begins")
-        (start, cov), wanted = modes[0], 0.0 if forest.n_local else wanted
     sampler = Sampler(
         inside, start, np.sqrt(np.diag(cov)), seed,
-        wanted=wanted, most=most, n_draws=1, is_cheap=each < _CHEAP, cov=cov, others=others, look=look,
+        wanted=wanted, most=most, n_draws=1, is_cheap=each < _CHEAP, cov=cov, is_at_mode=is_at_mode, others=others,
+        look=look,
     )  # fmt: skip
     draws, fine, elsewhere = sampler.run(), None, 0.0
     if p > MOST_SURE and sampler.has_learned:
@@ -285,9 +280,3 @@ def _quadrature(
     near = centre + np.random.default_rng(_SEED).standard_normal((N_COMPARED, len(scale))) * scale
     result.choose_rule(result.at(near), tolerance=ROUGH)
     return result
-
-
-def cov_of(q: GaussianState, index: NDArray[np.intp]) -> Array:
-    """Return the covariance of some coordinates."""
-    block = getattr(q, "cov_block", None)
-    return q.cov()[np.ix_(index, index)] if block is None else block(index)

@@ -21,8 +21,7 @@ from scipy.sparse import csgraph
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array
-from pymc_ngvi.families.dissection import by_degree, by_independence
+from pymc_ngvi.families.dissection import by_degree, by_independence, dissected
 
 Integers = NDArray[np.intp]
 
@@ -92,19 +91,13 @@ class Forest:
         return tuple(np.flatnonzero(self.level == level) for level in range(self.n_levels))
 
     @functools.cached_property
-    def _children(self) -> tuple[tuple[Integers, Integers, Integers], ...]:
+    def children(self) -> tuple[tuple[Integers, Integers, Integers], ...]:
         """For each level: an order in which siblings are neighbours, their parents, and where each family begins."""
         result = []
         for at in self.at_level:
             order = np.argsort(self.parent[at], kind="stable")
             result.append((order, *np.unique(self.parent[at][order], return_index=True)))
         return tuple(result)
-
-    def to_parents(self, values: Array, level: int, axis: int) -> tuple[Integers, Array]:
-        """Return the places that the coordinates of a level have above them, and the sums of values over siblings."""
-        order, parents, starts = self._children[level]
-        sums: Array = np.add.reduceat(np.take(values, order, axis=axis), starts, axis=axis)
-        return parents, sums
 
     @functools.cached_property
     def block(self) -> Integers:
@@ -139,7 +132,9 @@ def find_forest(pattern: Pattern | None, n_dim: int, variables: tuple[slice, ...
         except NoForest as reason:
             reasons.append((n_globals, reason.sentence))
         else:
-            found.append((_cost(forest), i, forest))
+            # The evaluations of all local terms that the posterior takes, to a factor: importance sampling is the less
+            # efficient the more globals there are, and the less Gaussian these are.
+            found.append((_NODES**forest.n_levels * (10.0 + forest.n_globals) ** 3, i, forest))
     if found:
         return min(found, key=lambda f: f[:2])[2]
     if n_dim <= MOST_GLOBALS:
@@ -157,10 +152,7 @@ def _by_size(graph: sparse.csr_array, variables: Sequence[slice]) -> Iterator[In
             is_global[variable] |= size <= most
         if is_global.sum() > MOST_GLOBALS:
             return
-        inside = np.flatnonzero(~is_global)
-        labels = np.full(len(is_global), -1, dtype=np.intp)
-        labels[inside] = csgraph.connected_components(graph[inside][:, inside], directed=False)[1]
-        yield labels
+        yield dissected(graph, is_global)
 
 
 def _only_globals(n_dim: int) -> Forest:
@@ -173,12 +165,6 @@ def _only_globals(n_dim: int) -> Forest:
 def _too_many(n_globals: int, n_dim: int) -> str:
     which = "none of them independent of others" if n_globals == n_dim else "those that blocks depend on"
     return f"{n_globals:,} coordinates ({which}) would be global, and at most {MOST_GLOBALS} can be"
-
-
-def _cost(forest: Forest) -> float:
-    """Return the evaluations of all local terms that the posterior takes, to a factor."""
-    # Importance sampling is the less efficient the more globals there are, and the less Gaussian these are.
-    return _NODES**forest.n_levels * (10.0 + forest.n_globals) ** 3
 
 
 def _grown(graph: sparse.csr_array, labels: Integers) -> Forest:

@@ -21,12 +21,12 @@ from scipy.special import expit
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.centres import Centres, Shape, corrected_centres
+from pymc_ngvi.marginal.centres import Centres, corrected_centres
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.nodes import WIDE, PathRule, references
-from pymc_ngvi.marginal.parts import SomeBlocks, TermsOfBlocks
+from pymc_ngvi.marginal.parts import BatchPlan, SomeBlocks, TermsOfBlocks
 from pymc_ngvi.marginal.proposals import tempered
-from pymc_ngvi.marginal.quadrature import PartIntegral, blocks_off_centre, integral_of, integrate
+from pymc_ngvi.marginal.quadrature import Integral, blocks_off_centre, by_plan, integrate
 from pymc_ngvi.marginal.ratios import Ratios
 from pymc_ngvi.marginal.sampler import Pairs, normalised_weights
 from pymc_ngvi.marginal.sampling import evenly_picked
@@ -140,7 +140,6 @@ class TreeIntegral:
         """Return log m of some blocks, their centres, skewness, and which values have a block that is lost."""
         n_values = size * len(self.rule.nodes)
         one, found, pending = _about(part, self.rule, g, about, size)
-        assert one.shape is not None
         of_blocks, skew = one.of_blocks, one.shape.skew
         for turn in range(_MOST_CORRECTIONS - 1):
             left = np.flatnonzero(pending.any(axis=1))
@@ -148,7 +147,6 @@ class TreeIntegral:
                 break
             rule = self._wider(turn)
             again, better, still = _about(part, rule, g[left], found[left], max(1, n_values // len(rule.nodes)))
-            assert again.shape is not None
             blocks = pending[left]
             of_blocks[left] = np.where(blocks, again.of_blocks, of_blocks[left])
             places = blocks[:, part.forest.block]
@@ -195,7 +193,11 @@ class TreeIntegral:
         """
         rule, mean = self.rule, weights @ points.g
         u = (points.g - mean) / np.sqrt(weights @ (points.g - mean) ** 2)
-        few, rules = self._compared(points.g, weights), references(self.forest.n_levels)
+        # Some points by weight, and the far ends of each coordinate, where more nodes change most.
+        order, rules = np.argsort(points.g, axis=0), references(self.forest.n_levels)
+        total, every = np.cumsum(weights[order], axis=0), np.arange(points.g.shape[1])
+        ends = [order[(total < part * total[-1]).sum(axis=0), every] for part in (_END, 1.0 - _END)]
+        few = np.unique(np.concatenate([evenly_picked(weights, N_COMPARED, 0.5), *ends]))
         self.rule = max(rule, rules[len(rules) // 2], key=lambda one: one.n_nodes)  # whose centres are good
         self.choose_rule(self.at(points.g[few]), rule.n_nodes)
         if self.rule == rule:
@@ -221,14 +223,6 @@ class TreeIntegral:
             return None
         self.rule = reference
         return points.plus(terms @ np.linalg.solve(r, q.T), fine, rows, self.forest)
-
-    @staticmethod
-    def _compared(g: Array, weights: Array) -> NDArray[np.intp]:
-        """Return some weighted points, and the far ends of each coordinate, where more nodes change most."""
-        order, every = np.argsort(g, axis=0), np.arange(g.shape[1])
-        total = np.cumsum(weights[order], axis=0)
-        ends = [order[(total < part * total[-1]).sum(axis=0), every] for part in (_END, 1.0 - _END)]
-        return np.unique(np.concatenate([evenly_picked(weights, N_COMPARED, 0.5), *ends]))
 
     def choose_rule(self, points: TreePairs, least: int = 0, tolerance: float = TOLERANCE) -> None:
         """Take the fewest nodes, ``least`` or more, whose log m is but for a constant that of the next two rules.
@@ -257,12 +251,7 @@ class TreeIntegral:
         home = points[evenly_picked(weights, len(self._places), 0.5)]
         begun = replace(home.centres, mean=self._places)
         there = TreeIntegral(self.terms, self.forest, lambda _: begun)._confirmed(home.g).centres
-        new, own = (
-            integrate(self.terms, self.forest, self.rule, home.g, at, by_block=True) for at in (there, home.centres)
-        )
-        assert new.shape is not None
-        assert new.of_blocks is not None
-        assert own.of_blocks is not None
+        new, own = (integrate(self.terms, self.forest, self.rule, home.g, at) for at in (there, home.centres))
         sd, is_away = np.sqrt(home.centres.variance() + there.variance()), np.zeros(new.of_blocks.shape, dtype=np.bool_)
         draws, places = np.nonzero(np.abs(there.mean - home.centres.mean) > _APART * sd)
         is_away[draws, self.forest.block[places]] = True
@@ -293,22 +282,12 @@ def polynomial_terms(u: Array) -> Array:
 
 def _about(
     part: SomeBlocks, rule: PathRule, g: Array, about: Centres, size: int
-) -> tuple[PartIntegral, Centres, NDArray[np.bool_]]:
+) -> tuple[Integral, Centres, NDArray[np.bool_]]:
     """Integrate a part, so many values at a time; also return corrected centres, and which blocks need them."""
-    n, forest = len(g), part.forest
-    starts = range(0, n, size)
-    parts = [integral_of(part, rule, g[i : i + size], about[i : i + size]) for i in starts]
-    one = parts[0]
-    if len(parts) > 1:
-        shape = Shape.empty(n, forest)
-        for i, each in zip(starts, parts, strict=True):
-            assert each.shape is not None
-            shape.put(slice(i, i + size), slice(None), each.shape)
-        of_globals, of_blocks = (np.concatenate([getattr(p, k) for p in parts]) for k in ("of_globals", "of_blocks"))
-        one = PartIntegral(of_globals, of_blocks, shape)
-    assert one.shape is not None
-    off = blocks_off_centre(forest, one.shape, PathRule(rule.n_nodes, forest.n_levels), one.of_blocks)
-    return one, corrected_centres(about, one.shape, forest), off
+    own = replace(part, places=slice(None), blocks=slice(None))  # as all that there is
+    one = by_plan(BatchPlan(size, [own]), part.forest, rule, g, about)
+    off = blocks_off_centre(part.forest, one.shape, PathRule(rule.n_nodes, part.forest.n_levels), one.of_blocks)
+    return one, corrected_centres(about, one.shape, part.forest), off
 
 
 class TreeInside:

@@ -123,9 +123,7 @@ class IntegratedAgain:
         """Return the integrals of blocks without some rows, (n, n_blocks), about centres that are right for these."""
         self._masked.leave_out(out)
         terms, points = self._integrals.terms, self._integrals.at(g)
-        found = integrate(terms, self._forest, self._rule, g, points.centres, moments=False, by_block=True).of_blocks
-        assert found is not None
-        return found
+        return integrate(terms, self._forest, self._rule, g, points.centres, moments=False).of_blocks
 
     def _at_globals(self, g: Array) -> Array:
         """Return the log densities of rows at globals, wherever the others are."""

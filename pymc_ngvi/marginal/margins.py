@@ -10,7 +10,6 @@ References
    https://doi.org/10.1093/biomet/asp053
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -105,10 +104,6 @@ class Margins:
         ).x.reshape(4, p)
         tail = _HEAVIER ** min(1.0, _FEW / p) * np.minimum(np.exp(found[3]), _LIGHTEST)
         return cls(mean + sd * found[0], sd * np.exp(found[1]), found[2], tail, np.zeros(p), np.eye(p))
-
-    def log_density(self, of_z: Callable[[Array], Array], g: Array) -> Array:
-        """Return the log density of coordinates whose normals have the log density ``of_z``."""
-        return of_z(self.forward(g)) + self.log_slope(g)
 
     @property
     def correlations(self) -> Array:

@@ -106,7 +106,7 @@ class TermsByRows:
     def _part(self, first: int, last: int) -> SomeBlocks:
         places = np.sort(self._order[self._starts[first] : self._starts[last]])
         of_blocks = self._terms.of_blocks(first, last, places).terms
-        of_globals = self._terms.of_globals if first == 0 else _nothing
+        of_globals = self._terms.of_globals if first == 0 else lambda g: np.zeros(len(g))
         forest = sub_forest(self._forest, places)
         at = slice(int(places[0]), int(places[-1]) + 1) if places[-1] - places[0] == len(places) - 1 else places
         each = prices.of_node(int(self._terms.n_rows[first:last].sum()), (last - first) / len(self._terms.n_rows))
@@ -116,10 +116,6 @@ class TermsByRows:
             return of_globals(g), of_blocks(g, local)
 
         return SomeBlocks(forest, at, slice(first, last), terms)
-
-
-def _nothing(g: Array) -> Array:
-    return np.zeros(len(g))
 
 
 def sub_forest(forest: Forest, places: Integers) -> Forest:

@@ -1,5 +1,6 @@
 """A posterior as a distribution of flat vectors: a weighted pool of globals, and what is left given these."""
 
+import abc
 import functools
 import uuid
 import weakref
@@ -26,7 +27,7 @@ _KNOWN: "weakref.WeakValueDictionary[int, PoolState]" = weakref.WeakValueDiction
 _MOST_HELD = 2**26
 
 
-class GivenGlobals:
+class GivenGlobals(abc.ABC):
     """The other coordinates given the globals: drawn from their conditional density, or weighted draws that are kept.
 
     What is not written here of a kind is that of exact draws from the conditional density.
@@ -55,40 +56,40 @@ class GivenGlobals:
         """Return that of draws of all coordinates, from a pool with this one."""
         return of_globals
 
+    @abc.abstractmethod
     def draw(
         self, state: "PoolState", pool: Pool, order: NDArray[np.intp], uniform: list[Array]
     ) -> tuple[NDArray[np.intp], Array]:
         """Return rows of the pool, picked in some order of it, and the other coordinates at each."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def joint(self, state: "PoolState", pool: Pool, rng: np.random.Generator) -> tuple[NDArray[np.intp], Array, Array]:
         """Return all draws that there are: rows of the pool, the other coordinates at each, and their log weights."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def moments(self, state: "PoolState", mean: Array) -> tuple[Array, Array]:
         """Return means and standard deviations of the others; ``mean`` is that of the globals."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def cov_block(self, state: "PoolState", index: NDArray[np.intp]) -> Array:
         """Return the covariance of some coordinates."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def correction(self, state: "PoolState") -> tuple[float, float]:
         """Return what log m of the pool lacks everywhere, and its standard error."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def verdict(self, state: "PoolState") -> Verdict:
         """Return what was measured of the posterior."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def content(self, state: "PoolState") -> dict[str, Any]:
         """Return what a file keeps beside the fits that it began from."""
-        raise NotImplementedError
 
     @classmethod
+    @abc.abstractmethod
     def of_content(cls, content: dict[str, Any], density: ModelDensity) -> "PoolState":
         """Return the posterior on a model; raise ValueError where the parts do not go together."""
-        raise NotImplementedError
 
     def in_modes(self, state: "PoolState") -> "list[PoolState]":
         """Return what there is of each mode alone; empty where that is not known."""

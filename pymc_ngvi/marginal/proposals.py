@@ -41,7 +41,7 @@ class Proposal:
 
     def log_density(self, g: Array) -> Array:
         """Return the log density at the rows of ``g``."""
-        return self.margins.log_density(self.mixture.log_density, g)
+        return self.mixture.log_density(self.margins.forward(g)) + self.margins.log_slope(g)
 
     def draws(self, n: int, rng: np.random.Generator) -> Array:
         """Return ``n`` quasi-random draws."""
@@ -169,36 +169,25 @@ def _by_em(
     y: Array, w: Array, start: StudentMixture, towards: tuple[Array, Array] | None, least: float
 ) -> StudentMixture:
     """Fit the components of a mixture by weighted EM; they shrink towards these moments, or what they were."""
-    shares, means, factors, df = start.shares, start.means, start.factors, start.df
+    shares, means, factors, p = start.shares, start.means, start.factors, y.shape[1]
+    df = np.broadcast_to(start.df, len(shares))[:, None]
     for _ in range(_N_EM):
-        responsibilities, of_t = _responsibilities(y, w, shares, means, factors, df)
-        shares = np.maximum(responsibilities.sum(axis=1), least)
+        # The part of the weight of each draw that each component has, and the weights of a t of each, (k, n).
+        square = squares(factors, means, y)
+        log_dets = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
+        log_parts = (np.log(shares) - log_dets)[:, None] - 0.5 * (df + p) * np.log1p(square / df)
+        parts = np.exp(log_parts - log_parts.max(axis=0))
+        responsibilities = parts * (w / parts.sum(axis=0))
+        weight, total = responsibilities * ((df + p) / (df + square)), responsibilities.sum(axis=1)
+        shares = np.maximum(total, least)
         shares /= shares.sum()
+        # Locations and scales from their draws, shrunk by as much as these are few.
         to_mean, to_cov = (means, factors @ factors.transpose(0, 2, 1)) if towards is None else towards
-        means, covs = _components(y, responsibilities, of_t, to_mean, to_cov)
-        factors = np.linalg.cholesky(covs)
-    return StudentMixture(shares, means, factors, df)
-
-
-def _responsibilities(
-    y: Array, w: Array, shares: Array, means: Array, factors: Array, df: float | Array
-) -> tuple[Array, Array]:
-    """Return the part of the weight of each draw that each component has, and the weights of a t of each, (k, n)."""
-    p, own = y.shape[1], np.broadcast_to(df, len(shares))[:, None]
-    square = squares(factors, means, y)
-    log_dets = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
-    log_parts = (np.log(shares) - log_dets)[:, None] - 0.5 * (own + p) * np.log1p(square / own)
-    parts = np.exp(log_parts - log_parts.max(axis=0))
-    return parts * (w / parts.sum(axis=0)), (own + p) / (own + square)
-
-
-def _components(y: Array, responsibilities: Array, of_t: Array, mean: Array, cov: Array) -> tuple[Array, Array]:
-    """Return locations and scales of components from their draws, shrunk by as much as these are few."""
-    p = y.shape[1]
-    weight, total = responsibilities * of_t, responsibilities.sum(axis=1)
-    locations = (weight @ y) / np.maximum(weight.sum(axis=1), 1e-300)[:, None]
-    apart = y - locations[:, None]
-    sizes = total**2 / np.maximum((responsibilities**2).sum(axis=1), 1e-300)
-    of_cov, of_mean = (2.0 * p / (2.0 * p + sizes))[:, None, None], (1.0 / (1.0 + 0.2 * sizes))[:, None]
-    scatters = (weight[:, :, None] * apart).transpose(0, 2, 1) @ apart / np.maximum(total, 1e-300)[:, None, None]
-    return (1.0 - of_mean) * locations + of_mean * mean, (1.0 - of_cov) * scatters + of_cov * cov
+        locations = (weight @ y) / np.maximum(weight.sum(axis=1), 1e-300)[:, None]
+        apart = y - locations[:, None]
+        sizes = total**2 / np.maximum((responsibilities**2).sum(axis=1), 1e-300)
+        of_cov, of_mean = (2.0 * p / (2.0 * p + sizes))[:, None, None], (1.0 / (1.0 + 0.2 * sizes))[:, None]
+        scatters = (weight[:, :, None] * apart).transpose(0, 2, 1) @ apart / np.maximum(total, 1e-300)[:, None, None]
+        means = (1.0 - of_mean) * locations + of_mean * to_mean
+        factors = np.linalg.cholesky((1.0 - of_cov) * scatters + of_cov * to_cov)
+    return StudentMixture(shares, means, factors, start.df)

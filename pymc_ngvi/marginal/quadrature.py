@@ -10,7 +10,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import LEAST, Centres, Shape, far_off
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.nodes import WIDE, PathRule
-from pymc_ngvi.marginal.parts import SomeBlocks, TermsOfBlocks
+from pymc_ngvi.marginal.parts import BatchPlan, SomeBlocks, TermsOfBlocks
 
 #: Standardised variances are at least this where they divide.
 _LEAST_VARIANCE = 1e-6
@@ -18,26 +18,20 @@ _LEAST_VARIANCE = 1e-6
 _WIDEST, _STEP, _FARTHEST = 5.0, 3.0, 1e6
 
 
-class PartIntegral(NamedTuple):
-    """What one pass of quadrature gives for some blocks."""
+class Integral(NamedTuple):
+    """What one pass of quadrature gives, of all blocks or some."""
 
-    #: The term of the globals, in one of the parts; 0 in all others; shape (n,).
+    #: The term of the globals; 0 in all parts but one; shape (n,).
     of_globals: Array
     #: The logarithm of the integral of each block; shape (n, n_blocks).
     of_blocks: Array
-    #: Moments, where they were asked for.
-    shape: Shape | None
+    #: Moments of the standardised local coordinates; of no draws, where they were not asked for.
+    shape: Shape
 
-
-class Integral(NamedTuple):
-    """What one pass of quadrature gives."""
-
-    #: log m(g), the logarithm of the integral of exp(log p) over all local coordinates; shape (n,).
-    log_marginal: Array
-    #: Moments of the standardised local coordinates, where they were asked for.
-    shape: Shape | None
-    #: The integral of each block, where it was asked for; shape (n, n_blocks) or None.
-    of_blocks: Array | None = None
+    @property
+    def log_marginal(self) -> Array:
+        """Log m(g), the logarithm of the integral of exp(log p) over all local coordinates, (n,)."""
+        return np.nan_to_num(self.of_globals + self.of_blocks.sum(axis=1), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
 
 
 def integrate(
@@ -48,29 +42,31 @@ def integrate(
     centres: Centres,
     *,
     moments: bool = True,
-    by_block: bool = False,
 ) -> Integral:
     """Integrate the local coordinates out, about given centres."""
+    return by_plan(terms.plan(forest, len(g), len(rule.nodes)), forest, rule, g, centres, moments=moments)
+
+
+def by_plan(
+    plan: BatchPlan, forest: Forest, rule: PathRule, g: Array, centres: Centres, *, moments: bool = True
+) -> Integral:
+    """Integrate the blocks of a plan."""
     n = len(g)
-    plan = terms.plan(forest, n, len(rule.nodes))
-    log_marginal = np.zeros(n)
-    shape = Shape.empty(n, forest) if moments else None
-    of_blocks = np.empty((forest.n_blocks, n)).T if by_block else None
+    of_globals, of_blocks = np.zeros(n), np.empty((forest.n_blocks, n)).T
+    shape = Shape.empty(n if moments else 0, forest)
     for start in range(0, n, plan.size):
         rows = slice(start, start + plan.size)
         near = centres[rows]
         for part in plan.parts:
             one = integral_of(part, rule, g[rows], near.of(part.places, part.forest.n_levels), moments=moments)
-            log_marginal[rows] += one.of_globals + one.of_blocks.sum(axis=1)
-            if shape is not None and one.shape is not None:
+            of_globals[rows] += one.of_globals
+            if moments:
                 shape.put(rows, part.places, one.shape)
-            if of_blocks is not None:
-                of_blocks[rows, part.blocks] = one.of_blocks
-    log_marginal = np.where(np.isnan(log_marginal), -np.inf, log_marginal)
-    return Integral(log_marginal, shape, of_blocks)
+            of_blocks[rows, part.blocks] = one.of_blocks
+    return Integral(of_globals, of_blocks, shape)
 
 
-def integral_of(part: SomeBlocks, rule: PathRule, g: Array, near: Centres, *, moments: bool = True) -> PartIntegral:
+def integral_of(part: SomeBlocks, rule: PathRule, g: Array, near: Centres, *, moments: bool = True) -> Integral:
     """Integrate the local coordinates of one part out, about centres that are its own."""
     forest = part.forest
     rule = PathRule(rule.n_nodes, forest.n_levels)
@@ -79,8 +75,8 @@ def integral_of(part: SomeBlocks, rule: PathRule, g: Array, near: Centres, *, mo
         values = np.where(np.isfinite(of_locals), of_locals, -np.inf)
         tables, messages = upwards(forest, rule.n_nodes, values, rule.log_weight[None, :, None])
         of_blocks = messages[0][:, 0] + _by_root(forest, np.log(near.own(forest)))
-        shape = _moments(forest, rule, tables, messages) if moments else None
-    return PartIntegral(of_globals, of_blocks, shape)
+        shape = _moments(forest, rule, tables, messages) if moments else Shape.empty(0, forest)
+    return Integral(of_globals, of_blocks, shape)
 
 
 def _by_root(forest: Forest, values: Array) -> Array:
@@ -113,8 +109,8 @@ def upwards(forest: Forest, k: int, values: Array, log_weight: Array) -> tuple[l
         messages.insert(0, message)
         if level:
             from_below = np.zeros((len(values), k**level, forest.n_local))
-            parents, sums = forest.to_parents(message, level, axis=2)
-            from_below[:, :, parents] = sums
+            order, parents, starts = forest.children[level]
+            from_below[:, :, parents] = np.add.reduceat(np.take(message, order, axis=2), starts, axis=2)
     return tables, messages
 
 

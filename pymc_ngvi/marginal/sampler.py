@@ -14,7 +14,7 @@ References
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -205,7 +205,7 @@ class OutsideDraws:
 class _Round:
     """Values of one proposal, and what is inside there."""
 
-    proposal: Proposal
+    proposal: Proposal | StudentMixture
     g: Array
     pairs: Pairs
     is_wide: bool
@@ -226,9 +226,13 @@ class Sampler:
         n_draws: int = N_DRAWS,
         is_cheap: bool = False,
         cov: Array | None = None,
+        is_at_mode: bool = True,
         others: Sequence[Array] = (),
-        look: tuple[Proposal, Array] | None = None,
+        look: tuple[StudentMixture, Array] | None = None,
     ) -> None:
+        if cov is not None and not is_at_mode:  # they are of the posterior given other data, whose mode is near
+            modes = find_modes(inside.log_m, start[None], np.sqrt(np.diag(cov)), cov)
+            start, cov = modes[0] if modes else (start, None)
         self._inside, self._start, self._scale = inside, start, scale
         #: Covariance about the start, if that is as good as a mode; other points to climb from.
         self._cov, self._others = cov, others
@@ -307,7 +311,7 @@ class Sampler:
     @property
     def proposal(self) -> Proposal:
         """The last one, of which a part is farther out."""
-        near, wide = (one.proposal for one in self._rounds[-2:])
+        near, wide = (cast(Proposal, one.proposal) for one in self._rounds[-2:])
         return replace(near, mixture=near.mixture.joined(wide.mixture, _OF_WIDE / (1.0 + _OF_WIDE)))
 
     # --- the first proposal ---
@@ -347,8 +351,7 @@ class Sampler:
         if is_far.any():
             at = lines[is_far]
             roots = np.broadcast_to(2.0 * np.linalg.cholesky(mode.cov), (len(at), p, p))
-            straight = Margins.of_moments(np.zeros(p), np.eye(p))
-            self._add((Proposal(mixture_of(at, roots, _DF_OF_WIDE), straight), _FIRST))
+            self._add((mixture_of(at, roots, _DF_OF_WIDE), _FIRST))
 
     def _begun(self) -> list[LatentMode]:
         """Return the mode above the start; of one coordinate, those that a scan about it shows, too."""
@@ -382,13 +385,15 @@ class Sampler:
     def _above(self, points: Sequence[Array], modes: Sequence[LatentMode]) -> list[LatentMode]:
         """Return modes and those above some points, the highest one first, without those that are far below it."""
         found = find_modes(self._inside.log_m, np.array(points), self._scale) if len(points) else []
-        return self._heavy(_with_new(modes or found[:1], found)) if found else [*modes]
-
-    def _heavy(self, modes: list[LatentMode]) -> list[LatentMode]:
-        """Return modes without those that have next to no mass, the heaviest one first."""
-        masses = self._inside.log_m(np.array([mode.at for mode in modes]))
-        masses = masses + [0.5 * np.linalg.slogdet(mode.cov)[1] for mode in modes]
-        return [modes[k] for k in np.argsort(-masses, kind="stable") if masses[k] > masses.max() - _LOWEST]
+        if not found:
+            return [*modes]
+        kept = [*(modes or found[:1])]
+        for mode in found:  # those that are apart from these and each other
+            is_new = all(_is_apart(mode.at, [one]) or _is_apart(one.at, [mode]) for one in kept)
+            kept += [mode] if is_new else []
+        masses = self._inside.log_m(np.array([mode.at for mode in kept]))
+        masses = masses + [0.5 * np.linalg.slogdet(mode.cov)[1] for mode in kept]
+        return [kept[k] for k in np.argsort(-masses, kind="stable") if masses[k] > masses.max() - _LOWEST]
 
     def _refuse_improper(self, mode: LatentMode, values: Array) -> None:
         """Refuse a density that falls more slowly than 1 / distance along a line on which it is high at an end."""
@@ -416,7 +421,7 @@ class Sampler:
             (proposal, max(1, n - n_wide)), (Proposal(replace(mixture, df=_DF_OF_WIDE), proposal.margins), n_wide)
         )
 
-    def _add(self, *parts: tuple[Proposal, int]) -> None:
+    def _add(self, *parts: tuple[Proposal | StudentMixture, int]) -> None:
         """Draw from one or two proposals, of which the second is from farther out, all together."""
         g = [proposal.draws(n, self._rng) for proposal, n in parts]
         pairs = self._inside.pairs(np.concatenate(g), self._n_draws, self._rng)
@@ -486,15 +491,6 @@ def _thin_squares(g: Array, weights: Array) -> Array:
     mean, sd, _ = _moments(g[:, thin], weights)
     z = (g[:, thin] - mean) / sd
     return np.max(z**2, axis=1, initial=0.0)
-
-
-def _with_new(modes: Sequence[LatentMode], others: Sequence[LatentMode]) -> list[LatentMode]:
-    """Return modes, and others that are apart from them and each other."""
-    result = list(modes)
-    for mode in others:
-        is_new = all(_is_apart(mode.at, [one]) or _is_apart(one.at, [mode]) for one in result)
-        result += [mode] if is_new else []
-    return result
 
 
 def _is_apart(at: Array, modes: Sequence[LatentMode]) -> bool:

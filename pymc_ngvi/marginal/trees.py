@@ -344,10 +344,7 @@ def leave_groups_out(state: PoolState) -> LeftOut:
     # The first ones, not those of most weight: without a group, others may have more.
     n = min(MOST_LEFT_OUT, max(MOST_NUMBERS // len(roots), 1), len(state.pool.g))
     log_weights, points = state.log_weights[:n], pairs[:n]
-    of_blocks = integrate(
-        terms, forest, quadrature.rule, points.g, points.centres, moments=False, by_block=True
-    ).of_blocks
-    assert of_blocks is not None
+    of_blocks = integrate(terms, forest, quadrature.rule, points.g, points.centres, moments=False).of_blocks
     log_density, khat = np.empty(len(roots)), np.empty(len(roots))
     for i, of_group in enumerate(of_blocks.T):
         # Draws that are nothing to the posterior are left out, and those whose centres were not found.

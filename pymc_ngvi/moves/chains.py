@@ -15,6 +15,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.climbs import MOST_STEPS, ascend, tops
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array, GaussianState, HasGradient, base_draws_of
@@ -131,16 +132,12 @@ _MOST_LOST = 1_000.0
 
 
 @dataclass
-class PhasePoints:
+class PhasePoints(Batch):
     """Where points are, with log p and its whitened gradient; rows are independent."""
 
     x: Array
     logp: Array
     slope: Array
-
-    def at(self, rows: NDArray[np.integer] | NDArray[np.bool_]) -> "PhasePoints":
-        """Return some of them."""
-        return PhasePoints(self.x[rows], self.logp[rows], self.slope[rows])
 
     @property
     def finite(self) -> NDArray[np.bool_]:

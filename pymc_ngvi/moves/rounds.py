@@ -172,7 +172,7 @@ class Chains:
             if len(others):
                 rows[chain] = self._rng.choice(others)
         if len(stuck):
-            self._points = self._points.at(rows)
+            self._points = self._points[rows]
 
     def refit(self, draws: Array, size: float) -> None:
         """Take coordinates found of draws, (n_draws, n_dim), worth so many, and choose the length of trajectories."""

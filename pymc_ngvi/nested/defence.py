@@ -64,16 +64,11 @@ class Defence:
         total = grows[most].sum()
         return cls(used[most % n], np.where(most < n, 1.0, -1.0), grows[most] / total if len(most) else np.empty(0))
 
-    def __len__(self) -> int:
-        """Return the number of directions."""
-        return len(self.predictors)
-
     def picked(self, n: int, n_draws: int, rng: np.random.Generator) -> NDArray[np.intp]:
         """Return in which directions draws are moved out at ``n`` values, (n, n_far)."""
-        n_far = n_far_of(n_draws)
-        if not len(self):
+        if not len(self.predictors):
             return np.empty((n, 0), dtype=np.intp)
-        return rng.choice(len(self), (n, n_far), p=self.probabilities)
+        return rng.choice(len(self.predictors), (n, n_far_of(n_draws)), p=self.probabilities)
 
     def moved(self, fits: ManyGaussians, base: Array, picked: NDArray[np.intp]) -> tuple[Array, Array]:
         """Return standard normals, (n, n_dim, n_draws), of which the last are moved out, and log q' - log q there.
@@ -90,13 +85,11 @@ class Defence:
         after = self.signs[picked] * (_OUT + _WIDTH * before)
         moved[:, :, -n_far:] += np.swapaxes((after - before)[:, :, None] * along, 1, 2)
         part = n_far / n_draws
-        ratio = self._density_ratio(np.swapaxes(np.matmul(directions, moved), 1, 2))
+        # The density of draws that are moved out, as a multiple of the normal density.
+        predictors = np.swapaxes(np.matmul(directions, moved), 1, 2)
+        squares = predictors**2 - ((self.signs * predictors - _OUT) / _WIDTH) ** 2
+        ratio = (np.exp(0.5 * squares) / _WIDTH) @ self.probabilities
         return moved, np.log1p(part * (ratio - 1.0))
-
-    def _density_ratio(self, along: Array) -> Array:
-        """Return the density of draws that are moved out, as a multiple of the normal density, (..., n_draws)."""
-        squares = along**2 - ((self.signs * along - _OUT) / _WIDTH) ** 2
-        return (np.exp(0.5 * squares) / _WIDTH) @ self.probabilities
 
 
 def _directions(fits: ManyGaussians, predictors: NDArray[np.intp]) -> Array:

@@ -108,11 +108,6 @@ class WeightedPairs:
         return own + self.log_mixed[:, : self.n_own] if self.log_mixed.size else own
 
     @property
-    def _of_own(self) -> Array:
-        """Weights of the draws at one value under q, (m,)."""
-        return np.where(np.arange(self.log_ratio.shape[1]) < self.n_own, 1.0 / self.n_own, 0.0)
-
-    @property
     def is_joint(self) -> bool:
         """Whether pairs are weighted together."""
         return self.variance <= MOST_VARIANCE
@@ -147,7 +142,8 @@ class WeightedPairs:
     def of_pairs(self) -> Array:
         """Weights of the pairs, (n, m); they add up to 1."""
         if not self.is_joint:
-            return self.weights[:, None] * self._of_own
+            is_own = np.arange(self.log_ratio.shape[1]) < self.n_own
+            return self.weights[:, None] * np.where(is_own, 1.0 / self.n_own, 0.0)
         # A single pair may have much weight in the tail of what grows fast with the latent variables.
         log_ratio = self.log_ratio - self.log_density[:, None]
         return smoothed_weights(log_ratio.ravel())[0].reshape(log_ratio.shape)

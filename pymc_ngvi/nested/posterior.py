@@ -23,8 +23,6 @@ from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.gaussian_over import GaussianOver, gaussian_over
 from pymc_ngvi.density.rows_given import NotRows, RowsGiven, latent_rows, ratios
 from pymc_ngvi.families.matrices.sparse.precisions import Factors
-from pymc_ngvi.marginal.exact import cov_of
-from pymc_ngvi.marginal.mode import find_modes
 from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState, effective_size_of
 from pymc_ngvi.marginal.sampler import MOST_SURE, N_DRAWS, Hopeless, Sampler
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
@@ -295,14 +293,12 @@ def _sampled(
     def sample(marginal: Marginal) -> Exploration:
         inside = LatentInside(marginal, first, between, most_variance, n_expected(given), n_fits)
         at, cov = inside.bend.forward(first[None])[0], None
-        if of_other_data and home is not None:  # whose covariance is nearly that at the mode, which is near
-            before = inside.bend.normal(first, cov_of(home, given.outside))[1]
-            if modes := find_modes(inside.log_m, at[None], np.sqrt(np.diag(before)), before):
-                at, cov = modes[0]
+        if of_other_data and home is not None:  # whose covariance is nearly that at the mode
+            cov = inside.bend.normal(first, home.cov_block(given.outside))[1]
         sampler = Sampler(
             inside, at, scale, seed,
             wanted=0.0 if of_other_data else n_wanted(given), most=most, n_draws=n_draws, cov=cov,
-            is_cheap=seconds_of_value(given) < CHEAP,
+            is_at_mode=False, is_cheap=seconds_of_value(given) < CHEAP,
         )  # fmt: skip
         draws = sampler.run()
         return Exploration(inside.weighted(draws), draws.lost, draws.moved)

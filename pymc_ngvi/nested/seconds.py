@@ -3,7 +3,7 @@
 import numpy as np
 
 from pymc_ngvi.core import prices
-from pymc_ngvi.density.gaussian_over import GaussianOver, gaussian_over
+from pymc_ngvi.density.gaussian_over import gaussian_over
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.marginal.sampler import MOST, WANTED, WANTED_OF_MORE
 
@@ -51,18 +51,8 @@ def n_wanted(given: RowsGiven) -> float:
 
 def seconds_of_value(given: RowsGiven) -> float:
     """Return the seconds of a value of log m, with draws."""
-    closed = gaussian_over(given)
-    return _of_many(given) if closed is None else _of_closed_form(closed)
-
-
-def _of_closed_form(over: GaussianOver) -> float:
-    """Return the seconds of a value of log m in closed form."""
-    return (
-        _PER_VALUE_IN_CLOSED_FORM + prices.PER_ROW_OF_VALUE * over.n_rows + prices.OF_FACTOR * over.precisions.seconds
-    )
-
-
-def _of_many(given: RowsGiven) -> float:
-    """Return the seconds of a fit among many, with its draws."""
+    if (over := gaussian_over(given)) is not None:
+        of_rows = prices.PER_ROW_OF_VALUE * over.n_rows
+        return _PER_VALUE_IN_CLOSED_FORM + of_rows + prices.OF_FACTOR * over.precisions.seconds
     per_row = _PER_QUADRATIC_ROW if given.is_quadratic else _PER_ROW_OF_MANY
     return _PER_FIT_OF_MANY + per_row * given.n_evaluations + _PASSES * given.precisions.seconds

@@ -2,7 +2,7 @@
 
 import functools
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,6 +18,7 @@ from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.conditional import GuideFunctions, quadratic_guide
 from pymc_ngvi.families.matrices.structure import Partition
 from pymc_ngvi.reading.affine import logp_of
+from pymc_ngvi.rows.expectation import row_slices
 
 # --- vectors and matrices of the local coordinates of many draws, block by block ---
 
@@ -34,11 +35,6 @@ class Blocks:
     """The local coordinates of a partition, in the order of its blocks."""
 
     def __init__(self, structure: Partition) -> None:
-        if not structure.n_local:
-            raise ValueError(
-                "A reparametrisation needs local coordinates, such as the effects of groups that are independent given "
-                "the others; this model has none. Fit it without reparam."
-            )
         self.structure = structure
         self.border = structure.border
         self.coordinates = structure.order[: structure.n_local]
@@ -339,14 +335,9 @@ class Conditional:
     guide : GuideFunctions
         Derivatives of the guide.
     structure : Partition
-        Blocks of local coordinates, between which the Hessian of the guide has no entry.
+        Blocks of local coordinates, one at least, between which the Hessian of the guide has no entry.
     centre : ndarray, shape (n_dim,)
         Where the search for modes begins.
-
-    Raises
-    ------
-    ValueError
-        If there are no local coordinates.
 
     Examples
     --------
@@ -442,12 +433,15 @@ class Conditional:
         return phi, np.where(modes.found, modes.scales.log_det(), np.nan)
 
     def _in_chunks(self, points: Array, function: Callable[[Array], tuple[Array, Array]]) -> tuple[Array, Array]:
-        size = max(1, CACHED // (self.n_dim * self.blocks.width))
         points = np.asarray(points, dtype=np.float64)
-        if not len(points):
-            return points.copy(), np.empty(0)
-        parts = [function(points[i : i + size]) for i in range(0, len(points), size)]
-        return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+        result, log_det = np.empty(points.shape), np.empty(len(points))
+        for rows in self.batches(len(points)):
+            result[rows], log_det[rows] = function(points[rows])
+        return result, log_det
+
+    def batches(self, n_draws: int) -> Iterator[slice]:
+        """Return the draws that are evaluated together."""
+        return row_slices(n_draws, max(1, CACHED // (self.n_dim * self.blocks.width)))
 
     def _starts(self, theta: Array) -> Array:
         """Return local coordinates to begin at, (n_draws, n_local): the modes at the centre, moved along their slopes.
@@ -533,11 +527,6 @@ class ReparametrisedDensity(OfAllData):
     n_gradients, n_hessians : int
         Draws of phi at which the gradient, and the Hessian, were evaluated so far; ``density`` counts what that took.
 
-    Raises
-    ------
-    ValueError
-        If the model reads ``pm.Minibatch`` data.
-
     Examples
     --------
     >>> import numpy as np
@@ -562,11 +551,6 @@ class ReparametrisedDensity(OfAllData):
     learned = ("transform", "_scales", "_knows_scales", "_usual_evaluations")
 
     def __init__(self, density: LogDensity, transform: Conditional) -> None:
-        if density.has_minibatch:
-            raise ValueError(
-                "The model reads pm.Minibatch data; a reparametrisation needs conditional modes given all of the data. "
-                "Pass the data as they are, or fit without reparam."
-            )
         self.density, self.n_dim = density, density.n_dim
         self.transform = transform
         self.n_gradients = self.n_hessians = 0
@@ -587,7 +571,7 @@ class ReparametrisedDensity(OfAllData):
         """
         self.n_gradients += len(phi)
         logp, grad, n_evaluations = np.empty(len(phi)), np.empty(phi.shape), 0
-        for rows in self._batches(len(phi)):
+        for rows in self.transform.batches(len(phi)):
             modes = self.transform.modes(phi[rows])
             logp[rows], grad[rows] = self._logp_grad(phi[rows], modes)
             n_evaluations += modes.n_evaluations
@@ -628,10 +612,6 @@ class ReparametrisedDensity(OfAllData):
         result[~modes.found] = np.nan
         return np.where(modes.found, logp + scales.log_det(), -np.inf), result
 
-    def _batches(self, n_draws: int) -> list[slice]:
-        size = max(1, CACHED // (self.n_dim * self.transform.blocks.width))
-        return [slice(i, min(i + size, n_draws)) for i in range(0, n_draws, size)]
-
     def _is_far(self, phi: Array) -> bool:
         """Tell whether the centre is far from draws: where a step that was too long has led, for instance."""
         border = self.transform.blocks.border
@@ -651,17 +631,13 @@ class ReparametrisedDensity(OfAllData):
         self.n_hessians += len(phi)
         if not self._knows_scales:  # before the first differences that count
             self._learn_scales(self._differences(phi[:1], self.transform.modes(phi[:1]))[1])
-        blocks: list[Matrices] = []
-        columns: list[Array] = []
-        curvatures = []
-        for rows in self._batches(len(phi)):
+        parts = []
+        for rows in self.transform.batches(len(phi)):
             modes = self.transform.modes(phi[rows])
-            blocks.append(self._local_blocks(phi[rows], modes))
-            column, curvature = self._differences(phi[rows], modes)
-            columns.append(column)
-            curvatures.append(curvature)
+            parts.append((self._local_blocks(phi[rows], modes), *self._differences(phi[rows], modes)))
+        blocks, columns, curvatures = zip(*parts, strict=True)
         self._learn_scales(np.concatenate(curvatures))
-        sums = [np.sum(parts, axis=0) / len(phi) for parts in zip(*blocks, strict=True)]
+        sums = [np.sum(of_size, axis=0) / len(phi) for of_size in zip(*blocks, strict=True)]
         return self._recover(sums, np.sum(columns, axis=0) / len(phi))
 
     def _learn_scales(self, curvatures: Array) -> None:

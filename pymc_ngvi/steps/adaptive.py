@@ -34,7 +34,6 @@ from pymc_ngvi.core.types import (
     StepRule,
     Update,
     VariationalState,
-    mean_hessians,
 )
 from pymc_ngvi.estimators import Estimator, in_full_metric
 from pymc_ngvi.steps.schedule import (
@@ -78,12 +77,8 @@ class Conditioned:
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of hess log p over draws."""
-        return self.mean_hessians([theta])[0]
-
-    def mean_hessians(self, draws: list[Array]) -> list[MeanHessian]:
-        """Return the mean of hess log p over each of several sets of draws, together where the whole has them so."""
-        found = mean_hessians(self._target, [self._given(theta) for theta in draws])
-        return [_GivenHessian(hessian, self._index, self._sd**2, self.n_dim) for hessian in found]
+        whole = self._target.mean_hessian(self._given(theta))
+        return _GivenHessian(whole, self._index, self._sd**2, self.n_dim)
 
     def expected(
         self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
@@ -490,20 +485,15 @@ class Growth:
 
     def coordinates(self) -> NDArray[np.intp]:
         """Return the coordinates whose standard deviations keep growing, those that grew most first."""
-        grown = self._grown()
+        grown = self.grown()
         return np.argsort(-grown)[: np.count_nonzero(grown)]
 
     @property
     def is_unbounded(self) -> bool:
         """Whether some standard deviation has grown by orders of magnitude, and goes on."""
-        return bool(np.any(self._grown() >= self._least[2]))
+        return bool(np.any(self.grown() >= self._least[2]))
 
-    @property
-    def seems_unbounded(self) -> bool:
-        """As `is_unbounded`, of a fit that found no optimum."""
-        return bool(np.any(self._grown() >= _IN_ALL_ENDED))
-
-    def _grown(self) -> Array:
+    def grown(self) -> Array:
         """Return the growth of each standard deviation since the start; 0 where it does not go on."""
         if self.first is None or len(self.looks) < _N_LOOKS:
             return np.zeros(0)
@@ -737,7 +727,8 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         return float(np.var(h)) if len(h) else 0.0
 
     def _why_given_up(self, state: AdaptiveState) -> Status:
-        return Status.UNBOUNDED if state.growth.seems_unbounded else super()._why_given_up(state)
+        seems_unbounded = np.any(state.growth.grown() >= _IN_ALL_ENDED)
+        return Status.UNBOUNDED if seems_unbounded else super()._why_given_up(state)
 
     def _assessed(self, state: AdaptiveState) -> Assessment:
         most = self.tolerance.most(state.q)

@@ -92,10 +92,6 @@ class Quadratic:
         linear, precision = self.linear - other.linear, self.precision - other.precision
         return Quadratic(self.n_rows - other.n_rows, self.constant - other.constant, linear, precision)
 
-    def times_number(self, number: float) -> "Quadratic":
-        """Return a multiple, of as many rows."""
-        return Quadratic(self.n_rows, number * self.constant, number * self.linear, number * self.precision)
-
     def times(self, theta: Array) -> Array:
         """Return the precision times theta."""
         n_dim = len(theta)
@@ -278,7 +274,14 @@ def corrected(target: StreamDensity, step: Step, state: IncrementalState) -> Inc
     """Return the state after the only pass, corrected by the rows that were kept, with the error that is left."""
     q, total, error, changes = state.q, state.total, 0.0, list[Quadratic]()
     for _ in range(_MOST_ROUNDS):
-        changes, error = _changes(target, q, state)
+        # What each batch is to be expected to say now, less what it said then, and the error of quadrature.
+        seen, changes, error = SeenByQuadratics.of(q), [], 0.0
+        for which, site in enumerate(cast(tuple[Site, ...], state.sites)):
+            found, part = target.of_kept(which, q), cast(Quadratic, site.part)
+            now = Quadratic.of(part.n_rows, found.value, found.grad, packed(found, q), seen) - part
+            weight = site.content.n_rows / part.n_rows
+            changes.append(Quadratic(0, weight * now.constant, weight * now.linear, weight * now.precision))
+            error += weight * found.error
         total = sum(changes, state.total)
         gap, new = step(q, total)
         q = new
@@ -297,18 +300,6 @@ def corrected(target: StreamDensity, step: Step, state: IncrementalState) -> Inc
         elbo_error=float(np.sqrt((values**2).sum())) + error,
         moved=float(np.sqrt((moves(q, slopes) ** 2).sum(axis=0)).max()),
     )
-
-
-def _changes(target: StreamDensity, q: GaussianState, state: IncrementalState) -> tuple[list[Quadratic], float]:
-    """Return what each batch is to be expected to say now, less what it said then, and the error of quadrature."""
-    seen, result, error = SeenByQuadratics.of(q), [], 0.0
-    for which, site in enumerate(cast(tuple[Site, ...], state.sites)):
-        found, part = target.of_kept(which, q), cast(Quadratic, site.part)
-        now = Quadratic.of(part.n_rows, found.value, found.grad, packed(found, q), seen)
-        weight = site.content.n_rows / part.n_rows
-        result.append((now - part).times_number(weight))
-        error += weight * found.error
-    return result, error
 
 
 # --- natural steps batch by batch ---
@@ -333,15 +324,6 @@ class _Tried(NamedTuple):
     moments: Moments
 
 
-class _Visit(NamedTuple):
-    """A batch, and what stands for the others."""
-
-    batch: Batch
-    others: Quadratic
-    #: By which batches that were seen stand for all.
-    weight: float
-
-
 class Incremental(ExactRule[StreamDensity, IncrementalState]):
     """Natural steps on a sum of sites of batches; see `StepRule` for the parameters."""
 
@@ -349,9 +331,8 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
 
     def first_evaluation(self, q: GaussianState) -> Evaluation:
         """Evaluate a starting state on the first batch alone, as if all others were like it."""
-        tried = self._tried(q, self._visit_of(self._read(Place()), Quadratic.none(q)))
-        none = np.empty((0, tried.q.n_dim))
-        return Evaluation(none, np.empty(0), none, np.array([np.isfinite(tried.elbo)]), tried.elbo)
+        tried = self._tried(q, self._read(Place()).n_rows, Quadratic.none(q))
+        return ExactEvaluation.of(tried.batch, tried.elbo)
 
     def init(self, q: GaussianState) -> IncrementalState:
         """Return the state before the first batch."""
@@ -375,12 +356,16 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
         self._first = None
         old = state.sites[batch.which] if batch.which < len(state.sites) else None
         is_held = state.is_held or (old is not None and old.print != batch.print)
-        visit = self._visit_of(batch, state.total if old is None else state.total - old.content)
-        before = self._tried(state.q, visit)
+        others = state.total if old is None else state.total - old.content
+        before = self._tried(state.q, batch.n_rows, others)
         if not np.isfinite(before.elbo):
             return replace(state, is_blind=True)
         is_first = not state.total.n_rows
-        after = before if is_held else self._improved(before, visit, _MOST_FIRST if is_first else _MOST_STEPS)
+        after = (
+            before
+            if is_held
+            else self._improved(before, batch.n_rows, others, _MOST_FIRST if is_first else _MOST_STEPS)
+        )
         content = Quadratic.of(
             batch.n_rows, after.batch.value, after.batch.grad, packed(after.batch, after.q), after.seen
         )
@@ -394,7 +379,7 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
         state = replace(
             state,
             sites=tuple(known),
-            total=visit.others + content,
+            total=others + content,
             change=_changed(state.change, before, old),
             is_held=is_held,
             is_blind=False,
@@ -414,32 +399,29 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
         self._first = self._first or self._target.read(self._seed, place)
         return self._first
 
-    def _visit_of(self, batch: Batch, others: Quadratic) -> _Visit:
-        return _Visit(batch, others, self._target.total_size / (others.n_rows + batch.n_rows))
-
-    def _tried(self, q: GaussianState, visit: _Visit, before: _Tried | None = None) -> _Tried:
-        """Evaluate a state on the prior, a batch, and the sites of the others."""
+    def _tried(self, q: GaussianState, n_rows: int, others: Quadratic, before: _Tried | None = None) -> _Tried:
+        """Evaluate a state on the prior, a batch of so many rows, and the sites of the others, which stand for all."""
         with np.errstate(all="ignore"):
             seen, prior = SeenByQuadratics.of(q), self._target.of_prior(q)
             batch = self._target.of_batch(q, None if before is None else before.batch.rules)
-            others, weight = visit.others, visit.weight
+            weight = self._target.total_size / (others.n_rows + n_rows)
             value = prior.value + weight * (batch.value + others.value(seen))
             grad = prior.grad + weight * (batch.grad + others.grad(seen))
             hessian = packed(prior, q) + weight * (packed(batch, q) - others.precision)
             whole = Expectation(value, batch.error, grad, as_hessian(hessian, q.n_dim), batch.rules)
             finite = np.isfinite(value) and np.isfinite(grad).all() and np.isfinite(hessian).all()
             elbo = value + q.entropy() if finite else -np.inf
-            moments = self._estimator.moments(self._target, q, NO_DRAWS, _evaluation_of(whole, elbo))
+            moments = self._estimator.moments(self._target, q, NO_DRAWS, ExactEvaluation.of(whole, elbo))
         return _Tried(q, seen, batch, elbo, moments)
 
-    def _improved(self, tried: _Tried, visit: _Visit, most: int) -> _Tried:
+    def _improved(self, tried: _Tried, n_rows: int, others: Quadratic, most: int) -> _Tried:
         """Take steps that raise the ELBO, as long as they promise more than little."""
         for _ in range(most):
             if tried.moments.gap < _NEAR:
                 break
             # The longest step of sizes 1, 1/2, ... that does.
             moved = (self._update(tried.q, tried.moments, 0.5**n, True) for n in range(_MOST_HALVED))
-            steps = (self._tried(q, visit, tried) for q in moved if q is not None)
+            steps = (self._tried(q, n_rows, others, tried) for q in moved if q is not None)
             found = next((step for step in steps if step.elbo > tried.elbo), None)
             if found is None:
                 break
@@ -451,7 +433,7 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
         seen, prior = SeenByQuadratics.of(q), self._target.of_prior(q)
         hessian = packed(prior, q) - total.precision
         whole = prior._replace(grad=prior.grad + total.grad(seen), hessian=as_hessian(hessian, q.n_dim))
-        moments = self._estimator.moments(self._target, q, NO_DRAWS, _evaluation_of(whole, 0.0))
+        moments = self._estimator.moments(self._target, q, NO_DRAWS, ExactEvaluation.of(whole, 0.0))
         return moments.gap, self._update(q, moments, 1.0, True) or q
 
     def _elbo_of(self, state: IncrementalState) -> float:
@@ -520,8 +502,3 @@ def _changed(change: Change, before: _Tried, old: Site | None) -> Change:
         change.value + batch.value - site.value(before.seen),
         change.error + batch.error,
     )
-
-
-def _evaluation_of(whole: Expectation, elbo: float) -> ExactEvaluation:
-    none = np.empty((0, len(whole.grad)))
-    return ExactEvaluation(none, np.empty(0), none, np.array([np.isfinite(elbo)]), elbo, whole)

@@ -35,7 +35,7 @@ def test_log_m_of_a_gaussian(name, seed):
     g = rng.normal(size=(9, 2))
     for n_nodes in (1, 2, 3, 4):
         rule = PathRule(n_nodes, forest.n_levels)
-        result = integrate(gaussian.terms, forest, rule, g, gaussian.centres(g), by_block=True)
+        result = integrate(gaussian.terms, forest, rule, g, gaussian.centres(g))
         assert_allclose(result.log_marginal, gaussian.log_marginal(g), rtol=1e-10, atol=1e-10)
         assert result.of_blocks.shape == (9, forest.n_blocks)
         of_globals = gaussian.terms.terms(g, np.zeros((9, 1, forest.n_local)))[0]
@@ -69,7 +69,7 @@ def test_blocks_of_one_against_adaptive_quadrature(sd):
     quadrature.rule = PathRule(41, 1)
     points = quadrature.at(g)
     assert np.isfinite(points.log_estimate).all()
-    blocks = integrate(terms, forest, quadrature.rule, g, points.centres, by_block=True)
+    blocks = integrate(terms, forest, quadrature.rule, g, points.centres)
     for i in range(2):
         for c in range(3):
 

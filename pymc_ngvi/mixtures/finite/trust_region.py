@@ -420,7 +420,12 @@ def moved_within(
         _component_within(radius, update, component, of_it, step_size)
         for component, of_it in zip(q.components, moments, strict=True)
     )
-    return MixtureState(_weights_within(radius, q.log_weights, rewards, step_size), components)
+    # A component that lies where log p is not finite loses its weight.
+    lowest = np.min(rewards, where=np.isfinite(rewards), initial=0.0) + LEAST_LOG_WEIGHT
+    rewards, before = np.where(np.isfinite(rewards), rewards, lowest), q.log_weights
+    steps = (stepped_weights(before, rewards, size) for size in step_size * _HALVED)
+    log_weights = next((new for new in steps if float(np.exp(new) @ (new - before)) <= radius), before)
+    return MixtureState(log_weights, components)
 
 
 def _component_within(
@@ -431,14 +436,6 @@ def _component_within(
         if new is not None and new.divergence(component) <= radius:
             return new
     return component
-
-
-def _weights_within(radius: float, log_weights: Array, direction: Array, rho: float) -> Array:
-    # A component that lies where log p is not finite loses its weight.
-    lowest = np.min(direction, where=np.isfinite(direction), initial=0.0) + LEAST_LOG_WEIGHT
-    direction = np.where(np.isfinite(direction), direction, lowest)
-    steps = (stepped_weights(log_weights, direction, size) for size in rho * _HALVED)
-    return next((new for new in steps if float(np.exp(new) @ (new - log_weights)) <= radius), log_weights)
 
 
 def stepped_weights(log_weights: Array, direction: Array, step_size: float) -> Array:
@@ -971,7 +968,9 @@ def split(q: MixtureState, evaluation: MixtureEvaluation, rank: int = 0) -> Mixt
         return None
     c = int(np.argsort(-spread)[rank])
     whole, ratios = q.components[c], evaluation.ratios[c]
-    together = _together(whole)
+    # The coordinates whose whitened curvature a state stores whole: in these a direction may be any.
+    together = np.arange(q.n_dim if whole.exact_metric else 0)
+    together = together if whole.globals_ is None or not len(together) else whole.globals_
     keep = np.isfinite(ratios)
     z, error = evaluation.base.z[keep], (ratios[keep] - ratios[keep].mean()) ** 2
     weighted = z * (error / max(error.sum(), TINY))[:, None]
@@ -989,9 +988,3 @@ def split(q: MixtureState, evaluation: MixtureEvaluation, rank: int = 0) -> Mixt
     log_weights = np.append(q.log_weights, q.log_weights[c])
     log_weights[[c, -1]] -= np.log(2.0)
     return MixtureState.of([*q.with_component(c, halves[0]).components, halves[1]], log_weights)
-
-
-def _together(state: GaussianState) -> NDArray[np.intp]:
-    """Return the coordinates whose whitened curvature a state stores whole: in these a direction may be any."""
-    n = state.n_dim if state.exact_metric else 0
-    return np.arange(n) if state.globals_ is None or not n else state.globals_

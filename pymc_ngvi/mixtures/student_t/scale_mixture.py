@@ -378,12 +378,6 @@ class AsStudentT(ScheduleState):
 class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
     """Steps of a Student-t."""
 
-    def __init__(
-        self, target: Density, update: Update, estimator: Estimator, *, few_draws: int, **options: Any
-    ) -> None:
-        super().__init__(target, update, estimator, **options)
-        self.few_draws = few_draws
-
     def base_draws(self, level: int, n_draws: int, q: StudentTState | None = None) -> BaseDraws:
         """Return the base draws of one level, a function of the seed: standard normals and a column of uniforms.
 
@@ -589,7 +583,8 @@ class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
         self._target, self._estimator = target, estimator
         self._gaussian = Adaptive(*parts, seed=seed, n_draws=n_draws, **options)
         self._later = Adaptive(*parts, seed=seed + _LATER, n_draws=few, **options)
-        self._t = StudentTSteps(*parts, seed=seed, n_draws=few, few_draws=few, **options)
+        self._t = StudentTSteps(*parts, seed=seed, n_draws=few, **options)
+        self._t.few_draws = few
 
     def first_evaluation(self, q: StudentTState) -> Evaluation:
         """Evaluate a starting state on the first base draws."""

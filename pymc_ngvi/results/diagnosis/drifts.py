@@ -92,12 +92,12 @@ def move(
     coordinates = ChainCoordinates.of(plan.gaussian)
     points = phase_points_at(plan.target, coordinates, x)
     n_lost = n_draws - int(points.finite.sum())
-    start = points = points.at(np.flatnonzero(points.finite))
+    start = points = points[np.flatnonzero(points.finite)]
     acceptance = np.zeros(n_trajectories)
     if len(start.x):
         step = _tried_step(plan, coordinates, points, step, rng)
         n_draws = _within(max_gradients, step, n_trajectories, len(start.x), tried=True)[1]
-        start = points = points.at(np.arange(n_draws))
+        start = points = points[np.arange(n_draws)]
     control = start.x
     for t in range(n_trajectories if len(start.x) else 0):
         # A draw that is refused in the end loses its control: the last trajectory takes smaller steps.
@@ -147,7 +147,7 @@ def _tried_step(
     plan: MovePlan, coordinates: ChainCoordinates, points: PhasePoints, step: float, rng: np.random.Generator
 ) -> float:
     """Return the first step size in a falling sequence that has the acceptance aimed at, on some of the draws."""
-    pilot = points.at(np.arange(min(FEWEST, len(points.x))))
+    pilot = points[np.arange(min(FEWEST, len(points.x)))]
     for _ in range(_TRIALS):
         n_steps, size = _steps(step, rng)
         # Half of a trajectory tells as much about its energy.
