@@ -43,6 +43,8 @@ class Predictives:
     log_out: Array
     #: Of each score, without its part; shape (n_draws, n_scores).
     log_scored: Array
+    #: Independent draws that each is worth.
+    worth: float = 1.0
 
 
 class IntegratedAgain:
@@ -70,7 +72,7 @@ class IntegratedAgain:
         block[np.repeat(np.arange(len(block)), np.diff(depends.indptr))] = forest.block[depends.indices]
         return block
 
-    def predictives(self, parts: DataParts, *, is_without: bool = False) -> Predictives:
+    def predictives(self, parts: DataParts) -> Predictives:
         """Return the predictive densities."""
         state, forest = self._state, self._forest
         work = _Work.of(parts, self._block)
@@ -86,8 +88,6 @@ class IntegratedAgain:
                 values = self._at_globals(g_of_pool[rows])[:, alone]
                 log_out[rows] += (parts.out[:, alone] @ values.T).T
                 log_scored[rows] += (parts.scored[:, alone] @ values.T).T
-        if is_without:
-            log_out[:] = 0.0
         return Predictives(state.log_weights[of_pool], log_out, log_scored)
 
     def _picked(self, n_passes: int) -> Ints:

@@ -378,6 +378,7 @@ class NGVIApproximation(Approximation):
         inference = type(self)._inference(density.given, posterior=kind)
         inference.begin_with(density)
         inference._pilot = None if self._has_other_modes else self
+        inference._problem(None, None)  # reads rows of log p while all of them count
 
         def fitted(random_seed: int) -> Posterior:
             inference.configure(random_seed=random_seed)

@@ -4,6 +4,8 @@ import logging
 import time
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -11,9 +13,10 @@ import xarray as xr
 
 from numpy.typing import ArrayLike, NDArray
 
+from pymc_ngvi.core.bridge import Estimate, Side, bridge, log_mean
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import suggestion
-from pymc_ngvi.core.parts import DataParts
+from pymc_ngvi.core.parts import DataParts, rows_of_set
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, MOST_KHAT, khat_limit, smoothed
 from pymc_ngvi.core.refusal import NotApart
@@ -125,8 +128,8 @@ class Wanted(NamedTuple):
     least: int = 0
 
 
-#: Log predictive densities, (n_scores,), and the k-hat of each part, (n_parts,).
-type Scores = tuple[Array, Array]
+#: Of each score: log predictive density, its Monte Carlo error, and the k-hat of what it is a mean of; (n_scores, 3).
+type Scores = Array
 
 
 def leave_out(
@@ -139,34 +142,54 @@ def leave_out(
     """Return predictive densities; see `NGVIApproximation.leave_out`."""
     parts = asked.parts
     masked = MaskedDensity(cast(LogDensity, posterior.density), elementwise)
-    predictives = _integrated(posterior, masked, parts) or _by_draws(posterior, elementwise, parts, rng)
-    scores = _scored(predictives, parts)
-    khat = scores[1]
-    good = khat_limit(len(predictives.log_weights))
-    left = again = np.flatnonzero(~(khat <= good)).tolist()
+    found = _predictives(posterior, elementwise, masked, parts, N_SHOWN, rng)
+    scores, good = _scored(found, parts), khat_limit(len(found.log_weights))
+    again: list[int] = [] if refit is None else np.unique(parts.part[~(scores[:, 2] <= good)]).tolist()
     if again and refit is not None:
-        left = _fitted_again(posterior, elementwise, masked, parts, scores, again, rng, refit)
-    if left:
-        logger.warning(
-            f"{len(left):,} of {len(khat):,} parts have a k-hat above {good:.2f}: what is said of these can't "
-            "be relied on. " + ("Their refits failed." if refit is not None else "refit=True fits again without them.")
+        scores = _Refits(posterior, elementwise, masked, found, refit, good, rng).scored(parts, scores, again)
+    is_bad, said = ~(scores[:, 2] <= good), list[str]()
+    scores[is_bad, 1] = np.nan
+    if is_bad.any():
+        said.append(
+            f"{len(np.unique(parts.part[is_bad])):,} of {parts.out.shape[0]:,} parts have a k-hat above {good:.2f}: "
+            "what is said of these can't be relied on." + " refit=True fits again without them." * (refit is None)
         )
-    return _elpd_data(asked, scores, _in_sample(posterior, elementwise, parts, rng), len(predictives.log_weights), good)
+    if posterior.distribution.kept_log_weights() is None and not found.log_weights.any():
+        said.append(
+            f"Densities are those of {posterior.kind}, which importance weights can't correct: what it misses of the "
+            "posterior is in no error. posterior='exact' or 'moved' may do better."
+        )
+    for sentence in said:
+        logger.warning(sentence)
+    in_sample = _in_sample(posterior, elementwise, parts, rng)
+    return _elpd_data(asked, scores, again, in_sample, len(found.log_weights), good, bool(said))
 
 
 # --- by weights ---
 
 
-def _integrated(posterior: Posterior, masked: MaskedDensity, parts: DataParts) -> Predictives | None:
-    """Return densities with groups integrated again; None where the posterior has none, or they can't be told apart."""
+def _predictives(
+    posterior: Posterior, elementwise: ObservedLogp, masked: MaskedDensity, parts: DataParts, n: int,
+    rng: np.random.Generator,
+) -> Predictives:  # fmt: skip
+    """Return densities with groups integrated again, or those of draws where there are none to integrate."""
     try:
         again = _again(posterior, masked)
+        if again is not None:
+            return again.predictives(parts)
     except CannotSplit:
-        return None
+        pass
     except Exception:  # an operation that is not to be vectorised: draws do as well
         logger.debug("Groups can't be integrated again.", exc_info=True)
-        return None
-    return None if again is None else again.predictives(parts)
+    n_numbers = parts.out.shape[0] + (0 if parts.are_whole else parts.scored.shape[0])
+    n = int(min(n, MOST_NUMBERS // n_numbers))
+    if n < _FEWEST_DRAWS:
+        raise ValueError(
+            f"{n_numbers:,} predictive densities of {_FEWEST_DRAWS} draws take too much memory: leave out groups, or "
+            "folds."
+        )
+    theta, log_weights = _draws(posterior, n, rng)
+    return Predictives(log_weights, *_sums(elementwise, theta, parts), posterior.distribution.effective_globals(n) / n)
 
 
 def _again(posterior: Posterior, masked: MaskedDensity) -> IntegratedAgain | None:
@@ -174,20 +197,6 @@ def _again(posterior: Posterior, masked: MaskedDensity) -> IntegratedAgain | Non
     if not isinstance(state, PoolState) or not isinstance(state.rest, IntegratedTrees) or state.rest.quadrature is None:
         return None
     return IntegratedAgain(state, masked)
-
-
-def _by_draws(
-    posterior: Posterior, elementwise: ObservedLogp, parts: DataParts, rng: np.random.Generator
-) -> Predictives:
-    n_numbers = parts.out.shape[0] + (0 if parts.are_whole else parts.scored.shape[0])
-    n = int(min(N_SHOWN, MOST_NUMBERS // n_numbers))
-    if n < _FEWEST_DRAWS:
-        raise ValueError(
-            f"{n_numbers:,} predictive densities of {_FEWEST_DRAWS} draws take too much memory: leave out groups, or "
-            "folds."
-        )
-    theta, log_weights = _draws(posterior, n, rng)
-    return Predictives(log_weights, *_sums(elementwise, theta, parts))
 
 
 def _draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -212,78 +221,147 @@ def _sums(elementwise: ObservedLogp, theta: Array, parts: DataParts) -> tuple[Ar
     return np.concatenate(out), np.concatenate(scored)
 
 
-def _log_mean(log_weights: Array, log_scored: Array) -> tuple[Array, float]:
-    """Return the logarithms of weighted means of densities, by column, and the k-hat of the weights, smoothed here."""
-    known = np.isfinite(log_weights)
-    smooth, khat = smoothed(log_weights[known])
-    return np.asarray(logsumexp(smooth[:, None] + log_scored[known], axis=0) - logsumexp(smooth)), khat
-
-
-def _scored(predictives: Predictives, parts: DataParts) -> Scores:
+def _scored(found: Predictives, parts: DataParts) -> Scores:
     """Return scores by Pareto-smoothed weights of each part."""
-    elpd, khat = np.empty(parts.scored.shape[0]), np.empty(parts.out.shape[0])
-    order, counts = np.argsort(parts.part, kind="stable"), np.bincount(parts.part, minlength=len(khat))
+    scores = np.empty((parts.scored.shape[0], 3))
+    known = np.isfinite(found.log_weights)
+    order, counts = np.argsort(parts.part, kind="stable"), np.bincount(parts.part, minlength=parts.out.shape[0])
     for i, of_part in enumerate(np.split(order, np.cumsum(counts)[:-1])):
-        log_ratio = predictives.log_weights - predictives.log_out[:, i]
-        elpd[of_part], khat[i] = _log_mean(log_ratio, predictives.log_scored[:, of_part])
-    return elpd, khat
+        smooth, khat = smoothed(found.log_weights[known] - found.log_out[known, i])
+        for score in of_part:
+            value, se, _ = log_mean(found.log_scored[known, score], smooth, found.worth)
+            scores[score] = value, se, khat
+    return scores
 
 
 def _in_sample(posterior: Posterior, elementwise: ObservedLogp, parts: DataParts, rng: np.random.Generator) -> Array:
     """Return log densities of scores under the posterior of all data."""
     theta, log_weights = _draws(posterior, int(np.clip(MOST_NUMBERS // parts.scored.shape[0], 1, N_SHOWN)), rng)
     whole = DataParts(parts.scored, parts.scored, np.arange(parts.scored.shape[0]))
-    return _log_mean(log_weights, _sums(elementwise, theta, whole)[1])[0]
+    smooth = smoothed(log_weights)[0]
+    return np.asarray(logsumexp(smooth[:, None] + _sums(elementwise, theta, whole)[1], axis=0) - logsumexp(smooth))
 
 
 # --- by fits ---
 
 
-def _fitted_again(
-    posterior: Posterior, elementwise: ObservedLogp, masked: MaskedDensity, parts: DataParts, scores: Scores,
-    again: Sequence[int], rng: np.random.Generator, refit: Refit,
-) -> list[int]:  # fmt: skip
-    """Fill in the scores of some parts by fits without them; return those whose fits failed."""
-    began, failed = time.perf_counter(), list[int]()
-    each = posterior.record.run_seconds if posterior.record is not None else 0.0
-    elpd, khat = scores
-    logger.info(f"{len(again):,} of {len(khat):,} parts are left out by fits, of {in_words(each)} each.")
-    fitted = refit(masked.density)
-    for part in again:
-        masked.leave_out(parts.rows_out(part))
-        try:
-            found = fitted(seed_of(rng))
-        except Exception:  # whatever it is: the others go on
-            logger.debug("A fit without a part failed.", exc_info=True)
-            failed.append(part)
-            continue
-        elpd[parts.part == part] = _without(found, elementwise, masked, parts.only(part), rng)
-        khat[part] = 0.0  # as `arviz_stats.reloo` has it
-    logger.info(f"Fits without {len(again):,} parts took {in_words(time.perf_counter() - began)}.")
-    return failed
+class _Fit(NamedTuple):
+    """Densities under a posterior, and its marginal likelihood; None where that is not known."""
+
+    predictives: Predictives
+    evidence: Estimate | None
+
+    def side(self, score: int) -> Side:
+        """Return densities of a score at draws."""
+        found = self.predictives
+        known = np.isfinite(found.log_weights)
+        return Side(found.log_scored[known, score], found.log_weights[known], found.worth)
 
 
-def _without(
-    found: Posterior, elementwise: ObservedLogp, masked: MaskedDensity, part: DataParts, rng: np.random.Generator
-) -> Array:
-    """Return the scores of a part under a fit without it."""
-    again = _again(found, masked)
-    if again is not None:
-        predictives = again.predictives(part, is_without=True)
-        log_weights, scored = predictives.log_weights, predictives.log_scored
-    else:
-        theta, log_weights = _draws(found, _N_OF_REFIT, rng)
-        scored = _sums(elementwise, theta, part)[1]
-    return _log_mean(log_weights, scored)[0]
+@dataclass(frozen=True, eq=False)
+class _Refits:
+    """Fits without parts of the data."""
+
+    posterior: Posterior
+    elementwise: ObservedLogp
+    masked: MaskedDensity
+    #: With all data.
+    whole: Predictives
+    refit: Refit
+    good: float
+    rng: np.random.Generator
+
+    def scored(self, parts: DataParts, scores: Scores, again: Sequence[int]) -> Scores:
+        """Return the scores, some parts of which are left out by fits."""
+        began, result = time.perf_counter(), scores.copy()
+        each = self.posterior.record.run_seconds if self.posterior.record is not None else 0.0
+        logger.info(f"{len(again):,} of {parts.out.shape[0]:,} parts are left out by fits, of {in_words(each)} each.")
+        n_failed = 0
+        for part in again:
+            of_part = np.flatnonzero(parts.part == part)
+            try:
+                result[of_part] = self._of_part(parts.only(part), None if not parts.are_whole else part)
+            except Exception:  # whatever it is: the others go on
+                logger.debug("A fit without a part failed.", exc_info=True)
+                n_failed += 1
+        logger.info(f"Fits without {len(again):,} parts took {in_words(time.perf_counter() - began)}.")
+        if n_failed:
+            logger.warning(f"{n_failed:,} of {len(again):,} fits failed, or can't be relied on.")
+        return result
+
+    def _of_part(self, part: DataParts, number: int | None) -> Scores:
+        """Return the scores of a part, by its number where it is predicted as a whole."""
+        out = part.rows_out(0)
+        without = self._without(out, part)
+        found = []
+        for score in range(len(part.part)):
+            side = without.side(score)
+            estimate = log_mean(*side)
+            if not estimate.khat <= self.good:
+                if number is not None:
+                    others = replace(self.whole, log_scored=self.whole.log_out[:, [number]])
+                    more = _Fit(others, self._evidence)
+                else:
+                    scored = rows_of_set(part.scored, score)
+                    more = self._without(np.setdiff1d(out, scored), part)
+                estimate = _ratio(more, without, score, self.good)
+            found.append(estimate)
+        return np.array(found)
+
+    def _without(self, rows: NDArray[np.intp], part: DataParts) -> _Fit:
+        """Fit without some rows."""
+        fitted = self._fitted
+        self.masked.leave_out(rows)
+        found = fitted(seed_of(self.rng))
+        if found.record is not None and found.record.doubts:
+            raise ValueError("; ".join(found.record.doubts))
+        evidence = _evidence(found, self.rng)  # before the weights of rows change
+        return _Fit(_predictives(found, self.elementwise, self.masked, part, _N_OF_REFIT, self.rng), evidence)
+
+    @cached_property
+    def _fitted(self) -> Callable[[int], Posterior]:
+        self.masked.leave_out(np.empty(0, dtype=np.intp))
+        return self.refit(self.masked.density)
+
+    @cached_property
+    def _evidence(self) -> Estimate | None:
+        return _evidence(self.posterior, self.rng)
+
+
+def _evidence(posterior: Posterior, rng: np.random.Generator) -> Estimate | None:
+    """Return the log marginal likelihood; None of a posterior that keeps draws, and is not exact."""
+    distribution = posterior.distribution
+    if distribution.kept_log_weights() is None:
+        log_weights = distribution.log_weights(distribution.draw(_N_OF_REFIT, rng), posterior.density)
+        return log_mean(log_weights, np.zeros(_N_OF_REFIT))
+    state = distribution.q
+    value, se = state.log_normaliser()
+    return Estimate(value, se, state.khat) if distribution.is_checked else None
+
+
+def _ratio(more: _Fit, less: _Fit, score: int, good: float) -> Estimate:
+    """Return the log density of what one of two fits has more: by a bridge, or by marginal likelihoods.
+
+    The bridge fails where the two have no draws near each other. What both can tell they have to agree on.
+    """
+    found = [bridge(more.side(score), less.side(score))]
+    if more.evidence is not None and less.evidence is not None:
+        (value, se, khat), (of_less, se_of_less, khat_of_less) = more.evidence, less.evidence
+        found.append(Estimate(value - of_less, float(np.hypot(se, se_of_less)), max(khat, khat_of_less)))
+    best, *others = sorted(found, key=lambda of: (not of.khat <= good, of.se))
+    apart = [abs(best.value - of.value) - 2.0 * of.se for of in others if of.khat <= good]
+    return best._replace(se=max(best.se, *apart, 0.0))
 
 
 # --- for ArviZ ---
 
 
-def _elpd_data(asked: Wanted, scores: Scores, in_sample: Array, n_draws: int, good: float) -> "ELPDData":
+def _elpd_data(
+    asked: Wanted, scores: Scores, again: Sequence[int], in_sample: Array, n_draws: int, good: float, warning: bool
+) -> "ELPDData":
     from arviz_stats.utils import ELPDDataLFO, ELPDDataLOO, ELPDDataLOOKFold
 
-    elpd, khat = scores
+    elpd, error, khat = scores.T
     n, p = len(elpd), in_sample - elpd
 
     def array(values: Array, name: str) -> xr.DataArray:
@@ -296,20 +374,24 @@ def _elpd_data(asked: Wanted, scores: Scores, in_sample: Array, n_draws: int, go
         "n_samples": n_draws,
         "n_data_points": n,
         "scale": _LOG,
-        "warning": bool((~(khat <= good)).any()),
+        "warning": warning,
         "good_k": good,
         "elpd_i": array(elpd, "elpd_i"),
-        "pareto_k": array(khat[asked.parts.part], "pareto_k"),
+        "pareto_k": array(khat, "pareto_k"),
     }
+    found: ELPDData
     if asked.kind == "folds":
-        return ELPDDataLOOKFold(**common, n_folds=asked.parts.out.shape[0], p_kfold_i=array(p, "p_kfold_i"))
-    if asked.kind == "future":
-        refits = np.flatnonzero(khat == 0.0) + asked.least
-        return ELPDDataLFO(
+        found = ELPDDataLOOKFold(**common, n_folds=asked.parts.out.shape[0], p_kfold_i=array(p, "p_kfold_i"))
+    elif asked.kind == "future":
+        refits = np.asarray(again) + asked.least
+        found = ELPDDataLFO(
             **common, forecast_horizon=asked.horizon, min_observations=asked.least, refits=refits, n_refits=len(refits),
             p_lfo_i=array(p, "p_lfo_i"),
         )  # fmt: skip
-    return ELPDDataLOO(**common, p_loo_i=array(p, "p_loo_i"))
+    else:
+        found = ELPDDataLOO(**common, p_loo_i=array(p, "p_loo_i"))
+    found["mcse_i"] = array(error, "mcse_i")
+    return found
 
 
 # --- what is asked for ---
