@@ -66,4 +66,4 @@ def bridge(first: Side, second: Side) -> Estimate:
         if not abs(value - last) > _SAME:
             break
     ends = log_mean(at_first, *first[1:]), log_mean(at_second, *second[1:])
-    return Estimate(float(value), float(np.hypot(*[of.se for of in ends])), max(of.khat for of in ends))
+    return Estimate(float(value), float(np.hypot(ends[0].se, ends[1].se)), max(of.khat for of in ends))

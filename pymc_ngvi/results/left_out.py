@@ -12,15 +12,16 @@ import numpy as np
 import xarray as xr
 
 from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
 
 from pymc_ngvi.core.bridge import Estimate, Side, bridge, log_mean
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.parts import DataParts, rows_of_set
 from pymc_ngvi.core.prices import in_words
-from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, MOST_KHAT, khat_limit, smoothed
+from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, khat_limit, smoothed
 from pymc_ngvi.core.refusal import NotApart
-from pymc_ngvi.core.sizes import HELD, MOST_NUMBERS, N_SHOWN, seed_of
+from pymc_ngvi.core.sizes import HELD, MOST_NUMBERS, N_PREDICTED, N_SHOWN, seed_of
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.new_priors import log_excess, unnormalised
@@ -35,7 +36,7 @@ from pymc_ngvi.density.observed_rows import (
 from pymc_ngvi.density.split import CannotSplit
 from pymc_ngvi.marginal.left_out import IntegratedAgain, Predictives
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.marginal.trees import IntegratedTrees, leave_groups_out
+from pymc_ngvi.marginal.trees import IntegratedTrees
 from pymc_ngvi.results.distributions import Posterior, axes_of, elpd_attrs
 from pymc_ngvi.rows.linear_map import Entries, ManyMaps
 from pymc_ngvi.rows.sites import RowSites, row_sites, site_moments
@@ -70,7 +71,7 @@ class LogMarginalLikelihood(NamedTuple):
 
 def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
     """Return log p(y); see `NGVIApproximation.log_marginal_likelihood`."""
-    state = _pool_of(posterior, PoolState, "log_marginal_likelihood is that")
+    state = _pool_of(posterior)
     if reasons := unnormalised(posterior.model):
         raise ValueError(f"The model has no marginal likelihood: {'; '.join(reasons)}.")
     value, se = state.log_normaliser()
@@ -80,25 +81,15 @@ def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
     return LogMarginalLikelihood(value - log_excess(posterior.model), se)
 
 
-def leave_one_group_out(posterior: Posterior) -> xr.Dataset:
-    """Return the predictive density of each group given the others; see `NGVIApproximation.leave_one_group_out`."""
-    left = leave_groups_out(_pool_of(posterior, IntegratedTrees, "leave_one_group_out() goes with"))
-    labels = [posterior.layout.label(int(i)) for i in left.roots]
-    n = len(labels)
-    high = int((left.khat > MOST_KHAT).sum())
-    if high:
-        logger.info(f"{high:,} of {n:,} groups have a k-hat above {MOST_KHAT}: fit again without them.")
-    attrs = {**elpd_attrs(left.log_density), "n_high_khat": high}
-    values = {"log_density": ("group", left.log_density), "khat": ("group", left.khat)}
-    return xr.Dataset(values, coords={"group": labels}, attrs=attrs)
-
-
-def _pool_of(posterior: Posterior, kind: type, what: str) -> PoolState:
+def _pool_of(posterior: Posterior) -> PoolState:
     state = getattr(posterior.distribution, "q", None)
-    if not isinstance(state, PoolState) or not (isinstance(state, kind) or isinstance(state.rest, kind)):
+    if not isinstance(state, PoolState):
         reason = "" if posterior.record is None else posterior.record.posterior
         why = f" ({reason})" if reason else ""
-        raise ValueError(f"{what} of an exact posterior, and this is none{why}: pm.fit(..., posterior='exact').")
+        raise ValueError(
+            f"log_marginal_likelihood is that of an exact posterior, and this is none{why}: pm.fit(..., "
+            "posterior='exact')."
+        )
     return state
 
 
@@ -142,6 +133,7 @@ def leave_out(
     """Return predictive densities; see `NGVIApproximation.leave_out`."""
     parts = asked.parts
     masked = MaskedDensity(cast(LogDensity, posterior.density), elementwise)
+    in_sample = _in_sample(posterior, elementwise, parts, rng)
     found = _predictives(posterior, elementwise, masked, parts, N_SHOWN, rng)
     scores, good = _scored(found, parts), khat_limit(len(found.log_weights))
     again: list[int] = [] if refit is None else np.unique(parts.part[~(scores[:, 2] <= good)]).tolist()
@@ -161,7 +153,6 @@ def leave_out(
         )
     for sentence in said:
         logger.warning(sentence)
-    in_sample = _in_sample(posterior, elementwise, parts, rng)
     return _elpd_data(asked, scores, again, in_sample, len(found.log_weights), good, bool(said))
 
 
@@ -202,12 +193,11 @@ def _again(posterior: Posterior, masked: MaskedDensity) -> IntegratedAgain | Non
 def _draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
     """Return draws, and their log weights: log p - log q of those of q, where these weights are any good."""
     distribution = posterior.distribution
+    theta, log_weights = distribution.draw(n, rng), np.zeros(n)
     if distribution.kept_log_weights() is None:
-        theta = distribution.draw(n, rng)
-        log_weights = distribution.log_weights(theta, posterior.density)
-        if smoothed(log_weights)[1] <= khat_limit(n):
-            return theta, log_weights
-    return distribution.draw(n, rng), np.zeros(n)
+        weights = distribution.log_weights(theta, posterior.density)
+        log_weights = weights if smoothed(weights)[1] <= khat_limit(n) else log_weights
+    return theta, log_weights
 
 
 def _sums(elementwise: ObservedLogp, theta: Array, parts: DataParts) -> tuple[Array, Array]:
@@ -224,22 +214,36 @@ def _sums(elementwise: ObservedLogp, theta: Array, parts: DataParts) -> tuple[Ar
 def _scored(found: Predictives, parts: DataParts) -> Scores:
     """Return scores by Pareto-smoothed weights of each part."""
     scores = np.empty((parts.scored.shape[0], 3))
-    known = np.isfinite(found.log_weights)
     order, counts = np.argsort(parts.part, kind="stable"), np.bincount(parts.part, minlength=parts.out.shape[0])
     for i, of_part in enumerate(np.split(order, np.cumsum(counts)[:-1])):
-        smooth, khat = smoothed(found.log_weights[known] - found.log_out[known, i])
+        log_ratio = found.log_weights - found.log_out[:, i]
+        known = np.isfinite(log_ratio)
+        smooth, khat = smoothed(log_ratio[known])
         for score in of_part:
             value, se, _ = log_mean(found.log_scored[known, score], smooth, found.worth)
             scores[score] = value, se, khat
     return scores
 
 
-def _in_sample(posterior: Posterior, elementwise: ObservedLogp, parts: DataParts, rng: np.random.Generator) -> Array:
-    """Return log densities of scores under the posterior of all data."""
-    theta, log_weights = _draws(posterior, int(np.clip(MOST_NUMBERS // parts.scored.shape[0], 1, N_SHOWN)), rng)
-    whole = DataParts(parts.scored, parts.scored, np.arange(parts.scored.shape[0]))
+class _InSample(NamedTuple):
+    """What draws of the posterior of all data say, those that `NGVIApproximation.sample` gives for the same seed."""
+
+    #: Log densities of scores, (n_scores,).
+    log_density: Array
+    #: Smoothed log weights without each part, (n_draws, n_parts), and their k-hats.
+    log_weights: Array
+    khat: Array
+
+
+def _in_sample(
+    posterior: Posterior, elementwise: ObservedLogp, parts: DataParts, rng: np.random.Generator
+) -> _InSample:
+    theta, log_weights = _draws(posterior, int(np.clip(HELD // parts.scored.shape[0], 1, N_PREDICTED)), rng)
+    out, scored = _sums(elementwise, theta, parts)
     smooth = smoothed(log_weights)[0]
-    return np.asarray(logsumexp(smooth[:, None] + _sums(elementwise, theta, whole)[1], axis=0) - logsumexp(smooth))
+    log_density = logsumexp(smooth[:, None] + scored, axis=0) - logsumexp(smooth)
+    without, khat = zip(*[smoothed(log_weights - of_part) for of_part in out.T], strict=True)
+    return _InSample(log_density, np.transpose([w - logsumexp(w) for w in without]), np.array(khat))
 
 
 # --- by fits ---
@@ -254,7 +258,7 @@ class _Fit(NamedTuple):
     def side(self, score: int) -> Side:
         """Return densities of a score at draws."""
         found = self.predictives
-        known = np.isfinite(found.log_weights)
+        known = np.isfinite(found.log_weights) & ~np.isnan(found.log_scored[:, score])
         return Side(found.log_scored[known, score], found.log_weights[known], found.worth)
 
 
@@ -357,12 +361,12 @@ def _ratio(more: _Fit, less: _Fit, score: int, good: float) -> Estimate:
 
 
 def _elpd_data(
-    asked: Wanted, scores: Scores, again: Sequence[int], in_sample: Array, n_draws: int, good: float, warning: bool
+    asked: Wanted, scores: Scores, again: Sequence[int], in_sample: _InSample, n_draws: int, good: float, warning: bool
 ) -> "ELPDData":
     from arviz_stats.utils import ELPDDataLFO, ELPDDataLOO, ELPDDataLOOKFold
 
     elpd, error, khat = scores.T
-    n, p = len(elpd), in_sample - elpd
+    n, p = len(elpd), in_sample.log_density - elpd
 
     def array(values: Array, name: str) -> xr.DataArray:
         return xr.DataArray(values.reshape(asked.shape), dims=asked.dims, coords=asked.coords, name=name)
@@ -389,33 +393,16 @@ def _elpd_data(
             p_lfo_i=array(p, "p_lfo_i"),
         )  # fmt: skip
     else:
-        found = ELPDDataLOO(**common, p_loo_i=array(p, "p_loo_i"))
+        log_weights = xr.DataArray(
+            in_sample.log_weights.reshape(1, -1, *asked.shape), dims=("chain", "draw", *asked.dims), name="log_weights",
+            coords={**asked.coords, "pareto_k": (asked.dims, in_sample.khat.reshape(asked.shape))},
+        )  # fmt: skip
+        found = ELPDDataLOO(**common, p_loo_i=array(p, "p_loo_i"), log_weights=log_weights)
     found["mcse_i"] = array(error, "mcse_i")
     return found
 
 
 # --- what is asked for ---
-
-
-def elementwise_of(posterior: Posterior, name: str) -> ObservedLogp:
-    """Return the log densities of an observed variable; raise ValueError where the rows are not at hand."""
-    density = posterior.density
-    if not isinstance(density, LogDensity):
-        raise ValueError("The rows are in shards or batches: they can't be left out. Fit a part of the data alone.")
-    elementwise, rv = ObservedLogp(density, name), posterior.model[name]
-    beside = [str(v.name) for v in rv.owner.outputs if v is not rv and v in posterior.model.basic_RVs]
-    if beside:
-        raise ValueError(
-            f"{', '.join(map(repr, [name, *beside]))} have one log density together: rows of one of them can't be left "
-            "out. Fit a model that observes one variable, such as all of them in one array."
-        )
-    if not elementwise.shape and rv.ndim:
-        raise ValueError(
-            f"The values of {name!r} have one log density together, as those of a time series or of a mixture with "
-            "common labels: none can be left out. Write it value by value, each given those before, as pm.Normal(..., "
-            "observed=) with lagged values among the predictors."
-        )
-    return elementwise
 
 
 def asked_for(
@@ -470,13 +457,16 @@ def _groups(
         axis = own.index(groups)
         label = np.indices(shape)[axis].ravel().astype(np.intp)
         return label, np.asarray(coords.get(groups, np.arange(shape[axis]))), groups
-    with_dim = [v for v in posterior.layout.variables if tuple(model.named_vars_to_dims.get(v.name) or ()) == (groups,)]
     depends = elementwise.dependence().tocsc()
-    for v in with_dim:
-        inside = depends[:, v.where].tocsr()
-        if (np.diff(inside.indptr) == 1).all() and inside.shape[1] == v.shape[0]:
+    for v in posterior.layout.variables:
+        of_v = model.named_vars_to_dims.get(v.name) or ()
+        if groups not in of_v or len(of_v) != len(v.shape):
+            continue
+        level = np.indices(v.shape)[of_v.index(groups)].ravel()
+        inside = sparse.csr_array(depends[:, v.where] @ np.equal.outer(level, np.arange(level.max(initial=-1) + 1)))
+        labels = np.asarray(model.coords.get(groups) or np.arange(inside.shape[1]))
+        if (np.diff(inside.indptr) == 1).all() and len(labels) == inside.shape[1]:
             known = np.unique(inside.indices)
-            labels = np.asarray(model.coords.get(groups) or np.arange(v.shape[0]))
             return np.searchsorted(known, inside.indices).astype(np.intp), labels[known], groups
     dims = sorted({d for dims in model.named_vars_to_dims.values() for d in dims or () if d and d != groups})
     raise ValueError(

@@ -62,8 +62,8 @@ def given(rows, others):
 
 
 EVERY = range(len(GROUP))
-#: Four errors of four thousand draws of mu and tau, by which densities of rows vary by a fifth, of groups by a half.
-CLOSE, CLOSE_OF_GROUPS = ({"atol": 4 * spread / np.sqrt(4_000)} for spread in (0.2, 0.5))
+#: Four errors of two thousand draws of mu and tau, by which densities of rows vary by a fifth, of groups by a half.
+CLOSE, CLOSE_OF_GROUPS = ({"atol": 4 * spread / np.sqrt(2_000)} for spread in (0.2, 0.5))
 
 
 # --- groups are integrated again ---
