@@ -11,13 +11,13 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.bridge import Side
 from pymc_ngvi.core.parts import DataParts, passes, rows_of_set
 from pymc_ngvi.core.sizes import AT_ONCE, N_SHOWN
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.observed_rows import MaskedDensity
-from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.integral import TreeIntegral
-from pymc_ngvi.marginal.nodes import references
+from pymc_ngvi.marginal.nodes import PathRule, references
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.quadrature import by_root
@@ -46,34 +46,34 @@ class Predictives:
     #: Independent draws that each is worth.
     worth: float = 1.0
 
+    def side(self, score: int) -> Side:
+        """Return densities of a score at draws."""
+        known = np.isfinite(self.log_weights) & ~np.isnan(self.log_scored[:, score])
+        return Side(self.log_scored[known, score], self.log_weights[known], self.worth)
+
 
 class IntegratedAgain:
     """Integrals of groups with and without some rows, at globals of a pool."""
 
-    def __init__(self, state: PoolState, masked: MaskedDensity) -> None:
-        assert isinstance(state.rest, IntegratedTrees)
-        assert state.rest.quadrature is not None
-        self._state, self._masked, self._trees = state, masked, state.rest
-        self._forest: Forest = state.rest.forest
+    def __init__(self, state: PoolState, trees: IntegratedTrees, rule: PathRule, masked: MaskedDensity) -> None:
+        self._state, self._masked, self._trees, self._forest = state, masked, trees, trees.forest
         rules = references(self._forest.n_levels)
-        self._rule = max(state.rest.quadrature.rule, rules[min(_RULE, len(rules) // 2)], key=lambda rule: rule.n_nodes)
-        self._block = self._blocks_of_rows()
-
-    def _blocks_of_rows(self) -> Ints:
-        """Return the block of each row, -1 where it depends on globals alone."""
-        forest, depends = self._forest, self._masked.rows.dependence()[:, self._forest.locals_].tocsr()
-        block = np.full(depends.shape[0], -1, dtype=np.intp)
-        block[np.repeat(np.arange(len(block)), np.diff(depends.indptr))] = forest.block[depends.indices]
-        return block
+        self._rule = max(rule, rules[min(_RULE, len(rules) // 2)], key=lambda one: one.n_nodes)
+        depends = masked.rows.dependence()[:, trees.forest.locals_].tocsr()
+        #: The block of each row, -1 where it depends on globals alone.
+        self._block = np.full(depends.shape[0], -1, dtype=np.intp)
+        self._block[np.repeat(np.arange(depends.shape[0]), np.diff(depends.indptr))] = trees.forest.block[
+            depends.indices
+        ]
 
     def predictives(self, parts: DataParts) -> Predictives:
         """Return the predictive densities."""
         state, forest = self._state, self._forest
         work = _Work.of(parts, self._block)
-        of_pool = self._picked(work.n_passes)
+        of_pool = self._picked(1 + len(work.by_pass) + len(work.scores_by_pass))
         g_of_pool, n = state.pool.g[of_pool], len(of_pool)
         log_out, log_scored = np.empty((n, parts.out.shape[0])), np.empty((n, parts.scored.shape[0]))
-        size = max(1, AT_ONCE // max(forest.n_local, len(self._block), forest.n_blocks * (1 + work.n_kept)))
+        size = max(1, AT_ONCE // max(forest.n_local, len(self._block), forest.n_blocks * (1 + len(work.by_pass))))
         for start in range(0, n, size):
             rows = slice(start, min(start + size, n))
             self._chunk(parts, work, g_of_pool[rows], log_out[rows], log_scored[rows])
@@ -142,16 +142,6 @@ class _Work:
         scores = [] if parts.are_whole else range(parts.scored.shape[0])
         of_scores = [_known(block[rows_of_set(parts.scored, i)]) for i in scores]
         return cls(blocks, _by_number(passes(blocks)), of_scores, _by_number(passes(of_scores)))
-
-    @property
-    def n_passes(self) -> int:
-        """Integrals of all groups."""
-        return 1 + len(self.by_pass) + len(self.scores_by_pass)
-
-    @property
-    def n_kept(self) -> int:
-        """Passes whose integrals are held."""
-        return len(self.by_pass)
 
     def still_out(self, parts: DataParts, score: int, block: Ints) -> Ints:
         """Return the rows of the blocks of a score that are left out while it is predicted."""

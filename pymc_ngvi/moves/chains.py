@@ -15,7 +15,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.bridge import Side, bridge
+from pymc_ngvi.core.bridge import Estimate, Side, bridge
 from pymc_ngvi.core.climbs import MOST_STEPS, ascend, tops
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array, GaussianState, HasGradient, base_draws_of
@@ -342,14 +342,7 @@ _N_DRAWS = 4_096
 MOST_ERROR = 0.3
 
 
-class LogMass(NamedTuple):
-    """The logarithm of an integral of exp(log p), and its standard error, nats."""
-
-    value: float
-    se: float
-
-
-UNKNOWN = LogMass(math.nan, math.nan)
+UNKNOWN = Estimate(math.nan, math.nan)
 
 
 def log_mass(
@@ -360,44 +353,30 @@ def log_mass(
     n_starts: int,
     size: float,
     rng: np.random.Generator,
-) -> LogMass:
+) -> Estimate:
     """Return the log mass of what chains are draws of.
 
     Gaussians are fitted to every second superchain, and met by the draws of the others; then the other way round.
     """
-    is_even = np.arange(x.shape[1]) // (x.shape[1] // n_starts) % 2 == 0
-
-    def by(half: NDArray[np.bool_]) -> LogMass:
-        gaussian = coordinates.refitted(x[:, ~half].reshape(-1, x.shape[2]), 0.5 * size)
-        return _bridge(log_p, gaussian, x[:, half], logp[:, half], rng)
-
-    one, other = by(is_even), by(~is_even)
-    se = 0.5 * max(math.hypot(one.se, other.se), abs(one.value - other.value))
-    return LogMass(0.5 * (one.value + other.value), math.inf if math.isnan(se) else se)
-
-
-def _bridge(
-    log_p: Callable[[Array], Array], gaussian: ChainCoordinates, x: Array, logp: Array, rng: np.random.Generator
-) -> LogMass:
-    """Return the log mass by the draws of a Gaussian, and those of chains that it was not fitted to."""
-    proposed = gaussian.draws(rng.standard_normal((_N_DRAWS, gaussian.n_dim)))
-    with np.errstate(all="ignore"):
-        of_proposed = log_p(proposed) - gaussian.log_density(proposed)
-        of_draws = logp - gaussian.log_density(x.reshape(-1, x.shape[2])).reshape(logp.shape)
-    of_proposed = np.where(np.isfinite(of_proposed), of_proposed, -np.inf)
-    if not np.isfinite(of_proposed).any():
-        return LogMass(math.nan, math.inf)
-    draws = Side(of_draws.ravel(), np.zeros(of_draws.size), _effective(of_draws) / of_draws.size)
-    found = bridge(draws, Side(of_proposed, np.zeros(_N_DRAWS)))
-    return LogMass(found.value, found.se if math.isfinite(found.se) else math.inf)
-
-
-def _effective(values: Array) -> float:
-    """Return the effective number of draws of chains, (n_draws, n_chains), for a mean of a function of these values."""
     from arviz_stats.base import array_stats  # which takes a while to import
 
-    size = float(array_stats.ess(values[:, :, None], chain_axis=1, draw_axis=0, method="bulk")[0])
-    return min(size, values.size) if size > 0.0 else 1.0  # NaN of what is constant, or of few draws
+    is_even = np.arange(x.shape[1]) // (x.shape[1] // n_starts) % 2 == 0
+
+    def by(half: NDArray[np.bool_]) -> Estimate:
+        gaussian, of_half = coordinates.refitted(x[:, ~half].reshape(-1, x.shape[2]), 0.5 * size), x[:, half]
+        proposed = gaussian.draws(rng.standard_normal((_N_DRAWS, gaussian.n_dim)))
+        with np.errstate(all="ignore"):
+            of_proposed = log_p(proposed) - gaussian.log_density(proposed)
+            of_draws = logp[:, half] - gaussian.log_density(of_half.reshape(-1, x.shape[2])).reshape(of_half.shape[:2])
+            worth = float(array_stats.ess(of_draws[:, :, None], chain_axis=1, draw_axis=0, method="bulk")[0])
+            worth = min(worth / of_draws.size, 1.0) if worth > 0.0 else 1.0 / of_draws.size  # NaN of what is constant
+            draws = Side(of_draws.ravel(), np.zeros(of_draws.size), worth)
+            of_proposed = np.where(np.isfinite(of_proposed), of_proposed, -np.inf)
+            return bridge(draws, Side(of_proposed, np.zeros(_N_DRAWS)))
+
+    one, other = by(is_even), by(~is_even)
+    se = 0.5 * float(np.max([math.hypot(one.se, other.se), abs(one.value - other.value)]))  # NaN stays NaN
+    return Estimate(0.5 * (one.value + other.value), math.inf if math.isnan(se) else se)
 
 
 @dataclass(frozen=True)
@@ -409,12 +388,12 @@ class ModeWeights:
     errors: Array
     #: Independent draws whose numbers at the modes would tell any mean as well.
     size: float
-    total: LogMass
+    total: Estimate
 
     @classmethod
-    def of(cls, masses: Sequence[LogMass]) -> Self:
+    def of(cls, masses: Sequence[Estimate]) -> Self:
         """Return those of log masses with independent errors; of size 0 where one of them is not known."""
-        values, se = np.array(masses).T
+        values, se, _ = np.array(masses).T
         if not (se <= MOST_ERROR).all():
             return cls(np.full(len(se), math.nan), np.full(len(se), math.inf), 0.0, UNKNOWN)
         total = float(logsumexp(values))
@@ -424,4 +403,6 @@ class ModeWeights:
         scaled = root / np.sqrt(np.maximum(weights, np.finfo(np.float64).tiny))[:, None]
         worst = float(np.linalg.norm(scaled, 2))
         error = float(np.linalg.norm(weights * se))
-        return cls(weights, np.linalg.norm(root, axis=1), worst**-2 if worst > 0.0 else math.inf, LogMass(total, error))
+        return cls(
+            weights, np.linalg.norm(root, axis=1), worst**-2 if worst > 0.0 else math.inf, Estimate(total, error)
+        )

@@ -14,7 +14,7 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from pymc_ngvi.core.bridge import Estimate, Side, bridge, log_mean
+from pymc_ngvi.core.bridge import Estimate, bridge, log_mean
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.parts import DataParts, rows_of_set
@@ -33,11 +33,10 @@ from pymc_ngvi.density.observed_rows import (
     ObservedRows,
     observed_rows,
 )
-from pymc_ngvi.density.split import CannotSplit
 from pymc_ngvi.marginal.left_out import IntegratedAgain, Predictives
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.trees import IntegratedTrees
-from pymc_ngvi.results.distributions import Posterior, axes_of, elpd_attrs
+from pymc_ngvi.results.distributions import Posterior, axes_of
 from pymc_ngvi.rows.linear_map import Entries, ManyMaps
 from pymc_ngvi.rows.sites import RowSites, row_sites, site_moments
 
@@ -71,7 +70,13 @@ class LogMarginalLikelihood(NamedTuple):
 
 def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
     """Return log p(y); see `NGVIApproximation.log_marginal_likelihood`."""
-    state = _pool_of(posterior)
+    state = getattr(posterior.distribution, "q", None)
+    if not isinstance(state, PoolState):
+        why = f" ({posterior.record.posterior})" if posterior.record is not None and posterior.record.posterior else ""
+        raise ValueError(
+            f"log_marginal_likelihood is that of an exact posterior, and this is none{why}: pm.fit(..., "
+            "posterior='exact')."
+        )
     if reasons := unnormalised(posterior.model):
         raise ValueError(f"The model has no marginal likelihood: {'; '.join(reasons)}.")
     value, se = state.log_normaliser()
@@ -79,18 +84,6 @@ def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
         why = "no Gaussian is near enough to its draws"
         raise ValueError(f"The {state.kind} posterior has no log_marginal_likelihood: {why}.")
     return LogMarginalLikelihood(value - log_excess(posterior.model), se)
-
-
-def _pool_of(posterior: Posterior) -> PoolState:
-    state = getattr(posterior.distribution, "q", None)
-    if not isinstance(state, PoolState):
-        reason = "" if posterior.record is None else posterior.record.posterior
-        why = f" ({reason})" if reason else ""
-        raise ValueError(
-            f"log_marginal_likelihood is that of an exact posterior, and this is none{why}: pm.fit(..., "
-            "posterior='exact')."
-        )
-    return state
 
 
 # --- cross-validation: parts of the data are left out ---
@@ -164,14 +157,13 @@ def _predictives(
     rng: np.random.Generator,
 ) -> Predictives:  # fmt: skip
     """Return densities with groups integrated again, or those of draws where there are none to integrate."""
-    try:
-        again = _again(posterior, masked)
-        if again is not None:
-            return again.predictives(parts)
-    except CannotSplit:
-        pass
-    except Exception:  # an operation that is not to be vectorised: draws do as well
-        logger.debug("Groups can't be integrated again.", exc_info=True)
+    state = getattr(posterior.distribution, "q", None)
+    trees = getattr(state, "rest", None)
+    if isinstance(state, PoolState) and isinstance(trees, IntegratedTrees) and trees.quadrature is not None:
+        try:
+            return IntegratedAgain(state, trees, trees.quadrature.rule, masked).predictives(parts)
+        except Exception:  # CannotSplit, or an operation that is not to be vectorised: draws do as well
+            logger.debug("Groups can't be integrated again.", exc_info=True)
     n_numbers = parts.out.shape[0] + (0 if parts.are_whole else parts.scored.shape[0])
     n = int(min(n, MOST_NUMBERS // n_numbers))
     if n < _FEWEST_DRAWS:
@@ -181,13 +173,6 @@ def _predictives(
         )
     theta, log_weights = _draws(posterior, n, rng)
     return Predictives(log_weights, *_sums(elementwise, theta, parts), posterior.distribution.effective_globals(n) / n)
-
-
-def _again(posterior: Posterior, masked: MaskedDensity) -> IntegratedAgain | None:
-    state = getattr(posterior.distribution, "q", None)
-    if not isinstance(state, PoolState) or not isinstance(state.rest, IntegratedTrees) or state.rest.quadrature is None:
-        return None
-    return IntegratedAgain(state, masked)
 
 
 def _draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -203,7 +188,7 @@ def _draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[Arra
 def _sums(elementwise: ObservedLogp, theta: Array, parts: DataParts) -> tuple[Array, Array]:
     """Return log densities of parts and of scores at draws, a few draws at a time."""
     out, scored = [], []
-    size = max(1, HELD // 2 // parts.n_rows)
+    size = max(1, HELD // 2 // parts.out.shape[1])
     for start in range(0, len(theta), size):
         values = elementwise(theta[start : start + size]).T
         out.append((parts.out @ values).T)
@@ -225,41 +210,28 @@ def _scored(found: Predictives, parts: DataParts) -> Scores:
     return scores
 
 
-class _InSample(NamedTuple):
-    """What draws of the posterior of all data say, those that `NGVIApproximation.sample` gives for the same seed."""
-
-    #: Log densities of scores, (n_scores,).
-    log_density: Array
-    #: Smoothed log weights without each part, (n_draws, n_parts), and their k-hats.
-    log_weights: Array
-    khat: Array
+#: Of draws of the posterior of all data: log densities of scores, (n_scores,); smoothed log weights without each part,
+#: (n_draws, n_parts); and the k-hats of these.
+type _InSample = tuple[Array, Array, Array]
 
 
 def _in_sample(
     posterior: Posterior, elementwise: ObservedLogp, parts: DataParts, rng: np.random.Generator
 ) -> _InSample:
+    """Return what draws say that `NGVIApproximation.sample` gives for the same seed."""
     theta, log_weights = _draws(posterior, int(np.clip(HELD // parts.scored.shape[0], 1, N_PREDICTED)), rng)
     out, scored = _sums(elementwise, theta, parts)
     smooth = smoothed(log_weights)[0]
     log_density = logsumexp(smooth[:, None] + scored, axis=0) - logsumexp(smooth)
     without, khat = zip(*[smoothed(log_weights - of_part) for of_part in out.T], strict=True)
-    return _InSample(log_density, np.transpose([w - logsumexp(w) for w in without]), np.array(khat))
+    return log_density, np.transpose([w - logsumexp(w) for w in without]), np.array(khat)
 
 
 # --- by fits ---
 
 
-class _Fit(NamedTuple):
-    """Densities under a posterior, and its marginal likelihood; None where that is not known."""
-
-    predictives: Predictives
-    evidence: Estimate | None
-
-    def side(self, score: int) -> Side:
-        """Return densities of a score at draws."""
-        found = self.predictives
-        known = np.isfinite(found.log_weights) & ~np.isnan(found.log_scored[:, score])
-        return Side(found.log_scored[known, score], found.log_weights[known], found.worth)
+#: Densities under a posterior, and its marginal likelihood; None where that is not known.
+type _Fit = tuple[Predictives, Estimate | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,19 +267,15 @@ class _Refits:
 
     def _of_part(self, part: DataParts, number: int | None) -> Scores:
         """Return the scores of a part, by its number where it is predicted as a whole."""
-        out = part.rows_out(0)
+        out, found = part.rows_out(0), list[Estimate]()
         without = self._without(out, part)
-        found = []
         for score in range(len(part.part)):
-            side = without.side(score)
-            estimate = log_mean(*side)
-            if not estimate.khat <= self.good:
-                if number is not None:
-                    others = replace(self.whole, log_scored=self.whole.log_out[:, [number]])
-                    more = _Fit(others, self._evidence)
-                else:
-                    scored = rows_of_set(part.scored, score)
-                    more = self._without(np.setdiff1d(out, scored), part)
+            estimate = log_mean(*without[0].side(score))
+            if not estimate.khat <= self.good and number is not None:
+                more = replace(self.whole, log_scored=self.whole.log_out[:, [number]]), self._evidence
+                estimate = _ratio(more, without, score, self.good)
+            elif not estimate.khat <= self.good:
+                more = self._without(np.setdiff1d(out, rows_of_set(part.scored, score)), part)
                 estimate = _ratio(more, without, score, self.good)
             found.append(estimate)
         return np.array(found)
@@ -320,7 +288,7 @@ class _Refits:
         if found.record is not None and found.record.doubts:
             raise ValueError("; ".join(found.record.doubts))
         evidence = _evidence(found, self.rng)  # before the weights of rows change
-        return _Fit(_predictives(found, self.elementwise, self.masked, part, _N_OF_REFIT, self.rng), evidence)
+        return _predictives(found, self.elementwise, self.masked, part, _N_OF_REFIT, self.rng), evidence
 
     @cached_property
     def _fitted(self) -> Callable[[int], Posterior]:
@@ -348,10 +316,10 @@ def _ratio(more: _Fit, less: _Fit, score: int, good: float) -> Estimate:
 
     The bridge fails where the two have no draws near each other. What both can tell they have to agree on.
     """
-    found = [bridge(more.side(score), less.side(score))]
-    if more.evidence is not None and less.evidence is not None:
-        (value, se, khat), (of_less, se_of_less, khat_of_less) = more.evidence, less.evidence
-        found.append(Estimate(value - of_less, float(np.hypot(se, se_of_less)), max(khat, khat_of_less)))
+    found = [bridge(more[0].side(score), less[0].side(score))]
+    if (one := more[1]) is not None and (other := less[1]) is not None:
+        se, khat = float(np.hypot(one.se, other.se)), max(one.khat, other.khat)
+        found.append(Estimate(one.value - other.value, se, khat))
     best, *others = sorted(found, key=lambda of: (not of.khat <= good, of.se))
     apart = [abs(best.value - of.value) - 2.0 * of.se for of in others if of.khat <= good]
     return best._replace(se=max(best.se, *apart, 0.0))
@@ -366,7 +334,8 @@ def _elpd_data(
     from arviz_stats.utils import ELPDDataLFO, ELPDDataLOO, ELPDDataLOOKFold
 
     elpd, error, khat = scores.T
-    n, p = len(elpd), in_sample.log_density - elpd
+    log_density, log_weights, khat_of_draws = in_sample
+    n, p = len(elpd), log_density - elpd
 
     def array(values: Array, name: str) -> xr.DataArray:
         return xr.DataArray(values.reshape(asked.shape), dims=asked.dims, coords=asked.coords, name=name)
@@ -393,11 +362,11 @@ def _elpd_data(
             p_lfo_i=array(p, "p_lfo_i"),
         )  # fmt: skip
     else:
-        log_weights = xr.DataArray(
-            in_sample.log_weights.reshape(1, -1, *asked.shape), dims=("chain", "draw", *asked.dims), name="log_weights",
-            coords={**asked.coords, "pareto_k": (asked.dims, in_sample.khat.reshape(asked.shape))},
+        weights = xr.DataArray(
+            log_weights.reshape(1, -1, *asked.shape), dims=("chain", "draw", *asked.dims), name="log_weights",
+            coords={**asked.coords, "pareto_k": (asked.dims, khat_of_draws.reshape(asked.shape))},
         )  # fmt: skip
-        found = ELPDDataLOO(**common, p_loo_i=array(p, "p_loo_i"), log_weights=log_weights)
+        found = ELPDDataLOO(**common, p_loo_i=array(p, "p_loo_i"), log_weights=weights)
     found["mcse_i"] = array(error, "mcse_i")
     return found
 
@@ -447,11 +416,7 @@ def _groups(
     """Return the number of the group of each row, the labels of groups, and the name of the dim."""
     shape, model = elementwise.shape, posterior.model
     if not isinstance(groups, str):
-        given = np.asarray(groups)
-        if given.shape != shape:
-            raise ValueError(f"groups should have a label for each row of {name!r}, shape {shape}; got {given.shape}.")
-        labels, label = np.unique(given.ravel(), return_inverse=True)
-        return label.astype(np.intp), labels, "group"
+        return *_labels("groups", groups, shape), "group"
     own, coords = axes_of(model, name, shape, leading=True)
     if groups in own:
         axis = own.index(groups)
@@ -481,13 +446,19 @@ def _folds(folds: int | ArrayLike, shape: tuple[int, ...], rng: np.random.Genera
         if isinstance(folds, bool) or not isinstance(folds, int | np.integer) or not 2 <= folds <= n:
             raise ValueError(f"folds should be a number from 2 to {n:,}, or the fold of each row; got {folds!r}.")
         return rng.permutation(n) % int(folds), int(folds)
-    given = np.asarray(folds)
-    if given.shape != shape:
-        raise ValueError(f"folds should have an entry for each row, shape {shape}; got {given.shape}.")
-    labels, fold = np.unique(given.ravel(), return_inverse=True)
+    fold, labels = _labels("folds", folds, shape)
     if len(labels) < 2:
         raise ValueError("There is one fold only: without it, there are no data.")
-    return fold.astype(np.intp), len(labels)
+    return fold, len(labels)
+
+
+def _labels(option: str, given: ArrayLike, shape: tuple[int, ...]) -> tuple[NDArray[np.intp], NDArray[Any]]:
+    """Return the number of the label of each row, and the labels."""
+    array = np.asarray(given)
+    if array.shape != shape:
+        raise ValueError(f"{option} should have a label for each row, shape {shape}; got {array.shape}.")
+    labels, number = np.unique(array.ravel(), return_inverse=True)
+    return number.astype(np.intp), labels
 
 
 # --- sites: what each observation contributes to q, what q is without it, and how well that predicts it ---
@@ -605,9 +576,11 @@ def _of_linear_predictor(kind: ObservedKind, of_rows: RowSites) -> dict[str, Arr
 
 def _dataset(posterior: Posterior, name: str, shape: tuple[int, ...], values: dict[str, Array]) -> xr.Dataset:
     dims, coords = axes_of(posterior.model, name, shape, leading=True)
+    log_density, n = values["log_density"], len(values["log_density"])
     attrs = {
         "var_name": name,
-        **elpd_attrs(values["log_density"]),
+        "elpd": float(log_density.sum()),
+        "elpd_se": float(np.sqrt(n * np.var(log_density, ddof=1))) if n > 1 else float("nan"),
         "n_missing": int(np.isnan(values["log_density"]).sum()),
         "n_influential": int((values["influence"] > INFLUENTIAL).sum()),
     }

@@ -233,7 +233,7 @@ def test_parts_of_the_future():
     [
         ({"groups": "school", "folds": 3}, "groups or folds: one of them"),
         ({"groups": "schol"}, "'schol'.*school"),
-        ({"groups": np.zeros(3)}, r"a label for each row of 'y', shape \(24,\); got \(3,\)"),
+        ({"groups": np.zeros(3)}, r"a label for each row, shape \(24,\); got \(3,\)"),
         ({"folds": 1}, "from 2 to 24"),
         ({"folds": np.zeros(24)}, "one fold only"),
         ({"folds": np.zeros(5)}, r"shape \(24,\); got \(5,\)"),
