@@ -27,11 +27,6 @@ class DataParts:
         same = self.out.shape == self.scored.shape and (self.part == np.arange(len(self.part))).all()
         return bool(same) and (self.out != self.scored).nnz == 0
 
-    @property
-    def n_rows(self) -> int:
-        """All rows."""
-        return int(self.out.shape[1])
-
     def rows_out(self, part: int) -> Ints:
         """Return the rows that a part leaves out."""
         return rows_of_set(self.out, part)

@@ -24,7 +24,7 @@ from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.by_rows import AROUND, N_CHECKED
 from pymc_ngvi.density.info import broadcasts
-from pymc_ngvi.density.logdensity import LogDensity
+from pymc_ngvi.density.logdensity import LogDensity, ModelDensity
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quickly, without_c
 from pymc_ngvi.graphs.rewrites import has_op
@@ -92,6 +92,27 @@ class ObservedLogp:
         return sparse.csr_array(depends.sets[depends.index.ravel()])
 
 
+def observed_logp(density: ModelDensity, name: str) -> ObservedLogp:
+    """Return the log densities of the rows of an observed variable; raise ValueError where these have none."""
+    if not isinstance(density, LogDensity):
+        raise ValueError("The rows are in shards or batches: not all are at hand. Fit a part of the data alone.")
+    result, rv = ObservedLogp(density, name), density.model[name]
+    beside = [str(v.name) for v in rv.owner.outputs if v is not rv and v in density.model.basic_RVs]
+    if beside:
+        raise ValueError(
+            f"{', '.join(map(repr, [name, *beside]))} have one log density together: rows have none of their own. "
+            "Fit a model that observes one variable, such as all of them in one array."
+        )
+    if rv.ndim > len(result.shape) and np.prod(result.shape) == 1:
+        raise ValueError(
+            f"The values of {name!r} have one log density together, as those of a time series, of a multivariate "
+            "normal, or with labels in common (a change point, a Markov chain): rows have none of their own. Write a "
+            "series value by value, each given those before, as pm.Normal(..., observed=) with lagged values among the "
+            "predictors; or compare models by approx.log_marginal_likelihood."
+        )
+    return result
+
+
 class MaskedDensity:
     """The log density of a model whose factor of an observed variable has a weight for each row.
 
@@ -99,8 +120,8 @@ class MaskedDensity:
     """
 
     def __init__(self, given: LogDensity, rows: ObservedLogp) -> None:
-        self.name, self._given, self._shape = rows.name, given, rows.shape
-        self._weights = shared(np.ones(self._shape), name=f"weights of {self.name}", shape=self._shape)
+        self.name, self.rows, self._given = rows.name, rows, given
+        self._weights = shared(np.ones(rows.shape), name=f"weights of {self.name}", shape=rows.shape)
 
     @functools.cached_property
     def density(self) -> LogDensity:
@@ -125,7 +146,7 @@ class MaskedDensity:
 
     def leave_out(self, rows: AnyArray) -> None:
         """Give some observations, numbered in one row, a weight of 0, and all others one of 1."""
-        weights = np.ones(self._shape)
+        weights = np.ones(self.rows.shape)
         weights.reshape(-1)[rows] = 0.0
         self._weights.set_value(weights)
 

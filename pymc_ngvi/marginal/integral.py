@@ -119,25 +119,33 @@ class TreeIntegral:
         size = max(1, AT_ONCE // (self.forest.n_local * self.forest.n_levels**2))
         return TreePairs.joined([self._confirmed(g[start : start + size]) for start in range(0, len(g), size)])
 
-    def _confirmed(self, g: Array) -> TreePairs:
+    def by_block(self, g: Array) -> Array:
+        """Return the integrals of blocks at globals, (n, n_blocks), also of those that no centre is right for."""
+        result = np.empty((len(g), self.forest.n_blocks))
+        self._confirmed(g, result)
+        return result
+
+    def _confirmed(self, g: Array, by_block: Array | None = None) -> TreePairs:
         n, n_local = len(g), self.forest.n_local
         log_m, lost = np.zeros(n), np.zeros(n, dtype=bool)
         found, skew = Centres.empty(n, self.forest), np.empty((n_local, n)).T
         about, plan = self._begun(g), self.terms.plan(self.forest, n, len(self.rule.nodes))
         for part in plan.parts:
             near = about.of(part.places, part.forest.n_levels)
-            value, centres, of_part, is_lost = self._confirmed_part(part, g, near, plan.size)
-            log_m += value
+            one, centres, of_part, pending = self._confirmed_part(part, g, near, plan.size)
+            log_m += one.of_globals + one.of_blocks.sum(axis=1)
+            if by_block is not None:
+                by_block[:, part.blocks] = one.of_blocks
             found.put(slice(None), part.places, centres)
             skew[:, part.places] = of_part
-            lost |= is_lost
+            lost |= pending.any(axis=1)
         log_m = np.where(lost | ~np.isfinite(log_m), -np.inf, log_m)
         return TreePairs(log_m[:, None], log_m[:, None], log_m, g, found, skew)
 
     def _confirmed_part(
         self, part: SomeBlocks, g: Array, about: Centres, size: int
-    ) -> tuple[Array, Centres, Array, NDArray[np.bool_]]:
-        """Return log m of some blocks, their centres, skewness, and which values have a block that is lost."""
+    ) -> tuple[Integral, Centres, Array, NDArray[np.bool_]]:
+        """Return the integrals of some blocks, their centres, skewness, and which of them are lost."""
         n_values = size * len(self.rule.nodes)
         one, found, pending = _about(part, self.rule, g, about, size)
         of_blocks, skew = one.of_blocks, one.shape.skew
@@ -153,7 +161,7 @@ class TreeIntegral:
             skew[left] = np.where(places, again.shape.skew, skew[left])
             found = found.replaced(left, better, places)
             pending[left] = blocks & still
-        return one.of_globals + of_blocks.sum(axis=1), found, skew, pending.any(axis=1)
+        return one._replace(of_blocks=of_blocks), found, skew, pending
 
     def _wider(self, turn: int) -> PathRule:
         rules = references(self.forest.n_levels)

@@ -11,23 +11,23 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.bridge import Side
 from pymc_ngvi.core.parts import DataParts, passes, rows_of_set
-from pymc_ngvi.core.sizes import AT_ONCE
+from pymc_ngvi.core.sizes import AT_ONCE, N_SHOWN
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.observed_rows import MaskedDensity, ObservedLogp
-from pymc_ngvi.density.split import SplitDensity
-from pymc_ngvi.marginal.forest import Forest
+from pymc_ngvi.density.observed_rows import MaskedDensity
 from pymc_ngvi.marginal.integral import TreeIntegral
-from pymc_ngvi.marginal.nodes import references
-from pymc_ngvi.marginal.parts import BatchPlan, whole
+from pymc_ngvi.marginal.nodes import PathRule, references
+from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.marginal.quadrature import integrate
-from pymc_ngvi.marginal.trees import MOST_LEFT_OUT, IntegratedTrees
+from pymc_ngvi.marginal.quadrature import by_root
+from pymc_ngvi.marginal.trees import IntegratedTrees
 
-#: Draws of the globals at least; values of rows in all, beyond which there are fewer than may be.
-_FEWEST_DRAWS, _MOST_VALUES = 500, 2**30
-#: Of the ladder of rules: integrals themselves are wanted, not how they change with the globals.
-_RULE = 3
+#: Draws of the globals, at least and at most; values of rows in all, beyond which there are fewer than may be.
+_FEWEST_DRAWS, _MOST_DRAWS, _MOST_VALUES = 500, N_SHOWN, 2**30
+#: Of the ladder of rules: integrals themselves are wanted, not how they change with the globals. The next one moves
+#: densities of rows of a random intercept and slope by 0.001 nats at most.
+_RULE = 2
 _SEED = 20_261_127
 
 Ints = NDArray[np.intp]
@@ -43,94 +43,88 @@ class Predictives:
     log_out: Array
     #: Of each score, without its part; shape (n_draws, n_scores).
     log_scored: Array
+    #: Independent draws that each is worth.
+    worth: float = 1.0
+
+    def side(self, score: int) -> Side:
+        """Return densities of a score at draws."""
+        known = np.isfinite(self.log_weights) & ~np.isnan(self.log_scored[:, score])
+        return Side(self.log_scored[known, score], self.log_weights[known], self.worth)
 
 
 class IntegratedAgain:
     """Integrals of groups with and without some rows, at globals of a pool."""
 
-    def __init__(self, state: PoolState, masked: MaskedDensity) -> None:
-        assert isinstance(state.rest, IntegratedTrees)
-        assert state.rest.quadrature is not None
-        self._state, self._masked, self._trees = state, masked, state.rest
-        self._forest: Forest = state.rest.forest
-        density = masked.density
-        masked.leave_out(np.empty(0, dtype=np.intp))
-        terms = _Terms(SplitDensity(density, self._forest, state.gaussian.mean()))
+    def __init__(self, state: PoolState, trees: IntegratedTrees, rule: PathRule, masked: MaskedDensity) -> None:
+        self._state, self._masked, self._trees, self._forest = state, masked, trees, trees.forest
         rules = references(self._forest.n_levels)
-        self._rule = max(state.rest.quadrature.rule, rules[min(_RULE, len(rules) // 2)], key=lambda rule: rule.n_nodes)
-        self._integrals = TreeIntegral(terms, self._forest, self._trees.centres)
-        self._integrals.rule = self._rule
-        self._elementwise = ObservedLogp(density, masked.name)
-        self._block = self._blocks_of_rows()
+        self._rule = max(rule, rules[min(_RULE, len(rules) // 2)], key=lambda one: one.n_nodes)
+        depends = masked.rows.dependence()[:, trees.forest.locals_].tocsr()
+        #: The block of each row, -1 where it depends on globals alone.
+        self._block = np.full(depends.shape[0], -1, dtype=np.intp)
+        self._block[np.repeat(np.arange(depends.shape[0]), np.diff(depends.indptr))] = trees.forest.block[
+            depends.indices
+        ]
 
-    def _blocks_of_rows(self) -> Ints:
-        """Return the block of each row, -1 where it depends on globals alone."""
-        forest, depends = self._forest, self._elementwise.dependence()[:, self._forest.locals_].tocsr()
-        block = np.full(depends.shape[0], -1, dtype=np.intp)
-        block[np.repeat(np.arange(len(block)), np.diff(depends.indptr))] = forest.block[depends.indices]
-        return block
-
-    def predictives(self, parts: DataParts, *, is_without: bool = False) -> Predictives:
+    def predictives(self, parts: DataParts) -> Predictives:
         """Return the predictive densities."""
         state, forest = self._state, self._forest
         work = _Work.of(parts, self._block)
-        of_pool = self._picked(work.n_passes)
+        of_pool = self._picked(1 + len(work.by_pass) + len(work.scores_by_pass))
         g_of_pool, n = state.pool.g[of_pool], len(of_pool)
-        log_out, log_scored = np.zeros((n, parts.out.shape[0])), np.zeros((n, parts.scored.shape[0]))
-        alone = np.flatnonzero(self._block < 0)
-        size = max(1, AT_ONCE // max(forest.n_local, forest.n_blocks * (1 + work.n_kept)))
+        log_out, log_scored = np.empty((n, parts.out.shape[0])), np.empty((n, parts.scored.shape[0]))
+        size = max(1, AT_ONCE // max(forest.n_local, len(self._block), forest.n_blocks * (1 + len(work.by_pass))))
         for start in range(0, n, size):
             rows = slice(start, min(start + size, n))
             self._chunk(parts, work, g_of_pool[rows], log_out[rows], log_scored[rows])
-            if len(alone):
-                values = self._at_globals(g_of_pool[rows])[:, alone]
-                log_out[rows] += (parts.out[:, alone] @ values.T).T
-                log_scored[rows] += (parts.scored[:, alone] @ values.T).T
-        if is_without:
-            log_out[:] = 0.0
         return Predictives(state.log_weights[of_pool], log_out, log_scored)
 
     def _picked(self, n_passes: int) -> Ints:
         """Return the rows of the pool that are used: all of them, as only together they are evenly spread, or a few."""
         n_pool = len(self._state.pool.g)
         values = n_passes * len(self._block) * len(self._rule.nodes)
-        n = int(np.clip(_MOST_VALUES // values, _FEWEST_DRAWS, MOST_LEFT_OUT))
+        n = int(np.clip(_MOST_VALUES // values, _FEWEST_DRAWS, _MOST_DRAWS))
         if n >= n_pool:
             return np.arange(n_pool)
         return np.sort(np.random.default_rng(_SEED).permutation(n_pool)[:n])
 
     def _chunk(self, parts: DataParts, work: "_Work", g: Array, log_out: Array, log_scored: Array) -> None:
-        """Fill in what some draws give."""
-        full = self._of_blocks(g, np.empty(0, dtype=np.intp))
+        """Fill in what some draws give.
+
+        What rows have beside the integrals, being functions of globals alone, they have at any place of the others: so
+        integrals are taken relative to their terms at a place, and the rows there are added.
+        """
+        theta = np.empty((len(g), self._forest.n_dim))
+        theta[:, self._forest.globals_], theta[:, self._forest.locals_] = g, self._trees.centres(g).mean
+        rows = self._masked.rows(theta).T
+        log_out[:], log_scored[:] = (parts.out @ rows).T, (parts.scored @ rows).T
+        full = self._of_blocks(theta, np.empty(0, dtype=np.intp))
         kept: dict[int, Array] = {}
         for sets in work.by_pass:
-            less = self._of_blocks(g, np.concatenate([parts.rows_out(i) for i in sets]))
+            less = self._of_blocks(theta, np.concatenate([parts.rows_out(i) for i in sets]))
             for i in sets:
                 blocks = work.blocks[i]
                 kept[i] = less[:, blocks]
-                log_out[:, i] = (full[:, blocks] - kept[i]).sum(axis=1)
+                log_out[:, i] += (full[:, blocks] - kept[i]).sum(axis=1)
         if parts.are_whole:
             log_scored[:] = log_out
             return
         for sets in work.scores_by_pass:
-            some = self._of_blocks(g, np.concatenate([work.still_out(parts, i, self._block) for i in sets]))
+            some = self._of_blocks(theta, np.concatenate([work.still_out(parts, i, self._block) for i in sets]))
             for i in sets:
                 blocks, part = work.blocks_of_score[i], int(parts.part[i])
                 without = kept[part][:, np.searchsorted(work.blocks[part], blocks)]
-                log_scored[:, i] = (some[:, blocks] - without).sum(axis=1)
+                log_scored[:, i] += (some[:, blocks] - without).sum(axis=1)
 
-    def _of_blocks(self, g: Array, out: Ints) -> Array:
-        """Return the integrals of blocks without some rows, (n, n_blocks), about centres that are right for these."""
+    def _of_blocks(self, theta: Array, out: Ints) -> Array:
+        """Return the integrals of blocks without some rows over what is integrated at a place, (n, n_blocks)."""
         self._masked.leave_out(out)
-        terms, points = self._integrals.terms, self._integrals.at(g)
-        return integrate(terms, self._forest, self._rule, g, points.centres, moments=False).of_blocks
-
-    def _at_globals(self, g: Array) -> Array:
-        """Return the log densities of rows at globals, wherever the others are."""
-        self._masked.leave_out(np.empty(0, dtype=np.intp))
-        theta = np.tile(self._state.gaussian.mean(), (len(g), 1))
-        theta[:, self._forest.globals_] = g
-        return self._elementwise(theta)
+        forest = self._forest
+        terms = FittedDensity(self._masked.density, forest, self._state.gaussian.mean())
+        integral = TreeIntegral(terms, forest, self._trees.centres)
+        integral.rule = self._rule
+        g, local = theta[:, forest.globals_], theta[:, forest.locals_]
+        return integral.by_block(g) - by_root(forest, terms.terms(g, local[:, None])[1][:, 0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,33 +143,11 @@ class _Work:
         of_scores = [_known(block[rows_of_set(parts.scored, i)]) for i in scores]
         return cls(blocks, _by_number(passes(blocks)), of_scores, _by_number(passes(of_scores)))
 
-    @property
-    def n_passes(self) -> int:
-        """Integrals of all groups."""
-        return 1 + len(self.by_pass) + len(self.scores_by_pass)
-
-    @property
-    def n_kept(self) -> int:
-        """Passes whose integrals are held."""
-        return len(self.by_pass)
-
     def still_out(self, parts: DataParts, score: int, block: Ints) -> Ints:
         """Return the rows of the blocks of a score that are left out while it is predicted."""
         out = parts.rows_out(int(parts.part[score]))
         out = out[np.isin(block[out], self.blocks_of_score[score])]
         return np.setdiff1d(out, rows_of_set(parts.scored, score))
-
-
-class _Terms:
-    """The terms of a masked model, as `integrate` takes them."""
-
-    def __init__(self, split: SplitDensity) -> None:
-        self._split = split
-        self.terms, self.chunk = split.terms, split.chunk
-
-    def plan(self, forest: Forest, n_draws: int, n_nodes: int) -> BatchPlan:
-        """Return how to evaluate them: all at once."""
-        return whole(self, forest, n_nodes)
 
 
 def _known(blocks: Ints) -> Ints:

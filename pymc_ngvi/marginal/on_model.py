@@ -96,10 +96,8 @@ class FittedDensity:
     Terms are compiled when they are first asked for: moments and draws of the globals of a loaded posterior need none.
     """
 
-    def __init__(
-        self, density: ModelDensity, forest: Forest, point: Array, log_p: float | None = None, *, by_rows: bool = True
-    ) -> None:
-        self._density, self._forest, self._point, self._by_rows = density, forest, point, by_rows
+    def __init__(self, density: ModelDensity, forest: Forest, point: Array, log_p: float | None = None) -> None:
+        self._density, self._forest, self._point = density, forest, point
         self._log_p, self._is_checked = log_p, log_p is None
         self._terms: SplitDensity | TermsByRows | TermsInShards | None = None
 
@@ -119,20 +117,6 @@ class FittedDensity:
         with self._density.info.data.restored():
             self._check()
             return self._density.logp(theta)
-
-    def of_whole_groups(self) -> "FittedDensity":
-        """Return the same density, whose terms of a group have all that log p has of it."""
-        if isinstance(self._density, ShardedDensity):
-            raise ValueError("Groups can't be left out of data in shards: fit again without them.")
-        whole = FittedDensity(self._density, self._forest, self._point, self.log_p_at_point(), by_rows=False)
-        try:
-            whole.split()
-        except CannotSplit as reason:
-            raise ValueError(f"Groups can't be left out of this model: {reason}.") from None
-        except Exception as error:  # an operation that is not to be vectorised
-            why = f"the terms of log p can't be compiled one by one ({type(error).__name__})"
-            raise ValueError(f"Groups can't be left out of this model: {why}.") from error
-        return whole
 
     def chunk(self, n_nodes: int) -> int:
         """Return how many draws to evaluate at once, at ``n_nodes`` nodes each."""
@@ -169,7 +153,7 @@ class FittedDensity:
         if isinstance(density, ShardedDensity):
             return TermsInShards(density, self._forest)
         rows = self._whole.rows
-        if rows is None or not self._by_rows:
+        if rows is None:
             return None
         try:
             with density.functions.timed():

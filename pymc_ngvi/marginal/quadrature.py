@@ -74,12 +74,12 @@ def integral_of(part: SomeBlocks, rule: PathRule, g: Array, near: Centres, *, mo
     with np.errstate(all="ignore"):
         values = np.where(np.isfinite(of_locals), of_locals, -np.inf)
         tables, messages = upwards(forest, rule.n_nodes, values, rule.log_weight[None, :, None])
-        of_blocks = messages[0][:, 0] + _by_root(forest, np.log(near.own(forest)))
+        of_blocks = messages[0][:, 0] + by_root(forest, np.log(near.own(forest)))
         shape = _moments(forest, rule, tables, messages) if moments else Shape.empty(0, forest)
     return Integral(of_globals, of_blocks, shape)
 
 
-def _by_root(forest: Forest, values: Array) -> Array:
+def by_root(forest: Forest, values: Array) -> Array:
     """Return sums over trees, (n, n_blocks), of values of their coordinates, (n, n_local)."""
     if forest.n_levels == 1:
         return values
@@ -179,5 +179,5 @@ def blocks_off_centre(forest: Forest, shape: Shape, rule: PathRule, of_blocks: A
     low, high = shape.variances()
     off = (np.abs(shape.mean) > far) | (low < least) | (high > most)
     if forest.n_levels > 1:
-        off = _by_root(forest, off.astype(np.float64)) > 0.0
+        off = by_root(forest, off.astype(np.float64)) > 0.0
     return off | ~np.isfinite(of_blocks)

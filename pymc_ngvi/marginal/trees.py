@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.psis import smoothed
-from pymc_ngvi.core.sizes import AT_ONCE, HELD, MOST_NUMBERS
+from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.verdict import beyond_reach
@@ -36,9 +34,8 @@ _N_JUDGED = 64
 _MOST_SKEW = 1.5
 #: Interleaved parts of the draws of the globals, whose spread is the error of the normalising constant.
 _N_PARTS = 8
-#: Draws of the globals that groups are left out at, at most; draws of a larger pool over those that are wanted: a part
-#: is from farther out.
-MOST_LEFT_OUT, _MORE = 4_000, 1.25
+#: Draws of a larger pool over those that are wanted: a part is from farther out.
+_MORE = 1.25
 #: What files keep.
 _KEPT = ("pool", "pairs", "proposal", "ratios", "seed", "efficiency")
 
@@ -305,51 +302,3 @@ class IntegratedTrees(GivenGlobals):
                 result[among[i], among[j]] += weights @ (factor[:, at[i]] * factor[:, at[j]])
         points -= state.mean()[index]
         return result + (weights[:, None] * points).T @ points
-
-
-# --- groups left out ---
-
-
-class LeftOut(NamedTuple):
-    """Predictive densities of groups given all others."""
-
-    #: shape (n_blocks,).
-    log_density: Array
-    #: Of the weights of the globals; above .7, a density can't be relied on; shape (n_blocks,).
-    khat: Array
-    #: The coordinate at the root of each block; shape (n_blocks,).
-    roots: NDArray[np.intp]
-
-
-def leave_groups_out(state: PoolState) -> LeftOut:
-    """Return the predictive density of each group's data given those of all other groups [1]_.
-
-    Given the globals, the integral of a block's terms is p(y_i | g), the density of a group's data. Over the globals,
-    1 / p(y_i | y_-i) is the posterior mean of 1 / p(y_i | g): an importance sample from the posterior without that
-    group.
-
-    References
-    ----------
-    .. [1] A. Vehtari, T. Mononen, V. Tolvanen, T. Sivula, O. Winther (2016). Bayesian leave-one-out cross-validation
-       approximations for Gaussian latent variable models. JMLR 17(103). https://jmlr.org/papers/v17/14-540.html
-    """
-    assert isinstance(state.rest, IntegratedTrees)
-    forest, quadrature, pairs = state.rest.forest, state.rest.quadrature, state.rest.pairs
-    if quadrature is None or pairs is None:
-        raise ValueError("The model has no groups that are independent given the others: none can be left out.")
-    terms = quadrature.terms
-    if isinstance(terms, FittedDensity):
-        terms = terms.of_whole_groups()
-    roots = forest.locals_[forest.at_level[0]]
-    # The first ones, not those of most weight: without a group, others may have more.
-    n = min(MOST_LEFT_OUT, max(MOST_NUMBERS // len(roots), 1), len(state.pool.g))
-    log_weights, points = state.log_weights[:n], pairs[:n]
-    of_blocks = integrate(terms, forest, quadrature.rule, points.g, points.centres, moments=False).of_blocks
-    log_density, khat = np.empty(len(roots)), np.empty(len(roots))
-    for i, of_group in enumerate(of_blocks.T):
-        # Draws that are nothing to the posterior are left out, and those whose centres were not found.
-        known = np.isfinite(log_weights) & np.isfinite(of_group)
-        smooth, khat[i] = smoothed(log_weights[known] - of_group[known])
-        # E_{p(g | y_-i)} p(y_i | g) = sum of v p / sum of v with v = w / p.
-        log_density[i] = logsumexp(smooth + of_group[known]) - logsumexp(smooth)
-    return LeftOut(log_density, khat, roots)

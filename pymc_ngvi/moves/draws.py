@@ -9,13 +9,14 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.bridge import Estimate
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.verdict import Condition, Verdict, heavy_tail
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState
 from pymc_ngvi.marginal.sampling import Pool, picked
-from pymc_ngvi.moves.chains import MOST_ERROR, UNKNOWN, ChainCoordinates, LogMass, log_mass
+from pymc_ngvi.moves.chains import MOST_ERROR, UNKNOWN, ChainCoordinates, log_mass
 
 # --- whether moved draws have arrived: every condition, with its figure ---
 
@@ -201,7 +202,7 @@ class MovedDraws(GivenGlobals):
     #: Which has the weights of the modes.
     checks: MovedChecks
     #: Log marginal likelihood; NaN where it is not known yet.
-    mass: LogMass = UNKNOWN
+    mass: Estimate = UNKNOWN
     #: Which tells it, when it is asked for.
     density: ModelDensity | None = None
 
@@ -244,7 +245,7 @@ class MovedDraws(GivenGlobals):
             raise ValueError("the draws of the moved posterior do not go together")
         if checks.n_modes > 1 and (len(checks.mode_weights) != checks.n_modes or checks.n_starts % checks.n_modes):
             raise ValueError("the modes of the moved posterior do not go together")
-        mass = LogMass(*content["log_mass"])
+        mass = Estimate(*content["log_mass"])
         return cls(x, logp, checks, mass, density).with_pool(gaussian, tuple(content["others"]))
 
     # --- weights ---
@@ -265,7 +266,7 @@ class MovedDraws(GivenGlobals):
             mass = log_mass(
                 self.density.logp, coordinates, self.x, self.logp, self.checks.n_starts, self.checks.effective_size, rng
             )
-        return mass if mass.se <= MOST_ERROR else UNKNOWN
+        return (mass if mass.se <= MOST_ERROR else UNKNOWN)[:2]
 
     def verdict(self, state: PoolState) -> MovedChecks:
         """Return what was measured."""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from pymc_ngvi.core.bridge import Estimate
 from pymc_ngvi.core.climbs import MOST_STEPS
 from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.types import Array, GaussianState, HasGradient
@@ -26,7 +27,6 @@ from pymc_ngvi.moves.chains import (
     ChainCoordinates,
     Climbs,
     Counted,
-    LogMass,
     ModeWeights,
     PhasePoints,
     are_apart,
@@ -445,7 +445,7 @@ class MovedChains(NamedTuple):
 
     draws: Stretch
     checks: MovedChecks
-    mass: LogMass = UNKNOWN
+    mass: Estimate = UNKNOWN
 
 
 def moved_until_arrived(

@@ -317,7 +317,7 @@ class Terms:
     summands: list[Summand]
 
     def renewed(self, predictors: Variable, facts: Facts) -> "Terms | None":
-        """Return the same terms with the values that data have now; None where other elements count.
+        """Return the same terms with the values that data have now; None where elements count that did not.
 
         What else hangs on values, such as which branch is taken, is as it was: that the sum is right, has to be seen.
         """
@@ -336,9 +336,12 @@ class Terms:
                     return None
                 data[given] = values[source.elements][None].astype(given.type.dtype)
             made.append(replace(rows, data=data))
-        n_counted = sum(np.count_nonzero(weight) for var, weight in weights.items() if var is not predictors)
-        n_before = sum(len(s.elements) for rows in self.rows for s in rows.sources.values() if s.is_weight)
-        return replace(self, rows=made, slope=slope) if n_counted == n_before else None
+        taken = [source for rows in self.rows for source in rows.sources.values() if source.is_weight]
+        for var in weights.keys() - {predictors}:
+            known = [np.empty(0, dtype=np.intp), *(source.elements for source in taken if source.var is var)]
+            if np.delete(weights[var], np.concatenate(known)).any():
+                return None
+        return replace(self, rows=made, slope=slope)
 
     def of_part(self, part: int) -> tuple[list[Rows], list[str]]:
         """Return the rows of a part of log p alone, without their data, and why all else is none."""

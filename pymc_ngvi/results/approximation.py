@@ -34,6 +34,7 @@ from pymc_ngvi.core.verdict import Verdict
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot
+from pymc_ngvi.density.observed_rows import observed_logp
 from pymc_ngvi.density.shards.density import ShardedDensity, Shards
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, check_n
@@ -57,8 +58,6 @@ from pymc_ngvi.results.group import NGVIGroup
 from pymc_ngvi.results.left_out import (
     LogMarginalLikelihood,
     asked_for,
-    elementwise_of,
-    leave_one_group_out,
     leave_out,
     log_marginal_likelihood,
     observed_name,
@@ -378,6 +377,7 @@ class NGVIApproximation(Approximation):
         inference = type(self)._inference(density.given, posterior=kind)
         inference.begin_with(density)
         inference._pilot = None if self._has_other_modes else self
+        inference._problem(None, None)  # reads rows of log p while all of them count
 
         def fitted(random_seed: int) -> Posterior:
             inference.configure(random_seed=random_seed)
@@ -482,7 +482,8 @@ class NGVIApproximation(Approximation):
             Evaluate the log densities of the model and of q at each draw, for ``sample_stats``. With much data this
             takes much longer than the draws.
         **kwargs
-            Passed to ``pymc.to_inference_data``, for instance ``coords``, ``dims``, ``log_likelihood=True``.
+            Passed to ``pymc.to_inference_data``, for instance ``coords``, ``dims``. ``log_likelihood=True``, or names
+            of observed variables, adds log densities of rows, summed over discrete parameters.
 
         Returns
         -------
@@ -1059,39 +1060,6 @@ class NGVIApproximation(Approximation):
         True
         """
         return log_marginal_likelihood(self._posterior)
-
-    def leave_one_group_out(self) -> xr.Dataset:
-        """Return the predictive density of each group's data given those of all other groups.
-
-        Groups are the independent blocks of the model. Where groups are nested, these are the outermost.
-
-        Returns
-        -------
-        xarray.Dataset
-            Along ``group``, whose labels are those of the first effect of each: ``log_density``, and ``khat`` of the
-            weights behind it. ``attrs`` has ``elpd``, their sum, with its standard error ``elpd_se``, and
-            ``n_high_khat``, the number of groups with a k-hat above .7.
-
-        Raises
-        ------
-        ValueError
-            Where the posterior is not exact, the model has no groups, or the data are in shards.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> import pymc as pm
-        >>> import pymc_ngvi
-        >>> y = np.random.default_rng(1).normal(size=(20, 3)) + np.arange(20)[:, None] / 10.0
-        >>> with pm.Model():
-        ...     mu, s = pm.Normal("mu", 0.0, 2.0), pm.HalfNormal("s", 1.0)
-        ...     a = pm.Normal("a", mu, s, shape=20)
-        ...     _ = pm.Normal("y", a[:, None], 1.0, observed=y)
-        ...     approx = pymc_ngvi.fit_ngvi(posterior="exact", random_seed=1, progressbar=False)
-        >>> approx.leave_one_group_out().sizes["group"]
-        20
-        """
-        return leave_one_group_out(self._posterior)
 
     # --- components ---
 
@@ -1885,7 +1853,7 @@ class NGVIApproximation(Approximation):
         self.refuse_changed_data("leave_out() needs the data of the fit.")
         posterior = self._posterior
         name, rng = observed_name(posterior, var_name), self.generator(random_seed)
-        elementwise = elementwise_of(posterior, name)
+        elementwise = observed_logp(posterior.density, name)
         asked = asked_for(posterior, elementwise, name, rng, horizon=horizon, groups=groups, folds=folds, future=future)
         return leave_out(posterior, elementwise, asked, rng, self._fits_of if refit else None)
 

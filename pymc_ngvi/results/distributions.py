@@ -205,13 +205,6 @@ def one_chain(columns: Mapping[str, Array]) -> xr.Dataset:
     return xr.Dataset(data, coords={"chain": [0], "draw": np.arange(n)})
 
 
-def elpd_attrs(log_density: Array) -> dict[str, float]:
-    """Return the sum of log predictive densities, with its standard error."""
-    n = len(log_density)
-    spread = float(np.std(log_density, ddof=1)) if n > 1 else float("nan")
-    return {"elpd": float(log_density.sum()), "elpd_se": spread * float(np.sqrt(n))}
-
-
 # --- what single evaluations cost, estimated from the graph, the sizes of the data and the dimension: no clock ---
 
 #: log p alone, as a part of a gradient.

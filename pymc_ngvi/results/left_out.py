@@ -4,20 +4,24 @@ import logging
 import time
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import xarray as xr
 
 from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
 
+from pymc_ngvi.core.bridge import Estimate, bridge, log_mean
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import suggestion
-from pymc_ngvi.core.parts import DataParts
+from pymc_ngvi.core.parts import DataParts, rows_of_set
 from pymc_ngvi.core.prices import in_words
-from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, MOST_KHAT, khat_limit, smoothed
+from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, khat_limit, smoothed
 from pymc_ngvi.core.refusal import NotApart
-from pymc_ngvi.core.sizes import HELD, MOST_NUMBERS, N_SHOWN, seed_of
+from pymc_ngvi.core.sizes import HELD, MOST_NUMBERS, N_PREDICTED, N_SHOWN, seed_of
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.new_priors import log_excess, unnormalised
@@ -29,11 +33,10 @@ from pymc_ngvi.density.observed_rows import (
     ObservedRows,
     observed_rows,
 )
-from pymc_ngvi.density.split import CannotSplit
 from pymc_ngvi.marginal.left_out import IntegratedAgain, Predictives
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.marginal.trees import IntegratedTrees, leave_groups_out
-from pymc_ngvi.results.distributions import Posterior, axes_of, elpd_attrs
+from pymc_ngvi.marginal.trees import IntegratedTrees
+from pymc_ngvi.results.distributions import Posterior, axes_of
 from pymc_ngvi.rows.linear_map import Entries, ManyMaps
 from pymc_ngvi.rows.sites import RowSites, row_sites, site_moments
 
@@ -67,7 +70,13 @@ class LogMarginalLikelihood(NamedTuple):
 
 def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
     """Return log p(y); see `NGVIApproximation.log_marginal_likelihood`."""
-    state = _pool_of(posterior, PoolState, "log_marginal_likelihood is that")
+    state = getattr(posterior.distribution, "q", None)
+    if not isinstance(state, PoolState):
+        why = f" ({posterior.record.posterior})" if posterior.record is not None and posterior.record.posterior else ""
+        raise ValueError(
+            f"log_marginal_likelihood is that of an exact posterior, and this is none{why}: pm.fit(..., "
+            "posterior='exact')."
+        )
     if reasons := unnormalised(posterior.model):
         raise ValueError(f"The model has no marginal likelihood: {'; '.join(reasons)}.")
     value, se = state.log_normaliser()
@@ -75,28 +84,6 @@ def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
         why = "no Gaussian is near enough to its draws"
         raise ValueError(f"The {state.kind} posterior has no log_marginal_likelihood: {why}.")
     return LogMarginalLikelihood(value - log_excess(posterior.model), se)
-
-
-def leave_one_group_out(posterior: Posterior) -> xr.Dataset:
-    """Return the predictive density of each group given the others; see `NGVIApproximation.leave_one_group_out`."""
-    left = leave_groups_out(_pool_of(posterior, IntegratedTrees, "leave_one_group_out() goes with"))
-    labels = [posterior.layout.label(int(i)) for i in left.roots]
-    n = len(labels)
-    high = int((left.khat > MOST_KHAT).sum())
-    if high:
-        logger.info(f"{high:,} of {n:,} groups have a k-hat above {MOST_KHAT}: fit again without them.")
-    attrs = {**elpd_attrs(left.log_density), "n_high_khat": high}
-    values = {"log_density": ("group", left.log_density), "khat": ("group", left.khat)}
-    return xr.Dataset(values, coords={"group": labels}, attrs=attrs)
-
-
-def _pool_of(posterior: Posterior, kind: type, what: str) -> PoolState:
-    state = getattr(posterior.distribution, "q", None)
-    if not isinstance(state, PoolState) or not (isinstance(state, kind) or isinstance(state.rest, kind)):
-        reason = "" if posterior.record is None else posterior.record.posterior
-        why = f" ({reason})" if reason else ""
-        raise ValueError(f"{what} of an exact posterior, and this is none{why}: pm.fit(..., posterior='exact').")
-    return state
 
 
 # --- cross-validation: parts of the data are left out ---
@@ -125,8 +112,8 @@ class Wanted(NamedTuple):
     least: int = 0
 
 
-#: Log predictive densities, (n_scores,), and the k-hat of each part, (n_parts,).
-type Scores = tuple[Array, Array]
+#: Of each score: log predictive density, its Monte Carlo error, and the k-hat of what it is a mean of; (n_scores, 3).
+type Scores = Array
 
 
 def leave_out(
@@ -139,72 +126,69 @@ def leave_out(
     """Return predictive densities; see `NGVIApproximation.leave_out`."""
     parts = asked.parts
     masked = MaskedDensity(cast(LogDensity, posterior.density), elementwise)
-    predictives = _integrated(posterior, masked, parts) or _by_draws(posterior, elementwise, parts, rng)
-    scores = _scored(predictives, parts)
-    khat = scores[1]
-    good = khat_limit(len(predictives.log_weights))
-    left = again = np.flatnonzero(~(khat <= good)).tolist()
+    in_sample = _in_sample(posterior, elementwise, parts, rng)
+    found = _predictives(posterior, elementwise, masked, parts, N_SHOWN, rng)
+    scores, good = _scored(found, parts), khat_limit(len(found.log_weights))
+    again: list[int] = [] if refit is None else np.unique(parts.part[~(scores[:, 2] <= good)]).tolist()
     if again and refit is not None:
-        left = _fitted_again(posterior, elementwise, masked, parts, scores, again, rng, refit)
-    if left:
-        logger.warning(
-            f"{len(left):,} of {len(khat):,} parts have a k-hat above {good:.2f}: what is said of these can't "
-            "be relied on. " + ("Their refits failed." if refit is not None else "refit=True fits again without them.")
+        scores = _Refits(posterior, elementwise, masked, found, refit, good, rng).scored(parts, scores, again)
+    is_bad, said = ~(scores[:, 2] <= good), list[str]()
+    scores[is_bad, 1] = np.nan
+    if is_bad.any():
+        said.append(
+            f"{len(np.unique(parts.part[is_bad])):,} of {parts.out.shape[0]:,} parts have a k-hat above {good:.2f}: "
+            "what is said of these can't be relied on." + " refit=True fits again without them." * (refit is None)
         )
-    return _elpd_data(asked, scores, _in_sample(posterior, elementwise, parts, rng), len(predictives.log_weights), good)
+    if posterior.distribution.kept_log_weights() is None and not found.log_weights.any():
+        said.append(
+            f"Densities are those of {posterior.kind}, which importance weights can't correct: what it misses of the "
+            "posterior is in no error. posterior='exact' or 'moved' may do better."
+        )
+    for sentence in said:
+        logger.warning(sentence)
+    return _elpd_data(asked, scores, again, in_sample, len(found.log_weights), good, bool(said))
 
 
 # --- by weights ---
 
 
-def _integrated(posterior: Posterior, masked: MaskedDensity, parts: DataParts) -> Predictives | None:
-    """Return densities with groups integrated again; None where the posterior has none, or they can't be told apart."""
-    try:
-        again = _again(posterior, masked)
-    except CannotSplit:
-        return None
-    except Exception:  # an operation that is not to be vectorised: draws do as well
-        logger.debug("Groups can't be integrated again.", exc_info=True)
-        return None
-    return None if again is None else again.predictives(parts)
-
-
-def _again(posterior: Posterior, masked: MaskedDensity) -> IntegratedAgain | None:
+def _predictives(
+    posterior: Posterior, elementwise: ObservedLogp, masked: MaskedDensity, parts: DataParts, n: int,
+    rng: np.random.Generator,
+) -> Predictives:  # fmt: skip
+    """Return densities with groups integrated again, or those of draws where there are none to integrate."""
     state = getattr(posterior.distribution, "q", None)
-    if not isinstance(state, PoolState) or not isinstance(state.rest, IntegratedTrees) or state.rest.quadrature is None:
-        return None
-    return IntegratedAgain(state, masked)
-
-
-def _by_draws(
-    posterior: Posterior, elementwise: ObservedLogp, parts: DataParts, rng: np.random.Generator
-) -> Predictives:
+    trees = getattr(state, "rest", None)
+    if isinstance(state, PoolState) and isinstance(trees, IntegratedTrees) and trees.quadrature is not None:
+        try:
+            return IntegratedAgain(state, trees, trees.quadrature.rule, masked).predictives(parts)
+        except Exception:  # CannotSplit, or an operation that is not to be vectorised: draws do as well
+            logger.debug("Groups can't be integrated again.", exc_info=True)
     n_numbers = parts.out.shape[0] + (0 if parts.are_whole else parts.scored.shape[0])
-    n = int(min(N_SHOWN, MOST_NUMBERS // n_numbers))
+    n = int(min(n, MOST_NUMBERS // n_numbers))
     if n < _FEWEST_DRAWS:
         raise ValueError(
             f"{n_numbers:,} predictive densities of {_FEWEST_DRAWS} draws take too much memory: leave out groups, or "
             "folds."
         )
     theta, log_weights = _draws(posterior, n, rng)
-    return Predictives(log_weights, *_sums(elementwise, theta, parts))
+    return Predictives(log_weights, *_sums(elementwise, theta, parts), posterior.distribution.effective_globals(n) / n)
 
 
 def _draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
     """Return draws, and their log weights: log p - log q of those of q, where these weights are any good."""
     distribution = posterior.distribution
+    theta, log_weights = distribution.draw(n, rng), np.zeros(n)
     if distribution.kept_log_weights() is None:
-        theta = distribution.draw(n, rng)
-        log_weights = distribution.log_weights(theta, posterior.density)
-        if smoothed(log_weights)[1] <= khat_limit(n):
-            return theta, log_weights
-    return distribution.draw(n, rng), np.zeros(n)
+        weights = distribution.log_weights(theta, posterior.density)
+        log_weights = weights if smoothed(weights)[1] <= khat_limit(n) else log_weights
+    return theta, log_weights
 
 
 def _sums(elementwise: ObservedLogp, theta: Array, parts: DataParts) -> tuple[Array, Array]:
     """Return log densities of parts and of scores at draws, a few draws at a time."""
     out, scored = [], []
-    size = max(1, HELD // 2 // parts.n_rows)
+    size = max(1, HELD // 2 // parts.out.shape[1])
     for start in range(0, len(theta), size):
         values = elementwise(theta[start : start + size]).T
         out.append((parts.out @ values).T)
@@ -212,79 +196,146 @@ def _sums(elementwise: ObservedLogp, theta: Array, parts: DataParts) -> tuple[Ar
     return np.concatenate(out), np.concatenate(scored)
 
 
-def _log_mean(log_weights: Array, log_scored: Array) -> tuple[Array, float]:
-    """Return the logarithms of weighted means of densities, by column, and the k-hat of the weights, smoothed here."""
-    known = np.isfinite(log_weights)
-    smooth, khat = smoothed(log_weights[known])
-    return np.asarray(logsumexp(smooth[:, None] + log_scored[known], axis=0) - logsumexp(smooth)), khat
-
-
-def _scored(predictives: Predictives, parts: DataParts) -> Scores:
+def _scored(found: Predictives, parts: DataParts) -> Scores:
     """Return scores by Pareto-smoothed weights of each part."""
-    elpd, khat = np.empty(parts.scored.shape[0]), np.empty(parts.out.shape[0])
-    order, counts = np.argsort(parts.part, kind="stable"), np.bincount(parts.part, minlength=len(khat))
+    scores = np.empty((parts.scored.shape[0], 3))
+    order, counts = np.argsort(parts.part, kind="stable"), np.bincount(parts.part, minlength=parts.out.shape[0])
     for i, of_part in enumerate(np.split(order, np.cumsum(counts)[:-1])):
-        log_ratio = predictives.log_weights - predictives.log_out[:, i]
-        elpd[of_part], khat[i] = _log_mean(log_ratio, predictives.log_scored[:, of_part])
-    return elpd, khat
+        log_ratio = found.log_weights - found.log_out[:, i]
+        known = np.isfinite(log_ratio)
+        smooth, khat = smoothed(log_ratio[known])
+        for score in of_part:
+            value, se, _ = log_mean(found.log_scored[known, score], smooth, found.worth)
+            scores[score] = value, se, khat
+    return scores
 
 
-def _in_sample(posterior: Posterior, elementwise: ObservedLogp, parts: DataParts, rng: np.random.Generator) -> Array:
-    """Return log densities of scores under the posterior of all data."""
-    theta, log_weights = _draws(posterior, int(np.clip(MOST_NUMBERS // parts.scored.shape[0], 1, N_SHOWN)), rng)
-    whole = DataParts(parts.scored, parts.scored, np.arange(parts.scored.shape[0]))
-    return _log_mean(log_weights, _sums(elementwise, theta, whole)[1])[0]
+#: Of draws of the posterior of all data: log densities of scores, (n_scores,); smoothed log weights without each part,
+#: (n_draws, n_parts); and the k-hats of these.
+type _InSample = tuple[Array, Array, Array]
+
+
+def _in_sample(
+    posterior: Posterior, elementwise: ObservedLogp, parts: DataParts, rng: np.random.Generator
+) -> _InSample:
+    """Return what draws say that `NGVIApproximation.sample` gives for the same seed."""
+    theta, log_weights = _draws(posterior, int(np.clip(HELD // parts.scored.shape[0], 1, N_PREDICTED)), rng)
+    out, scored = _sums(elementwise, theta, parts)
+    smooth = smoothed(log_weights)[0]
+    log_density = logsumexp(smooth[:, None] + scored, axis=0) - logsumexp(smooth)
+    without, khat = zip(*[smoothed(log_weights - of_part) for of_part in out.T], strict=True)
+    return log_density, np.transpose([w - logsumexp(w) for w in without]), np.array(khat)
 
 
 # --- by fits ---
 
 
-def _fitted_again(
-    posterior: Posterior, elementwise: ObservedLogp, masked: MaskedDensity, parts: DataParts, scores: Scores,
-    again: Sequence[int], rng: np.random.Generator, refit: Refit,
-) -> list[int]:  # fmt: skip
-    """Fill in the scores of some parts by fits without them; return those whose fits failed."""
-    began, failed = time.perf_counter(), list[int]()
-    each = posterior.record.run_seconds if posterior.record is not None else 0.0
-    elpd, khat = scores
-    logger.info(f"{len(again):,} of {len(khat):,} parts are left out by fits, of {in_words(each)} each.")
-    fitted = refit(masked.density)
-    for part in again:
-        masked.leave_out(parts.rows_out(part))
-        try:
-            found = fitted(seed_of(rng))
-        except Exception:  # whatever it is: the others go on
-            logger.debug("A fit without a part failed.", exc_info=True)
-            failed.append(part)
-            continue
-        elpd[parts.part == part] = _without(found, elementwise, masked, parts.only(part), rng)
-        khat[part] = 0.0  # as `arviz_stats.reloo` has it
-    logger.info(f"Fits without {len(again):,} parts took {in_words(time.perf_counter() - began)}.")
-    return failed
+#: Densities under a posterior, and its marginal likelihood; None where that is not known.
+type _Fit = tuple[Predictives, Estimate | None]
 
 
-def _without(
-    found: Posterior, elementwise: ObservedLogp, masked: MaskedDensity, part: DataParts, rng: np.random.Generator
-) -> Array:
-    """Return the scores of a part under a fit without it."""
-    again = _again(found, masked)
-    if again is not None:
-        predictives = again.predictives(part, is_without=True)
-        log_weights, scored = predictives.log_weights, predictives.log_scored
-    else:
-        theta, log_weights = _draws(found, _N_OF_REFIT, rng)
-        scored = _sums(elementwise, theta, part)[1]
-    return _log_mean(log_weights, scored)[0]
+@dataclass(frozen=True, eq=False)
+class _Refits:
+    """Fits without parts of the data."""
+
+    posterior: Posterior
+    elementwise: ObservedLogp
+    masked: MaskedDensity
+    #: With all data.
+    whole: Predictives
+    refit: Refit
+    good: float
+    rng: np.random.Generator
+
+    def scored(self, parts: DataParts, scores: Scores, again: Sequence[int]) -> Scores:
+        """Return the scores, some parts of which are left out by fits."""
+        began, result = time.perf_counter(), scores.copy()
+        each = self.posterior.record.run_seconds if self.posterior.record is not None else 0.0
+        logger.info(f"{len(again):,} of {parts.out.shape[0]:,} parts are left out by fits, of {in_words(each)} each.")
+        n_failed = 0
+        for part in again:
+            of_part = np.flatnonzero(parts.part == part)
+            try:
+                result[of_part] = self._of_part(parts.only(part), None if not parts.are_whole else part)
+            except Exception:  # whatever it is: the others go on
+                logger.debug("A fit without a part failed.", exc_info=True)
+                n_failed += 1
+        logger.info(f"Fits without {len(again):,} parts took {in_words(time.perf_counter() - began)}.")
+        if n_failed:
+            logger.warning(f"{n_failed:,} of {len(again):,} fits failed, or can't be relied on.")
+        return result
+
+    def _of_part(self, part: DataParts, number: int | None) -> Scores:
+        """Return the scores of a part, by its number where it is predicted as a whole."""
+        out, found = part.rows_out(0), list[Estimate]()
+        without = self._without(out, part)
+        for score in range(len(part.part)):
+            estimate = log_mean(*without[0].side(score))
+            if not estimate.khat <= self.good and number is not None:
+                more = replace(self.whole, log_scored=self.whole.log_out[:, [number]]), self._evidence
+                estimate = _ratio(more, without, score, self.good)
+            elif not estimate.khat <= self.good:
+                more = self._without(np.setdiff1d(out, rows_of_set(part.scored, score)), part)
+                estimate = _ratio(more, without, score, self.good)
+            found.append(estimate)
+        return np.array(found)
+
+    def _without(self, rows: NDArray[np.intp], part: DataParts) -> _Fit:
+        """Fit without some rows."""
+        fitted = self._fitted
+        self.masked.leave_out(rows)
+        found = fitted(seed_of(self.rng))
+        if found.record is not None and found.record.doubts:
+            raise ValueError("; ".join(found.record.doubts))
+        evidence = _evidence(found, self.rng)  # before the weights of rows change
+        return _predictives(found, self.elementwise, self.masked, part, _N_OF_REFIT, self.rng), evidence
+
+    @cached_property
+    def _fitted(self) -> Callable[[int], Posterior]:
+        self.masked.leave_out(np.empty(0, dtype=np.intp))
+        return self.refit(self.masked.density)
+
+    @cached_property
+    def _evidence(self) -> Estimate | None:
+        return _evidence(self.posterior, self.rng)
+
+
+def _evidence(posterior: Posterior, rng: np.random.Generator) -> Estimate | None:
+    """Return the log marginal likelihood; None of a posterior that keeps draws, and is not exact."""
+    distribution = posterior.distribution
+    if distribution.kept_log_weights() is None:
+        log_weights = distribution.log_weights(distribution.draw(_N_OF_REFIT, rng), posterior.density)
+        return log_mean(log_weights, np.zeros(_N_OF_REFIT))
+    state = distribution.q
+    value, se = state.log_normaliser()
+    return Estimate(value, se, state.khat) if distribution.is_checked else None
+
+
+def _ratio(more: _Fit, less: _Fit, score: int, good: float) -> Estimate:
+    """Return the log density of what one of two fits has more: by a bridge, or by marginal likelihoods.
+
+    The bridge fails where the two have no draws near each other. What both can tell they have to agree on.
+    """
+    found = [bridge(more[0].side(score), less[0].side(score))]
+    if (one := more[1]) is not None and (other := less[1]) is not None:
+        se, khat = float(np.hypot(one.se, other.se)), max(one.khat, other.khat)
+        found.append(Estimate(one.value - other.value, se, khat))
+    best, *others = sorted(found, key=lambda of: (not of.khat <= good, of.se))
+    apart = [abs(best.value - of.value) - 2.0 * of.se for of in others if of.khat <= good]
+    return best._replace(se=max(best.se, *apart, 0.0))
 
 
 # --- for ArviZ ---
 
 
-def _elpd_data(asked: Wanted, scores: Scores, in_sample: Array, n_draws: int, good: float) -> "ELPDData":
+def _elpd_data(
+    asked: Wanted, scores: Scores, again: Sequence[int], in_sample: _InSample, n_draws: int, good: float, warning: bool
+) -> "ELPDData":
     from arviz_stats.utils import ELPDDataLFO, ELPDDataLOO, ELPDDataLOOKFold
 
-    elpd, khat = scores
-    n, p = len(elpd), in_sample - elpd
+    elpd, error, khat = scores.T
+    log_density, log_weights, khat_of_draws = in_sample
+    n, p = len(elpd), log_density - elpd
 
     def array(values: Array, name: str) -> xr.DataArray:
         return xr.DataArray(values.reshape(asked.shape), dims=asked.dims, coords=asked.coords, name=name)
@@ -296,44 +347,31 @@ def _elpd_data(asked: Wanted, scores: Scores, in_sample: Array, n_draws: int, go
         "n_samples": n_draws,
         "n_data_points": n,
         "scale": _LOG,
-        "warning": bool((~(khat <= good)).any()),
+        "warning": warning,
         "good_k": good,
         "elpd_i": array(elpd, "elpd_i"),
-        "pareto_k": array(khat[asked.parts.part], "pareto_k"),
+        "pareto_k": array(khat, "pareto_k"),
     }
+    found: ELPDData
     if asked.kind == "folds":
-        return ELPDDataLOOKFold(**common, n_folds=asked.parts.out.shape[0], p_kfold_i=array(p, "p_kfold_i"))
-    if asked.kind == "future":
-        refits = np.flatnonzero(khat == 0.0) + asked.least
-        return ELPDDataLFO(
+        found = ELPDDataLOOKFold(**common, n_folds=asked.parts.out.shape[0], p_kfold_i=array(p, "p_kfold_i"))
+    elif asked.kind == "future":
+        refits = np.asarray(again) + asked.least
+        found = ELPDDataLFO(
             **common, forecast_horizon=asked.horizon, min_observations=asked.least, refits=refits, n_refits=len(refits),
             p_lfo_i=array(p, "p_lfo_i"),
         )  # fmt: skip
-    return ELPDDataLOO(**common, p_loo_i=array(p, "p_loo_i"))
+    else:
+        weights = xr.DataArray(
+            log_weights.reshape(1, -1, *asked.shape), dims=("chain", "draw", *asked.dims), name="log_weights",
+            coords={**asked.coords, "pareto_k": (asked.dims, khat_of_draws.reshape(asked.shape))},
+        )  # fmt: skip
+        found = ELPDDataLOO(**common, p_loo_i=array(p, "p_loo_i"), log_weights=weights)
+    found["mcse_i"] = array(error, "mcse_i")
+    return found
 
 
 # --- what is asked for ---
-
-
-def elementwise_of(posterior: Posterior, name: str) -> ObservedLogp:
-    """Return the log densities of an observed variable; raise ValueError where the rows are not at hand."""
-    density = posterior.density
-    if not isinstance(density, LogDensity):
-        raise ValueError("The rows are in shards or batches: they can't be left out. Fit a part of the data alone.")
-    elementwise, rv = ObservedLogp(density, name), posterior.model[name]
-    beside = [str(v.name) for v in rv.owner.outputs if v is not rv and v in posterior.model.basic_RVs]
-    if beside:
-        raise ValueError(
-            f"{', '.join(map(repr, [name, *beside]))} have one log density together: rows of one of them can't be left "
-            "out. Fit a model that observes one variable, such as all of them in one array."
-        )
-    if not elementwise.shape and rv.ndim:
-        raise ValueError(
-            f"The values of {name!r} have one log density together, as those of a time series or of a mixture with "
-            "common labels: none can be left out. Write it value by value, each given those before, as pm.Normal(..., "
-            "observed=) with lagged values among the predictors."
-        )
-    return elementwise
 
 
 def asked_for(
@@ -378,23 +416,22 @@ def _groups(
     """Return the number of the group of each row, the labels of groups, and the name of the dim."""
     shape, model = elementwise.shape, posterior.model
     if not isinstance(groups, str):
-        given = np.asarray(groups)
-        if given.shape != shape:
-            raise ValueError(f"groups should have a label for each row of {name!r}, shape {shape}; got {given.shape}.")
-        labels, label = np.unique(given.ravel(), return_inverse=True)
-        return label.astype(np.intp), labels, "group"
+        return *_labels("groups", groups, shape), "group"
     own, coords = axes_of(model, name, shape, leading=True)
     if groups in own:
         axis = own.index(groups)
         label = np.indices(shape)[axis].ravel().astype(np.intp)
         return label, np.asarray(coords.get(groups, np.arange(shape[axis]))), groups
-    with_dim = [v for v in posterior.layout.variables if tuple(model.named_vars_to_dims.get(v.name) or ()) == (groups,)]
     depends = elementwise.dependence().tocsc()
-    for v in with_dim:
-        inside = depends[:, v.where].tocsr()
-        if (np.diff(inside.indptr) == 1).all() and inside.shape[1] == v.shape[0]:
+    for v in posterior.layout.variables:
+        of_v = model.named_vars_to_dims.get(v.name) or ()
+        if groups not in of_v or len(of_v) != len(v.shape):
+            continue
+        level = np.indices(v.shape)[of_v.index(groups)].ravel()
+        inside = sparse.csr_array(depends[:, v.where] @ np.equal.outer(level, np.arange(level.max(initial=-1) + 1)))
+        labels = np.asarray(model.coords.get(groups) or np.arange(inside.shape[1]))
+        if (np.diff(inside.indptr) == 1).all() and len(labels) == inside.shape[1]:
             known = np.unique(inside.indices)
-            labels = np.asarray(model.coords.get(groups) or np.arange(v.shape[0]))
             return np.searchsorted(known, inside.indices).astype(np.intp), labels[known], groups
     dims = sorted({d for dims in model.named_vars_to_dims.values() for d in dims or () if d and d != groups})
     raise ValueError(
@@ -409,13 +446,19 @@ def _folds(folds: int | ArrayLike, shape: tuple[int, ...], rng: np.random.Genera
         if isinstance(folds, bool) or not isinstance(folds, int | np.integer) or not 2 <= folds <= n:
             raise ValueError(f"folds should be a number from 2 to {n:,}, or the fold of each row; got {folds!r}.")
         return rng.permutation(n) % int(folds), int(folds)
-    given = np.asarray(folds)
-    if given.shape != shape:
-        raise ValueError(f"folds should have an entry for each row, shape {shape}; got {given.shape}.")
-    labels, fold = np.unique(given.ravel(), return_inverse=True)
+    fold, labels = _labels("folds", folds, shape)
     if len(labels) < 2:
         raise ValueError("There is one fold only: without it, there are no data.")
-    return fold.astype(np.intp), len(labels)
+    return fold, len(labels)
+
+
+def _labels(option: str, given: ArrayLike, shape: tuple[int, ...]) -> tuple[NDArray[np.intp], NDArray[Any]]:
+    """Return the number of the label of each row, and the labels."""
+    array = np.asarray(given)
+    if array.shape != shape:
+        raise ValueError(f"{option} should have a label for each row, shape {shape}; got {array.shape}.")
+    labels, number = np.unique(array.ravel(), return_inverse=True)
+    return number.astype(np.intp), labels
 
 
 # --- sites: what each observation contributes to q, what q is without it, and how well that predicts it ---
@@ -533,9 +576,11 @@ def _of_linear_predictor(kind: ObservedKind, of_rows: RowSites) -> dict[str, Arr
 
 def _dataset(posterior: Posterior, name: str, shape: tuple[int, ...], values: dict[str, Array]) -> xr.Dataset:
     dims, coords = axes_of(posterior.model, name, shape, leading=True)
+    log_density, n = values["log_density"], len(values["log_density"])
     attrs = {
         "var_name": name,
-        **elpd_attrs(values["log_density"]),
+        "elpd": float(log_density.sum()),
+        "elpd_se": float(np.sqrt(n * np.var(log_density, ddof=1))) if n > 1 else float("nan"),
         "n_missing": int(np.isnan(values["log_density"]).sum()),
         "n_influential": int((values["influence"] > INFLUENTIAL).sum()),
     }

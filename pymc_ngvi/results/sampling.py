@@ -38,10 +38,12 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import of_batches, quoted
+from pymc_ngvi.density.observed_rows import ObservedLogp, observed_logp
 from pymc_ngvi.moves.draws import MovedDraws
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
 from pymc_ngvi.results.distributions import (
     Posterior,
+    axes_of,
     constrained_dataset,
     flat_dataset,
     indices_of,
@@ -510,8 +512,8 @@ def sample_trace(
     draws: int,
     rng: np.random.Generator,
     how: Sampling,
-) -> tuple[MultiTrace, dict[str, Any]]:
-    """Return draws as a trace, and what there is to say of them."""
+) -> tuple[MultiTrace, dict[str, Any], Array]:
+    """Return draws as a trace, what there is to say of them, and the same unconstrained."""
     if posterior.record is not None:
         posterior.record.refuse_diverged()
     q = posterior.distribution
@@ -539,7 +541,7 @@ def sample_trace(
                 else f"{len(theta):,} draws are taken from chains, in which successive ones are correlated."
             )
         )
-    return to_multitrace(posterior.model, values, stats, how.chains), attrs
+    return to_multitrace(posterior.model, values, stats, how.chains), attrs, theta
 
 
 def sample_tree(
@@ -551,22 +553,23 @@ def sample_tree(
     **options: Any,
 ) -> xr.DataTree:
     """Return draws as a tree; see `NGVIApproximation.sample`."""
-    if how.var_names is not None and options.get("log_likelihood"):
-        raise ValueError("log_likelihood needs the draws of all free variables: leave var_names out.")
-    in_shards = posterior.density.is_sharded
-    if in_shards and options.get("log_likelihood"):
-        raise ValueError("log_likelihood is one of rows, which are in shards: see `Shards.map`.")
-    if posterior.density.has_minibatch and options.get("log_likelihood"):
+    asked, model = options.pop("log_likelihood", False), posterior.model
+    if posterior.density.has_minibatch and asked:
         raise ValueError(
             "log_likelihood is one of all rows, and the model reads pm.Minibatch data: each draw would have the rows "
             "of another batch. Ask pm.compute_log_likelihood(draws) in a model of all rows, with the same names."
         )
-    trace, attrs = sample_trace(posterior, kept, draws, rng, how)
-    more = posterior.distribution.groups(posterior.layout)
+    observed = [str(rv.name) for rv in model.observed_RVs] if asked else []
+    names = observed and checked_names(None if asked is True else asked, observed, option="log_likelihood")
+    rows = [observed_logp(posterior.density, name) for name in names]
+    trace, attrs, theta = sample_trace(posterior, kept, draws, rng, how)
+    more = dict(posterior.distribution.groups(posterior.layout))
+    if rows:
+        more["log_likelihood"] = xr.Dataset({of.name: _by_row(model, of, theta, how.chains) for of in rows})
     shown = how.transformed(posterior) or how.var_names is not None
     options["dims"] = posterior.dims | dict(options.get("dims") or {})
     tree = to_datatree(trace, posterior.model, more, include_transformed=shown, **options)
-    if in_shards:  # the model is that of one shard
+    if posterior.density.is_sharded:  # the model is that of one shard
         tree = xr.DataTree.from_dict({name: node for name, node in tree.children.items() if name not in _OF_ROWS})
     for group in {"posterior", "sample_stats"} & set(tree.children):
         tree[group].attrs.update(attrs)
@@ -575,6 +578,14 @@ def sample_tree(
     for node in (tree, tree["posterior"]):
         node.attrs.update(outcome)
     return tree
+
+
+def _by_row(model: pm.Model, elementwise: ObservedLogp, theta: Array, chains: int) -> xr.DataArray:
+    """Return log densities of rows at draws."""
+    dims, coords = axes_of(model, elementwise.name, elementwise.shape, leading=True)
+    values = elementwise(theta).reshape(chains, -1, *elementwise.shape)
+    coords |= {"chain": np.arange(chains), "draw": np.arange(values.shape[1])}
+    return xr.DataArray(values, dims=("chain", "draw", *dims), coords=coords)
 
 
 def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:

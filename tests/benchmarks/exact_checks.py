@@ -124,10 +124,10 @@ def of_groups_left_out(name: str, options: argparse.Namespace) -> list[dict[str,
     for seed in range(1, N_FITS + 1):
         approx = fitted(model, seed, {})[0]
         clock = Clock()
-        left_out = approx.leave_one_group_out()
+        left_out = approx.leave_out(groups=subject, random_seed=seed)
         cpu += clock.read()[0] / N_FITS
-        log_densities.append(left_out["log_density"].to_numpy())
-        khats.append(left_out["khat"].to_numpy())
+        log_densities.append(left_out.elpd_i.to_numpy())
+        khats.append(left_out.pareto_k.to_numpy())
         values.append(approx.log_marginal_likelihood.value)
     log_density, spread = np.mean(log_densities, axis=0), np.std(log_densities, axis=0, ddof=1)
     with_all = Estimate.of(np.array(values))

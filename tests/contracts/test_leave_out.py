@@ -62,8 +62,8 @@ def given(rows, others):
 
 
 EVERY = range(len(GROUP))
-#: Four errors of four thousand draws of mu and tau, by which densities of rows vary by a fifth, of groups by a half.
-CLOSE, CLOSE_OF_GROUPS = ({"atol": 4 * spread / np.sqrt(4_000)} for spread in (0.2, 0.5))
+#: Four errors of two thousand draws of mu and tau, by which densities of rows vary by a fifth, of groups by a half.
+CLOSE, CLOSE_OF_GROUPS = ({"atol": 4 * spread / np.sqrt(2_000)} for spread in (0.2, 0.5))
 
 
 # --- groups are integrated again ---
@@ -163,9 +163,11 @@ def test_a_row_of_much_influence_is_left_out_by_a_fit(caplog):
     with caplog.at_level(logging.INFO, logger="pymc.ngvi"):
         found = approx.leave_out(random_seed=1)
     assert re.search("[1-4] of 8 parts are left out by fits, of about", caplog.text)
-    assert float(found.pareto_k[-1]) == 0.0
+    assert float(found.pareto_k[-1]) < 0.7
     assert not found.warning
-    assert float(found.elpd_i[-1]) == pytest.approx(left_out_of_line(y, x, 7), abs=4 * 5.0 / np.sqrt(20_000))
+    error = float(found["mcse_i"][-1])
+    assert 0.0 < error < 0.05
+    assert float(found.elpd_i[-1]) == pytest.approx(left_out_of_line(y, x, 7), abs=4 * error)
 
 
 def test_without_fits_there_is_a_warning(caplog):
@@ -176,6 +178,7 @@ def test_without_fits_there_is_a_warning(caplog):
     assert "refit=True fits again" in caplog.text
     assert found.warning
     assert float(found.pareto_k[-1]) > 0.7
+    assert np.isnan(found["mcse_i"][-1])
 
 
 def test_a_fit_that_fails_leaves_the_rest(caplog, monkeypatch):
@@ -188,14 +191,15 @@ def test_a_fit_that_fails_leaves_the_rest(caplog, monkeypatch):
         def begin_with(self, density):
             pass
 
-        def configure(self, **options):
+        def _problem(self, *options):
             raise RuntimeError
 
     monkeypatch.setattr(pymc_ngvi.NGVIApproximation, "_inference", Broken)
     with caplog.at_level(logging.WARNING, logger="pymc.ngvi"):
         found = approx.leave_out(random_seed=1)
-    assert "Their refits failed" in caplog.text
+    assert re.search("([1-4]) of \\1 fits failed", caplog.text)
     assert np.isfinite(found.elpd_i).all()
+    assert np.isnan(found["mcse_i"][found.pareto_k > 0.7]).all()
 
 
 # --- for ArviZ ---
@@ -229,7 +233,7 @@ def test_parts_of_the_future():
     [
         ({"groups": "school", "folds": 3}, "groups or folds: one of them"),
         ({"groups": "schol"}, "'schol'.*school"),
-        ({"groups": np.zeros(3)}, r"a label for each row of 'y', shape \(24,\); got \(3,\)"),
+        ({"groups": np.zeros(3)}, r"a label for each row, shape \(24,\); got \(3,\)"),
         ({"folds": 1}, "from 2 to 24"),
         ({"folds": np.zeros(24)}, "one fold only"),
         ({"folds": np.zeros(5)}, r"shape \(24,\); got \(5,\)"),
