@@ -384,7 +384,7 @@ class PredictiveGraph:
             draws[:, start:end] = array.reshape(len(array), -1)
             parts[name] = pt.cast(theta[start:end].reshape(array.shape[1:]), self.model[name].type.dtype)
         with without_c():
-            outputs = graph.simplify(_drawn_anew(make(parts), theta[0]), check_bounds=self.model.check_bounds)
+            outputs = graph.simplify(drawn_anew(make(parts), theta[0]), check_bounds=self.model.check_bounds)
             return OnDraws(self.model, theta, outputs), draws
 
     def _outputs(
@@ -428,7 +428,7 @@ def _constant(variable: Variable, value: AnyArray) -> Variable:
     return pt.constant(np.asarray(value, dtype=variable.type.dtype), dtype=variable.type.dtype)
 
 
-def _drawn_anew(outputs: list[Variable], zero: Variable) -> list[Variable]:
+def drawn_anew(outputs: list[Variable], zero: Variable) -> list[Variable]:
     """Return outputs all of whose random numbers depend on a variable that is 0.
 
     It is added to the first parameter: PyTensor goes by that one when it vectorises.

@@ -476,10 +476,12 @@ class Treatments:
 
     def _check_processes(self, rv: Any, axes: Mapping[int, _Axis]) -> None:
         """Raise ValueError where elements that depend on each other are not all there, those of the fit first."""
-        [place] = [v for v in self.posterior.layout.variables if v.name == rv.name]
         pattern, apart = self.posterior.pattern, tuple[int, ...]()
-        if pattern is not None and len(place.shape) == rv.type.ndim:
-            apart = uncoupled_axes(place, pattern)
+        for place in self.posterior.layout.variables:
+            if place.name == rv.name and pattern is not None and len(place.shape) == rv.type.ndim:
+                apart = uncoupled_axes(place, pattern)
+        if rv.name in self.posterior.density.summed_out_names:  # each element is summed out by itself
+            apart = tuple(range(n_batch_axes(rv)))
         for number, axis in axes.items():
             if axis.goes_on or axis.n_old < 2 or number in apart:
                 continue

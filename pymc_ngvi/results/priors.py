@@ -29,12 +29,13 @@ from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.constrain import Constrainer, OnDraws, TermSums, log_densities
 from pymc_ngvi.density.info import quoted
 from pymc_ngvi.density.new_priors import NewPriors
-from pymc_ngvi.density.predictive import Treatment, data_behind
+from pymc_ngvi.density.predictive import Treatment, data_behind, n_batch_axes
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.new_rows import (
     CoupledRows,
     WithNewRows,
     draws_without_rows,
+    integrated_again,
     skewness_of,
     with_new_rows,
     with_trees,
@@ -393,6 +394,9 @@ def reweighted(posterior: Posterior, priors: Mapping[str, Any], draws: int, rng:
     log_ratio[np.isnan(log_ratio)] = -np.inf  # at draws that could not be made
     if not np.isfinite(made.log_weights + log_ratio).any():
         raise ValueError(f"The new prior of {' or '.join(new.names)} is 0 at all draws of the posterior: fit again.")
+    with posterior.with_data_of_fit():
+        before, weights = (softmax(weigh(of)[0]) for of in (made.log_weights, made.log_weights + log_ratio))
+        doubts = (*new.missed(made.theta, before, weights, seed_of(rng)), *doubts)
     return Reweighted.of(posterior, made, log_ratio, rng, draws, doubts, _elsewhere(posterior) or _FIT, priors=new)
 
 
@@ -569,7 +573,7 @@ class NewRows:
         names = list(observed)
         self.new.check_complete(self._graph.data_needed(names))
         self.data = self._graph.data_needed(names)
-        self.deterministics = [d.name for d in posterior.density.deterministics if self._is_complete(d.name)]
+        self.deterministics = [d.name for d in model.deterministics if self._is_complete(d.name)]
         held = [name for name, values in observed.items() if values is None]
         observed |= dict(zip(held, self._told(lambda: self._graph.observed(held)), strict=True))
         self.observed = {name: _checked(model[name], values) for name, values in observed.items()}
@@ -577,6 +581,9 @@ class NewRows:
         self._free = Constrainer.of(
             posterior.density, deterministics=False, names=frozenset(v.name for v in posterior.layout.variables)
         )
+        needed_names = {rv.name for rv in needed}
+        #: Discrete variables that were summed out: drawn given each draw of the others, and weighted with it.
+        self._discrete = [name for name in posterior.density.summed_out_names if name in needed_names]
         self._of_last: tuple[Values, dict[str, AnyArray]] = {}, {}
         self._functions: dict[object, tuple[OnDraws, list[str]]] = {}
         #: A draw to look at; where a coefficient is 0, it may hide things.
@@ -587,6 +594,7 @@ class NewRows:
         numbers = {name: np.arange(of.size).reshape(of.shape) for name, of in one.items()}
         self._treatments = Treatments(posterior, self._graph, self.new, "new", frozenset(), numbers, {}).of(needed)
         self._treatments |= {name: Treatment(size=values.shape) for name, values in self.observed.items()}
+        self.has_known_discrete = any(self._treatments[name].known is not None for name in self._discrete)
         self._check_priors()
         treated = {name: t for name in numbers if (t := self._treatments.get(name)) is not None}
         self.grown = [n for n, t in treated.items() if t.known is None or t.mask is not None or t.n_known is not None]
@@ -624,6 +632,8 @@ class NewRows:
             if self._graph.depends_on_new(potential):
                 raise ValueError(f"The Potential {potential.name!r} depends on the new data: fit again with all rows.")
         for variable in self._names:
+            if self._treatments[variable].known is None:
+                continue
             for name in self.new.arrays:
                 if self._graph.prior_reads(model[variable], name) and not self.new.goes_on(name):
                     raise ValueError(
@@ -645,8 +655,13 @@ class NewRows:
         return True
 
     def free(self, theta: Array) -> dict[str, AnyArray]:
-        """Return the free variables on their constrained scale, as they are in the fit, (n, *shape)."""
-        return self._free(theta)
+        """Return the free variables on their constrained scale, as they are in the fit, (n, *shape).
+
+        Discrete variables that were summed out are drawn given the others and the data of the fit.
+        """
+        values = self._free(theta)
+        drawn = self._posterior.density.discrete_given(values, _SEED) if self._discrete else {}
+        return values | {name: drawn[name] for name in self._discrete}
 
     def labels(self, name: str, axis: int) -> object:
         """Return what tells new elements along an axis from others: the same for the variables of a group."""
@@ -682,9 +697,25 @@ class NewRows:
 
     @cached_property
     def is_new(self) -> dict[str, NDArray[np.bool_]]:
-        """Tell which elements of the variables that have grown were not in the fit: those that draws differ in."""
-        first, second = (self.drawn(self.free(self.point), seed) for seed in (0, 1))
-        return {name: (first[name] != second[name])[0] for name in self.grown}
+        """Tell which elements of the variables that have grown were not in the fit."""
+        found = {}
+        for name in self.grown:
+            t = self._treatments[name]
+            new = np.full(self.some[name].shape[1:], t.known is None)
+            if t.mask is not None:
+                new |= ~t.mask
+            if t.n_known is not None:
+                new[(slice(None),) * n_batch_axes(self._graph.model[name]) + (slice(t.n_known, None),)] = True
+            found[name] = new
+        return found
+
+    def changes(self, drawn: Values, seed: int) -> list[Values]:
+        """Return other values of what was drawn anew: other draws, and each state of a discrete variable."""
+        states = {name: self._posterior.density.states_of(name) for name in self._discrete if name in self.grown}
+        other = self.drawn(self.free(self.point), seed)
+        return [other] + [
+            {**other, name: np.full_like(drawn[name], k)} for name, of_name in states.items() for k in of_name
+        ]
 
     def is_continued(self, name: str) -> bool:
         """Tell whether the new elements of a variable go on from those of the fit."""
@@ -715,7 +746,7 @@ class NewRows:
         """Whether new elements have log densities of their own, and may have any values."""
         model = self._graph.model
         return self.has_elementwise_priors and all(
-            model.rvs_to_transforms.get(model[name]) is None for name in self.grown
+            name not in self._discrete and model.rvs_to_transforms.get(model[name]) is None for name in self.grown
         )
 
     def prior_logp(self, known: Values) -> dict[str, Array]:
@@ -853,16 +884,19 @@ def rows_on_new(rows: NewRows) -> tuple[sparse.csr_array, dict[str, Ints]]:
     """
     numbers = _numbers(rows)
     n = 1 + max(int(of.max()) for of in numbers.values())
-    free = rows.free(rows.point)
-    first, second = (rows.drawn(free, seed) for seed in (0, 1))
+    free, first = rows.free(rows.point), rows.some
+    others = rows.changes(first, 1)
     same = rows.known(free, first)
     # In each of so many points, the elements of one number are other ones.
     moved = {
-        name: np.where(of == np.arange(n).reshape(-1, *(1,) * of.ndim), second[name], first[name])
+        name: np.concatenate(
+            [np.where(of == np.arange(n).reshape(-1, *(1,) * of.ndim), other[name], first[name]) for other in others]
+        )
         for name, of in numbers.items()
     }
-    many = rows.known({name: np.repeat(values, n, axis=0) for name, values in free.items()}, moved)
-    depends = sparse.csr_array((rows.logp(many) != rows.logp(same)).T)
+    many = rows.known({name: np.repeat(values, n * len(others), axis=0) for name, values in free.items()}, moved)
+    differ = (rows.logp(many) != rows.logp(same)).reshape(len(others), n, -1)
+    depends = sparse.csr_array(differ.any(axis=0).T)
     part = _tied(rows, numbers, same, many)
     joined = sparse.csr_array((np.ones(n, dtype=bool), (np.arange(n), part)))
     return depends @ joined, {name: np.where(of < 0, -1, part[of]) for name, of in numbers.items()}
@@ -917,14 +951,15 @@ def with_new_elements(
 
 def _tied(rows: NewRows, numbers: dict[str, Ints], same: Values, many: Values) -> Ints:
     """Return one number for those of which one is a parameter of the prior of another, as a school is of its class."""
-    n = length_of(many)
+    n = 1 + max(int(of.max()) for of in numbers.values())
     if len(numbers) < 2:
         return np.arange(n)
     if not rows.has_elementwise_priors:
         return np.zeros(n, dtype=np.intp)
     before, after, ties = rows.prior_logp(same), rows.prior_logp(many), np.eye(n, dtype=bool)
     for name, of in numbers.items():
-        moved, element = np.nonzero((after[name] != before[name]).reshape(n, -1) & (of.ravel() >= 0))
+        differ = (after[name] != before[name]).reshape(-1, n, of.size).any(axis=0)
+        moved, element = np.nonzero(differ & (of.ravel() >= 0))
         ties[moved, of.ravel()[element]] = True
     return csgraph.connected_components(sparse.csr_array(ties), directed=False)[1].astype(np.intp)
 
@@ -1026,6 +1061,10 @@ def _varies_along(new: NDArray[np.bool_], axis: int) -> bool:
 _FARTHEST, _FARTHEST_SKEWED, _SKEWED = 2.0, 0.25, 0.8
 #: Draws for each that was asked for, at most, where new elements are drawn for each of them.
 _MANY = 2
+#: Draws at which groups are integrated again.
+_N_AGAIN = 64
+#: Of draws of discrete variables.
+_SEED = 20_261_130
 #: Variance, from which on that of the log weights is too much of the noise of new elements.
 _NOISE = 0.25
 _FIT_AGAIN = "Fit again with all of the rows."
@@ -1054,6 +1093,10 @@ class Updated(JudgedDraws):
 
     rows: NewRows
     values: Mapping[str, AnyArray]
+    #: Rows that depend on nothing new.
+    of_known: NDArray[np.intp]
+    #: Their log density at each draw; of groups, given the global parameters; shape (n,).
+    log_known: Array
 
     @property
     def n_rows(self) -> int:
@@ -1075,9 +1118,31 @@ class Updated(JudgedDraws):
         """
         if not self.weights_help:
             raise ValueError(f"There is no density to be relied on. {self.sentence}")
-        return LogMarginalLikelihood(*log_mean(self.draws, self.log_ratio))
+        value, se = log_mean(self.draws, self.log_ratio)
+        state = with_trees(getattr(self.posterior.distribution, "q", None))
+        if state is None or not len(self.of_known) or self.rows.has_known_discrete:
+            return LogMarginalLikelihood(value, se)
+        # Groups are known by their moments: what that moves is told by their integrals at some draws.
+        of_draws = self._weighted.rows(_N_AGAIN, self._generator(None))
+        logp = functools.partial(_log_densities, self.rows, self.of_known)
+        with self.posterior.with_data_of_fit():
+            has_rows = not self.posterior.changed_data()
+            try:
+                again = integrated_again(self.draws.theta[of_draws], state, logp, has_rows=has_rows)
+            except CoupledRows:  # which were weighted
+                return LogMarginalLikelihood(value, se)
+        ratio = np.exp(again - self.log_known[of_draws])
+        mean, error = float(ratio.mean()), float(ratio.std()) / math.sqrt(len(ratio))
+        if not has_rows:
+            return LogMarginalLikelihood(value, math.hypot(se, math.log(mean)))
+        return LogMarginalLikelihood(value + math.log(mean), math.hypot(se, error / mean))
 
     # --- draws ---
+
+    @functools.cached_property
+    def _weighted(self) -> WeightedDistribution:
+        log_weights = self.draws.log_weights + self.log_ratio
+        return WeightedDistribution(self.posterior.distribution, self.draws.theta, log_weights, 0, {})
 
     def sample(self, draws: int = N_SHOWN, *, var_names: Names = None, random_seed: Seed = None) -> xr.DataTree:
         """Draw from the posterior given the new rows as well: draws of equal weight, picked by the weights.
@@ -1101,10 +1166,7 @@ class Updated(JudgedDraws):
         ValueError
             For variables that the model does not have.
         """
-        rng = self._generator(random_seed)
-        log_weights = self.draws.log_weights + self.log_ratio
-        weighted = WeightedDistribution(self.posterior.distribution, self.draws.theta, log_weights, 0, {})
-        at = weighted.rows(check_draws(draws), rng)
+        at = self._weighted.rows(check_draws(draws), self._generator(random_seed))
         free = {name: of[at] for name, of in self.values.items()}
         names = checked_names(var_names, [*free, *self.rows.deterministics], "which can't be had")
         shown = {name: free[name] for name in names if name in free}
@@ -1149,21 +1211,21 @@ def updated(posterior: Posterior, new_data: Given, draws: int, rng: np.random.Ge
             kept = made.theta[every], made.log_weights[every], made.of_globals[every], made.part[every]
             made = JointDraws(*kept, min(1.0, step * made.worth))
         rows.point = made.theta[made.log_weights.argmax()][None]
-        log_ratio, theta, values, of_rows = _with_rows(posterior, rows, made, rng)
+        log_ratio, theta, more, of_rows = _with_rows(posterior, rows, made, rng)
     if not np.isfinite(made.log_weights + log_ratio).any():
         raise ValueError(f"The new rows are impossible at all draws of the posterior. {_FIT_AGAIN}")
     made, doubts = made._replace(theta=theta), (*of_rows, *doubts)
-    return Updated.of(posterior, made, log_ratio, rng, draws, doubts, _FIT_AGAIN, rows=rows, values=values)
+    return Updated.of(posterior, made, log_ratio, rng, draws, doubts, _FIT_AGAIN, rows=rows, **more)
 
 
 def _with_rows(
     posterior: Posterior, rows: NewRows, made: JointDraws, rng: np.random.Generator
-) -> tuple[Array, Array, dict[str, AnyArray], tuple[str, ...]]:
+) -> tuple[Array, Array, dict[str, Any], tuple[str, ...]]:
     """Return what new rows say of each draw, where it is then, with what was not in the fit, and what is doubtful."""
     depends, numbers = rows_on_new(rows) if rows.grown else (None, {})
     of_known = np.arange(rows.n_rows) if depends is None else np.flatnonzero(np.diff(depends.indptr) == 0)
-    known = _with_known_rows(posterior, rows, of_known, made.theta)
-    log_ratio, free, doubts = known.log_ratio, rows.free(known.theta), list[str]()
+    known, free = _with_known_rows(posterior, rows, of_known, made.theta)
+    log_ratio, doubts = known.log_ratio, list[str]()
     finite = np.isfinite(made.log_weights + log_ratio)
     moved = float(softmax((made.log_weights + log_ratio)[finite]) @ known.moved[finite]) if finite.any() else 0.0
     if moved > _FARTHEST:
@@ -1177,24 +1239,27 @@ def _with_rows(
         if variance > _NOISE:
             doubts.append("the densities of rows of new levels are known from few candidates")
     log_ratio = np.where(np.isnan(log_ratio), -np.inf, log_ratio)
-    return log_ratio, known.theta, free | rows.known(free, drawn), tuple(doubts)
+    more = {"values": free | rows.known(free, drawn), "of_known": of_known, "log_known": known.log_ratio}
+    return log_ratio, known.theta, more, tuple(doubts)
 
 
-def _with_known_rows(posterior: Posterior, rows: NewRows, which: NDArray[np.intp], theta: Array) -> WithNewRows:
-    """Return draws given the rows that depend on nothing new."""
-
-    def logp(theta: Array) -> Array:
-        free = rows.free(theta)
-        return rows.logp(rows.known(free, rows.some))[:, which]
-
-    zero = np.zeros(len(theta))
-    if not len(which):
-        return WithNewRows(zero, theta, zero)
+def _with_known_rows(
+    posterior: Posterior, rows: NewRows, which: NDArray[np.intp], theta: Array
+) -> tuple[WithNewRows, dict[str, AnyArray]]:
+    """Return draws given the rows that depend on nothing new, with the free variables of the fit at these."""
     state = with_trees(getattr(posterior.distribution, "q", None))
-    if state is not None:
+    if len(which) and state is not None and not rows.has_known_discrete:
         with contextlib.suppress(CoupledRows):  # weights may do
-            return with_new_rows(theta, state, logp)
-    return WithNewRows(logp(theta).sum(axis=1), theta, zero)
+            found = with_new_rows(theta, state, functools.partial(_log_densities, rows, which))
+            return found, rows.free(found.theta)
+    free, log_ratio = rows.free(theta), np.zeros(len(theta))
+    if len(which):
+        log_ratio = rows.logp(rows.known(free, rows.some))[:, which].sum(axis=1)
+    return WithNewRows(log_ratio, theta, np.zeros(len(theta))), free
+
+
+def _log_densities(rows: NewRows, which: NDArray[np.intp], theta: Array) -> Array:
+    return rows.logp(rows.known(rows.free(theta), rows.some))[:, which]
 
 
 def _draws(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[JointDraws, tuple[str, ...]]:

@@ -405,14 +405,16 @@ ELPD_OF_INITVAL, ELPD_OF_LKJ = -78.53, -81.51
 # --- update, predict, other priors ------------------------------------------------------------------------------------
 
 
-@case(wrong="a summed-out change point is drawn from its prior for new rows, and the result called reliable")
+@case()
 def update_discrete(seed):
     t, new = np.arange(60.0), (np.full(8, 30.0), np.array([1, 0, 2, 1, 0, 1, 1, 0]))
     with pm.Model() as model:
         at, when = pm.Data("t", t), pm.DiscreteUniform("when", 0, 59)
         early, late = pm.Exponential("early", 0.5), pm.Exponential("late", 0.5)
         pm.Poisson("y", pm.math.switch(at < when, early, late), observed=closed.SWITCH)
-    found = fit(model, seed).update(dict(zip(("t", "y"), new, strict=True)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not reliable
+        found = fit(model, seed).update(dict(zip(("t", "y"), new, strict=True)))
     if not found.is_reliable:
         return
     mean, sd, after = closed.switch_moments(*map(np.concatenate, zip((t, closed.SWITCH), new, strict=True)))
@@ -422,7 +424,7 @@ def update_discrete(seed):
     near(found.log_predictive_density, after - closed.switch_moments(t, closed.SWITCH)[2], 0.1)
 
 
-@case(wrong="the log predictive density of new rows is 0.7 off, and its error said to be 0.002", in_all=False)
+@case()
 def update_skewed(seed):
     rng = np.random.default_rng(4)
     u, g = rng.normal(0, 1.5, 40), np.repeat(np.arange(40), 2)
@@ -495,11 +497,13 @@ def calibration_plot(seed):
     pymc_ngvi.calibrate(model, 20, random_seed=seed, progressbar=False).plot()
 
 
-@case(wrong="half of a new prior's mass is where there are no draws: P = 0, and reliable")
+@case()
 def prior_spike(seed):
     approx = fit(MODELS["grid: eight schools centred"].build(), seed)
     parts = [pm.HalfNormal.dist(1e-6), pm.HalfNormal.dist(5)]
-    found = approx.with_prior(tau=pm.Mixture.dist([0.5, 0.5], parts))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not reliable
+        found = approx.with_prior(tau=pm.Mixture.dist([0.5, 0.5], parts))
     if found.is_reliable:
         near(float((found.sample(4_000)["posterior"]["tau"] < 1e-3).mean()), 0.547, 0.05)
 

@@ -606,3 +606,23 @@ def test_an_off_gaussian_is_weighted_before_it_is_scaled():
     found = NGVIApproximation(LogDensity(normal_mean()), q).prior_sensitivity("mu")
     assert abs(found.tree.posterior["mu"].mean() - mean) < 0.1 * sd
     assert found.doubts == ()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("weight", [0.5, 0.1])
+def test_mass_of_a_new_prior_where_there_are_no_draws_is_a_doubt(weight, seed):
+    y, sd = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
+    with pm.Model():
+        mu, tau = pm.Normal("mu", 0, 5), pm.HalfCauchy("tau", 5)
+        pm.Normal("y", pm.Normal("theta", mu, tau, shape=8), sd, observed=y)
+        approx = pymc_ngvi.fit_ngvi(random_seed=seed, progressbar=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parts = [pm.HalfNormal.dist(1e-6), pm.HalfNormal.dist(5)]
+        found = approx.with_prior(tau=pm.Mixture.dist([weight, 1 - weight], parts), random_seed=seed)
+        wide = approx.with_prior(mu=pm.Normal.dist(0, 100), random_seed=seed)
+    # the spike has 0.547 and 0.118 of the posterior mass
+    [said] = [doubt for doubt in found.doubts if "'tau'" in doubt]
+    assert float(said.split()[0]) == pytest.approx({0.5: 55, 0.1: 12}[weight], abs=6)
+    # most of a wide prior is where there are no draws as well, and the data rule it out
+    assert not any("'mu'" in doubt for doubt in wide.doubts)

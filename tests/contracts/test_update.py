@@ -8,6 +8,7 @@ import pymc as pm
 import pytest
 
 from scipy import stats
+from scipy.special import gammaln
 
 import pymc_ngvi
 
@@ -504,3 +505,90 @@ def test_a_skewed_group_is_integrated_as_it_is(skewness):
     weights = np.exp(both - logsumexp(both))
     np.testing.assert_allclose(found.log_ratio, logsumexp(both) + np.log(grid[1] - grid[0]), atol=0.03)
     np.testing.assert_allclose(found.theta[0, 1], weights @ grid, atol=0.03)  # z = 0 before and after
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_summed_out_change_point_is_weighted_with_the_rest(seed):
+    """By sums over change points of gamma-Poisson evidences: rows that agree, and rows that do not."""
+    rng = np.random.default_rng(seed)
+    t = np.arange(30.0)
+    y = rng.poisson(np.where(t < 12, 4.0, 1.5))
+    with pm.Model():
+        time, when = pm.Data("t", t), pm.DiscreteUniform("when", 0, 29)
+        early, late = pm.Exponential("early", 0.5), pm.Exponential("late", 0.5)
+        pm.Deterministic("is_late", (when > 12).astype("float64"))
+        pm.Poisson("y", pm.math.switch(time < when, early, late), observed=y)
+        approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+
+    def known(t, y):
+        before = t < np.arange(30)[:, None]
+        log_p, rate = np.zeros(30), []
+        for part in (before, ~before):
+            total, n = part @ y, part.sum(axis=1)
+            log_p += gammaln(1 + total) - (1 + total) * np.log(0.5 + n) + np.log(0.5)
+            rate.append((1 + total) / (0.5 + n))
+        p = np.exp(log_p - logsumexp(log_p))
+        return p @ rate[0], p @ rate[1], p[13:].sum(), logsumexp(log_p) - gammaln(1 + y).sum()
+
+    new = np.array([5.0, 13.0, 14.0]), np.array([3, 2, 3])
+    found = approx.update({"t": new[0], "y": new[1]}, draws=4_000, random_seed=seed)
+    assert found.is_reliable
+    draws = found.sample(4_000, random_seed=seed).posterior
+    right = known(np.append(t, new[0]), np.append(y, new[1]))
+    for name, value in zip(("early", "late", "is_late"), right, strict=False):
+        # five Monte Carlo errors of as many draws as the weighted ones are worth
+        error = float(draws[name].std()) / np.sqrt(found.effective_sample_size)
+        assert abs(float(draws[name].mean()) - value) < 5 * error
+    density = found.log_predictive_density
+    assert abs(density.value - (right[3] - known(t, y)[3])) < 5 * density.se
+    assert set(draws["when"].values.ravel().tolist()) <= set(range(30))
+    with pytest.warns(UserWarning, match="not reliable"):  # seven rows that say that the rates are another two
+        approx.update({"t": np.full(7, 11.0), "y": np.full(7, 30)}, random_seed=seed)
+
+
+def test_labels_of_new_rows_are_summed_over():
+    rng = np.random.default_rng(3)
+    label = rng.random(70) < 0.4
+    y = np.where(label, 3.0, 0.0) + 0.7 * rng.normal(size=70)
+
+    def model(y):
+        with pm.Model() as made:
+            data, w = pm.Data("data", y), pm.Beta("w", 2, 2)
+            mu = pm.Normal("mu", [0.0, 3.0], 1.0, shape=2)
+            pm.Normal("y", mu[pm.Categorical("z", pm.math.stack([1 - w, w]), shape=data.shape)], 0.7, observed=data)
+        return made
+
+    approx, again = (pymc_ngvi.fit_ngvi(model=model(of), random_seed=1, progressbar=False) for of in (y[:60], y))
+    found = approx.update({"data": y[60:]}, random_seed=1)
+    assert found.is_reliable
+    ours, theirs = (of.sample(4_000, random_seed=2).posterior for of in (found, again))
+    sd = theirs["mu"].std(("chain", "draw"))
+    # five errors of a difference of means of 2,000 draws and more each
+    assert (abs((ours["mu"] - theirs["mu"]).mean(("chain", "draw"))) / sd).max() < 5 * np.sqrt(2 / 2_000)
+    density, right = found.log_predictive_density, again.log_marginal_likelihood.value
+    assert abs(density.value - (right - approx.log_marginal_likelihood.value)) < 5 * density.se + 0.02
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_the_error_of_the_density_of_rows_of_skewed_groups_holds(seed):
+    """Of fits with and without the rows: groups of two counts each, many of which are 0."""
+    rng = np.random.default_rng(seed)
+    u, group = rng.normal(0, 1.5, 40), np.repeat(np.arange(40), 2)
+    y, y_new = rng.poisson(np.exp(-1 + u[group])), rng.poisson(np.exp(-1 + u))
+
+    def model(group, y):
+        with pm.Model(coords={"group": np.arange(40)}) as made:
+            index, mu, s = pm.Data("index", group), pm.Normal("mu", 0, 2), pm.HalfNormal("s", 3)
+            pm.Poisson("y", pm.math.exp(mu + pm.Normal("u", 0, s, dims="group")[index]), observed=y)
+        return made
+
+    both = np.append(group, np.arange(40)), np.append(y, y_new)
+    approx, again = (
+        pymc_ngvi.fit_ngvi(model=model(*of), posterior="exact", random_seed=1, progressbar=False)
+        for of in ((group, y), both)
+    )
+    density = approx.update({"index": np.arange(40), "y": y_new}, random_seed=1).log_predictive_density
+    before, after = approx.log_marginal_likelihood, again.log_marginal_likelihood
+    # rules of the fits are within 0.03 nats
+    assert abs(density.value - (after.value - before.value)) < 5 * np.hypot(density.se, after.se) + 0.03
+    assert density.se < 0.05
