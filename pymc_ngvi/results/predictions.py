@@ -405,7 +405,9 @@ class Treatments:
         n_batch = n_batch_axes(rv)
         size = tuple(self._length(rv, axis, old[axis], shape[axis]) for axis in range(n_batch))
         resized = None if size == shape[:n_batch] else size
-        if n_batch < len(shape) and is_continued(rv, n_batch):
+        # Of many series, or vectors, those of other rows are other ones.
+        is_one = not n_batch or shape[n_batch:] != old[n_batch:]
+        if n_batch < len(shape) and is_continued(rv, n_batch) and is_one:
             axes = self._changed(rv, old, (*size, *shape[n_batch:]))
             if n_batch in axes:
                 if not axes[n_batch].goes_on:

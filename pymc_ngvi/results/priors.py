@@ -21,7 +21,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 from scipy.special import softmax
 
-from pymc_ngvi.core.messages import OURS, checked_names, shortened
+from pymc_ngvi.core.messages import OURS, checked_names, listed, shortened
 from pymc_ngvi.core.prices import rounded_up
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, khat_limit, pareto_khat, weigh
 from pymc_ngvi.core.sizes import HELD, N_REWEIGHTED, N_SHOWN, Seed, check_draws, generator_of, seed_of
@@ -576,7 +576,8 @@ class NewRows:
         self.deterministics = [d.name for d in model.deterministics if self._is_complete(d.name)]
         held = [name for name, values in observed.items() if values is None]
         observed |= dict(zip(held, self._told(lambda: self._graph.observed(held)), strict=True))
-        self.observed = {name: _checked(model[name], values) for name, values in observed.items()}
+        lengths = dict(zip(observed, self._graph.shapes([model[name] for name in observed], new=False), strict=True))
+        self.observed = {name: _checked(model[name], values, lengths[name]) for name, values in observed.items()}
         needed = self._graph.needed([*names, *self.deterministics])
         self._free = Constrainer.of(
             posterior.density, deterministics=False, names=frozenset(v.name for v in posterior.layout.variables)
@@ -593,7 +594,7 @@ class NewRows:
         # Each element by its number in the fit: treatments tell where it is now.
         numbers = {name: np.arange(of.size).reshape(of.shape) for name, of in one.items()}
         self._treatments = Treatments(posterior, self._graph, self.new, "new", frozenset(), numbers, {}).of(needed)
-        self._treatments |= {name: Treatment(size=values.shape) for name, values in self.observed.items()}
+        self._treatments |= {name: Treatment(size=self._rows_of(name)) for name in self.observed}
         self.has_known_discrete = any(self._treatments[name].known is not None for name in self._discrete)
         self._check_priors()
         treated = {name: t for name in numbers if (t := self._treatments.get(name)) is not None}
@@ -644,7 +645,11 @@ class NewRows:
     @property
     def n_rows(self) -> int:
         """Number of new observations."""
-        return sum(values.size for values in self.observed.values())
+        return sum(math.prod(self._rows_of(name)) for name in self.observed)
+
+    def _rows_of(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the new observations of a variable, whose vectors are one each."""
+        return self.observed[name].shape[: n_batch_axes(self._graph.model[name])]
 
     def _is_complete(self, name: str) -> bool:
         """Tell whether all data that a variable is computed from are those of the new rows, or of all rows."""
@@ -727,13 +732,27 @@ class NewRows:
         """Return the log densities of the new rows, (n, n_rows), given the variables that they depend on."""
         n = length_of(known)
         values = self._evaluated("rows", lambda ts: self._graph.log_densities(self.observed, ts, 1), known, n)
-        for (name, rows), of_name in zip(self.observed.items(), values, strict=True):
-            if of_name.shape[1:] != rows.shape:
+        for name, of_name in zip(self.observed, values, strict=True):
+            if of_name.shape[1:] != self._rows_of(name):
                 raise ValueError(
-                    f"{name!r} has new values of shape {rows.shape}, and with the other new data it has shape "
+                    f"{name!r} has new values of {self._rows_of(name)} rows, and with the other new data it has "
                     f"{of_name.shape[1:]}: give the same rows of all."
                 )
         return np.concatenate([np.asarray(v, dtype=np.float64).reshape(n, -1) for v in values], axis=1)
+
+    def check_possible(self, theta: Array) -> None:
+        """Raise ValueError where rows have a density of 0 at all of some draws."""
+        free = self.free(theta[:: len(theta) * self.n_rows // HELD + 1])
+        is_possible = np.isfinite(self.logp(self.known(free, self.drawn(free, _SEED)))).any(axis=0)
+        for name in self.observed:
+            shape = self._rows_of(name)
+            of_name, is_possible = np.split(is_possible, [math.prod(shape)])
+            if bad := np.flatnonzero(~of_name).tolist():
+                values = self.observed[name].reshape(-1, *self.observed[name].shape[len(shape) :])[bad]
+                raise ValueError(
+                    f"{name!r} can't have the values {listed(values.tolist())}, of rows {listed(bad)}: their density "
+                    "is 0 at all draws of the posterior. Look at these rows, or fit again with all of them."
+                )
 
     @property
     def has_elementwise_priors(self) -> bool:
@@ -839,9 +858,10 @@ def _split(model: pm.Model, given: Given) -> tuple[dict[str, Any], dict[str, Any
     return observed, rest
 
 
-def _checked(rv: Any, values: Any) -> AnyArray:
-    """Return new values of an observed variable."""
-    if rv.owner.op.ndim_supp:
+def _checked(rv: Any, values: Any, of_fit: tuple[int, ...]) -> AnyArray:
+    """Return new values of an observed variable, which had some shape in the fit."""
+    n_batch = n_batch_axes(rv)
+    if not n_batch and rv.type.ndim:
         raise ValueError(
             f"The elements of {rv.name!r} have one distribution together: new ones can't be put beside those of the "
             "fit. Fit again with all of them."
@@ -850,8 +870,8 @@ def _checked(rv: Any, values: Any) -> AnyArray:
         array = np.ma.filled(np.ma.asarray(values, dtype=np.float64), np.nan)
     except (ValueError, TypeError):
         raise ValueError(f"{rv.name!r} should be numbers in an array; got {shortened(values)}.") from None
-    if array.ndim != rv.type.ndim:
-        raise ValueError(f"{rv.name!r} has shape {array.shape}; in the model it has {rv.type.ndim} axes.")
+    if array.ndim != rv.type.ndim or array.shape[n_batch:] != of_fit[n_batch:]:
+        raise ValueError(f"{rv.name!r} has shape {array.shape}; in the fit it had {of_fit}, rows along the first axis.")
     if np.isnan(array).any():
         raise ValueError(f"{rv.name!r} has missing values: leave these rows out.")
     if not array.size:
@@ -1211,9 +1231,10 @@ def updated(posterior: Posterior, new_data: Given, draws: int, rng: np.random.Ge
             kept = made.theta[every], made.log_weights[every], made.of_globals[every], made.part[every]
             made = JointDraws(*kept, min(1.0, step * made.worth))
         rows.point = made.theta[made.log_weights.argmax()][None]
+        rows.check_possible(made.theta)
         log_ratio, theta, more, of_rows = _with_rows(posterior, rows, made, rng)
     if not np.isfinite(made.log_weights + log_ratio).any():
-        raise ValueError(f"The new rows are impossible at all draws of the posterior. {_FIT_AGAIN}")
+        raise ValueError(f"The new rows are impossible together at all draws of the posterior. {_FIT_AGAIN}")
     made, doubts = made._replace(theta=theta), (*of_rows, *doubts)
     return Updated.of(posterior, made, log_ratio, rng, draws, doubts, _FIT_AGAIN, rows=rows, **more)
 

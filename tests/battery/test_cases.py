@@ -441,7 +441,7 @@ def update_skewed(seed):
 UPDATE_SKEWED = -45.037
 
 
-@case(seeds=(1,), wrong="a prior that reads a statistic of pm.Data: AttributeError", quick=True)
+@case(seeds=(1,), quick=True)
 def prior_reads_data(seed):
     rng = np.random.default_rng(0)
     y, x = rng.normal(100, 10, 40), np.arange(40.0)
@@ -460,7 +460,7 @@ def prior_reads_data(seed):
     assert approx.update({"x": [3.0], "y": [90.0]}).is_reliable
 
 
-@case(seeds=(1,), wrong="new rows that cannot be: LinAlgError in place of a sentence")
+@case(seeds=(1,))
 def impossible_rows(seed):
     rng = np.random.default_rng(0)
     with pm.Model(coords={"h": np.arange(10)}) as model:
@@ -473,7 +473,7 @@ def impossible_rows(seed):
     assert not isinstance(caught.value, np.linalg.LinAlgError)
 
 
-@case(seeds=(1,), wrong="new rows of a multivariate regression are refused")
+@case(seeds=(1,))
 def predict_mvnormal(seed):
     rng = np.random.default_rng(1)
     x, true = rng.normal(size=(50, 2)), np.array([[1, 0.2], [-0.5, 0.8]])
@@ -489,7 +489,7 @@ def predict_mvnormal(seed):
     assert approx.update({"X": x[:3], "Y": y[:3]}).is_reliable
 
 
-@case(seeds=(1,), wrong="Calibration.plot() of a vector without dims: ValueError")
+@case(seeds=(1,))
 def calibration_plot(seed):
     x = np.column_stack([np.ones(10), np.arange(10.0)])
     with pm.Model() as model:

@@ -410,11 +410,12 @@ def test_statistics_of_the_data_are_those_of_the_fit():
         pm.Deterministic("scaled", slope * x / x.max())
         pm.Deterministic("total", eta.sum())
         pm.Deterministic("n", x.shape[0] + 0 * slope)
+        pm.Deterministic("apart", slope * (x - x[1]) / pm.math.sqrt((x**2).sum()))
         # Weights of the rows that are there: no statistics of those of the fit.
         pm.Deterministic("average", (x * eta).sum() / x.sum())
         pm.Deterministic("normalised", ((x / x.sum()) * eta).sum())
         pm.Normal("y", eta, observed=seen)
-    names = ["eta", "slope", "scaled", "total", "n", "average", "normalised"]
+    names = ["eta", "slope", "scaled", "total", "n", "average", "normalised", "apart"]
     found = values(approximation(model), {"x": [3.0, 8.0]}, var_names=names)
     np.testing.assert_allclose(found["scaled"], found["slope"][:, None] * np.array([3.0, 8.0]) / 81.0, rtol=1e-12)
     for name in ("average", "normalised"):
@@ -422,7 +423,44 @@ def test_statistics_of_the_data_are_those_of_the_fit():
     expected = found["slope"][:, None] * (np.array([3.0, 8.0]) - seen.mean()) / seen.std()
     np.testing.assert_allclose(found["eta"], expected, rtol=1e-12)
     np.testing.assert_allclose(found["total"], expected.sum(axis=1), rtol=1e-12)
+    apart = (np.array([3.0, 8.0]) - seen[1]) / np.linalg.norm(seen)
+    np.testing.assert_allclose(found["apart"], found["slope"][:, None] * apart, rtol=1e-12)
     np.testing.assert_array_equal(found["n"], 2)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_priors_that_read_data_are_those_of_the_fit(seed):
+    rng = np.random.default_rng(seed)
+    seen = rng.normal(100, 10, 40)
+    with pm.Model(coords={"g": list("ab")}) as model:
+        y, x, g = pm.Data("y", seen), pm.Data("x", np.arange(40.0)), pm.Data("i", np.repeat([0, 1], 20))
+        a, s = pm.Normal("a", y.mean(), 20), pm.HalfNormal("s", 1)
+        u = pm.Normal("u", y.max(), 0.01 * s * y.std(), dims="g")
+        pm.Normal("o", a + u[g] + x - x.mean(), 10, observed=y)
+    found = values(approximation(model), {"y": [0.0], "x": [3.0], "i": ["c"]}, groups="new", var_names=["u", "o", "a"])
+    new = found["u"][:, 2]
+    assert abs(new.mean() - seen.max()) < 5 * new.std() / np.sqrt(N_DRAWS)
+    mean = found["a"].mean() + seen.max() + 3.0 - 19.5
+    assert abs(found["o"].mean() - mean) < 5 * found["o"].std() / np.sqrt(N_DRAWS)
+
+
+@pytest.mark.parametrize("dims", [None, ("obs", "out")])
+@pytest.mark.parametrize("n", [3, 50])
+def test_rows_of_vectors_are_independent(dims, n):
+    rng = np.random.default_rng(1)
+    x, true = rng.normal(size=(50, 2)), np.array([[1, 0.2], [-0.5, 0.8]])
+    with pm.Model(coords={"obs": np.arange(50), "out": ["u", "v"]}) as model:
+        data, b = pm.Data("x", x, dims=dims and ("obs", "p")), pm.Normal("b", 0, 1, shape=(2, 2))
+        cov = np.array([[1.0, 0.8], [0.8, 1.0]])
+        pm.MvNormal("y", data @ b, cov=cov, observed=x @ true, dims=dims)
+    new = rng.normal(size=(n, 2))
+    found = values(
+        approximation(model), {"x": new} | ({"obs": np.arange(n) + 100} if dims else {}), var_names=["y", "b"]
+    )
+    assert found["y"].shape == (N_DRAWS, n, 2)
+    noise = found["y"] - new @ found["b"]
+    np.testing.assert_allclose(np.cov(noise[:, 0].T), cov, atol=5 * OF_VARIANCE)
+    np.testing.assert_allclose(np.cov(noise[:, 0, 0], noise[:, 2, 0])[0, 1], 0.0, atol=5 / np.sqrt(N_DRAWS))
 
 
 def test_the_model_keeps_its_data_whatever_happens(fitted):
