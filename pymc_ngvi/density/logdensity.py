@@ -189,12 +189,6 @@ class ModelDensity(ABC):
         assert isinstance(draws, DiscreteDraws)
         return draws(values, random_seed)
 
-    def states_of(self, name: str) -> AnyArray:
-        """Return the values that a discrete variable which was summed out may have."""
-        from pymc_ngvi.density.discrete.states import states_of
-
-        return states_of(self.given[name])
-
     # --- minibatches ---
 
     @property

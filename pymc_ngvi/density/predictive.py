@@ -345,6 +345,11 @@ class PredictiveGraph:
             if self.depends_on_new(y)
         )
 
+    def is_accumulated(self, rv: Variable) -> bool:
+        """Tell whether elements of a variable are added up one after the other."""
+        sums = [v for v in ancestors(self.model.observed_RVs) if v.owner and isinstance(v.owner.op, CumOp)]
+        return rv in behind(sums, lambda v: v.owner.inputs if isinstance(v.owner.op, (*_IN_PLACE, CumOp)) else ())
+
     def is_in_potential(self, rv: Variable) -> bool:
         """Tell whether a Potential of the model depends on a variable."""
         return rv in ancestors(self.model.potentials)

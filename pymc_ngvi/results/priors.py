@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import pickle
 import warnings
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self, cast
 
+import cloudpickle
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import pymc as pm
@@ -47,7 +49,16 @@ from pymc_ngvi.reading.roles import top_level_priors
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
 from pymc_ngvi.results.distributions import Distribution, Notes, Posterior, one_chain, to_datatree, to_multitrace
 from pymc_ngvi.results.left_out import LogMarginalLikelihood, log_marginal_likelihood
-from pymc_ngvi.results.predictions import Given, NewData, Treatments, given_new_data, tree_of
+from pymc_ngvi.results.predictions import (
+    Given,
+    Groups,
+    NewData,
+    Treatments,
+    checked_dict,
+    given_new_data,
+    predictions_at,
+    tree_of,
+)
 from pymc_ngvi.results.sampling import Names, Sampling, narrow, sample_tree
 from pymc_ngvi.results.summary import Planned, Summary, imported, paragraphs, summary_of_draws
 
@@ -104,6 +115,10 @@ class JudgedDraws:
             warnings.warn(result.sentence, UserWarning, skip_file_prefixes=OURS)
         return result
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return a pickle by cloudpickle: PyMC's models hold functions that pickle itself can't take."""
+        return _unpickled, (type(self), cloudpickle.dumps(vars(self)))
+
     @property
     def is_reliable(self) -> bool:
         """Whether nothing stands against relying on it; where something does, a new fit is due."""
@@ -142,12 +157,56 @@ class JudgedDraws:
         """Return a table of the variables."""
         raise NotImplementedError
 
+    def predict(
+        self, new_data: Given | None = None, *, draws: int = N_SHOWN, groups: Groups = "known", var_names: Names = None,
+        random_seed: Seed = None,
+    ) -> xr.DataTree:  # fmt: skip
+        """Return predictions; see `NGVIApproximation.predict`.
+
+        Raises
+        ------
+        ValueError
+            As there; and where it would need what only a new fit has.
+        """
+        rng = self._generator(random_seed)
+        theta = self._weighted.draw(check_draws(draws), rng)
+        made = predictions_at(self.posterior, theta, new_data, groups, var_names, seed_of(rng))
+        said = made["predictions"].attrs
+        drawn = {name for key in ("drawn_from_prior", "averaged") for name in said.get(key, "").split(", ")}
+        if stale := sorted(drawn & self._stale):
+            raise ValueError(f"New elements of {quoted(stale)} can't be drawn but as in the first fit. {self.cure}")
+        return made
+
+    @property
+    def _weighted(self) -> "WeightedDistribution":
+        """The draws with the new weights; in the order of a variable, they are picked evenly."""
+        attrs = {"khat": self.khat, "effective_sample_size": self.effective_sample_size}
+        log_weights = self.draws.log_weights + self.log_ratio
+        return WeightedDistribution(
+            self.posterior.distribution, self.draws.theta, log_weights, self._in_order_of, attrs
+        )
+
+    @property
+    def _in_order_of(self) -> int:
+        return 0
+
+    @property
+    def _stale(self) -> frozenset[str]:
+        """Variables of which only the fit knows how new elements are distributed."""
+        raise NotImplementedError
+
     def __str__(self) -> str:
         """Return the summary."""
         return str(self.summary())
 
     def _repr_html_(self) -> str:
         return self.summary()._repr_html_()
+
+
+def _unpickled[T](cls: type[T], content: bytes) -> T:
+    made = object.__new__(cls)
+    vars(made).update(pickle.loads(content))
+    return made
 
 
 def _effective(draws: JointDraws, log_weights: Array) -> float:
@@ -299,15 +358,14 @@ class Reweighted(JudgedDraws):
 
     # --- draws ---
 
-    @functools.cached_property
-    def _weighted(self) -> Posterior:
+    @property
+    def _in_order_of(self) -> int:
+        return next(v.where.start for v in self.posterior.layout.variables if v.name == self.priors.names[0])
+
+    @property
+    def _reweighted(self) -> Posterior:
         """The posterior with the new weights; its density is that of the old priors, and is not asked for."""
-        in_order_of = next(v.where.start for v in self.posterior.layout.variables if v.name == self.priors.names[0])
-        attrs = {"khat": self.khat, "effective_sample_size": self.effective_sample_size}
-        q = WeightedDistribution(
-            self.posterior.distribution, self.draws.theta, self.draws.log_weights + self.log_ratio, in_order_of, attrs
-        )
-        return dataclasses.replace(self.posterior, distribution=q, record=None)
+        return dataclasses.replace(self.posterior, distribution=self._weighted, record=None)
 
     def sample(self, draws: int = N_SHOWN, *, var_names: Names = None, random_seed: Seed = None) -> xr.DataTree:
         """Draw from the posterior under the new priors: draws of equal weight, picked by the weights.
@@ -328,7 +386,11 @@ class Reweighted(JudgedDraws):
         """
         with self.posterior.with_data_of_fit():
             return sample_tree(
-                self._weighted, Kept(), check_draws(draws), self._generator(random_seed), Sampling(var_names=var_names)
+                self._reweighted,
+                Kept(),
+                check_draws(draws),
+                self._generator(random_seed),
+                Sampling(var_names=var_names),
             )
 
     def summary(
@@ -347,9 +409,21 @@ class Reweighted(JudgedDraws):
         """
         with self.posterior.with_data_of_fit():
             made = summary_of_draws(
-                self._weighted, Kept(), check_draws(draws), self._generator(random_seed), group_effects, kwargs
+                self._reweighted, Kept(), check_draws(draws), self._generator(random_seed), group_effects, kwargs
             )
         return dataclasses.replace(made, lines=(self.sentence,), khat=self.khat)
+
+    def with_prior(
+        self, priors: Mapping[str, Any] | None = None, *, draws: int = N_REWEIGHTED, random_seed: Seed = None,
+        **by_name: Any,
+    ) -> "Reweighted":  # fmt: skip
+        """Return the posterior under these priors and further ones; see `NGVIApproximation.with_prior`."""
+        every = {**self.priors.new, **(priors or {}), **by_name}
+        return reweighted(self.posterior, every, draws, self._generator(random_seed))
+
+    @property
+    def _stale(self) -> frozenset[str]:
+        return frozenset(self.priors.names)
 
     # --- marginal likelihood ---
 
@@ -409,6 +483,8 @@ def _elsewhere(posterior: Posterior) -> str:
 
 #: Powers between which sensitivity is measured: those of ArviZ, and of the R package priorsense.
 _POWERS = (0.99, 1.01)
+#: Parts of the draws without which errors are told; digits of their sensitivities, and of errors.
+_N_PARTS, _DIGITS, _SHOWN = 8, 9, 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -418,8 +494,8 @@ class PriorSensitivity:
     Parameters
     ----------
     table : pandas.DataFrame
-        Columns ``prior`` and ``likelihood``, the sensitivities, and ``diagnosis``, in words of ArviZ; a row for each
-        element.
+        Columns ``prior`` and ``likelihood``, the sensitivities, with standard errors ``prior_se`` and
+        ``likelihood_se``, and ``diagnosis``, in words of ArviZ; a row for each element.
     khat : dict of str to float
         The larger k-hat of both powers, of ``prior`` and ``likelihood``.
     priors : tuple of str
@@ -489,7 +565,15 @@ def prior_sensitivity(
     khat = {"prior": _khat(of_prior), "likelihood": _khat(of_likelihood)}
     limit = khat_limit(draws)
     doubts = (*doubts, *(f"k-hat of {name} is above {limit:.2g}" for name, value in khat.items() if value > limit))
-    table = imported("arviz_stats").psense_summary(tree, threshold=threshold, alphas=_POWERS)
+    summary = functools.partial(imported("arviz_stats").psense_summary, alphas=_POWERS)
+    table = summary(tree, threshold=threshold)
+    # Jackknife: without each of some parts of the draws.
+    parts = [tree.isel(draw=np.arange(draws) % _N_PARTS != k) for k in range(_N_PARTS)]
+    kinds = ["prior", "likelihood"]
+    without = np.array([summary(part, threshold=np.inf, round_to=_DIGITS)[kinds].to_numpy(float) for part in parts])
+    errors = np.sqrt(_N_PARTS - 1) * without.std(axis=0)
+    for i, kind in enumerate(kinds):
+        table.insert(2 * i + 1, f"{kind}_se", errors[:, i].round(_SHOWN))
     return PriorSensitivity(table, khat, tuple(priors), tuple(likelihoods), tree, doubts)
 
 
@@ -514,11 +598,7 @@ def _scaled(posterior: Posterior, priors: Names, likelihoods: Names) -> tuple[li
 
 def _drawn(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[Array, tuple[str, ...]]:
     """Return draws of equal weight, corrected by importance weights where these help."""
-    if posterior.distribution.kept_log_weights() is not None:
-        return posterior.draw(draws, rng), () if posterior.record is None else posterior.record.doubts
     made, doubts = joint_draws(posterior, draws, rng)
-    if not made.log_weights.any():
-        return made.theta, doubts
     return WeightedDistribution(posterior.distribution, made.theta, made.log_weights, 0, {}).draw(draws, rng), doubts
 
 
@@ -574,9 +654,15 @@ class NewRows:
         self.new.check_complete(self._graph.data_needed(names))
         self.data = self._graph.data_needed(names)
         self.deterministics = [d.name for d in model.deterministics if self._is_complete(d.name)]
+        lengths = dict(zip(observed, self._graph.shapes([model[name] for name in observed], new=False), strict=True))
+        rows = {shape[:1] for shape in lengths.values() if shape}
+        if forgotten := [k for k in self.data if k not in self.new.arrays and self.new.before(k).shape[:1] in rows]:
+            raise ValueError(
+                f"{quoted(forgotten)} has a value for each row of the fit: give it for the new rows, too, the same "
+                "where they have the same."
+            )
         held = [name for name, values in observed.items() if values is None]
         observed |= dict(zip(held, self._told(lambda: self._graph.observed(held)), strict=True))
-        lengths = dict(zip(observed, self._graph.shapes([model[name] for name in observed], new=False), strict=True))
         self.observed = {name: _checked(model[name], values, lengths[name]) for name, values in observed.items()}
         needed = self._graph.needed([*names, *self.deterministics])
         self._free = Constrainer.of(
@@ -585,12 +671,14 @@ class NewRows:
         needed_names = {rv.name for rv in needed}
         #: Discrete variables that were summed out: drawn given each draw of the others, and weighted with it.
         self._discrete = [name for name in posterior.density.summed_out_names if name in needed_names]
+        if self._discrete and posterior.changed_data():
+            raise ValueError(f"{quoted(self._discrete)} are drawn given the rows of the fit, which are not there.")
         self._of_last: tuple[Values, dict[str, AnyArray]] = {}, {}
         self._functions: dict[object, tuple[OnDraws, list[str]]] = {}
         #: A draw to look at; where a coefficient is 0, it may hide things.
         self.point = posterior.density.initial_point()[None]
         one = self.free(self.point)
-        self.new.check_fixed({name: of.shape[1:] for name, of in one.items()})
+        self.new.check_indices({name: of.shape[1:] for name, of in one.items()})
         # Each element by its number in the fit: treatments tell where it is now.
         numbers = {name: np.arange(of.size).reshape(of.shape) for name, of in one.items()}
         self._treatments = Treatments(posterior, self._graph, self.new, "new", frozenset(), numbers, {}).of(needed)
@@ -600,31 +688,9 @@ class NewRows:
         treated = {name: t for name in numbers if (t := self._treatments.get(name)) is not None}
         self.grown = [n for n, t in treated.items() if t.known is None or t.mask is not None or t.n_known is not None]
 
-    def only(self, which: NDArray[np.intp]) -> "NewRows | None":
-        """Return some of the rows alone, ascending; None where they can't be taken apart from the others."""
-        n = {len(values) for values in self.observed.values()}
-        if (
-            len(which) == self.n_rows
-            or {values.ndim for values in self.observed.values()} != {1}
-            or len(self.observed) > 1
-        ):
-            return None
-        by_row = {k: array for k, array in self.new.arrays.items() if array.shape[:1] == (*n,)}
-        if any(dim in self.new.of_fit for k in by_row for dim in self.new.dims(k)):  # as many levels as rows
-            return None
-        model, [(name, values)] = self._posterior.density.given, self.observed.items()
-        given = {k: np.asarray(v)[which] for k, v in by_row.items()} | self.new.labels
-        given |= {k: v for k, v in self.new.arrays.items() if k not in by_row}
-        given |= {} if data_behind(model, model[name]) else {name: values[which]}
-        try:
-            few = NewRows(self._posterior, given)
-            free = self.free(self.point)
-            is_same = np.array_equal(
-                few.logp(few.known(free, self.some)), self.logp(self.known(free, self.some))[:, which]
-            )
-        except ValueError:
-            return None
-        return few if is_same else None
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what to pickle: functions are compiled again."""
+        return {**vars(self), "_functions": {}, "_of_last": ({}, {})}
 
     def _check_priors(self) -> None:
         """Raise ValueError where new data change log p of what was in the fit: that is no matter of new rows."""
@@ -716,11 +782,13 @@ class NewRows:
 
     def changes(self, drawn: Values, seed: int) -> list[Values]:
         """Return other values of what was drawn anew: other draws, and each state of a discrete variable."""
-        states = {name: self._posterior.density.states_of(name) for name in self._discrete if name in self.grown}
-        other = self.drawn(self.free(self.point), seed)
-        return [other] + [
-            {**other, name: np.full_like(drawn[name], k)} for name, of_name in states.items() for k in of_name
-        ]
+        found: list[Values] = [self.drawn(self.free(self.point), seed)]
+        for name in {*self._discrete} & {*self.grown}:
+            from pymc_ngvi.density.discrete.states import states_of  # pymc_extras
+
+            states = states_of(self._graph.model[name])
+            found += [{**found[0], name: np.full_like(drawn[name], state)} for state in states]
+        return found
 
     def is_continued(self, name: str) -> bool:
         """Tell whether the new elements of a variable go on from those of the fit."""
@@ -834,11 +902,7 @@ def length_of(values: Values) -> int:
 
 def _split(model: pm.Model, given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return new observations by the name of the variable, None where data of the model hold them, and these data."""
-    if hasattr(given, "columns"):
-        raise TypeError("new_data should be a dict of arrays by name, such as {name: frame[name]}; got a DataFrame.")
-    if not isinstance(given, Mapping):
-        raise TypeError(f"new_data should be a dict of arrays by name; got {shortened(given)}.")
-    observed, rest = {}, dict(given)
+    observed, rest = {}, dict(checked_dict(given))
     for rv in model.observed_RVs:
         sources = data_behind(model, rv)
         if rv.name in rest and (twice := [name for name in sources if name != rv.name and name in rest]):
@@ -931,9 +995,6 @@ def with_new_elements(
     The log predictive density of the rows that depend on them, (n,), the variables that have them, (n, *shape), and the
     variance of the error of the first.
     """
-    which = np.flatnonzero(np.diff(depends.indptr))
-    few = rows.only(which)
-    rows, depends = (rows, depends) if few is None else (few, depends[which])
     # Numbers that a row has in common are drawn together.
     n_parts, part = csgraph.connected_components(depends.T @ depends, directed=False)
     which = np.flatnonzero(np.diff(depends.indptr))
@@ -1125,7 +1186,10 @@ class Updated(JudgedDraws):
 
     @property
     def _what(self) -> str:
-        return f"{self.n_rows:,} new row{'s' if self.n_rows > 1 else ''}"
+        rows, new = f"{self.n_rows:,} new row{'s' if self.n_rows > 1 else ''}", self.rows.new
+        grown = {dim for name in self.rows.grown for dim in new.dims(name) if dim in new.labels and dim in new.of_fit}
+        levels = {dim: [k for k in new.labels[dim] if k not in new.of_fit[dim]] for dim in sorted(map(str, grown))}
+        return ", ".join([rows, *(f"new levels of {dim!r} {listed(found)}" for dim, found in levels.items() if found)])
 
     @functools.cached_property
     def log_predictive_density(self) -> LogMarginalLikelihood:
@@ -1159,10 +1223,11 @@ class Updated(JudgedDraws):
 
     # --- draws ---
 
-    @functools.cached_property
-    def _weighted(self) -> WeightedDistribution:
-        log_weights = self.draws.log_weights + self.log_ratio
-        return WeightedDistribution(self.posterior.distribution, self.draws.theta, log_weights, 0, {})
+    @property
+    def _stale(self) -> frozenset[str]:
+        if self.rows.has_known_discrete:
+            raise ValueError(f"Discrete variables are known in draws only: sample() has them. {_FIT_AGAIN}")
+        return frozenset(self.rows.grown)
 
     def sample(self, draws: int = N_SHOWN, *, var_names: Names = None, random_seed: Seed = None) -> xr.DataTree:
         """Draw from the posterior given the new rows as well: draws of equal weight, picked by the weights.

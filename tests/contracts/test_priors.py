@@ -626,3 +626,22 @@ def test_mass_of_a_new_prior_where_there_are_no_draws_is_a_doubt(weight, seed):
     assert float(said.split()[0]) == pytest.approx({0.5: 55, 0.1: 12}[weight], abs=6)
     # most of a wide prior is where there are no draws as well, and the data rule it out
     assert not any("'mu'" in doubt for doubt in wide.doubts)
+
+
+def test_further_priors_and_predictions_under_other_priors(grouped):
+    one = grouped.with_prior(level=pm.Normal.dist(0.0, 3.0))
+    both = one.with_prior(sd=pm.HalfNormal.dist(3.0), random_seed=5)
+    at_once = grouped.with_prior(level=pm.Normal.dist(0.0, 3.0), sd=pm.HalfNormal.dist(3.0), random_seed=5)
+    assert_allclose(both.log_ratio, at_once.log_ratio)
+    predicted = one.predict(draws=4_000, var_names=["level"], random_seed=2)["predictions"]["level"]
+    draws = one.sample(4_000, random_seed=1).posterior["level"]
+    assert abs(float(predicted.mean() - draws.mean())) < 5 * float(draws.std()) * np.sqrt(2 / 4_000)
+
+
+def test_sensitivities_have_their_errors(exact):
+    """Of many sets of draws: as large as they say, within a factor of 2."""
+    tables = [exact.prior_sensitivity("mu", draws=1_000, random_seed=seed).table.loc["mu"] for seed in range(12)]
+    for kind in ("prior", "likelihood"):
+        spread = np.std([table[kind] for table in tables], ddof=1)
+        said = np.mean([table[f"{kind}_se"] for table in tables])
+        assert 0.4 < said / spread < 2.5

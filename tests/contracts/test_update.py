@@ -1,5 +1,6 @@
 """`approx.update`: the posterior given new rows as well, beside sums over a grid, and beside fits of all rows."""
 
+import pickle
 import warnings
 
 import numpy as np
@@ -548,8 +549,8 @@ def test_a_summed_out_change_point_is_weighted_with_the_rest(seed):
 
 def test_labels_of_new_rows_are_summed_over():
     rng = np.random.default_rng(3)
-    label = rng.random(70) < 0.4
-    y = np.where(label, 3.0, 0.0) + 0.7 * rng.normal(size=70)
+    label = rng.random(36) < 0.4
+    y = np.where(label, 3.0, 0.0) + 0.7 * rng.normal(size=36)
 
     def model(y):
         with pm.Model() as made:
@@ -558,8 +559,8 @@ def test_labels_of_new_rows_are_summed_over():
             pm.Normal("y", mu[pm.Categorical("z", pm.math.stack([1 - w, w]), shape=data.shape)], 0.7, observed=data)
         return made
 
-    approx, again = (pymc_ngvi.fit_ngvi(model=model(of), random_seed=1, progressbar=False) for of in (y[:60], y))
-    found = approx.update({"data": y[60:]}, random_seed=1)
+    approx, again = (pymc_ngvi.fit_ngvi(model=model(of), random_seed=1, progressbar=False) for of in (y[:30], y))
+    found = approx.update({"data": y[30:]}, random_seed=1)
     assert found.is_reliable
     ours, theirs = (of.sample(4_000, random_seed=2).posterior for of in (found, again))
     sd = theirs["mu"].std(("chain", "draw"))
@@ -631,3 +632,39 @@ def test_impossible_rows_of_groups_are_named():
     with pytest.raises(ValueError, match=r"'t' can't have the values -5.0, of rows 1"):
         approx.update({"index": [0, 1], "t": [2.0, -5.0]})
     assert approx.update({"index": [0, 1], "t": [2.0, 5.0]}).is_reliable
+
+
+@pytest.fixture(scope="module")
+def by_rows():
+    rng = np.random.default_rng(0)
+    x, g = rng.normal(size=30), np.repeat(np.arange(6), 5)
+    with pm.Model(coords={"g": list("abcdef")}):
+        data, index = pm.Data("x", x), pm.Data("index", g)
+        a, b = pm.Normal("a", 0, 2), pm.Normal("b")
+        u = pm.Normal("u", 0, pm.HalfNormal("t", 1), dims="g")
+        pm.Normal("y", a + b * data + u[index], 1, observed=1 + x + rng.normal(size=30))
+        return pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+
+
+def test_covariates_of_new_rows_are_given(by_rows):
+    for given, named in (({}, "'x', 'index'"), ({"x": np.zeros(30)}, "'index'")):
+        with pytest.raises(ValueError, match=f"^{named} has a value for each row"):
+            by_rows.update({**given, "y": np.zeros(30)})
+    with pytest.raises(ValueError, match="'x' has missing values, in rows 1"):
+        by_rows.update({"x": [0.0, np.nan], "index": ["a", "b"], "y": [0.0, 1.0]})
+
+
+def test_an_update_is_pickled_and_predicts_and_names_what_is_new(by_rows):
+    new = {"x": [0.0, 1.0], "index": ["a", "e"], "y": [3.0, 3.0]}
+    found = by_rows.update(new, random_seed=1)
+    again = pickle.loads(pickle.dumps(found))
+    np.testing.assert_array_equal(again.sample(50).posterior["u"], found.sample(50).posterior["u"])
+    assert again.log_predictive_density.value == found.log_predictive_density.value
+    predicted = found.predict({"x": [0.5], "index": ["a"]}, draws=4_000, random_seed=2)["predictions"]["y"]
+    draws = found.sample(4_000, random_seed=3).posterior
+    mean = float((draws["a"] + 0.5 * draws["b"] + draws["u"].sel(g="a")).mean())
+    assert abs(float(predicted.mean()) - mean) < 5 * float(predicted.std()) / np.sqrt(4_000)
+    grown = by_rows.update({**new, "index": ["a", "aa"]}, random_seed=1)
+    assert "new levels of 'g' 'aa'" in grown.sentence
+    with pytest.raises(ValueError, match="New elements of 'u'"):
+        grown.predict({"x": [0.5], "index": ["aa"]}, groups="new")
