@@ -348,7 +348,8 @@ class PredictiveGraph:
     def is_accumulated(self, rv: Variable) -> bool:
         """Tell whether elements of a variable are added up one after the other."""
         sums = [v for v in ancestors(self.model.observed_RVs) if v.owner and isinstance(v.owner.op, CumOp)]
-        return rv in behind(sums, lambda v: v.owner.inputs if isinstance(v.owner.op, (*_IN_PLACE, CumOp)) else ())
+        found = behind(sums, lambda v: v.owner.inputs if isinstance(v.owner.op, (*_IN_PLACE, CumOp)) else ())
+        return rv in found or isinstance(rv.owner.op, RandomWalkRV | AutoRegressiveRV)
 
     def is_in_potential(self, rv: Variable) -> bool:
         """Tell whether a Potential of the model depends on a variable."""
@@ -377,31 +378,22 @@ class PredictiveGraph:
         return self._over_draws(treatments, n_draws, lambda parts: self._outputs(names, treatments, parts))
 
     def log_densities(
-        self, observed: Mapping[str, AnyArray], treatments: Mapping[str, Treatment], n_draws: int
+        self, names: Sequence[str], values: Mapping[str, AnyArray], treatments: Mapping[str, Treatment], n_draws: int
     ) -> tuple[OnDraws, Array]:
-        """Return the function of the log densities of new observations, elementwise, and draws as `compiled` does."""
+        """Return the function of the log densities of variables, elementwise, and draws as `compiled` does.
 
-        def outputs(parts: Mapping[str, Variable]) -> list[Variable]:
-            found = self._outputs(list(observed), treatments, parts)
-            return [
-                pm.logp(rv, pt.constant(np.asarray(y, dtype=rv.type.dtype)))
-                for rv, y in zip(found, observed.values(), strict=True)
-            ]
-
-        return self._over_draws(treatments, n_draws, outputs)
-
-    def prior_log_densities(
-        self, names: Sequence[str], treatments: Mapping[str, Treatment], n_draws: int
-    ) -> tuple[OnDraws, Array]:
-        """Return the function of the log densities of known variables given their parents, elementwise."""
+        At values of observed variables, and at those that are known of others.
+        """
 
         def outputs(parts: Mapping[str, Variable]) -> list[Variable]:
             done, found = dict(self._new), {}
             for rv in self.needed(names):
+                treatment, at = treatments.get(rv.name, Treatment()), parts.get(rv.name)
                 if rv.name in names:
-                    [new] = graph_replace([rv], done, strict=False)
-                    found[rv.name] = pm.logp(new, parts[rv.name])
-                done[rv] = self._treated(rv, treatments.get(rv.name, Treatment()), parts.get(rv.name), done)
+                    given = values.get(rv.name)
+                    known = at if given is None else pt.constant(np.asarray(given, dtype=rv.type.dtype))
+                    found[rv.name] = pm.logp(self._resized(rv, treatment, done), known)
+                done[rv] = self._treated(rv, treatment, at, done)
             return [found[name] for name in names]
 
         return self._over_draws(treatments, n_draws, outputs)
@@ -440,14 +432,16 @@ class PredictiveGraph:
         replaced = iter(graph_replace([v for v in others if v not in done], done, strict=False))
         return [done[v] if v in done else next(replaced) for v in others]
 
+    def _resized(self, rv: Variable, treatment: Treatment, done: Mapping[Variable, Variable]) -> Variable:
+        [new] = graph_replace([rv], done, strict=False)
+        return new if treatment.size is None else change_dist_size(new, treatment.size)
+
     def _treated(
         self, rv: Variable, treatment: Treatment, known: Variable | None, done: Mapping[Variable, Variable]
     ) -> Variable:
         if known is not None and treatment.mask is None and treatment.n_known is None:
             return known
-        [new] = graph_replace([rv], done, strict=False)
-        if treatment.size is not None:
-            new = change_dist_size(new, treatment.size)
+        new = self._resized(rv, treatment, done)
         if treatment.mean:
             new = expected(new)
         elif treatment.n_known is not None and known is not None:

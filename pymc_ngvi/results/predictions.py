@@ -14,7 +14,6 @@ import xarray as xr
 
 from numpy.typing import ArrayLike, NDArray
 from pymc.backends.arviz import find_observations
-from pytensor.tensor.random.basic import MvNormalRV
 
 from pymc_ngvi.core.messages import OURS, checked_names, listed, shortened, suggestion
 from pymc_ngvi.core.sizes import seed_of
@@ -371,7 +370,7 @@ class Treatments:
             if not axis.new:
                 continue
             if number < n_batch:
-                if self.graph.is_accumulated(rv):
+                if not rv.owner.op.ndim_supp and self.graph.is_accumulated(rv):
                     self._check_steps(rv, number, axis)
                 if self.groups == "known":
                     what = "levels" if axis.labels is not None else "elements, at"
@@ -385,7 +384,8 @@ class Treatments:
                 mask = mask & (axis.positions >= 0).reshape(along)
             elif is_continued(rv, number):
                 n_known = axis.n_old
-                self._check_steps(rv, number, axis)
+                if self.graph.is_accumulated(rv):
+                    self._check_steps(rv, number, axis)
             else:
                 raise ValueError(
                     f"{rv.name!r} has new elements, {listed(axis.new)}, along {self._axis(rv, number)}, where elements "
@@ -499,7 +499,7 @@ class Treatments:
     def _check_steps(self, rv: Any, number: int, axis: _Axis) -> None:
         """Raise ValueError where labels of new elements leave out some that the steps of a series would have."""
         labels = np.asarray(axis.labels)
-        if isinstance(rv.owner.op, MvNormalRV) or labels.dtype.kind not in "iufM" or axis.n_old <= 2:
+        if labels.dtype.kind not in "iufM" or axis.n_old <= 2:
             return
         steps = np.diff(labels)
         if (steps[: axis.n_old - 1] == steps[0]).all() and (steps != steps[0]).any():

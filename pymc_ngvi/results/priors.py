@@ -177,7 +177,7 @@ class JudgedDraws:
             raise ValueError(f"New elements of {quoted(stale)} can't be drawn but as in the first fit. {self.cure}")
         return made
 
-    @property
+    @cached_property
     def _weighted(self) -> "WeightedDistribution":
         """The draws with the new weights; in the order of a variable, they are picked evenly."""
         attrs = {"khat": self.khat, "effective_sample_size": self.effective_sample_size}
@@ -799,7 +799,9 @@ class NewRows:
     def logp(self, known: Values) -> Array:
         """Return the log densities of the new rows, (n, n_rows), given the variables that they depend on."""
         n = length_of(known)
-        values = self._evaluated("rows", lambda ts: self._graph.log_densities(self.observed, ts, 1), known, n)
+        values = self._evaluated(
+            "rows", lambda ts: self._graph.log_densities([*self.observed], self.observed, ts, 1), known, n
+        )
         for name, of_name in zip(self.observed, values, strict=True):
             if of_name.shape[1:] != self._rows_of(name):
                 raise ValueError(
@@ -839,7 +841,7 @@ class NewRows:
     def prior_logp(self, known: Values) -> dict[str, Array]:
         """Return the log densities of the elements of variables that have grown, (n, *shape), given all else."""
         found = self._evaluated(
-            "prior", lambda ts: self._graph.prior_log_densities(self.grown, ts, 1), known, length_of(known)
+            "prior", lambda ts: self._graph.log_densities(self.grown, {}, ts, 1), known, length_of(known)
         )
         return dict(zip(self.grown, found, strict=True))
 

@@ -657,18 +657,20 @@ def test_labels_of_series_go_on_in_steps():
         assert found.sizes["day"] == 26
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of what pymc_extras imports
 def test_a_chain_is_not_begun_anew():
     extras = pytest.importorskip("pymc_extras")
     p = np.array([[0.95, 0.05], [0.05, 0.95]])
-    with pm.Model():
-        x = pm.Data("x", np.zeros(20))
-        start = pm.Categorical.dist(np.full(2, 0.5))
-        chain = extras.DiscreteMarkovChain("s", P=p, init_dist=start, steps=x.shape[0] - 1)
-        mu = pm.Normal("mu", [0.0, 5.0], 1, shape=2)
-        pm.Normal("y", mu[chain] + x, 1, observed=np.repeat([0.0, 5.0], 10))
-        approx = fit_ngvi(random_seed=1, progressbar=False)
-    with pytensor.config.change_flags(optdb__max_use_ratio=50):
+    # PyTensor says that it gives up simplifying such loops.
+    with pytensor.config.change_flags(on_opt_error="warn"):
+        with pm.Model():
+            x = pm.Data("x", np.zeros(20))
+            start = pm.Categorical.dist(np.full(2, 0.5))
+            chain = extras.DiscreteMarkovChain("s", P=p, init_dist=start, steps=x.shape[0] - 1)
+            mu = pm.Normal("mu", [0.0, 5.0], 1, shape=2)
+            pm.Normal("y", mu[chain] + x, 1, observed=np.repeat([0.0, 5.0], 10))
+            approx = fit_ngvi(random_seed=1, progressbar=False)
         assert approx.predict()["predictions"].sizes["y_dim_0"] == 20
         with pytest.raises(ValueError, match="one distribution together"):
             approx.predict({"x": np.zeros(25)})

@@ -147,7 +147,7 @@ def test_effects_of_groups_under_another_standard_deviation(grouped):
     found = grouped.with_prior(sd=pm.Gamma.dist(4.0, 10.0))
     assert found.is_reliable
     again = fitted(found.model)
-    q = found._weighted.distribution
+    q = found._weighted
     error = MOST_ERRORS * np.sqrt(1.0 / found.effective_sample_size + 1.0 / 1_500)
     assert np.all(np.abs(q.mean() - again.mean_flat) < error * again.sd_flat)
     assert_allclose(q.sd(), again.sd_flat, rtol=error)
@@ -163,7 +163,7 @@ def test_a_new_prior_may_depend_on_variables_of_the_model(grouped):
     found = grouped.with_prior(effect=new)
     again = fitted(found.model)
     error = MOST_ERRORS * np.sqrt(1.0 / found.effective_sample_size + 1.0 / 1_500)
-    q = found._weighted.distribution
+    q = found._weighted
     assert np.all(np.abs(q.mean() - again.mean_flat) < error * again.sd_flat)
     (value, se), (expected, of_fit) = found.log_marginal_likelihood, again.log_marginal_likelihood
     assert abs(value - expected) < MOST_ERRORS * np.hypot(se, of_fit) + 2e-3
@@ -447,7 +447,7 @@ def test_draws_and_the_summary_are_those_of_the_new_prior(grouped):
     assert found.sample(10).posterior["effect"].dims == ("chain", "draw", "group")
     shown = found.summary()
     assert list(shown.table.index) == ["level", "sd"]
-    q = found._weighted.distribution
+    q = found._weighted
     assert abs(shown.table.loc["level", "mean"] - q.mean()[0]) < 0.02 * q.sd()[0] + 0.005
     assert found.sentence in shown.lines
     assert "reliable" in str(found).replace("\n", " ")
