@@ -40,8 +40,10 @@ from scipy.special import betaln
 
 from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.density.constrain import TermSums, log_densities
+from pymc_ngvi.density.constrain import OnDraws, TermSums, log_densities
 from pymc_ngvi.density.info import broadcasts
+from pymc_ngvi.density.predictive import drawn_anew
+from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.layout import Layout
 
@@ -181,6 +183,50 @@ def _lkj_parameters(rv: Variable) -> list[Variable]:
     return inputs[first : first + 2]
 
 
+#: Mass where there are few draws that is little. Effective numbers of draws from the outermost inwards: few; and two by
+#: which it is told what the data say beyond. Standard errors by which that may fall less steeply than it seems to.
+_LITTLE, _ENDS, _N_ERRORS = 0.05, (10, 40, 120), 1.0
+#: In the place of 0, where it is divided by.
+_NONE = 1e-300
+
+
+def mass_missed(u: Array, x: Array, drawn: Array, log_density: Array, before: Array, weights: Array) -> float:
+    """Return the part of the mass of a variable that is where it has few draws, and that their weights do not show.
+
+    What the data say of a value is the mass of draws about it over that of the prior. Beyond all draws but a
+    few it is taken to fall exponentially, on the unconstrained scale, as it does among those before them.
+
+    Parameters
+    ----------
+    u, x : ndarray, shape (n,)
+        Draws, unconstrained and constrained.
+    drawn : ndarray, shape (n,)
+        From the new prior, unconstrained.
+    log_density : ndarray, shape (n,)
+        Of the new prior at the draws, constrained.
+    before, weights : ndarray, shape (n,)
+        Of the draws, under the old prior and under the new one; they add up to 1.
+    """
+    missed = 0.0
+    for sign in (1.0, -1.0):  # below, above
+        order = np.argsort(sign * u)
+        v, w, old = sign * u[order], weights[order], before[order]
+        with np.errstate(invalid="ignore"):
+            ends = np.minimum(np.searchsorted(np.cumsum(old) ** 2 / np.cumsum(old**2), _ENDS), len(u) - 2)
+        middle, log_said, variance = np.empty(2), np.empty(2), 0.0
+        for k in range(2):
+            part = slice(ends[k], ends[k + 1] + 1)
+            prior = abs(np.trapezoid(np.exp(log_density[order][part]), x[order][part]))
+            mass = max(w[part].sum(), _NONE)
+            middle[k], log_said[k] = w[part] @ v[part] / mass, np.log(mass) - np.log(max(prior, _NONE))
+            variance += float(np.sum((w[part] / mass) ** 2))
+        slope = (log_said[1] - log_said[0] - _N_ERRORS * np.sqrt(variance)) / max(middle[1] - middle[0], _NONE)
+        out = sign * drawn < v[ends[0]]
+        expected = weights[out] @ np.exp(log_said[0] + max(slope, 0.0) * (sign * drawn[out] - middle[0]))
+        missed += max(float(expected - w[: ends[0]].sum()), 0.0)
+    return missed / (1.0 + missed)
+
+
 #: Stands for an infinite unconstrained value: where the exponential of a double has its limits.
 _FAR = 800.0
 #: What tells the supports of distributions of `pymc.dims`.
@@ -217,8 +263,8 @@ class NewPriors:
         """Return log p under the new priors minus log p under the old ones, (n_draws,), at draws (n_draws, n_dim)."""
         return TermSums(self.model, self.layout, self._differences)(theta)
 
-    def _differences(self) -> list[Variable]:
-        """Return the change of log p by variable, as functions of the value variables: Jacobians cancel."""
+    def _new_terms(self) -> list[Variable]:
+        """Return the new log densities by variable, on the constrained scale, in the value variables."""
         model, rvs, new = self.model, [self.model[name] for name in self.names], list(self.new.values())
         values = [rv.type() for rv in rvs]  # on the constrained scale
         of_new = transformed_conditional_logp(
@@ -228,9 +274,51 @@ class NewPriors:
             jacobian=False,
         )
         constrained = dict(zip(values, model.replace_rvs_by_values(rvs), strict=True))
-        of_new = graph_replace(of_new, constrained, strict=False)
-        of_old = log_densities(model, self.names)
-        return [_values(a).sum() - _values(b).sum() for a, b in zip(of_new, of_old, strict=True)]
+        terms: list[Variable] = graph_replace(of_new, constrained, strict=False)
+        return terms
+
+    def _differences(self) -> list[Variable]:
+        """Return the change of log p by variable, as functions of the value variables: Jacobians cancel."""
+        of_old = log_densities(self.model, self.names)
+        return [_values(a).sum() - _values(b).sum() for a, b in zip(self._new_terms(), of_old, strict=True)]
+
+    def missed(self, theta: Array, before: Array, weights: Array, random_seed: int) -> list[str]:
+        """Return of which variables much of the mass may be where there are few draws, in clauses.
+
+        Elements that have one distribution together are not looked at.
+        """
+        transforms = self.model.rvs_to_transforms
+        names = [
+            name
+            for name, new in self.new.items()
+            if not (new.owner.op.ndim_supp or isinstance(new.type, XTensorType))
+            and not unnormalised_prior(name, new.owner.op, transforms[self.model[name]])
+        ]
+        if not names:
+            return []
+        terms = dict(zip(self.names, self._new_terms(), strict=True))
+        with without_c():
+            known = pt.vector("known", dtype="float64", shape=(self.layout.n_dim + 1,))
+            outputs = []
+            for name in names:
+                rv, new, transform = self.model[name], self.new[name], transforms[self.model[name]]
+                drawn = new if transform is None else transform.forward(new, *rv.owner.inputs)
+                outputs += [*self.model.replace_rvs_by_values([rv, drawn]), terms[name]]
+            outputs = drawn_anew(graph.on_flat_vector(self.model, self.layout, outputs, known[1:]), known[0])
+            function = OnDraws(self.model, known, graph.simplify(outputs, check_bounds=self.model.check_bounds))
+        function.reseed(random_seed)
+        try:
+            made, found = iter(function(np.column_stack([np.zeros(len(theta)), theta]))), list[str]()
+        except NotImplementedError:  # of a distribution that can't be drawn from
+            return []
+        for name in names:
+            [where] = [v.where for v in self.layout.variables if v.name == name]
+            x, drawn, log_density = (next(made).reshape(len(theta), -1) for _ in range(3))
+            columns = zip(theta[:, where].T, x.T, drawn.T, log_density.T, strict=True)
+            share = max(mass_missed(*of_one, before, weights) for of_one in columns)
+            if share > _LITTLE:
+                found.append(f"{100 * share:.0f} % of the mass of {name!r} may be where there are few draws, or none")
+        return found
 
     @property
     def improper(self) -> list[str]:

@@ -18,7 +18,8 @@ from pymc.exceptions import UndefinedMomentException
 from pytensor.compile.ops import ViewOp
 from pytensor.graph import Apply, Constant, Variable, graph_replace
 from pytensor.graph.traversal import ancestors, toposort
-from pytensor.scalar.basic import Add
+from pytensor.scalar.basic import Add, Pow, Sqrt
+from pytensor.tensor.basic import Join, MakeVector
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.linalg import cholesky, solve_triangular
@@ -26,7 +27,7 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.random.basic import BernoulliRV, MvNormalRV, uniform
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Shape, Shape_i
-from pytensor.tensor.subtensor import AdvancedSubtensor, IncSubtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import AdvancedSubtensor, IncSubtensor, Subtensor, indices_from_subtensor
 from pytensor.xtensor.type import XTensorType
 
 from pymc_ngvi.core.types import AnyArray, Array
@@ -176,37 +177,65 @@ def with_known(rv: Variable, known: Variable, mask: np.ndarray) -> Variable:
 
 
 def statistics(
-    outputs: Sequence[Variable], data: Collection[Variable], lengths: Collection[int]
+    outputs: Sequence[Variable], data: Collection[Variable], lengths: Collection[int], priors: Sequence[Variable]
 ) -> dict[Variable, AnyArray]:
-    """Return the values of means, standard deviations, maxima and the like of data, by which rows are standardised.
+    """Return the values of means, norms, maxima, first rows and the like of data, by which rows are standardised.
 
-    A sum that is not divided by the number of rows is none of these: with it, weights of the rows that are there are
-    made to add up to 1.
+    A sum is none of these as long as neither its root nor its quotient by the number of rows is taken: with it, weights
+    of the rows that are there are made to add up to 1. Priors keep all of what they read.
     """
-    nodes = list(toposort(outputs))
-    from_data = _from(nodes, set(data))
-    reduced = [node for node in nodes if isinstance(node.op, CAReduce) and node.inputs[0] in from_data]
+    nodes = list(toposort([*outputs, *priors]))
+    from_data, of_prior = _from(nodes, set(data)), set(ancestors(priors))
+    reduced = [
+        node
+        for node in nodes
+        if isinstance(node.op, CAReduce | Subtensor) and node.inputs[0] in from_data and _reduced_axes(node)
+    ]
+    shapes = _shapes([node.inputs[0] for node in reduced])
     over_rows = [
         node
-        for node, shape in zip(reduced, _shapes([node.inputs[0] for node in reduced]), strict=True)
-        if any(shape[axis] in lengths for axis in (range(len(shape)) if node.op.axis is None else node.op.axis))
+        for node, shape in zip(reduced, shapes, strict=True)
+        if any(shape[axis] in lengths for axis in _reduced_axes(node))
     ]
     made, standard = _of_all_rows(nodes, over_rows)
     uses = [
-        (used, node.outputs[0])
+        (used, output)
         for node in nodes
         for used in node.inputs
-        if used in standard and made.isdisjoint(node.outputs)
+        for output in node.outputs
+        if used in (made if output in of_prior else standard) and made.isdisjoint(node.outputs) and _has_shape(output)
     ]
     shapes = _shapes([output for _, output in uses])
-    last = {used: None for (used, _), shape in zip(uses, shapes, strict=True) if not set(shape).isdisjoint(lengths)}
-    return dict(zip(last, _evaluated(list(last)), strict=True))
+    kept = {
+        used: None
+        for (used, output), shape in zip(uses, shapes, strict=True)
+        if output in of_prior or not set(shape).isdisjoint(lengths)
+    }
+    return dict(zip(kept, _evaluated(list(kept)), strict=True))
+
+
+def _reduced_axes(node: Apply) -> Sequence[int]:
+    """Return the axes of an array over which it is reduced, or of which one place is taken."""
+    if isinstance(node.op, CAReduce):
+        return range(node.inputs[0].type.ndim) if node.op.axis is None else node.op.axis
+    array, *places = node.inputs
+    is_taken = bool(node.op.idx_list) and not isinstance(node.op.idx_list[0], slice)
+    is_length = any(v.owner and isinstance(v.owner.op, Shape | Shape_i) for v in behind([array], _in_place))
+    return (0,) if is_taken and not is_length and all(isinstance(i, Constant) for i in places) else ()
+
+
+def _in_place(var: Variable) -> list[Variable]:
+    return list(var.owner.inputs) if isinstance(var.owner.op, (*_IN_PLACE, MakeVector, Join)) else []
+
+
+def _has_shape(variable: Variable) -> bool:
+    return hasattr(variable.type, "ndim")
 
 
 def _of_all_rows(nodes: Sequence[Apply], over_rows: Sequence[Apply]) -> tuple[set[Variable], set[Variable]]:
     """Return what is made of reductions over rows alone, and what of it has more in it than sums."""
     made = {node.outputs[0] for node in over_rows}
-    standard = {node.outputs[0] for node in over_rows if not isinstance(node.op.scalar_op, Add)}
+    standard = {node.outputs[0] for node in over_rows if not isinstance(getattr(node.op, "scalar_op", None), Add)}
     constant, counts = set[Variable](), set[Variable]()  # counts: made of lengths of data
     for node in nodes:
         if isinstance(node.op, Shape | Shape_i):
@@ -217,7 +246,8 @@ def _of_all_rows(nodes: Sequence[Apply], over_rows: Sequence[Apply]) -> tuple[se
         counted = any(i in counts for i in node.inputs)
         if any(i in made for i in node.inputs):
             made |= set(node.outputs)
-            if counted or any(i in standard for i in node.inputs):
+            is_root = isinstance(getattr(node.op, "scalar_op", None), Sqrt | Pow)
+            if counted or is_root or any(i in standard for i in node.inputs):
                 standard |= set(node.outputs)
         else:
             (counts if counted else constant).update(node.outputs)
@@ -271,8 +301,11 @@ class PredictiveGraph:
         self.model = model
         self._new: dict[Variable, Variable] = {model[name]: _constant(model[name], data[name]) for name in data}
         rows = {model[name].get_value(borrow=True).shape[0] for name in data if model[name].type.ndim}
-        for variable, value in statistics([*model.basic_RVs, *model.deterministics], list(self._new), rows).items():
-            self._new[variable] = _constant(variable, value)
+        shapes = self.shapes(model.free_RVs, new=False)
+        priors = [rv for rv, shape in zip(model.free_RVs, shapes, strict=True) if rows.isdisjoint(shape)]
+        found = statistics([*model.basic_RVs, *model.deterministics], list(self._new), rows, priors)
+        self._kept = set(found)
+        self._new |= {variable: _constant(variable, value) for variable, value in found.items()}
         for dim, length in lengths.items():
             variable = model.dim_lengths[dim]
             self._new[variable] = _constant(variable, np.asarray(length))
@@ -291,16 +324,17 @@ class PredictiveGraph:
 
     def depends_on_new(self, variable: Variable) -> bool:
         """Tell whether a variable is computed from what is new."""
-        return not self._new.keys().isdisjoint(ancestors([variable]))
+        return not (self._new.keys() - self._kept).isdisjoint(ancestors([variable], self._kept))
 
     def prior_depends_on(self, rv: Variable, name: str) -> bool:
         """Tell whether the shape or the parameters of a random variable are made of some data."""
-        return self.model[name] in ancestors(rv.owner.inputs)
+        return self.model[name] in ancestors(rv.owner.inputs, self._kept)
 
     def prior_reads(self, rv: Variable, name: str) -> bool:
         """Tell whether the parameters of a random variable are made of values of some data, not of their lengths."""
         return self.model[name] in behind(
-            rv.owner.inputs, lambda v: () if isinstance(v.owner.op, Shape | Shape_i) else v.owner.inputs
+            rv.owner.inputs,
+            lambda v: () if v in self._kept or isinstance(v.owner.op, Shape | Shape_i) else v.owner.inputs,
         )
 
     def is_by_rows(self, rv: Variable) -> bool:
@@ -310,6 +344,12 @@ class PredictiveGraph:
             for y in self.model.observed_RVs
             if self.depends_on_new(y)
         )
+
+    def is_accumulated(self, rv: Variable) -> bool:
+        """Tell whether elements of a variable are added up one after the other."""
+        sums = [v for v in ancestors(self.model.observed_RVs) if v.owner and isinstance(v.owner.op, CumOp)]
+        found = behind(sums, lambda v: v.owner.inputs if isinstance(v.owner.op, (*_IN_PLACE, CumOp)) else ())
+        return rv in found or isinstance(rv.owner.op, RandomWalkRV | AutoRegressiveRV)
 
     def is_in_potential(self, rv: Variable) -> bool:
         """Tell whether a Potential of the model depends on a variable."""
@@ -338,31 +378,22 @@ class PredictiveGraph:
         return self._over_draws(treatments, n_draws, lambda parts: self._outputs(names, treatments, parts))
 
     def log_densities(
-        self, observed: Mapping[str, AnyArray], treatments: Mapping[str, Treatment], n_draws: int
+        self, names: Sequence[str], values: Mapping[str, AnyArray], treatments: Mapping[str, Treatment], n_draws: int
     ) -> tuple[OnDraws, Array]:
-        """Return the function of the log densities of new observations, elementwise, and draws as `compiled` does."""
+        """Return the function of the log densities of variables, elementwise, and draws as `compiled` does.
 
-        def outputs(parts: Mapping[str, Variable]) -> list[Variable]:
-            found = self._outputs(list(observed), treatments, parts)
-            return [
-                pm.logp(rv, pt.constant(np.asarray(y, dtype=rv.type.dtype)))
-                for rv, y in zip(found, observed.values(), strict=True)
-            ]
-
-        return self._over_draws(treatments, n_draws, outputs)
-
-    def prior_log_densities(
-        self, names: Sequence[str], treatments: Mapping[str, Treatment], n_draws: int
-    ) -> tuple[OnDraws, Array]:
-        """Return the function of the log densities of known variables given their parents, elementwise."""
+        At values of observed variables, and at those that are known of others.
+        """
 
         def outputs(parts: Mapping[str, Variable]) -> list[Variable]:
             done, found = dict(self._new), {}
             for rv in self.needed(names):
+                treatment, at = treatments.get(rv.name, Treatment()), parts.get(rv.name)
                 if rv.name in names:
-                    [new] = graph_replace([rv], done, strict=False)
-                    found[rv.name] = pm.logp(new, parts[rv.name])
-                done[rv] = self._treated(rv, treatments.get(rv.name, Treatment()), parts.get(rv.name), done)
+                    given = values.get(rv.name)
+                    known = at if given is None else pt.constant(np.asarray(given, dtype=rv.type.dtype))
+                    found[rv.name] = pm.logp(self._resized(rv, treatment, done), known)
+                done[rv] = self._treated(rv, treatment, at, done)
             return [found[name] for name in names]
 
         return self._over_draws(treatments, n_draws, outputs)
@@ -384,7 +415,7 @@ class PredictiveGraph:
             draws[:, start:end] = array.reshape(len(array), -1)
             parts[name] = pt.cast(theta[start:end].reshape(array.shape[1:]), self.model[name].type.dtype)
         with without_c():
-            outputs = graph.simplify(_drawn_anew(make(parts), theta[0]), check_bounds=self.model.check_bounds)
+            outputs = graph.simplify(drawn_anew(make(parts), theta[0]), check_bounds=self.model.check_bounds)
             return OnDraws(self.model, theta, outputs), draws
 
     def _outputs(
@@ -401,14 +432,16 @@ class PredictiveGraph:
         replaced = iter(graph_replace([v for v in others if v not in done], done, strict=False))
         return [done[v] if v in done else next(replaced) for v in others]
 
+    def _resized(self, rv: Variable, treatment: Treatment, done: Mapping[Variable, Variable]) -> Variable:
+        [new] = graph_replace([rv], done, strict=False)
+        return new if treatment.size is None else change_dist_size(new, treatment.size)
+
     def _treated(
         self, rv: Variable, treatment: Treatment, known: Variable | None, done: Mapping[Variable, Variable]
     ) -> Variable:
         if known is not None and treatment.mask is None and treatment.n_known is None:
             return known
-        [new] = graph_replace([rv], done, strict=False)
-        if treatment.size is not None:
-            new = change_dist_size(new, treatment.size)
+        new = self._resized(rv, treatment, done)
         if treatment.mean:
             new = expected(new)
         elif treatment.n_known is not None and known is not None:
@@ -428,7 +461,7 @@ def _constant(variable: Variable, value: AnyArray) -> Variable:
     return pt.constant(np.asarray(value, dtype=variable.type.dtype), dtype=variable.type.dtype)
 
 
-def _drawn_anew(outputs: list[Variable], zero: Variable) -> list[Variable]:
+def drawn_anew(outputs: list[Variable], zero: Variable) -> list[Variable]:
     """Return outputs all of whose random numbers depend on a variable that is 0.
 
     It is added to the first parameter: PyTensor goes by that one when it vectorises.

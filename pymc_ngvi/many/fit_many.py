@@ -389,7 +389,7 @@ class Calibration:
                 (row.ranks[name] + 0.5) / (draws + 1) for row in done
             ]
             dims = ("fit", *done[0].dims.get(name, ()))
-            labels = {d: done[0].labels[d] for d in dims if d in done[0].labels}
+            labels = {d: done[0].labels.get(d, np.arange(n)) for d, n in zip(dims[1:], pit.shape[1:], strict=True)}
             made[name] = xr.DataArray(pit, dims=dims, coords={"fit": [row.index for row in rows], **labels})
         return cls(xr.Dataset(made), fits)
 

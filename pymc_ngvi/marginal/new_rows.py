@@ -21,7 +21,8 @@ from pymc_ngvi.marginal.effects import SplitNormal
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.integral import N_COMPARED, TreeIntegral
 from pymc_ngvi.marginal.joint import JointDraws
-from pymc_ngvi.marginal.parts import BatchPlan, sub_forest, whole
+from pymc_ngvi.marginal.nodes import references
+from pymc_ngvi.marginal.parts import BatchPlan, TermsOfBlocks, sub_forest, whole
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.trees import IntegratedTrees
 
@@ -31,6 +32,9 @@ type RowLogp = Callable[[Array], Array]
 
 #: Numbers held at once.
 _AT_ONCE = 2**21
+#: Of the ladder of rules: an integral itself is wanted. Of 40 groups with few counts, 9 nodes are 0.01 nats off in all,
+#: 13 to 27 less than 0.003.
+_FINE = 6
 #: Of the steps by which it is found out which rows depend on what.
 _SEED = 20_261_128
 
@@ -90,6 +94,22 @@ def with_new_rows(theta: Array, state: PoolState, row_logp: RowLogp) -> WithNewR
     return beside(theta, trees.centres, trees.forest, row_logp, trees.skew)
 
 
+def integrated_again(theta: Array, state: PoolState, row_logp: RowLogp, *, has_rows: bool) -> Array:
+    """Return the log predictive density of new rows at the globals of draws, (n,).
+
+    From the rows of the fit as well, where they are there; else as if no coordinate were skewed.
+    """
+    trees, g = _trees(state), theta[:, state.globals_]
+    if not has_rows:
+        return beside(theta, trees.centres, trees.forest, row_logp, np.zeros_like(trees.skew)).log_ratio
+    terms = _TermsOfRows.of(theta[len(theta) // 2], trees.centres, trees.forest, row_logp, trees.skew, trees.density)
+    after, before = (TreeIntegral(of, trees.forest, trees.centres) for of in (terms, trees.density))
+    rules = references(trees.forest.n_levels)
+    after.rule = before.rule = rules[min(_FINE, len(rules) - 1)]
+    log_ratio: Array = after.at(g).log_estimate - before.at(g).log_estimate
+    return log_ratio
+
+
 def skewness_of(state: PoolState) -> float:
     """Return the largest skewness of any local coordinate given the globals, as far as it is known."""
     return float(np.abs(_trees(state).skew).max(initial=0.0))
@@ -135,19 +155,22 @@ class _TermsOfRows:
     point: Array
     #: Of standardised coordinates.
     shape: SplitNormal
+    #: The terms of the rows of the fit, of all local coordinates, in the place of moments.
+    fitted: TermsOfBlocks | None = None
 
     @classmethod
     def of(
-        cls, point: Array, centres: Callable[[Array], Centres], forest: Forest, row_logp: RowLogp, skewness: Array
-    ) -> "_TermsOfRows":
+        cls, point: Array, centres: Callable[[Array], Centres], forest: Forest, row_logp: RowLogp, skewness: Array,
+        fitted: TermsOfBlocks | None = None,
+    ) -> "_TermsOfRows":  # fmt: skip
         step = np.sqrt(centres(point[None, forest.globals_]).variance()[0])
         owner = owners_of_rows(point, step, forest, row_logp)
         known = owner >= 0
-        places = np.flatnonzero(np.isin(forest.block, forest.block[owner[known]]))
+        places = np.flatnonzero(np.isin(forest.block, forest.block[owner[known]]) | (fitted is not None))
         at = np.full(len(owner), -1, dtype=np.intp)
         at[known] = np.searchsorted(places, owner[known])
         shape = SplitNormal.of_skewness(skewness[places])
-        return cls(sub_forest(forest, places), places, at, row_logp, centres, point, shape)
+        return cls(sub_forest(forest, places), places, at, row_logp, centres, point, shape, fitted)
 
     @property
     def width(self) -> int:
@@ -175,11 +198,14 @@ class _TermsOfRows:
         values = self.row_logp(theta)
         alone, there = np.flatnonzero(owner < 0), np.flatnonzero(owner >= 0)
         sums = sparse.csr_array((np.ones(len(there)), (owner[there], there)), shape=(n_local, len(owner)))
+        of_globals, of_locals = values[::n_nodes, alone].sum(axis=1), (sums @ values.T).T.reshape(local.shape)
+        if self.fitted is not None:
+            first, second = self.fitted.terms(g, local)
+            return of_globals + first, of_locals + second
         before = self.before(g)
-        of_locals = (sums @ values.T).T.reshape(local.shape)
         z = standardised(local, Centres(before.mean[:, None], before.factor[:, None]), trees)
         of_locals = of_locals + self.shape.standard_log_density(z) - np.log(before.own(trees))[:, None]
-        return values[::n_nodes, alone].sum(axis=1), of_locals
+        return of_globals, of_locals
 
 
 def standardised(local: Array, centres: Centres, forest: Forest) -> Array:

@@ -51,9 +51,7 @@ class NewData:
                 "A DataFrame is for models of Bambi: give the model, too, as bambi_model=. For others, give a dict of "
                 "arrays by the names of their pm.Data."
             )
-        if given is not None and not isinstance(given, Mapping):
-            raise TypeError(f"new_data should be a dict of arrays by name; got {shortened(given)}.")
-        given = given or {}
+        given = {} if given is None else checked_dict(given)
         data = [v.name for v in model.data_vars if hasattr(v, "get_value")]
         of_fit = {dim: _levels(coords[dim]) for dim, own in model.coords.items() if own is not None and dim in coords}
         for name in given:
@@ -65,9 +63,7 @@ class NewData:
             for name in given
             if name in data
         }
-        made = cls(model, arrays, labels, of_fit)
-        made.check_positions()
-        return made
+        return cls(model, arrays, labels, of_fit)
 
     def before(self, name: str) -> AnyArray:
         """Return some data of the fit."""
@@ -117,39 +113,31 @@ class NewData:
             old, new = (np.take(a, [pair[k] for pair in both], axis) for k, a in enumerate((old, new)))
         return bool(np.array_equal(old, new))
 
-    def check_positions(self) -> None:
-        """Raise ValueError where whole numbers index levels that are not there."""
-        lengths = self.lengths
+    def check_indices(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise ValueError where whole numbers index levels that are not there, of dims or of variables of a shape."""
         for name, array in self.arrays.items():
             if array.dtype.kind not in "iu" or not array.size:
                 continue
-            for dim in sorted(indexed_axes(self.model, name)[0]):
-                n = lengths.get(dim, len(self.of_fit.get(dim, ())))
-                if n and (array.min() < 0 or array.max() >= n):
-                    bad = int(array.min() if array.min() < 0 else array.max())
-                    raise ValueError(
-                        f"{name!r} has {bad}, but dim {dim!r} has {n:,} levels, 0 to {n - 1}: for others, give the "
-                        f"labels of all levels, as {dim!r}, or labels in the place of numbers in {name!r}."
-                    )
-
-    def check_fixed(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise ValueError where whole numbers index beyond the end of a free variable whose length is fixed."""
-        for name, array in self.arrays.items():
-            if array.dtype.kind not in "iu" or not array.size:
-                continue
-            for variable, axis in sorted(indexed_axes(self.model, name)[1]):
-                n = shapes[variable][axis] if variable in shapes else None
-                if n is not None and not -n <= array.min() <= array.max() < n:
-                    raise ValueError(
-                        f"{name!r} has {int(array.max())}, but {variable!r} has {n:,} elements along axis {axis}, 0 to "
-                        f"{n - 1}, a length that is fixed in the model: for new levels, give it a dim with coords, and "
-                        "fit again."
-                    )
+            dims, fixed = indexed_axes(self.model, name)
+            found = {
+                f"dim {dim!r}": (0, self.lengths.get(dim, len(self.of_fit.get(dim, ()))), _OF_LEVELS.format(dim, name))
+                for dim in sorted(dims)
+            }
+            for variable, axis in sorted(fixed & {(v, i) for v, shape in shapes.items() for i in range(len(shape))}):
+                n = shapes[variable][axis]
+                found[f"{variable!r}, along axis {axis},"] = -n, n, _OF_LENGTH
+            for what, (least, n, cure) in found.items():
+                if n and not least <= array.min() <= array.max() < n:
+                    bad = int(array.max() if array.max() >= n else array.min())
+                    raise ValueError(f"{name!r} has {bad}, but {what} has {n:,} elements, 0 to {n - 1}: {cure}.")
 
     def check_complete(self, needed: Iterable[str]) -> None:
-        """Raise ValueError where data that are needed still have the old length of a dim."""
+        """Raise ValueError where data that are needed still have the old length of a dim, or have missing values."""
         for name in needed:
             if name in self.arrays:
+                missing = np.unique(np.argwhere(np.isnan(self.arrays[name]))[:, :1]).tolist()
+                if missing and not np.isnan(self.before(name)).any():
+                    raise ValueError(f"{name!r} has missing values, in rows {listed(missing)}: fill in, or leave out.")
                 continue
             for dim, old in zip(self.dims(name), self.before(name).shape, strict=True):
                 new = self.lengths.get(dim, old) if dim is not None else old
@@ -157,6 +145,20 @@ class NewData:
                     raise ValueError(
                         f"{name!r} has length {old:,} along dim {dim!r}, which now has {new:,}: give {name!r}, too."
                     )
+
+
+#: What to do about indices that are too large.
+_OF_LEVELS = "for others, give the labels of all levels, as {0!r}, or labels in the place of numbers in {1!r}"
+_OF_LENGTH = "a length that is fixed in the model; for new levels, give it a dim with coords, and fit again"
+
+
+def checked_dict(given: Given) -> Given:
+    """Return arrays by name; raise TypeError for anything else."""
+    if hasattr(given, "columns"):
+        raise TypeError("new_data should be a dict of arrays by name, such as {name: frame[name]}; got a DataFrame.")
+    if not isinstance(given, Mapping):
+        raise TypeError(f"new_data should be a dict of arrays by name; got {shortened(given)}.")
+    return given
 
 
 def lengths_by_dim(given: Iterable[tuple[str, str | None, int]]) -> dict[str, tuple[str, int]]:
@@ -368,6 +370,8 @@ class Treatments:
             if not axis.new:
                 continue
             if number < n_batch:
+                if not rv.owner.op.ndim_supp and self.graph.is_accumulated(rv):
+                    self._check_steps(rv, number, axis)
                 if self.groups == "known":
                     what = "levels" if axis.labels is not None else "elements, at"
                     raise ValueError(
@@ -380,6 +384,8 @@ class Treatments:
                 mask = mask & (axis.positions >= 0).reshape(along)
             elif is_continued(rv, number):
                 n_known = axis.n_old
+                if self.graph.is_accumulated(rv):
+                    self._check_steps(rv, number, axis)
             else:
                 raise ValueError(
                     f"{rv.name!r} has new elements, {listed(axis.new)}, along {self._axis(rv, number)}, where elements "
@@ -405,7 +411,9 @@ class Treatments:
         n_batch = n_batch_axes(rv)
         size = tuple(self._length(rv, axis, old[axis], shape[axis]) for axis in range(n_batch))
         resized = None if size == shape[:n_batch] else size
-        if n_batch < len(shape) and is_continued(rv, n_batch):
+        # Of many series, or vectors, those of other rows are other ones.
+        is_one = not n_batch or shape[n_batch:] != old[n_batch:]
+        if n_batch < len(shape) and is_continued(rv, n_batch) and is_one:
             axes = self._changed(rv, old, (*size, *shape[n_batch:]))
             if n_batch in axes:
                 if not axes[n_batch].goes_on:
@@ -476,15 +484,30 @@ class Treatments:
 
     def _check_processes(self, rv: Any, axes: Mapping[int, _Axis]) -> None:
         """Raise ValueError where elements that depend on each other are not all there, those of the fit first."""
-        [place] = [v for v in self.posterior.layout.variables if v.name == rv.name]
         pattern, apart = self.posterior.pattern, tuple[int, ...]()
-        if pattern is not None and len(place.shape) == rv.type.ndim:
-            apart = uncoupled_axes(place, pattern)
+        for place in self.posterior.layout.variables:
+            if place.name == rv.name and pattern is not None and len(place.shape) == rv.type.ndim:
+                apart = uncoupled_axes(place, pattern)
+        if rv.name in self.posterior.density.summed_out_names:  # each element is summed out by itself
+            apart = tuple(range(n_batch_axes(rv)))
         for number, axis in axes.items():
             if axis.goes_on or axis.n_old < 2 or number in apart:
                 continue
             if number < n_batch_axes(rv) or (axis.new and is_continued(rv, number)):
                 raise ValueError(self._should_go_on(rv, number))
+
+    def _check_steps(self, rv: Any, number: int, axis: _Axis) -> None:
+        """Raise ValueError where labels of new elements leave out some that the steps of a series would have."""
+        labels = np.asarray(axis.labels)
+        if labels.dtype.kind not in "iufM" or axis.n_old <= 2:
+            return
+        steps = np.diff(labels)
+        if (steps[: axis.n_old - 1] == steps[0]).all() and (steps != steps[0]).any():
+            first = int(np.flatnonzero(steps != steps[0])[0])
+            raise ValueError(
+                f"Labels along {self._axis(rv, number)} of {rv.name!r} go from {labels[first]} to {labels[first + 1]}, "
+                f"and each element is one step, of {steps[0]}, from that before it: give those in between as well."
+            )
 
     def _check_order(self, rv: Any, axes: Mapping[int, _Axis]) -> None:
         """Raise ValueError for new elements of what a transform ties together, as the order of cutpoints does."""
@@ -544,8 +567,13 @@ def predictions_at(
         # Discrete variables that are summed out are drawn given these, unless new data change what they depend on.
         discrete = posterior.density.discrete_given(free, random_seed)
         summed_out = posterior.density.summed_out_names
-        free |= {name: discrete[name] for name in summed_out if not graph.depends_on_new(graph.model[name])}
-        new.check_fixed({name: draws.shape[1:] for name, draws in free.items()})
+        free |= {
+            name: discrete[name]
+            for name in summed_out
+            if not graph.depends_on_new(model[name])
+            or model[name].owner.op.ndim_supp  # a chain goes on from its states
+        }
+        new.check_indices({name: draws.shape[1:] for name, draws in free.items()})
         plan = Treatments(posterior, graph, new, groups, effects, free, observed)
         treatments = plan.of(needed)
         if groups == "average" and not effects and not plan.averaged:
@@ -560,7 +588,15 @@ def predictions_at(
         values = given_new_data(
             lambda: function(known), new, needed_data, "The model can't draw what it is to predict: {}"
         )
-        return tree_of(new, dict(zip(names, values, strict=True)), needed_data, plan.attrs)
+        tree = tree_of(new, dict(zip(names, values, strict=True)), needed_data, plan.attrs)
+        if not new_data:  # of the rows of the fit: where ArviZ looks for them
+            seen = [name for name in names if name in observed]
+            tree["posterior_predictive"] = xr.DataTree(tree["predictions"].to_dataset()[seen])
+            like = tree["predictions"].to_dataset().isel(chain=0, draw=0, drop=True)
+            tree["observed_data"] = xr.DataTree(
+                xr.Dataset({name: like[name].copy(data=observed[name]) for name in seen})
+            )
+        return tree
 
 
 def _wanted(posterior: Posterior, var_names: str | Sequence[str] | None) -> list[str]:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import pickle
 import warnings
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self, cast
 
+import cloudpickle
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import pymc as pm
@@ -21,7 +23,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 from scipy.special import softmax
 
-from pymc_ngvi.core.messages import OURS, checked_names, shortened
+from pymc_ngvi.core.messages import OURS, checked_names, listed, shortened
 from pymc_ngvi.core.prices import rounded_up
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, khat_limit, pareto_khat, weigh
 from pymc_ngvi.core.sizes import HELD, N_REWEIGHTED, N_SHOWN, Seed, check_draws, generator_of, seed_of
@@ -29,12 +31,13 @@ from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.constrain import Constrainer, OnDraws, TermSums, log_densities
 from pymc_ngvi.density.info import quoted
 from pymc_ngvi.density.new_priors import NewPriors
-from pymc_ngvi.density.predictive import Treatment, data_behind
+from pymc_ngvi.density.predictive import Treatment, data_behind, n_batch_axes
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.new_rows import (
     CoupledRows,
     WithNewRows,
     draws_without_rows,
+    integrated_again,
     skewness_of,
     with_new_rows,
     with_trees,
@@ -46,7 +49,16 @@ from pymc_ngvi.reading.roles import top_level_priors
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
 from pymc_ngvi.results.distributions import Distribution, Notes, Posterior, one_chain, to_datatree, to_multitrace
 from pymc_ngvi.results.left_out import LogMarginalLikelihood, log_marginal_likelihood
-from pymc_ngvi.results.predictions import Given, NewData, Treatments, given_new_data, tree_of
+from pymc_ngvi.results.predictions import (
+    Given,
+    Groups,
+    NewData,
+    Treatments,
+    checked_dict,
+    given_new_data,
+    predictions_at,
+    tree_of,
+)
 from pymc_ngvi.results.sampling import Names, Sampling, narrow, sample_tree
 from pymc_ngvi.results.summary import Planned, Summary, imported, paragraphs, summary_of_draws
 
@@ -103,6 +115,10 @@ class JudgedDraws:
             warnings.warn(result.sentence, UserWarning, skip_file_prefixes=OURS)
         return result
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return a pickle by cloudpickle: PyMC's models hold functions that pickle itself can't take."""
+        return _unpickled, (type(self), cloudpickle.dumps(vars(self)))
+
     @property
     def is_reliable(self) -> bool:
         """Whether nothing stands against relying on it; where something does, a new fit is due."""
@@ -141,12 +157,56 @@ class JudgedDraws:
         """Return a table of the variables."""
         raise NotImplementedError
 
+    def predict(
+        self, new_data: Given | None = None, *, draws: int = N_SHOWN, groups: Groups = "known", var_names: Names = None,
+        random_seed: Seed = None,
+    ) -> xr.DataTree:  # fmt: skip
+        """Return predictions; see `NGVIApproximation.predict`.
+
+        Raises
+        ------
+        ValueError
+            As there; and where it would need what only a new fit has.
+        """
+        rng = self._generator(random_seed)
+        theta = self._weighted.draw(check_draws(draws), rng)
+        made = predictions_at(self.posterior, theta, new_data, groups, var_names, seed_of(rng))
+        said = made["predictions"].attrs
+        drawn = {name for key in ("drawn_from_prior", "averaged") for name in said.get(key, "").split(", ")}
+        if stale := sorted(drawn & self._stale):
+            raise ValueError(f"New elements of {quoted(stale)} can't be drawn but as in the first fit. {self.cure}")
+        return made
+
+    @cached_property
+    def _weighted(self) -> "WeightedDistribution":
+        """The draws with the new weights; in the order of a variable, they are picked evenly."""
+        attrs = {"khat": self.khat, "effective_sample_size": self.effective_sample_size}
+        log_weights = self.draws.log_weights + self.log_ratio
+        return WeightedDistribution(
+            self.posterior.distribution, self.draws.theta, log_weights, self._in_order_of, attrs
+        )
+
+    @property
+    def _in_order_of(self) -> int:
+        return 0
+
+    @property
+    def _stale(self) -> frozenset[str]:
+        """Variables of which only the fit knows how new elements are distributed."""
+        raise NotImplementedError
+
     def __str__(self) -> str:
         """Return the summary."""
         return str(self.summary())
 
     def _repr_html_(self) -> str:
         return self.summary()._repr_html_()
+
+
+def _unpickled[T](cls: type[T], content: bytes) -> T:
+    made = object.__new__(cls)
+    vars(made).update(pickle.loads(content))
+    return made
 
 
 def _effective(draws: JointDraws, log_weights: Array) -> float:
@@ -298,15 +358,14 @@ class Reweighted(JudgedDraws):
 
     # --- draws ---
 
-    @functools.cached_property
-    def _weighted(self) -> Posterior:
+    @property
+    def _in_order_of(self) -> int:
+        return next(v.where.start for v in self.posterior.layout.variables if v.name == self.priors.names[0])
+
+    @property
+    def _reweighted(self) -> Posterior:
         """The posterior with the new weights; its density is that of the old priors, and is not asked for."""
-        in_order_of = next(v.where.start for v in self.posterior.layout.variables if v.name == self.priors.names[0])
-        attrs = {"khat": self.khat, "effective_sample_size": self.effective_sample_size}
-        q = WeightedDistribution(
-            self.posterior.distribution, self.draws.theta, self.draws.log_weights + self.log_ratio, in_order_of, attrs
-        )
-        return dataclasses.replace(self.posterior, distribution=q, record=None)
+        return dataclasses.replace(self.posterior, distribution=self._weighted, record=None)
 
     def sample(self, draws: int = N_SHOWN, *, var_names: Names = None, random_seed: Seed = None) -> xr.DataTree:
         """Draw from the posterior under the new priors: draws of equal weight, picked by the weights.
@@ -327,7 +386,11 @@ class Reweighted(JudgedDraws):
         """
         with self.posterior.with_data_of_fit():
             return sample_tree(
-                self._weighted, Kept(), check_draws(draws), self._generator(random_seed), Sampling(var_names=var_names)
+                self._reweighted,
+                Kept(),
+                check_draws(draws),
+                self._generator(random_seed),
+                Sampling(var_names=var_names),
             )
 
     def summary(
@@ -346,9 +409,21 @@ class Reweighted(JudgedDraws):
         """
         with self.posterior.with_data_of_fit():
             made = summary_of_draws(
-                self._weighted, Kept(), check_draws(draws), self._generator(random_seed), group_effects, kwargs
+                self._reweighted, Kept(), check_draws(draws), self._generator(random_seed), group_effects, kwargs
             )
         return dataclasses.replace(made, lines=(self.sentence,), khat=self.khat)
+
+    def with_prior(
+        self, priors: Mapping[str, Any] | None = None, *, draws: int = N_REWEIGHTED, random_seed: Seed = None,
+        **by_name: Any,
+    ) -> "Reweighted":  # fmt: skip
+        """Return the posterior under these priors and further ones; see `NGVIApproximation.with_prior`."""
+        every = {**self.priors.new, **(priors or {}), **by_name}
+        return reweighted(self.posterior, every, draws, self._generator(random_seed))
+
+    @property
+    def _stale(self) -> frozenset[str]:
+        return frozenset(self.priors.names)
 
     # --- marginal likelihood ---
 
@@ -393,6 +468,9 @@ def reweighted(posterior: Posterior, priors: Mapping[str, Any], draws: int, rng:
     log_ratio[np.isnan(log_ratio)] = -np.inf  # at draws that could not be made
     if not np.isfinite(made.log_weights + log_ratio).any():
         raise ValueError(f"The new prior of {' or '.join(new.names)} is 0 at all draws of the posterior: fit again.")
+    with posterior.with_data_of_fit():
+        before, weights = (softmax(weigh(of)[0]) for of in (made.log_weights, made.log_weights + log_ratio))
+        doubts = (*new.missed(made.theta, before, weights, seed_of(rng)), *doubts)
     return Reweighted.of(posterior, made, log_ratio, rng, draws, doubts, _elsewhere(posterior) or _FIT, priors=new)
 
 
@@ -405,6 +483,8 @@ def _elsewhere(posterior: Posterior) -> str:
 
 #: Powers between which sensitivity is measured: those of ArviZ, and of the R package priorsense.
 _POWERS = (0.99, 1.01)
+#: Parts of the draws without which errors are told; digits of their sensitivities, and of errors.
+_N_PARTS, _DIGITS, _SHOWN = 8, 9, 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -414,8 +494,8 @@ class PriorSensitivity:
     Parameters
     ----------
     table : pandas.DataFrame
-        Columns ``prior`` and ``likelihood``, the sensitivities, and ``diagnosis``, in words of ArviZ; a row for each
-        element.
+        Columns ``prior`` and ``likelihood``, the sensitivities, with standard errors ``prior_se`` and
+        ``likelihood_se``, and ``diagnosis``, in words of ArviZ; a row for each element.
     khat : dict of str to float
         The larger k-hat of both powers, of ``prior`` and ``likelihood``.
     priors : tuple of str
@@ -485,7 +565,15 @@ def prior_sensitivity(
     khat = {"prior": _khat(of_prior), "likelihood": _khat(of_likelihood)}
     limit = khat_limit(draws)
     doubts = (*doubts, *(f"k-hat of {name} is above {limit:.2g}" for name, value in khat.items() if value > limit))
-    table = imported("arviz_stats").psense_summary(tree, threshold=threshold, alphas=_POWERS)
+    summary = functools.partial(imported("arviz_stats").psense_summary, alphas=_POWERS)
+    table = summary(tree, threshold=threshold)
+    # Jackknife: without each of some parts of the draws.
+    parts = [tree.isel(draw=np.arange(draws) % _N_PARTS != k) for k in range(_N_PARTS)]
+    kinds = ["prior", "likelihood"]
+    without = np.array([summary(part, threshold=np.inf, round_to=_DIGITS)[kinds].to_numpy(float) for part in parts])
+    errors = np.sqrt(_N_PARTS - 1) * without.std(axis=0)
+    for i, kind in enumerate(kinds):
+        table.insert(2 * i + 1, f"{kind}_se", errors[:, i].round(_SHOWN))
     return PriorSensitivity(table, khat, tuple(priors), tuple(likelihoods), tree, doubts)
 
 
@@ -510,11 +598,7 @@ def _scaled(posterior: Posterior, priors: Names, likelihoods: Names) -> tuple[li
 
 def _drawn(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[Array, tuple[str, ...]]:
     """Return draws of equal weight, corrected by importance weights where these help."""
-    if posterior.distribution.kept_log_weights() is not None:
-        return posterior.draw(draws, rng), () if posterior.record is None else posterior.record.doubts
     made, doubts = joint_draws(posterior, draws, rng)
-    if not made.log_weights.any():
-        return made.theta, doubts
     return WeightedDistribution(posterior.distribution, made.theta, made.log_weights, 0, {}).draw(draws, rng), doubts
 
 
@@ -569,53 +653,44 @@ class NewRows:
         names = list(observed)
         self.new.check_complete(self._graph.data_needed(names))
         self.data = self._graph.data_needed(names)
-        self.deterministics = [d.name for d in posterior.density.deterministics if self._is_complete(d.name)]
+        self.deterministics = [d.name for d in model.deterministics if self._is_complete(d.name)]
+        lengths = dict(zip(observed, self._graph.shapes([model[name] for name in observed], new=False), strict=True))
+        rows = {shape[:1] for shape in lengths.values() if shape}
+        if forgotten := [k for k in self.data if k not in self.new.arrays and self.new.before(k).shape[:1] in rows]:
+            raise ValueError(
+                f"{quoted(forgotten)} has a value for each row of the fit: give it for the new rows, too, the same "
+                "where they have the same."
+            )
         held = [name for name, values in observed.items() if values is None]
         observed |= dict(zip(held, self._told(lambda: self._graph.observed(held)), strict=True))
-        self.observed = {name: _checked(model[name], values) for name, values in observed.items()}
+        self.observed = {name: _checked(model[name], values, lengths[name]) for name, values in observed.items()}
         needed = self._graph.needed([*names, *self.deterministics])
         self._free = Constrainer.of(
             posterior.density, deterministics=False, names=frozenset(v.name for v in posterior.layout.variables)
         )
+        needed_names = {rv.name for rv in needed}
+        #: Discrete variables that were summed out: drawn given each draw of the others, and weighted with it.
+        self._discrete = [name for name in posterior.density.summed_out_names if name in needed_names]
+        if self._discrete and posterior.changed_data():
+            raise ValueError(f"{quoted(self._discrete)} are drawn given the rows of the fit, which are not there.")
         self._of_last: tuple[Values, dict[str, AnyArray]] = {}, {}
         self._functions: dict[object, tuple[OnDraws, list[str]]] = {}
         #: A draw to look at; where a coefficient is 0, it may hide things.
         self.point = posterior.density.initial_point()[None]
         one = self.free(self.point)
-        self.new.check_fixed({name: of.shape[1:] for name, of in one.items()})
+        self.new.check_indices({name: of.shape[1:] for name, of in one.items()})
         # Each element by its number in the fit: treatments tell where it is now.
         numbers = {name: np.arange(of.size).reshape(of.shape) for name, of in one.items()}
         self._treatments = Treatments(posterior, self._graph, self.new, "new", frozenset(), numbers, {}).of(needed)
-        self._treatments |= {name: Treatment(size=values.shape) for name, values in self.observed.items()}
+        self._treatments |= {name: Treatment(size=self._rows_of(name)) for name in self.observed}
+        self.has_known_discrete = any(self._treatments[name].known is not None for name in self._discrete)
         self._check_priors()
         treated = {name: t for name in numbers if (t := self._treatments.get(name)) is not None}
         self.grown = [n for n, t in treated.items() if t.known is None or t.mask is not None or t.n_known is not None]
 
-    def only(self, which: NDArray[np.intp]) -> "NewRows | None":
-        """Return some of the rows alone, ascending; None where they can't be taken apart from the others."""
-        n = {len(values) for values in self.observed.values()}
-        if (
-            len(which) == self.n_rows
-            or {values.ndim for values in self.observed.values()} != {1}
-            or len(self.observed) > 1
-        ):
-            return None
-        by_row = {k: array for k, array in self.new.arrays.items() if array.shape[:1] == (*n,)}
-        if any(dim in self.new.of_fit for k in by_row for dim in self.new.dims(k)):  # as many levels as rows
-            return None
-        model, [(name, values)] = self._posterior.density.given, self.observed.items()
-        given = {k: np.asarray(v)[which] for k, v in by_row.items()} | self.new.labels
-        given |= {k: v for k, v in self.new.arrays.items() if k not in by_row}
-        given |= {} if data_behind(model, model[name]) else {name: values[which]}
-        try:
-            few = NewRows(self._posterior, given)
-            free = self.free(self.point)
-            is_same = np.array_equal(
-                few.logp(few.known(free, self.some)), self.logp(self.known(free, self.some))[:, which]
-            )
-        except ValueError:
-            return None
-        return few if is_same else None
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what to pickle: functions are compiled again."""
+        return {**vars(self), "_functions": {}, "_of_last": ({}, {})}
 
     def _check_priors(self) -> None:
         """Raise ValueError where new data change log p of what was in the fit: that is no matter of new rows."""
@@ -624,6 +699,8 @@ class NewRows:
             if self._graph.depends_on_new(potential):
                 raise ValueError(f"The Potential {potential.name!r} depends on the new data: fit again with all rows.")
         for variable in self._names:
+            if self._treatments[variable].known is None:
+                continue
             for name in self.new.arrays:
                 if self._graph.prior_reads(model[variable], name) and not self.new.goes_on(name):
                     raise ValueError(
@@ -634,7 +711,11 @@ class NewRows:
     @property
     def n_rows(self) -> int:
         """Number of new observations."""
-        return sum(values.size for values in self.observed.values())
+        return sum(math.prod(self._rows_of(name)) for name in self.observed)
+
+    def _rows_of(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the new observations of a variable, whose vectors are one each."""
+        return self.observed[name].shape[: n_batch_axes(self._graph.model[name])]
 
     def _is_complete(self, name: str) -> bool:
         """Tell whether all data that a variable is computed from are those of the new rows, or of all rows."""
@@ -645,8 +726,13 @@ class NewRows:
         return True
 
     def free(self, theta: Array) -> dict[str, AnyArray]:
-        """Return the free variables on their constrained scale, as they are in the fit, (n, *shape)."""
-        return self._free(theta)
+        """Return the free variables on their constrained scale, as they are in the fit, (n, *shape).
+
+        Discrete variables that were summed out are drawn given the others and the data of the fit.
+        """
+        values = self._free(theta)
+        drawn = self._posterior.density.discrete_given(values, _SEED) if self._discrete else {}
+        return values | {name: drawn[name] for name in self._discrete}
 
     def labels(self, name: str, axis: int) -> object:
         """Return what tells new elements along an axis from others: the same for the variables of a group."""
@@ -682,9 +768,27 @@ class NewRows:
 
     @cached_property
     def is_new(self) -> dict[str, NDArray[np.bool_]]:
-        """Tell which elements of the variables that have grown were not in the fit: those that draws differ in."""
-        first, second = (self.drawn(self.free(self.point), seed) for seed in (0, 1))
-        return {name: (first[name] != second[name])[0] for name in self.grown}
+        """Tell which elements of the variables that have grown were not in the fit."""
+        found = {}
+        for name in self.grown:
+            t = self._treatments[name]
+            new = np.full(self.some[name].shape[1:], t.known is None)
+            if t.mask is not None:
+                new |= ~t.mask
+            if t.n_known is not None:
+                new[(slice(None),) * n_batch_axes(self._graph.model[name]) + (slice(t.n_known, None),)] = True
+            found[name] = new
+        return found
+
+    def changes(self, drawn: Values, seed: int) -> list[Values]:
+        """Return other values of what was drawn anew: other draws, and each state of a discrete variable."""
+        found: list[Values] = [self.drawn(self.free(self.point), seed)]
+        for name in {*self._discrete} & {*self.grown}:
+            from pymc_ngvi.density.discrete.states import states_of  # pymc_extras
+
+            states = states_of(self._graph.model[name])
+            found += [{**found[0], name: np.full_like(drawn[name], state)} for state in states]
+        return found
 
     def is_continued(self, name: str) -> bool:
         """Tell whether the new elements of a variable go on from those of the fit."""
@@ -695,14 +799,30 @@ class NewRows:
     def logp(self, known: Values) -> Array:
         """Return the log densities of the new rows, (n, n_rows), given the variables that they depend on."""
         n = length_of(known)
-        values = self._evaluated("rows", lambda ts: self._graph.log_densities(self.observed, ts, 1), known, n)
-        for (name, rows), of_name in zip(self.observed.items(), values, strict=True):
-            if of_name.shape[1:] != rows.shape:
+        values = self._evaluated(
+            "rows", lambda ts: self._graph.log_densities([*self.observed], self.observed, ts, 1), known, n
+        )
+        for name, of_name in zip(self.observed, values, strict=True):
+            if of_name.shape[1:] != self._rows_of(name):
                 raise ValueError(
-                    f"{name!r} has new values of shape {rows.shape}, and with the other new data it has shape "
+                    f"{name!r} has new values of {self._rows_of(name)} rows, and with the other new data it has "
                     f"{of_name.shape[1:]}: give the same rows of all."
                 )
         return np.concatenate([np.asarray(v, dtype=np.float64).reshape(n, -1) for v in values], axis=1)
+
+    def check_possible(self, theta: Array) -> None:
+        """Raise ValueError where rows have a density of 0 at all of some draws."""
+        free = self.free(theta[:: len(theta) * self.n_rows // HELD + 1])
+        is_possible = np.isfinite(self.logp(self.known(free, self.drawn(free, _SEED)))).any(axis=0)
+        for name in self.observed:
+            shape = self._rows_of(name)
+            of_name, is_possible = np.split(is_possible, [math.prod(shape)])
+            if bad := np.flatnonzero(~of_name).tolist():
+                values = self.observed[name].reshape(-1, *self.observed[name].shape[len(shape) :])[bad]
+                raise ValueError(
+                    f"{name!r} can't have the values {listed(values.tolist())}, of rows {listed(bad)}: their density "
+                    "is 0 at all draws of the posterior. Look at these rows, or fit again with all of them."
+                )
 
     @property
     def has_elementwise_priors(self) -> bool:
@@ -715,13 +835,13 @@ class NewRows:
         """Whether new elements have log densities of their own, and may have any values."""
         model = self._graph.model
         return self.has_elementwise_priors and all(
-            model.rvs_to_transforms.get(model[name]) is None for name in self.grown
+            name not in self._discrete and model.rvs_to_transforms.get(model[name]) is None for name in self.grown
         )
 
     def prior_logp(self, known: Values) -> dict[str, Array]:
         """Return the log densities of the elements of variables that have grown, (n, *shape), given all else."""
         found = self._evaluated(
-            "prior", lambda ts: self._graph.prior_log_densities(self.grown, ts, 1), known, length_of(known)
+            "prior", lambda ts: self._graph.log_densities(self.grown, {}, ts, 1), known, length_of(known)
         )
         return dict(zip(self.grown, found, strict=True))
 
@@ -784,11 +904,7 @@ def length_of(values: Values) -> int:
 
 def _split(model: pm.Model, given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return new observations by the name of the variable, None where data of the model hold them, and these data."""
-    if hasattr(given, "columns"):
-        raise TypeError("new_data should be a dict of arrays by name, such as {name: frame[name]}; got a DataFrame.")
-    if not isinstance(given, Mapping):
-        raise TypeError(f"new_data should be a dict of arrays by name; got {shortened(given)}.")
-    observed, rest = {}, dict(given)
+    observed, rest = {}, dict(checked_dict(given))
     for rv in model.observed_RVs:
         sources = data_behind(model, rv)
         if rv.name in rest and (twice := [name for name in sources if name != rv.name and name in rest]):
@@ -808,9 +924,10 @@ def _split(model: pm.Model, given: Given) -> tuple[dict[str, Any], dict[str, Any
     return observed, rest
 
 
-def _checked(rv: Any, values: Any) -> AnyArray:
-    """Return new values of an observed variable."""
-    if rv.owner.op.ndim_supp:
+def _checked(rv: Any, values: Any, of_fit: tuple[int, ...]) -> AnyArray:
+    """Return new values of an observed variable, which had some shape in the fit."""
+    n_batch = n_batch_axes(rv)
+    if not n_batch and rv.type.ndim:
         raise ValueError(
             f"The elements of {rv.name!r} have one distribution together: new ones can't be put beside those of the "
             "fit. Fit again with all of them."
@@ -819,8 +936,8 @@ def _checked(rv: Any, values: Any) -> AnyArray:
         array = np.ma.filled(np.ma.asarray(values, dtype=np.float64), np.nan)
     except (ValueError, TypeError):
         raise ValueError(f"{rv.name!r} should be numbers in an array; got {shortened(values)}.") from None
-    if array.ndim != rv.type.ndim:
-        raise ValueError(f"{rv.name!r} has shape {array.shape}; in the model it has {rv.type.ndim} axes.")
+    if array.ndim != rv.type.ndim or array.shape[n_batch:] != of_fit[n_batch:]:
+        raise ValueError(f"{rv.name!r} has shape {array.shape}; in the fit it had {of_fit}, rows along the first axis.")
     if np.isnan(array).any():
         raise ValueError(f"{rv.name!r} has missing values: leave these rows out.")
     if not array.size:
@@ -853,16 +970,19 @@ def rows_on_new(rows: NewRows) -> tuple[sparse.csr_array, dict[str, Ints]]:
     """
     numbers = _numbers(rows)
     n = 1 + max(int(of.max()) for of in numbers.values())
-    free = rows.free(rows.point)
-    first, second = (rows.drawn(free, seed) for seed in (0, 1))
+    free, first = rows.free(rows.point), rows.some
+    others = rows.changes(first, 1)
     same = rows.known(free, first)
     # In each of so many points, the elements of one number are other ones.
     moved = {
-        name: np.where(of == np.arange(n).reshape(-1, *(1,) * of.ndim), second[name], first[name])
+        name: np.concatenate(
+            [np.where(of == np.arange(n).reshape(-1, *(1,) * of.ndim), other[name], first[name]) for other in others]
+        )
         for name, of in numbers.items()
     }
-    many = rows.known({name: np.repeat(values, n, axis=0) for name, values in free.items()}, moved)
-    depends = sparse.csr_array((rows.logp(many) != rows.logp(same)).T)
+    many = rows.known({name: np.repeat(values, n * len(others), axis=0) for name, values in free.items()}, moved)
+    differ = (rows.logp(many) != rows.logp(same)).reshape(len(others), n, -1)
+    depends = sparse.csr_array(differ.any(axis=0).T)
     part = _tied(rows, numbers, same, many)
     joined = sparse.csr_array((np.ones(n, dtype=bool), (np.arange(n), part)))
     return depends @ joined, {name: np.where(of < 0, -1, part[of]) for name, of in numbers.items()}
@@ -877,9 +997,6 @@ def with_new_elements(
     The log predictive density of the rows that depend on them, (n,), the variables that have them, (n, *shape), and the
     variance of the error of the first.
     """
-    which = np.flatnonzero(np.diff(depends.indptr))
-    few = rows.only(which)
-    rows, depends = (rows, depends) if few is None else (few, depends[which])
     # Numbers that a row has in common are drawn together.
     n_parts, part = csgraph.connected_components(depends.T @ depends, directed=False)
     which = np.flatnonzero(np.diff(depends.indptr))
@@ -917,14 +1034,15 @@ def with_new_elements(
 
 def _tied(rows: NewRows, numbers: dict[str, Ints], same: Values, many: Values) -> Ints:
     """Return one number for those of which one is a parameter of the prior of another, as a school is of its class."""
-    n = length_of(many)
+    n = 1 + max(int(of.max()) for of in numbers.values())
     if len(numbers) < 2:
         return np.arange(n)
     if not rows.has_elementwise_priors:
         return np.zeros(n, dtype=np.intp)
     before, after, ties = rows.prior_logp(same), rows.prior_logp(many), np.eye(n, dtype=bool)
     for name, of in numbers.items():
-        moved, element = np.nonzero((after[name] != before[name]).reshape(n, -1) & (of.ravel() >= 0))
+        differ = (after[name] != before[name]).reshape(-1, n, of.size).any(axis=0)
+        moved, element = np.nonzero(differ & (of.ravel() >= 0))
         ties[moved, of.ravel()[element]] = True
     return csgraph.connected_components(sparse.csr_array(ties), directed=False)[1].astype(np.intp)
 
@@ -1026,6 +1144,10 @@ def _varies_along(new: NDArray[np.bool_], axis: int) -> bool:
 _FARTHEST, _FARTHEST_SKEWED, _SKEWED = 2.0, 0.25, 0.8
 #: Draws for each that was asked for, at most, where new elements are drawn for each of them.
 _MANY = 2
+#: Draws at which groups are integrated again.
+_N_AGAIN = 64
+#: Of draws of discrete variables.
+_SEED = 20_261_130
 #: Variance, from which on that of the log weights is too much of the noise of new elements.
 _NOISE = 0.25
 _FIT_AGAIN = "Fit again with all of the rows."
@@ -1054,6 +1176,10 @@ class Updated(JudgedDraws):
 
     rows: NewRows
     values: Mapping[str, AnyArray]
+    #: Rows that depend on nothing new.
+    of_known: NDArray[np.intp]
+    #: Their log density at each draw; of groups, given the global parameters; shape (n,).
+    log_known: Array
 
     @property
     def n_rows(self) -> int:
@@ -1062,7 +1188,10 @@ class Updated(JudgedDraws):
 
     @property
     def _what(self) -> str:
-        return f"{self.n_rows:,} new row{'s' if self.n_rows > 1 else ''}"
+        rows, new = f"{self.n_rows:,} new row{'s' if self.n_rows > 1 else ''}", self.rows.new
+        grown = {dim for name in self.rows.grown for dim in new.dims(name) if dim in new.labels and dim in new.of_fit}
+        levels = {dim: [k for k in new.labels[dim] if k not in new.of_fit[dim]] for dim in sorted(map(str, grown))}
+        return ", ".join([rows, *(f"new levels of {dim!r} {listed(found)}" for dim, found in levels.items() if found)])
 
     @functools.cached_property
     def log_predictive_density(self) -> LogMarginalLikelihood:
@@ -1075,9 +1204,32 @@ class Updated(JudgedDraws):
         """
         if not self.weights_help:
             raise ValueError(f"There is no density to be relied on. {self.sentence}")
-        return LogMarginalLikelihood(*log_mean(self.draws, self.log_ratio))
+        value, se = log_mean(self.draws, self.log_ratio)
+        state = with_trees(getattr(self.posterior.distribution, "q", None))
+        if state is None or not len(self.of_known) or self.rows.has_known_discrete:
+            return LogMarginalLikelihood(value, se)
+        # Groups are known by their moments: what that moves is told by their integrals at some draws.
+        of_draws = self._weighted.rows(_N_AGAIN, self._generator(None))
+        logp = functools.partial(_log_densities, self.rows, self.of_known)
+        with self.posterior.with_data_of_fit():
+            has_rows = not self.posterior.changed_data()
+            try:
+                again = integrated_again(self.draws.theta[of_draws], state, logp, has_rows=has_rows)
+            except CoupledRows:  # which were weighted
+                return LogMarginalLikelihood(value, se)
+        ratio = np.exp(again - self.log_known[of_draws])
+        mean, error = float(ratio.mean()), float(ratio.std()) / math.sqrt(len(ratio))
+        if not has_rows:
+            return LogMarginalLikelihood(value, math.hypot(se, math.log(mean)))
+        return LogMarginalLikelihood(value + math.log(mean), math.hypot(se, error / mean))
 
     # --- draws ---
+
+    @property
+    def _stale(self) -> frozenset[str]:
+        if self.rows.has_known_discrete:
+            raise ValueError(f"Discrete variables are known in draws only: sample() has them. {_FIT_AGAIN}")
+        return frozenset(self.rows.grown)
 
     def sample(self, draws: int = N_SHOWN, *, var_names: Names = None, random_seed: Seed = None) -> xr.DataTree:
         """Draw from the posterior given the new rows as well: draws of equal weight, picked by the weights.
@@ -1101,10 +1253,7 @@ class Updated(JudgedDraws):
         ValueError
             For variables that the model does not have.
         """
-        rng = self._generator(random_seed)
-        log_weights = self.draws.log_weights + self.log_ratio
-        weighted = WeightedDistribution(self.posterior.distribution, self.draws.theta, log_weights, 0, {})
-        at = weighted.rows(check_draws(draws), rng)
+        at = self._weighted.rows(check_draws(draws), self._generator(random_seed))
         free = {name: of[at] for name, of in self.values.items()}
         names = checked_names(var_names, [*free, *self.rows.deterministics], "which can't be had")
         shown = {name: free[name] for name in names if name in free}
@@ -1149,21 +1298,22 @@ def updated(posterior: Posterior, new_data: Given, draws: int, rng: np.random.Ge
             kept = made.theta[every], made.log_weights[every], made.of_globals[every], made.part[every]
             made = JointDraws(*kept, min(1.0, step * made.worth))
         rows.point = made.theta[made.log_weights.argmax()][None]
-        log_ratio, theta, values, of_rows = _with_rows(posterior, rows, made, rng)
+        rows.check_possible(made.theta)
+        log_ratio, theta, more, of_rows = _with_rows(posterior, rows, made, rng)
     if not np.isfinite(made.log_weights + log_ratio).any():
-        raise ValueError(f"The new rows are impossible at all draws of the posterior. {_FIT_AGAIN}")
+        raise ValueError(f"The new rows are impossible together at all draws of the posterior. {_FIT_AGAIN}")
     made, doubts = made._replace(theta=theta), (*of_rows, *doubts)
-    return Updated.of(posterior, made, log_ratio, rng, draws, doubts, _FIT_AGAIN, rows=rows, values=values)
+    return Updated.of(posterior, made, log_ratio, rng, draws, doubts, _FIT_AGAIN, rows=rows, **more)
 
 
 def _with_rows(
     posterior: Posterior, rows: NewRows, made: JointDraws, rng: np.random.Generator
-) -> tuple[Array, Array, dict[str, AnyArray], tuple[str, ...]]:
+) -> tuple[Array, Array, dict[str, Any], tuple[str, ...]]:
     """Return what new rows say of each draw, where it is then, with what was not in the fit, and what is doubtful."""
     depends, numbers = rows_on_new(rows) if rows.grown else (None, {})
     of_known = np.arange(rows.n_rows) if depends is None else np.flatnonzero(np.diff(depends.indptr) == 0)
-    known = _with_known_rows(posterior, rows, of_known, made.theta)
-    log_ratio, free, doubts = known.log_ratio, rows.free(known.theta), list[str]()
+    known, free = _with_known_rows(posterior, rows, of_known, made.theta)
+    log_ratio, doubts = known.log_ratio, list[str]()
     finite = np.isfinite(made.log_weights + log_ratio)
     moved = float(softmax((made.log_weights + log_ratio)[finite]) @ known.moved[finite]) if finite.any() else 0.0
     if moved > _FARTHEST:
@@ -1177,24 +1327,27 @@ def _with_rows(
         if variance > _NOISE:
             doubts.append("the densities of rows of new levels are known from few candidates")
     log_ratio = np.where(np.isnan(log_ratio), -np.inf, log_ratio)
-    return log_ratio, known.theta, free | rows.known(free, drawn), tuple(doubts)
+    more = {"values": free | rows.known(free, drawn), "of_known": of_known, "log_known": known.log_ratio}
+    return log_ratio, known.theta, more, tuple(doubts)
 
 
-def _with_known_rows(posterior: Posterior, rows: NewRows, which: NDArray[np.intp], theta: Array) -> WithNewRows:
-    """Return draws given the rows that depend on nothing new."""
-
-    def logp(theta: Array) -> Array:
-        free = rows.free(theta)
-        return rows.logp(rows.known(free, rows.some))[:, which]
-
-    zero = np.zeros(len(theta))
-    if not len(which):
-        return WithNewRows(zero, theta, zero)
+def _with_known_rows(
+    posterior: Posterior, rows: NewRows, which: NDArray[np.intp], theta: Array
+) -> tuple[WithNewRows, dict[str, AnyArray]]:
+    """Return draws given the rows that depend on nothing new, with the free variables of the fit at these."""
     state = with_trees(getattr(posterior.distribution, "q", None))
-    if state is not None:
+    if len(which) and state is not None and not rows.has_known_discrete:
         with contextlib.suppress(CoupledRows):  # weights may do
-            return with_new_rows(theta, state, logp)
-    return WithNewRows(logp(theta).sum(axis=1), theta, zero)
+            found = with_new_rows(theta, state, functools.partial(_log_densities, rows, which))
+            return found, rows.free(found.theta)
+    free, log_ratio = rows.free(theta), np.zeros(len(theta))
+    if len(which):
+        log_ratio = rows.logp(rows.known(free, rows.some))[:, which].sum(axis=1)
+    return WithNewRows(log_ratio, theta, np.zeros(len(theta))), free
+
+
+def _log_densities(rows: NewRows, which: NDArray[np.intp], theta: Array) -> Array:
+    return rows.logp(rows.known(rows.free(theta), rows.some))[:, which]
 
 
 def _draws(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[JointDraws, tuple[str, ...]]:

@@ -403,14 +403,16 @@ ELPD_OF_INITVAL, ELPD_OF_LKJ = -78.53, -81.51
 # --- update, predict, other priors ------------------------------------------------------------------------------------
 
 
-@case(wrong="a summed-out change point is drawn from its prior for new rows, and the result called reliable")
+@case()
 def update_discrete(seed):
     t, new = np.arange(60.0), (np.full(8, 30.0), np.array([1, 0, 2, 1, 0, 1, 1, 0]))
     with pm.Model() as model:
         at, when = pm.Data("t", t), pm.DiscreteUniform("when", 0, 59)
         early, late = pm.Exponential("early", 0.5), pm.Exponential("late", 0.5)
         pm.Poisson("y", pm.math.switch(at < when, early, late), observed=closed.SWITCH)
-    found = fit(model, seed).update(dict(zip(("t", "y"), new, strict=True)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not reliable
+        found = fit(model, seed).update(dict(zip(("t", "y"), new, strict=True)))
     if not found.is_reliable:
         return
     mean, sd, after = closed.switch_moments(*map(np.concatenate, zip((t, closed.SWITCH), new, strict=True)))
@@ -420,7 +422,7 @@ def update_discrete(seed):
     near(found.log_predictive_density, after - closed.switch_moments(t, closed.SWITCH)[2], 0.1)
 
 
-@case(wrong="the log predictive density of new rows is 0.7 off, and its error said to be 0.002", in_all=False)
+@case()
 def update_skewed(seed):
     rng = np.random.default_rng(4)
     u, g = rng.normal(0, 1.5, 40), np.repeat(np.arange(40), 2)
@@ -437,7 +439,7 @@ def update_skewed(seed):
 UPDATE_SKEWED = -45.037
 
 
-@case(seeds=(1,), wrong="a prior that reads a statistic of pm.Data: AttributeError", quick=True)
+@case(seeds=(1,), quick=True)
 def prior_reads_data(seed):
     rng = np.random.default_rng(0)
     y, x = rng.normal(100, 10, 40), np.arange(40.0)
@@ -456,7 +458,7 @@ def prior_reads_data(seed):
     assert approx.update({"x": [3.0], "y": [90.0]}).is_reliable
 
 
-@case(seeds=(1,), wrong="new rows that cannot be: LinAlgError in place of a sentence")
+@case(seeds=(1,))
 def impossible_rows(seed):
     rng = np.random.default_rng(0)
     with pm.Model(coords={"h": np.arange(10)}) as model:
@@ -469,7 +471,7 @@ def impossible_rows(seed):
     assert not isinstance(caught.value, np.linalg.LinAlgError)
 
 
-@case(seeds=(1,), wrong="new rows of a multivariate regression are refused")
+@case(seeds=(1,))
 def predict_mvnormal(seed):
     rng = np.random.default_rng(1)
     x, true = rng.normal(size=(50, 2)), np.array([[1, 0.2], [-0.5, 0.8]])
@@ -485,7 +487,7 @@ def predict_mvnormal(seed):
     assert approx.update({"X": x[:3], "Y": y[:3]}).is_reliable
 
 
-@case(seeds=(1,), wrong="Calibration.plot() of a vector without dims: ValueError")
+@case(seeds=(1,))
 def calibration_plot(seed):
     x = np.column_stack([np.ones(10), np.arange(10.0)])
     with pm.Model() as model:
@@ -493,11 +495,13 @@ def calibration_plot(seed):
     pymc_ngvi.calibrate(model, 20, random_seed=seed, progressbar=False).plot()
 
 
-@case(wrong="half of a new prior's mass is where there are no draws: P = 0, and reliable")
+@case()
 def prior_spike(seed):
     approx = fit(MODELS["grid: eight schools centred"].build(), seed)
     parts = [pm.HalfNormal.dist(1e-6), pm.HalfNormal.dist(5)]
-    found = approx.with_prior(tau=pm.Mixture.dist([0.5, 0.5], parts))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not reliable
+        found = approx.with_prior(tau=pm.Mixture.dist([0.5, 0.5], parts))
     if found.is_reliable:
         near(float((found.sample(4_000)["posterior"]["tau"] < 1e-3).mean()), 0.547, 0.05)
 

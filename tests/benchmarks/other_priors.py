@@ -159,7 +159,7 @@ def row_of(approx: Any, model: pm.Model, posterior: str, priors: dict[str, Any])
     with found.model:
         again = pymc_ngvi.fit_ngvi(random_seed=2, posterior=posterior, progressbar=False)
     of_fit = time.process_time() - began
-    q = found._weighted.distribution
+    q = found._weighted
     if posterior == "gaussian":  # its own weights make it the posterior, where they help
         theta = again.draw_flat(40_000, random_seed=3)
         weights = again.log_p(theta) - again.log_q(theta)

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pymc as pm
+import pytensor
 import pytest
 import xarray as xr
 
@@ -410,11 +411,12 @@ def test_statistics_of_the_data_are_those_of_the_fit():
         pm.Deterministic("scaled", slope * x / x.max())
         pm.Deterministic("total", eta.sum())
         pm.Deterministic("n", x.shape[0] + 0 * slope)
+        pm.Deterministic("apart", slope * (x - x[1]) / pm.math.sqrt((x**2).sum()))
         # Weights of the rows that are there: no statistics of those of the fit.
         pm.Deterministic("average", (x * eta).sum() / x.sum())
         pm.Deterministic("normalised", ((x / x.sum()) * eta).sum())
         pm.Normal("y", eta, observed=seen)
-    names = ["eta", "slope", "scaled", "total", "n", "average", "normalised"]
+    names = ["eta", "slope", "scaled", "total", "n", "average", "normalised", "apart"]
     found = values(approximation(model), {"x": [3.0, 8.0]}, var_names=names)
     np.testing.assert_allclose(found["scaled"], found["slope"][:, None] * np.array([3.0, 8.0]) / 81.0, rtol=1e-12)
     for name in ("average", "normalised"):
@@ -422,7 +424,44 @@ def test_statistics_of_the_data_are_those_of_the_fit():
     expected = found["slope"][:, None] * (np.array([3.0, 8.0]) - seen.mean()) / seen.std()
     np.testing.assert_allclose(found["eta"], expected, rtol=1e-12)
     np.testing.assert_allclose(found["total"], expected.sum(axis=1), rtol=1e-12)
+    apart = (np.array([3.0, 8.0]) - seen[1]) / np.linalg.norm(seen)
+    np.testing.assert_allclose(found["apart"], found["slope"][:, None] * apart, rtol=1e-12)
     np.testing.assert_array_equal(found["n"], 2)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_priors_that_read_data_are_those_of_the_fit(seed):
+    rng = np.random.default_rng(seed)
+    seen = rng.normal(100, 10, 40)
+    with pm.Model(coords={"g": list("ab")}) as model:
+        y, x, g = pm.Data("y", seen), pm.Data("x", np.arange(40.0)), pm.Data("i", np.repeat([0, 1], 20))
+        a, s = pm.Normal("a", y.mean(), 20), pm.HalfNormal("s", 1)
+        u = pm.Normal("u", y.max(), 0.01 * s * y.std(), dims="g")
+        pm.Normal("o", a + u[g] + x - x.mean(), 10, observed=y)
+    found = values(approximation(model), {"y": [0.0], "x": [3.0], "i": ["c"]}, groups="new", var_names=["u", "o", "a"])
+    new = found["u"][:, 2]
+    assert abs(new.mean() - seen.max()) < 5 * new.std() / np.sqrt(N_DRAWS)
+    mean = found["a"].mean() + seen.max() + 3.0 - 19.5
+    assert abs(found["o"].mean() - mean) < 5 * found["o"].std() / np.sqrt(N_DRAWS)
+
+
+@pytest.mark.parametrize("dims", [None, ("obs", "out")])
+@pytest.mark.parametrize("n", [3, 50])
+def test_rows_of_vectors_are_independent(dims, n):
+    rng = np.random.default_rng(1)
+    x, true = rng.normal(size=(50, 2)), np.array([[1, 0.2], [-0.5, 0.8]])
+    with pm.Model(coords={"obs": np.arange(50), "out": ["u", "v"]}) as model:
+        data, b = pm.Data("x", x, dims=dims and ("obs", "p")), pm.Normal("b", 0, 1, shape=(2, 2))
+        cov = np.array([[1.0, 0.8], [0.8, 1.0]])
+        pm.MvNormal("y", data @ b, cov=cov, observed=x @ true, dims=dims)
+    new = rng.normal(size=(n, 2))
+    found = values(
+        approximation(model), {"x": new} | ({"obs": np.arange(n) + 100} if dims else {}), var_names=["y", "b"]
+    )
+    assert found["y"].shape == (N_DRAWS, n, 2)
+    noise = found["y"] - new @ found["b"]
+    np.testing.assert_allclose(np.cov(noise[:, 0].T), cov, atol=5 * OF_VARIANCE)
+    np.testing.assert_allclose(np.cov(noise[:, 0, 0], noise[:, 2, 0])[0, 1], 0.0, atol=5 / np.sqrt(N_DRAWS))
 
 
 def test_the_model_keeps_its_data_whatever_happens(fitted):
@@ -488,7 +527,7 @@ BAD = {
     "name": ({"xx": [0.0]}, {}, "which the model has not: did you mean 'x'"),
     "observed": ({"y": [0.0]}, {}, "'y', which is observed: it is what predictions are of"),
     "no data": ({"eta": [0.0]}, {}, r"'eta', which is no pm\.Data"),
-    "index": ({"x": [0.0], "school_of": [4]}, {}, "'school_of' has 4, but dim 'school' has 4 levels, 0 to 3"),
+    "index": ({"x": [0.0], "school_of": [4]}, {}, "'school_of' has 4, but dim 'school' has 4 elements, 0 to 3"),
     "negative index": ({"x": [0.0], "school_of": [-1]}, {}, "'school_of' has -1"),
     "ragged": ({"x": [[0.0, 1.0], [2.0]]}, {}, "'x' is ragged: its rows have lengths 1, 2"),
     "axes": ({"x": [[0.0]]}, {}, r"'x' has 2 axes, shape \(1, 1\); in the model it has 1 axis"),
@@ -535,7 +574,7 @@ def test_elements_in_order_have_no_new_ones():
 
 def test_levels_without_a_dim_are_fixed():
     approx = approximation(of_levels(lambda: pm.Normal("effect", 0, pm.HalfNormal("tau"), shape=3)))
-    with pytest.raises(ValueError, match="'index' has 3, but 'effect' has 3 elements along axis 0, 0 to 2, a length"):
+    with pytest.raises(ValueError, match="'index' has 3, but 'effect', along axis 0, has 3 elements, 0 to 2: a length"):
         approx.predict({"index": [3]}, groups="new")
     assert values(approx, {"index": [2]})["y"].shape == (N_DRAWS, 1)
 
@@ -602,3 +641,51 @@ def test_predictions_with_a_level_of_reference():
         approx = fit_ngvi(model=model, random_seed=1, progressbar=False)
     found = approx.predict({"weekday": [2, 2, 0]}, random_seed=1)["predictions"]["y"].mean(("chain", "draw"))
     np.testing.assert_allclose(found, [1.93, 1.93, 0.0], atol=0.05)
+
+
+def test_labels_of_series_go_on_in_steps():
+    with pm.Model(coords={"day": np.arange(20)}) as model:
+        sd = pm.HalfNormal("sd", 1)
+        walk = pm.GaussianRandomWalk("walk", sigma=sd, init_dist=pm.Normal.dist(0, 1), dims="day")
+        total = pm.math.cumsum(pm.Normal("shock", 0, sd, dims="day"))
+        pm.Normal("y", (walk + total)[pm.Data("at", np.arange(20))], 1, observed=np.zeros(20))
+    approx = approximation(model)
+    for options in ({"var_names": ["walk"]}, {"var_names": ["shock"], "groups": "new"}):
+        with pytest.raises(ValueError, match="from 19 to 25, and each element is one step"):
+            approx.predict({"day": [*range(20), 25], "at": [20]}, **options)
+        found = approx.predict({"day": range(26), "at": [25]}, **options)["predictions"]
+        assert found.sizes["day"] == 26
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of what pymc_extras imports
+def test_a_chain_is_not_begun_anew():
+    extras = pytest.importorskip("pymc_extras")
+    p = np.array([[0.95, 0.05], [0.05, 0.95]])
+    # PyTensor says that it gives up simplifying such loops.
+    with pytensor.config.change_flags(on_opt_error="warn"):
+        with pm.Model():
+            x = pm.Data("x", np.zeros(20))
+            start = pm.Categorical.dist(np.full(2, 0.5))
+            chain = extras.DiscreteMarkovChain("s", P=p, init_dist=start, steps=x.shape[0] - 1)
+            mu = pm.Normal("mu", [0.0, 5.0], 1, shape=2)
+            pm.Normal("y", mu[chain] + x, 1, observed=np.repeat([0.0, 5.0], 10))
+            approx = fit_ngvi(random_seed=1, progressbar=False)
+        assert approx.predict()["predictions"].sizes["y_dim_0"] == 20
+        with pytest.raises(ValueError, match="one distribution together"):
+            approx.predict({"x": np.zeros(25)})
+
+
+def test_rows_of_the_fit_are_where_arviz_looks_for_them(fitted):
+    import arviz_plots
+
+    tree = fitted.predict(draws=50)
+    np.testing.assert_array_equal(tree["posterior_predictive"]["y"], tree["predictions"]["y"])
+    assert tree["observed_data"]["y"].dims == tree["posterior_predictive"]["y"].dims[2:]
+    arviz_plots.plot_ppc_dist(tree)
+    assert "posterior_predictive" not in fitted.predict({"x": [1.0], "school_of": [0]}, draws=50).children
+
+
+def test_missing_covariates_are_named_by_row(fitted):
+    with pytest.raises(ValueError, match="'x' has missing values, in rows 1"):
+        fitted.predict({"x": [1.0, np.nan], "school_of": [0, 0]})

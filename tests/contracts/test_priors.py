@@ -147,7 +147,7 @@ def test_effects_of_groups_under_another_standard_deviation(grouped):
     found = grouped.with_prior(sd=pm.Gamma.dist(4.0, 10.0))
     assert found.is_reliable
     again = fitted(found.model)
-    q = found._weighted.distribution
+    q = found._weighted
     error = MOST_ERRORS * np.sqrt(1.0 / found.effective_sample_size + 1.0 / 1_500)
     assert np.all(np.abs(q.mean() - again.mean_flat) < error * again.sd_flat)
     assert_allclose(q.sd(), again.sd_flat, rtol=error)
@@ -163,7 +163,7 @@ def test_a_new_prior_may_depend_on_variables_of_the_model(grouped):
     found = grouped.with_prior(effect=new)
     again = fitted(found.model)
     error = MOST_ERRORS * np.sqrt(1.0 / found.effective_sample_size + 1.0 / 1_500)
-    q = found._weighted.distribution
+    q = found._weighted
     assert np.all(np.abs(q.mean() - again.mean_flat) < error * again.sd_flat)
     (value, se), (expected, of_fit) = found.log_marginal_likelihood, again.log_marginal_likelihood
     assert abs(value - expected) < MOST_ERRORS * np.hypot(se, of_fit) + 2e-3
@@ -447,7 +447,7 @@ def test_draws_and_the_summary_are_those_of_the_new_prior(grouped):
     assert found.sample(10).posterior["effect"].dims == ("chain", "draw", "group")
     shown = found.summary()
     assert list(shown.table.index) == ["level", "sd"]
-    q = found._weighted.distribution
+    q = found._weighted
     assert abs(shown.table.loc["level", "mean"] - q.mean()[0]) < 0.02 * q.sd()[0] + 0.005
     assert found.sentence in shown.lines
     assert "reliable" in str(found).replace("\n", " ")
@@ -606,3 +606,42 @@ def test_an_off_gaussian_is_weighted_before_it_is_scaled():
     found = NGVIApproximation(LogDensity(normal_mean()), q).prior_sensitivity("mu")
     assert abs(found.tree.posterior["mu"].mean() - mean) < 0.1 * sd
     assert found.doubts == ()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("weight", [0.5, 0.1])
+def test_mass_of_a_new_prior_where_there_are_no_draws_is_a_doubt(weight, seed):
+    y, sd = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
+    with pm.Model():
+        mu, tau = pm.Normal("mu", 0, 5), pm.HalfCauchy("tau", 5)
+        pm.Normal("y", pm.Normal("theta", mu, tau, shape=8), sd, observed=y)
+        approx = pymc_ngvi.fit_ngvi(random_seed=seed, progressbar=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parts = [pm.HalfNormal.dist(1e-6), pm.HalfNormal.dist(5)]
+        found = approx.with_prior(tau=pm.Mixture.dist([weight, 1 - weight], parts), random_seed=seed)
+        wide = approx.with_prior(mu=pm.Normal.dist(0, 100), random_seed=seed)
+    # the spike has 0.547 and 0.118 of the posterior mass
+    [said] = [doubt for doubt in found.doubts if "'tau'" in doubt]
+    assert float(said.split()[0]) == pytest.approx({0.5: 55, 0.1: 12}[weight], abs=6)
+    # most of a wide prior is where there are no draws as well, and the data rule it out
+    assert not any("'mu'" in doubt for doubt in wide.doubts)
+
+
+def test_further_priors_and_predictions_under_other_priors(grouped):
+    one = grouped.with_prior(level=pm.Normal.dist(0.0, 3.0))
+    both = one.with_prior(sd=pm.HalfNormal.dist(3.0), random_seed=5)
+    at_once = grouped.with_prior(level=pm.Normal.dist(0.0, 3.0), sd=pm.HalfNormal.dist(3.0), random_seed=5)
+    assert_allclose(both.log_ratio, at_once.log_ratio)
+    predicted = one.predict(draws=4_000, var_names=["level"], random_seed=2)["predictions"]["level"]
+    draws = one.sample(4_000, random_seed=1).posterior["level"]
+    assert abs(float(predicted.mean() - draws.mean())) < 5 * float(draws.std()) * np.sqrt(2 / 4_000)
+
+
+def test_sensitivities_have_their_errors(exact):
+    """Of many sets of draws: as large as they say, within a factor of 2."""
+    tables = [exact.prior_sensitivity("mu", draws=1_000, random_seed=seed).table.loc["mu"] for seed in range(12)]
+    for kind in ("prior", "likelihood"):
+        spread = np.std([table[kind] for table in tables], ddof=1)
+        said = np.mean([table[f"{kind}_se"] for table in tables])
+        assert 0.4 < said / spread < 2.5

@@ -1,5 +1,6 @@
 """`approx.update`: the posterior given new rows as well, beside sums over a grid, and beside fits of all rows."""
 
+import pickle
 import warnings
 
 import numpy as np
@@ -8,6 +9,7 @@ import pymc as pm
 import pytest
 
 from scipy import stats
+from scipy.special import gammaln
 
 import pymc_ngvi
 
@@ -314,7 +316,7 @@ def test_impossible_rows_are_told_of():
     with pm.Model():
         pm.Exponential("y", pm.HalfNormal("rate", 1.0), observed=np.ones(10))
         approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
-    with pytest.raises(ValueError, match="impossible at all draws"):
+    with pytest.raises(ValueError, match=r"'y' can't have the values -1.0, of rows 0"):
         approx.update({"y": [-1.0]})
 
 
@@ -504,3 +506,165 @@ def test_a_skewed_group_is_integrated_as_it_is(skewness):
     weights = np.exp(both - logsumexp(both))
     np.testing.assert_allclose(found.log_ratio, logsumexp(both) + np.log(grid[1] - grid[0]), atol=0.03)
     np.testing.assert_allclose(found.theta[0, 1], weights @ grid, atol=0.03)  # z = 0 before and after
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_summed_out_change_point_is_weighted_with_the_rest(seed):
+    """By sums over change points of gamma-Poisson evidences: rows that agree, and rows that do not."""
+    rng = np.random.default_rng(seed)
+    t = np.arange(30.0)
+    y = rng.poisson(np.where(t < 12, 4.0, 1.5))
+    with pm.Model():
+        time, when = pm.Data("t", t), pm.DiscreteUniform("when", 0, 29)
+        early, late = pm.Exponential("early", 0.5), pm.Exponential("late", 0.5)
+        pm.Deterministic("is_late", (when > 12).astype("float64"))
+        pm.Poisson("y", pm.math.switch(time < when, early, late), observed=y)
+        approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+
+    def known(t, y):
+        before = t < np.arange(30)[:, None]
+        log_p, rate = np.zeros(30), []
+        for part in (before, ~before):
+            total, n = part @ y, part.sum(axis=1)
+            log_p += gammaln(1 + total) - (1 + total) * np.log(0.5 + n) + np.log(0.5)
+            rate.append((1 + total) / (0.5 + n))
+        p = np.exp(log_p - logsumexp(log_p))
+        return p @ rate[0], p @ rate[1], p[13:].sum(), logsumexp(log_p) - gammaln(1 + y).sum()
+
+    new = np.array([5.0, 13.0, 14.0]), np.array([3, 2, 3])
+    found = approx.update({"t": new[0], "y": new[1]}, draws=4_000, random_seed=seed)
+    assert found.is_reliable
+    draws = found.sample(4_000, random_seed=seed).posterior
+    right = known(np.append(t, new[0]), np.append(y, new[1]))
+    for name, value in zip(("early", "late", "is_late"), right, strict=False):
+        # five Monte Carlo errors of as many draws as the weighted ones are worth
+        error = float(draws[name].std()) / np.sqrt(found.effective_sample_size)
+        assert abs(float(draws[name].mean()) - value) < 5 * error
+    density = found.log_predictive_density
+    assert abs(density.value - (right[3] - known(t, y)[3])) < 5 * density.se
+    assert set(draws["when"].values.ravel().tolist()) <= set(range(30))
+    with pytest.warns(UserWarning, match="not reliable"):  # seven rows that say that the rates are another two
+        approx.update({"t": np.full(7, 11.0), "y": np.full(7, 30)}, random_seed=seed)
+
+
+def test_labels_of_new_rows_are_summed_over():
+    rng = np.random.default_rng(3)
+    label = rng.random(36) < 0.4
+    y = np.where(label, 3.0, 0.0) + 0.7 * rng.normal(size=36)
+
+    def model(y):
+        with pm.Model() as made:
+            data, w = pm.Data("data", y), pm.Beta("w", 2, 2)
+            mu = pm.Normal("mu", [0.0, 3.0], 1.0, shape=2)
+            pm.Normal("y", mu[pm.Categorical("z", pm.math.stack([1 - w, w]), shape=data.shape)], 0.7, observed=data)
+        return made
+
+    approx, again = (pymc_ngvi.fit_ngvi(model=model(of), random_seed=1, progressbar=False) for of in (y[:30], y))
+    found = approx.update({"data": y[30:]}, random_seed=1)
+    assert found.is_reliable
+    ours, theirs = (of.sample(4_000, random_seed=2).posterior for of in (found, again))
+    sd = theirs["mu"].std(("chain", "draw"))
+    # five errors of a difference of means of 2,000 draws and more each
+    assert (abs((ours["mu"] - theirs["mu"]).mean(("chain", "draw"))) / sd).max() < 5 * np.sqrt(2 / 2_000)
+    density, right = found.log_predictive_density, again.log_marginal_likelihood.value
+    assert abs(density.value - (right - approx.log_marginal_likelihood.value)) < 5 * density.se + 0.02
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_the_error_of_the_density_of_rows_of_skewed_groups_holds(seed):
+    """Of fits with and without the rows: groups of two counts each, many of which are 0."""
+    rng = np.random.default_rng(seed)
+    u, group = rng.normal(0, 1.5, 40), np.repeat(np.arange(40), 2)
+    y, y_new = rng.poisson(np.exp(-1 + u[group])), rng.poisson(np.exp(-1 + u))
+
+    def model(group, y):
+        with pm.Model(coords={"group": np.arange(40)}) as made:
+            index, mu, s = pm.Data("index", group), pm.Normal("mu", 0, 2), pm.HalfNormal("s", 3)
+            pm.Poisson("y", pm.math.exp(mu + pm.Normal("u", 0, s, dims="group")[index]), observed=y)
+        return made
+
+    both = np.append(group, np.arange(40)), np.append(y, y_new)
+    approx, again = (
+        pymc_ngvi.fit_ngvi(model=model(*of), posterior="exact", random_seed=1, progressbar=False)
+        for of in ((group, y), both)
+    )
+    density = approx.update({"index": np.arange(40), "y": y_new}, random_seed=1).log_predictive_density
+    before, after = approx.log_marginal_likelihood, again.log_marginal_likelihood
+    # rules of the fits are within 0.03 nats
+    assert abs(density.value - (after.value - before.value)) < 5 * np.hypot(density.se, after.se) + 0.03
+    assert density.se < 0.05
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_rows_of_vectors_are_independent(seed):
+    rng = np.random.default_rng(seed)
+    cov = np.array([[1.0, 0.6], [0.6, 2.0]])
+    y = rng.multivariate_normal([1, -1], cov, 46)
+    with pm.Model():
+        pm.MvNormal("y", pm.Normal("mu", 0, 3, shape=2), cov=cov, observed=y[:40])
+        approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+    found = approx.update({"y": y[40:]}, random_seed=seed)
+    assert found.n_rows == 6
+
+    def posterior(y):
+        covariance = np.linalg.inv(np.eye(2) / 9 + len(y) * np.linalg.inv(cov))
+        return covariance @ np.linalg.inv(cov) @ y.sum(axis=0), covariance
+
+    mean, covariance = posterior(y)
+    draws = found.sample(4_000, random_seed=seed).posterior["mu"].values[0]
+    error = np.sqrt(np.diag(covariance) / found.effective_sample_size)
+    assert (np.abs(draws.mean(axis=0) - mean) < 5 * error).all()
+    before = posterior(y[:40])
+    whole = np.kron(np.ones((6, 6)), before[1]) + np.kron(np.eye(6), cov)
+    right = stats.multivariate_normal.logpdf(y[40:].ravel(), np.tile(before[0], 6), whole)
+    assert abs(found.log_predictive_density.value - right) < 5 * found.log_predictive_density.se
+    with pytest.raises(ValueError, match="in the fit it had"):
+        approx.update({"y": y[:3, :1]})
+
+
+def test_impossible_rows_of_groups_are_named():
+    rng = np.random.default_rng(0)
+    with pm.Model(coords={"h": np.arange(10)}):
+        index, s, a = pm.Data("index", np.repeat(np.arange(10), 6)), pm.HalfNormal("s", 1), pm.Normal("a", 2, 1)
+        effect = pm.Normal("effect", 0, s, dims="h")
+        pm.Exponential("t", pm.math.exp(-a - effect[index]), observed=rng.exponential(7, 60))
+        approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+    with pytest.raises(ValueError, match=r"'t' can't have the values -5.0, of rows 1"):
+        approx.update({"index": [0, 1], "t": [2.0, -5.0]})
+    assert approx.update({"index": [0, 1], "t": [2.0, 5.0]}).is_reliable
+
+
+@pytest.fixture(scope="module")
+def by_rows():
+    rng = np.random.default_rng(0)
+    x, g = rng.normal(size=30), np.repeat(np.arange(6), 5)
+    with pm.Model(coords={"g": list("abcdef")}):
+        data, index = pm.Data("x", x), pm.Data("index", g)
+        a, b = pm.Normal("a", 0, 2), pm.Normal("b")
+        u = pm.Normal("u", 0, pm.HalfNormal("t", 1), dims="g")
+        pm.Normal("y", a + b * data + u[index], 1, observed=1 + x + rng.normal(size=30))
+        return pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+
+
+def test_covariates_of_new_rows_are_given(by_rows):
+    for given, named in (({}, "'x', 'index'"), ({"x": np.zeros(30)}, "'index'")):
+        with pytest.raises(ValueError, match=f"^{named} has a value for each row"):
+            by_rows.update({**given, "y": np.zeros(30)})
+    with pytest.raises(ValueError, match="'x' has missing values, in rows 1"):
+        by_rows.update({"x": [0.0, np.nan], "index": ["a", "b"], "y": [0.0, 1.0]})
+
+
+def test_an_update_is_pickled_and_predicts_and_names_what_is_new(by_rows):
+    new = {"x": [0.0, 1.0], "index": ["a", "e"], "y": [3.0, 3.0]}
+    found = by_rows.update(new, random_seed=1)
+    again = pickle.loads(pickle.dumps(found))
+    np.testing.assert_array_equal(again.sample(50).posterior["u"], found.sample(50).posterior["u"])
+    assert again.log_predictive_density.value == found.log_predictive_density.value
+    predicted = found.predict({"x": [0.5], "index": ["a"]}, draws=4_000, random_seed=2)["predictions"]["y"]
+    draws = found.sample(4_000, random_seed=3).posterior
+    mean = float((draws["a"] + 0.5 * draws["b"] + draws["u"].sel(g="a")).mean())
+    assert abs(float(predicted.mean()) - mean) < 5 * float(predicted.std()) / np.sqrt(4_000)
+    grown = by_rows.update({**new, "index": ["a", "aa"]}, random_seed=1)
+    assert "new levels of 'g' 'aa'" in grown.sentence
+    with pytest.raises(ValueError, match="New elements of 'u'"):
+        grown.predict({"x": [0.5], "index": ["aa"]}, groups="new")

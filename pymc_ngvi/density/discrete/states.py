@@ -197,6 +197,12 @@ def marginalised(model: pm.Model, names: Sequence[str]) -> pm.Model:
     return made
 
 
+def states_of(discrete: Variable) -> np.ndarray:
+    """Return the values that a discrete variable may have."""
+    values: np.ndarray = get_domain_of_finite_discrete_rv(discrete).eval()
+    return values
+
+
 def _n_states(node: Apply) -> int:
     """Return the number of states that are summed over, those of other variables within included."""
     discrete, *others = inline_ofg_outputs(node.op, node.inputs)
