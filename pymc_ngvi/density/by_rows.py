@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.pattern import Pattern, SummedPattern, is_dense
 from pymc_ngvi.core.refusal import NotApart, Reason, Refused, RowsGivenUp
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
-from pymc_ngvi.core.types import Array, Spread
+from pymc_ngvi.core.types import Array, RowRules, Spread
 from pymc_ngvi.density.expectations import Expectations, Pointwise, SeenFromRows, seen_from_rows
 from pymc_ngvi.density.flat import FlatGraphs, Functions, RowsFound
 from pymc_ngvi.graphs import graph
@@ -271,7 +271,8 @@ class ByRows:
             return None
         eta, covariances = rows.linear_map(point[None]), rows.seen(q).covariances
         narrow = Seen(eta, [_NARROW**2 * of_pairs for of_pairs in covariances])
-        return cast(PredictorMeanHessian, rows.under_seen(narrow, self, rows.rules_of_level(0)).hessian)
+        coarsest = RowRules(np.zeros(rows.n_rows, dtype=np.int16), np.zeros(rows.n_rows, dtype=np.float32))
+        return cast(PredictorMeanHessian, rows.under_seen(narrow, self, coarsest).hessian)
 
     @property
     def _rows(self) -> Expectations:

@@ -199,10 +199,6 @@ class Expectations:
             bends,
         )
 
-    def rules_of_level(self, level: int) -> RowRules:
-        """Return rules that are the same for all rows, by their code."""
-        return RowRules(np.full(self.n_rows, level, dtype=np.int16), np.zeros(self.n_rows, dtype=np.float32))
-
     @np.errstate(all="ignore")
     def are_stale(self, seen: Seen, rules: RowRules) -> bool:
         """Tell whether rows are wider, or much narrower, than those that rules were chosen for."""

@@ -26,7 +26,7 @@ from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.matrices.sparse.precisions import Precisions
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.rows.expectation import RowFunction
-from pymc_ngvi.rows.separable import CrossProducts, Separable, derivatives_of, pairs_of_slots
+from pymc_ngvi.rows.separable import CrossProducts, Separable, derivatives_of
 
 # What the coefficients of log p are made of where rows are polynomials of the second degree, and where it belongs.
 
@@ -76,7 +76,7 @@ class Places(NamedTuple):
                 slope_of.append(kind.index[:, slot])
                 slope_kind.append(np.full(len(every), len(slope_kind)))
                 slope_row.append(np.column_stack(np.broadcast_arrays(number, every, slot)))
-            for pair, (a, b) in enumerate(zip(*pairs_of_slots(kind.index.shape[1]), strict=True)):
+            for pair, (a, b) in enumerate(zip(*np.tril_indices(kind.index.shape[1]), strict=True)):
                 bend_of.append(kind.index[:, [a, b]])
                 bend_row.append(np.column_stack(np.broadcast_arrays(number, every, pair)))
         slope_of.append(np.arange(n))
@@ -106,7 +106,7 @@ def of_rows(function: RowFunction, index: NDArray[np.int64], eta: Array) -> tupl
     """Return the derivatives of rows, in the order of their predictors' columns, (n_rows, k), there."""
     slots = _slots(function, index)
     grad, second = derivatives_of(function, eta[function.index])
-    a, b = pairs_of_slots(function.k)
+    a, b = np.tril_indices(function.k)
     of_pair = {(i, j): at for at, (i, j) in enumerate(zip(a.tolist(), b.tolist(), strict=True))}
     order = [of_pair[max(slots[i], slots[j]), min(slots[i], slots[j])] for i, j in zip(a, b, strict=True)]
     return grad[:, slots], second[:, order]

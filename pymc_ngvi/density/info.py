@@ -41,7 +41,7 @@ from pymc_ngvi.graphs.backends import Interpreted, is_plain, quickly, without_c
 from pymc_ngvi.graphs.graph import simplify
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.rewrites import behind, named, rewritten
-from pymc_ngvi.reading.affine import Factor, Role, logp_of
+from pymc_ngvi.reading.affine import Factor, logp_of
 
 # --- data that no fit can do much with: values that are not finite, and values that are all equal ---
 
@@ -214,46 +214,35 @@ def same_options(one: Mapping[str, object] | None, other: Mapping[str, object] |
 _INSTEAD = "Use estimator='price', which needs only derivatives of the whole log density."
 
 
-@dataclass(frozen=True)
-class LikelihoodRows:
-    """The log density of a model in two parts: the rows of its observed variables, and all else."""
-
-    model: pm.Model
-    #: Of the model.
-    factors: Sequence[Factor]
-
-    def graphs(self) -> tuple[list[Variable], list[Variable], Variable]:
-        """Return the log density by rows, and what is left of it, as functions of the value variables."""
-        observed = self._of_role("observed")
-        if not observed:
-            raise ValueError(
-                "The model has no observed variables; estimator='gauss_newton' squares the gradients of single "
-                f"observations, and there are none. {_INSTEAD}"
-            )
-        if potentials := self._of_role("potential"):
-            raise ValueError(
-                f"The model has Potentials ({quoted(p.name for p in potentials)}), which may add anything to the "
-                "log density; estimator='gauss_newton' squares the gradients of single observations, and can't tell "
-                f"those of a Potential apart. Write them as observed variables (pm.CustomDist). {_INSTEAD}"
-            )
-        values = [self.model.rvs_to_values[factor.variable] for factor in observed]
-        joint = [f.name for f, value in zip(observed, values, strict=True) if f.logp.type.ndim != value.type.ndim]
-        if joint:
-            raise ValueError(
-                f"The log density of the observed variables {quoted(joint)} is not one of each element: their "
-                "distribution is multivariate. estimator='gauss_newton' squares the gradients of single, independent "
-                f"observations. {_INSTEAD}"
-            )
-        scales = [
-            get_scaling(rv.owner.inputs[1:], value.shape)
-            if isinstance(rv.owner.op, MinibatchRandomVariable)
-            else pt.constant(1.0)
-            for rv, value in zip([factor.variable for factor in observed], values, strict=True)
-        ]
-        return [factor.logp for factor in observed], scales, logp_of(self._of_role("prior"))
-
-    def _of_role(self, role: Role) -> list[Factor]:
-        return [factor for factor in self.factors if factor.role == role]
+def likelihood_rows(model: pm.Model, factors: Sequence[Factor]) -> tuple[list[Variable], list[Variable], Variable]:
+    """Return the log density by rows of observed variables, their scales, and all else, of the value variables."""
+    observed, potentials = ([f for f in factors if f.role == role] for role in ("observed", "potential"))
+    if not observed:
+        raise ValueError(
+            "The model has no observed variables; estimator='gauss_newton' squares the gradients of single "
+            f"observations, and there are none. {_INSTEAD}"
+        )
+    if potentials:
+        raise ValueError(
+            f"The model has Potentials ({quoted(p.name for p in potentials)}), which may add anything to the "
+            "log density; estimator='gauss_newton' squares the gradients of single observations, and can't tell "
+            f"those of a Potential apart. Write them as observed variables (pm.CustomDist). {_INSTEAD}"
+        )
+    values = [model.rvs_to_values[factor.variable] for factor in observed]
+    joint = [f.name for f, value in zip(observed, values, strict=True) if f.logp.type.ndim != value.type.ndim]
+    if joint:
+        raise ValueError(
+            f"The log density of the observed variables {quoted(joint)} is not one of each element: their "
+            "distribution is multivariate. estimator='gauss_newton' squares the gradients of single, independent "
+            f"observations. {_INSTEAD}"
+        )
+    scales = [
+        get_scaling(rv.owner.inputs[1:], value.shape)
+        if isinstance(rv.owner.op, MinibatchRandomVariable)
+        else pt.constant(1.0)
+        for rv, value in zip([factor.variable for factor in observed], values, strict=True)
+    ]
+    return [factor.logp for factor in observed], scales, logp_of([f for f in factors if f.role == "prior"])
 
 
 # --- minibatches: the random row indices of ``pm.Minibatch``, held fixed until the next batch is asked for ---

@@ -27,7 +27,6 @@ from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
 from pymc_ngvi.density.gauss_newton.matrix import GaussNewtonHessian
 from pymc_ngvi.density.info import (
     CannotReuse,
-    LikelihoodRows,
     Minibatches,
     ModelInfo,
     ModelState,
@@ -514,7 +513,6 @@ class LogDensity(ModelDensity):
             choose=self._choose,
         )  # fmt: skip
         self.by_rows, self._n_by_rows = ByRows(self.graphs, self.functions, self.info.start), 0
-        self._observed = LikelihoodRows(model, made)
         if self.graphs.forward is None and self._pointwise is None:
             self.graphs.raw_grad  # noqa: B018 (made once; raises MissingDerivativeError)
         self.functions.seconds = time.perf_counter() - began
@@ -716,7 +714,7 @@ class LogDensity(ModelDensity):
     @functools.cached_property
     def second(self) -> SecondOrder:
         """Second derivatives from the graph of log p."""
-        return SecondOrder(self.graphs, self.functions, self._observed, self.info.start)
+        return SecondOrder(self.graphs, self.functions, self.info.start)
 
     @property
     def has_hessian(self) -> bool:

@@ -16,7 +16,6 @@ from pymc_ngvi.core.types import Array, Later, MeanHessian, Target
 from pymc_ngvi.density.by_rows import ByRows
 from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
 from pymc_ngvi.density.gauss_newton.matrix import GaussNewtonGraphs, GaussNewtonMatrix
-from pymc_ngvi.density.info import LikelihoodRows
 from pymc_ngvi.density.sparse_hessian import CoordinateHessian, SparseHessian
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
@@ -38,11 +37,10 @@ class SecondOrder(CoordinateHessian):
         self,
         graphs: FlatGraphs,
         functions: Functions,
-        rows: LikelihoodRows,
         start: Array,
     ) -> None:
         self._widest = graphs.cost.widest
-        parts = GaussNewtonGraphs(graphs, functions, rows, start, self._widest)
+        parts = GaussNewtonGraphs(graphs, functions, start, self._widest)
         super().__init__(functions, parts.n_in_call)
         self.gauss_newton, self._graphs = GaussNewtonMatrix(parts), graphs
         self.n_dim = len(start)

@@ -6,7 +6,7 @@ import math
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pytensor.scalar as ps
@@ -272,18 +272,16 @@ def one_if_scalar(index: Ints, shape: tuple[int, ...]) -> Ints:
 type Lengths = tuple[int, ...]
 
 
-class Way:
+class Way(Protocol):
     """How elements of one input come into those of the output."""
 
     adds: tuple[int, ...] | None = None
 
     def spread(self, part: Dependence) -> Dependence:
         """Return on what the output depends by this input; it may be broadcast to the output."""
-        raise NotImplementedError
 
     def gathered(self, used: Bools) -> Bools:
         """Return which elements of the input the used ones of the output are made of."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

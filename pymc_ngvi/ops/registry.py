@@ -166,9 +166,15 @@ type Axis = Callable[[Apply, Variable, int], int | None]
 
 def moves(n: int | None = 1, axis: Axis | str = MIXES, *, always: bool = False) -> OpRecord:
     """Return the record of an operation that moves the elements of its first ``n`` inputs, or of all (None)."""
-    powers = "moves several arguments, which have no common factor" if n != 1 else _first_alone
-    elements, lift = partial(_moved, n=n, always=always), partial(_lifted_move, n=n, always=always)
-    return OpRecord(elements, lift, powers, axis, by_batch=True)
+    return OpRecord(
+        partial(_moved, n=n, always=always),
+        partial(_lifted_move, n=n, always=always),
+        "moves several arguments, which have no common factor"
+        if n != 1
+        else lambda node: [1.0, *[None] * (len(node.inputs) - 1)],
+        axis,
+        by_batch=True,
+    )
 
 
 def _moved(node: Apply, facts: Facts, n: int | None, *, always: bool = False) -> Rearranged | None:
@@ -191,10 +197,6 @@ def _lifted_move(
     if at < 0:  # a zero that no input has
         return pt.zeros((1, 1))
     return lift.of(found.inputs[at], one_if_scalar(origins - numbers[at].flat[0], numbers[at].shape))
-
-
-def _first_alone(node: Apply) -> list[float | None]:
-    return [1.0, *[None] * (len(node.inputs) - 1)]
 
 
 def _set_or_added(node: Apply, facts: Facts) -> Elements | None:

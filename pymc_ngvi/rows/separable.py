@@ -105,21 +105,16 @@ def derivatives_of(rows: RowFunction, eta: Array) -> tuple[Array, Array]:
     the function is wide, and reaches as far as its top.
     """
     slope, second = _differences(rows, eta, np.ones_like(eta))
-    a, b = pairs_of_slots(rows.k)
+    a, b = np.tril_indices(rows.k)
     bend = -second[:, a == b]
     with np.errstate(all="ignore"):
         step = np.where(bend > 0.0, 1.0 / np.sqrt(bend) + np.abs(slope) / bend, 1.0)
     return _differences(rows, eta, np.where(np.isfinite(step), step, 1.0))
 
 
-def pairs_of_slots(k: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return all pairs of slots, the first not before the second, in the order in which kinds of rows list them."""
-    return np.tril_indices(k)
-
-
 def _differences(rows: RowFunction, eta: Array, step: Array) -> tuple[Array, Array]:
     k = rows.k
-    a, b = pairs_of_slots(k)
+    a, b = np.tril_indices(k)
     moves = [np.zeros(k), *np.eye(k), *-np.eye(k)]
     moves += [np.eye(k)[i] + np.eye(k)[j] for i, j in zip(a, b, strict=True) if i != j]
     above, below = eta + step, eta - step

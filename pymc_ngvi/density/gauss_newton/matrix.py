@@ -27,7 +27,7 @@ from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS, STREAMED
 from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, slices
 from pymc_ngvi.core.types import Array, Independent, MeanHessian, Outer, Target, Whitener
 from pymc_ngvi.density.flat import FlatGraphs, Functions
-from pymc_ngvi.density.info import LikelihoodRows
+from pymc_ngvi.density.info import likelihood_rows
 from pymc_ngvi.density.sparse_hessian import CoordinateHessian, SparseHessian, units
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
@@ -46,11 +46,9 @@ NO_DERIVATIVE = (NotImplementedError, MethodNotDefined, TypeError)
 class GaussNewtonGraphs:
     """The graphs on the flat vector; nothing is built before it is asked for."""
 
-    def __init__(
-        self, graphs: FlatGraphs, functions: Functions, rows: LikelihoodRows, start: Array, widest: int
-    ) -> None:
+    def __init__(self, graphs: FlatGraphs, functions: Functions, start: Array, widest: int) -> None:
         self.graphs, self.functions, self.start, self.widest = graphs, functions, start, widest
-        self._rows, self.theta = rows, graphs.theta
+        self.theta = graphs.theta
         self.n_in_call = int(np.clip(2 * CACHED_ELEMENTS // max(widest, 1), 16, 4096))
 
     def __getstate__(self) -> dict[str, object]:
@@ -60,7 +58,7 @@ class GaussNewtonGraphs:
     @functools.cached_property
     def _made(self) -> tuple[list[Variable], list[Variable], Variable]:
         with without_c():
-            rows, scales, rest = self._rows.graphs()
+            rows, scales, rest = likelihood_rows(self.graphs.model, self.graphs.factors)
             *rows, rest = self.graphs.simplify(self.graphs.on_flat_vector([*rows, *scales, rest]))
         return rows[: len(scales)], rows[len(scales) :], rest
 
