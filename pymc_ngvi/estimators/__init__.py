@@ -9,8 +9,6 @@ from typing import ClassVar, Self, cast
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core.linalg import cholesky, solve_lower, symmetrise
 from pymc_ngvi.core.sizes import HELD
 from pymc_ngvi.core.types import (
@@ -284,23 +282,8 @@ class GaussNewton(Estimator):
         return by_replicate(lambda draws: [matrix(theta) for theta in draws], state, base, evaluation, stl=stl)
 
 
-#: Part of the covariance of q that stands for none.
-_NARROW = 1e-6
-
-
-class _Narrow:
-    """A Gaussian about the mean of another, all but a point."""
-
-    def __init__(self, q: GaussianState) -> None:
-        self._q, self.location = q, q.location
-
-    def covariances(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
-        """Return entries of the covariance, (n,)."""
-        return _NARROW * self._q.covariances(rows, cols)
-
-    def covariance_times(self, vectors: Array) -> Array:
-        """Return the covariance times each vector, (n_vectors, n_dim)."""
-        return _NARROW * self._q.covariance_times(vectors)
+#: Part of the standard deviations of q that stands for none.
+_NARROW = 1e-3
 
 
 @dataclass(frozen=True)
@@ -376,7 +359,7 @@ class Quadrature(Estimator):
 
     def hessian_at_mean(self, target: Density, state: GaussianState) -> MeanHessian:
         """Return the Hessian of log p at the mean of a state."""
-        return cast(RowsTarget, target).expected(_Narrow(state)).hessian
+        return cast(RowsTarget, target).expected(state.with_scale(state.location, _NARROW * state.sd())).hessian
 
 
 #: Draws that the curvature is averaged over, and dimensions beyond which it is left alone.

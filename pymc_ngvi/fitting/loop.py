@@ -1,5 +1,6 @@
 """The loop: knows a step rule by its verbs, and nothing of families or models."""
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -11,16 +12,6 @@ from pymc_ngvi.core.types import Array, Rule, RuleState, VariationalState
 
 # --- a history of numbers that grows by one row in each iteration, without being copied each time ---
 
-_FIRST_CAPACITY = 64
-
-
-@dataclass
-class _Room:
-    """Memory that successive histories share, and how much of it is taken."""
-
-    rows: Array
-    n_taken: int
-
 
 @stored("history", content=("first", "second"), make="of_columns")
 @dataclass(frozen=True)
@@ -29,22 +20,20 @@ class History:
 
     #: Rows.
     n: int = 0
-    _room: _Room = field(default_factory=lambda: _Room(np.empty((_FIRST_CAPACITY, 2)), 0))
+    _columns: tuple[array[float], array[float]] = field(default_factory=lambda: (array("d"), array("d")))
 
     def appended(self, *row: float) -> "History":
         """Return the history with one more row; takes constant time on average."""
-        room = self._room
-        if room.n_taken != self.n or self.n == len(room.rows):  # another went on from here already, or it is full
-            rows = np.empty((max(2 * self.n, _FIRST_CAPACITY), len(row)))
-            rows[: self.n] = room.rows[: self.n]
-            room = _Room(rows, self.n)
-        room.rows[self.n] = row
-        room.n_taken = self.n + 1
-        return History(self.n + 1, room)
+        columns = self._columns
+        if len(columns[0]) > self.n:  # another went on from here already
+            columns = columns[0][: self.n], columns[1][: self.n]
+        for column, value in zip(columns, row, strict=True):
+            column.append(value)
+        return History(self.n + 1, columns)
 
     def column(self, index: int) -> Array:
         """Return one column, (n,), read-only."""
-        values: Array = self._room.rows[: self.n, index]
+        values: Array = np.array(self._columns[index][: self.n])
         values.flags.writeable = False
         return values
 

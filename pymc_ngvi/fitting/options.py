@@ -494,9 +494,7 @@ def _check_draws(choice: Choice, of_rule: Mapping[str, Any]) -> None:
     """Raise ValueError for numbers of draws that the kind of base draws can't have."""
     kind = of_rule["base_draws"] or ("sobol" if choice.step in ON_FIXED_DRAWS else None)
     for name in ("n_draws", "max_draws"):
-        value = of_rule[name]
-        if value is None:
-            continue
+        value = of_rule[name] or 2  # which all kinds can have
         if kind == "sobol" and (value < 2 or value & (value - 1)):
             raise ValueError(
                 f"{name} should be a power of 2, at least 2 (draws are quasi-random, in pairs); got {value!r}."
@@ -792,13 +790,9 @@ def takes[**P, R](arguments: Callable[P, object]) -> Callable[[Callable[..., R]]
     """Let a method show the fields of a dataclass as its arguments."""
 
     def decorate(method: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
-        declared = {field.name: field for field in fields(arguments)}  # type: ignore[arg-type]
-        shown = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
-        for name in OF_CONSTRUCTOR:
-            field = declared[name]
-            kind = inspect.Parameter.KEYWORD_ONLY if field.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
-            shown.append(inspect.Parameter(name, kind, default=field.default, annotation=field.type))
-        sign(method, [*shown, _UNKNOWN])
+        declared = inspect.signature(arguments).parameters
+        itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        sign(method, [itself, *(declared[name] for name in OF_CONSTRUCTOR), _UNKNOWN])
         return method
 
     return decorate

@@ -14,7 +14,7 @@ from typing import Self
 
 from pymc.progress_bar import CustomProgress, default_progress_theme
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 from rich.theme import Theme
 from threadpoolctl import ThreadpoolController
@@ -49,15 +49,19 @@ class FitProgress:
     """A line that shows where a fit is; the number of iterations is not known in advance, so it has no bar."""
 
     def __init__(self, enabled: bool = True, theme: Theme | None = None) -> None:
-        columns: list[ProgressColumn] = [SpinnerColumn()]
-        for header, key in _COLUMNS.items():
-            column = Column(header, justify="right", no_wrap=True)
-            columns.append(TextColumn(f"{{task.fields[{key}]}}", justify="right", table_column=column))
-        self._of_draws, self._of_shards = (columns[1 + list(_COLUMNS.values()).index(k)] for k in ("draws", "shards"))
-        self._has_shards = False
-        columns.append(TimeElapsedColumn(table_column=Column("Elapsed", no_wrap=True)))
+        columns = {
+            key: TextColumn(
+                f"{{task.fields[{key}]}}",
+                justify="right",
+                table_column=Column(header, justify="right", no_wrap=True),
+            )
+            for header, key in _COLUMNS.items()
+        }
+        self._of_draws, self._of_shards, self._has_shards = columns["draws"], columns["shards"], False
         self._progress = CustomProgress(
-            *columns,
+            SpinnerColumn(),
+            *columns.values(),
+            TimeElapsedColumn(table_column=Column("Elapsed", no_wrap=True)),
             console=console_for(theme or default_progress_theme)[0],
             disable=not enabled,
             include_headers=True,

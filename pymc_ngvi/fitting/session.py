@@ -849,7 +849,8 @@ class FitSession:
     def _record(self) -> FitRecord:
         density, target, state = self._problem.density, self._problem.target, self._state.rule
         of_batches = {"step": "incremental", "stream": state.report} if isinstance(state, IncrementalState) else {}
-        growth = getattr(state, "growth", None) if self._state.status is Status.UNBOUNDED else None
+        of_gaussian = getattr(state, "of_gaussian", state)  # of a mixture, or a Student-t, that which it began as
+        growth = getattr(of_gaussian, "growth", None) if self._state.status is Status.UNBOUNDED else None
         growing = () if growth is None else growth.coordinates()
         is_whole = not (density.is_sharded or density.is_streamed)
         ended = self._state.status.ended_by_itself and self._state.status is not Status.CONVERGED

@@ -238,7 +238,7 @@ def integrated(
             draws = replace(draws, parts=[fine], has_fit=np.ones(len(fine.g), dtype=bool))
             break
         draws = sampler.again()
-    order = by_neighbours(draws.g / draws.g.std(axis=0), np.full(len(draws.g), 1.0 / len(draws.g)), 0.0)
+    order = by_neighbours(draws.g / draws.g.std(axis=0))
     g = divided.inverse(draws.g[order])
     log_slope = divided.log_slope(g)
     pool = pool_of(g, draws.log_marginal[order] + log_slope, draws.log_density[order] + log_slope)

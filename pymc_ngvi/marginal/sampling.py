@@ -128,23 +128,21 @@ def _log_mean(values: Array) -> float:
     return float(logsumexp(values) - np.log(len(values)))
 
 
-def by_neighbours(points: Array, weights: Array, least: float) -> NDArray[np.intp]:
-    """Return an order in which neighbours are near each other: halves by weight, halved again along what is longest."""
+def by_neighbours(points: Array) -> NDArray[np.intp]:
+    """Return an order in which neighbours are near each other: halves, halved again along what is longest."""
     order, first = np.arange(len(points)), np.zeros(1, dtype=np.intp)
+    w = np.full(len(points), 1.0 / len(points))
     while True:  # all parts at once
         size = np.diff(np.append(first, len(order)))
         part = np.repeat(np.arange(len(first)), size)
-        w, x = weights[order], points[order]
-        total = np.add.reduceat(w, first)
-        goes_on = (size > _FEW) & (total > least)
+        x, goes_on = points[order], size > _FEW
         if not goes_on.any():
             return order
-        per = np.divide(1.0, total, out=np.zeros_like(total), where=total > 0.0)[:, None]
-        mean = np.add.reduceat(w[:, None] * x, first) * per
+        mean = np.add.reduceat(w[:, None] * x, first) * (1.0 / np.add.reduceat(w, first))[:, None]
         longest = np.add.reduceat(w[:, None] * (x - mean[part]) ** 2, first).argmax(axis=1)
         along = np.where(goes_on[part], x[np.arange(len(x)), longest[part]], 0.0)
         order = order[np.lexsort((along, part))]
-        reached = np.cumsum(w := weights[order])
+        reached = np.cumsum(w)
         reached -= (reached[first] - w[first])[part]
         half = 0.5 * reached[first + size - 1]
         below = np.add.reduceat((reached < half[part]).astype(np.intp), first)

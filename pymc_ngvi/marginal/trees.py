@@ -124,7 +124,7 @@ class IntegratedTrees(GivenGlobals):
 
         n = int(min(np.ceil(_MORE * wanted / self.efficiency), max(MOST, len(pool.g))))
         y = self.proposal.draws(n, np.random.default_rng([self.seed, n]))
-        y = y[by_neighbours(y / y.std(axis=0), np.full(n, 1.0 / n), 0.0)]
+        y = y[by_neighbours(y / y.std(axis=0))]
         g = self.ratios.inverse(y)
         if self.quadrature is None:
             log_m = NothingInside(self.density.logp).log_m(g)

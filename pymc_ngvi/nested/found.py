@@ -60,9 +60,11 @@ class Marginal(Protocol):
 
     def variance(self) -> float:
         """Return the variance of log weights, given the hyperparameters, at the highest of the fits so far."""
+        return 0.0
 
     def doubt(self) -> float:
         """Return how far two estimates of what ELBOs lack are apart, an sd over the hyperparameters in nats."""
+        return 0.0
 
     def begin_draws(self, top: Array, scale: Array) -> None:
         """Prepare for draws about the highest value so far, (p,), with units of distances between values, (p,)."""

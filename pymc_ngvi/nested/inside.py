@@ -110,7 +110,7 @@ class LatentInside:
         pairs, spread = draws.pairs, normalised_weights(draws.log_marginal - draws.log_density)
         assert isinstance(pairs, LatentPairs)
         sd = np.sqrt(spread @ (draws.g - spread @ draws.g) ** 2)
-        order = by_neighbours(draws.g / sd, np.full(len(draws.g), 1.0 / len(draws.g)), 0.0)
+        order = by_neighbours(draws.g / sd)
         g, pairs = self.bend.inverse(draws.g[order]), pairs[order]
         log_slope = self.bend.log_slope(g)
         return WeightedPairs(

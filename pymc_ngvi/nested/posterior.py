@@ -9,7 +9,7 @@ References
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -40,19 +40,7 @@ from pymc_ngvi.nested.verdict import FEWEST_VALUES, NestedChecks
 _OF_ROWS, _MOST_AT_ONCE = 2**21, 256
 
 
-class _Fits(NamedTuple):
-    """Gaussians at some of the hyperparameters that were asked for."""
-
-    #: shape (n,).
-    which: NDArray[np.intp]
-    #: shape (n, n_dim).
-    mean: Array
-    factors: Factors
-    #: shape (n,).
-    log_marginal: Array
-
-
-class GaussianMarginal:
+class GaussianMarginal(Marginal):
     """Evaluates log m, and draws; see `Marginal`."""
 
     def __init__(self, over: GaussianOver) -> None:
@@ -64,30 +52,22 @@ class GaussianMarginal:
     def __call__(self, g: Array) -> Array:
         """Return log m at some values, (n,) from (n, p), -inf where there is no fit."""
         result = np.full(len(g), -np.inf)
-        for fits in self._fits(g):
-            result[fits.which] = fits.log_marginal
+        for which, _, _, log_m in self._fits(g):
+            result[which] = log_m
         return result
-
-    def variance(self) -> float:
-        """Return 0: weights are those of the hyperparameters."""
-        return 0.0
-
-    def doubt(self) -> float:
-        """Return 0: ELBOs lack nothing."""
-        return 0.0
 
     def begin_draws(self, top: Array, scale: Array) -> None:
         """Do nothing: nothing is known that draws begin from."""
 
     def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[tuple[NDArray[np.intp], Drawn]]:
         """Yield the Gaussians at values of the hyperparameters, and draws; see `Marginal`."""
-        for fits in self._fits(g):
-            which = fits.which
-            x = fits.mean[:, :, None] + fits.factors.solve(base[which], transposed=True)
+        for which, mean, factors, log_m in self._fits(g):
+            x = mean[:, :, None] + factors.solve(base[which], transposed=True)
             log_mixed = np.zeros((len(which), base.shape[2]))
-            yield which, Drawn(fits.log_marginal, x, fits.log_marginal[:, None] + log_mixed, log_mixed)
+            yield which, Drawn(log_m, x, log_m[:, None] + log_mixed, log_mixed)
 
-    def _fits(self, g: Array) -> Iterator[_Fits]:
+    def _fits(self, g: Array) -> Iterator[tuple[NDArray[np.intp], Array, Factors, Array]]:
+        """Yield where there are Gaussians, their means, (n, n_dim), the factors of their precisions, and log m."""
         for start in range(0, len(g), self._size):
             part = g[start : start + self._size]
             self.n_fits += len(part)
@@ -103,7 +83,7 @@ class GaussianMarginal:
             # The ELBO of the Gaussian: its entropy, and the mean of log p, which falls from the mode by d / 2.
             value = self._over.logp(part[which], mean[:, None])[:, 0] + factors.entropy - 0.5 * self.n_dim
             known = np.flatnonzero(np.isfinite(value))
-            yield _Fits(start + which[known], mean[known], factors[known], value[known])
+            yield start + which[known], mean[known], factors[known], value[known]
 
 
 # --- latent variables given hyperparameters: draws that are kept, each with a weight ---

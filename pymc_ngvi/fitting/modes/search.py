@@ -275,7 +275,7 @@ class Points:
 
 def points_for(
     density: ModelDensity, q: GaussianState, rng: np.random.Generator, n_climbs: int, n_looked: int, *, is_sound: bool
-) -> Points:
+) -> Points | None:
     """Return where to climb from.
 
     Notes
@@ -315,8 +315,7 @@ def points_for(
         scales.append(np.broadcast_to(sd, best.shape))
         n_seen += len(draws)
     if not theta:
-        nowhere = np.empty((0, q.n_dim))
-        return Points(nowhere, nowhere, 0, 0, nowhere)
+        return None
     return Points(np.concatenate(theta), np.concatenate(scales), n_own, n_seen, prior)
 
 
@@ -543,7 +542,7 @@ class ModeSearch:
                 modes = self._that_count(self._starts(q, elbo, places), q, elbo)
                 return FoundModes(None, modes, len(prior), len(prior), n_fits, density.n_gradients - before)
         points = points_for(density, q, np.random.default_rng(self.stream), n_climbs, n_looked, is_sound=is_sound)
-        if not len(points.theta):
+        if points is None:
             return None
         modes, home = modes_from(
             density, q, points.theta, points.scales,

@@ -40,7 +40,7 @@ from pymc_ngvi.core.types import (
 )
 from pymc_ngvi.estimators import Estimator
 from pymc_ngvi.families.mixture import MixtureState
-from pymc_ngvi.steps.adaptive import Adaptive, AdaptiveState, Growth
+from pymc_ngvi.steps.adaptive import Adaptive, AdaptiveState
 from pymc_ngvi.steps.schedule import FEW_DRAWS, MAX_LOST, Belief, Failure, Schedule, ScheduleState, Step, is_kinked
 
 # --- where components may begin: at modes of log p found from dispersed points, and where q has too little mass ---
@@ -719,11 +719,6 @@ class MixtureFit:
     def n_dropped(self) -> int:
         """Draws left out so far because log p or its gradient was not finite."""
         return self.n_lost + self._under_way.n_dropped
-
-    @property
-    def growth(self) -> Growth:
-        """Of the standard deviations of the single Gaussian."""
-        return self.of_gaussian.growth
 
     @property
     def _under_way(self) -> AdaptiveState | MixtureSteps:

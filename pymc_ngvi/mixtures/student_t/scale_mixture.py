@@ -36,7 +36,7 @@ from pymc_ngvi.core.types import (
 )
 from pymc_ngvi.estimators import Estimator, gap_of, stein
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
-from pymc_ngvi.steps.adaptive import MAX_ERROR, Adaptive, AdaptiveState, Growth, is_near
+from pymc_ngvi.steps.adaptive import MAX_ERROR, Adaptive, AdaptiveState, is_near
 from pymc_ngvi.steps.schedule import (
     FEW_DRAWS,
     MAX_CURVATURE_ERROR,
@@ -533,11 +533,6 @@ class AsGaussian:
     def n_dropped(self) -> int:
         """Draws left out so far because log p or its gradient was not finite."""
         return self.n_lost + self.of_gaussian.n_dropped
-
-    @property
-    def growth(self) -> Growth:
-        """Of standard deviations."""
-        return self.of_gaussian.growth
 
 
 class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
