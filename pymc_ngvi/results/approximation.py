@@ -1794,7 +1794,7 @@ class NGVIApproximation(Approximation):
         The draws that are there are weighted by how likely they are without a part, with Pareto-smoothed weights [1]_.
         Under an exact posterior of a model with groups these are draws of the global parameters alone, and the groups
         that a part touches are integrated again without it [2]_. Parts whose weights can't be relied on, by k-hat, are
-        left out by a fit of their own.
+        left out by a fit of their own: by a mean of densities, by bridge sampling, or by marginal likelihoods.
 
         Parameters
         ----------
@@ -1819,14 +1819,16 @@ class NGVIApproximation(Approximation):
         -------
         arviz_stats.ELPDData
             For ``az.compare`` and plots of ArviZ. ``elpd``, the sum of log predictive densities in nats, with its
-            standard error ``se``; ``elpd_i`` and ``pareto_k`` of each row, group or time. By default, rows are left out
-            one at a time. ``pareto_k`` is 0 where a part was left out by a fit.
+            standard error ``se``; of each row, group or time, ``elpd_i``, its Monte Carlo error ``["mcse_i"]``, and
+            ``pareto_k``, the k-hat of what was averaged. Where this is above ``good_k``, the error is NaN. Of rows and
+            groups also ``log_weights``, (chain, draw, ...), with k-hats as their coordinate ``pareto_k``, of the draws
+            that `sample` gives for the same seed.
 
         Raises
         ------
         ValueError
-            For groups or folds that do not go with the rows; where data are in shards or batches, or have changed since
-            the fit.
+            For groups or folds that do not go with the rows; where rows have no log densities of their own; where data
+            are in shards or batches, or have changed since the fit.
 
         References
         ----------

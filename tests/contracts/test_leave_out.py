@@ -10,10 +10,11 @@ import pytest
 
 from arviz_stats.utils import ELPDDataLFO, ELPDDataLOO, ELPDDataLOOKFold
 from scipy.special import logsumexp
-from scipy.stats import halfnorm, norm
+from scipy.stats import halfnorm, multivariate_normal, norm
 
 import pymc_ngvi
 
+from pymc_ngvi.core.bridge import Side, bridge
 from pymc_ngvi.core.parts import DataParts, passes
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
@@ -202,7 +203,96 @@ def test_a_fit_that_fails_leaves_the_rest(caplog, monkeypatch):
     assert np.isnan(found["mcse_i"][found.pareto_k > 0.7]).all()
 
 
+# --- densities of outliers, by bridges and by marginal likelihoods ---
+
+
+def of_line_with_scale(y, x, keep):
+    """Return log p of some rows of a line: coefficients in closed form, the scale on a grid."""
+    log_s = np.linspace(np.log(0.05), np.log(20.0), 800)
+    parts = [halfnorm.logpdf(np.exp(log_s), scale=2.0) + log_s]
+    for s, total in zip(np.exp(log_s), parts[0], strict=True):
+        cov = s**2 * np.eye(keep.sum()) + 9.0 * x[keep] @ x[keep].T
+        parts.append(total + multivariate_normal.logpdf(y[keep], cov=cov))
+    return logsumexp(parts[1:]) + np.log(log_s[1] - log_s[0])
+
+
+@pytest.mark.parametrize("posterior", ["exact", "gaussian"])
+@pytest.mark.parametrize(("shift", "seed"), [(2.0, 1), (8.0, 2)])
+def test_an_outlier_of_which_few_draws_know(posterior, shift, seed):
+    rng = np.random.default_rng(seed)
+    x = np.column_stack([np.ones(30), rng.normal(size=30)])
+    y = x.sum(axis=1) + rng.normal(0.0, 0.5, 30)
+    y[5] += shift
+    with pm.Model() as model:
+        b, s = pm.Normal("b", 0.0, 3.0, shape=2), pm.HalfNormal("s", 2.0)
+        pm.Normal("y", b[0] + b[1] * x[:, 1], s, observed=y)
+    approx = pymc_ngvi.fit_ngvi(model=model, random_seed=seed, posterior=posterior, progressbar=False)
+    found = approx.leave_out(random_seed=seed)
+    every = np.ones(30, dtype=bool)
+    right = of_line_with_scale(y, x, every) - of_line_with_scale(y, x, np.arange(30) != 5)
+    error = float(found["mcse_i"][5])
+    if posterior == "gaussian" and found.pareto_k[5] > found.good_k:  # its tails are too light: nobody knows the error
+        assert np.isnan(error)
+        assert found.warning
+        error = 0.02
+    assert error < 0.1
+    assert float(found.elpd_i[5]) == pytest.approx(right, abs=4 * error)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_latent_walk_whose_rows_take_fits(seed):
+    """One fit after the other, of the same compiled log p without another row: beside the density of all rows."""
+    rng = np.random.default_rng(seed)
+    n, s = 12, 0.7
+    y = np.cumsum(rng.normal(0.0, s, n)) + 0.3 * rng.normal(size=n)
+    with pm.Model() as model:
+        scale = pm.LogNormal("scale", np.log(s), 0.02)
+        walk = pm.GaussianRandomWalk("walk", sigma=scale, init_dist=pm.Normal.dist(0.0, 2.0), shape=n)
+        pm.Normal("y", walk, 0.3, observed=y)
+    approx = pymc_ngvi.fit_ngvi(model=model, random_seed=seed, posterior="nested", progressbar=False)
+    found = approx.leave_out(random_seed=seed)
+    at = np.arange(n)
+    precision = np.linalg.inv(4.0 + s**2 * np.minimum.outer(at, at) + 0.3**2 * np.eye(n))
+    variance = 1.0 / np.diag(precision)
+    right = norm.logpdf(y, y - variance * (precision @ y), np.sqrt(variance))
+    # The scale is all but known: 0.02 of it move densities by less than 0.02.
+    assert (np.abs(found.elpd_i - right) < 4 * found["mcse_i"] + 0.02).all()
+    assert float(found.pareto_k.max()) < 0.7
+
+
+def test_bridges_between_normals():
+    """Of equal normalising constants, ratios as far as draws are near each other; k-hat tells where they are not."""
+    rng = np.random.default_rng(1)
+
+    def between(apart):
+        first, second = rng.normal(apart, 1.0, 4_000), rng.normal(0.0, 1.0, 4_000)
+        sides = [Side(norm.logpdf(x, apart) - norm.logpdf(x), np.zeros(4_000)) for x in (first, second)]
+        return bridge(*sides)
+
+    near, far = between(1.0), between(9.0)
+    assert abs(near.value) < 4 * near.se < 0.1
+    assert near.khat < 0.5
+    assert far.khat > 0.7
+
+
 # --- for ArviZ ---
+
+
+def test_log_weights_are_those_of_the_draws_of_the_same_seed():
+    y = np.random.default_rng(1).normal(size=20)
+    model, x = line(y)
+    approx = pymc_ngvi.fit_ngvi(model=model, random_seed=1, progressbar=False)
+    found = approx.leave_out(random_seed=3)
+    n = found.log_weights.sizes["draw"]
+    draws = approx.sample(n, random_seed=3, log_likelihood=True)
+    mean = (draws.posterior["b"].values @ x.T)[0]
+    np.testing.assert_allclose(draws.log_likelihood["y"][0], norm.logpdf(y, mean), rtol=1e-10)
+    weights = np.exp(found.log_weights[0])
+    np.testing.assert_allclose(weights.sum("draw"), 1.0)
+    precisions = x.T @ x + np.eye(2) / 4 - np.einsum("ni,nj->nij", x, x)
+    expected = [x[i] @ np.linalg.solve(precisions[i], x.T @ y - x[i] * y[i]) for i in range(20)]
+    # Four errors of draws by which means of rows vary by less than a half.
+    np.testing.assert_allclose((weights.values * mean).sum(axis=0), expected, atol=4 * 0.5 / np.sqrt(n))
 
 
 def test_models_are_compared(approx):

@@ -116,11 +116,44 @@ def test_the_model_is_fitted_with_all_rows_again():
     np.testing.assert_array_equal(again.mean.eval(), approx.mean.eval())
 
 
+@pytest.mark.parametrize("dims", [("site", "term"), ("term", "site")])
+def test_groups_of_effects_with_two_dims(dims):
+    x = np.random.default_rng(6).normal(size=len(GROUP))
+    y = np.random.default_rng(7).normal(0.5 * x, 1.0)
+    at = [(GROUP, k) if dims[0] == "site" else (k, GROUP) for k in range(2)]
+    with pm.Model(coords={"site": list("abcdef"), "term": range(2)}) as model:
+        effect = pm.Normal("effect", 0.0, pm.HalfNormal("tau", 1.0), dims=dims)
+        pm.Normal("y", effect[at[0]] + effect[at[1]] * x, 1.0, observed=y)
+    found = fitted(model).leave_out(groups="site", random_seed=1)
+    assert found.elpd_i["site"].values.tolist() == list("abcdef")
+    design = (GROUP[:, None] == GROUP) * (1.0 + np.outer(x, x))
+    log_p = np.empty((2, N_GROUPS, len(TAU)))
+    for j, tau in enumerate(TAU):
+        whole = stats.multivariate_normal(cov=np.eye(len(y)) + tau**2 * design).logpdf(y)
+        for g in range(N_GROUPS):
+            some = np.flatnonzero(g != GROUP)
+            cov = np.eye(len(some)) + tau**2 * design[np.ix_(some, some)]
+            log_p[:, g, j] = whole, stats.multivariate_normal(cov=cov).logpdf(y[some])
+    prior = stats.halfnorm.logpdf(TAU) + np.log(TAU)
+    right = logsumexp(prior + log_p[0], axis=1) - logsumexp(prior + log_p[1], axis=1)
+    assert (np.abs(found.elpd_i - right) < 4 * found["mcse_i"] + 1e-3).all()
+
+
 # --- what can't be left out ---
 
 
 def walk():
     pm.GaussianRandomWalk("y", sigma=pm.HalfNormal("s"), init_dist=pm.Normal.dist(), observed=np.arange(6.0))
+
+
+def series():
+    noise = {"sigma": pm.HalfNormal("s"), "init_dist": pm.Normal.dist()}
+    pm.AR("y", pm.Normal("rho", 0.0, 0.5), **noise, observed=np.arange(6.0)[None])
+
+
+def change_point():
+    rate = pm.math.switch(np.arange(6) < pm.DiscreteUniform("when", 0, 5), pm.Normal("a"), pm.Normal("b"))
+    pm.Normal("y", rate, 1.0, observed=np.arange(6.0))
 
 
 def common_labels():
@@ -137,6 +170,8 @@ def potential():
     ("kind", "message"),
     [
         (walk, "The values of 'y' have one log density together"),
+        (series, "The values of 'y' have one log density together"),
+        (change_point, "The values of 'y' have one log density together"),
         (common_labels, "'y', 'z' have one log density together"),
         (potential, "which rows a pm.Potential is made of is not known"),
     ],
@@ -147,3 +182,22 @@ def test_what_has_no_rows_is_refused(kind, message):
     approx = fitted(model, posterior="gaussian")
     with pytest.raises(ValueError, match=message):
         approx.leave_out(var_name=None if kind is potential else "y")
+    if kind is not potential:
+        with pytest.raises(ValueError, match=message):
+            approx.sample(10, log_likelihood=True)
+
+
+@pytest.mark.filterwarnings("ignore::pymc.exceptions.ImputationWarning")
+def test_log_likelihoods_of_rows():
+    """Of a model with initial values, missing data and a correlation, which PyMC refuses or names otherwise."""
+    y = np.ma.masked_array(np.random.default_rng(3).normal(size=(10, 2)), np.arange(20).reshape(10, 2) == 3)
+    with pm.Model() as model:
+        a = pm.Normal("a", 0.0, 2.0, initval=0.5)
+        pm.Normal("y", a, 1.0, observed=y)
+        pm.MvNormal("z", np.zeros(2), cov=pm.LKJCorr("r", n=2, eta=2.0), observed=y.data)
+    tree = fitted(model).sample(50, chains=2, random_seed=1, log_likelihood=True)
+    rows = tree.log_likelihood
+    assert rows["y_observed"].shape == (2, 50, 19)
+    assert rows["z"].shape == (2, 50, 10)
+    expected = stats.norm.logpdf(y.compressed(), tree.posterior["a"].values[..., None])
+    np.testing.assert_allclose(rows["y_observed"], expected, rtol=1e-10)
