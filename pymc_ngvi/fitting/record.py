@@ -140,7 +140,9 @@ def of_modes(modes: Sequence[OtherMode], q: HasMoments, layout: Layout, cure: st
     far = np.argsort(-apart)[:N_NAMED]
     far = far[apart[far] > _NEAR_FARTHEST * apart[far[0]]]
     place = ", ".join(f"`{layout.label(int(i))}` = {modes[0].q.mean()[i]:.3g} (q: {mean[i]:.3g})" for i in far)
-    said = f"q {left_out(modes)}, {'' if len(modes) == 1 else 'the largest '}at {place}"
+    what, at = ("another mode", "at") if len(modes) == 1 else (f"{len(modes)} other modes", "the largest at")
+    mass = percent(share, ".0f" if share >= 0.01 else ".1f")
+    said = f"the posterior has {what}, with {mass} of the mass, {at} {place}, which q leaves out"
     return [Condition("modes", share, 0.0, said, against, cure=cure)]
 
 

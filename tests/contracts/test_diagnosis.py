@@ -85,12 +85,12 @@ def test_a_regression_that_a_gaussian_fits_is_reliable(thorough, seed):
 def test_a_missed_mode_is_told_of_by_the_fit_and_found_by_the_thorough_diagnosis(seed):
     approx = fit(two_signs(centre=0.3), random_seed=seed, start={"theta": 2.0}, start_sigma=0.1)
     (reason,) = approx.diagnose(draws=2_000, random_seed=seed).reasons
-    assert "leaves out a mode with 3" in reason or "leaves out a mode with 4" in reason
+    assert "another mode" in reason
     assert "`theta` = -" in reason
     approx.record = dataclasses.replace(approx.record, modes=())  # as of a fit that has not found it
     diagnosis = approx.diagnose(draws=2_000, random_seed=seed, thorough=True)
     (reason,) = diagnosis.reasons
-    assert "leaves out a mode with" in reason
+    assert "another mode" in reason
     assert "`theta` = -" in reason
     assert "family='mixture'" in reason
 

@@ -312,20 +312,11 @@ class Drifts:
         predictors = "" if of is None else f", and with {of.of_elements()}"
         return f"at {self.n_scored:,} draws: their means, and products with all coordinates{predictors}"
 
-    def asks_for_more(self, is_nested: bool) -> bool:
-        """Tell whether other moved draws may tell what is error from what is chance.
-
-        Where gradients at many draws were looked at as well, that takes more than a suspicion. A nested posterior
-        without them is Gaussian given its hyperparameters, and has no check of its own of what is computed of draws:
-        there, a suspicion is enough.
-        """
-        # Of few draws, errors are known roughly: nothing is said before it was seen of more.
-        if any(drift is not None and drift.stands_out for drift in (self.moments, self.functionals, self.predictors)):
-            return True
-        if self.moments is None or self.joint is None:
-            return False
-        of_functionals = is_nested and self.functionals is not None and self.functionals.is_suspicious
-        return self.joint.stands_out or (not self.n_scored and (of_functionals or self.joint.is_suspicious))
+    @property
+    def stands_out(self) -> bool:
+        """Whether something is off by much: of few draws, errors are known roughly, and others may tell more."""
+        known = (self.moments, self.functionals, self.predictors, self.joint)
+        return any(drift is not None and drift.stands_out for drift in known)
 
     def seen_again(self, other: "Drifts") -> "Drifts":
         """Return, of coordinates and predictors, what this and an independent one have in common; else the other one.
@@ -371,7 +362,7 @@ def drifts_of(
     first = (FEW_MOVED, FEW_TRAJECTORIES) if budget.scored else (n_draws, n_trajectories)
     found = _once(posterior, rng, *first, budget, functionals)
     record = posterior.record
-    if record is not None and record.is_pool and found.asks_for_more(record.is_nested):
+    if record is not None and record.is_pool and found.stands_out:
         if not budget.cut:
             factor = 1 if budget.scored else _AGAIN
             n_draws, budget = factor * n_draws, replace(budget, n_gradients=factor * budget.n_gradients)

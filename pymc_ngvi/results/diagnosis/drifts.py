@@ -199,8 +199,6 @@ def critical(n: int) -> float:
 #: Errors from which on q is not reliable, by measure; those of what is computed of draws by ranks, which show less than
 #: all of a large one.
 LIMITS = {"mean": 0.15, "sd": 0.12, "lower": 0.2, "upper": 0.2}
-#: Standard errors from which on a drift that counts is worth moving other draws for.
-_SUSPICIOUS = 1.5
 
 
 @dataclass(frozen=True)
@@ -238,13 +236,6 @@ class Drift:
         """Whether no drift counts, certain or not, and each is known to within half of what counts."""
         known = ((of, LIMITS[name]) for name, of in self.measures.items())
         return all(np.all((np.abs(of.value) < size) & (2.0 * of.se < size)) for of, size in known)
-
-    @property
-    def is_suspicious(self) -> bool:
-        """Whether more draws may show that something whole is off, which these are too few to be certain of."""
-        whole = False if self.functionals is None else self.functionals.is_whole
-        known = ((of, LIMITS[name]) for name, of in self.measures.items())
-        return any(np.any(whole & (np.abs(of.value) > np.maximum(size, _SUSPICIOUS * of.se))) for of, size in known)
 
     def seen_again(self, other: "Drift", by_moves: "Drift | None") -> "Drift":
         """Return what this drift and an independent one have in common, and what moved draws do not rule out.
@@ -301,9 +292,8 @@ def _slope(values: Array, control: Array) -> Array:
 _TRIMMED = 0.2
 #: Probability that a draw of a Gaussian posterior lies so far below the median of log p as counts as far.
 _RARE = 1e-4
-#: Part of the draws that have to be far, beyond those that go the other way, to count; and draws that are worth moving
-#: others for, where they are too few to be certain.
-_LEAST_FAR, _FEWEST_FAR = 0.02, 2
+#: Part of the draws that have to be far, beyond those that go the other way, to count.
+_LEAST_FAR = 0.02
 #: Drift of most draws that counts, in standard deviations of log p, and for each coordinate, where as much comes of
 #: standard deviations whose errors do not count; standard errors that it has to exceed.
 _MUCH, _PER_COORDINATE, _CERTAIN = 0.5, LIMITS["sd"], 3.0
@@ -356,11 +346,6 @@ class JointDrift:
     def stands_out(self) -> bool:
         """Whether log p drifts by much."""
         return self.has_minority or self.is_much(self.mean) or self.is_much(self.location)
-
-    @property
-    def is_suspicious(self) -> bool:
-        """Whether more draws may show a minority that these are too few to be certain of."""
-        return not self.has_minority and self._excess >= max(_FEWEST_FAR, 0.5 * _LEAST_FAR * self.n_draws)
 
     def in_words(self) -> str:
         """Return what was measured."""
