@@ -851,7 +851,7 @@ class NGVIApproximation(Approximation):
         -----
         A fit to minibatches is "not judged": ask on a model of all of the data, on which `load` puts it.
 
-        A diagnosis takes ``draws`` log densities and up to about 8,000 gradients. ``thorough=True`` takes about 50,000
+        A diagnosis takes ``draws`` log densities and up to about 24,000 gradients. ``thorough=True`` takes about 80,000
         gradients more, and another fit. By default there is a budget, about as long as the fit took or some seconds. It
         is a number of evaluations that follows from the graph, the sizes of the data and the evaluations of the fit,
         not from the clock. Where the budget is too small to tell, the verdict is "not judged". The report says what was
